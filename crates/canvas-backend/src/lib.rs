@@ -1,0 +1,2 @@
+//! canvas-backend
+#![no_std]

@@ -1,0 +1,6 @@
+//! The pager's decisions: the page word and its transitions, which page to evict, what to
+//! prefetch. No clock, no thread, no syscall, no allocation on the paths that a fault takes.
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
+#![forbid(unsafe_code)]
+
+pub mod word;

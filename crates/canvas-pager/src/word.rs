@@ -1,0 +1,241 @@
+//! One 8-byte word a page: state, flags, pins and the swap entry that the page owns.
+//!
+//! ```text
+//!  63            32 31     24 23     16 15          8 7    4 3     0
+//! ┌────────────────┬─────────┬─────────┬─────────────┬──────┬───────┐
+//! │ swap entry     │ epoch   │ pins    │ flags       │ heat │ state │
+//! └────────────────┴─────────┴─────────┴─────────────┴──────┴───────┘
+//! ```
+//!
+//! A word of zero is a page that was never touched, or was discarded since: it reads as zeros.
+//! The *busy* states belong to the thread that made the transition; every other thread waits.
+//! Who may make which transition is the table in [`State::may_become`].
+
+use canvas_types::SwapEntry;
+use canvas_types::sync::{AtomicU64, Ordering};
+
+/// Where a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// Never touched, or discarded: reads as zeros.
+    Untouched = 0,
+    /// Mapped in the window.
+    Resident = 1,
+    /// In the swap cache: unmapped from the window, its frame is in the mirror.
+    Cached = 2,
+    /// Only the far copy exists. Entry [`SwapEntry::NONE`] means a page of zeros.
+    Far = 3,
+    /// Busy: a fault or a prefetch brings it in.
+    Filling = 4,
+    /// Busy: reclaim unmaps it into the swap cache.
+    Evicting = 5,
+    /// Busy: reclaim writes its cached frame out and drops the frame.
+    Writing = 6,
+    /// Busy: a mapping call (munmap, mremap, madvise, mprotect, fork) works on it.
+    Mapping = 7,
+    /// The far copy failed verification: a touch delivers SIGBUS.
+    Poisoned = 8,
+}
+
+impl State {
+    /// Decodes the low four bits of a word.
+    #[inline(always)]
+    pub fn of(raw: u64) -> State {
+        match raw & 0xf {
+            0 => State::Untouched,
+            1 => State::Resident,
+            2 => State::Cached,
+            3 => State::Far,
+            4 => State::Filling,
+            5 => State::Evicting,
+            6 => State::Writing,
+            7 => State::Mapping,
+            _ => State::Poisoned,
+        }
+    }
+    /// True for states that belong to one thread until it leaves them.
+    #[inline(always)]
+    pub fn is_busy(self) -> bool {
+        matches!(self, State::Filling | State::Evicting | State::Writing | State::Mapping)
+    }
+    /// The legal transitions; the model test and debug builds hold the code to it.
+    pub fn may_become(self, next: State) -> bool {
+        use State::*;
+        match self {
+            Untouched => matches!(next, Filling | Mapping),
+            Resident => matches!(next, Evicting | Mapping),
+            Cached => matches!(next, Filling | Writing | Mapping),
+            Far => matches!(next, Filling | Mapping),
+            // A fill that fails goes back to where the page was.
+            Filling => matches!(next, Resident | Cached | Far | Untouched | Poisoned),
+            Evicting => matches!(next, Cached | Resident | Far | Poisoned),
+            Writing => matches!(next, Far | Cached),
+            Mapping => !matches!(next, Filling | Evicting | Writing),
+            Poisoned => matches!(next, Mapping),
+        }
+    }
+}
+
+/// Flag bits of a word.
+pub mod flag {
+    /// Brought in by prefetch and not known to be used yet.
+    pub const PREFETCHED: u64 = 1 << 8;
+    /// Used (filled on demand, or second chance) since the clock hand last passed.
+    pub const REFERENCED: u64 = 1 << 9;
+    /// The kernel refused to unmap it (odd protection, pinned by a driver); cleared by mprotect.
+    pub const STUCK: u64 = 1 << 10;
+    /// Locked by mlock: never evicted.
+    pub const LOCKED: u64 = 1 << 11;
+    /// The entry holds a far copy that was the page's content when it last became resident.
+    pub const FAR_COPY: u64 = 1 << 12;
+    /// Mapped by more than one process since a fork.
+    pub const SHARED: u64 = 1 << 13;
+    /// Filled as part of a sequential stream: evicted first.
+    pub const STREAM: u64 = 1 << 14;
+    /// Chosen for touch sampling by `--trace`.
+    pub const SAMPLED: u64 = 1 << 15;
+}
+
+const HEAT_SHIFT: u32 = 4;
+const HEAT_MASK: u64 = 0xf << HEAT_SHIFT;
+const PIN_SHIFT: u32 = 16;
+const PIN_MASK: u64 = 0xff << PIN_SHIFT;
+const EPOCH_SHIFT: u32 = 24;
+const EPOCH_MASK: u64 = 0xff << EPOCH_SHIFT;
+const ENTRY_SHIFT: u32 = 32;
+
+/// Highest heat a page can have.
+pub const HEAT_MAX: u64 = 15;
+/// Pins that a word can count; a page pinned this often takes no more.
+pub const PINS_MAX: u64 = 255;
+
+/// A word's value, decoded on demand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    /// The state.
+    #[inline(always)]
+    pub fn state(self) -> State {
+        State::of(self.0)
+    }
+    /// The same word in another state.
+    #[inline(always)]
+    pub fn with_state(self, s: State) -> Word {
+        Word((self.0 & !0xf) | s as u64)
+    }
+    /// The entry that the page owns.
+    #[inline(always)]
+    pub fn entry(self) -> SwapEntry {
+        SwapEntry((self.0 >> ENTRY_SHIFT) as u32)
+    }
+    /// The same word with another entry.
+    #[inline(always)]
+    pub fn with_entry(self, e: SwapEntry) -> Word {
+        Word((self.0 & 0xffff_ffff) | ((e.0 as u64) << ENTRY_SHIFT))
+    }
+    /// Any of `mask`'s flags set?
+    #[inline(always)]
+    pub fn has(self, mask: u64) -> bool {
+        self.0 & mask != 0
+    }
+    /// With `mask`'s flags set.
+    #[inline(always)]
+    pub fn set(self, mask: u64) -> Word {
+        Word(self.0 | mask)
+    }
+    /// With `mask`'s flags cleared.
+    #[inline(always)]
+    pub fn clear(self, mask: u64) -> Word {
+        Word(self.0 & !mask)
+    }
+    /// Heat, 0 to [`HEAT_MAX`].
+    #[inline(always)]
+    pub fn heat(self) -> u64 {
+        (self.0 & HEAT_MASK) >> HEAT_SHIFT
+    }
+    /// With this heat (saturating).
+    #[inline(always)]
+    pub fn with_heat(self, h: u64) -> Word {
+        Word((self.0 & !HEAT_MASK) | (h.min(HEAT_MAX) << HEAT_SHIFT))
+    }
+    /// Pins held by system calls in flight.
+    #[inline(always)]
+    pub fn pins(self) -> u64 {
+        (self.0 & PIN_MASK) >> PIN_SHIFT
+    }
+    /// With this many pins.
+    #[inline(always)]
+    pub fn with_pins(self, n: u64) -> Word {
+        debug_assert!(n <= PINS_MAX);
+        Word((self.0 & !PIN_MASK) | (n << PIN_SHIFT))
+    }
+    /// Coarse eviction time, for the refault distance.
+    #[inline(always)]
+    pub fn epoch(self) -> u8 {
+        ((self.0 & EPOCH_MASK) >> EPOCH_SHIFT) as u8
+    }
+    /// With this eviction time.
+    #[inline(always)]
+    pub fn with_epoch(self, e: u8) -> Word {
+        Word((self.0 & !EPOCH_MASK) | ((e as u64) << EPOCH_SHIFT))
+    }
+    /// May reclaim take it now?
+    #[inline(always)]
+    pub fn evictable(self) -> bool {
+        self.state() == State::Resident && self.0 & (PIN_MASK | flag::STUCK | flag::LOCKED) == 0
+    }
+}
+
+/// Reads a word.
+#[inline(always)]
+pub fn load(w: &AtomicU64) -> Word {
+    Word(w.load(Ordering::Acquire))
+}
+
+/// Moves a word from `old` to `new`; false when another thread was faster.
+#[inline(always)]
+pub fn transition(w: &AtomicU64, old: Word, new: Word) -> bool {
+    debug_assert!(old.state() == new.state() || old.state().may_become(new.state()));
+    w.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// Publishes the end of a busy state. Pins and flags cannot change while a word is busy, so the
+/// owner may store.
+#[inline(always)]
+pub fn publish(w: &AtomicU64, new: Word) {
+    debug_assert!(load(w).state().is_busy());
+    debug_assert!(load(w).state().may_become(new.state()));
+    w.store(new.0, Ordering::Release);
+}
+
+/// Pins a resident page; false when it is not resident (the caller resolves it first).
+#[inline(always)]
+pub fn pin(w: &AtomicU64) -> bool {
+    let mut cur = load(w);
+    loop {
+        if cur.state() != State::Resident || cur.pins() == PINS_MAX {
+            return false;
+        }
+        match w.compare_exchange_weak(cur.0, cur.with_pins(cur.pins() + 1).0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return true,
+            Err(now) => cur = Word(now),
+        }
+    }
+}
+
+/// Gives a pin back. A mapping call may have discarded the page meanwhile: then there is none.
+#[inline(always)]
+pub fn unpin(w: &AtomicU64) {
+    let mut cur = load(w);
+    loop {
+        if cur.pins() == 0 {
+            return;
+        }
+        match w.compare_exchange_weak(cur.0, cur.with_pins(cur.pins() - 1).0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return,
+            Err(now) => cur = Word(now),
+        }
+    }
+}

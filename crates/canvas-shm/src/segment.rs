@@ -1,0 +1,292 @@
+//! The tenant segment: configuration, limits, counters and one slot a process.
+//!
+//! `canvas run` writes [`Config`] before any process maps the segment; afterwards only atomics
+//! change. Sizes are in bytes or pages, as the names say.
+
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use crate::histogram::Histogram;
+
+/// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
+pub const MAGIC: u64 = 0x4341_4e56_4153_0001;
+/// Environment variable that carries the segment's file descriptor number to every process.
+pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
+/// Environment variable that carries the preload library's file descriptor number.
+pub const ENV_PRELOAD_FD: &str = "CANVAS_PRELOAD_FD";
+/// Processes that a tenant can have at one time.
+pub const PROCS_MAX: usize = 1024;
+/// Copies of the counters; a thread adds to one of them, a reader sums them.
+pub const STRIPES: usize = 8;
+/// Classes of stored size that are counted (see canvas-swap for their bounds).
+pub const CLASSES_MAX: usize = 32;
+
+/// How faults are delivered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Mode {
+    /// The faulting thread resolves its own fault in a SIGBUS handler.
+    Signal = 1,
+    /// Handler threads read the userfaultfd.
+    Thread = 2,
+}
+
+/// Bits of [`Config::flags`].
+pub mod config_flag {
+    /// A program that cannot be managed is an error.
+    pub const REQUIRE: u32 = 1;
+    /// Record faults and sampled touches to the trace file descriptor.
+    pub const TRACE: u32 = 2;
+    /// Never use UFFDIO_MOVE (tests, kernels before 6.8).
+    pub const NO_MOVE: u32 = 4;
+    /// Never prefetch.
+    pub const NO_PREFETCH: u32 = 8;
+}
+
+/// What the user asked for; written once, before the program starts.
+#[repr(C)]
+pub struct Config {
+    /// Local memory in bytes; 0 when `local_ppm` holds or there is no limit.
+    pub local_bytes: AtomicU64,
+    /// Local memory as parts per million of the footprint so far; 0 when unused.
+    pub local_ppm: AtomicU64,
+    /// Bound on the compressed pool in bytes.
+    pub pool_bytes: AtomicU64,
+    /// Swap cache at start in bytes.
+    pub swap_cache_bytes: AtomicU64,
+    /// [`Mode`] as a number.
+    pub mode: AtomicU32,
+    /// [`config_flag`] bits.
+    pub flags: AtomicU32,
+    /// File descriptor of the trace, or 0.
+    pub trace_fd: AtomicU32,
+    /// Pid of the `canvas run` process.
+    pub runner_pid: AtomicU32,
+}
+
+macro_rules! counters {
+    ($($name:ident = $json:literal : $doc:literal),* $(,)?) => {
+        /// What is counted; the name in the stats file is [`Counter::json_name`].
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(usize)]
+        #[allow(missing_docs)]
+        pub enum Counter { $(#[doc = $doc] $name),* }
+        impl Counter {
+            /// All counters, in order.
+            pub const ALL: &'static [Counter] = &[$(Counter::$name),*];
+            /// Key in the stats file.
+            pub fn json_name(self) -> &'static str {
+                match self { $(Counter::$name => $json),* }
+            }
+            /// One sentence for the schema.
+            pub fn describe(self) -> &'static str {
+                match self { $(Counter::$name => $doc),* }
+            }
+        }
+    };
+}
+
+counters! {
+    FaultFirstTouch = "faults_first_touch": "Faults on pages never touched before.",
+    FaultSecondChance = "faults_second_chance": "Faults on pages found in the swap cache (second-chance hits).",
+    FaultFar = "faults_far": "Faults that had to bring a page back from the far copy (demand).",
+    FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
+    FaultSpurious = "faults_spurious": "Faults on pages that were resident by the time they were looked at.",
+    FaultSyscall = "faults_syscall": "Pages resolved on behalf of a system call's arguments (also counted by kind).",
+    FaultWriteProtect = "faults_write_protect": "Writes that met a page being copied out after a fork.",
+    PagesIn = "pages_in": "Pages brought back from far copies, demand and prefetch.",
+    PagesOut = "pages_out": "Pages whose frame was released by reclaim.",
+    PagesOutClean = "pages_out_clean": "Of pages_out, those whose far copy was still right: neither compressed nor written.",
+    PagesOutZero = "pages_out_zero": "Of pages_out, pages of zeros: nothing stored.",
+    PagesOutSameFilled = "pages_out_same_filled": "Of pages_out, pages filled with one value: nothing stored.",
+    PagesOutRaw = "pages_out_raw": "Of pages_out, pages stored uncompressed because they did not shrink.",
+    PagesZeroFilled = "pages_zero_filled": "Pages given to the program as zeros on first touch.",
+    PrefetchIssued = "prefetch_issued": "Pages prefetched.",
+    PrefetchUsed = "prefetch_used": "Prefetched pages that were found used (sampled pages stand for their share).",
+    PrefetchLate = "prefetch_late": "Faults that waited for a prefetch of the same page.",
+    PrefetchUnused = "prefetch_unused": "Prefetched pages evicted without being found used.",
+    CacheHitPrefetch = "cache_hits_prefetch": "Faults answered from the swap cache by a prefetched page.",
+    ReclaimBackground = "reclaim_pages_background": "Pages unmapped by the reclaim thread.",
+    ReclaimDirect = "reclaim_pages_direct": "Pages unmapped by a faulting thread past its limit.",
+    ReclaimMove = "reclaim_moves": "MOVE calls by reclaim.",
+    ReclaimCopyPath = "reclaim_pages_copy_path": "Pages evicted by write-protect, copy and discard.",
+    EntryAllocLocked = "entry_allocs_locked": "Swap entries allocated under the allocator's lock.",
+    EntryAllocReserved = "entry_allocs_reserved": "Swap-outs that used the page's reserved entry without a lock.",
+    EntryReservationDropped = "entry_reservations_dropped": "Reservations taken from hot pages under far-memory pressure.",
+    VerifyFailure = "verify_failures": "Far copies that did not verify on their way back.",
+    Anomaly = "anomalies": "Pages whose kernel state contradicted ours and were resolved from the truth.",
+    Forks = "forks": "Forks of managed processes.",
+    Execs = "execs": "Images that became managed.",
+    SyscallsTrapped = "syscalls_trapped": "System calls caught by the seccomp filter.",
+    MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because the far limit is reached.",
+    StallNs = "stall_ns": "Time that faulting threads spent in direct reclaim, in ns.",
+    FaultsManaged = "fault_time_count": "Faults whose time was measured.",
+}
+
+/// Number of counters.
+pub const COUNTERS: usize = Counter::ALL.len();
+
+/// One copy of the counters.
+#[repr(C, align(128))]
+pub struct Stripe {
+    counts: [AtomicU64; COUNTERS],
+    /// Time from the fault's delivery to its resolution.
+    pub fault_ns: Histogram,
+}
+
+/// One process of the tenant. All sizes in pages; a slot with pid 0 is free.
+#[repr(C, align(128))]
+pub struct ProcSlot {
+    /// The process, 0 when free.
+    pub pid: AtomicU32,
+    /// Futex: others write here to ask for reclaim.
+    pub wake: AtomicU32,
+    /// Pages that others ask this process to give up.
+    pub reclaim_wanted: AtomicU32,
+    /// Set while a fork's or a start's bookkeeping is under way.
+    pub starting: AtomicU32,
+    /// Start time of the process in clock ticks (field 22 of /proc/PID/stat).
+    pub start_ticks: AtomicU64,
+    /// All that this process has charged to the tenant's local memory.
+    pub charged_pages: AtomicI64,
+    /// Of that: mapped in the window.
+    pub resident_pages: AtomicI64,
+    /// Of that: in the swap cache.
+    pub cached_pages: AtomicI64,
+    /// Of that: anonymous memory outside the window, and canvas's own metadata.
+    pub native_pages: AtomicI64,
+    /// Pages that exist only as far copies.
+    pub far_pages: AtomicI64,
+    /// Bytes that this process has charged to the pool.
+    pub pool_bytes: AtomicI64,
+}
+
+/// The tenant segment.
+#[repr(C)]
+pub struct Segment {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// What the user asked for.
+    pub config: Config,
+    /// Local memory charged by all processes, in pages.
+    pub local_pages: AtomicI64,
+    /// Highest value of `local_pages`.
+    pub local_pages_peak: AtomicI64,
+    /// Pool memory charged by all processes, in bytes.
+    pub pool_bytes: AtomicI64,
+    /// Highest value of `pool_bytes`.
+    pub pool_bytes_peak: AtomicI64,
+    /// Footprint now: local pages and far-only pages of all processes.
+    pub footprint_pages: AtomicI64,
+    /// Highest value of `footprint_pages`: what `--local N%` is a share of.
+    pub footprint_pages_peak: AtomicI64,
+    /// Highest sum of swap-cache pages.
+    pub cached_pages_peak: AtomicI64,
+    /// 1 while the far limit is reached and reclaim has stopped.
+    pub far_full: AtomicU32,
+    /// Processes that stayed unmanaged (static, or start-up failed).
+    pub unmanaged: AtomicU32,
+    /// Processes that became managed, ever.
+    pub managed: AtomicU32,
+    /// Set by a process that refuses to run unmanaged under `--require`.
+    pub refused: AtomicU32,
+    /// Bytes stored now, by class of stored size.
+    pub class_bytes: [AtomicI64; CLASSES_MAX],
+    /// Counters.
+    pub stripes: [Stripe; STRIPES],
+    /// Processes.
+    pub procs: [ProcSlot; PROCS_MAX],
+}
+
+/// Bytes to give the segment's file.
+pub const SEGMENT_BYTES: usize = (core::mem::size_of::<Segment>() + 4095) & !4095;
+
+impl Segment {
+    /// The segment at `addr`.
+    ///
+    /// # Safety
+    /// `addr` must be the start of a mapping of at least [`SEGMENT_BYTES`] bytes, page-aligned,
+    /// shared, writable, and never unmapped. Any contents are valid: every field is an atomic.
+    pub unsafe fn at(addr: usize) -> &'static Segment {
+        assert!(addr.is_multiple_of(4096));
+        // SAFETY: the caller promises a live mapping of the full size; all fields are atomics, for
+        // which every bit pattern is valid and which may change under us.
+        unsafe { &*(addr as *const Segment) }
+    }
+    /// Adds to a counter. `stripe` is any number; the same thread should use the same one.
+    #[inline(always)]
+    pub fn count(&self, stripe: usize, c: Counter, n: u64) {
+        self.stripes[stripe % STRIPES].counts[c as usize].fetch_add(n, Ordering::Relaxed);
+    }
+    /// A counter's sum.
+    pub fn total(&self, c: Counter) -> u64 {
+        self.stripes.iter().map(|s| s.counts[c as usize].load(Ordering::Relaxed)).sum()
+    }
+    /// The bound on local memory now, in pages; `None` when there is no limit.
+    #[inline]
+    pub fn local_limit_pages(&self) -> Option<i64> {
+        let bytes = self.config.local_bytes.load(Ordering::Relaxed);
+        if bytes != 0 {
+            return Some((bytes / 4096) as i64);
+        }
+        let ppm = self.config.local_ppm.load(Ordering::Relaxed);
+        if ppm == 0 {
+            return None;
+        }
+        let peak = self.footprint_pages_peak.load(Ordering::Relaxed).max(0) as u64;
+        Some(((peak * ppm / 1_000_000) as i64).max(LOCAL_PAGES_MIN))
+    }
+    /// Changes the local charge of `slot` and of the tenant by `pages`; returns the tenant's sum.
+    #[inline]
+    pub fn charge_local(&self, slot: &ProcSlot, pages: i64) -> i64 {
+        slot.charged_pages.fetch_add(pages, Ordering::Relaxed);
+        let now = self.local_pages.fetch_add(pages, Ordering::Relaxed) + pages;
+        if pages > 0 && now > self.local_pages_peak.load(Ordering::Relaxed) {
+            self.local_pages_peak.fetch_max(now, Ordering::Relaxed);
+        }
+        now
+    }
+    /// Changes the pool charge by `bytes`; returns false, with nothing charged, past the bound.
+    #[inline]
+    pub fn charge_pool(&self, slot: &ProcSlot, bytes: i64) -> bool {
+        let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if bytes > 0 && now > self.config.pool_bytes.load(Ordering::Relaxed) as i64 {
+            self.pool_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return false;
+        }
+        slot.pool_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if bytes > 0 {
+            self.pool_bytes_peak.fetch_max(now, Ordering::Relaxed);
+        }
+        true
+    }
+    /// Changes the footprint (pages that exist anywhere) by `pages`.
+    #[inline]
+    pub fn charge_footprint(&self, pages: i64) {
+        let now = self.footprint_pages.fetch_add(pages, Ordering::Relaxed) + pages;
+        if pages > 0 && now > self.footprint_pages_peak.load(Ordering::Relaxed) {
+            self.footprint_pages_peak.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+    /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
+    /// no thread of that process runs any more. Of several callers, one does the work.
+    pub fn release_slot(&self, slot: &ProcSlot, pid: u32) {
+        if slot.pid.compare_exchange(pid, u32::MAX, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let local = slot.charged_pages.swap(0, Ordering::Relaxed);
+        let pool = slot.pool_bytes.swap(0, Ordering::Relaxed);
+        let far = slot.far_pages.swap(0, Ordering::Relaxed);
+        self.local_pages.fetch_sub(local, Ordering::Relaxed);
+        self.pool_bytes.fetch_sub(pool, Ordering::Relaxed);
+        self.footprint_pages.fetch_sub(local + far, Ordering::Relaxed);
+        for n in [&slot.resident_pages, &slot.cached_pages, &slot.native_pages] {
+            n.store(0, Ordering::Relaxed);
+        }
+        slot.reclaim_wanted.store(0, Ordering::Relaxed);
+        slot.start_ticks.store(0, Ordering::Relaxed);
+        slot.pid.store(0, Ordering::Release);
+    }
+}
+
+/// Smallest local limit that `--local N%` comes to (8 MiB): a program needs that much to start.
+pub const LOCAL_PAGES_MIN: i64 = 2048;

@@ -1,0 +1,2 @@
+//! canvas-swap
+#![no_std]

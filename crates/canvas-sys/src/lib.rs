@@ -1,0 +1,2 @@
+//! canvas-sys
+#![no_std]

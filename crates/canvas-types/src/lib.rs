@@ -1,0 +1,11 @@
+//! Vocabulary shared by every canvas crate. No I/O, no allocation, no unsafe.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod exit;
+pub mod layout;
+pub mod page;
+pub mod sync;
+pub mod units;
+
+pub use page::{PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};

@@ -1,0 +1,53 @@
+//! Pages and swap entries.
+
+use crate::layout;
+
+/// Bytes in a page.
+pub const PAGE_SIZE: usize = 4096;
+/// log2 of [`PAGE_SIZE`].
+pub const PAGE_SHIFT: u32 = 12;
+
+/// The bytes of one page.
+pub type PageBuf = [u8; PAGE_SIZE];
+
+/// A page of the window: its index from the window's start.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct PageId(pub u32);
+
+impl PageId {
+    /// The page that holds `addr`, which must lie in the window.
+    #[inline(always)]
+    pub fn of_addr(addr: usize) -> PageId {
+        debug_assert!(layout::in_window(addr));
+        PageId(((addr - layout::WINDOW_BASE) >> PAGE_SHIFT) as u32)
+    }
+    /// Address of the page's first byte in the window.
+    #[inline(always)]
+    pub fn addr(self) -> usize {
+        layout::WINDOW_BASE + ((self.0 as usize) << PAGE_SHIFT)
+    }
+    /// Address of the page's place in the swap cache's mirror.
+    #[inline(always)]
+    pub fn mirror(self) -> usize {
+        self.addr() + layout::MIRROR_DISTANCE
+    }
+    /// Index into per-page arrays.
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A swap entry: an index into the tenant process's entry table. Zero means "no entry".
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct SwapEntry(pub u32);
+
+impl SwapEntry {
+    /// No entry.
+    pub const NONE: SwapEntry = SwapEntry(0);
+    /// True when this names an entry.
+    #[inline(always)]
+    pub fn is_some(self) -> bool {
+        self.0 != 0
+    }
+}

@@ -1,0 +1,76 @@
+//! Atomics behind a facade, so that the same code runs under shuttle's scheduler in tests.
+
+#[cfg(not(feature = "shuttle"))]
+pub use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(feature = "shuttle")]
+pub use shuttle::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+/// One step of waiting for another thread: spins first, then calls `yield_now` (a raw
+/// `sched_yield` in the preload; pure crates make no syscalls of their own).
+#[inline]
+pub fn backoff(spins: &mut u32, yield_now: fn()) {
+    *spins = spins.saturating_add(1);
+    #[cfg(feature = "shuttle")]
+    {
+        let _ = yield_now;
+        shuttle::thread::yield_now();
+    }
+    #[cfg(not(feature = "shuttle"))]
+    if *spins < 64 {
+        core::hint::spin_loop();
+    } else {
+        yield_now();
+    }
+}
+
+/// A lock without data: it guards state that is itself made of atomics, so it needs no unsafe code.
+/// Never held across a system call or a fault.
+pub struct RawSpin {
+    held: AtomicU32,
+}
+
+impl RawSpin {
+    /// An open lock.
+    #[allow(clippy::new_without_default)]
+    #[cfg(not(feature = "shuttle"))]
+    pub const fn new() -> RawSpin {
+        RawSpin { held: AtomicU32::new(0) }
+    }
+    /// An open lock.
+    #[allow(clippy::new_without_default)]
+    #[cfg(feature = "shuttle")]
+    pub fn new() -> RawSpin {
+        RawSpin { held: AtomicU32::new(0) }
+    }
+    /// Takes the lock if it is free.
+    #[inline]
+    pub fn try_lock(&self) -> Option<RawGuard<'_>> {
+        match self.held.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(RawGuard { lock: self }),
+            Err(_) => None,
+        }
+    }
+    /// Takes the lock, waiting with [`backoff`].
+    #[inline]
+    pub fn lock(&self, yield_now: fn()) -> RawGuard<'_> {
+        let mut spins = 0;
+        loop {
+            if let Some(g) = self.try_lock() {
+                return g;
+            }
+            backoff(&mut spins, yield_now);
+        }
+    }
+}
+
+/// Holds a [`RawSpin`] until dropped.
+pub struct RawGuard<'a> {
+    lock: &'a RawSpin,
+}
+
+impl Drop for RawGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.held.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,1 @@
+//! Sizes and shares as people write them.
