@@ -1,1 +1,49 @@
-fn main() {}
+//! The `canvas` command.
+#![forbid(unsafe_code)]
+
+mod args;
+mod doctor;
+mod elf;
+mod error;
+mod facts;
+mod launch;
+mod manual;
+mod options;
+mod preload;
+mod program;
+mod replay;
+mod run;
+mod stats;
+mod supervise;
+mod sweep;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+/// What the system says, without Rust's "(os error 2)".
+fn reason(e: &std::io::Error) -> String {
+    match e.raw_os_error() {
+        Some(code) => nix::errno::Errno::from_raw(code).desc().to_owned(),
+        None => e.to_string(),
+    }
+}
+
+fn main() {
+    let argv: Vec<_> = std::env::args_os().collect();
+    let result = match Cli::try_parse_from(&argv) {
+        Err(e) => Ok(error::parser_answer(&e, &argv)),
+        Ok(cli) => match &cli.command {
+            Command::Run(args) => run::run(args),
+            Command::Doctor(args) => Ok(doctor::run(args.json)),
+            Command::Replay(args) => replay::run(args),
+            Command::Man(args) => manual::man(args.dir.as_deref()),
+            Command::Completions(args) => Ok(manual::completions(args.shell)),
+        },
+    };
+    let code = result.unwrap_or_else(|failure| {
+        error::say(&failure.sentence);
+        failure.code
+    });
+    std::process::exit(code);
+}

@@ -3,4 +3,11 @@
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod clock;
+pub mod prefetch;
+#[cfg(any(test, feature = "std"))]
+pub mod replay;
+pub mod regions;
+pub mod table;
+pub mod trace;
 pub mod word;

@@ -57,7 +57,10 @@ impl State {
     /// True for states that belong to one thread until it leaves them.
     #[inline(always)]
     pub fn is_busy(self) -> bool {
-        matches!(self, State::Filling | State::Evicting | State::Writing | State::Mapping)
+        matches!(
+            self,
+            State::Filling | State::Evicting | State::Writing | State::Mapping
+        )
     }
     /// The legal transitions; the model test and debug builds hold the code to it.
     pub fn may_become(self, next: State) -> bool {
@@ -65,7 +68,8 @@ impl State {
         match self {
             Untouched => matches!(next, Filling | Mapping),
             Resident => matches!(next, Evicting | Mapping),
-            Cached => matches!(next, Filling | Writing | Mapping),
+            // The writer publishes Far from the stable copy in the swap cache, without a busy state.
+            Cached => matches!(next, Filling | Writing | Mapping | Far),
             Far => matches!(next, Filling | Mapping),
             // A fill that fails goes back to where the page was.
             Filling => matches!(next, Resident | Cached | Far | Untouched | Poisoned),
@@ -113,6 +117,20 @@ pub const PINS_MAX: u64 = 255;
 /// A word's value, decoded on demand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Word(pub u64);
+
+impl core::fmt::Debug for Word {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let (flags, entry) = ((self.0 >> 8) & 0xff, self.entry().0);
+        write!(
+            f,
+            "{:?} heat {} flags {flags:#04x} pins {}",
+            self.state(),
+            self.heat(),
+            self.pins()
+        )?;
+        write!(f, " epoch {} entry {entry}", self.epoch())
+    }
+}
 
 impl Word {
     /// The state.
@@ -198,16 +216,26 @@ pub fn load(w: &AtomicU64) -> Word {
 #[inline(always)]
 pub fn transition(w: &AtomicU64, old: Word, new: Word) -> bool {
     debug_assert!(old.state() == new.state() || old.state().may_become(new.state()));
-    w.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    w.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok()
 }
 
-/// Publishes the end of a busy state. Pins and flags cannot change while a word is busy, so the
-/// owner may store.
+/// Publishes the end of a busy state. All of a busy word belongs to its owner but the pins: a
+/// system call may end and give its pin back while a mapping call works on the page. So the pins
+/// of `new` do not count, the word keeps those that it has.
 #[inline(always)]
 pub fn publish(w: &AtomicU64, new: Word) {
-    debug_assert!(load(w).state().is_busy());
-    debug_assert!(load(w).state().may_become(new.state()));
-    w.store(new.0, Ordering::Release);
+    let mut cur = load(w);
+    debug_assert!(cur.state().is_busy());
+    debug_assert!(cur.state().may_become(new.state()));
+    while let Err(now) = w.compare_exchange_weak(
+        cur.0,
+        new.with_pins(cur.pins()).0,
+        Ordering::AcqRel,
+        Ordering::Acquire,
+    ) {
+        cur = Word(now);
+    }
 }
 
 /// Pins a resident page; false when it is not resident (the caller resolves it first).
@@ -218,14 +246,20 @@ pub fn pin(w: &AtomicU64) -> bool {
         if cur.state() != State::Resident || cur.pins() == PINS_MAX {
             return false;
         }
-        match w.compare_exchange_weak(cur.0, cur.with_pins(cur.pins() + 1).0, Ordering::AcqRel, Ordering::Acquire) {
+        match w.compare_exchange_weak(
+            cur.0,
+            cur.with_pins(cur.pins() + 1).0,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
             Ok(_) => return true,
             Err(now) => cur = Word(now),
         }
     }
 }
 
-/// Gives a pin back. A mapping call may have discarded the page meanwhile: then there is none.
+/// Gives a pin back, in whatever state the page is by now: a mapping call may have discarded it
+/// meanwhile, but pins stay with the word until they are given back.
 #[inline(always)]
 pub fn unpin(w: &AtomicU64) {
     let mut cur = load(w);
@@ -233,7 +267,12 @@ pub fn unpin(w: &AtomicU64) {
         if cur.pins() == 0 {
             return;
         }
-        match w.compare_exchange_weak(cur.0, cur.with_pins(cur.pins() - 1).0, Ordering::AcqRel, Ordering::Acquire) {
+        match w.compare_exchange_weak(
+            cur.0,
+            cur.with_pins(cur.pins() - 1).0,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
             Ok(_) => return,
             Err(now) => cur = Word(now),
         }

@@ -4,8 +4,12 @@
 //! the reader at exit (or `canvas run` itself) turns it into the report. Everything in it is an
 //! atomic, so a process that dies at any instruction leaves a readable segment and no lock.
 #![no_std]
+#[cfg(feature = "std")]
+extern crate std;
 
 pub mod histogram;
+#[cfg(feature = "std")]
+pub mod map;
 pub mod segment;
 
 pub use segment::{Config, Counter, Mode, ProcSlot, Segment};

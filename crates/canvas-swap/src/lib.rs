@@ -1,2 +1,23 @@
-//! canvas-swap
+//! The swap partition of one process: who owns which swap entry, where its bytes lie, and in what
+//! form.
+//!
+//! * [`entry`]: the table of swap entries, 8 bytes each, and its lock-protected allocator;
+//! * [`fsm`]: when a page keeps its entry and when it loses it (Canvas §5.1, fig. 7);
+//! * [`classes`]: the sizes in which compressed pages are stored;
+//! * [`slots`]: the allocator of such slots over slabs of one lazily backed region;
+//! * [`codec`]: page classification, content hash, compression and the stored form.
+//!
+//! Nothing here allocates, makes a system call, or knows about threads: all arrays come from the
+//! caller, all-zero memory is a valid start, and a forked child can go on with its copy.
 #![no_std]
+#![forbid(unsafe_code)]
+
+pub mod classes;
+pub mod codec;
+pub mod entry;
+pub mod fsm;
+pub mod slots;
+
+pub use codec::{Lz, LzScratch};
+pub use entry::{EntryTable, Record};
+pub use slots::{PoolBudget, SlabRelease, SlotId, SlotPool};

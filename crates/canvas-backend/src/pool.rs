@@ -1,0 +1,546 @@
+//! The local compressed pool: far pages in this process's own memory, compressed.
+//!
+//! It joins the entry table, the slot allocator and the codec. All calls take `&self` and may run in
+//! several threads at once, on different entries; the calls on one entry must be one at a time,
+//! which the page word's busy states ensure. The pool must not be forked in the middle of a call
+//! that changes it: hold [`LocalPool::fork_guard`] over the fork with no store under way.
+//!
+//! ```
+//! use canvas_backend::{Kind, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, Scratch, SlotMem};
+//! use canvas_swap::classes::region_bytes;
+//! use canvas_swap::slots::SLAB_WORDS;
+//! use canvas_types::sync::{AtomicI64, AtomicU64};
+//! use canvas_types::{PageBuf, SwapEntry};
+//! use std::sync::Mutex;
+//!
+//! struct Region(Mutex<Vec<u8>>); // in earnest: a lazily backed mapping
+//! impl SlotMem for Region {
+//!     fn copy_out(&self, off: usize, dst: &mut [u8]) {
+//!         dst.copy_from_slice(&self.0.lock().unwrap()[off..off + dst.len()]);
+//!     }
+//!     fn copy_in(&self, off: usize, src: &[u8]) {
+//!         self.0.lock().unwrap()[off..off + src.len()].copy_from_slice(src);
+//!     }
+//!     fn release(&self, _off: usize, _len: usize) {} // in earnest: madvise(MADV_DONTNEED)
+//! }
+//! struct NoLz; // in earnest: lz4
+//! impl Lz for NoLz {
+//!     fn compress(&self, _: &PageBuf, _: &mut [u8], _: &mut LzScratch) -> Option<usize> { None }
+//!     fn decompress(&self, _: &[u8], _: &mut PageBuf) -> bool { false }
+//! }
+//! struct NoBound;
+//! impl PoolBudget for NoBound {
+//!     fn charge(&self, _bytes: i64) -> bool { true }
+//! }
+//!
+//! const SLABS: usize = 2;
+//! let entries: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+//! let slab_words = [const { AtomicU64::new(0) }; SLABS * SLAB_WORDS];
+//! let class_bytes = [const { AtomicI64::new(0) }; 32]; // in earnest: the segment's
+//! let pool = LocalPool::new(
+//!     PoolArrays { entries: &entries, slab_words: &slab_words, class_bytes: &class_bytes },
+//!     NoLz,
+//!     Region(Mutex::new(vec![0; region_bytes(SLABS)])),
+//!     NoBound,
+//!     std::thread::yield_now, // in earnest: a raw sched_yield
+//! );
+//! let mut scratch = Scratch::new(); // one for each working thread
+//!
+//! let page: PageBuf = core::array::from_fn(|i| i as u8);
+//! let first = pool.store(SwapEntry::NONE, false, &page, &mut scratch).unwrap();
+//! assert_eq!((first.kind, first.locked), (Kind::Raw, true));
+//! let again = pool.store(first.entry, true, &page, &mut scratch).unwrap();
+//! assert_eq!((again.kind, again.locked), (Kind::Clean, false));
+//! let mut back = [0; 4096];
+//! pool.load(again.entry, &mut back, &mut scratch).unwrap();
+//! assert_eq!(back, page);
+//! ```
+
+use canvas_swap::classes::{
+    CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for,
+};
+use canvas_swap::codec::{Content, Hash, classify, fill, hash};
+use canvas_swap::entry::{EntryTable, Record};
+use canvas_swap::fsm::{Alloc, on_swap_out};
+use canvas_swap::slots::{SlabRelease, SlotForkGuard, SlotId, SlotPool};
+use canvas_swap::{Lz, LzScratch, PoolBudget};
+use canvas_types::sync::{AtomicI64, AtomicU64, Ordering, RawGuard};
+use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry};
+
+/// The region of memory that holds the slots: at least
+/// [`canvas_swap::classes::region_bytes`] of the pool's slabs, backed only where it is written.
+/// Ranges that different calls touch at one time never overlap.
+pub trait SlotMem {
+    /// Copies `dst.len()` bytes out, from offset `off`.
+    fn copy_out(&self, off: usize, dst: &mut [u8]);
+    /// Copies `src` in, at offset `off`.
+    fn copy_in(&self, off: usize, src: &[u8]);
+    /// The range holds nothing any more and may be discarded (madvise). Multiple of a slab.
+    fn release(&self, off: usize, len: usize);
+}
+
+struct Releaser<'m, M>(&'m M);
+
+impl<M: SlotMem> SlabRelease for Releaser<'_, M> {
+    fn release_range(&self, off: usize, len: usize) {
+        self.0.release(off, len);
+    }
+}
+
+/// Working memory of one thread's calls. All-zero memory is valid.
+#[repr(C, align(64))]
+pub struct Scratch {
+    lz: LzScratch,
+    /// Header and payload, as stored.
+    stored: [u8; STORED_MAX],
+}
+
+/// Header and the longest compressed payload, rounded up to the alignment.
+const STORED_MAX: usize = (HEADER_BYTES + COMPRESSED_MAX).next_multiple_of(64);
+
+impl Scratch {
+    /// Zeroed.
+    pub const fn new() -> Scratch {
+        Scratch {
+            lz: LzScratch::new(),
+            stored: [0; STORED_MAX],
+        }
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch::new()
+    }
+}
+
+/// Why a page did not come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoadError {
+    /// The stored bytes are not what was stored. The output holds unspecified bytes.
+    Verify,
+    /// The entry holds no far copy (reserved only, or not allocated): a bug of the caller.
+    NoCopy,
+}
+
+/// How a page was stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The far copy was still right: nothing was compressed or written.
+    Clean,
+    /// Zeros: nothing is stored, and there is no entry.
+    Zero,
+    /// One repeated value, held in the entry.
+    SameFilled,
+    /// Compressed.
+    Compressed,
+    /// As it is, because it does not shrink enough.
+    Raw,
+}
+
+/// The result of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The page's entry from now on; none for a page of zeros.
+    pub entry: SwapEntry,
+    /// How it was stored.
+    pub kind: Kind,
+    /// The entry came from the allocator, under its lock, not from the page.
+    pub locked: bool,
+}
+
+/// Why a page was not stored. The page stays in memory. If it had an entry, that stays reserved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreError {
+    /// The far limit is reached.
+    Full {
+        /// The page's earlier far copy, stale by now, was dropped: the page word must not claim one.
+        copy_dropped: bool,
+    },
+    /// All entries are in use. The page had none.
+    NoEntry,
+}
+
+/// Figures of a pool, each read by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolStats {
+    /// Entries allocated, reserved ones included.
+    pub entries_live: u64,
+    /// Entries ever touched.
+    pub entries_high: u64,
+    /// Headers and payloads stored.
+    pub stored_bytes: i64,
+    /// Bytes of the slots that hold them.
+    pub slot_bytes: i64,
+    /// Slabs that hold slots in use.
+    pub slabs_in_use: u64,
+    /// Empty slabs kept for reuse.
+    pub slabs_empty: u64,
+    /// Bytes charged to the budget.
+    pub charged_bytes: i64,
+}
+
+/// The arrays a pool works on, all zero at first.
+#[derive(Clone, Copy)]
+pub struct PoolArrays<'a> {
+    /// One word a swap entry; the first is unused.
+    pub entries: &'a [AtomicU64],
+    /// [`canvas_swap::slots::SLAB_WORDS`] words a slab.
+    pub slab_words: &'a [AtomicU64],
+    /// Bytes in slots, by class; may be shared with other pools.
+    pub class_bytes: &'a [AtomicI64],
+}
+
+/// The pool. See the module's text.
+pub struct LocalPool<'a, L, M, B> {
+    entries: EntryTable<'a>,
+    slots: SlotPool<'a>,
+    stored_bytes: AtomicI64,
+    lz: L,
+    mem: M,
+    budget: B,
+}
+
+impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
+    /// An empty pool. `yield_now` is called while waiting long for a lock.
+    pub fn new(arrays: PoolArrays<'a>, lz: L, mem: M, budget: B, yield_now: fn()) -> Self {
+        LocalPool {
+            entries: EntryTable::new(arrays.entries, yield_now),
+            slots: SlotPool::new(arrays.slab_words, arrays.class_bytes, yield_now),
+            stored_bytes: AtomicI64::new(0),
+            lz,
+            mem,
+            budget,
+        }
+    }
+
+    /// Brings a page back. No entry means a page of zeros. The far copy stays. After an error, `out`
+    /// holds unspecified bytes.
+    pub fn load(
+        &self,
+        entry: SwapEntry,
+        out: &mut PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        if !entry.is_some() {
+            out.fill(0);
+            return Ok(());
+        }
+        match self.entries.get(entry) {
+            Record::Free | Record::Empty => Err(LoadError::NoCopy),
+            Record::SameFilled(pattern) => {
+                fill(out, pattern);
+                Ok(())
+            }
+            Record::Stored { slot, len } => self.load_slot(slot, len as usize, out, scratch),
+        }
+    }
+
+    fn load_slot(
+        &self,
+        slot: SlotId,
+        len: usize,
+        out: &mut PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let mut want: Hash = [0; HEADER_BYTES];
+        if len == PAGE_SIZE {
+            self.mem
+                .copy_out(self.slots.raw_header_offset(slot), &mut want);
+            self.mem.copy_out(slot.offset(), out);
+        } else {
+            let payload = if slot.class() == RAW_CLASS {
+                self.mem
+                    .copy_out(self.slots.raw_header_offset(slot), &mut want);
+                let payload = scratch.stored.get_mut(..len).ok_or(LoadError::Verify)?;
+                self.mem.copy_out(slot.offset(), payload);
+                payload
+            } else {
+                let stored = scratch
+                    .stored
+                    .get_mut(..HEADER_BYTES + len)
+                    .ok_or(LoadError::Verify)?;
+                self.mem.copy_out(slot.offset(), stored);
+                let (header, payload) = stored.split_at_mut(HEADER_BYTES);
+                want.copy_from_slice(header);
+                payload
+            };
+            if !self.lz.decompress(payload, out) {
+                return Err(LoadError::Verify);
+            }
+        }
+        if hash(out) == want {
+            Ok(())
+        } else {
+            Err(LoadError::Verify)
+        }
+    }
+
+    /// Makes `page` the far copy of the page that owns `reserved` (which may be none).
+    /// `has_far_copy`: the entry holds an earlier copy of the same page; if it is equal, nothing is
+    /// compressed or written. The page must not change during the call.
+    pub fn store(
+        &self,
+        reserved: SwapEntry,
+        has_far_copy: bool,
+        page: &PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<Outcome, StoreError> {
+        let old = self.entries.get(reserved);
+        match classify(page) {
+            Content::Zero => {
+                self.release(reserved);
+                Ok(Outcome {
+                    entry: SwapEntry::NONE,
+                    kind: Kind::Zero,
+                    locked: false,
+                })
+            }
+            Content::SameFilled(pattern) if Record::pattern_fits(pattern) => {
+                if has_far_copy && old == Record::SameFilled(pattern) {
+                    return Ok(Outcome {
+                        entry: reserved,
+                        kind: Kind::Clean,
+                        locked: false,
+                    });
+                }
+                let (entry, locked) = self.take_entry(reserved)?;
+                self.free_slot(old);
+                self.entries.set(entry, Record::SameFilled(pattern));
+                Ok(Outcome {
+                    entry,
+                    kind: Kind::SameFilled,
+                    locked,
+                })
+            }
+            Content::SameFilled(_) | Content::Data => {
+                let digest = hash(page);
+                if has_far_copy && self.stored_hash(old) == Some(digest) {
+                    return Ok(Outcome {
+                        entry: reserved,
+                        kind: Kind::Clean,
+                        locked: false,
+                    });
+                }
+                let (entry, locked) = self.take_entry(reserved)?;
+                match self.write(entry, old, page, &digest, scratch) {
+                    Some(kind) => Ok(Outcome {
+                        entry,
+                        kind,
+                        locked,
+                    }),
+                    None if locked => {
+                        self.entries.free(entry);
+                        Err(StoreError::Full {
+                            copy_dropped: false,
+                        })
+                    }
+                    None => Err(StoreError::Full {
+                        copy_dropped: !matches!(old, Record::Empty | Record::Free),
+                    }),
+                }
+            }
+        }
+    }
+
+    /// The page's entry, or a fresh one: where Canvas's one-to-one reservation saves the lock.
+    fn take_entry(&self, reserved: SwapEntry) -> Result<(SwapEntry, bool), StoreError> {
+        match on_swap_out(reserved.is_some()) {
+            Alloc::Reserved => Ok((reserved, false)),
+            Alloc::Locked => self
+                .entries
+                .alloc()
+                .map(|e| (e, true))
+                .ok_or(StoreError::NoEntry),
+        }
+    }
+
+    /// Compresses and writes a page whose entry holds `old`. On `None` (full) the entry is empty.
+    fn write(
+        &self,
+        entry: SwapEntry,
+        old: Record,
+        page: &PageBuf,
+        digest: &Hash,
+        scratch: &mut Scratch,
+    ) -> Option<Kind> {
+        scratch.stored[..HEADER_BYTES].copy_from_slice(digest);
+        let room = &mut scratch.stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
+        let compressed = self
+            .lz
+            .compress(page, room, &mut scratch.lz)
+            .filter(|&len| len <= COMPRESSED_MAX);
+        let (class, len) = match compressed {
+            Some(len) => (class_for(HEADER_BYTES + len), len),
+            None => (RAW_CLASS, PAGE_SIZE),
+        };
+        let slot = self.place(entry, old, class)?;
+        if slot.class() == RAW_CLASS {
+            self.mem.copy_in(self.slots.raw_header_offset(slot), digest);
+            match compressed {
+                Some(len) => self.mem.copy_in(
+                    slot.offset(),
+                    &scratch.stored[HEADER_BYTES..HEADER_BYTES + len],
+                ),
+                None => self.mem.copy_in(slot.offset(), page),
+            }
+        } else {
+            self.mem
+                .copy_in(slot.offset(), &scratch.stored[..HEADER_BYTES + len]);
+        }
+        self.entries.set(
+            entry,
+            Record::Stored {
+                slot,
+                len: len as u16,
+            },
+        );
+        self.stored_bytes
+            .fetch_add(stored_len(len as u16), Ordering::Relaxed);
+        Some(if compressed.is_some() {
+            Kind::Compressed
+        } else {
+            Kind::Raw
+        })
+    }
+
+    /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, else a
+    /// new one. The old copy counts as gone in any case, and on `None` the entry is empty.
+    fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<SlotId> {
+        let reused = match old {
+            Record::Stored { slot, len } if slot.class() == class => Some((slot, len)),
+            _ => None,
+        };
+        if reused.is_none()
+            && let Some(new) = self.slots.alloc(class, &self.budget)
+        {
+            self.free_slot(old);
+            return Some(new);
+        }
+        // Without a slab for the right size, a larger slot will do: the old one, or any.
+        let reused = reused.or(match old {
+            Record::Stored { slot, len } if slot.class() > class => Some((slot, len)),
+            _ => None,
+        });
+        if let Some((slot, len)) = reused {
+            self.stored_bytes
+                .fetch_sub(stored_len(len), Ordering::Relaxed);
+            return Some(slot);
+        }
+        // The stale copy may have been its slab's last: then the slab serves the new class.
+        self.entries.set(entry, Record::Empty);
+        self.free_slot(old);
+        self.slots
+            .alloc(class, &self.budget)
+            .or_else(|| self.slots.alloc_larger(class))
+    }
+
+    fn free_slot(&self, record: Record) {
+        if let Record::Stored { slot, len } = record
+            && self.slots.free(slot, &self.budget, &Releaser(&self.mem))
+        {
+            self.stored_bytes
+                .fetch_sub(stored_len(len), Ordering::Relaxed);
+        }
+    }
+
+    fn stored_hash(&self, record: Record) -> Option<Hash> {
+        let Record::Stored { slot, .. } = record else {
+            return None;
+        };
+        let mut found: Hash = [0; HEADER_BYTES];
+        let off = if slot.class() == RAW_CLASS {
+            self.slots.raw_header_offset(slot)
+        } else {
+            slot.offset()
+        };
+        self.mem.copy_out(off, &mut found);
+        Some(found)
+    }
+
+    /// Drops the far copy and keeps the entry reserved; true when there was a copy.
+    pub fn drop_copy(&self, entry: SwapEntry) -> bool {
+        match self.entries.get(entry) {
+            Record::Free | Record::Empty => false,
+            old => {
+                self.entries.set(entry, Record::Empty);
+                self.free_slot(old);
+                true
+            }
+        }
+    }
+
+    /// Drops the far copy and frees the entry; true when the entry was allocated.
+    pub fn release(&self, entry: SwapEntry) -> bool {
+        match self.entries.get(entry) {
+            Record::Free => false,
+            old => {
+                self.free_slot(old);
+                self.entries.free(entry)
+            }
+        }
+    }
+
+    /// Gives all empty slabs back; for quiet moments and for pressure on the tenant's far limit.
+    pub fn trim(&self) {
+        self.slots.trim(&self.budget, &Releaser(&self.mem));
+    }
+
+    /// Bounds the number of entries.
+    pub fn set_entry_capacity(&self, entries: u64) {
+        self.entries.set_capacity(entries);
+    }
+
+    /// The memory that the pool was given.
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    /// What an entry holds, for tools and tests.
+    pub fn record(&self, entry: SwapEntry) -> Record {
+        self.entries.get(entry)
+    }
+
+    /// Figures now.
+    pub fn stats(&self) -> PoolStats {
+        PoolStats {
+            entries_live: self.entries.live(),
+            entries_high: self.entries.high_water(),
+            stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
+            slot_bytes: (0..CLASSES)
+                .map(|c| self.slots.class_live(c) as i64 * CLASS_BYTES[c] as i64)
+                .sum(),
+            slabs_in_use: self.slots.slabs_in_use(),
+            slabs_empty: self.slots.slabs_empty(),
+            charged_bytes: self.slots.charged_bytes(),
+        }
+    }
+
+    /// Keeps the allocators still across a fork. No store, drop or release may be under way in
+    /// another thread, or the child's copy of that entry is lost to it (its slot stays in use).
+    /// Afterwards the child must charge [`PoolStats::charged_bytes`] for its copy, and call
+    /// [`LocalPool::publish_class_bytes`].
+    pub fn fork_guard(&self) -> PoolForkGuard<'_> {
+        PoolForkGuard {
+            _entries: self.entries.fork_guard(),
+            _slots: self.slots.fork_guard(),
+        }
+    }
+
+    /// Adds (`sign` 1) or removes (`sign` -1) this pool's part of the shared `class_bytes`.
+    pub fn publish_class_bytes(&self, sign: i64) {
+        self.slots.publish_class_bytes(sign);
+    }
+}
+
+/// Bytes stored for a payload.
+#[inline]
+fn stored_len(payload: u16) -> i64 {
+    HEADER_BYTES as i64 + payload as i64
+}
+
+/// Holds all locks of a [`LocalPool`].
+pub struct PoolForkGuard<'p> {
+    _entries: RawGuard<'p>,
+    _slots: SlotForkGuard<'p>,
+}

@@ -1,0 +1,265 @@
+//! The pool against a map, with budgets so small that it is often full.
+
+mod common;
+
+use canvas_backend::{Kind, LoadError, Outcome, Scratch, StoreError};
+use canvas_swap::entry::Record;
+use canvas_swap::slots::SLAB_CHARGE_BYTES;
+use canvas_types::sync::Ordering;
+use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry};
+use common::*;
+use proptest::prelude::*;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Debug)]
+enum Content {
+    Zero,
+    Same(u64),
+    Noise { seed: u64, random: usize },
+}
+
+impl Content {
+    fn page(&self) -> PageBuf {
+        match *self {
+            Content::Zero => [0; PAGE_SIZE],
+            Content::Same(p) => same(p),
+            Content::Noise { seed, random } => page_of(seed, random),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Swap the page out with this content, or with the content it has.
+    Store {
+        page: usize,
+        content: Option<Content>,
+    },
+    Load(usize),
+    DropCopy(usize),
+    Release(usize),
+    Trim,
+    Limit(i64),
+}
+
+/// What the pager would know of a page.
+#[derive(Clone)]
+struct Page {
+    /// What the program wrote; the copy in memory when `far` is false.
+    bytes: Box<PageBuf>,
+    entry: SwapEntry,
+    has_copy: bool,
+}
+
+const PAGES: usize = 60;
+
+fn op() -> impl Strategy<Value = Op> {
+    let content = prop_oneof![
+        1 => Just(Content::Zero),
+        1 => prop_oneof![Just(1u64), any::<u64>()].prop_map(Content::Same),
+        6 => (any::<u64>(), prop_oneof![0..PAGE_SIZE, Just(PAGE_SIZE), 3400..3700usize])
+            .prop_map(|(seed, random)| Content::Noise { seed, random }),
+    ];
+    prop_oneof![
+        10 => (0..PAGES, prop::option::weighted(0.7, content)).prop_map(|(page, content)| Op::Store { page, content }),
+        6 => (0..PAGES).prop_map(Op::Load),
+        2 => (0..PAGES).prop_map(Op::DropCopy),
+        2 => (0..PAGES).prop_map(Op::Release),
+        1 => Just(Op::Trim),
+        1 => (0..8i64).prop_map(Op::Limit),
+    ]
+}
+
+/// Which ends of a store the test has seen: a run that misses one proves little.
+type Seen = RefCell<BTreeSet<String>>;
+
+fn store(
+    pool: &Pool<'_>,
+    p: &mut Page,
+    content: &Option<Content>,
+    scratch: &mut Scratch,
+    seen: &Seen,
+) -> Result<(), TestCaseError> {
+    let before = p.bytes.clone();
+    if let Some(c) = content {
+        *p.bytes = c.page();
+    }
+    let unchanged = before == p.bytes;
+    let had = p.clone();
+    let result = pool.store(p.entry, p.has_copy, &p.bytes, scratch);
+    seen.borrow_mut().insert(match result {
+        Ok(o) => format!("{:?}", o.kind),
+        Err(e) => format!("{e:?}"),
+    });
+    match result {
+        Ok(Outcome {
+            entry,
+            kind,
+            locked,
+        }) => {
+            prop_assert_eq!(locked, !had.entry.is_some() && entry.is_some());
+            prop_assert!(locked || !entry.is_some() || entry == had.entry);
+            let word = u64::from_ne_bytes(p.bytes[..8].try_into().unwrap());
+            let filled = *p.bytes == same(word);
+            match kind {
+                Kind::Zero => prop_assert!(filled && word == 0),
+                Kind::SameFilled => {
+                    prop_assert!(filled && pool.record(entry) == Record::SameFilled(word))
+                }
+                Kind::Clean => prop_assert!(had.has_copy && unchanged),
+                Kind::Raw | Kind::Compressed => {
+                    let Record::Stored { len, .. } = pool.record(entry) else {
+                        panic!("{kind:?} without a slot")
+                    };
+                    prop_assert_eq!(kind == Kind::Raw, len as usize == PAGE_SIZE);
+                }
+            }
+            // Nothing is written twice.
+            prop_assert!(!(had.has_copy && unchanged && entry.is_some()) || kind == Kind::Clean);
+            prop_assert_eq!(entry.is_some(), kind != Kind::Zero);
+            p.entry = entry;
+            p.has_copy = entry.is_some();
+        }
+        Err(StoreError::Full { copy_dropped }) => {
+            prop_assert_eq!(copy_dropped, had.has_copy);
+            p.has_copy = false;
+            let record = pool.record(p.entry);
+            prop_assert_eq!(
+                record,
+                if p.entry.is_some() {
+                    Record::Empty
+                } else {
+                    Record::Free
+                }
+            );
+        }
+        Err(StoreError::NoEntry) => prop_assert!(!had.entry.is_some()),
+    }
+    Ok(())
+}
+
+#[test]
+fn behaves_like_a_map() {
+    let seen = Seen::default();
+    common::runner(400)
+        .run(&prop::collection::vec(op(), 1..600), |ops| {
+            let world = World::new(25, 12, 4 * SLAB_CHARGE_BYTES);
+            let pool = world.pool();
+            let mut scratch = Box::new(Scratch::new());
+            let fresh = Page {
+                bytes: Box::new([0; PAGE_SIZE]),
+                entry: SwapEntry::NONE,
+                has_copy: false,
+            };
+            let mut pages = vec![fresh; PAGES];
+            let mut out = [0x77; PAGE_SIZE];
+            for op in ops {
+                match op {
+                    Op::Store { page, content } => {
+                        store(&pool, &mut pages[page], &content, &mut scratch, &seen)?
+                    }
+                    Op::Load(i) => {
+                        let p = &pages[i];
+                        let result = pool.load(p.entry, &mut out, &mut scratch);
+                        if p.has_copy {
+                            prop_assert_eq!(result, Ok(()));
+                            prop_assert!(out == *p.bytes);
+                        } else if p.entry.is_some() {
+                            prop_assert_eq!(result, Err(LoadError::NoCopy));
+                        } else {
+                            prop_assert_eq!(result, Ok(()));
+                            prop_assert!(out == [0; PAGE_SIZE]);
+                        }
+                    }
+                    Op::DropCopy(i) => {
+                        prop_assert_eq!(pool.drop_copy(pages[i].entry), pages[i].has_copy);
+                        pages[i].has_copy = false;
+                    }
+                    Op::Release(i) => {
+                        prop_assert_eq!(pool.release(pages[i].entry), pages[i].entry.is_some());
+                        pages[i].has_copy = false;
+                        pages[i].entry = SwapEntry::NONE;
+                    }
+                    Op::Trim => pool.trim(),
+                    Op::Limit(slabs) => world
+                        .budget
+                        .limit
+                        .store(slabs * SLAB_CHARGE_BYTES, Ordering::Relaxed),
+                }
+                let stats = pool.stats();
+                let entries: BTreeSet<_> = pages
+                    .iter()
+                    .filter(|p| p.entry.is_some())
+                    .map(|p| p.entry.0)
+                    .collect();
+                prop_assert_eq!(stats.entries_live, entries.len() as u64);
+                prop_assert_eq!(
+                    entries.len(),
+                    pages.iter().filter(|p| p.entry.is_some()).count()
+                );
+                let stored: i64 = pages
+                    .iter()
+                    .filter_map(|p| match pool.record(p.entry) {
+                        Record::Stored { len, .. } => Some(len as i64 + 16),
+                        _ => None,
+                    })
+                    .sum();
+                prop_assert_eq!(stats.stored_bytes, stored);
+                prop_assert_eq!(
+                    world.budget.used.load(Ordering::Relaxed),
+                    stats.charged_bytes
+                );
+                prop_assert_eq!(
+                    stats.charged_bytes,
+                    (stats.slabs_in_use + stats.slabs_empty) as i64 * SLAB_CHARGE_BYTES
+                );
+                let classes: i64 = world
+                    .class_bytes
+                    .iter()
+                    .map(|b| b.load(Ordering::Relaxed))
+                    .sum();
+                prop_assert_eq!(stats.slot_bytes, classes);
+            }
+            // Every page is still what it was, and all of it can be given back.
+            for p in &pages {
+                if p.has_copy {
+                    prop_assert_eq!(pool.load(p.entry, &mut out, &mut scratch), Ok(()));
+                    prop_assert!(out == *p.bytes);
+                }
+                pool.release(p.entry);
+            }
+            pool.trim();
+            let stats = pool.stats();
+            prop_assert_eq!(
+                (
+                    stats.entries_live,
+                    stats.stored_bytes,
+                    stats.slabs_in_use,
+                    stats.charged_bytes
+                ),
+                (0, 0, 0, 0)
+            );
+            prop_assert_eq!(world.budget.used.load(Ordering::Relaxed), 0);
+            Ok(())
+        })
+        .unwrap();
+    let seen: Vec<_> = seen.take().into_iter().collect();
+    let (dropped, kept) = (
+        "Full { copy_dropped: true }",
+        "Full { copy_dropped: false }",
+    );
+    assert_eq!(
+        seen,
+        [
+            "Clean",
+            "Compressed",
+            kept,
+            dropped,
+            "NoEntry",
+            "Raw",
+            "SameFilled",
+            "Zero"
+        ]
+    );
+}

@@ -1,0 +1,203 @@
+//! Every flag of the `canvas` command, defined once: the parser, the help, the man pages and the
+//! completions all come from here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use canvas_pager::replay::synthetic;
+use canvas_types::units::{Amount, Size};
+use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Far memory for unmodified Linux programs.
+///
+/// canvas lets a program use more memory than it is given: what it touches stays in local memory,
+/// the rest is kept compressed elsewhere and comes back when it is touched again. No change to the
+/// program, no daemon, and in the default mode no root.
+#[derive(Parser)]
+#[command(name = "canvas", version, max_term_width = 100, after_long_help = EXIT_CODES)]
+#[command(disable_help_subcommand = false, subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `canvas` can do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a program with its memory managed.
+    ///
+    /// CMD and all its children share one budget of local memory. CMD's input, output, exit code
+    /// and signals are its own: canvas writes nothing to standard output, and one line to standard
+    /// error only when something is wrong.
+    #[command(after_long_help = RUN_NOTES)]
+    Run(RunArgs),
+    /// Say what this kernel and user allow, and which mode `canvas run` will choose.
+    ///
+    /// Prints one line for each thing that canvas depends on, the mode and why, and one line of
+    /// advice for each limit that stands in the way. Exit code 0 when `canvas run` works in some
+    /// mode, 1 when it does not.
+    Doctor(DoctorArgs),
+    /// Replay a trace through the eviction policies and print their miss ratios.
+    ///
+    /// Runs the pager's own policy code over a trace made by `canvas run --trace`, with FIFO, LRU,
+    /// S3-FIFO, SIEVE and Belady's optimum beside it, at 10 to 90 % local memory.
+    Replay(ReplayArgs),
+    /// Print the manual page.
+    ///
+    /// Prints canvas(1) in roff, or writes the pages of all commands into a directory.
+    Man(ManArgs),
+    /// Print a completion script for a shell.
+    Completions(CompletionsArgs),
+}
+
+/// Flags of `canvas run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Bound on local memory: a size (2G, 512M, 1.5GiB) or a share of the footprint (25%).
+    ///
+    /// The bound holds for the anonymous memory of CMD and all its children together, with canvas's
+    /// own metadata and swap cache. A share is taken of the largest footprint so far. Without this
+    /// flag nothing is evicted.
+    #[arg(long, env = "CANVAS_LOCAL", value_name = "SIZE|N%", hide_env_values = true)]
+    pub local: Option<Amount>,
+
+    /// Bound on the compressed pool that holds evicted pages [default: half of this host's RAM].
+    #[arg(long, env = "CANVAS_POOL", value_name = "SIZE", hide_env_values = true)]
+    pub pool: Option<Size>,
+
+    /// How faults are delivered.
+    #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
+    pub mode: ModeArg,
+
+    /// Write a report as JSON to FILE when CMD ends (its fields: docs/STATS.md).
+    #[arg(long, env = "CANVAS_STATS", value_name = "FILE.json", hide_env_values = true)]
+    pub stats: Option<PathBuf>,
+
+    /// Record faults and sampled touches to FILE, for `canvas replay`.
+    #[arg(long, env = "CANVAS_TRACE", value_name = "FILE", hide_env_values = true)]
+    pub trace: Option<PathBuf>,
+
+    /// Fail with exit code 125 when CMD cannot be managed, instead of running it unmanaged.
+    #[arg(long, env = "CANVAS_REQUIRE", value_parser = switch(), hide_env_values = true)]
+    pub require: bool,
+
+    /// Never bring pages back before they are touched.
+    #[arg(long, env = "CANVAS_NO_PREFETCH", value_parser = switch(), hide_env_values = true)]
+    pub no_prefetch: bool,
+
+    /// Never use UFFDIO_MOVE: the way of kernels before 6.8, for tests.
+    #[arg(long, env = "CANVAS_NO_MOVE", value_parser = switch(), hide_env_values = true)]
+    pub no_move: bool,
+
+    /// Size of the swap cache at start, part of local memory [default: 32M, or an eighth of a
+    /// smaller --local].
+    #[arg(long, env = "CANVAS_SWAP_CACHE", value_name = "SIZE", hide_env_values = true)]
+    pub swap_cache: Option<Size>,
+
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD", num_args = 1..)]
+    #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+}
+
+/// `--mode`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ModeArg {
+    /// Signal mode where it works, else thread mode.
+    Auto,
+    /// The faulting thread resolves its own fault in a signal handler; needs no privilege.
+    Signal,
+    /// Handler threads resolve faults; needs privilege, serves programs that signal mode cannot.
+    Thread,
+}
+
+/// Flags of `canvas doctor`.
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// Print JSON (its fields: docs/CLI.md).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `canvas replay`.
+#[derive(Args)]
+pub struct ReplayArgs {
+    /// A trace written by `canvas run --trace`.
+    #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
+    pub file: Option<PathBuf>,
+    /// A made-up string of accesses instead of a file.
+    #[arg(long, value_name = "NAME", value_parser = synthetic_names())]
+    pub synthetic: Option<String>,
+    /// Memory that a made-up string touches.
+    #[arg(long, value_name = "SIZE", default_value = "128M", requires = "synthetic")]
+    pub memory: Size,
+    /// Touches in a made-up string.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, requires = "synthetic")]
+    pub accesses: usize,
+    /// Seed of a made-up string.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "synthetic")]
+    pub seed: u64,
+    /// Local memory in percent of the footprint, separated by commas.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "10,20,30,40,50,60,70,80,90")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub percent: Vec<u32>,
+}
+
+/// Flags of `canvas man`.
+#[derive(Args)]
+pub struct ManArgs {
+    /// Write canvas.1, canvas-run.1 and so on into DIR instead of printing canvas(1).
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Flags of `canvas completions`.
+#[derive(Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: clap_complete::Shell,
+}
+
+/// A flag without a value; its environment variable holds 1 or 0.
+fn switch() -> ValueParser {
+    ValueParser::new(|text: &str| match text {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err("it is neither on nor off; write 1 or 0"),
+    })
+}
+
+/// The made-up strings that the pager's replay knows, each with what it stands for.
+fn synthetic_names() -> PossibleValuesParser {
+    synthetic::NAMES.iter().map(|(name, what)| PossibleValue::new(*name).help(*what)).collect::<Vec<_>>().into()
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    the answer is no: `doctor` found no mode that works
+  2    bad arguments, configuration or input (`canvas run`: 125)
+  125  `canvas run` itself failed
+  126  CMD was found but could not be executed
+  127  CMD was not found
+  128+n  CMD was ended by signal n
+  else CMD's own exit code";
+
+const RUN_NOTES: &str = "\
+Flags win over the CANVAS_* variables named above, and those over the defaults. A flag without a
+value takes 1 or 0 from its variable. CANVAS_PRELOAD_SO=FILE replaces the built-in library, for
+development.
+
+Signals: what a terminal sends reaches CMD directly. SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1,
+SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT sent to canvas by another process are passed on to CMD.
+
+A program that cannot be managed (statically linked, set-user-ID, of another C library or
+processor) runs all the same, after one line of warning; --require makes that an error.
+
+Exit codes: CMD's own; 128+n when signal n ended it; 125 when canvas itself failed; 126 when CMD
+could not be executed; 127 when it was not found.
+
+Example:
+  canvas run --local 25% --stats report.json -- redis-server --port 7777";

@@ -1,0 +1,148 @@
+//! Errors as one clear sentence on standard error.
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+
+use canvas_types::exit;
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::args::Cli;
+
+/// Why a command ends: the sentence, and the exit code.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit code (see `canvas_types::exit`).
+    pub code: i32,
+    /// One sentence, without a final stop.
+    pub sentence: String,
+}
+
+impl Failure {
+    /// `canvas run` itself failed.
+    pub fn run(sentence: impl Into<String>) -> Failure {
+        Failure { code: exit::RUN_FAILED, sentence: sentence.into() }
+    }
+    /// Bad input to another command.
+    pub fn usage(sentence: impl Into<String>) -> Failure {
+        Failure { code: exit::USAGE, sentence: sentence.into() }
+    }
+}
+
+/// Writes one line to standard error.
+pub fn say(sentence: impl Display) {
+    eprintln!("canvas: {sentence}");
+}
+
+/// Prints what the parser has to say and returns the exit code.
+pub fn parser_answer(error: &clap::Error, argv: &[std::ffi::OsString]) -> i32 {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A closed pipe is the reader's choice.
+            let _ = error.print();
+            exit::OK
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            exit::USAGE
+        }
+        _ => {
+            say(sentence(error, argv));
+            // Flags in front of the command do not take values, so the first word is the command.
+            let command = argv.iter().skip(1).find(|a| !a.as_encoded_bytes().starts_with(b"-"));
+            if command.is_some_and(|c| c == "run") { exit::RUN_FAILED } else { exit::USAGE }
+        }
+    }
+}
+
+fn context(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(s)) => vec![s.clone()],
+        Some(ContextValue::Strings(v)) => v.clone(),
+        Some(ContextValue::StyledStr(s)) => vec![s.to_string()],
+        Some(ContextValue::StyledStrs(v)) => v.iter().map(ToString::to_string).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// One sentence for an error of the parser.
+fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
+    let first = |kind| context(error, kind).into_iter().next().unwrap_or_default();
+    let flag = first(ContextKind::InvalidArg);
+    let value = first(ContextKind::InvalidValue);
+    let help = match argv.get(1).and_then(|a| a.to_str()) {
+        Some(c) if Cli::command().find_subcommand(c).is_some() => format!("canvas {c} --help"),
+        _ => "canvas --help".to_owned(),
+    };
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let near = first(ContextKind::SuggestedArg);
+            let did_you = if near.is_empty() { String::new() } else { format!("did you mean {near}? ") };
+            let what = if flag.starts_with('-') { "flag" } else { "argument" };
+            format!("there is no {what} {flag}; {did_you}see `{help}`")
+        }
+        ErrorKind::InvalidSubcommand => {
+            let unknown = first(ContextKind::InvalidSubcommand);
+            format!("there is no command {unknown}; see `canvas --help`")
+        }
+        ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "run") => {
+            "there is no program to run; write it behind the flags: canvas run --local 1G -- CMD".to_owned()
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing = context(error, ContextKind::InvalidArg).join(", ");
+            format!("{missing} is missing; see `{help}`")
+        }
+        ErrorKind::InvalidValue if value.is_empty() => {
+            format!("{} has no value; see `{help}`", flag_name(&flag))
+        }
+        ErrorKind::InvalidValue => {
+            let valid = context(error, ContextKind::ValidValue).join(", ");
+            format!("{}: write one of {valid}", origin(&flag, &value, argv))
+        }
+        ErrorKind::ValueValidation => {
+            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            format!("{}: {why}", origin(&flag, &value, argv))
+        }
+        ErrorKind::ArgumentConflict => {
+            let other = context(error, ContextKind::PriorArg).join(" and ");
+            if other == flag {
+                format!("{} is given twice; write it once", flag_name(&flag))
+            } else {
+                format!("{flag} and {other} exclude each other; write one of them")
+            }
+        }
+        ErrorKind::TooManyValues => format!("{} takes no value {value}; see `{help}`", flag_name(&flag)),
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            format!("{}; see `{help}`", line.trim_start_matches("error: "))
+        }
+    }
+}
+
+/// `--local` of `--local <SIZE|N%>`.
+fn flag_name(flag: &str) -> &str {
+    flag.split([' ', '=', '[']).next().unwrap_or(flag)
+}
+
+/// Where a bad value was written: `--local 4X`, or `CANVAS_LOCAL=4X`.
+fn origin(flag: &str, value: &str, argv: &[std::ffi::OsString]) -> String {
+    let name = flag_name(flag);
+    let is_flag = |a: &&std::ffi::OsString| {
+        let a: &OsStr = a;
+        a == name || a.as_encoded_bytes().starts_with(format!("{name}=").as_bytes())
+    };
+    let written = argv.iter().take_while(|a| *a != "--").find(is_flag).is_some();
+    let long = name.trim_start_matches('-');
+    let variable = Cli::command()
+        .get_subcommands()
+        .flat_map(|c| c.get_arguments())
+        .find(|a| a.get_long() == Some(long))
+        .and_then(|a| a.get_env().map(OsStr::to_owned));
+    match variable {
+        Some(variable) if !written => format!("{}={value}", variable.display()),
+        _ if !name.starts_with('-') => format!("{name} {value}"),
+        _ if value.is_empty() => format!("{name} ''"),
+        _ => format!("{name} {value}"),
+    }
+}

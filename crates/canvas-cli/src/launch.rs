@@ -1,0 +1,158 @@
+//! Starting CMD: descriptors that survive exec, the environment, the spawn.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use canvas_shm::segment::{ENV_PRELOAD_FD, ENV_SEGMENT_FD};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::Pid;
+
+use crate::error::Failure;
+
+/// The loader's variable.
+const LD_PRELOAD: &str = "LD_PRELOAD";
+/// Descriptors from here up, where the limit allows it: beyond what programs number themselves
+/// (shells use 10 to 255) and below what select(2) can take.
+const HIGH_FD: RawFd = 960;
+
+/// Gives `fd` a number that CMD is unlikely to use, which it inherits, and returns the number.
+///
+/// It stays open for the rest of this process's life: every process of the tenant finds the number
+/// in its environment or in the segment.
+pub fn inherit(fd: OwnedFd) -> Result<RawFd, Errno> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let least = HIGH_FD.min(soft.saturating_sub(32).try_into().unwrap_or(HIGH_FD)).max(3);
+    // F_DUPFD clears close-on-exec on the copy; the original is closed on return.
+    fcntl(&fd, FcntlArg::F_DUPFD(least))
+}
+
+/// The library in a memfd.
+pub fn library_file(bytes: &[u8]) -> Result<OwnedFd, Failure> {
+    let fail = |e: &dyn std::fmt::Display| Failure::run(format!("the library cannot be put into memory: {e}"));
+    // Kernels before 6.3 do not know MFD_EXEC, and allow execution without it.
+    let exec = MFdFlags::from_bits_retain(0x10);
+    let fd = memfd_create(c"canvas-preload", MFdFlags::MFD_CLOEXEC | exec)
+        .or_else(|_| memfd_create(c"canvas-preload", MFdFlags::MFD_CLOEXEC))
+        .map_err(|e| fail(&e.desc()))?;
+    let mut file = File::from(fd);
+    file.write_all(bytes).map_err(|e| fail(&e))?;
+    Ok(file.into())
+}
+
+/// The environment of CMD: `vars` with the segment's and the library's numbers. With
+/// `preload` false the loader is not told, but children that find a way are.
+pub fn environment(
+    vars: impl Iterator<Item = (OsString, OsString)>,
+    segment: RawFd,
+    library: RawFd,
+    preload: bool,
+) -> Vec<(OsString, OsString)> {
+    let mut vars: Vec<_> = vars.collect();
+    let get = |vars: &[(OsString, OsString)], name: &str| {
+        vars.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
+    };
+    // A `canvas run` within a `canvas run` makes a tenant of its own: two libraries in one process
+    // would fight over the same window.
+    let outer = get(&vars, ENV_PRELOAD_FD).map(|n| library_path(&n));
+    let before = get(&vars, LD_PRELOAD).unwrap_or_default();
+    let mut preloads: Vec<&OsStr> = before
+        .as_bytes()
+        .split(|b| *b == b':' || *b == b' ')
+        .map(OsStr::from_bytes)
+        .filter(|p| !p.is_empty() && outer.as_deref() != Some(*p))
+        .collect();
+    let ours = library_path(OsStr::new(&library.to_string()));
+    if preload {
+        preloads.insert(0, &ours);
+    }
+    let joined = preloads.join(OsStr::new(":"));
+    vars.retain(|(n, _)| ![LD_PRELOAD, ENV_SEGMENT_FD, ENV_PRELOAD_FD].iter().any(|ours| n == ours));
+    if !joined.is_empty() {
+        vars.push((LD_PRELOAD.into(), joined));
+    }
+    if preload {
+        vars.push((ENV_SEGMENT_FD.into(), segment.to_string().into()));
+        vars.push((ENV_PRELOAD_FD.into(), library.to_string().into()));
+    }
+    vars
+}
+
+/// Where a process finds the library behind the descriptor with this number.
+fn library_path(number: &OsStr) -> OsString {
+    let mut path = OsString::from("/proc/self/fd/");
+    path.push(number);
+    path
+}
+
+/// Starts `program` with `argv` and `env`, its signal mask set to `mask`; the kernel's answer when
+/// it refuses.
+pub fn spawn(program: &Path, argv: &[OsString], env: &[(OsString, OsString)], mask: &SigSet) -> Result<Pid, Errno> {
+    let c = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
+    let path = c(program.as_os_str().as_bytes().to_vec())?;
+    let argv = argv.iter().map(|a| c(a.as_bytes().to_vec())).collect::<Result<Vec<_>, _>>()?;
+    let env = env
+        .iter()
+        .map(|(n, v)| c([n.as_bytes(), b"=", v.as_bytes()].concat()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut attr = PosixSpawnAttr::init()?;
+    attr.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF)?;
+    attr.set_sigmask(mask)?;
+    // Rust's runtime ignores SIGPIPE in this process; CMD gets what programs expect.
+    attr.set_sigdefault(&SigSet::from_iter([Signal::SIGPIPE]))?;
+    posix_spawn(path.as_c_str(), &PosixSpawnFileActions::init()?, &attr, &argv, &env)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)], preload: bool) -> Vec<String> {
+        let vars = pairs.iter().map(|(n, v)| (OsString::from(n), OsString::from(v)));
+        let env = environment(vars, 960, 961, preload);
+        env.iter().map(|(n, v)| format!("{}={}", n.display(), v.display())).collect()
+    }
+
+    #[test]
+    fn the_library_comes_first_and_the_rest_stays() {
+        let got = env(&[("A", "1"), ("LD_PRELOAD", "libx.so liby.so"), ("B", "2")], true);
+        let want = [
+            "A=1",
+            "B=2",
+            "LD_PRELOAD=/proc/self/fd/961:libx.so:liby.so",
+            "CANVAS_SEGMENT_FD=960",
+            "CANVAS_PRELOAD_FD=961",
+        ];
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn an_outer_canvas_run_is_replaced() {
+        let outer = [
+            ("LD_PRELOAD", "/proc/self/fd/900:libx.so"),
+            ("CANVAS_SEGMENT_FD", "899"),
+            ("CANVAS_PRELOAD_FD", "900"),
+        ];
+        assert_eq!(env(&outer, true)[0], "LD_PRELOAD=/proc/self/fd/961:libx.so");
+        assert_eq!(env(&outer, true).len(), 3);
+        assert_eq!(env(&outer, false), ["LD_PRELOAD=libx.so"]);
+        assert_eq!(env(&outer[..1], false), ["LD_PRELOAD=/proc/self/fd/900:libx.so"], "not ours");
+    }
+
+    #[test]
+    fn inherited_descriptors_are_high_and_survive_exec() {
+        let n = inherit(library_file(b"x").unwrap()).unwrap();
+        assert!(n >= 200, "{n}");
+        let flags = std::fs::read_to_string(format!("/proc/self/fdinfo/{n}")).unwrap();
+        let octal = flags.lines().find_map(|l| l.strip_prefix("flags:")).unwrap().trim();
+        assert_eq!(u32::from_str_radix(octal, 8).unwrap() & 0o2000000, 0, "O_CLOEXEC is not set");
+    }
+}

@@ -1,0 +1,159 @@
+//! What `canvas run` was asked, with the defaults filled in and the values checked.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+
+use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
+use canvas_types::PAGE_SIZE;
+use canvas_types::units::{Amount, Size};
+
+use crate::args::{ModeArg, RunArgs};
+use crate::error::Failure;
+
+/// Smallest `--local`: the smallest limit that a share comes to, too.
+pub const LOCAL_MIN: Size = Size::from_bytes(LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64);
+/// Smallest `--pool` and `--swap-cache`.
+pub const SMALL_MIN: Size = Size::from_bytes(1 << 20);
+/// The swap cache at start.
+const SWAP_CACHE: Size = Size::from_bytes(32 << 20);
+
+/// What `canvas run` was asked.
+#[derive(Debug)]
+pub struct Options {
+    /// Bound on local memory; `None` for no bound.
+    pub local: Option<Amount>,
+    /// Bound on the pool.
+    pub pool: Size,
+    /// Swap cache at start.
+    pub swap_cache: Size,
+    /// How faults are delivered.
+    pub mode: ModeArg,
+    /// Where the report goes.
+    pub stats: Option<PathBuf>,
+    /// Where the trace goes.
+    pub trace: Option<PathBuf>,
+    /// A program that cannot be managed is an error.
+    pub require: bool,
+    /// Never prefetch.
+    pub no_prefetch: bool,
+    /// Never use UFFDIO_MOVE.
+    pub no_move: bool,
+}
+
+impl Options {
+    /// Checks `args` and fills in the defaults; `ram_bytes` is this host's memory.
+    pub fn new(args: &RunArgs, ram_bytes: u64) -> Result<Options, Failure> {
+        at_least("--local", args.local.and_then(size_of), LOCAL_MIN)?;
+        at_least("--pool", args.pool, SMALL_MIN)?;
+        at_least("--swap-cache", args.swap_cache, SMALL_MIN)?;
+        let swap_cache = match (args.swap_cache, args.local.and_then(size_of)) {
+            (Some(cache), Some(local)) if cache >= local => {
+                return Err(Failure::run(format!(
+                    "--swap-cache {cache} is part of --local {local}; write less than that, an eighth of it for example"
+                )));
+            }
+            (Some(cache), _) => cache,
+            (None, Some(local)) => SWAP_CACHE.min(Size::from_bytes(local.bytes / 8)),
+            (None, None) => SWAP_CACHE,
+        };
+        Ok(Options {
+            local: args.local,
+            pool: args.pool.unwrap_or(Size::from_bytes(ram_bytes / 2)),
+            swap_cache,
+            mode: args.mode,
+            stats: args.stats.clone(),
+            trace: args.trace.clone(),
+            require: args.require,
+            no_prefetch: args.no_prefetch,
+            no_move: args.no_move,
+        })
+    }
+
+    /// Writes what the processes of the tenant need to know, all but the mode and the trace.
+    pub fn write_to(&self, config: &Config) {
+        match self.local {
+            None => {}
+            Some(Amount::Size(size)) => config.local_bytes.store(size.bytes, Relaxed),
+            Some(Amount::Share(share)) => config.local_ppm.store(share.ppm().into(), Relaxed),
+        }
+        config.pool_bytes.store(self.pool.bytes, Relaxed);
+        config.swap_cache_bytes.store(self.swap_cache.bytes, Relaxed);
+        let flags = [
+            (self.require, config_flag::REQUIRE),
+            (self.trace.is_some(), config_flag::TRACE),
+            (self.no_move, config_flag::NO_MOVE),
+            (self.no_prefetch, config_flag::NO_PREFETCH),
+        ];
+        let bits = flags.iter().filter(|(set, _)| *set).fold(0, |bits, (_, bit)| bits | bit);
+        config.flags.store(bits, Relaxed);
+        config.runner_pid.store(std::process::id(), Relaxed);
+    }
+}
+
+fn size_of(amount: Amount) -> Option<Size> {
+    match amount {
+        Amount::Size(size) => Some(size),
+        Amount::Share(_) => None,
+    }
+}
+
+fn at_least(flag: &str, size: Option<Size>, min: Size) -> Result<(), Failure> {
+    match size {
+        Some(size) if size < min => {
+            Err(Failure::run(format!("{flag} {size} is too little to work with; write {min} or more")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn options(flags: &[&str]) -> Result<Options, Failure> {
+        let argv = [&["canvas", "run"], flags, &["--", "true"]].concat();
+        let Command::Run(args) = Cli::try_parse_from(argv).unwrap().command else { unreachable!() };
+        Options::new(&args, 8 << 30)
+    }
+
+    #[test]
+    fn defaults() {
+        let o = options(&[]).unwrap();
+        assert_eq!((o.local, o.pool.bytes, o.swap_cache.bytes), (None, 4 << 30, 32 << 20));
+        assert_eq!(o.mode, ModeArg::Auto);
+    }
+
+    #[test]
+    fn the_default_swap_cache_leaves_most_of_a_small_limit() {
+        assert_eq!(options(&["--local", "64M"]).unwrap().swap_cache.bytes, 8 << 20);
+        assert_eq!(options(&["--local", "1G"]).unwrap().swap_cache.bytes, 32 << 20);
+        assert_eq!(options(&["--local", "25%"]).unwrap().swap_cache.bytes, 32 << 20);
+    }
+
+    #[test]
+    fn too_little_is_refused_with_advice() {
+        for (flags, want) in [
+            (&["--local", "0"][..], "--local 0 is too little to work with; write 8M or more"),
+            (&["--pool", "4K"][..], "--pool 4K is too little to work with; write 1M or more"),
+            (
+                &["--local", "16M", "--swap-cache", "16M"][..],
+                "--swap-cache 16M is part of --local 16M; write less than that, an eighth of it for example",
+            ),
+        ] {
+            let f = options(flags).unwrap_err();
+            assert_eq!((f.code, f.sentence.as_str()), (125, want));
+        }
+    }
+
+    #[test]
+    fn the_config_says_what_the_flags_say() {
+        let (_fd, segment) = canvas_shm::Segment::create().unwrap();
+        options(&["--local", "12.5%", "--pool", "1G", "--no-prefetch", "--require"]).unwrap().write_to(&segment.config);
+        let c = &segment.config;
+        assert_eq!((c.local_bytes.load(Relaxed), c.local_ppm.load(Relaxed)), (0, 125_000));
+        assert_eq!((c.pool_bytes.load(Relaxed), c.swap_cache_bytes.load(Relaxed)), (1 << 30, 32 << 20));
+        assert_eq!(c.flags.load(Relaxed), config_flag::REQUIRE | config_flag::NO_PREFETCH);
+    }
+}

@@ -1,0 +1,166 @@
+//! `canvas run`.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime};
+
+use canvas_pager::trace::{Header, SampleRate};
+use canvas_shm::segment::{Counter, Mode};
+use canvas_shm::Segment;
+use canvas_types::exit;
+use nix::errno::Errno;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::Signal;
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use crate::args::{ModeArg, RunArgs};
+use crate::error::{Failure, say};
+use crate::facts::{Facts, ram_bytes};
+use crate::options::Options;
+use crate::program::Unmanaged;
+use crate::stats::{Place, Report, Run};
+use crate::supervise::{End, Signals, supervise};
+use crate::sweep::{Peaks, release_dead};
+use crate::{doctor, launch, preload, program};
+
+/// Share of the pages whose touches a trace records.
+const TRACE_RATE: SampleRate = SampleRate::one_in(16);
+
+/// Runs CMD and returns the exit code for `canvas`.
+pub fn run(args: &RunArgs) -> Result<i32, Failure> {
+    let options = Options::new(args, ram_bytes())?;
+    let place = options.stats.as_deref().map(stats_place).transpose()?;
+    // Argument parsing sees to it that there is one.
+    let name = args.command.first().cloned().unwrap_or_default();
+    let file = program::find(&name, std::env::var_os("PATH").as_deref())?;
+    let shown = Path::new(&name).display().to_string();
+
+    let unmanaged = program::unmanaged(&file);
+    if let Some(why) = &unmanaged {
+        if options.require {
+            return Err(Failure::run(format!("{shown} {why}, so it cannot be managed; leave out --require to run it all the same")));
+        }
+        say(format_args!("{shown} {why}; it runs unmanaged"));
+    }
+    // Children of an unmanaged program may be managed, so everything is set up for them, but what
+    // is missing is no error then.
+    let mode = match chosen_mode(options.mode) {
+        Ok(mode) => Some(mode),
+        Err(_) if unmanaged.is_some() => None,
+        Err(why) => return Err(Failure::run(why)),
+    };
+
+    let (segment_fd, segment) =
+        Segment::create().map_err(|e| system("the tenant's segment cannot be created", e))?;
+    options.write_to(&segment.config);
+    if let Some(mode) = mode {
+        segment.config.mode.store(mode as u32, Relaxed);
+    }
+    if let Some(trace) = &options.trace {
+        let fd = open_trace(trace, segment)?;
+        let fd = launch::inherit(fd).map_err(|e| system("the trace cannot be handed to the program", e))?;
+        segment.config.trace_fd.store(fd as u32, Relaxed);
+    }
+    let library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
+    let inherit = |fd: OwnedFd| launch::inherit(fd).map_err(|e| system("a descriptor cannot be handed to the program", e));
+    let library_fd = inherit(launch::library_file(&library)?)?;
+    let segment_fd = inherit(segment_fd)?;
+    let preloaded = mode.is_some() && !unmanaged.as_ref().is_some_and(Unmanaged::chokes_on_preload);
+    let env = launch::environment(std::env::vars_os(), segment_fd, library_fd, preloaded);
+
+    let signals = Signals::open().map_err(|e| system("signals cannot be received", e))?;
+    let start = Instant::now();
+    let child = launch::spawn(&file, &args.command, &env, &signals.before).map_err(|e| cannot_execute(&file, e))?;
+    let mut peaks = Peaks::default();
+    let end = supervise(child, &signals, segment, &mut peaks)
+        .map_err(|e| system(&format!("{shown} cannot be waited for"), e))?;
+    let wall = start.elapsed();
+    peaks.sample(segment);
+
+    if let Some(place) = place {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
+        let time = |of: fn(&nix::sys::resource::Usage) -> TimeVal| {
+            usage.as_ref().map(|u| Duration::from_micros(of(u).num_microseconds().max(0) as u64)).unwrap_or_default()
+        };
+        let run = Run {
+            program: shown.clone(),
+            mode: mode.filter(|_| unmanaged.is_none()),
+            end,
+            wall,
+            user: time(|u| u.user_time()),
+            system: time(|u| u.system_time()),
+            max_rss_bytes: usage.as_ref().map_or(0, |u| u.max_rss().max(0) as u64) << 10,
+            peaks,
+        };
+        if let Err(e) = place.write(&Report::new(&run, segment).to_json()) {
+            say(format_args!("the report cannot be written: {}", crate::reason(&e)));
+        }
+    }
+    release_dead(segment);
+    Ok(judge(&shown, end, segment, unmanaged.is_none(), options.require))
+}
+
+/// The exit code, with a line for what the code alone does not tell.
+fn judge(shown: &str, end: End, segment: &Segment, expected: bool, require: bool) -> i32 {
+    let broken = segment.total(Counter::VerifyFailure);
+    if broken > 0 && matches!(end, End::Signal(Signal::SIGBUS, _)) {
+        say(format_args!("{shown} was ended by SIGBUS because {broken} of its far pages came back damaged"));
+    }
+    let managed = segment.managed.load(Relaxed) > 0;
+    let refused = segment.unmanaged.load(Relaxed) > 0 || segment.refused.load(Relaxed) > 0;
+    // The library says itself why it stayed out; when it was never loaded, nobody else does.
+    if expected && !managed && !refused && end == End::Exit(exit::OK) {
+        say(format_args!("{shown} ran unmanaged: its loader did not load the library (it may have file capabilities)"));
+        if require {
+            return exit::RUN_FAILED;
+        }
+    }
+    end.code()
+}
+
+fn system(what: &str, e: Errno) -> Failure {
+    Failure::run(format!("{what}: {}", e.desc()))
+}
+
+fn chosen_mode(wanted: ModeArg) -> Result<Mode, String> {
+    let facts = Facts::gather(canvas_sys::uffd::probe());
+    doctor::choose(wanted, &facts).map(|(mode, _)| mode)
+}
+
+fn stats_place(file: &Path) -> Result<Place, Failure> {
+    Place::new(file)
+        .map_err(|e| Failure::run(format!("the report cannot be written to {}: {}", file.display(), crate::reason(&e))))
+}
+
+/// Opens the trace and writes its header. Every process of the tenant appends to it.
+fn open_trace(path: &Path, segment: &Segment) -> Result<OwnedFd, Failure> {
+    let start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let header = Header {
+        rate: TRACE_RATE,
+        local_pages: segment.local_limit_pages().map_or(0, |n| n.try_into().unwrap_or(u32::MAX)),
+        start_unix_s: start.as_secs(),
+    };
+    let open = || -> std::io::Result<File> {
+        File::create(path)?;
+        let mut file = OpenOptions::new().append(true).open(path)?;
+        file.write_all(&header.encode())?;
+        Ok(file)
+    };
+    match open() {
+        Ok(file) => Ok(file.into()),
+        Err(e) => Err(Failure::run(format!("the trace cannot be written to {}: {}", path.display(), crate::reason(&e)))),
+    }
+}
+
+fn cannot_execute(file: &Path, e: Errno) -> Failure {
+    let why = match e {
+        // The file was there a moment ago: what is missing is what runs it.
+        Errno::ENOENT => "the interpreter or loader that it names does not exist",
+        Errno::ENOEXEC => "it is neither a program nor a script with a #! line (for a shell script, write sh before it)",
+        e => e.desc(),
+    };
+    Failure { code: exit::CANNOT_EXEC, sentence: format!("{} cannot be executed: {why}", file.display()) }
+}

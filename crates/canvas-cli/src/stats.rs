@@ -1,0 +1,353 @@
+//! The report that `canvas run --stats` writes; docs/STATS.md is its schema.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use canvas_shm::histogram::{BUCKETS, quantile_ns};
+use canvas_shm::segment::{Counter, Mode, Segment};
+use canvas_swap::classes::CLASS_BYTES;
+use canvas_types::PAGE_SIZE;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::supervise::End;
+use crate::sweep::Peaks;
+
+/// Name and version of the schema.
+pub const SCHEMA: &str = "canvas-stats/1";
+
+/// What `canvas run` knows beside the segment.
+pub struct Run {
+    /// CMD as it was written, without its arguments (they may hold secrets).
+    pub program: String,
+    /// How faults were delivered; `None` when CMD could not be managed.
+    pub mode: Option<Mode>,
+    /// How CMD ended.
+    pub end: End,
+    /// From CMD's start to its end.
+    pub wall: Duration,
+    /// Processor time of CMD and its children that were waited for.
+    pub user: Duration,
+    /// The same in the kernel.
+    pub system: Duration,
+    /// Largest resident set of any one of them, in bytes.
+    pub max_rss_bytes: u64,
+    /// Samples taken while CMD ran.
+    pub peaks: Peaks,
+}
+
+/// The report.
+#[derive(Serialize, Debug)]
+pub struct Report {
+    schema: &'static str,
+    canvas_version: &'static str,
+    program: String,
+    mode: Option<&'static str>,
+    exit: Exit,
+    time: Time,
+    processes: Processes,
+    limits: Limits,
+    memory: Memory,
+    fault_time_ns: FaultTime,
+    swap_cache: SwapCache,
+    prefetch: Prefetch,
+    entries: Entries,
+    classes: Vec<Class>,
+    verify_failures: u64,
+    counters: Map<String, Value>,
+}
+
+#[derive(Serialize, Debug)]
+struct Exit {
+    code: Option<i32>,
+    signal: Option<i32>,
+    core_dumped: bool,
+}
+
+#[derive(Serialize, Debug)]
+struct Time {
+    wall_s: f64,
+    user_s: f64,
+    system_s: f64,
+}
+
+#[derive(Serialize, Debug)]
+struct Processes {
+    managed: u32,
+    unmanaged: u32,
+    max_rss_bytes: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct Limits {
+    local_bytes: Option<u64>,
+    local_percent: Option<f64>,
+    local_effective_bytes: Option<u64>,
+    pool_bytes: u64,
+    swap_cache_bytes: u64,
+    far_full: bool,
+}
+
+/// A value at CMD's end and its peak.
+#[derive(Serialize, Debug)]
+struct Level {
+    now: u64,
+    peak: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct Memory {
+    local_bytes: Level,
+    resident_bytes: Level,
+    cache_bytes: Level,
+    native_bytes: Level,
+    far_bytes: Level,
+    pool_bytes: Level,
+    footprint_bytes: Level,
+}
+
+#[derive(Serialize, Debug)]
+struct FaultTime {
+    count: u64,
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    max: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct SwapCache {
+    second_chance_hits: u64,
+    prefetch_hits: u64,
+    hit_ratio: Option<f64>,
+}
+
+#[derive(Serialize, Debug)]
+struct Prefetch {
+    issued: u64,
+    used: u64,
+    late: u64,
+    unused: u64,
+    contribution: Option<f64>,
+    accuracy: Option<f64>,
+}
+
+#[derive(Serialize, Debug)]
+struct Entries {
+    allocs_locked: u64,
+    allocs_reserved: u64,
+    reservations_dropped: u64,
+    lock_free_ratio: Option<f64>,
+}
+
+#[derive(Serialize, Debug)]
+struct Class {
+    slot_bytes: u64,
+    now_bytes: u64,
+    peak_bytes: u64,
+}
+
+/// `part / whole` to six digits, at most 1; `None` when the whole is nothing.
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole != 0).then(|| ((part as f64 / whole as f64).min(1.0) * 1e6).round() / 1e6)
+}
+
+fn seconds(d: Duration) -> f64 {
+    (d.as_secs_f64() * 1e6).round() / 1e6
+}
+
+/// A share as the user wrote it.
+fn percent(ppm: u64) -> f64 {
+    ppm as f64 / 10_000.0
+}
+
+/// Name of a mode.
+pub fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Signal => "signal",
+        Mode::Thread => "thread",
+    }
+}
+
+impl Report {
+    /// Reads the segment. Call it before the slots of the last processes are released, or "now" is
+    /// nothing.
+    pub fn new(run: &Run, segment: &Segment) -> Report {
+        let total = |c| segment.total(c);
+        let pages = |n: i64| n.max(0) as u64 * PAGE_SIZE as u64;
+        let bytes = |n: i64| n.max(0) as u64;
+        let level = |now: u64, peak: u64| Level { now, peak: peak.max(now) };
+        let (last, peak) = (&run.peaks.last, &run.peaks.peak);
+        let config = &segment.config;
+        let local_bytes = config.local_bytes.load(Relaxed);
+        let local_ppm = config.local_ppm.load(Relaxed);
+        let cached_peak = peak.cached_pages.max(segment.cached_pages_peak.load(Relaxed));
+
+        let mut sums = [0; BUCKETS];
+        let max_ns = segment.stripes.iter().map(|s| s.fault_ns.add_to(&mut sums)).max().unwrap_or(0);
+        // A quantile is the middle of its bucket, which can lie past the largest value.
+        let quantile = |per_mille| quantile_ns(&sums, per_mille).min(max_ns);
+
+        let demand = total(Counter::FaultFar);
+        let used = total(Counter::PrefetchUsed);
+        let second_chance = total(Counter::FaultSecondChance);
+        let prefetch_hits = total(Counter::CacheHitPrefetch);
+        let (locked, reserved) = (total(Counter::EntryAllocLocked), total(Counter::EntryAllocReserved));
+
+        Report {
+            schema: SCHEMA,
+            canvas_version: env!("CARGO_PKG_VERSION"),
+            program: run.program.clone(),
+            mode: run.mode.map(mode_name),
+            exit: match run.end {
+                End::Exit(code) => Exit { code: Some(code), signal: None, core_dumped: false },
+                End::Signal(signal, core_dumped) => Exit { code: None, signal: Some(signal as i32), core_dumped },
+            },
+            time: Time { wall_s: seconds(run.wall), user_s: seconds(run.user), system_s: seconds(run.system) },
+            processes: Processes {
+                managed: segment.managed.load(Relaxed),
+                unmanaged: segment.unmanaged.load(Relaxed),
+                max_rss_bytes: run.max_rss_bytes,
+            },
+            limits: Limits {
+                local_bytes: (local_bytes != 0).then_some(local_bytes),
+                local_percent: (local_ppm != 0).then(|| percent(local_ppm)),
+                local_effective_bytes: segment.local_limit_pages().map(pages),
+                pool_bytes: config.pool_bytes.load(Relaxed),
+                swap_cache_bytes: config.swap_cache_bytes.load(Relaxed),
+                far_full: segment.far_full.load(Relaxed) != 0,
+            },
+            memory: Memory {
+                local_bytes: level(
+                    pages(segment.local_pages.load(Relaxed)),
+                    pages(segment.local_pages_peak.load(Relaxed)),
+                ),
+                resident_bytes: level(pages(last.resident_pages), pages(peak.resident_pages)),
+                cache_bytes: level(pages(last.cached_pages), pages(cached_peak)),
+                native_bytes: level(pages(last.native_pages), pages(peak.native_pages)),
+                far_bytes: level(pages(last.far_pages), pages(peak.far_pages)),
+                pool_bytes: level(
+                    bytes(segment.pool_bytes.load(Relaxed)),
+                    bytes(segment.pool_bytes_peak.load(Relaxed)),
+                ),
+                footprint_bytes: level(
+                    pages(segment.footprint_pages.load(Relaxed)),
+                    pages(segment.footprint_pages_peak.load(Relaxed)),
+                ),
+            },
+            fault_time_ns: FaultTime {
+                count: sums.iter().sum(),
+                p50: quantile(500),
+                p90: quantile(900),
+                p99: quantile(990),
+                max: max_ns,
+            },
+            swap_cache: SwapCache {
+                second_chance_hits: second_chance,
+                prefetch_hits,
+                hit_ratio: ratio(second_chance + prefetch_hits, second_chance + prefetch_hits + demand),
+            },
+            prefetch: Prefetch {
+                issued: total(Counter::PrefetchIssued),
+                used,
+                late: total(Counter::PrefetchLate),
+                unused: total(Counter::PrefetchUnused),
+                // Canvas, section 6.3.2. Its prefetched pages wait in the swap cache, so that each
+                // use is a fault that hits; most of ours are mapped and never fault, so the hits
+                // are counted as pages found used.
+                contribution: ratio(used, used + demand),
+                accuracy: ratio(used, total(Counter::PrefetchIssued)),
+            },
+            entries: Entries {
+                allocs_locked: locked,
+                allocs_reserved: reserved,
+                reservations_dropped: total(Counter::EntryReservationDropped),
+                lock_free_ratio: ratio(reserved, locked + reserved),
+            },
+            classes: CLASS_BYTES
+                .iter()
+                .zip(last.class_bytes.iter().zip(&peak.class_bytes))
+                .map(|(slot, (now, peak))| Class {
+                    slot_bytes: u64::from(*slot),
+                    now_bytes: bytes(*now),
+                    peak_bytes: bytes(*peak),
+                })
+                .collect(),
+            verify_failures: total(Counter::VerifyFailure),
+            counters: Counter::ALL.iter().map(|c| (c.json_name().to_owned(), total(*c).into())).collect(),
+        }
+    }
+
+    /// As JSON, with a final newline.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+/// A place for the report, found writable before CMD starts.
+#[derive(Debug)]
+pub struct Place {
+    file: PathBuf,
+    /// What is written to at once, because it cannot be replaced: a device, a pipe.
+    special: bool,
+}
+
+impl Place {
+    /// Checks that a report can be written to `file`, without changing it.
+    pub fn new(file: &Path) -> io::Result<Place> {
+        // CMD's parent is us: a relative path stays right, but let it be plain in messages.
+        let file = std::path::absolute(file)?;
+        match fs::metadata(&file) {
+            Ok(m) if m.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(m) if !m.is_file() => {
+                let kind = m.file_type();
+                if !kind.is_fifo() {
+                    OpenOptions::new().append(true).open(&file)?;
+                }
+                return Ok(Place { file, special: true });
+            }
+            Ok(_) => {
+                OpenOptions::new().append(true).open(&file)?;
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+        // What matters is whether the directory takes a new file.
+        let place = Place { file, special: false };
+        let temporary = place.temporary();
+        File::create(&temporary)?;
+        fs::remove_file(&temporary)?;
+        Ok(place)
+    }
+
+    fn temporary(&self) -> PathBuf {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(self.file.file_name().unwrap_or_default());
+        name.push(format!(".{}.tmp", std::process::id()));
+        self.file.with_file_name(name)
+    }
+
+    /// Writes the report: a reader sees all of it or the file of before.
+    pub fn write(&self, text: &str) -> io::Result<()> {
+        if self.special {
+            return OpenOptions::new().append(true).open(&self.file)?.write_all(text.as_bytes());
+        }
+        let temporary = self.temporary();
+        let written = File::create(&temporary)
+            .and_then(|mut f| f.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&temporary, &self.file));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests;

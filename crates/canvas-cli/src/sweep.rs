@@ -1,0 +1,184 @@
+//! Watching the tenant's processes: freeing the slots of dead ones, and the peaks that only a
+//! sample over all processes can show.
+
+use std::fs;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use canvas_shm::segment::{CLASSES_MAX, Segment};
+
+/// Field 20 of /proc/PID/stat (threads), counted behind the name in parentheses.
+const THREADS: usize = 20 - 3;
+/// Field 22 of /proc/PID/stat (start time in clock ticks).
+const START_TICKS: usize = 22 - 3;
+
+/// The state that a process or its absence is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProcState {
+    /// Letter of field 3: R, S, D, T, Z...
+    pub state: u8,
+    /// Threads that are left.
+    pub threads: u64,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// Reads the line of /proc/PID/stat. The name may hold anything, so the last parenthesis counts.
+pub fn parse_stat(line: &str) -> Option<ProcState> {
+    let (_, rest) = line.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    Some(ProcState {
+        state: *fields.first()?.as_bytes().first()?,
+        threads: fields.get(THREADS)?.parse().ok()?,
+        start_ticks: fields.get(START_TICKS)?.parse().ok()?,
+    })
+}
+
+/// State of process `pid`, `None` when there is none.
+pub fn proc_state(pid: u32) -> Option<ProcState> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Is the process that took the slot at `start_ticks` gone?
+fn is_dead(now: Option<ProcState>, start_ticks: u64) -> bool {
+    match now {
+        None => true,
+        // Another process has the number now. (0: the slot's owner has not written it yet.)
+        Some(s) if start_ticks != 0 && s.start_ticks != start_ticks => true,
+        // A zombie has given its memory back, unless only its first thread has ended.
+        Some(s) => matches!(s.state, b'Z' | b'X') && s.threads <= 1,
+    }
+}
+
+/// Frees the slots of dead processes and returns how many.
+pub fn release_dead(segment: &Segment) -> u32 {
+    let mut released = 0;
+    for slot in &segment.procs {
+        let pid = slot.pid.load(Acquire);
+        if pid == 0 || pid == u32::MAX {
+            continue;
+        }
+        let start_ticks = slot.start_ticks.load(Acquire);
+        if is_dead(proc_state(pid), start_ticks) {
+            segment.release_slot(slot, pid);
+            released += 1;
+        }
+    }
+    released
+}
+
+/// What all processes of the tenant have at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sample {
+    /// Pages mapped in the window.
+    pub resident_pages: i64,
+    /// Pages in the swap cache.
+    pub cached_pages: i64,
+    /// Pages of anonymous memory outside the window, and metadata.
+    pub native_pages: i64,
+    /// Pages that exist only as far copies.
+    pub far_pages: i64,
+    /// Bytes stored by class.
+    pub class_bytes: [i64; CLASSES_MAX],
+}
+
+impl Sample {
+    /// Adds up what the processes have now.
+    pub fn take(segment: &Segment) -> Sample {
+        let mut s = Sample::default();
+        for slot in segment.procs.iter().filter(|s| !matches!(s.pid.load(Relaxed), 0 | u32::MAX)) {
+            s.resident_pages += slot.resident_pages.load(Relaxed);
+            s.cached_pages += slot.cached_pages.load(Relaxed);
+            s.native_pages += slot.native_pages.load(Relaxed);
+            s.far_pages += slot.far_pages.load(Relaxed);
+        }
+        for (sum, bytes) in s.class_bytes.iter_mut().zip(&segment.class_bytes) {
+            *sum = bytes.load(Relaxed);
+        }
+        s
+    }
+}
+
+/// The highest values of all samples, each for itself, and the last one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peaks {
+    /// Highest values.
+    pub peak: Sample,
+    /// The last sample.
+    pub last: Sample,
+}
+
+impl Peaks {
+    /// Takes a sample.
+    pub fn sample(&mut self, segment: &Segment) {
+        let now = Sample::take(segment);
+        let p = &mut self.peak;
+        p.resident_pages = p.resident_pages.max(now.resident_pages);
+        p.cached_pages = p.cached_pages.max(now.cached_pages);
+        p.native_pages = p.native_pages.max(now.native_pages);
+        p.far_pages = p.far_pages.max(now.far_pages);
+        for (peak, now) in p.class_bytes.iter_mut().zip(now.class_bytes) {
+            *peak = now.max(*peak);
+        }
+        self.last = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_lines_with_any_name() {
+        let line = "42 (a) b (c) S 1 42 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 3 0 987 1000 200 1\n";
+        let s = parse_stat(line).unwrap();
+        assert_eq!((s.state, s.threads, s.start_ticks), (b'S', 3, 987));
+        assert_eq!(parse_stat(""), None);
+        assert_eq!(parse_stat("1 (x) S 1"), None);
+    }
+
+    #[test]
+    fn who_is_dead() {
+        let alive = ProcState { state: b'S', threads: 1, start_ticks: 7 };
+        assert!(!is_dead(Some(alive), 7));
+        assert!(!is_dead(Some(alive), 0), "start time not written yet");
+        assert!(is_dead(Some(alive), 8), "the number was given to another process");
+        assert!(is_dead(None, 7));
+        assert!(is_dead(Some(ProcState { state: b'Z', ..alive }), 7));
+        assert!(!is_dead(Some(ProcState { state: b'Z', threads: 2, ..alive }), 7), "first thread ended");
+    }
+
+    #[test]
+    fn only_slots_of_dead_processes_are_freed() {
+        let (_fd, segment) = Segment::create().unwrap();
+        let me = std::process::id();
+        let mine = proc_state(me).unwrap();
+        // No process has this number: the kernel's limit is 2^22.
+        for (slot, pid, ticks) in [(0, me, mine.start_ticks), (1, me, mine.start_ticks + 1), (2, 1 << 23, 5)] {
+            let s = &segment.procs[slot];
+            s.start_ticks.store(ticks, Relaxed);
+            s.pid.store(pid, Relaxed);
+            segment.charge_local(s, 10);
+        }
+        assert_eq!(release_dead(segment), 2);
+        assert_eq!(segment.local_pages.load(Relaxed), 10);
+        assert_eq!(segment.procs[0].pid.load(Relaxed), me);
+        assert_eq!(segment.procs[1].pid.load(Relaxed), 0);
+        assert_eq!(release_dead(segment), 0);
+    }
+
+    #[test]
+    fn peaks_outlive_the_processes() {
+        let (_fd, segment) = Segment::create().unwrap();
+        let slot = &segment.procs[5];
+        slot.pid.store(1 << 23, Relaxed);
+        slot.resident_pages.store(100, Relaxed);
+        segment.class_bytes[3].store(4096, Relaxed);
+        let mut peaks = Peaks::default();
+        peaks.sample(segment);
+        release_dead(segment);
+        segment.class_bytes[3].store(0, Relaxed);
+        peaks.sample(segment);
+        assert_eq!((peaks.peak.resident_pages, peaks.peak.class_bytes[3]), (100, 4096));
+        assert_eq!(peaks.last, Sample::default());
+    }
+}

@@ -1,0 +1,860 @@
+//! Low-tier prefetch (Canvas §5.2): what to bring in besides the page that faulted.
+//!
+//! Each thread (by a hash) has a few *trackers*, one a sequential or strided stream, and the
+//! deltas of its other faults for Leap's majority vote. A tracker's window doubles each time the
+//! program arrives at the end of what was prefetched, which proves that all of it was wanted, so
+//! a long stream validates itself; everything else is gated by the accuracy that the caller
+//! measures on prefetched pages that were left unmapped in the swap cache.
+//!
+//! Interleaved streams of one thread are told apart by where they are expected to go next, which
+//! is sharper than a fixed region: no border to relearn at, and two arrays in one region do not
+//! mix. No locks to wait for: a table that another thread works on gives no plan.
+
+use canvas_types::PageId;
+use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
+
+use crate::table::CHUNK_PAGES;
+
+/// Tables; threads share one when their hashes collide.
+const SETS: usize = 64;
+/// Streams tracked in a table.
+const WAYS: usize = 4;
+/// First-touch streams tracked in a table.
+const FIRST_WAYS: usize = 2;
+/// Fault deltas kept for the majority vote (Leap).
+const HISTORY: usize = 32;
+/// Longest window, in pages to prefetch.
+pub const WINDOW_MAX: u32 = 64;
+/// Longest stride of a tracker, in pages.
+const STRIDE_MAX: i64 = 256;
+/// A stream may skip this many strides (pages that were resident) and still be one.
+const SLACK: i64 = 8;
+/// Pages after which a run of faults counts as a stream.
+const STREAM_PAGES: u32 = 64;
+/// Continuations after which a tracker no longer needs the measured accuracy.
+const PROVEN_HITS: u32 = 4;
+/// Feedback counted before the oldest half of it is forgotten.
+const FEEDBACK_WINDOW: u32 = 512;
+/// Feedback below which the accuracy is not judged.
+const FEEDBACK_MIN: u32 = 32;
+/// While gated, one plan of this many is let through to measure again.
+const GATED_PROBE: u32 = 32;
+/// One prefetched page of this many is left unmapped.
+pub const SAMPLE_EVERY: u32 = 8;
+
+/// What kind of fault the prefetcher is told about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum FaultKind {
+    /// The page was far and nothing had asked for it.
+    Demand = 0,
+    /// The page was in the swap cache because a prefetch had left it there.
+    PrefetchHit = 1,
+    /// The page was in the swap cache because reclaim had unmapped it.
+    SecondChance = 2,
+    /// The fault waited for a prefetch of the same page.
+    PrefetchLate = 3,
+}
+
+/// Pages to bring in: `start`, `start + stride`, ... The caller skips what is not far and stops
+/// where the mapping ends. The faulting page is never part of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// First page.
+    pub start: PageId,
+    /// Distance from page to page, in pages; never 0 when `count` is not 0.
+    pub stride: i32,
+    /// Pages, 0 to [`WINDOW_MAX`].
+    pub count: u32,
+    /// The fault continues a stream: fill its page as [`crate::clock::FillKind::Stream`] and the
+    /// planned ones as [`crate::clock::FillKind::StreamPrefetch`].
+    pub stream: bool,
+    /// One planned page of this many is to be left unmapped (0: none), see
+    /// [`Plan::leave_unmapped`].
+    pub sample_every: u32,
+    /// A page of a chunk that the stream has just left: give it to
+    /// [`crate::clock::Clock::stream_passed`].
+    pub behind: Option<PageId>,
+}
+
+impl Plan {
+    /// Nothing.
+    pub const NONE: Plan = Plan {
+        start: PageId(0),
+        stride: 0,
+        count: 0,
+        stream: false,
+        sample_every: 0,
+        behind: None,
+    };
+    /// The `i`-th page; `None` past the plan's or the window's end.
+    #[inline]
+    pub fn page(&self, i: u32) -> Option<PageId> {
+        if i >= self.count {
+            return None;
+        }
+        let p = i64::from(self.start.0) + i64::from(i) * i64::from(self.stride);
+        ((0..canvas_types::layout::WINDOW_PAGES as i64).contains(&p)).then_some(PageId(p as u32))
+    }
+    /// Is the `i`-th page to be left in the swap cache, unmapped, so that its use is seen? The
+    /// last of each group of `sample_every`: a touch there comes when the rest has been used.
+    #[inline]
+    pub fn leave_unmapped(&self, i: u32) -> bool {
+        self.sample_every != 0 && i % self.sample_every == self.sample_every - 1
+    }
+}
+
+/// A stream: plain data under its table's lock, in atomics so that no unsafe code is needed.
+struct Way {
+    /// Where the stream is: the last fault that belonged to it.
+    last: AtomicU32,
+    /// Pages from fault to fault (i32); 0 while only one fault is known.
+    stride: AtomicU32,
+    /// First page (in stream order) that was not prefetched yet.
+    frontier: AtomicU32,
+    /// Window of the last plan, in pages.
+    window: AtomicU32,
+    /// Times that the stream continued as expected.
+    hits: AtomicU32,
+    /// Pages covered so far.
+    covered: AtomicU32,
+    /// Time of last use, in faults of the table; 0 for a free way.
+    used: AtomicU32,
+    /// Chunk that was last reported as left behind.
+    behind: AtomicU32,
+}
+
+struct Set {
+    lock: RawSpin,
+    faults: AtomicU32,
+    ways: [Way; WAYS],
+    first: [Way; FIRST_WAYS],
+    /// Page of the last fault that no tracker knew.
+    stray: AtomicU32,
+    /// Deltas (i32) of such faults, a ring.
+    history: [AtomicU32; HISTORY],
+    history_len: AtomicU32,
+}
+
+/// The prefetcher of a process: about 28 KiB, usable as a static.
+pub struct Prefetcher {
+    sets: [Set; SETS],
+    used: AtomicU32,
+    unused: AtomicU32,
+    gated: AtomicU32,
+}
+
+fn get(a: &AtomicU32) -> u32 {
+    a.load(Ordering::Relaxed)
+}
+fn put(a: &AtomicU32, v: u32) {
+    a.store(v, Ordering::Relaxed);
+}
+
+macro_rules! constructors {
+    ($($const:tt)?) => {
+        impl Way {
+            $($const)? fn new() -> Way {
+                Way {
+                    last: AtomicU32::new(0),
+                    stride: AtomicU32::new(0),
+                    frontier: AtomicU32::new(0),
+                    window: AtomicU32::new(0),
+                    hits: AtomicU32::new(0),
+                    covered: AtomicU32::new(0),
+                    used: AtomicU32::new(0),
+                    behind: AtomicU32::new(u32::MAX),
+                }
+            }
+        }
+        impl Set {
+            $($const)? fn new() -> Set {
+                Set {
+                    lock: RawSpin::new(),
+                    faults: AtomicU32::new(0),
+                    ways: [$($const)? { Way::new() }, $($const)? { Way::new() }, $($const)? { Way::new() }, $($const)? { Way::new() }],
+                    first: [$($const)? { Way::new() }, $($const)? { Way::new() }],
+                    stray: AtomicU32::new(0),
+                    history: constructors!(@zeros $($const)?),
+                    history_len: AtomicU32::new(0),
+                }
+            }
+        }
+        impl Prefetcher {
+            /// A prefetcher that knows no stream.
+            #[allow(clippy::new_without_default)]
+            pub $($const)? fn new() -> Prefetcher {
+                Prefetcher {
+                    sets: constructors!(@sets $($const)?),
+                    used: AtomicU32::new(0),
+                    unused: AtomicU32::new(0),
+                    gated: AtomicU32::new(0),
+                }
+            }
+        }
+    };
+    (@zeros const) => { [const { AtomicU32::new(0) }; HISTORY] };
+    (@zeros) => { core::array::from_fn(|_| AtomicU32::new(0)) };
+    (@sets const) => { [const { Set::new() }; SETS] };
+    (@sets) => { core::array::from_fn(|_| Set::new()) };
+}
+
+#[cfg(not(feature = "shuttle"))]
+constructors!(const);
+#[cfg(feature = "shuttle")]
+constructors!();
+
+impl Way {
+    fn stride(&self) -> i64 {
+        i64::from(get(&self.stride) as i32)
+    }
+    /// How many strides from `from` to `to`; `None` when it is not a whole number of them forward.
+    fn steps(&self, from: u32, to: u32) -> Option<i64> {
+        let (stride, d) = (self.stride(), i64::from(to) - i64::from(from));
+        (stride != 0 && d % stride == 0 && d / stride >= 0).then(|| d / stride)
+    }
+    /// Would `page` continue this stream?
+    fn expects(&self, page: u32) -> bool {
+        if get(&self.used) == 0 {
+            return false;
+        }
+        let ahead = self
+            .steps(get(&self.last), get(&self.frontier))
+            .unwrap_or(1);
+        // A stream that was seen once or twice must go on exactly.
+        let slack = if get(&self.hits) >= 2 { SLACK } else { 0 };
+        self.steps(get(&self.last), page)
+            .is_some_and(|n| n >= 1 && n <= ahead + slack)
+    }
+    fn restart(&self, page: u32, now: u32) {
+        put(&self.last, page);
+        put(&self.stride, 0);
+        put(&self.frontier, page);
+        put(&self.window, 0);
+        put(&self.hits, 0);
+        put(&self.covered, 1);
+        put(&self.used, now);
+        put(&self.behind, u32::MAX);
+    }
+}
+
+impl Prefetcher {
+    /// A fault of the thread behind `thread_hash` on `page`. Call it for far pages and for pages
+    /// found in the swap cache; first touches go to [`Prefetcher::first_touch_plan`].
+    pub fn on_fault(&self, thread_hash: u32, page: PageId, kind: FaultKind) -> Plan {
+        let set = self.set(thread_hash);
+        let Some(_held) = set.lock.try_lock() else {
+            return Plan::NONE;
+        };
+        let now = set.tick();
+        if let Some(way) = set.ways.iter().find(|w| w.expects(page.0)) {
+            return self.advance(way, page, kind, now);
+        }
+        if kind == FaultKind::PrefetchHit || kind == FaultKind::PrefetchLate {
+            // Prefetched by a tracker that is gone, or by the vote: it tells no new delta.
+            return Plan::NONE;
+        }
+        if let Some(plan) = self.pair(set, page, now) {
+            return plan;
+        }
+        set.stray_fault(page.0);
+        match set.replace(page.0, now) {
+            Some(way) if kind == FaultKind::Demand => self.vote(set, way, page),
+            _ => Plan::NONE,
+        }
+    }
+
+    /// A first touch: how many pages to fill with zeros beside it. Doubles from 1 to
+    /// [`WINDOW_MAX`] on sequential touches, up or down; long plans end at a chunk's border.
+    pub fn first_touch_plan(&self, thread_hash: u32, page: PageId) -> Plan {
+        let set = self.set(thread_hash);
+        let Some(_held) = set.lock.try_lock() else {
+            return Plan::NONE;
+        };
+        let now = set.tick();
+        let known = set.first.iter().find(|w| {
+            let stride = w.stride();
+            let d = i64::from(page.0) - i64::from(get(&w.frontier));
+            get(&w.used) != 0
+                && if stride == 0 {
+                    d.abs() == 1
+                } else {
+                    (0..=SLACK).contains(&(d * stride))
+                }
+        });
+        let Some(way) = known else {
+            if let Some(way) = set.first.iter().min_by_key(|w| get(&w.used)) {
+                way.restart(page.0, now);
+            }
+            return Plan::NONE;
+        };
+        if way.stride() == 0 {
+            put(
+                &way.stride,
+                if page.0 > get(&way.last) {
+                    1
+                } else {
+                    (-1i32) as u32
+                },
+            );
+        }
+        let stride = way.stride();
+        put(&way.used, now);
+        put(&way.last, page.0);
+        let window = (get(&way.window) * 2).clamp(1, WINDOW_MAX);
+        put(&way.window, window);
+        let count = align(page.0, stride, window);
+        put(
+            &way.frontier,
+            (i64::from(page.0) + stride * (i64::from(count) + 1)).clamp(0, i64::from(u32::MAX))
+                as u32,
+        );
+        Plan {
+            start: PageId((i64::from(page.0) + stride).max(0) as u32),
+            stride: stride as i32,
+            count,
+            stream: false,
+            sample_every: 0,
+            behind: None,
+        }
+    }
+
+    /// `n` prefetched pages that were left unmapped turned out to be used.
+    #[inline]
+    pub fn on_used(&self, n: u32) {
+        self.used.fetch_add(n, Ordering::Relaxed);
+        self.forget();
+    }
+
+    /// `n` prefetched pages that were left unmapped were written out without a touch.
+    #[inline]
+    pub fn on_unused(&self, n: u32) {
+        self.unused.fetch_add(n, Ordering::Relaxed);
+        self.forget();
+    }
+
+    /// Measured accuracy in percent; `None` while too little was measured.
+    pub fn accuracy_percent(&self) -> Option<u32> {
+        let (used, unused) = (get(&self.used), get(&self.unused));
+        let all = used.saturating_add(unused);
+        (all >= FEEDBACK_MIN).then(|| (u64::from(used) * 100 / u64::from(all)) as u32)
+    }
+
+    /// Halves the feedback, so that the present weighs more. Racing callers may halve twice.
+    fn forget(&self) {
+        let (used, unused) = (get(&self.used), get(&self.unused));
+        if used.saturating_add(unused) > FEEDBACK_WINDOW {
+            put(&self.used, used / 2);
+            put(&self.unused, unused / 2);
+        }
+    }
+
+    /// The longest window that the measured accuracy allows now; 0 for none.
+    fn allowed(&self) -> u32 {
+        match self.accuracy_percent() {
+            None => 16,
+            Some(75..) => WINDOW_MAX,
+            Some(60..) => 32,
+            Some(50..) => 8,
+            Some(40..) => 4,
+            Some(_) => {
+                let turn = self.gated.fetch_add(1, Ordering::Relaxed);
+                if turn.is_multiple_of(GATED_PROBE) {
+                    SAMPLE_EVERY
+                } else {
+                    0
+                }
+            }
+        }
+    }
+
+    fn set(&self, thread_hash: u32) -> &Set {
+        &self.sets[(thread_hash.wrapping_mul(0x9e37_79b1) >> 16) as usize % SETS]
+    }
+
+    /// A stream went on, as its tracker expected.
+    fn advance(&self, way: &Way, page: PageId, kind: FaultKind, now: u32) -> Plan {
+        let stride = way.stride();
+        let steps = way.steps(get(&way.last), page.0).unwrap_or(1) as u32;
+        put(&way.used, now);
+        put(&way.last, page.0);
+        put(&way.covered, get(&way.covered).saturating_add(steps));
+        let stream = get(&way.covered) >= STREAM_PAGES;
+        let behind = if stream {
+            left_chunk(way, page.0, stride)
+        } else {
+            None
+        };
+        // Pages prefetched and not yet reached.
+        let ahead = way
+            .steps(page.0, get(&way.frontier))
+            .map_or(0, |n| (n - 1).max(0)) as u32;
+        let window = get(&way.window);
+        let mut plan = Plan {
+            stream,
+            behind,
+            ..Plan::NONE
+        };
+        if ahead > 0 && (kind == FaultKind::SecondChance || ahead > window / 4) {
+            return plan;
+        }
+        let hits = get(&way.hits).saturating_add(1);
+        put(&way.hits, hits);
+        let proven = hits >= PROVEN_HITS;
+        let allowed = if proven { WINDOW_MAX } else { self.allowed() };
+        let window = (window * 2).clamp(2, WINDOW_MAX).min(allowed);
+        if window == 0 {
+            put(&way.frontier, next_page(page.0, stride, 1));
+            return plan;
+        }
+        put(&way.window, window);
+        let from = if ahead > 0 {
+            next_page(page.0, stride, i64::from(ahead))
+        } else {
+            page.0
+        };
+        let count = align(from, stride, window);
+        put(&way.frontier, next_page(from, stride, i64::from(count) + 1));
+        plan.start = PageId(next_page(from, stride, 1));
+        plan.stride = stride as i32;
+        plan.count = count;
+        // A proven stream is measured by its own progress; one unmapped page a window tells where
+        // it is, so that the next window can be asked for in time.
+        plan.sample_every = if proven {
+            count.max(SAMPLE_EVERY)
+        } else {
+            SAMPLE_EVERY
+        };
+        plan
+    }
+
+    /// Two faults near each other start a stream; neighbours are prefetched at once, other
+    /// strides when a third fault confirms them.
+    fn pair(&self, set: &Set, page: PageId, now: u32) -> Option<Plan> {
+        let way = set
+            .ways
+            .iter()
+            .filter(|w| get(&w.used) != 0 && get(&w.hits) == 0)
+            .map(|w| (w, i64::from(page.0) - i64::from(get(&w.last))))
+            .filter(|(_, d)| *d != 0 && d.abs() <= STRIDE_MAX)
+            .min_by_key(|(_, d)| d.abs());
+        let (way, d) = way?;
+        put(&way.stride, d as i32 as u32);
+        put(&way.last, page.0);
+        put(&way.used, now);
+        put(&way.covered, 2);
+        put(&way.frontier, next_page(page.0, d, 1));
+        if d.abs() != 1 {
+            return Some(Plan::NONE);
+        }
+        put(&way.hits, 1);
+        Some(self.first_plan(way, page, d))
+    }
+
+    /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the
+    /// stride of the tracker `way`, which has just started at `page`.
+    fn vote(&self, set: &Set, way: &Way, page: PageId) -> Plan {
+        let Some(delta) = set.majority() else {
+            return Plan::NONE;
+        };
+        put(&way.stride, delta as i32 as u32);
+        put(&way.hits, 1);
+        self.first_plan(way, page, delta)
+    }
+
+    /// The first, short plan of a stream.
+    fn first_plan(&self, way: &Way, page: PageId, stride: i64) -> Plan {
+        let window = self.allowed().min(2);
+        put(&way.window, window);
+        put(
+            &way.frontier,
+            next_page(page.0, stride, i64::from(window) + 1),
+        );
+        Plan {
+            start: PageId(next_page(page.0, stride, 1)),
+            stride: stride as i32,
+            count: window,
+            sample_every: window,
+            ..Plan::NONE
+        }
+    }
+}
+
+impl Set {
+    fn tick(&self) -> u32 {
+        let now = get(&self.faults).wrapping_add(1).max(1);
+        put(&self.faults, now);
+        now
+    }
+
+    /// Records the delta from the last fault that no tracker knew.
+    fn stray_fault(&self, page: u32) {
+        let delta = page.wrapping_sub(get(&self.stray));
+        put(&self.stray, page);
+        let n = get(&self.history_len);
+        put(&self.history[n as usize % HISTORY], delta);
+        put(&self.history_len, n.wrapping_add(1));
+    }
+
+    /// Starts tracking `page` in a free way, or in one that never continued; when all are good
+    /// streams, the one used least recently loses trust each time until it is given up.
+    fn replace(&self, page: u32, now: u32) -> Option<&Way> {
+        let age = |w: &&Way| now.wrapping_sub(get(&w.used));
+        let weak = self
+            .ways
+            .iter()
+            .filter(|w| get(&w.hits) == 0 || get(&w.used) == 0)
+            .max_by_key(age);
+        let way = match weak {
+            Some(way) => way,
+            None => {
+                let way = self.ways.iter().max_by_key(age)?;
+                put(&way.hits, get(&way.hits) / 2);
+                if get(&way.hits) > 0 {
+                    return None;
+                }
+                way
+            }
+        };
+        way.restart(page, now);
+        Some(way)
+    }
+
+    /// Boyer-Moore majority over growing suffixes of the history.
+    fn majority(&self) -> Option<i64> {
+        let total = get(&self.history_len) as usize;
+        let mut span = 4;
+        while span <= HISTORY && span <= total {
+            let at = |i: usize| get(&self.history[(total - 1 - i) % HISTORY]);
+            let (mut candidate, mut votes) = (0, 0u32);
+            for i in 0..span {
+                match votes {
+                    0 => (candidate, votes) = (at(i), 1),
+                    _ if at(i) == candidate => votes += 1,
+                    _ => votes -= 1,
+                }
+            }
+            let delta = i64::from(candidate as i32);
+            if (0..span).filter(|i| at(*i) == candidate).count() > span / 2 && delta != 0 {
+                return Some(delta);
+            }
+            span *= 2;
+        }
+        None
+    }
+}
+
+/// `page + n * stride`, kept in range.
+fn next_page(page: u32, stride: i64, n: i64) -> u32 {
+    (i64::from(page) + stride * n).clamp(0, i64::from(u32::MAX)) as u32
+}
+
+/// Shortens a long window of neighbours after `page` so that it ends at a chunk's border: later
+/// windows then fill whole chunks, which are unmapped with one call.
+fn align(page: u32, stride: i64, window: u32) -> u32 {
+    let chunk = CHUNK_PAGES as u32;
+    if window < chunk / 4 || stride.abs() != 1 {
+        return window;
+    }
+    let excess = if stride > 0 {
+        (page + window + 1) % chunk
+    } else {
+        (chunk - page.wrapping_sub(window) % chunk) % chunk
+    };
+    if excess < window {
+        window - excess
+    } else {
+        window
+    }
+}
+
+/// The chunk that a stream has left with this fault, reported once.
+fn left_chunk(way: &Way, page: u32, stride: i64) -> Option<PageId> {
+    let chunk = CHUNK_PAGES as u32;
+    let at = page / chunk;
+    let behind = if stride > 0 {
+        at.checked_sub(1)?
+    } else {
+        at + 1
+    };
+    if get(&way.behind) == behind {
+        return None;
+    }
+    put(&way.behind, behind);
+    Some(PageId(behind * chunk))
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// A program whose touches of prefetched pages cause no fault, as with mapped pages.
+    struct Program {
+        prefetcher: Box<Prefetcher>,
+        here: BTreeSet<u32>,
+        unmapped: BTreeSet<u32>,
+        faults: u32,
+        prefetched: u32,
+        used: u32,
+        stream: u32,
+        behind: Vec<u32>,
+    }
+
+    impl Program {
+        fn new() -> Program {
+            Program {
+                prefetcher: Box::new(Prefetcher::new()),
+                here: BTreeSet::new(),
+                unmapped: BTreeSet::new(),
+                faults: 0,
+                prefetched: 0,
+                used: 0,
+                stream: 0,
+                behind: Vec::new(),
+            }
+        }
+        fn touch(&mut self, thread: u32, page: u32) -> Plan {
+            let kind = if self.unmapped.remove(&page) {
+                self.prefetcher.on_used(1);
+                FaultKind::PrefetchHit
+            } else if self.here.remove(&page) {
+                self.used += 1;
+                return Plan::NONE;
+            } else {
+                FaultKind::Demand
+            };
+            self.used += u32::from(kind == FaultKind::PrefetchHit);
+            self.faults += u32::from(kind == FaultKind::Demand);
+            let plan = self.prefetcher.on_fault(thread, PageId(page), kind);
+            self.stream += u32::from(plan.stream);
+            self.behind.extend(plan.behind.map(|p| p.0));
+            for i in 0..plan.count {
+                let Some(p) = plan.page(i) else { break };
+                assert_ne!(p.0, page, "the faulting page is not planned");
+                self.prefetched += 1;
+                if plan.leave_unmapped(i) {
+                    self.unmapped.insert(p.0)
+                } else {
+                    self.here.insert(p.0)
+                };
+            }
+            plan
+        }
+        /// Everything prefetched and not touched is evicted.
+        fn evict(&mut self) {
+            self.prefetcher.on_unused(self.unmapped.len() as u32);
+            self.unmapped.clear();
+            self.here.clear();
+        }
+    }
+
+    #[test]
+    fn a_sequence_is_found_at_the_second_fault() {
+        for step in [1i64, -1] {
+            let mut p = Program::new();
+            assert_eq!(p.touch(1, 50_000).count, 0);
+            let plan = p.touch(1, (50_000 + step) as u32);
+            assert_eq!(
+                (plan.start.0, plan.stride, plan.count),
+                ((50_000 + 2 * step) as u32, step as i32, 2)
+            );
+        }
+    }
+
+    #[test]
+    fn a_stride_is_found_at_the_third_fault() {
+        for stride in [2i64, 3, 17, -5, 200] {
+            let mut p = Program::new();
+            let at = |i: i64| (1_000_000 + i * stride) as u32;
+            assert_eq!(p.touch(1, at(0)).count + p.touch(1, at(1)).count, 0);
+            let plan = p.touch(1, at(2));
+            assert_eq!((plan.start.0, i64::from(plan.stride)), (at(3), stride));
+            assert!(plan.count > 0);
+        }
+    }
+
+    #[test]
+    fn a_long_sequence_faults_rarely_and_wastes_little() {
+        for step in [1i64, -1, 4] {
+            let mut p = Program::new();
+            for i in 0..10_000i64 {
+                p.touch(1, (1_000_000 + i * step) as u32);
+            }
+            assert!(p.faults < 12, "step {step}: {} faults", p.faults);
+            assert!(
+                p.prefetched - p.used <= 2 * WINDOW_MAX,
+                "step {step}: {} unused",
+                p.prefetched - p.used
+            );
+            assert!(p.stream > 0);
+        }
+    }
+
+    #[test]
+    fn a_stream_reports_each_chunk_that_it_leaves() {
+        let mut p = Program::new();
+        (0..6400u32).for_each(|i| {
+            p.touch(1, i);
+        });
+        let chunks: Vec<u32> = p.behind.iter().map(|p| p / CHUNK_PAGES as u32).collect();
+        let distinct: BTreeSet<_> = chunks.iter().copied().collect();
+        assert_eq!(distinct.len(), chunks.len(), "none twice");
+        assert!(distinct.len() >= 95 && chunks.windows(2).all(|w| w[0] < w[1]));
+    }
+
+    #[test]
+    fn interleaved_streams_are_told_apart() {
+        let mut p = Program::new();
+        for i in 0..2000 {
+            for base in [0, 100_000, 200_000] {
+                p.touch(1, base + i);
+            }
+        }
+        assert!(p.faults < 40, "{} faults of 6000", p.faults);
+    }
+
+    #[test]
+    fn threads_are_told_apart() {
+        let mut p = Program::new();
+        for i in 0..2000 {
+            for thread in 0..8 {
+                p.touch(thread, thread * 1_000_000 + i * (1 + thread % 3));
+            }
+        }
+        assert!(p.faults < 8 * 40, "{} faults of 16000", p.faults);
+    }
+
+    #[test]
+    fn leap_finds_the_majority_in_noise() {
+        let set = Set::new();
+        for (i, d) in [600i64, 600, 9_000, 600, 600, -77_000, 600, 600]
+            .iter()
+            .enumerate()
+        {
+            set.stray_fault((get(&set.stray) as i64 + d) as u32);
+            let _ = i;
+        }
+        assert_eq!(set.majority(), Some(600));
+        for d in [11u32, 222, 3333, 44444, 5, 66, 777, 8888].repeat(4) {
+            set.stray_fault(get(&set.stray).wrapping_add(d));
+        }
+        assert_eq!(set.majority(), None);
+    }
+
+    #[test]
+    fn long_strides_are_voted_for() {
+        let mut p = Program::new();
+        for i in 0..400u32 {
+            p.touch(1, 1_000_000 + i * 1000);
+        }
+        assert!(p.faults < 100, "{} faults of 400", p.faults);
+        assert!(
+            p.prefetched - p.used <= WINDOW_MAX,
+            "only the stream's end is wasted"
+        );
+    }
+
+    #[test]
+    fn first_touch_doubles_on_sequences_only() {
+        let p = Prefetcher::new();
+        let mut page = 64 * 100;
+        let mut counts = Vec::new();
+        for _ in 0..9 {
+            let plan = p.first_touch_plan(1, PageId(page));
+            counts.push(plan.count);
+            page += plan.count + 1;
+        }
+        assert_eq!(counts[..4], [0, 1, 2, 4]);
+        assert!(
+            counts.iter().enumerate().all(|(i, c)| *c <= 1 << i),
+            "{counts:?}"
+        );
+        assert!(counts.iter().all(|c| *c <= WINDOW_MAX) && counts[8] > WINDOW_MAX / 2);
+        assert_eq!(
+            page % CHUNK_PAGES as u32,
+            0,
+            "long fills end with the chunk"
+        );
+        for i in 0..100 {
+            assert_eq!(
+                p.first_touch_plan(2, PageId(1_000_000 + i * 5003 % 77777))
+                    .count,
+                0
+            );
+        }
+        let (mut page, mut sum) = (500_000, 0);
+        for _ in 0..8 {
+            let plan = p.first_touch_plan(3, PageId(page));
+            assert!(plan.count == 0 || plan.stride == -1);
+            page -= plan.count + 1;
+            sum += plan.count;
+        }
+        assert!(sum > 60, "downwards too");
+    }
+
+    #[test]
+    fn a_sample_is_left_unmapped() {
+        let plan = Plan {
+            start: PageId(8),
+            stride: 1,
+            count: 64,
+            sample_every: SAMPLE_EVERY,
+            ..Plan::NONE
+        };
+        assert_eq!((0..64).filter(|i| plan.leave_unmapped(*i)).count(), 8);
+        assert!(!(0..64).any(|i| {
+            Plan {
+                sample_every: 0,
+                ..plan
+            }
+            .leave_unmapped(i)
+        }));
+        assert_eq!(plan.page(64), None);
+        let down = Plan {
+            start: PageId(1),
+            stride: -1,
+            count: 4,
+            ..plan
+        };
+        assert_eq!(
+            [down.page(0), down.page(1), down.page(2)],
+            [Some(PageId(1)), Some(PageId(0)), None]
+        );
+    }
+
+    proptest! {
+        /// Random faults over much memory: next to nothing is prefetched.
+        #[test]
+        fn random_faults_stay_quiet(seed: u64) {
+            let mut p = Program::new();
+            let mut x = seed | 1;
+            for i in 0..4000 {
+                x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                p.touch(1, (x >> 40) as u32 % 1_000_000);
+                if i % 64 == 0 { p.evict(); }
+            }
+            prop_assert!(p.prefetched < 200, "{} prefetched", p.prefetched);
+        }
+
+        /// Short runs of neighbours that never go on: the gate closes after it has seen enough.
+        #[test]
+        fn useless_prefetch_is_gated(seed: u64) {
+            let mut p = Program::new();
+            let mut x = seed | 1;
+            let mut early = 0;
+            for i in 0..4000 {
+                x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let page = (x >> 40) as u32 % 1_000_000;
+                p.touch(1, page);
+                p.touch(1, page + 1);
+                if i % 8 == 0 { p.evict(); }
+                if i == 400 { early = p.prefetched; }
+            }
+            let late = p.prefetched - early;
+            prop_assert!(late < 3600 / 4, "{early} of the first 400, then {late}");
+            prop_assert!(late > 0, "it keeps measuring");
+        }
+    }
+}

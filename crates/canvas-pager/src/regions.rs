@@ -1,0 +1,279 @@
+//! Which parts of the window are mapped, and how: the user-space twin of the kernel's VMA list.
+//!
+//! A sorted array of disjoint regions, adjacent equal ones merged. The window's pages outside any
+//! region are inaccessible (the kernel has them as PROT_NONE). Memory for the array comes from the
+//! caller; a full array is an error (ENOMEM to the program), as `vm.max_map_count` is.
+
+/// Attributes of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Attr {
+    /// PROT_ bits.
+    pub prot: u8,
+    /// [`kind`] bits.
+    pub kind: u8,
+}
+
+/// Bits of [`Attr::kind`].
+pub mod kind {
+    /// The kernel's own mapping lies over the window here (a file, shared memory): hands off.
+    pub const NATIVE: u8 = 1;
+    /// Not inherited by fork's child.
+    pub const DONTFORK: u8 = 2;
+    /// Zeroed in fork's child.
+    pub const WIPEONFORK: u8 = 4;
+}
+
+/// A mapped piece of the window, in pages: `start..end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Region {
+    /// First page.
+    pub start: u32,
+    /// One past the last page.
+    pub end: u32,
+    /// How it is mapped.
+    pub attr: Attr,
+}
+
+/// The array is full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+/// The mapped regions of one window.
+pub struct Regions<'a> {
+    items: &'a mut [Region],
+    len: usize,
+    pages: u64,
+    natives: usize,
+}
+
+impl<'a> Regions<'a> {
+    /// No regions, in memory for at most `items.len()` of them.
+    pub fn new(items: &'a mut [Region]) -> Regions<'a> {
+        Regions { items, len: 0, pages: 0, natives: 0 }
+    }
+    /// All regions, in order.
+    pub fn as_slice(&self) -> &[Region] {
+        &self.items[..self.len]
+    }
+    /// Pages mapped.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+    /// Are there regions of kind NATIVE?
+    pub fn has_native(&self) -> bool {
+        self.natives != 0
+    }
+    /// Index of the first region that ends after `page`.
+    fn first_after(&self, page: u32) -> usize {
+        self.as_slice().partition_point(|r| r.end <= page)
+    }
+    /// The region that holds `page`.
+    pub fn at(&self, page: u32) -> Option<Region> {
+        let r = *self.as_slice().get(self.first_after(page))?;
+        (r.start <= page).then_some(r)
+    }
+    /// Is every page of `start..end` mapped?
+    pub fn covers(&self, start: u32, end: u32) -> bool {
+        let mut next = start;
+        for r in &self.as_slice()[self.first_after(start)..] {
+            if next >= end {
+                break;
+            }
+            if r.start > next {
+                return false;
+            }
+            next = r.end;
+        }
+        next >= end
+    }
+    /// Calls `f` with each region's part inside `start..end`.
+    pub fn each(&self, start: u32, end: u32, mut f: impl FnMut(Region)) {
+        for r in &self.as_slice()[self.first_after(start)..] {
+            if r.start >= end {
+                break;
+            }
+            f(Region { start: r.start.max(start), end: r.end.min(end), attr: r.attr });
+        }
+    }
+    /// First free range of `len` pages at or above `low`, aligned to `align` pages (a power of
+    /// two), ending at or below `high`.
+    pub fn find_gap(&self, len: u32, align: u32, low: u32, high: u32) -> Option<u32> {
+        let up = |p: u32| p.checked_add(align - 1).map(|p| p & !(align - 1));
+        let mut at = up(low)?;
+        for r in &self.as_slice()[self.first_after(low)..] {
+            if at.checked_add(len)? <= r.start {
+                break;
+            }
+            at = up(r.end.max(at))?;
+        }
+        (at.checked_add(len)? <= high).then_some(at)
+    }
+    fn replace(&mut self, from: usize, to: usize, with: &[Region]) -> Result<(), Full> {
+        let new_len = self.len - (to - from) + with.len();
+        if new_len > self.items.len() {
+            return Err(Full);
+        }
+        for r in &self.items[from..to] {
+            self.pages -= u64::from(r.end - r.start);
+            self.natives -= usize::from(r.attr.kind & kind::NATIVE != 0);
+        }
+        self.items.copy_within(to..self.len, from + with.len());
+        self.items[from..from + with.len()].copy_from_slice(with);
+        self.len = new_len;
+        for r in with {
+            self.pages += u64::from(r.end - r.start);
+            self.natives += usize::from(r.attr.kind & kind::NATIVE != 0);
+        }
+        Ok(())
+    }
+    /// Removes `start..end`, splitting what overlaps.
+    pub fn remove(&mut self, start: u32, end: u32) -> Result<(), Full> {
+        self.put(start, end, None)
+    }
+    /// Maps `start..end` with `attr`, replacing what was there.
+    pub fn insert(&mut self, start: u32, end: u32, attr: Attr) -> Result<(), Full> {
+        self.put(start, end, Some(attr))
+    }
+    fn put(&mut self, start: u32, end: u32, attr: Option<Attr>) -> Result<(), Full> {
+        if start >= end {
+            return Ok(());
+        }
+        let mut from = self.first_after(start);
+        let mut to = from + self.as_slice()[from..].partition_point(|r| r.start < end);
+        let mut with = [Region::default(); 3];
+        let mut n = 0;
+        let mut push = |r: Region| {
+            if r.start >= r.end {
+                return;
+            }
+            if n > 0 && with[n - 1].end == r.start && with[n - 1].attr == r.attr {
+                with[n - 1].end = r.end;
+            } else {
+                with[n] = r;
+                n += 1;
+            }
+        };
+        // The neighbours join when they touch and are equal.
+        if let Some(attr) = attr {
+            if from > 0 && self.items[from - 1].end == start && self.items[from - 1].attr == attr {
+                from -= 1;
+            }
+            if to < self.len && self.items[to].start == end && self.items[to].attr == attr {
+                to += 1;
+            }
+        }
+        if from < to {
+            let first = self.items[from];
+            push(Region { end: first.end.min(start), ..first });
+        }
+        if let Some(attr) = attr {
+            push(Region { start, end, attr });
+        }
+        if from < to {
+            let last = self.items[to - 1];
+            push(Region { start: last.start.max(end), ..last });
+        }
+        self.replace(from, to, &with[..n])
+    }
+    /// Changes the attributes of every mapped page in `start..end` by `f`.
+    pub fn update(&mut self, start: u32, end: u32, f: impl Fn(Attr) -> Attr) -> Result<(), Full> {
+        let mut at = start;
+        while at < end {
+            let Some(r) = self.as_slice().get(self.first_after(at)).copied() else { break };
+            if r.start >= end {
+                break;
+            }
+            let (s, e) = (r.start.max(at), r.end.min(end));
+            let new = f(r.attr);
+            if new != r.attr {
+                self.insert(s, e, new)?;
+            }
+            at = e;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec;
+    use std::vec::Vec;
+
+    const PAGES: u32 = 64;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Insert(u32, u32, u8),
+        Remove(u32, u32),
+        Update(u32, u32, u8),
+        Gap(u32, u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let range = (0..PAGES, 1..20u32).prop_map(|(s, l)| (s, (s + l).min(PAGES)));
+        prop_oneof![
+            (range.clone(), 1..4u8).prop_map(|((s, e), p)| Op::Insert(s, e, p)),
+            range.clone().prop_map(|(s, e)| Op::Remove(s, e)),
+            (range, 1..4u8).prop_map(|((s, e), p)| Op::Update(s, e, p)),
+            (1..20u32, 0..4u32).prop_map(|(l, a)| Op::Gap(l, 1 << a)),
+        ]
+    }
+
+    proptest! {
+        /// Against the naive oracle: one attribute a page.
+        #[test]
+        fn matches_one_attribute_a_page(ops in proptest::collection::vec(op(), 1..200)) {
+            let mut items = vec![Region::default(); 128];
+            let mut regions = Regions::new(&mut items);
+            let mut oracle: Vec<Option<u8>> = vec![None; PAGES as usize];
+            for op in ops {
+                match op {
+                    Op::Insert(s, e, p) => {
+                        regions.insert(s, e, Attr { prot: p, kind: p & kind::NATIVE }).unwrap();
+                        oracle[s as usize..e as usize].fill(Some(p));
+                    }
+                    Op::Remove(s, e) => {
+                        regions.remove(s, e).unwrap();
+                        oracle[s as usize..e as usize].fill(None);
+                    }
+                    Op::Update(s, e, p) => {
+                        regions.update(s, e, |_| Attr { prot: p, kind: p & kind::NATIVE }).unwrap();
+                        for o in oracle[s as usize..e as usize].iter_mut().flatten() {
+                            *o = p;
+                        }
+                    }
+                    Op::Gap(l, a) => {
+                        let want = (0..=PAGES.saturating_sub(l))
+                            .find(|s| s % a == 0 && oracle[*s as usize..(*s + l) as usize].iter().all(Option::is_none));
+                        prop_assert_eq!(regions.find_gap(l, a, 0, PAGES), want);
+                    }
+                }
+                for p in 0..PAGES {
+                    prop_assert_eq!(regions.at(p).map(|r| r.attr.prot), oracle[p as usize]);
+                }
+                prop_assert_eq!(regions.pages(), oracle.iter().flatten().count() as u64);
+                prop_assert_eq!(regions.has_native(), oracle.iter().flatten().any(|p| p & 1 != 0));
+                prop_assert_eq!(regions.covers(3, 9), oracle[3..9].iter().all(Option::is_some));
+                for w in regions.as_slice().windows(2) {
+                    prop_assert!(w[0].end < w[1].start || (w[0].end == w[1].start && w[0].attr != w[1].attr));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_array_refuses_and_changes_nothing() {
+        let mut items = [Region::default(); 2];
+        let mut r = Regions::new(&mut items);
+        let a = Attr { prot: 3, kind: 0 };
+        r.insert(0, 10, a).unwrap();
+        r.insert(20, 30, a).unwrap();
+        assert_eq!(r.remove(4, 6), Err(Full));
+        assert_eq!(r.insert(12, 14, a), Err(Full));
+        assert_eq!(r.as_slice(), &[Region { start: 0, end: 10, attr: a }, Region { start: 20, end: 30, attr: a }]);
+    }
+}

@@ -1,0 +1,604 @@
+//! Model test of the page state machine: many actors run the pager's operations (fault, evict,
+//! write-out, discard, pin, lock, drop a reservation) one small step at a time in a random
+//! interleaving, over a simulated kernel and far store. A naive oracle knows what every page must
+//! read as; the world knows where the bytes are. No page is lost, no page or entry has two owners,
+//! no pinned page is unmapped, no entry leaks.
+//!
+//! Steps: CANVAS_TEST_OPS (default 100000); seed: CANVAS_TEST_SEED, else random, printed.
+#![cfg(not(feature = "shuttle"))]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canvas_pager::clock::{
+    Clock, ClockParams, EpochClock, FillKind, VictimBatch, take_reservation,
+};
+use canvas_pager::table::PageTable;
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::{PageId, SwapEntry};
+
+const PAGES: usize = 192;
+const ACTORS: usize = 12;
+const LOCAL: u64 = 64;
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What an actor is about to do next. Busy pages that it owns are part of it.
+#[derive(Clone, Debug)]
+enum Actor {
+    Idle,
+    /// Wants to read (or write) a page; `to_pin` for a system call.
+    Access {
+        page: usize,
+        write: Option<u64>,
+        to_pin: bool,
+    },
+    /// Owns `page` in state filling; `was` is where it came from.
+    FillBytes {
+        page: usize,
+        was: Word,
+        then: Box<Actor>,
+    },
+    FillPublish {
+        page: usize,
+        was: Word,
+        then: Box<Actor>,
+    },
+    /// In a system call: the page is pinned.
+    Pinned {
+        page: usize,
+        life: u64,
+    },
+    /// Owns pages in state evicting.
+    Unmap {
+        pages: Vec<usize>,
+    },
+    UnmapPublish {
+        pages: Vec<usize>,
+    },
+    /// Owns a page in state writing.
+    WriteStore {
+        page: usize,
+    },
+    WriteDrop {
+        page: usize,
+        entry: SwapEntry,
+    },
+    WritePublish {
+        page: usize,
+        entry: SwapEntry,
+    },
+    /// Owns a page in state mapping.
+    DiscardBytes {
+        page: usize,
+        was: Word,
+    },
+    DiscardPublish {
+        page: usize,
+    },
+    /// Owns a page in state mapping; puts it back as it was (mprotect, fork).
+    Remap {
+        page: usize,
+        was: Word,
+    },
+}
+
+struct World {
+    words: Vec<AtomicU64>,
+    counts: Vec<AtomicU32>,
+    high: AtomicU32,
+    clock: Clock,
+    epochs: EpochClock,
+    /// The kernel's truth: what is mapped, and what is in the mirror.
+    window: BTreeMap<usize, u64>,
+    mirror: BTreeMap<usize, u64>,
+    /// The far store, and which page owns which entry.
+    store: BTreeMap<u32, u64>,
+    owner: BTreeMap<u32, usize>,
+    free: Vec<u32>,
+    next_entry: u32,
+    /// What each page must read as.
+    oracle: Vec<u64>,
+    /// Counts discards, so that a system call knows that its page is gone.
+    life: Vec<u64>,
+    rng: Rng,
+    seen: BTreeSet<&'static str>,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        World {
+            words: (0..BLOCK_PAGES).map(|_| AtomicU64::new(0)).collect(),
+            counts: vec![AtomicU32::new(0)],
+            high: AtomicU32::new(0),
+            clock: Clock::new(ClockParams::DEFAULT),
+            epochs: EpochClock::new(),
+            window: BTreeMap::new(),
+            mirror: BTreeMap::new(),
+            store: BTreeMap::new(),
+            owner: BTreeMap::new(),
+            free: Vec::new(),
+            next_entry: 1,
+            oracle: vec![0; PAGES],
+            life: vec![0; PAGES],
+            rng: Rng(seed),
+            seen: BTreeSet::new(),
+        }
+    }
+    fn table(&self) -> PageTable<'_> {
+        PageTable {
+            words: &self.words,
+            resident_in_block: &self.counts,
+            high_block: &self.high,
+        }
+    }
+    fn word(&self, page: usize) -> Word {
+        word::load(&self.words[page])
+    }
+    fn alloc(&mut self, page: usize) -> SwapEntry {
+        let e = self.free.pop().unwrap_or_else(|| {
+            self.next_entry += 1;
+            self.next_entry - 1
+        });
+        assert_eq!(self.owner.insert(e, page), None, "entry {e} has two owners");
+        SwapEntry(e)
+    }
+    fn release(&mut self, page: usize, e: SwapEntry) {
+        if e.is_some() {
+            assert_eq!(
+                self.owner.remove(&e.0),
+                Some(page),
+                "entry {} is not page {page}'s",
+                e.0
+            );
+            self.store.remove(&e.0);
+            self.free.push(e.0);
+        }
+    }
+
+    fn start(&mut self) -> Actor {
+        let page = self.rng.below(PAGES);
+        let w = self.word(page);
+        match self.rng.below(16) {
+            0..5 => Actor::Access {
+                page,
+                write: None,
+                to_pin: false,
+            },
+            5..8 => {
+                let value = if self.rng.one_in(4) {
+                    0
+                } else {
+                    self.rng.next() | 1
+                };
+                Actor::Access {
+                    page,
+                    write: Some(value),
+                    to_pin: false,
+                }
+            }
+            8 => Actor::Access {
+                page,
+                write: None,
+                to_pin: true,
+            },
+            9 | 10 => {
+                let mut out = VictimBatch::new();
+                let want = 1 + self.rng.below(12) as u32;
+                self.clock.set_pressure(self.rng.one_in(4));
+                let n = self.clock.select(&self.table(), want, &mut out);
+                for p in out.dropped_candidates() {
+                    if let Some(e) = take_reservation(&self.words[p.index()]) {
+                        self.seen.insert("reservation dropped");
+                        self.release(p.index(), e);
+                    }
+                }
+                if n == 0 {
+                    return Actor::Idle;
+                }
+                let pages = out
+                    .runs()
+                    .iter()
+                    .flat_map(|r| r.start.index()..r.start.index() + r.len as usize);
+                Actor::Unmap {
+                    pages: pages.collect(),
+                }
+            }
+            11 | 12 => {
+                if w.state() == State::Cached
+                    && word::transition(&self.words[page], w, w.with_state(State::Writing))
+                {
+                    return Actor::WriteStore { page };
+                }
+                Actor::Idle
+            }
+            13 => {
+                if !w.state().is_busy()
+                    && word::transition(&self.words[page], w, w.with_state(State::Mapping))
+                {
+                    let discard = self.rng.one_in(2);
+                    return if discard {
+                        Actor::DiscardBytes { page, was: w }
+                    } else {
+                        Actor::Remap { page, was: w }
+                    };
+                }
+                Actor::Idle
+            }
+            14 => {
+                // mlock and munlock of a resident page.
+                if w.state() == State::Resident {
+                    let new = if self.rng.one_in(8) {
+                        w.set(flag::LOCKED)
+                    } else {
+                        w.clear(flag::LOCKED)
+                    };
+                    assert!(word::transition(&self.words[page], w, new));
+                }
+                Actor::Idle
+            }
+            _ => {
+                if let Some(e) = take_reservation(&self.words[page]) {
+                    self.release(page, e);
+                }
+                Actor::Idle
+            }
+        }
+    }
+
+    fn step(&mut self, actor: Actor) -> Actor {
+        match actor {
+            Actor::Idle => self.start(),
+            Actor::Access {
+                page,
+                write,
+                to_pin,
+            } => {
+                // The hardware looks at the page table only; a system call pins first.
+                if to_pin {
+                    if word::pin(&self.words[page]) {
+                        self.seen.insert("pinned");
+                        return Actor::Pinned {
+                            page,
+                            life: self.life[page],
+                        };
+                    }
+                } else if let Some(bytes) = self.window.get_mut(&page) {
+                    assert_eq!(*bytes, self.oracle[page], "page {page} reads wrong");
+                    if let Some(v) = write {
+                        (*bytes, self.oracle[page]) = (v, v);
+                    }
+                    return Actor::Idle;
+                }
+                let again = Actor::Access {
+                    page,
+                    write,
+                    to_pin,
+                };
+                let w = self.word(page);
+                match w.state() {
+                    State::Untouched | State::Cached | State::Far => {
+                        if !word::transition(&self.words[page], w, w.with_state(State::Filling)) {
+                            return again;
+                        }
+                        Actor::FillBytes {
+                            page,
+                            was: w,
+                            then: Box::new(again),
+                        }
+                    }
+                    _ => again,
+                }
+            }
+            Actor::FillBytes { page, was, then } => {
+                if self.rng.one_in(16) {
+                    // The kernel said EAGAIN: back to where the page was.
+                    self.seen.insert("fill failed");
+                    word::publish(&self.words[page], was);
+                    return *then;
+                }
+                let bytes = match was.state() {
+                    State::Cached => self
+                        .mirror
+                        .remove(&page)
+                        .expect("a cached page has a frame in the mirror"),
+                    State::Far if was.entry().is_some() => {
+                        assert_eq!(self.owner.get(&was.entry().0), Some(&page));
+                        self.store[&was.entry().0]
+                    }
+                    _ => 0,
+                };
+                assert_eq!(
+                    self.window.insert(page, bytes),
+                    None,
+                    "page {page} is mapped twice"
+                );
+                Actor::FillPublish { page, was, then }
+            }
+            Actor::FillPublish { page, was, then } => {
+                let kind = match was.state() {
+                    State::Cached => FillKind::SecondChance,
+                    State::Far => {
+                        [FillKind::Demand, FillKind::Prefetch, FillKind::Stream][self.rng.below(3)]
+                    }
+                    _ => FillKind::FirstTouch,
+                };
+                self.seen.insert(match was.state() {
+                    State::Cached => "second chance",
+                    State::Far => "refault",
+                    _ => "first touch",
+                });
+                let mut w = self.clock.params.on_fill(was, kind, self.epochs.now());
+                if was.state() == State::Far && was.entry().is_some() {
+                    w = w.set(flag::FAR_COPY);
+                }
+                self.table().note_resident(page);
+                word::publish(&self.words[page], w);
+                if w.has(flag::STREAM) {
+                    self.clock.stream_passed(PageId(page as u32));
+                }
+                *then
+            }
+            Actor::Pinned { page, life } => {
+                if self.life[page] == life {
+                    assert_eq!(
+                        self.window.get(&page),
+                        Some(&self.oracle[page]),
+                        "a pinned page was unmapped"
+                    );
+                }
+                if self.rng.one_in(6) {
+                    word::unpin(&self.words[page]);
+                    return Actor::Idle;
+                }
+                Actor::Pinned { page, life }
+            }
+            Actor::Unmap { pages } => {
+                for page in &pages {
+                    let w = self.word(*page);
+                    assert!(w.state() == State::Evicting && w.pins() == 0 && !w.has(flag::LOCKED));
+                    let bytes = self.window.remove(page).expect("a victim is mapped");
+                    assert_eq!(self.mirror.insert(*page, bytes), None);
+                }
+                self.epochs.advance(pages.len() as u32, LOCAL);
+                Actor::UnmapPublish { pages }
+            }
+            Actor::UnmapPublish { mut pages } => {
+                let Some(page) = pages.pop() else {
+                    return Actor::Idle;
+                };
+                let w = self
+                    .clock
+                    .params
+                    .on_evict(self.word(page), self.epochs.now());
+                if self.rng.one_in(16) {
+                    // Refused by the kernel: it stays where it was.
+                    let bytes = self.mirror.remove(&page).expect("moved before");
+                    self.window.insert(page, bytes);
+                    word::publish(&self.words[page], w.with_state(State::Resident));
+                } else {
+                    word::publish(&self.words[page], w.with_state(State::Cached));
+                    self.table().note_gone(page);
+                }
+                Actor::UnmapPublish { pages }
+            }
+            Actor::WriteStore { page } => {
+                let w = self.word(page);
+                assert_eq!(w.state(), State::Writing);
+                if self.rng.one_in(8) {
+                    self.seen.insert("write-out given up");
+                    word::publish(&self.words[page], w.with_state(State::Cached));
+                    return Actor::Idle;
+                }
+                let bytes = self.mirror[&page];
+                let mut entry = w.entry();
+                if bytes == 0 {
+                    self.release(page, entry);
+                    entry = SwapEntry::NONE;
+                } else {
+                    if !entry.is_some() {
+                        entry = self.alloc(page);
+                    } else if self.store.get(&entry.0) == Some(&bytes) {
+                        self.seen.insert("clean write-out");
+                        assert_eq!(self.owner.get(&entry.0), Some(&page));
+                    }
+                    self.store.insert(entry.0, bytes);
+                }
+                Actor::WriteDrop { page, entry }
+            }
+            Actor::WriteDrop { page, entry } => {
+                self.mirror.remove(&page);
+                Actor::WritePublish { page, entry }
+            }
+            Actor::WritePublish { page, entry } => {
+                let w = self
+                    .word(page)
+                    .with_entry(entry)
+                    .clear(flag::FAR_COPY)
+                    .with_state(State::Far);
+                word::publish(&self.words[page], w);
+                self.seen.insert("written out");
+                Actor::Idle
+            }
+            Actor::DiscardBytes { page, was } => {
+                self.window.remove(&page);
+                self.mirror.remove(&page);
+                self.release(page, was.entry());
+                if was.state() == State::Resident {
+                    self.table().note_gone(page);
+                }
+                // From here on the page reads as zeros.
+                self.oracle[page] = 0;
+                self.life[page] += 1;
+                self.seen.insert(if was.pins() > 0 {
+                    "discarded while pinned"
+                } else {
+                    "discarded"
+                });
+                Actor::DiscardPublish { page }
+            }
+            Actor::DiscardPublish { page } => {
+                word::publish(&self.words[page], Word(0));
+                Actor::Idle
+            }
+            Actor::Remap { page, was } => {
+                word::publish(&self.words[page], was);
+                Actor::Idle
+            }
+        }
+    }
+
+    /// Everything that must hold between any two steps.
+    fn check(&self, actors: &[Actor]) {
+        let mut entries = BTreeSet::new();
+        for page in 0..PAGES {
+            let w = self.word(page);
+            let (mapped, mirrored) = (
+                self.window.contains_key(&page),
+                self.mirror.contains_key(&page),
+            );
+            assert!(!(mapped && mirrored), "page {page} has two frames");
+            match w.state() {
+                State::Resident => assert!(
+                    mapped && !mirrored,
+                    "page {page} is resident, but not mapped"
+                ),
+                State::Cached => assert!(
+                    !mapped && mirrored,
+                    "page {page} is cached, but has no frame"
+                ),
+                State::Far => assert!(!mapped && !mirrored, "page {page} is far, but has a frame"),
+                State::Untouched => assert!(w.0 & !0x00ff_0000 == 0 && !mapped && !mirrored),
+                State::Poisoned => panic!("nothing poisons here"),
+                _ => {}
+            }
+            let bytes = match w.state() {
+                State::Resident => Some(self.window[&page]),
+                State::Cached => Some(self.mirror[&page]),
+                State::Far if w.entry().is_some() => Some(self.store[&w.entry().0]),
+                State::Far | State::Untouched => Some(0),
+                _ => None,
+            };
+            assert!(
+                bytes.is_none_or(|b| b == self.oracle[page]),
+                "page {page} lost its bytes in {:?}",
+                w.state()
+            );
+            if !w.state().is_busy() && w.entry().is_some() {
+                assert!(
+                    entries.insert(w.entry().0),
+                    "entry {} is in two words",
+                    w.entry().0
+                );
+                assert_eq!(self.owner.get(&w.entry().0), Some(&page));
+            }
+        }
+        let mut busy: Vec<usize> = actors
+            .iter()
+            .flat_map(|a| match a {
+                Actor::FillBytes { page, .. }
+                | Actor::FillPublish { page, .. }
+                | Actor::WriteStore { page }
+                | Actor::WriteDrop { page, .. }
+                | Actor::WritePublish { page, .. }
+                | Actor::DiscardBytes { page, .. }
+                | Actor::DiscardPublish { page }
+                | Actor::Remap { page, .. } => vec![*page],
+                Actor::Unmap { pages } | Actor::UnmapPublish { pages } => pages.clone(),
+                _ => Vec::new(),
+            })
+            .collect();
+        busy.sort_unstable();
+        let in_words: Vec<usize> = (0..PAGES)
+            .filter(|p| self.word(*p).state().is_busy())
+            .collect();
+        assert_eq!(busy, in_words, "each busy page has exactly one owner");
+    }
+}
+
+fn env(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|v| v.parse().ok())
+}
+
+#[test]
+fn no_page_is_lost_and_nothing_has_two_owners() {
+    let ops = env("CANVAS_TEST_OPS").unwrap_or(100_000);
+    let seed = env("CANVAS_TEST_SEED").unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(1, |d| d.as_nanos() as u64)
+    });
+    println!("page model: {ops} steps, CANVAS_TEST_SEED={seed}");
+    let mut world = World::new(seed);
+    let mut actors = vec![Actor::Idle; ACTORS];
+    for op in 0..ops {
+        let i = world.rng.below(ACTORS);
+        let actor = std::mem::replace(&mut actors[i], Actor::Idle);
+        actors[i] = world.step(actor);
+        // The full check looks at every page: often enough to be near the cause.
+        if op % 16 == 0 {
+            world.check(&actors);
+        }
+    }
+    // Let everyone finish; then every page must read right, and pins, counts and entries add up.
+    for _ in 0..1_000_000 {
+        if actors.iter().all(|a| matches!(a, Actor::Idle)) {
+            break;
+        }
+        for slot in &mut actors {
+            if !matches!(slot, Actor::Idle) {
+                let actor = std::mem::replace(slot, Actor::Idle);
+                *slot = world.step(actor);
+            }
+        }
+    }
+    assert!(
+        actors.iter().all(|a| matches!(a, Actor::Idle)),
+        "some actor never ends: {actors:?}"
+    );
+    world.check(&actors);
+    for page in 0..PAGES {
+        assert_eq!(world.word(page).pins(), 0, "page {page} kept a pin");
+    }
+    let resident = (0..PAGES)
+        .filter(|p| world.word(*p).state() == State::Resident)
+        .count();
+    assert_eq!(world.counts[0].load(Ordering::Relaxed) as usize, resident);
+    let owned = (0..PAGES)
+        .filter(|p| world.word(*p).entry().is_some())
+        .count();
+    assert_eq!(world.owner.len(), owned, "an entry has leaked");
+    assert_eq!(world.store.len(), owned);
+    if ops >= 100_000 {
+        for what in [
+            "first touch",
+            "refault",
+            "second chance",
+            "written out",
+            "clean write-out",
+            "write-out given up",
+            "fill failed",
+            "discarded",
+            "discarded while pinned",
+            "pinned",
+            "reservation dropped",
+        ] {
+            assert!(world.seen.contains(what), "the run never met: {what}");
+        }
+    }
+}

@@ -1,0 +1,7 @@
+fn main() {
+    // Bound at load: a lazy binding in the fault handler would walk heap memory that may be far.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,now");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,relro");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcanvas.so");
+}

@@ -1,0 +1,221 @@
+//! Charging local memory, and keeping the tenant's sum under its limit.
+
+use canvas_shm::Counter;
+use canvas_sys::gate::yield_now;
+use canvas_sys::proc;
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use crate::{reclaim, state};
+
+/// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
+/// is compared with. Changed together with the charge.
+static RESIDENT: AtomicI64 = AtomicI64::new(0);
+/// Resident pages inherited by fork and not charged to us.
+static INHERITED: AtomicI64 = AtomicI64::new(0);
+/// The reclaim thread sleeps and may be woken.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+/// The reclaim thread exists in this process.
+pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
+static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need.
+/// A sixteenth of the limit at most, 4 MiB at most.
+pub fn gaps(limit: i64) -> (i64, i64) {
+    let high = (limit / 32).clamp(32, 1024);
+    (high / 2, high)
+}
+
+/// Pages resident in the window.
+pub fn resident() -> i64 {
+    RESIDENT.load(Ordering::Relaxed)
+}
+
+/// `n` pages became resident (or, negative, ceased to be): the charge was or will be made apart.
+#[inline]
+pub fn note_resident(n: i64) {
+    RESIDENT.fetch_add(n, Ordering::Relaxed);
+    state::slot().resident_pages.fetch_add(n, Ordering::Relaxed);
+}
+
+/// Takes `n` pages of local memory, reclaiming if the limit requires it. False when there is no
+/// way to make room: then nothing is charged.
+#[inline]
+pub fn charge(n: i64) -> bool {
+    let seg = state::seg();
+    let used = seg.charge_local(state::slot(), n);
+    let Some(limit) = seg.local_limit_pages() else { return true };
+    let (low, _) = gaps(limit);
+    if used <= limit - low {
+        return true;
+    }
+    wake_reclaimer();
+    if used <= limit {
+        return true;
+    }
+    charge_slow(n)
+}
+
+/// Past the hard limit: this thread reclaims.
+#[cold]
+fn charge_slow(n: i64) -> bool {
+    let seg = state::seg();
+    let begun = proc::now_ns();
+    let mut fruitless = 0u32;
+    let ok = loop {
+        let Some(limit) = seg.local_limit_pages() else { break true };
+        let over = seg.local_pages.load(Ordering::Relaxed) - limit;
+        if over <= 0 {
+            break true;
+        }
+        // Another process may hold most of the memory; ask it too.
+        let ours = state::slot().charged_pages.load(Ordering::Relaxed);
+        if over > ours / 4 {
+            poke_largest(over);
+        }
+        if reclaim::run((over + 8).clamp(16, 64) as u32, true) > 0 {
+            fruitless = 0;
+            continue;
+        }
+        fruitless += 1;
+        if fruitless > 20 {
+            if seg.far_full.load(Ordering::Relaxed) != 0 && fruitless > 60 {
+                break false;
+            }
+            // Everything of ours is busy, pinned or gone: others must give, or it cannot be helped
+            // (the limit is below what the program's native memory needs): go on over the limit.
+            poke_largest(over);
+            if fruitless > 200 {
+                break seg.far_full.load(Ordering::Relaxed) == 0;
+            }
+            proc::sleep_ns(200_000);
+        } else {
+            yield_now();
+        }
+    };
+    state::count(Counter::StallNs, proc::now_ns() - begun);
+    if !ok {
+        seg.charge_local(state::slot(), -n);
+    }
+    ok
+}
+
+/// Gives back `n` pages of local memory.
+#[inline]
+pub fn uncharge(n: i64) {
+    state::seg().charge_local(state::slot(), -n);
+}
+
+/// Asks the process with the largest charge (not us) to reclaim.
+fn poke_largest(pages: i64) {
+    let me = state::slot() as *const _;
+    let largest = state::seg()
+        .procs
+        .iter()
+        .filter(|p| !core::ptr::eq(*p, me) && !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX))
+        .max_by_key(|p| p.charged_pages.load(Ordering::Relaxed));
+    if let Some(p) = largest.filter(|p| p.resident_pages.load(Ordering::Relaxed) > 0) {
+        if !proc::alive(p.pid.load(Ordering::Relaxed)) {
+            state::seg().release_slot(p, p.pid.load(Ordering::Relaxed));
+            return;
+        }
+        p.reclaim_wanted.fetch_max(pages.clamp(1, 1024) as u32, Ordering::Relaxed);
+        p.wake.fetch_add(1, Ordering::Release);
+        proc::futex_wake(&p.wake, 1);
+    }
+}
+
+/// Wakes (or, after a fork, starts) the reclaim thread.
+#[inline]
+pub fn wake_reclaimer() {
+    if ASLEEP.load(Ordering::Relaxed) && ASLEEP.swap(false, Ordering::AcqRel) {
+        let slot = state::slot();
+        slot.wake.fetch_add(1, Ordering::Release);
+        proc::futex_wake(&slot.wake, 1);
+    } else if RECLAIMER.load(Ordering::Relaxed) == 0 {
+        crate::threads::start_reclaimer();
+    }
+}
+
+/// The reclaim thread sleeps until woken, or `timeout_ns`.
+pub fn sleep_until_woken(timeout_ns: u64) {
+    let slot = state::slot();
+    let seen = slot.wake.load(Ordering::Acquire);
+    ASLEEP.store(true, Ordering::Release);
+    // A wake between the check of the limit and here has changed `wake` or will see ASLEEP.
+    if slot.reclaim_wanted.load(Ordering::Relaxed) == 0 && !short_of_room() {
+        proc::futex_wait(&slot.wake, seen, timeout_ns);
+    }
+    ASLEEP.store(false, Ordering::Release);
+}
+
+/// Is the tenant above the mark at which background reclaim starts?
+pub fn short_of_room() -> bool {
+    let seg = state::seg();
+    seg.local_limit_pages().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
+}
+
+/// Pages that background reclaim should free now.
+pub fn excess() -> i64 {
+    let seg = state::seg();
+    let tenant = seg.local_limit_pages().map_or(0, |l| seg.local_pages.load(Ordering::Relaxed) - (l - gaps(l).1));
+    tenant.max(i64::from(state::slot().reclaim_wanted.load(Ordering::Relaxed)))
+}
+
+/// Sets the swap cache's bound from the local limit: 32 MiB at first, a sixteenth of local
+/// memory at most, 64 pages at least.
+pub fn size_cache() {
+    let seg = state::seg();
+    let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
+    let limit = seg.local_limit_pages().unwrap_or(0);
+    crate::cache::set_capacity(want.min(limit / 16).max(64) as usize);
+}
+
+/// Measures this process's anonymous memory and charges what lies outside the window: stacks,
+/// libraries' data, small maps, canvas's own tables. At most every 20 ms.
+pub fn measure_native(force: bool) {
+    let now = proc::now_ns();
+    let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
+    if !force && now < last + 20_000_000 {
+        return;
+    }
+    if LAST_MEASURE_NS.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        return;
+    }
+    let Some(anon) = anonymous_pages() else { return };
+    let slot = state::slot();
+    let cached = slot.cached_pages.load(Ordering::Relaxed);
+    let known = RESIDENT.load(Ordering::Relaxed) + INHERITED.load(Ordering::Relaxed) + cached + crate::pool::charged_pages();
+    let native = (anon - known).max(0);
+    let before = slot.native_pages.swap(native, Ordering::Relaxed);
+    let seg = state::seg();
+    seg.charge_local(slot, native - before);
+    seg.charge_footprint(native - before);
+}
+
+/// Anonymous memory of this process in pages, from /proc/self/status.
+fn anonymous_pages() -> Option<i64> {
+    let mut buf = [0u8; 3072];
+    let n = proc::read_file(c"/proc/self/status", &mut buf).ok()?;
+    let text = &buf[..n];
+    let key = b"RssAnon:";
+    let at = text.windows(key.len()).position(|w| w == key)? + key.len();
+    let mut kib = 0i64;
+    for b in text[at..].iter().skip_while(|b| !b.is_ascii_digit()).take_while(|b| b.is_ascii_digit()) {
+        kib = kib * 10 + i64::from(b - b'0');
+    }
+    Some(kib / 4)
+}
+
+/// In a fork's child: nothing is charged yet; all resident pages are shared with the parent.
+pub fn after_fork_in_child(resident: i64) {
+    RECLAIMER.store(0, Ordering::Relaxed);
+    ASLEEP.store(false, Ordering::Relaxed);
+    LAST_MEASURE_NS.store(0, Ordering::Relaxed);
+    RESIDENT.store(0, Ordering::Relaxed);
+    INHERITED.store(resident, Ordering::Relaxed);
+}
+
+/// `n` inherited pages were given up or became our own.
+pub fn note_inherited_gone(n: i64) {
+    INHERITED.fetch_sub(n, Ordering::Relaxed);
+}

@@ -1,0 +1,463 @@
+//! System calls whose arguments point into far memory.
+//!
+//! In signal mode the kernel's own access to an absent page fails with EFAULT. So before such a
+//! call its pages are made present and *pinned* (a count in the page word that reclaim respects),
+//! and unpinned after it. A table says for each call which arguments are pointers, and to how much.
+
+use canvas_pager::word;
+use canvas_sys::gate;
+use canvas_types::layout::{self, in_window};
+use canvas_types::{PAGE_SIZE, PageId};
+
+use crate::fault::{self, Resolved};
+use crate::{areas, freeze, state};
+
+/// What a pointer argument points to.
+#[derive(Clone, Copy)]
+enum To {
+    /// So many bytes.
+    N(usize),
+    /// As many bytes as this argument says.
+    A(u8),
+    /// As many elements as this argument says, of so many bytes.
+    AN(u8, usize),
+    /// A C string.
+    Str,
+    /// An array of iovecs, as many as this argument says.
+    Iov(u8),
+    /// A msghdr.
+    Msg,
+    /// An array of mmsghdrs, as many as this argument says.
+    Mmsg(u8),
+    /// As many bytes as the u32 that this argument points to (socklen_t).
+    Len(u8),
+    /// A struct sigevent-like or unknown object: to the end of the page at least.
+    Unknown,
+    /// pselect6's { sigset, size } pair.
+    SigPair,
+}
+use To::*;
+
+type Spec = (i64, &'static [(u8, To)]);
+
+const STAT: usize = 144;
+const TS: usize = 16;
+const SOCKADDR: usize = 128;
+
+/// The table. Calls without pointers, or with their own hook, are not in it.
+static SPECS: &[Spec] = &[
+    (libc::SYS_read, &[(1, A(2))]),
+    (libc::SYS_write, &[(1, A(2))]),
+    (libc::SYS_pread64, &[(1, A(2))]),
+    (libc::SYS_pwrite64, &[(1, A(2))]),
+    (libc::SYS_readv, &[(1, Iov(2))]),
+    (libc::SYS_writev, &[(1, Iov(2))]),
+    (libc::SYS_preadv, &[(1, Iov(2))]),
+    (libc::SYS_pwritev, &[(1, Iov(2))]),
+    (libc::SYS_preadv2, &[(1, Iov(2))]),
+    (libc::SYS_pwritev2, &[(1, Iov(2))]),
+    (libc::SYS_vmsplice, &[(1, Iov(2))]),
+    (libc::SYS_process_vm_readv, &[(1, Iov(2)), (3, AN(4, 16))]),
+    (libc::SYS_process_vm_writev, &[(1, Iov(2)), (3, AN(4, 16))]),
+    (libc::SYS_open, &[(0, Str)]),
+    (libc::SYS_openat, &[(1, Str)]),
+    (libc::SYS_openat2, &[(1, Str), (2, A(3))]),
+    (libc::SYS_creat, &[(0, Str)]),
+    (libc::SYS_stat, &[(0, Str), (1, N(STAT))]),
+    (libc::SYS_lstat, &[(0, Str), (1, N(STAT))]),
+    (libc::SYS_fstat, &[(1, N(STAT))]),
+    (libc::SYS_newfstatat, &[(1, Str), (2, N(STAT))]),
+    (libc::SYS_statx, &[(1, Str), (4, N(256))]),
+    (libc::SYS_statfs, &[(0, Str), (1, N(120))]),
+    (libc::SYS_fstatfs, &[(1, N(120))]),
+    (libc::SYS_access, &[(0, Str)]),
+    (libc::SYS_faccessat, &[(1, Str)]),
+    (libc::SYS_faccessat2, &[(1, Str)]),
+    (libc::SYS_poll, &[(0, AN(1, 8))]),
+    (libc::SYS_select, &[(1, N(SOCKADDR)), (2, N(SOCKADDR)), (3, N(SOCKADDR)), (4, N(TS))]),
+    (libc::SYS_ioctl, &[(2, Unknown)]),
+    (libc::SYS_fcntl, &[(2, N(32))]),
+    (libc::SYS_pipe, &[(0, N(8))]),
+    (libc::SYS_pipe2, &[(0, N(8))]),
+    (libc::SYS_nanosleep, &[(0, N(TS)), (1, N(TS))]),
+    (libc::SYS_clock_nanosleep, &[(2, N(TS)), (3, N(TS))]),
+    (libc::SYS_clock_gettime, &[(1, N(TS))]),
+    (libc::SYS_clock_settime, &[(1, N(TS))]),
+    (libc::SYS_clock_getres, &[(1, N(TS))]),
+    (libc::SYS_gettimeofday, &[(0, N(TS)), (1, N(8))]),
+    (libc::SYS_time, &[(0, N(8))]),
+    (libc::SYS_getitimer, &[(1, N(32))]),
+    (libc::SYS_setitimer, &[(1, N(32)), (2, N(32))]),
+    (libc::SYS_timer_create, &[(1, N(64)), (2, N(8))]),
+    (libc::SYS_timer_settime, &[(2, N(32)), (3, N(32))]),
+    (libc::SYS_timer_gettime, &[(1, N(32))]),
+    (libc::SYS_timerfd_settime, &[(2, N(32)), (3, N(32))]),
+    (libc::SYS_timerfd_gettime, &[(1, N(32))]),
+    (libc::SYS_sendfile, &[(2, N(8))]),
+    (libc::SYS_splice, &[(1, N(8)), (3, N(8))]),
+    (libc::SYS_copy_file_range, &[(1, N(8)), (3, N(8))]),
+    (libc::SYS_connect, &[(1, A(2))]),
+    (libc::SYS_bind, &[(1, A(2))]),
+    (libc::SYS_accept, &[(2, N(4)), (1, Len(2))]),
+    (libc::SYS_accept4, &[(2, N(4)), (1, Len(2))]),
+    (libc::SYS_getsockname, &[(2, N(4)), (1, Len(2))]),
+    (libc::SYS_getpeername, &[(2, N(4)), (1, Len(2))]),
+    (libc::SYS_sendto, &[(1, A(2)), (4, A(5))]),
+    (libc::SYS_recvfrom, &[(1, A(2)), (5, N(4)), (4, Len(5))]),
+    (libc::SYS_sendmsg, &[(1, Msg)]),
+    (libc::SYS_recvmsg, &[(1, Msg)]),
+    (libc::SYS_sendmmsg, &[(1, Mmsg(2))]),
+    (libc::SYS_recvmmsg, &[(1, Mmsg(2)), (4, N(TS))]),
+    (libc::SYS_socketpair, &[(3, N(8))]),
+    (libc::SYS_setsockopt, &[(3, A(4))]),
+    (libc::SYS_getsockopt, &[(4, N(4)), (3, Len(4))]),
+    (libc::SYS_wait4, &[(1, N(4)), (3, N(STAT))]),
+    (libc::SYS_waitid, &[(2, N(SOCKADDR)), (4, N(STAT))]),
+    (libc::SYS_uname, &[(0, N(390))]),
+    (libc::SYS_semop, &[(1, AN(2, 6))]),
+    (libc::SYS_semtimedop, &[(1, AN(2, 6)), (3, N(TS))]),
+    (libc::SYS_semctl, &[(3, Unknown)]),
+    (libc::SYS_shmctl, &[(2, N(SOCKADDR))]),
+    (libc::SYS_msgctl, &[(2, N(SOCKADDR))]),
+    (libc::SYS_msgsnd, &[(1, A(2)), (1, N(8))]),
+    (libc::SYS_msgrcv, &[(1, A(2)), (1, N(8))]),
+    (libc::SYS_truncate, &[(0, Str)]),
+    (libc::SYS_getdents, &[(1, A(2))]),
+    (libc::SYS_getdents64, &[(1, A(2))]),
+    (libc::SYS_getcwd, &[(0, A(1))]),
+    (libc::SYS_chdir, &[(0, Str)]),
+    (libc::SYS_chroot, &[(0, Str)]),
+    (libc::SYS_rename, &[(0, Str), (1, Str)]),
+    (libc::SYS_renameat, &[(1, Str), (3, Str)]),
+    (libc::SYS_renameat2, &[(1, Str), (3, Str)]),
+    (libc::SYS_mkdir, &[(0, Str)]),
+    (libc::SYS_mkdirat, &[(1, Str)]),
+    (libc::SYS_rmdir, &[(0, Str)]),
+    (libc::SYS_mknod, &[(0, Str)]),
+    (libc::SYS_mknodat, &[(1, Str)]),
+    (libc::SYS_link, &[(0, Str), (1, Str)]),
+    (libc::SYS_linkat, &[(1, Str), (3, Str)]),
+    (libc::SYS_symlink, &[(0, Str), (1, Str)]),
+    (libc::SYS_symlinkat, &[(0, Str), (2, Str)]),
+    (libc::SYS_unlink, &[(0, Str)]),
+    (libc::SYS_unlinkat, &[(1, Str)]),
+    (libc::SYS_readlink, &[(0, Str), (1, A(2))]),
+    (libc::SYS_readlinkat, &[(1, Str), (2, A(3))]),
+    (libc::SYS_chmod, &[(0, Str)]),
+    (libc::SYS_fchmodat, &[(1, Str)]),
+    (libc::SYS_chown, &[(0, Str)]),
+    (libc::SYS_lchown, &[(0, Str)]),
+    (libc::SYS_fchownat, &[(1, Str)]),
+    (libc::SYS_utime, &[(0, Str), (1, N(16))]),
+    (libc::SYS_utimes, &[(0, Str), (1, N(32))]),
+    (libc::SYS_utimensat, &[(1, Str), (2, N(32))]),
+    (libc::SYS_futimesat, &[(1, Str), (2, N(32))]),
+    (libc::SYS_getrusage, &[(1, N(STAT))]),
+    (libc::SYS_sysinfo, &[(0, N(112))]),
+    (libc::SYS_times, &[(0, N(32))]),
+    (libc::SYS_syslog, &[(1, A(2))]),
+    (libc::SYS_getgroups, &[(1, AN(0, 4))]),
+    (libc::SYS_setgroups, &[(1, AN(0, 4))]),
+    (libc::SYS_getresuid, &[(0, N(4)), (1, N(4)), (2, N(4))]),
+    (libc::SYS_getresgid, &[(0, N(4)), (1, N(4)), (2, N(4))]),
+    (libc::SYS_capget, &[(0, N(8)), (1, N(24))]),
+    (libc::SYS_capset, &[(0, N(8)), (1, N(24))]),
+    (libc::SYS_rt_sigpending, &[(0, N(8))]),
+    (libc::SYS_rt_sigtimedwait, &[(0, N(8)), (1, N(SOCKADDR)), (2, N(TS))]),
+    (libc::SYS_rt_sigqueueinfo, &[(2, N(SOCKADDR))]),
+    (libc::SYS_rt_tgsigqueueinfo, &[(3, N(SOCKADDR))]),
+    (libc::SYS_signalfd, &[(1, N(8))]),
+    (libc::SYS_signalfd4, &[(1, N(8))]),
+    (libc::SYS_sched_setparam, &[(1, N(4))]),
+    (libc::SYS_sched_getparam, &[(1, N(4))]),
+    (libc::SYS_sched_setscheduler, &[(2, N(4))]),
+    (libc::SYS_sched_rr_get_interval, &[(1, N(TS))]),
+    (libc::SYS_sched_setattr, &[(1, N(56))]),
+    (libc::SYS_sched_getattr, &[(1, A(2))]),
+    (libc::SYS_sched_setaffinity, &[(2, A(1))]),
+    (libc::SYS_sched_getaffinity, &[(2, A(1))]),
+    (libc::SYS_getcpu, &[(0, N(4)), (1, N(4))]),
+    (libc::SYS_prctl, &[(1, Unknown)]),
+    (libc::SYS_mount, &[(0, Str), (1, Str), (2, Str), (4, Str)]),
+    (libc::SYS_umount2, &[(0, Str)]),
+    (libc::SYS_sethostname, &[(0, A(1))]),
+    (libc::SYS_setxattr, &[(0, Str), (1, Str), (2, A(3))]),
+    (libc::SYS_lsetxattr, &[(0, Str), (1, Str), (2, A(3))]),
+    (libc::SYS_fsetxattr, &[(1, Str), (2, A(3))]),
+    (libc::SYS_getxattr, &[(0, Str), (1, Str), (2, A(3))]),
+    (libc::SYS_lgetxattr, &[(0, Str), (1, Str), (2, A(3))]),
+    (libc::SYS_fgetxattr, &[(1, Str), (2, A(3))]),
+    (libc::SYS_listxattr, &[(0, Str), (1, A(2))]),
+    (libc::SYS_llistxattr, &[(0, Str), (1, A(2))]),
+    (libc::SYS_flistxattr, &[(1, A(2))]),
+    (libc::SYS_removexattr, &[(0, Str), (1, Str)]),
+    (libc::SYS_lremovexattr, &[(0, Str), (1, Str)]),
+    (libc::SYS_fremovexattr, &[(1, Str)]),
+    (libc::SYS_futex, &[(0, N(4)), (3, N(TS)), (4, N(4))]),
+    (libc::SYS_epoll_wait, &[(1, AN(2, 12))]),
+    (libc::SYS_epoll_ctl, &[(3, N(12))]),
+    (libc::SYS_inotify_add_watch, &[(1, Str)]),
+    (libc::SYS_getrandom, &[(0, A(1))]),
+    (libc::SYS_memfd_create, &[(0, Str)]),
+    (libc::SYS_rseq, &[(0, N(32))]),
+    (libc::SYS_arch_prctl, &[(1, N(8))]),
+    (libc::SYS_quotactl, &[(1, Str), (3, Unknown)]),
+    (libc::SYS_name_to_handle_at, &[(1, Str), (2, N(136)), (3, N(4))]),
+    (libc::SYS_mq_open, &[(0, Str), (3, N(64))]),
+    (libc::SYS_mq_unlink, &[(0, Str)]),
+    (libc::SYS_mq_timedsend, &[(1, A(2)), (4, N(TS))]),
+    (libc::SYS_mq_timedreceive, &[(1, A(2)), (3, N(4)), (4, N(TS))]),
+    (libc::SYS_add_key, &[(0, Str), (1, Str), (2, A(3))]),
+    (libc::SYS_perf_event_open, &[(0, N(128))]),
+    (libc::SYS_bpf, &[(1, A(2))]),
+    (libc::SYS_pselect6, &[(1, N(SOCKADDR)), (2, N(SOCKADDR)), (3, N(SOCKADDR)), (4, N(TS)), (5, SigPair)]),
+    (libc::SYS_ppoll, &[(0, AN(1, 8)), (2, N(TS)), (3, N(8))]),
+    (libc::SYS_epoll_pwait, &[(1, AN(2, 12)), (4, N(8))]),
+    (libc::SYS_epoll_pwait2, &[(1, AN(2, 12)), (3, N(TS)), (4, N(8))]),
+    (libc::SYS_sigaltstack, &[(0, N(24)), (1, N(24))]),
+    (libc::SYS_set_mempolicy, &[(1, N(128))]),
+    (libc::SYS_mbind, &[(3, N(128))]),
+    (libc::SYS_get_mempolicy, &[(0, N(4)), (1, N(128))]),
+];
+
+/// Calls of the table for each number, plus one; filled by [`init`].
+static INDEX: [core::sync::atomic::AtomicU8; crate::stub::NR_MAX] =
+    [const { core::sync::atomic::AtomicU8::new(0) }; crate::stub::NR_MAX];
+
+/// Fills the index and tells which calls are in the table.
+pub fn init(mut wanted: impl FnMut(usize)) {
+    const { assert!(SPECS.len() < 255) };
+    for (i, s) in SPECS.iter().enumerate() {
+        INDEX[s.0 as usize].store(i as u8 + 1, core::sync::atomic::Ordering::Relaxed);
+        wanted(s.0 as usize);
+    }
+}
+
+fn spec(nr: usize) -> &'static [(u8, To)] {
+    match INDEX[nr].load(core::sync::atomic::Ordering::Relaxed) {
+        0 => &[],
+        i => SPECS[i as usize - 1].1,
+    }
+}
+
+/// Ranges pinned by one call at most; a call with more (over a hundred separate buffers) keeps
+/// the rest pinned for good rather than fail.
+const PINS: usize = 128;
+
+/// Pinned pages of one call.
+pub struct Pins {
+    ranges: [(u32, u32); PINS],
+    n: usize,
+}
+
+impl Pins {
+    fn new() -> Pins {
+        Pins { ranges: [(0, 0); PINS], n: 0 }
+    }
+    /// Pins `addr..addr+bytes` as far as it lies in the window and is mapped; the kernel finds out
+    /// about the rest itself.
+    fn pin(&mut self, addr: usize, bytes: usize) {
+        if bytes == 0 || !in_window(addr) {
+            return;
+        }
+        let last = addr.saturating_add(bytes - 1).min(layout::WINDOW_END - 1);
+        let (first, last) = (PageId::of_addr(addr).0, PageId::of_addr(last).0);
+        let mut page = first;
+        while page <= last && pin_page(page) {
+            page += 1;
+        }
+        if page > first && self.n < PINS {
+            self.ranges[self.n] = (first, page);
+            self.n += 1;
+        }
+    }
+    fn pin_string(&mut self, addr: usize) {
+        let mut at = addr;
+        while in_window(at) && at - addr < 2 * PAGE_SIZE {
+            let end = (at & !(PAGE_SIZE - 1)) + PAGE_SIZE;
+            let before = self.n;
+            self.pin(at, end - at);
+            if self.n == before {
+                return;
+            }
+            // SAFETY: the page is present and pinned.
+            let bytes = unsafe { core::slice::from_raw_parts(at as *const u8, end - at) };
+            if bytes.contains(&0) {
+                return;
+            }
+            at = end;
+        }
+    }
+    fn pin_iovecs(&mut self, addr: usize, n: usize) {
+        let n = n.min(1024);
+        self.pin(addr, n * 16);
+        for i in 0..n {
+            let Some([base, len]) = read_words::<2>(addr + i * 16) else { return };
+            self.pin(base, len);
+        }
+    }
+    fn pin_msghdr(&mut self, addr: usize) {
+        self.pin(addr, 56);
+        let Some([name, name_len, iov, iov_n, control, control_len, _]) = read_words::<7>(addr) else { return };
+        self.pin(name, name_len as u32 as usize);
+        self.pin_iovecs(iov, iov_n);
+        self.pin(control, control_len);
+    }
+    fn pin_spec(&mut self, a: &[usize; 6], arg: u8, to: To) {
+        let at = a[arg as usize];
+        match to {
+            N(n) => self.pin(at, n),
+            A(i) => self.pin(at, a[i as usize]),
+            AN(i, n) => self.pin(at, (a[i as usize] as u32 as usize).saturating_mul(n)),
+            Str => self.pin_string(at),
+            Iov(i) => self.pin_iovecs(at, a[i as usize]),
+            Msg => self.pin_msghdr(at),
+            Mmsg(i) => {
+                for k in 0..(a[i as usize] as u32 as usize).min(1024) {
+                    self.pin(at + k * 64, 64);
+                    self.pin_msghdr(at + k * 64);
+                }
+            }
+            Len(i) => {
+                if let Some([len]) = read_words::<1>(a[i as usize]) {
+                    self.pin(at, len as u32 as usize);
+                }
+            }
+            Unknown => self.pin(at, PAGE_SIZE - (at & (PAGE_SIZE - 1))),
+            SigPair => {
+                self.pin(at, 16);
+                if let Some([set, _]) = read_words::<2>(at) {
+                    self.pin(set, 8);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        for (first, end) in &self.ranges[..self.n] {
+            for page in *first..*end {
+                word::unpin(areas::word(page));
+            }
+        }
+    }
+}
+
+/// Reads words at an address of the program's. `None` for one that cannot be right: the kernel
+/// will say so. An address that only looks right ends the program, as it would in its own code.
+fn read_words<const N: usize>(addr: usize) -> Option<[usize; N]> {
+    if !(4096..(1 << 47) - 4096).contains(&addr) {
+        return None;
+    }
+    let mut out = [0usize; N];
+    // Through the kernel, which answers EFAULT where we would crash. In the window the page is
+    // pinned already and can be read directly.
+    if in_window(addr) && in_window(addr + N * 8) && word::load(areas::word(PageId::of_addr(addr).0)).pins() > 0 {
+        // SAFETY: present and pinned.
+        unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), N * 8) };
+        return Some(out);
+    }
+    let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: N * 8 };
+    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: N * 8 };
+    // SAFETY: writes at most N words into `out`.
+    let got = unsafe {
+        canvas_sys::sys6(libc::SYS_process_vm_readv, canvas_sys::proc::pid() as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0)
+    };
+    (got == Ok(N * 8)).then_some(out)
+}
+
+/// Makes a page present and pins it; false when it cannot be made present.
+fn pin_page(page: u32) -> bool {
+    let w = areas::word(page);
+    for _ in 0..1000 {
+        if word::pin(w) {
+            return true;
+        }
+        let _inside = freeze::enter();
+        if fault::resolve(page, true) != Resolved::Present {
+            return false;
+        }
+        state::count(canvas_shm::Counter::FaultSyscall, 1);
+        if word::pin(w) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Pins the pages of `addr..addr+bytes` until the result is dropped.
+pub fn pin_range(addr: usize, bytes: usize) -> Pins {
+    let mut p = Pins::new();
+    p.pin(addr, bytes);
+    p
+}
+
+/// Makes present (not pinned) what a string points to, for exec, which retries.
+pub fn touch_string(addr: usize) {
+    let mut p = Pins::new();
+    p.pin_string(addr);
+}
+
+/// Bytes of one pinned piece of a long transfer.
+const PIECE: usize = 1 << 20;
+
+/// Is the descriptor a regular file or block device, where a transfer is done to its end?
+fn transfers_fully(fd: usize) -> bool {
+    let mut st = [0u64; STAT / 8];
+    // SAFETY: fstat writes 144 bytes.
+    let ok = unsafe { canvas_sys::sys2(libc::SYS_fstat, fd, st.as_mut_ptr() as usize) };
+    let mode = (st[3] & 0xffff_ffff) as u32;
+    ok.is_ok() && matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK)
+}
+
+/// Runs a call of the table, its pages pinned.
+#[inline]
+pub fn run(nr: usize, a: &[usize; 6]) -> isize {
+    let spec = spec(nr);
+    let nested = |to: &To| matches!(to, Iov(_) | Msg | Mmsg(_) | SigPair);
+    let direct = |arg: &u8, to: &To| in_window(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
+    if !spec.iter().any(|(arg, to)| direct(arg, to)) {
+        // SAFETY: the program's call, as it is.
+        return unsafe { gate::raw(nr, *a) };
+    }
+    let plain = [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64].contains(&(nr as i64));
+    if plain && a[2] > PIECE {
+        return run_in_pieces(nr, a);
+    }
+    let mut pins = Pins::new();
+    for (arg, to) in spec {
+        pins.pin_spec(a, *arg, *to);
+    }
+    // SAFETY: the program's call, as it is.
+    let r = unsafe { gate::raw(nr, *a) };
+    drop(pins);
+    r
+}
+
+/// A long read or write, so that it never pins more than a piece. Files transfer to the end;
+/// on anything else a shorter transfer is what any program must expect, and writes go on.
+fn run_in_pieces(nr: usize, a: &[usize; 6]) -> isize {
+    let writes = nr as i64 == libc::SYS_write || nr as i64 == libc::SYS_pwrite64;
+    let full = writes || transfers_fully(a[0]);
+    let mut done = 0usize;
+    while done < a[2] {
+        let piece = (a[2] - done).min(PIECE);
+        let mut b = *a;
+        b[1] = a[1] + done;
+        b[2] = piece;
+        b[3] = a[3] + done;
+        let pins = pin_range(b[1], piece);
+        // SAFETY: a part of the program's call.
+        let r = unsafe { gate::raw(nr, b) };
+        drop(pins);
+        if r < 0 {
+            return if done > 0 { done as isize } else { r };
+        }
+        done += r as usize;
+        if r as usize != piece || !full {
+            break;
+        }
+    }
+    done as isize
+}

@@ -1,0 +1,474 @@
+//! One entry for both deliveries: [`resolve`] makes a page of the window present.
+//!
+//! The caller is inside ([`crate::freeze`]) with all signals blocked. Nothing here allocates from
+//! the program's heap, takes a lock that the program can hold, or calls a hooked function.
+
+use canvas_pager::clock::FillKind;
+use canvas_pager::prefetch::{FaultKind, Plan, SAMPLE_EVERY};
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_shm::Counter;
+use canvas_sys::Errno;
+use canvas_sys::gate::yield_now;
+use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::sync::backoff;
+use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
+use core::sync::atomic::Ordering;
+
+use crate::context::{self, STAGING_PAGES};
+use crate::pool::pool;
+use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
+use crate::{account, areas, cache, chunk, freeze, mm, reclaim, report, state};
+
+/// How a fault ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resolved {
+    /// The page is present; the access can be repeated.
+    Present,
+    /// Not a page that canvas manages: the fault is the program's own.
+    NotOurs,
+    /// The far copy did not verify: the program must not see it.
+    Poisoned,
+    /// Local and far memory are both full.
+    NoMemory,
+}
+
+/// Makes `page` present.
+pub fn resolve(page: u32, write: bool) -> Resolved {
+    let w = areas::word(page);
+    let mut spins = 0u32;
+    let mut waited_for = None;
+    loop {
+        let cur = word::load(w);
+        let done = match cur.state() {
+            State::Untouched => first_touch(page),
+            State::Far => demand(page, cur, waited_for.is_some()),
+            State::Cached => second_chance(page, cur),
+            State::Poisoned => Some(Resolved::Poisoned),
+            State::Resident => {
+                match waited_for {
+                    Some(State::Filling) if cur.has(flag::PREFETCHED) => late(page, cur),
+                    Some(_) => count(Counter::FaultWait, 1),
+                    None => spurious(page, write),
+                }
+                Some(Resolved::Present)
+            }
+            busy => {
+                waited_for.get_or_insert(busy);
+                backoff(&mut spins, yield_now);
+                None
+            }
+        };
+        if let Some(r) = done {
+            return r;
+        }
+    }
+}
+
+/// The fault waited for a prefetch of its page.
+fn late(page: u32, cur: Word) {
+    count(Counter::PrefetchLate, 1);
+    // Known used now. Lost to another thread: it knows as well.
+    let _ = word::transition(areas::word(page), cur, cur.clear(flag::PREFETCHED));
+    let plan = PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), FaultKind::PrefetchLate);
+    prefetch(&plan);
+}
+
+/// A fault on a page that is resident by our books: another thread was faster, or (after a failed
+/// unmapping) it is still write-protected. Telling the kernel to lift protection is right in both
+/// cases, but costs a shootdown, so only writes that come twice get it.
+fn spurious(page: u32, write: bool) {
+    use core::sync::atomic::{AtomicU32, AtomicU64};
+    static LAST: AtomicU64 = AtomicU64::new(u64::MAX);
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+    count(Counter::FaultSpurious, 1);
+    if LAST.swap(u64::from(page), Ordering::Relaxed) != u64::from(page) {
+        TIMES.store(0, Ordering::Relaxed);
+        return;
+    }
+    let times = TIMES.fetch_add(1, Ordering::Relaxed);
+    if write && times >= 1 {
+        let _ = uffd().write_protect(PageId(page).addr(), PAGE_SIZE, false);
+    }
+    if times > 16 {
+        contradiction(page);
+    }
+}
+
+/// The word says resident, yet the page keeps faulting: ask the kernel. A page that is really
+/// absent is lost, and must not turn into zeros silently.
+#[cold]
+fn contradiction(page: u32) {
+    if mm::is_present(page) {
+        yield_now();
+        return;
+    }
+    let w = areas::word(page);
+    let cur = word::load(w);
+    if cur.state() == State::Resident && word::transition(w, cur, cur.with_state(State::Mapping)) {
+        if mm::is_present(page) {
+            word::publish(w, cur);
+            return;
+        }
+        count(Counter::Anomaly, 1);
+        report!("page {:#x} vanished from memory; the program is told by SIGBUS", PageId(page).addr());
+        table_gone(page, cur);
+        word::publish(w, cur.with_state(State::Poisoned));
+    }
+}
+
+/// Books a page that stopped being resident.
+pub fn table_gone(page: u32, w: Word) {
+    areas::table().note_gone(page as usize);
+    if w.has(flag::SHARED) {
+        account::note_inherited_gone(1);
+    } else {
+        account::note_resident(-1);
+        account::uncharge(1);
+    }
+}
+
+/// Copies `n` pages from `src` to absent pages from `page` on; returns how many are now present.
+/// The caller holds the chunk's lock shared.
+fn copy_in(page: u32, src: usize, n: usize) -> Result<(), (usize, Errno)> {
+    let mut done = 0;
+    let mut tries = 0u32;
+    while done < n {
+        let dst = PageId(page).addr() + done * PAGE_SIZE;
+        // SAFETY: the words of these pages are in our busy state, and src is our own memory.
+        let p = unsafe { uffd().copy(dst, src + done * PAGE_SIZE, (n - done) * PAGE_SIZE) };
+        done += p.done_bytes / PAGE_SIZE;
+        match p.stopped {
+            None => {}
+            Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => {
+                tries += 1;
+                if tries > 3 {
+                    yield_now();
+                }
+            }
+            Some(Errno(libc::ENOMEM)) if tries < 1000 => {
+                tries += 1;
+                canvas_sys::proc::sleep_ns(100_000);
+            }
+            Some(e) => return Err((done, e)),
+        }
+    }
+    Ok(())
+}
+
+/// Publishes pages `page..page+n` (present, words busy in our hands) as resident.
+fn publish_run(page: u32, n: usize, wake: bool, new_word: impl Fn(usize) -> Word) {
+    areas::table().note_resident_run(page as usize, n);
+    account::note_resident(n as i64);
+    for i in 0..n {
+        word::publish(areas::word(page + i as u32), new_word(i));
+    }
+    let _ = wake;
+}
+
+/// First touch: zeros, ahead of a sequential stream.
+fn first_touch(page: u32) -> Option<Resolved> {
+    let Some(end) = mm::anonymous_until(page) else { return Some(Resolved::NotOurs) };
+    let plan = PREFETCHER.first_touch_plan(freeze::thread_hash() as u32, PageId(page));
+    // As a range around the page, inside its chunk's block and region, all of it untouched.
+    let ahead = plan.count.min(areas::ZERO_PAGES as u32 - 1);
+    let chunk_first = page & !(canvas_pager::table::CHUNK_PAGES as u32 - 1);
+    let chunk_end = chunk_first + canvas_pager::table::CHUNK_PAGES as u32;
+    let untouched = |p: &u32| areas::word(*p).load(Ordering::Relaxed) == 0;
+    let (first, last) = match plan.stride {
+        1 => (page, (page + 1..end.min(chunk_end).min(page + 1 + ahead)).take_while(untouched).last().unwrap_or(page)),
+        -1 => {
+            let low = mm::anonymous_from(page).max(chunk_first).max(page.saturating_sub(ahead));
+            ((low..page).rev().take_while(untouched).last().unwrap_or(page), page)
+        }
+        _ => (page, page),
+    };
+    let mut n = (last - first + 1) as usize;
+    let mut first = first;
+    // Ahead of need only while there is room.
+    if n > 1 && !room_for(n as i64) {
+        (first, n) = (page, 1);
+    }
+    if !account::charge(n as i64) {
+        return Some(Resolved::NoMemory);
+    }
+    let block = &areas::touched_in_block()[first as usize / BLOCK_PAGES];
+    block.fetch_add(n as u32, Ordering::Relaxed);
+    // Claim; whatever another thread has claimed meanwhile ends the run.
+    let claimed = |p: u32| word::transition(areas::word(p), Word(0), Word(0).with_state(State::Filling));
+    let mut from = page;
+    let mut to = page;
+    if claimed(page) {
+        to = page + 1;
+        while to < first + n as u32 && claimed(to) {
+            to += 1;
+        }
+        while from > first && claimed(from - 1) {
+            from -= 1;
+        }
+    }
+    let got = (to - from) as usize;
+    let unused = n - got;
+    let undo = |k: usize| {
+        if k > 0 {
+            block.fetch_sub(k as u32, Ordering::Relaxed);
+            account::uncharge(k as i64);
+        }
+    };
+    undo(unused);
+    if got == 0 {
+        return None;
+    }
+    let held = chunk::shared(from);
+    let result = copy_in(from, areas::ZEROS, got);
+    let (present, error) = match result {
+        Ok(()) => (got, None),
+        // Present already, against our books (a fill-ahead that raced with munmap): zeros, ours.
+        Err((k, Errno(libc::EEXIST))) => (k + 1, None),
+        Err((k, e)) => (k, Some(e)),
+    };
+    let epoch = EPOCH.now();
+    publish_run(from, present, true, |i| {
+        let kind = if from + i as u32 == page { FillKind::FirstTouch } else { FillKind::FirstTouchAhead };
+        CLOCK.params.on_fill(Word(0), kind, epoch)
+    });
+    for p in from + present as u32..to {
+        word::publish(areas::word(p), Word(0));
+    }
+    drop(held);
+    undo(got - present);
+    state::seg().charge_footprint(present as i64);
+    if page >= from + present as u32 {
+        return match error {
+            Some(Errno(libc::ENOENT)) | Some(Errno(libc::EFAULT)) | Some(Errno(libc::EINVAL)) => Some(Resolved::NotOurs),
+            Some(_) => Some(Resolved::NoMemory),
+            None => None,
+        };
+    }
+    count(Counter::FaultFirstTouch, 1);
+    count(Counter::PagesZeroFilled, present as u64);
+    Some(Resolved::Present)
+}
+
+/// Room for `n` pages without reclaim by this thread?
+fn room_for(n: i64) -> bool {
+    let seg = state::seg();
+    seg.local_limit_pages().is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
+}
+
+/// A touch of a page in the swap cache: back it goes.
+fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
+    if !account::charge(1) {
+        return Some(Resolved::NoMemory);
+    }
+    let w = areas::word(page);
+    if !word::transition(w, cur, cur.with_state(State::Filling)) {
+        account::uncharge(1);
+        return None;
+    }
+    let slot = cur.entry().0 - 1;
+    let taken = cache::take(slot);
+    let prefetched = cur.has(flag::PREFETCHED);
+    let kind = if prefetched { FaultKind::PrefetchHit } else { FaultKind::SecondChance };
+    let plan = PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), kind);
+    let held = chunk::shared(page);
+    if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1) {
+        // Only possible when the program pulled the mapping away under its own access.
+        drop(held);
+        account::uncharge(1);
+        let back = if cache::untake(taken) { cur } else { cur.with_state(State::Poisoned).with_entry(SwapEntry::NONE) };
+        word::publish(w, back);
+        return Some(if e.0 == libc::ENOMEM { Resolved::NoMemory } else { Resolved::NotOurs });
+    }
+    let fill = match (prefetched, plan.stream) {
+        (true, true) => FillKind::Stream,
+        (true, false) => FillKind::Demand,
+        (false, _) => FillKind::SecondChance,
+    };
+    let new = CLOCK.params.on_fill(cur.with_entry(taken.entry), fill, EPOCH.now());
+    let new = if taken.far_copy && taken.entry.is_some() { new.set(flag::FAR_COPY) } else { new.clear(flag::FAR_COPY) };
+    publish_run(page, 1, true, |_| new);
+    drop(held);
+    cache::finish(taken);
+    if prefetched {
+        PREFETCHER.on_used(1);
+        count(Counter::PrefetchUsed, u64::from(SAMPLE_EVERY));
+        count(Counter::CacheHitPrefetch, 1);
+    } else {
+        count(Counter::FaultSecondChance, 1);
+    }
+    prefetch(&plan);
+    Some(Resolved::Present)
+}
+
+/// Marks the word of a page whose far copy did not verify.
+fn poison(page: u32, cur: Word) {
+    count(Counter::VerifyFailure, 1);
+    report!("the far copy of page {:#x} does not verify; the program is told by SIGBUS", PageId(page).addr());
+    word::publish(areas::word(page), cur.with_state(State::Poisoned));
+}
+
+/// The word of a far page that was just brought in.
+fn filled(cur: Word, kind: FillKind) -> Word {
+    let new = CLOCK.params.on_fill(cur, kind, EPOCH.now());
+    if cur.entry().is_some() {
+        if reclaim::far_nearly_full() {
+            // Far copies of resident pages go first when far memory is short.
+            pool().release(cur.entry());
+            return new.with_entry(SwapEntry::NONE).clear(flag::FAR_COPY);
+        }
+        return new.set(flag::FAR_COPY);
+    }
+    new.clear(flag::FAR_COPY)
+}
+
+/// A far page is needed now.
+fn demand(page: u32, cur: Word, waited: bool) -> Option<Resolved> {
+    if !account::charge(1) {
+        return Some(Resolved::NoMemory);
+    }
+    let w = areas::word(page);
+    if !word::transition(w, cur, cur.with_state(State::Filling)) {
+        account::uncharge(1);
+        return None;
+    }
+    let _ = waited;
+    let mut ctx = context::fill();
+    let ctx = &mut *ctx;
+    if pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch).is_err() {
+        account::uncharge(1);
+        poison(page, cur);
+        return Some(Resolved::Poisoned);
+    }
+    let plan = PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), FaultKind::Demand);
+    let held = chunk::shared(page);
+    if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
+        drop(held);
+        account::uncharge(1);
+        word::publish(w, cur);
+        return Some(if e.0 == libc::ENOMEM { Resolved::NoMemory } else { Resolved::NotOurs });
+    }
+    let kind = if plan.stream { FillKind::Stream } else { FillKind::Demand };
+    let new = filled(cur, kind);
+    publish_run(page, 1, true, |_| new);
+    drop(held);
+    state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+    count(Counter::FaultFar, 1);
+    count(Counter::PagesIn, 1);
+    if plan.count != 0 {
+        prefetch_with(&plan, ctx);
+    }
+    if let Some(p) = plan.behind {
+        CLOCK.stream_passed(p);
+    }
+    Some(Resolved::Present)
+}
+
+fn prefetch(plan: &Plan) {
+    if plan.count != 0 {
+        let mut ctx = context::fill();
+        prefetch_with(plan, &mut ctx);
+    }
+    if let Some(p) = plan.behind {
+        CLOCK.stream_passed(p);
+    }
+}
+
+/// Brings in what the plan names and is far, while there is room; contiguous pages with one copy.
+fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
+    let seg = state::seg();
+    if seg.config.flags.load(Ordering::Relaxed) & canvas_shm::segment::config_flag::NO_PREFETCH != 0 {
+        return;
+    }
+    let room = seg.local_limit_pages().map_or(i64::MAX, |l| l - seg.local_pages.load(Ordering::Relaxed));
+    let most = (plan.count as i64).min(room - 1).max(0) as u32;
+    let kind = if plan.stream { FillKind::StreamPrefetch } else { FillKind::Prefetch };
+    let mut run = Pending { first: 0, n: 0, old: [Word(0); STAGING_PAGES] };
+    let mut issued = 0u64;
+    for i in 0..most {
+        let Some(page) = plan.page(i) else { break };
+        let w = areas::word(page.0);
+        let cur = word::load(w);
+        let joins = run.n > 0 && page.0 == run.first + run.n as u32 && run.n < STAGING_PAGES && !page.0.is_multiple_of(64);
+        if !joins {
+            run.flush(ctx, kind);
+        }
+        if cur.state() != State::Far || !word::transition(w, cur, cur.with_state(State::Filling)) {
+            continue;
+        }
+        if pool().load(cur.entry(), &mut ctx.staging[run.n], &mut ctx.scratch).is_err() {
+            poison(page.0, cur);
+            continue;
+        }
+        issued += 1;
+        if plan.leave_unmapped(i) && leave_in_cache(page.0, cur, &ctx.staging[run.n]) {
+            run.flush(ctx, kind);
+            continue;
+        }
+        if run.n == 0 {
+            run.first = page.0;
+        }
+        run.old[run.n] = cur;
+        run.n += 1;
+    }
+    run.flush(ctx, kind);
+    if issued > 0 {
+        count(Counter::PrefetchIssued, issued);
+        count(Counter::PagesIn, issued);
+        if account::short_of_room() {
+            account::wake_reclaimer();
+        }
+    }
+}
+
+/// Contiguous pages decoded into staging, waiting for their copy.
+struct Pending {
+    first: u32,
+    n: usize,
+    old: [Word; STAGING_PAGES],
+}
+
+impl Pending {
+    fn flush(&mut self, ctx: &context::Fill, kind: FillKind) {
+        let n = core::mem::take(&mut self.n);
+        if n == 0 {
+            return;
+        }
+        state::seg().charge_local(state::slot(), n as i64);
+        let held = chunk::shared(self.first);
+        let present = match copy_in(self.first, ctx.staging.as_ptr() as usize, n) {
+            Ok(()) => n,
+            Err((k, _)) => k,
+        };
+        let old = &self.old;
+        publish_run(self.first, present, true, |i| filled(old[i], kind));
+        for (i, cur) in old.iter().enumerate().take(n).skip(present) {
+            word::publish(areas::word(self.first + i as u32), *cur);
+        }
+        drop(held);
+        state::slot().far_pages.fetch_sub(present as i64, Ordering::Relaxed);
+        if present < n {
+            account::uncharge((n - present) as i64);
+        }
+    }
+}
+
+/// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
+fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf) -> bool {
+    let mut slot = [0u32];
+    let (got, fresh) = cache::alloc(&mut slot);
+    if got == 0 {
+        return false;
+    }
+    if fresh > 0 {
+        state::seg().charge_local(state::slot(), 1);
+        state::slot().cached_pages.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: the slot is ours alone until it is filled.
+    unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), cache::buffer(slot[0]) as *mut u8, PAGE_SIZE) };
+    cache::fill(slot[0], page, cur.entry(), cur.entry().is_some());
+    let new = cur.with_state(State::Cached).with_entry(SwapEntry(slot[0] + 1)).set(flag::PREFETCHED);
+    word::publish(areas::word(page), new);
+    cache::enqueue(&slot);
+    state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+    true
+}

@@ -1,0 +1,798 @@
+//! The program's mapping calls, as they act on the window.
+//!
+//! The window is one reservation, inaccessible where nothing is mapped: mapping is an mprotect,
+//! unmapping a discard and an mprotect, and the kernel's own checks hold everywhere else. All calls
+//! are serialised by one lock, as the kernel serialises them by mmap_lock.
+
+use canvas_pager::regions::{Attr, Region, Regions, kind};
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_shm::Counter;
+use canvas_sys::gate::{self, check, yield_now};
+use canvas_sys::{Errno, mem, proc};
+use canvas_types::layout::{self, BLOCK_PAGES, BRK_BYTES, WINDOW_BASE, WINDOW_END, WINDOW_PAGES};
+use canvas_types::sync::{RawGuard, RawSpin, backoff};
+use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::fault::{self, Resolved};
+use crate::state::{count, uffd};
+use crate::{areas, cache, chunk, freeze, pool, reclaim, state};
+
+static LOCK: RawSpin = RawSpin::new();
+struct Cell(UnsafeCell<MaybeUninit<Regions<'static>>>);
+// SAFETY: reached only through `regions`, which demands the lock's guard.
+unsafe impl Sync for Cell {}
+static REGIONS: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// End of the program's break, an address in the window's first part.
+static BRK: AtomicUsize = AtomicUsize::new(WINDOW_BASE);
+/// The program's own RLIMIT_AS and RLIMIT_DATA (soft): ours would not fit under them.
+pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
+/// See [`LIMIT_AS`].
+pub static LIMIT_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
+
+const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+/// First page that mmap may use: the break area lies below.
+const MMAP_FIRST: u32 = (BRK_BYTES / PAGE_SIZE) as u32;
+
+/// Prepares the region list. Once, at start-up.
+pub fn init() {
+    // SAFETY: start-up has one thread.
+    unsafe { (*REGIONS.0.get()).write(Regions::new(areas::region_memory())) };
+}
+
+/// The lock on the region list, and on mapping calls altogether.
+pub fn lock() -> RawGuard<'static> {
+    LOCK.lock(yield_now)
+}
+
+#[allow(clippy::mut_from_ref)]
+fn regions<'a>(_lock: &'a RawGuard<'_>) -> &'a mut Regions<'static> {
+    // SAFETY: `init` ran, and the guard proves that we hold the only lock on it.
+    unsafe { (*REGIONS.0.get()).assume_init_mut() }
+}
+
+/// One past the last page of the anonymous region that holds `page`; `None` when `page` is not
+/// anonymous memory of ours.
+pub fn anonymous_until(page: u32) -> Option<u32> {
+    let g = lock();
+    regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE == 0).map(|r| r.end)
+}
+
+/// First page of the region that holds `page`.
+pub fn anonymous_from(page: u32) -> u32 {
+    let g = lock();
+    regions(&g).at(page).map_or(page, |r| r.start)
+}
+
+/// Does the kernel have a page there? (/proc/self/pagemap, bit 63.)
+pub fn is_present(page: u32) -> bool {
+    let mut entry = 0u64;
+    // SAFETY: open, read eight bytes into `entry`, close.
+    unsafe {
+        let path = c"/proc/self/pagemap";
+        let Ok(fd) = canvas_sys::sys3(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::O_RDONLY as usize) else {
+            return true;
+        };
+        let off = (PageId(page).addr() / PAGE_SIZE) * 8;
+        let got = canvas_sys::sys4(libc::SYS_pread64, fd, &raw mut entry as usize, 8, off);
+        let _ = canvas_sys::sys1(libc::SYS_close, fd);
+        if got != Ok(8) {
+            return true;
+        }
+    }
+    entry >> 63 != 0
+}
+
+fn pages_of(bytes: usize) -> Option<u32> {
+    u32::try_from(bytes.checked_add(PAGE_SIZE - 1)? / PAGE_SIZE).ok()
+}
+
+/// A page-aligned range of the window as pages; `None` when it is not one.
+fn range(addr: usize, bytes: usize) -> Option<(u32, u32)> {
+    if !addr.is_multiple_of(PAGE_SIZE) || !layout::in_window(addr) {
+        return None;
+    }
+    let start = PageId::of_addr(addr).0;
+    let end = start.checked_add(pages_of(bytes)?)?;
+    (end as usize <= WINDOW_PAGES).then_some((start, end))
+}
+
+fn addr_of(page: u32) -> usize {
+    WINDOW_BASE + page as usize * PAGE_SIZE
+}
+
+fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
+    // SAFETY: the program's own request about the program's own range.
+    unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }
+}
+
+/// Takes the word of every touched page in the range for the mapping call: `f` gets the page and
+/// its word before. The pages must end in another state by [`word::publish`].
+fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
+    let mut page = start;
+    while page < end {
+        let block = page as usize / BLOCK_PAGES;
+        let block_end = (((block + 1) * BLOCK_PAGES) as u32).min(end);
+        if areas::touched_in_block()[block].load(Ordering::Relaxed) == 0 {
+            page = block_end;
+            continue;
+        }
+        while page < block_end {
+            let w = areas::word(page);
+            let mut spins = 0;
+            loop {
+                let cur = word::load(w);
+                if cur.0 == 0 {
+                    break;
+                }
+                if cur.state().is_busy() {
+                    backoff(&mut spins, yield_now);
+                    continue;
+                }
+                if word::transition(w, cur, cur.with_state(State::Mapping)) {
+                    f(page, cur);
+                    break;
+                }
+            }
+            page += 1;
+        }
+    }
+}
+
+/// Discards the contents of a range: its pages read as zeros (if still mapped) from now on.
+fn discard(start: u32, end: u32) {
+    // Block by block, so that another thread's fault never waits for a whole gigabyte.
+    let mut from = start;
+    while from < end {
+        let to = ((from as usize / BLOCK_PAGES + 1) * BLOCK_PAGES).min(end as usize) as u32;
+        let mut mine = [0u64; BLOCK_PAGES / 64];
+        let (mut any, mut n) = (false, 0u32);
+        let first = from as usize / BLOCK_PAGES * BLOCK_PAGES;
+        each_touched(from, to, |page, cur| {
+            let i = page as usize - first;
+            mine[i / 64] |= 1 << (i % 64);
+            any |= cur.state() == State::Resident;
+            n += 1;
+            reclaim::forget(page, cur);
+        });
+        if any {
+            // SAFETY: the program asked for it; every present page in the range is in our hands.
+            let _ = unsafe { mem::advise(addr_of(from), (to - from) as usize * PAGE_SIZE, libc::MADV_DONTNEED) };
+        }
+        for (i, bits) in mine.iter().enumerate() {
+            let mut bits = *bits;
+            while bits != 0 {
+                let page = first + i * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                word::publish(areas::word(page as u32), Word(0));
+            }
+        }
+        if n > 0 {
+            areas::touched_in_block()[from as usize / BLOCK_PAGES].fetch_sub(n, Ordering::Relaxed);
+            state::seg().charge_footprint(-i64::from(n));
+        }
+        from = to;
+    }
+}
+
+/// Makes a range of the window ours again after a native mapping: reserved, registered.
+fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    let (addr, bytes) = (addr_of(start), (end - start) as usize * PAGE_SIZE);
+    // SAFETY: replaces a mapping that the program gives up.
+    unsafe {
+        canvas_sys::sys6(libc::SYS_mmap, addr, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0)?;
+        let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);
+    }
+    uffd().register(addr, bytes, true)?;
+    Ok(())
+}
+
+/// Unmaps a range: contents, protection and regions.
+fn clear(g: &RawGuard<'_>, start: u32, end: u32) -> Result<(), Errno> {
+    let mut native = false;
+    let mut accessible = false;
+    regions(g).each(start, end, |r| {
+        native |= r.attr.kind & kind::NATIVE != 0;
+        accessible |= r.attr.prot != 0;
+    });
+    regions(g).remove(start, end).map_err(|_| Errno(libc::ENOMEM))?;
+    discard(start, end);
+    if native {
+        restore_window(start, end)?;
+    } else if accessible {
+        protect(start, end, libc::PROT_NONE)?;
+    }
+    Ok(())
+}
+
+/// Refuses what would pass the program's own limits, or a far limit that is reached.
+fn admit(g: &RawGuard<'_>, new_pages: u32, writable: bool) -> Result<(), Errno> {
+    let total = (regions(g).pages() + u64::from(new_pages)) * PAGE_SIZE as u64;
+    if total > LIMIT_AS.load(Ordering::Relaxed) || (writable && total > LIMIT_DATA.load(Ordering::Relaxed)) {
+        return Err(Errno(libc::ENOMEM));
+    }
+    if new_pages > 0 && writable && state::seg().far_full.load(Ordering::Relaxed) != 0 {
+        count(Counter::MmapRefused, 1);
+        return Err(Errno(libc::ENOMEM));
+    }
+    Ok(())
+}
+
+/// Maps anonymous memory on `start..end`, which is free.
+fn map_at(g: &RawGuard<'_>, start: u32, end: u32, prot: i32) -> Result<(), Errno> {
+    regions(g).insert(start, end, Attr { prot: prot as u8, kind: 0 }).map_err(|_| Errno(libc::ENOMEM))?;
+    if prot != libc::PROT_NONE
+        && let Err(e) = protect(start, end, prot)
+    {
+        let _ = regions(g).remove(start, end);
+        return Err(e);
+    }
+    Ok(())
+}
+
+/// Anonymous private mappings that are ours wherever they are asked for.
+fn captures(prot: i32, flags: i32) -> bool {
+    let not = libc::MAP_SHARED | libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_32BIT;
+    flags & libc::MAP_ANONYMOUS != 0
+        && flags & libc::MAP_PRIVATE != 0
+        && flags & not == 0
+        && prot & libc::PROT_EXEC == 0
+}
+
+/// `mmap`. `None`: not ours, make the call as it is.
+pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    let (addr, bytes, prot, flags) = (a[0], a[1], a[2] as i32, a[3] as i32);
+    let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    let overlaps_window = addr < WINDOW_END && addr.saturating_add(bytes) > WINDOW_BASE;
+    if bytes == 0 || (fixed && !overlaps_window) || (!fixed && !captures(prot, flags)) {
+        return None;
+    }
+    let _inside = freeze::enter();
+    let g = lock();
+    if !fixed {
+        return Some(mmap_anywhere(&g, addr, bytes, prot, flags));
+    }
+    let Some((start, end)) = range(addr, bytes) else { return Some(Err(Errno(libc::EINVAL))) };
+    let mut taken = false;
+    regions(&g).each(start, end, |_| taken = true);
+    if taken && flags & libc::MAP_FIXED_NOREPLACE != 0 {
+        return Some(Err(Errno(libc::EEXIST)));
+    }
+    Some(mmap_over(&g, start, end, a))
+}
+
+fn mmap_anywhere(g: &RawGuard<'_>, hint: usize, bytes: usize, prot: i32, flags: i32) -> Result<usize, Errno> {
+    let pages = pages_of(bytes).ok_or(Errno(libc::ENOMEM))?;
+    admit(g, pages, prot & libc::PROT_WRITE != 0)?;
+    // A hint inside the window is honoured when free, as the kernel does.
+    let wanted = range(hint, bytes).map(|r| r.0).filter(|s| *s >= MMAP_FIRST);
+    let at = wanted
+        .and_then(|s| regions(g).find_gap(pages, 1, s, s.checked_add(pages)?))
+        .or_else(|| regions(g).find_gap(pages, 1, MMAP_FIRST, WINDOW_PAGES as u32))
+        .ok_or(Errno(libc::ENOMEM))?;
+    map_at(g, at, at + pages, prot)?;
+    if flags & libc::MAP_POPULATE != 0 {
+        populate(at, at + pages);
+    }
+    Ok(addr_of(at))
+}
+
+/// MAP_FIXED over the window.
+fn mmap_over(g: &RawGuard<'_>, start: u32, end: u32, a: &[usize; 6]) -> Result<usize, Errno> {
+    let (prot, flags) = (a[2] as i32, a[3] as i32);
+    if captures(prot, flags) {
+        let mut mapped = 0;
+        regions(g).each(start, end, |r| mapped += r.end - r.start);
+        admit(g, (end - start) - mapped, prot & libc::PROT_WRITE != 0)?;
+        let mut native = false;
+        regions(g).each(start, end, |r| native |= r.attr.kind & kind::NATIVE != 0);
+        discard(start, end);
+        if native {
+            restore_window(start, end)?;
+        }
+        protect(start, end, prot)?;
+        regions(g).insert(start, end, Attr { prot: prot as u8, kind: 0 }).map_err(|_| Errno(libc::ENOMEM))?;
+        if flags & libc::MAP_POPULATE != 0 {
+            populate(start, end);
+        }
+        return Ok(a[0]);
+    }
+    // A file, shared or executable memory: the kernel's own from here on.
+    discard(start, end);
+    // SAFETY: the program's call, on a range that the program has or that is ours and empty.
+    let at = check(unsafe { gate::raw(libc::SYS_mmap as usize, *a) })?;
+    let attr = Attr { prot: prot as u8, kind: kind::NATIVE };
+    regions(g).insert(start, end, attr).map_err(|_| Errno(libc::ENOMEM))?;
+    Ok(at)
+}
+
+/// Touches every page. The caller is inside.
+fn populate(start: u32, end: u32) {
+    for page in start..end {
+        if fault::resolve(page, true) != Resolved::Present {
+            break;
+        }
+    }
+}
+
+/// `munmap`.
+pub fn munmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    if !layout::in_window(a[0]) {
+        return None;
+    }
+    let Some((start, end)) = range(a[0], a[1]).filter(|r| r.0 < r.1) else { return Some(Err(Errno(libc::EINVAL))) };
+    let _inside = freeze::enter();
+    let g = lock();
+    Some(clear(&g, start, end).map(|()| 0))
+}
+
+/// `brk`: answers like the kernel, with the break after the call.
+pub fn brk(a: &[usize; 6]) -> usize {
+    let _inside = freeze::enter();
+    let g = lock();
+    let now = BRK.load(Ordering::Relaxed);
+    let want = a[0];
+    if !(WINDOW_BASE..=WINDOW_BASE + BRK_BYTES).contains(&want) {
+        return now;
+    }
+    let page = |at: usize| ((at - WINDOW_BASE).div_ceil(PAGE_SIZE)) as u32;
+    let (old_end, new_end) = (page(now), page(want));
+    let done = match new_end.cmp(&old_end) {
+        core::cmp::Ordering::Greater => admit(&g, new_end - old_end, true).and_then(|()| map_at(&g, old_end, new_end, RW)),
+        core::cmp::Ordering::Less => clear(&g, new_end, old_end),
+        core::cmp::Ordering::Equal => Ok(()),
+    };
+    if done.is_ok() {
+        BRK.store(want, Ordering::Relaxed);
+        want
+    } else {
+        now
+    }
+}
+
+/// `mprotect` (and `pkey_mprotect` without a key).
+pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    if !layout::in_window(a[0]) || a[1] == 0 {
+        return None;
+    }
+    let Some((start, end)) = range(a[0], a[1]) else { return Some(Err(Errno(libc::EINVAL))) };
+    let prot = a[2] as i32;
+    let _inside = freeze::enter();
+    let g = lock();
+    if !regions(&g).covers(start, end) {
+        return Some(Err(Errno(libc::ENOMEM)));
+    }
+    let readable = prot & libc::PROT_READ != 0;
+    if !readable {
+        // From here on reclaim cannot read these pages: it must not select them any more, and
+        // those that it has selected must be through.
+        each_touched(start, end, |page, cur| word::publish(areas::word(page), cur.set(flag::STUCK)));
+    }
+    let done = protect(start, end, prot);
+    if done.is_ok() {
+        let _ = regions(&g).update(start, end, |a| Attr { prot: prot as u8, ..a });
+    }
+    if readable {
+        each_touched(start, end, |page, cur| {
+            if cur.has(flag::STUCK) {
+                word::publish(areas::word(page), cur.clear(flag::STUCK));
+            } else {
+                word::publish(areas::word(page), cur);
+            }
+        });
+    }
+    Some(done.map(|()| 0))
+}
+
+/// `madvise`.
+pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    if !layout::in_window(a[0]) {
+        return None;
+    }
+    let Some((start, end)) = range(a[0], a[1]) else { return Some(Err(Errno(libc::EINVAL))) };
+    if start == end {
+        return Some(Ok(0));
+    }
+    let _inside = freeze::enter();
+    let g = lock();
+    let covered = regions(&g).covers(start, end);
+    let advice = a[2] as i32;
+    let mut native = false;
+    regions(&g).each(start, end, |r| native |= r.attr.kind & kind::NATIVE != 0);
+    if native {
+        // SAFETY: the program's call on the program's own mapping.
+        return Some(check(unsafe { gate::raw(libc::SYS_madvise as usize, *a) }));
+    }
+    let attr = |set: u8, clear: u8| regions(&g).update(start, end, |a| Attr { kind: (a.kind | set) & !clear, ..a });
+    match advice {
+        // FREE may take the pages at any time; now is a time.
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => discard(start, end),
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
+            drop(g);
+            populate(start, end);
+            return Some(if covered { Ok(0) } else { Err(Errno(libc::ENOMEM)) });
+        }
+        libc::MADV_DONTFORK => drop(attr(kind::DONTFORK, 0)),
+        libc::MADV_DOFORK => drop(attr(0, kind::DONTFORK)),
+        libc::MADV_WIPEONFORK => drop(attr(kind::WIPEONFORK, 0)),
+        libc::MADV_KEEPONFORK => drop(attr(0, kind::WIPEONFORK)),
+        libc::MADV_NORMAL
+        | libc::MADV_RANDOM
+        | libc::MADV_SEQUENTIAL
+        | libc::MADV_WILLNEED
+        | libc::MADV_MERGEABLE
+        | libc::MADV_UNMERGEABLE
+        | libc::MADV_HUGEPAGE
+        | libc::MADV_NOHUGEPAGE
+        | libc::MADV_DONTDUMP
+        | libc::MADV_DODUMP
+        | libc::MADV_COLD
+        | libc::MADV_PAGEOUT => {}
+        _ => return Some(Err(Errno(libc::EINVAL))),
+    }
+    Some(if covered { Ok(0) } else { Err(Errno(libc::ENOMEM)) })
+}
+
+/// Moves the pages `from..from+n` to `to..`, which is mapped and untouched.
+fn move_pages(from: u32, to: u32, n: u32) -> Result<(), Errno> {
+    let mut moved = 0u32;
+    let mut failed = None;
+    each_touched(from, from + n, |page, cur| {
+        let dst = to + (page - from);
+        let new = areas::word(dst);
+        let mut now = cur;
+        let mut data = None;
+        match cur.state() {
+            State::Resident => data = Some(addr_of(page)),
+            State::Cached => {
+                // The slot's writer finds the page by its old place: take it, and bring it in.
+                let taken = cache::take(cur.entry().0 - 1);
+                let mut w = cur.with_state(State::Resident).with_entry(taken.entry).clear(flag::FAR_COPY | flag::PREFETCHED);
+                if taken.far_copy && taken.entry.is_some() {
+                    w = w.set(flag::FAR_COPY);
+                }
+                now = w;
+                let _ = place(dst, cache::buffer(cur.entry().0 - 1)).map_err(|e| failed = Some(e));
+                state::seg().charge_local(state::slot(), 1);
+                crate::account::note_resident(1);
+                areas::table().note_resident(dst as usize);
+                cache::finish(taken);
+            }
+            _ => {}
+        }
+        if let Some(src) = data {
+            if let Err(e) = place_by_move(dst, src) {
+                failed = Some(e);
+            }
+            areas::table().note_gone(page as usize);
+            areas::table().note_resident(dst as usize);
+        }
+        // A pinned source is a race in the program; the pin stays behind.
+        new.store(now.with_pins(0).clear(flag::STUCK).0, Ordering::Release);
+        word::publish(areas::word(page), Word(0));
+        areas::touched_in_block()[page as usize / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
+        areas::touched_in_block()[dst as usize / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
+        moved += 1;
+    });
+    match failed {
+        Some(e) => Err(e),
+        None => Ok(()),
+    }
+}
+
+fn place(dst: u32, src: usize) -> Result<(), Errno> {
+    let _held = chunk::shared(dst);
+    loop {
+        // SAFETY: dst is untouched and ours under the lock; src is a live page.
+        let p = unsafe { uffd().copy(addr_of(dst), src, PAGE_SIZE) };
+        match p.stopped {
+            None => return Ok(()),
+            Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => yield_now(),
+            Some(Errno(libc::EEXIST)) => {
+                // SAFETY: a leftover page of zeros in a range that was just mapped.
+                let _ = unsafe { mem::advise(addr_of(dst), PAGE_SIZE, libc::MADV_DONTNEED) };
+            }
+            Some(e) => return Err(e),
+        }
+    }
+}
+
+fn place_by_move(dst: u32, src: usize) -> Result<(), Errno> {
+    place(dst, src)?;
+    // SAFETY: copied; the source's word is in our hands.
+    let _ = unsafe { mem::advise(src, PAGE_SIZE, libc::MADV_DONTNEED) };
+    Ok(())
+}
+
+/// `mremap`.
+pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    let (old, old_bytes, new_bytes, flags, new_addr) = (a[0], a[1], a[2], a[3] as i32, a[4]);
+    let old_ours = layout::in_window(old);
+    let to_ours = flags & libc::MREMAP_FIXED != 0 && layout::in_window(new_addr);
+    if !old_ours && !to_ours {
+        return None;
+    }
+    let _inside = freeze::enter();
+    let g = lock();
+    if !old_ours {
+        // A native mapping is moved over the window: it becomes a native piece of it.
+        let Some((start, end)) = range(new_addr, new_bytes) else { return Some(Err(Errno(libc::EINVAL))) };
+        discard(start, end);
+        // SAFETY: the program's call.
+        let r = check(unsafe { gate::raw(libc::SYS_mremap as usize, *a) });
+        if r.is_ok() {
+            let _ = regions(&g).insert(start, end, Attr { prot: RW as u8, kind: kind::NATIVE });
+        }
+        return Some(r);
+    }
+    Some(mremap_ours(&g, old, old_bytes, new_bytes, flags, new_addr))
+}
+
+fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize, flags: i32, new_addr: usize) -> Result<usize, Errno> {
+    let inval = Errno(libc::EINVAL);
+    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 || new_bytes == 0 {
+        return Err(inval);
+    }
+    let keep = flags & libc::MREMAP_DONTUNMAP != 0;
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    if (fixed || keep) && flags & libc::MREMAP_MAYMOVE == 0 {
+        return Err(inval);
+    }
+    let (start, end) = range(old, old_bytes).ok_or(inval)?;
+    let new_pages = pages_of(new_bytes).ok_or(Errno(libc::ENOMEM))?;
+    let old_pages = end - start;
+    let region = regions(g).at(start).ok_or(Errno(libc::EFAULT))?;
+    if region.end < end || old_pages == 0 {
+        return Err(Errno(libc::EFAULT));
+    }
+    if region.attr.kind & kind::NATIVE != 0 {
+        return mremap_native(g, region, [old, old_bytes, new_bytes, flags as usize, new_addr, 0]);
+    }
+    let prot = i32::from(region.attr.prot);
+    if keep && old_pages != new_pages {
+        return Err(inval);
+    }
+    if !fixed && !keep {
+        if new_pages <= old_pages {
+            if new_pages < old_pages {
+                clear(g, start + new_pages, end)?;
+            }
+            return Ok(old);
+        }
+        admit(g, new_pages - old_pages, prot & libc::PROT_WRITE != 0)?;
+        let limit = if start < MMAP_FIRST { MMAP_FIRST } else { WINDOW_PAGES as u32 };
+        let grown = start.checked_add(new_pages).filter(|e| *e <= limit);
+        if let Some(to) = grown
+            && regions(g).find_gap(new_pages - old_pages, 1, end, to) == Some(end)
+        {
+            map_at(g, end, to, prot)?;
+            return Ok(old);
+        }
+        if flags & libc::MREMAP_MAYMOVE == 0 {
+            return Err(Errno(libc::ENOMEM));
+        }
+    } else if new_pages > old_pages {
+        admit(g, new_pages - old_pages, prot & libc::PROT_WRITE != 0)?;
+    }
+    let to = if fixed {
+        let (to, to_end) = range(new_addr, new_bytes).ok_or(inval)?;
+        if to < end && start < to_end {
+            return Err(inval);
+        }
+        clear(g, to, to_end)?;
+        to
+    } else {
+        regions(g).find_gap(new_pages, 1, MMAP_FIRST, WINDOW_PAGES as u32).ok_or(Errno(libc::ENOMEM))?
+    };
+    // Pages are copied by the kernel from where they are: both ends must be accessible for that.
+    let odd = prot & RW != RW;
+    map_at(g, to, to + new_pages, RW)?;
+    if odd {
+        protect(start, end, RW)?;
+    }
+    let moved = move_pages(start, to, old_pages.min(new_pages));
+    if odd {
+        protect(to, to + new_pages, prot)?;
+        let _ = regions(g).update(to, to + new_pages, |a| Attr { prot: prot as u8, ..a });
+        if prot & libc::PROT_READ == 0 {
+            each_touched(to, to + new_pages, |p, cur| word::publish(areas::word(p), cur.set(flag::STUCK)));
+        }
+    }
+    moved?;
+    if keep {
+        protect(start, end, prot)?;
+    } else {
+        clear(g, start, end)?;
+        if odd {
+            protect(start, end, libc::PROT_NONE)?;
+        }
+    }
+    Ok(addr_of(to))
+}
+
+/// A file or shared mapping inside the window is moved: the kernel moves it, we mend the window.
+fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
+    let (start, end) = range(a[0], a[1]).ok_or(Errno(libc::EINVAL))?;
+    let target = (a[3] as i32 & libc::MREMAP_FIXED != 0).then(|| range(a[4], a[2])).flatten();
+    if let Some((s, e)) = target {
+        discard(s, e);
+    }
+    // SAFETY: the program's call on the program's mapping.
+    let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, a) })?;
+    if at != a[0] {
+        regions(g).remove(start, end).map_err(|_| Errno(libc::ENOMEM))?;
+        restore_window(start, end)?;
+    }
+    if let Some((s, e)) = range(at, a[2]) {
+        regions(g).insert(s, e, region.attr).map_err(|_| Errno(libc::ENOMEM))?;
+        if at == a[0] && e < end {
+            regions(g).remove(e, end).map_err(|_| Errno(libc::ENOMEM))?;
+            restore_window(e, end)?;
+        }
+    }
+    Ok(at)
+}
+
+/// `mincore`.
+pub fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    if !layout::in_window(a[0]) {
+        return None;
+    }
+    let Some((start, end)) = range(a[0], a[1]) else { return Some(Err(Errno(libc::EINVAL))) };
+    {
+        let _inside = freeze::enter();
+        let g = lock();
+        if !regions(&g).covers(start, end) {
+            return Some(Err(Errno(libc::ENOMEM)));
+        }
+    }
+    for page in start..end {
+        let resident = word::load(areas::word(page)).state() == State::Resident;
+        // SAFETY: the program's own buffer, as the kernel would write to it; a bad pointer ends
+        // the program as a bad pointer does.
+        unsafe { ((a[2] + (page - start) as usize) as *mut u8).write(resident as u8) };
+    }
+    Some(Ok(0))
+}
+
+/// `mlock`, `mlock2` (`lock`) and `munlock`: locked pages are made resident and stay so.
+pub fn mlock(addr: usize, bytes: usize, lock_them: bool, on_fault: bool) -> Option<Result<usize, Errno>> {
+    if !layout::in_window(addr) {
+        return None;
+    }
+    let aligned = addr & !(PAGE_SIZE - 1);
+    let Some((start, end)) = range(aligned, bytes + (addr - aligned)) else { return Some(Err(Errno(libc::ENOMEM))) };
+    let _inside = freeze::enter();
+    {
+        let g = lock();
+        if !regions(&g).covers(start, end) {
+            return Some(Err(Errno(libc::ENOMEM)));
+        }
+    }
+    if !lock_them {
+        each_touched(start, end, |p, cur| word::publish(areas::word(p), cur.clear(flag::LOCKED)));
+        return Some(Ok(0));
+    }
+    // More than half of local memory locked would leave nothing to page with.
+    let limit = state::seg().local_limit_pages();
+    if limit.is_some_and(|l| i64::from(end - start) > l / 2) {
+        return Some(Err(Errno(libc::ENOMEM)));
+    }
+    for page in start..end {
+        let w = areas::word(page);
+        loop {
+            let cur = word::load(w);
+            if cur.state() == State::Resident {
+                if word::transition(w, cur, cur.set(flag::LOCKED)) {
+                    break;
+                }
+                continue;
+            }
+            if on_fault && cur.state() == State::Untouched {
+                break;
+            }
+            match fault::resolve(page, true) {
+                Resolved::Present => {}
+                _ => return Some(Err(Errno(libc::ENOMEM))),
+            }
+        }
+    }
+    Some(Ok(0))
+}
+
+/// `mlockall`/`munlockall`: all regions that are mapped now.
+pub fn mlockall(lock_them: bool) -> Result<usize, Errno> {
+    let mut total = 0u64;
+    {
+        let _inside = freeze::enter();
+        let g = lock();
+        total += regions(&g).pages();
+    }
+    if lock_them && state::seg().local_limit_pages().is_some_and(|l| total as i64 > l / 2) {
+        return Err(Errno(libc::ENOMEM));
+    }
+    let mut next = 0u32;
+    loop {
+        let region = {
+            let _inside = freeze::enter();
+            let g = lock();
+            regions(&g).as_slice().iter().find(|r| r.end > next).copied()
+        };
+        let Some(r) = region else { return Ok(0) };
+        if r.attr.kind & kind::NATIVE == 0 && r.attr.prot != 0 {
+            mlock(addr_of(r.start), (r.end - r.start) as usize * PAGE_SIZE, lock_them, false)
+                .unwrap_or(Ok(0))?;
+        }
+        next = r.end;
+    }
+}
+
+/// Reserves the window and registers it. Once, at start-up.
+pub fn reserve_window() -> Result<(), Errno> {
+    mem::map_lazy(WINDOW_BASE, layout::WINDOW_BYTES, libc::PROT_NONE)?;
+    // SAFETY: a fresh reservation.
+    unsafe {
+        let _ = mem::advise(WINDOW_BASE, layout::WINDOW_BYTES, libc::MADV_NOHUGEPAGE);
+        let _ = mem::advise(WINDOW_BASE, layout::WINDOW_BYTES, libc::MADV_DONTDUMP);
+    }
+    uffd().register(WINDOW_BASE, layout::WINDOW_BYTES, true)?;
+    // One page once: gives the reservation its anon_vma while it is one piece, without which
+    // pieces that are split off and touched apart could never merge again.
+    // SAFETY: fills and discards a page of the fresh reservation.
+    unsafe {
+        let _ = uffd().copy(WINDOW_END - PAGE_SIZE, areas::ZEROS, PAGE_SIZE);
+        mem::advise(WINDOW_END - PAGE_SIZE, PAGE_SIZE, libc::MADV_DONTNEED)
+    }
+}
+
+/// In a fork's child: registers the window with the child's own userfaultfd, clears what must not
+/// be inherited, and returns the number of resident pages.
+pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<i64, Errno> {
+    let bytes = |s: u32, e: u32| (e - s) as usize * PAGE_SIZE;
+    let mut from = 0u32;
+    let mut result = Ok(());
+    let mut wipe = |r: Region| {
+        if r.attr.kind & kind::NATIVE != 0 {
+            if from < r.start && result.is_ok() {
+                result = uffd().register(addr_of(from), bytes(from, r.start), true).map(|_| ());
+            }
+            from = r.end;
+        }
+    };
+    for r in regions(g).as_slice() {
+        wipe(*r);
+    }
+    result?;
+    if (from as usize) < WINDOW_PAGES {
+        uffd().register(addr_of(from), bytes(from, WINDOW_PAGES as u32), true)?;
+    }
+    let mut resident = 0i64;
+    // No other thread exists: words may be stored to.
+    let mut end = 0;
+    for i in 0..regions(g).as_slice().len() {
+        let r = regions(g).as_slice()[i];
+        each_touched(r.start, r.end, |page, cur| {
+            let w = areas::word(page);
+            let mut new = cur.with_pins(0);
+            if cur.state() == State::Resident {
+                resident += 1;
+                new = new.set(flag::SHARED);
+            }
+            word::publish(w, new);
+        });
+        end = r.end;
+    }
+    let _ = end;
+    for i in 0..regions(g).as_slice().len() {
+        let r = regions(g).as_slice()[i];
+        if r.attr.kind & (kind::WIPEONFORK | kind::DONTFORK) != 0 {
+            discard(r.start, r.end);
+        }
+    }
+    let _ = (pool::charged_pages(), SwapEntry::NONE, proc::pid());
+    Ok(resident)
+}

@@ -1,0 +1,108 @@
+//! This process's compressed pool, over the memory of [`crate::areas`].
+
+use canvas_backend::{LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
+use canvas_swap::classes::region_bytes;
+use canvas_swap::slots::SLAB_WORDS;
+use canvas_sys::{lz4, mem};
+use canvas_types::PageBuf;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicI64, Ordering};
+
+use crate::{areas, state};
+
+/// Slabs of the region (32 KiB each: 2 TiB of pool at most).
+const SLABS: usize = 1 << 26;
+const _: () = assert!(region_bytes(SLABS) <= areas::POOL_BYTES);
+const _: () = assert!(SLABS * SLAB_WORDS * 8 <= areas::CONTEXTS - areas::POOL_META);
+
+/// lz4 from canvas-sys.
+pub struct Lz4;
+
+impl Lz for Lz4 {
+    fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize> {
+        lz4::compress(src, dst, &mut scratch.0, false)
+    }
+    fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool {
+        lz4::decompress(src, dst)
+    }
+}
+
+/// The pool's bytes.
+pub struct Region;
+
+impl SlotMem for Region {
+    fn copy_out(&self, off: usize, dst: &mut [u8]) {
+        assert!(off + dst.len() <= areas::POOL_BYTES);
+        // SAFETY: inside the mapped region (asserted); the entry's owner alone touches its slot.
+        unsafe { core::ptr::copy_nonoverlapping((areas::POOL + off) as *const u8, dst.as_mut_ptr(), dst.len()) }
+    }
+    fn copy_in(&self, off: usize, src: &[u8]) {
+        assert!(off + src.len() <= areas::POOL_BYTES);
+        // SAFETY: as above.
+        unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), (areas::POOL + off) as *mut u8, src.len()) }
+    }
+    fn release(&self, off: usize, len: usize) {
+        assert!(off + len <= areas::POOL_BYTES);
+        // SAFETY: the slot allocator says that nothing is stored here any more.
+        let _ = unsafe { mem::advise(areas::POOL + off, len, libc::MADV_DONTNEED) };
+    }
+}
+
+/// The tenant's bound on pool memory, and what this process has of it.
+pub struct Budget;
+
+/// Bytes that this process has charged.
+static CHARGED: AtomicI64 = AtomicI64::new(0);
+
+impl PoolBudget for Budget {
+    fn charge(&self, bytes: i64) -> bool {
+        let ok = state::seg().charge_pool(state::slot(), bytes);
+        if ok {
+            CHARGED.fetch_add(bytes, Ordering::Relaxed);
+        }
+        ok
+    }
+}
+
+/// Pages of pool memory that this process holds.
+pub fn charged_pages() -> i64 {
+    CHARGED.load(Ordering::Relaxed) / 4096
+}
+
+/// The pool's type.
+pub type Pool = LocalPool<'static, Lz4, Region, Budget>;
+
+struct Cell(UnsafeCell<MaybeUninit<Pool>>);
+// SAFETY: written once by `init` before any other thread or handler can read it.
+unsafe impl Sync for Cell {}
+static POOL: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Makes the pool. Once, at start-up, after the areas are mapped and the segment is attached.
+pub fn init() {
+    let arrays = PoolArrays {
+        entries: areas::entries(),
+        slab_words: areas::pool_meta64(0, SLABS * SLAB_WORDS),
+        class_bytes: &state::seg().class_bytes,
+    };
+    let pool = LocalPool::new(arrays, Lz4, Region, Budget, canvas_sys::gate::yield_now);
+    // SAFETY: start-up has one thread and no handler installed yet.
+    unsafe { (*POOL.0.get()).write(pool) };
+}
+
+/// The pool.
+#[inline(always)]
+pub fn pool() -> &'static Pool {
+    // SAFETY: `init` ran before anything that calls this.
+    unsafe { (*POOL.0.get()).assume_init_ref() }
+}
+
+/// In a fork's child, with the pool's locks just released: charges the child for its copy.
+pub fn after_fork_in_child() {
+    let seg = state::seg();
+    let charged = CHARGED.load(Ordering::Relaxed);
+    // Not bounded: the pages are shared with the parent until one of the two writes.
+    seg.pool_bytes.fetch_add(charged, Ordering::Relaxed);
+    state::slot().pool_bytes.fetch_add(charged, Ordering::Relaxed);
+    pool().publish_class_bytes(1);
+}

@@ -1,0 +1,324 @@
+//! Processes and descriptors: fork, exec, and keeping our descriptors out of the program's reach.
+
+use canvas_shm::{Counter, ProcSlot};
+use canvas_sys::gate::{check, raw};
+use canvas_sys::{proc, signal, uffd};
+use canvas_types::SwapEntry;
+use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+use crate::state::{self, count};
+use crate::{account, freeze, mm, pool, report, threads};
+
+/// Descriptors that are ours: the segment, the library, the userfaultfd, the pidfd, the trace.
+static OURS: [AtomicI32; 5] = [const { AtomicI32::new(-1) }; 5];
+
+/// Keeps a descriptor from the program.
+pub fn guard_fd(i: usize, fd: i32) {
+    OURS[i].store(fd, Ordering::Relaxed);
+}
+
+fn is_ours(fd: usize) -> bool {
+    OURS.iter().any(|o| o.load(Ordering::Relaxed) == fd as i32 && fd as i32 >= 0)
+}
+
+/// `close`: ours are not open, as far as the program can tell.
+pub fn close(a: &[usize; 6]) -> isize {
+    if is_ours(a[0] as u32 as usize) {
+        return -(libc::EBADF as isize);
+    }
+    // SAFETY: the program's call.
+    unsafe { raw(libc::SYS_close as usize, *a) }
+}
+
+/// `dup2`, `dup3`: never onto one of ours.
+pub fn dup_onto(nr: usize, a: &[usize; 6]) -> isize {
+    if is_ours(a[1] as u32 as usize) {
+        return -(libc::EBADF as isize);
+    }
+    // SAFETY: the program's call.
+    unsafe { raw(nr, *a) }
+}
+
+/// `close_range`: around ours. Marking close-on-exec is allowed for those that exec closes anyway.
+pub fn close_range(a: &[usize; 6]) -> isize {
+    let (first, last) = (a[0] as u32, a[1] as u32);
+    if first > last {
+        return -(libc::EINVAL as isize);
+    }
+    let mut from = first;
+    loop {
+        let next = OURS
+            .iter()
+            .map(|o| o.load(Ordering::Relaxed))
+            .filter(|fd| *fd >= 0 && *fd as u32 >= from && *fd as u32 <= last)
+            .min();
+        let to = match next {
+            Some(fd) if fd as u32 == from => None,
+            Some(fd) => Some(fd as u32 - 1),
+            None => Some(last),
+        };
+        if let Some(to) = to {
+            // SAFETY: the program's call, cut around our descriptors.
+            let r = unsafe { raw(libc::SYS_close_range as usize, [from as usize, to as usize, a[2], 0, 0, 0]) };
+            if r < 0 {
+                return r;
+            }
+        }
+        match next {
+            Some(fd) if (fd as u32) < last => from = fd as u32 + 1,
+            _ => return 0,
+        }
+    }
+}
+
+/// Takes a free slot of the segment for this process, or the one that an earlier image of it had.
+pub fn take_slot() -> Option<&'static ProcSlot> {
+    let seg = state::seg();
+    let pid = proc::pid();
+    for s in &seg.procs {
+        if s.pid.load(Ordering::Relaxed) == pid {
+            // exec: the old image's memory is gone.
+            seg.release_slot(s, pid);
+        }
+    }
+    let slot = seg.procs.iter().find(|s| s.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
+    slot.start_ticks.store(start_ticks(), Ordering::Release);
+    Some(slot)
+}
+
+/// Start time of this process in clock ticks (field 22 of /proc/self/stat).
+fn start_ticks() -> u64 {
+    let mut buf = [0u8; 1024];
+    let Ok(n) = proc::read_file(c"/proc/self/stat", &mut buf) else { return 0 };
+    let after_name = buf[..n].iter().rposition(|b| *b == b')').map_or(0, |i| i + 2);
+    let field = buf[after_name..n].split(|b| *b == b' ').nth(19).unwrap_or(b"0");
+    field.iter().filter(|b| b.is_ascii_digit()).fold(0u64, |n, b| n * 10 + u64::from(b - b'0'))
+}
+
+/// Opens and prepares a userfaultfd for this process, as the mode demands.
+pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
+    let u = if thread_mode { uffd::Uffd::open_syscall(false).or_else(|_| uffd::Uffd::open_device())? } else { uffd::Uffd::open_syscall(true)? };
+    let wanted = if thread_mode { uffd::feature::PAGEFAULT_FLAG_WP } else { uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP };
+    u.api(wanted)?;
+    let fd = uffd::move_fd(u.0, threads::fd_floor(), true)?;
+    guard_fd(2, fd);
+    Ok(uffd::Uffd(fd))
+}
+
+/// A fork with its own memory. The child's copy of the window has lost its registration: absent
+/// pages would read as zeros. So parent and child stand still until the child has its own.
+pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
+    let mask = signal::set_mask(u64::MAX);
+    let g = mm::lock();
+    let frozen = freeze::freeze();
+    let pool_locks = pool::pool().fork_guard();
+    // SAFETY: the program's call; the child continues right here on its copy of this stack.
+    let r = unsafe { raw(nr, *a) };
+    drop(pool_locks);
+    if r != 0 {
+        if r > 0 {
+            state::FORKED.store(true, Ordering::Relaxed);
+            count(Counter::Forks, 1);
+        }
+        drop(frozen);
+        drop(g);
+        signal::set_mask(mask);
+        return r;
+    }
+    if let Err(e) = child(&g) {
+        report!("a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros", e.0);
+        proc::exit_group(canvas_types::exit::RUN_FAILED);
+    }
+    drop(frozen);
+    drop(g);
+    signal::set_mask(mask);
+    0
+}
+
+fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> {
+    state::FORKED.store(true, Ordering::Relaxed);
+    let parents = state::uffd();
+    let thread_mode = state::THREAD_MODE.load(Ordering::Relaxed);
+    guard_fd(2, -1);
+    // A copy into the parent's userfaultfd would land in the parent's memory.
+    parents.close();
+    state::set_uffd(open_uffd(thread_mode)?);
+    state::PID.store(proc::pid(), Ordering::Relaxed);
+    let pidfd = state::PIDFD.swap(-1, Ordering::Relaxed);
+    if pidfd >= 0 {
+        // SAFETY: our own descriptor, which names the parent.
+        let _ = unsafe { canvas_sys::sys1(libc::SYS_close, pidfd as usize) };
+        threads::open_pidfd();
+    }
+    let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
+    state::set_slot(slot);
+    account::after_fork_in_child(0);
+    let resident = mm::after_fork_in_child(g)?;
+    account::after_fork_in_child(resident);
+    pool::after_fork_in_child();
+    let cached = i64::from(crate::cache::high());
+    slot.cached_pages.store(cached, Ordering::Relaxed);
+    if thread_mode {
+        threads::start_handlers()?;
+    }
+    let _ = SwapEntry::NONE;
+    Ok(())
+}
+
+/// Our variables as the environment must have them: "NAME=value" strings, set at start-up.
+static VARS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+
+/// Remembers a "NAME=value" string (native memory, never freed) for exec'd programs.
+pub fn remember_var(i: usize, at: *const u8) {
+    VARS[i].store(at as usize, Ordering::Relaxed);
+}
+
+/// # Safety
+/// `at` must be a C string.
+unsafe fn bytes_of<'a>(at: usize) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { core::ffi::CStr::from_ptr(at as *const core::ffi::c_char) }.to_bytes()
+}
+
+/// Entries of an environment that is rebuilt on the stack.
+const ENV_MAX: usize = 1000;
+
+/// Does the environment at `envp` carry our variables? Otherwise a copy that does, in `room`.
+fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
+    let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
+    let mut have = [false; 3];
+    let mut n = 0;
+    let mut i = 0;
+    while envp != 0 {
+        // SAFETY: the program's environment, as the kernel would read it.
+        let entry = unsafe { *((envp + i * 8) as *const usize) };
+        if entry == 0 {
+            break;
+        }
+        i += 1;
+        // SAFETY: as above.
+        let text = unsafe { bytes_of(entry) };
+        let mut replaced = entry;
+        for (k, our) in ours.iter().enumerate() {
+            if *our == 0 {
+                continue;
+            }
+            // SAFETY: our own strings.
+            let mine = unsafe { bytes_of(*our) };
+            let name = mine.iter().position(|b| *b == b'=').unwrap_or(0) + 1;
+            if text.starts_with(&mine[..name]) {
+                // LD_PRELOAD may name others beside us; then it is right as it is.
+                let inside = text.windows(mine.len() - name).any(|w| w == &mine[name..]);
+                if !inside {
+                    replaced = *our;
+                }
+                have[k] = true;
+            }
+        }
+        if n >= ENV_MAX {
+            return envp;
+        }
+        room[n] = replaced;
+        n += 1;
+    }
+    for (k, our) in ours.iter().enumerate() {
+        if !have[k] && *our != 0 {
+            room[n] = *our;
+            n += 1;
+        }
+    }
+    room[n] = 0;
+    room.as_ptr() as usize
+}
+
+/// Touches the strings of an argument vector.
+fn touch_vector(at: usize) {
+    let mut i = 0;
+    while at != 0 && i < 1 << 20 {
+        // SAFETY: the program's vector, as the kernel would read it.
+        let s = unsafe { *((at + i * 8) as *const usize) };
+        if s == 0 {
+            return;
+        }
+        crate::args::touch_string(s);
+        i += 1;
+    }
+}
+
+/// `execve`: the new image is managed too. The kernel reads the strings itself, so they are made
+/// present first; should one be gone again by then, the call fails with EFAULT and is repeated.
+pub fn execve(a: &[usize; 6]) -> isize {
+    let mut room = [0usize; ENV_MAX + 4];
+    let envp = with_our_vars(a[2], &mut room);
+    for _ in 0..100 {
+        crate::args::touch_string(a[0]);
+        touch_vector(a[1]);
+        touch_vector(envp);
+        // SAFETY: the program's call.
+        let r = unsafe { raw(libc::SYS_execve as usize, [a[0], a[1], envp, 0, 0, 0]) };
+        if r != -(libc::EFAULT as isize) {
+            return r;
+        }
+    }
+    -(libc::EFAULT as isize)
+}
+
+/// `execveat`.
+pub fn execveat(a: &[usize; 6]) -> isize {
+    let mut room = [0usize; ENV_MAX + 4];
+    let envp = with_our_vars(a[3], &mut room);
+    for _ in 0..100 {
+        crate::args::touch_string(a[1]);
+        touch_vector(a[2]);
+        touch_vector(envp);
+        // SAFETY: the program's call.
+        let r = unsafe { raw(libc::SYS_execveat as usize, [a[0], a[1], a[2], envp, a[4], 0]) };
+        if r != -(libc::EFAULT as isize) {
+            return r;
+        }
+    }
+    -(libc::EFAULT as isize)
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Rlimit {
+    soft: u64,
+    hard: u64,
+}
+
+/// `prlimit64` and its elders. RLIMIT_AS and RLIMIT_DATA of this process would not allow our
+/// reservations: the program's own values are kept and enforced on its mappings here.
+pub fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
+    let mine = pid == 0 || pid as u32 == proc::pid();
+    let kept = match resource as u32 {
+        libc::RLIMIT_AS => Some(&mm::LIMIT_AS),
+        libc::RLIMIT_DATA => Some(&mm::LIMIT_DATA),
+        _ => None,
+    };
+    let mut before = Rlimit { soft: 0, hard: 0 };
+    // SAFETY: the program's pointers, read and written as the kernel would.
+    let wanted = (new != 0).then(|| unsafe { (new as *const Rlimit).read_unaligned() });
+    let (arg, keep) = match (kept.filter(|_| mine), wanted) {
+        (Some(k), Some(w)) if w.soft <= w.hard => (0, Some((k, w))),
+        (_, Some(ref w)) => (w as *const Rlimit as usize, None),
+        (_, None) => (0, None),
+    };
+    // SAFETY: both structures are ours and live.
+    let r = check(unsafe { raw(libc::SYS_prlimit64 as usize, [pid, resource, arg, &raw mut before as usize, 0, 0]) });
+    let _ = &wanted;
+    if let Err(e) = r {
+        return -(e.0 as isize);
+    }
+    if mine && let Some(k) = kept {
+        before.soft = before.soft.min(k.load(Ordering::Relaxed));
+    }
+    if let Some((k, w)) = keep {
+        k.store(w.soft, Ordering::Relaxed);
+    }
+    if old != 0 {
+        // SAFETY: as above.
+        unsafe { (old as *mut Rlimit).write_unaligned(before) };
+    }
+    0
+}

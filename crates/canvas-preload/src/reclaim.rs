@@ -1,0 +1,356 @@
+//! Reclaim: unmap what the policy chose into the swap cache, and write the cache's oldest out.
+//!
+//! Unmapping a batch costs two kinds of TLB shootdown, whatever the number of pages: one a span
+//! to write-protect, and one for all discards together. Between them the page is copied to its
+//! slot: protected, it cannot change; still mapped, it can be read. This works after a fork (where
+//! MOVE refuses shared pages) and for any protection that can be read.
+
+use canvas_pager::clock::{Run, take_reservation};
+use canvas_pager::prefetch::SAMPLE_EVERY;
+use canvas_pager::table::CHUNK_PAGES;
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_backend::{Kind, StoreError};
+use canvas_shm::Counter;
+use canvas_swap::fsm;
+use canvas_sys::mem;
+use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::context::{self, BATCH_PAGES, Reclaim};
+use crate::pool::pool;
+use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
+use crate::{account, areas, cache, chunk, fault, state};
+
+static PRESSURE: AtomicBool = AtomicBool::new(false);
+static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
+
+/// Is the far limit so near that far copies of resident pages must go?
+#[inline]
+pub fn far_nearly_full() -> bool {
+    NEARLY_FULL.load(Ordering::Relaxed)
+}
+
+/// Frees about `want` pages of local memory; returns how many pages were unmapped. The caller is
+/// inside with signals blocked.
+pub fn run(want: u32, direct: bool) -> u32 {
+    let mut ctx = context::reclaim();
+    let ctx = &mut *ctx;
+    judge_far_pressure();
+    let want = want.min(cache::capacity() / 2).max(1);
+    if cache::available() < want {
+        write_out(ctx, want - cache::available());
+    }
+    // The policy finishes a chunk once begun, so there must be slots for one more.
+    let slots = (want as usize + CHUNK_PAGES - 1).min(BATCH_PAGES).min(cache::available() as usize);
+    if slots == 0 {
+        return 0;
+    }
+    let ask = if slots < CHUNK_PAGES { 1 } else { (slots + 1 - CHUNK_PAGES) as u32 };
+    ctx.batch.clear();
+    let n = CLOCK.select(&areas::table(), ask.min(want), &mut ctx.batch);
+    drop_reservations(ctx);
+    if n == 0 {
+        return 0;
+    }
+    let unmapped = unmap(ctx);
+    count(if direct { Counter::ReclaimDirect } else { Counter::ReclaimBackground }, u64::from(unmapped));
+    unmapped
+}
+
+/// Watches the far limit: from 75 % of it on, hot pages lose their reservations (Canvas §5.1).
+fn judge_far_pressure() {
+    let seg = state::seg();
+    let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64;
+    let limit = seg.config.pool_bytes.load(Ordering::Relaxed);
+    let now = fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
+    PRESSURE.store(now, Ordering::Relaxed);
+    CLOCK.set_pressure(now);
+    NEARLY_FULL.store(used > limit / 10 * 9, Ordering::Relaxed);
+    if seg.far_full.load(Ordering::Relaxed) != 0 && used < limit / 100 * 95 {
+        seg.far_full.store(0, Ordering::Relaxed);
+    }
+}
+
+fn drop_reservations(ctx: &Reclaim) {
+    for page in ctx.batch.dropped_candidates() {
+        if let Some(entry) = take_reservation(areas::word(page.0)) {
+            pool().release(entry);
+            count(Counter::EntryReservationDropped, 1);
+        }
+    }
+}
+
+/// Unmaps the batch into the swap cache; returns the pages unmapped.
+fn unmap(ctx: &mut Reclaim) -> u32 {
+    let pages = ctx.batch.pages() as usize;
+    let (got, fresh) = cache::alloc(&mut ctx.slots[..pages]);
+    if fresh > 0 {
+        state::seg().charge_local(state::slot(), fresh as i64);
+        state::slot().cached_pages.fetch_add(fresh as i64, Ordering::Relaxed);
+        let total: i64 = state::slot().cached_pages.load(Ordering::Relaxed);
+        state::seg().cached_pages_peak.fetch_max(total, Ordering::Relaxed);
+    }
+    // Protect, chunk by chunk. `kept` counts the pages that go on; runs are cut to them.
+    let mut n = 0;
+    let mut ranges = 0;
+    let runs = ctx.batch.runs();
+    let mut i = 0;
+    while i < runs.len() {
+        let chunk_of = |r: &Run| r.start.0 as usize / CHUNK_PAGES;
+        let mut j = i + 1;
+        while j < runs.len() && chunk_of(&runs[j]) == chunk_of(&runs[i]) {
+            j += 1;
+        }
+        let held = chunk::exclusive(runs[i].start.0);
+        let mut k = i;
+        while k < j {
+            // Extend over absent pages to the next run.
+            let first = runs[k].start.0;
+            let mut end = first + runs[k].len;
+            let mut last = k;
+            while last + 1 < j && (end..runs[last + 1].start.0).all(absent) {
+                last += 1;
+                end = runs[last].start.0 + runs[last].len;
+            }
+            let span_pages: usize = runs[k..=last].iter().map(|r| r.len as usize).sum();
+            let bytes = (end - first) as usize * PAGE_SIZE;
+            let fits = n + span_pages <= got;
+            if fits && uffd().write_protect(PageId(first).addr(), bytes, true).is_ok() {
+                for r in &runs[k..=last] {
+                    ctx.ranges[ranges] = libc::iovec { iov_base: r.start.addr() as *mut _, iov_len: r.len as usize * PAGE_SIZE };
+                    ranges += 1;
+                    for p in r.start.0..r.start.0 + r.len {
+                        ctx.pages[n] = p;
+                        n += 1;
+                    }
+                }
+            } else {
+                give_up(&runs[k..=last], fits);
+            }
+            k = last + 1;
+        }
+        drop(held);
+        i = j;
+    }
+    if n < got {
+        cache::give_back(&ctx.slots[n..got]);
+    }
+    if n == 0 {
+        return 0;
+    }
+    for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
+        // SAFETY: the page is present and write-protected (its word is Evicting in our hands, and
+        // pages that cannot be read are marked STUCK and never selected); the slot is ours alone.
+        unsafe { core::ptr::copy_nonoverlapping(PageId(*page).addr() as *const u8, cache::buffer(*slot) as *mut u8, PAGE_SIZE) };
+    }
+    discard(&ctx.ranges[..ranges]);
+    let epoch = EPOCH.advance(n as u32, state::seg().local_limit_pages().unwrap_or(i64::MAX / 2).max(1) as u64);
+    let mut ours = 0;
+    for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
+        let w = areas::word(*page);
+        let cur = word::load(w);
+        debug_assert_eq!(cur.state(), State::Evicting);
+        cache::fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
+        areas::table().note_gone(*page as usize);
+        ours += i64::from(!cur.has(flag::SHARED));
+        let new = CLOCK.params.on_evict(cur, epoch).clear(flag::SHARED | flag::PREFETCHED);
+        word::publish(w, new.with_state(State::Cached).with_entry(SwapEntry(slot + 1)));
+    }
+    cache::enqueue(&ctx.slots[..n]);
+    account::note_resident(-ours);
+    account::note_inherited_gone(n as i64 - ours);
+    account::uncharge(ours);
+    if state::THREAD_MODE.load(Ordering::Relaxed) {
+        // Threads that met the protection wait for a wake-up, and then fault again.
+        for r in &ctx.ranges[..ranges] {
+            uffd().wake(r.iov_base as usize, r.iov_len);
+        }
+    }
+    count(Counter::ReclaimCopyPath, n as u64);
+    n as u32
+}
+
+/// No page is present there, and none becomes so while the chunk's lock is held.
+fn absent(page: u32) -> bool {
+    let w = word::load(areas::word(page));
+    matches!(w.state(), State::Untouched | State::Far | State::Cached | State::Filling | State::Poisoned)
+}
+
+/// Leaves the pages of these runs where they are.
+fn give_up(runs: &[Run], protection_failed: bool) {
+    for r in runs {
+        if protection_failed {
+            let _ = uffd().write_protect(r.start.addr(), r.len as usize * PAGE_SIZE, false);
+        }
+        for p in r.start.0..r.start.0 + r.len {
+            let w = areas::word(p);
+            let back = word::load(w).with_state(State::Resident);
+            word::publish(w, if protection_failed { back.set(flag::STUCK) } else { back });
+        }
+        if state::THREAD_MODE.load(Ordering::Relaxed) {
+            uffd().wake(r.start.addr(), r.len as usize * PAGE_SIZE);
+        }
+    }
+}
+
+/// Discards what the ranges hold, with one flush if the kernel can.
+fn discard(ranges: &[libc::iovec]) {
+    if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
+        // SAFETY: every page is Evicting in our hands, and copied.
+        if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
+            return;
+        }
+        state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
+    }
+    for r in ranges {
+        // SAFETY: as above.
+        let _ = unsafe { mem::advise(r.iov_base as usize, r.iov_len, libc::MADV_DONTNEED) };
+    }
+}
+
+/// Writes out up to `n` of the cache's oldest pages; returns how many slots became free.
+pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
+    let mut freed = 0;
+    while freed < n {
+        let Some(job) = cache::begin_write() else { break };
+        if !write_one(ctx, job) {
+            break;
+        }
+        freed += 1;
+    }
+    freed
+}
+
+fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
+    let data = cache::contents(job.slot);
+    let mut far_copy = job.far_copy;
+    let outcome = match pool().store(job.entry, far_copy, data, &mut ctx.scratch) {
+        Ok(o) => o,
+        Err(first) => {
+            if matches!(first, StoreError::Full { copy_dropped: true }) {
+                far_copy = false;
+            }
+            // Far copies of resident pages go first.
+            match drop_resident_copies().then(|| pool().store(job.entry, far_copy, data, &mut ctx.scratch)) {
+                Some(Ok(o)) => o,
+                _ => {
+                    if let Some(e) = cache::abort_write(job.slot, job.entry, false) {
+                        pool().release(e);
+                    }
+                    if state::seg().far_full.swap(1, Ordering::Relaxed) == 0 {
+                        crate::report!(
+                            "the far limit is reached: reclaim stops, and new memory is refused with ENOMEM (raise --pool or --local)"
+                        );
+                    }
+                    return false;
+                }
+            }
+        }
+    };
+    let w = areas::word(job.page);
+    let cur = word::load(w);
+    let ours = cur.state() == State::Cached && cur.entry() == SwapEntry(job.slot + 1);
+    let far = far_word(cur, outcome.entry);
+    // Counted before it can be taken back by a fault.
+    state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
+    let published = ours && w.compare_exchange(cur.0, far.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if !published {
+        state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+    }
+    if let Some(e) = cache::end_write(job.slot, published, outcome.entry, outcome.entry.is_some()) {
+        pool().release(e);
+    }
+    if cur.has(flag::PREFETCHED) && published {
+        PREFETCHER.on_unused(1);
+        count(Counter::PrefetchUnused, u64::from(SAMPLE_EVERY));
+    }
+    count(Counter::PagesOut, 1);
+    match outcome.kind {
+        Kind::Clean => count(Counter::PagesOutClean, 1),
+        Kind::Zero => count(Counter::PagesOutZero, 1),
+        Kind::SameFilled => count(Counter::PagesOutSameFilled, 1),
+        Kind::Raw => count(Counter::PagesOutRaw, 1),
+        Kind::Compressed => {}
+    }
+    if outcome.locked {
+        count(Counter::EntryAllocLocked, 1);
+    } else if outcome.entry.is_some() {
+        count(Counter::EntryAllocReserved, 1);
+    }
+    true
+}
+
+/// The word of a page that only exists as a far copy from now on.
+fn far_word(cached: Word, entry: SwapEntry) -> Word {
+    let w = cached.with_state(State::Far).with_entry(entry).clear(flag::PREFETCHED);
+    if entry.is_some() { w.set(flag::FAR_COPY) } else { w.clear(flag::FAR_COPY) }
+}
+
+/// The pool is full: gives up the far copies that resident pages keep. True when there were any.
+#[cold]
+fn drop_resident_copies() -> bool {
+    let mut dropped = 0u64;
+    areas::table().for_each_in(State::Resident, |page, w| {
+        if w.entry().is_some()
+            && let Some(e) = take_reservation(areas::word(page as u32))
+        {
+            pool().release(e);
+            dropped += 1;
+        }
+    });
+    pool().trim();
+    count(Counter::EntryReservationDropped, dropped);
+    dropped > 0
+}
+
+/// The reclaim thread's round: writes ahead, then frees what is above the mark. False when there
+/// was nothing to do.
+pub fn background_round() -> bool {
+    let excess = account::excess();
+    let mut worked = false;
+    let (cap, avail) = (cache::capacity(), cache::available());
+    if avail < cap / 4 {
+        let mut ctx = context::reclaim();
+        worked |= write_out(&mut ctx, (cap / 4 - avail).min(32)) > 0;
+    }
+    if excess > 0 {
+        let done = run(excess.min(128) as u32, false);
+        worked |= done > 0;
+        let wanted = &state::slot().reclaim_wanted;
+        let left = wanted.load(Ordering::Relaxed).saturating_sub(done.max(1));
+        wanted.store(left, Ordering::Relaxed);
+    }
+    worked
+}
+
+/// Releases what a page owned, when a mapping call discards it. `cur` is its word before the
+/// caller moved it to Mapping; the page itself is the caller's to discard.
+pub fn forget(page: u32, cur: Word) {
+    match cur.state() {
+        State::Resident => {
+            fault::table_gone(page, cur);
+            if cur.entry().is_some() {
+                pool().release(cur.entry());
+            }
+        }
+        State::Cached => {
+            let taken = cache::take(cur.entry().0 - 1);
+            if taken.entry.is_some() {
+                pool().release(taken.entry);
+            }
+            cache::finish(taken);
+        }
+        State::Far => {
+            state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+            if cur.entry().is_some() {
+                pool().release(cur.entry());
+            }
+        }
+        State::Poisoned => {
+            if cur.entry().is_some() {
+                pool().release(cur.entry());
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,253 @@
+//! Signals: SIGBUS and SIGSYS stay ours, in every mask and table, and what is not ours goes on to
+//! the program's handler as if we were not there.
+
+use canvas_shm::Counter;
+use canvas_sys::gate::{self, check, raw};
+use canvas_sys::signal::{self, KernelSigaction, bit};
+use canvas_sys::{Errno, proc};
+use canvas_types::layout::in_window;
+use canvas_types::{PageId, SwapEntry};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::fault::{self, Resolved};
+use crate::{freeze, report, state};
+
+/// Signals that must never be blocked: a fault would end the program.
+pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
+
+/// The program's own actions for our signals, behind a sequence number (odd while written).
+struct Action {
+    seq: AtomicU32,
+    value: UnsafeCell<KernelSigaction>,
+}
+// SAFETY: writers are serialised by the sequence's odd state, readers retry when it changed.
+unsafe impl Sync for Action {}
+
+static BUS: Action = Action { seq: AtomicU32::new(0), value: UnsafeCell::new(NONE) };
+static SYS: Action = Action { seq: AtomicU32::new(0), value: UnsafeCell::new(NONE) };
+const NONE: KernelSigaction = KernelSigaction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+
+fn action(signal: i32) -> Option<&'static Action> {
+    match signal {
+        libc::SIGBUS => Some(&BUS),
+        libc::SIGSYS => Some(&SYS),
+        _ => None,
+    }
+}
+
+impl Action {
+    fn get(&self) -> KernelSigaction {
+        loop {
+            let before = self.seq.load(Ordering::Acquire);
+            // SAFETY: a torn read is thrown away below; plain old data.
+            let v = unsafe { self.value.get().read_volatile() };
+            core::sync::atomic::fence(Ordering::Acquire);
+            if before & 1 == 0 && self.seq.load(Ordering::Relaxed) == before {
+                return v;
+            }
+            gate::yield_now();
+        }
+    }
+    fn swap(&self, new: KernelSigaction) -> KernelSigaction {
+        let old_mask = signal::set_mask(u64::MAX);
+        loop {
+            let s = self.seq.load(Ordering::Relaxed);
+            if s & 1 == 0 && self.seq.compare_exchange(s, s + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                // SAFETY: the odd sequence makes us the only writer.
+                let old = unsafe {
+                    let old = self.value.get().read();
+                    self.value.get().write_volatile(new);
+                    old
+                };
+                self.seq.store(s + 2, Ordering::Release);
+                signal::set_mask(old_mask);
+                return old;
+            }
+            gate::yield_now();
+        }
+    }
+}
+
+/// Installs our handlers; whatever was there becomes the program's.
+pub fn install() -> Result<(), Errno> {
+    let old = signal::install(libc::SIGBUS, on_sigbus)?;
+    BUS.swap(old);
+    Ok(())
+}
+
+unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
+    let (code, addr, uc) = unsafe { ((*info).si_code, (*info).si_addr() as usize, &mut *context.cast::<libc::ucontext_t>()) };
+    let mut why = Resolved::NotOurs;
+    if code > 0 && in_window(addr) {
+        let begun = now_ns();
+        let write = uc.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0;
+        {
+            let _inside = freeze::enter_masked();
+            why = fault::resolve(PageId::of_addr(addr).0, write);
+        }
+        if why == Resolved::Present {
+            let stripe = freeze::thread_hash() % canvas_shm::segment::STRIPES;
+            state::seg().stripes[stripe].fault_ns.record(now_ns().saturating_sub(begun));
+            state::count(Counter::FaultsManaged, 1);
+            return;
+        }
+        if why == Resolved::NoMemory {
+            report!("local and far memory are both full: the program is ended by SIGBUS (raise --pool or --local)");
+        }
+    }
+    let _ = SwapEntry::NONE;
+    chain(&BUS, sig, info, context, code > 0, why == Resolved::NoMemory);
+}
+
+/// Monotonic time by the vDSO: no system call, no thread-local data on success.
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes `t` only.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Hands a signal to the program: its handler, or the default action.
+fn chain(a: &Action, sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void, synchronous: bool, end: bool) {
+    let act = a.get();
+    if end || act.handler == libc::SIG_DFL || (act.handler == libc::SIG_IGN && synchronous) {
+        signal::set_default(sig);
+        // A synchronous fault happens again on return and now ends the program; others are sent
+        // again. Signals are blocked here, so it arrives on return.
+        if !synchronous || end {
+            proc::raise(sig);
+        }
+        return;
+    }
+    if act.handler == libc::SIG_IGN {
+        return;
+    }
+    // As the kernel would: the mask at the time of the fault, the handler's own, the signal.
+    // SAFETY: the kernel's ucontext; the first word of uc_sigmask is the kernel's signal set.
+    let interrupted = unsafe { *(&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
+    let own = if act.flags & libc::SA_NODEFER as u64 != 0 { 0 } else { bit(sig) };
+    signal::set_mask((interrupted | act.mask | own) & !OURS);
+    // SAFETY: the program's handler, with the kernel's arguments.
+    unsafe {
+        if act.flags & libc::SA_SIGINFO as u64 != 0 {
+            let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = core::mem::transmute(act.handler);
+            f(sig, info, context);
+        } else {
+            let f: extern "C" fn(i32) = core::mem::transmute(act.handler);
+            f(sig);
+        }
+    }
+    // The rest of the return path is the kernel's: rt_sigreturn restores the interrupted mask.
+}
+
+/// Reads a structure of the program's; its pages may be far, which is an ordinary fault here.
+fn get<T: Copy>(addr: usize) -> T {
+    // SAFETY: the program's pointer, as the kernel would read it; a bad one ends the program.
+    unsafe { (addr as *const T).read_unaligned() }
+}
+fn put<T>(addr: usize, v: T) {
+    // SAFETY: as above.
+    unsafe { (addr as *mut T).write_unaligned(v) }
+}
+
+fn answer(r: Result<usize, Errno>) -> isize {
+    match r {
+        Ok(v) => v as isize,
+        Err(e) => -(e.0 as isize),
+    }
+}
+
+/// `rt_sigaction`: our signals are kept in our table; every handler's mask leaves them open.
+pub fn rt_sigaction(a: &[usize; 6]) -> isize {
+    let (sig, new, old) = (a[0] as i32, a[1], a[2]);
+    if a[3] != 8 {
+        return -(libc::EINVAL as isize);
+    }
+    let wanted: Option<KernelSigaction> = (new != 0).then(|| get(new));
+    if let Some(slot) = action(sig) {
+        let before = match wanted {
+            Some(w) => slot.swap(w),
+            None => slot.get(),
+        };
+        if old != 0 {
+            put(old, before);
+        }
+        return 0;
+    }
+    let stripped = wanted.map(|w| KernelSigaction { mask: w.mask & !OURS, ..w });
+    let mut before = KernelSigaction::default();
+    let arg = stripped.as_ref().map_or(0, |s| s as *const _ as usize);
+    // SAFETY: both structures are ours and live.
+    let r = check(unsafe { raw(libc::SYS_rt_sigaction as usize, [a[0], arg, &raw mut before as usize, 8, 0, 0]) });
+    if r.is_ok() && old != 0 {
+        put(old, before);
+    }
+    answer(r)
+}
+
+/// `rt_sigprocmask`: never blocks our signals.
+pub fn rt_sigprocmask(a: &[usize; 6]) -> isize {
+    let (how, new, old) = (a[0], a[1], a[2]);
+    if a[3] != 8 {
+        return -(libc::EINVAL as isize);
+    }
+    let mut set = 0u64;
+    let arg = if new == 0 {
+        0
+    } else {
+        set = get(new);
+        if how as i32 != libc::SIG_UNBLOCK {
+            set &= !OURS;
+        }
+        &raw const set as usize
+    };
+    let mut before = 0u64;
+    // SAFETY: both sets are ours and live.
+    let r = check(unsafe { raw(libc::SYS_rt_sigprocmask as usize, [how, arg, &raw mut before as usize, 8, 0, 0]) });
+    if r.is_ok() && old != 0 {
+        put(old, before);
+    }
+    answer(r)
+}
+
+/// Calls that wait with a mask of their own (`rt_sigsuspend`, `ppoll`, `pselect6`, `epoll_pwait`):
+/// a copy of the mask without our signals takes its place.
+pub fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
+    let mut b = *a;
+    let mut set = 0u64;
+    let mut pair = [0usize; 2];
+    let at = match nr as i64 {
+        libc::SYS_rt_sigsuspend => 0,
+        libc::SYS_ppoll => 3,
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
+        libc::SYS_pselect6 => 5,
+        _ => return crate::args::run(nr, a),
+    };
+    if a[at] != 0 && nr as i64 == libc::SYS_pselect6 {
+        pair = get(a[at]);
+        if pair[0] != 0 {
+            set = get::<u64>(pair[0]) & !OURS;
+            pair[0] = &raw const set as usize;
+        }
+        b[at] = pair.as_ptr() as usize;
+    } else if a[at] != 0 {
+        set = get::<u64>(a[at]) & !OURS;
+        b[at] = &raw const set as usize;
+    }
+    let _ = (&set, &pair);
+    crate::args::run(nr, &b)
+}
+
+/// `sigaltstack`: the kernel writes signal frames there by itself, so the stack stays resident.
+pub fn sigaltstack(a: &[usize; 6]) -> isize {
+    if a[0] != 0 {
+        let ss: libc::stack_t = get(a[0]);
+        if ss.ss_flags & libc::SS_DISABLE == 0 && in_window(ss.ss_sp as usize) {
+            let _ = crate::mm::mlock(ss.ss_sp as usize, ss.ss_size, true, false);
+        }
+    }
+    crate::args::run(libc::SYS_sigaltstack as usize, a)
+}

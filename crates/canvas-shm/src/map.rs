@@ -1,0 +1,90 @@
+//! Creating and mapping the tenant segment, for the `canvas` command.
+//!
+//! The preload maps the segment by raw system calls of its own; this is the safe way for programs
+//! that have std.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use canvas_types::PAGE_SIZE;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use nix::unistd::ftruncate;
+
+use crate::segment::{MAGIC, SEGMENT_BYTES, Segment};
+use core::sync::atomic::Ordering;
+
+/// Seals without which another process could cut the file short and every access would be a
+/// SIGBUS.
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK;
+
+impl Segment {
+    /// Creates a tenant segment, all zeros but its magic number, in a memfd of its own, and maps
+    /// it for the rest of this process's life.
+    ///
+    /// The descriptor is close-on-exec: the caller hands it on as it sees fit. Its size is sealed,
+    /// because the processes of the tenant are not trusted to leave it alone.
+    pub fn create() -> Result<(OwnedFd, &'static Segment), Errno> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let fd = memfd_create(c"canvas-segment", flags)?;
+        ftruncate(&fd, SEGMENT_BYTES as i64)?;
+        let seals = SealFlag::F_SEAL_GROW | SEALS | SealFlag::F_SEAL_SEAL;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+        let segment = Segment::map(&fd)?;
+        segment.magic.store(MAGIC, Ordering::Release);
+        Ok((fd, segment))
+    }
+
+    /// Maps the tenant segment behind `fd` for the rest of this process's life.
+    ///
+    /// `EINVAL` when the file is not sealed against shrinking or is too small to be a segment.
+    pub fn map(fd: impl AsFd) -> Result<&'static Segment, Errno> {
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
+        let bytes = nix::sys::stat::fstat(&fd)?.st_size;
+        if !SealFlag::from_bits_retain(seals).contains(SEALS) || bytes < SEGMENT_BYTES as i64 {
+            return Err(Errno::EINVAL);
+        }
+        let length = core::num::NonZeroUsize::new(SEGMENT_BYTES).ok_or(Errno::EINVAL)?;
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let addr = unsafe { mmap(None, length, prot, MapFlags::MAP_SHARED, &fd, 0)? };
+        debug_assert!((addr.as_ptr() as usize).is_multiple_of(PAGE_SIZE));
+        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; nothing
+        // ever unmaps it; the file cannot shrink below it (checked seal), so every byte exists.
+        Ok(unsafe { Segment::at(addr.as_ptr() as usize) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Counter;
+
+    #[test]
+    fn two_mappings_show_the_same_counters() {
+        let (fd, a) = Segment::create().unwrap();
+        let b = Segment::map(&fd).unwrap();
+        assert_eq!(b.magic.load(Ordering::Acquire), MAGIC);
+        assert_eq!(b.total(Counter::FaultFar), 0);
+        a.count(3, Counter::FaultFar, 7);
+        assert_eq!(b.total(Counter::FaultFar), 7);
+    }
+
+    #[test]
+    fn the_size_is_fixed() {
+        let (fd, _) = Segment::create().unwrap();
+        assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
+        assert_eq!(ftruncate(&fd, 2 * SEGMENT_BYTES as i64), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn what_is_no_segment_is_refused() {
+        let fd = memfd_create(c"other", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        ftruncate(&fd, SEGMENT_BYTES as i64).unwrap();
+        assert_eq!(Segment::map(&fd).err(), Some(Errno::EINVAL), "not sealed");
+        ftruncate(&fd, 4096).unwrap();
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).unwrap();
+        assert_eq!(Segment::map(&fd).err(), Some(Errno::EINVAL), "too small");
+    }
+}

@@ -1,0 +1,103 @@
+//! What a page is and how it is stored.
+//!
+//! A far copy is `[content hash, 16 B][payload]`; the payload's length is in the entry
+//! ([`crate::entry::Record::Stored`]), and a payload as long as a page is the page itself. The hash
+//! is of the *uncompressed* content: it tells a clean page from a dirty one at swap-out without any
+//! help from the page tables, and proves at swap-in that the page is what it was.
+
+use canvas_types::{PAGE_SIZE, PageBuf};
+
+use crate::classes::HEADER_BYTES;
+
+/// Working memory of a compressor. All-zero memory is valid.
+#[repr(C, align(64))]
+pub struct LzScratch(pub [u8; LZ_SCRATCH_BYTES]);
+
+/// Bytes in [`LzScratch`]: what lz4's hash table needs (16416), rounded up to the alignment.
+pub const LZ_SCRATCH_BYTES: usize = 16448;
+
+impl LzScratch {
+    /// Zeroed.
+    pub const fn new() -> LzScratch {
+        LzScratch([0; LZ_SCRATCH_BYTES])
+    }
+}
+
+impl Default for LzScratch {
+    fn default() -> LzScratch {
+        LzScratch::new()
+    }
+}
+
+/// A compressor of pages. It allocates nothing and keeps no state between calls.
+pub trait Lz {
+    /// Compresses `src` into `dst`; the number of bytes written, or `None` when they do not fit.
+    fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize>;
+    /// Decompresses all of `src` into exactly one page; false when `src` is not the compressed form
+    /// of one. `src` may be damaged in any way: this must not panic or read outside of it.
+    fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool;
+}
+
+/// What a page's content asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Only zeros: nothing is stored, not even an entry.
+    Zero,
+    /// One 64-bit value (native byte order), repeated.
+    SameFilled(u64),
+    /// Anything else.
+    Data,
+}
+
+/// Looks at a page; a page of data is usually known after its first and last words.
+#[inline]
+pub fn classify(page: &PageBuf) -> Content {
+    let (words, _) = page.as_chunks::<8>();
+    let first = u64::from_ne_bytes(words[0]);
+    if u64::from_ne_bytes(words[words.len() - 1]) != first || u64::from_ne_bytes(words[1]) != first
+    {
+        return Content::Data;
+    }
+    let (lines, _) = page.as_chunks::<64>();
+    for line in lines {
+        let mut differs = 0;
+        for word in line.as_chunks::<8>().0 {
+            differs |= u64::from_ne_bytes(*word) ^ first;
+        }
+        if differs != 0 {
+            return Content::Data;
+        }
+    }
+    if first == 0 {
+        Content::Zero
+    } else {
+        Content::SameFilled(first)
+    }
+}
+
+/// Fills a page with a pattern.
+#[inline]
+pub fn fill(page: &mut PageBuf, pattern: u64) {
+    if pattern == 0 {
+        page.fill(0);
+        return;
+    }
+    for word in page.as_chunks_mut::<8>().0 {
+        *word = pattern.to_ne_bytes();
+    }
+}
+
+/// The hash of a page's content, as stored.
+pub type Hash = [u8; HEADER_BYTES];
+
+/// xxh3-128 of a page's content.
+#[inline]
+pub fn hash(page: &PageBuf) -> Hash {
+    xxhash_rust::xxh3::xxh3_128(page).to_le_bytes()
+}
+
+const _: () = assert!(
+    LZ_SCRATCH_BYTES.is_multiple_of(64)
+        && LZ_SCRATCH_BYTES >= 16416
+        && PAGE_SIZE.is_multiple_of(64)
+);

@@ -1,0 +1,79 @@
+//! Classification and hash.
+#![cfg(not(feature = "shuttle"))]
+
+mod common;
+
+use canvas_swap::codec::{Content, classify, fill, hash};
+use canvas_types::PAGE_SIZE;
+use proptest::prelude::*;
+
+fn naive(page: &[u8; PAGE_SIZE]) -> Content {
+    let words: Vec<u64> = page
+        .chunks(8)
+        .map(|c| u64::from_ne_bytes(c.try_into().unwrap()))
+        .collect();
+    match words.windows(2).all(|w| w[0] == w[1]) {
+        true if words[0] == 0 => Content::Zero,
+        true => Content::SameFilled(words[0]),
+        false => Content::Data,
+    }
+}
+
+#[test]
+fn one_byte_makes_a_page_data() {
+    for pattern in [0, 1, u64::MAX, 0x0123_4567_89ab_cdef] {
+        let mut page = [0u8; PAGE_SIZE];
+        fill(&mut page, pattern);
+        let want = if pattern == 0 {
+            Content::Zero
+        } else {
+            Content::SameFilled(pattern)
+        };
+        assert_eq!(classify(&page), want);
+        let clean = hash(&page);
+        for at in 0..PAGE_SIZE {
+            page[at] ^= 0x10;
+            assert_eq!(classify(&page), Content::Data, "byte {at}");
+            assert_ne!(hash(&page), clean);
+            page[at] ^= 0x10;
+        }
+        assert_eq!(hash(&page), clean);
+    }
+}
+
+#[test]
+fn agrees_with_the_naive_form() {
+    let page = (
+        prop_oneof![Just(0u64), any::<u64>()],
+        prop::collection::vec((0..512usize, any::<u64>()), 0..3),
+    );
+    common::runner(500)
+        .run(&page, |(pattern, pokes)| {
+            let mut page = [0u8; PAGE_SIZE];
+            fill(&mut page, pattern);
+            for (word, value) in pokes {
+                page[word * 8..word * 8 + 8].copy_from_slice(&value.to_ne_bytes());
+            }
+            prop_assert_eq!(classify(&page), naive(&page));
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// The stored form must not change between builds: xxh3-128 with seed 0, little-endian.
+#[test]
+fn hash_is_xxh3_128() {
+    let page = [0u8; PAGE_SIZE];
+    assert_eq!(hash(&page), xxhash_rust::xxh3::Xxh3::new().tap(&page));
+}
+
+trait Tap {
+    fn tap(self, page: &[u8]) -> [u8; 16];
+}
+
+impl Tap for xxhash_rust::xxh3::Xxh3 {
+    fn tap(mut self, page: &[u8]) -> [u8; 16] {
+        page.chunks(100).for_each(|c| self.update(c));
+        self.digest128().to_le_bytes()
+    }
+}

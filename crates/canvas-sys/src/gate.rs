@@ -1,0 +1,105 @@
+//! Raw system calls.
+//!
+//! Every call that canvas makes in a managed program goes through one `syscall` instruction on a
+//! page at a fixed address ([`layout::GATE_PAGE`]). The seccomp filter lets that instruction
+//! through unexamined, and because a filter survives `execve`, the address is the same in every
+//! process. Before [`open`] (and in the `canvas` command) a local instruction serves.
+
+use canvas_types::layout;
+use core::arch::{asm, naked_asm};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// An error number as the kernel returned it (positive).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+#[unsafe(naked)]
+unsafe extern "C" fn local_gate() {
+    naked_asm!("syscall", "ret")
+}
+
+/// `syscall; ret`.
+const GATE_CODE: [u8; 3] = [0x0f, 0x05, 0xc3];
+
+static GATE: AtomicUsize = AtomicUsize::new(0);
+
+#[inline(always)]
+fn gate() -> usize {
+    let g = GATE.load(Ordering::Relaxed);
+    if g == 0 { local_gate as *const () as usize } else { g }
+}
+
+/// Makes a system call and returns the kernel's raw answer (negative: an error number).
+///
+/// # Safety
+/// The call with these arguments must not break memory safety: it must not unmap, move or
+/// overwrite memory that Rust code relies on.
+#[inline(always)]
+pub unsafe fn raw(nr: usize, a: [usize; 6]) -> isize {
+    let ret: isize;
+    // SAFETY: the gate is `syscall; ret`: it clobbers only rax, rcx and r11 besides what the call
+    // itself does, for which the caller answers. The return address is pushed, so the red zone
+    // must not be in use: asm! without `nostack` sees to that.
+    unsafe {
+        asm!(
+            "call {gate}",
+            gate = in(reg) gate(),
+            inlateout("rax") nr as isize => ret,
+            in("rdi") a[0],
+            in("rsi") a[1],
+            in("rdx") a[2],
+            in("r10") a[3],
+            in("r8") a[4],
+            in("r9") a[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    ret
+}
+
+/// Turns the kernel's answer into a result.
+#[inline(always)]
+pub fn check(ret: isize) -> Result<usize, Errno> {
+    if (-4095..0).contains(&ret) { Err(Errno(-ret as i32)) } else { Ok(ret as usize) }
+}
+
+macro_rules! sys_n {
+    ($name:ident, $($arg:ident),* ; $($zero:expr),*) => {
+        /// A system call with this many arguments.
+        ///
+        /// # Safety
+        /// As for [`raw`].
+        #[inline(always)]
+        pub unsafe fn $name(nr: i64, $($arg: usize),*) -> Result<usize, Errno> {
+            // SAFETY: the caller's promise.
+            check(unsafe { raw(nr as usize, [$($arg,)* $($zero),*]) })
+        }
+    };
+}
+sys_n!(sys0, ; 0, 0, 0, 0, 0, 0);
+sys_n!(sys1, a ; 0, 0, 0, 0, 0);
+sys_n!(sys2, a, b ; 0, 0, 0, 0);
+sys_n!(sys3, a, b, c ; 0, 0, 0);
+sys_n!(sys4, a, b, c, d ; 0, 0);
+sys_n!(sys6, a, b, c, d, e, f ; );
+
+/// Maps the gate page and sends all further calls through it.
+pub fn open() -> Result<(), Errno> {
+    // SAFETY: MAP_FIXED_NOREPLACE never replaces a mapping; the page is ours alone afterwards.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        sys6(libc::SYS_mmap, layout::GATE_PAGE, 4096, prot as usize, flags as usize, usize::MAX, 0)?;
+        core::ptr::copy_nonoverlapping(GATE_CODE.as_ptr(), layout::GATE_PAGE as *mut u8, GATE_CODE.len());
+        sys3(libc::SYS_mprotect, layout::GATE_PAGE, 4096, (libc::PROT_READ | libc::PROT_EXEC) as usize)?;
+    }
+    GATE.store(layout::GATE_PAGE, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Gives up the processor; the `yield_now` of every spin loop.
+pub fn yield_now() {
+    // SAFETY: sched_yield touches no memory.
+    let _ = unsafe { sys0(libc::SYS_sched_yield) };
+}

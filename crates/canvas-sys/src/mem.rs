@@ -1,0 +1,65 @@
+//! Mapping memory for canvas's own use, and advising about it.
+
+use crate::gate::{Errno, sys2, sys3, sys6};
+
+/// Maps private anonymous memory that is not charged until touched. `addr` 0 lets the kernel
+/// choose; any other address is required (and must be free).
+pub fn map_lazy(addr: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
+    let fixed = if addr == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    // SAFETY: never replaces an existing mapping.
+    unsafe { sys6(libc::SYS_mmap, addr, bytes, prot as usize, flags as usize, usize::MAX, 0) }
+}
+
+/// Maps a file shared and writable, anywhere.
+pub fn map_shared(fd: i32, bytes: usize) -> Result<usize, Errno> {
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    // SAFETY: never replaces an existing mapping.
+    unsafe { sys6(libc::SYS_mmap, 0, bytes, prot, libc::MAP_SHARED as usize, fd as usize, 0) }
+}
+
+/// `madvise`.
+///
+/// # Safety
+/// MADV_DONTNEED and its like discard contents: the range must hold nothing that is still used.
+pub unsafe fn advise(addr: usize, bytes: usize, advice: i32) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { sys3(libc::SYS_madvise, addr, bytes, advice as usize) }.map(|_| ())
+}
+
+/// `mprotect`.
+///
+/// # Safety
+/// Code that relies on the range's access must not run on.
+pub unsafe fn protect(addr: usize, bytes: usize, prot: i32) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { sys3(libc::SYS_mprotect, addr, bytes, prot as usize) }.map(|_| ())
+}
+
+/// `munmap`.
+///
+/// # Safety
+/// Nothing may use the range afterwards.
+pub unsafe fn unmap(addr: usize, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { sys2(libc::SYS_munmap, addr, bytes) }.map(|_| ())
+}
+
+/// Our own process as a pidfd (Linux 6.14).
+const PIDFD_SELF_PROCESS: i32 = -10001;
+
+/// Discards the contents of many ranges with one TLB flush (process_madvise on ourselves, Linux
+/// 6.13); false when this kernel cannot, with nothing or only some ranges discarded (discarding
+/// twice is harmless while the caller owns the pages).
+///
+/// # Safety
+/// As [`advise`] with MADV_DONTNEED, for every range.
+pub unsafe fn discard_many(pidfd: i32, ranges: &[libc::iovec]) -> bool {
+    let want: usize = ranges.iter().map(|r| r.iov_len).sum();
+    let fd = if pidfd >= 0 { pidfd } else { PIDFD_SELF_PROCESS };
+    // SAFETY: the caller's promise.
+    let done = unsafe {
+        sys6(libc::SYS_process_madvise, fd as usize, ranges.as_ptr() as usize, ranges.len(), libc::MADV_DONTNEED as usize, 0, 0)
+    };
+    done == Ok(want)
+}

@@ -1,0 +1,147 @@
+//! Processes, threads, time, descriptors and /proc, by raw calls.
+
+use crate::gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// This process.
+pub fn pid() -> u32 {
+    // SAFETY: no memory.
+    unsafe { sys0(libc::SYS_getpid) }.unwrap_or(0) as u32
+}
+/// This thread.
+pub fn tid() -> u32 {
+    // SAFETY: no memory.
+    unsafe { sys0(libc::SYS_gettid) }.unwrap_or(0) as u32
+}
+/// Monotonic time in ns, by system call (the fault path uses the time stamp counter instead).
+pub fn now_ns() -> u64 {
+    let mut t = [0i64; 2];
+    // SAFETY: the kernel writes `t` only.
+    let _ = unsafe { sys2(libc::SYS_clock_gettime, libc::CLOCK_MONOTONIC as usize, &raw mut t as usize) };
+    t[0] as u64 * 1_000_000_000 + t[1] as u64
+}
+/// Time stamp counter.
+#[inline(always)]
+pub fn ticks() -> u64 {
+    // SAFETY: reads a counter.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+/// Sleeps.
+pub fn sleep_ns(ns: u64) {
+    let t = [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64];
+    // SAFETY: the kernel reads `t` only.
+    let _ = unsafe { sys2(libc::SYS_nanosleep, &raw const t as usize, 0) };
+}
+/// Waits while `*word == expected`, up to `timeout_ns`. The word may be in shared memory.
+pub fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32, timeout_ns: u64) {
+    let t = [(timeout_ns / 1_000_000_000) as i64, (timeout_ns % 1_000_000_000) as i64];
+    // SAFETY: the word and the timeout live across the call.
+    let _ = unsafe {
+        sys4(libc::SYS_futex, word as *const _ as usize, libc::FUTEX_WAIT as usize, expected as usize, &raw const t as usize)
+    };
+}
+/// Wakes up to `n` waiters.
+pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {
+    // SAFETY: the word is only an address here.
+    let _ = unsafe { sys3(libc::SYS_futex, word as *const _ as usize, libc::FUTEX_WAKE as usize, n as usize) };
+}
+/// Reads a small file from the start; returns the bytes read.
+pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the path and buffer live across the calls.
+    unsafe {
+        let fd = sys3(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize)?;
+        let mut n = 0;
+        while n < buf.len() {
+            match sys3(libc::SYS_read, fd, buf.as_mut_ptr() as usize + n, buf.len() - n) {
+                Ok(0) | Err(_) => break,
+                Ok(k) => n += k,
+            }
+        }
+        let _ = sys1(libc::SYS_close, fd);
+        Ok(n)
+    }
+}
+/// Writes all of `bytes`; errors are ignored (there is nobody to tell).
+pub fn write_all(fd: i32, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        // SAFETY: the kernel reads `bytes` only.
+        match unsafe { sys3(libc::SYS_write, fd as usize, bytes.as_ptr() as usize, bytes.len()) } {
+            Ok(n) if n > 0 => bytes = &bytes[n..],
+            Err(Errno(libc::EINTR)) => {}
+            _ => return,
+        }
+    }
+}
+#[repr(align(64))]
+struct Tls([AtomicUsize; 64]);
+
+/// Starts a thread that shares everything with its creator, with its own stack and no
+/// thread-local storage of its own: it must not call libc. All signals are blocked in it.
+///
+/// # Safety
+/// `stack_top` must be the 16-aligned end of memory that nothing else uses; `entry` must not
+/// return and must not touch thread-local data.
+pub unsafe fn spawn_bare(stack_top: usize, entry: extern "C" fn() -> !) -> Result<u32, Errno> {
+    // An empty thread-local block: x86-64 keeps its address at its own start.
+    static TLS: Tls = Tls([const { AtomicUsize::new(0) }; 64]);
+    let tls = &raw const TLS.0[32] as usize;
+    TLS.0[32].store(tls, Ordering::Relaxed);
+    let flags = libc::CLONE_SETTLS | libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+    let old = crate::signal::set_mask(u64::MAX);
+    let ret: isize;
+    // SAFETY: the child starts on its own stack and jumps to `entry`, which never returns; the
+    // parent sees an ordinary system call. The `syscall` is inline because the child cannot
+    // return through the gate: its stack is empty.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "call r12",
+            "ud2",
+            "2:",
+            in("r12") entry,
+            inlateout("rax") libc::SYS_clone as isize => ret,
+            in("rdi") flags as usize,
+            in("rsi") stack_top,
+            in("rdx") 0usize,
+            in("r10") 0usize,
+            in("r8") tls,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    crate::signal::set_mask(old);
+    crate::gate::check(ret).map(|t| t as u32)
+}
+/// Ends the whole process at once.
+pub fn exit_group(code: i32) -> ! {
+    loop {
+        // SAFETY: ends the process.
+        let _ = unsafe { sys1(libc::SYS_exit_group, code as usize) };
+    }
+}
+/// Sends `signal` to this thread.
+pub fn raise(signal: i32) {
+    // SAFETY: no memory.
+    let _ = unsafe { sys3(libc::SYS_tgkill, pid() as usize, tid() as usize, signal as usize) };
+}
+/// True while a process with this pid exists (also as a zombie).
+pub fn alive(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    !matches!(unsafe { sys2(libc::SYS_kill, pid as usize, 0) }, Err(Errno(libc::ESRCH)))
+}
+/// A pidfd of this process, for process_madvise on kernels without PIDFD_SELF.
+pub fn pidfd_self() -> Result<i32, Errno> {
+    // SAFETY: descriptors only.
+    unsafe { sys2(libc::SYS_pidfd_open, pid() as usize, 0) }.map(|fd| fd as i32)
+}
+/// `prctl`-like call with up to five plain arguments.
+///
+/// # Safety
+/// As for the call itself.
+pub unsafe fn prctl(op: i32, a: usize, b: usize, c: usize, d: usize) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { sys6(libc::SYS_prctl, op as usize, a, b, c, d, 0) }
+}

@@ -1,0 +1,1 @@
+//! seccomp filter (second layer).

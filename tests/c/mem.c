@@ -1,0 +1,375 @@
+/* Memory calls with promises of their own, and processes. usage: mem WHAT MIB [MORE] */
+#include "common.h"
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+
+static size_t mib;
+static struct ballast ballast;
+
+static void lock(void) {
+    uint64_t *p = map_pages(16, PROT_READ | PROT_WRITE);
+    for (size_t i = 0; i < 16; i++)
+        pattern_fill(p + i * WORDS, i + 40);
+    CHECK(mlock(p, 8 * PAGE) == 0, "mlock of 32 KiB: %s", strerror(errno));
+    ballast_sweep(&ballast);
+    unsigned char vec[16];
+    CHECK(mincore(p, 8 * PAGE, vec) == 0, "mincore: %s", strerror(errno));
+    for (int i = 0; i < 8; i++)
+        CHECK(vec[i] & 1, "locked page %d is not resident", i);
+    for (size_t i = 0; i < 16; i++)
+        CHECK(pattern_check(p + i * WORDS, i + 40) < 0, "page %zu", i);
+    CHECK(munlock(p, 8 * PAGE) == 0, "munlock: %s", strerror(errno));
+    int rc = mlockall(MCL_CURRENT | MCL_FUTURE);
+    CHECK(rc == 0 || errno == ENOMEM || errno == EPERM, "mlockall: %s", strerror(errno));
+    uint64_t *q = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(q != MAP_FAILED || errno == EAGAIN || errno == ENOMEM, "mmap after mlockall: %s", strerror(errno));
+    if (q != MAP_FAILED)
+        pattern_fill(q, 5);
+    ballast_sweep(&ballast);
+    CHECK(munlockall() == 0, "munlockall: %s", strerror(errno));
+    CHECK(mlock((void *)0x10000, PAGE) == -1 && errno == ENOMEM, "mlock of nothing: %s", strerror(errno));
+}
+
+/* The address-space limit counts what the program mapped, not our window. */
+static void rlimit(void) {
+    struct rlimit r = {.rlim_cur = (mib * 2 + 256) << 20, .rlim_max = (mib * 2 + 256) << 20}, got;
+    CHECK(setrlimit(RLIMIT_AS, &r) == 0, "setrlimit: %s", strerror(errno));
+    CHECK(getrlimit(RLIMIT_AS, &got) == 0 && got.rlim_cur == r.rlim_cur, "getrlimit reads back %lu", (unsigned long)got.rlim_cur);
+    void *small = mmap(NULL, 32 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(small != MAP_FAILED, "32 MiB within RLIMIT_AS: %s", strerror(errno));
+    void *big = mmap(NULL, (mib * 2 + 300) << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(big == MAP_FAILED && errno == ENOMEM, "a mapping past RLIMIT_AS gave %p", big);
+    CHECK(munmap(small, 32 << 20) == 0, "munmap");
+    for (int i = 0; i < 300; i++) { /* what is unmapped does not count */
+        small = mmap(NULL, 32 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(small != MAP_FAILED, "round %d: %s", i, strerror(errno));
+        CHECK(munmap(small, 32 << 20) == 0, "munmap");
+    }
+    CHECK(malloc((mib * 2 + 300) << 20) == NULL, "malloc past RLIMIT_AS");
+}
+
+static void brk_area(void) {
+    size_t n = 4096; /* 16 MiB */
+    char *start = sbrk(0);
+    CHECK(sbrk((intptr_t)(n * PAGE)) == start, "sbrk: %s", strerror(errno));
+    uint64_t *p = (uint64_t *)(((uintptr_t)start + PAGE - 1) & ~(PAGE - 1));
+    for (size_t i = 0; i + 1 < n; i++) {
+        CHECK(p[i * WORDS + 5] == 0, "new break page %zu is not zero", i);
+        pattern_fill(p + i * WORDS, i + 1);
+    }
+    ballast_sweep(&ballast);
+    for (size_t i = 0; i + 1 < n; i++)
+        CHECK(pattern_check(p + i * WORDS, i + 1) < 0, "break page %zu", i);
+    CHECK(sbrk(-(intptr_t)(n / 2 * PAGE)) == start + n * PAGE, "sbrk: %s", strerror(errno));
+    CHECK(sbrk(0) == start + n / 2 * PAGE, "sbrk(0)");
+    CHECK(sbrk((intptr_t)(n / 2 * PAGE)) == start + n / 2 * PAGE, "sbrk: %s", strerror(errno));
+    for (size_t i = 0; i + 1 < n / 2; i++)
+        CHECK(pattern_check(p + i * WORDS, i + 1) < 0, "break page %zu", i);
+    for (size_t i = n / 2 + 1; i + 1 < n; i++)
+        CHECK(p[i * WORDS + 5] == 0, "break page %zu came back with old contents", i);
+    CHECK(brk(start) == 0 && sbrk(0) == start, "brk: %s", strerror(errno));
+}
+
+/* The far limit: mmap says ENOMEM at some point, and everything that was stored is right. */
+static void enomem(void) {
+    size_t chunk = 256, most = (mib << 8) / chunk, n = 0; /* chunks of 1 MiB that do not compress */
+    uint64_t **chunks = mmap(NULL, most * sizeof *chunks + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (; n < most; n++) {
+        uint64_t *p = mmap(NULL, chunk * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) {
+            CHECK(errno == ENOMEM, "mmap: %s", strerror(errno));
+            break;
+        }
+        chunks[n] = p;
+        for (size_t i = 0; i < chunk; i++)
+            pattern_fill(p + i * WORDS, (n * chunk + i + 1) << 3);
+    }
+    printf("chunks %zu of %zu\n", n, most);
+    for (int round = 0; round < 2; round++)
+        for (size_t c = 0; c < n; c++)
+            for (size_t i = 0; i < chunk; i++)
+                CHECK(pattern_check(chunks[c] + i * WORDS, (c * chunk + i + 1) << 3) < 0, "chunk %zu page %zu", c, i);
+    for (size_t c = n / 2; c < n; c++)
+        CHECK(munmap(chunks[c], chunk * PAGE) == 0, "munmap: %s", strerror(errno));
+    size_t again = 0;
+    for (size_t c = n / 2; c < n; c++) {
+        uint64_t *p = mmap(NULL, chunk * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) {
+            /* Room is made ahead of need, in the background: give it a moment. */
+            if (again == 0 && c == n / 2) {
+                usleep(300000);
+                p = mmap(NULL, chunk * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            }
+            if (p == MAP_FAILED)
+                break;
+        }
+        for (size_t i = 0; i < chunk; i++)
+            pattern_fill(p + i * WORDS, (n * 1000 + i + 1) << 3);
+        again++;
+    }
+    CHECK(n == most || again > 0, "no mapping was granted after half of them were freed");
+    for (size_t c = 0; c < n / 2; c++)
+        for (size_t i = 0; i < chunk; i++)
+            CHECK(pattern_check(chunks[c] + i * WORDS, (c * chunk + i + 1) << 3) < 0, "later: chunk %zu page %zu", c, i);
+}
+
+static uint64_t *thread_memory(size_t id, size_t pages) {
+    uint64_t *p = malloc(pages * PAGE + PAGE);
+    CHECK(p, "malloc");
+    uint64_t *a = (uint64_t *)(((uintptr_t)p + PAGE - 1) & ~(PAGE - 1));
+    for (size_t i = 0; i < pages; i++)
+        pattern_fill(a + i * WORDS, id * 1000 + i + 1);
+    for (int round = 0; round < 3; round++) {
+        for (size_t i = 0; i < pages; i++)
+            CHECK(pattern_check(a + i * WORDS, id * 1000 + i + 1) < 0, "thread %zu page %zu", id, i);
+        sched_yield();
+    }
+    return p;
+}
+
+static void *one_thread(void *arg) {
+    size_t id = (size_t)arg;
+    uint64_t *p = thread_memory(id, (mib << 8) / 300);
+    size_t b = id * 37 % ballast.pages;
+    CHECK(pattern_check(ballast.base + b * WORDS, ballast.tag + b + 1) < 0, "ballast page %zu", b);
+    free(p);
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t t[300];
+    pthread_attr_t a;
+    pthread_attr_init(&a);
+    pthread_attr_setstacksize(&a, 128 << 10);
+    for (int round = 0; round < 3; round++) {
+        for (size_t i = 0; i < 300; i++)
+            CHECK(pthread_create(&t[i], &a, one_thread, (void *)i) == 0, "thread %zu", i);
+        for (int i = 0; i < 300; i++)
+            pthread_join(t[i], NULL);
+    }
+}
+
+/* Coroutines and threads on stacks that the program mapped itself. */
+static ucontext_t main_context, contexts[100];
+static volatile long rounds_done;
+
+static long deep(int n, long x) {
+    volatile char here[512];
+    memset((char *)here, (int)x, sizeof here);
+    return n == 0 ? here[100] : deep(n - 1, x + 1) + here[511];
+}
+
+static void coroutine(int id) {
+    volatile long own[200];
+    for (int i = 0; i < 200; i++)
+        own[i] = id * 1000L + i;
+    for (int round = 0; round < 20; round++) {
+        deep(40, id);
+        swapcontext(&contexts[id], &main_context);
+        for (int i = 0; i < 200; i++)
+            CHECK(own[i] == id * 1000L + i, "coroutine %d lost word %d of its stack", id, i);
+        rounds_done++;
+    }
+}
+
+static void *deep_thread(void *arg) {
+    volatile long own[1000];
+    for (int i = 0; i < 1000; i++)
+        own[i] = (long)arg + i;
+    for (int round = 0; round < 3; round++) {
+        ballast_sweep(&ballast);
+        deep(60, (long)arg);
+        for (int i = 0; i < 1000; i++)
+            CHECK(own[i] == (long)arg + i, "thread %ld lost word %d of its stack", (long)arg, i);
+    }
+    return NULL;
+}
+
+static void stacks(void) {
+    size_t bytes = 128 << 10;
+    for (int i = 0; i < 100; i++) {
+        getcontext(&contexts[i]);
+        contexts[i].uc_stack.ss_sp = map_pages(bytes / PAGE, PROT_READ | PROT_WRITE);
+        contexts[i].uc_stack.ss_size = bytes;
+        contexts[i].uc_link = &main_context;
+        makecontext(&contexts[i], (void (*)(void))coroutine, 1, i);
+    }
+    for (int round = 0; round < 21; round++) {
+        for (int i = 0; i < 100; i++)
+            swapcontext(&main_context, &contexts[i]);
+        if (round % 5 == 0)
+            ballast_sweep(&ballast);
+    }
+    CHECK(rounds_done == 2000, "%ld rounds", rounds_done);
+    pthread_t t[4];
+    for (long i = 0; i < 4; i++) {
+        pthread_attr_t a;
+        pthread_attr_init(&a);
+        CHECK(pthread_attr_setstack(&a, map_pages(bytes / PAGE, PROT_READ | PROT_WRITE), bytes) == 0, "setstack");
+        CHECK(pthread_create(&t[i], &a, deep_thread, (void *)i) == 0, "pthread_create");
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(t[i], NULL);
+}
+
+static long raw_fork(int how) {
+    long rc;
+    if (how == 0)
+        return fork();
+    if (how == 1)
+        return syscall(SYS_fork);
+    if (how == 2)
+        return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    __asm__ volatile("syscall" : "=a"(rc) : "a"(SYS_fork) : "rcx", "r11", "memory");
+    return rc;
+}
+
+/* Every way to fork, generations deep; madvise's fork advice; closed descriptors. */
+static void forks(void) {
+    uint64_t *wipe = map_pages(8, PROT_READ | PROT_WRITE), *gone = map_pages(8, PROT_READ | PROT_WRITE);
+    for (size_t i = 0; i < 8; i++) {
+        pattern_fill(wipe + i * WORDS, i + 1);
+        pattern_fill(gone + i * WORDS, i + 9);
+    }
+    CHECK(madvise(wipe, 8 * PAGE, MADV_WIPEONFORK) == 0, "MADV_WIPEONFORK: %s", strerror(errno));
+    CHECK(madvise(gone, 8 * PAGE, MADV_DONTFORK) == 0, "MADV_DONTFORK: %s", strerror(errno));
+    ballast_sweep(&ballast);
+    for (int how = 0; how < 4; how++) {
+        pid_t pid = (pid_t)raw_fork(how);
+        CHECK(pid >= 0, "fork way %d: %s", how, strerror(errno));
+        if (pid == 0) {
+            for (size_t i = 0; i < 8; i++)
+                CHECK(pattern_check(wipe + i * WORDS, 0) < 0, "way %d: MADV_WIPEONFORK page %zu is not zero", how, i);
+            ballast_sweep(&ballast);
+            for (size_t p = (size_t)how; p < ballast.pages; p += 3)
+                pattern_fill(ballast.base + p * WORDS, p);
+            pid_t next = fork();
+            CHECK(next >= 0, "fork: %s", strerror(errno));
+            if (next == 0) {
+                for (size_t p = 0; p < ballast.pages; p++)
+                    CHECK(pattern_check(ballast.base + p * WORDS, p % 3 == (size_t)how % 3 && p >= (size_t)how ? p : ballast.tag + p + 1) < 0,
+                          "way %d: grandchild page %zu", how, p);
+                _exit(0);
+            }
+            int status;
+            CHECK(waitpid(next, &status, 0) == next && status == 0, "grandchild: %#x", status);
+            (void)*(volatile uint64_t *)gone; /* must end in SIGSEGV */
+            _exit(3);
+        }
+        for (size_t p = 0; p < ballast.pages; p += 5) { /* the parent goes on writing meanwhile */
+            pattern_fill(ballast.base + p * WORDS, p + 7);
+            pattern_fill(ballast.base + p * WORDS, ballast.tag + p + 1);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid, "waitpid");
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "way %d: child's status %#x; a MADV_DONTFORK page should have ended it", how, status);
+        ballast_sweep(&ballast);
+    }
+    for (size_t i = 0; i < 8; i++)
+        CHECK(pattern_check(wipe + i * WORDS, i + 1) < 0 && pattern_check(gone + i * WORDS, i + 9) < 0, "page %zu", i);
+    for (int i = 0; i < 150; i++) {
+        pid_t pid = i % 2 ? fork() : vfork();
+        CHECK(pid >= 0, "fork %d: %s", i, strerror(errno));
+        if (pid == 0)
+            _exit(5);
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 5, "status %#x", status);
+    }
+}
+
+/* A program that closes every descriptor it does not know goes on, and so do its children. */
+static void closes(void) {
+    for (int round = 0; round < 3; round++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0, "fork: %s", strerror(errno));
+        if (pid == 0) {
+            if (round == 0)
+                for (int fd = 3; fd < 20000; fd++)
+                    close(fd);
+            else if (round == 1)
+                syscall(SYS_close_range, 3, ~0U, 0);
+            else
+                for (int fd = 3; fd < 2000; fd++)
+                    dup2(2, fd);
+            ballast_sweep(&ballast);
+            struct ballast more;
+            ballast_make(&more, mib / 2 + 1, 77);
+            pid_t next = fork();
+            if (next == 0) {
+                ballast_sweep(&ballast);
+                ballast_sweep(&more);
+                execl("/proc/self/exe", "mem", "nothing", "8", NULL);
+                _exit(9);
+            }
+            int status;
+            CHECK(waitpid(next, &status, 0) == next && status == 0, "round %d: grandchild %#x", round, status);
+            ballast_sweep(&more);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "round %d: child %#x", round, status);
+    }
+}
+
+/* An exec tree that shares one budget: `MORE` children, each with MIB of its own. */
+static void tree(int children) {
+    for (int i = 0; i < children; i++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0, "fork: %s", strerror(errno));
+        if (pid == 0) {
+            char text[20];
+            snprintf(text, sizeof text, "%zu", mib);
+            execl("/proc/self/exe", "mem", "leaf", text, NULL);
+            _exit(9);
+        }
+    }
+    for (int i = 0; i < children; i++) {
+        int status;
+        pid_t pid = wait(&status);
+        CHECK(pid > 0 && status == 0, "a child of the tree ended with %#x", status);
+    }
+}
+
+static void leaf(void) {
+    for (int i = 0; i < 6; i++) {
+        ballast_sweep(&ballast);
+        for (size_t p = 0; p < ballast.pages; p += 2)
+            pattern_fill(ballast.base + p * WORDS, ballast.tag + p + 1);
+    }
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc >= 3, "usage: mem WHAT MIB [MORE]");
+    mib = (size_t)atol(argv[2]);
+    const char *what = argv[1];
+    if (!strcmp(what, "enomem")) {
+        enomem();
+        printf("mem enomem: right\n");
+        return 0;
+    }
+    ballast_make(&ballast, mib, 9);
+    if (!strcmp(what, "lock"))
+        lock();
+    else if (!strcmp(what, "rlimit"))
+        rlimit();
+    else if (!strcmp(what, "brk"))
+        brk_area();
+    else if (!strcmp(what, "threads"))
+        threads();
+    else if (!strcmp(what, "stacks"))
+        stacks();
+    else if (!strcmp(what, "forks"))
+        forks();
+    else if (!strcmp(what, "closes"))
+        closes();
+    else if (!strcmp(what, "tree"))
+        tree(atoi(argv[3]));
+    else if (!strcmp(what, "leaf"))
+        leaf();
+    else if (strcmp(what, "nothing"))
+        fail("unknown part %s", what);
+    ballast_sweep(&ballast);
+    printf("mem %s: right\n", what);
+    return 0;
+}

@@ -1,0 +1,99 @@
+"""Python, Java and Spark: the same bytes out as without canvas."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+
+from lib.harness import TESTS, Failure, Skip, program
+from lib.venv import python_with
+
+
+@functools.cache
+def science_python():
+    """An interpreter with numpy and scikit-learn."""
+    for exe in ("/usr/bin/python3", sys.executable, shutil.which("python3")):
+        if exe and subprocess.run([exe, "-c", "import numpy, sklearn"], capture_output=True,
+                                  cwd="/").returncode == 0:
+            return exe
+    return None
+
+
+def python_missing():
+    if science_python():
+        return None
+    return "no python3 with numpy and scikit-learn (tests/packages.txt)"
+
+
+@program("python", as_user=True, timeout_s=150, needs=python_missing,
+         normal=(("signal", 25), ("signal", 50), ("thread", 25)), shares=(25, 50, "50%"))
+def python(r):
+    """numpy and scikit-learn: digests of arrays and models."""
+    c = r.call([science_python(), os.path.join(TESTS, "py", "model.py"),
+                r.size(100_000, 600_000), r.size(12, 40)], tag="model",
+               env={"OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    return c.out()
+
+
+@program("python-fork", as_user=True, timeout_s=120, needs=lambda: None,
+         normal=(("signal", 25), ("thread", 50)))
+def python_fork(r):
+    """multiprocessing over fork, subprocess with close_fds."""
+    exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+    c = r.call([exe, os.path.join(TESTS, "py", "pool.py"), r.size(600_000, 4_000_000)], tag="pool")
+    return c.out()
+
+
+@functools.cache
+def java_classes(session_dir):
+    target = os.path.join(session_dir, "classes")
+    r = subprocess.run(["javac", "-d", target, os.path.join(TESTS, "java", "Work.java")],
+                       capture_output=True, text=True)
+    if r.returncode:
+        raise Failure(f"javac: {r.stdout}{r.stderr}")
+    return target
+
+
+def java_missing():
+    if not shutil.which("javac") or not shutil.which("java"):
+        return "no JDK (tests/packages.txt)"
+    return None
+
+
+def java(r, collector, heap_mib=256):
+    classes = java_classes(r.session.dir)
+    heap = r.size(heap_mib, heap_mib * 4)
+    c = r.call(["java", "-Xshare:auto", "-XX:-UsePerfData", f"-XX:+Use{collector}GC",
+                f"-Xmx{heap}m", f"-Xms{heap}m", "-cp", classes, "Work",
+                r.size(900_000, 4_000_000), r.size(4, 12), "4", "11"], tag="java")
+    out = c.out()
+    if not out.startswith("sum "):
+        raise Failure(f"no checksum:\n{c.tail()}")
+    return out
+
+
+def register_java(name, collector, normal, **o):
+    @program(f"java-{name}", as_user=True, timeout_s=150, needs=java_missing, normal=normal, **o)
+    def test(r):
+        return java(r, collector)
+
+    return test
+
+
+register_java("serial", "Serial", (("signal", 25), ("thread", 50)))
+register_java("parallel", "Parallel", (("signal", 25), ("thread", 25)))
+register_java("g1", "G1", (("signal", 25), ("signal", 50), ("thread", 50)))
+# ZGC's heap is shared memory, which stays with the kernel: it must run, paging is a bonus.
+register_java("zgc", "Z", (("signal", 50),), paged=False)
+
+
+@program("pyspark", slow_only=True, timeout_s=200, needs=java_missing)
+def pyspark(r):
+    """LogisticRegression and KMeans on local[2]: the JVM's children and Python together."""
+    exe = python_with("pyspark")
+    if exe is None:
+        raise Skip("pyspark cannot be installed here (needs pip and PyPI)")
+    c = r.call([exe, os.path.join(TESTS, "py", "spark.py"), 1_500_000, "1g"], tag="spark",
+               env={"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": r.dir})
+    return c.out()

@@ -1,0 +1,447 @@
+"""The end-to-end runner's core: registry of tests, one test's tools, the main loop.
+
+A *program* test is a scenario that runs twice: plain, which gives the right answer and the
+footprint, and under canvas at a share of that footprint; both answers must be equal. A *check*
+decides for itself. Tests run strictly one after another.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import traceback
+
+from . import canvas, procs
+
+MIB = canvas.MIB
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TESTS = os.path.join(ROOT, "tests")
+# Below this a limit says more about the C library than about canvas.
+LIMIT_FLOOR_BYTES = 12 * MIB
+
+
+class Failure(Exception):
+    """The test found something wrong."""
+
+
+class Skip(Exception):
+    """The test cannot run here; says why."""
+
+
+class Timeout(BaseException):
+    """Raised by the alarm; not an Exception, so that scenarios do not swallow it."""
+
+
+class Test:
+    """One registered test, before it is multiplied by modes and shares."""
+
+    def __init__(self, name, fn, **o):
+        self.name, self.fn = name, fn
+        self.program = o.pop("program")
+        self.modes = o.pop("modes", ("signal", "thread"))
+        self.shares = o.pop("shares", (25, 50))
+        self.normal = o.pop("normal", None)
+        self.slow_only = o.pop("slow_only", False)
+        self.as_user = o.pop("as_user", False)
+        self.timeout_s = o.pop("timeout_s", 120)
+        self.paged = o.pop("paged", True)
+        self.needs = o.pop("needs", None)
+        self.pool = o.pop("pool", "4G")
+        self.env = o.pop("env", {})
+        # What the program is known to need, where sampling a short plain run would be too coarse.
+        self.footprint_mib = o.pop("footprint_mib", None)
+        if o:
+            raise TypeError(f"{name}: unknown options {sorted(o)}")
+
+    def instances(self):
+        """(mode, share) pairs; share is a percentage of the plain footprint, "N%" for
+        canvas's own percentage, or None when the check sets its own limit."""
+        for mode in self.modes:
+            for share in self.shares if self.program else (None,):
+                yield mode, share
+
+    def in_suite(self, suite, mode, share):
+        if suite == "slow":
+            return True
+        if self.slow_only:
+            return False
+        return self.normal is None or (mode, share) in self.normal
+
+
+REGISTRY = []
+
+
+def program(name, **o):
+    """Registers a scenario `fn(run) -> answer` to be run plain and managed."""
+
+    def wrap(fn):
+        REGISTRY.append(Test(name, fn, program=True, **o))
+        return fn
+
+    return wrap
+
+
+def check(name, **o):
+    """Registers a free-form test `fn(run)`."""
+
+    def wrap(fn):
+        REGISTRY.append(Test(name, fn, program=False, **o))
+        return fn
+
+    return wrap
+
+
+class Run:
+    """What a scenario works with: a directory, a way to start processes, checks."""
+
+    def __init__(self, session, test, mode, share, managed, limit_bytes, dir_path):
+        self.session, self.test = session, test
+        self.mode, self.share, self.managed = mode, share, managed
+        self.limit_bytes = limit_bytes
+        self.dir = dir_path
+        self.slow = session.suite == "slow"
+        self.user = session.user if (test.as_user and os.getuid() == 0 and mode != "thread") else None
+        self.children = []
+        self.notes = []
+        self.anon_peak_bytes = 0
+        self.stats = []
+        os.chmod(self.dir, 0o755)
+        if self.user:
+            os.chown(self.dir, self.user.pw_uid, self.user.pw_gid)
+
+    # -- starting things ---------------------------------------------------------------------
+    def size(self, normal, slow):
+        return slow if self.slow else normal
+
+    def binary(self, name):
+        """A C test program, compiled once per session."""
+        return self.session.compile(name)
+
+    def _user_prefix(self):
+        u = self.user
+        if not u:
+            return []
+        who = ["--reuid", str(u.pw_uid), "--regid", str(u.pw_gid), "--clear-groups"]
+        return ["setpriv", *who, "--"]
+
+    def _environment(self, extra):
+        env = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": self.dir,
+            "TMPDIR": self.dir,
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "2",
+        }
+        for key in os.environ:
+            # Test-only switches of canvas (forced paths) reach the program under test.
+            if key.startswith("CANVAS_"):
+                env[key] = os.environ[key]
+        env.update(self.test.env)
+        env.update(extra or {})
+        return env
+
+    def canvas_prefix(self, stats_path, local=None, pool=None, extra=()):
+        local = local if local is not None else self.limit_bytes
+        argv = [self.session.canvas, "run"]
+        if local:
+            argv += ["--local", str(local)]
+        argv += ["--pool", str(pool or self.test.pool), "--mode", self.mode]
+        argv += ["--stats", stats_path, *extra]
+        if "--allow-unmanaged" in argv:
+            argv.remove("--allow-unmanaged")
+        else:
+            argv.append("--require")
+        return argv + ["--"]
+
+    def start(self, argv, tag=None, canvas_on=True, env=None, stdin=None, local=None, pool=None,
+              extra=(), cwd=None):
+        """Starts `argv`, under canvas when this run is managed and `canvas_on`."""
+        tag = tag or f"p{len(self.children)}"
+        argv = [str(a) for a in argv]
+        wrapped = self.managed and canvas_on
+        stats_path = os.path.join(self.dir, f"{tag}.stats.json")
+        if wrapped:
+            argv = self.canvas_prefix(stats_path, local, pool, extra) + argv
+        child = procs.Child(self._user_prefix() + argv, self.dir, self._environment(env), tag, stdin)
+        child.wrapped = wrapped
+        child.stats_path = stats_path
+        child.limit_bytes = local if isinstance(local, int) else (self.limit_bytes or 0)
+        child.share_percent = local if isinstance(local, str) else None
+        if isinstance(self.limit_bytes, str) and local is None:
+            child.limit_bytes, child.share_percent = 0, self.limit_bytes
+        child.segment = canvas.Segment() if wrapped else None
+        live = child.segment.pool if wrapped else None
+        child.sampler = procs.Sampler(child.pid, include_root=not wrapped, live=live)
+        self.children.append(child)
+        return child
+
+    def wait(self, child, expect=0, timeout_s=None):
+        """Waits for the end; `expect` is an exit code, a set of them, or None."""
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{child.argv[-1]}: still running after {timeout_s} s") from None
+        child.sampler.stop()
+        self.anon_peak_bytes = max(self.anon_peak_bytes, child.sampler.anon_peak_bytes)
+        expect = {expect} if isinstance(expect, int) else expect
+        if expect is not None and code not in expect:
+            raise Failure(f"exit code {code}, expected {sorted(expect)}\n{child.tail()}")
+        return code
+
+    def call(self, argv, expect=0, timeout_s=None, **o):
+        """start + wait; the finished child."""
+        child = self.start(argv, **o)
+        self.wait(child, expect, timeout_s)
+        return child
+
+    def stop(self, child, sig=signal.SIGTERM, expect=None, timeout_s=30):
+        child.signal(sig)
+        return self.wait(child, expect, timeout_s)
+
+    # -- looking at things -------------------------------------------------------------------
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def write(self, name, text):
+        with open(self.path(name), "w") as f:
+            f.write(text)
+        os.chmod(self.path(name), 0o644)
+        return self.path(name)
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def require(self, condition, sentence):
+        if not condition:
+            raise Failure(sentence)
+
+    def same(self, got, want, what):
+        if got != want:
+            raise Failure(f"{what}: got {str(got)[:400]!r}, expected {str(want)[:400]!r}")
+
+    def load_stats(self, child):
+        try:
+            return canvas.load_stats(child.stats_path)
+        except (OSError, ValueError) as e:
+            raise Failure(f"no readable stats file: {e}\n{child.tail()}") from None
+
+    def judge(self, paged=None):
+        """Checks the stats of every managed child that has ended."""
+        paged = self.test.paged if paged is None else paged
+        wrong, total_out = [], 0
+        for c in self.children:
+            if not c.wrapped:
+                continue
+            stats = self.load_stats(c)
+            self.stats.append(stats)
+            total_out += canvas.find(stats, "pages_out", default=0)
+            share = float(c.share_percent.rstrip("%")) if c.share_percent else None
+            share = int(share) if share is not None else None
+            wrong += canvas.check_stats(stats, c.limit_bytes, share, paged=False)
+            limit = c.limit_bytes
+            if share is not None:
+                limit = canvas.find(stats, "footprint_peak_bytes", default=0) * share // 100
+                limit = max(limit, canvas.LOCAL_MIN_BYTES)
+            seen = c.sampler.local_peak_bytes
+            if limit and seen > limit + canvas.slack_bytes(limit):
+                wrong.append(
+                    f"sampled local memory {seen / MIB:.1f} MiB is over the limit "
+                    f"{limit / MIB:.1f} MiB by more than {canvas.slack_bytes(limit) / MIB:.1f} MiB"
+                )
+            self.note(canvas.summary(stats))
+            if limit:
+                self.note(f"sampled {seen / MIB:.0f} of {limit / MIB:.0f} MiB")
+        if paged and self.stats and total_out == 0:
+            wrong.append("pages_out = 0: the program never paged, the test shows nothing")
+        if wrong:
+            raise Failure("; ".join(wrong))
+
+    def close(self):
+        for c in self.children:
+            c.sampler._stop.set()
+        for c in self.children:
+            c.kill_tree()
+            c.sampler.stop()
+            if c.segment:
+                c.segment.close()
+
+
+class Session:
+    """One call of tests/run."""
+
+    def __init__(self, suite, canvas_path, plain_only=False, keep=False):
+        self.suite = suite
+        self.plain_only = plain_only
+        self.keep = keep
+        self.dir = tempfile.mkdtemp(prefix="canvas-e2e-")
+        os.chmod(self.dir, 0o755)
+        self.user = self._ordinary_user()
+        self.canvas = None
+        if canvas_path and not plain_only:
+            # A copy that an ordinary user can execute wherever the work tree lies.
+            self.canvas = os.path.join(self.dir, "canvas")
+            shutil.copy(canvas_path, self.canvas)
+            os.chmod(self.canvas, 0o755)
+        self.references = {}
+        self.compiled = {}
+        self.count = 0
+
+    @staticmethod
+    def _ordinary_user():
+        try:
+            return pwd.getpwnam("nobody")
+        except KeyError:
+            return None
+
+    def compile(self, name):
+        """Compiles tests/c/NAME.c; `NAME-static` links statically."""
+        if name not in self.compiled:
+            static = name.endswith("-static")
+            source = os.path.join(TESTS, "c", (name[:-7] if static else name) + ".c")
+            target = os.path.join(self.dir, name)
+            argv = ["gcc", "-O2", "-g", "-Wall", "-pthread", "-o", target, source]
+            if static:
+                argv.insert(1, "-static")
+            r = subprocess.run(argv, capture_output=True, text=True)
+            if r.returncode:
+                raise Failure(f"{' '.join(argv)}:\n{r.stderr}")
+            self.compiled[name] = target
+        return self.compiled[name]
+
+    def fresh_dir(self, label):
+        self.count += 1
+        path = os.path.join(self.dir, f"{self.count:03d}-{label.replace('/', '-')}")
+        os.mkdir(path)
+        return path
+
+    def reference(self, test):
+        """Answer and footprint of the plain run, measured once."""
+        if test.name not in self.references:
+            path = self.fresh_dir(test.name + "-plain")
+            run = Run(self, test, None, None, False, None, path)
+            try:
+                answer = test.fn(run)
+            except Failure as e:
+                raise Failure(f"in the plain run: {e}") from None
+            finally:
+                run.close()
+                self._tidy(path)
+            footprint = run.anon_peak_bytes
+            if test.footprint_mib:
+                footprint = test.footprint_mib * MIB * (3 if run.slow else 1)
+            self.references[test.name] = (answer, footprint)
+        return self.references[test.name]
+
+    def _tidy(self, path):
+        if not self.keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def run_one(self, test, mode, share):
+        """Runs one instance; returns its notes."""
+        if test.needs:
+            reason = test.needs()
+            if reason:
+                raise Skip(reason)
+        if mode == "thread" and os.getuid() != 0 and not self.plain_only:
+            raise Skip("thread mode needs privilege here")
+        if test.as_user and os.getuid() == 0 and self.user is None:
+            raise Skip("no user 'nobody' to run as")
+        answer, limit = None, None
+        if test.program:
+            answer, footprint = self.reference(test)
+            if self.plain_only:
+                return [f"plain footprint {footprint / MIB:.0f} MiB"]
+            if isinstance(share, str):
+                limit = share
+            else:
+                limit = max(footprint * share // 100, LIMIT_FLOOR_BYTES)
+        path = self.fresh_dir(f"{test.name}-{mode}-{share or 'own'}")
+        run = Run(self, test, mode, share, not self.plain_only, limit, path)
+        ok = False
+        try:
+            got = test.fn(run)
+            if test.program:
+                if got != answer:
+                    raise Failure(f"answer {str(got)[:600]} differs from plain {str(answer)[:600]}")
+                run.judge()
+            ok = True
+        finally:
+            run.close()
+            procs.end_orphans()
+            if ok:
+                self._tidy(path)
+        return run.notes
+
+    def close(self, keep):
+        if not keep:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def selected(suite, only, mode):
+    for test in REGISTRY:
+        for m, share in test.instances():
+            label = "/".join(str(x) for x in (test.name, m, share) if x is not None)
+            if mode and m != mode:
+                continue
+            if only:
+                if not any(label == o or test.name == o or label.startswith(o + "/") for o in only):
+                    continue
+                yield test, m, share, label
+            elif test.in_suite(suite, m, share):
+                yield test, m, share, label
+
+
+def _on_alarm(_sig, _frame):
+    raise Timeout()
+
+
+def run_all(session, only=None, mode=None):
+    """Runs the selection; the counts (passed, failed, skipped)."""
+    passed, failed, skipped, failures = 0, 0, 0, []
+    signal.signal(signal.SIGALRM, _on_alarm)
+    procs.become_subreaper()
+    seen = set()
+    for test, m, share, label in selected(session.suite, only, mode):
+        if session.plain_only:
+            if test.name in seen:
+                continue
+            seen.add(test.name)
+            label = test.name + "/plain"
+        began = time.monotonic()
+        factor = 6 if session.suite == "slow" else 1
+        try:
+            signal.alarm(test.timeout_s * factor)
+            try:
+                notes = session.run_one(test, m, share)
+            finally:
+                signal.alarm(0)
+            passed += 1
+            word, text = "ok  ", "; ".join(notes)
+        except Skip as e:
+            skipped += 1
+            word, text = "skip", str(e)
+        except Failure as e:
+            failed += 1
+            word, text = "FAIL", str(e)
+        except Timeout:
+            failed += 1
+            word, text = "FAIL", f"not finished after {test.timeout_s * factor} s"
+            procs.end_orphans()
+        except Exception:
+            failed += 1
+            word, text = "FAIL", traceback.format_exc()
+        took_s = time.monotonic() - began
+        first, _, rest = text.partition("\n")
+        print(f"{word} {label:34s} {took_s:6.1f} s  {first}", flush=True)
+        for line in rest.splitlines():
+            print(f"       | {line}", flush=True)
+        if word == "FAIL":
+            failures.append(label)
+    if failures:
+        print("failed: " + " ".join(failures))
+        print(f"their files: {session.dir}")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    return passed, failed, skipped
