@@ -37,18 +37,18 @@ static inline uint64_t rng_below(struct rng *r, uint64_t n) {
     return (uint64_t)(((unsigned __int128)rng_next(r) * n) >> 64);
 }
 
-/* Runs of 20 random bytes between runs of 44 that repeat earlier ones of the same page. */
+/* Runs of 19 random bytes between runs of 45 that repeat earlier ones of the same page. */
 static void templates_make(uint64_t seed) {
     struct rng r = {seed};
     for (int t = 0; t < TEMPLATES; t++) {
-        unsigned char common[4][44];
+        unsigned char common[4][45];
         for (int c = 0; c < 4; c++)
-            for (int i = 0; i < 44; i++)
+            for (int i = 0; i < 45; i++)
                 common[c][i] = (unsigned char)rng_next(&r);
         for (size_t at = 0; at < PAGE; at += 64) {
-            for (int i = 0; i < 20; i++)
+            for (int i = 0; i < 19; i++)
                 templates[t][at + i] = (unsigned char)rng_next(&r);
-            memcpy(templates[t] + at + 20, common[rng_below(&r, 4)], 44);
+            memcpy(templates[t] + at + 19, common[rng_below(&r, 4)], 45);
         }
     }
 }

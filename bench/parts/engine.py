@@ -103,7 +103,7 @@ class Stage:
             self.extra["cgroup_peak_mib"] = round(self.group.peak_bytes() / MIB, 1)
             self.extra["cgroup_limit_mib"] = round(self.group.limit_bytes / MIB, 1)
         if self.zram:
-            stored, took = self.zram.figures()
+            stored, took = self.zram.most
             if took:
                 self.extra["zram_ratio"] = round(stored / took, 2)
 

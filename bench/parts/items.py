@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from lib import canvas, clients
+from lib import clients
 from lib.venv import python_with
 
 from .engine import MIB, Broken
@@ -31,10 +31,7 @@ class Item:
 
 
 def fault_p50_ns(stats):
-    h = stats.get("fault_time_ns") or stats.get("fault_ns") or {}
-    if isinstance(h, dict) and h.get("p50") is not None:
-        return h["p50"]
-    return canvas.find(stats, "fault_p50_ns", "p50_ns", "p50")
+    return stats.get("fault_time_ns", {}).get("p50")
 
 
 def pattern(kind, threads=1, seconds=3.0):

@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import subprocess
+import threading
 import time
 
 MIB = 1 << 20
@@ -186,10 +187,17 @@ class Zram:
             detail = getattr(e, "stderr", b"") or b""
             self._remove()
             raise Unavailable(f"zram: {e} {detail.decode(errors='replace').strip()}") from None
+        self.most = (0, 0)
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
         return self
 
+    def _watch(self):
+        while not self._over.wait(0.5):
+            self.most = max(self.most, self.figures())
+
     def figures(self):
-        """(bytes stored, bytes they took) so far."""
+        """(bytes stored, bytes they take) now."""
         try:
             v = [int(x) for x in _read(f"{self.sys}/mm_stat").split()]
             return v[0], v[1]
@@ -211,6 +219,7 @@ class Zram:
             pass
 
     def __exit__(self, *_):
+        self._over.set()
         self._remove()
 
 

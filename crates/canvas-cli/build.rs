@@ -3,7 +3,8 @@
 //!
 //! The library is built by a cargo of its own in a target directory of its own (the outer cargo
 //! holds the lock on the usual one), always optimised: it runs inside other programs, whatever the
-//! profile of the command around it. CANVAS_SKIP_PRELOAD=1 and clippy skip it and embed nothing.
+//! profile of the command around it. All profiles share that directory, so it is built once.
+//! CANVAS_SKIP_PRELOAD=1 and clippy skip it and embed nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,13 +12,24 @@ use std::{env, fs};
 
 const LIBRARY: &str = "libcanvas_preload.so";
 /// What the library is built from, besides its registry dependencies (Cargo.lock).
-const CRATES: [&str; 7] =
-    ["canvas-preload", "canvas-backend", "canvas-pager", "canvas-shm", "canvas-swap", "canvas-sys", "canvas-types"];
+const CRATES: [&str; 7] = [
+    "canvas-preload",
+    "canvas-backend",
+    "canvas-pager",
+    "canvas-shm",
+    "canvas-swap",
+    "canvas-sys",
+    "canvas-types",
+];
 
 fn main() {
     let manifest = PathBuf::from(var("CARGO_MANIFEST_DIR"));
     let out = PathBuf::from(var("OUT_DIR"));
-    let root = manifest.ancestors().nth(2).unwrap_or(&manifest).to_path_buf();
+    let root = manifest
+        .ancestors()
+        .nth(2)
+        .unwrap_or(&manifest)
+        .to_path_buf();
     println!("cargo::rerun-if-env-changed=CANVAS_SKIP_PRELOAD");
     println!("cargo::rerun-if-env-changed=RUSTC_WORKSPACE_WRAPPER");
     println!("cargo::rerun-if-changed=build.rs");
@@ -38,10 +50,17 @@ fn main() {
         write(&target, &[]);
         return;
     }
-    let built = build(&root, &out.join("preload"));
+    // OUT_DIR is TARGET/PROFILE/build/NAME/out.
+    let built = build(
+        &root,
+        &out.ancestors().nth(4).unwrap_or(&out).join("preload"),
+    );
     match fs::read(&built) {
         Ok(bytes) => write(&target, &bytes),
-        Err(e) => panic!("the preload library {} cannot be read: {e}", built.display()),
+        Err(e) => panic!(
+            "the preload library {} cannot be read: {e}",
+            built.display()
+        ),
     }
 }
 
@@ -60,7 +79,13 @@ fn skipped() -> bool {
 fn build(root: &Path, target_dir: &Path) -> PathBuf {
     let mut cargo = Command::new(var("CARGO"));
     cargo.current_dir(root);
-    cargo.args(["build", "--release", "--locked", "--package", "canvas-preload"]);
+    cargo.args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "canvas-preload",
+    ]);
     cargo.arg("--target-dir").arg(target_dir);
     let (host, target) = (var("HOST"), var("TARGET"));
     let mut dir = target_dir.to_path_buf();
@@ -71,15 +96,32 @@ fn build(root: &Path, target_dir: &Path) -> PathBuf {
     // What the outer cargo sets for its own compilers is not meant for this one.
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };
-        let ours = name.starts_with("CARGO_") || name.starts_with("RUSTC") || name.starts_with("DEP_");
-        let keep = name == "CARGO_HOME" || name.starts_with("CARGO_NET_") || name.starts_with("CARGO_REGISTR");
-        if ours && !keep || ["OPT_LEVEL", "DEBUG", "PROFILE", "NUM_JOBS", "OUT_DIR", "RUSTFLAGS"].contains(&name) {
+        let ours =
+            name.starts_with("CARGO_") || name.starts_with("RUSTC") || name.starts_with("DEP_");
+        let keep = name == "CARGO_HOME"
+            || name.starts_with("CARGO_NET_")
+            || name.starts_with("CARGO_REGISTR");
+        if ours && !keep
+            || [
+                "OPT_LEVEL",
+                "DEBUG",
+                "PROFILE",
+                "NUM_JOBS",
+                "OUT_DIR",
+                "RUSTFLAGS",
+            ]
+            .contains(&name)
+        {
             cargo.env_remove(name);
         }
     }
+    // Written to a memory file at each run: symbols are for profilers, line tables only weight.
+    cargo.env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
     match cargo.status() {
         Ok(status) if status.success() => dir.join("release").join(LIBRARY),
-        Ok(status) => panic!("building the preload library failed ({status}); its errors are above"),
+        Ok(status) => {
+            panic!("building the preload library failed ({status}); its errors are above")
+        }
         Err(e) => panic!("cargo cannot be run to build the preload library: {e}"),
     }
 }

@@ -119,6 +119,6 @@ def percent(r):
     r.same(c.out(), "mem leaf: right\n", "output")
     if r.managed:
         stats = r.load_stats(c)
-        footprint = canvas.find(stats, "footprint_peak_bytes", default=0)
+        footprint = canvas.memory(stats, "footprint_bytes") or 0
         r.require(200 * MIB <= footprint <= 240 * MIB, f"footprint {footprint / MIB:.0f} MiB of a 200 MiB program")
         r.judge()

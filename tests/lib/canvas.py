@@ -53,15 +53,14 @@ class Segment:
             self.fd = -1
 
 
-def find(d, *names, default=None):
-    """The first of `names` found in the stats, at the top or one level down."""
-    for name in names:
-        if name in d:
-            return d[name]
-        for v in d.values():
-            if isinstance(v, dict) and name in v:
-                return v[name]
-    return default
+def find(stats, name, default=None):
+    """A counter, or a field of the report's top level (docs/STATS.md)."""
+    return stats.get("counters", {}).get(name, stats.get(name, default))
+
+
+def memory(stats, name, when="peak"):
+    """`memory.NAME.now` or `.peak` in bytes, or None."""
+    return stats.get("memory", {}).get(name, {}).get(when)
 
 
 def load_stats(path):
@@ -88,14 +87,13 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
         wrong.append("stats: no pages_out")
     elif paged and pages_out <= 0:
         wrong.append("stats: pages_out = 0: the program never paged, the test shows nothing")
-    peak = find(stats, "local_peak_bytes", "local_bytes_peak")
+    peak = memory(stats, "local_bytes")
     if peak is None:
-        wrong.append("stats: no local_peak_bytes")
+        wrong.append("stats: no memory.local_bytes.peak")
     else:
         limit = limit_bytes
         if share_percent is not None:
-            footprint = find(stats, "footprint_peak_bytes", "footprint_bytes_peak", default=0)
-            limit = max(LOCAL_MIN_BYTES, footprint * share_percent // 100)
+            limit = max(LOCAL_MIN_BYTES, (memory(stats, "footprint_bytes") or 0) * share_percent // 100)
         if limit and peak > limit + slack_bytes(limit):
             wrong.append(
                 f"stats: local peak {peak / MIB:.1f} MiB is over the limit {limit / MIB:.1f} MiB "
@@ -106,9 +104,8 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
 
 def summary(stats):
     """A few figures for the test's line."""
-    g = lambda *n: find(stats, *n, default=0)
     return "out %d in %d peak %.0f MiB" % (
-        g("pages_out"),
-        g("pages_in"),
-        g("local_peak_bytes", "local_bytes_peak") / MIB,
+        find(stats, "pages_out", 0),
+        find(stats, "pages_in", 0),
+        (memory(stats, "local_bytes") or 0) / MIB,
     )

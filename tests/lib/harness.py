@@ -243,7 +243,7 @@ class Run:
             wrong += canvas.check_stats(stats, c.limit_bytes, share, paged=False)
             limit = c.limit_bytes
             if share is not None:
-                limit = canvas.find(stats, "footprint_peak_bytes", default=0) * share // 100
+                limit = (canvas.memory(stats, "footprint_bytes") or 0) * share // 100
                 limit = max(limit, canvas.LOCAL_MIN_BYTES)
             seen = c.sampler.local_peak_bytes
             if limit and seen > limit + canvas.slack_bytes(limit):

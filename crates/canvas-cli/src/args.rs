@@ -16,7 +16,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// program, no daemon, and in the default mode no root.
 #[derive(Parser)]
 #[command(name = "canvas", version, max_term_width = 100, after_long_help = EXIT_CODES)]
-#[command(disable_help_subcommand = false, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    disable_help_subcommand = false,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -60,7 +64,12 @@ pub struct RunArgs {
     /// The bound holds for the anonymous memory of CMD and all its children together, with canvas's
     /// own metadata and swap cache. A share is taken of the largest footprint so far. Without this
     /// flag nothing is evicted.
-    #[arg(long, env = "CANVAS_LOCAL", value_name = "SIZE|N%", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "CANVAS_LOCAL",
+        value_name = "SIZE|N%",
+        hide_env_values = true
+    )]
     pub local: Option<Amount>,
 
     /// Bound on the compressed pool that holds evicted pages [default: half of this host's RAM].
@@ -72,11 +81,21 @@ pub struct RunArgs {
     pub mode: ModeArg,
 
     /// Write a report as JSON to FILE when CMD ends (its fields: docs/STATS.md).
-    #[arg(long, env = "CANVAS_STATS", value_name = "FILE.json", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "CANVAS_STATS",
+        value_name = "FILE.json",
+        hide_env_values = true
+    )]
     pub stats: Option<PathBuf>,
 
     /// Record faults and sampled touches to FILE, for `canvas replay`.
-    #[arg(long, env = "CANVAS_TRACE", value_name = "FILE", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "CANVAS_TRACE",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
     pub trace: Option<PathBuf>,
 
     /// Fail with exit code 125 when CMD cannot be managed, instead of running it unmanaged.
@@ -93,7 +112,12 @@ pub struct RunArgs {
 
     /// Size of the swap cache at start, part of local memory [default: 32M, or an eighth of a
     /// smaller --local].
-    #[arg(long, env = "CANVAS_SWAP_CACHE", value_name = "SIZE", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "CANVAS_SWAP_CACHE",
+        value_name = "SIZE",
+        hide_env_values = true
+    )]
     pub swap_cache: Option<Size>,
 
     /// The program and its arguments.
@@ -131,16 +155,31 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "NAME", value_parser = synthetic_names())]
     pub synthetic: Option<String>,
     /// Memory that a made-up string touches.
-    #[arg(long, value_name = "SIZE", default_value = "128M", requires = "synthetic")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "128M",
+        requires = "synthetic"
+    )]
     pub memory: Size,
     /// Touches in a made-up string.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, requires = "synthetic")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1_000_000,
+        requires = "synthetic"
+    )]
     pub accesses: usize,
     /// Seed of a made-up string.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "synthetic")]
     pub seed: u64,
     /// Local memory in percent of the footprint, separated by commas.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "10,20,30,40,50,60,70,80,90")]
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "10,20,30,40,50,60,70,80,90"
+    )]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
     pub percent: Vec<u32>,
 }
@@ -171,7 +210,11 @@ fn switch() -> ValueParser {
 
 /// The made-up strings that the pager's replay knows, each with what it stands for.
 fn synthetic_names() -> PossibleValuesParser {
-    synthetic::NAMES.iter().map(|(name, what)| PossibleValue::new(*name).help(*what)).collect::<Vec<_>>().into()
+    synthetic::NAMES
+        .iter()
+        .map(|(name, what)| PossibleValue::new(*name).help(*what))
+        .collect::<Vec<_>>()
+        .into()
 }
 
 const EXIT_CODES: &str = "\

@@ -34,13 +34,19 @@ fn signal_works(p: &Probe, seccomp: &Seccomp) -> Result<(), String> {
     if p.user_mode_errno != 0 {
         return Err(match Errno::from_raw(p.user_mode_errno) {
             Errno::ENOSYS => "this kernel has no userfaultfd (CONFIG_USERFAULTFD)".into(),
-            Errno::EPERM => "userfaultfd is forbidden here, as Docker's default seccomp profile does".into(),
-            Errno::EINVAL => "this kernel is older than 5.11 and has no user-mode userfaultfd".into(),
+            Errno::EPERM => {
+                "userfaultfd is forbidden here, as Docker's default seccomp profile does".into()
+            }
+            Errno::EINVAL => {
+                "this kernel is older than 5.11 and has no user-mode userfaultfd".into()
+            }
             e => format!("userfaultfd fails: {}", e.desc()),
         });
     }
     if p.features & feature::SIGBUS == 0 {
-        return Err("this kernel's userfaultfd has no SIGBUS feature (4.14 and later have it)".into());
+        return Err(
+            "this kernel's userfaultfd has no SIGBUS feature (4.14 and later have it)".into(),
+        );
     }
     if !seccomp.trap {
         return Err("seccomp filters that trap are not available (CONFIG_SECCOMP_FILTER)".into());
@@ -71,17 +77,25 @@ pub fn choose(wanted: ModeArg, facts: &Facts) -> Result<Choice, String> {
     let signal = signal_works(p, &facts.seccomp);
     let thread = thread_works(p);
     match (wanted, signal, thread) {
-        (ModeArg::Auto, Ok(()), _) => {
-            Ok((Mode::Signal, "user-mode userfaultfd with SIGBUS works, and needs no privilege"))
-        }
+        (ModeArg::Auto, Ok(()), _) => Ok((
+            Mode::Signal,
+            "user-mode userfaultfd with SIGBUS works, and needs no privilege",
+        )),
         (ModeArg::Signal, Ok(()), _) => Ok((Mode::Signal, "it was asked for, and works")),
         (ModeArg::Thread, _, Ok(())) => Ok((Mode::Thread, "it was asked for, and works")),
-        (ModeArg::Auto, Err(_), Ok(())) => {
-            Ok((Mode::Thread, "signal mode does not work here, and this user may handle all faults"))
+        (ModeArg::Auto, Err(_), Ok(())) => Ok((
+            Mode::Thread,
+            "signal mode does not work here, and this user may handle all faults",
+        )),
+        (ModeArg::Auto, Err(s), Err(t)) => Err(format!(
+            "no mode works here: {s}, and {t}; see `canvas doctor`"
+        )),
+        (ModeArg::Signal, Err(s), _) => Err(format!(
+            "signal mode does not work here: {s}; see `canvas doctor`"
+        )),
+        (ModeArg::Thread, _, Err(t)) => {
+            Err(format!("{t}; use --mode signal or see `canvas doctor`"))
         }
-        (ModeArg::Auto, Err(s), Err(t)) => Err(format!("no mode works here: {s}, and {t}; see `canvas doctor`")),
-        (ModeArg::Signal, Err(s), _) => Err(format!("signal mode does not work here: {s}; see `canvas doctor`")),
-        (ModeArg::Thread, _, Err(t)) => Err(format!("{t}; use --mode signal or see `canvas doctor`")),
     }
 }
 
@@ -106,24 +120,37 @@ pub fn advice(f: &Facts) -> Vec<String> {
     }
     match f.limits.address_space_bytes {
         Some(bytes) if bytes < RESERVED_BYTES => {
-            say(format!("the address space is limited to {} KiB: run `ulimit -v unlimited` first", bytes >> 10));
+            say(format!(
+                "the address space is limited to {} KiB: run `ulimit -v unlimited` first",
+                bytes >> 10
+            ));
         }
         _ => {}
     }
     if f.limits.descriptors.is_some_and(|n| n < NOFILE_COMFORT) {
-        say(format!("few file descriptors are allowed: canvas keeps some in each process; raise `ulimit -n` to {NOFILE_COMFORT} or more"));
+        say(format!(
+            "few file descriptors are allowed: canvas keeps some in each process; raise `ulimit -n` to {NOFILE_COMFORT} or more"
+        ));
     }
     if f.max_map_count.is_some_and(|n| n < MAPS_COMFORT) {
-        say(format!("few mappings are allowed a process: set vm.max_map_count={MAPS_COMFORT} or more"));
+        say(format!(
+            "few mappings are allowed a process: set vm.max_map_count={MAPS_COMFORT} or more"
+        ));
     }
     if f.overcommit == Some(2) {
         say("vm.overcommit_memory=2 counts memory that is far as if it were local: set it to 0, or raise vm.overcommit_ratio".into());
     }
     if f.glibc.is_none() {
-        say("this system's C library is not glibc: programs linked to another one run unmanaged".into());
+        say(
+            "this system's C library is not glibc: programs linked to another one run unmanaged"
+                .into(),
+        );
     }
     if f.library_bytes == 0 {
-        say("this binary was built without its library: build it again without CANVAS_SKIP_PRELOAD".into());
+        say(
+            "this binary was built without its library: build it again without CANVAS_SKIP_PRELOAD"
+                .into(),
+        );
     }
     lines
 }
@@ -151,7 +178,11 @@ struct Json<'a> {
 }
 
 fn feature_names(bits: u64) -> Vec<&'static str> {
-    feature::NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
+    feature::NAMES
+        .iter()
+        .filter(|(bit, _)| bits & bit != 0)
+        .map(|(_, name)| *name)
+        .collect()
 }
 
 fn to_json(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> String {
@@ -213,29 +244,61 @@ fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
     let number = |n: Option<u64>| n.map_or_else(|| "unknown".into(), |n| n.to_string());
     let features = feature_names(f.probe.features).join(" ");
     let rows = [
-        ("canvas", format!("{}, library of {} KiB", env!("CARGO_PKG_VERSION"), f.library_bytes >> 10)),
+        (
+            "canvas",
+            format!(
+                "{}, library of {} KiB",
+                env!("CARGO_PKG_VERSION"),
+                f.library_bytes >> 10
+            ),
+        ),
         ("kernel", format!("{} {}", f.kernel, f.machine)),
-        ("glibc", f.glibc.clone().unwrap_or_else(|| "not found".into())),
-        ("memory", format!("{}, {} available, swap {}", mib(f.ram_bytes), mib(f.available_bytes), mib(f.swap_bytes))),
+        (
+            "glibc",
+            f.glibc.clone().unwrap_or_else(|| "not found".into()),
+        ),
+        (
+            "memory",
+            format!(
+                "{}, {} available, swap {}",
+                mib(f.ram_bytes),
+                mib(f.available_bytes),
+                mib(f.swap_bytes)
+            ),
+        ),
         ("userfaultfd, user mode", yes(f.probe.user_mode_errno)),
         ("userfaultfd, all faults", yes(f.probe.full_errno)),
         ("/dev/userfaultfd", yes(f.probe.device_errno)),
-        ("vm.unprivileged_userfaultfd", number(f.unprivileged_userfaultfd)),
-        ("CAP_SYS_PTRACE", if f.cap_sys_ptrace { "yes" } else { "no" }.into()),
+        (
+            "vm.unprivileged_userfaultfd",
+            number(f.unprivileged_userfaultfd),
+        ),
+        (
+            "CAP_SYS_PTRACE",
+            if f.cap_sys_ptrace { "yes" } else { "no" }.into(),
+        ),
         ("features", format!("{:#x} {features}", f.probe.features)),
         (
             "seccomp",
             match (f.seccomp.trap, f.seccomp.needs_no_new_privs) {
                 (false, _) => "no".into(),
-                (true, true) => "yes, with no_new_privs (set-user-ID children lose their rights)".into(),
+                (true, true) => {
+                    "yes, with no_new_privs (set-user-ID children lose their rights)".into()
+                }
                 (true, false) => "yes".into(),
             },
         ),
         ("vm.overcommit_memory", number(f.overcommit)),
         ("vm.max_map_count", number(f.max_map_count)),
-        ("address space (ulimit -v)", limit(f.limits.address_space_bytes.map(|b| b >> 10), " KiB")),
+        (
+            "address space (ulimit -v)",
+            limit(f.limits.address_space_bytes.map(|b| b >> 10), " KiB"),
+        ),
         ("descriptors (ulimit -n)", limit(f.limits.descriptors, "")),
-        ("locked memory (ulimit -l)", limit(f.limits.locked_bytes.map(|b| b >> 10), " KiB")),
+        (
+            "locked memory (ulimit -l)",
+            limit(f.limits.locked_bytes.map(|b| b >> 10), " KiB"),
+        ),
     ];
     let mut text = String::new();
     for (name, value) in rows {
@@ -253,7 +316,7 @@ fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
 
 /// `canvas doctor`; returns the exit code.
 pub fn run(as_json: bool) -> i32 {
-    let facts = Facts::gather(probe());
+    let facts = Facts::gather(probe()).with_glibc();
     let choice = choose(ModeArg::Auto, &facts).and_then(|choice| {
         if facts.library_bytes == 0 {
             return Err("this binary was built without its library".into());
@@ -261,10 +324,18 @@ pub fn run(as_json: bool) -> i32 {
         Ok(choice)
     });
     let advice = advice(&facts);
-    let text = if as_json { to_json(&facts, &choice, &advice) } else { to_text(&facts, &choice, &advice) };
+    let text = if as_json {
+        to_json(&facts, &choice, &advice)
+    } else {
+        to_text(&facts, &choice, &advice)
+    };
     // A closed pipe is the reader's choice.
     let _ = io::stdout().write_all(text.as_bytes());
-    if choice.is_ok() { exit::OK } else { exit::NEGATIVE }
+    if choice.is_ok() {
+        exit::OK
+    } else {
+        exit::NEGATIVE
+    }
 }
 
 #[cfg(test)]

@@ -102,7 +102,9 @@ pub fn inspect(file: &File) -> io::Result<Image> {
             let n = read_up_to(file, u64_at(&entry, 8), &mut path)?;
             path.truncate(n);
             let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
-            return Ok(Image::Dynamic { loader: OsStr::from_bytes(&path[..end]).into() });
+            return Ok(Image::Dynamic {
+                loader: OsStr::from_bytes(&path[..end]).into(),
+            });
         }
     }
     Ok(Image::Static)
@@ -111,9 +113,13 @@ pub fn inspect(file: &File) -> io::Result<Image> {
 /// The interpreter of a `#!` line, cut off where the kernel cuts it.
 fn script(line: &[u8]) -> Image {
     let line = line.split(|b| *b == b'\n').next().unwrap_or_default();
-    let word = line.split(|b| *b == b' ' || *b == b'\t' || *b == 0).find(|w| !w.is_empty());
+    let word = line
+        .split(|b| *b == b' ' || *b == b'\t' || *b == 0)
+        .find(|w| !w.is_empty());
     match word {
-        Some(word) => Image::Script { interpreter: OsStr::from_bytes(word).into() },
+        Some(word) => Image::Script {
+            interpreter: OsStr::from_bytes(word).into(),
+        },
         None => Image::Unknown,
     }
 }
@@ -150,15 +156,30 @@ mod tests {
         entry[32] = 7;
         dynamic.extend(&entry);
         dynamic.extend(b"/lib/x\0");
-        assert_eq!(of(&dynamic), Image::Dynamic { loader: "/lib/x".into() });
+        assert_eq!(
+            of(&dynamic),
+            Image::Dynamic {
+                loader: "/lib/x".into()
+            }
+        );
         entry[0] = 1;
         let mut no_loader = header(ELFCLASS64, MACHINE, 1);
         no_loader.extend(&entry);
         assert_eq!(of(&no_loader), Image::Static);
         assert_eq!(of(&header(1, MACHINE, 0)), Image::Foreign);
         assert_eq!(of(&header(ELFCLASS64, 0xfff0, 0)), Image::Foreign);
-        assert_eq!(of(b"#! /bin/sh -e\necho"), Image::Script { interpreter: "/bin/sh".into() });
-        assert_eq!(of(b"#!/bin/sh"), Image::Script { interpreter: "/bin/sh".into() });
+        assert_eq!(
+            of(b"#! /bin/sh -e\necho"),
+            Image::Script {
+                interpreter: "/bin/sh".into()
+            }
+        );
+        assert_eq!(
+            of(b"#!/bin/sh"),
+            Image::Script {
+                interpreter: "/bin/sh".into()
+            }
+        );
         assert_eq!(of(b"#!\n/bin/sh"), Image::Unknown);
         assert_eq!(of(b"echo hello"), Image::Unknown);
         assert_eq!(of(b""), Image::Unknown);

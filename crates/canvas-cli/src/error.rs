@@ -21,11 +21,17 @@ pub struct Failure {
 impl Failure {
     /// `canvas run` itself failed.
     pub fn run(sentence: impl Into<String>) -> Failure {
-        Failure { code: exit::RUN_FAILED, sentence: sentence.into() }
+        Failure {
+            code: exit::RUN_FAILED,
+            sentence: sentence.into(),
+        }
     }
     /// Bad input to another command.
     pub fn usage(sentence: impl Into<String>) -> Failure {
-        Failure { code: exit::USAGE, sentence: sentence.into() }
+        Failure {
+            code: exit::USAGE,
+            sentence: sentence.into(),
+        }
     }
 }
 
@@ -49,8 +55,15 @@ pub fn parser_answer(error: &clap::Error, argv: &[std::ffi::OsString]) -> i32 {
         _ => {
             say(sentence(error, argv));
             // Flags in front of the command do not take values, so the first word is the command.
-            let command = argv.iter().skip(1).find(|a| !a.as_encoded_bytes().starts_with(b"-"));
-            if command.is_some_and(|c| c == "run") { exit::RUN_FAILED } else { exit::USAGE }
+            let command = argv
+                .iter()
+                .skip(1)
+                .find(|a| !a.as_encoded_bytes().starts_with(b"-"));
+            if command.is_some_and(|c| c == "run") {
+                exit::RUN_FAILED
+            } else {
+                exit::USAGE
+            }
         }
     }
 }
@@ -77,8 +90,16 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     match error.kind() {
         ErrorKind::UnknownArgument => {
             let near = first(ContextKind::SuggestedArg);
-            let did_you = if near.is_empty() { String::new() } else { format!("did you mean {near}? ") };
-            let what = if flag.starts_with('-') { "flag" } else { "argument" };
+            let did_you = if near.is_empty() {
+                String::new()
+            } else {
+                format!("did you mean {near}? ")
+            };
+            let what = if flag.starts_with('-') {
+                "flag"
+            } else {
+                "argument"
+            };
             format!("there is no {what} {flag}; {did_you}see `{help}`")
         }
         ErrorKind::InvalidSubcommand => {
@@ -86,7 +107,13 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             format!("there is no command {unknown}; see `canvas --help`")
         }
         ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "run") => {
-            "there is no program to run; write it behind the flags: canvas run --local 1G -- CMD".to_owned()
+            "there is no program to run; write it behind the flags: canvas run --local 1G -- CMD"
+                .to_owned()
+        }
+        ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "replay") => {
+            format!(
+                "there is nothing to replay; write the name of a trace, or --synthetic NAME (see `{help}`)"
+            )
         }
         ErrorKind::MissingRequiredArgument => {
             let missing = context(error, ContextKind::InvalidArg).join(", ");
@@ -100,7 +127,9 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             format!("{}: write one of {valid}", origin(&flag, &value, argv))
         }
         ErrorKind::ValueValidation => {
-            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            let why = std::error::Error::source(error)
+                .map(ToString::to_string)
+                .unwrap_or_default();
             format!("{}: {why}", origin(&flag, &value, argv))
         }
         ErrorKind::ArgumentConflict => {
@@ -111,7 +140,9 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
                 format!("{flag} and {other} exclude each other; write one of them")
             }
         }
-        ErrorKind::TooManyValues => format!("{} takes no value {value}; see `{help}`", flag_name(&flag)),
+        ErrorKind::TooManyValues => {
+            format!("{} takes no value {value}; see `{help}`", flag_name(&flag))
+        }
         _ => {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();
@@ -130,9 +161,15 @@ fn origin(flag: &str, value: &str, argv: &[std::ffi::OsString]) -> String {
     let name = flag_name(flag);
     let is_flag = |a: &&std::ffi::OsString| {
         let a: &OsStr = a;
-        a == name || a.as_encoded_bytes().starts_with(format!("{name}=").as_bytes())
+        a == name
+            || a.as_encoded_bytes()
+                .starts_with(format!("{name}=").as_bytes())
     };
-    let written = argv.iter().take_while(|a| *a != "--").find(is_flag).is_some();
+    let written = argv
+        .iter()
+        .take_while(|a| *a != "--")
+        .find(is_flag)
+        .is_some();
     let long = name.trim_start_matches('-');
     let variable = Cli::command()
         .get_subcommands()

@@ -44,7 +44,7 @@ pub struct Facts {
     pub kernel: String,
     /// Processor.
     pub machine: String,
-    /// Version of the glibc that this binary runs with.
+    /// Version of the glibc that this binary runs with; only [`Facts::with_glibc`] looks for it.
     pub glibc: Option<String>,
     /// What userfaultfd allows.
     pub probe: Probe,
@@ -76,7 +76,9 @@ fn number(path: &str) -> Option<u64> {
 
 /// The value of `key:` in a file of such lines.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+    text.lines()
+        .find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))
+        .map(str::trim)
 }
 
 /// A line of /proc/meminfo in bytes.
@@ -87,17 +89,25 @@ fn meminfo_bytes(text: &str, key: &str) -> u64 {
 
 /// Memory of this host in bytes.
 pub fn ram_bytes() -> u64 {
-    meminfo_bytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal")
+    meminfo_bytes(
+        &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
+        "MemTotal",
+    )
 }
 
 fn soft_limit(resource: Resource) -> Option<u64> {
-    getrlimit(resource).ok().map(|(soft, _)| soft).filter(|soft| *soft != RLIM_INFINITY)
+    getrlimit(resource)
+        .ok()
+        .map(|(soft, _)| soft)
+        .filter(|soft| *soft != RLIM_INFINITY)
 }
 
 /// The version in the text that every glibc carries.
 fn glibc_version() -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let path = maps.split_whitespace().find(|w| w.ends_with("/libc.so.6"))?;
+    let path = maps
+        .split_whitespace()
+        .find(|w| w.ends_with("/libc.so.6"))?;
     let bytes = fs::read(path).ok()?;
     version_in(&bytes)
 }
@@ -105,7 +115,10 @@ fn glibc_version() -> Option<String> {
 fn version_in(libc: &[u8]) -> Option<String> {
     const BEFORE: &[u8] = b"release version ";
     let start = libc.windows(BEFORE.len()).position(|w| w == BEFORE)? + BEFORE.len();
-    let digits = libc[start..].iter().take(12).take_while(|b| b.is_ascii_digit() || **b == b'.');
+    let digits = libc[start..]
+        .iter()
+        .take(12)
+        .take_while(|b| b.is_ascii_digit() || **b == b'.');
     let text: String = digits.map(|b| char::from(*b)).collect();
     Some(text.trim_end_matches('.').to_owned()).filter(|v| !v.is_empty())
 }
@@ -115,17 +128,23 @@ impl Facts {
     pub fn gather(probe: Probe) -> Facts {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let caps = field(&status, "CapEff").and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0);
+        let caps = field(&status, "CapEff")
+            .and_then(|v| u64::from_str_radix(v, 16).ok())
+            .unwrap_or(0);
         let no_new_privs = field(&status, "NoNewPrivs") == Some("1");
-        let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+        let actions =
+            fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
         let uname = nix::sys::utsname::uname().ok();
         let text = |of: fn(&nix::sys::utsname::UtsName) -> &std::ffi::OsStr| {
-            uname.as_ref().map(|u| of(u).to_string_lossy().into_owned()).unwrap_or_default()
+            uname
+                .as_ref()
+                .map(|u| of(u).to_string_lossy().into_owned())
+                .unwrap_or_default()
         };
         Facts {
             kernel: text(|u| u.release()),
             machine: text(|u| u.machine()),
-            glibc: glibc_version(),
+            glibc: None,
             probe,
             unprivileged_userfaultfd: number("/proc/sys/vm/unprivileged_userfaultfd"),
             cap_sys_ptrace: caps >> CAP_SYS_PTRACE & 1 == 1,
@@ -148,6 +167,15 @@ impl Facts {
             library_bytes: preload::embedded_bytes(),
         }
     }
+
+    /// Looks for glibc's version too: a search through the library, which `canvas run` need not
+    /// wait for.
+    pub fn with_glibc(self) -> Facts {
+        Facts {
+            glibc: glibc_version(),
+            ..self
+        }
+    }
 }
 
 #[cfg(test)]
@@ -160,7 +188,10 @@ mod tests {
         assert_eq!(meminfo_bytes(text, "MemTotal"), 24_689_412 << 10);
         assert_eq!(meminfo_bytes(text, "SwapTotal"), 0);
         assert_eq!(meminfo_bytes(text, "Absent"), 0);
-        assert_eq!(field("CapEff:\t000001ffffffffff\n", "CapEff"), Some("000001ffffffffff"));
+        assert_eq!(
+            field("CapEff:\t000001ffffffffff\n", "CapEff"),
+            Some("000001ffffffffff")
+        );
     }
 
     #[test]
@@ -174,7 +205,12 @@ mod tests {
     #[test]
     fn this_host_has_a_kernel_and_memory() {
         let f = Facts::gather(Probe::default());
-        assert!(!f.kernel.is_empty() && f.ram_bytes > 0, "{} {}", f.kernel, f.ram_bytes);
+        assert!(
+            !f.kernel.is_empty() && f.ram_bytes > 0,
+            "{} {}",
+            f.kernel,
+            f.ram_bytes
+        );
         assert_eq!(f.ram_bytes, ram_bytes());
     }
 }

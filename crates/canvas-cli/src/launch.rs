@@ -30,14 +30,18 @@ const HIGH_FD: RawFd = 960;
 /// in its environment or in the segment.
 pub fn inherit(fd: OwnedFd) -> Result<RawFd, Errno> {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let least = HIGH_FD.min(soft.saturating_sub(32).try_into().unwrap_or(HIGH_FD)).max(3);
+    let least = HIGH_FD
+        .min(soft.saturating_sub(32).try_into().unwrap_or(HIGH_FD))
+        .max(3);
     // F_DUPFD clears close-on-exec on the copy; the original is closed on return.
     fcntl(&fd, FcntlArg::F_DUPFD(least))
 }
 
 /// The library in a memfd.
 pub fn library_file(bytes: &[u8]) -> Result<OwnedFd, Failure> {
-    let fail = |e: &dyn std::fmt::Display| Failure::run(format!("the library cannot be put into memory: {e}"));
+    let fail = |e: &dyn std::fmt::Display| {
+        Failure::run(format!("the library cannot be put into memory: {e}"))
+    };
     // Kernels before 6.3 do not know MFD_EXEC, and allow execution without it.
     let exec = MFdFlags::from_bits_retain(0x10);
     let fd = memfd_create(c"canvas-preload", MFdFlags::MFD_CLOEXEC | exec)
@@ -75,7 +79,11 @@ pub fn environment(
         preloads.insert(0, &ours);
     }
     let joined = preloads.join(OsStr::new(":"));
-    vars.retain(|(n, _)| ![LD_PRELOAD, ENV_SEGMENT_FD, ENV_PRELOAD_FD].iter().any(|ours| n == ours));
+    vars.retain(|(n, _)| {
+        ![LD_PRELOAD, ENV_SEGMENT_FD, ENV_PRELOAD_FD]
+            .iter()
+            .any(|ours| n == ours)
+    });
     if !joined.is_empty() {
         vars.push((LD_PRELOAD.into(), joined));
     }
@@ -95,20 +103,36 @@ fn library_path(number: &OsStr) -> OsString {
 
 /// Starts `program` with `argv` and `env`, its signal mask set to `mask`; the kernel's answer when
 /// it refuses.
-pub fn spawn(program: &Path, argv: &[OsString], env: &[(OsString, OsString)], mask: &SigSet) -> Result<Pid, Errno> {
+pub fn spawn(
+    program: &Path,
+    argv: &[OsString],
+    env: &[(OsString, OsString)],
+    mask: &SigSet,
+) -> Result<Pid, Errno> {
     let c = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
     let path = c(program.as_os_str().as_bytes().to_vec())?;
-    let argv = argv.iter().map(|a| c(a.as_bytes().to_vec())).collect::<Result<Vec<_>, _>>()?;
+    let argv = argv
+        .iter()
+        .map(|a| c(a.as_bytes().to_vec()))
+        .collect::<Result<Vec<_>, _>>()?;
     let env = env
         .iter()
         .map(|(n, v)| c([n.as_bytes(), b"=", v.as_bytes()].concat()))
         .collect::<Result<Vec<_>, _>>()?;
     let mut attr = PosixSpawnAttr::init()?;
-    attr.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF)?;
+    attr.set_flags(
+        PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
+    )?;
     attr.set_sigmask(mask)?;
     // Rust's runtime ignores SIGPIPE in this process; CMD gets what programs expect.
     attr.set_sigdefault(&SigSet::from_iter([Signal::SIGPIPE]))?;
-    posix_spawn(path.as_c_str(), &PosixSpawnFileActions::init()?, &attr, &argv, &env)
+    posix_spawn(
+        path.as_c_str(),
+        &PosixSpawnFileActions::init()?,
+        &attr,
+        &argv,
+        &env,
+    )
 }
 
 #[cfg(test)]
@@ -116,14 +140,21 @@ mod tests {
     use super::*;
 
     fn env(pairs: &[(&str, &str)], preload: bool) -> Vec<String> {
-        let vars = pairs.iter().map(|(n, v)| (OsString::from(n), OsString::from(v)));
+        let vars = pairs
+            .iter()
+            .map(|(n, v)| (OsString::from(n), OsString::from(v)));
         let env = environment(vars, 960, 961, preload);
-        env.iter().map(|(n, v)| format!("{}={}", n.display(), v.display())).collect()
+        env.iter()
+            .map(|(n, v)| format!("{}={}", n.display(), v.display()))
+            .collect()
     }
 
     #[test]
     fn the_library_comes_first_and_the_rest_stays() {
-        let got = env(&[("A", "1"), ("LD_PRELOAD", "libx.so liby.so"), ("B", "2")], true);
+        let got = env(
+            &[("A", "1"), ("LD_PRELOAD", "libx.so liby.so"), ("B", "2")],
+            true,
+        );
         let want = [
             "A=1",
             "B=2",
@@ -144,7 +175,11 @@ mod tests {
         assert_eq!(env(&outer, true)[0], "LD_PRELOAD=/proc/self/fd/961:libx.so");
         assert_eq!(env(&outer, true).len(), 3);
         assert_eq!(env(&outer, false), ["LD_PRELOAD=libx.so"]);
-        assert_eq!(env(&outer[..1], false), ["LD_PRELOAD=/proc/self/fd/900:libx.so"], "not ours");
+        assert_eq!(
+            env(&outer[..1], false),
+            ["LD_PRELOAD=/proc/self/fd/900:libx.so"],
+            "not ours"
+        );
     }
 
     #[test]
@@ -152,7 +187,15 @@ mod tests {
         let n = inherit(library_file(b"x").unwrap()).unwrap();
         assert!(n >= 200, "{n}");
         let flags = std::fs::read_to_string(format!("/proc/self/fdinfo/{n}")).unwrap();
-        let octal = flags.lines().find_map(|l| l.strip_prefix("flags:")).unwrap().trim();
-        assert_eq!(u32::from_str_radix(octal, 8).unwrap() & 0o2000000, 0, "O_CLOEXEC is not set");
+        let octal = flags
+            .lines()
+            .find_map(|l| l.strip_prefix("flags:"))
+            .unwrap()
+            .trim();
+        assert_eq!(
+            u32::from_str_radix(octal, 8).unwrap() & 0o2000000,
+            0,
+            "O_CLOEXEC is not set"
+        );
     }
 }

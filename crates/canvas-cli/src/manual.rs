@@ -14,7 +14,11 @@ pub fn man(dir: Option<&Path>) -> Result<i32, Failure> {
     match dir {
         Some(dir) => {
             let fail = |e: io::Error| {
-                Failure::usage(format!("manual pages cannot be written to {}: {}", dir.display(), crate::reason(&e)))
+                Failure::usage(format!(
+                    "manual pages cannot be written to {}: {}",
+                    dir.display(),
+                    crate::reason(&e)
+                ))
             };
             std::fs::create_dir_all(dir).map_err(fail)?;
             clap_mangen::generate_to(Cli::command(), dir).map_err(fail)?;

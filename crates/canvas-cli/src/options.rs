@@ -43,9 +43,14 @@ pub struct Options {
 impl Options {
     /// Checks `args` and fills in the defaults; `ram_bytes` is this host's memory.
     pub fn new(args: &RunArgs, ram_bytes: u64) -> Result<Options, Failure> {
-        at_least("--local", args.local.and_then(size_of), LOCAL_MIN)?;
-        at_least("--pool", args.pool, SMALL_MIN)?;
-        at_least("--swap-cache", args.swap_cache, SMALL_MIN)?;
+        at_least(
+            "--local",
+            args.local.and_then(size_of),
+            LOCAL_MIN,
+            ", or a share such as 25%",
+        )?;
+        at_least("--pool", args.pool, SMALL_MIN, "")?;
+        at_least("--swap-cache", args.swap_cache, SMALL_MIN, "")?;
         let swap_cache = match (args.swap_cache, args.local.and_then(size_of)) {
             (Some(cache), Some(local)) if cache >= local => {
                 return Err(Failure::run(format!(
@@ -77,14 +82,19 @@ impl Options {
             Some(Amount::Share(share)) => config.local_ppm.store(share.ppm().into(), Relaxed),
         }
         config.pool_bytes.store(self.pool.bytes, Relaxed);
-        config.swap_cache_bytes.store(self.swap_cache.bytes, Relaxed);
+        config
+            .swap_cache_bytes
+            .store(self.swap_cache.bytes, Relaxed);
         let flags = [
             (self.require, config_flag::REQUIRE),
             (self.trace.is_some(), config_flag::TRACE),
             (self.no_move, config_flag::NO_MOVE),
             (self.no_prefetch, config_flag::NO_PREFETCH),
         ];
-        let bits = flags.iter().filter(|(set, _)| *set).fold(0, |bits, (_, bit)| bits | bit);
+        let bits = flags
+            .iter()
+            .filter(|(set, _)| *set)
+            .fold(0, |bits, (_, bit)| bits | bit);
         config.flags.store(bits, Relaxed);
         config.runner_pid.store(std::process::id(), Relaxed);
     }
@@ -97,11 +107,11 @@ fn size_of(amount: Amount) -> Option<Size> {
     }
 }
 
-fn at_least(flag: &str, size: Option<Size>, min: Size) -> Result<(), Failure> {
+fn at_least(flag: &str, size: Option<Size>, min: Size, or: &str) -> Result<(), Failure> {
     match size {
-        Some(size) if size < min => {
-            Err(Failure::run(format!("{flag} {size} is too little to work with; write {min} or more")))
-        }
+        Some(size) if size < min => Err(Failure::run(format!(
+            "{flag} {size} is too little to work with; write {min} or more{or}"
+        ))),
         _ => Ok(()),
     }
 }
@@ -114,29 +124,49 @@ mod tests {
 
     fn options(flags: &[&str]) -> Result<Options, Failure> {
         let argv = [&["canvas", "run"], flags, &["--", "true"]].concat();
-        let Command::Run(args) = Cli::try_parse_from(argv).unwrap().command else { unreachable!() };
+        let Command::Run(args) = Cli::try_parse_from(argv).unwrap().command else {
+            unreachable!()
+        };
         Options::new(&args, 8 << 30)
     }
 
     #[test]
     fn defaults() {
         let o = options(&[]).unwrap();
-        assert_eq!((o.local, o.pool.bytes, o.swap_cache.bytes), (None, 4 << 30, 32 << 20));
+        assert_eq!(
+            (o.local, o.pool.bytes, o.swap_cache.bytes),
+            (None, 4 << 30, 32 << 20)
+        );
         assert_eq!(o.mode, ModeArg::Auto);
     }
 
     #[test]
     fn the_default_swap_cache_leaves_most_of_a_small_limit() {
-        assert_eq!(options(&["--local", "64M"]).unwrap().swap_cache.bytes, 8 << 20);
-        assert_eq!(options(&["--local", "1G"]).unwrap().swap_cache.bytes, 32 << 20);
-        assert_eq!(options(&["--local", "25%"]).unwrap().swap_cache.bytes, 32 << 20);
+        assert_eq!(
+            options(&["--local", "64M"]).unwrap().swap_cache.bytes,
+            8 << 20
+        );
+        assert_eq!(
+            options(&["--local", "1G"]).unwrap().swap_cache.bytes,
+            32 << 20
+        );
+        assert_eq!(
+            options(&["--local", "25%"]).unwrap().swap_cache.bytes,
+            32 << 20
+        );
     }
 
     #[test]
     fn too_little_is_refused_with_advice() {
         for (flags, want) in [
-            (&["--local", "0"][..], "--local 0 is too little to work with; write 8M or more"),
-            (&["--pool", "4K"][..], "--pool 4K is too little to work with; write 1M or more"),
+            (
+                &["--local", "0"][..],
+                "--local 0 is too little to work with; write 8M or more, or a share such as 25%",
+            ),
+            (
+                &["--pool", "4K"][..],
+                "--pool 4K is too little to work with; write 1M or more",
+            ),
             (
                 &["--local", "16M", "--swap-cache", "16M"][..],
                 "--swap-cache 16M is part of --local 16M; write less than that, an eighth of it for example",
@@ -150,10 +180,28 @@ mod tests {
     #[test]
     fn the_config_says_what_the_flags_say() {
         let (_fd, segment) = canvas_shm::Segment::create().unwrap();
-        options(&["--local", "12.5%", "--pool", "1G", "--no-prefetch", "--require"]).unwrap().write_to(&segment.config);
+        options(&[
+            "--local",
+            "12.5%",
+            "--pool",
+            "1G",
+            "--no-prefetch",
+            "--require",
+        ])
+        .unwrap()
+        .write_to(&segment.config);
         let c = &segment.config;
-        assert_eq!((c.local_bytes.load(Relaxed), c.local_ppm.load(Relaxed)), (0, 125_000));
-        assert_eq!((c.pool_bytes.load(Relaxed), c.swap_cache_bytes.load(Relaxed)), (1 << 30, 32 << 20));
-        assert_eq!(c.flags.load(Relaxed), config_flag::REQUIRE | config_flag::NO_PREFETCH);
+        assert_eq!(
+            (c.local_bytes.load(Relaxed), c.local_ppm.load(Relaxed)),
+            (0, 125_000)
+        );
+        assert_eq!(
+            (c.pool_bytes.load(Relaxed), c.swap_cache_bytes.load(Relaxed)),
+            (1 << 30, 32 << 20)
+        );
+        assert_eq!(
+            c.flags.load(Relaxed),
+            config_flag::REQUIRE | config_flag::NO_PREFETCH
+        );
     }
 }

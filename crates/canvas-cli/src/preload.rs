@@ -15,7 +15,11 @@ static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcanvas_pre
 pub fn library(replacement: Option<OsString>) -> Result<std::borrow::Cow<'static, [u8]>, Failure> {
     if let Some(path) = replacement {
         let bytes = fs::read(&path).map_err(|e| {
-            Failure::run(format!("{ENV_PRELOAD_SO}={} cannot be read: {}", path.display(), crate::reason(&e)))
+            Failure::run(format!(
+                "{ENV_PRELOAD_SO}={} cannot be read: {}",
+                path.display(),
+                crate::reason(&e)
+            ))
         })?;
         return Ok(bytes.into());
     }

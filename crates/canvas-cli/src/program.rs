@@ -47,14 +47,24 @@ impl fmt::Display for Unmanaged {
             Unmanaged::SetId => write!(f, "is set-user-ID or set-group-ID"),
             Unmanaged::Foreign => write!(f, "is built for another processor or for 32 bits"),
             Unmanaged::OtherLibc(loader) => {
-                write!(f, "uses a C library other than glibc ({})", loader.display())
+                write!(
+                    f,
+                    "uses a C library other than glibc ({})",
+                    loader.display()
+                )
             }
         }
     }
 }
 
 fn may_execute(path: &Path) -> bool {
-    faccessat(nix::fcntl::AT_FDCWD, path, AccessFlags::X_OK, AtFlags::AT_EACCESS).is_ok()
+    faccessat(
+        nix::fcntl::AT_FDCWD,
+        path,
+        AccessFlags::X_OK,
+        AtFlags::AT_EACCESS,
+    )
+    .is_ok()
 }
 
 /// The file that `name` means: itself when it has a slash, else the first executable in `path`
@@ -64,9 +74,14 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Failure> {
         code: exit::CANNOT_EXEC,
         sentence: format!("{} cannot be executed: {why}", file.display()),
     };
-    let not_found = |why: String| Failure { code: exit::NOT_FOUND, sentence: why };
+    let not_found = |why: String| Failure {
+        code: exit::NOT_FOUND,
+        sentence: why,
+    };
     if name.is_empty() {
-        return Err(not_found("the program's name is empty; write it behind the flags".into()));
+        return Err(not_found(
+            "the program's name is empty; write it behind the flags".into(),
+        ));
     }
     let refusal = |file: &Path| match file.metadata() {
         Ok(m) if m.is_dir() => Some("it is a directory"),
@@ -90,7 +105,11 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Failure> {
     let mut refused = None;
     for dir in path.as_bytes().split(|b| *b == b':') {
         // An empty element is the working directory.
-        let dir = if dir.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(dir)) };
+        let dir = if dir.is_empty() {
+            Path::new(".")
+        } else {
+            Path::new(OsStr::from_bytes(dir))
+        };
         let file = dir.join(name);
         match file.metadata() {
             Ok(m) if m.is_dir() => {}
@@ -102,7 +121,10 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Failure> {
         }
     }
     Err(refused.unwrap_or_else(|| {
-        not_found(format!("there is no program {} in PATH", Path::new(name).display()))
+        not_found(format!(
+            "there is no program {} in PATH",
+            Path::new(name).display()
+        ))
     }))
 }
 
@@ -157,18 +179,29 @@ mod tests {
 
     #[test]
     fn path_is_searched_in_order_and_empty_elements_are_here() {
-        let found = find(OsStr::new("sh"), Some(OsStr::new("/nonexistent:/bin:/usr/bin"))).unwrap();
+        let found = find(
+            OsStr::new("sh"),
+            Some(OsStr::new("/nonexistent:/bin:/usr/bin")),
+        )
+        .unwrap();
         assert_eq!(found, Path::new("/bin/sh"));
         assert_eq!(find(OsStr::new("sh"), None).unwrap(), Path::new("/bin/sh"));
         // The tests run in the crate's directory.
         let here = find(OsStr::new("Cargo.toml"), Some(OsStr::new(":/bin"))).unwrap_err();
-        assert_eq!((here.code, here.sentence.as_str()), (126, "./Cargo.toml cannot be executed: permission denied"));
+        assert_eq!(
+            (here.code, here.sentence.as_str()),
+            (126, "./Cargo.toml cannot be executed: permission denied")
+        );
     }
 
     #[test]
     fn what_is_not_there_is_127() {
         for name in ["", "no-such-program", "/no/such/program", "/bin/sh/x"] {
-            assert_eq!(find(OsStr::new(name), None).unwrap_err().code, 127, "{name:?}");
+            assert_eq!(
+                find(OsStr::new(name), None).unwrap_err().code,
+                127,
+                "{name:?}"
+            );
         }
     }
 
@@ -181,6 +214,41 @@ mod tests {
     fn dynamic_programs_and_their_scripts_are_manageable() {
         assert_eq!(unmanaged(Path::new("/bin/sh")), None);
         assert_eq!(unmanaged(Path::new("/usr/bin/ldd")), None, "a script");
-        assert_eq!(unmanaged(Path::new("/lib64/ld-linux-x86-64.so.2")), None, "the loader itself");
+        assert_eq!(
+            unmanaged(Path::new("/lib64/ld-linux-x86-64.so.2")),
+            None,
+            "the loader itself"
+        );
+    }
+
+    #[test]
+    fn programs_with_the_rights_of_another_user_are_not() {
+        if nix::sys::prctl::get_no_new_privs().unwrap() {
+            return assert_eq!(
+                unmanaged(Path::new("/bin/su")),
+                None,
+                "the bits have no effect"
+            );
+        }
+        if !getuid().is_root() {
+            return assert_eq!(unmanaged(Path::new("/bin/su")), Some(Unmanaged::SetId));
+        }
+        let copy = std::env::temp_dir().join(format!("canvas-setid-test-{}", std::process::id()));
+        std::fs::copy("/bin/true", &copy).unwrap();
+        let mut answers = Vec::new();
+        // Root's own bits change nothing for root; those of another user or group do.
+        for (uid, gid, mode) in [
+            (0, 0, 0o4755),
+            (1, 0, 0o4755),
+            (1, 0, 0o755),
+            (0, 1, 0o2755),
+            (0, 1, 0o2745),
+        ] {
+            std::os::unix::fs::chown(&copy, Some(uid), Some(gid)).unwrap();
+            std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(mode)).unwrap();
+            answers.push(unmanaged(&copy).is_some());
+        }
+        std::fs::remove_file(&copy).unwrap();
+        assert_eq!(answers, [false, true, false, true, false]);
     }
 }

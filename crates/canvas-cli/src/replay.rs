@@ -13,26 +13,46 @@ use crate::error::Failure;
 pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
     let trace = match (&args.file, &args.synthetic) {
         (Some(file), _) => {
-            let bytes = fs::read(file)
-                .map_err(|e| Failure::usage(format!("{} cannot be read: {}", file.display(), crate::reason(&e))))?;
-            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let bytes = fs::read(file).map_err(|e| {
+                Failure::usage(format!(
+                    "{} cannot be read: {}",
+                    file.display(),
+                    crate::reason(&e)
+                ))
+            })?;
+            let name = file
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             Trace::read(&name, &bytes).map_err(|e| {
-                Failure::usage(format!("{} is {e}; write the name of a file made by canvas run --trace", file.display()))
+                Failure::usage(format!(
+                    "{} is {e}; write the name of a file made by canvas run --trace",
+                    file.display()
+                ))
             })?
         }
         (None, name) => {
             let pages = usize::try_from(args.memory.pages()).unwrap_or(usize::MAX);
             // 2^24 pages (64 GiB) of made-up memory are plenty, and fit the replay's tables.
             if !(1..=1 << 24).contains(&pages) {
-                return Err(Failure::usage(format!("--memory {} is out of range; write 4K to 64G", args.memory)));
+                return Err(Failure::usage(format!(
+                    "--memory {} is out of range; write 4K to 64G",
+                    args.memory
+                )));
             }
             let name = name.as_deref().unwrap_or_default();
-            synthetic::generate(name, args.seed, pages, args.accesses)
-                .ok_or_else(|| Failure::usage(format!("--synthetic {name} is unknown; see `canvas replay --help`")))?
+            synthetic::generate(name, args.seed, pages, args.accesses).ok_or_else(|| {
+                Failure::usage(format!(
+                    "--synthetic {name} is unknown; see `canvas replay --help`"
+                ))
+            })?
         }
     };
     if trace.reuses() == 0 {
-        return Err(Failure::usage("the trace touches no page twice, so there is nothing to compare; record a longer one"));
+        return Err(Failure::usage(
+            "the trace touches no page twice, so there is nothing to compare; record a longer one",
+        ));
     }
     let table = replay::run(&trace, &args.percent);
     // A closed pipe is the reader's choice.

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
 use canvas_pager::trace::{Header, SampleRate};
-use canvas_shm::segment::{Counter, Mode};
 use canvas_shm::Segment;
+use canvas_shm::segment::{Counter, Mode};
 use canvas_types::exit;
 use nix::errno::Errno;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -41,7 +41,9 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     let unmanaged = program::unmanaged(&file);
     if let Some(why) = &unmanaged {
         if options.require {
-            return Err(Failure::run(format!("{shown} {why}, so it cannot be managed; leave out --require to run it all the same")));
+            return Err(Failure::run(format!(
+                "{shown} {why}, so it cannot be managed; leave out --require to run it all the same"
+            )));
         }
         say(format_args!("{shown} {why}; it runs unmanaged"));
     }
@@ -61,11 +63,14 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     }
     if let Some(trace) = &options.trace {
         let fd = open_trace(trace, segment)?;
-        let fd = launch::inherit(fd).map_err(|e| system("the trace cannot be handed to the program", e))?;
+        let fd = launch::inherit(fd)
+            .map_err(|e| system("the trace cannot be handed to the program", e))?;
         segment.config.trace_fd.store(fd as u32, Relaxed);
     }
     let library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
-    let inherit = |fd: OwnedFd| launch::inherit(fd).map_err(|e| system("a descriptor cannot be handed to the program", e));
+    let inherit = |fd: OwnedFd| {
+        launch::inherit(fd).map_err(|e| system("a descriptor cannot be handed to the program", e))
+    };
     let library_fd = inherit(launch::library_file(&library)?)?;
     let segment_fd = inherit(segment_fd)?;
     let preloaded = mode.is_some() && !unmanaged.as_ref().is_some_and(Unmanaged::chokes_on_preload);
@@ -73,7 +78,8 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
 
     let signals = Signals::open().map_err(|e| system("signals cannot be received", e))?;
     let start = Instant::now();
-    let child = launch::spawn(&file, &args.command, &env, &signals.before).map_err(|e| cannot_execute(&file, e))?;
+    let child = launch::spawn(&file, &args.command, &env, &signals.before)
+        .map_err(|e| cannot_execute(&file, e))?;
     let mut peaks = Peaks::default();
     let end = supervise(child, &signals, segment, &mut peaks)
         .map_err(|e| system(&format!("{shown} cannot be waited for"), e))?;
@@ -83,7 +89,10 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     if let Some(place) = place {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
         let time = |of: fn(&nix::sys::resource::Usage) -> TimeVal| {
-            usage.as_ref().map(|u| Duration::from_micros(of(u).num_microseconds().max(0) as u64)).unwrap_or_default()
+            usage
+                .as_ref()
+                .map(|u| Duration::from_micros(of(u).num_microseconds().max(0) as u64))
+                .unwrap_or_default()
         };
         let run = Run {
             program: shown.clone(),
@@ -96,24 +105,37 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
             peaks,
         };
         if let Err(e) = place.write(&Report::new(&run, segment).to_json()) {
-            say(format_args!("the report cannot be written: {}", crate::reason(&e)));
+            say(format_args!(
+                "the report cannot be written: {}",
+                crate::reason(&e)
+            ));
         }
     }
     release_dead(segment);
-    Ok(judge(&shown, end, segment, unmanaged.is_none(), options.require))
+    Ok(judge(
+        &shown,
+        end,
+        segment,
+        unmanaged.is_none(),
+        options.require,
+    ))
 }
 
 /// The exit code, with a line for what the code alone does not tell.
 fn judge(shown: &str, end: End, segment: &Segment, expected: bool, require: bool) -> i32 {
     let broken = segment.total(Counter::VerifyFailure);
     if broken > 0 && matches!(end, End::Signal(Signal::SIGBUS, _)) {
-        say(format_args!("{shown} was ended by SIGBUS because {broken} of its far pages came back damaged"));
+        say(format_args!(
+            "{shown} was ended by SIGBUS because {broken} of its far pages came back damaged"
+        ));
     }
     let managed = segment.managed.load(Relaxed) > 0;
     let refused = segment.unmanaged.load(Relaxed) > 0 || segment.refused.load(Relaxed) > 0;
     // The library says itself why it stayed out; when it was never loaded, nobody else does.
     if expected && !managed && !refused && end == End::Exit(exit::OK) {
-        say(format_args!("{shown} ran unmanaged: its loader did not load the library (it may have file capabilities)"));
+        say(format_args!(
+            "{shown} ran unmanaged: its loader did not load the library (it may have file capabilities)"
+        ));
         if require {
             return exit::RUN_FAILED;
         }
@@ -131,27 +153,41 @@ fn chosen_mode(wanted: ModeArg) -> Result<Mode, String> {
 }
 
 fn stats_place(file: &Path) -> Result<Place, Failure> {
-    Place::new(file)
-        .map_err(|e| Failure::run(format!("the report cannot be written to {}: {}", file.display(), crate::reason(&e))))
+    Place::new(file).map_err(|e| {
+        Failure::run(format!(
+            "the report cannot be written to {}: {}",
+            file.display(),
+            crate::reason(&e)
+        ))
+    })
 }
 
 /// Opens the trace and writes its header. Every process of the tenant appends to it.
 fn open_trace(path: &Path, segment: &Segment) -> Result<OwnedFd, Failure> {
-    let start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let start = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     let header = Header {
         rate: TRACE_RATE,
-        local_pages: segment.local_limit_pages().map_or(0, |n| n.try_into().unwrap_or(u32::MAX)),
+        local_pages: segment
+            .local_limit_pages()
+            .map_or(0, |n| n.try_into().unwrap_or(u32::MAX)),
         start_unix_s: start.as_secs(),
     };
     let open = || -> std::io::Result<File> {
         File::create(path)?;
-        let mut file = OpenOptions::new().append(true).open(path)?;
+        // Readable too: the library looks up the rate in the header.
+        let mut file = OpenOptions::new().read(true).append(true).open(path)?;
         file.write_all(&header.encode())?;
         Ok(file)
     };
     match open() {
         Ok(file) => Ok(file.into()),
-        Err(e) => Err(Failure::run(format!("the trace cannot be written to {}: {}", path.display(), crate::reason(&e)))),
+        Err(e) => Err(Failure::run(format!(
+            "the trace cannot be written to {}: {}",
+            path.display(),
+            crate::reason(&e)
+        ))),
     }
 }
 
@@ -159,8 +195,13 @@ fn cannot_execute(file: &Path, e: Errno) -> Failure {
     let why = match e {
         // The file was there a moment ago: what is missing is what runs it.
         Errno::ENOENT => "the interpreter or loader that it names does not exist",
-        Errno::ENOEXEC => "it is neither a program nor a script with a #! line (for a shell script, write sh before it)",
+        Errno::ENOEXEC => {
+            "it is neither a program nor a script with a #! line (for a shell script, write sh before it)"
+        }
         e => e.desc(),
     };
-    Failure { code: exit::CANNOT_EXEC, sentence: format!("{} cannot be executed: {why}", file.display()) }
+    Failure {
+        code: exit::CANNOT_EXEC,
+        sentence: format!("{} cannot be executed: {why}", file.display()),
+    }
 }

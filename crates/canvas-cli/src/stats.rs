@@ -180,15 +180,25 @@ impl Report {
         let total = |c| segment.total(c);
         let pages = |n: i64| n.max(0) as u64 * PAGE_SIZE as u64;
         let bytes = |n: i64| n.max(0) as u64;
-        let level = |now: u64, peak: u64| Level { now, peak: peak.max(now) };
+        let level = |now: u64, peak: u64| Level {
+            now,
+            peak: peak.max(now),
+        };
         let (last, peak) = (&run.peaks.last, &run.peaks.peak);
         let config = &segment.config;
         let local_bytes = config.local_bytes.load(Relaxed);
         let local_ppm = config.local_ppm.load(Relaxed);
-        let cached_peak = peak.cached_pages.max(segment.cached_pages_peak.load(Relaxed));
+        let cached_peak = peak
+            .cached_pages
+            .max(segment.cached_pages_peak.load(Relaxed));
 
         let mut sums = [0; BUCKETS];
-        let max_ns = segment.stripes.iter().map(|s| s.fault_ns.add_to(&mut sums)).max().unwrap_or(0);
+        let max_ns = segment
+            .stripes
+            .iter()
+            .map(|s| s.fault_ns.add_to(&mut sums))
+            .max()
+            .unwrap_or(0);
         // A quantile is the middle of its bucket, which can lie past the largest value.
         let quantile = |per_mille| quantile_ns(&sums, per_mille).min(max_ns);
 
@@ -196,7 +206,10 @@ impl Report {
         let used = total(Counter::PrefetchUsed);
         let second_chance = total(Counter::FaultSecondChance);
         let prefetch_hits = total(Counter::CacheHitPrefetch);
-        let (locked, reserved) = (total(Counter::EntryAllocLocked), total(Counter::EntryAllocReserved));
+        let (locked, reserved) = (
+            total(Counter::EntryAllocLocked),
+            total(Counter::EntryAllocReserved),
+        );
 
         Report {
             schema: SCHEMA,
@@ -204,10 +217,22 @@ impl Report {
             program: run.program.clone(),
             mode: run.mode.map(mode_name),
             exit: match run.end {
-                End::Exit(code) => Exit { code: Some(code), signal: None, core_dumped: false },
-                End::Signal(signal, core_dumped) => Exit { code: None, signal: Some(signal as i32), core_dumped },
+                End::Exit(code) => Exit {
+                    code: Some(code),
+                    signal: None,
+                    core_dumped: false,
+                },
+                End::Signal(signal, core_dumped) => Exit {
+                    code: None,
+                    signal: Some(signal as i32),
+                    core_dumped,
+                },
             },
-            time: Time { wall_s: seconds(run.wall), user_s: seconds(run.user), system_s: seconds(run.system) },
+            time: Time {
+                wall_s: seconds(run.wall),
+                user_s: seconds(run.user),
+                system_s: seconds(run.system),
+            },
             processes: Processes {
                 managed: segment.managed.load(Relaxed),
                 unmanaged: segment.unmanaged.load(Relaxed),
@@ -249,7 +274,10 @@ impl Report {
             swap_cache: SwapCache {
                 second_chance_hits: second_chance,
                 prefetch_hits,
-                hit_ratio: ratio(second_chance + prefetch_hits, second_chance + prefetch_hits + demand),
+                hit_ratio: ratio(
+                    second_chance + prefetch_hits,
+                    second_chance + prefetch_hits + demand,
+                ),
             },
             prefetch: Prefetch {
                 issued: total(Counter::PrefetchIssued),
@@ -278,7 +306,10 @@ impl Report {
                 })
                 .collect(),
             verify_failures: total(Counter::VerifyFailure),
-            counters: Counter::ALL.iter().map(|c| (c.json_name().to_owned(), total(*c).into())).collect(),
+            counters: Counter::ALL
+                .iter()
+                .map(|c| (c.json_name().to_owned(), total(*c).into()))
+                .collect(),
         }
     }
 
@@ -310,7 +341,10 @@ impl Place {
                 if !kind.is_fifo() {
                     OpenOptions::new().append(true).open(&file)?;
                 }
-                return Ok(Place { file, special: true });
+                return Ok(Place {
+                    file,
+                    special: true,
+                });
             }
             Ok(_) => {
                 OpenOptions::new().append(true).open(&file)?;
@@ -319,7 +353,10 @@ impl Place {
             Err(e) => return Err(e),
         }
         // What matters is whether the directory takes a new file.
-        let place = Place { file, special: false };
+        let place = Place {
+            file,
+            special: false,
+        };
         let temporary = place.temporary();
         File::create(&temporary)?;
         fs::remove_file(&temporary)?;
@@ -336,7 +373,10 @@ impl Place {
     /// Writes the report: a reader sees all of it or the file of before.
     pub fn write(&self, text: &str) -> io::Result<()> {
         if self.special {
-            return OpenOptions::new().append(true).open(&self.file)?.write_all(text.as_bytes());
+            return OpenOptions::new()
+                .append(true)
+                .open(&self.file)?
+                .write_all(text.as_bytes());
         }
         let temporary = self.temporary();
         let written = File::create(&temporary)

@@ -71,7 +71,12 @@ impl Signals {
 }
 
 /// Waits for CMD's end.
-pub fn supervise(child: Pid, signals: &Signals, segment: &Segment, peaks: &mut Peaks) -> Result<End, Errno> {
+pub fn supervise(
+    child: Pid,
+    signals: &Signals,
+    segment: &Segment,
+    peaks: &mut Peaks,
+) -> Result<End, Errno> {
     let mut next_sweep = Instant::now() + SWEEP;
     loop {
         if let Some(end) = look_at_child(child)? {
@@ -100,7 +105,9 @@ fn look_at_child(child: Pid) -> Result<Option<End>, Errno> {
     loop {
         match waitpid(child, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
             Ok(WaitStatus::Exited(_, code)) => return Ok(Some(End::Exit(code))),
-            Ok(WaitStatus::Signaled(_, signal, core)) => return Ok(Some(End::Signal(signal, core))),
+            Ok(WaitStatus::Signaled(_, signal, core)) => {
+                return Ok(Some(End::Signal(signal, core)));
+            }
             Ok(WaitStatus::Stopped(_, signal)) => stop_too(signal),
             Ok(_) => return Ok(None),
             Err(Errno::EINTR) => {}
@@ -122,7 +129,9 @@ fn stop_too(signal: Signal) {
 
 /// Passes a signal on to CMD unless CMD has it already.
 fn pass_on(info: &siginfo, child: Pid) {
-    let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else { return };
+    let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else {
+        return;
+    };
     if signal == Signal::SIGCONT {
         // `fg` continues the whole group; then CMD runs already, and need not hear of it twice.
         if proc_state(child.as_raw() as u32).is_some_and(|s| s.state == b'T') {

@@ -85,7 +85,11 @@ impl Sample {
     /// Adds up what the processes have now.
     pub fn take(segment: &Segment) -> Sample {
         let mut s = Sample::default();
-        for slot in segment.procs.iter().filter(|s| !matches!(s.pid.load(Relaxed), 0 | u32::MAX)) {
+        for slot in segment
+            .procs
+            .iter()
+            .filter(|s| !matches!(s.pid.load(Relaxed), 0 | u32::MAX))
+        {
             s.resident_pages += slot.resident_pages.load(Relaxed);
             s.cached_pages += slot.cached_pages.load(Relaxed);
             s.native_pages += slot.native_pages.load(Relaxed);
@@ -138,13 +142,36 @@ mod tests {
 
     #[test]
     fn who_is_dead() {
-        let alive = ProcState { state: b'S', threads: 1, start_ticks: 7 };
+        let alive = ProcState {
+            state: b'S',
+            threads: 1,
+            start_ticks: 7,
+        };
         assert!(!is_dead(Some(alive), 7));
         assert!(!is_dead(Some(alive), 0), "start time not written yet");
-        assert!(is_dead(Some(alive), 8), "the number was given to another process");
+        assert!(
+            is_dead(Some(alive), 8),
+            "the number was given to another process"
+        );
         assert!(is_dead(None, 7));
-        assert!(is_dead(Some(ProcState { state: b'Z', ..alive }), 7));
-        assert!(!is_dead(Some(ProcState { state: b'Z', threads: 2, ..alive }), 7), "first thread ended");
+        assert!(is_dead(
+            Some(ProcState {
+                state: b'Z',
+                ..alive
+            }),
+            7
+        ));
+        assert!(
+            !is_dead(
+                Some(ProcState {
+                    state: b'Z',
+                    threads: 2,
+                    ..alive
+                }),
+                7
+            ),
+            "first thread ended"
+        );
     }
 
     #[test]
@@ -153,7 +180,11 @@ mod tests {
         let me = std::process::id();
         let mine = proc_state(me).unwrap();
         // No process has this number: the kernel's limit is 2^22.
-        for (slot, pid, ticks) in [(0, me, mine.start_ticks), (1, me, mine.start_ticks + 1), (2, 1 << 23, 5)] {
+        for (slot, pid, ticks) in [
+            (0, me, mine.start_ticks),
+            (1, me, mine.start_ticks + 1),
+            (2, 1 << 23, 5),
+        ] {
             let s = &segment.procs[slot];
             s.start_ticks.store(ticks, Relaxed);
             s.pid.store(pid, Relaxed);
@@ -178,7 +209,10 @@ mod tests {
         release_dead(segment);
         segment.class_bytes[3].store(0, Relaxed);
         peaks.sample(segment);
-        assert_eq!((peaks.peak.resident_pages, peaks.peak.class_bytes[3]), (100, 4096));
+        assert_eq!(
+            (peaks.peak.resident_pages, peaks.peak.class_bytes[3]),
+            (100, 4096)
+        );
         assert_eq!(peaks.last, Sample::default());
     }
 }

@@ -5,9 +5,9 @@
 
 pub mod clock;
 pub mod prefetch;
+pub mod regions;
 #[cfg(any(test, feature = "std"))]
 pub mod replay;
-pub mod regions;
 pub mod table;
 pub mod trace;
 pub mod word;

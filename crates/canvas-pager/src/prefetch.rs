@@ -39,7 +39,7 @@ const FEEDBACK_WINDOW: u32 = 512;
 const FEEDBACK_MIN: u32 = 32;
 /// While gated, one plan of this many is let through to measure again.
 const GATED_PROBE: u32 = 32;
-/// One prefetched page of this many is left unmapped.
+/// At least one prefetched page of this many is left unmapped, until a stream has proven itself.
 pub const SAMPLE_EVERY: u32 = 8;
 
 /// What kind of fault the prefetcher is told about.
@@ -72,6 +72,9 @@ pub struct Plan {
     /// One planned page of this many is to be left unmapped (0: none), see
     /// [`Plan::leave_unmapped`].
     pub sample_every: u32,
+    /// When the fault was a [`FaultKind::PrefetchHit`]: how many prefetched pages this one stood
+    /// for, so many were used (the sum over all hits estimates the pages used). 0 otherwise.
+    pub stands_for: u32,
     /// A page of a chunk that the stream has just left: give it to
     /// [`crate::clock::Clock::stream_passed`].
     pub behind: Option<PageId>,
@@ -85,6 +88,7 @@ impl Plan {
         count: 0,
         stream: false,
         sample_every: 0,
+        stands_for: 0,
         behind: None,
     };
     /// The `i`-th page; `None` past the plan's or the window's end.
@@ -120,6 +124,8 @@ struct Way {
     covered: AtomicU32,
     /// Time of last use, in faults of the table; 0 for a free way.
     used: AtomicU32,
+    /// Pages that each page left unmapped by the last plan stands for.
+    weight: AtomicU32,
     /// Chunk that was last reported as left behind.
     behind: AtomicU32,
 }
@@ -163,6 +169,7 @@ macro_rules! constructors {
                     hits: AtomicU32::new(0),
                     covered: AtomicU32::new(0),
                     used: AtomicU32::new(0),
+                    weight: AtomicU32::new(0),
                     behind: AtomicU32::new(u32::MAX),
                 }
             }
@@ -234,6 +241,7 @@ impl Way {
         put(&self.hits, 0);
         put(&self.covered, 1);
         put(&self.used, now);
+        put(&self.weight, 0);
         put(&self.behind, u32::MAX);
     }
 }
@@ -251,8 +259,16 @@ impl Prefetcher {
             return self.advance(way, page, kind, now);
         }
         if kind == FaultKind::PrefetchHit || kind == FaultKind::PrefetchLate {
-            // Prefetched by a tracker that is gone, or by the vote: it tells no new delta.
-            return Plan::NONE;
+            // Prefetched by a tracker that is gone: it tells no new delta.
+            let stands_for = if kind == FaultKind::PrefetchHit {
+                SAMPLE_EVERY
+            } else {
+                0
+            };
+            return Plan {
+                stands_for,
+                ..Plan::NONE
+            };
         }
         if let Some(plan) = self.pair(set, page, now) {
             return plan;
@@ -314,8 +330,7 @@ impl Prefetcher {
             stride: stride as i32,
             count,
             stream: false,
-            sample_every: 0,
-            behind: None,
+            ..Plan::NONE
         }
     }
 
@@ -390,7 +405,9 @@ impl Prefetcher {
             .steps(page.0, get(&way.frontier))
             .map_or(0, |n| (n - 1).max(0)) as u32;
         let window = get(&way.window);
+        let hit = kind == FaultKind::PrefetchHit;
         let mut plan = Plan {
+            stands_for: if hit { get(&way.weight) } else { 0 },
             stream,
             behind,
             ..Plan::NONE
@@ -420,11 +437,8 @@ impl Prefetcher {
         plan.count = count;
         // A proven stream is measured by its own progress; one unmapped page a window tells where
         // it is, so that the next window can be asked for in time.
-        plan.sample_every = if proven {
-            count.max(SAMPLE_EVERY)
-        } else {
-            SAMPLE_EVERY
-        };
+        plan.sample_every = sample_every(count, proven);
+        put(&way.weight, weight(count, plan.sample_every));
         plan
     }
 
@@ -466,6 +480,7 @@ impl Prefetcher {
     fn first_plan(&self, way: &Way, page: PageId, stride: i64) -> Plan {
         let window = self.allowed().min(2);
         put(&way.window, window);
+        put(&way.weight, window);
         put(
             &way.frontier,
             next_page(page.0, stride, i64::from(window) + 1),
@@ -544,6 +559,23 @@ impl Set {
     }
 }
 
+/// Which share of a plan is left unmapped: one page of a short or a proven plan, else one of each
+/// [`SAMPLE_EVERY`].
+fn sample_every(count: u32, proven: bool) -> u32 {
+    if proven {
+        count
+    } else {
+        count.min(SAMPLE_EVERY)
+    }
+}
+
+/// Pages of a plan for each one left unmapped.
+fn weight(count: u32, every: u32) -> u32 {
+    count
+        .checked_div(every)
+        .map_or(0, |samples| count / samples.max(1))
+}
+
 /// `page + n * stride`, kept in range.
 fn next_page(page: u32, stride: i64, n: i64) -> u32 {
     (i64::from(page) + stride * n).clamp(0, i64::from(u32::MAX)) as u32
@@ -598,6 +630,8 @@ mod tests {
         faults: u32,
         prefetched: u32,
         used: u32,
+        /// Used pages, as the sampled ones tell.
+        estimate: u32,
         stream: u32,
         behind: Vec<u32>,
     }
@@ -611,6 +645,7 @@ mod tests {
                 faults: 0,
                 prefetched: 0,
                 used: 0,
+                estimate: 0,
                 stream: 0,
                 behind: Vec::new(),
             }
@@ -626,9 +661,12 @@ mod tests {
                 FaultKind::Demand
             };
             self.used += u32::from(kind == FaultKind::PrefetchHit);
+            let hit = kind == FaultKind::PrefetchHit;
             self.faults += u32::from(kind == FaultKind::Demand);
             let plan = self.prefetcher.on_fault(thread, PageId(page), kind);
             self.stream += u32::from(plan.stream);
+            assert_eq!(plan.stands_for > 0, hit);
+            self.estimate += plan.stands_for;
             self.behind.extend(plan.behind.map(|p| p.0));
             for i in 0..plan.count {
                 let Some(p) = plan.page(i) else { break };
@@ -689,6 +727,8 @@ mod tests {
                 p.prefetched - p.used
             );
             assert!(p.stream > 0);
+            let off = p.estimate.abs_diff(p.used);
+            assert!(off * 20 < p.used, "estimate {} of {}", p.estimate, p.used);
         }
     }
 

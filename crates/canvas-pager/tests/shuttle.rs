@@ -103,7 +103,10 @@ fn two_streams_and_the_hand_meet_in_one_chunk() {
                     })
                 })
                 .collect();
-            let mut all: Vec<u32> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
+            let mut all: Vec<u32> = threads
+                .into_iter()
+                .flat_map(|t| t.join().unwrap())
+                .collect();
             all.sort_unstable();
             assert_eq!(all, (0..12).collect::<Vec<_>>(), "each page once");
         },

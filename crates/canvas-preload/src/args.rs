@@ -233,6 +233,11 @@ pub fn init(mut wanted: impl FnMut(usize)) {
     }
 }
 
+/// Each call of the table with the mask of its pointer arguments, for the seccomp filter.
+pub fn pointer_masks() -> impl Iterator<Item = (u32, u8)> {
+    SPECS.iter().map(|(nr, spec)| (*nr as u32, spec.iter().fold(0u8, |m, (arg, _)| m | 1 << arg)))
+}
+
 fn spec(nr: usize) -> &'static [(u8, To)] {
     match INDEX[nr].load(core::sync::atomic::Ordering::Relaxed) {
         0 => &[],

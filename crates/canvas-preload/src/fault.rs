@@ -130,15 +130,17 @@ pub fn table_gone(page: u32, w: Word) {
 /// Copies `n` pages from `src` to absent pages from `page` on; returns how many are now present.
 /// The caller holds the chunk's lock shared.
 fn copy_in(page: u32, src: usize, n: usize) -> Result<(), (usize, Errno)> {
-    let mut done = 0;
+    let (mut done, mut step) = (0, n);
     let mut tries = 0u32;
     while done < n {
         let dst = PageId(page).addr() + done * PAGE_SIZE;
         // SAFETY: the words of these pages are in our busy state, and src is our own memory.
-        let p = unsafe { uffd().copy(dst, src + done * PAGE_SIZE, (n - done) * PAGE_SIZE) };
+        let p = unsafe { uffd().copy(dst, src + done * PAGE_SIZE, step.min(n - done) * PAGE_SIZE) };
         done += p.done_bytes / PAGE_SIZE;
         match p.stopped {
             None => {}
+            // The range crosses a border between two of the kernel's mappings: page by page.
+            Some(Errno(libc::ENOENT)) if step > 1 && n - done > 1 => step = 1,
             Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => {
                 tries += 1;
                 if tries > 3 {
@@ -156,86 +158,54 @@ fn copy_in(page: u32, src: usize, n: usize) -> Result<(), (usize, Errno)> {
 }
 
 /// Publishes pages `page..page+n` (present, words busy in our hands) as resident.
-fn publish_run(page: u32, n: usize, wake: bool, new_word: impl Fn(usize) -> Word) {
+fn publish_run(page: u32, n: usize, new_word: impl Fn(usize) -> Word) {
     areas::table().note_resident_run(page as usize, n);
     account::note_resident(n as i64);
     for i in 0..n {
         word::publish(areas::word(page + i as u32), new_word(i));
     }
-    let _ = wake;
 }
 
 /// First touch: zeros, ahead of a sequential stream.
 fn first_touch(page: u32) -> Option<Resolved> {
-    let Some(end) = mm::anonymous_until(page) else { return Some(Resolved::NotOurs) };
     let plan = PREFETCHER.first_touch_plan(freeze::thread_hash() as u32, PageId(page));
-    // As a range around the page, inside its chunk's block and region, all of it untouched.
-    let ahead = plan.count.min(areas::ZERO_PAGES as u32 - 1);
-    let chunk_first = page & !(canvas_pager::table::CHUNK_PAGES as u32 - 1);
-    let chunk_end = chunk_first + canvas_pager::table::CHUNK_PAGES as u32;
-    let untouched = |p: &u32| areas::word(*p).load(Ordering::Relaxed) == 0;
-    let (first, last) = match plan.stride {
-        1 => (page, (page + 1..end.min(chunk_end).min(page + 1 + ahead)).take_while(untouched).last().unwrap_or(page)),
-        -1 => {
-            let low = mm::anonymous_from(page).max(chunk_first).max(page.saturating_sub(ahead));
-            ((low..page).rev().take_while(untouched).last().unwrap_or(page), page)
-        }
-        _ => (page, page),
-    };
-    let mut n = (last - first + 1) as usize;
-    let mut first = first;
-    // Ahead of need only while there is room.
-    if n > 1 && !room_for(n as i64) {
-        (first, n) = (page, 1);
+    let mut ahead = plan.count.min(areas::ZERO_PAGES as u32 - 1);
+    if ahead > 0 && !room_for(i64::from(ahead) + 1) {
+        ahead = 0;
     }
-    if !account::charge(n as i64) {
-        return Some(Resolved::NoMemory);
-    }
-    let block = &areas::touched_in_block()[first as usize / BLOCK_PAGES];
-    block.fetch_add(n as u32, Ordering::Relaxed);
-    // Claim; whatever another thread has claimed meanwhile ends the run.
-    let claimed = |p: u32| word::transition(areas::word(p), Word(0), Word(0).with_state(State::Filling));
-    let mut from = page;
-    let mut to = page;
-    if claimed(page) {
-        to = page + 1;
-        while to < first + n as u32 && claimed(to) {
-            to += 1;
-        }
-        while from > first && claimed(from - 1) {
-            from -= 1;
-        }
-    }
-    let got = (to - from) as usize;
-    let unused = n - got;
-    let undo = |k: usize| {
-        if k > 0 {
-            block.fetch_sub(k as u32, Ordering::Relaxed);
-            account::uncharge(k as i64);
-        }
-    };
-    undo(unused);
-    if got == 0 {
+    // Claimed under the mapping lock: a mapping call sees each page as busy, or not at all.
+    let Some((from, to)) = mm::claim_untouched(page, ahead, plan.stride) else { return Some(Resolved::NotOurs) };
+    if from == to {
         return None;
     }
+    let got = (to - from) as usize;
+    let give_up = |first: u32| {
+        for p in first..to {
+            word::publish(areas::word(p), Word(0));
+        }
+        let n = to - first;
+        areas::touched_in_block()[from as usize / BLOCK_PAGES].fetch_sub(n, Ordering::Relaxed);
+        account::uncharge(i64::from(n));
+    };
+    if !account::charge(got as i64) {
+        account::uncharge(-(got as i64));
+        give_up(from);
+        return Some(Resolved::NoMemory);
+    }
     let held = chunk::shared(from);
-    let result = copy_in(from, areas::ZEROS, got);
-    let (present, error) = match result {
+    let (present, error) = match copy_in(from, areas::ZEROS, got) {
         Ok(()) => (got, None),
-        // Present already, against our books (a fill-ahead that raced with munmap): zeros, ours.
+        // Present already, against our books: a page of zeros that nobody owned.
         Err((k, Errno(libc::EEXIST))) => (k + 1, None),
         Err((k, e)) => (k, Some(e)),
     };
     let epoch = EPOCH.now();
-    publish_run(from, present, true, |i| {
+    publish_run(from, present, |i| {
         let kind = if from + i as u32 == page { FillKind::FirstTouch } else { FillKind::FirstTouchAhead };
         CLOCK.params.on_fill(Word(0), kind, epoch)
     });
-    for p in from + present as u32..to {
-        word::publish(areas::word(p), Word(0));
-    }
     drop(held);
-    undo(got - present);
+    give_up(from + present as u32);
     state::seg().charge_footprint(present as i64);
     if page >= from + present as u32 {
         return match error {
@@ -286,7 +256,7 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
     };
     let new = CLOCK.params.on_fill(cur.with_entry(taken.entry), fill, EPOCH.now());
     let new = if taken.far_copy && taken.entry.is_some() { new.set(flag::FAR_COPY) } else { new.clear(flag::FAR_COPY) };
-    publish_run(page, 1, true, |_| new);
+    publish_run(page, 1, |_| new);
     drop(held);
     cache::finish(taken);
     if prefetched {
@@ -349,7 +319,7 @@ fn demand(page: u32, cur: Word, waited: bool) -> Option<Resolved> {
     }
     let kind = if plan.stream { FillKind::Stream } else { FillKind::Demand };
     let new = filled(cur, kind);
-    publish_run(page, 1, true, |_| new);
+    publish_run(page, 1, |_| new);
     drop(held);
     state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     count(Counter::FaultFar, 1);
@@ -440,7 +410,7 @@ impl Pending {
             Err((k, _)) => k,
         };
         let old = &self.old;
-        publish_run(self.first, present, true, |i| filled(old[i], kind));
+        publish_run(self.first, present, |i| filled(old[i], kind));
         for (i, cur) in old.iter().enumerate().take(n).skip(present) {
             word::publish(areas::word(self.first + i as u32), *cur);
         }

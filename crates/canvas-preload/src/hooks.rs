@@ -17,6 +17,34 @@ pub fn init() {
     }
 }
 
+/// Installs the second layer: calls that do not come from libc, with far arguments.
+pub fn install_filter() -> Result<(), Errno> {
+    // Calls of the table, and those with a hook of their own whose address is the window's.
+    let mut masks = [(0u32, 0u8); 256];
+    let mut n = 0;
+    let own = [
+        (libc::SYS_munmap, 1u8),
+        (libc::SYS_mremap, 0b10001),
+        (libc::SYS_mprotect, 1),
+        (libc::SYS_madvise, 1),
+        (libc::SYS_mlock, 1),
+        (libc::SYS_mlock2, 1),
+        (libc::SYS_munlock, 1),
+        (libc::SYS_mincore, 0b101),
+        (libc::SYS_mmap, 1),
+        (libc::SYS_rt_sigaction, 0b110),
+        (libc::SYS_rt_sigprocmask, 0b110),
+        (libc::SYS_rt_sigsuspend, 1),
+        (libc::SYS_execve, 0b111),
+    ];
+    let own = own.iter().map(|(nr, m)| (*nr as u32, *m));
+    for (nr, mask) in args::pointer_masks().chain(own) {
+        masks[n] = (nr, mask);
+        n += 1;
+    }
+    canvas_sys::seccomp::install(&masks[..n])
+}
+
 const HOOKED: &[i64] = &[
     libc::SYS_mmap,
     libc::SYS_munmap,

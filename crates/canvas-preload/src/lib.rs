@@ -156,6 +156,9 @@ fn try_start() -> Result<(), Failure> {
     }
     hooks::init();
     let summary = patch::patch_libc();
+    if variable("CANVAS_DEBUG_START").is_some() {
+        report!("system call sites patched {}, left {}", summary.patched, summary.left);
+    }
     if !summary.complete() {
         return Err(Failure::Because("this C library is not one that canvas can patch (glibc 2.31 or later is)", Errno(libc::ENOSYS)));
     }
@@ -163,6 +166,11 @@ fn try_start() -> Result<(), Failure> {
     // break has moved up, which it takes for a foreign sbrk.
     // SAFETY: start-up has one thread.
     unsafe { __curbrk = canvas_types::layout::WINDOW_BASE };
+    if !thread_mode {
+        sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
+        // Without the filter only calls from outside of libc are affected: they see EFAULT.
+        let _ = hooks::install_filter();
+    }
     account::measure_native(true);
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! are serialised by one lock, as the kernel serialises them by mmap_lock.
 
 use canvas_pager::regions::{Attr, Region, Regions, kind};
+use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, yield_now};
@@ -54,17 +55,41 @@ fn regions<'a>(_lock: &'a RawGuard<'_>) -> &'a mut Regions<'static> {
     unsafe { (*REGIONS.0.get()).assume_init_mut() }
 }
 
-/// One past the last page of the anonymous region that holds `page`; `None` when `page` is not
-/// anonymous memory of ours.
-pub fn anonymous_until(page: u32) -> Option<u32> {
+/// Claims `page` and up to `ahead` untouched neighbours in the direction of `stride` (1 or -1), in
+/// its region and chunk, for a first touch: their words become Filling and count as touched.
+/// `None` when the page is not anonymous memory of ours; an empty range when another thread has
+/// it. The caller must publish each of them without taking the mapping lock again.
+pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)> {
     let g = lock();
-    regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE == 0).map(|r| r.end)
-}
-
-/// First page of the region that holds `page`.
-pub fn anonymous_from(page: u32) -> u32 {
-    let g = lock();
-    regions(&g).at(page).map_or(page, |r| r.start)
+    let region = regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE == 0)?;
+    let chunk = page & !(CHUNK_PAGES as u32 - 1);
+    let touched = &areas::touched_in_block()[page as usize / BLOCK_PAGES];
+    let claim = |p: u32| {
+        touched.fetch_add(1, Ordering::Relaxed);
+        // A discarded page may still carry the pins of a call that is under way.
+        let cur = word::load(areas::word(p));
+        let ours = cur.state() == State::Untouched && word::transition(areas::word(p), cur, cur.with_state(State::Filling));
+        if !ours {
+            touched.fetch_sub(1, Ordering::Relaxed);
+        }
+        ours
+    };
+    if !claim(page) {
+        return Some((page, page));
+    }
+    let (mut from, mut to) = (page, page + 1);
+    if stride == 1 {
+        let end = region.end.min(chunk + CHUNK_PAGES as u32).min(page + 1 + ahead);
+        while to < end && claim(to) {
+            to += 1;
+        }
+    } else if stride == -1 {
+        let low = region.start.max(chunk).max(page.saturating_sub(ahead));
+        while from > low && claim(from - 1) {
+            from -= 1;
+        }
+    }
+    Some((from, to))
 }
 
 /// Does the kernel have a page there? (/proc/self/pagemap, bit 63.)
@@ -125,7 +150,7 @@ fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
             let mut spins = 0;
             loop {
                 let cur = word::load(w);
-                if cur.0 == 0 {
+                if cur.state() == State::Untouched {
                     break;
                 }
                 if cur.state().is_busy() {
@@ -253,19 +278,34 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     }
     let _inside = freeze::enter();
     let g = lock();
-    if !fixed {
-        return Some(mmap_anywhere(&g, addr, bytes, prot, flags));
+    let done = if fixed {
+        mmap_fixed(&g, addr, bytes, flags, a)
+    } else {
+        mmap_anywhere(&g, addr, bytes, prot)
+    };
+    drop(g);
+    // A first touch takes the lock itself.
+    if let Ok(at) = done
+        && flags & libc::MAP_POPULATE != 0
+        && captures(prot, flags)
+        && let Some((start, end)) = range(at, bytes)
+    {
+        populate(start, end);
     }
-    let Some((start, end)) = range(addr, bytes) else { return Some(Err(Errno(libc::EINVAL))) };
-    let mut taken = false;
-    regions(&g).each(start, end, |_| taken = true);
-    if taken && flags & libc::MAP_FIXED_NOREPLACE != 0 {
-        return Some(Err(Errno(libc::EEXIST)));
-    }
-    Some(mmap_over(&g, start, end, a))
+    Some(done)
 }
 
-fn mmap_anywhere(g: &RawGuard<'_>, hint: usize, bytes: usize, prot: i32, flags: i32) -> Result<usize, Errno> {
+fn mmap_fixed(g: &RawGuard<'_>, addr: usize, bytes: usize, flags: i32, a: &[usize; 6]) -> Result<usize, Errno> {
+    let (start, end) = range(addr, bytes).ok_or(Errno(libc::EINVAL))?;
+    let mut taken = false;
+    regions(g).each(start, end, |_| taken = true);
+    if taken && flags & libc::MAP_FIXED_NOREPLACE != 0 {
+        return Err(Errno(libc::EEXIST));
+    }
+    mmap_over(g, start, end, a)
+}
+
+fn mmap_anywhere(g: &RawGuard<'_>, hint: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
     let pages = pages_of(bytes).ok_or(Errno(libc::ENOMEM))?;
     admit(g, pages, prot & libc::PROT_WRITE != 0)?;
     // A hint inside the window is honoured when free, as the kernel does.
@@ -275,9 +315,6 @@ fn mmap_anywhere(g: &RawGuard<'_>, hint: usize, bytes: usize, prot: i32, flags: 
         .or_else(|| regions(g).find_gap(pages, 1, MMAP_FIRST, WINDOW_PAGES as u32))
         .ok_or(Errno(libc::ENOMEM))?;
     map_at(g, at, at + pages, prot)?;
-    if flags & libc::MAP_POPULATE != 0 {
-        populate(at, at + pages);
-    }
     Ok(addr_of(at))
 }
 
@@ -296,9 +333,6 @@ fn mmap_over(g: &RawGuard<'_>, start: u32, end: u32, a: &[usize; 6]) -> Result<u
         }
         protect(start, end, prot)?;
         regions(g).insert(start, end, Attr { prot: prot as u8, kind: 0 }).map_err(|_| Errno(libc::ENOMEM))?;
-        if flags & libc::MAP_POPULATE != 0 {
-            populate(start, end);
-        }
         return Ok(a[0]);
     }
     // A file, shared or executable memory: the kernel's own from here on.
@@ -378,11 +412,7 @@ pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     }
     if readable {
         each_touched(start, end, |page, cur| {
-            if cur.has(flag::STUCK) {
-                word::publish(areas::word(page), cur.clear(flag::STUCK));
-            } else {
-                word::publish(areas::word(page), cur);
-            }
+            word::publish(areas::word(page), cur.clear(flag::STUCK));
         });
     }
     Some(done.map(|()| 0))
@@ -437,9 +467,9 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     Some(if covered { Ok(0) } else { Err(Errno(libc::ENOMEM)) })
 }
 
-/// Moves the pages `from..from+n` to `to..`, which is mapped and untouched.
-fn move_pages(from: u32, to: u32, n: u32) -> Result<(), Errno> {
-    let mut moved = 0u32;
+/// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must
+/// not select them at their new place.
+fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     let mut failed = None;
     each_touched(from, from + n, |page, cur| {
         let dst = to + (page - from);
@@ -471,12 +501,16 @@ fn move_pages(from: u32, to: u32, n: u32) -> Result<(), Errno> {
             areas::table().note_gone(page as usize);
             areas::table().note_resident(dst as usize);
         }
+        if failed.is_some() && now.state() == State::Resident && !is_present(dst) {
+            now = now.with_state(State::Poisoned);
+        }
         // A pinned source is a race in the program; the pin stays behind.
-        new.store(now.with_pins(0).clear(flag::STUCK).0, Ordering::Release);
+        let now = now.with_pins(0);
+        let now = if stuck { now.set(flag::STUCK) } else { now.clear(flag::STUCK) };
+        new.store(now.0, Ordering::Release);
         word::publish(areas::word(page), Word(0));
         areas::touched_in_block()[page as usize / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
         areas::touched_in_block()[dst as usize / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
-        moved += 1;
     });
     match failed {
         Some(e) => Err(e),
@@ -594,13 +628,11 @@ fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize,
     if odd {
         protect(start, end, RW)?;
     }
-    let moved = move_pages(start, to, old_pages.min(new_pages));
+    // Where the program may not read, reclaim may not either: marked before the protection returns.
+    let moved = move_pages(start, to, old_pages.min(new_pages), prot & libc::PROT_READ == 0);
     if odd {
         protect(to, to + new_pages, prot)?;
         let _ = regions(g).update(to, to + new_pages, |a| Attr { prot: prot as u8, ..a });
-        if prot & libc::PROT_READ == 0 {
-            each_touched(to, to + new_pages, |p, cur| word::publish(areas::word(p), cur.set(flag::STUCK)));
-        }
     }
     moved?;
     if keep {

@@ -8,7 +8,7 @@
 //! * `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in place
 //!   for a path that jumps past the mov.
 //! * otherwise `syscall` and the instructions after it, as many as five bytes need, when they do
-//!   not depend on their address and no jump leads into them; they run in the trampoline.
+//!   not depend on their address and no jump leads to them; they run in the trampoline.
 //!
 //! glibc 2.36 has 526 sites; what is left out are the ones that must be (`clone` and `vfork`,
 //! whose child returns on another stack, and `rt_sigreturn`).
@@ -45,8 +45,8 @@ pub struct Summary {
 }
 
 /// Calls without which memory cannot be managed: each needs at least one patched site in libc.
-const REQUIRED: [i64; 6] =
-    [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_brk, libc::SYS_mremap, libc::SYS_rt_sigprocmask, libc::SYS_execve];
+const REQUIRED: [i64; 7] =
+    [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_brk, libc::SYS_mremap, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigaction, libc::SYS_execve];
 
 impl Summary {
     /// Everything that memory management rests on is caught.
@@ -117,29 +117,31 @@ fn trampolines(text: Text, bytes: usize) -> Option<usize> {
     None
 }
 
-/// Does a relative jump in the neighbourhood lead to one of `targets`? Every byte is taken for
-/// the start of an instruction, so the answer errs on the side of yes.
+/// Does a jump in the neighbourhood lead into `targets`? The code around is decoded from far enough
+/// before that the decoder has found the instruction borders by then; far jumps (cold parts of a
+/// function) are looked for by their bytes, where an accidental match is as good as impossible.
 fn jumped_to(code: &[u8], targets: core::ops::Range<usize>) -> bool {
-    let hits = |from: usize, rel: i64| {
-        let to = from as i64 + rel;
-        to >= targets.start as i64 && to < targets.end as i64
-    };
-    let near = targets.start.saturating_sub(140)..(targets.end + 140).min(code.len());
-    let short = near.clone().any(|i| {
-        matches!(code[i], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb) && i + 1 < code.len() && hits(i + 2, i64::from(code[i + 1] as i8))
-    });
-    // Compilers keep a function's parts within 32 KiB or so; cold parts lie at its section's end.
+    let hits = |to: u64| to >= targets.start as u64 && to < targets.end as u64;
+    let from = targets.start.saturating_sub(200);
+    let to = (targets.end + 140).min(code.len());
+    let mut d = Decoder::with_ip(64, &code[from..to], from as u64, DecoderOptions::NONE);
+    let mut i = iced_x86::Instruction::default();
+    while d.can_decode() {
+        d.decode_out(&mut i);
+        if !i.is_invalid() && (0..i.op_count()).any(|k| i.op_kind(k) == OpKind::NearBranch64) && hits(i.near_branch64()) {
+            return true;
+        }
+    }
     let wide = targets.start.saturating_sub(64 << 10)..(targets.end + (64 << 10)).min(code.len().saturating_sub(6));
-    short
-        || wide.into_iter().any(|i| {
-            let (len, at) = match code[i] {
-                0xe9 | 0xe8 => (5, i + 1),
-                0x0f if matches!(code[i + 1], 0x80..=0x8f) => (6, i + 2),
-                _ => return false,
-            };
-            let rel = i32::from_le_bytes([code[at], code[at + 1], code[at + 2], code[at + 3]]);
-            hits(i + len, i64::from(rel))
-        })
+    wide.into_iter().any(|i| {
+        let (len, at) = match code[i] {
+            0xe9 => (5, i + 1),
+            0x0f if matches!(code[i + 1], 0x80..=0x8f) => (6, i + 2),
+            _ => return false,
+        };
+        let rel = i32::from_le_bytes([code[at], code[at + 1], code[at + 2], code[at + 3]]);
+        hits((i as i64 + len + i64::from(rel)) as u64)
+    })
 }
 
 /// Length of the instructions at `code[at..]` that cover `need` bytes, when all of them can run
@@ -216,13 +218,14 @@ fn patch_text(text: Text, summary: &mut Summary) {
                 summary.left += 1;
                 continue;
             }
-            Some(nr) if !jumped_to(code, site - 4..site) => {
+            // No path enters the mov in its middle; one that skips it finds the syscall in place.
+            Some(nr) => {
                 t.push(&[0xb8]);
                 t.push(&nr.to_le_bytes());
                 (site - 5, site + 2)
             }
             _ => match movable(code, site + 2, 3) {
-                Some(len) if !jumped_to(code, site + 1..site + 2 + len) => (site, site + 2 + len),
+                Some(len) if !jumped_to(code, site + 2..site + 2 + len) => (site, site + 2 + len),
                 _ => {
                     summary.left += 1;
                     continue;

@@ -6,7 +6,7 @@ use canvas_sys::gate::{self, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc};
 use canvas_types::layout::in_window;
-use canvas_types::{PageId, SwapEntry};
+use canvas_types::PageId;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -76,6 +76,78 @@ pub fn install() -> Result<(), Errno> {
     Ok(())
 }
 
+/// Installs the handler of trapped system calls, before the filter that traps them.
+pub fn install_trap() -> Result<(), Errno> {
+    let old = signal::install(libc::SIGSYS, on_sigsys)?;
+    SYS.swap(old);
+    Ok(())
+}
+
+/// `si_code` of a seccomp trap.
+const SYS_SECCOMP: i32 = 1;
+
+/// A system call from outside of libc with an argument in the window: made here, like libc's.
+unsafe extern "C" fn on_sigsys(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
+    let (code, uc) = unsafe { ((*info).si_code, &mut *context.cast::<libc::ucontext_t>()) };
+    let g = &mut uc.uc_mcontext.gregs;
+    let reg = |r: i32| g[r as usize] as usize;
+    if code != SYS_SECCOMP {
+        return chain(&SYS, sig, info, context, code > 0, false);
+    }
+    let call = crate::stub::Call {
+        a: [
+            reg(libc::REG_RDI),
+            reg(libc::REG_RSI),
+            reg(libc::REG_RDX),
+            reg(libc::REG_R10),
+            reg(libc::REG_R8),
+            reg(libc::REG_R9),
+        ],
+        nr: reg(libc::REG_RAX),
+    };
+    state::count(Counter::SyscallsTrapped, 1);
+    let mask = (&raw mut uc.uc_sigmask).cast::<u64>();
+    if call.nr as i64 == libc::SYS_rt_sigprocmask {
+        // The mask that counts is the one that this handler's return restores.
+        let r = sigprocmask_in(mask, &call.a);
+        uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
+        return;
+    }
+    // The call may wait for long, and must be interruptible as it would be outside of a handler.
+    // SAFETY: the kernel's set is the first word of the saved mask.
+    signal::set_mask(unsafe { *mask } & !OURS);
+    // SAFETY: the registers of a system call.
+    let r = unsafe { crate::hooks::dispatch(&raw const call) };
+    signal::set_mask(u64::MAX & !OURS);
+    uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
+}
+
+fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
+    // Its arguments may be far: an ordinary fault, for which SIGBUS must be open.
+    signal::set_mask(!OURS);
+    // SAFETY: the saved mask lives in the signal frame.
+    let before = unsafe { *mask };
+    let r = if a[1] != 0 {
+        let set: u64 = get(a[1]);
+        let new = match a[0] as i32 {
+            libc::SIG_BLOCK => before | set,
+            libc::SIG_UNBLOCK => before & !set,
+            libc::SIG_SETMASK => set,
+            _ => return -(libc::EINVAL as isize),
+        };
+        // SAFETY: as above.
+        unsafe { *mask = new & !OURS };
+        0
+    } else {
+        0
+    };
+    if a[2] != 0 {
+        put(a[2], before);
+    }
+    r
+}
+
 unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
     let (code, addr, uc) = unsafe { ((*info).si_code, (*info).si_addr() as usize, &mut *context.cast::<libc::ucontext_t>()) };
@@ -97,7 +169,6 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
             report!("local and far memory are both full: the program is ended by SIGBUS (raise --pool or --local)");
         }
     }
-    let _ = SwapEntry::NONE;
     chain(&BUS, sig, info, context, code > 0, why == Resolved::NoMemory);
 }
 

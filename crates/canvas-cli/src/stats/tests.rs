@@ -31,7 +31,11 @@ fn a_run_in_which_nothing_happened() {
     assert_eq!(v["exit"]["signal"], Value::Null);
     assert_eq!(v["time"]["wall_s"], 1.5);
     assert_eq!(v["time"]["user_s"], 0.00025);
-    assert_eq!(v["prefetch"]["contribution"], Value::Null, "nothing to divide by");
+    assert_eq!(
+        v["prefetch"]["contribution"],
+        Value::Null,
+        "nothing to divide by"
+    );
     assert_eq!(v["limits"]["local_bytes"], Value::Null);
     assert_eq!(v["limits"]["local_effective_bytes"], Value::Null);
     assert_eq!(v["fault_time_ns"]["p99"], 0);
@@ -100,7 +104,10 @@ fn a_quantile_is_never_past_the_largest_value() {
     let s = segment();
     s.stripes[0].fault_ns.record(2561);
     let v = &json(&run(End::Exit(0)), s)["fault_time_ns"];
-    assert_eq!((v["p50"].as_u64(), v["max"].as_u64()), (Some(2561), Some(2561)));
+    assert_eq!(
+        (v["p50"].as_u64(), v["max"].as_u64()),
+        (Some(2561), Some(2561))
+    );
 }
 
 #[test]
@@ -112,8 +119,14 @@ fn signals_limits_levels_and_classes() {
     s.local_pages_peak.store(10, Relaxed);
     let mut r = run(End::Signal(Signal::SIGBUS, true));
     r.mode = None;
-    r.peaks.last = Sample { resident_pages: 2, ..Sample::default() };
-    r.peaks.peak = Sample { resident_pages: 7, ..Sample::default() };
+    r.peaks.last = Sample {
+        resident_pages: 2,
+        ..Sample::default()
+    };
+    r.peaks.peak = Sample {
+        resident_pages: 7,
+        ..Sample::default()
+    };
     r.peaks.peak.class_bytes[1] = 384;
     let v = json(&r, s);
     assert_eq!(v["mode"], Value::Null);
@@ -140,27 +153,47 @@ fn the_schema_is_complete() {
         match v {
             Value::Object(map) => {
                 for (name, v) in map {
-                    let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                    let path = if prefix.is_empty() {
+                        name.clone()
+                    } else {
+                        format!("{prefix}.{name}")
+                    };
                     let level = v.get("now").is_some() && v.get("peak").is_some();
                     if !v.is_object() || level {
-                        assert!(doc.contains(&format!("`{path}`")), "docs/STATS.md does not name {path}");
+                        assert!(
+                            doc.contains(&format!("`{path}`")),
+                            "docs/STATS.md does not name {path}"
+                        );
                     }
                     if !level {
                         walk(&path, v, doc);
                     }
                 }
             }
-            Value::Array(items) => items.iter().take(1).for_each(|v| walk(&format!("{prefix}[]"), v, doc)),
+            Value::Array(items) => items
+                .iter()
+                .take(1)
+                .for_each(|v| walk(&format!("{prefix}[]"), v, doc)),
             _ => {}
         }
     }
     walk("", &json(&run(End::Exit(0)), segment()), doc);
     for c in Counter::ALL {
         let line = format!("| `counters.{}` | {} |", c.json_name(), c.describe());
-        assert!(doc.contains(&line), "docs/STATS.md needs this line:\n{line}");
+        assert!(
+            doc.contains(&line),
+            "docs/STATS.md needs this line:\n{line}"
+        );
     }
-    let rows = doc.lines().filter(|l| l.starts_with("| `counters.")).count();
-    assert_eq!(rows, Counter::ALL.len(), "docs/STATS.md names a counter that is gone");
+    let rows = doc
+        .lines()
+        .filter(|l| l.starts_with("| `counters."))
+        .count();
+    assert_eq!(
+        rows,
+        Counter::ALL.len(),
+        "docs/STATS.md names a counter that is gone"
+    );
 }
 
 fn scratch(name: &str) -> PathBuf {
@@ -175,14 +208,25 @@ fn a_report_replaces_the_file_at_once() {
     let file = dir.join("report.json");
     fs::write(&file, "old").unwrap();
     let place = Place::new(&file).unwrap();
-    assert_eq!(fs::read_to_string(&file).unwrap(), "old", "checking changes nothing");
+    assert_eq!(
+        fs::read_to_string(&file).unwrap(),
+        "old",
+        "checking changes nothing"
+    );
     let mut reader = File::open(&file).unwrap();
     place.write("new").unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "new");
     let mut seen = String::new();
     io::Read::read_to_string(&mut reader, &mut seen).unwrap();
-    assert_eq!(seen, "old", "who had it open reads the old report to its end");
-    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "nothing is left behind");
+    assert_eq!(
+        seen, "old",
+        "who had it open reads the old report to its end"
+    );
+    assert_eq!(
+        fs::read_dir(&dir).unwrap().count(),
+        1,
+        "nothing is left behind"
+    );
     fs::remove_dir_all(&dir).unwrap();
 }
 
@@ -192,6 +236,9 @@ fn unwritable_places() {
     assert!(Place::new(&dir).is_err(), "a directory");
     assert!(Place::new(&dir.join("no/such/dir.json")).is_err());
     assert!(Place::new(Path::new("/proc/canvas.json")).is_err());
-    Place::new(Path::new("/dev/null")).unwrap().write("x").unwrap();
+    Place::new(Path::new("/dev/null"))
+        .unwrap()
+        .write("x")
+        .unwrap();
     fs::remove_dir_all(&dir).unwrap();
 }

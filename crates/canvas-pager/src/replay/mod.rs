@@ -353,12 +353,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn record(page: u32, process: u16, kind: Kind) -> Record {
-        Record { time_us: 0, page: PageId(page), thread: 3, kind, flags: 0, process, detail: 0 }
+        Record {
+            time_us: 0,
+            page: PageId(page),
+            thread: 3,
+            kind,
+            flags: 0,
+            process,
+            detail: 0,
+        }
     }
 
     #[test]
     fn a_file_becomes_an_access_string() {
-        let header = Header { rate: SampleRate::ALL, local_pages: 7, start_unix_s: 1 };
+        let header = Header {
+            rate: SampleRate::ALL,
+            local_pages: 7,
+            start_unix_s: 1,
+        };
         let records = [
             record(640, 0, Kind::FirstTouch),
             record(64_000_001, 0, Kind::FirstTouch),
@@ -393,12 +405,27 @@ mod tests {
 
     #[test]
     fn files_that_are_not_traces_are_refused() {
-        assert_eq!(Trace::read("x", b"short").unwrap_err(), TraceError::NotATrace);
-        assert_eq!(Trace::read("x", &[0; 200]).unwrap_err(), TraceError::NotATrace);
-        let mut bytes = Header { rate: SampleRate::ALL, local_pages: 0, start_unix_s: 0 }.encode().to_vec();
+        assert_eq!(
+            Trace::read("x", b"short").unwrap_err(),
+            TraceError::NotATrace
+        );
+        assert_eq!(
+            Trace::read("x", &[0; 200]).unwrap_err(),
+            TraceError::NotATrace
+        );
+        let mut bytes = Header {
+            rate: SampleRate::ALL,
+            local_pages: 0,
+            start_unix_s: 0,
+        }
+        .encode()
+        .to_vec();
         bytes.extend(record(1, 0, Kind::Demand).encode());
         bytes.extend([255; RECORD_BYTES]);
-        assert_eq!(Trace::read("x", &bytes).unwrap_err(), TraceError::UnknownKind(1));
+        assert_eq!(
+            Trace::read("x", &bytes).unwrap_err(),
+            TraceError::UnknownKind(1)
+        );
     }
 
     #[test]
@@ -416,9 +443,15 @@ mod tests {
         let table = run(&t, &[10, 50, 90]);
         assert_eq!(table.rows.len(), 3);
         let text = table.to_string();
-        assert!(text.contains("S3-FIFO") && text.contains("   10% |") && text.contains("   90% |"), "{text}");
+        assert!(
+            text.contains("S3-FIFO") && text.contains("   10% |") && text.contains("   90% |"),
+            "{text}"
+        );
         for w in table.rows.windows(2) {
-            assert!(w[1].opt <= w[0].opt && w[1].lru <= w[0].lru, "stack algorithms gain from memory");
+            assert!(
+                w[1].opt <= w[0].opt && w[1].lru <= w[0].lru,
+                "stack algorithms gain from memory"
+            );
         }
     }
 
@@ -426,9 +459,26 @@ mod tests {
     fn with_everything_local_nothing_misses() {
         for name in synthetic::names() {
             let t = synthetic::generate(name, 2, 1000, 10_000).unwrap();
-            let row = run_with(&t, &[100], &Setup { cache_permille: 0, ..Setup::default() }).rows.remove(0);
-            assert_eq!([row.lru, row.fifo, row.s3fifo, row.sieve, row.opt], [0.0; 5], "{name}");
-            assert_eq!((row.ours.misses, row.ours_prefetch.prefetched), (0, 0), "{name}");
+            let row = run_with(
+                &t,
+                &[100],
+                &Setup {
+                    cache_permille: 0,
+                    ..Setup::default()
+                },
+            )
+            .rows
+            .remove(0);
+            assert_eq!(
+                [row.lru, row.fifo, row.s3fifo, row.sieve, row.opt],
+                [0.0; 5],
+                "{name}"
+            );
+            assert_eq!(
+                (row.ours.misses, row.ours_prefetch.prefetched),
+                (0, 0),
+                "{name}"
+            );
         }
     }
 
@@ -440,12 +490,22 @@ mod tests {
             (run(&t, &[percent]).rows.remove(0), t.reuses() as f64)
         };
         let (kv, reuses) = row("kv", 25);
-        assert!((kv.ours.misses as f64) < kv.lru * reuses, "zipf: better than LRU, which sees every touch");
+        assert!(
+            (kv.ours.misses as f64) < kv.lru * reuses,
+            "zipf: better than LRU, which sees every touch"
+        );
         let (scan, reuses) = row("loop", 50);
         let ours = scan.ours.misses as f64 / reuses;
-        assert!(ours < 0.62 && scan.lru > 0.99, "loop: near the optimum {} instead of LRU's 1: {ours}", scan.opt);
+        assert!(
+            ours < 0.62 && scan.lru > 0.99,
+            "loop: near the optimum {} instead of LRU's 1: {ours}",
+            scan.opt
+        );
         assert!(scan.ours.mean_run() > 32.0, "and in long runs");
-        assert!(scan.ours_prefetch.misses * 20 < scan.ours.misses, "and prefetched");
+        assert!(
+            scan.ours_prefetch.misses * 20 < scan.ours.misses,
+            "and prefetched"
+        );
     }
 
     proptest! {

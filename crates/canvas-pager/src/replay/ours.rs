@@ -56,7 +56,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Measured in a virtual machine with two CPUs (README: the ratios travel).
+    /// Measured in a virtual machine with two CPUs; elsewhere the ratios are what holds.
     pub const DEFAULT: Costs = Costs {
         miss: 12.0,
         second_chance: 3.5,

@@ -1,0 +1,312 @@
+//! Bad input: the exit code, and one sentence.
+
+use super::*;
+
+/// One line, beginning with the command's name, with this text in it.
+fn assert_sentence(answer: &Answer, code: i32, text: &str, what: &str) {
+    assert_eq!(answer.code, code, "{what}: {}", answer.err);
+    assert!(answer.err.starts_with("canvas: "), "{what}: {}", answer.err);
+    assert_eq!(answer.err.lines().count(), 1, "{what}: {}", answer.err);
+    assert!(answer.err.contains(text), "{what}: {}", answer.err);
+    assert_eq!(answer.out, "", "{what}: nothing goes to standard output");
+}
+
+#[test]
+fn bad_arguments_of_run_are_125() {
+    for (args, text) in [
+        (&["run"][..], "there is no program to run"),
+        (&["run", "--"], "there is no program to run"),
+        (&["run", "--local", "1G"], "there is no program to run"),
+        (&["run", "--local"], "--local has no value"),
+        (
+            &["run", "--locl", "1G", "true"],
+            "there is no flag --locl; did you mean --local?",
+        ),
+        (
+            &["run", "--local", "4X", "true"],
+            "--local 4X: its unit is unknown; write a size such as 4G",
+        ),
+        (
+            &["run", "--local=4GB", "true"],
+            "--local 4GB: KB, MB, GB and TB mean 1000 to some",
+        ),
+        (
+            &["run", "--local", "", "true"],
+            "nothing is written there; write a size",
+        ),
+        (
+            &["run", "--local", "0%", "true"],
+            "it is a share of nothing",
+        ),
+        (
+            &["run", "--local", "101%", "true"],
+            "it is more than the whole",
+        ),
+        (
+            &["run", "--local", "1M", "true"],
+            "--local 1M is too little to work with; write 8M or more",
+        ),
+        (
+            &["run", "--local", "99999999999G", "true"],
+            "it is too large",
+        ),
+        (
+            &["run", "--local", "1G", "--local", "2G", "true"],
+            "--local is given twice",
+        ),
+        (
+            &["run", "--pool", "25%", "true"],
+            "--pool 25%: its unit is unknown",
+        ),
+        (&["run", "--pool", "1", "true"], "--pool 1 is too little"),
+        (
+            &["run", "--local", "64M", "--swap-cache", "64M", "true"],
+            "--swap-cache 64M is part of --local 64M",
+        ),
+        (
+            &["run", "--mode", "turbo", "true"],
+            "--mode turbo: write one of auto, signal, thread",
+        ),
+        (&["run", "--require=1", "true"], "--require takes no value"),
+        (
+            &["run", "--stats", "/no/such/dir/s.json", "true"],
+            "the report cannot be written to /no/such/dir/s.json",
+        ),
+        (
+            &["run", "--stats", "/", "true"],
+            "the report cannot be written to /",
+        ),
+        (
+            &["run", "--trace", "/no/such/dir/t", "true"],
+            "the trace cannot be written to /no/such/dir/t",
+        ),
+    ] {
+        assert_sentence(&ask(args), 125, text, &format!("{args:?}"));
+    }
+}
+
+#[test]
+fn bad_variables_are_named() {
+    for (name, value, text) in [
+        ("CANVAS_LOCAL", "4X", "CANVAS_LOCAL=4X: its unit is unknown"),
+        (
+            "CANVAS_POOL",
+            "x",
+            "CANVAS_POOL=x: it does not start with a number",
+        ),
+        (
+            "CANVAS_MODE",
+            "fast",
+            "CANVAS_MODE=fast: write one of auto, signal, thread",
+        ),
+        (
+            "CANVAS_REQUIRE",
+            "perhaps",
+            "CANVAS_REQUIRE=perhaps: it is neither on nor off; write 1 or 0",
+        ),
+        (
+            "CANVAS_PRELOAD_SO",
+            "/no/such.so",
+            "CANVAS_PRELOAD_SO=/no/such.so cannot be read",
+        ),
+    ] {
+        let got = answer(canvas(&["run", "true"]).env(name, value).output().unwrap());
+        assert_sentence(&got, 125, text, name);
+    }
+}
+
+#[test]
+fn flags_win_over_variables() {
+    let got = answer(
+        canvas(&["run", "--local", "5X", "true"])
+            .env("CANVAS_LOCAL", "4X")
+            .output()
+            .unwrap(),
+    );
+    assert_sentence(
+        &got,
+        125,
+        "--local 5X",
+        "both bad: the flag is the one that counts",
+    );
+    let good = answer(
+        canvas(&["run", "--local", "1G", "true"])
+            .env("CANVAS_LOCAL", "4X")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(good.code, 0, "{}", good.err);
+}
+
+#[test]
+fn bad_input_to_other_commands_is_2() {
+    let scratch = Scratch::new();
+    let text = scratch.file("text", "not a trace", 0o644);
+    let text = text.to_str().unwrap();
+    for (args, sentence) in [
+        (
+            &["frobnicate"][..],
+            "there is no command frobnicate; see `canvas --help`",
+        ),
+        (&["--frobnicate"], "there is no flag --frobnicate"),
+        (
+            &["doctor", "now"],
+            "there is no argument now; see `canvas doctor --help`",
+        ),
+        (
+            &["doctor", "--jsn"],
+            "there is no flag --jsn; did you mean --json?",
+        ),
+        (&["replay"], "there is nothing to replay"),
+        (
+            &["replay", "/no/such/trace"],
+            "/no/such/trace cannot be read: No such file or directory",
+        ),
+        (&["replay", text], "is not a canvas trace"),
+        (
+            &["replay", "--synthetic", "nonsense"],
+            "--synthetic nonsense: write one of loop, random",
+        ),
+        (
+            &["replay", "--synthetic", "loop", "--memory", "1"],
+            "--memory 1 is out of range",
+        ),
+        (
+            &["replay", "--synthetic", "loop", text],
+            "exclude each other",
+        ),
+        (
+            &["replay", "--percent", "0", text],
+            "--percent 0: 0 is not in 1..=100",
+        ),
+        (
+            &["completions"],
+            "is missing; see `canvas completions --help`",
+        ),
+        (&["completions", "tcsh"], "write one of bash"),
+        (
+            &["man", "--dir", "/proc/nowhere"],
+            "manual pages cannot be written to /proc/nowhere",
+        ),
+    ] {
+        assert_sentence(&ask(args), 2, sentence, &format!("{args:?}"));
+    }
+}
+
+#[test]
+fn what_is_not_there_is_127_and_what_cannot_run_is_126() {
+    let scratch = Scratch::new();
+    let path = |p: PathBuf| p.to_str().unwrap().to_owned();
+    let plain = path(scratch.file("plain", "echo hello\n", 0o755));
+    let refused = path(scratch.file("refused", "#!/bin/sh\n", 0o644));
+    let orphan = path(scratch.file("orphan", "#!/no/such/interpreter\n", 0o755));
+    let through = format!("{refused}/x");
+    for (name, code, text) in [
+        (
+            "no-such-program",
+            127,
+            "there is no program no-such-program in PATH",
+        ),
+        (
+            "/no/such/program",
+            127,
+            "there is no program /no/such/program",
+        ),
+        (through.as_str(), 127, "there is no program"),
+        ("", 127, "the program's name is empty"),
+        ("/", 126, "it is a directory"),
+        (
+            &plain,
+            126,
+            "it is neither a program nor a script with a #! line",
+        ),
+        (&refused, 126, "permission denied"),
+        (
+            &orphan,
+            126,
+            "the interpreter or loader that it names does not exist",
+        ),
+    ] {
+        assert_sentence(&ask(&["run", "--", name]), code, text, name);
+    }
+}
+
+#[test]
+fn static_programs_run_unmanaged_unless_that_is_an_error() {
+    let program = static_program().to_str().unwrap();
+    let got = ask(&["run", program]);
+    assert_sentence(
+        &got,
+        7,
+        "is statically linked; it runs unmanaged",
+        "warning",
+    );
+    let got = ask(&["run", "--require", program]);
+    assert_sentence(
+        &got,
+        125,
+        "is statically linked, so it cannot be managed",
+        "error",
+    );
+    let got = answer(
+        canvas(&["run", program])
+            .env("CANVAS_REQUIRE", "1")
+            .output()
+            .unwrap(),
+    );
+    assert_sentence(&got, 125, "is statically linked", "error by variable");
+    // The interpreter of a script is what counts.
+    let scratch = Scratch::new();
+    let script = scratch.file("script", &format!("#!{program}\n"), 0o755);
+    assert_sentence(
+        &ask(&["run", script.to_str().unwrap()]),
+        7,
+        "is statically linked",
+        "script",
+    );
+}
+
+#[test]
+fn a_loader_that_brings_no_library_is_noticed() {
+    // The stub never says that it manages anything, as when the loader ignores LD_PRELOAD.
+    assert_sentence(
+        &ask(&["run", "true"]),
+        0,
+        "its loader did not load the library",
+        "warning",
+    );
+    assert_sentence(
+        &ask(&["run", "--require", "true"]),
+        125,
+        "its loader did not load the library",
+        "error",
+    );
+    assert_eq!(
+        ask(&["run", "--require", "false"]).code,
+        1,
+        "a failure of the program stays its own"
+    );
+}
+
+#[test]
+fn an_unwritable_report_is_found_before_the_program_starts() {
+    let scratch = Scratch::new();
+    let mark = scratch.path("mark");
+    let mark = mark.to_str().unwrap();
+    let got = ask(&["run", "--stats", "/no/such/dir/s.json", "--", "touch", mark]);
+    assert_eq!(got.code, 125);
+    assert!(!Path::new(mark).exists(), "the program ran");
+}
+
+#[test]
+fn the_address_space_must_hold_the_window() {
+    let script = format!("ulimit -v 4000000; exec {CANVAS} run true");
+    let mut c = Command::new("sh");
+    let got = answer(
+        c.args(["-c", &script])
+            .env("CANVAS_PRELOAD_SO", stub())
+            .output()
+            .unwrap(),
+    );
+    assert_sentence(&got, 125, "ulimit -v unlimited", "ulimit -v");
+}

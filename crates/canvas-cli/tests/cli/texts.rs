@@ -1,0 +1,211 @@
+//! Help, manual, completions and documents name the same flags.
+
+use super::*;
+use std::collections::BTreeSet;
+
+const DOC: &str = include_str!("../../../../docs/CLI.md");
+
+/// The long flags in a text, but those that clap adds everywhere.
+fn flags(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("--") {
+        let before = text[..at].chars().next_back();
+        let name: String = text[at + 2..]
+            .chars()
+            .take_while(|c| c.is_ascii_lowercase() || *c == '-')
+            .collect();
+        let alone = before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '-');
+        if alone && name.starts_with(|c: char| c.is_ascii_lowercase()) {
+            found.insert(name);
+        }
+    }
+    for usual in ["help", "version"] {
+        found.remove(usual);
+    }
+    found
+}
+
+/// The part of docs/CLI.md about a command.
+fn section(command: &str) -> &'static str {
+    let start = DOC
+        .find(&format!("\n## `canvas {command}"))
+        .unwrap_or_else(|| panic!("docs/CLI.md: {command}"));
+    let rest = &DOC[start + 1..];
+    &rest[..rest.find("\n## ").unwrap_or(rest.len())]
+}
+
+fn expected(command: &str) -> &'static [&'static str] {
+    match command {
+        "run" => &[
+            "local",
+            "mode",
+            "no-move",
+            "no-prefetch",
+            "pool",
+            "require",
+            "stats",
+            "swap-cache",
+            "trace",
+        ],
+        "replay" => &["accesses", "memory", "percent", "seed", "synthetic"],
+        "doctor" => &["json"],
+        "man" => &["dir"],
+        "completions" => &[],
+        _ => unreachable!(),
+    }
+}
+
+#[test]
+fn help_lists_every_flag_and_no_other() {
+    for command in ["run", "replay", "doctor", "man", "completions"] {
+        let got = ask(&[command, "--help"]);
+        assert_eq!((got.code, got.err.as_str()), (0, ""));
+        let mut listed = BTreeSet::new();
+        for line in got.out.lines().filter(|l| l.trim_start().starts_with('-')) {
+            listed.extend(flags(line));
+        }
+        let want: BTreeSet<String> = expected(command).iter().map(|s| (*s).to_owned()).collect();
+        assert_eq!(listed, want, "canvas {command} --help:\n{}", got.out);
+    }
+}
+
+#[test]
+fn documents_and_manual_name_every_flag() {
+    let scratch = Scratch::new();
+    assert_eq!(ask(&["man", "--dir", scratch.0.to_str().unwrap()]).code, 0);
+    for command in ["run", "replay", "doctor", "man", "completions"] {
+        let page = fs::read_to_string(scratch.path(&format!("canvas-{command}.1")))
+            .unwrap()
+            .replace("\\-", "-");
+        for flag in expected(command) {
+            assert!(
+                page.contains(&format!("--{flag}")),
+                "canvas-{command}.1 does not name --{flag}"
+            );
+        }
+    }
+    for command in ["run", "replay", "doctor"] {
+        for flag in expected(command) {
+            assert!(
+                section(command).contains(&format!("--{flag}")),
+                "docs/CLI.md, {command}: --{flag}"
+            );
+        }
+    }
+    assert!(scratch.path("canvas.1").exists());
+}
+
+#[test]
+fn documents_name_every_variable() {
+    let help = ask(&["run", "--help"]).out;
+    for flag in expected("run") {
+        let variable = format!("CANVAS_{}", flag.to_uppercase().replace('-', "_"));
+        assert!(
+            help.contains(&format!("[env: {variable}]")),
+            "help: {variable}"
+        );
+        assert!(
+            section("run").contains(&format!("`{variable}`")),
+            "docs/CLI.md: {variable}"
+        );
+    }
+}
+
+#[test]
+fn every_command_has_help_and_is_listed() {
+    let top = ask(&["--help"]).out;
+    for command in ["run", "doctor", "replay", "man", "completions"] {
+        assert!(
+            top.lines().any(|l| l.trim_start().starts_with(command)),
+            "{top}"
+        );
+        assert_eq!(ask(&["help", command]).code, 0);
+    }
+    for code in ["125", "126", "127", "128+n"] {
+        assert!(top.contains(code), "exit code {code} in:\n{top}");
+    }
+}
+
+#[test]
+fn the_manual_and_the_version() {
+    let page = ask(&["man"]);
+    assert_eq!(page.code, 0);
+    assert!(page.out.contains(".TH canvas 1"), "{}", page.out);
+    assert_eq!(
+        ask(&["--version"]).out,
+        format!("canvas {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn completions_know_the_flags() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let got = ask(&["completions", shell]);
+        assert_eq!(got.code, 0, "{shell}");
+        for flag in expected("run") {
+            assert!(got.out.contains(flag), "{shell}: {flag}");
+        }
+    }
+}
+
+#[test]
+fn without_a_command_there_is_help_and_exit_2() {
+    let got = ask(&[]);
+    assert_eq!((got.code, got.out.as_str()), (2, ""));
+    assert!(got.err.contains("Usage: canvas"), "{}", got.err);
+}
+
+#[test]
+fn replay_prints_a_row_for_each_percentage() {
+    let args = [
+        "replay",
+        "--synthetic",
+        "zipf",
+        "--memory",
+        "1M",
+        "--accesses",
+        "5000",
+        "--percent",
+        "25,50",
+    ];
+    let got = ask(&args);
+    assert_eq!(got.code, 0, "{}", got.err);
+    for percent in ["25%", "50%"] {
+        assert_eq!(
+            got.out
+                .lines()
+                .filter(|l| l.trim_start().starts_with(percent))
+                .count(),
+            1,
+            "{}",
+            got.out
+        );
+    }
+    assert_eq!(
+        ask(&args).out,
+        got.out,
+        "the same seed gives the same table"
+    );
+}
+
+#[test]
+fn doctor_answers_in_words_and_in_json() {
+    let json = ask(&["doctor", "--json"]);
+    let v: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(v["schema"], "canvas-doctor/1");
+    assert_eq!(json.code, if v["ok"] == true { 0 } else { 1 });
+    let text = ask(&["doctor"]);
+    assert_eq!(text.code, json.code);
+    let mode = v["mode"].as_str().unwrap_or("none");
+    let why = v["why"].as_str().unwrap();
+    assert!(
+        text.out
+            .lines()
+            .any(|l| l.starts_with("mode") && l.ends_with(&format!("{mode}: {why}"))),
+        "{}",
+        text.out
+    );
+    for line in v["advice"].as_array().unwrap() {
+        assert!(text.out.contains(line.as_str().unwrap()));
+    }
+}

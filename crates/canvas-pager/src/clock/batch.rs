@@ -1,0 +1,98 @@
+//! What one selection found, in fixed space.
+
+use canvas_types::PageId;
+
+use crate::table::CHUNK_PAGES;
+
+/// Runs that one batch can hold.
+pub const BATCH_RUNS: usize = 128;
+/// Pages that one batch can hold.
+pub const BATCH_PAGES: usize = 256;
+/// Dropped-reservation candidates that one batch can hold.
+pub const BATCH_DROPPED: usize = 32;
+/// Neighbouring pages, all [`State::Evicting`] and owned by whoever selected them. Never crosses
+/// a chunk of [`CHUNK_PAGES`] pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Run {
+    /// First page.
+    pub start: PageId,
+    /// Pages.
+    pub len: u32,
+}
+
+/// What [`Clock::select`] found. About 1.2 KiB, no heap.
+pub struct VictimBatch {
+    runs: [Run; BATCH_RUNS],
+    run_count: usize,
+    pages: u32,
+    dropped: [PageId; BATCH_DROPPED],
+    dropped_count: usize,
+    /// Words looked at.
+    pub scanned: u32,
+}
+
+impl VictimBatch {
+    /// An empty batch.
+    pub const fn new() -> VictimBatch {
+        VictimBatch {
+            runs: [Run {
+                start: PageId(0),
+                len: 0,
+            }; BATCH_RUNS],
+            run_count: 0,
+            pages: 0,
+            dropped: [PageId(0); BATCH_DROPPED],
+            dropped_count: 0,
+            scanned: 0,
+        }
+    }
+    /// Empties the batch.
+    pub fn clear(&mut self) {
+        (self.run_count, self.pages, self.dropped_count, self.scanned) = (0, 0, 0, 0);
+    }
+    /// The runs, each ascending; two runs of one batch never touch the same page.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs[..self.run_count]
+    }
+    /// Pages in all runs.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+    /// Hot resident pages that own an entry, found while far memory is short (Canvas fig. 7):
+    /// take their reservation with [`take_reservation`] and free the entry.
+    pub fn dropped_candidates(&self) -> &[PageId] {
+        &self.dropped[..self.dropped_count]
+    }
+    /// Room for one more chunk, whatever it holds?
+    pub(super) fn has_room(&self) -> bool {
+        self.pages as usize + CHUNK_PAGES <= BATCH_PAGES
+            && self.run_count + CHUNK_PAGES / 2 <= BATCH_RUNS
+    }
+    pub(super) fn push_page(&mut self, page: u32) {
+        self.pages += 1;
+        if let Some(last) = self.runs[..self.run_count].last_mut()
+            && last.start.0 + last.len == page
+            && !page.is_multiple_of(CHUNK_PAGES as u32)
+        {
+            last.len += 1;
+            return;
+        }
+        self.runs[self.run_count] = Run {
+            start: PageId(page),
+            len: 1,
+        };
+        self.run_count += 1;
+    }
+    pub(super) fn push_dropped(&mut self, page: u32) {
+        if self.dropped_count < BATCH_DROPPED {
+            self.dropped[self.dropped_count] = PageId(page);
+            self.dropped_count += 1;
+        }
+    }
+}
+
+impl Default for VictimBatch {
+    fn default() -> Self {
+        VictimBatch::new()
+    }
+}
