@@ -110,7 +110,7 @@ fn contradiction(page: u32) {
             return;
         }
         count(Counter::Anomaly, 1);
-        report!("page {:#x} vanished from memory; the program is told by SIGBUS", PageId(page).addr());
+        report!("page {:#x} (word {:#x}) vanished from memory; the program is told by SIGBUS", PageId(page).addr(), cur.0);
         table_gone(page, cur);
         word::publish(w, cur.with_state(State::Poisoned));
     }

@@ -61,7 +61,9 @@ fn regions<'a>(_lock: &'a RawGuard<'_>) -> &'a mut Regions<'static> {
 /// it. The caller must publish each of them without taking the mapping lock again.
 pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)> {
     let g = lock();
-    let region = regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE == 0)?;
+    // Inaccessible pages must not become present: reclaim could not read them.
+    let readable = |r: &Region| i32::from(r.attr.prot) & libc::PROT_READ != 0;
+    let region = regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE == 0 && readable(r))?;
     let chunk = page & !(CHUNK_PAGES as u32 - 1);
     let touched = &areas::touched_in_block()[page as usize / BLOCK_PAGES];
     let claim = |p: u32| {
@@ -431,11 +433,17 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let g = lock();
     let covered = regions(&g).covers(start, end);
     let advice = a[2] as i32;
-    let mut native = false;
-    regions(&g).each(start, end, |r| native |= r.attr.kind & kind::NATIVE != 0);
-    if native {
-        // SAFETY: the program's call on the program's own mapping.
-        return Some(check(unsafe { gate::raw(libc::SYS_madvise as usize, *a) }));
+    // Native pieces are the kernel's to advise; the rest of the range is ours.
+    let mut native = Ok(0);
+    regions(&g).each(start, end, |r| {
+        if r.attr.kind & kind::NATIVE != 0 && native.is_ok() {
+            let bytes = (r.end - r.start) as usize * PAGE_SIZE;
+            // SAFETY: the program's call on the program's own mapping.
+            native = check(unsafe { gate::raw(libc::SYS_madvise as usize, [addr_of(r.start), bytes, a[2], 0, 0, 0]) });
+        }
+    });
+    if let Err(e) = native {
+        return Some(Err(e));
     }
     let attr = |set: u8, clear: u8| regions(&g).update(start, end, |a| Attr { kind: (a.kind | set) & !clear, ..a });
     match advice {
@@ -814,7 +822,7 @@ pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<i64, Errno> {
                 resident += 1;
                 new = new.set(flag::SHARED);
             }
-            word::publish(w, new);
+            w.store(new.0, Ordering::Release);
         });
         end = r.end;
     }

@@ -109,8 +109,9 @@ pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
 /// pages would read as zeros. So parent and child stand still until the child has its own.
 pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     let mask = signal::set_mask(u64::MAX);
-    let g = mm::lock();
+    // Frozen first: whoever is inside may be waiting for the mapping lock.
     let frozen = freeze::freeze();
+    let g = mm::lock();
     let pool_locks = pool::pool().fork_guard();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
@@ -120,8 +121,8 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
             state::FORKED.store(true, Ordering::Relaxed);
             count(Counter::Forks, 1);
         }
-        drop(frozen);
         drop(g);
+        drop(frozen);
         signal::set_mask(mask);
         return r;
     }
@@ -129,8 +130,8 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
         report!("a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros", e.0);
         proc::exit_group(canvas_types::exit::RUN_FAILED);
     }
-    drop(frozen);
     drop(g);
+    drop(frozen);
     signal::set_mask(mask);
     0
 }
