@@ -267,13 +267,24 @@ impl Pins {
         }
         let last = addr.saturating_add(bytes - 1).min(layout::WINDOW_END - 1);
         let (first, last) = (PageId::of_addr(addr).0, PageId::of_addr(last).0);
-        let mut page = first;
-        while page <= last && pin_page(page) {
-            page += 1;
-        }
-        if page > first && self.n < PINS {
-            self.ranges[self.n] = (first, page);
-            self.n += 1;
+        let mut from = first;
+        while from <= last {
+            let mut page = from;
+            while page <= last && pin_page(page) {
+                page += 1;
+            }
+            if page > from && self.n < PINS {
+                self.ranges[self.n] = (from, page);
+                self.n += 1;
+            }
+            if page > last {
+                return;
+            }
+            // A file or shared mapping inside the window is the kernel's own; behind it we go on.
+            match crate::mm::native_until(page) {
+                Some(end) => from = end,
+                None => return,
+            }
         }
     }
     fn pin_string(&mut self, addr: usize) {

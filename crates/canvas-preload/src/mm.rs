@@ -94,6 +94,13 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
     Some((from, to))
 }
 
+/// One past the last page of the native mapping that holds `page`; `None` when there is none.
+pub fn native_until(page: u32) -> Option<u32> {
+    let _inside = freeze::enter();
+    let g = lock();
+    regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE != 0).map(|r| r.end)
+}
+
 /// Does the kernel have a page there? (/proc/self/pagemap, bit 63.)
 pub fn is_present(page: u32) -> bool {
     let mut entry = 0u64;
