@@ -10,8 +10,6 @@ use crate::{reclaim, state};
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
 static RESIDENT: AtomicI64 = AtomicI64::new(0);
-/// Resident pages inherited by fork and not charged to us.
-static INHERITED: AtomicI64 = AtomicI64::new(0);
 /// The reclaim thread sleeps and may be woken.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// The reclaim thread exists in this process.
@@ -23,11 +21,6 @@ static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
 pub fn gaps(limit: i64) -> (i64, i64) {
     let high = (limit / 32).clamp(32, 1024);
     (high / 2, high)
-}
-
-/// Pages resident in the window.
-pub fn resident() -> i64 {
-    RESIDENT.load(Ordering::Relaxed)
 }
 
 /// `n` pages became resident (or, negative, ceased to be): the charge was or will be made apart.
@@ -58,8 +51,11 @@ pub fn charge(n: i64) -> bool {
 /// Past the hard limit: this thread reclaims.
 #[cold]
 fn charge_slow(n: i64) -> bool {
+    /// Until then nobody tries hard: the limit is below what the program needs natively.
+    static HOPELESS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
     let seg = state::seg();
     let begun = proc::now_ns();
+    let hopeless = begun < HOPELESS_UNTIL_NS.load(Ordering::Relaxed);
     let mut fruitless = 0u32;
     let ok = loop {
         let Some(limit) = seg.local_limit_pages() else { break true };
@@ -77,16 +73,18 @@ fn charge_slow(n: i64) -> bool {
             continue;
         }
         fruitless += 1;
-        if fruitless > 20 {
-            if seg.far_full.load(Ordering::Relaxed) != 0 && fruitless > 60 {
+        // Everything of ours is busy, pinned or gone. Others must give, or it cannot be helped:
+        // then the program goes on over its limit, unless there is no room in far memory either.
+        poke_largest(over);
+        if seg.far_full.load(Ordering::Relaxed) != 0 {
+            if fruitless > 100 {
                 break false;
             }
-            // Everything of ours is busy, pinned or gone: others must give, or it cannot be helped
-            // (the limit is below what the program's native memory needs): go on over the limit.
-            poke_largest(over);
-            if fruitless > 200 {
-                break seg.far_full.load(Ordering::Relaxed) == 0;
-            }
+            proc::sleep_ns(1_000_000);
+        } else if hopeless || fruitless > 20 {
+            HOPELESS_UNTIL_NS.store(proc::now_ns() + 100_000_000, Ordering::Relaxed);
+            break true;
+        } else if fruitless > 3 {
             proc::sleep_ns(200_000);
         } else {
             yield_now();
@@ -175,17 +173,25 @@ pub fn size_cache() {
 pub fn measure_native(force: bool) {
     let now = proc::now_ns();
     let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
-    if !force && now < last + 20_000_000 {
+    let forked = state::FORKED.load(Ordering::Relaxed);
+    if !force && now < last + if forked { 200_000_000 } else { 20_000_000 } {
         return;
     }
     if LAST_MEASURE_NS.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
         return;
     }
-    let Some(anon) = anonymous_pages() else { return };
     let slot = state::slot();
     let cached = slot.cached_pages.load(Ordering::Relaxed);
-    let known = RESIDENT.load(Ordering::Relaxed) + INHERITED.load(Ordering::Relaxed) + cached + crate::pool::charged_pages();
-    let native = (anon - known).max(0);
+    let booked = RESIDENT.load(Ordering::Relaxed) + cached;
+    let native = if forked {
+        // Pages are shared with relatives: each process answers for its proportional share, so
+        // the sum is the truth. It may be less than what we have booked.
+        let Some(share) = crate::smaps::proportional_pages() else { return };
+        share - booked
+    } else {
+        let Some(anon) = anonymous_pages() else { return };
+        (anon - booked - crate::pool::charged_pages()).max(0)
+    };
     let before = slot.native_pages.swap(native, Ordering::Relaxed);
     let seg = state::seg();
     seg.charge_local(slot, native - before);
@@ -206,16 +212,10 @@ fn anonymous_pages() -> Option<i64> {
     Some(kib / 4)
 }
 
-/// In a fork's child: nothing is charged yet; all resident pages are shared with the parent.
-pub fn after_fork_in_child(resident: i64) {
+/// In a fork's child: nothing is charged yet; its share is measured soon.
+pub fn after_fork_in_child() {
     RECLAIMER.store(0, Ordering::Relaxed);
     ASLEEP.store(false, Ordering::Relaxed);
     LAST_MEASURE_NS.store(0, Ordering::Relaxed);
     RESIDENT.store(0, Ordering::Relaxed);
-    INHERITED.store(resident, Ordering::Relaxed);
-}
-
-/// `n` inherited pages were given up or became our own.
-pub fn note_inherited_gone(n: i64) {
-    INHERITED.fetch_sub(n, Ordering::Relaxed);
 }

@@ -50,9 +50,15 @@ static HIGH_BLOCK: AtomicU32 = AtomicU32::new(0);
 /// Maps all areas.
 pub fn map() -> Result<(), Errno> {
     let rw = libc::PROT_READ | libc::PROT_WRITE;
-    mem::map_lazy(layout::MIRROR_BASE, layout::WINDOW_BYTES, rw)?;
-    mem::map_lazy(WORDS_BASE, META_BYTES, rw)?;
-    for (addr, bytes) in [(layout::MIRROR_BASE, layout::WINDOW_BYTES), (WORDS_BASE, META_BYTES)] {
+    // Apart from each other, so that each is a mapping of its own in /proc/self/smaps.
+    let areas = [
+        (CACHE_BUFFERS, CACHE_SLOTS_MAX * canvas_types::PAGE_SIZE),
+        (POOL, POOL_BYTES),
+        (ZEROS, ZERO_PAGES * canvas_types::PAGE_SIZE),
+        (WORDS_BASE, META_BYTES),
+    ];
+    for (addr, bytes) in areas {
+        mem::map_lazy(addr, bytes, rw)?;
         // SAFETY: these advices discard nothing. Huge pages would make memory use jump.
         unsafe {
             let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);

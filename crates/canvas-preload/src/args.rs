@@ -386,7 +386,7 @@ fn read_words<const N: usize>(addr: usize) -> Option<[usize; N]> {
 /// Makes a page present and pins it; false when it cannot be made present.
 fn pin_page(page: u32) -> bool {
     let w = areas::word(page);
-    for _ in 0..1000 {
+    loop {
         if word::pin(w) {
             return true;
         }
@@ -395,11 +395,14 @@ fn pin_page(page: u32) -> bool {
             return false;
         }
         state::count(canvas_shm::Counter::FaultSyscall, 1);
+        // Pinned while inside: a batch of reclaim may have it again before the next round.
         if word::pin(w) {
             return true;
         }
+        if word::load(w).pins() == word::PINS_MAX {
+            return false;
+        }
     }
-    false
 }
 
 /// Pins the pages of `addr..addr+bytes` until the result is dropped.

@@ -119,9 +119,7 @@ fn contradiction(page: u32) {
 /// Books a page that stopped being resident.
 pub fn table_gone(page: u32, w: Word) {
     areas::table().note_gone(page as usize);
-    if w.has(flag::SHARED) {
-        account::note_inherited_gone(1);
-    } else {
+    if !w.has(flag::SHARED) {
         account::note_resident(-1);
         account::uncharge(1);
     }

@@ -17,6 +17,7 @@ mod procs;
 mod reclaim;
 mod report;
 mod sig;
+mod smaps;
 mod state;
 mod stub;
 mod threads;

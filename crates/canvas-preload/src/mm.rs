@@ -9,17 +9,17 @@ use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, yield_now};
-use canvas_sys::{Errno, mem, proc};
+use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, BLOCK_PAGES, BRK_BYTES, WINDOW_BASE, WINDOW_END, WINDOW_PAGES};
 use canvas_types::sync::{RawGuard, RawSpin, backoff};
-use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
+use canvas_types::{PAGE_SIZE, PageId};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::fault::{self, Resolved};
 use crate::state::{count, uffd};
-use crate::{areas, cache, chunk, freeze, pool, reclaim, state};
+use crate::{areas, cache, chunk, freeze, reclaim, state};
 
 static LOCK: RawSpin = RawSpin::new();
 struct Cell(UnsafeCell<MaybeUninit<Regions<'static>>>);
@@ -797,8 +797,8 @@ pub fn reserve_window() -> Result<(), Errno> {
 }
 
 /// In a fork's child: registers the window with the child's own userfaultfd, clears what must not
-/// be inherited, and returns the number of resident pages.
-pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<i64, Errno> {
+/// be inherited.
+pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<(), Errno> {
     let bytes = |s: u32, e: u32| (e - s) as usize * PAGE_SIZE;
     let mut from = 0u32;
     let mut result = Ok(());
@@ -817,29 +817,23 @@ pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<i64, Errno> {
     if (from as usize) < WINDOW_PAGES {
         uffd().register(addr_of(from), bytes(from, WINDOW_PAGES as u32), true)?;
     }
-    let mut resident = 0i64;
     // No other thread exists: words may be stored to.
-    let mut end = 0;
     for i in 0..regions(g).as_slice().len() {
         let r = regions(g).as_slice()[i];
         each_touched(r.start, r.end, |page, cur| {
             let w = areas::word(page);
             let mut new = cur.with_pins(0);
             if cur.state() == State::Resident {
-                resident += 1;
                 new = new.set(flag::SHARED);
             }
             w.store(new.0, Ordering::Release);
         });
-        end = r.end;
     }
-    let _ = end;
     for i in 0..regions(g).as_slice().len() {
         let r = regions(g).as_slice()[i];
         if r.attr.kind & (kind::WIPEONFORK | kind::DONTFORK) != 0 {
             discard(r.start, r.end);
         }
     }
-    let _ = (pool::charged_pages(), SwapEntry::NONE, proc::pid());
-    Ok(resident)
+    Ok(())
 }

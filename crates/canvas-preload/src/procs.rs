@@ -3,7 +3,6 @@
 use canvas_shm::{Counter, ProcSlot};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{proc, signal, uffd};
-use canvas_types::SwapEntry;
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::state::{self, count};
@@ -153,16 +152,12 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
     }
     let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
     state::set_slot(slot);
-    account::after_fork_in_child(0);
-    let resident = mm::after_fork_in_child(g)?;
-    account::after_fork_in_child(resident);
+    account::after_fork_in_child();
+    mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
-    let cached = i64::from(crate::cache::high());
-    slot.cached_pages.store(cached, Ordering::Relaxed);
     if thread_mode {
         threads::start_handlers()?;
     }
-    let _ = SwapEntry::NONE;
     Ok(())
 }
 

@@ -158,7 +158,6 @@ fn unmap(ctx: &mut Reclaim) -> u32 {
     }
     cache::enqueue(&ctx.slots[..n]);
     account::note_resident(-ours);
-    account::note_inherited_gone(n as i64 - ours);
     account::uncharge(ours);
     if state::THREAD_MODE.load(Ordering::Relaxed) {
         // Threads that met the protection wait for a wake-up, and then fault again.

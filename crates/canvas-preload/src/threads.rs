@@ -81,7 +81,12 @@ extern "C" fn reclaimer() -> ! {
                 account::measure_native(false);
                 account::size_cache();
             }
-            account::sleep_until_woken(100_000_000);
+            if account::short_of_room() {
+                // Short, and nothing to take: everything is busy, pinned, or not ours.
+                proc::sleep_ns(2_000_000);
+            } else {
+                account::sleep_until_woken(100_000_000);
+            }
         }
     }
 }
