@@ -67,6 +67,28 @@ def anon_bytes(pids):
     return sum(rollup(p).get("Pss_Anon", 0) for p in pids)
 
 
+# Where libcanvas keeps the compressed pool in every process (canvas-preload, areas.rs).
+POOL_BASE, POOL_END = 0x6900_0000_0000, 0x6D00_0000_0000
+
+
+def pool_bytes(pids):
+    """Memory of the pools of these processes together; copies that a fork left shared count once."""
+    total = 0
+    for pid in pids:
+        inside = False
+        try:
+            with open(f"/proc/{pid}/smaps", "rb") as f:
+                for line in f:
+                    if line[:4] == b"Pss:":
+                        if inside:
+                            total += int(line.split()[1]) * 1024
+                    elif line[0] in b"0123456789abcdef":
+                        inside = POOL_BASE <= int(line.split(b"-", 1)[0], 16) < POOL_END
+        except OSError:
+            continue
+    return total
+
+
 class Sampler:
     """Samples the memory of a process tree until stopped.
 
@@ -96,12 +118,19 @@ class Sampler:
 
     def once(self):
         pids = tree(self.root, self.include_root)
-        before = self.live(self.root) if self.live else None
+        # After a fork the pools of parent and child share pages until either writes: then the
+        # counter cannot say what they take, only the maps can.
+        forked = len(pids) > 1
+
+        def pool_now():
+            return pool_bytes(pids) if forked else self.live(self.root)
+
+        before = pool_now() if self.live else None
         anon = anon_bytes(pids)
         self.samples += 1
         self.anon_peak_bytes = max(self.anon_peak_bytes, anon)
         if self.live:
-            after = self.live(self.root)
+            after = pool_now()
             if before is None or after is None:
                 self.blind += 1
                 return

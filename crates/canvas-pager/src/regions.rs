@@ -74,19 +74,20 @@ impl<'a> Regions<'a> {
         let r = *self.as_slice().get(self.first_after(page))?;
         (r.start <= page).then_some(r)
     }
-    /// Is every page of `start..end` mapped?
-    pub fn covers(&self, start: u32, end: u32) -> bool {
+    /// End of the mapped pages from `start` on without a hole, `end` at most.
+    pub fn covered_until(&self, start: u32, end: u32) -> u32 {
         let mut next = start;
         for r in &self.as_slice()[self.first_after(start)..] {
-            if next >= end {
+            if next >= end || r.start > next {
                 break;
-            }
-            if r.start > next {
-                return false;
             }
             next = r.end;
         }
-        next >= end
+        next.min(end)
+    }
+    /// Is every page of `start..end` mapped?
+    pub fn covers(&self, start: u32, end: u32) -> bool {
+        self.covered_until(start, end) == end
     }
     /// Calls `f` with each region's part inside `start..end`.
     pub fn each(&self, start: u32, end: u32, mut f: impl FnMut(Region)) {

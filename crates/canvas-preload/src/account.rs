@@ -81,7 +81,7 @@ fn charge_slow(n: i64) -> bool {
                 break false;
             }
             proc::sleep_ns(1_000_000);
-        } else if hopeless || fruitless > 20 {
+        } else if (little_left() && (hopeless || fruitless > 20)) || fruitless > 5000 {
             HOPELESS_UNTIL_NS.store(proc::now_ns() + 100_000_000, Ordering::Relaxed);
             break true;
         } else if fruitless > 3 {
@@ -95,6 +95,11 @@ fn charge_slow(n: i64) -> bool {
         seg.charge_local(state::slot(), -n);
     }
     ok
+}
+
+/// Is hardly anything of ours left that reclaim could take?
+fn little_left() -> bool {
+    RESIDENT.load(Ordering::Relaxed) < 128
 }
 
 /// Gives back `n` pages of local memory.
@@ -152,6 +157,14 @@ pub fn short_of_room() -> bool {
     seg.local_limit_pages().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
 }
 
+/// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
+/// could matter soon, else 100 ms.
+pub fn idle_ns() -> u64 {
+    let seg = state::seg();
+    let near = seg.local_limit_pages().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
+    if near { 5_000_000 } else { 100_000_000 }
+}
+
 /// Pages that background reclaim should free now.
 pub fn excess() -> i64 {
     let seg = state::seg();
@@ -162,6 +175,9 @@ pub fn excess() -> i64 {
 /// Sets the swap cache's bound from the local limit: 32 MiB at first, a sixteenth of local
 /// memory at most, 64 pages at least.
 pub fn size_cache() {
+    if let Some(pages) = crate::trace::cache_pages() {
+        return crate::cache::set_capacity(pages);
+    }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
     let limit = seg.local_limit_pages().unwrap_or(0);
@@ -169,12 +185,12 @@ pub fn size_cache() {
 }
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,
-/// libraries' data, small maps, canvas's own tables. At most every 20 ms.
+/// libraries' data, small maps, canvas's own tables. At most every 5 ms (100 ms after a fork).
 pub fn measure_native(force: bool) {
     let now = proc::now_ns();
     let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
     let forked = state::FORKED.load(Ordering::Relaxed);
-    if !force && now < last + if forked { 200_000_000 } else { 20_000_000 } {
+    if !force && now < last + if forked { 100_000_000 } else { 5_000_000 } {
         return;
     }
     if LAST_MEASURE_NS.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {

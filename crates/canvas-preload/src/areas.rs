@@ -35,12 +35,17 @@ const ENTRIES_MAX: usize = 1 << 31;
 pub const POOL_META: usize = WORDS_BASE + 0x20_0000_0000;
 /// Working memory of fills and reclaims.
 pub const CONTEXTS: usize = WORDS_BASE + 0x38_0000_0000;
+/// Ring and write buffer of the trace.
+pub const TRACE: usize = WORDS_BASE + 0x39_0000_0000;
+/// Bytes that they may take.
+pub const TRACE_BYTES: usize = 2 << 20;
 
 const _: () = {
     assert!(WINDOW_PAGES * 8 <= 0x10_0000_0000);
     assert!(WINDOW_BLOCKS * 4 <= 0x1_0000_0000);
     assert!(REGIONS_MAX * core::mem::size_of::<Region>() <= 0x1_0000_0000);
     assert!(ENTRIES_MAX * 8 <= 0x8_0000_0000);
+    assert!(TRACE + TRACE_BYTES <= WORDS_BASE + META_BYTES);
     assert!(WORDS_BASE + META_BYTES <= layout::GATE_PAGE);
 };
 

@@ -5,6 +5,7 @@
 
 use canvas_pager::clock::FillKind;
 use canvas_pager::prefetch::{FaultKind, Plan, SAMPLE_EVERY};
+use canvas_pager::trace::Kind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_sys::Errno;
@@ -17,7 +18,7 @@ use core::sync::atomic::Ordering;
 use crate::context::{self, STAGING_PAGES};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
-use crate::{account, areas, cache, chunk, freeze, mm, reclaim, report, state};
+use crate::{account, areas, cache, chunk, freeze, mm, reclaim, report, state, trace};
 
 /// How a fault ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +36,7 @@ pub enum Resolved {
 /// Makes `page` present.
 pub fn resolve(page: u32, write: bool) -> Resolved {
     let w = areas::word(page);
+    let begun = trace::begin(page);
     let mut spins = 0u32;
     let mut waited_for = None;
     loop {
@@ -59,6 +61,9 @@ pub fn resolve(page: u32, write: bool) -> Resolved {
             }
         };
         if let Some(r) = done {
+            if begun != 0 && r == Resolved::Present {
+                trace::fault(begun, page, cur, write);
+            }
             return r;
         }
     }
@@ -214,6 +219,7 @@ fn first_touch(page: u32) -> Option<Resolved> {
     }
     count(Counter::FaultFirstTouch, 1);
     count(Counter::PagesZeroFilled, present as u64);
+    trace::filled_ahead(from, from + present as u32, page);
     Some(Resolved::Present)
 }
 
@@ -237,7 +243,9 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
     let taken = cache::take(slot);
     let prefetched = cur.has(flag::PREFETCHED);
     let kind = if prefetched { FaultKind::PrefetchHit } else { FaultKind::SecondChance };
-    let plan = PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), kind);
+    // Unmapped for a trace: without it there would have been no fault, so nothing is learnt.
+    let traced = cur.has(flag::SAMPLED);
+    let plan = if traced { Plan::NONE } else { PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), kind) };
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1) {
         // Only possible when the program pulled the mapping away under its own access.
@@ -252,7 +260,11 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
         (true, false) => FillKind::Demand,
         (false, _) => FillKind::SecondChance,
     };
-    let new = CLOCK.params.on_fill(cur.with_entry(taken.entry), fill, EPOCH.now());
+    let new = if traced {
+        cur.with_entry(taken.entry).with_state(State::Resident).clear(flag::SAMPLED)
+    } else {
+        CLOCK.params.on_fill(cur.with_entry(taken.entry), fill, EPOCH.now())
+    };
     let new = if taken.far_copy && taken.entry.is_some() { new.set(flag::FAR_COPY) } else { new.clear(flag::FAR_COPY) };
     publish_run(page, 1, |_| new);
     drop(held);
@@ -261,7 +273,7 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
         PREFETCHER.on_used(1);
         count(Counter::PrefetchUsed, u64::from(SAMPLE_EVERY));
         count(Counter::CacheHitPrefetch, 1);
-    } else {
+    } else if !traced {
         count(Counter::FaultSecondChance, 1);
     }
     prefetch(&plan);
@@ -368,7 +380,11 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
             continue;
         }
         issued += 1;
-        if plan.leave_unmapped(i) && leave_in_cache(page.0, cur, &ctx.staging[run.n]) {
+        trace::note(page.0, Kind::Prefetch);
+        let leave = plan.leave_unmapped(i);
+        // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
+        let mark = if leave { flag::PREFETCHED } else { flag::SAMPLED };
+        if (leave || trace::records(page.0)) && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark) {
             run.flush(ctx, kind);
             continue;
         }
@@ -421,7 +437,7 @@ impl Pending {
 }
 
 /// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
-fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf) -> bool {
+fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64) -> bool {
     let mut slot = [0u32];
     let (got, fresh) = cache::alloc(&mut slot);
     if got == 0 {
@@ -434,7 +450,7 @@ fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf) -> bool {
     // SAFETY: the slot is ours alone until it is filled.
     unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), cache::buffer(slot[0]) as *mut u8, PAGE_SIZE) };
     cache::fill(slot[0], page, cur.entry(), cur.entry().is_some());
-    let new = cur.with_state(State::Cached).with_entry(SwapEntry(slot[0] + 1)).set(flag::PREFETCHED);
+    let new = cur.with_state(State::Cached).with_entry(SwapEntry(slot[0] + 1)).set(mark);
     word::publish(areas::word(page), new);
     cache::enqueue(&slot);
     state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use canvas_sys::gate::raw;
 use core::sync::atomic::Ordering;
 
 use crate::stub::{Call, WANTED};
-use crate::{args, mm, procs, sig, state};
+use crate::{args, mm, procs, sig, state, trace};
 
 /// Marks the calls that [`dispatch`] wants. Before anything is patched.
 pub fn init() {
@@ -78,6 +78,7 @@ const HOOKED: &[i64] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_setup,
     libc::SYS_set_robust_list,
+    libc::SYS_exit_group,
 ];
 
 fn answer(r: Result<usize, Errno>) -> isize {
@@ -136,6 +137,10 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         libc::SYS_fork => procs::fork(nr, a),
         libc::SYS_execve => procs::execve(a),
         libc::SYS_execveat => procs::execveat(a),
+        libc::SYS_exit_group => {
+            trace::at_exit();
+            as_it_is()
+        }
         libc::SYS_getrlimit => procs::prlimit(0, a[0], 0, a[1]),
         libc::SYS_setrlimit => procs::prlimit(0, a[0], a[1], 0),
         libc::SYS_prlimit64 => procs::prlimit(a[0], a[1], a[2], a[3]),

@@ -21,6 +21,7 @@ mod smaps;
 mod state;
 mod stub;
 mod threads;
+mod trace;
 
 use canvas_shm::segment::{self, config_flag};
 use canvas_shm::{Mode, Segment};
@@ -148,6 +149,7 @@ fn try_start() -> Result<(), Failure> {
     let slot = procs::take_slot().ok_or(Failure::Because("the tenant has too many processes", Errno(libc::EAGAIN)))?;
     state::set_slot(slot);
     pool::init();
+    trace::init();
     threads::open_pidfd();
     account::size_cache();
     if thread_mode {
@@ -173,6 +175,7 @@ fn try_start() -> Result<(), Failure> {
         let _ = hooks::install_filter();
     }
     account::measure_native(true);
+    trace::start();
     Ok(())
 }
 

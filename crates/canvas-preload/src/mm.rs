@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::fault::{self, Resolved};
 use crate::state::{count, uffd};
-use crate::{areas, cache, chunk, freeze, reclaim, state};
+use crate::{areas, cache, chunk, freeze, reclaim, state, trace};
 
 static LOCK: RawSpin = RawSpin::new();
 struct Cell(UnsafeCell<MaybeUninit<Regions<'static>>>);
@@ -35,6 +35,9 @@ pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
 pub static LIMIT_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
 
 const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+/// Hints from here (4 TiB) up to the window are honoured for inaccessible reservations. Lower ones
+/// are preferences (a heap that compressed pointers reach), and their memory is worth managing.
+const NATIVE_HINTS: usize = 4 << 40;
 /// First page that mmap may use: the break area lies below.
 const MMAP_FIRST: u32 = (BRK_BYTES / PAGE_SIZE) as u32;
 
@@ -249,7 +252,7 @@ fn admit(g: &RawGuard<'_>, new_pages: u32, writable: bool) -> Result<(), Errno> 
     if total > LIMIT_AS.load(Ordering::Relaxed) || (writable && total > LIMIT_DATA.load(Ordering::Relaxed)) {
         return Err(Errno(libc::ENOMEM));
     }
-    if new_pages > 0 && writable && state::seg().far_full.load(Ordering::Relaxed) != 0 {
+    if new_pages > 0 && writable && reclaim::far_limit_reached() {
         count(Counter::MmapRefused, 1);
         return Err(Errno(libc::ENOMEM));
     }
@@ -282,7 +285,9 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let (addr, bytes, prot, flags) = (a[0], a[1], a[2] as i32, a[3] as i32);
     let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let overlaps_window = addr < WINDOW_END && addr.saturating_add(bytes) > WINDOW_BASE;
-    if bytes == 0 || (fixed && !overlaps_window) || (!fixed && !captures(prot, flags)) {
+    // A reservation that only makes sense at its place (ZGC's heap views): the kernel's.
+    let exact = !fixed && prot == libc::PROT_NONE && (NATIVE_HINTS..WINDOW_BASE).contains(&addr);
+    if bytes == 0 || exact || (fixed && !overlaps_window) || (!fixed && !captures(prot, flags)) {
         return None;
     }
     let _inside = freeze::enter();
@@ -406,7 +411,10 @@ pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let prot = a[2] as i32;
     let _inside = freeze::enter();
     let g = lock();
-    if !regions(&g).covers(start, end) {
+    // Up to the first hole the call has its effect, as the kernel has it.
+    let asked = end;
+    let end = regions(&g).covered_until(start, asked);
+    if end == start {
         return Some(Err(Errno(libc::ENOMEM)));
     }
     let readable = prot & libc::PROT_READ != 0;
@@ -424,7 +432,7 @@ pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             word::publish(areas::word(page), cur.clear(flag::STUCK));
         });
     }
-    Some(done.map(|()| 0))
+    Some(done.and(if end == asked { Ok(0) } else { Err(Errno(libc::ENOMEM)) }))
 }
 
 /// `madvise`.
@@ -519,6 +527,7 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
         if failed.is_some() && now.state() == State::Resident && !is_present(dst) {
             now = now.with_state(State::Poisoned);
         }
+        trace::moved(page, dst);
         // A pinned source is a race in the program; the pin stays behind.
         let now = now.with_pins(0);
         let now = if stuck { now.set(flag::STUCK) } else { now.clear(flag::STUCK) };
@@ -829,9 +838,15 @@ pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<(), Errno> {
             w.store(new.0, Ordering::Release);
         });
     }
-    for i in 0..regions(g).as_slice().len() {
-        let r = regions(g).as_slice()[i];
-        if r.attr.kind & (kind::WIPEONFORK | kind::DONTFORK) != 0 {
+    let mut at = 0;
+    while let Some(r) = regions(g).as_slice().iter().find(|r| r.end > at).copied() {
+        at = r.end;
+        if r.attr.kind & kind::NATIVE != 0 {
+            continue;
+        }
+        if r.attr.kind & kind::DONTFORK != 0 {
+            clear(g, r.start, r.end)?;
+        } else if r.attr.kind & kind::WIPEONFORK != 0 {
             discard(r.start, r.end);
         }
     }

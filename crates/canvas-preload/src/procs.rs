@@ -6,7 +6,7 @@ use canvas_sys::{proc, signal, uffd};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::state::{self, count};
-use crate::{account, freeze, mm, pool, report, threads};
+use crate::{account, freeze, mm, pool, report, threads, trace};
 
 /// Descriptors that are ours: the segment, the library, the userfaultfd, the pidfd, the trace.
 static OURS: [AtomicI32; 5] = [const { AtomicI32::new(-1) }; 5];
@@ -112,6 +112,8 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     let frozen = freeze::freeze();
     let g = mm::lock();
     let pool_locks = pool::pool().fork_guard();
+    // The child's ring shall be empty.
+    trace::flush();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
     drop(pool_locks);
@@ -158,6 +160,7 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
     if thread_mode {
         threads::start_handlers()?;
     }
+    trace::start();
     Ok(())
 }
 
@@ -246,6 +249,7 @@ fn touch_vector(at: usize) {
 pub fn execve(a: &[usize; 6]) -> isize {
     let mut room = [0usize; ENV_MAX + 4];
     let envp = with_our_vars(a[2], &mut room);
+    trace::before_exec();
     for _ in 0..100 {
         crate::args::touch_string(a[0]);
         touch_vector(a[1]);
@@ -263,6 +267,7 @@ pub fn execve(a: &[usize; 6]) -> isize {
 pub fn execveat(a: &[usize; 6]) -> isize {
     let mut room = [0usize; ENV_MAX + 4];
     let envp = with_our_vars(a[3], &mut room);
+    trace::before_exec();
     for _ in 0..100 {
         crate::args::touch_string(a[1]);
         touch_vector(a[2]);
@@ -295,14 +300,13 @@ pub fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
     let mut before = Rlimit { soft: 0, hard: 0 };
     // SAFETY: the program's pointers, read and written as the kernel would.
     let wanted = (new != 0).then(|| unsafe { (new as *const Rlimit).read_unaligned() });
-    let (arg, keep) = match (kept.filter(|_| mine), wanted) {
-        (Some(k), Some(w)) if w.soft <= w.hard => (0, Some((k, w))),
-        (_, Some(ref w)) => (w as *const Rlimit as usize, None),
-        (_, None) => (0, None),
+    let keep = kept.filter(|_| mine).zip(wanted).filter(|(_, w)| w.soft <= w.hard);
+    let arg = match &wanted {
+        Some(w) if keep.is_none() => w as *const Rlimit as usize,
+        _ => 0,
     };
     // SAFETY: both structures are ours and live.
     let r = check(unsafe { raw(libc::SYS_prlimit64 as usize, [pid, resource, arg, &raw mut before as usize, 0, 0]) });
-    let _ = &wanted;
     if let Err(e) = r {
         return -(e.0 as isize);
     }

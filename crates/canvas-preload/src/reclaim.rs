@@ -8,6 +8,7 @@
 use canvas_pager::clock::{Run, take_reservation};
 use canvas_pager::prefetch::SAMPLE_EVERY;
 use canvas_pager::table::CHUNK_PAGES;
+use canvas_pager::trace::Kind as TraceKind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_backend::{Kind, StoreError};
 use canvas_shm::Counter;
@@ -19,7 +20,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use crate::context::{self, BATCH_PAGES, Reclaim};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
-use crate::{account, areas, cache, chunk, fault, state};
+use crate::{account, areas, cache, chunk, fault, state, trace};
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
@@ -28,6 +29,23 @@ static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
 #[inline]
 pub fn far_nearly_full() -> bool {
     NEARLY_FULL.load(Ordering::Relaxed)
+}
+
+/// Is the far limit reached still? Looked at again before new memory is refused: what the program
+/// has freed meanwhile counts.
+pub fn far_limit_reached() -> bool {
+    let seg = state::seg();
+    if seg.far_full.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    pool().trim();
+    judge_far_pressure();
+    if let Some(limit) = seg.local_limit_pages()
+        && seg.local_pages.load(Ordering::Relaxed) < limit - 2 * account::gaps(limit).1
+    {
+        seg.far_full.store(0, Ordering::Relaxed);
+    }
+    seg.far_full.load(Ordering::Relaxed) != 0
 }
 
 /// Frees about `want` pages of local memory; returns how many pages were unmapped. The caller is
@@ -52,7 +70,7 @@ pub fn run(want: u32, direct: bool) -> u32 {
     if n == 0 {
         return 0;
     }
-    let unmapped = unmap(ctx);
+    let unmapped = unmap(ctx, false);
     count(if direct { Counter::ReclaimDirect } else { Counter::ReclaimBackground }, u64::from(unmapped));
     unmapped
 }
@@ -80,8 +98,9 @@ fn drop_reservations(ctx: &Reclaim) {
     }
 }
 
-/// Unmaps the batch into the swap cache; returns the pages unmapped.
-fn unmap(ctx: &mut Reclaim) -> u32 {
+/// Unmaps the batch into the swap cache; returns the pages unmapped. `traced`: only so that a trace
+/// shows their next touch; the policy learns nothing from it.
+pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     let pages = ctx.batch.pages() as usize;
     let (got, fresh) = cache::alloc(&mut ctx.slots[..pages]);
     if fresh > 0 {
@@ -144,7 +163,8 @@ fn unmap(ctx: &mut Reclaim) -> u32 {
         unsafe { core::ptr::copy_nonoverlapping(PageId(*page).addr() as *const u8, cache::buffer(*slot) as *mut u8, PAGE_SIZE) };
     }
     discard(&ctx.ranges[..ranges]);
-    let epoch = EPOCH.advance(n as u32, state::seg().local_limit_pages().unwrap_or(i64::MAX / 2).max(1) as u64);
+    let evicted = if traced { 0 } else { n as u32 };
+    let epoch = EPOCH.advance(evicted, state::seg().local_limit_pages().unwrap_or(i64::MAX / 2).max(1) as u64);
     let mut ours = 0;
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
         let w = areas::word(*page);
@@ -153,7 +173,13 @@ fn unmap(ctx: &mut Reclaim) -> u32 {
         cache::fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
         areas::table().note_gone(*page as usize);
         ours += i64::from(!cur.has(flag::SHARED));
-        let new = CLOCK.params.on_evict(cur, epoch).clear(flag::SHARED | flag::PREFETCHED);
+        let new = if traced {
+            cur.with_epoch(epoch).set(flag::SAMPLED)
+        } else {
+            trace::note(*page, TraceKind::Evict);
+            CLOCK.params.on_evict(cur, epoch).clear(flag::SAMPLED)
+        };
+        let new = new.clear(flag::SHARED | flag::PREFETCHED);
         word::publish(w, new.with_state(State::Cached).with_entry(SwapEntry(slot + 1)));
     }
     cache::enqueue(&ctx.slots[..n]);
@@ -165,7 +191,7 @@ fn unmap(ctx: &mut Reclaim) -> u32 {
             uffd().wake(r.iov_base as usize, r.iov_len);
         }
     }
-    count(Counter::ReclaimCopyPath, n as u64);
+    count(Counter::ReclaimCopyPath, u64::from(evicted));
     n as u32
 }
 
@@ -281,7 +307,7 @@ fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
 
 /// The word of a page that only exists as a far copy from now on.
 fn far_word(cached: Word, entry: SwapEntry) -> Word {
-    let w = cached.with_state(State::Far).with_entry(entry).clear(flag::PREFETCHED);
+    let w = cached.with_state(State::Far).with_entry(entry).clear(flag::PREFETCHED | flag::SAMPLED);
     if entry.is_some() { w.set(flag::FAR_COPY) } else { w.clear(flag::FAR_COPY) }
 }
 
@@ -325,6 +351,7 @@ pub fn background_round() -> bool {
 /// Releases what a page owned, when a mapping call discards it. `cur` is its word before the
 /// caller moved it to Mapping; the page itself is the caller's to discard.
 pub fn forget(page: u32, cur: Word) {
+    trace::note(page, TraceKind::Discard);
     match cur.state() {
         State::Resident => {
             fault::table_gone(page, cur);

@@ -16,6 +16,11 @@ use crate::{freeze, report, state};
 /// Signals that must never be blocked: a fault would end the program.
 pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
+/// The signals that are ours in this mode: none when handler threads serve the faults.
+fn ours() -> u64 {
+    if state::THREAD_MODE.load(Ordering::Relaxed) { 0 } else { OURS }
+}
+
 /// The program's own actions for our signals, behind a sequence number (odd while written).
 struct Action {
     seq: AtomicU32,
@@ -238,7 +243,7 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
         return -(libc::EINVAL as isize);
     }
     let wanted: Option<KernelSigaction> = (new != 0).then(|| get(new));
-    if let Some(slot) = action(sig) {
+    if let Some(slot) = action(sig).filter(|_| !state::THREAD_MODE.load(Ordering::Relaxed)) {
         let before = match wanted {
             Some(w) => slot.swap(w),
             None => slot.get(),
@@ -248,7 +253,7 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
         }
         return 0;
     }
-    let stripped = wanted.map(|w| KernelSigaction { mask: w.mask & !OURS, ..w });
+    let stripped = wanted.map(|w| KernelSigaction { mask: w.mask & !ours(), ..w });
     let mut before = KernelSigaction::default();
     let arg = stripped.as_ref().map_or(0, |s| s as *const _ as usize);
     // SAFETY: both structures are ours and live.
@@ -271,7 +276,7 @@ pub fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     } else {
         set = get(new);
         if how as i32 != libc::SIG_UNBLOCK {
-            set &= !OURS;
+            set &= !ours();
         }
         &raw const set as usize
     };
@@ -300,12 +305,12 @@ pub fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
     if a[at] != 0 && nr as i64 == libc::SYS_pselect6 {
         pair = get(a[at]);
         if pair[0] != 0 {
-            set = get::<u64>(pair[0]) & !OURS;
+            set = get::<u64>(pair[0]) & !ours();
             pair[0] = &raw const set as usize;
         }
         b[at] = pair.as_ptr() as usize;
     } else if a[at] != 0 {
-        set = get::<u64>(a[at]) & !OURS;
+        set = get::<u64>(a[at]) & !ours();
         b[at] = &raw const set as usize;
     }
     let _ = (&set, &pair);

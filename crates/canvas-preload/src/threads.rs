@@ -9,7 +9,7 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use crate::fault::{self, Resolved};
-use crate::{account, freeze, reclaim, report, sig, state};
+use crate::{account, freeze, reclaim, report, sig, state, trace};
 
 const STACK_BYTES: usize = 256 << 10;
 
@@ -75,6 +75,7 @@ extern "C" fn reclaimer() -> ! {
             }
             reclaim::background_round()
         };
+        let pause_ns = trace::background();
         if !worked {
             {
                 let _inside = freeze::enter_masked();
@@ -85,7 +86,7 @@ extern "C" fn reclaimer() -> ! {
                 // Short, and nothing to take: everything is busy, pinned, or not ours.
                 proc::sleep_ns(2_000_000);
             } else {
-                account::sleep_until_woken(100_000_000);
+                account::sleep_until_woken(pause_ns);
             }
         }
     }

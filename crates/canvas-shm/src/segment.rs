@@ -120,6 +120,7 @@ counters! {
     MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because the far limit is reached.",
     StallNs = "stall_ns": "Time that faulting threads spent in direct reclaim, in ns.",
     FaultsManaged = "fault_time_count": "Faults whose time was measured.",
+    TraceDropped = "trace_records_dropped": "Records that a trace lacks because its ring or its file was full.",
 }
 
 /// Number of counters.

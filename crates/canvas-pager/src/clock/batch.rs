@@ -68,7 +68,9 @@ impl VictimBatch {
         self.pages as usize + CHUNK_PAGES <= BATCH_PAGES
             && self.run_count + CHUNK_PAGES / 2 <= BATCH_RUNS
     }
-    pub(super) fn push_page(&mut self, page: u32) {
+    /// Adds a page, which the caller has moved to Evicting. Pages must come in ascending order within
+    /// a chunk, [`BATCH_RUNS`] at most when they are scattered.
+    pub fn push_page(&mut self, page: u32) {
         self.pages += 1;
         if let Some(last) = self.runs[..self.run_count].last_mut()
             && last.start.0 + last.len == page
