@@ -8,8 +8,8 @@ use canvas_types::sync::{AtomicU32, AtomicU64};
 
 /// Swap cache buffers: one page a slot.
 pub const CACHE_BUFFERS: usize = layout::MIRROR_BASE;
-/// Pages of swap cache at most (64 GiB).
-pub const CACHE_SLOTS_MAX: usize = 1 << 24;
+/// Pages of swap cache at most (128 MiB): its metadata is touched all over, so it is bounded too.
+pub const CACHE_SLOTS_MAX: usize = 1 << 15;
 /// The compressed pool.
 pub const POOL: usize = layout::MIRROR_BASE + (1 << 40);
 /// Bytes that the pool's region spans; the limit lies below it.

@@ -34,7 +34,7 @@ const WRITER_DONE: u32 = 7;
 const TAKER_DONE: u32 = 8;
 
 /// Places in the FIFO; stale ones are skipped, so it is larger than the cache.
-const RING: usize = CACHE_SLOTS_MAX * 4;
+const RING: usize = CACHE_SLOTS_MAX * 2;
 
 /// Guards the free stack and the FIFO.
 static LOCK: RawSpin = RawSpin::new();
@@ -162,7 +162,10 @@ pub fn enqueue(slots: &[u32]) {
 
 fn push(slot: u32) {
     let tail = TAIL.load(Ordering::Relaxed);
-    debug_assert!(tail - HEAD.load(Ordering::Relaxed) < RING as u64);
+    if tail - HEAD.load(Ordering::Relaxed) >= RING as u64 - 1 {
+        compact();
+    }
+    let tail = TAIL.load(Ordering::Relaxed);
     let tagged = u64::from(slot) | (u64::from(generation(slot).load(Ordering::Relaxed)) << 32);
     ring(tail).store(tagged, Ordering::Relaxed);
     TAIL.store(tail + 1, Ordering::Relaxed);
@@ -172,6 +175,21 @@ fn push(slot: u32) {
         head += 1;
     }
     HEAD.store(head, Ordering::Relaxed);
+}
+
+/// Takes the stale places out of a full ring; at most half of it is live.
+#[cold]
+fn compact() {
+    let (head, tail) = (HEAD.load(Ordering::Relaxed), TAIL.load(Ordering::Relaxed));
+    let mut to = head;
+    for i in head..tail {
+        let tagged = ring(i).load(Ordering::Relaxed);
+        if !is_stale(tagged) {
+            ring(to).store(tagged, Ordering::Relaxed);
+            to += 1;
+        }
+    }
+    TAIL.store(to, Ordering::Relaxed);
 }
 
 fn is_stale(tagged: u64) -> bool {

@@ -372,7 +372,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         if !joins {
             run.flush(ctx, kind);
         }
-        if cur.state() != State::Far || !word::transition(w, cur, cur.with_state(State::Filling)) {
+        if cur.state() != State::Far || cur.has(flag::STUCK) || !word::transition(w, cur, cur.with_state(State::Filling)) {
             continue;
         }
         if pool().load(cur.entry(), &mut ctx.staging[run.n], &mut ctx.scratch).is_err() {

@@ -174,7 +174,11 @@ fn try_start() -> Result<(), Failure> {
         // Without the filter only calls from outside of libc are affected: they see EFAULT.
         let _ = hooks::install_filter();
     }
+    mm::inherit_window(false);
     account::measure_native(true);
+    if seg.config.local_bytes.load(Ordering::Relaxed) | seg.config.local_ppm.load(Ordering::Relaxed) != 0 {
+        threads::start_reclaimer();
+    }
     trace::start();
     Ok(())
 }

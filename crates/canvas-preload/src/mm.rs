@@ -224,6 +224,7 @@ fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
         canvas_sys::sys6(libc::SYS_mmap, addr, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0)?;
         let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);
     }
+    inherit_window(false);
     uffd().register(addr, bytes, true)?;
     Ok(())
 }
@@ -349,10 +350,17 @@ fn mmap_over(g: &RawGuard<'_>, start: u32, end: u32, a: &[usize; 6]) -> Result<u
         regions(g).insert(start, end, Attr { prot: prot as u8, kind: 0 }).map_err(|_| Errno(libc::ENOMEM))?;
         return Ok(a[0]);
     }
-    // A file, shared or executable memory: the kernel's own from here on.
+    // A file, shared or executable memory: the kernel's own from here on. Mapped elsewhere first: a
+    // call that the kernel refuses must leave what is here.
+    let mut elsewhere = *a;
+    elsewhere[0] = 0;
+    elsewhere[3] &= !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as usize;
+    // SAFETY: a new mapping at a place of the kernel's choice.
+    let new = check(unsafe { gate::raw(libc::SYS_mmap as usize, elsewhere) })?;
     discard(start, end);
-    // SAFETY: the program's call, on a range that the program has or that is ours and empty.
-    let at = check(unsafe { gate::raw(libc::SYS_mmap as usize, *a) })?;
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+    // SAFETY: moves the mapping just made over a range whose contents were just given up.
+    let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, [new, a[1], a[1], flags, a[0], 0]) })?;
     let attr = Attr { prot: prot as u8, kind: kind::NATIVE };
     regions(g).insert(start, end, attr).map_err(|_| Errno(libc::ENOMEM))?;
     Ok(at)
@@ -677,8 +685,19 @@ fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usiz
     if let Some((s, e)) = target {
         discard(s, e);
     }
+    // Growing in place: our reservation behind it must give way first.
+    let grown = end.max(start.saturating_add(pages_of(a[2]).unwrap_or(0)));
+    let room = target.is_none() && grown > end && regions(g).find_gap(grown - end, 1, end, grown) == Some(end);
+    if room {
+        // SAFETY: a range of the window where nothing is mapped.
+        let _ = unsafe { mem::unmap(addr_of(end), (grown - end) as usize * PAGE_SIZE) };
+    }
     // SAFETY: the program's call on the program's mapping.
-    let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, a) })?;
+    let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, a) });
+    if room && at != Ok(a[0]) {
+        restore_window(end, grown)?;
+    }
+    let at = at?;
     if at != a[0] {
         regions(g).remove(start, end).map_err(|_| Errno(libc::ENOMEM))?;
         restore_window(start, end)?;
@@ -803,6 +822,14 @@ pub fn reserve_window() -> Result<(), Errno> {
         let _ = uffd().copy(WINDOW_END - PAGE_SIZE, areas::ZEROS, PAGE_SIZE);
         mem::advise(WINDOW_END - PAGE_SIZE, PAGE_SIZE, libc::MADV_DONTNEED)
     }
+}
+
+/// Whether a fork's child inherits the window. Only forks that we see may: in the child of any
+/// other, far pages would read as zeros; without the window it is ended by SIGSEGV instead.
+pub fn inherit_window(yes: bool) {
+    let advice = if yes { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+    // SAFETY: changes only what a fork copies.
+    let _ = unsafe { mem::advise(WINDOW_BASE, layout::WINDOW_BYTES, advice) };
 }
 
 /// In a fork's child: registers the window with the child's own userfaultfd, clears what must not

@@ -114,8 +114,10 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     let pool_locks = pool::pool().fork_guard();
     // The child's ring shall be empty.
     trace::flush();
+    mm::inherit_window(true);
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
+    mm::inherit_window(false);
     drop(pool_locks);
     if r != 0 {
         if r > 0 {
