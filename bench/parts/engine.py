@@ -44,12 +44,10 @@ class Stage:
         full.update(env or {})
         child = procs.Child(argv, self.dir, full, tag, stdin)
         child.managed, child.stats_path = managed, stats
-        child.segment = canvas.Segment() if managed else None
         child.sampler = None
         if managed or self.lab.measuring_footprint:
-            child.sampler = procs.Sampler(child.pid, include_root=not managed,
-                                          live=child.segment.pool if managed else None,
-                                          interval_s=0.05 if self.lab.measuring_footprint else 1.0)
+            child.sampler = procs.Sampler(child.pid, managed,
+                                          0.05 if self.lab.measuring_footprint else 1.0)
         self.children.append(child)
         return child
 
@@ -120,8 +118,6 @@ class Stage:
             if c.sampler:
                 c.sampler._stop.set()
             c.kill_tree()
-            if c.segment:
-                c.segment.close()
         shutil.rmtree(self.dir, ignore_errors=True)
 
 

@@ -122,7 +122,7 @@ def shared_budget(r):
     if not r.managed:
         return
     stats = r.load_stats(c)
-    r.require(c.sampler.samples - c.sampler.blind > 3, "too few memory samples to judge by")
+    r.require(c.sampler.samples > 3, "too few memory samples to judge by")
     r.require(canvas.find(stats, "execs", default=0) >= children, "stats: children were not managed")
     r.judge()
 

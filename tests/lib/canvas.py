@@ -1,56 +1,10 @@
-"""The canvas command: how to call it, its live segment, and what its stats file must say."""
+"""What the stats file of `canvas run` must say."""
 
 import json
-import os
-import struct
 
 MIB = 1 << 20
-# First word of the tenant segment (canvas-shm); another value means another layout.
-SEGMENT_MAGIC = 0x4341_4E56_4153_0001
-# local_pages, local_pages_peak, pool_bytes, pool_bytes_peak, footprint_pages, footprint_pages_peak
-SEGMENT_LIVE_OFFSET = 56
 # What `--local N%` never goes below.
 LOCAL_MIN_BYTES = 8 * MIB
-
-
-class Segment:
-    """Reads a running tenant's figures through the descriptor that `canvas run` holds."""
-
-    def __init__(self):
-        self.fd = -1
-
-    def _find(self, pid):
-        base = f"/proc/{pid}/fd"
-        for name in os.listdir(base):
-            if not os.readlink(f"{base}/{name}").startswith("/memfd:"):
-                continue
-            fd = os.open(f"{base}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            head = os.pread(fd, 8, 0)
-            if len(head) == 8 and struct.unpack("<Q", head)[0] == SEGMENT_MAGIC:
-                return fd
-            os.close(fd)
-        return -1
-
-    def read(self, pid):
-        """(local, local peak, pool, pool peak, footprint, footprint peak) in bytes, or None."""
-        try:
-            if self.fd < 0:
-                self.fd = self._find(pid)
-                if self.fd < 0:
-                    return None
-            v = struct.unpack("<6q", os.pread(self.fd, 48, SEGMENT_LIVE_OFFSET))
-        except (OSError, struct.error):
-            return None
-        return (v[0] * 4096, v[1] * 4096, v[2], v[3], v[4] * 4096, v[5] * 4096)
-
-    def pool(self, pid):
-        v = self.read(pid)
-        return None if v is None else max(v[2], 0)
-
-    def close(self):
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 def find(stats, name, default=None):

@@ -172,9 +172,7 @@ class Run:
         child.share_percent = local if isinstance(local, str) else None
         if isinstance(self.limit_bytes, str) and local is None:
             child.limit_bytes, child.share_percent = 0, self.limit_bytes
-        child.segment = canvas.Segment() if wrapped else None
-        live = child.segment.pool if wrapped else None
-        child.sampler = procs.Sampler(child.pid, include_root=not wrapped, live=live)
+        child.sampler = procs.Sampler(child.pid, managed=wrapped)
         self.children.append(child)
         return child
 
@@ -265,8 +263,6 @@ class Run:
         for c in self.children:
             c.kill_tree()
             c.sampler.stop()
-            if c.segment:
-                c.segment.close()
 
 
 class Session:

@@ -92,18 +92,17 @@ def pool_bytes(pids):
 class Sampler:
     """Samples the memory of a process tree until stopped.
 
-    `live` may be given to read the tenant's own figures at the same moment: it is called with
-    the root pid and returns the pool's bytes, or None when they cannot be had.
+    With `managed`, `root` is `canvas run` itself and left out, and local memory is what is left of
+    the anonymous memory without the pools. The pools are read from the maps: a counter lags behind
+    them, and after a fork cannot know which pool pages are still shared.
     """
 
-    def __init__(self, root, include_root=True, live=None, interval_s=0.1):
-        self.root, self.include_root, self.live = root, include_root, live
-        self.interval_s = interval_s
+    def __init__(self, root, managed=False, interval_s=0.1):
+        self.root, self.managed, self.interval_s = root, managed, interval_s
         self.anon_peak_bytes = 0
         self.local_peak_bytes = 0
         self.pool_peak_bytes = 0
         self.samples = 0
-        self.blind = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
@@ -117,25 +116,14 @@ class Sampler:
                 continue
 
     def once(self):
-        pids = tree(self.root, self.include_root)
-        # After a fork the pools of parent and child share pages until either writes: then the
-        # counter cannot say what they take, only the maps can.
-        forked = len(pids) > 1
-
-        def pool_now():
-            return pool_bytes(pids) if forked else self.live(self.root)
-
-        before = pool_now() if self.live else None
+        pids = tree(self.root, not self.managed)
+        before = pool_bytes(pids) if self.managed else 0
         anon = anon_bytes(pids)
         self.samples += 1
         self.anon_peak_bytes = max(self.anon_peak_bytes, anon)
-        if self.live:
-            after = pool_now()
-            if before is None or after is None:
-                self.blind += 1
-                return
+        if self.managed:
             # The pool may change while the maps are walked: only what is certain counts.
-            pool = max(before, after)
+            pool = max(before, pool_bytes(pids))
             self.pool_peak_bytes = max(self.pool_peak_bytes, pool)
             self.local_peak_bytes = max(self.local_peak_bytes, anon - pool)
 

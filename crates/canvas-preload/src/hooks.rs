@@ -5,7 +5,7 @@ use canvas_sys::gate::raw;
 use core::sync::atomic::Ordering;
 
 use crate::stub::{Call, WANTED};
-use crate::{args, mm, procs, sig, state, trace};
+use crate::{altstack, args, mm, procs, sig, state, trace};
 
 /// Marks the calls that [`dispatch`] wants. Before anything is patched.
 pub fn init() {
@@ -78,6 +78,7 @@ const HOOKED: &[i64] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_setup,
     libc::SYS_set_robust_list,
+    libc::SYS_exit,
     libc::SYS_exit_group,
 ];
 
@@ -129,6 +130,15 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
             sig::with_wait_mask(nr, a)
         }
         libc::SYS_sigaltstack => sig::sigaltstack(a),
+        // The first call of a new thread's life in glibc, and the last.
+        libc::SYS_set_robust_list if !state::THREAD_MODE.load(Ordering::Relaxed) => {
+            altstack::give();
+            as_it_is()
+        }
+        libc::SYS_exit => {
+            altstack::thread_exit();
+            as_it_is()
+        }
         libc::SYS_close => procs::close(a),
         libc::SYS_dup2 | libc::SYS_dup3 => procs::dup_onto(nr, a),
         libc::SYS_close_range => procs::close_range(a),

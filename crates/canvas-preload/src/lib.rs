@@ -2,6 +2,7 @@
 //! pages it. See ARCHITECTURE.md for a page's way through it.
 
 mod account;
+mod altstack;
 mod areas;
 mod args;
 mod cache;
@@ -170,6 +171,7 @@ fn try_start() -> Result<(), Failure> {
     // SAFETY: start-up has one thread.
     unsafe { __curbrk = canvas_types::layout::WINDOW_BASE };
     if !thread_mode {
+        altstack::init();
         sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
         // Without the filter only calls from outside of libc are affected: they see EFAULT.
         let _ = hooks::install_filter();

@@ -97,6 +97,13 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
     Some((from, to))
 }
 
+/// Is nothing mapped there?
+pub fn is_hole(page: u32) -> bool {
+    let _inside = freeze::enter();
+    let g = lock();
+    regions(&g).at(page).is_none()
+}
+
 /// One past the last page of the native mapping that holds `page`; `None` when there is none.
 pub fn native_until(page: u32) -> Option<u32> {
     let _inside = freeze::enter();

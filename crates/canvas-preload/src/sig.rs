@@ -11,7 +11,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::fault::{self, Resolved};
-use crate::{freeze, report, state};
+use crate::{altstack, freeze, report, state};
 
 /// Signals that must never be blocked: a fault would end the program.
 pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
@@ -254,10 +254,15 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
         return 0;
     }
     let stripped = wanted.map(|w| KernelSigaction { mask: w.mask & !ours(), ..w });
+    let segv_before = SEGV_HANDLER.load(Ordering::Acquire);
+    let stripped = stripped.map(|w| wrap_segv(sig, w));
     let mut before = KernelSigaction::default();
     let arg = stripped.as_ref().map_or(0, |s| s as *const _ as usize);
     // SAFETY: both structures are ours and live.
     let r = check(unsafe { raw(libc::SYS_rt_sigaction as usize, [a[0], arg, &raw mut before as usize, 8, 0, 0]) });
+    if sig == libc::SIGSEGV && before.handler == on_sigsegv as *const () as usize {
+        before.handler = segv_before;
+    }
     if r.is_ok() && old != 0 {
         put(old, before);
     }
@@ -318,12 +323,60 @@ pub fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
 }
 
 /// `sigaltstack`: the kernel writes signal frames there by itself, so the stack stays resident.
+/// Ours is invisible to the program, and comes back when the program's own goes.
 pub fn sigaltstack(a: &[usize; 6]) -> isize {
+    let before = altstack::current();
+    let hidden = altstack::is_ours(before.ss_sp as usize);
+    let mut r = 0;
     if a[0] != 0 {
         let ss: libc::stack_t = get(a[0]);
         if ss.ss_flags & libc::SS_DISABLE == 0 && in_window(ss.ss_sp as usize) {
             let _ = crate::mm::mlock(ss.ss_sp as usize, ss.ss_size, true, false);
         }
+        let off = ss.ss_flags & libc::SS_DISABLE != 0;
+        if !(off && hidden) {
+            // SAFETY: our copy of the program's structure.
+            r = unsafe { raw(libc::SYS_sigaltstack as usize, [&raw const ss as usize, 0, 0, 0, 0, 0]) };
+            if r == 0 && hidden {
+                altstack::put_back(before.ss_sp as usize);
+            } else if r == 0 && off {
+                altstack::give();
+            }
+        }
     }
-    crate::args::run(libc::SYS_sigaltstack as usize, a)
+    if r == 0 && a[1] != 0 {
+        let none = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        put(a[1], if hidden { none } else { before });
+    }
+    r
+}
+
+/// `si_code` of a fault on an address where nothing is mapped.
+const SEGV_MAPERR: i32 = 1;
+/// The program's SIGSEGV handler, behind [`on_sigsegv`].
+static SEGV_HANDLER: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
+
+/// To the kernel a hole in the window is an inaccessible mapping; to the program it is a hole.
+unsafe extern "C" fn on_sigsegv(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes valid structures: the action has SA_SIGINFO.
+    let i = unsafe { &mut *info };
+    // SAFETY: a fault's siginfo has an address.
+    let addr = unsafe { i.si_addr() } as usize;
+    if i.si_code > 0 && in_window(addr) && crate::mm::is_hole(PageId::of_addr(addr).0) {
+        i.si_code = SEGV_MAPERR;
+    }
+    let handler = SEGV_HANDLER.load(Ordering::Acquire);
+    // SAFETY: the program's handler, on its stack and under its mask; one that takes only the
+    // signal's number ignores the rest.
+    let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = unsafe { core::mem::transmute(handler) };
+    f(sig, info, context);
+}
+
+/// Puts [`on_sigsegv`] before the program's SIGSEGV handler, and hides it from the program.
+fn wrap_segv(sig: i32, action: KernelSigaction) -> KernelSigaction {
+    if sig != libc::SIGSEGV || action.handler <= 1 {
+        return action;
+    }
+    SEGV_HANDLER.store(action.handler, Ordering::Release);
+    KernelSigaction { handler: on_sigsegv as *const () as usize, flags: action.flags | libc::SA_SIGINFO as u64, ..action }
 }

@@ -1,7 +1,7 @@
 //! This process's proportional share of anonymous memory, from /proc/self/smaps.
 //!
-//! After a fork, pages are shared until one side writes. `Pss_Anon` counts a page that n processes
-//! map as 1/n, so the sum over a tenant's processes is the memory that it really uses. The walk
+//! After a fork, pages are shared until one side writes. Pss counts a page that n processes map
+//! as 1/n, so the sum over a tenant's processes is the memory that it really uses. The walk
 //! costs about 10 ms a resident GiB: only forked processes do it, and seldom.
 
 use canvas_sys::{sys1, sys3};
@@ -70,7 +70,7 @@ fn hex(text: &[u8]) -> Option<usize> {
 pub fn proportional_pages() -> Option<i64> {
     let mut lines = Lines::open()?;
     let mut in_pool = false;
-    let mut kib = 0i64;
+    let (mut kib, mut rss, mut pss) = (0i64, 0i64, 0i64);
     lines.each(|line| {
         let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
         let Some(first) = words.next() else { return };
@@ -80,9 +80,16 @@ pub fn proportional_pages() -> Option<i64> {
                 return;
             }
         }
-        if first == b"Pss_Anon:" && !in_pool {
-            let n = words.next().unwrap_or(b"0");
-            kib += n.iter().filter(|b| b.is_ascii_digit()).fold(0i64, |k, b| k * 10 + i64::from(b - b'0'));
+        let value = || {
+            let digits = words.clone().next().unwrap_or(b"0");
+            digits.iter().filter(|b| b.is_ascii_digit()).fold(0i64, |k, b| k * 10 + i64::from(b - b'0'))
+        };
+        // A mapping's Pss covers its file pages too: the anonymous share of it counts.
+        match first {
+            b"Rss:" => rss = value(),
+            b"Pss:" => pss = value(),
+            b"Anonymous:" if !in_pool && rss > 0 => kib += pss * value() / rss,
+            _ => {}
         }
     });
     Some(kib / 4)
