@@ -1,3 +1,5 @@
+//! Linker flags of the preload library.
+
 fn main() {
     // Bound at load: a lazy binding in the fault handler would walk heap memory that may be far.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,now");

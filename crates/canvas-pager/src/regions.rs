@@ -51,7 +51,12 @@ pub struct Regions<'a> {
 impl<'a> Regions<'a> {
     /// No regions, in memory for at most `items.len()` of them.
     pub fn new(items: &'a mut [Region]) -> Regions<'a> {
-        Regions { items, len: 0, pages: 0, natives: 0 }
+        Regions {
+            items,
+            len: 0,
+            pages: 0,
+            natives: 0,
+        }
     }
     /// All regions, in order.
     pub fn as_slice(&self) -> &[Region] {
@@ -95,7 +100,11 @@ impl<'a> Regions<'a> {
             if r.start >= end {
                 break;
             }
-            f(Region { start: r.start.max(start), end: r.end.min(end), attr: r.attr });
+            f(Region {
+                start: r.start.max(start),
+                end: r.end.min(end),
+                attr: r.attr,
+            });
         }
     }
     /// First free range of `len` pages at or above `low`, aligned to `align` pages (a power of
@@ -167,14 +176,20 @@ impl<'a> Regions<'a> {
         }
         if from < to {
             let first = self.items[from];
-            push(Region { end: first.end.min(start), ..first });
+            push(Region {
+                end: first.end.min(start),
+                ..first
+            });
         }
         if let Some(attr) = attr {
             push(Region { start, end, attr });
         }
         if from < to {
             let last = self.items[to - 1];
-            push(Region { start: last.start.max(end), ..last });
+            push(Region {
+                start: last.start.max(end),
+                ..last
+            });
         }
         self.replace(from, to, &with[..n])
     }
@@ -182,7 +197,9 @@ impl<'a> Regions<'a> {
     pub fn update(&mut self, start: u32, end: u32, f: impl Fn(Attr) -> Attr) -> Result<(), Full> {
         let mut at = start;
         while at < end {
-            let Some(r) = self.as_slice().get(self.first_after(at)).copied() else { break };
+            let Some(r) = self.as_slice().get(self.first_after(at)).copied() else {
+                break;
+            };
             if r.start >= end {
                 break;
             }
@@ -275,6 +292,20 @@ mod tests {
         r.insert(20, 30, a).unwrap();
         assert_eq!(r.remove(4, 6), Err(Full));
         assert_eq!(r.insert(12, 14, a), Err(Full));
-        assert_eq!(r.as_slice(), &[Region { start: 0, end: 10, attr: a }, Region { start: 20, end: 30, attr: a }]);
+        assert_eq!(
+            r.as_slice(),
+            &[
+                Region {
+                    start: 0,
+                    end: 10,
+                    attr: a
+                },
+                Region {
+                    start: 20,
+                    end: 30,
+                    attr: a
+                }
+            ]
+        );
     }
 }

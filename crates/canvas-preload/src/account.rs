@@ -36,7 +36,9 @@ pub fn note_resident(n: i64) {
 pub fn charge(n: i64) -> bool {
     let seg = state::seg();
     let used = seg.charge_local(state::slot(), n);
-    let Some(limit) = seg.local_limit_pages() else { return true };
+    let Some(limit) = seg.local_limit_pages() else {
+        return true;
+    };
     let (low, _) = gaps(limit);
     if used <= limit - low {
         return true;
@@ -56,17 +58,24 @@ fn charge_slow(n: i64) -> bool {
     let seg = state::seg();
     let begun = proc::now_ns();
     let hopeless = begun < HOPELESS_UNTIL_NS.load(Ordering::Relaxed);
-    let mut fruitless = 0u32;
+    let (mut fruitless, mut asked) = (0u32, 0u32);
     let ok = loop {
-        let Some(limit) = seg.local_limit_pages() else { break true };
+        let Some(limit) = seg.local_limit_pages() else {
+            break true;
+        };
         let over = seg.local_pages.load(Ordering::Relaxed) - limit;
         if over <= 0 {
             break true;
         }
-        // Another process may hold most of the memory; ask it too.
+        // Another process may hold most of the memory: then it gives first, for a while.
         let ours = state::slot().charged_pages.load(Ordering::Relaxed);
-        if over > ours / 4 {
+        if asked < 50
+            && largest_other().is_some_and(|p| p.charged_pages.load(Ordering::Relaxed) / 2 > ours)
+        {
+            asked += 1;
             poke_largest(over);
+            proc::sleep_ns(100_000);
+            continue;
         }
         if reclaim::run((over + 8).clamp(16, 64) as u32, true) > 0 {
             fruitless = 0;
@@ -108,20 +117,27 @@ pub fn uncharge(n: i64) {
     state::seg().charge_local(state::slot(), -n);
 }
 
-/// Asks the process with the largest charge (not us) to reclaim.
-fn poke_largest(pages: i64) {
+/// The process, other than ours, with the largest charge.
+fn largest_other() -> Option<&'static canvas_shm::ProcSlot> {
     let me = state::slot() as *const _;
-    let largest = state::seg()
+    state::seg()
         .procs
         .iter()
-        .filter(|p| !core::ptr::eq(*p, me) && !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX))
-        .max_by_key(|p| p.charged_pages.load(Ordering::Relaxed));
-    if let Some(p) = largest.filter(|p| p.resident_pages.load(Ordering::Relaxed) > 0) {
+        .filter(|p| {
+            !core::ptr::eq(*p, me) && !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX)
+        })
+        .max_by_key(|p| p.charged_pages.load(Ordering::Relaxed))
+}
+
+/// Asks the process with the largest charge (not us) to reclaim.
+fn poke_largest(pages: i64) {
+    if let Some(p) = largest_other().filter(|p| p.resident_pages.load(Ordering::Relaxed) > 0) {
         if !proc::alive(p.pid.load(Ordering::Relaxed)) {
             state::seg().release_slot(p, p.pid.load(Ordering::Relaxed));
             return;
         }
-        p.reclaim_wanted.fetch_max(pages.clamp(1, 1024) as u32, Ordering::Relaxed);
+        p.reclaim_wanted
+            .fetch_max(pages.clamp(1, 1024) as u32, Ordering::Relaxed);
         p.wake.fetch_add(1, Ordering::Release);
         proc::futex_wake(&p.wake, 1);
     }
@@ -154,22 +170,40 @@ pub fn sleep_until_woken(timeout_ns: u64) {
 /// Is the tenant above the mark at which background reclaim starts?
 pub fn short_of_room() -> bool {
     let seg = state::seg();
-    seg.local_limit_pages().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
+    seg.local_limit_pages()
+        .is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
 }
 
 /// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
 /// could matter soon, else 100 ms.
 pub fn idle_ns() -> u64 {
     let seg = state::seg();
-    let near = seg.local_limit_pages().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
+    let near = seg
+        .local_limit_pages()
+        .is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
     if near { 5_000_000 } else { 100_000_000 }
 }
 
 /// Pages that background reclaim should free now.
 pub fn excess() -> i64 {
     let seg = state::seg();
-    let tenant = seg.local_limit_pages().map_or(0, |l| seg.local_pages.load(Ordering::Relaxed) - (l - gaps(l).1));
-    tenant.max(i64::from(state::slot().reclaim_wanted.load(Ordering::Relaxed)))
+    let used = seg.local_pages.load(Ordering::Relaxed);
+    let over = seg
+        .local_limit_pages()
+        .map_or(0, |l| used - (l - gaps(l).1));
+    // Each process gives by what it has.
+    let ours = state::slot()
+        .charged_pages
+        .load(Ordering::Relaxed)
+        .clamp(0, used.max(0));
+    let tenant = if over > 0 {
+        over * ours / used.max(1) + 1
+    } else {
+        over
+    };
+    tenant.max(i64::from(
+        state::slot().reclaim_wanted.load(Ordering::Relaxed),
+    ))
 }
 
 /// Sets the swap cache's bound from the local limit: 32 MiB at first, a sixteenth of local
@@ -193,7 +227,10 @@ pub fn measure_native(force: bool) {
     if !force && now < last + if forked { 100_000_000 } else { 5_000_000 } {
         return;
     }
-    if LAST_MEASURE_NS.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+    if LAST_MEASURE_NS
+        .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+        .is_err()
+    {
         return;
     }
     let slot = state::slot();
@@ -202,10 +239,14 @@ pub fn measure_native(force: bool) {
     let native = if forked {
         // Pages are shared with relatives: each process answers for its proportional share, so
         // the sum is the truth. It may be less than what we have booked.
-        let Some(share) = crate::smaps::proportional_pages() else { return };
+        let Some(share) = crate::smaps::proportional_pages() else {
+            return;
+        };
         share - booked
     } else {
-        let Some(anon) = anonymous_pages() else { return };
+        let Some(anon) = anonymous_pages() else {
+            return;
+        };
         (anon - booked - crate::pool::charged_pages()).max(0)
     };
     let before = slot.native_pages.swap(native, Ordering::Relaxed);
@@ -222,7 +263,11 @@ fn anonymous_pages() -> Option<i64> {
     let key = b"RssAnon:";
     let at = text.windows(key.len()).position(|w| w == key)? + key.len();
     let mut kib = 0i64;
-    for b in text[at..].iter().skip_while(|b| !b.is_ascii_digit()).take_while(|b| b.is_ascii_digit()) {
+    for b in text[at..]
+        .iter()
+        .skip_while(|b| !b.is_ascii_digit())
+        .take_while(|b| b.is_ascii_digit())
+    {
         kib = kib * 10 + i64::from(b - b'0');
     }
     Some(kib / 4)
@@ -232,6 +277,13 @@ fn anonymous_pages() -> Option<i64> {
 pub fn after_fork_in_child() {
     RECLAIMER.store(0, Ordering::Relaxed);
     ASLEEP.store(false, Ordering::Relaxed);
-    LAST_MEASURE_NS.store(0, Ordering::Relaxed);
+    // The parent measures first, or what is shared would count one and a half times.
+    LAST_MEASURE_NS.store(proc::now_ns(), Ordering::Relaxed);
     RESIDENT.store(0, Ordering::Relaxed);
+}
+
+/// Lets the reclaim thread measure at its next round, which is now.
+pub fn measure_soon() {
+    LAST_MEASURE_NS.store(0, Ordering::Relaxed);
+    wake_reclaimer();
 }

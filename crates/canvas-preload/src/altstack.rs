@@ -32,7 +32,11 @@ pub fn is_ours(addr: usize) -> bool {
 
 /// The calling thread's signal stack, as the kernel has it.
 pub fn current() -> libc::stack_t {
-    let mut old = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+    let mut old = libc::stack_t {
+        ss_sp: core::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
+    };
     // SAFETY: the kernel writes `old`.
     let _ = unsafe { sys2(libc::SYS_sigaltstack, 0, &raw mut old as usize) };
     old
@@ -43,8 +47,11 @@ fn take() -> Option<usize> {
         let mut bits = word.load(Ordering::Relaxed);
         while bits != u64::MAX {
             let free = (!bits).trailing_zeros();
-            match word.compare_exchange(bits, bits | 1 << free, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return Some(BASE.load(Ordering::Relaxed) + (i * 64 + free as usize) * BYTES),
+            match word.compare_exchange(bits, bits | 1 << free, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => {
+                    return Some(BASE.load(Ordering::Relaxed) + (i * 64 + free as usize) * BYTES);
+                }
                 Err(now) => bits = now,
             }
         }
@@ -58,7 +65,11 @@ pub fn give() {
         return;
     }
     if let Some(at) = take() {
-        let new = libc::stack_t { ss_sp: at as *mut _, ss_flags: 0, ss_size: BYTES };
+        let new = libc::stack_t {
+            ss_sp: at as *mut _,
+            ss_flags: 0,
+            ss_size: BYTES,
+        };
         // SAFETY: native memory that is this thread's until `put_back`.
         if unsafe { sys2(libc::SYS_sigaltstack, &raw const new as usize, 0) }.is_err() {
             put_back(at);
@@ -78,7 +89,11 @@ pub fn put_back(addr: usize) {
 pub fn thread_exit() {
     let old = current();
     if is_ours(old.ss_sp as usize) {
-        let off = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        let off = libc::stack_t {
+            ss_sp: core::ptr::null_mut(),
+            ss_flags: libc::SS_DISABLE,
+            ss_size: 0,
+        };
         // SAFETY: only takes the stack away; fails when we are on it, and then it stays taken.
         if unsafe { sys2(libc::SYS_sigaltstack, &raw const off as usize, 0) }.is_ok() {
             put_back(old.ss_sp as usize);

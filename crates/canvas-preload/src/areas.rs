@@ -111,11 +111,6 @@ pub fn entries() -> &'static [AtomicU64] {
 }
 
 /// Atomics in the pool's metadata area, from `offset` bytes.
-pub fn pool_meta32(offset: usize, n: usize) -> &'static [AtomicU32] {
-    atomics32(POOL_META + offset, n)
-}
-
-/// Atomics in the pool's metadata area, from `offset` bytes.
 pub fn pool_meta64(offset: usize, n: usize) -> &'static [AtomicU64] {
     atomics64(POOL_META + offset, n)
 }

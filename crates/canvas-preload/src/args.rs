@@ -74,7 +74,15 @@ static SPECS: &[Spec] = &[
     (libc::SYS_faccessat, &[(1, Str)]),
     (libc::SYS_faccessat2, &[(1, Str)]),
     (libc::SYS_poll, &[(0, AN(1, 8))]),
-    (libc::SYS_select, &[(1, N(SOCKADDR)), (2, N(SOCKADDR)), (3, N(SOCKADDR)), (4, N(TS))]),
+    (
+        libc::SYS_select,
+        &[
+            (1, N(SOCKADDR)),
+            (2, N(SOCKADDR)),
+            (3, N(SOCKADDR)),
+            (4, N(TS)),
+        ],
+    ),
     (libc::SYS_ioctl, &[(2, Unknown)]),
     (libc::SYS_fcntl, &[(2, N(32))]),
     (libc::SYS_pipe, &[(0, N(8))]),
@@ -163,7 +171,10 @@ static SPECS: &[Spec] = &[
     (libc::SYS_capget, &[(0, N(8)), (1, N(24))]),
     (libc::SYS_capset, &[(0, N(8)), (1, N(24))]),
     (libc::SYS_rt_sigpending, &[(0, N(8))]),
-    (libc::SYS_rt_sigtimedwait, &[(0, N(8)), (1, N(SOCKADDR)), (2, N(TS))]),
+    (
+        libc::SYS_rt_sigtimedwait,
+        &[(0, N(8)), (1, N(SOCKADDR)), (2, N(TS))],
+    ),
     (libc::SYS_rt_sigqueueinfo, &[(2, N(SOCKADDR))]),
     (libc::SYS_rt_tgsigqueueinfo, &[(3, N(SOCKADDR))]),
     (libc::SYS_signalfd, &[(1, N(8))]),
@@ -202,18 +213,36 @@ static SPECS: &[Spec] = &[
     (libc::SYS_rseq, &[(0, N(32))]),
     (libc::SYS_arch_prctl, &[(1, N(8))]),
     (libc::SYS_quotactl, &[(1, Str), (3, Unknown)]),
-    (libc::SYS_name_to_handle_at, &[(1, Str), (2, N(136)), (3, N(4))]),
+    (
+        libc::SYS_name_to_handle_at,
+        &[(1, Str), (2, N(136)), (3, N(4))],
+    ),
     (libc::SYS_mq_open, &[(0, Str), (3, N(64))]),
     (libc::SYS_mq_unlink, &[(0, Str)]),
     (libc::SYS_mq_timedsend, &[(1, A(2)), (4, N(TS))]),
-    (libc::SYS_mq_timedreceive, &[(1, A(2)), (3, N(4)), (4, N(TS))]),
+    (
+        libc::SYS_mq_timedreceive,
+        &[(1, A(2)), (3, N(4)), (4, N(TS))],
+    ),
     (libc::SYS_add_key, &[(0, Str), (1, Str), (2, A(3))]),
     (libc::SYS_perf_event_open, &[(0, N(128))]),
     (libc::SYS_bpf, &[(1, A(2))]),
-    (libc::SYS_pselect6, &[(1, N(SOCKADDR)), (2, N(SOCKADDR)), (3, N(SOCKADDR)), (4, N(TS)), (5, SigPair)]),
+    (
+        libc::SYS_pselect6,
+        &[
+            (1, N(SOCKADDR)),
+            (2, N(SOCKADDR)),
+            (3, N(SOCKADDR)),
+            (4, N(TS)),
+            (5, SigPair),
+        ],
+    ),
     (libc::SYS_ppoll, &[(0, AN(1, 8)), (2, N(TS)), (3, N(8))]),
     (libc::SYS_epoll_pwait, &[(1, AN(2, 12)), (4, N(8))]),
-    (libc::SYS_epoll_pwait2, &[(1, AN(2, 12)), (3, N(TS)), (4, N(8))]),
+    (
+        libc::SYS_epoll_pwait2,
+        &[(1, AN(2, 12)), (3, N(TS)), (4, N(8))],
+    ),
     (libc::SYS_sigaltstack, &[(0, N(24)), (1, N(24))]),
     (libc::SYS_set_mempolicy, &[(1, N(128))]),
     (libc::SYS_mbind, &[(3, N(128))]),
@@ -235,7 +264,12 @@ pub fn init(mut wanted: impl FnMut(usize)) {
 
 /// Each call of the table with the mask of its pointer arguments, for the seccomp filter.
 pub fn pointer_masks() -> impl Iterator<Item = (u32, u8)> {
-    SPECS.iter().map(|(nr, spec)| (*nr as u32, spec.iter().fold(0u8, |m, (arg, _)| m | 1 << arg)))
+    SPECS.iter().map(|(nr, spec)| {
+        (
+            *nr as u32,
+            spec.iter().fold(0u8, |m, (arg, _)| m | 1 << arg),
+        )
+    })
 }
 
 fn spec(nr: usize) -> &'static [(u8, To)] {
@@ -257,7 +291,10 @@ pub struct Pins {
 
 impl Pins {
     fn new() -> Pins {
-        Pins { ranges: [(0, 0); PINS], n: 0 }
+        Pins {
+            ranges: [(0, 0); PINS],
+            n: 0,
+        }
     }
     /// Pins `addr..addr+bytes` as far as it lies in the window and is mapped; the kernel finds out
     /// about the rest itself.
@@ -308,13 +345,18 @@ impl Pins {
         let n = n.min(1024);
         self.pin(addr, n * 16);
         for i in 0..n {
-            let Some([base, len]) = read_words::<2>(addr + i * 16) else { return };
+            let Some([base, len]) = read_words::<2>(addr + i * 16) else {
+                return;
+            };
             self.pin(base, len);
         }
     }
     fn pin_msghdr(&mut self, addr: usize) {
         self.pin(addr, 56);
-        let Some([name, name_len, iov, iov_n, control, control_len, _]) = read_words::<7>(addr) else { return };
+        let Some([name, name_len, iov, iov_n, control, control_len, _]) = read_words::<7>(addr)
+        else {
+            return;
+        };
         self.pin(name, name_len as u32 as usize);
         self.pin_iovecs(iov, iov_n);
         self.pin(control, control_len);
@@ -369,16 +411,35 @@ fn read_words<const N: usize>(addr: usize) -> Option<[usize; N]> {
     let mut out = [0usize; N];
     // Through the kernel, which answers EFAULT where we would crash. In the window the page is
     // pinned already and can be read directly.
-    if in_window(addr) && in_window(addr + N * 8) && word::load(areas::word(PageId::of_addr(addr).0)).pins() > 0 {
+    if in_window(addr)
+        && in_window(addr + N * 8)
+        && word::load(areas::word(PageId::of_addr(addr).0)).pins() > 0
+    {
         // SAFETY: present and pinned.
-        unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), N * 8) };
+        unsafe {
+            core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), N * 8)
+        };
         return Some(out);
     }
-    let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: N * 8 };
-    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: N * 8 };
+    let local = libc::iovec {
+        iov_base: out.as_mut_ptr().cast(),
+        iov_len: N * 8,
+    };
+    let remote = libc::iovec {
+        iov_base: addr as *mut _,
+        iov_len: N * 8,
+    };
     // SAFETY: writes at most N words into `out`.
     let got = unsafe {
-        canvas_sys::sys6(libc::SYS_process_vm_readv, canvas_sys::proc::pid() as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0)
+        canvas_sys::sys6(
+            libc::SYS_process_vm_readv,
+            canvas_sys::proc::pid() as usize,
+            &raw const local as usize,
+            1,
+            &raw const remote as usize,
+            1,
+            0,
+        )
     };
     (got == Ok(N * 8)).then_some(out)
 }
@@ -435,12 +496,19 @@ fn transfers_fully(fd: usize) -> bool {
 pub fn run(nr: usize, a: &[usize; 6]) -> isize {
     let spec = spec(nr);
     let nested = |to: &To| matches!(to, Iov(_) | Msg | Mmsg(_) | SigPair);
-    let direct = |arg: &u8, to: &To| in_window(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
+    let direct =
+        |arg: &u8, to: &To| in_window(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
     if !spec.iter().any(|(arg, to)| direct(arg, to)) {
         // SAFETY: the program's call, as it is.
         return unsafe { gate::raw(nr, *a) };
     }
-    let plain = [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64].contains(&(nr as i64));
+    let plain = [
+        libc::SYS_read,
+        libc::SYS_write,
+        libc::SYS_pread64,
+        libc::SYS_pwrite64,
+    ]
+    .contains(&(nr as i64));
     if plain && a[2] > PIECE {
         return run_in_pieces(nr, a);
     }

@@ -90,7 +90,8 @@ pub fn capacity() -> u32 {
 }
 /// Slots in use.
 pub fn used() -> u32 {
-    HIGH.load(Ordering::Relaxed).saturating_sub(FREE_TOP.load(Ordering::Relaxed))
+    HIGH.load(Ordering::Relaxed)
+        .saturating_sub(FREE_TOP.load(Ordering::Relaxed))
 }
 /// Slots that can be had without writing out.
 pub fn available() -> u32 {
@@ -148,7 +149,10 @@ fn free(slot: u32) {
 /// Cached; afterwards call [`enqueue`].
 pub fn fill(slot: u32, page: u32, entry: SwapEntry, far_copy: bool) {
     page_of(slot).store(page, Ordering::Relaxed);
-    entry_of(slot).store(u64::from(entry.0) | (u64::from(far_copy) << 32), Ordering::Relaxed);
+    entry_of(slot).store(
+        u64::from(entry.0) | (u64::from(far_copy) << 32),
+        Ordering::Relaxed,
+    );
     state(slot).store(FULL, Ordering::Release);
 }
 
@@ -194,7 +198,8 @@ fn compact() {
 
 fn is_stale(tagged: u64) -> bool {
     let slot = tagged as u32;
-    generation(slot).load(Ordering::Relaxed) != (tagged >> 32) as u32 || state(slot).load(Ordering::Relaxed) != FULL
+    generation(slot).load(Ordering::Relaxed) != (tagged >> 32) as u32
+        || state(slot).load(Ordering::Relaxed) != FULL
 }
 
 /// A page to be written out; its slot is the caller's until [`end_write`].
@@ -219,11 +224,18 @@ pub fn begin_write() -> Option<Job> {
         head += 1;
         let slot = tagged as u32;
         if generation(slot).load(Ordering::Relaxed) == (tagged >> 32) as u32
-            && state(slot).compare_exchange(FULL, WRITING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && state(slot)
+                .compare_exchange(FULL, WRITING, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
         {
             HEAD.store(head, Ordering::Relaxed);
             let e = entry_of(slot).load(Ordering::Relaxed);
-            return Some(Job { slot, page: page_of(slot).load(Ordering::Relaxed), entry: SwapEntry(e as u32), far_copy: e >> 32 != 0 });
+            return Some(Job {
+                slot,
+                page: page_of(slot).load(Ordering::Relaxed),
+                entry: SwapEntry(e as u32),
+                far_copy: e >> 32 != 0,
+            });
         }
     }
     HEAD.store(head, Ordering::Relaxed);
@@ -233,16 +245,30 @@ pub fn begin_write() -> Option<Job> {
 /// Ends a write-out. `published`: the writer moved the word from Cached to Far. Otherwise the
 /// page was taken meanwhile: then its entry (`entry`, holding a copy if `far_copy`) goes to the
 /// taker if that still waits for it, else it is returned and the caller must release it.
-pub fn end_write(slot: u32, published: bool, entry: SwapEntry, far_copy: bool) -> Option<SwapEntry> {
+pub fn end_write(
+    slot: u32,
+    published: bool,
+    entry: SwapEntry,
+    far_copy: bool,
+) -> Option<SwapEntry> {
     if published {
         free(slot);
         return None;
     }
-    entry_of(slot).store(u64::from(entry.0) | (u64::from(far_copy) << 32), Ordering::Relaxed);
-    if state(slot).compare_exchange(WRITING, STORED, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+    entry_of(slot).store(
+        u64::from(entry.0) | (u64::from(far_copy) << 32),
+        Ordering::Relaxed,
+    );
+    if state(slot)
+        .compare_exchange(WRITING, STORED, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok()
+    {
         return None;
     }
-    if state(slot).compare_exchange(DETACHED, WRITER_DONE, Ordering::AcqRel, Ordering::Acquire).is_err() {
+    if state(slot)
+        .compare_exchange(DETACHED, WRITER_DONE, Ordering::AcqRel, Ordering::Acquire)
+        .is_err()
+    {
         debug_assert_eq!(state(slot).load(Ordering::Relaxed), TAKER_DONE);
         free(slot);
     }
@@ -252,8 +278,14 @@ pub fn end_write(slot: u32, published: bool, entry: SwapEntry, far_copy: bool) -
 /// Ends a write-out that could not be done: the page stays cached, at the end of the FIFO.
 /// Returns the entry to release when the page was taken meanwhile.
 pub fn abort_write(slot: u32, entry: SwapEntry, far_copy: bool) -> Option<SwapEntry> {
-    entry_of(slot).store(u64::from(entry.0) | (u64::from(far_copy) << 32), Ordering::Relaxed);
-    if state(slot).compare_exchange(WRITING, FULL, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+    entry_of(slot).store(
+        u64::from(entry.0) | (u64::from(far_copy) << 32),
+        Ordering::Relaxed,
+    );
+    if state(slot)
+        .compare_exchange(WRITING, FULL, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok()
+    {
         enqueue(&[slot]);
         return None;
     }
@@ -278,14 +310,30 @@ pub fn take(slot: u32) -> Taken {
         let s = state(slot).load(Ordering::Acquire);
         match s {
             FULL | STORED => {
-                if state(slot).compare_exchange(s, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                if state(slot)
+                    .compare_exchange(s, TAKEN, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+                {
                     let e = entry_of(slot).load(Ordering::Relaxed);
-                    return Taken { slot, entry: SwapEntry(e as u32), far_copy: e >> 32 != 0, detached: false };
+                    return Taken {
+                        slot,
+                        entry: SwapEntry(e as u32),
+                        far_copy: e >> 32 != 0,
+                        detached: false,
+                    };
                 }
             }
             WRITING => {
-                if state(slot).compare_exchange(s, DETACHED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    return Taken { slot, entry: SwapEntry::NONE, far_copy: false, detached: true };
+                if state(slot)
+                    .compare_exchange(s, DETACHED, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return Taken {
+                        slot,
+                        entry: SwapEntry::NONE,
+                        far_copy: false,
+                        detached: true,
+                    };
                 }
             }
             _ => unreachable!("a cached page's slot is full or being written"),
@@ -295,7 +343,11 @@ pub fn take(slot: u32) -> Taken {
 
 /// The taker is done with the slot's contents.
 pub fn finish(t: Taken) {
-    if t.detached && state(t.slot).compare_exchange(DETACHED, TAKER_DONE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+    if t.detached
+        && state(t.slot)
+            .compare_exchange(DETACHED, TAKER_DONE, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    {
         return;
     }
     free(t.slot);
@@ -306,14 +358,12 @@ pub fn untake(t: Taken) -> bool {
     if t.detached {
         return false;
     }
-    entry_of(t.slot).store(u64::from(t.entry.0) | (u64::from(t.far_copy) << 32), Ordering::Relaxed);
+    entry_of(t.slot).store(
+        u64::from(t.entry.0) | (u64::from(t.far_copy) << 32),
+        Ordering::Relaxed,
+    );
     state(t.slot).store(FULL, Ordering::Release);
     // Its old place in the FIFO may have been dropped as stale.
     enqueue(&[t.slot]);
     true
-}
-
-/// Slots whose buffers cost memory.
-pub fn high() -> u32 {
-    HIGH.load(Ordering::Relaxed)
 }

@@ -31,7 +31,11 @@ pub fn shared(page: u32) -> Shared {
     let mut spins = 0;
     loop {
         let v = lock.load(Ordering::Relaxed);
-        if v >= 0 && lock.compare_exchange_weak(v, v + 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        if v >= 0
+            && lock
+                .compare_exchange_weak(v, v + 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        {
             return Shared(lock);
         }
         backoff(&mut spins, yield_now);
@@ -43,7 +47,10 @@ pub fn exclusive(page: u32) -> Exclusive {
     let lock = lock_of(page);
     let mut spins = 0;
     loop {
-        if lock.compare_exchange_weak(0, -1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        if lock
+            .compare_exchange_weak(0, -1, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+        {
             return Exclusive(lock);
         }
         backoff(&mut spins, yield_now);

@@ -43,7 +43,9 @@ pub struct Reclaim {
 const FILLS: usize = 32;
 const RECLAIMS: usize = 4;
 const FILL_STEP: usize = 1 << 20;
-const _: () = assert!(core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Reclaim>() <= FILL_STEP);
+const _: () = assert!(
+    core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Reclaim>() <= FILL_STEP
+);
 
 static FILL_TAKEN: [AtomicBool; FILLS] = [const { AtomicBool::new(false) }; FILLS];
 static RECLAIM_TAKEN: [AtomicBool; RECLAIMS] = [const { AtomicBool::new(false) }; RECLAIMS];
@@ -81,7 +83,10 @@ fn hold<T>(taken: &'static [AtomicBool], base: usize) -> Held<T> {
                 // SAFETY: the area is mapped and zero at first, which is valid for both types;
                 // the flag just taken makes this the only reference.
                 let at = unsafe { &mut *((base + i * FILL_STEP) as *mut T) };
-                return Held { at, taken: &taken[i] };
+                return Held {
+                    at,
+                    taken: &taken[i],
+                };
             }
         }
         backoff(&mut spins, yield_now);

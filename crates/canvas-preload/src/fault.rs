@@ -74,7 +74,11 @@ fn late(page: u32, cur: Word) {
     count(Counter::PrefetchLate, 1);
     // Known used now. Lost to another thread: it knows as well.
     let _ = word::transition(areas::word(page), cur, cur.clear(flag::PREFETCHED));
-    let plan = PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), FaultKind::PrefetchLate);
+    let plan = PREFETCHER.on_fault(
+        freeze::thread_hash() as u32,
+        PageId(page),
+        FaultKind::PrefetchLate,
+    );
     prefetch(&plan);
 }
 
@@ -115,7 +119,11 @@ fn contradiction(page: u32) {
             return;
         }
         count(Counter::Anomaly, 1);
-        report!("page {:#x} (word {:#x}) vanished from memory; the program is told by SIGBUS", PageId(page).addr(), cur.0);
+        report!(
+            "page {:#x} (word {:#x}) vanished from memory; the program is told by SIGBUS",
+            PageId(page).addr(),
+            cur.0
+        );
         table_gone(page, cur);
         word::publish(w, cur.with_state(State::Poisoned));
     }
@@ -177,7 +185,9 @@ fn first_touch(page: u32) -> Option<Resolved> {
         ahead = 0;
     }
     // Claimed under the mapping lock: a mapping call sees each page as busy, or not at all.
-    let Some((from, to)) = mm::claim_untouched(page, ahead, plan.stride) else { return Some(Resolved::NotOurs) };
+    let Some((from, to)) = mm::claim_untouched(page, ahead, plan.stride) else {
+        return Some(Resolved::NotOurs);
+    };
     if from == to {
         return None;
     }
@@ -204,7 +214,11 @@ fn first_touch(page: u32) -> Option<Resolved> {
     };
     let epoch = EPOCH.now();
     publish_run(from, present, |i| {
-        let kind = if from + i as u32 == page { FillKind::FirstTouch } else { FillKind::FirstTouchAhead };
+        let kind = if from + i as u32 == page {
+            FillKind::FirstTouch
+        } else {
+            FillKind::FirstTouchAhead
+        };
         CLOCK.params.on_fill(Word(0), kind, epoch)
     });
     drop(held);
@@ -212,7 +226,9 @@ fn first_touch(page: u32) -> Option<Resolved> {
     state::seg().charge_footprint(present as i64);
     if page >= from + present as u32 {
         return match error {
-            Some(Errno(libc::ENOENT)) | Some(Errno(libc::EFAULT)) | Some(Errno(libc::EINVAL)) => Some(Resolved::NotOurs),
+            Some(Errno(libc::ENOENT)) | Some(Errno(libc::EFAULT)) | Some(Errno(libc::EINVAL)) => {
+                Some(Resolved::NotOurs)
+            }
             Some(_) => Some(Resolved::NoMemory),
             None => None,
         };
@@ -226,7 +242,8 @@ fn first_touch(page: u32) -> Option<Resolved> {
 /// Room for `n` pages without reclaim by this thread?
 fn room_for(n: i64) -> bool {
     let seg = state::seg();
-    seg.local_limit_pages().is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
+    seg.local_limit_pages()
+        .is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
 }
 
 /// A touch of a page in the swap cache: back it goes.
@@ -242,18 +259,34 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
     let slot = cur.entry().0 - 1;
     let taken = cache::take(slot);
     let prefetched = cur.has(flag::PREFETCHED);
-    let kind = if prefetched { FaultKind::PrefetchHit } else { FaultKind::SecondChance };
+    let kind = if prefetched {
+        FaultKind::PrefetchHit
+    } else {
+        FaultKind::SecondChance
+    };
     // Unmapped for a trace: without it there would have been no fault, so nothing is learnt.
     let traced = cur.has(flag::SAMPLED);
-    let plan = if traced { Plan::NONE } else { PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), kind) };
+    let plan = if traced {
+        Plan::NONE
+    } else {
+        PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), kind)
+    };
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1) {
         // Only possible when the program pulled the mapping away under its own access.
         drop(held);
         account::uncharge(1);
-        let back = if cache::untake(taken) { cur } else { cur.with_state(State::Poisoned).with_entry(SwapEntry::NONE) };
+        let back = if cache::untake(taken) {
+            cur
+        } else {
+            cur.with_state(State::Poisoned).with_entry(SwapEntry::NONE)
+        };
         word::publish(w, back);
-        return Some(if e.0 == libc::ENOMEM { Resolved::NoMemory } else { Resolved::NotOurs });
+        return Some(if e.0 == libc::ENOMEM {
+            Resolved::NoMemory
+        } else {
+            Resolved::NotOurs
+        });
     }
     let fill = match (prefetched, plan.stream) {
         (true, true) => FillKind::Stream,
@@ -261,11 +294,19 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
         (false, _) => FillKind::SecondChance,
     };
     let new = if traced {
-        cur.with_entry(taken.entry).with_state(State::Resident).clear(flag::SAMPLED)
+        cur.with_entry(taken.entry)
+            .with_state(State::Resident)
+            .clear(flag::SAMPLED)
     } else {
-        CLOCK.params.on_fill(cur.with_entry(taken.entry), fill, EPOCH.now())
+        CLOCK
+            .params
+            .on_fill(cur.with_entry(taken.entry), fill, EPOCH.now())
     };
-    let new = if taken.far_copy && taken.entry.is_some() { new.set(flag::FAR_COPY) } else { new.clear(flag::FAR_COPY) };
+    let new = if taken.far_copy && taken.entry.is_some() {
+        new.set(flag::FAR_COPY)
+    } else {
+        new.clear(flag::FAR_COPY)
+    };
     publish_run(page, 1, |_| new);
     drop(held);
     cache::finish(taken);
@@ -283,7 +324,10 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
 /// Marks the word of a page whose far copy did not verify.
 fn poison(page: u32, cur: Word) {
     count(Counter::VerifyFailure, 1);
-    report!("the far copy of page {:#x} does not verify; the program is told by SIGBUS", PageId(page).addr());
+    report!(
+        "the far copy of page {:#x} does not verify; the program is told by SIGBUS",
+        PageId(page).addr()
+    );
     word::publish(areas::word(page), cur.with_state(State::Poisoned));
 }
 
@@ -314,20 +358,35 @@ fn demand(page: u32, cur: Word, waited: bool) -> Option<Resolved> {
     let _ = waited;
     let mut ctx = context::fill();
     let ctx = &mut *ctx;
-    if pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch).is_err() {
+    if pool()
+        .load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch)
+        .is_err()
+    {
         account::uncharge(1);
         poison(page, cur);
         return Some(Resolved::Poisoned);
     }
-    let plan = PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), FaultKind::Demand);
+    let plan = PREFETCHER.on_fault(
+        freeze::thread_hash() as u32,
+        PageId(page),
+        FaultKind::Demand,
+    );
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
         drop(held);
         account::uncharge(1);
         word::publish(w, cur);
-        return Some(if e.0 == libc::ENOMEM { Resolved::NoMemory } else { Resolved::NotOurs });
+        return Some(if e.0 == libc::ENOMEM {
+            Resolved::NoMemory
+        } else {
+            Resolved::NotOurs
+        });
     }
-    let kind = if plan.stream { FillKind::Stream } else { FillKind::Demand };
+    let kind = if plan.stream {
+        FillKind::Stream
+    } else {
+        FillKind::Demand
+    };
     let new = filled(cur, kind);
     publish_run(page, 1, |_| new);
     drop(held);
@@ -356,26 +415,46 @@ fn prefetch(plan: &Plan) {
 /// Brings in what the plan names and is far, while there is room; contiguous pages with one copy.
 fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     let seg = state::seg();
-    if seg.config.flags.load(Ordering::Relaxed) & canvas_shm::segment::config_flag::NO_PREFETCH != 0 {
+    if seg.config.flags.load(Ordering::Relaxed) & canvas_shm::segment::config_flag::NO_PREFETCH != 0
+    {
         return;
     }
-    let room = seg.local_limit_pages().map_or(i64::MAX, |l| l - seg.local_pages.load(Ordering::Relaxed));
+    let room = seg
+        .local_limit_pages()
+        .map_or(i64::MAX, |l| l - seg.local_pages.load(Ordering::Relaxed));
     let most = (plan.count as i64).min(room - 1).max(0) as u32;
-    let kind = if plan.stream { FillKind::StreamPrefetch } else { FillKind::Prefetch };
-    let mut run = Pending { first: 0, n: 0, old: [Word(0); STAGING_PAGES] };
+    let kind = if plan.stream {
+        FillKind::StreamPrefetch
+    } else {
+        FillKind::Prefetch
+    };
+    let mut run = Pending {
+        first: 0,
+        n: 0,
+        old: [Word(0); STAGING_PAGES],
+    };
     let mut issued = 0u64;
     for i in 0..most {
         let Some(page) = plan.page(i) else { break };
         let w = areas::word(page.0);
         let cur = word::load(w);
-        let joins = run.n > 0 && page.0 == run.first + run.n as u32 && run.n < STAGING_PAGES && !page.0.is_multiple_of(64);
+        let joins = run.n > 0
+            && page.0 == run.first + run.n as u32
+            && run.n < STAGING_PAGES
+            && !page.0.is_multiple_of(64);
         if !joins {
             run.flush(ctx, kind);
         }
-        if cur.state() != State::Far || cur.has(flag::STUCK) || !word::transition(w, cur, cur.with_state(State::Filling)) {
+        if cur.state() != State::Far
+            || cur.has(flag::STUCK)
+            || !word::transition(w, cur, cur.with_state(State::Filling))
+        {
             continue;
         }
-        if pool().load(cur.entry(), &mut ctx.staging[run.n], &mut ctx.scratch).is_err() {
+        if pool()
+            .load(cur.entry(), &mut ctx.staging[run.n], &mut ctx.scratch)
+            .is_err()
+        {
             poison(page.0, cur);
             continue;
         }
@@ -383,8 +462,14 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         trace::note(page.0, Kind::Prefetch);
         let leave = plan.leave_unmapped(i);
         // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
-        let mark = if leave { flag::PREFETCHED } else { flag::SAMPLED };
-        if (leave || trace::records(page.0)) && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark) {
+        let mark = if leave {
+            flag::PREFETCHED
+        } else {
+            flag::SAMPLED
+        };
+        if (leave || trace::records(page.0))
+            && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark)
+        {
             run.flush(ctx, kind);
             continue;
         }
@@ -429,7 +514,9 @@ impl Pending {
             word::publish(areas::word(self.first + i as u32), *cur);
         }
         drop(held);
-        state::slot().far_pages.fetch_sub(present as i64, Ordering::Relaxed);
+        state::slot()
+            .far_pages
+            .fetch_sub(present as i64, Ordering::Relaxed);
         if present < n {
             account::uncharge((n - present) as i64);
         }
@@ -448,9 +535,14 @@ fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64)
         state::slot().cached_pages.fetch_add(1, Ordering::Relaxed);
     }
     // SAFETY: the slot is ours alone until it is filled.
-    unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), cache::buffer(slot[0]) as *mut u8, PAGE_SIZE) };
+    unsafe {
+        core::ptr::copy_nonoverlapping(data.as_ptr(), cache::buffer(slot[0]) as *mut u8, PAGE_SIZE)
+    };
     cache::fill(slot[0], page, cur.entry(), cur.entry().is_some());
-    let new = cur.with_state(State::Cached).with_entry(SwapEntry(slot[0] + 1)).set(mark);
+    let new = cur
+        .with_state(State::Cached)
+        .with_entry(SwapEntry(slot[0] + 1))
+        .set(mark);
     word::publish(areas::word(page), new);
     cache::enqueue(&slot);
     state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);

@@ -71,7 +71,10 @@ pub struct Frozen;
 
 /// Freezes. The caller has all signals blocked and is not inside.
 pub fn freeze() -> Frozen {
-    while FROZEN.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+    while FROZEN
+        .compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed)
+        .is_err()
+    {
         proc::futex_wait(&FROZEN, 1, 10_000_000);
     }
     for s in &INSIDE {

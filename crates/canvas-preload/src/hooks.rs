@@ -10,7 +10,7 @@ use crate::{altstack, args, mm, procs, sig, state, trace};
 /// Marks the calls that [`dispatch`] wants. Before anything is patched.
 pub fn init() {
     // SAFETY: one thread, and the stub does not run yet.
-    let wanted = unsafe { &mut *(&raw mut WANTED) };
+    let wanted = unsafe { &mut *core::ptr::addr_of_mut!(WANTED) };
     args::init(|nr| wanted[nr] = 1);
     for nr in HOOKED {
         wanted[*nr as usize] = 1;
@@ -126,9 +126,11 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         libc::SYS_munlockall => answer(mm::mlockall(false)),
         libc::SYS_rt_sigaction => sig::rt_sigaction(a),
         libc::SYS_rt_sigprocmask => sig::rt_sigprocmask(a),
-        libc::SYS_rt_sigsuspend | libc::SYS_ppoll | libc::SYS_pselect6 | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
-            sig::with_wait_mask(nr, a)
-        }
+        libc::SYS_rt_sigsuspend
+        | libc::SYS_ppoll
+        | libc::SYS_pselect6
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2 => sig::with_wait_mask(nr, a),
         libc::SYS_sigaltstack => sig::sigaltstack(a),
         // The first call of a new thread's life in glibc, and the last.
         libc::SYS_set_robust_list if !state::THREAD_MODE.load(Ordering::Relaxed) => {
@@ -155,7 +157,11 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         libc::SYS_setrlimit => procs::prlimit(0, a[0], a[1], 0),
         libc::SYS_prlimit64 => procs::prlimit(a[0], a[1], a[2], a[3]),
         // The kernel would access far memory outside of any call that we see: programs fall back.
-        libc::SYS_io_uring_setup | libc::SYS_io_setup if !state::THREAD_MODE.load(Ordering::Relaxed) => -(libc::ENOSYS as isize),
+        libc::SYS_io_uring_setup | libc::SYS_io_setup
+            if !state::THREAD_MODE.load(Ordering::Relaxed) =>
+        {
+            -(libc::ENOSYS as isize)
+        }
         _ => args::run(nr, a),
     }
 }

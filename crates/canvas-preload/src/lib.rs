@@ -92,7 +92,10 @@ fn variable(name: &str) -> Option<(&'static [u8], *const u8)> {
         let mut at = environ;
         while !at.is_null() && !(*at).is_null() {
             let text = CStr::from_ptr(*at).to_bytes();
-            if text.len() > name.len() && text.starts_with(name.as_bytes()) && text[name.len()] == b'=' {
+            if text.len() > name.len()
+                && text.starts_with(name.as_bytes())
+                && text[name.len()] == b'='
+            {
                 return Some((&text[name.len() + 1..], (*at).cast()));
             }
             at = at.add(1);
@@ -106,15 +109,21 @@ fn number(text: &[u8]) -> Option<i32> {
 }
 
 fn try_start() -> Result<(), Failure> {
-    let Some((fd_text, fd_var)) = variable(segment::ENV_SEGMENT_FD) else { return Err(Failure::NotAsked) };
+    let Some((fd_text, fd_var)) = variable(segment::ENV_SEGMENT_FD) else {
+        return Err(Failure::NotAsked);
+    };
     let because = |what| move |e| Failure::Because(what, e);
     let bad = Errno(libc::EBADF);
     let fd = number(fd_text).ok_or(Failure::Because("CANVAS_SEGMENT_FD is not a number", bad))?;
-    let at = mem::map_shared(fd, segment::SEGMENT_BYTES).map_err(because("the tenant segment cannot be mapped"))?;
+    let at = mem::map_shared(fd, segment::SEGMENT_BYTES)
+        .map_err(because("the tenant segment cannot be mapped"))?;
     // SAFETY: a fresh shared mapping of the full size, which stays.
     unsafe { state::attach(at) };
     if state::seg().magic.load(Ordering::Acquire) != segment::MAGIC {
-        return Err(Failure::Because("the tenant segment is of another version of canvas", bad));
+        return Err(Failure::Because(
+            "the tenant segment is of another version of canvas",
+            bad,
+        ));
     }
     SEGMENT_OK.store(true, Ordering::Relaxed);
     let seg: &Segment = state::seg();
@@ -126,7 +135,10 @@ fn try_start() -> Result<(), Failure> {
     }
     if let Some((text, _)) = variable("LD_PRELOAD") {
         // Only our own part of it, for programs started with an empty environment.
-        let ours = text.split(|b| matches!(b, b':' | b' ')).next().unwrap_or(text);
+        let ours = text
+            .split(|b| matches!(b, b':' | b' '))
+            .next()
+            .unwrap_or(text);
         let mut var = b"LD_PRELOAD=".to_vec();
         var.extend_from_slice(ours);
         var.push(0);
@@ -142,12 +154,16 @@ fn try_start() -> Result<(), Failure> {
     threads::init_fd_floor();
     let thread_mode = seg.config.mode.load(Ordering::Relaxed) == Mode::Thread as u32;
     state::THREAD_MODE.store(thread_mode, Ordering::Relaxed);
-    let u = procs::open_uffd(thread_mode).map_err(because("userfaultfd is not available; see `canvas doctor`"))?;
+    let u = procs::open_uffd(thread_mode)
+        .map_err(because("userfaultfd is not available; see `canvas doctor`"))?;
     state::set_uffd(u);
     mm::init();
     mm::reserve_window().map_err(because("the window cannot be reserved or registered"))?;
     state::PID.store(proc::pid(), Ordering::Relaxed);
-    let slot = procs::take_slot().ok_or(Failure::Because("the tenant has too many processes", Errno(libc::EAGAIN)))?;
+    let slot = procs::take_slot().ok_or(Failure::Because(
+        "the tenant has too many processes",
+        Errno(libc::EAGAIN),
+    ))?;
     state::set_slot(slot);
     pool::init();
     trace::init();
@@ -161,10 +177,17 @@ fn try_start() -> Result<(), Failure> {
     hooks::init();
     let summary = patch::patch_libc();
     if variable("CANVAS_DEBUG_START").is_some() {
-        report!("system call sites patched {}, left {}", summary.patched, summary.left);
+        report!(
+            "system call sites patched {}, left {}",
+            summary.patched,
+            summary.left
+        );
     }
     if !summary.complete() {
-        return Err(Failure::Because("this C library is not one that canvas can patch (glibc 2.31 or later is)", Errno(libc::ENOSYS)));
+        return Err(Failure::Because(
+            "this C library is not one that canvas can patch (glibc 2.31 or later is)",
+            Errno(libc::ENOSYS),
+        ));
     }
     // From here on the heap grows in the window. It lies above the native one: to malloc the
     // break has moved up, which it takes for a foreign sbrk.
@@ -178,7 +201,9 @@ fn try_start() -> Result<(), Failure> {
     }
     mm::inherit_window(false);
     account::measure_native(true);
-    if seg.config.local_bytes.load(Ordering::Relaxed) | seg.config.local_ppm.load(Ordering::Relaxed) != 0 {
+    if seg.config.local_bytes.load(Ordering::Relaxed) | seg.config.local_ppm.load(Ordering::Relaxed)
+        != 0
+    {
         threads::start_reclaimer();
     }
     trace::start();
@@ -195,15 +220,34 @@ fn leak(text: *const u8) -> *const u8 {
 /// Our reservations do not fit under a limit on address space: the program's soft limits are
 /// kept and enforced by us, and the kernel's are raised as far as they may be.
 fn raise_limits() {
-    for (resource, kept) in [(libc::RLIMIT_AS, &mm::LIMIT_AS), (libc::RLIMIT_DATA, &mm::LIMIT_DATA)] {
+    for (resource, kept) in [
+        (libc::RLIMIT_AS, &mm::LIMIT_AS),
+        (libc::RLIMIT_DATA, &mm::LIMIT_DATA),
+    ] {
         let mut l = [0u64; 2];
         // SAFETY: our own structure.
-        let ok = unsafe { canvas_sys::sys4(libc::SYS_prlimit64, 0, resource as usize, 0, l.as_mut_ptr() as usize) };
+        let ok = unsafe {
+            canvas_sys::sys4(
+                libc::SYS_prlimit64,
+                0,
+                resource as usize,
+                0,
+                l.as_mut_ptr() as usize,
+            )
+        };
         if ok.is_ok() && l[0] != u64::MAX {
             kept.store(l[0], Ordering::Relaxed);
             l[0] = l[1];
             // SAFETY: as above.
-            let _ = unsafe { canvas_sys::sys4(libc::SYS_prlimit64, 0, resource as usize, l.as_ptr() as usize, 0) };
+            let _ = unsafe {
+                canvas_sys::sys4(
+                    libc::SYS_prlimit64,
+                    0,
+                    resource as usize,
+                    l.as_ptr() as usize,
+                    0,
+                )
+            };
         }
     }
 }

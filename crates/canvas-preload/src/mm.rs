@@ -66,14 +66,17 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
     let g = lock();
     // Inaccessible pages must not become present: reclaim could not read them.
     let readable = |r: &Region| i32::from(r.attr.prot) & libc::PROT_READ != 0;
-    let region = regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE == 0 && readable(r))?;
+    let region = regions(&g)
+        .at(page)
+        .filter(|r| r.attr.kind & kind::NATIVE == 0 && readable(r))?;
     let chunk = page & !(CHUNK_PAGES as u32 - 1);
     let touched = &areas::touched_in_block()[page as usize / BLOCK_PAGES];
     let claim = |p: u32| {
         touched.fetch_add(1, Ordering::Relaxed);
         // A discarded page may still carry the pins of a call that is under way.
         let cur = word::load(areas::word(p));
-        let ours = cur.state() == State::Untouched && word::transition(areas::word(p), cur, cur.with_state(State::Filling));
+        let ours = cur.state() == State::Untouched
+            && word::transition(areas::word(p), cur, cur.with_state(State::Filling));
         if !ours {
             touched.fetch_sub(1, Ordering::Relaxed);
         }
@@ -84,7 +87,10 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
     }
     let (mut from, mut to) = (page, page + 1);
     if stride == 1 {
-        let end = region.end.min(chunk + CHUNK_PAGES as u32).min(page + 1 + ahead);
+        let end = region
+            .end
+            .min(chunk + CHUNK_PAGES as u32)
+            .min(page + 1 + ahead);
         while to < end && claim(to) {
             to += 1;
         }
@@ -108,7 +114,10 @@ pub fn is_hole(page: u32) -> bool {
 pub fn native_until(page: u32) -> Option<u32> {
     let _inside = freeze::enter();
     let g = lock();
-    regions(&g).at(page).filter(|r| r.attr.kind & kind::NATIVE != 0).map(|r| r.end)
+    regions(&g)
+        .at(page)
+        .filter(|r| r.attr.kind & kind::NATIVE != 0)
+        .map(|r| r.end)
 }
 
 /// Does the kernel have a page there? (/proc/self/pagemap, bit 63.)
@@ -117,7 +126,12 @@ pub fn is_present(page: u32) -> bool {
     // SAFETY: open, read eight bytes into `entry`, close.
     unsafe {
         let path = c"/proc/self/pagemap";
-        let Ok(fd) = canvas_sys::sys3(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::O_RDONLY as usize) else {
+        let Ok(fd) = canvas_sys::sys3(
+            libc::SYS_openat,
+            libc::AT_FDCWD as usize,
+            path.as_ptr() as usize,
+            libc::O_RDONLY as usize,
+        ) else {
             return true;
         };
         let off = (PageId(page).addr() / PAGE_SIZE) * 8;
@@ -204,7 +218,13 @@ fn discard(start: u32, end: u32) {
         });
         if any {
             // SAFETY: the program asked for it; every present page in the range is in our hands.
-            let _ = unsafe { mem::advise(addr_of(from), (to - from) as usize * PAGE_SIZE, libc::MADV_DONTNEED) };
+            let _ = unsafe {
+                mem::advise(
+                    addr_of(from),
+                    (to - from) as usize * PAGE_SIZE,
+                    libc::MADV_DONTNEED,
+                )
+            };
         }
         for (i, bits) in mine.iter().enumerate() {
             let mut bits = *bits;
@@ -228,7 +248,15 @@ fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
     let (addr, bytes) = (addr_of(start), (end - start) as usize * PAGE_SIZE);
     // SAFETY: replaces a mapping that the program gives up.
     unsafe {
-        canvas_sys::sys6(libc::SYS_mmap, addr, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0)?;
+        canvas_sys::sys6(
+            libc::SYS_mmap,
+            addr,
+            bytes,
+            libc::PROT_NONE as usize,
+            flags as usize,
+            usize::MAX,
+            0,
+        )?;
         let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);
     }
     inherit_window(false);
@@ -244,7 +272,9 @@ fn clear(g: &RawGuard<'_>, start: u32, end: u32) -> Result<(), Errno> {
         native |= r.attr.kind & kind::NATIVE != 0;
         accessible |= r.attr.prot != 0;
     });
-    regions(g).remove(start, end).map_err(|_| Errno(libc::ENOMEM))?;
+    regions(g)
+        .remove(start, end)
+        .map_err(|_| Errno(libc::ENOMEM))?;
     discard(start, end);
     if native {
         restore_window(start, end)?;
@@ -257,7 +287,9 @@ fn clear(g: &RawGuard<'_>, start: u32, end: u32) -> Result<(), Errno> {
 /// Refuses what would pass the program's own limits, or a far limit that is reached.
 fn admit(g: &RawGuard<'_>, new_pages: u32, writable: bool) -> Result<(), Errno> {
     let total = (regions(g).pages() + u64::from(new_pages)) * PAGE_SIZE as u64;
-    if total > LIMIT_AS.load(Ordering::Relaxed) || (writable && total > LIMIT_DATA.load(Ordering::Relaxed)) {
+    if total > LIMIT_AS.load(Ordering::Relaxed)
+        || (writable && total > LIMIT_DATA.load(Ordering::Relaxed))
+    {
         return Err(Errno(libc::ENOMEM));
     }
     if new_pages > 0 && writable && reclaim::far_limit_reached() {
@@ -269,7 +301,16 @@ fn admit(g: &RawGuard<'_>, new_pages: u32, writable: bool) -> Result<(), Errno> 
 
 /// Maps anonymous memory on `start..end`, which is free.
 fn map_at(g: &RawGuard<'_>, start: u32, end: u32, prot: i32) -> Result<(), Errno> {
-    regions(g).insert(start, end, Attr { prot: prot as u8, kind: 0 }).map_err(|_| Errno(libc::ENOMEM))?;
+    regions(g)
+        .insert(
+            start,
+            end,
+            Attr {
+                prot: prot as u8,
+                kind: 0,
+            },
+        )
+        .map_err(|_| Errno(libc::ENOMEM))?;
     if prot != libc::PROT_NONE
         && let Err(e) = protect(start, end, prot)
     {
@@ -281,7 +322,11 @@ fn map_at(g: &RawGuard<'_>, start: u32, end: u32, prot: i32) -> Result<(), Errno
 
 /// Anonymous private mappings that are ours wherever they are asked for.
 fn captures(prot: i32, flags: i32) -> bool {
-    let not = libc::MAP_SHARED | libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_32BIT;
+    let not = libc::MAP_SHARED
+        | libc::MAP_STACK
+        | libc::MAP_GROWSDOWN
+        | libc::MAP_HUGETLB
+        | libc::MAP_32BIT;
     flags & libc::MAP_ANONYMOUS != 0
         && flags & libc::MAP_PRIVATE != 0
         && flags & not == 0
@@ -317,7 +362,13 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     Some(done)
 }
 
-fn mmap_fixed(g: &RawGuard<'_>, addr: usize, bytes: usize, flags: i32, a: &[usize; 6]) -> Result<usize, Errno> {
+fn mmap_fixed(
+    g: &RawGuard<'_>,
+    addr: usize,
+    bytes: usize,
+    flags: i32,
+    a: &[usize; 6],
+) -> Result<usize, Errno> {
     let (start, end) = range(addr, bytes).ok_or(Errno(libc::EINVAL))?;
     let mut taken = false;
     regions(g).each(start, end, |_| taken = true);
@@ -354,7 +405,16 @@ fn mmap_over(g: &RawGuard<'_>, start: u32, end: u32, a: &[usize; 6]) -> Result<u
             restore_window(start, end)?;
         }
         protect(start, end, prot)?;
-        regions(g).insert(start, end, Attr { prot: prot as u8, kind: 0 }).map_err(|_| Errno(libc::ENOMEM))?;
+        regions(g)
+            .insert(
+                start,
+                end,
+                Attr {
+                    prot: prot as u8,
+                    kind: 0,
+                },
+            )
+            .map_err(|_| Errno(libc::ENOMEM))?;
         return Ok(a[0]);
     }
     // A file, shared or executable memory: the kernel's own from here on. Mapped elsewhere first: a
@@ -367,9 +427,15 @@ fn mmap_over(g: &RawGuard<'_>, start: u32, end: u32, a: &[usize; 6]) -> Result<u
     discard(start, end);
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
     // SAFETY: moves the mapping just made over a range whose contents were just given up.
-    let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, [new, a[1], a[1], flags, a[0], 0]) })?;
-    let attr = Attr { prot: prot as u8, kind: kind::NATIVE };
-    regions(g).insert(start, end, attr).map_err(|_| Errno(libc::ENOMEM))?;
+    let at =
+        check(unsafe { gate::raw(libc::SYS_mremap as usize, [new, a[1], a[1], flags, a[0], 0]) })?;
+    let attr = Attr {
+        prot: prot as u8,
+        kind: kind::NATIVE,
+    };
+    regions(g)
+        .insert(start, end, attr)
+        .map_err(|_| Errno(libc::ENOMEM))?;
     Ok(at)
 }
 
@@ -387,7 +453,9 @@ pub fn munmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) {
         return None;
     }
-    let Some((start, end)) = range(a[0], a[1]).filter(|r| r.0 < r.1) else { return Some(Err(Errno(libc::EINVAL))) };
+    let Some((start, end)) = range(a[0], a[1]).filter(|r| r.0 < r.1) else {
+        return Some(Err(Errno(libc::EINVAL)));
+    };
     let _inside = freeze::enter();
     let g = lock();
     Some(clear(&g, start, end).map(|()| 0))
@@ -405,7 +473,9 @@ pub fn brk(a: &[usize; 6]) -> usize {
     let page = |at: usize| ((at - WINDOW_BASE).div_ceil(PAGE_SIZE)) as u32;
     let (old_end, new_end) = (page(now), page(want));
     let done = match new_end.cmp(&old_end) {
-        core::cmp::Ordering::Greater => admit(&g, new_end - old_end, true).and_then(|()| map_at(&g, old_end, new_end, RW)),
+        core::cmp::Ordering::Greater => {
+            admit(&g, new_end - old_end, true).and_then(|()| map_at(&g, old_end, new_end, RW))
+        }
         core::cmp::Ordering::Less => clear(&g, new_end, old_end),
         core::cmp::Ordering::Equal => Ok(()),
     };
@@ -422,7 +492,9 @@ pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) || a[1] == 0 {
         return None;
     }
-    let Some((start, end)) = range(a[0], a[1]) else { return Some(Err(Errno(libc::EINVAL))) };
+    let Some((start, end)) = range(a[0], a[1]) else {
+        return Some(Err(Errno(libc::EINVAL)));
+    };
     let prot = a[2] as i32;
     let _inside = freeze::enter();
     let g = lock();
@@ -436,18 +508,27 @@ pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !readable {
         // From here on reclaim cannot read these pages: it must not select them any more, and
         // those that it has selected must be through.
-        each_touched(start, end, |page, cur| word::publish(areas::word(page), cur.set(flag::STUCK)));
+        each_touched(start, end, |page, cur| {
+            word::publish(areas::word(page), cur.set(flag::STUCK))
+        });
     }
     let done = protect(start, end, prot);
     if done.is_ok() {
-        let _ = regions(&g).update(start, end, |a| Attr { prot: prot as u8, ..a });
+        let _ = regions(&g).update(start, end, |a| Attr {
+            prot: prot as u8,
+            ..a
+        });
     }
     if readable {
         each_touched(start, end, |page, cur| {
             word::publish(areas::word(page), cur.clear(flag::STUCK));
         });
     }
-    Some(done.and(if end == asked { Ok(0) } else { Err(Errno(libc::ENOMEM)) }))
+    Some(done.and(if end == asked {
+        Ok(0)
+    } else {
+        Err(Errno(libc::ENOMEM))
+    }))
 }
 
 /// `madvise`.
@@ -455,7 +536,9 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) {
         return None;
     }
-    let Some((start, end)) = range(a[0], a[1]) else { return Some(Err(Errno(libc::EINVAL))) };
+    let Some((start, end)) = range(a[0], a[1]) else {
+        return Some(Err(Errno(libc::EINVAL)));
+    };
     if start == end {
         return Some(Ok(0));
     }
@@ -469,20 +552,34 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         if r.attr.kind & kind::NATIVE != 0 && native.is_ok() {
             let bytes = (r.end - r.start) as usize * PAGE_SIZE;
             // SAFETY: the program's call on the program's own mapping.
-            native = check(unsafe { gate::raw(libc::SYS_madvise as usize, [addr_of(r.start), bytes, a[2], 0, 0, 0]) });
+            native = check(unsafe {
+                gate::raw(
+                    libc::SYS_madvise as usize,
+                    [addr_of(r.start), bytes, a[2], 0, 0, 0],
+                )
+            });
         }
     });
     if let Err(e) = native {
         return Some(Err(e));
     }
-    let attr = |set: u8, clear: u8| regions(&g).update(start, end, |a| Attr { kind: (a.kind | set) & !clear, ..a });
+    let attr = |set: u8, clear: u8| {
+        regions(&g).update(start, end, |a| Attr {
+            kind: (a.kind | set) & !clear,
+            ..a
+        })
+    };
     match advice {
         // FREE may take the pages at any time; now is a time.
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => discard(start, end),
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
             drop(g);
             populate(start, end);
-            return Some(if covered { Ok(0) } else { Err(Errno(libc::ENOMEM)) });
+            return Some(if covered {
+                Ok(0)
+            } else {
+                Err(Errno(libc::ENOMEM))
+            });
         }
         libc::MADV_DONTFORK => drop(attr(kind::DONTFORK, 0)),
         libc::MADV_DOFORK => drop(attr(0, kind::DONTFORK)),
@@ -502,7 +599,11 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         | libc::MADV_PAGEOUT => {}
         _ => return Some(Err(Errno(libc::EINVAL))),
     }
-    Some(if covered { Ok(0) } else { Err(Errno(libc::ENOMEM)) })
+    Some(if covered {
+        Ok(0)
+    } else {
+        Err(Errno(libc::ENOMEM))
+    })
 }
 
 /// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must
@@ -519,7 +620,10 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
             State::Cached => {
                 // The slot's writer finds the page by its old place: take it, and bring it in.
                 let taken = cache::take(cur.entry().0 - 1);
-                let mut w = cur.with_state(State::Resident).with_entry(taken.entry).clear(flag::FAR_COPY | flag::PREFETCHED);
+                let mut w = cur
+                    .with_state(State::Resident)
+                    .with_entry(taken.entry)
+                    .clear(flag::FAR_COPY | flag::PREFETCHED);
                 if taken.far_copy && taken.entry.is_some() {
                     w = w.set(flag::FAR_COPY);
                 }
@@ -545,7 +649,11 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
         trace::moved(page, dst);
         // A pinned source is a race in the program; the pin stays behind.
         let now = now.with_pins(0);
-        let now = if stuck { now.set(flag::STUCK) } else { now.clear(flag::STUCK) };
+        let now = if stuck {
+            now.set(flag::STUCK)
+        } else {
+            now.clear(flag::STUCK)
+        };
         new.store(now.0, Ordering::Release);
         word::publish(areas::word(page), Word(0));
         areas::touched_in_block()[page as usize / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
@@ -593,21 +701,39 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let g = lock();
     if !old_ours {
         // A native mapping is moved over the window: it becomes a native piece of it.
-        let Some((start, end)) = range(new_addr, new_bytes) else { return Some(Err(Errno(libc::EINVAL))) };
+        let Some((start, end)) = range(new_addr, new_bytes) else {
+            return Some(Err(Errno(libc::EINVAL)));
+        };
         discard(start, end);
         // SAFETY: the program's call.
         let r = check(unsafe { gate::raw(libc::SYS_mremap as usize, *a) });
         if r.is_ok() {
-            let _ = regions(&g).insert(start, end, Attr { prot: RW as u8, kind: kind::NATIVE });
+            let _ = regions(&g).insert(
+                start,
+                end,
+                Attr {
+                    prot: RW as u8,
+                    kind: kind::NATIVE,
+                },
+            );
         }
         return Some(r);
     }
     Some(mremap_ours(&g, old, old_bytes, new_bytes, flags, new_addr))
 }
 
-fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize, flags: i32, new_addr: usize) -> Result<usize, Errno> {
+fn mremap_ours(
+    g: &RawGuard<'_>,
+    old: usize,
+    old_bytes: usize,
+    new_bytes: usize,
+    flags: i32,
+    new_addr: usize,
+) -> Result<usize, Errno> {
     let inval = Errno(libc::EINVAL);
-    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 || new_bytes == 0 {
+    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0
+        || new_bytes == 0
+    {
         return Err(inval);
     }
     let keep = flags & libc::MREMAP_DONTUNMAP != 0;
@@ -623,7 +749,11 @@ fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize,
         return Err(Errno(libc::EFAULT));
     }
     if region.attr.kind & kind::NATIVE != 0 {
-        return mremap_native(g, region, [old, old_bytes, new_bytes, flags as usize, new_addr, 0]);
+        return mremap_native(
+            g,
+            region,
+            [old, old_bytes, new_bytes, flags as usize, new_addr, 0],
+        );
     }
     let prot = i32::from(region.attr.prot);
     if keep && old_pages != new_pages {
@@ -637,7 +767,11 @@ fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize,
             return Ok(old);
         }
         admit(g, new_pages - old_pages, prot & libc::PROT_WRITE != 0)?;
-        let limit = if start < MMAP_FIRST { MMAP_FIRST } else { WINDOW_PAGES as u32 };
+        let limit = if start < MMAP_FIRST {
+            MMAP_FIRST
+        } else {
+            WINDOW_PAGES as u32
+        };
         let grown = start.checked_add(new_pages).filter(|e| *e <= limit);
         if let Some(to) = grown
             && regions(g).find_gap(new_pages - old_pages, 1, end, to) == Some(end)
@@ -659,7 +793,9 @@ fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize,
         clear(g, to, to_end)?;
         to
     } else {
-        regions(g).find_gap(new_pages, 1, MMAP_FIRST, WINDOW_PAGES as u32).ok_or(Errno(libc::ENOMEM))?
+        regions(g)
+            .find_gap(new_pages, 1, MMAP_FIRST, WINDOW_PAGES as u32)
+            .ok_or(Errno(libc::ENOMEM))?
     };
     // Pages are copied by the kernel from where they are: both ends must be accessible for that.
     let odd = prot & RW != RW;
@@ -668,10 +804,18 @@ fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize,
         protect(start, end, RW)?;
     }
     // Where the program may not read, reclaim may not either: marked before the protection returns.
-    let moved = move_pages(start, to, old_pages.min(new_pages), prot & libc::PROT_READ == 0);
+    let moved = move_pages(
+        start,
+        to,
+        old_pages.min(new_pages),
+        prot & libc::PROT_READ == 0,
+    );
     if odd {
         protect(to, to + new_pages, prot)?;
-        let _ = regions(g).update(to, to + new_pages, |a| Attr { prot: prot as u8, ..a });
+        let _ = regions(g).update(to, to + new_pages, |a| Attr {
+            prot: prot as u8,
+            ..a
+        });
     }
     moved?;
     if keep {
@@ -688,13 +832,17 @@ fn mremap_ours(g: &RawGuard<'_>, old: usize, old_bytes: usize, new_bytes: usize,
 /// A file or shared mapping inside the window is moved: the kernel moves it, we mend the window.
 fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
     let (start, end) = range(a[0], a[1]).ok_or(Errno(libc::EINVAL))?;
-    let target = (a[3] as i32 & libc::MREMAP_FIXED != 0).then(|| range(a[4], a[2])).flatten();
+    let target = (a[3] as i32 & libc::MREMAP_FIXED != 0)
+        .then(|| range(a[4], a[2]))
+        .flatten();
     if let Some((s, e)) = target {
         discard(s, e);
     }
     // Growing in place: our reservation behind it must give way first.
     let grown = end.max(start.saturating_add(pages_of(a[2]).unwrap_or(0)));
-    let room = target.is_none() && grown > end && regions(g).find_gap(grown - end, 1, end, grown) == Some(end);
+    let room = target.is_none()
+        && grown > end
+        && regions(g).find_gap(grown - end, 1, end, grown) == Some(end);
     if room {
         // SAFETY: a range of the window where nothing is mapped.
         let _ = unsafe { mem::unmap(addr_of(end), (grown - end) as usize * PAGE_SIZE) };
@@ -706,11 +854,15 @@ fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usiz
     }
     let at = at?;
     if at != a[0] {
-        regions(g).remove(start, end).map_err(|_| Errno(libc::ENOMEM))?;
+        regions(g)
+            .remove(start, end)
+            .map_err(|_| Errno(libc::ENOMEM))?;
         restore_window(start, end)?;
     }
     if let Some((s, e)) = range(at, a[2]) {
-        regions(g).insert(s, e, region.attr).map_err(|_| Errno(libc::ENOMEM))?;
+        regions(g)
+            .insert(s, e, region.attr)
+            .map_err(|_| Errno(libc::ENOMEM))?;
         if at == a[0] && e < end {
             regions(g).remove(e, end).map_err(|_| Errno(libc::ENOMEM))?;
             restore_window(e, end)?;
@@ -724,7 +876,9 @@ pub fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if !layout::in_window(a[0]) {
         return None;
     }
-    let Some((start, end)) = range(a[0], a[1]) else { return Some(Err(Errno(libc::EINVAL))) };
+    let Some((start, end)) = range(a[0], a[1]) else {
+        return Some(Err(Errno(libc::EINVAL)));
+    };
     {
         let _inside = freeze::enter();
         let g = lock();
@@ -742,12 +896,19 @@ pub fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
 }
 
 /// `mlock`, `mlock2` (`lock`) and `munlock`: locked pages are made resident and stay so.
-pub fn mlock(addr: usize, bytes: usize, lock_them: bool, on_fault: bool) -> Option<Result<usize, Errno>> {
+pub fn mlock(
+    addr: usize,
+    bytes: usize,
+    lock_them: bool,
+    on_fault: bool,
+) -> Option<Result<usize, Errno>> {
     if !layout::in_window(addr) {
         return None;
     }
     let aligned = addr & !(PAGE_SIZE - 1);
-    let Some((start, end)) = range(aligned, bytes + (addr - aligned)) else { return Some(Err(Errno(libc::ENOMEM))) };
+    let Some((start, end)) = range(aligned, bytes + (addr - aligned)) else {
+        return Some(Err(Errno(libc::ENOMEM)));
+    };
     let _inside = freeze::enter();
     {
         let g = lock();
@@ -756,7 +917,9 @@ pub fn mlock(addr: usize, bytes: usize, lock_them: bool, on_fault: bool) -> Opti
         }
     }
     if !lock_them {
-        each_touched(start, end, |p, cur| word::publish(areas::word(p), cur.clear(flag::LOCKED)));
+        each_touched(start, end, |p, cur| {
+            word::publish(areas::word(p), cur.clear(flag::LOCKED))
+        });
         return Some(Ok(0));
     }
     // More than half of local memory locked would leave nothing to page with.
@@ -794,7 +957,11 @@ pub fn mlockall(lock_them: bool) -> Result<usize, Errno> {
         let g = lock();
         total += regions(&g).pages();
     }
-    if lock_them && state::seg().local_limit_pages().is_some_and(|l| total as i64 > l / 2) {
+    if lock_them
+        && state::seg()
+            .local_limit_pages()
+            .is_some_and(|l| total as i64 > l / 2)
+    {
         return Err(Errno(libc::ENOMEM));
     }
     let mut next = 0u32;
@@ -802,12 +969,21 @@ pub fn mlockall(lock_them: bool) -> Result<usize, Errno> {
         let region = {
             let _inside = freeze::enter();
             let g = lock();
-            regions(&g).as_slice().iter().find(|r| r.end > next).copied()
+            regions(&g)
+                .as_slice()
+                .iter()
+                .find(|r| r.end > next)
+                .copied()
         };
         let Some(r) = region else { return Ok(0) };
         if r.attr.kind & kind::NATIVE == 0 && r.attr.prot != 0 {
-            mlock(addr_of(r.start), (r.end - r.start) as usize * PAGE_SIZE, lock_them, false)
-                .unwrap_or(Ok(0))?;
+            mlock(
+                addr_of(r.start),
+                (r.end - r.start) as usize * PAGE_SIZE,
+                lock_them,
+                false,
+            )
+            .unwrap_or(Ok(0))?;
         }
         next = r.end;
     }
@@ -834,7 +1010,11 @@ pub fn reserve_window() -> Result<(), Errno> {
 /// Whether a fork's child inherits the window. Only forks that we see may: in the child of any
 /// other, far pages would read as zeros; without the window it is ended by SIGSEGV instead.
 pub fn inherit_window(yes: bool) {
-    let advice = if yes { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+    let advice = if yes {
+        libc::MADV_DOFORK
+    } else {
+        libc::MADV_DONTFORK
+    };
     // SAFETY: changes only what a fork copies.
     let _ = unsafe { mem::advise(WINDOW_BASE, layout::WINDOW_BYTES, advice) };
 }
@@ -848,7 +1028,9 @@ pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<(), Errno> {
     let mut wipe = |r: Region| {
         if r.attr.kind & kind::NATIVE != 0 {
             if from < r.start && result.is_ok() {
-                result = uffd().register(addr_of(from), bytes(from, r.start), true).map(|_| ());
+                result = uffd()
+                    .register(addr_of(from), bytes(from, r.start), true)
+                    .map(|_| ());
             }
             from = r.end;
         }

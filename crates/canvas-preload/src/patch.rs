@@ -45,8 +45,15 @@ pub struct Summary {
 }
 
 /// Calls without which memory cannot be managed: each needs at least one patched site in libc.
-const REQUIRED: [i64; 7] =
-    [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_brk, libc::SYS_mremap, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigaction, libc::SYS_execve];
+const REQUIRED: [i64; 7] = [
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_brk,
+    libc::SYS_mremap,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_execve,
+];
 
 impl Summary {
     /// Everything that memory management rests on is caught.
@@ -61,11 +68,20 @@ struct Found {
     libc: bool,
 }
 
-unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
+unsafe extern "C" fn collect(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    data: *mut c_void,
+) -> c_int {
     // SAFETY: dl_iterate_phdr passes a valid structure, and `data` is the Found of `patch_libc`.
     let (info, found) = unsafe { (&*info, &mut *data.cast::<Found>()) };
     // SAFETY: dlpi_name is null or a C string.
-    let name = if info.dlpi_name.is_null() { c"" } else { unsafe { CStr::from_ptr(info.dlpi_name as *const c_char) } };
+    let name = if info.dlpi_name.is_null() {
+        c""
+    } else {
+        // SAFETY: as just said.
+        unsafe { CStr::from_ptr(info.dlpi_name as *const c_char) }
+    };
     let base = name.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or(b"");
     let is_libc = base.starts_with(b"libc.so.6");
     if !is_libc && !base.starts_with(b"ld-linux") && !base.starts_with(b"libpthread.so") {
@@ -75,8 +91,14 @@ unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, data: 
     for i in 0..info.dlpi_phnum {
         // SAFETY: dlpi_phdr has dlpi_phnum entries.
         let ph = unsafe { &*info.dlpi_phdr.add(i as usize) };
-        if ph.p_type == libc::PT_LOAD && ph.p_flags & libc::PF_X != 0 && found.count < found.texts.len() {
-            found.texts[found.count] = Text { start: info.dlpi_addr as usize + ph.p_vaddr as usize, bytes: ph.p_memsz as usize };
+        if ph.p_type == libc::PT_LOAD
+            && ph.p_flags & libc::PF_X != 0
+            && found.count < found.texts.len()
+        {
+            found.texts[found.count] = Text {
+                start: info.dlpi_addr as usize + ph.p_vaddr as usize,
+                bytes: ph.p_memsz as usize,
+            };
             found.count += 1;
         }
     }
@@ -84,17 +106,27 @@ unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, data: 
 }
 
 unsafe extern "C" {
-    fn dl_iterate_phdr(callback: unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int, data: *mut c_void) -> c_int;
+    fn dl_iterate_phdr(
+        callback: unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int,
+        data: *mut c_void,
+    ) -> c_int;
     fn clone();
     fn vfork();
 }
 
 /// Patches libc and the loader. Runs once, before the program has threads.
 pub fn patch_libc() -> Summary {
-    let mut found = Found { texts: [Text { start: 0, bytes: 0 }; 8], count: 0, libc: false };
+    let mut found = Found {
+        texts: [Text { start: 0, bytes: 0 }; 8],
+        count: 0,
+        libc: false,
+    };
     // SAFETY: the callback is called with our Found only while `found` lives.
     unsafe { dl_iterate_phdr(collect, (&raw mut found).cast()) };
-    let mut summary = Summary { libc_found: found.libc, ..Summary::default() };
+    let mut summary = Summary {
+        libc_found: found.libc,
+        ..Summary::default()
+    };
     for text in &found.texts[..found.count] {
         patch_text(*text, &mut summary);
     }
@@ -107,7 +139,10 @@ fn trampolines(text: Text, bytes: usize) -> Option<usize> {
     let step = 1 << 20;
     let mut offset = step;
     while offset < reach {
-        for hint in [text.start.wrapping_sub(offset) & !0xfff, (text.start + text.bytes + offset) & !0xfff] {
+        for hint in [
+            text.start.wrapping_sub(offset) & !0xfff,
+            (text.start + text.bytes + offset) & !0xfff,
+        ] {
             if let Ok(at) = mem::map_lazy(hint, bytes, libc::PROT_READ | libc::PROT_WRITE) {
                 return Some(at);
             }
@@ -128,11 +163,15 @@ fn jumped_to(code: &[u8], targets: core::ops::Range<usize>) -> bool {
     let mut i = iced_x86::Instruction::default();
     while d.can_decode() {
         d.decode_out(&mut i);
-        if !i.is_invalid() && (0..i.op_count()).any(|k| i.op_kind(k) == OpKind::NearBranch64) && hits(i.near_branch64()) {
+        if !i.is_invalid()
+            && (0..i.op_count()).any(|k| i.op_kind(k) == OpKind::NearBranch64)
+            && hits(i.near_branch64())
+        {
             return true;
         }
     }
-    let wide = targets.start.saturating_sub(64 << 10)..(targets.end + (64 << 10)).min(code.len().saturating_sub(6));
+    let wide = targets.start.saturating_sub(64 << 10)
+        ..(targets.end + (64 << 10)).min(code.len().saturating_sub(6));
     wide.into_iter().any(|i| {
         let (len, at) = match code[i] {
             0xe9 => (5, i + 1),
@@ -152,8 +191,13 @@ fn movable(code: &[u8], at: usize, need: usize) -> Option<usize> {
         let bytes = code.get(at + len..(at + len + INSTRUCTION_MAX).min(code.len()))?;
         let mut d = Decoder::with_ip(64, bytes, 0, DecoderOptions::NONE);
         let i = d.decode();
-        let relative = i.is_ip_rel_memory_operand() || (0..i.op_count()).any(|k| i.op_kind(k) == OpKind::NearBranch64);
-        if i.is_invalid() || relative || i.flow_control() != FlowControl::Next || i.memory_base() == Register::RIP {
+        let relative = i.is_ip_rel_memory_operand()
+            || (0..i.op_count()).any(|k| i.op_kind(k) == OpKind::NearBranch64);
+        if i.is_invalid()
+            || relative
+            || i.flow_control() != FlowControl::Next
+            || i.memory_base() == Register::RIP
+        {
             return None;
         }
         // A second syscall must not be carried away unhooked.
@@ -194,7 +238,15 @@ fn patch_text(text: Text, summary: &mut Summary) {
     let span = (text.start + text.bytes - page).next_multiple_of(4096);
     // Executable throughout: this very code may be calling into the segment (memcpy).
     // SAFETY: only adds the right to write.
-    if unsafe { mem::protect(page, span, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) }.is_err() {
+    if unsafe {
+        mem::protect(
+            page,
+            span,
+            libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+        )
+    }
+    .is_err()
+    {
         summary.left += count;
         return;
     }
@@ -209,12 +261,26 @@ fn patch_text(text: Text, summary: &mut Summary) {
             summary.left += 1;
             continue;
         }
-        let mut t = Tramp { at: tramp, buf: [0; TRAMPOLINE_BYTES], len: 0 };
+        let mut t = Tramp {
+            at: tramp,
+            buf: [0; TRAMPOLINE_BYTES],
+            len: 0,
+        };
         let known = (site >= 5 && code[site - 5] == 0xb8)
-            .then(|| i32::from_le_bytes([code[site - 4], code[site - 3], code[site - 2], code[site - 1]]))
+            .then(|| {
+                i32::from_le_bytes([
+                    code[site - 4],
+                    code[site - 3],
+                    code[site - 2],
+                    code[site - 1],
+                ])
+            })
             .filter(|nr| (0..crate::stub::NR_MAX as i32).contains(nr));
         let (from, to) = match known {
-            Some(nr) if [libc::SYS_clone3, libc::SYS_vfork, libc::SYS_rt_sigreturn].contains(&i64::from(nr)) => {
+            Some(nr)
+                if [libc::SYS_clone3, libc::SYS_vfork, libc::SYS_rt_sigreturn]
+                    .contains(&i64::from(nr)) =>
+            {
                 summary.left += 1;
                 continue;
             }

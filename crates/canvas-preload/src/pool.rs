@@ -35,12 +35,20 @@ impl SlotMem for Region {
     fn copy_out(&self, off: usize, dst: &mut [u8]) {
         assert!(off + dst.len() <= areas::POOL_BYTES);
         // SAFETY: inside the mapped region (asserted); the entry's owner alone touches its slot.
-        unsafe { core::ptr::copy_nonoverlapping((areas::POOL + off) as *const u8, dst.as_mut_ptr(), dst.len()) }
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                (areas::POOL + off) as *const u8,
+                dst.as_mut_ptr(),
+                dst.len(),
+            )
+        }
     }
     fn copy_in(&self, off: usize, src: &[u8]) {
         assert!(off + src.len() <= areas::POOL_BYTES);
         // SAFETY: as above.
-        unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), (areas::POOL + off) as *mut u8, src.len()) }
+        unsafe {
+            core::ptr::copy_nonoverlapping(src.as_ptr(), (areas::POOL + off) as *mut u8, src.len())
+        }
     }
     fn release(&self, off: usize, len: usize) {
         assert!(off + len <= areas::POOL_BYTES);
@@ -103,6 +111,8 @@ pub fn after_fork_in_child() {
     let charged = CHARGED.load(Ordering::Relaxed);
     // Not bounded: the pages are shared with the parent until one of the two writes.
     seg.pool_bytes.fetch_add(charged, Ordering::Relaxed);
-    state::slot().pool_bytes.fetch_add(charged, Ordering::Relaxed);
+    state::slot()
+        .pool_bytes
+        .fetch_add(charged, Ordering::Relaxed);
     pool().publish_class_bytes(1);
 }

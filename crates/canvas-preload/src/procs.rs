@@ -17,7 +17,8 @@ pub fn guard_fd(i: usize, fd: i32) {
 }
 
 fn is_ours(fd: usize) -> bool {
-    OURS.iter().any(|o| o.load(Ordering::Relaxed) == fd as i32 && fd as i32 >= 0)
+    OURS.iter()
+        .any(|o| o.load(Ordering::Relaxed) == fd as i32 && fd as i32 >= 0)
 }
 
 /// `close`: ours are not open, as far as the program can tell.
@@ -58,7 +59,12 @@ pub fn close_range(a: &[usize; 6]) -> isize {
         };
         if let Some(to) = to {
             // SAFETY: the program's call, cut around our descriptors.
-            let r = unsafe { raw(libc::SYS_close_range as usize, [from as usize, to as usize, a[2], 0, 0, 0]) };
+            let r = unsafe {
+                raw(
+                    libc::SYS_close_range as usize,
+                    [from as usize, to as usize, a[2], 0, 0, 0],
+                )
+            };
             if r < 0 {
                 return r;
             }
@@ -80,7 +86,11 @@ pub fn take_slot() -> Option<&'static ProcSlot> {
             seg.release_slot(s, pid);
         }
     }
-    let slot = seg.procs.iter().find(|s| s.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
+    let slot = seg.procs.iter().find(|s| {
+        s.pid
+            .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    })?;
     slot.start_ticks.store(start_ticks(), Ordering::Release);
     Some(slot)
 }
@@ -88,16 +98,35 @@ pub fn take_slot() -> Option<&'static ProcSlot> {
 /// Start time of this process in clock ticks (field 22 of /proc/self/stat).
 fn start_ticks() -> u64 {
     let mut buf = [0u8; 1024];
-    let Ok(n) = proc::read_file(c"/proc/self/stat", &mut buf) else { return 0 };
-    let after_name = buf[..n].iter().rposition(|b| *b == b')').map_or(0, |i| i + 2);
-    let field = buf[after_name..n].split(|b| *b == b' ').nth(19).unwrap_or(b"0");
-    field.iter().filter(|b| b.is_ascii_digit()).fold(0u64, |n, b| n * 10 + u64::from(b - b'0'))
+    let Ok(n) = proc::read_file(c"/proc/self/stat", &mut buf) else {
+        return 0;
+    };
+    let after_name = buf[..n]
+        .iter()
+        .rposition(|b| *b == b')')
+        .map_or(0, |i| i + 2);
+    let field = buf[after_name..n]
+        .split(|b| *b == b' ')
+        .nth(19)
+        .unwrap_or(b"0");
+    field
+        .iter()
+        .filter(|b| b.is_ascii_digit())
+        .fold(0u64, |n, b| n * 10 + u64::from(b - b'0'))
 }
 
 /// Opens and prepares a userfaultfd for this process, as the mode demands.
 pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
-    let u = if thread_mode { uffd::Uffd::open_syscall(false).or_else(|_| uffd::Uffd::open_device())? } else { uffd::Uffd::open_syscall(true)? };
-    let wanted = if thread_mode { uffd::feature::PAGEFAULT_FLAG_WP } else { uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP };
+    let u = if thread_mode {
+        uffd::Uffd::open_syscall(false).or_else(|_| uffd::Uffd::open_device())?
+    } else {
+        uffd::Uffd::open_syscall(true)?
+    };
+    let wanted = if thread_mode {
+        uffd::feature::PAGEFAULT_FLAG_WP
+    } else {
+        uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP
+    };
     u.api(wanted)?;
     let fd = uffd::move_fd(u.0, threads::fd_floor(), true)?;
     guard_fd(2, fd);
@@ -123,6 +152,8 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
         if r > 0 {
             state::FORKED.store(true, Ordering::Relaxed);
             count(Counter::Forks, 1);
+            // What both share is halved in the child's books: in ours too, at once.
+            account::measure_soon();
         }
         drop(g);
         drop(frozen);
@@ -130,7 +161,10 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
         return r;
     }
     if let Err(e) = child(&g) {
-        report!("a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros", e.0);
+        report!(
+            "a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros",
+            e.0
+        );
         proc::exit_group(canvas_types::exit::RUN_FAILED);
     }
     drop(g);
@@ -190,7 +224,10 @@ fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
     let mut have = [false; 3];
     let mut n = 0;
     let mut i = 0;
-    while envp != 0 {
+    loop {
+        if envp == 0 {
+            break;
+        }
         // SAFETY: the program's environment, as the kernel would read it.
         let entry = unsafe { *((envp + i * 8) as *const usize) };
         if entry == 0 {
@@ -275,7 +312,12 @@ pub fn execveat(a: &[usize; 6]) -> isize {
         touch_vector(a[2]);
         touch_vector(envp);
         // SAFETY: the program's call.
-        let r = unsafe { raw(libc::SYS_execveat as usize, [a[0], a[1], a[2], envp, a[4], 0]) };
+        let r = unsafe {
+            raw(
+                libc::SYS_execveat as usize,
+                [a[0], a[1], a[2], envp, a[4], 0],
+            )
+        };
         if r != -(libc::EFAULT as isize) {
             return r;
         }
@@ -302,13 +344,21 @@ pub fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
     let mut before = Rlimit { soft: 0, hard: 0 };
     // SAFETY: the program's pointers, read and written as the kernel would.
     let wanted = (new != 0).then(|| unsafe { (new as *const Rlimit).read_unaligned() });
-    let keep = kept.filter(|_| mine).zip(wanted).filter(|(_, w)| w.soft <= w.hard);
+    let keep = kept
+        .filter(|_| mine)
+        .zip(wanted)
+        .filter(|(_, w)| w.soft <= w.hard);
     let arg = match &wanted {
         Some(w) if keep.is_none() => w as *const Rlimit as usize,
         _ => 0,
     };
     // SAFETY: both structures are ours and live.
-    let r = check(unsafe { raw(libc::SYS_prlimit64 as usize, [pid, resource, arg, &raw mut before as usize, 0, 0]) });
+    let r = check(unsafe {
+        raw(
+            libc::SYS_prlimit64 as usize,
+            [pid, resource, arg, &raw mut before as usize, 0, 0],
+        )
+    });
     if let Err(e) = r {
         return -(e.0 as isize);
     }

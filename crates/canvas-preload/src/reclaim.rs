@@ -5,12 +5,12 @@
 //! slot: protected, it cannot change; still mapped, it can be read. This works after a fork (where
 //! MOVE refuses shared pages) and for any protection that can be read.
 
+use canvas_backend::{Kind, StoreError};
 use canvas_pager::clock::{Run, take_reservation};
 use canvas_pager::prefetch::SAMPLE_EVERY;
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind as TraceKind;
 use canvas_pager::word::{self, State, Word, flag};
-use canvas_backend::{Kind, StoreError};
 use canvas_shm::Counter;
 use canvas_swap::fsm;
 use canvas_sys::mem;
@@ -59,11 +59,17 @@ pub fn run(want: u32, direct: bool) -> u32 {
         write_out(ctx, want - cache::available());
     }
     // The policy finishes a chunk once begun, so there must be slots for one more.
-    let slots = (want as usize + CHUNK_PAGES - 1).min(BATCH_PAGES).min(cache::available() as usize);
+    let slots = (want as usize + CHUNK_PAGES - 1)
+        .min(BATCH_PAGES)
+        .min(cache::available() as usize);
     if slots == 0 {
         return 0;
     }
-    let ask = if slots < CHUNK_PAGES { 1 } else { (slots + 1 - CHUNK_PAGES) as u32 };
+    let ask = if slots < CHUNK_PAGES {
+        1
+    } else {
+        (slots + 1 - CHUNK_PAGES) as u32
+    };
     ctx.batch.clear();
     let n = CLOCK.select(&areas::table(), ask.min(want), &mut ctx.batch);
     drop_reservations(ctx);
@@ -71,7 +77,14 @@ pub fn run(want: u32, direct: bool) -> u32 {
         return 0;
     }
     let unmapped = unmap(ctx, false);
-    count(if direct { Counter::ReclaimDirect } else { Counter::ReclaimBackground }, u64::from(unmapped));
+    count(
+        if direct {
+            Counter::ReclaimDirect
+        } else {
+            Counter::ReclaimBackground
+        },
+        u64::from(unmapped),
+    );
     unmapped
 }
 
@@ -105,9 +118,13 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     let (got, fresh) = cache::alloc(&mut ctx.slots[..pages]);
     if fresh > 0 {
         state::seg().charge_local(state::slot(), fresh as i64);
-        state::slot().cached_pages.fetch_add(fresh as i64, Ordering::Relaxed);
+        state::slot()
+            .cached_pages
+            .fetch_add(fresh as i64, Ordering::Relaxed);
         let total: i64 = state::slot().cached_pages.load(Ordering::Relaxed);
-        state::seg().cached_pages_peak.fetch_max(total, Ordering::Relaxed);
+        state::seg()
+            .cached_pages_peak
+            .fetch_max(total, Ordering::Relaxed);
     }
     // Protect, chunk by chunk. `kept` counts the pages that go on; runs are cut to them.
     let mut n = 0;
@@ -134,9 +151,16 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             let span_pages: usize = runs[k..=last].iter().map(|r| r.len as usize).sum();
             let bytes = (end - first) as usize * PAGE_SIZE;
             let fits = n + span_pages <= got;
-            if fits && uffd().write_protect(PageId(first).addr(), bytes, true).is_ok() {
+            if fits
+                && uffd()
+                    .write_protect(PageId(first).addr(), bytes, true)
+                    .is_ok()
+            {
                 for r in &runs[k..=last] {
-                    ctx.ranges[ranges] = libc::iovec { iov_base: r.start.addr() as *mut _, iov_len: r.len as usize * PAGE_SIZE };
+                    ctx.ranges[ranges] = libc::iovec {
+                        iov_base: r.start.addr() as *mut _,
+                        iov_len: r.len as usize * PAGE_SIZE,
+                    };
                     ranges += 1;
                     for p in r.start.0..r.start.0 + r.len {
                         ctx.pages[n] = p;
@@ -160,11 +184,23 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
         // SAFETY: the page is present and write-protected (its word is Evicting in our hands, and
         // pages that cannot be read are marked STUCK and never selected); the slot is ours alone.
-        unsafe { core::ptr::copy_nonoverlapping(PageId(*page).addr() as *const u8, cache::buffer(*slot) as *mut u8, PAGE_SIZE) };
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                PageId(*page).addr() as *const u8,
+                cache::buffer(*slot) as *mut u8,
+                PAGE_SIZE,
+            )
+        };
     }
     discard(&ctx.ranges[..ranges]);
     let evicted = if traced { 0 } else { n as u32 };
-    let epoch = EPOCH.advance(evicted, state::seg().local_limit_pages().unwrap_or(i64::MAX / 2).max(1) as u64);
+    let epoch = EPOCH.advance(
+        evicted,
+        state::seg()
+            .local_limit_pages()
+            .unwrap_or(i64::MAX / 2)
+            .max(1) as u64,
+    );
     let mut ours = 0;
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
         let w = areas::word(*page);
@@ -180,7 +216,11 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             CLOCK.params.on_evict(cur, epoch).clear(flag::SAMPLED)
         };
         let new = new.clear(flag::SHARED | flag::PREFETCHED);
-        word::publish(w, new.with_state(State::Cached).with_entry(SwapEntry(slot + 1)));
+        word::publish(
+            w,
+            new.with_state(State::Cached)
+                .with_entry(SwapEntry(slot + 1)),
+        );
     }
     cache::enqueue(&ctx.slots[..n]);
     account::note_resident(-ours);
@@ -198,7 +238,10 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
 /// No page is present there, and none becomes so while the chunk's lock is held.
 fn absent(page: u32) -> bool {
     let w = word::load(areas::word(page));
-    matches!(w.state(), State::Untouched | State::Far | State::Cached | State::Filling | State::Poisoned)
+    matches!(
+        w.state(),
+        State::Untouched | State::Far | State::Cached | State::Filling | State::Poisoned
+    )
 }
 
 /// Leaves the pages of these runs where they are.
@@ -210,7 +253,14 @@ fn give_up(runs: &[Run], protection_failed: bool) {
         for p in r.start.0..r.start.0 + r.len {
             let w = areas::word(p);
             let back = word::load(w).with_state(State::Resident);
-            word::publish(w, if protection_failed { back.set(flag::STUCK) } else { back });
+            word::publish(
+                w,
+                if protection_failed {
+                    back.set(flag::STUCK)
+                } else {
+                    back
+                },
+            );
         }
         if state::THREAD_MODE.load(Ordering::Relaxed) {
             uffd().wake(r.start.addr(), r.len as usize * PAGE_SIZE);
@@ -237,7 +287,9 @@ fn discard(ranges: &[libc::iovec]) {
 pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
     let mut freed = 0;
     while freed < n {
-        let Some(job) = cache::begin_write() else { break };
+        let Some(job) = cache::begin_write() else {
+            break;
+        };
         if !write_one(ctx, job) {
             break;
         }
@@ -256,7 +308,9 @@ fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
                 far_copy = false;
             }
             // Far copies of resident pages go first.
-            match drop_resident_copies().then(|| pool().store(job.entry, far_copy, data, &mut ctx.scratch)) {
+            match drop_resident_copies()
+                .then(|| pool().store(job.entry, far_copy, data, &mut ctx.scratch))
+            {
                 Some(Ok(o)) => o,
                 _ => {
                     if let Some(e) = cache::abort_write(job.slot, job.entry, false) {
@@ -278,7 +332,9 @@ fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
     let far = far_word(cur, outcome.entry);
     // Counted before it can be taken back by a fault.
     state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
-    let published = ours && w.compare_exchange(cur.0, far.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let published = ours
+        && w.compare_exchange(cur.0, far.0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
     if !published {
         state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     }
@@ -307,8 +363,15 @@ fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
 
 /// The word of a page that only exists as a far copy from now on.
 fn far_word(cached: Word, entry: SwapEntry) -> Word {
-    let w = cached.with_state(State::Far).with_entry(entry).clear(flag::PREFETCHED | flag::SAMPLED);
-    if entry.is_some() { w.set(flag::FAR_COPY) } else { w.clear(flag::FAR_COPY) }
+    let w = cached
+        .with_state(State::Far)
+        .with_entry(entry)
+        .clear(flag::PREFETCHED | flag::SAMPLED);
+    if entry.is_some() {
+        w.set(flag::FAR_COPY)
+    } else {
+        w.clear(flag::FAR_COPY)
+    }
 }
 
 /// The pool is full: gives up the far copies that resident pages keep. True when there were any.
@@ -366,13 +429,10 @@ pub fn forget(page: u32, cur: Word) {
             }
             cache::finish(taken);
         }
-        State::Far => {
-            state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
-            if cur.entry().is_some() {
-                pool().release(cur.entry());
-            }
-        }
-        State::Poisoned => {
+        State::Far | State::Poisoned => {
+            state::slot()
+                .far_pages
+                .fetch_sub(i64::from(cur.state() == State::Far), Ordering::Relaxed);
             if cur.entry().is_some() {
                 pool().release(cur.entry());
             }

@@ -19,7 +19,10 @@ impl Write for Line {
 
 /// Writes "canvas: ..." and a newline to stderr in one call.
 pub fn line(args: core::fmt::Arguments<'_>) {
-    let mut l = Line { buf: [0; 256], len: 0 };
+    let mut l = Line {
+        buf: [0; 256],
+        len: 0,
+    };
     let _ = l.write_str("canvas: ");
     let _ = l.write_fmt(args);
     l.buf[l.len] = b'\n';

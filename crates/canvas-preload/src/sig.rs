@@ -5,8 +5,8 @@ use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc};
-use canvas_types::layout::in_window;
 use canvas_types::PageId;
+use canvas_types::layout::in_window;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,7 +18,11 @@ pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
 /// The signals that are ours in this mode: none when handler threads serve the faults.
 fn ours() -> u64 {
-    if state::THREAD_MODE.load(Ordering::Relaxed) { 0 } else { OURS }
+    if state::THREAD_MODE.load(Ordering::Relaxed) {
+        0
+    } else {
+        OURS
+    }
 }
 
 /// The program's own actions for our signals, behind a sequence number (odd while written).
@@ -29,9 +33,20 @@ struct Action {
 // SAFETY: writers are serialised by the sequence's odd state, readers retry when it changed.
 unsafe impl Sync for Action {}
 
-static BUS: Action = Action { seq: AtomicU32::new(0), value: UnsafeCell::new(NONE) };
-static SYS: Action = Action { seq: AtomicU32::new(0), value: UnsafeCell::new(NONE) };
-const NONE: KernelSigaction = KernelSigaction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+static BUS: Action = Action {
+    seq: AtomicU32::new(0),
+    value: UnsafeCell::new(NONE),
+};
+static SYS: Action = Action {
+    seq: AtomicU32::new(0),
+    value: UnsafeCell::new(NONE),
+};
+const NONE: KernelSigaction = KernelSigaction {
+    handler: 0,
+    flags: 0,
+    restorer: 0,
+    mask: 0,
+};
 
 fn action(signal: i32) -> Option<&'static Action> {
     match signal {
@@ -58,7 +73,12 @@ impl Action {
         let old_mask = signal::set_mask(u64::MAX);
         loop {
             let s = self.seq.load(Ordering::Relaxed);
-            if s & 1 == 0 && self.seq.compare_exchange(s, s + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if s & 1 == 0
+                && self
+                    .seq
+                    .compare_exchange(s, s + 1, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
                 // SAFETY: the odd sequence makes us the only writer.
                 let old = unsafe {
                     let old = self.value.get().read();
@@ -124,7 +144,7 @@ unsafe extern "C" fn on_sigsys(sig: i32, info: *mut libc::siginfo_t, context: *m
     signal::set_mask(unsafe { *mask } & !OURS);
     // SAFETY: the registers of a system call.
     let r = unsafe { crate::hooks::dispatch(&raw const call) };
-    signal::set_mask(u64::MAX & !OURS);
+    signal::set_mask(!OURS);
     uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
 }
 
@@ -155,7 +175,13 @@ fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
 
 unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
-    let (code, addr, uc) = unsafe { ((*info).si_code, (*info).si_addr() as usize, &mut *context.cast::<libc::ucontext_t>()) };
+    let (code, addr, uc) = unsafe {
+        (
+            (*info).si_code,
+            (*info).si_addr() as usize,
+            &mut *context.cast::<libc::ucontext_t>(),
+        )
+    };
     let mut why = Resolved::NotOurs;
     if code > 0 && in_window(addr) {
         let begun = now_ns();
@@ -166,28 +192,49 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
         }
         if why == Resolved::Present {
             let stripe = freeze::thread_hash() % canvas_shm::segment::STRIPES;
-            state::seg().stripes[stripe].fault_ns.record(now_ns().saturating_sub(begun));
+            state::seg().stripes[stripe]
+                .fault_ns
+                .record(now_ns().saturating_sub(begun));
             state::count(Counter::FaultsManaged, 1);
             return;
         }
         if why == Resolved::NoMemory {
-            report!("local and far memory are both full: the program is ended by SIGBUS (raise --pool or --local)");
+            report!(
+                "local and far memory are both full: the program is ended by SIGBUS (raise --pool or --local)"
+            );
         }
     }
-    chain(&BUS, sig, info, context, code > 0, why == Resolved::NoMemory);
+    chain(
+        &BUS,
+        sig,
+        info,
+        context,
+        code > 0,
+        why == Resolved::NoMemory,
+    );
 }
 
 /// Monotonic time by the vDSO: no system call, no thread-local data on success.
 #[inline]
 pub fn now_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: writes `t` only.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// Hands a signal to the program: its handler, or the default action.
-fn chain(a: &Action, sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void, synchronous: bool, end: bool) {
+fn chain(
+    a: &Action,
+    sig: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+    synchronous: bool,
+    end: bool,
+) {
     let act = a.get();
     if end || act.handler == libc::SIG_DFL || (act.handler == libc::SIG_IGN && synchronous) {
         signal::set_default(sig);
@@ -203,13 +250,19 @@ fn chain(a: &Action, sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c
     }
     // As the kernel would: the mask at the time of the fault, the handler's own, the signal.
     // SAFETY: the kernel's ucontext; the first word of uc_sigmask is the kernel's signal set.
-    let interrupted = unsafe { *(&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
-    let own = if act.flags & libc::SA_NODEFER as u64 != 0 { 0 } else { bit(sig) };
+    let interrupted =
+        unsafe { *(&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
+    let own = if act.flags & libc::SA_NODEFER as u64 != 0 {
+        0
+    } else {
+        bit(sig)
+    };
     signal::set_mask((interrupted | act.mask | own) & !OURS);
     // SAFETY: the program's handler, with the kernel's arguments.
     unsafe {
         if act.flags & libc::SA_SIGINFO as u64 != 0 {
-            let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = core::mem::transmute(act.handler);
+            let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                core::mem::transmute(act.handler);
             f(sig, info, context);
         } else {
             let f: extern "C" fn(i32) = core::mem::transmute(act.handler);
@@ -253,13 +306,21 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
         }
         return 0;
     }
-    let stripped = wanted.map(|w| KernelSigaction { mask: w.mask & !ours(), ..w });
+    let stripped = wanted.map(|w| KernelSigaction {
+        mask: w.mask & !ours(),
+        ..w
+    });
     let segv_before = SEGV_HANDLER.load(Ordering::Acquire);
     let stripped = stripped.map(|w| wrap_segv(sig, w));
     let mut before = KernelSigaction::default();
     let arg = stripped.as_ref().map_or(0, |s| s as *const _ as usize);
     // SAFETY: both structures are ours and live.
-    let r = check(unsafe { raw(libc::SYS_rt_sigaction as usize, [a[0], arg, &raw mut before as usize, 8, 0, 0]) });
+    let r = check(unsafe {
+        raw(
+            libc::SYS_rt_sigaction as usize,
+            [a[0], arg, &raw mut before as usize, 8, 0, 0],
+        )
+    });
     if sig == libc::SIGSEGV && before.handler == on_sigsegv as *const () as usize {
         before.handler = segv_before;
     }
@@ -275,19 +336,20 @@ pub fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     if a[3] != 8 {
         return -(libc::EINVAL as isize);
     }
-    let mut set = 0u64;
-    let arg = if new == 0 {
-        0
-    } else {
-        set = get(new);
-        if how as i32 != libc::SIG_UNBLOCK {
-            set &= !ours();
-        }
-        &raw const set as usize
+    let set = match new {
+        0 => 0,
+        at if how as i32 == libc::SIG_UNBLOCK => get::<u64>(at),
+        at => get::<u64>(at) & !ours(),
     };
+    let arg = if new == 0 { 0 } else { &raw const set as usize };
     let mut before = 0u64;
     // SAFETY: both sets are ours and live.
-    let r = check(unsafe { raw(libc::SYS_rt_sigprocmask as usize, [how, arg, &raw mut before as usize, 8, 0, 0]) });
+    let r = check(unsafe {
+        raw(
+            libc::SYS_rt_sigprocmask as usize,
+            [how, arg, &raw mut before as usize, 8, 0, 0],
+        )
+    });
     if r.is_ok() && old != 0 {
         put(old, before);
     }
@@ -298,8 +360,8 @@ pub fn rt_sigprocmask(a: &[usize; 6]) -> isize {
 /// a copy of the mask without our signals takes its place.
 pub fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
     let mut b = *a;
-    let mut set = 0u64;
-    let mut pair = [0usize; 2];
+    let set: u64;
+    let pair: [usize; 2];
     let at = match nr as i64 {
         libc::SYS_rt_sigsuspend => 0,
         libc::SYS_ppoll => 3,
@@ -308,17 +370,16 @@ pub fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
         _ => return crate::args::run(nr, a),
     };
     if a[at] != 0 && nr as i64 == libc::SYS_pselect6 {
-        pair = get(a[at]);
-        if pair[0] != 0 {
-            set = get::<u64>(pair[0]) & !ours();
-            pair[0] = &raw const set as usize;
+        let [mask, size]: [usize; 2] = get(a[at]);
+        if mask != 0 {
+            set = get::<u64>(mask) & !ours();
+            pair = [&raw const set as usize, size];
+            b[at] = pair.as_ptr() as usize;
         }
-        b[at] = pair.as_ptr() as usize;
     } else if a[at] != 0 {
         set = get::<u64>(a[at]) & !ours();
         b[at] = &raw const set as usize;
     }
-    let _ = (&set, &pair);
     crate::args::run(nr, &b)
 }
 
@@ -336,7 +397,12 @@ pub fn sigaltstack(a: &[usize; 6]) -> isize {
         let off = ss.ss_flags & libc::SS_DISABLE != 0;
         if !(off && hidden) {
             // SAFETY: our copy of the program's structure.
-            r = unsafe { raw(libc::SYS_sigaltstack as usize, [&raw const ss as usize, 0, 0, 0, 0, 0]) };
+            r = unsafe {
+                raw(
+                    libc::SYS_sigaltstack as usize,
+                    [&raw const ss as usize, 0, 0, 0, 0, 0],
+                )
+            };
             if r == 0 && hidden {
                 altstack::put_back(before.ss_sp as usize);
             } else if r == 0 && off {
@@ -345,7 +411,11 @@ pub fn sigaltstack(a: &[usize; 6]) -> isize {
         }
     }
     if r == 0 && a[1] != 0 {
-        let none = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        let none = libc::stack_t {
+            ss_sp: core::ptr::null_mut(),
+            ss_flags: libc::SS_DISABLE,
+            ss_size: 0,
+        };
         put(a[1], if hidden { none } else { before });
     }
     r
@@ -368,7 +438,8 @@ unsafe extern "C" fn on_sigsegv(sig: i32, info: *mut libc::siginfo_t, context: *
     let handler = SEGV_HANDLER.load(Ordering::Acquire);
     // SAFETY: the program's handler, on its stack and under its mask; one that takes only the
     // signal's number ignores the rest.
-    let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = unsafe { core::mem::transmute(handler) };
+    let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+        unsafe { core::mem::transmute(handler) };
     f(sig, info, context);
 }
 
@@ -378,5 +449,9 @@ fn wrap_segv(sig: i32, action: KernelSigaction) -> KernelSigaction {
         return action;
     }
     SEGV_HANDLER.store(action.handler, Ordering::Release);
-    KernelSigaction { handler: on_sigsegv as *const () as usize, flags: action.flags | libc::SA_SIGINFO as u64, ..action }
+    KernelSigaction {
+        handler: on_sigsegv as *const () as usize,
+        flags: action.flags | libc::SA_SIGINFO as u64,
+        ..action
+    }
 }

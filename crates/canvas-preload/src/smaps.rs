@@ -21,8 +21,21 @@ impl Lines {
         let path = c"/proc/self/smaps";
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
         // SAFETY: the path lives across the call.
-        let fd = unsafe { sys3(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, flags) }.ok()?;
-        Some(Lines { fd, buf: [0; 4096], len: 0, at: 0 })
+        let fd = unsafe {
+            sys3(
+                libc::SYS_openat,
+                libc::AT_FDCWD as usize,
+                path.as_ptr() as usize,
+                flags,
+            )
+        }
+        .ok()?;
+        Some(Lines {
+            fd,
+            buf: [0; 4096],
+            len: 0,
+            at: 0,
+        })
     }
     /// Calls `f` with each line; lines longer than the buffer are cut.
     fn each(&mut self, mut f: impl FnMut(&[u8])) {
@@ -39,7 +52,14 @@ impl Lines {
             }
             let room = self.buf.len() - self.len;
             // SAFETY: the kernel writes into the rest of our buffer.
-            let got = unsafe { sys3(libc::SYS_read, self.fd, self.buf.as_mut_ptr() as usize + self.len, room) };
+            let got = unsafe {
+                sys3(
+                    libc::SYS_read,
+                    self.fd,
+                    self.buf.as_mut_ptr() as usize + self.len,
+                    room,
+                )
+            };
             match got {
                 Ok(n) if n > 0 => self.len += n,
                 _ => return,
@@ -74,15 +94,18 @@ pub fn proportional_pages() -> Option<i64> {
     lines.each(|line| {
         let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
         let Some(first) = words.next() else { return };
-        if let Some(dash) = first.iter().position(|b| *b == b'-') {
-            if let Some(start) = hex(&first[..dash]) {
-                in_pool = (areas::POOL..areas::POOL + areas::POOL_BYTES).contains(&start);
-                return;
-            }
+        if let Some(dash) = first.iter().position(|b| *b == b'-')
+            && let Some(start) = hex(&first[..dash])
+        {
+            in_pool = (areas::POOL..areas::POOL + areas::POOL_BYTES).contains(&start);
+            return;
         }
         let value = || {
             let digits = words.clone().next().unwrap_or(b"0");
-            digits.iter().filter(|b| b.is_ascii_digit()).fold(0i64, |k, b| k * 10 + i64::from(b - b'0'))
+            digits
+                .iter()
+                .filter(|b| b.is_ascii_digit())
+                .fold(0i64, |k, b| k * 10 + i64::from(b - b'0'))
         };
         // A mapping's Pss covers its file pages too: the anonymous share of it counts.
         match first {

@@ -25,7 +25,15 @@ pub fn fd_floor() -> i32 {
 pub fn init_fd_floor() {
     let mut l = [0u64; 2];
     // SAFETY: the kernel writes `l`.
-    let ok = unsafe { canvas_sys::sys4(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE as usize, 0, l.as_mut_ptr() as usize) };
+    let ok = unsafe {
+        canvas_sys::sys4(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_NOFILE as usize,
+            0,
+            l.as_mut_ptr() as usize,
+        )
+    };
     if ok.is_ok() {
         FD_FLOOR.store((l[0].min(1024) as i32 - 16).max(10), Ordering::Relaxed);
     }
@@ -54,7 +62,10 @@ pub fn start_reclaimer() {
     if state::PID.load(Ordering::Relaxed) != proc::pid() {
         return;
     }
-    if account::RECLAIMER.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+    if account::RECLAIMER
+        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
+        .is_err()
+    {
         return;
     }
     if spawn(reclaimer).is_err() {
@@ -86,7 +97,7 @@ extern "C" fn reclaimer() -> ! {
                 // Short, and nothing to take: everything is busy, pinned, or not ours.
                 proc::sleep_ns(2_000_000);
             } else {
-                account::sleep_until_woken(pause_ns);
+                account::sleep_until_woken(pause_ns.min(account::idle_ns()));
             }
         }
     }
@@ -105,7 +116,11 @@ pub fn start_handlers() -> Result<(), Errno> {
 
 extern "C" fn handler() -> ! {
     let u = state::uffd();
-    let mut poll = libc::pollfd { fd: u.0, events: libc::POLLIN, revents: 0 };
+    let mut poll = libc::pollfd {
+        fd: u.0,
+        events: libc::POLLIN,
+        revents: 0,
+    };
     let mut msg = Msg::default();
     loop {
         // SAFETY: one pollfd of ours.
@@ -140,14 +155,20 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         }
         Resolved::Poisoned | Resolved::NoMemory | Resolved::NotOurs => {
             // There is no way to fail a fault by message before UFFDIO_POISON: say so and end.
-            report!("a fault at {addr:#x} cannot be resolved ({r:?}); the program is ended by SIGBUS");
+            report!(
+                "a fault at {addr:#x} cannot be resolved ({r:?}); the program is ended by SIGBUS"
+            );
             canvas_sys::signal::set_default(libc::SIGBUS);
             // SAFETY: a signal to ourselves.
-            let _ = unsafe { canvas_sys::sys2(libc::SYS_kill, proc::pid() as usize, libc::SIGBUS as usize) };
+            let _ = unsafe {
+                canvas_sys::sys2(libc::SYS_kill, proc::pid() as usize, libc::SIGBUS as usize)
+            };
             proc::sleep_ns(1_000_000_000);
         }
     }
     let stripe = freeze::thread_hash() % canvas_shm::segment::STRIPES;
-    state::seg().stripes[stripe].fault_ns.record(sig::now_ns().saturating_sub(begun));
+    state::seg().stripes[stripe]
+        .fault_ns
+        .record(sig::now_ns().saturating_sub(begun));
     state::count(Counter::FaultsManaged, 1);
 }

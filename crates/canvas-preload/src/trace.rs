@@ -11,7 +11,9 @@
 //! page's record therefore tells is that it was touched at least once since the last round.
 
 use canvas_pager::clock::VictimBatch;
-use canvas_pager::trace::{HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate, is_sampled, record_flag};
+use canvas_pager::trace::{
+    HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate, is_sampled, record_flag,
+};
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_shm::segment::config_flag;
@@ -35,6 +37,8 @@ const PAUSE: u64 = 19;
 const ROUND_CPU_NS: u64 = ROUND_NS / PAUSE;
 /// Pages that a batch unmaps at most.
 const STEP_PAGES: u32 = 128;
+/// Times that a batch goes through all blocks at most: of four blocks it passes over three.
+const WRAPS: u32 = 4;
 /// Words that a batch looks at at most (about 50 us).
 const STEP_WORDS: usize = 1 << 14;
 const _: () = assert!(STEP_PAGES as usize <= canvas_pager::clock::BATCH_RUNS);
@@ -69,7 +73,10 @@ struct Slot {
     what: AtomicU64,
 }
 
-const _: () = assert!(areas::TRACE_BYTES >= SLOTS as usize * core::mem::size_of::<Slot>() + WRITE_RECORDS * RECORD_BYTES);
+const _: () = assert!(
+    areas::TRACE_BYTES
+        >= SLOTS as usize * core::mem::size_of::<Slot>() + WRITE_RECORDS * RECORD_BYTES
+);
 
 #[inline(always)]
 fn slot(at: u64) -> &'static Slot {
@@ -87,13 +94,28 @@ pub fn init() {
     }
     let mut bytes = [0u8; HEADER_BYTES];
     // SAFETY: the kernel writes `bytes` only.
-    let got = unsafe { canvas_sys::sys4(libc::SYS_pread64, fd as usize, bytes.as_mut_ptr() as usize, HEADER_BYTES, 0) };
-    let header = if got == Ok(HEADER_BYTES) { Header::decode(&bytes) } else { None };
+    let got = unsafe {
+        canvas_sys::sys4(
+            libc::SYS_pread64,
+            fd as usize,
+            bytes.as_mut_ptr() as usize,
+            HEADER_BYTES,
+            0,
+        )
+    };
+    let header = if got == Ok(HEADER_BYTES) {
+        Header::decode(&bytes)
+    } else {
+        None
+    };
     let Some(header) = header else {
         report!("the trace's file cannot be read back: nothing is recorded");
         return;
     };
-    let (wall, monotonic) = (clock_ns(libc::CLOCK_REALTIME), clock_ns(libc::CLOCK_MONOTONIC));
+    let (wall, monotonic) = (
+        clock_ns(libc::CLOCK_REALTIME),
+        clock_ns(libc::CLOCK_MONOTONIC),
+    );
     let since_start = wall.wrapping_sub(header.start_unix_s.wrapping_mul(1_000_000_000));
     ORIGIN_NS.store(since_start.wrapping_sub(monotonic), Ordering::Relaxed);
     TICKS_0.store(proc::ticks(), Ordering::Relaxed);
@@ -113,7 +135,8 @@ pub fn start() {
 fn clock_ns(clock: i32) -> u64 {
     let mut t = [0i64; 2];
     // SAFETY: the kernel writes `t` only.
-    let _ = unsafe { canvas_sys::sys2(libc::SYS_clock_gettime, clock as usize, &raw mut t as usize) };
+    let _ =
+        unsafe { canvas_sys::sys2(libc::SYS_clock_gettime, clock as usize, &raw mut t as usize) };
     t[0] as u64 * 1_000_000_000 + t[1] as u64
 }
 
@@ -158,7 +181,13 @@ pub fn fault(begun: u64, page: u32, met: Word, write: bool) {
         State::Resident if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
         _ => return,
     };
-    push(page, kind, if write { record_flag::WRITE } else { 0 }, begun, proc::ticks().saturating_sub(begun));
+    push(
+        page,
+        kind,
+        if write { record_flag::WRITE } else { 0 },
+        begun,
+        proc::ticks().saturating_sub(begun),
+    );
 }
 
 /// Something else happened to `page`.
@@ -174,7 +203,9 @@ pub fn note(page: u32, kind: Kind) {
 #[inline]
 pub fn filled_ahead(from: u32, to: u32, touched: u32) {
     if on() {
-        (from..to).filter(|p| *p != touched).for_each(|p| note(p, Kind::FirstTouch));
+        (from..to)
+            .filter(|p| *p != touched)
+            .for_each(|p| note(p, Kind::FirstTouch));
     }
 }
 
@@ -206,7 +237,8 @@ fn push(page: u32, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
     };
     let thread = freeze::thread_hash() as u16;
     let flags = flags | record_flag::SAMPLED;
-    let what = u64::from(page) | u64::from(thread) << 32 | (kind as u64) << 48 | u64::from(flags) << 56;
+    let what =
+        u64::from(page) | u64::from(thread) << 32 | (kind as u64) << 48 | u64::from(flags) << 56;
     place.ticks.store(ticks, Ordering::Relaxed);
     place.took_ticks.store(took_ticks, Ordering::Relaxed);
     place.what.store(what, Ordering::Relaxed);
@@ -289,30 +321,55 @@ pub fn flush() {
 /// The kind that [`push`] stored.
 fn kind_of(raw: u8) -> Kind {
     use Kind::*;
-    [FirstTouch, Demand, SecondChance, SampledTouch, Prefetch, PrefetchHit, Discard]
-        .into_iter()
-        .find(|k| *k as u8 == raw)
-        .unwrap_or(Evict)
+    [
+        FirstTouch,
+        Demand,
+        SecondChance,
+        SampledTouch,
+        Prefetch,
+        PrefetchHit,
+        Discard,
+    ]
+    .into_iter()
+    .find(|k| *k as u8 == raw)
+    .unwrap_or(Evict)
 }
 
 /// Slots are used again: some bits of the pid keep a later process's pages from an earlier one's.
 fn process() -> u16 {
     let seg = state::seg();
     let me = state::slot() as *const _;
-    let i = seg.procs.iter().position(|p| core::ptr::eq(p, me)).unwrap_or(0);
+    let i = seg
+        .procs
+        .iter()
+        .position(|p| core::ptr::eq(p, me))
+        .unwrap_or(0);
     (i as u16 & 1023) | (state::PID.load(Ordering::Relaxed) as u16) << 10
 }
 
 fn append(bytes: &[u8]) {
     // SAFETY: the kernel reads `bytes` only.
-    let r = unsafe { canvas_sys::sys3(libc::SYS_write, FD.load(Ordering::Relaxed) as usize, bytes.as_ptr() as usize, bytes.len()) };
+    let r = unsafe {
+        canvas_sys::sys3(
+            libc::SYS_write,
+            FD.load(Ordering::Relaxed) as usize,
+            bytes.as_ptr() as usize,
+            bytes.len(),
+        )
+    };
     if r == Ok(bytes.len()) {
         return;
     }
     // Going on could only leave half a record before the records of other processes.
-    state::count(Counter::TraceDropped, ((bytes.len() - r.unwrap_or(0)) / RECORD_BYTES) as u64);
+    state::count(
+        Counter::TraceDropped,
+        ((bytes.len() - r.unwrap_or(0)) / RECORD_BYTES) as u64,
+    );
     if ON.swap(false, Ordering::Relaxed) {
-        report!("the trace cannot be written (error {}): it ends here", r.err().unwrap_or(Errno(libc::ENOSPC)).0);
+        report!(
+            "the trace cannot be written (error {}): it ends here",
+            r.err().unwrap_or(Errno(libc::ENOSPC)).0
+        );
     }
 }
 
@@ -341,7 +398,9 @@ pub fn at_exit() {
     // A vfork child runs on its parent's tables.
     if state::PID.load(Ordering::Relaxed) == proc::pid() {
         let touched = areas::touched_in_block();
-        for block in (0..areas::table().blocks()).filter(|b| touched[*b].load(Ordering::Relaxed) != 0) {
+        for block in
+            (0..areas::table().blocks()).filter(|b| touched[*b].load(Ordering::Relaxed) != 0)
+        {
             for page in (block * BLOCK_PAGES) as u32..((block + 1) * BLOCK_PAGES) as u32 {
                 if sampled(page) && word::load(areas::word(page)).state() != State::Untouched {
                     note(page, Kind::Discard);
@@ -394,18 +453,28 @@ fn unmap_some() -> bool {
     ctx.batch.pages() > 0 && reclaim::unmap(ctx, true) > 0
 }
 
-/// The next resident sampled pages in order of address, at most `most`.
+/// Some resident sampled pages, at most `most`. Blocks are passed over at random: were pages always
+/// unmapped in the same order, a hot set would look like a loop over it.
 fn select(batch: &mut VictimBatch, most: u32) {
     let table = areas::table();
-    let (mut at, mut looked, mut wrapped) = (HAND.load(Ordering::Relaxed), 0, false);
+    let (mut at, mut looked, mut wraps) = (HAND.load(Ordering::Relaxed), 0, 0);
+    let mut random = proc::ticks();
     while looked < STEP_WORDS && batch.pages() < most {
         let Some(block) = table.next_used_block(at / BLOCK_PAGES) else {
-            if wrapped {
+            if wraps == WRAPS {
                 break;
             }
-            (at, wrapped) = (0, true);
+            (at, wraps) = (0, wraps + 1);
             continue;
         };
+        random = random
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        if at.is_multiple_of(BLOCK_PAGES) && random >> 62 != 0 {
+            at = (block + 1) * BLOCK_PAGES;
+            looked += BLOCK_PAGES / 64;
+            continue;
+        }
         at = at.max(block * BLOCK_PAGES);
         while at < (block + 1) * BLOCK_PAGES && batch.pages() < most {
             let page = at as u32;

@@ -220,7 +220,10 @@ impl Segment {
     }
     /// A counter's sum.
     pub fn total(&self, c: Counter) -> u64 {
-        self.stripes.iter().map(|s| s.counts[c as usize].load(Ordering::Relaxed)).sum()
+        self.stripes
+            .iter()
+            .map(|s| s.counts[c as usize].load(Ordering::Relaxed))
+            .sum()
     }
     /// The bound on local memory now, in pages; `None` when there is no limit.
     #[inline]
@@ -271,7 +274,11 @@ impl Segment {
     /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
     /// no thread of that process runs any more. Of several callers, one does the work.
     pub fn release_slot(&self, slot: &ProcSlot, pid: u32) {
-        if slot.pid.compare_exchange(pid, u32::MAX, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if slot
+            .pid
+            .compare_exchange(pid, u32::MAX, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
             return;
         }
         let local = slot.charged_pages.swap(0, Ordering::Relaxed);
@@ -279,7 +286,8 @@ impl Segment {
         let far = slot.far_pages.swap(0, Ordering::Relaxed);
         self.local_pages.fetch_sub(local, Ordering::Relaxed);
         self.pool_bytes.fetch_sub(pool, Ordering::Relaxed);
-        self.footprint_pages.fetch_sub(local + far, Ordering::Relaxed);
+        self.footprint_pages
+            .fetch_sub(local + far, Ordering::Relaxed);
         for n in [&slot.resident_pages, &slot.cached_pages, &slot.native_pages] {
             n.store(0, Ordering::Relaxed);
         }

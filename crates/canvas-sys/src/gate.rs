@@ -26,7 +26,11 @@ static GATE: AtomicUsize = AtomicUsize::new(0);
 #[inline(always)]
 fn gate() -> usize {
     let g = GATE.load(Ordering::Relaxed);
-    if g == 0 { local_gate as *const () as usize } else { g }
+    if g == 0 {
+        local_gate as *const () as usize
+    } else {
+        g
+    }
 }
 
 /// Makes a system call and returns the kernel's raw answer (negative: an error number).
@@ -61,7 +65,11 @@ pub unsafe fn raw(nr: usize, a: [usize; 6]) -> isize {
 /// Turns the kernel's answer into a result.
 #[inline(always)]
 pub fn check(ret: isize) -> Result<usize, Errno> {
-    if (-4095..0).contains(&ret) { Err(Errno(-ret as i32)) } else { Ok(ret as usize) }
+    if (-4095..0).contains(&ret) {
+        Err(Errno(-ret as i32))
+    } else {
+        Ok(ret as usize)
+    }
 }
 
 macro_rules! sys_n {
@@ -90,9 +98,26 @@ pub fn open() -> Result<(), Errno> {
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
-        sys6(libc::SYS_mmap, layout::GATE_PAGE, 4096, prot as usize, flags as usize, usize::MAX, 0)?;
-        core::ptr::copy_nonoverlapping(GATE_CODE.as_ptr(), layout::GATE_PAGE as *mut u8, GATE_CODE.len());
-        sys3(libc::SYS_mprotect, layout::GATE_PAGE, 4096, (libc::PROT_READ | libc::PROT_EXEC) as usize)?;
+        sys6(
+            libc::SYS_mmap,
+            layout::GATE_PAGE,
+            4096,
+            prot as usize,
+            flags as usize,
+            usize::MAX,
+            0,
+        )?;
+        core::ptr::copy_nonoverlapping(
+            GATE_CODE.as_ptr(),
+            layout::GATE_PAGE as *mut u8,
+            GATE_CODE.len(),
+        );
+        sys3(
+            libc::SYS_mprotect,
+            layout::GATE_PAGE,
+            4096,
+            (libc::PROT_READ | libc::PROT_EXEC) as usize,
+        )?;
     }
     GATE.store(layout::GATE_PAGE, Ordering::Relaxed);
     Ok(())

@@ -5,17 +5,41 @@ use crate::gate::{Errno, sys2, sys3, sys6};
 /// Maps private anonymous memory that is not charged until touched. `addr` 0 lets the kernel
 /// choose; any other address is required (and must be free).
 pub fn map_lazy(addr: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
-    let fixed = if addr == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
+    let fixed = if addr == 0 {
+        0
+    } else {
+        libc::MAP_FIXED_NOREPLACE
+    };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
     // SAFETY: never replaces an existing mapping.
-    unsafe { sys6(libc::SYS_mmap, addr, bytes, prot as usize, flags as usize, usize::MAX, 0) }
+    unsafe {
+        sys6(
+            libc::SYS_mmap,
+            addr,
+            bytes,
+            prot as usize,
+            flags as usize,
+            usize::MAX,
+            0,
+        )
+    }
 }
 
 /// Maps a file shared and writable, anywhere.
 pub fn map_shared(fd: i32, bytes: usize) -> Result<usize, Errno> {
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     // SAFETY: never replaces an existing mapping.
-    unsafe { sys6(libc::SYS_mmap, 0, bytes, prot, libc::MAP_SHARED as usize, fd as usize, 0) }
+    unsafe {
+        sys6(
+            libc::SYS_mmap,
+            0,
+            bytes,
+            prot,
+            libc::MAP_SHARED as usize,
+            fd as usize,
+            0,
+        )
+    }
 }
 
 /// `madvise`.
@@ -56,10 +80,22 @@ const PIDFD_SELF_PROCESS: i32 = -10001;
 /// As [`advise`] with MADV_DONTNEED, for every range.
 pub unsafe fn discard_many(pidfd: i32, ranges: &[libc::iovec]) -> bool {
     let want: usize = ranges.iter().map(|r| r.iov_len).sum();
-    let fd = if pidfd >= 0 { pidfd } else { PIDFD_SELF_PROCESS };
+    let fd = if pidfd >= 0 {
+        pidfd
+    } else {
+        PIDFD_SELF_PROCESS
+    };
     // SAFETY: the caller's promise.
     let done = unsafe {
-        sys6(libc::SYS_process_madvise, fd as usize, ranges.as_ptr() as usize, ranges.len(), libc::MADV_DONTNEED as usize, 0, 0)
+        sys6(
+            libc::SYS_process_madvise,
+            fd as usize,
+            ranges.as_ptr() as usize,
+            ranges.len(),
+            libc::MADV_DONTNEED as usize,
+            0,
+            0,
+        )
     };
     done == Ok(want)
 }

@@ -17,7 +17,13 @@ pub fn tid() -> u32 {
 pub fn now_ns() -> u64 {
     let mut t = [0i64; 2];
     // SAFETY: the kernel writes `t` only.
-    let _ = unsafe { sys2(libc::SYS_clock_gettime, libc::CLOCK_MONOTONIC as usize, &raw mut t as usize) };
+    let _ = unsafe {
+        sys2(
+            libc::SYS_clock_gettime,
+            libc::CLOCK_MONOTONIC as usize,
+            &raw mut t as usize,
+        )
+    };
     t[0] as u64 * 1_000_000_000 + t[1] as u64
 }
 /// Time stamp counter.
@@ -34,25 +40,51 @@ pub fn sleep_ns(ns: u64) {
 }
 /// Waits while `*word == expected`, up to `timeout_ns`. The word may be in shared memory.
 pub fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32, timeout_ns: u64) {
-    let t = [(timeout_ns / 1_000_000_000) as i64, (timeout_ns % 1_000_000_000) as i64];
+    let t = [
+        (timeout_ns / 1_000_000_000) as i64,
+        (timeout_ns % 1_000_000_000) as i64,
+    ];
     // SAFETY: the word and the timeout live across the call.
     let _ = unsafe {
-        sys4(libc::SYS_futex, word as *const _ as usize, libc::FUTEX_WAIT as usize, expected as usize, &raw const t as usize)
+        sys4(
+            libc::SYS_futex,
+            word as *const _ as usize,
+            libc::FUTEX_WAIT as usize,
+            expected as usize,
+            &raw const t as usize,
+        )
     };
 }
 /// Wakes up to `n` waiters.
 pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {
     // SAFETY: the word is only an address here.
-    let _ = unsafe { sys3(libc::SYS_futex, word as *const _ as usize, libc::FUTEX_WAKE as usize, n as usize) };
+    let _ = unsafe {
+        sys3(
+            libc::SYS_futex,
+            word as *const _ as usize,
+            libc::FUTEX_WAKE as usize,
+            n as usize,
+        )
+    };
 }
 /// Reads a small file from the start; returns the bytes read.
 pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: the path and buffer live across the calls.
     unsafe {
-        let fd = sys3(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize)?;
+        let fd = sys3(
+            libc::SYS_openat,
+            libc::AT_FDCWD as usize,
+            path.as_ptr() as usize,
+            (libc::O_RDONLY | libc::O_CLOEXEC) as usize,
+        )?;
         let mut n = 0;
         while n < buf.len() {
-            match sys3(libc::SYS_read, fd, buf.as_mut_ptr() as usize + n, buf.len() - n) {
+            match sys3(
+                libc::SYS_read,
+                fd,
+                buf.as_mut_ptr() as usize + n,
+                buf.len() - n,
+            ) {
                 Ok(0) | Err(_) => break,
                 Ok(k) => n += k,
             }
@@ -65,7 +97,14 @@ pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno>
 pub fn write_all(fd: i32, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         // SAFETY: the kernel reads `bytes` only.
-        match unsafe { sys3(libc::SYS_write, fd as usize, bytes.as_ptr() as usize, bytes.len()) } {
+        match unsafe {
+            sys3(
+                libc::SYS_write,
+                fd as usize,
+                bytes.as_ptr() as usize,
+                bytes.len(),
+            )
+        } {
             Ok(n) if n > 0 => bytes = &bytes[n..],
             Err(Errno(libc::EINTR)) => {}
             _ => return,
@@ -86,7 +125,13 @@ pub unsafe fn spawn_bare(stack_top: usize, entry: extern "C" fn() -> !) -> Resul
     static TLS: Tls = Tls([const { AtomicUsize::new(0) }; 64]);
     let tls = &raw const TLS.0[32] as usize;
     TLS.0[32].store(tls, Ordering::Relaxed);
-    let flags = libc::CLONE_SETTLS | libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+    let flags = libc::CLONE_SETTLS
+        | libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
     let old = crate::signal::set_mask(u64::MAX);
     let ret: isize;
     // SAFETY: the child starts on its own stack and jumps to `entry`, which never returns; the
@@ -125,12 +170,22 @@ pub fn exit_group(code: i32) -> ! {
 /// Sends `signal` to this thread.
 pub fn raise(signal: i32) {
     // SAFETY: no memory.
-    let _ = unsafe { sys3(libc::SYS_tgkill, pid() as usize, tid() as usize, signal as usize) };
+    let _ = unsafe {
+        sys3(
+            libc::SYS_tgkill,
+            pid() as usize,
+            tid() as usize,
+            signal as usize,
+        )
+    };
 }
 /// True while a process with this pid exists (also as a zombie).
 pub fn alive(pid: u32) -> bool {
     // SAFETY: signal 0 only asks.
-    !matches!(unsafe { sys2(libc::SYS_kill, pid as usize, 0) }, Err(Errno(libc::ESRCH)))
+    !matches!(
+        unsafe { sys2(libc::SYS_kill, pid as usize, 0) },
+        Err(Errno(libc::ESRCH))
+    )
 }
 /// A pidfd of this process, for process_madvise on kernels without PIDFD_SELF.
 pub fn pidfd_self() -> Result<i32, Errno> {

@@ -76,7 +76,15 @@ pub fn install(pointers: &[(u32, u8)]) -> Result<(), Errno> {
     if is_installed() {
         return Ok(());
     }
-    let mut p = Program { ops: [Op { code: 0, jt: 0, jf: 0, k: 0 }; OPS_MAX], n: 0 };
+    let mut p = Program {
+        ops: [Op {
+            code: 0,
+            jt: 0,
+            jf: 0,
+            k: 0,
+        }; OPS_MAX],
+        n: 0,
+    };
     p.op(LD, 0, 0, offset_of!(Data, arch) as u32);
     p.op(JEQ, 1, 0, ARCH_X86_64);
     p.op(RET, 0, 0, ALLOW);
@@ -132,7 +140,10 @@ pub fn install(pointers: &[(u32, u8)]) -> Result<(), Errno> {
         len: u16,
         ops: *const Op,
     }
-    let prog = Fprog { len: p.n as u16, ops: p.ops.as_ptr() };
+    let prog = Fprog {
+        len: p.n as u16,
+        ops: p.ops.as_ptr(),
+    };
     let set = || {
         // SAFETY: SECCOMP_SET_MODE_FILTER with TSYNC unused (one thread); the program lives.
         unsafe { crate::gate::sys3(libc::SYS_seccomp, 1, 0, &raw const prog as usize) }

@@ -32,7 +32,10 @@ unsafe extern "C" fn restorer() {
 
 /// Installs `handler` for `signal` with all signals blocked while it runs, on the alternate stack
 /// if the thread has one.
-pub fn install(signal: i32, handler: unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)) -> Result<KernelSigaction, Errno> {
+pub fn install(
+    signal: i32,
+    handler: unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void),
+) -> Result<KernelSigaction, Errno> {
     let new = KernelSigaction {
         handler: handler as *const () as usize,
         flags: libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | SA_RESTORER,
@@ -41,15 +44,35 @@ pub fn install(signal: i32, handler: unsafe extern "C" fn(i32, *mut libc::siginf
     };
     let mut old = KernelSigaction::default();
     // SAFETY: both structures live across the call; the handler is a valid function.
-    unsafe { sys4(libc::SYS_rt_sigaction, signal as usize, &raw const new as usize, &raw mut old as usize, 8) }?;
+    unsafe {
+        sys4(
+            libc::SYS_rt_sigaction,
+            signal as usize,
+            &raw const new as usize,
+            &raw mut old as usize,
+            8,
+        )
+    }?;
     Ok(old)
 }
 
 /// Sets `signal` to its default action.
 pub fn set_default(signal: i32) {
-    let new = KernelSigaction { restorer: restorer as *const () as usize, flags: SA_RESTORER, ..Default::default() };
+    let new = KernelSigaction {
+        restorer: restorer as *const () as usize,
+        flags: SA_RESTORER,
+        ..Default::default()
+    };
     // SAFETY: the structure lives across the call.
-    let _ = unsafe { sys4(libc::SYS_rt_sigaction, signal as usize, &raw const new as usize, 0, 8) };
+    let _ = unsafe {
+        sys4(
+            libc::SYS_rt_sigaction,
+            signal as usize,
+            &raw const new as usize,
+            0,
+            8,
+        )
+    };
 }
 
 /// Replaces the thread's mask; returns the old one.
@@ -57,6 +80,14 @@ pub fn set_default(signal: i32) {
 pub fn set_mask(mask: u64) -> u64 {
     let mut old = 0u64;
     // SAFETY: both sets live across the call.
-    let _ = unsafe { sys4(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK as usize, &raw const mask as usize, &raw mut old as usize, 8) };
+    let _ = unsafe {
+        sys4(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK as usize,
+            &raw const mask as usize,
+            &raw mut old as usize,
+            8,
+        )
+    };
     old
 }

@@ -150,7 +150,9 @@ pub struct Partial {
 impl Uffd {
     /// Opens by the system call. `user_mode_only` needs no privilege.
     pub fn open_syscall(user_mode_only: bool) -> Result<Uffd, Errno> {
-        let flags = libc::O_CLOEXEC as usize | libc::O_NONBLOCK as usize | if user_mode_only { USER_MODE_ONLY } else { 0 };
+        let flags = libc::O_CLOEXEC as usize
+            | libc::O_NONBLOCK as usize
+            | if user_mode_only { USER_MODE_ONLY } else { 0 };
         // SAFETY: creates a descriptor, touches no memory.
         unsafe { sys1(libc::SYS_userfaultfd, flags) }.map(|fd| Uffd(fd as i32))
     }
@@ -159,25 +161,60 @@ impl Uffd {
         let path = c"/dev/userfaultfd";
         // SAFETY: plain open, ioctl without memory argument, close.
         unsafe {
-            let dev = sys3(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize)?;
-            let fd = sys3(libc::SYS_ioctl, dev, DEV_NEW, (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize);
+            let dev = sys3(
+                libc::SYS_openat,
+                libc::AT_FDCWD as usize,
+                path.as_ptr() as usize,
+                (libc::O_RDWR | libc::O_CLOEXEC) as usize,
+            )?;
+            let fd = sys3(
+                libc::SYS_ioctl,
+                dev,
+                DEV_NEW,
+                (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize,
+            );
             let _ = sys1(libc::SYS_close, dev);
             fd.map(|fd| Uffd(fd as i32))
         }
     }
     /// The handshake; returns the features that the kernel has.
     pub fn api(self, features: u64) -> Result<u64, Errno> {
-        let mut a = UffdioApi { api: API, features, ioctls: 0 };
+        let mut a = UffdioApi {
+            api: API,
+            features,
+            ioctls: 0,
+        };
         // SAFETY: the kernel reads and writes `a` only.
-        unsafe { sys3(libc::SYS_ioctl, self.0 as usize, IOC_API, &raw mut a as usize) }?;
+        unsafe {
+            sys3(
+                libc::SYS_ioctl,
+                self.0 as usize,
+                IOC_API,
+                &raw mut a as usize,
+            )
+        }?;
         Ok(a.features)
     }
     /// Registers a range for missing (and, with `wp`, write-protect) faults.
     pub fn register(self, addr: usize, bytes: usize, wp: bool) -> Result<u64, Errno> {
         let mode = REGISTER_MISSING | if wp { REGISTER_WP } else { 0 };
-        let mut r = UffdioRegister { range: UffdioRange { start: addr as u64, len: bytes as u64 }, mode, ioctls: 0 };
+        let mut r = UffdioRegister {
+            range: UffdioRange {
+                start: addr as u64,
+                len: bytes as u64,
+            },
+            mode,
+            ioctls: 0,
+        };
         // SAFETY: the kernel reads and writes `r` only; faults in the range are ours to resolve.
-        unsafe { sys3(libc::SYS_ioctl, self.0 as usize, IOC_REGISTER, &raw mut r as usize) }?;
+        unsafe {
+            sys3(
+                libc::SYS_ioctl,
+                self.0 as usize,
+                IOC_REGISTER,
+                &raw mut r as usize,
+            )
+        }?;
         Ok(r.ioctls)
     }
     /// Fills absent pages at `dst` with the bytes at `src`, atomically page by page.
@@ -187,11 +224,30 @@ impl Uffd {
     /// absent pages the caller owns.
     #[inline]
     pub unsafe fn copy(self, dst: usize, src: usize, bytes: usize) -> Partial {
-        let mut c = UffdioCopy { dst: dst as u64, src: src as u64, len: bytes as u64, mode: 0, copy: 0 };
+        let mut c = UffdioCopy {
+            dst: dst as u64,
+            src: src as u64,
+            len: bytes as u64,
+            mode: 0,
+            copy: 0,
+        };
         // SAFETY: the caller's promise.
-        match unsafe { sys3(libc::SYS_ioctl, self.0 as usize, IOC_COPY, &raw mut c as usize) } {
-            Ok(_) => Partial { done_bytes: bytes, stopped: None },
-            Err(e) => Partial { done_bytes: if c.copy > 0 { c.copy as usize } else { 0 }, stopped: Some(e) },
+        match unsafe {
+            sys3(
+                libc::SYS_ioctl,
+                self.0 as usize,
+                IOC_COPY,
+                &raw mut c as usize,
+            )
+        } {
+            Ok(_) => Partial {
+                done_bytes: bytes,
+                stopped: None,
+            },
+            Err(e) => Partial {
+                done_bytes: if c.copy > 0 { c.copy as usize } else { 0 },
+                stopped: Some(e),
+            },
         }
     }
     /// Moves pages from `src` to `dst` (both in ranges with equal protection; Linux 6.8).
@@ -200,20 +256,52 @@ impl Uffd {
     /// The caller owns the pages at both ends.
     #[inline]
     pub unsafe fn move_pages(self, dst: usize, src: usize, bytes: usize) -> Partial {
-        let mut m = UffdioMove { dst: dst as u64, src: src as u64, len: bytes as u64, mode: 0, moved: 0 };
+        let mut m = UffdioMove {
+            dst: dst as u64,
+            src: src as u64,
+            len: bytes as u64,
+            mode: 0,
+            moved: 0,
+        };
         // SAFETY: the caller's promise.
-        match unsafe { sys3(libc::SYS_ioctl, self.0 as usize, IOC_MOVE, &raw mut m as usize) } {
-            Ok(_) => Partial { done_bytes: bytes, stopped: None },
-            Err(e) => Partial { done_bytes: if m.moved > 0 { m.moved as usize } else { 0 }, stopped: Some(e) },
+        match unsafe {
+            sys3(
+                libc::SYS_ioctl,
+                self.0 as usize,
+                IOC_MOVE,
+                &raw mut m as usize,
+            )
+        } {
+            Ok(_) => Partial {
+                done_bytes: bytes,
+                stopped: None,
+            },
+            Err(e) => Partial {
+                done_bytes: if m.moved > 0 { m.moved as usize } else { 0 },
+                stopped: Some(e),
+            },
         }
     }
     /// Write-protects (or releases) the present pages of a range, with one TLB flush.
     #[inline]
     pub fn write_protect(self, addr: usize, bytes: usize, protect: bool) -> Result<(), Errno> {
-        let mut w = UffdioWriteprotect { range: UffdioRange { start: addr as u64, len: bytes as u64 }, mode: protect as u64 };
+        let mut w = UffdioWriteprotect {
+            range: UffdioRange {
+                start: addr as u64,
+                len: bytes as u64,
+            },
+            mode: protect as u64,
+        };
         loop {
             // SAFETY: changes only whether writes fault; faults in the range are ours to resolve.
-            match unsafe { sys3(libc::SYS_ioctl, self.0 as usize, IOC_WRITEPROTECT, &raw mut w as usize) } {
+            match unsafe {
+                sys3(
+                    libc::SYS_ioctl,
+                    self.0 as usize,
+                    IOC_WRITEPROTECT,
+                    &raw mut w as usize,
+                )
+            } {
                 Ok(_) => return Ok(()),
                 Err(Errno(libc::EAGAIN)) | Err(Errno(libc::EINTR)) => crate::gate::yield_now(),
                 Err(e) => return Err(e),
@@ -222,14 +310,32 @@ impl Uffd {
     }
     /// Wakes threads that wait for a fault in the range (thread mode).
     pub fn wake(self, addr: usize, bytes: usize) {
-        let mut r = UffdioRange { start: addr as u64, len: bytes as u64 };
+        let mut r = UffdioRange {
+            start: addr as u64,
+            len: bytes as u64,
+        };
         // SAFETY: the kernel reads `r` only.
-        let _ = unsafe { sys3(libc::SYS_ioctl, self.0 as usize, IOC_WAKE, &raw mut r as usize) };
+        let _ = unsafe {
+            sys3(
+                libc::SYS_ioctl,
+                self.0 as usize,
+                IOC_WAKE,
+                &raw mut r as usize,
+            )
+        };
     }
     /// Reads one message; `Err(EAGAIN)` when there is none.
     pub fn read(self, msg: &mut Msg) -> Result<(), Errno> {
         // SAFETY: the kernel writes at most one message into `msg`.
-        unsafe { sys3(libc::SYS_read, self.0 as usize, &raw mut *msg as usize, size_of::<Msg>()) }.map(|_| ())
+        unsafe {
+            sys3(
+                libc::SYS_read,
+                self.0 as usize,
+                &raw mut *msg as usize,
+                size_of::<Msg>(),
+            )
+        }
+        .map(|_| ())
     }
     /// Closes the descriptor.
     pub fn close(self) {
@@ -272,10 +378,19 @@ pub fn probe() -> Probe {
 
 /// Moves a descriptor to `at_least` or above, keeping close-on-exec as asked.
 pub fn move_fd(fd: i32, at_least: i32, cloexec: bool) -> Result<i32, Errno> {
-    let cmd = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    let cmd = if cloexec {
+        libc::F_DUPFD_CLOEXEC
+    } else {
+        libc::F_DUPFD
+    };
     // SAFETY: descriptors only.
     unsafe {
-        let new = sys3(libc::SYS_fcntl, fd as usize, cmd as usize, at_least as usize)?;
+        let new = sys3(
+            libc::SYS_fcntl,
+            fd as usize,
+            cmd as usize,
+            at_least as usize,
+        )?;
         let _ = sys2(libc::SYS_close, fd as usize, 0);
         Ok(new as i32)
     }

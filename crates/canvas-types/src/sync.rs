@@ -1,9 +1,13 @@
 //! Atomics behind a facade, so that the same code runs under shuttle's scheduler in tests.
 
 #[cfg(not(feature = "shuttle"))]
-pub use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+pub use core::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 #[cfg(feature = "shuttle")]
-pub use shuttle::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+pub use shuttle::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 
 /// One step of waiting for another thread: spins first, then calls `yield_now` (a raw
 /// `sched_yield` in the preload; pure crates make no syscalls of their own).
@@ -34,18 +38,25 @@ impl RawSpin {
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> RawSpin {
-        RawSpin { held: AtomicU32::new(0) }
+        RawSpin {
+            held: AtomicU32::new(0),
+        }
     }
     /// An open lock.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> RawSpin {
-        RawSpin { held: AtomicU32::new(0) }
+        RawSpin {
+            held: AtomicU32::new(0),
+        }
     }
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<RawGuard<'_>> {
-        match self.held.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed) {
+        match self
+            .held
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+        {
             Ok(_) => Some(RawGuard { lock: self }),
             Err(_) => None,
         }
