@@ -30,7 +30,7 @@ while time.monotonic() < end:
     sweep(b, hot, 2 if pid else 3)
 if pid == 0:
     sys.stdout.flush()
-    os._exit(0 if b[0] == 3 and a[0] == 1 else 1)
+    sys.exit(0 if b[0] == 3 and a[0] == 1 else 1)
 code = os.waitpid(pid, 0)[1]
 a.close()
 print("right" if code == 0 and b[hot - 4096] == 2 else "wrong")

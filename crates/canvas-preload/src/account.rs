@@ -15,11 +15,13 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// The reclaim thread exists in this process.
 pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
+/// Pause between two measurements of a process that shares pages with relatives.
+static FORKED_PAUSE_NS: AtomicU64 = AtomicU64::new(20_000_000);
 
 /// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need.
-/// A sixteenth of the limit at most, 4 MiB at most.
+/// A sixteenth of the limit, 8 MiB at most.
 pub fn gaps(limit: i64) -> (i64, i64) {
-    let high = (limit / 32).clamp(32, 1024);
+    let high = (limit / 16).clamp(32, 2048);
     (high / 2, high)
 }
 
@@ -37,18 +39,22 @@ pub fn charge(n: i64) -> bool {
     let seg = state::seg();
     let used = seg.charge_local(state::slot(), n);
     let Some(limit) = seg.local_limit_pages() else {
+        seg.note_local_peak(used);
         return true;
     };
     let (low, _) = gaps(limit);
-    if used <= limit - low {
-        return true;
+    if used > limit - low {
+        wake_reclaimer();
+        if used > limit && !charge_slow(n) {
+            return false;
+        }
     }
-    wake_reclaimer();
-    if used <= limit {
-        return true;
-    }
-    charge_slow(n)
+    seg.note_local_peak(seg.local_pages.load(Ordering::Relaxed));
+    true
 }
+
+/// The tenant may pass its limit by this much (4 MiB) for a moment.
+const OVERSHOOT_PAGES: i64 = 900;
 
 /// Past the hard limit: this thread reclaims.
 #[cold]
@@ -86,6 +92,10 @@ fn charge_slow(n: i64) -> bool {
         // then the program goes on over its limit, unless there is no room in far memory either.
         poke_largest(over);
         if seg.far_full.load(Ordering::Relaxed) != 0 {
+            // What is promised as the most is used before the program is ended.
+            if over <= OVERSHOOT_PAGES {
+                break true;
+            }
             if fruitless > 100 {
                 break false;
             }
@@ -224,7 +234,12 @@ pub fn measure_native(force: bool) {
     let now = proc::now_ns();
     let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
     let forked = state::FORKED.load(Ordering::Relaxed);
-    if !force && now < last + if forked { 100_000_000 } else { 5_000_000 } {
+    let pause_ns = if forked {
+        FORKED_PAUSE_NS.load(Ordering::Relaxed)
+    } else {
+        5_000_000
+    };
+    if !force && now < last + pause_ns {
         return;
     }
     if LAST_MEASURE_NS
@@ -253,6 +268,14 @@ pub fn measure_native(force: bool) {
     let seg = state::seg();
     seg.charge_local(slot, native - before);
     seg.charge_footprint(native - before);
+    if forked {
+        // The walk takes a twentieth of the time at most.
+        let took = proc::now_ns() - now;
+        FORKED_PAUSE_NS.store(
+            (20 * took).clamp(10_000_000, 2_000_000_000),
+            Ordering::Relaxed,
+        );
+    }
 }
 
 /// Anonymous memory of this process in pages, from /proc/self/status.
@@ -273,13 +296,16 @@ fn anonymous_pages() -> Option<i64> {
     Some(kib / 4)
 }
 
-/// In a fork's child: nothing is charged yet; its share is measured soon.
-pub fn after_fork_in_child() {
+/// In a fork's child: it answers for all that it has inherited, until it is measured how much of
+/// that is shared. So memory is never promised twice, whoever writes first.
+pub fn after_fork_in_child(resident: i64) {
     RECLAIMER.store(0, Ordering::Relaxed);
     ASLEEP.store(false, Ordering::Relaxed);
-    // The parent measures first, or what is shared would count one and a half times.
     LAST_MEASURE_NS.store(proc::now_ns(), Ordering::Relaxed);
     RESIDENT.store(0, Ordering::Relaxed);
+    note_resident(resident);
+    state::seg().charge_local(state::slot(), resident);
+    state::seg().charge_footprint(resident);
 }
 
 /// Lets the reclaim thread measure at its next round, which is now.

@@ -42,6 +42,17 @@ pub fn current() -> libc::stack_t {
     old
 }
 
+/// What the thread on each stack believes to have blocked of our signals.
+static BELIEVED: [core::sync::atomic::AtomicU8; COUNT] =
+    [const { core::sync::atomic::AtomicU8::new(0) }; COUNT];
+
+/// Where the calling thread's belief about our signals is kept; none when the program has put a
+/// signal stack of its own in place of ours.
+pub fn belief() -> Option<&'static core::sync::atomic::AtomicU8> {
+    let at = current().ss_sp as usize;
+    is_ours(at).then(|| &BELIEVED[(at - BASE.load(Ordering::Relaxed)) / BYTES])
+}
+
 fn take() -> Option<usize> {
     for (i, word) in TAKEN.iter().enumerate() {
         let mut bits = word.load(Ordering::Relaxed);
@@ -81,6 +92,7 @@ pub fn give() {
 pub fn put_back(addr: usize) {
     if is_ours(addr) {
         let i = (addr - BASE.load(Ordering::Relaxed)) / BYTES;
+        BELIEVED[i].store(0, Ordering::Relaxed);
         TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
     }
 }

@@ -473,6 +473,34 @@ pub fn pin_range(addr: usize, bytes: usize) -> Pins {
     p
 }
 
+/// A new thread's stack lies in the window (`pthread_attr_setstack`): its top is made present and
+/// stays so until the thread is long running. `clone_args` as clone3 takes them.
+pub fn hold_new_stack(clone_args: usize) {
+    /// Tops held, as page + 1; the oldest is let go.
+    static HELD: [core::sync::atomic::AtomicU32; 16] =
+        [const { core::sync::atomic::AtomicU32::new(0) }; 16];
+    static NEXT: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+    use core::sync::atomic::Ordering::Relaxed;
+    let Some([stack, bytes]) = read_words::<2>(clone_args.wrapping_add(40)) else {
+        return;
+    };
+    let top = stack.wrapping_add(bytes).wrapping_sub(1);
+    if !in_window(stack) || !in_window(top) {
+        return;
+    }
+    let last = PageId::of_addr(top).0;
+    // The thread's descriptor and the first frames: four pages.
+    for page in (PageId::of_addr(stack).0.max(last.saturating_sub(3)))..=last {
+        if pin_page(page) {
+            let i = NEXT.fetch_add(1, Relaxed) as usize % HELD.len();
+            let old = HELD[i].swap(page + 1, Relaxed);
+            if old != 0 {
+                word::unpin(areas::word(old - 1));
+            }
+        }
+    }
+}
+
 /// Makes present (not pinned) what a string points to, for exec, which retries.
 pub fn touch_string(addr: usize) {
     let mut p = Pins::new();

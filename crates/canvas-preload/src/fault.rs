@@ -132,10 +132,9 @@ fn contradiction(page: u32) {
 /// Books a page that stopped being resident.
 pub fn table_gone(page: u32, w: Word) {
     areas::table().note_gone(page as usize);
-    if !w.has(flag::SHARED) {
-        account::note_resident(-1);
-        account::uncharge(1);
-    }
+    let _ = w;
+    account::note_resident(-1);
+    account::uncharge(1);
 }
 
 /// Copies `n` pages from `src` to absent pages from `page` on; returns how many are now present.

@@ -12,6 +12,7 @@ pub fn init() {
     // SAFETY: one thread, and the stub does not run yet.
     let wanted = unsafe { &mut *core::ptr::addr_of_mut!(WANTED) };
     args::init(|nr| wanted[nr] = 1);
+    wanted[crate::stub::BEFORE_CLONE3] = 1;
     for nr in HOOKED {
         wanted[*nr as usize] = 1;
     }
@@ -103,6 +104,11 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
     };
     let ours = |r: Option<Result<usize, Errno>>| r.map_or_else(as_it_is, answer);
     match nr as i64 {
+        // A new thread's first pushes come before it can have a signal stack.
+        nr if nr as usize == crate::stub::BEFORE_CLONE3 => {
+            args::hold_new_stack(a[0]);
+            0
+        }
         libc::SYS_mmap => ours(mm::mmap(a)),
         libc::SYS_munmap => ours(mm::munmap(a)),
         libc::SYS_mremap => ours(mm::mremap(a)),

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::fault::{self, Resolved};
 use crate::state::{count, uffd};
-use crate::{areas, cache, chunk, freeze, reclaim, state, trace};
+use crate::{account, areas, cache, chunk, freeze, reclaim, state, trace};
 
 static LOCK: RawSpin = RawSpin::new();
 struct Cell(UnsafeCell<MaybeUninit<Regions<'static>>>);
@@ -630,7 +630,7 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                 now = w;
                 let _ = place(dst, cache::buffer(cur.entry().0 - 1)).map_err(|e| failed = Some(e));
                 state::seg().charge_local(state::slot(), 1);
-                crate::account::note_resident(1);
+                account::note_resident(1);
                 areas::table().note_resident(dst as usize);
                 cache::finish(taken);
             }
@@ -1020,7 +1020,7 @@ pub fn inherit_window(yes: bool) {
 }
 
 /// In a fork's child: registers the window with the child's own userfaultfd, clears what must not
-/// be inherited.
+/// be inherited, and charges the child for the rest.
 pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<(), Errno> {
     let bytes = |s: u32, e: u32| (e - s) as usize * PAGE_SIZE;
     let mut from = 0u32;
@@ -1043,17 +1043,15 @@ pub fn after_fork_in_child(g: &RawGuard<'_>) -> Result<(), Errno> {
         uffd().register(addr_of(from), bytes(from, WINDOW_PAGES as u32), true)?;
     }
     // No other thread exists: words may be stored to.
+    let mut resident = 0;
     for i in 0..regions(g).as_slice().len() {
         let r = regions(g).as_slice()[i];
         each_touched(r.start, r.end, |page, cur| {
-            let w = areas::word(page);
-            let mut new = cur.with_pins(0);
-            if cur.state() == State::Resident {
-                new = new.set(flag::SHARED);
-            }
-            w.store(new.0, Ordering::Release);
+            resident += i64::from(cur.state() == State::Resident);
+            areas::word(page).store(cur.with_pins(0).0, Ordering::Release);
         });
     }
+    account::after_fork_in_child(resident);
     let mut at = 0;
     while let Some(r) = regions(g).as_slice().iter().find(|r| r.end > at).copied() {
         at = r.end;

@@ -277,10 +277,7 @@ fn patch_text(text: Text, summary: &mut Summary) {
             })
             .filter(|nr| (0..crate::stub::NR_MAX as i32).contains(nr));
         let (from, to) = match known {
-            Some(nr)
-                if [libc::SYS_clone3, libc::SYS_vfork, libc::SYS_rt_sigreturn]
-                    .contains(&i64::from(nr)) =>
-            {
+            Some(nr) if [libc::SYS_vfork, libc::SYS_rt_sigreturn].contains(&i64::from(nr)) => {
                 summary.left += 1;
                 continue;
             }
@@ -298,7 +295,18 @@ fn patch_text(text: Text, summary: &mut Summary) {
                 }
             },
         };
-        let moved = &code[site + 2..to];
+        let mut moved = [0u8; 7];
+        let moved = if known == Some(libc::SYS_clone3 as i32) {
+            // The new thread comes back on its own stack, not through the stub: the stub is told
+            // beforehand, and the call itself is made in the trampoline, which uses no stack.
+            t.buf[1..5].copy_from_slice(&(crate::stub::BEFORE_CLONE3 as i32).to_le_bytes());
+            moved[0] = 0xb8;
+            moved[1..5].copy_from_slice(&(libc::SYS_clone3 as i32).to_le_bytes());
+            moved[5..].copy_from_slice(&SYSCALL);
+            &moved[..]
+        } else {
+            &code[site + 2..to]
+        };
         t.finish(area, moved, text.start + to);
         // SAFETY: the trampoline lies in our area; the site was checked above, the program has
         // one thread, and the five bytes written replace whole instructions that no jump enters.

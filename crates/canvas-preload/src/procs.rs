@@ -190,7 +190,6 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
     }
     let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
     state::set_slot(slot);
-    account::after_fork_in_child();
     mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
     if thread_mode {

@@ -201,21 +201,19 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             .unwrap_or(i64::MAX / 2)
             .max(1) as u64,
     );
-    let mut ours = 0;
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
         let w = areas::word(*page);
         let cur = word::load(w);
         debug_assert_eq!(cur.state(), State::Evicting);
         cache::fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
         areas::table().note_gone(*page as usize);
-        ours += i64::from(!cur.has(flag::SHARED));
         let new = if traced {
             cur.with_epoch(epoch).set(flag::SAMPLED)
         } else {
             trace::note(*page, TraceKind::Evict);
             CLOCK.params.on_evict(cur, epoch).clear(flag::SAMPLED)
         };
-        let new = new.clear(flag::SHARED | flag::PREFETCHED);
+        let new = new.clear(flag::PREFETCHED);
         word::publish(
             w,
             new.with_state(State::Cached)
@@ -223,8 +221,8 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         );
     }
     cache::enqueue(&ctx.slots[..n]);
-    account::note_resident(-ours);
-    account::uncharge(ours);
+    account::note_resident(-(n as i64));
+    account::uncharge(n as i64);
     if state::THREAD_MODE.load(Ordering::Relaxed) {
         // Threads that met the protection wait for a wake-up, and then fault again.
         for r in &ctx.ranges[..ranges] {

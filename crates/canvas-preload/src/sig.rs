@@ -310,6 +310,11 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
         mask: w.mask & !ours(),
         ..w
     });
+    /// What handlers' masks had of our signals, for reading back.
+    static MASKED: [core::sync::atomic::AtomicU8; 65] =
+        [const { core::sync::atomic::AtomicU8::new(0) }; 65];
+    let masked = &MASKED[(sig as usize).min(64)];
+    let masked_before = masked.load(Ordering::Relaxed);
     let segv_before = SEGV_HANDLER.load(Ordering::Acquire);
     let stripped = stripped.map(|w| wrap_segv(sig, w));
     let mut before = KernelSigaction::default();
@@ -321,6 +326,12 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
             [a[0], arg, &raw mut before as usize, 8, 0, 0],
         )
     });
+    if ours() != 0 && r.is_ok() {
+        before.mask |= unpack(masked_before);
+        if let Some(w) = wanted {
+            masked.store(pack(w.mask), Ordering::Relaxed);
+        }
+    }
     if sig == libc::SIGSEGV && before.handler == on_sigsegv as *const () as usize {
         before.handler = segv_before;
     }
@@ -330,17 +341,23 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
     answer(r)
 }
 
-/// `rt_sigprocmask`: never blocks our signals.
+/// Our signals in a set, as bits 0 and 1.
+fn pack(set: u64) -> u8 {
+    (set & bit(libc::SIGBUS) != 0) as u8 | ((set & bit(libc::SIGSYS) != 0) as u8) << 1
+}
+fn unpack(bits: u8) -> u64 {
+    u64::from(bits & 1) * bit(libc::SIGBUS) | u64::from(bits >> 1 & 1) * bit(libc::SIGSYS)
+}
+
+/// `rt_sigprocmask`: never blocks our signals, and says that it did.
 pub fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     let (how, new, old) = (a[0], a[1], a[2]);
     if a[3] != 8 {
         return -(libc::EINVAL as isize);
     }
-    let set = match new {
-        0 => 0,
-        at if how as i32 == libc::SIG_UNBLOCK => get::<u64>(at),
-        at => get::<u64>(at) & !ours(),
-    };
+    let wanted: u64 = if new == 0 { 0 } else { get(new) };
+    let opens = how as i32 == libc::SIG_UNBLOCK;
+    let set = if opens { wanted } else { wanted & !ours() };
     let arg = if new == 0 { 0 } else { &raw const set as usize };
     let mut before = 0u64;
     // SAFETY: both sets are ours and live.
@@ -350,10 +367,28 @@ pub fn rt_sigprocmask(a: &[usize; 6]) -> isize {
             [how, arg, &raw mut before as usize, 8, 0, 0],
         )
     });
-    if r.is_ok() && old != 0 {
+    if r.is_err() {
+        return answer(r);
+    }
+    if ours() != 0
+        && (old != 0 || wanted & OURS != 0 || how as i32 == libc::SIG_SETMASK)
+        && let Some(belief) = altstack::belief()
+    {
+        let had = belief.load(Ordering::Relaxed);
+        before |= unpack(had);
+        if new != 0 {
+            let now = match how as i32 {
+                libc::SIG_BLOCK => had | pack(wanted),
+                libc::SIG_UNBLOCK => had & !pack(wanted),
+                _ => pack(wanted),
+            };
+            belief.store(now, Ordering::Relaxed);
+        }
+    }
+    if old != 0 {
         put(old, before);
     }
-    answer(r)
+    0
 }
 
 /// Calls that wait with a mask of their own (`rt_sigsuspend`, `ppoll`, `pselect6`, `epoll_pwait`):

@@ -10,6 +10,9 @@ use core::arch::naked_asm;
 /// Highest system call number that can have a hook.
 pub const NR_MAX: usize = 512;
 
+/// Not a call of the kernel's: libc is about to make clone3, with the arguments given.
+pub const BEFORE_CLONE3: usize = NR_MAX - 1;
+
 /// Nonzero where [`crate::hooks::dispatch`] wants to see the call. Filled before any site is
 /// patched, constant afterwards.
 pub static mut WANTED: [u8; NR_MAX] = [0; NR_MAX];

@@ -59,6 +59,8 @@ static HEAD: AtomicU64 = AtomicU64::new(0);
 static TAIL: AtomicU64 = AtomicU64::new(0);
 static FLUSHING: AtomicBool = AtomicBool::new(false);
 static NEXT_ROUND_NS: AtomicU64 = AtomicU64::new(0);
+/// The end of all pages is recorded.
+static ENDED: AtomicBool = AtomicBool::new(false);
 /// Page at which the next round begins.
 static HAND: AtomicUsize = AtomicUsize::new(0);
 
@@ -276,6 +278,12 @@ pub fn flush() {
     if FLUSHING.load(Ordering::Relaxed) || FLUSHING.swap(true, Ordering::Acquire) {
         return;
     }
+    write_out();
+    FLUSHING.store(false, Ordering::Release);
+}
+
+/// The work of [`flush`]; the caller has set FLUSHING.
+fn write_out() {
     let buffer = (areas::TRACE + SLOTS as usize * core::mem::size_of::<Slot>()) as *mut u8;
     // SAFETY: behind the ring, in the same area; FLUSHING makes this the only reference.
     let buffer = unsafe { core::slice::from_raw_parts_mut(buffer, WRITE_RECORDS * RECORD_BYTES) };
@@ -315,7 +323,6 @@ pub fn flush() {
             break;
         }
     }
-    FLUSHING.store(false, Ordering::Release);
 }
 
 /// The kind that [`push`] stored.
@@ -375,10 +382,11 @@ fn append(bytes: &[u8]) {
 
 /// Writes everything that was recorded so far, waiting for another thread that writes.
 fn flush_all() {
-    while FLUSHING.load(Ordering::Relaxed) {
+    while FLUSHING.swap(true, Ordering::Acquire) {
         yield_now();
     }
-    flush();
+    write_out();
+    FLUSHING.store(false, Ordering::Release);
 }
 
 /// Before the program's image goes: what is in the ring would go with it.
@@ -389,6 +397,17 @@ pub fn before_exec() {
     }
 }
 
+/// `exit` comes by here: the site in glibc's `_exit` is one that is left unpatched, so the hook of
+/// `exit_group` alone would not do. A process that calls `_exit` itself, or is killed, loses the
+/// records since the last round.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn end() {
+    at_exit();
+}
+
 /// The process ends: so does the life of its pages.
 pub fn at_exit() {
     if !on() {
@@ -396,7 +415,7 @@ pub fn at_exit() {
     }
     let _inside = freeze::enter();
     // A vfork child runs on its parent's tables.
-    if state::PID.load(Ordering::Relaxed) == proc::pid() {
+    if state::PID.load(Ordering::Relaxed) == proc::pid() && !ENDED.swap(true, Ordering::Relaxed) {
         let touched = areas::touched_in_block();
         for block in
             (0..areas::table().blocks()).filter(|b| touched[*b].load(Ordering::Relaxed) != 0)

@@ -244,10 +244,14 @@ impl Segment {
     pub fn charge_local(&self, slot: &ProcSlot, pages: i64) -> i64 {
         slot.charged_pages.fetch_add(pages, Ordering::Relaxed);
         let now = self.local_pages.fetch_add(pages, Ordering::Relaxed) + pages;
-        if pages > 0 && now > self.local_pages_peak.load(Ordering::Relaxed) {
-            self.local_pages_peak.fetch_max(now, Ordering::Relaxed);
-        }
         now
+    }
+    /// Notes a sum of local pages that holds after any reclaim it called for.
+    #[inline]
+    pub fn note_local_peak(&self, pages: i64) {
+        if pages > self.local_pages_peak.load(Ordering::Relaxed) {
+            self.local_pages_peak.fetch_max(pages, Ordering::Relaxed);
+        }
     }
     /// Changes the pool charge by `bytes`; returns false, with nothing charged, past the bound.
     #[inline]

@@ -68,7 +68,7 @@ impl ClockParams {
         cool_below: 32,
         warm_above: 8,
         second_chance_heat: 2,
-        heat_cap: 8,
+        heat_cap: 5,
         bridge_pages: 2,
         bridge_heat: 1,
         hot_heat: 3,
