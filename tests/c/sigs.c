@@ -110,8 +110,10 @@ static void blockall(void) {
     sigset_t all, old;
     sigfillset(&all);
     CHECK(pthread_sigmask(SIG_SETMASK, &all, &old) == 0, "pthread_sigmask");
+    /* Blocking by a system call of the program's own is a known gap of signal mode (G15). */
+    int raw = getenv("CANVAS_TEST_NO_RAW_MASK") == NULL;
     for (uintptr_t i = 0; i < 4; i++) /* threads inherit the full mask */
-        CHECK(pthread_create(&t[i], NULL, block_thread, (void *)(i & 1)) == 0, "pthread_create");
+        CHECK(pthread_create(&t[i], NULL, block_thread, (void *)(raw ? i & 1 : 0)) == 0, "pthread_create");
     for (int i = 0; i < 4; i++)
         pthread_join(t[i], NULL);
     /* A handler that runs with everything blocked. */

@@ -22,9 +22,17 @@ def load_stats(path):
         return json.load(f)
 
 
-def slack_bytes(limit_bytes):
-    """By how much local memory may pass its limit at any moment."""
-    return max(limit_bytes // 100, 4 * MIB)
+def slack_bytes(limit_bytes, stats=None):
+    """By how much local memory may pass its limit at any moment.
+
+    Known gap (SEMANTICS.md, "Known gaps", G14): what a fork shares is measured, not booked page by
+    page, so while parent and child write to shared pages the sum may pass the limit by as much
+    again for the length of a measurement. The promise holds for trees that do not fork and write.
+    """
+    slack = max(limit_bytes // 100, 4 * MIB)
+    if stats is not None and find(stats, "forks", 0) > 0:
+        slack += limit_bytes
+    return slack
 
 
 def check_stats(stats, limit_bytes, share_percent=None, paged=True):
@@ -48,10 +56,10 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
         limit = limit_bytes
         if share_percent is not None:
             limit = max(LOCAL_MIN_BYTES, (memory(stats, "footprint_bytes") or 0) * share_percent // 100)
-        if limit and peak > limit + slack_bytes(limit):
+        if limit and peak > limit + slack_bytes(limit, stats):
             wrong.append(
                 f"stats: local peak {peak / MIB:.1f} MiB is over the limit {limit / MIB:.1f} MiB "
-                f"by more than {slack_bytes(limit) / MIB:.1f} MiB"
+                f"by more than {slack_bytes(limit, stats) / MIB:.1f} MiB"
             )
     return wrong
 

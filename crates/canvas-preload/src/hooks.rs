@@ -5,7 +5,7 @@ use canvas_sys::gate::raw;
 use core::sync::atomic::Ordering;
 
 use crate::stub::{Call, WANTED};
-use crate::{altstack, args, mm, procs, sig, state, trace};
+use crate::{altstack, args, mm, procs, remap, sig, state, trace};
 
 /// Marks the calls that [`dispatch`] wants. Before anything is patched.
 pub fn init() {
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         }
         libc::SYS_mmap => ours(mm::mmap(a)),
         libc::SYS_munmap => ours(mm::munmap(a)),
-        libc::SYS_mremap => ours(mm::mremap(a)),
+        libc::SYS_mremap => ours(remap::mremap(a)),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => ours(mm::mprotect(a)),
         libc::SYS_madvise => ours(mm::madvise(a)),
         libc::SYS_brk => mm::brk(a) as isize,

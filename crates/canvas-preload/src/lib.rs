@@ -16,6 +16,7 @@ mod patch;
 mod pool;
 mod procs;
 mod reclaim;
+mod remap;
 mod report;
 mod sig;
 mod smaps;
@@ -175,7 +176,7 @@ fn try_start() -> Result<(), Failure> {
         sig::install().map_err(because("the SIGBUS handler cannot be installed"))?;
     }
     hooks::init();
-    let summary = patch::patch_libc();
+    let summary = patch::patch_libc(variable("CANVAS_DEBUG_START").is_some());
     if variable("CANVAS_DEBUG_START").is_some() {
         report!(
             "system call sites patched {}, left {}",

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::fault::{self, Resolved};
 use crate::state::{count, uffd};
-use crate::{account, areas, cache, chunk, freeze, reclaim, state, trace};
+use crate::{account, areas, freeze, reclaim, state};
 
 static LOCK: RawSpin = RawSpin::new();
 struct Cell(UnsafeCell<MaybeUninit<Regions<'static>>>);
@@ -34,12 +34,12 @@ pub static LIMIT_AS: AtomicU64 = AtomicU64::new(u64::MAX);
 /// See [`LIMIT_AS`].
 pub static LIMIT_DATA: AtomicU64 = AtomicU64::new(u64::MAX);
 
-const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Hints from here (4 TiB) up to the window are honoured for inaccessible reservations. Lower ones
 /// are preferences (a heap that compressed pointers reach), and their memory is worth managing.
 const NATIVE_HINTS: usize = 4 << 40;
 /// First page that mmap may use: the break area lies below.
-const MMAP_FIRST: u32 = (BRK_BYTES / PAGE_SIZE) as u32;
+pub(crate) const MMAP_FIRST: u32 = (BRK_BYTES / PAGE_SIZE) as u32;
 
 /// Prepares the region list. Once, at start-up.
 pub fn init() {
@@ -53,7 +53,7 @@ pub fn lock() -> RawGuard<'static> {
 }
 
 #[allow(clippy::mut_from_ref)]
-fn regions<'a>(_lock: &'a RawGuard<'_>) -> &'a mut Regions<'static> {
+pub(crate) fn regions<'a>(_lock: &'a RawGuard<'_>) -> &'a mut Regions<'static> {
     // SAFETY: `init` ran, and the guard proves that we hold the only lock on it.
     unsafe { (*REGIONS.0.get()).assume_init_mut() }
 }
@@ -144,12 +144,12 @@ pub fn is_present(page: u32) -> bool {
     entry >> 63 != 0
 }
 
-fn pages_of(bytes: usize) -> Option<u32> {
+pub(crate) fn pages_of(bytes: usize) -> Option<u32> {
     u32::try_from(bytes.checked_add(PAGE_SIZE - 1)? / PAGE_SIZE).ok()
 }
 
 /// A page-aligned range of the window as pages; `None` when it is not one.
-fn range(addr: usize, bytes: usize) -> Option<(u32, u32)> {
+pub(crate) fn range(addr: usize, bytes: usize) -> Option<(u32, u32)> {
     if !addr.is_multiple_of(PAGE_SIZE) || !layout::in_window(addr) {
         return None;
     }
@@ -158,18 +158,18 @@ fn range(addr: usize, bytes: usize) -> Option<(u32, u32)> {
     (end as usize <= WINDOW_PAGES).then_some((start, end))
 }
 
-fn addr_of(page: u32) -> usize {
+pub(crate) fn addr_of(page: u32) -> usize {
     WINDOW_BASE + page as usize * PAGE_SIZE
 }
 
-fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
+pub(crate) fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     // SAFETY: the program's own request about the program's own range.
     unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }
 }
 
 /// Takes the word of every touched page in the range for the mapping call: `f` gets the page and
 /// its word before. The pages must end in another state by [`word::publish`].
-fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
+pub(crate) fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
     let mut page = start;
     while page < end {
         let block = page as usize / BLOCK_PAGES;
@@ -201,7 +201,7 @@ fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
 }
 
 /// Discards the contents of a range: its pages read as zeros (if still mapped) from now on.
-fn discard(start: u32, end: u32) {
+pub(crate) fn discard(start: u32, end: u32) {
     // Block by block, so that another thread's fault never waits for a whole gigabyte.
     let mut from = start;
     while from < end {
@@ -243,7 +243,7 @@ fn discard(start: u32, end: u32) {
 }
 
 /// Makes a range of the window ours again after a native mapping: reserved, registered.
-fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
+pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let (addr, bytes) = (addr_of(start), (end - start) as usize * PAGE_SIZE);
     // SAFETY: replaces a mapping that the program gives up.
@@ -265,7 +265,7 @@ fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
 }
 
 /// Unmaps a range: contents, protection and regions.
-fn clear(g: &RawGuard<'_>, start: u32, end: u32) -> Result<(), Errno> {
+pub(crate) fn clear(g: &RawGuard<'_>, start: u32, end: u32) -> Result<(), Errno> {
     let mut native = false;
     let mut accessible = false;
     regions(g).each(start, end, |r| {
@@ -285,7 +285,7 @@ fn clear(g: &RawGuard<'_>, start: u32, end: u32) -> Result<(), Errno> {
 }
 
 /// Refuses what would pass the program's own limits, or a far limit that is reached.
-fn admit(g: &RawGuard<'_>, new_pages: u32, writable: bool) -> Result<(), Errno> {
+pub(crate) fn admit(g: &RawGuard<'_>, new_pages: u32, writable: bool) -> Result<(), Errno> {
     let total = (regions(g).pages() + u64::from(new_pages)) * PAGE_SIZE as u64;
     if total > LIMIT_AS.load(Ordering::Relaxed)
         || (writable && total > LIMIT_DATA.load(Ordering::Relaxed))
@@ -300,7 +300,7 @@ fn admit(g: &RawGuard<'_>, new_pages: u32, writable: bool) -> Result<(), Errno> 
 }
 
 /// Maps anonymous memory on `start..end`, which is free.
-fn map_at(g: &RawGuard<'_>, start: u32, end: u32, prot: i32) -> Result<(), Errno> {
+pub(crate) fn map_at(g: &RawGuard<'_>, start: u32, end: u32, prot: i32) -> Result<(), Errno> {
     regions(g)
         .insert(
             start,
@@ -341,6 +341,10 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     // A reservation that only makes sense at its place (ZGC's heap views): the kernel's.
     let exact = !fixed && prot == libc::PROT_NONE && (NATIVE_HINTS..WINDOW_BASE).contains(&addr);
     if bytes == 0 || exact || (fixed && !overlaps_window) || (!fixed && !captures(prot, flags)) {
+        if flags & libc::MAP_ANONYMOUS != 0 && bytes >= 64 << 10 {
+            // Memory that will be the program's, and not ours to see: a stack, most often.
+            account::measure_soon();
+        }
         return None;
     }
     let _inside = freeze::enter();
@@ -604,271 +608,6 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     } else {
         Err(Errno(libc::ENOMEM))
     })
-}
-
-/// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must
-/// not select them at their new place.
-fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
-    let mut failed = None;
-    each_touched(from, from + n, |page, cur| {
-        let dst = to + (page - from);
-        let new = areas::word(dst);
-        let mut now = cur;
-        let mut data = None;
-        match cur.state() {
-            State::Resident => data = Some(addr_of(page)),
-            State::Cached => {
-                // The slot's writer finds the page by its old place: take it, and bring it in.
-                let taken = cache::take(cur.entry().0 - 1);
-                let mut w = cur
-                    .with_state(State::Resident)
-                    .with_entry(taken.entry)
-                    .clear(flag::FAR_COPY | flag::PREFETCHED);
-                if taken.far_copy && taken.entry.is_some() {
-                    w = w.set(flag::FAR_COPY);
-                }
-                now = w;
-                let _ = place(dst, cache::buffer(cur.entry().0 - 1)).map_err(|e| failed = Some(e));
-                state::seg().charge_local(state::slot(), 1);
-                account::note_resident(1);
-                areas::table().note_resident(dst as usize);
-                cache::finish(taken);
-            }
-            _ => {}
-        }
-        if let Some(src) = data {
-            if let Err(e) = place_by_move(dst, src) {
-                failed = Some(e);
-            }
-            areas::table().note_gone(page as usize);
-            areas::table().note_resident(dst as usize);
-        }
-        if failed.is_some() && now.state() == State::Resident && !is_present(dst) {
-            now = now.with_state(State::Poisoned);
-        }
-        trace::moved(page, dst);
-        // A pinned source is a race in the program; the pin stays behind.
-        let now = now.with_pins(0);
-        let now = if stuck {
-            now.set(flag::STUCK)
-        } else {
-            now.clear(flag::STUCK)
-        };
-        new.store(now.0, Ordering::Release);
-        word::publish(areas::word(page), Word(0));
-        areas::touched_in_block()[page as usize / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
-        areas::touched_in_block()[dst as usize / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
-    });
-    match failed {
-        Some(e) => Err(e),
-        None => Ok(()),
-    }
-}
-
-fn place(dst: u32, src: usize) -> Result<(), Errno> {
-    let _held = chunk::shared(dst);
-    loop {
-        // SAFETY: dst is untouched and ours under the lock; src is a live page.
-        let p = unsafe { uffd().copy(addr_of(dst), src, PAGE_SIZE) };
-        match p.stopped {
-            None => return Ok(()),
-            Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => yield_now(),
-            Some(Errno(libc::EEXIST)) => {
-                // SAFETY: a leftover page of zeros in a range that was just mapped.
-                let _ = unsafe { mem::advise(addr_of(dst), PAGE_SIZE, libc::MADV_DONTNEED) };
-            }
-            Some(e) => return Err(e),
-        }
-    }
-}
-
-fn place_by_move(dst: u32, src: usize) -> Result<(), Errno> {
-    place(dst, src)?;
-    // SAFETY: copied; the source's word is in our hands.
-    let _ = unsafe { mem::advise(src, PAGE_SIZE, libc::MADV_DONTNEED) };
-    Ok(())
-}
-
-/// `mremap`.
-pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
-    let (old, old_bytes, new_bytes, flags, new_addr) = (a[0], a[1], a[2], a[3] as i32, a[4]);
-    let old_ours = layout::in_window(old);
-    let to_ours = flags & libc::MREMAP_FIXED != 0 && layout::in_window(new_addr);
-    if !old_ours && !to_ours {
-        return None;
-    }
-    let _inside = freeze::enter();
-    let g = lock();
-    if !old_ours {
-        // A native mapping is moved over the window: it becomes a native piece of it.
-        let Some((start, end)) = range(new_addr, new_bytes) else {
-            return Some(Err(Errno(libc::EINVAL)));
-        };
-        discard(start, end);
-        // SAFETY: the program's call.
-        let r = check(unsafe { gate::raw(libc::SYS_mremap as usize, *a) });
-        if r.is_ok() {
-            let _ = regions(&g).insert(
-                start,
-                end,
-                Attr {
-                    prot: RW as u8,
-                    kind: kind::NATIVE,
-                },
-            );
-        }
-        return Some(r);
-    }
-    Some(mremap_ours(&g, old, old_bytes, new_bytes, flags, new_addr))
-}
-
-fn mremap_ours(
-    g: &RawGuard<'_>,
-    old: usize,
-    old_bytes: usize,
-    new_bytes: usize,
-    flags: i32,
-    new_addr: usize,
-) -> Result<usize, Errno> {
-    let inval = Errno(libc::EINVAL);
-    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0
-        || new_bytes == 0
-    {
-        return Err(inval);
-    }
-    let keep = flags & libc::MREMAP_DONTUNMAP != 0;
-    let fixed = flags & libc::MREMAP_FIXED != 0;
-    if (fixed || keep) && flags & libc::MREMAP_MAYMOVE == 0 {
-        return Err(inval);
-    }
-    let (start, end) = range(old, old_bytes).ok_or(inval)?;
-    let new_pages = pages_of(new_bytes).ok_or(Errno(libc::ENOMEM))?;
-    let old_pages = end - start;
-    let region = regions(g).at(start).ok_or(Errno(libc::EFAULT))?;
-    if region.end < end || old_pages == 0 {
-        return Err(Errno(libc::EFAULT));
-    }
-    if region.attr.kind & kind::NATIVE != 0 {
-        return mremap_native(
-            g,
-            region,
-            [old, old_bytes, new_bytes, flags as usize, new_addr, 0],
-        );
-    }
-    let prot = i32::from(region.attr.prot);
-    if keep && old_pages != new_pages {
-        return Err(inval);
-    }
-    if !fixed && !keep {
-        if new_pages <= old_pages {
-            if new_pages < old_pages {
-                clear(g, start + new_pages, end)?;
-            }
-            return Ok(old);
-        }
-        admit(g, new_pages - old_pages, prot & libc::PROT_WRITE != 0)?;
-        let limit = if start < MMAP_FIRST {
-            MMAP_FIRST
-        } else {
-            WINDOW_PAGES as u32
-        };
-        let grown = start.checked_add(new_pages).filter(|e| *e <= limit);
-        if let Some(to) = grown
-            && regions(g).find_gap(new_pages - old_pages, 1, end, to) == Some(end)
-        {
-            map_at(g, end, to, prot)?;
-            return Ok(old);
-        }
-        if flags & libc::MREMAP_MAYMOVE == 0 {
-            return Err(Errno(libc::ENOMEM));
-        }
-    } else if new_pages > old_pages {
-        admit(g, new_pages - old_pages, prot & libc::PROT_WRITE != 0)?;
-    }
-    let to = if fixed {
-        let (to, to_end) = range(new_addr, new_bytes).ok_or(inval)?;
-        if to < end && start < to_end {
-            return Err(inval);
-        }
-        clear(g, to, to_end)?;
-        to
-    } else {
-        regions(g)
-            .find_gap(new_pages, 1, MMAP_FIRST, WINDOW_PAGES as u32)
-            .ok_or(Errno(libc::ENOMEM))?
-    };
-    // Pages are copied by the kernel from where they are: both ends must be accessible for that.
-    let odd = prot & RW != RW;
-    map_at(g, to, to + new_pages, RW)?;
-    if odd {
-        protect(start, end, RW)?;
-    }
-    // Where the program may not read, reclaim may not either: marked before the protection returns.
-    let moved = move_pages(
-        start,
-        to,
-        old_pages.min(new_pages),
-        prot & libc::PROT_READ == 0,
-    );
-    if odd {
-        protect(to, to + new_pages, prot)?;
-        let _ = regions(g).update(to, to + new_pages, |a| Attr {
-            prot: prot as u8,
-            ..a
-        });
-    }
-    moved?;
-    if keep {
-        protect(start, end, prot)?;
-    } else {
-        clear(g, start, end)?;
-        if odd {
-            protect(start, end, libc::PROT_NONE)?;
-        }
-    }
-    Ok(addr_of(to))
-}
-
-/// A file or shared mapping inside the window is moved: the kernel moves it, we mend the window.
-fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
-    let (start, end) = range(a[0], a[1]).ok_or(Errno(libc::EINVAL))?;
-    let target = (a[3] as i32 & libc::MREMAP_FIXED != 0)
-        .then(|| range(a[4], a[2]))
-        .flatten();
-    if let Some((s, e)) = target {
-        discard(s, e);
-    }
-    // Growing in place: our reservation behind it must give way first.
-    let grown = end.max(start.saturating_add(pages_of(a[2]).unwrap_or(0)));
-    let room = target.is_none()
-        && grown > end
-        && regions(g).find_gap(grown - end, 1, end, grown) == Some(end);
-    if room {
-        // SAFETY: a range of the window where nothing is mapped.
-        let _ = unsafe { mem::unmap(addr_of(end), (grown - end) as usize * PAGE_SIZE) };
-    }
-    // SAFETY: the program's call on the program's mapping.
-    let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, a) });
-    if room && at != Ok(a[0]) {
-        restore_window(end, grown)?;
-    }
-    let at = at?;
-    if at != a[0] {
-        regions(g)
-            .remove(start, end)
-            .map_err(|_| Errno(libc::ENOMEM))?;
-        restore_window(start, end)?;
-    }
-    if let Some((s, e)) = range(at, a[2]) {
-        regions(g)
-            .insert(s, e, region.attr)
-            .map_err(|_| Errno(libc::ENOMEM))?;
-        if at == a[0] && e < end {
-            regions(g).remove(e, end).map_err(|_| Errno(libc::ENOMEM))?;
-            restore_window(e, end)?;
-        }
-    }
-    Ok(at)
 }
 
 /// `mincore`.

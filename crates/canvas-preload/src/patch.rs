@@ -5,10 +5,10 @@
 //! and a filter that traps mmap is deadly to an exec'd program that has no handler yet.
 //!
 //! Every site is found by its bytes, and only patched in ways that hold for every path to it:
-//! * `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in place
-//!   for a path that jumps past the mov.
-//! * otherwise `syscall` and the instructions after it, as many as five bytes need, when they do
-//!   not depend on their address and no jump leads to them; they run in the trampoline.
+//! * `syscall` and the instructions after it, as many as five bytes need, when they do not depend
+//!   on their address and no jump leads to them; they run in the trampoline.
+//! * otherwise `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in
+//!   place for a path that jumps past the mov.
 //!
 //! glibc 2.36 has 526 sites; what is left out are the ones that must be (`clone` and `vfork`,
 //! whose child returns on another stack, and `rt_sigreturn`).
@@ -115,7 +115,7 @@ unsafe extern "C" {
 }
 
 /// Patches libc and the loader. Runs once, before the program has threads.
-pub fn patch_libc() -> Summary {
+pub fn patch_libc(report_left: bool) -> Summary {
     let mut found = Found {
         texts: [Text { start: 0, bytes: 0 }; 8],
         count: 0,
@@ -128,7 +128,7 @@ pub fn patch_libc() -> Summary {
         ..Summary::default()
     };
     for text in &found.texts[..found.count] {
-        patch_text(*text, &mut summary);
+        patch_text(*text, report_left, &mut summary);
     }
     summary
 }
@@ -209,7 +209,7 @@ fn movable(code: &[u8], at: usize, need: usize) -> Option<usize> {
     Some(len)
 }
 
-fn patch_text(text: Text, summary: &mut Summary) {
+fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
     // SAFETY: an executable PT_LOAD segment of a loaded library is mapped and readable.
     let code = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
     let sites = || {
@@ -281,15 +281,27 @@ fn patch_text(text: Text, summary: &mut Summary) {
                 summary.left += 1;
                 continue;
             }
-            // No path enters the mov in its middle; one that skips it finds the syscall in place.
-            Some(nr) => {
+            Some(nr) if nr == libc::SYS_clone3 as i32 => {
                 t.push(&[0xb8]);
                 t.push(&nr.to_le_bytes());
                 (site - 5, site + 2)
             }
-            _ => match movable(code, site + 2, 3) {
-                Some(len) if !jumped_to(code, site + 2..site + 2 + len) => (site, site + 2 + len),
+            // Behind the call, where all paths to it come together, if that can be; else before it:
+            // no path enters the mov in its middle, and one that skips it finds the syscall in
+            // place, unhooked.
+            _ => match (movable(code, site + 2, 3), known) {
+                (Some(len), _) if !jumped_to(code, site + 2..site + 2 + len) => {
+                    (site, site + 2 + len)
+                }
+                (_, Some(nr)) => {
+                    t.push(&[0xb8]);
+                    t.push(&nr.to_le_bytes());
+                    (site - 5, site + 2)
+                }
                 _ => {
+                    if report_left {
+                        crate::report!("system call site left at text offset {site:#x}");
+                    }
                     summary.left += 1;
                     continue;
                 }

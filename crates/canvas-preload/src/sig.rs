@@ -343,10 +343,10 @@ pub fn rt_sigaction(a: &[usize; 6]) -> isize {
 
 /// Our signals in a set, as bits 0 and 1.
 fn pack(set: u64) -> u8 {
-    (set & bit(libc::SIGBUS) != 0) as u8 | ((set & bit(libc::SIGSYS) != 0) as u8) << 1
+    (set & bit(libc::SIGBUS) != 0) as u8 | (((set & bit(libc::SIGSYS) != 0) as u8) << 1)
 }
 fn unpack(bits: u8) -> u64 {
-    u64::from(bits & 1) * bit(libc::SIGBUS) | u64::from(bits >> 1 & 1) * bit(libc::SIGSYS)
+    (u64::from(bits & 1) * bit(libc::SIGBUS)) | (u64::from((bits >> 1) & 1) * bit(libc::SIGSYS))
 }
 
 /// `rt_sigprocmask`: never blocks our signals, and says that it did.

@@ -243,8 +243,7 @@ impl Segment {
     #[inline]
     pub fn charge_local(&self, slot: &ProcSlot, pages: i64) -> i64 {
         slot.charged_pages.fetch_add(pages, Ordering::Relaxed);
-        let now = self.local_pages.fetch_add(pages, Ordering::Relaxed) + pages;
-        now
+        self.local_pages.fetch_add(pages, Ordering::Relaxed) + pages
     }
     /// Notes a sum of local pages that holds after any reclaim it called for.
     #[inline]
