@@ -48,12 +48,6 @@ def hammer_no_fork(r):
     return hammer(r, 2, ["no-fork"])
 
 
-@program("hammer-copy-path", timeout_s=120, modes=("signal",), normal=(("signal", 25),), **C)
-def hammer_copy_path(r):
-    """The same with UFFDIO_MOVE forbidden, as on kernels before 6.8."""
-    return hammer(r, 4, env={"CANVAS_NO_MOVE": "1"})
-
-
 @program("window-model", timeout_s=150, normal=(("signal", 25), ("thread", 50)), **C)
 def window_model(r):
     """Mapping calls against an oracle; all results the same as in a plain run."""

@@ -106,10 +106,6 @@ pub struct RunArgs {
     #[arg(long, env = "CANVAS_NO_PREFETCH", value_parser = switch(), hide_env_values = true)]
     pub no_prefetch: bool,
 
-    /// Never use UFFDIO_MOVE: the way of kernels before 6.8, for tests.
-    #[arg(long, env = "CANVAS_NO_MOVE", value_parser = switch(), hide_env_values = true)]
-    pub no_move: bool,
-
     /// Size of the swap cache at start, part of local memory [default: 32M, or an eighth of a
     /// smaller --local].
     #[arg(

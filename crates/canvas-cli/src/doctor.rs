@@ -109,8 +109,8 @@ pub fn advice(f: &Facts) -> Vec<String> {
         Errno::ENOSYS => say("userfaultfd is missing: use a kernel with CONFIG_USERFAULTFD, 5.15 or later".into()),
         _ => say("user-mode userfaultfd is missing: use a kernel of 5.15 or later".into()),
     }
-    if f.probe.user_mode_errno == 0 && f.probe.features & feature::MOVE == 0 {
-        say("UFFDIO_MOVE is missing (kernels before 6.8): canvas copies pages instead, and is slower".into());
+    if f.probe.user_mode_errno == 0 && f.probe.features & feature::PAGEFAULT_FLAG_WP == 0 {
+        say("userfaultfd cannot write-protect: use a kernel of 5.15 or later".into());
     }
     if thread_works(&f.probe).is_err() {
         say("thread mode is closed to this user: for programs that signal mode cannot serve, allow /dev/userfaultfd or set vm.unprivileged_userfaultfd=1".into());

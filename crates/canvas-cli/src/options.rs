@@ -36,8 +36,6 @@ pub struct Options {
     pub require: bool,
     /// Never prefetch.
     pub no_prefetch: bool,
-    /// Never use UFFDIO_MOVE.
-    pub no_move: bool,
 }
 
 impl Options {
@@ -70,7 +68,6 @@ impl Options {
             trace: args.trace.clone(),
             require: args.require,
             no_prefetch: args.no_prefetch,
-            no_move: args.no_move,
         })
     }
 
@@ -88,7 +85,6 @@ impl Options {
         let flags = [
             (self.require, config_flag::REQUIRE),
             (self.trace.is_some(), config_flag::TRACE),
-            (self.no_move, config_flag::NO_MOVE),
             (self.no_prefetch, config_flag::NO_PREFETCH),
         ];
         let bits = flags

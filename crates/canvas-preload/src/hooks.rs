@@ -116,7 +116,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         libc::SYS_madvise => ours(mm::madvise(a)),
         libc::SYS_brk => mm::brk(a) as isize,
         libc::SYS_mincore => ours(mm::mincore(a)),
-        libc::SYS_msync if canvas_types::layout::in_window(a[0]) => 0,
+        libc::SYS_msync if mm::is_ours(a[0]) => 0,
         libc::SYS_mlock => ours(mm::mlock(a[0], a[1], true, false)),
         libc::SYS_mlock2 => ours(mm::mlock(a[0], a[1], true, a[2] & 1 != 0)),
         libc::SYS_munlock => ours(mm::mlock(a[0], a[1], false, false)),

@@ -103,6 +103,11 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
     Some((from, to))
 }
 
+/// Does `addr` lie in memory that canvas manages (and not in a native piece of the window)?
+pub fn is_ours(addr: usize) -> bool {
+    layout::in_window(addr) && native_until(PageId::of_addr(addr).0).is_none()
+}
+
 /// Is nothing mapped there?
 pub fn is_hole(page: u32) -> bool {
     let _inside = freeze::enter();

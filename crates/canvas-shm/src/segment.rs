@@ -36,8 +36,6 @@ pub mod config_flag {
     pub const REQUIRE: u32 = 1;
     /// Record faults and sampled touches to the trace file descriptor.
     pub const TRACE: u32 = 2;
-    /// Never use UFFDIO_MOVE (tests, kernels before 6.8).
-    pub const NO_MOVE: u32 = 4;
     /// Never prefetch.
     pub const NO_PREFETCH: u32 = 8;
 }
@@ -107,7 +105,6 @@ counters! {
     CacheHitPrefetch = "cache_hits_prefetch": "Faults answered from the swap cache by a prefetched page.",
     ReclaimBackground = "reclaim_pages_background": "Pages unmapped by the reclaim thread.",
     ReclaimDirect = "reclaim_pages_direct": "Pages unmapped by a faulting thread past its limit.",
-    ReclaimMove = "reclaim_moves": "MOVE calls by reclaim.",
     ReclaimCopyPath = "reclaim_pages_copy_path": "Pages evicted by write-protect, copy and discard.",
     EntryAllocLocked = "entry_allocs_locked": "Swap entries allocated under the allocator's lock.",
     EntryAllocReserved = "entry_allocs_reserved": "Swap-outs that used the page's reserved entry without a lock.",

@@ -1,7 +1,7 @@
 use super::*;
 use crate::facts::Limits;
 
-const ALL: u64 = feature::SIGBUS | feature::MOVE;
+const ALL: u64 = feature::SIGBUS | feature::PAGEFAULT_FLAG_WP;
 
 fn facts(user_mode_errno: i32, full_errno: i32, features: u64) -> Facts {
     Facts {
@@ -81,7 +81,7 @@ fn each_limit_has_its_advice() {
     (f.max_map_count, f.overcommit, f.glibc, f.library_bytes) = (Some(1000), Some(2), None, 0);
     let lines = advice(&f);
     for word in [
-        "UFFDIO_MOVE",
+        "write-protect",
         "thread mode",
         "SECCOMP",
         "ulimit -v",
@@ -118,7 +118,7 @@ fn json_says_what_the_text_says() {
     assert_eq!(v["userfaultfd"]["full"]["error"], "EPERM");
     assert_eq!(
         v["userfaultfd"]["features"],
-        serde_json::json!(["SIGBUS", "MOVE"])
+        serde_json::json!(["WP", "SIGBUS"])
     );
     assert_eq!(v["limits"]["address_space_bytes"], serde_json::Value::Null);
     let text = to_text(&f, &choice, &advice(&f));

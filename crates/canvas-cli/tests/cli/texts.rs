@@ -39,7 +39,6 @@ fn expected(command: &str) -> &'static [&'static str] {
         "run" => &[
             "local",
             "mode",
-            "no-move",
             "no-prefetch",
             "pool",
             "require",
