@@ -44,7 +44,7 @@ def hammer_all(r):
 
 @program("hammer-no-fork", timeout_s=120, normal=(("signal", 25),), **C)
 def hammer_no_fork(r):
-    """The same without forks: pages leave by MOVE, never by the copy path."""
+    """The same without forks: nothing is ever shared."""
     return hammer(r, 2, ["no-fork"])
 
 

@@ -74,7 +74,7 @@ def java(r, collector, heap_mib=256):
 
 
 def register_java(name, collector, normal, **o):
-    @program(f"java-{name}", as_user=True, timeout_s=150, needs=java_missing, normal=normal, **o)
+    @program(f"java-{name}", as_user=True, timeout_s=60, needs=java_missing, normal=normal, **o)
     def test(r):
         return java(r, collector)
 
@@ -83,7 +83,7 @@ def register_java(name, collector, normal, **o):
 
 register_java("serial", "Serial", (("signal", 25), ("thread", 50)))
 register_java("parallel", "Parallel", (("signal", 25), ("thread", 25)))
-register_java("g1", "G1", (("signal", 25), ("signal", 50), ("thread", 50)))
+register_java("g1", "G1", (("signal", 25), ("signal", 50)))
 # ZGC's heap is shared memory, which stays with the kernel: it must run, paging is a bonus.
 register_java("zgc", "Z", (("signal", 50),), paged=False)
 

@@ -18,6 +18,12 @@ static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
 /// Pause between two measurements of a process that shares pages with relatives.
 static FORKED_PAUSE_NS: AtomicU64 = AtomicU64::new(20_000_000);
 
+/// The limit that is enforced: what was asked for, less a little for native memory that grows
+/// between two measurements (a thirty-second, 1 to 4 MiB).
+fn enforced(seg: &canvas_shm::Segment) -> Option<i64> {
+    seg.local_limit_pages().map(|l| l - (l / 32).clamp(256, 1024))
+}
+
 /// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need.
 /// A sixteenth of the limit, 8 MiB at most.
 pub fn gaps(limit: i64) -> (i64, i64) {
@@ -38,7 +44,7 @@ pub fn note_resident(n: i64) {
 pub fn charge(n: i64) -> bool {
     let seg = state::seg();
     let used = seg.charge_local(state::slot(), n);
-    let Some(limit) = seg.local_limit_pages() else {
+    let Some(limit) = enforced(seg) else {
         seg.note_local_peak(used);
         return true;
     };
@@ -66,7 +72,7 @@ fn charge_slow(n: i64) -> bool {
     let hopeless = begun < HOPELESS_UNTIL_NS.load(Ordering::Relaxed);
     let (mut fruitless, mut asked) = (0u32, 0u32);
     let ok = loop {
-        let Some(limit) = seg.local_limit_pages() else {
+        let Some(limit) = enforced(seg) else {
             break true;
         };
         let over = seg.local_pages.load(Ordering::Relaxed) - limit;
@@ -180,7 +186,7 @@ pub fn sleep_until_woken(timeout_ns: u64) {
 /// Is the tenant above the mark at which background reclaim starts?
 pub fn short_of_room() -> bool {
     let seg = state::seg();
-    seg.local_limit_pages()
+    enforced(seg)
         .is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
 }
 
@@ -224,7 +230,7 @@ pub fn size_cache() {
     }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
-    let limit = seg.local_limit_pages().unwrap_or(0);
+    let limit = enforced(seg).unwrap_or(0);
     crate::cache::set_capacity(want.min(limit / 16).max(64) as usize);
 }
 
