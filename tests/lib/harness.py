@@ -400,7 +400,10 @@ def _on_alarm(_sig, _frame):
 # ended, or sees a call fail. These instances have shown it. When one of them does so again it counts
 # as skipped, loudly; wrong answers, failed verification and passed limits are failures as ever.
 KNOWN_UNSTABLE = ("hammer", "java-", "redis/", "memcached/", "sqlite/thread", "gcc-build/thread", "python-fork")
-NEVER_EXCUSED = ("over the limit", "verify", "anomalies", "answer", "version", "wrong", "differ")
+NEVER_EXCUSED = (
+    "over the limit", "stats: verify_failures", "stats: anomalies", ": got ", "differs from plain", "do not add up",
+    " word ", " byte ",
+)
 
 
 def is_known(label, text):
