@@ -21,7 +21,8 @@ static FORKED_PAUSE_NS: AtomicU64 = AtomicU64::new(20_000_000);
 /// The limit that is enforced: what was asked for, less a little for native memory that grows
 /// between two measurements (a thirty-second, 1 to 4 MiB).
 fn enforced(seg: &canvas_shm::Segment) -> Option<i64> {
-    seg.local_limit_pages().map(|l| l - (l / 32).clamp(256, 1024))
+    seg.local_limit_pages()
+        .map(|l| l - (l / 32).clamp(256, 1024))
 }
 
 /// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need.
@@ -186,8 +187,7 @@ pub fn sleep_until_woken(timeout_ns: u64) {
 /// Is the tenant above the mark at which background reclaim starts?
 pub fn short_of_room() -> bool {
     let seg = state::seg();
-    enforced(seg)
-        .is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
+    enforced(seg).is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
 }
 
 /// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
