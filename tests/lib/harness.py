@@ -399,6 +399,11 @@ def _on_alarm(_sig, _frame):
 # Known gaps G14 and G17 (SEMANTICS.md): under load, now and then, a program hangs, is ended, sees a
 # call fail, or passes its limit for a moment. An instance that does so counts as skipped, loudly, and
 # is to be mended; wrong answers, failed verification and lost pages are failures as ever.
+# Only instances that have shown one of them; every other instance fails on anything.
+KNOWN_UNSTABLE = (
+    "hammer", "java-", "redis/", "memcached/", "python-fork/", "gcc-build/", "sqlite/thread", "empty-environment/thread",
+    "memory-forks/", "memory-closes/", "memory-stacks/", "signals-sigbus/", "signals-segv/thread",
+)
 NEVER_EXCUSED = (
     "stats: verify_failures", "stats: anomalies", ": got ", "differs from plain", "do not add up", " word ", " byte ",
 )
@@ -406,7 +411,7 @@ NEVER_EXCUSED = (
 
 def is_known(label, text):
     """Is this failure one of the known gaps, and nothing worse?"""
-    return "/" in label and not any(word in text for word in NEVER_EXCUSED)
+    return label.startswith(KNOWN_UNSTABLE) and not any(word in text for word in NEVER_EXCUSED)
 
 
 def run_all(session, only=None, mode=None):

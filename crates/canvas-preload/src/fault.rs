@@ -43,7 +43,7 @@ pub fn resolve(page: u32, write: bool) -> Resolved {
         let cur = word::load(w);
         let done = match cur.state() {
             State::Untouched => first_touch(page),
-            State::Far => demand(page, cur, waited_for.is_some()),
+            State::Far => demand(page, cur),
             State::Cached => second_chance(page, cur),
             State::Poisoned => Some(Resolved::Poisoned),
             State::Resident => {
@@ -124,15 +124,14 @@ fn contradiction(page: u32) {
             PageId(page).addr(),
             cur.0
         );
-        table_gone(page, cur);
+        table_gone(page);
         word::publish(w, cur.with_state(State::Poisoned));
     }
 }
 
 /// Books a page that stopped being resident.
-pub fn table_gone(page: u32, w: Word) {
+pub fn table_gone(page: u32) {
     areas::table().note_gone(page as usize);
-    let _ = w;
     account::note_resident(-1);
     account::uncharge(1);
 }
@@ -345,7 +344,7 @@ fn filled(cur: Word, kind: FillKind) -> Word {
 }
 
 /// A far page is needed now.
-fn demand(page: u32, cur: Word, waited: bool) -> Option<Resolved> {
+fn demand(page: u32, cur: Word) -> Option<Resolved> {
     if !account::charge(1) {
         return Some(Resolved::NoMemory);
     }
@@ -354,7 +353,6 @@ fn demand(page: u32, cur: Word, waited: bool) -> Option<Resolved> {
         account::uncharge(1);
         return None;
     }
-    let _ = waited;
     let mut ctx = context::fill();
     let ctx = &mut *ctx;
     if pool()

@@ -415,7 +415,7 @@ pub fn forget(page: u32, cur: Word) {
     trace::note(page, TraceKind::Discard);
     match cur.state() {
         State::Resident => {
-            fault::table_gone(page, cur);
+            fault::table_gone(page);
             if cur.entry().is_some() {
                 pool().release(cur.entry());
             }
