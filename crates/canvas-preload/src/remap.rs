@@ -155,8 +155,12 @@ fn mremap_ours(
     let new_pages = pages_of(new_bytes).ok_or(Errno(libc::ENOMEM))?;
     let old_pages = end - start;
     let region = regions(g).at(start).ok_or(Errno(libc::EFAULT))?;
-    if region.end < end || old_pages == 0 {
+    if region.end < end {
         return Err(Errno(libc::EFAULT));
+    }
+    // No bytes: another view of a shared mapping, which only the kernel can give.
+    if old_pages == 0 && region.attr.kind & kind::NATIVE == 0 {
+        return Err(inval);
     }
     if region.attr.kind & kind::NATIVE != 0 {
         return mremap_native(
@@ -267,11 +271,14 @@ fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usiz
         restore_window(end, grown)?;
     }
     let at = at?;
-    if at != a[0] {
+    let keep = a[3] as i32 & libc::MREMAP_DONTUNMAP != 0;
+    if at != a[0] && !keep {
         regions(g)
             .remove(start, end)
             .map_err(|_| Errno(libc::ENOMEM))?;
-        restore_window(start, end)?;
+        if start < end {
+            restore_window(start, end)?;
+        }
     }
     if let Some((s, e)) = range(at, a[2]) {
         regions(g)
