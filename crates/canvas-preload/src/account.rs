@@ -19,10 +19,11 @@ static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
 static FORKED_PAUSE_NS: AtomicU64 = AtomicU64::new(20_000_000);
 
 /// The limit that is enforced: what was asked for, less a little for native memory that grows
-/// between two measurements (a thirty-second, 1 to 4 MiB).
-fn enforced(seg: &canvas_shm::Segment) -> Option<i64> {
-    seg.local_limit_pages()
-        .map(|l| l - (l / 32).clamp(256, 1024))
+/// between two measurements (a thirty-second, 1 to 4 MiB; never more than a quarter).
+pub fn limit() -> Option<i64> {
+    state::seg()
+        .local_limit_pages()
+        .map(|l| l - (l / 32).clamp(256, 1024).min(l / 4))
 }
 
 /// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need.
@@ -45,7 +46,7 @@ pub fn note_resident(n: i64) {
 pub fn charge(n: i64) -> bool {
     let seg = state::seg();
     let used = seg.charge_local(state::slot(), n);
-    let Some(limit) = enforced(seg) else {
+    let Some(limit) = limit() else {
         seg.note_local_peak(used);
         return true;
     };
@@ -73,7 +74,7 @@ fn charge_slow(n: i64) -> bool {
     let hopeless = begun < HOPELESS_UNTIL_NS.load(Ordering::Relaxed);
     let (mut fruitless, mut asked) = (0u32, 0u32);
     let ok = loop {
-        let Some(limit) = enforced(seg) else {
+        let Some(limit) = limit() else {
             break true;
         };
         let over = seg.local_pages.load(Ordering::Relaxed) - limit;
@@ -187,16 +188,14 @@ pub fn sleep_until_woken(timeout_ns: u64) {
 /// Is the tenant above the mark at which background reclaim starts?
 pub fn short_of_room() -> bool {
     let seg = state::seg();
-    enforced(seg).is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
+    limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
 }
 
 /// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
 /// could matter soon, else 100 ms.
 pub fn idle_ns() -> u64 {
     let seg = state::seg();
-    let near = seg
-        .local_limit_pages()
-        .is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
+    let near = limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
     if near { 5_000_000 } else { 100_000_000 }
 }
 
@@ -204,9 +203,7 @@ pub fn idle_ns() -> u64 {
 pub fn excess() -> i64 {
     let seg = state::seg();
     let used = seg.local_pages.load(Ordering::Relaxed);
-    let over = seg
-        .local_limit_pages()
-        .map_or(0, |l| used - (l - gaps(l).1));
+    let over = limit().map_or(0, |l| used - (l - gaps(l).1));
     // Each process gives by what it has.
     let ours = state::slot()
         .charged_pages
@@ -230,7 +227,7 @@ pub fn size_cache() {
     }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
-    let limit = enforced(seg).unwrap_or(0);
+    let limit = limit().unwrap_or(0);
     crate::cache::set_capacity(want.min(limit / 16).max(64) as usize);
 }
 

@@ -240,8 +240,7 @@ fn first_touch(page: u32) -> Option<Resolved> {
 /// Room for `n` pages without reclaim by this thread?
 fn room_for(n: i64) -> bool {
     let seg = state::seg();
-    seg.local_limit_pages()
-        .is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
+    account::limit().is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
 }
 
 /// A touch of a page in the swap cache: back it goes.
@@ -416,9 +415,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     {
         return;
     }
-    let room = seg
-        .local_limit_pages()
-        .map_or(i64::MAX, |l| l - seg.local_pages.load(Ordering::Relaxed));
+    let room = account::limit().map_or(i64::MAX, |l| l - seg.local_pages.load(Ordering::Relaxed));
     let most = (plan.count as i64).min(room - 1).max(0) as u32;
     let kind = if plan.stream {
         FillKind::StreamPrefetch

@@ -9,6 +9,7 @@
 //!   on their address and no jump leads to them; they run in the trampoline.
 //! * otherwise `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in
 //!   place for a path that jumps past the mov.
+//! * otherwise `mov eax, reg; syscall; jmp near`, a thread's exit: the three become one jump.
 //!
 //! glibc 2.36 has 526 sites; what is left out are the ones that must be (`clone` and `vfork`,
 //! whose child returns on another stack, and `rt_sigreturn`).
@@ -209,6 +210,32 @@ fn movable(code: &[u8], at: usize, need: usize) -> Option<usize> {
     Some(len)
 }
 
+/// For `mov eax, reg; syscall; jmp near`, entered at its beginning only: where the jump leads.
+fn ends_in_a_jump(code: &[u8], site: usize) -> Option<usize> {
+    let start = site.checked_sub(2)?;
+    let whole = code.get(start..site + 4)?;
+    // `mov eax, r32` without a prefix, and the short jump.
+    if whole[0] != 0x89 || whole[1] & 0xc7 != 0xc0 || whole[4] != 0xeb {
+        return None;
+    }
+    if jumped_to(code, start + 1..site + 4) || !is_border(code, start) {
+        return None;
+    }
+    let to = site as i64 + 4 + i64::from(whole[5] as i8);
+    usize::try_from(to).ok().filter(|to| *to < code.len())
+}
+
+/// Does an instruction begin at `at`? Decoded from far enough before to be in step by then.
+fn is_border(code: &[u8], at: usize) -> bool {
+    let from = at.saturating_sub(200);
+    let mut d = Decoder::with_ip(64, &code[from..at], from as u64, DecoderOptions::NONE);
+    let mut end = from as u64;
+    while d.can_decode() {
+        end = d.decode().next_ip();
+    }
+    end == at as u64
+}
+
 fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
     // SAFETY: an executable PT_LOAD segment of a loaded library is mapped and readable.
     let code = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
@@ -298,6 +325,10 @@ fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
                     t.push(&nr.to_le_bytes());
                     (site - 5, site + 2)
                 }
+                _ if ends_in_a_jump(code, site).is_some() => {
+                    t.push(&code[site - 2..site]);
+                    (site - 2, ends_in_a_jump(code, site).unwrap_or(site))
+                }
                 _ => {
                     if report_left {
                         crate::report!("system call site left at text offset {site:#x}");
@@ -308,7 +339,10 @@ fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
             },
         };
         let mut moved = [0u8; 7];
-        let moved = if known == Some(libc::SYS_clone3 as i32) {
+        let moved = if from + 2 == site && t.len == 2 {
+            // The jump behind the call is the trampoline's own.
+            &[][..]
+        } else if known == Some(libc::SYS_clone3 as i32) {
             // The new thread comes back on its own stack, not through the stub: the stub is told
             // beforehand, and the call itself is made in the trampoline, which uses no stack.
             t.buf[1..5].copy_from_slice(&(crate::stub::BEFORE_CLONE3 as i32).to_le_bytes());

@@ -40,7 +40,7 @@ pub fn far_limit_reached() -> bool {
     }
     pool().trim();
     judge_far_pressure();
-    if let Some(limit) = seg.local_limit_pages()
+    if let Some(limit) = account::limit()
         && seg.local_pages.load(Ordering::Relaxed) < limit - 2 * account::gaps(limit).1
     {
         seg.far_full.store(0, Ordering::Relaxed);
