@@ -1,6 +1,7 @@
 /* Memory calls with promises of their own, and processes. usage: mem WHAT MIB [MORE] */
 #include "common.h"
 #include <sys/resource.h>
+#include <sys/uio.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 
@@ -331,6 +332,77 @@ static void tree(int children) {
     }
 }
 
+/* Calls with a thousand buffers each, all over far memory: what they hold while they run they must
+ * give back, or soon nothing can be evicted any more. */
+static void vectors(void) {
+    struct iovec v[1000];
+    int out = open("/dev/null", O_WRONLY), in = open("/dev/zero", O_RDONLY);
+    CHECK(out >= 0 && in >= 0, "open: %s", strerror(errno));
+    for (int round = 0; round < 60; round++) {
+        for (int i = 0; i < 1000; i++) {
+            size_t p = (size_t)(round * 1000 + i) * 7919 % ballast.pages;
+            v[i].iov_base = (char *)(ballast.base + p * WORDS) + 8;
+            v[i].iov_len = 64;
+        }
+        CHECK(writev(out, v, 1000) == 64000, "writev: %s", strerror(errno));
+        for (int i = 0; i < 1000; i++) {
+            size_t p = ((size_t)v[i].iov_base - (size_t)ballast.base) / PAGE;
+            /* Page p's words 10 and on: zeros come in, the pattern goes back. */
+            v[i].iov_base = (char *)(ballast.base + p * WORDS) + 80;
+            v[i].iov_len = 8;
+        }
+        CHECK(readv(in, v, 1000) == 8000, "readv: %s", strerror(errno));
+        for (int i = 0; i < 1000; i++) {
+            size_t p = ((size_t)v[i].iov_base - (size_t)ballast.base) / PAGE;
+            CHECK(ballast.base[p * WORDS + 10] == 0, "readv did not reach page %zu", p);
+            ballast.base[p * WORDS + 10] = pattern_word(ballast.tag + p + 1, 10);
+        }
+    }
+    close(out);
+    close(in);
+}
+
+/* More waiters on one page than a page word can count pins. */
+struct gate {
+    pthread_mutex_t m;
+    pthread_cond_t c;
+    int waiting, open;
+};
+
+static void *wait_at_gate(void *arg) {
+    struct gate *g = arg;
+    pthread_mutex_lock(&g->m);
+    g->waiting++;
+    while (!g->open)
+        pthread_cond_wait(&g->c, &g->m);
+    pthread_mutex_unlock(&g->m);
+    return NULL;
+}
+
+static void waiters(void) {
+    static pthread_t t[320];
+    struct gate *g = (struct gate *)map_pages(1, PROT_READ | PROT_WRITE);
+    pthread_mutex_init(&g->m, NULL);
+    pthread_cond_init(&g->c, NULL);
+    pthread_attr_t a;
+    pthread_attr_init(&a);
+    pthread_attr_setstacksize(&a, 64 << 10);
+    for (int i = 0; i < 320; i++)
+        CHECK(pthread_create(&t[i], &a, wait_at_gate, g) == 0, "thread %d", i);
+    for (int n = 0; n < 320;) {
+        pthread_mutex_lock(&g->m);
+        n = g->waiting;
+        pthread_mutex_unlock(&g->m);
+    }
+    ballast_sweep(&ballast);
+    pthread_mutex_lock(&g->m);
+    g->open = 1;
+    pthread_cond_broadcast(&g->c);
+    pthread_mutex_unlock(&g->m);
+    for (int i = 0; i < 320; i++)
+        pthread_join(t[i], NULL);
+}
+
 static void leaf(void) {
     for (int i = 0; i < 6; i++) {
         ballast_sweep(&ballast);
@@ -357,6 +429,10 @@ int main(int argc, char **argv) {
         brk_area();
     else if (!strcmp(what, "threads"))
         threads();
+    else if (!strcmp(what, "vectors"))
+        vectors();
+    else if (!strcmp(what, "waiters"))
+        waiters();
     else if (!strcmp(what, "stacks"))
         stacks();
     else if (!strcmp(what, "forks"))

@@ -88,6 +88,8 @@ mem("lock", normal=(("signal", 25),))
 mem("rlimit", normal=(("signal", 25),))
 mem("brk", normal=(("signal", 25),))
 mem("threads", 64)
+mem("vectors", 64)
+mem("waiters", 64, normal=(("signal", 25),))
 # In signal mode a signal that is delivered on a far stack ends the program (known gap G3).
 mem("stacks", 64, normal=(("thread", 25),), modes=("thread",))
 mem("forks", 64)

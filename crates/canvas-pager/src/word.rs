@@ -238,13 +238,17 @@ pub fn publish(w: &AtomicU64, new: Word) {
     }
 }
 
-/// Pins a resident page; false when it is not resident (the caller resolves it first).
+/// Pins a resident page; false when it is not resident (the caller resolves it first). At
+/// [`PINS_MAX`] the count sticks (hundreds of threads wait on one futex): the page stays pinned.
 #[inline(always)]
 pub fn pin(w: &AtomicU64) -> bool {
     let mut cur = load(w);
     loop {
-        if cur.state() != State::Resident || cur.pins() == PINS_MAX {
+        if cur.state() != State::Resident {
             return false;
+        }
+        if cur.pins() == PINS_MAX {
+            return true;
         }
         match w.compare_exchange_weak(
             cur.0,
@@ -264,7 +268,7 @@ pub fn pin(w: &AtomicU64) -> bool {
 pub fn unpin(w: &AtomicU64) {
     let mut cur = load(w);
     loop {
-        if cur.pins() == 0 {
+        if cur.pins() == 0 || cur.pins() == PINS_MAX {
             return;
         }
         match w.compare_exchange_weak(

@@ -5,7 +5,7 @@
 //! and unpinned after it. A table says for each call which arguments are pointers, and to how much.
 
 use canvas_pager::word;
-use canvas_sys::gate;
+use canvas_sys::{gate, mem};
 use canvas_types::layout::{self, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
 
@@ -279,14 +279,23 @@ fn spec(nr: usize) -> &'static [(u8, To)] {
     }
 }
 
-/// Ranges pinned by one call at most; a call with more (over a hundred separate buffers) keeps
-/// the rest pinned for good rather than fail.
-const PINS: usize = 128;
+/// Ranges of one call that need no memory of their own.
+const PINS: usize = 64;
+/// Ranges of a block of the rest (a vector of a thousand buffers): one mapping, touched lazily.
+const BLOCK_RANGES: usize = 8190;
+
+#[repr(C)]
+struct Block {
+    next: *mut Block,
+    n: usize,
+    ranges: [(u32, u32); BLOCK_RANGES],
+}
 
 /// Pinned pages of one call.
 pub struct Pins {
     ranges: [(u32, u32); PINS],
     n: usize,
+    more: *mut Block,
 }
 
 impl Pins {
@@ -294,7 +303,33 @@ impl Pins {
         Pins {
             ranges: [(0, 0); PINS],
             n: 0,
+            more: core::ptr::null_mut(),
         }
+    }
+    /// Remembers a range for [`Pins::drop`]. False when there is no memory to do so.
+    fn note(&mut self, range: (u32, u32)) -> bool {
+        if self.n < PINS {
+            self.ranges[self.n] = range;
+            self.n += 1;
+            return true;
+        }
+        // SAFETY: null or a block that `map_lazy` gave and only we know.
+        let full = unsafe { self.more.as_ref() }.is_none_or(|b| b.n == BLOCK_RANGES);
+        if full {
+            let rw = libc::PROT_READ | libc::PROT_WRITE;
+            let Ok(at) = mem::map_lazy(0, core::mem::size_of::<Block>(), rw) else {
+                return false;
+            };
+            let block = at as *mut Block;
+            // SAFETY: fresh zeroed memory, which is a valid empty block.
+            unsafe { (*block).next = self.more };
+            self.more = block;
+        }
+        // SAFETY: as above, and there is a block with room now.
+        let block = unsafe { &mut *self.more };
+        block.ranges[block.n] = range;
+        block.n += 1;
+        true
     }
     /// Pins `addr..addr+bytes` as far as it lies in the window and is mapped; the kernel finds out
     /// about the rest itself.
@@ -310,9 +345,9 @@ impl Pins {
             while page <= last && pin_page(page) {
                 page += 1;
             }
-            if page > from && self.n < PINS {
-                self.ranges[self.n] = (from, page);
-                self.n += 1;
+            if page > from && !self.note((from, page)) {
+                unpin_range((from, page));
+                return;
             }
             if page > last {
                 return;
@@ -328,9 +363,8 @@ impl Pins {
         let mut at = addr;
         while in_window(at) && at - addr < 2 * PAGE_SIZE {
             let end = (at & !(PAGE_SIZE - 1)) + PAGE_SIZE;
-            let before = self.n;
             self.pin(at, end - at);
-            if self.n == before {
+            if word::load(areas::word(PageId::of_addr(at).0)).pins() == 0 {
                 return;
             }
             // SAFETY: the page is present and pinned.
@@ -394,11 +428,26 @@ impl Pins {
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        for (first, end) in &self.ranges[..self.n] {
-            for page in *first..*end {
-                word::unpin(areas::word(page));
+        for range in &self.ranges[..self.n] {
+            unpin_range(*range);
+        }
+        while !self.more.is_null() {
+            let at = self.more;
+            // SAFETY: a block of ours, unmapped once, after its last use.
+            unsafe {
+                for range in &(&(*at).ranges)[..(*at).n] {
+                    unpin_range(*range);
+                }
+                self.more = (*at).next;
+                let _ = mem::unmap(at as usize, core::mem::size_of::<Block>());
             }
         }
+    }
+}
+
+fn unpin_range((first, end): (u32, u32)) {
+    for page in first..end {
+        word::unpin(areas::word(page));
     }
 }
 
@@ -459,9 +508,6 @@ fn pin_page(page: u32) -> bool {
         // Pinned while inside: a batch of reclaim may have it again before the next round.
         if word::pin(w) {
             return true;
-        }
-        if word::load(w).pins() == word::PINS_MAX {
-            return false;
         }
     }
 }

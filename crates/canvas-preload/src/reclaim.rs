@@ -140,11 +140,15 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         let held = chunk::exclusive(runs[i].start.0);
         let mut k = i;
         while k < j {
-            // Extend over absent pages to the next run.
+            // Extend over absent pages to the next run. A chunk that was selected from twice has
+            // runs that go back: those get a span of their own.
             let first = runs[k].start.0;
             let mut end = first + runs[k].len;
             let mut last = k;
-            while last + 1 < j && (end..runs[last + 1].start.0).all(absent) {
+            while last + 1 < j
+                && runs[last + 1].start.0 >= end
+                && (end..runs[last + 1].start.0).all(absent)
+            {
                 last += 1;
                 end = runs[last].start.0 + runs[last].len;
             }

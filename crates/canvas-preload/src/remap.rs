@@ -25,6 +25,9 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
         let new = areas::word(dst);
         let mut now = cur;
         let mut data = None;
+        // Held until the word is stored: a page that is present while its word still says Untouched
+        // would be taken for absent, and write-protected with its neighbours.
+        let held = chunk::shared(dst);
         match cur.state() {
             State::Resident => data = Some(addr_of(page)),
             State::Cached => {
@@ -65,6 +68,7 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
             now.clear(flag::STUCK)
         };
         new.store(now.0, Ordering::Release);
+        drop(held);
         word::publish(areas::word(page), Word(0));
         areas::touched_in_block()[page as usize / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
         areas::touched_in_block()[dst as usize / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
@@ -75,8 +79,8 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     }
 }
 
+/// The caller holds the chunk's lock shared.
 fn place(dst: u32, src: usize) -> Result<(), Errno> {
-    let _held = chunk::shared(dst);
     loop {
         // SAFETY: dst is untouched and ours under the lock; src is a live page.
         let p = unsafe { uffd().copy(addr_of(dst), src, PAGE_SIZE) };

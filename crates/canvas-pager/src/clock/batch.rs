@@ -50,7 +50,8 @@ impl VictimBatch {
     pub fn clear(&mut self) {
         (self.run_count, self.pages, self.dropped_count, self.scanned) = (0, 0, 0, 0);
     }
-    /// The runs, each ascending; two runs of one batch never touch the same page.
+    /// The runs, each ascending; two runs of one batch never touch the same page. Two runs of one
+    /// chunk may come in either order: a chunk can be selected from twice.
     pub fn runs(&self) -> &[Run] {
         &self.runs[..self.run_count]
     }
@@ -68,8 +69,8 @@ impl VictimBatch {
         self.pages as usize + CHUNK_PAGES <= BATCH_PAGES
             && self.run_count + CHUNK_PAGES / 2 <= BATCH_RUNS
     }
-    /// Adds a page, which the caller has moved to Evicting. Pages must come in ascending order within
-    /// a chunk, [`BATCH_RUNS`] at most when they are scattered.
+    /// Adds a page, which the caller has moved to Evicting; [`BATCH_RUNS`] at most when they are
+    /// scattered.
     pub fn push_page(&mut self, page: u32) {
         self.pages += 1;
         if let Some(last) = self.runs[..self.run_count].last_mut()
