@@ -311,6 +311,18 @@ pub fn after_fork_in_child(resident: i64) {
     state::seg().charge_footprint(resident);
 }
 
+/// Native memory is about to grow by this much (a new thread's stacks): charged now, and corrected
+/// by the next measurement.
+pub fn expect_native(pages: i64) {
+    let slot = state::slot();
+    slot.native_pages.fetch_add(pages, Ordering::Relaxed);
+    state::seg().charge_local(slot, pages);
+    state::seg().charge_footprint(pages);
+    if short_of_room() {
+        wake_reclaimer();
+    }
+}
+
 /// Lets the reclaim thread measure at its next round, which is now.
 pub fn measure_soon() {
     LAST_MEASURE_NS.store(0, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use canvas_sys::gate::raw;
 use core::sync::atomic::Ordering;
 
 use crate::stub::{Call, WANTED};
-use crate::{altstack, args, mm, procs, remap, sig, state, trace};
+use crate::{account, altstack, args, mm, procs, remap, sig, state, trace};
 
 /// Marks the calls that [`dispatch`] wants. Before anything is patched.
 pub fn init() {
@@ -45,6 +45,9 @@ pub fn install_filter() -> Result<(), Errno> {
     }
     canvas_sys::seccomp::install(&masks[..n])
 }
+
+/// Pages that a new thread touches at once: its stack, its signal stack, its part of the heap.
+const THREAD_PAGES: i64 = 8;
 
 const HOOKED: &[i64] = &[
     libc::SYS_mmap,
@@ -107,6 +110,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         // A new thread's first pushes come before it can have a signal stack.
         nr if nr as usize == crate::stub::BEFORE_CLONE3 => {
             args::hold_new_stack(a[0]);
+            account::expect_native(THREAD_PAGES);
             0
         }
         libc::SYS_mmap => ours(mm::mmap(a)),
