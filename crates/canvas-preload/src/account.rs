@@ -19,11 +19,15 @@ static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
 static FORKED_PAUSE_NS: AtomicU64 = AtomicU64::new(20_000_000);
 
 /// The limit that is enforced: what was asked for, less a little for native memory that grows
-/// between two measurements (a thirty-second, 1 to 4 MiB; never more than a quarter).
+/// between two measurements (a thirty-second, 1 to 4 MiB; never more than a quarter). Where native
+/// memory leaves next to nothing, a working set of 1 to 4 MiB is granted all the same: with less,
+/// a program makes no progress at all.
 pub fn limit() -> Option<i64> {
-    state::seg()
-        .local_limit_pages()
-        .map(|l| l - (l / 32).clamp(256, 1024).min(l / 4))
+    let seg = state::seg();
+    seg.local_limit_pages().map(|l| {
+        let least = seg.native_pages.load(Ordering::Relaxed) + (l / 8).clamp(256, 1024);
+        (l - (l / 32).clamp(256, 1024).min(l / 4)).max(least)
+    })
 }
 
 /// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need.
@@ -227,8 +231,8 @@ pub fn size_cache() {
     }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
-    let limit = limit().unwrap_or(0);
-    crate::cache::set_capacity(want.min(limit / 16).max(64) as usize);
+    let room = limit().unwrap_or(0) - seg.native_pages.load(Ordering::Relaxed);
+    crate::cache::set_capacity(want.min(room / 16).max(64) as usize);
 }
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,
@@ -267,10 +271,7 @@ pub fn measure_native(force: bool) {
         };
         (anon - booked - crate::pool::charged_pages()).max(0)
     };
-    let before = slot.native_pages.swap(native, Ordering::Relaxed);
-    let seg = state::seg();
-    seg.charge_local(slot, native - before);
-    seg.charge_footprint(native - before);
+    state::seg().charge_native(slot, native - slot.native_pages.load(Ordering::Relaxed));
     if forked {
         // The walk takes a twentieth of the time at most.
         let took = proc::now_ns() - now;
@@ -314,10 +315,7 @@ pub fn after_fork_in_child(resident: i64) {
 /// Native memory is about to grow by this much (a new thread's stacks): charged now, and corrected
 /// by the next measurement.
 pub fn expect_native(pages: i64) {
-    let slot = state::slot();
-    slot.native_pages.fetch_add(pages, Ordering::Relaxed);
-    state::seg().charge_local(slot, pages);
-    state::seg().charge_footprint(pages);
+    state::seg().charge_native(state::slot(), pages);
     if short_of_room() {
         wake_reclaimer();
     }

@@ -58,20 +58,14 @@ pub fn run(want: u32, direct: bool) -> u32 {
     if cache::available() < want {
         write_out(ctx, want - cache::available());
     }
-    // The policy finishes a chunk once begun, so there must be slots for one more.
-    let slots = (want as usize + CHUNK_PAGES - 1)
-        .min(BATCH_PAGES)
-        .min(cache::available() as usize);
-    if slots == 0 {
+    let ask = want
+        .min(cache::available())
+        .min((BATCH_PAGES + 1 - CHUNK_PAGES) as u32);
+    if ask == 0 {
         return 0;
     }
-    let ask = if slots < CHUNK_PAGES {
-        1
-    } else {
-        (slots + 1 - CHUNK_PAGES) as u32
-    };
     ctx.batch.clear();
-    let n = CLOCK.select(&areas::table(), ask.min(want), &mut ctx.batch);
+    let n = CLOCK.select(&areas::table(), ask, &mut ctx.batch);
     drop_reservations(ctx);
     if n == 0 {
         return 0;
@@ -126,7 +120,9 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             .cached_pages_peak
             .fetch_max(total, Ordering::Relaxed);
     }
-    // Protect, chunk by chunk. `kept` counts the pages that go on; runs are cut to them.
+    // The policy finishes a chunk once begun: what has no slot stays.
+    ctx.batch.truncate(got as u32, |r| give_up(&[r], false));
+    // Protect, chunk by chunk.
     let mut n = 0;
     let mut ranges = 0;
     let runs = ctx.batch.runs();
@@ -154,11 +150,10 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             }
             let span_pages: usize = runs[k..=last].iter().map(|r| r.len as usize).sum();
             let bytes = (end - first) as usize * PAGE_SIZE;
-            let fits = n + span_pages <= got;
-            if fits
-                && uffd()
-                    .write_protect(PageId(first).addr(), bytes, true)
-                    .is_ok()
+            debug_assert!(n + span_pages <= got);
+            if uffd()
+                .write_protect(PageId(first).addr(), bytes, true)
+                .is_ok()
             {
                 for r in &runs[k..=last] {
                     ctx.ranges[ranges] = libc::iovec {
@@ -172,7 +167,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
                     }
                 }
             } else {
-                give_up(&runs[k..=last], fits);
+                give_up(&runs[k..=last], true);
             }
             k = last + 1;
         }

@@ -177,6 +177,8 @@ pub struct Segment {
     pub footprint_pages: AtomicI64,
     /// Highest value of `footprint_pages`: what `--local N%` is a share of.
     pub footprint_pages_peak: AtomicI64,
+    /// Of the local pages: native memory of all processes, which cannot be paged.
+    pub native_pages: AtomicI64,
     /// Highest sum of swap-cache pages.
     pub cached_pages_peak: AtomicI64,
     /// 1 while the far limit is reached and reclaim has stopped.
@@ -242,6 +244,13 @@ impl Segment {
         slot.charged_pages.fetch_add(pages, Ordering::Relaxed);
         self.local_pages.fetch_add(pages, Ordering::Relaxed) + pages
     }
+    /// Changes the native memory of `slot`, part of its local charge, by `pages`.
+    pub fn charge_native(&self, slot: &ProcSlot, pages: i64) {
+        slot.native_pages.fetch_add(pages, Ordering::Relaxed);
+        self.native_pages.fetch_add(pages, Ordering::Relaxed);
+        self.charge_local(slot, pages);
+        self.charge_footprint(pages);
+    }
     /// Notes a sum of local pages that holds after any reclaim it called for.
     #[inline]
     pub fn note_local_peak(&self, pages: i64) {
@@ -288,7 +297,9 @@ impl Segment {
         self.pool_bytes.fetch_sub(pool, Ordering::Relaxed);
         self.footprint_pages
             .fetch_sub(local + far, Ordering::Relaxed);
-        for n in [&slot.resident_pages, &slot.cached_pages, &slot.native_pages] {
+        let native = slot.native_pages.swap(0, Ordering::Relaxed);
+        self.native_pages.fetch_sub(native, Ordering::Relaxed);
+        for n in [&slot.resident_pages, &slot.cached_pages] {
             n.store(0, Ordering::Relaxed);
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);

@@ -59,6 +59,28 @@ impl VictimBatch {
     pub fn pages(&self) -> u32 {
         self.pages
     }
+    /// Cuts the batch to its first `pages`; `f` gets the runs that are left out, still the caller's.
+    pub fn truncate(&mut self, pages: u32, mut f: impl FnMut(Run)) {
+        let mut room = pages;
+        let mut kept = 0;
+        for i in 0..self.run_count {
+            let r = self.runs[i];
+            let n = r.len.min(room);
+            room -= n;
+            if n > 0 {
+                self.runs[i].len = n;
+                kept = i + 1;
+            }
+            if n < r.len {
+                f(Run {
+                    start: PageId(r.start.0 + n),
+                    len: r.len - n,
+                });
+            }
+        }
+        self.run_count = kept;
+        self.pages = self.pages.min(pages);
+    }
     /// Hot resident pages that own an entry, found while far memory is short (Canvas fig. 7):
     /// take their reservation with [`take_reservation`] and free the entry.
     pub fn dropped_candidates(&self) -> &[PageId] {
@@ -97,5 +119,29 @@ impl VictimBatch {
 impl Default for VictimBatch {
     fn default() -> Self {
         VictimBatch::new()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn a_batch_is_cut_in_the_middle_of_a_run() {
+        let mut b = VictimBatch::new();
+        for page in [1, 2, 3, 10, 11, 20] {
+            b.push_page(page);
+        }
+        let mut out = Vec::new();
+        b.truncate(4, |r| out.push((r.start.0, r.len)));
+        assert_eq!(b.pages(), 4);
+        let kept: Vec<_> = b.runs().iter().map(|r| (r.start.0, r.len)).collect();
+        assert_eq!(kept, [(1, 3), (10, 1)]);
+        assert_eq!(out, [(11, 1), (20, 1)]);
+        b.truncate(9, |_| panic!("all fits"));
+        assert_eq!(b.pages(), 4);
+        b.truncate(0, |_| {});
+        assert_eq!((b.pages(), b.runs().len()), (0, 0));
     }
 }
