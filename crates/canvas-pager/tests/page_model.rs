@@ -229,6 +229,10 @@ impl World {
                 Actor::Idle
             }
             13 => {
+                // A pinned page now and then: rare by chance, and where mistakes would hide.
+                let pinned = (0..PAGES).find(|p| self.word(*p).pins() > 0);
+                let page = pinned.filter(|_| self.rng.one_in(4)).unwrap_or(page);
+                let w = self.word(page);
                 if !w.state().is_busy()
                     && word::transition(&self.words[page], w, w.with_state(State::Mapping))
                 {
