@@ -9,6 +9,7 @@ use canvas_types::sync::backoff;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use crate::protect::Protected;
 use crate::{areas, freeze};
 
 /// Pages that a fill decodes before it maps them.
@@ -34,6 +35,8 @@ pub struct Reclaim {
     pub slots: [u32; BATCH_PAGES],
     /// Pages of the batch, in the slots' order.
     pub pages: [u32; BATCH_PAGES],
+    /// What is write-protected.
+    pub protected: Protected,
     /// Ranges to discard.
     pub ranges: [libc::iovec; BATCH_PAGES],
     /// The pool's.

@@ -15,6 +15,7 @@ mod mm;
 mod patch;
 mod pool;
 mod procs;
+mod protect;
 mod reclaim;
 mod remap;
 mod report;

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use crate::context::{self, BATCH_PAGES, Reclaim};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
-use crate::{account, areas, cache, chunk, fault, state, trace};
+use crate::{account, areas, cache, fault, state, trace};
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
@@ -122,62 +122,27 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     }
     // The policy finishes a chunk once begun: what has no slot stays.
     ctx.batch.truncate(got as u32, |r| give_up(&[r], false));
-    // Protect, chunk by chunk.
-    let mut n = 0;
-    let mut ranges = 0;
-    let runs = ctx.batch.runs();
-    let mut i = 0;
-    while i < runs.len() {
-        let chunk_of = |r: &Run| r.start.0 as usize / CHUNK_PAGES;
-        let mut j = i + 1;
-        while j < runs.len() && chunk_of(&runs[j]) == chunk_of(&runs[i]) {
-            j += 1;
-        }
-        let held = chunk::exclusive(runs[i].start.0);
-        let mut k = i;
-        while k < j {
-            // Extend over absent pages to the next run. A chunk that was selected from twice has
-            // runs that go back: those get a span of their own.
-            let first = runs[k].start.0;
-            let mut end = first + runs[k].len;
-            let mut last = k;
-            while last + 1 < j
-                && runs[last + 1].start.0 >= end
-                && (end..runs[last + 1].start.0).all(absent)
-            {
-                last += 1;
-                end = runs[last].start.0 + runs[last].len;
+    let (mut n, mut ranges) = (0, 0);
+    ctx.protected.protect(
+        ctx.batch.runs(),
+        |r| {
+            ctx.ranges[ranges] = libc::iovec {
+                iov_base: r.start.addr() as *mut _,
+                iov_len: r.len as usize * PAGE_SIZE,
+            };
+            ranges += 1;
+            for p in r.start.0..r.start.0 + r.len {
+                ctx.pages[n] = p;
+                n += 1;
             }
-            let span_pages: usize = runs[k..=last].iter().map(|r| r.len as usize).sum();
-            let bytes = (end - first) as usize * PAGE_SIZE;
-            debug_assert!(n + span_pages <= got);
-            if uffd()
-                .write_protect(PageId(first).addr(), bytes, true)
-                .is_ok()
-            {
-                for r in &runs[k..=last] {
-                    ctx.ranges[ranges] = libc::iovec {
-                        iov_base: r.start.addr() as *mut _,
-                        iov_len: r.len as usize * PAGE_SIZE,
-                    };
-                    ranges += 1;
-                    for p in r.start.0..r.start.0 + r.len {
-                        ctx.pages[n] = p;
-                        n += 1;
-                    }
-                }
-            } else {
-                give_up(&runs[k..=last], true);
-            }
-            k = last + 1;
-        }
-        drop(held);
-        i = j;
-    }
+        },
+        |r, asked| give_up(&[r], asked),
+    );
     if n < got {
         cache::give_back(&ctx.slots[n..got]);
     }
     if n == 0 {
+        ctx.protected.release();
         return 0;
     }
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
@@ -192,6 +157,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         };
     }
     discard(&ctx.ranges[..ranges]);
+    ctx.protected.release();
     let evicted = if traced { 0 } else { n as u32 };
     let epoch = EPOCH.advance(
         evicted,
@@ -232,21 +198,9 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     n as u32
 }
 
-/// No page is present there, and none becomes so while the chunk's lock is held.
-fn absent(page: u32) -> bool {
-    let w = word::load(areas::word(page));
-    matches!(
-        w.state(),
-        State::Untouched | State::Far | State::Cached | State::Filling | State::Poisoned
-    )
-}
-
 /// Leaves the pages of these runs where they are.
 fn give_up(runs: &[Run], protection_failed: bool) {
     for r in runs {
-        if protection_failed {
-            let _ = uffd().write_protect(r.start.addr(), r.len as usize * PAGE_SIZE, false);
-        }
         for p in r.start.0..r.start.0 + r.len {
             let w = areas::word(p);
             let back = word::load(w).with_state(State::Resident);
