@@ -175,12 +175,16 @@ fn publish_run(page: u32, n: usize, new_word: impl Fn(usize) -> Word) {
     }
 }
 
+/// Pages that a stream touches ahead while the tenant is at its limit.
+const AHEAD_SHORT: u32 = 15;
+
 /// First touch: zeros, ahead of a sequential stream.
 fn first_touch(page: u32) -> Option<Resolved> {
     let plan = PREFETCHER.first_touch_plan(freeze::thread_hash() as u32, PageId(page));
     let mut ahead = plan.count.min(areas::ZERO_PAGES as u32 - 1);
     if ahead > 0 && !room_for(i64::from(ahead) + 1) {
-        ahead = 0;
+        // Direct reclaim makes room in batches anyway.
+        ahead = ahead.min(AHEAD_SHORT);
     }
     // Claimed under the mapping lock: a mapping call sees each page as busy, or not at all.
     let Some((from, to)) = mm::claim_untouched(page, ahead, plan.stride) else {
