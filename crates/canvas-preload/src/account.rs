@@ -5,7 +5,7 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use crate::{reclaim, state};
+use crate::{family, reclaim, state};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -15,8 +15,8 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// The reclaim thread exists in this process.
 pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
-/// Pause between two measurements of a process that shares pages with relatives.
-static FORKED_PAUSE_NS: AtomicU64 = AtomicU64::new(20_000_000);
+/// Pause between two looks at native memory.
+const LOOK_PAUSE_NS: u64 = 5_000_000;
 
 /// The limit that is enforced: what was asked for, less a little for native memory that grows
 /// between two measurements (a thirty-second, 1 to 4 MiB; never more than a quarter). Where native
@@ -95,7 +95,9 @@ fn charge_slow(n: i64) -> bool {
             proc::sleep_ns(100_000);
             continue;
         }
-        if reclaim::run((over + 8).clamp(16, 64) as u32, true) > 0 {
+        // Looking for a victim costs a walk: not again and again where there are hardly any.
+        let futile = fruitless > 0 && little_left() && fruitless % 8 != 0;
+        if !futile && reclaim::run((over + 8).clamp(16, 64) as u32, true) > 0 {
             fruitless = 0;
             continue;
         }
@@ -115,7 +117,7 @@ fn charge_slow(n: i64) -> bool {
         } else if (little_left() && (hopeless || fruitless > 20)) || fruitless > 5000 {
             HOPELESS_UNTIL_NS.store(proc::now_ns() + 100_000_000, Ordering::Relaxed);
             break true;
-        } else if fruitless > 3 {
+        } else if fruitless > 1 {
             proc::sleep_ns(200_000);
         } else {
             yield_now();
@@ -196,11 +198,15 @@ pub fn short_of_room() -> bool {
 }
 
 /// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
-/// could matter soon, else 100 ms.
+/// could matter soon (1 ms where writes copy what relatives share), else 100 ms.
 pub fn idle_ns() -> u64 {
     let seg = state::seg();
     let near = limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
-    if near { 5_000_000 } else { 100_000_000 }
+    match near {
+        true if state::FORKED.load(Ordering::Relaxed) => 1_000_000,
+        true => 5_000_000,
+        false => 100_000_000,
+    }
 }
 
 /// Pages that background reclaim should free now.
@@ -236,50 +242,29 @@ pub fn size_cache() {
 }
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,
-/// libraries' data, small maps, canvas's own tables. At most every 5 ms (100 ms after a fork).
+/// libraries' data, small maps, canvas's own tables. At most every 5 ms.
 pub fn measure_native(force: bool) {
     let now = proc::now_ns();
+    if family::look(now) {
+        return;
+    }
     let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
-    let forked = state::FORKED.load(Ordering::Relaxed);
-    let pause_ns = if forked {
-        FORKED_PAUSE_NS.load(Ordering::Relaxed)
-    } else {
-        5_000_000
+    if (!force && now < last + LOOK_PAUSE_NS) || !take_turn(&LAST_MEASURE_NS, last, now) {
+        return;
+    }
+    let Some(anon) = anonymous_pages() else {
+        return;
     };
-    if !force && now < last + pause_ns {
-        return;
-    }
-    if LAST_MEASURE_NS
-        .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
-        .is_err()
-    {
-        return;
-    }
     let slot = state::slot();
-    let cached = slot.cached_pages.load(Ordering::Relaxed);
-    let booked = RESIDENT.load(Ordering::Relaxed) + cached;
-    let native = if forked {
-        // Pages are shared with relatives: each process answers for its proportional share, so
-        // the sum is the truth. It may be less than what we have booked.
-        let Some(share) = crate::smaps::proportional_pages() else {
-            return;
-        };
-        share - booked
-    } else {
-        let Some(anon) = anonymous_pages() else {
-            return;
-        };
-        (anon - booked - crate::pool::charged_pages()).max(0)
-    };
+    let booked = RESIDENT.load(Ordering::Relaxed) + slot.cached_pages.load(Ordering::Relaxed);
+    let native = (anon - booked - crate::pool::charged_pages()).max(0);
     state::seg().charge_native(slot, native - slot.native_pages.load(Ordering::Relaxed));
-    if forked {
-        // The walk takes a twentieth of the time at most.
-        let took = proc::now_ns() - now;
-        FORKED_PAUSE_NS.store(
-            (20 * took).clamp(10_000_000, 2_000_000_000),
-            Ordering::Relaxed,
-        );
-    }
+}
+
+/// Of several threads, one does what was last done at `last`.
+pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
+    at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
 }
 
 /// Anonymous memory of this process in pages, from /proc/self/status.
@@ -300,16 +285,12 @@ fn anonymous_pages() -> Option<i64> {
     Some(kib / 4)
 }
 
-/// In a fork's child: it answers for all that it has inherited, until it is measured how much of
-/// that is shared. So memory is never promised twice, whoever writes first.
+/// In a fork's child, which has `resident` pages in its window, all of them the parent's too.
 pub fn after_fork_in_child(resident: i64) {
     RECLAIMER.store(0, Ordering::Relaxed);
     ASLEEP.store(false, Ordering::Relaxed);
-    LAST_MEASURE_NS.store(proc::now_ns(), Ordering::Relaxed);
     RESIDENT.store(0, Ordering::Relaxed);
     note_resident(resident);
-    state::seg().charge_local(state::slot(), resident);
-    state::seg().charge_footprint(resident);
 }
 
 /// Native memory is about to grow by this much (a new thread's stacks): charged now, and corrected
@@ -323,6 +304,8 @@ pub fn expect_native(pages: i64) {
 
 /// Lets the reclaim thread measure at its next round, which is now.
 pub fn measure_soon() {
-    LAST_MEASURE_NS.store(0, Ordering::Relaxed);
+    if !state::FORKED.load(Ordering::Relaxed) {
+        LAST_MEASURE_NS.store(0, Ordering::Relaxed);
+    }
     wake_reclaimer();
 }

@@ -8,6 +8,7 @@ mod args;
 mod cache;
 mod chunk;
 mod context;
+mod family;
 mod fault;
 mod freeze;
 mod hooks;

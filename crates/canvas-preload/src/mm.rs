@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::fault::{self, Resolved};
 use crate::state::{count, uffd};
-use crate::{account, areas, freeze, reclaim, state};
+use crate::{account, areas, family, freeze, reclaim, smaps, state};
 
 static LOCK: RawSpin = RawSpin::new();
 struct Cell(UnsafeCell<MaybeUninit<Regions<'static>>>);
@@ -212,16 +212,23 @@ pub(crate) fn discard(start: u32, end: u32) {
     while from < end {
         let to = ((from as usize / BLOCK_PAGES + 1) * BLOCK_PAGES).min(end as usize) as u32;
         let mut mine = [0u64; BLOCK_PAGES / 64];
+        let mut present = [0u64; BLOCK_PAGES / 64];
         let (mut any, mut n) = (false, 0u32);
         let first = from as usize / BLOCK_PAGES * BLOCK_PAGES;
         each_touched(from, to, |page, cur| {
             let i = page as usize - first;
             mine[i / 64] |= 1 << (i % 64);
-            any |= cur.state() == State::Resident;
+            if cur.state() == State::Resident {
+                present[i / 64] |= 1 << (i % 64);
+                any = true;
+            }
             n += 1;
             reclaim::forget(page, cur);
         });
         if any {
+            if state::FORKED.load(Ordering::Relaxed) {
+                family::keep_charge(smaps::shared_pages(addr_of(first as u32), &present));
+            }
             // SAFETY: the program asked for it; every present page in the range is in our hands.
             let _ = unsafe {
                 mem::advise(

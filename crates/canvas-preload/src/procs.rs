@@ -6,7 +6,7 @@ use canvas_sys::{proc, signal, uffd};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::state::{self, count};
-use crate::{account, freeze, mm, pool, report, threads, trace};
+use crate::{family, freeze, mm, pool, report, threads, trace};
 
 /// Descriptors that are ours: the segment, the library, the userfaultfd, the pidfd, the trace.
 static OURS: [AtomicI32; 5] = [const { AtomicI32::new(-1) }; 5];
@@ -144,6 +144,7 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     // The child's ring shall be empty.
     trace::flush();
     mm::inherit_window(true);
+    family::before_fork();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
     mm::inherit_window(false);
@@ -152,8 +153,7 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
         if r > 0 {
             state::FORKED.store(true, Ordering::Relaxed);
             count(Counter::Forks, 1);
-            // What both share is halved in the child's books: in ours too, at once.
-            account::measure_soon();
+            family::forked();
         }
         drop(g);
         drop(frozen);
@@ -174,6 +174,9 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
 }
 
 fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> {
+    let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
+    state::set_slot(slot);
+    family::forked();
     state::FORKED.store(true, Ordering::Relaxed);
     let parents = state::uffd();
     let thread_mode = state::THREAD_MODE.load(Ordering::Relaxed);
@@ -188,14 +191,13 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
         let _ = unsafe { canvas_sys::sys1(libc::SYS_close, pidfd as usize) };
         threads::open_pidfd();
     }
-    let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
-    state::set_slot(slot);
     mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
     if thread_mode {
         threads::start_handlers()?;
     }
     trace::start();
+    family::child_ready();
     Ok(())
 }
 
@@ -282,13 +284,16 @@ fn touch_vector(at: usize) {
     }
 }
 
+/// A hard-pressed reclaim may have the strings again before the kernel reads them, many times in a row.
+const EXEC_TRIES: u32 = 20_000;
+
 /// `execve`: the new image is managed too. The kernel reads the strings itself, so they are made
 /// present first; should one be gone again by then, the call fails with EFAULT and is repeated.
 pub fn execve(a: &[usize; 6]) -> isize {
     let mut room = [0usize; ENV_MAX + 4];
     let envp = with_our_vars(a[2], &mut room);
     trace::before_exec();
-    for _ in 0..100 {
+    for _ in 0..EXEC_TRIES {
         crate::args::touch_string(a[0]);
         touch_vector(a[1]);
         touch_vector(envp);
@@ -306,7 +311,7 @@ pub fn execveat(a: &[usize; 6]) -> isize {
     let mut room = [0usize; ENV_MAX + 4];
     let envp = with_our_vars(a[3], &mut room);
     trace::before_exec();
-    for _ in 0..100 {
+    for _ in 0..EXEC_TRIES {
         crate::args::touch_string(a[1]);
         touch_vector(a[2]);
         touch_vector(envp);

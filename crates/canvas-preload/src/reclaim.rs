@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use crate::context::{self, BATCH_PAGES, Reclaim};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
-use crate::{account, areas, cache, fault, state, trace};
+use crate::{account, areas, cache, family, fault, smaps, state, trace};
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
@@ -156,6 +156,11 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             )
         };
     }
+    let still_shared = if state::FORKED.load(Ordering::Relaxed) {
+        smaps::shared_in(&ctx.ranges[..ranges])
+    } else {
+        0
+    };
     discard(&ctx.ranges[..ranges]);
     ctx.protected.release();
     let evicted = if traced { 0 } else { n as u32 };
@@ -188,6 +193,9 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     cache::enqueue(&ctx.slots[..n]);
     account::note_resident(-(n as i64));
     account::uncharge(n as i64);
+    if still_shared > 0 {
+        family::keep_charge(still_shared);
+    }
     if state::THREAD_MODE.load(Ordering::Relaxed) {
         // Threads that met the protection wait for a wake-up, and then fault again.
         for r in &ctx.ranges[..ranges] {

@@ -1,10 +1,11 @@
-//! This process's proportional share of anonymous memory, from /proc/self/smaps.
+//! A process's proportional share of anonymous memory, from /proc/PID/smaps.
 //!
 //! After a fork, pages are shared until one side writes. Pss counts a page that n processes map
 //! as 1/n, so the sum over a tenant's processes is the memory that it really uses. The walk
 //! costs about 10 ms a resident GiB: only forked processes do it, and seldom.
 
-use canvas_sys::{sys1, sys3};
+use canvas_sys::{sys1, sys3, sys4};
+use canvas_types::PAGE_SIZE;
 
 use crate::areas;
 
@@ -17,8 +18,19 @@ struct Lines {
 }
 
 impl Lines {
-    fn open() -> Option<Lines> {
-        let path = c"/proc/self/smaps";
+    fn open(pid: u32) -> Option<Lines> {
+        // "/proc/4294967295/smaps" and its end.
+        let mut path = [0u8; 24];
+        path[..6].copy_from_slice(b"/proc/");
+        let (mut digits, mut n, mut rest) = ([0u8; 10], 0, pid);
+        while n == 0 || rest > 0 {
+            digits[n] = b'0' + (rest % 10) as u8;
+            (n, rest) = (n + 1, rest / 10);
+        }
+        for (i, d) in digits[..n].iter().rev().enumerate() {
+            path[6 + i] = *d;
+        }
+        path[6 + n..12 + n].copy_from_slice(b"/smaps");
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
         // SAFETY: the path lives across the call.
         let fd = unsafe {
@@ -86,17 +98,21 @@ fn hex(text: &[u8]) -> Option<usize> {
     any.then_some(n)
 }
 
-/// Pages of anonymous memory outside of the pool that this process answers for.
-pub fn proportional_pages() -> Option<i64> {
-    let mut lines = Lines::open()?;
+/// Pages of anonymous memory outside of the pool that process `pid` answers for; `None` when it has
+/// ended or may not be looked at.
+pub fn proportional_pages(pid: u32) -> Option<i64> {
+    let mut lines = Lines::open(pid)?;
     let mut in_pool = false;
     let (mut kib, mut rss, mut pss) = (0i64, 0i64, 0i64);
+    // A process that is ending has no maps any more.
+    let mut seen = false;
     lines.each(|line| {
         let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
         let Some(first) = words.next() else { return };
         if let Some(dash) = first.iter().position(|b| *b == b'-')
             && let Some(start) = hex(&first[..dash])
         {
+            seen = true;
             in_pool = (areas::POOL..areas::POOL + areas::POOL_BYTES).contains(&start);
             return;
         }
@@ -115,5 +131,75 @@ pub fn proportional_pages() -> Option<i64> {
             _ => {}
         }
     });
-    Some(kib / 4)
+    seen.then_some(kib / 4)
+}
+
+/// /proc/self/pagemap, open for as long as it lives.
+struct Pagemap(usize);
+
+impl Pagemap {
+    fn open() -> Option<Pagemap> {
+        let path = c"/proc/self/pagemap";
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+        // SAFETY: the path lives across the call.
+        unsafe {
+            sys3(
+                libc::SYS_openat,
+                libc::AT_FDCWD as usize,
+                path.as_ptr() as usize,
+                flags,
+            )
+        }
+        .ok()
+        .map(Pagemap)
+    }
+    /// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too
+    /// (bit 56 is clear).
+    fn shared(&self, addr: usize, pages: usize) -> u64 {
+        let mut entries = [0u64; 64];
+        let pages = pages.min(entries.len());
+        // SAFETY: the kernel writes `pages` entries at most.
+        let got = unsafe {
+            sys4(
+                libc::SYS_pread64,
+                self.0,
+                entries.as_mut_ptr() as usize,
+                pages * 8,
+                addr / PAGE_SIZE * 8,
+            )
+        };
+        let seen = got.unwrap_or(0) / 8;
+        entries[..seen].iter().enumerate().fold(0, |bits, (i, e)| {
+            bits | u64::from(e >> 63 != 0 && e >> 56 & 1 == 0) << i
+        })
+    }
+}
+
+impl Drop for Pagemap {
+    fn drop(&mut self) {
+        // SAFETY: our own descriptor.
+        let _ = unsafe { sys1(libc::SYS_close, self.0) };
+    }
+}
+
+/// How many of the present pages in `ranges` (64 pages each at most) another process maps as well.
+pub fn shared_in(ranges: &[libc::iovec]) -> i64 {
+    let Some(map) = Pagemap::open() else { return 0 };
+    let count = |r: &libc::iovec| {
+        map.shared(r.iov_base as usize, r.iov_len / PAGE_SIZE)
+            .count_ones()
+    };
+    ranges.iter().map(|r| i64::from(count(r))).sum()
+}
+
+/// How many of the pages marked in `which`, one bit a page from `addr` on, another process maps as
+/// well.
+pub fn shared_pages(addr: usize, which: &[u64]) -> i64 {
+    let Some(map) = Pagemap::open() else { return 0 };
+    let mut n = 0;
+    for (i, bits) in which.iter().enumerate().filter(|(_, b)| **b != 0) {
+        let at = addr + i * 64 * PAGE_SIZE;
+        n += i64::from((map.shared(at, 64) & bits).count_ones());
+    }
+    n
 }

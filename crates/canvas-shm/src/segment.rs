@@ -140,8 +140,8 @@ pub struct ProcSlot {
     pub wake: AtomicU32,
     /// Pages that others ask this process to give up.
     pub reclaim_wanted: AtomicU32,
-    /// Set while a fork's or a start's bookkeeping is under way.
-    pub starting: AtomicU32,
+    /// 1 when it has forked or was forked: relatives may map its pages too.
+    pub shares: AtomicU32,
     /// Start time of the process in clock ticks (field 22 of /proc/PID/stat).
     pub start_ticks: AtomicU64,
     /// All that this process has charged to the tenant's local memory.
@@ -179,6 +179,15 @@ pub struct Segment {
     pub footprint_pages_peak: AtomicI64,
     /// Of the local pages: native memory of all processes, which cannot be paged.
     pub native_pages: AtomicI64,
+    /// Of the local pages: charged by processes that have ended and shared pages with relatives, which
+    /// may hold them still. Until the next measurement of all.
+    pub orphan_pages: AtomicI64,
+    /// When a process last forked, was forked (CLOCK_MONOTONIC).
+    pub last_fork_ns: AtomicU64,
+    /// When the processes were last measured together.
+    pub measured_ns: AtomicU64,
+    /// How long the last such measurement took.
+    pub measure_took_ns: AtomicU64,
     /// Highest sum of swap-cache pages.
     pub cached_pages_peak: AtomicI64,
     /// 1 while the far limit is reached and reclaim has stopped.
@@ -251,6 +260,12 @@ impl Segment {
         self.charge_local(slot, pages);
         self.charge_footprint(pages);
     }
+    /// Notes how much of the local charge of `slot` is native memory.
+    pub fn note_native(&self, slot: &ProcSlot, pages: i64) {
+        let before = slot.native_pages.swap(pages, Ordering::Relaxed);
+        self.native_pages
+            .fetch_add(pages - before, Ordering::Relaxed);
+    }
     /// Notes a sum of local pages that holds after any reclaim it called for.
     #[inline]
     pub fn note_local_peak(&self, pages: i64) {
@@ -293,10 +308,15 @@ impl Segment {
         let local = slot.charged_pages.swap(0, Ordering::Relaxed);
         let pool = slot.pool_bytes.swap(0, Ordering::Relaxed);
         let far = slot.far_pages.swap(0, Ordering::Relaxed);
-        self.local_pages.fetch_sub(local, Ordering::Relaxed);
         self.pool_bytes.fetch_sub(pool, Ordering::Relaxed);
-        self.footprint_pages
-            .fetch_sub(local + far, Ordering::Relaxed);
+        if slot.shares.swap(0, Ordering::Relaxed) != 0 {
+            self.orphan_pages.fetch_add(local, Ordering::Relaxed);
+            self.footprint_pages.fetch_sub(far, Ordering::Relaxed);
+        } else {
+            self.local_pages.fetch_sub(local, Ordering::Relaxed);
+            self.footprint_pages
+                .fetch_sub(local + far, Ordering::Relaxed);
+        }
         let native = slot.native_pages.swap(0, Ordering::Relaxed);
         self.native_pages.fetch_sub(native, Ordering::Relaxed);
         for n in [&slot.resident_pages, &slot.cached_pages] {

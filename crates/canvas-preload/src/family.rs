@@ -1,0 +1,157 @@
+//! The books of processes that share pages since a fork.
+//!
+//! A page that parent and child share is one page, and stays one until a side writes. Three rules keep
+//! the tenant's sum from being less than the truth:
+//! * the child begins with nothing charged: all that it has is its parent's;
+//! * copies that writes make are charged by the kernel's count of minor faults (and a few that made
+//!   none), every millisecond;
+//! * a page that is evicted or discarded while a relative maps it stays charged, because nothing was
+//!   freed ([`keep_charge`]); and what an ended process had charged stays, its relatives may hold it.
+//!
+//! So the sum drifts upwards, and now and then one process measures all of them together: each then
+//! answers for its proportional share (Pss). One by one would not do: of two that share a page, the
+//! first would give up its half before the second takes it.
+
+use canvas_shm::ProcSlot;
+use canvas_sys::proc;
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use crate::account::take_turn;
+use crate::{account, smaps, state, threads};
+
+/// Pause between two looks at the copies made.
+const LOOK_PAUSE_NS: u64 = 1_000_000;
+/// Measured so often at most.
+const PAUSE_MIN_NS: u64 = 10_000_000;
+/// And so often at least.
+const PAUSE_MAX_NS: u64 = 2_000_000_000;
+/// A fork's child that has no slot yet would be missed: nobody measures so soon after a fork.
+const FORK_SETTLES_NS: u64 = 5_000_000;
+
+/// Pages that this process has charged by estimate since it last measured.
+static DRIFT_PAGES: AtomicI64 = AtomicI64::new(0);
+
+/// In a process that is about to fork.
+pub fn before_fork() {
+    let seg = state::seg();
+    state::slot().shares.store(1, Ordering::Relaxed);
+    seg.last_fork_ns.store(proc::now_ns(), Ordering::Relaxed);
+}
+
+/// In the parent and, once it has its slot, in the child.
+pub fn forked() {
+    copies_made();
+    state::slot().shares.store(1, Ordering::Relaxed);
+    state::seg()
+        .last_fork_ns
+        .store(proc::now_ns(), Ordering::Relaxed);
+}
+
+/// In the child, when all is in order: it needs a reclaim thread whether it faults or not. What it shares
+/// is freed only when both sides give it up, and the copies that its writes make are to be counted.
+pub fn child_ready() {
+    if account::limit().is_some() {
+        threads::start_reclaimer();
+    }
+}
+
+/// The reclaim thread's look at shared memory. True when this process has relatives (and so is
+/// measured with them, not by itself).
+pub fn look(now: u64) -> bool {
+    static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
+    let seg = state::seg();
+    let shares = state::FORKED.load(Ordering::Relaxed);
+    let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0;
+    if !shares && !orphans {
+        return false;
+    }
+    if shares {
+        let looked = LOOKED_NS.load(Ordering::Relaxed);
+        if now >= looked + LOOK_PAUSE_NS && take_turn(&LOOKED_NS, looked, now) {
+            keep_charge(copies_made());
+        }
+    }
+    // A twentieth of the time at most; a fifth while the books are known to be too high by far.
+    let took = seg.measure_took_ns.load(Ordering::Relaxed);
+    let drift = DRIFT_PAGES.load(Ordering::Relaxed);
+    let soon = orphans || account::limit().is_some_and(|l| drift > l / 16);
+    let pause_ns = (took * if soon { 5 } else { 20 }).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
+    let last = seg.measured_ns.load(Ordering::Relaxed);
+    if now >= last + pause_ns
+        && now >= seg.last_fork_ns.load(Ordering::Relaxed) + FORK_SETTLES_NS
+        && take_turn(&seg.measured_ns, last, now)
+    {
+        DRIFT_PAGES.store(0, Ordering::Relaxed);
+        measure_all();
+        seg.measure_took_ns
+            .store(proc::now_ns() - now, Ordering::Relaxed);
+    }
+    shares
+}
+
+fn measure_all() {
+    const LATER: usize = 64;
+    let seg = state::seg();
+    let orphans = seg.orphan_pages.load(Ordering::Relaxed);
+    // Who gives up waits until all others have taken.
+    let mut later: [Option<(&ProcSlot, u32, i64)>; LATER] = [None; LATER];
+    let mut n = 0;
+    for slot in &seg.procs {
+        let pid = slot.pid.load(Ordering::Relaxed);
+        if matches!(pid, 0 | u32::MAX) {
+            continue;
+        }
+        let Some(share) = smaps::proportional_pages(pid) else {
+            continue;
+        };
+        let booked =
+            slot.resident_pages.load(Ordering::Relaxed) + slot.cached_pages.load(Ordering::Relaxed);
+        let change = share - slot.charged_pages.load(Ordering::Relaxed);
+        seg.note_native(slot, (share - booked).max(0));
+        if change < 0 && n < LATER {
+            later[n] = Some((slot, pid, change));
+            n += 1;
+        } else {
+            correct(slot, pid, change);
+        }
+    }
+    for (slot, pid, change) in later.iter().flatten() {
+        correct(slot, *pid, *change);
+    }
+    seg.orphan_pages.fetch_sub(orphans, Ordering::Relaxed);
+    seg.local_pages.fetch_sub(orphans, Ordering::Relaxed);
+    seg.charge_footprint(-orphans);
+}
+
+fn correct(slot: &ProcSlot, pid: u32, pages: i64) {
+    let seg = state::seg();
+    seg.charge_local(slot, pages);
+    seg.charge_footprint(pages);
+    if slot.pid.load(Ordering::Relaxed) != pid {
+        // It has ended meanwhile, and its charge was given back.
+        seg.charge_local(slot, -pages);
+        seg.charge_footprint(-pages);
+        seg.note_native(slot, 0);
+    }
+}
+
+/// Pages that were evicted or discarded here, and that a relative still maps: nothing was freed, so
+/// their charge stays until the shares are measured.
+pub fn keep_charge(pages: i64) {
+    DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
+    state::seg().charge_local(state::slot(), pages);
+    state::seg().charge_footprint(pages);
+}
+
+/// Minor faults since the last call: the kernel's count of pages that it gave to writes.
+fn copies_made() -> i64 {
+    static SEEN: AtomicU64 = AtomicU64::new(0);
+    static OF_PID: AtomicU32 = AtomicU32::new(0);
+    let now = proc::minor_faults();
+    let seen = SEEN.swap(now, Ordering::Relaxed);
+    let pid = proc::pid();
+    if OF_PID.swap(pid, Ordering::Relaxed) != pid {
+        return 0;
+    }
+    now.saturating_sub(seen) as i64
+}
