@@ -147,7 +147,8 @@ pub fn keep_charge(pages: i64) {
 fn copies_made() -> i64 {
     static SEEN: AtomicU64 = AtomicU64::new(0);
     static OF_PID: AtomicU32 = AtomicU32::new(0);
-    let now = proc::minor_faults();
+    // Faults that our handler threads serve are retried, and counted then.
+    let now = proc::minor_faults().saturating_sub(threads::SERVED.load(Ordering::Relaxed));
     let seen = SEEN.swap(now, Ordering::Relaxed);
     let pid = proc::pid();
     if OF_PID.swap(pid, Ordering::Relaxed) != pid {

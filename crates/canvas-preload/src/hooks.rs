@@ -47,7 +47,7 @@ pub fn install_filter() -> Result<(), Errno> {
 }
 
 /// Pages that a new thread touches at once: its stack, its signal stack, its part of the heap.
-const THREAD_PAGES: i64 = 8;
+const THREAD_PAGES: i64 = 4;
 
 const HOOKED: &[i64] = &[
     libc::SYS_mmap,

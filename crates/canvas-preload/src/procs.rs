@@ -176,6 +176,7 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
 fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> {
     let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
     state::set_slot(slot);
+    threads::SERVED.store(0, Ordering::Relaxed);
     family::forked();
     state::FORKED.store(true, Ordering::Relaxed);
     let parents = state::uffd();

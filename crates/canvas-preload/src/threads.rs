@@ -6,12 +6,15 @@ use canvas_sys::uffd::{self, Msg};
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::fault::{self, Resolved};
 use crate::{account, freeze, reclaim, report, sig, state, trace};
 
 const STACK_BYTES: usize = 256 << 10;
+
+/// Faults that the handler threads of this process have served.
+pub static SERVED: AtomicU64 = AtomicU64::new(0);
 
 static FD_FLOOR: AtomicI32 = AtomicI32::new(100);
 
@@ -138,6 +141,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
     if !in_window(addr) {
         return;
     }
+    SERVED.fetch_add(1, Ordering::Relaxed);
     let begun = sig::now_ns();
     let page = PageId::of_addr(addr).0;
     let r = {
