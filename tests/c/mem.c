@@ -403,6 +403,64 @@ static void waiters(void) {
         pthread_join(t[i], NULL);
 }
 
+/* The stored copies of our own pages are damaged: each page reads right or not at all. */
+static sigjmp_buf damage_jump;
+static volatile uintptr_t damage_at;
+static volatile long damage_seen;
+
+static void on_damage(int sig, siginfo_t *info, void *context) {
+    (void)context;
+    if (((uintptr_t)info->si_addr & ~(uintptr_t)(PAGE - 1)) != damage_at)
+        fail("signal %d at %p, expected page %p", sig, info->si_addr, (void *)damage_at);
+    damage_seen++;
+    siglongjmp(damage_jump, 1);
+}
+
+static void damage(void) {
+    /* Where libcanvas keeps the compressed pool (canvas-preload, areas.rs): the first 256 MiB of it. */
+    char *pool = (char *)0x690000000000;
+    int map = open("/proc/self/pagemap", O_RDONLY);
+    CHECK(map >= 0, "pagemap: %s", strerror(errno));
+    ballast_sweep(&ballast);
+    long flipped = 0;
+    for (size_t p = 0; p < 65536; p++) {
+        uint64_t entry = 0;
+        off_t at = (off_t)(((uintptr_t)pool / PAGE + p) * 8);
+        if (pread(map, &entry, 8, at) != 8 || !(entry >> 63))
+            continue;
+        for (size_t i = 40; i < PAGE; i += 256)
+            pool[p * PAGE + i] ^= 0x55;
+        flipped++;
+    }
+    close(map);
+    CHECK(flipped > 0, "no stored page was found");
+    struct sigaction sa = {.sa_sigaction = on_damage, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigaction(SIGBUS, &sa, NULL);
+    volatile long right = 0;
+    for (int round = 0; round < 2; round++)
+        for (volatile size_t p = 0; p < ballast.pages; p++) {
+            volatile uint64_t *page = ballast.base + p * WORDS;
+            damage_at = (uintptr_t)page;
+            if (sigsetjmp(damage_jump, 1) == 0) {
+                CHECK(pattern_check(page, ballast.tag + p + 1) < 0, "page %zu is foreign", (size_t)p);
+                right++;
+            }
+        }
+    CHECK(damage_seen > 0, "no damaged page was noticed");
+    printf("pages right %ld, refused %ld\n", right, damage_seen);
+}
+
+/* More than both memories hold, in a mapping that was granted while there was room. */
+static void overfull(void) {
+    size_t n = mib << 8;
+    uint64_t *p = map_pages(n, PROT_READ | PROT_WRITE);
+    printf("mapped\n");
+    fflush(stdout);
+    for (size_t i = 0; i < n; i++)
+        pattern_fill(p + i * WORDS, (i + 1) << 3);
+    printf("all of it fitted\n");
+}
+
 static void leaf(void) {
     for (int i = 0; i < 6; i++) {
         ballast_sweep(&ballast);
@@ -420,7 +478,15 @@ int main(int argc, char **argv) {
         printf("mem enomem: right\n");
         return 0;
     }
+    if (!strcmp(what, "overfull")) {
+        overfull();
+        return 0;
+    }
     ballast_make(&ballast, mib, 9);
+    if (!strcmp(what, "damage")) {
+        damage();
+        return 0;
+    }
     if (!strcmp(what, "lock"))
         lock();
     else if (!strcmp(what, "rlimit"))

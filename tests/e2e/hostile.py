@@ -111,6 +111,32 @@ def far_limit(r):
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
 
 
+@check("damaged-copies", timeout_s=60, modes=("signal",), **C)
+def damaged_copies(r):
+    """Stored pages with flipped bits: the program sees SIGBUS or the right page, never another."""
+    if not r.managed:
+        return
+    c = r.call([r.binary("mem"), "damage", 64], tag="damage", local="16M")
+    words = c.out().split()
+    r.require(words[:2] == ["pages", "right"] and int(words[4]) > 1000, f"unexpected answer: {c.out()!r}")
+    refused = canvas.find(r.load_stats(c), "verify_failures")
+    r.require(refused > 1000, f"stats: verify_failures = {refused}")
+    r.require("does not verify" in c.err(), "no line on stderr tells of the damage")
+    r.require(c.err().count("\n") < 30, "the damage is told of again and again")
+    r.note(c.out().strip())
+
+
+@check("both-full", timeout_s=60, **C)
+def both_full(r):
+    """Local and far memory both used up by mapped memory: SIGBUS and one clear line."""
+    c = r.call([r.binary("mem"), "overfull", 256], tag="overfull", local="32M", pool="32M",
+               expect={-7, 135} if r.managed else 0)
+    if not r.managed:
+        return
+    r.same(c.out(), "mapped\n", "output")
+    r.require("far limit is reached" in c.err(), "no line on stderr tells why")
+
+
 @check("shared-budget", timeout_s=120, **C)
 def shared_budget(r):
     """Five processes of one exec tree stay within one budget together, seen from outside."""

@@ -324,11 +324,24 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
 
 /// Marks the word of a page whose far copy did not verify.
 fn poison(page: u32, cur: Word) {
+    use core::sync::atomic::AtomicU32;
+    /// Told of; the rest is counted.
+    const LINES: u32 = 8;
+    static TOLD: AtomicU32 = AtomicU32::new(0);
     count(Counter::VerifyFailure, 1);
-    report!(
-        "the far copy of page {:#x} does not verify; the program is told by SIGBUS",
-        PageId(page).addr()
-    );
+    let told = TOLD.load(Ordering::Relaxed);
+    if told < LINES {
+        TOLD.store(told + 1, Ordering::Relaxed);
+        report!(
+            "the far copy of page {:#x} does not verify; the program is told by SIGBUS{}",
+            PageId(page).addr(),
+            if told + 1 == LINES {
+                " (further ones are counted as verify_failures only)"
+            } else {
+                ""
+            }
+        );
+    }
     word::publish(areas::word(page), cur.with_state(State::Poisoned));
 }
 
