@@ -7,15 +7,15 @@ use canvas_types::layout::{self, WINDOW_BLOCKS, WINDOW_PAGES, WORDS_BASE};
 use canvas_types::sync::{AtomicU32, AtomicU64};
 
 /// Swap cache buffers: one page a slot.
-pub const CACHE_BUFFERS: usize = layout::MIRROR_BASE;
+pub const CACHE_BUFFERS: usize = layout::STORE_BASE;
 /// Pages of swap cache at most (128 MiB): its metadata is touched all over, so it is bounded too.
 pub const CACHE_SLOTS_MAX: usize = 1 << 15;
 /// The compressed pool.
-pub const POOL: usize = layout::MIRROR_BASE + (1 << 40);
+pub const POOL: usize = layout::STORE_BASE + (1 << 40);
 /// Bytes that the pool's region spans; the limit lies below it.
 pub const POOL_BYTES: usize = 4 << 40;
 /// Never written: reads as zeros without costing memory.
-pub const ZEROS: usize = layout::MIRROR_BASE + (6 << 40);
+pub const ZEROS: usize = layout::STORE_BASE + (6 << 40);
 /// Pages of zeros.
 pub const ZERO_PAGES: usize = 64;
 

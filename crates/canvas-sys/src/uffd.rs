@@ -79,14 +79,6 @@ struct UffdioWriteprotect {
     range: UffdioRange,
     mode: u64,
 }
-#[repr(C)]
-struct UffdioMove {
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-    moved: i64,
-}
 /// A message read from a userfaultfd.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -113,7 +105,6 @@ const _: () = {
     assert!(size_of::<UffdioRegister>() == 32);
     assert!(size_of::<UffdioCopy>() == 40);
     assert!(size_of::<UffdioWriteprotect>() == 24);
-    assert!(size_of::<UffdioMove>() == 40);
     assert!(size_of::<Msg>() == 32);
     assert!(offset_of!(Msg, address) == 16);
     assert!(offset_of!(UffdioCopy, copy) == 32);
@@ -127,7 +118,6 @@ const IOC_REGISTER: usize = iowr(0x00, size_of::<UffdioRegister>());
 const IOC_WAKE: usize = ior(0x02, size_of::<UffdioRange>());
 const IOC_COPY: usize = iowr(0x03, size_of::<UffdioCopy>());
 const IOC_WRITEPROTECT: usize = iowr(0x06, size_of::<UffdioWriteprotect>());
-const IOC_MOVE: usize = iowr(0x05, size_of::<UffdioMove>());
 /// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
 const DEV_NEW: usize = 0xaa00;
 
@@ -246,38 +236,6 @@ impl Uffd {
             },
             Err(e) => Partial {
                 done_bytes: if c.copy > 0 { c.copy as usize } else { 0 },
-                stopped: Some(e),
-            },
-        }
-    }
-    /// Moves pages from `src` to `dst` (both in ranges with equal protection; Linux 6.8).
-    ///
-    /// # Safety
-    /// The caller owns the pages at both ends.
-    #[inline]
-    pub unsafe fn move_pages(self, dst: usize, src: usize, bytes: usize) -> Partial {
-        let mut m = UffdioMove {
-            dst: dst as u64,
-            src: src as u64,
-            len: bytes as u64,
-            mode: 0,
-            moved: 0,
-        };
-        // SAFETY: the caller's promise.
-        match unsafe {
-            sys3(
-                libc::SYS_ioctl,
-                self.0 as usize,
-                IOC_MOVE,
-                &raw mut m as usize,
-            )
-        } {
-            Ok(_) => Partial {
-                done_bytes: bytes,
-                stopped: None,
-            },
-            Err(e) => Partial {
-                done_bytes: if m.moved > 0 { m.moved as usize } else { 0 },
                 stopped: Some(e),
             },
         }

@@ -16,10 +16,8 @@ pub const WINDOW_END: usize = WINDOW_BASE + WINDOW_BYTES;
 /// Pages in the window.
 pub const WINDOW_PAGES: usize = WINDOW_BYTES / PAGE_SIZE;
 
-/// The swap cache's mirror of the window: same offset, this many bytes higher.
-pub const MIRROR_DISTANCE: usize = WINDOW_BYTES;
-/// First byte of the mirror.
-pub const MIRROR_BASE: usize = WINDOW_BASE + MIRROR_DISTANCE;
+/// First byte of what canvas keeps behind the window: swap cache buffers, the pool.
+pub const STORE_BASE: usize = WINDOW_BASE + WINDOW_BYTES;
 
 /// Page words, one `u64` a page of the window.
 pub const WORDS_BASE: usize = 0x7000_0000_0000;
@@ -42,6 +40,6 @@ pub const fn in_window(addr: usize) -> bool {
 }
 
 const _: () = assert!(WINDOW_PAGES <= u32::MAX as usize);
-const _: () = assert!(MIRROR_BASE == WINDOW_END);
-const _: () = assert!(MIRROR_BASE + WINDOW_BYTES <= WORDS_BASE);
+const _: () = assert!(STORE_BASE == WINDOW_END);
+const _: () = assert!(STORE_BASE + WINDOW_BYTES <= WORDS_BASE);
 const _: () = assert!(WORDS_BASE + WINDOW_PAGES * 8 <= GATE_PAGE);

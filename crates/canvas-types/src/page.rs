@@ -26,11 +26,6 @@ impl PageId {
     pub fn addr(self) -> usize {
         layout::WINDOW_BASE + ((self.0 as usize) << PAGE_SHIFT)
     }
-    /// Address of the page's place in the swap cache's mirror.
-    #[inline(always)]
-    pub fn mirror(self) -> usize {
-        self.addr() + layout::MIRROR_DISTANCE
-    }
     /// Index into per-page arrays.
     #[inline(always)]
     pub fn index(self) -> usize {

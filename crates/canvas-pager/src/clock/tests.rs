@@ -281,7 +281,7 @@ fn refault_distance_makes_heat() {
 fn filling_and_evicting_keep_what_is_not_theirs() {
     let p = ClockParams::DEFAULT;
     let w = Word(0)
-        .set(flag::FAR_COPY | flag::SHARED | flag::LOCKED | flag::SAMPLED)
+        .set(flag::FAR_COPY | flag::LOCKED | flag::SAMPLED)
         .with_entry(SwapEntry(77))
         .with_pins(3);
     for kind in [
@@ -294,12 +294,7 @@ fn filling_and_evicting_keep_what_is_not_theirs() {
         FillKind::StreamPrefetch,
     ] {
         let v = p.on_evict(p.on_fill(w.with_state(State::Filling), kind, 9), 10);
-        assert!(
-            v.has(flag::FAR_COPY)
-                && v.has(flag::SHARED)
-                && v.has(flag::LOCKED)
-                && v.has(flag::SAMPLED)
-        );
+        assert!(v.has(flag::FAR_COPY) && v.has(flag::LOCKED) && v.has(flag::SAMPLED));
         assert_eq!((v.entry(), v.pins(), v.epoch()), (SwapEntry(77), 3, 10));
     }
 }
