@@ -156,7 +156,7 @@ fn trampolines(text: Text, bytes: usize) -> Option<usize> {
 /// Does a jump in the neighbourhood lead into `targets`? The code around is decoded from far enough
 /// before that the decoder has found the instruction borders by then; far jumps (cold parts of a
 /// function) are looked for by their bytes, where an accidental match is as good as impossible.
-fn jumped_to(code: &[u8], targets: core::ops::Range<usize>) -> bool {
+fn jumped_to(code: &[u8], far: &FarJumps, targets: core::ops::Range<usize>) -> bool {
     let hits = |to: u64| to >= targets.start as u64 && to < targets.end as u64;
     let from = targets.start.saturating_sub(200);
     let to = (targets.end + 140).min(code.len());
@@ -171,17 +171,34 @@ fn jumped_to(code: &[u8], targets: core::ops::Range<usize>) -> bool {
             return true;
         }
     }
-    let wide = targets.start.saturating_sub(64 << 10)
-        ..(targets.end + (64 << 10)).min(code.len().saturating_sub(6));
-    wide.into_iter().any(|i| {
-        let (len, at) = match code[i] {
-            0xe9 => (5, i + 1),
-            0x0f if matches!(code[i + 1], 0x80..=0x8f) => (6, i + 2),
-            _ => return false,
-        };
-        let rel = i32::from_le_bytes([code[at], code[at + 1], code[at + 2], code[at + 3]]);
-        hits((i as i64 + len + i64::from(rel)) as u64)
-    })
+    far.lead_into(targets)
+}
+
+/// Everything in a text that looks like a jump with a 32-bit distance of at most 64 KiB, by its target.
+struct FarJumps(std::vec::Vec<u32>);
+
+impl FarJumps {
+    fn of(code: &[u8]) -> FarJumps {
+        let mut targets = std::vec::Vec::with_capacity(code.len() / 32);
+        for i in 0..code.len().saturating_sub(6) {
+            let (len, at) = match code[i] {
+                0xe9 => (5, i + 1),
+                0x0f if matches!(code[i + 1], 0x80..=0x8f) => (6, i + 2),
+                _ => continue,
+            };
+            let rel = i32::from_le_bytes([code[at], code[at + 1], code[at + 2], code[at + 3]]);
+            let to = i as i64 + len + i64::from(rel);
+            if rel.unsigned_abs() <= 64 << 10 && (0..code.len() as i64).contains(&to) {
+                targets.push(to as u32);
+            }
+        }
+        targets.sort_unstable();
+        FarJumps(targets)
+    }
+    fn lead_into(&self, range: core::ops::Range<usize>) -> bool {
+        let first = self.0.partition_point(|t| (*t as usize) < range.start);
+        self.0.get(first).is_some_and(|t| (*t as usize) < range.end)
+    }
 }
 
 /// Length of the instructions at `code[at..]` that cover `need` bytes, when all of them can run
@@ -211,14 +228,14 @@ fn movable(code: &[u8], at: usize, need: usize) -> Option<usize> {
 }
 
 /// For `mov eax, reg; syscall; jmp near`, entered at its beginning only: where the jump leads.
-fn ends_in_a_jump(code: &[u8], site: usize) -> Option<usize> {
+fn ends_in_a_jump(code: &[u8], far: &FarJumps, site: usize) -> Option<usize> {
     let start = site.checked_sub(2)?;
     let whole = code.get(start..site + 4)?;
     // `mov eax, r32` without a prefix, and the short jump.
     if whole[0] != 0x89 || whole[1] & 0xc7 != 0xc0 || whole[4] != 0xeb {
         return None;
     }
-    if jumped_to(code, start + 1..site + 4) || !is_border(code, start) {
+    if jumped_to(code, far, start + 1..site + 4) || !is_border(code, start) {
         return None;
     }
     let to = site as i64 + 4 + i64::from(whole[5] as i8);
@@ -253,6 +270,7 @@ fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
         })
     };
     let count = sites().count();
+    let far = FarJumps::of(code);
     let area_bytes = ((count + 1) * TRAMPOLINE_BYTES + 8).next_multiple_of(4096);
     let Some(area) = trampolines(text, area_bytes) else {
         summary.left += count;
@@ -317,7 +335,7 @@ fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
             // no path enters the mov in its middle, and one that skips it finds the syscall in
             // place, unhooked.
             _ => match (movable(code, site + 2, 3), known) {
-                (Some(len), _) if !jumped_to(code, site + 2..site + 2 + len) => {
+                (Some(len), _) if !jumped_to(code, &far, site + 2..site + 2 + len) => {
                     (site, site + 2 + len)
                 }
                 (_, Some(nr)) => {
@@ -325,9 +343,9 @@ fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
                     t.push(&nr.to_le_bytes());
                     (site - 5, site + 2)
                 }
-                _ if ends_in_a_jump(code, site).is_some() => {
+                _ if ends_in_a_jump(code, &far, site).is_some() => {
                     t.push(&code[site - 2..site]);
-                    (site - 2, ends_in_a_jump(code, site).unwrap_or(site))
+                    (site - 2, ends_in_a_jump(code, &far, site).unwrap_or(site))
                 }
                 _ => {
                     if report_left {
