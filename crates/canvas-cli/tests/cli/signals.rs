@@ -25,8 +25,11 @@ fn send(child: &Child, signal: Signal) {
     kill(Pid::from_raw(child.id() as i32), signal).unwrap();
 }
 
-/// Waits between two looks with no process of its own, so that a trap runs at once.
-const IDLE: &str = "read -t 0.01 <> <(:)";
+/// Before the first [`IDLE`]: a pipe that nobody writes to.
+const PREPARE: &str = "exec 9<> <(:)";
+/// Waits between two looks with no process of its own, so that a trap runs at once. (With a fork in
+/// every round bash lost a trapped signal now and then.)
+const IDLE: &str = "read -t 0.01 -u 9";
 
 #[test]
 fn each_signal_reaches_the_program_once() {
@@ -47,7 +50,7 @@ fn each_signal_reaches_the_program_once() {
             "TERM"
         };
         let script = format!(
-            "n=0; trap 'n=$((n+1)); echo got' {name}; trap 'echo $n; exit 5' {second}; echo ready; while :; do {IDLE}; done"
+            "{PREPARE}; n=0; trap 'n=$((n+1)); echo got' {name}; trap 'echo $n; exit 5' {second}; echo ready; while :; do {IDLE}; done"
         );
         let (mut child, mut out, ready) = start(&script);
         assert_eq!(ready, "ready");
@@ -81,7 +84,7 @@ fn a_signal_that_ends_the_program_ends_canvas_with_128_more() {
 #[test]
 fn what_the_program_sends_to_canvas_does_not_come_back() {
     let script = format!(
-        "n=0; trap 'n=$((n+1))' USR1; trap 'echo $n; exit 0' TERM; kill -USR1 $PPID; echo ready; while :; do {IDLE}; done"
+        "{PREPARE}; n=0; trap 'n=$((n+1))' USR1; trap 'echo $n; exit 0' TERM; kill -USR1 $PPID; echo ready; while :; do {IDLE}; done"
     );
     let (mut child, mut out, _) = start(&script);
     // Signals with lower numbers are read first: USR1 (10) was dealt with when TERM (15) arrives.
@@ -95,7 +98,7 @@ fn what_the_program_sends_to_canvas_does_not_come_back() {
 #[test]
 fn a_stopped_program_is_continued_through_canvas() {
     let (mut child, mut out, pid) = start(&format!(
-        "trap 'echo on; exit 6' CONT; echo $$; while :; do {IDLE}; done"
+        "{PREPARE}; trap 'echo on; exit 6' CONT; echo $$; while :; do {IDLE}; done"
     ));
     let pid: i32 = pid.parse().unwrap();
     kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
