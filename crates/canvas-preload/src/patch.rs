@@ -174,12 +174,50 @@ fn jumped_to(code: &[u8], far: &FarJumps, targets: core::ops::Range<usize>) -> b
     far.lead_into(targets)
 }
 
+/// Offsets into a text, in memory of our own: malloc's calls may be patched already, and nothing can
+/// serve them yet.
+struct Offsets {
+    at: usize,
+    room: usize,
+    len: usize,
+}
+
+impl Offsets {
+    /// Room for `room` offsets; costs memory only as it is used.
+    fn with_room(room: usize) -> Option<Offsets> {
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        let at = mem::map_lazy(0, room * 4, rw).ok()?;
+        Some(Offsets { at, room, len: 0 })
+    }
+    fn push(&mut self, offset: usize) {
+        assert!(self.len < self.room);
+        self.len += 1;
+        let last = self.len - 1;
+        self.as_mut_slice()[last] = offset as u32;
+    }
+    fn as_slice(&self) -> &[u32] {
+        // SAFETY: `room` zeroed numbers at `at` are ours until dropped, and `len` is at most that.
+        unsafe { core::slice::from_raw_parts(self.at as *const u32, self.len) }
+    }
+    fn as_mut_slice(&mut self) -> &mut [u32] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { core::slice::from_raw_parts_mut(self.at as *mut u32, self.len) }
+    }
+}
+
+impl Drop for Offsets {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made by `with_room`, which nothing borrows any more.
+        let _ = unsafe { mem::unmap(self.at, self.room * 4) };
+    }
+}
+
 /// Everything in a text that looks like a jump with a 32-bit distance of at most 64 KiB, by its target.
-struct FarJumps(std::vec::Vec<u32>);
+struct FarJumps(Offsets);
 
 impl FarJumps {
-    fn of(code: &[u8]) -> FarJumps {
-        let mut targets = std::vec::Vec::with_capacity(code.len() / 32);
+    fn of(code: &[u8]) -> Option<FarJumps> {
+        let mut targets = Offsets::with_room(code.len())?;
         for i in 0..code.len().saturating_sub(6) {
             let (len, at) = match code[i] {
                 0xe9 => (5, i + 1),
@@ -189,15 +227,18 @@ impl FarJumps {
             let rel = i32::from_le_bytes([code[at], code[at + 1], code[at + 2], code[at + 3]]);
             let to = i as i64 + len + i64::from(rel);
             if rel.unsigned_abs() <= 64 << 10 && (0..code.len() as i64).contains(&to) {
-                targets.push(to as u32);
+                targets.push(to as usize);
             }
         }
-        targets.sort_unstable();
-        FarJumps(targets)
+        targets.as_mut_slice().sort_unstable();
+        Some(FarJumps(targets))
     }
     fn lead_into(&self, range: core::ops::Range<usize>) -> bool {
-        let first = self.0.partition_point(|t| (*t as usize) < range.start);
-        self.0.get(first).is_some_and(|t| (*t as usize) < range.end)
+        let targets = self.0.as_slice();
+        let first = targets.partition_point(|t| (*t as usize) < range.start);
+        targets
+            .get(first)
+            .is_some_and(|t| (*t as usize) < range.end)
     }
 }
 
@@ -256,21 +297,15 @@ fn is_border(code: &[u8], at: usize) -> bool {
 fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
     // SAFETY: an executable PT_LOAD segment of a loaded library is mapped and readable.
     let code = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
-    let sites = || {
-        let mut at = 0;
-        core::iter::from_fn(move || {
-            while at + 2 <= code.len() {
-                let i = at;
-                at += 1;
-                if code[i] == SYSCALL[0] && code[i + 1] == SYSCALL[1] {
-                    return Some(i);
-                }
-            }
-            None
-        })
+    // Found before the first is patched: a patch may hold the bytes that look like one.
+    let found = || (0..code.len().saturating_sub(1)).filter(|i| code[*i..].starts_with(&SYSCALL));
+    let count = found().count();
+    let (Some(mut sites), Some(far)) = (Offsets::with_room(count.max(1)), FarJumps::of(code))
+    else {
+        summary.left += count;
+        return;
     };
-    let count = sites().count();
-    let far = FarJumps::of(code);
+    found().for_each(|i| sites.push(i));
     let area_bytes = ((count + 1) * TRAMPOLINE_BYTES + 8).next_multiple_of(4096);
     let Some(area) = trampolines(text, area_bytes) else {
         summary.left += count;
@@ -297,8 +332,8 @@ fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
     }
     let forbidden = [clone as *const () as usize, vfork as *const () as usize];
     let mut tramp = area + 64;
-    let all: std::vec::Vec<usize> = sites().collect();
-    for site in all {
+    for site in sites.as_slice() {
+        let site = *site as usize;
         let addr = text.start + site;
         // `mov rax, 15; syscall`: the signal frame must lie at the stack pointer.
         let is_sigreturn = site >= 7 && code[site - 7..site] == [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0];
@@ -343,16 +378,16 @@ fn patch_text(text: Text, report_left: bool, summary: &mut Summary) {
                     t.push(&nr.to_le_bytes());
                     (site - 5, site + 2)
                 }
-                _ if ends_in_a_jump(code, &far, site).is_some() => {
-                    t.push(&code[site - 2..site]);
-                    (site - 2, ends_in_a_jump(code, &far, site).unwrap_or(site))
-                }
                 _ => {
-                    if report_left {
-                        crate::report!("system call site left at text offset {site:#x}");
-                    }
-                    summary.left += 1;
-                    continue;
+                    let Some(to) = ends_in_a_jump(code, &far, site) else {
+                        if report_left {
+                            crate::report!("system call site left at text offset {site:#x}");
+                        }
+                        summary.left += 1;
+                        continue;
+                    };
+                    t.push(&code[site - 2..site]);
+                    (site - 2, to)
                 }
             },
         };
