@@ -400,8 +400,12 @@ def run_all(session, only=None, mode=None):
     """Runs the selection; the counts (passed, failed, skipped)."""
     passed, failed, skipped, failures = 0, 0, 0, []
     signal.signal(signal.SIGALRM, _on_alarm)
-    # Ignored when the suite was started in a shell's background; then the programs ignore it too.
+    # Ignored when the suite was started by nohup or in a shell's background; then the programs
+    # would ignore them too, and no shell can trap what it was started with ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(name) == signal.SIG_IGN:
+            signal.signal(name, signal.SIG_DFL)
     procs.become_subreaper()
     seen = set()
     for test, m, share, label in selected(session.suite, only, mode):
