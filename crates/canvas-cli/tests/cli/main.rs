@@ -91,9 +91,12 @@ fn static_program() -> &'static Path {
     })
 }
 
-/// `canvas` with these arguments, the stub, and no other CANVAS_* variable.
+/// `canvas` with these arguments, the stub, no other CANVAS_* variable, and the default action for
+/// each signal: what this test run was started with ignored (by nohup, or in the background of a
+/// script) would stay ignored, and no shell can trap that.
 fn canvas<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
-    let mut c = Command::new(CANVAS);
+    let mut c = Command::new("/usr/bin/env");
+    c.arg("--default-signal").arg(CANVAS);
     for (name, _) in
         std::env::vars_os().filter(|(n, _)| n.as_encoded_bytes().starts_with(b"CANVAS_"))
     {

@@ -73,8 +73,13 @@ fn the_program_starts_with_clean_signals_and_the_callers_group() {
     let want: String = ["SigBlk", "SigIgn"]
         .map(|n| format!("{n}:\t0000000000000000\n"))
         .concat();
-    let plain = Command::new("sh")
-        .args(["-c", "grep -E 'Sig(Blk|Ign)' /proc/self/status"])
+    let plain = Command::new("/usr/bin/env")
+        .args([
+            "--default-signal",
+            "sh",
+            "-c",
+            "grep -E 'Sig(Blk|Ign)' /proc/self/status",
+        ])
         .output()
         .unwrap();
     assert_eq!(

@@ -6,25 +6,10 @@ use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Stdio};
 
-/// `canvas` with the default action for each signal: what this test run was started with ignored
-/// (by nohup, or in the background of a script) would stay ignored, and no shell can trap that.
-fn with_default_signals(args: &[&str]) -> Command {
-    let plain = canvas(args);
-    let mut c = Command::new("env");
-    c.arg("--default-signal").arg(CANVAS).args(args);
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => c.env(name, value),
-            None => c.env_remove(name),
-        };
-    }
-    c
-}
-
 /// Starts a shell under canvas and waits for its first line, which the script prints when its
 /// traps are set.
 fn start(script: &str) -> (Child, BufReader<ChildStdout>, String) {
-    let mut child = with_default_signals(&["run", "--", "bash", "-c", script])
+    let mut child = canvas(&["run", "--", "bash", "-c", script])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
