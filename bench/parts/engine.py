@@ -13,6 +13,8 @@ from . import peers
 
 MIB = 1 << 20
 ZRAM_BYTES = 16 << 30
+# A limit that is never reached: the program is managed, and nothing is paged out.
+ROOMY_BYTES = 16 << 30
 
 
 class Broken(Exception):
@@ -55,6 +57,8 @@ class Stage:
         argv = [self.lab.canvas, "run", "--mode", self.lab.mode, "--stats", stats, "--require"]
         if self.engine == "canvas":
             argv += ["--local", str(self.budget_bytes), "--pool", str(self.pool_bytes)]
+        if self.engine == "canvas-roomy":
+            argv += ["--local", str(ROOMY_BYTES)]
         return argv + ["--"]
 
     def wait(self, child, timeout_s=600, expect=(0,)):

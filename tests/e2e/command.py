@@ -101,10 +101,27 @@ def stdio(r):
 
 @check("no-limit", as_user=True, timeout_s=60)
 def no_limit(r):
-    """Without --local everything stays local and nothing is paged out."""
+    """Without --local canvas stands aside: no fault is ours, and the report tells the memory."""
     canvas_only(r)
     stats_path = r.path("stats.json")
-    p = cli(r, "run", "--mode", r.mode, "--stats", stats_path, "--", r.binary("mem"), "leaf", "128")
+    script = ("import os, subprocess, time; b = b'x' * (128 << 20); time.sleep(0.4); "
+              "print([k for k in os.environ if k.startswith('CANVAS_SEG') or k == 'LD_PRELOAD']); "
+              "print(subprocess.run(['true'], close_fds=True, capture_output=True).stderr)")
+    p = cli(r, "run", "--mode", r.mode, "--stats", stats_path, "--", "python3", "-c", script)
+    r.same((p.returncode, p.stdout, p.stderr), (0, "[]\nb''\n", ""), "result")
+    stats = canvas.load_stats(stats_path)
+    r.same(canvas.find(stats, "pages_out"), 0, "pages_out")
+    r.same(canvas.find(stats, "faults_first_touch"), 0, "faults_first_touch")
+    footprint = canvas.memory(stats, "footprint_bytes")
+    r.require(128 * MIB <= footprint <= 160 * MIB, f"footprint {footprint / MIB:.0f} MiB of a 128 MiB program")
+
+
+@check("roomy", as_user=True, timeout_s=60)
+def roomy(r):
+    """Below its limit a program is managed, and nothing is paged out."""
+    canvas_only(r)
+    stats_path = r.path("stats.json")
+    p = cli(r, "run", "--local", "1G", "--mode", r.mode, "--stats", stats_path, "--", r.binary("mem"), "leaf", "128")
     r.same((p.returncode, p.stdout), (0, "mem leaf: right\n"), f"result ({p.stderr[:200]})")
     stats = canvas.load_stats(stats_path)
     r.same(canvas.find(stats, "pages_out"), 0, "pages_out")
