@@ -544,6 +544,14 @@ pub fn pin_range(addr: usize, bytes: usize) -> Pins {
     p
 }
 
+/// Does clone3 with these arguments, present and pinned, make a process with its own memory that
+/// goes on where this one stands?
+pub fn clone3_is_fork(clone_args: usize) -> bool {
+    // flags, pidfd, child_tid, parent_tid, exit_signal, stack
+    let mut words = [0usize; 6];
+    read_words(clone_args, &mut words) && words[0] & libc::CLONE_VM as usize == 0 && words[5] == 0
+}
+
 /// A new thread's stack lies in the window (`pthread_attr_setstack`): its top is made present and
 /// stays so until the thread is long running. `clone_args` as clone3 takes them.
 pub fn hold_new_stack(clone_args: usize) {
