@@ -144,7 +144,7 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     // The child's ring shall be empty.
     trace::flush();
     mm::inherit_window(true);
-    family::before_fork();
+    family::note_fork();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
     mm::inherit_window(false);
