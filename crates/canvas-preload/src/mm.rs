@@ -125,28 +125,9 @@ pub fn native_until(page: u32) -> Option<u32> {
         .map(|r| r.end)
 }
 
-/// Does the kernel have a page there? (/proc/self/pagemap, bit 63.)
+/// Does the kernel have a page there? Taken for granted when it does not say.
 pub fn is_present(page: u32) -> bool {
-    let mut entry = 0u64;
-    // SAFETY: open, read eight bytes into `entry`, close.
-    unsafe {
-        let path = c"/proc/self/pagemap";
-        let Ok(fd) = canvas_sys::sys3(
-            libc::SYS_openat,
-            libc::AT_FDCWD as usize,
-            path.as_ptr() as usize,
-            libc::O_RDONLY as usize,
-        ) else {
-            return true;
-        };
-        let off = (PageId(page).addr() / PAGE_SIZE) * 8;
-        let got = canvas_sys::sys4(libc::SYS_pread64, fd, &raw mut entry as usize, 8, off);
-        let _ = canvas_sys::sys1(libc::SYS_close, fd);
-        if got != Ok(8) {
-            return true;
-        }
-    }
-    entry >> 63 != 0
+    smaps::present(addr_of(page)).unwrap_or(true)
 }
 
 pub(crate) fn pages_of(bytes: usize) -> Option<u32> {
