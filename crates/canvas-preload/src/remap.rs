@@ -285,6 +285,12 @@ fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usiz
             restore_window(start, end)?;
         }
     }
+    if !layout::in_window(at) && region.attr.kind & kind::DONTFORK == 0 {
+        // The window's pieces are not inherited but in forks that we make: outside of it nobody would
+        // see to that, and the child would miss this memory.
+        // SAFETY: changes only what a fork copies.
+        let _ = unsafe { mem::advise(at, a[2], libc::MADV_DOFORK) };
+    }
     if let Ok((s, e)) = range(at, a[2]) {
         regions(g)
             .insert(s, e, region.attr)
