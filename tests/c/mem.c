@@ -233,8 +233,36 @@ static long raw_fork(int how) {
     return rc;
 }
 
+/* A file mapped over private memory, and moved away by growing, is there in a child forked later. */
+static void fork_after_move(void) {
+    size_t n = 8;
+    volatile uint64_t *p = map_pages(4 * n, PROT_READ | PROT_WRITE);
+    int fd = memfd_create("moved", MFD_CLOEXEC);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)(2 * n * PAGE)) == 0, "memfd: %s", strerror(errno));
+    CHECK(mmap((void *)p, n * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) == p, "mmap: %s", strerror(errno));
+    for (size_t i = 0; i < n; i++)
+        pattern_fill(p + i * WORDS, i + 30);
+    for (int round = 0; round < 2; round++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0, "fork: %s", strerror(errno));
+        if (pid == 0) {
+            for (size_t i = 0; i < n; i++)
+                CHECK(pattern_check(p + i * WORDS, i + 30) < 0, "round %d: child's page %zu of a moved file", round, i);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "round %d: child's status %#x", round, status);
+        if (round == 0) {
+            p = mremap((void *)p, n * PAGE, 2 * n * PAGE, MREMAP_MAYMOVE);
+            CHECK(p != MAP_FAILED, "mremap: %s", strerror(errno));
+        }
+    }
+    close(fd);
+}
+
 /* Every way to fork, generations deep; madvise's fork advice; closed descriptors. */
 static void forks(void) {
+    fork_after_move();
     uint64_t *wipe = map_pages(8, PROT_READ | PROT_WRITE), *gone = map_pages(8, PROT_READ | PROT_WRITE);
     for (size_t i = 0; i < 8; i++) {
         pattern_fill(wipe + i * WORDS, i + 1);

@@ -328,8 +328,7 @@ impl Segment {
             self.footprint_pages
                 .fetch_sub(local + far, Ordering::Relaxed);
         }
-        let native = slot.native_pages.swap(0, Ordering::Relaxed);
-        self.native_pages.fetch_sub(native, Ordering::Relaxed);
+        self.note_native(slot, 0);
         for n in [&slot.resident_pages, &slot.cached_pages] {
             n.store(0, Ordering::Relaxed);
         }
