@@ -139,3 +139,18 @@ def percent(r):
         footprint = canvas.memory(stats, "footprint_bytes") or 0
         r.require(200 * MIB <= footprint <= 240 * MIB, f"footprint {footprint / MIB:.0f} MiB of a 200 MiB program")
         r.judge()
+
+
+@check("nested", as_user=True, modes=("signal",), timeout_s=60)
+def nested(r):
+    """A `canvas run` within a `canvas run`: the inner program keeps to the inner limit."""
+    canvas_only(r)
+    outer, inner = r.path("outer.json"), r.path("inner.json")
+    p = cli(r, "run", "--local", "256M", "--stats", outer, "--", r.session.canvas, "run", "--local", "24M",
+            "--stats", inner, "--require", "--", "sh", "-c", f"{r.binary('mem')} leaf 64; exit 7")
+    r.same((p.returncode, p.stdout, p.stderr), (7, "mem leaf: right\n", ""), "result")
+    stats = canvas.load_stats(inner)
+    r.require(canvas.find(stats, "pages_out") > 0, "nothing was paged out within")
+    peak = canvas.memory(stats, "local_bytes")
+    r.require(peak <= 28 * MIB, f"inner peak {peak / MIB:.1f} MiB")
+    r.same(canvas.find(canvas.load_stats(outer), "pages_out"), 0, "pages_out of the outer run")

@@ -220,6 +220,15 @@ unsafe fn bytes_of<'a>(at: usize) -> &'a [u8] {
 /// Entries of an environment that is rebuilt on the stack.
 const ENV_MAX: usize = 1000;
 
+/// Is this the number of an open descriptor?
+fn names_open_fd(text: &[u8]) -> bool {
+    let number = core::str::from_utf8(text).ok().and_then(|t| t.parse().ok());
+    // SAFETY: asks for the flags of a descriptor.
+    number.is_some_and(|fd: i32| unsafe {
+        canvas_sys::sys2(libc::SYS_fcntl, fd as usize, libc::F_GETFD as usize).is_ok()
+    })
+}
+
 /// Does the environment at `envp` carry our variables? Otherwise a copy that does, in `room`.
 fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
     let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
@@ -247,6 +256,10 @@ fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
             let mine = unsafe { bytes_of(*our) };
             let name = mine.iter().position(|b| *b == b'=').unwrap_or(0) + 1;
             if text.starts_with(&mine[..name]) {
+                if k == 0 && names_open_fd(&text[name..]) && text != mine {
+                    // A `canvas run` in this program: what it starts is a tenant of its own.
+                    return envp;
+                }
                 // LD_PRELOAD may name others beside us; then it is right as it is.
                 let inside = text.windows(mine.len() - name).any(|w| w == &mine[name..]);
                 if !inside {
