@@ -7,19 +7,24 @@
 //! [`SlotState::may_become`].
 //!
 //! ```text
-//!              reclaim            writer                writer: word Cached -> Far
-//!  Free ─────► Owned ─────► Full ──────► Writing ───────────────────────────────► Free
-//!                            │              │ └─ word gone ─► Stored ─ taker ─► Free
-//!                    taker   │              │ taker
-//!                            ▼              ▼
-//!                          Taken ─► Free   Detached ─► whichever of the two ends last frees
+//!           reclaim          writer               writer: word Cached -> Far
+//!  Free ───► Owned ───► Full ─────────► Writing ──────────────────────────────► Free
+//!                       │ ▲ ▲             │ │ ▲
+//!                       │ │ └─────────────┘ │ │
+//!                 taker │ │ not moved       │ │ fill failed
+//!                       ▼ │ fill failed     ▼ │
+//!                      Taken ─► Free      Detached ─► WriterDone, TakerDone ─► Free
 //! ```
 //! While a page is [`State::Cached`] its word's entry field holds `slot + 1`, and the slot holds
 //! the page's swap entry. The *taker* is the one thread that moved the word out of Cached (a
 //! fault, or a mapping call).
 //!
-//! Full slots wait in a FIFO of `slot | generation << 32`. A slot that is taken leaves its place
-//! behind; the generation, counted up at every release, tells such a stale place from a later one.
+//! Both the writer and the taker of a detached slot read it, and whichever ends last frees it. A
+//! fill that fails puts its slot back from either state, and from WriterDone too.
+//!
+//! Full slots wait in a FIFO of [`Place`]s. A slot that is taken leaves its place behind; the
+//! generation, counted up whenever a slot is freed or gets another place, tells which is stale. A
+//! slot never has two that count, and none before its page's word was published as Cached.
 
 use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
@@ -40,14 +45,12 @@ pub enum SlotState {
     Writing = 3,
     /// A taker reads it.
     Taken = 4,
-    /// Written out, but the word could not be moved: its taker will come.
-    Stored = 5,
     /// Taken while the writer reads it: both read.
-    Detached = 6,
+    Detached = 5,
     /// Was detached; the writer is done, the taker frees it.
-    WriterDone = 7,
+    WriterDone = 6,
     /// Was detached; the taker is done, the writer frees it.
-    TakerDone = 8,
+    TakerDone = 7,
 }
 
 impl SlotState {
@@ -60,9 +63,8 @@ impl SlotState {
             2 => SlotState::Full,
             3 => SlotState::Writing,
             4 => SlotState::Taken,
-            5 => SlotState::Stored,
-            6 => SlotState::Detached,
-            7 => SlotState::WriterDone,
+            5 => SlotState::Detached,
+            6 => SlotState::WriterDone,
             _ => SlotState::TakerDone,
         }
     }
@@ -73,11 +75,10 @@ impl SlotState {
             Free => matches!(next, Owned),
             Owned => matches!(next, Full | Free),
             Full => matches!(next, Writing | Taken),
-            Writing => matches!(next, Full | Free | Stored | Detached),
-            Taken => matches!(next, Full | Free),
-            Stored => matches!(next, Taken),
-            Detached => matches!(next, WriterDone | TakerDone),
-            WriterDone | TakerDone => matches!(next, Free),
+            Writing => matches!(next, Full | Free | Detached),
+            Taken | WriterDone => matches!(next, Full | Free),
+            Detached => matches!(next, Writing | WriterDone | TakerDone),
+            TakerDone => matches!(next, Free),
         }
     }
 }
@@ -92,6 +93,23 @@ pub fn in_word(slot: u32) -> SwapEntry {
 #[inline(always)]
 pub fn of_word(cached: Word) -> u32 {
     cached.entry().0 - 1
+}
+
+/// A slot in one of its lives: as it is handed out, and as it waits in the FIFO.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct Place(u64);
+
+impl Place {
+    #[inline(always)]
+    fn new(slot: u32, generation: u32) -> Place {
+        Place(u64::from(slot) | (u64::from(generation) << 32))
+    }
+    /// The slot.
+    #[inline(always)]
+    pub fn slot(self) -> u32 {
+        self.0 as u32
+    }
 }
 
 /// What the threads share besides the arrays of a [`SlotTable`].
@@ -146,7 +164,7 @@ pub struct SlotTable<'a> {
     pub pages: &'a [AtomicU32],
     /// Its page's entry in the low half, "has a far copy" in bit 32.
     pub entries: &'a [AtomicU64],
-    /// Releases of each slot.
+    /// Counts the places that each slot has had.
     pub generations: &'a [AtomicU32],
     /// Free slots.
     pub free_stack: &'a [AtomicU32],
@@ -156,7 +174,8 @@ pub struct SlotTable<'a> {
     pub yield_now: fn(),
 }
 
-/// A page to be written out; its slot is the caller's until [`SlotTable::end_write`].
+/// A page to be written out; its slot is the caller's until
+/// [`SlotTable::end_write`] or [`SlotTable::abort_write`].
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// The slot.
@@ -224,7 +243,20 @@ impl<'a> SlotTable<'a> {
     }
     #[inline(always)]
     fn ring(&self, i: u64) -> &'a AtomicU64 {
+        debug_assert!(self.ring.len().is_power_of_two());
         &self.ring[i as usize & (self.ring.len() - 1)]
+    }
+    /// The place that counts for a slot; changes only under the lock.
+    #[inline(always)]
+    fn place(&self, slot: u32) -> Place {
+        Place::new(
+            slot,
+            self.generations[slot as usize].load(Ordering::Relaxed),
+        )
+    }
+    #[inline(always)]
+    fn place_at(&self, i: u64) -> Place {
+        Place(self.ring(i).load(Ordering::Relaxed))
     }
     #[inline(always)]
     fn lock(&self) -> RawGuard<'a> {
@@ -259,7 +291,7 @@ impl<'a> SlotTable<'a> {
     /// Takes up to `out.len()` free slots; returns how many, and how many of them are new (their
     /// buffers cost memory from now on: the caller charges them).
     #[inline]
-    pub fn alloc(&self, out: &mut [u32]) -> (usize, usize) {
+    pub fn alloc(&self, out: &mut [Place]) -> (usize, usize) {
         let c = self.control;
         let _g = self.lock();
         let (mut n, mut fresh) = (0, 0);
@@ -277,17 +309,17 @@ impl<'a> SlotTable<'a> {
                 high
             };
             self.set(slot, SlotState::Owned);
-            out[n] = slot;
+            out[n] = self.place(slot);
             n += 1;
         }
         (n, fresh)
     }
 
     /// Gives slots back that were allocated and not used.
-    pub fn give_back(&self, slots: &[u32]) {
+    pub fn give_back(&self, slots: &[Place]) {
         let g = self.lock();
         for s in slots {
-            self.free_locked(*s, &g);
+            self.free_locked(s.slot(), &g);
         }
     }
 
@@ -309,37 +341,51 @@ impl<'a> SlotTable<'a> {
     /// Marks an owned slot, whose buffer now holds `page`, as full. Call before the page's word
     /// says Cached; afterwards call [`SlotTable::enqueue`].
     #[inline]
-    pub fn fill(&self, slot: u32, page: u32, entry: SwapEntry, far_copy: bool) {
+    pub fn fill(&self, slot: Place, page: u32, entry: SwapEntry, far_copy: bool) {
+        let slot = slot.slot();
         self.pages[slot as usize].store(page, Ordering::Relaxed);
         self.set_entry(slot, entry, far_copy);
         self.set(slot, SlotState::Full);
     }
 
-    /// Puts full slots at the end of the FIFO, after their words were published.
+    /// Puts full slots at the end of the FIFO, after their words were published. A slot that was
+    /// taken since then is left out, even if it has another page by now.
     #[inline]
-    pub fn enqueue(&self, slots: &[u32]) {
+    pub fn enqueue(&self, slots: &[Place]) {
         let g = self.lock();
         for s in slots {
-            self.push(*s, &g);
+            if !self.is_stale(*s) {
+                self.push(*s, &g);
+            }
         }
     }
 
-    fn push(&self, slot: u32, _lock: &RawGuard<'_>) {
+    /// Makes a slot full that was being written or taken, at the end of the FIFO; false when it is
+    /// not in state `old` any more. In one step: between the two it could be taken, freed, and
+    /// handed out again, and then have a place before its next page is Cached.
+    fn put_back(&self, slot: u32, old: SlotState) -> bool {
+        let g = self.lock();
+        if !self.step(slot, old, SlotState::Full) {
+            return false;
+        }
+        // An older place may be in the FIFO still.
+        self.generations[slot as usize].fetch_add(1, Ordering::Relaxed);
+        self.push(self.place(slot), &g);
+        true
+    }
+
+    fn push(&self, place: Place, _lock: &RawGuard<'_>) {
         let (head, tail) = (&self.control.head, &self.control.tail);
         if tail.load(Ordering::Relaxed) - head.load(Ordering::Relaxed) >= self.ring.len() as u64 - 1
         {
             self.compact();
         }
         let end = tail.load(Ordering::Relaxed);
-        let generation = self.generations[slot as usize].load(Ordering::Relaxed);
-        self.ring(end).store(
-            u64::from(slot) | (u64::from(generation) << 32),
-            Ordering::Relaxed,
-        );
+        self.ring(end).store(place.0, Ordering::Relaxed);
         tail.store(end + 1, Ordering::Relaxed);
         // Drop stale places at the head, so that the ring stays as short as the cache.
         let mut first = head.load(Ordering::Relaxed);
-        while first < end && self.is_stale(self.ring(first).load(Ordering::Relaxed)) {
+        while first < end && self.is_stale(self.place_at(first)) {
             first += 1;
         }
         head.store(first, Ordering::Relaxed);
@@ -352,9 +398,9 @@ impl<'a> SlotTable<'a> {
         let tail = self.control.tail.load(Ordering::Relaxed);
         let mut to = head;
         for i in head..tail {
-            let tagged = self.ring(i).load(Ordering::Relaxed);
-            if !self.is_stale(tagged) {
-                self.ring(to).store(tagged, Ordering::Relaxed);
+            let place = self.place_at(i);
+            if !self.is_stale(place) {
+                self.ring(to).store(place.0, Ordering::Relaxed);
                 to += 1;
             }
         }
@@ -362,16 +408,8 @@ impl<'a> SlotTable<'a> {
     }
 
     #[inline]
-    fn is_current(&self, tagged: u64) -> bool {
-        let slot = tagged as u32 as usize;
-        self.generations[slot].load(Ordering::Relaxed) == (tagged >> 32) as u32
-    }
-
-    #[inline]
-    fn is_stale(&self, tagged: u64) -> bool {
-        let slot = tagged as u32 as usize;
-        !self.is_current(tagged)
-            || self.states[slot].load(Ordering::Relaxed) != SlotState::Full as u32
+    fn is_stale(&self, place: Place) -> bool {
+        place != self.place(place.slot()) || self.state(place.slot()) != SlotState::Full
     }
 
     /// Takes the oldest full slot for writing out.
@@ -381,10 +419,10 @@ impl<'a> SlotTable<'a> {
         let tail = self.control.tail.load(Ordering::Relaxed);
         let mut job = None;
         while head < tail && job.is_none() {
-            let tagged = self.ring(head).load(Ordering::Relaxed);
+            let place = self.place_at(head);
             head += 1;
-            let slot = tagged as u32;
-            if self.is_current(tagged) && self.step(slot, SlotState::Full, SlotState::Writing) {
+            let slot = place.slot();
+            if place == self.place(slot) && self.step(slot, SlotState::Full, SlotState::Writing) {
                 let (entry, far_copy) = self.entry(slot);
                 job = Some(Job {
                     slot,
@@ -398,40 +436,38 @@ impl<'a> SlotTable<'a> {
         job
     }
 
-    /// Ends a write-out. `published`: the writer moved the word from Cached to Far. Otherwise the
-    /// page was taken meanwhile: then its entry (`entry`, holding a copy if `far_copy`) goes to the
-    /// taker if that still waits for it, else it is returned and the caller must release it.
-    pub fn end_write(
-        &self,
-        slot: u32,
-        published: bool,
-        entry: SwapEntry,
-        far_copy: bool,
-    ) -> Option<SwapEntry> {
-        if published {
-            self.free(slot);
-            return None;
-        }
-        self.set_entry(slot, entry, far_copy);
-        if self.step(slot, SlotState::Writing, SlotState::Stored) {
-            return None;
-        }
-        if !self.step(slot, SlotState::Detached, SlotState::WriterDone) {
-            debug_assert_eq!(self.state(slot), SlotState::TakerDone);
-            self.free(slot);
-        }
-        entry.is_some().then_some(entry)
+    /// Ends a write-out whose writer has moved the word from Cached to Far ([`Job::publish`]).
+    pub fn end_write(&self, slot: u32) {
+        debug_assert_eq!(self.state(slot), SlotState::Writing);
+        self.free(slot);
     }
 
-    /// Ends a write-out that could not be done: the page stays cached, at the end of the FIFO.
-    /// Returns the entry to release when the page was taken meanwhile.
+    /// Ends a write-out after which the word still names the slot: it was busy just then (and may
+    /// be Cached again, if it was a mapping call's), or there is no room. The slot waits at the end
+    /// of the FIFO, with `entry`, which holds a copy if `far_copy`. When the page has been taken,
+    /// the entry is returned and the caller must release it.
     pub fn abort_write(&self, slot: u32, entry: SwapEntry, far_copy: bool) -> Option<SwapEntry> {
         self.set_entry(slot, entry, far_copy);
-        if self.step(slot, SlotState::Writing, SlotState::Full) {
-            self.enqueue(&[slot]);
-            return None;
+        loop {
+            match self.state(slot) {
+                SlotState::Writing => {
+                    if self.put_back(slot, SlotState::Writing) {
+                        return None;
+                    }
+                }
+                SlotState::Detached => {
+                    if self.step(slot, SlotState::Detached, SlotState::WriterDone) {
+                        break;
+                    }
+                }
+                s => {
+                    debug_assert_eq!(s, SlotState::TakerDone);
+                    self.free(slot);
+                    break;
+                }
+            }
         }
-        self.end_write(slot, false, entry, far_copy)
+        entry.is_some().then_some(entry)
     }
 
     /// Takes a slot whose page the caller has just moved out of Cached. The contents stay valid
@@ -441,7 +477,7 @@ impl<'a> SlotTable<'a> {
         loop {
             let s = self.state(slot);
             match s {
-                SlotState::Full | SlotState::Stored => {
+                SlotState::Full => {
                     if self.step(slot, s, SlotState::Taken) {
                         let (entry, far_copy) = self.entry(slot);
                         return Taken {
@@ -475,15 +511,23 @@ impl<'a> SlotTable<'a> {
         }
     }
 
-    /// Puts a taken slot back: its page could not be brought in and is Cached again.
-    pub fn untake(&self, t: Taken) -> bool {
+    /// Puts a taken slot back: its page could not be brought in, and the caller is about to make
+    /// its word Cached again.
+    pub fn untake(&self, t: Taken) {
+        let mut old = SlotState::Taken;
         if t.detached {
-            return false;
+            // While the writer is at it, it never learns that the slot was taken.
+            if self.step(t.slot, SlotState::Detached, SlotState::Writing) {
+                return;
+            }
+            // It has ended: the entry is gone, but nothing else has become of the contents.
+            old = SlotState::WriterDone;
         }
         self.set_entry(t.slot, t.entry, t.far_copy);
-        self.set(t.slot, SlotState::Full);
-        // Its old place in the FIFO may have been dropped as stale.
-        self.enqueue(&[t.slot]);
-        true
+        let done = self.put_back(t.slot, old);
+        debug_assert!(done);
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests;

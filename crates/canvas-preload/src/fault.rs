@@ -278,12 +278,8 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
         // Only possible when the program pulled the mapping away under its own access.
         drop(held);
         account::uncharge(1);
-        let back = if cache::slots().untake(taken) {
-            cur
-        } else {
-            cur.with_state(State::Poisoned).with_entry(SwapEntry::NONE)
-        };
-        word::publish(w, back);
+        cache::slots().untake(taken);
+        word::publish(w, cur);
         return Some(if e.0 == libc::ENOMEM {
             Resolved::NoMemory
         } else {
@@ -537,7 +533,7 @@ impl Pending {
 
 /// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
 fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64) -> bool {
-    let mut slot = [0u32];
+    let mut slot = [slot::Place::default()];
     let (got, fresh) = cache::slots().alloc(&mut slot);
     if got == 0 {
         return false;
@@ -548,12 +544,16 @@ fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64)
     }
     // SAFETY: the slot is ours alone until it is filled.
     unsafe {
-        core::ptr::copy_nonoverlapping(data.as_ptr(), cache::buffer(slot[0]) as *mut u8, PAGE_SIZE)
+        core::ptr::copy_nonoverlapping(
+            data.as_ptr(),
+            cache::buffer(slot[0].slot()) as *mut u8,
+            PAGE_SIZE,
+        )
     };
     cache::slots().fill(slot[0], page, cur.entry(), cur.entry().is_some());
     let new = cur
         .with_state(State::Cached)
-        .with_entry(slot::in_word(slot[0]))
+        .with_entry(slot::in_word(slot[0].slot()))
         .set(mark);
     word::publish(areas::word(page), new);
     cache::slots().enqueue(&slot);

@@ -152,7 +152,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         unsafe {
             core::ptr::copy_nonoverlapping(
                 PageId(*page).addr() as *const u8,
-                cache::buffer(*slot) as *mut u8,
+                cache::buffer(slot.slot()) as *mut u8,
                 PAGE_SIZE,
             )
         };
@@ -188,7 +188,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         word::publish(
             w,
             new.with_state(State::Cached)
-                .with_entry(slot::in_word(*slot)),
+                .with_entry(slot::in_word(slot.slot())),
         );
     }
     cache::slots().enqueue(&ctx.slots[..n]);
@@ -295,8 +295,10 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     if !published {
         state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     }
-    if let Some(e) =
-        cache::slots().end_write(job.slot, published, outcome.entry, outcome.entry.is_some())
+    if published {
+        cache::slots().end_write(job.slot);
+    } else if let Some(e) =
+        cache::slots().abort_write(job.slot, outcome.entry, outcome.entry.is_some())
     {
         pool().release(e);
     }
