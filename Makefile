@@ -56,7 +56,7 @@ test-unit: ## Unit, model and command-line tests
 	$(CARGO) test --locked --workspace --exclude canvas-preload
 
 test-interleavings: ## Lock-free parts under shuttle's scheduler
-	$(CARGO) test --locked --package canvas-pager --features shuttle --test shuttle
+	$(CARGO) test --locked --package canvas-pager --features shuttle --test shuttle --test shuttle_slots
 	$(CARGO) test --locked --package canvas-swap --features shuttle --test shuttle
 
 test-e2e: ## Real and hostile programs under canvas, small sizes

@@ -8,6 +8,7 @@ pub mod prefetch;
 pub mod regions;
 #[cfg(any(test, feature = "std"))]
 pub mod replay;
+pub mod slot;
 pub mod table;
 pub mod trace;
 pub mod word;

@@ -22,7 +22,7 @@ pub enum State {
     Untouched = 0,
     /// Mapped in the window.
     Resident = 1,
-    /// In the swap cache: unmapped from the window, its frame is in the mirror.
+    /// In the swap cache: unmapped from the window, its contents are in a slot ([`crate::slot`]).
     Cached = 2,
     /// Only the far copy exists. Entry [`SwapEntry::NONE`] means a page of zeros.
     Far = 3,
@@ -30,12 +30,10 @@ pub enum State {
     Filling = 4,
     /// Busy: reclaim unmaps it into the swap cache.
     Evicting = 5,
-    /// Busy: reclaim writes its cached frame out and drops the frame.
-    Writing = 6,
     /// Busy: a mapping call (munmap, mremap, madvise, mprotect, fork) works on it.
-    Mapping = 7,
+    Mapping = 6,
     /// The far copy failed verification: a touch delivers SIGBUS.
-    Poisoned = 8,
+    Poisoned = 7,
 }
 
 impl State {
@@ -49,18 +47,14 @@ impl State {
             3 => State::Far,
             4 => State::Filling,
             5 => State::Evicting,
-            6 => State::Writing,
-            7 => State::Mapping,
+            6 => State::Mapping,
             _ => State::Poisoned,
         }
     }
     /// True for states that belong to one thread until it leaves them.
     #[inline(always)]
     pub fn is_busy(self) -> bool {
-        matches!(
-            self,
-            State::Filling | State::Evicting | State::Writing | State::Mapping
-        )
+        matches!(self, State::Filling | State::Evicting | State::Mapping)
     }
     /// The legal transitions; the model test and debug builds hold the code to it.
     pub fn may_become(self, next: State) -> bool {
@@ -69,13 +63,12 @@ impl State {
             Untouched => matches!(next, Filling | Mapping),
             Resident => matches!(next, Evicting | Mapping),
             // The writer publishes Far from the stable copy in the swap cache, without a busy state.
-            Cached => matches!(next, Filling | Writing | Mapping | Far),
+            Cached => matches!(next, Filling | Mapping | Far),
             Far => matches!(next, Filling | Mapping),
             // A fill that fails goes back to where the page was.
             Filling => matches!(next, Resident | Cached | Far | Untouched | Poisoned),
-            Evicting => matches!(next, Cached | Resident | Far | Poisoned),
-            Writing => matches!(next, Far | Cached),
-            Mapping => !matches!(next, Filling | Evicting | Writing),
+            Evicting => matches!(next, Cached | Resident),
+            Mapping => matches!(next, Untouched | Resident | Cached | Far | Poisoned),
             Poisoned => matches!(next, Mapping),
         }
     }

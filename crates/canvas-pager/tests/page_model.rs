@@ -1,8 +1,8 @@
 //! Model test of the page state machine: many actors run the pager's operations (fault, evict,
 //! write-out, discard, pin, lock, drop a reservation) one small step at a time in a random
 //! interleaving, over a simulated kernel and far store. A naive oracle knows what every page must
-//! read as; the world knows where the bytes are. No page is lost, no page or entry has two owners,
-//! no pinned page is unmapped, no entry leaks.
+//! read as; the world knows where the bytes are. No page is lost, no page, slot or entry has two
+//! owners, no pinned page is unmapped, no slot or entry leaks.
 //!
 //! Steps: CANVAS_TEST_OPS (default 100000); seed: CANVAS_TEST_SEED, else random, printed.
 #![cfg(not(feature = "shuttle"))]
@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use canvas_pager::clock::{
     Clock, ClockParams, EpochClock, FillKind, VictimBatch, take_reservation,
 };
+use canvas_pager::slot::{self, Control, Job, Place, SlotTable, Taken};
 use canvas_pager::table::PageTable;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_types::layout::BLOCK_PAGES;
@@ -21,6 +22,7 @@ use canvas_types::{PageId, SwapEntry};
 const PAGES: usize = 192;
 const ACTORS: usize = 12;
 const LOCAL: u64 = 64;
+const SLOTS: usize = 32;
 
 struct Rng(u64);
 
@@ -50,14 +52,29 @@ enum Actor {
         to_pin: bool,
     },
     /// Owns `page` in state filling; `was` is where it came from.
+    FillTake {
+        page: usize,
+        was: Word,
+        then: Box<Actor>,
+    },
     FillBytes {
         page: usize,
         was: Word,
+        taken: Option<Taken>,
         then: Box<Actor>,
     },
     FillPublish {
         page: usize,
         was: Word,
+        bytes: u64,
+        taken: Option<Taken>,
+        then: Box<Actor>,
+    },
+    /// Done with the page, but not with the slot that it came from.
+    FillFinish {
+        slot: u32,
+        bytes: u64,
+        taken: Taken,
         then: Box<Actor>,
     },
     /// In a system call: the page is pinned.
@@ -70,19 +87,20 @@ enum Actor {
         pages: Vec<usize>,
     },
     UnmapPublish {
-        pages: Vec<usize>,
+        pages: Vec<(usize, Place)>,
+        full: Vec<Place>,
     },
-    /// Owns a page in state writing.
+    Enqueue {
+        full: Vec<Place>,
+    },
+    /// Writes a slot out; its page is in nobody's hands.
     WriteStore {
-        page: usize,
-    },
-    WriteDrop {
-        page: usize,
-        entry: SwapEntry,
+        job: Job,
     },
     WritePublish {
-        page: usize,
+        job: Job,
         entry: SwapEntry,
+        bytes: u64,
     },
     /// Owns a page in state mapping.
     DiscardBytes {
@@ -105,9 +123,13 @@ struct World {
     high: AtomicU32,
     clock: Clock,
     epochs: EpochClock,
-    /// The kernel's truth: what is mapped, and what is in the mirror.
+    /// The kernel's truth: what is mapped.
     window: BTreeMap<usize, u64>,
-    mirror: BTreeMap<usize, u64>,
+    /// The swap cache: bookkeeping, and what is in the slots' buffers.
+    control: Control,
+    slot_halves: [Vec<AtomicU32>; 4],
+    slot_words: [Vec<AtomicU64>; 2],
+    buffers: [u64; SLOTS],
     /// The far store, and which page owns which entry.
     store: BTreeMap<u32, u64>,
     owner: BTreeMap<u32, usize>,
@@ -123,14 +145,19 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        World {
+        let halves = || (0..SLOTS).map(|_| AtomicU32::new(0)).collect();
+        let words = |n| (0..n).map(|_| AtomicU64::new(0)).collect();
+        let world = World {
             words: (0..BLOCK_PAGES).map(|_| AtomicU64::new(0)).collect(),
             counts: vec![AtomicU32::new(0)],
             high: AtomicU32::new(0),
             clock: Clock::new(ClockParams::DEFAULT),
             epochs: EpochClock::new(),
             window: BTreeMap::new(),
-            mirror: BTreeMap::new(),
+            control: Control::new(),
+            slot_halves: [halves(), halves(), halves(), halves()],
+            slot_words: [words(SLOTS), words(2 * SLOTS)],
+            buffers: [0; SLOTS],
             store: BTreeMap::new(),
             owner: BTreeMap::new(),
             free: Vec::new(),
@@ -139,7 +166,24 @@ impl World {
             life: vec![0; PAGES],
             rng: Rng(seed),
             seen: BTreeSet::new(),
+        };
+        world.slots().set_capacity(SLOTS);
+        world
+    }
+    fn slots(&self) -> SlotTable<'_> {
+        SlotTable {
+            control: &self.control,
+            states: &self.slot_halves[0],
+            pages: &self.slot_halves[1],
+            entries: &self.slot_words[0],
+            generations: &self.slot_halves[2],
+            free_stack: &self.slot_halves[3],
+            ring: &self.slot_words[1],
+            yield_now: || {},
         }
+    }
+    fn buffer(&mut self, slot: u32) -> &mut u64 {
+        &mut self.buffers[slot as usize]
     }
     fn table(&self) -> PageTable<'_> {
         PageTable {
@@ -220,14 +264,10 @@ impl World {
                     pages: pages.collect(),
                 }
             }
-            11 | 12 => {
-                if w.state() == State::Cached
-                    && word::transition(&self.words[page], w, w.with_state(State::Writing))
-                {
-                    return Actor::WriteStore { page };
-                }
-                Actor::Idle
-            }
+            11 | 12 => self
+                .slots()
+                .begin_write()
+                .map_or(Actor::Idle, |job| Actor::WriteStore { job }),
             13 => {
                 // A pinned page now and then: rare by chance, and where mistakes would hide.
                 let pinned = (0..PAGES).find(|p| self.word(*p).pins() > 0);
@@ -301,7 +341,7 @@ impl World {
                         if !word::transition(&self.words[page], w, w.with_state(State::Filling)) {
                             return again;
                         }
-                        Actor::FillBytes {
+                        Actor::FillTake {
                             page,
                             was: w,
                             then: Box::new(again),
@@ -310,18 +350,34 @@ impl World {
                     _ => again,
                 }
             }
-            Actor::FillBytes { page, was, then } => {
+            Actor::FillTake { page, was, then } => {
+                let taken =
+                    (was.state() == State::Cached).then(|| self.slots().take(slot::of_word(was)));
+                Actor::FillBytes {
+                    page,
+                    was,
+                    taken,
+                    then,
+                }
+            }
+            Actor::FillBytes {
+                page,
+                was,
+                taken,
+                then,
+            } => {
                 if self.rng.one_in(16) {
                     // The kernel said EAGAIN: back to where the page was.
                     self.seen.insert("fill failed");
+                    if let Some(t) = taken {
+                        self.seen.insert("second chance failed");
+                        self.slots().untake(t);
+                    }
                     word::publish(&self.words[page], was);
                     return *then;
                 }
                 let bytes = match was.state() {
-                    State::Cached => self
-                        .mirror
-                        .remove(&page)
-                        .expect("a cached page has a frame in the mirror"),
+                    State::Cached => *self.buffer(slot::of_word(was)),
                     State::Far if was.entry().is_some() => {
                         assert_eq!(self.owner.get(&was.entry().0), Some(&page));
                         self.store[&was.entry().0]
@@ -333,9 +389,21 @@ impl World {
                     None,
                     "page {page} is mapped twice"
                 );
-                Actor::FillPublish { page, was, then }
+                Actor::FillPublish {
+                    page,
+                    was,
+                    bytes,
+                    taken,
+                    then,
+                }
             }
-            Actor::FillPublish { page, was, then } => {
+            Actor::FillPublish {
+                page,
+                was,
+                bytes,
+                taken,
+                then,
+            } => {
                 let kind = match was.state() {
                     State::Cached => FillKind::SecondChance,
                     State::Far => {
@@ -348,15 +416,40 @@ impl World {
                     State::Far => "refault",
                     _ => "first touch",
                 });
-                let mut w = self.clock.params.on_fill(was, kind, self.epochs.now());
-                if was.state() == State::Far && was.entry().is_some() {
-                    w = w.set(flag::FAR_COPY);
-                }
+                let (entry, far_copy) = match taken {
+                    Some(t) => (t.entry, t.far_copy),
+                    None => (was.entry(), was.entry().is_some()),
+                };
+                let now = self.epochs.now();
+                let mut w = self.clock.params.on_fill(was.with_entry(entry), kind, now);
+                w = if far_copy {
+                    w.set(flag::FAR_COPY)
+                } else {
+                    w.clear(flag::FAR_COPY)
+                };
                 self.table().note_resident(page);
                 word::publish(&self.words[page], w);
                 if w.has(flag::STREAM) {
                     self.clock.stream_passed(PageId(page as u32));
                 }
+                match taken {
+                    Some(taken) => Actor::FillFinish {
+                        slot: slot::of_word(was),
+                        bytes,
+                        taken,
+                        then,
+                    },
+                    None => *then,
+                }
+            }
+            Actor::FillFinish {
+                slot,
+                bytes,
+                taken,
+                then,
+            } => {
+                assert_eq!(*self.buffer(slot), bytes, "a slot changed under its taker");
+                self.slots().finish(taken);
                 *then
             }
             Actor::Pinned { page, life } => {
@@ -373,19 +466,32 @@ impl World {
                 }
                 Actor::Pinned { page, life }
             }
-            Actor::Unmap { pages } => {
-                for page in &pages {
+            Actor::Unmap { mut pages } => {
+                let mut slots = vec![Place::default(); pages.len()];
+                let (got, _) = self.slots().alloc(&mut slots);
+                for page in pages.drain(got..) {
+                    self.seen.insert("no slot");
+                    let w = self.word(page).with_state(State::Resident);
+                    word::publish(&self.words[page], w);
+                }
+                for (page, slot) in pages.iter().zip(&slots) {
                     let w = self.word(*page);
                     assert!(w.state() == State::Evicting && w.pins() == 0 && !w.has(flag::LOCKED));
                     let bytes = self.window.remove(page).expect("a victim is mapped");
-                    assert_eq!(self.mirror.insert(*page, bytes), None);
+                    *self.buffer(slot.slot()) = bytes;
                 }
                 self.epochs.advance(pages.len() as u32, LOCAL);
-                Actor::UnmapPublish { pages }
+                Actor::UnmapPublish {
+                    pages: pages.into_iter().zip(slots).collect(),
+                    full: Vec::new(),
+                }
             }
-            Actor::UnmapPublish { mut pages } => {
-                let Some(page) = pages.pop() else {
-                    return Actor::Idle;
+            Actor::UnmapPublish {
+                mut pages,
+                mut full,
+            } => {
+                let Some((page, slot)) = pages.pop() else {
+                    return Actor::Enqueue { full };
                 };
                 let w = self
                     .clock
@@ -393,25 +499,33 @@ impl World {
                     .on_evict(self.word(page), self.epochs.now());
                 if self.rng.one_in(16) {
                     // Refused by the kernel: it stays where it was.
-                    let bytes = self.mirror.remove(&page).expect("moved before");
+                    let bytes = *self.buffer(slot.slot());
                     self.window.insert(page, bytes);
+                    self.slots().give_back(&[slot]);
                     word::publish(&self.words[page], w.with_state(State::Resident));
                 } else {
+                    self.slots()
+                        .fill(slot, page as u32, w.entry(), w.has(flag::FAR_COPY));
+                    let w = w.with_entry(slot::in_word(slot.slot()));
                     word::publish(&self.words[page], w.with_state(State::Cached));
                     self.table().note_gone(page);
+                    full.push(slot);
                 }
-                Actor::UnmapPublish { pages }
+                Actor::UnmapPublish { pages, full }
             }
-            Actor::WriteStore { page } => {
-                let w = self.word(page);
-                assert_eq!(w.state(), State::Writing);
+            Actor::Enqueue { full } => {
+                self.slots().enqueue(&full);
+                Actor::Idle
+            }
+            Actor::WriteStore { job } => {
                 if self.rng.one_in(8) {
                     self.seen.insert("write-out given up");
-                    word::publish(&self.words[page], w.with_state(State::Cached));
+                    let back = self.slots().abort_write(job.slot, job.entry, false);
+                    self.release(job.page as usize, back.unwrap_or(SwapEntry::NONE));
                     return Actor::Idle;
                 }
-                let bytes = self.mirror[&page];
-                let mut entry = w.entry();
+                let (page, bytes) = (job.page as usize, *self.buffer(job.slot));
+                let mut entry = job.entry;
                 if bytes == 0 {
                     self.release(page, entry);
                     entry = SwapEntry::NONE;
@@ -424,26 +538,42 @@ impl World {
                     }
                     self.store.insert(entry.0, bytes);
                 }
-                Actor::WriteDrop { page, entry }
+                Actor::WritePublish { job, entry, bytes }
             }
-            Actor::WriteDrop { page, entry } => {
-                self.mirror.remove(&page);
-                Actor::WritePublish { page, entry }
-            }
-            Actor::WritePublish { page, entry } => {
-                let w = self
-                    .word(page)
-                    .with_entry(entry)
-                    .clear(flag::FAR_COPY)
-                    .with_state(State::Far);
-                word::publish(&self.words[page], w);
-                self.seen.insert("written out");
+            Actor::WritePublish { job, entry, bytes } => {
+                let page = job.page as usize;
+                assert_eq!(
+                    *self.buffer(job.slot),
+                    bytes,
+                    "a slot changed under its writer"
+                );
+                let w = self.word(page);
+                let far = w.with_entry(entry).clear(flag::FAR_COPY);
+                if job.publish(&self.words[page], w, far.with_state(State::Far)) {
+                    self.slots().end_write(job.slot);
+                    self.seen.insert("written out");
+                    return Actor::Idle;
+                }
+                match self.slots().abort_write(job.slot, entry, entry.is_some()) {
+                    Some(e) => {
+                        self.seen.insert("taken while written out");
+                        self.release(page, e);
+                    }
+                    None => {
+                        self.seen.insert("written out for nothing");
+                    }
+                }
                 Actor::Idle
             }
             Actor::DiscardBytes { page, was } => {
                 self.window.remove(&page);
-                self.mirror.remove(&page);
-                self.release(page, was.entry());
+                if was.state() == State::Cached {
+                    let taken = self.slots().take(slot::of_word(was));
+                    self.release(page, taken.entry);
+                    self.slots().finish(taken);
+                } else {
+                    self.release(page, was.entry());
+                }
                 if was.state() == State::Resident {
                     self.table().note_gone(page);
                 }
@@ -470,31 +600,20 @@ impl World {
 
     /// Everything that must hold between any two steps.
     fn check(&self, actors: &[Actor]) {
-        let mut entries = BTreeSet::new();
+        let (mut entries, mut slots) = (BTreeSet::new(), BTreeSet::new());
         for page in 0..PAGES {
             let w = self.word(page);
-            let (mapped, mirrored) = (
-                self.window.contains_key(&page),
-                self.mirror.contains_key(&page),
-            );
-            assert!(!(mapped && mirrored), "page {page} has two frames");
+            let mapped = self.window.contains_key(&page);
             match w.state() {
-                State::Resident => assert!(
-                    mapped && !mirrored,
-                    "page {page} is resident, but not mapped"
-                ),
-                State::Cached => assert!(
-                    !mapped && mirrored,
-                    "page {page} is cached, but has no frame"
-                ),
-                State::Far => assert!(!mapped && !mirrored, "page {page} is far, but has a frame"),
-                State::Untouched => assert!(w.0 & !0x00ff_0000 == 0 && !mapped && !mirrored),
+                State::Resident => assert!(mapped, "page {page} is resident, but not mapped"),
+                State::Cached | State::Far => assert!(!mapped, "page {page} is in two places"),
+                State::Untouched => assert!(w.0 & !0x00ff_0000 == 0 && !mapped),
                 State::Poisoned => panic!("nothing poisons here"),
                 _ => {}
             }
             let bytes = match w.state() {
                 State::Resident => Some(self.window[&page]),
-                State::Cached => Some(self.mirror[&page]),
+                State::Cached => Some(self.buffers[slot::of_word(w) as usize]),
                 State::Far if w.entry().is_some() => Some(self.store[&w.entry().0]),
                 State::Far | State::Untouched => Some(0),
                 _ => None,
@@ -504,7 +623,13 @@ impl World {
                 "page {page} lost its bytes in {:?}",
                 w.state()
             );
-            if !w.state().is_busy() && w.entry().is_some() {
+            if w.state() == State::Cached {
+                assert!(
+                    slots.insert(slot::of_word(w)),
+                    "slot {} is in two words",
+                    slot::of_word(w)
+                );
+            } else if !w.state().is_busy() && w.entry().is_some() {
                 assert!(
                     entries.insert(w.entry().0),
                     "entry {} is in two words",
@@ -516,15 +641,14 @@ impl World {
         let mut busy: Vec<usize> = actors
             .iter()
             .flat_map(|a| match a {
-                Actor::FillBytes { page, .. }
+                Actor::FillTake { page, .. }
+                | Actor::FillBytes { page, .. }
                 | Actor::FillPublish { page, .. }
-                | Actor::WriteStore { page }
-                | Actor::WriteDrop { page, .. }
-                | Actor::WritePublish { page, .. }
                 | Actor::DiscardBytes { page, .. }
                 | Actor::DiscardPublish { page }
                 | Actor::Remap { page, .. } => vec![*page],
-                Actor::Unmap { pages } | Actor::UnmapPublish { pages } => pages.clone(),
+                Actor::Unmap { pages } => pages.clone(),
+                Actor::UnmapPublish { pages, .. } => pages.iter().map(|(p, _)| *p).collect(),
                 _ => Vec::new(),
             })
             .collect();
@@ -576,6 +700,15 @@ fn no_page_is_lost_and_nothing_has_two_owners() {
         "some actor never ends: {actors:?}"
     );
     world.check(&actors);
+    // Whatever is in the swap cache can be written out.
+    while let Some(job) = world.slots().begin_write() {
+        let mut writer = Actor::WriteStore { job };
+        while !matches!(writer, Actor::Idle) {
+            writer = world.step(writer);
+        }
+    }
+    assert_eq!(world.slots().used(), 0, "a slot has leaked");
+    world.check(&actors);
     for page in 0..PAGES {
         assert_eq!(world.word(page).pins(), 0, "page {page} kept a pin");
     }
@@ -596,7 +729,11 @@ fn no_page_is_lost_and_nothing_has_two_owners() {
             "written out",
             "clean write-out",
             "write-out given up",
+            "written out for nothing",
+            "taken while written out",
+            "no slot",
             "fill failed",
+            "second chance failed",
             "discarded",
             "discarded while pinned",
             "pinned",

@@ -233,12 +233,12 @@ pub fn excess() -> i64 {
 /// memory at most, 64 pages at least.
 pub fn size_cache() {
     if let Some(pages) = crate::trace::cache_pages() {
-        return crate::cache::set_capacity(pages);
+        return crate::cache::slots().set_capacity(pages);
     }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
     let room = limit().unwrap_or(0) - seg.native_pages.load(Ordering::Relaxed);
-    crate::cache::set_capacity(want.min(room / 16).max(64) as usize);
+    crate::cache::slots().set_capacity(want.min(room / 16).max(64) as usize);
 }
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,

@@ -3,6 +3,7 @@
 
 use canvas_backend::Scratch;
 use canvas_pager::clock::VictimBatch;
+use canvas_pager::slot::Place;
 use canvas_sys::gate::yield_now;
 use canvas_types::PageBuf;
 use canvas_types::sync::backoff;
@@ -32,7 +33,7 @@ pub struct Reclaim {
     /// What the policy chose.
     pub batch: VictimBatch,
     /// Swap cache slots for the batch.
-    pub slots: [u32; BATCH_PAGES],
+    pub slots: [Place; BATCH_PAGES],
     /// Pages of the batch, in the slots' order.
     pub pages: [u32; BATCH_PAGES],
     /// What is write-protected.

@@ -5,6 +5,7 @@
 
 use canvas_pager::clock::FillKind;
 use canvas_pager::prefetch::{FaultKind, Plan, SAMPLE_EVERY};
+use canvas_pager::slot;
 use canvas_pager::trace::Kind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
@@ -257,8 +258,8 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
         account::uncharge(1);
         return None;
     }
-    let slot = cur.entry().0 - 1;
-    let taken = cache::take(slot);
+    let slot = slot::of_word(cur);
+    let taken = cache::slots().take(slot);
     let prefetched = cur.has(flag::PREFETCHED);
     let kind = if prefetched {
         FaultKind::PrefetchHit
@@ -277,12 +278,8 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
         // Only possible when the program pulled the mapping away under its own access.
         drop(held);
         account::uncharge(1);
-        let back = if cache::untake(taken) {
-            cur
-        } else {
-            cur.with_state(State::Poisoned).with_entry(SwapEntry::NONE)
-        };
-        word::publish(w, back);
+        cache::slots().untake(taken);
+        word::publish(w, cur);
         return Some(if e.0 == libc::ENOMEM {
             Resolved::NoMemory
         } else {
@@ -310,7 +307,7 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
     };
     publish_run(page, 1, |_| new);
     drop(held);
-    cache::finish(taken);
+    cache::slots().finish(taken);
     if prefetched {
         PREFETCHER.on_used(1);
         count(Counter::PrefetchUsed, u64::from(SAMPLE_EVERY));
@@ -548,8 +545,8 @@ impl Pending {
 
 /// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
 fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64) -> bool {
-    let mut slot = [0u32];
-    let (got, fresh) = cache::alloc(&mut slot);
+    let mut slot = [slot::Place::default()];
+    let (got, fresh) = cache::slots().alloc(&mut slot);
     if got == 0 {
         return false;
     }
@@ -559,15 +556,19 @@ fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64)
     }
     // SAFETY: the slot is ours alone until it is filled.
     unsafe {
-        core::ptr::copy_nonoverlapping(data.as_ptr(), cache::buffer(slot[0]) as *mut u8, PAGE_SIZE)
+        core::ptr::copy_nonoverlapping(
+            data.as_ptr(),
+            cache::buffer(slot[0].slot()) as *mut u8,
+            PAGE_SIZE,
+        )
     };
-    cache::fill(slot[0], page, cur.entry(), cur.entry().is_some());
+    cache::slots().fill(slot[0], page, cur.entry(), cur.entry().is_some());
     let new = cur
         .with_state(State::Cached)
-        .with_entry(SwapEntry(slot[0] + 1))
+        .with_entry(slot::in_word(slot[0].slot()))
         .set(mark);
     word::publish(areas::word(page), new);
-    cache::enqueue(&slot);
+    cache::slots().enqueue(&slot);
     state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     true
 }

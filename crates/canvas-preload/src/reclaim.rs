@@ -8,6 +8,7 @@
 use canvas_backend::{Kind, StoreError};
 use canvas_pager::clock::{Run, take_reservation};
 use canvas_pager::prefetch::SAMPLE_EVERY;
+use canvas_pager::slot;
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind as TraceKind;
 use canvas_pager::word::{self, State, Word, flag};
@@ -54,12 +55,12 @@ pub fn run(want: u32, direct: bool) -> u32 {
     let mut ctx = context::reclaim();
     let ctx = &mut *ctx;
     judge_far_pressure();
-    let want = want.min(cache::capacity() / 2).max(1);
-    if cache::available() < want {
-        write_out(ctx, want - cache::available());
+    let want = want.min(cache::slots().capacity() / 2).max(1);
+    if cache::slots().available() < want {
+        write_out(ctx, want - cache::slots().available());
     }
     let ask = want
-        .min(cache::available())
+        .min(cache::slots().available())
         .min((BATCH_PAGES + 1 - CHUNK_PAGES) as u32);
     if ask == 0 {
         return 0;
@@ -109,7 +110,7 @@ fn drop_reservations(ctx: &Reclaim) {
 /// shows their next touch; the policy learns nothing from it.
 pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     let pages = ctx.batch.pages() as usize;
-    let (got, fresh) = cache::alloc(&mut ctx.slots[..pages]);
+    let (got, fresh) = cache::slots().alloc(&mut ctx.slots[..pages]);
     if fresh > 0 {
         state::seg().charge_local(state::slot(), fresh as i64);
         state::slot()
@@ -139,7 +140,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         give_up,
     );
     if n < got {
-        cache::give_back(&ctx.slots[n..got]);
+        cache::slots().give_back(&ctx.slots[n..got]);
     }
     if n == 0 {
         ctx.protected.release();
@@ -151,7 +152,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         unsafe {
             core::ptr::copy_nonoverlapping(
                 PageId(*page).addr() as *const u8,
-                cache::buffer(*slot) as *mut u8,
+                cache::buffer(slot.slot()) as *mut u8,
                 PAGE_SIZE,
             )
         };
@@ -175,7 +176,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         let w = areas::word(*page);
         let cur = word::load(w);
         debug_assert_eq!(cur.state(), State::Evicting);
-        cache::fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
+        cache::slots().fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
         areas::table().note_gone(*page as usize);
         let new = if traced {
             cur.with_epoch(epoch).set(flag::SAMPLED)
@@ -187,10 +188,10 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         word::publish(
             w,
             new.with_state(State::Cached)
-                .with_entry(SwapEntry(slot + 1)),
+                .with_entry(slot::in_word(slot.slot())),
         );
     }
-    cache::enqueue(&ctx.slots[..n]);
+    cache::slots().enqueue(&ctx.slots[..n]);
     account::note_resident(-(n as i64));
     account::uncharge(n as i64);
     if still_shared > 0 {
@@ -241,7 +242,7 @@ fn discard(ranges: &[libc::iovec]) {
 pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
     let mut freed = 0;
     while freed < n {
-        let Some(job) = cache::begin_write() else {
+        let Some(job) = cache::slots().begin_write() else {
             break;
         };
         if !write_one(ctx, job) {
@@ -252,7 +253,7 @@ pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
     freed
 }
 
-fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
+fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     let data = cache::contents(job.slot);
     let mut far_copy = job.far_copy;
     let outcome = match pool().store(job.entry, far_copy, data, &mut ctx.scratch) {
@@ -267,7 +268,7 @@ fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
             {
                 Some(Ok(o)) => o,
                 _ => {
-                    if let Some(e) = cache::abort_write(job.slot, job.entry, false) {
+                    if let Some(e) = cache::slots().abort_write(job.slot, job.entry, false) {
                         pool().release(e);
                     }
                     if state::seg().far_full.swap(1, Ordering::Relaxed) == 0 {
@@ -282,17 +283,18 @@ fn write_one(ctx: &mut Reclaim, job: cache::Job) -> bool {
     };
     let w = areas::word(job.page);
     let cur = word::load(w);
-    let ours = cur.state() == State::Cached && cur.entry() == SwapEntry(job.slot + 1);
     let far = far_word(cur, outcome.entry);
     // Counted before it can be taken back by a fault.
     state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
-    let published = ours
-        && w.compare_exchange(cur.0, far.0, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok();
+    let published = job.publish(w, cur, far);
     if !published {
         state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     }
-    if let Some(e) = cache::end_write(job.slot, published, outcome.entry, outcome.entry.is_some()) {
+    if published {
+        cache::slots().end_write(job.slot);
+    } else if let Some(e) =
+        cache::slots().abort_write(job.slot, outcome.entry, outcome.entry.is_some())
+    {
         pool().release(e);
     }
     if cur.has(flag::PREFETCHED) && published {
@@ -350,7 +352,7 @@ fn drop_resident_copies() -> bool {
 pub fn background_round() -> bool {
     let excess = account::excess();
     let mut worked = false;
-    let (cap, avail) = (cache::capacity(), cache::available());
+    let (cap, avail) = (cache::slots().capacity(), cache::slots().available());
     if avail < cap / 4 {
         let mut ctx = context::reclaim();
         worked |= write_out(&mut ctx, (cap / 4 - avail).min(32)) > 0;
@@ -377,11 +379,11 @@ pub fn forget(page: u32, cur: Word) {
             }
         }
         State::Cached => {
-            let taken = cache::take(cur.entry().0 - 1);
+            let taken = cache::slots().take(slot::of_word(cur));
             if taken.entry.is_some() {
                 pool().release(taken.entry);
             }
-            cache::finish(taken);
+            cache::slots().finish(taken);
         }
         State::Far | State::Poisoned => {
             state::slot()

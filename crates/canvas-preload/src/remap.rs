@@ -1,6 +1,7 @@
 //! `mremap` of the window's memory: pages change their place, with all that belongs to them.
 
 use canvas_pager::regions::{Attr, Region, kind};
+use canvas_pager::slot;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_sys::gate::{self, check, yield_now};
 use canvas_sys::{Errno, mem};
@@ -32,7 +33,8 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
             State::Resident => data = Some(addr_of(page)),
             State::Cached => {
                 // The slot's writer finds the page by its old place: take it, and bring it in.
-                let taken = cache::take(cur.entry().0 - 1);
+                let slot = slot::of_word(cur);
+                let taken = cache::slots().take(slot);
                 let mut w = cur
                     .with_state(State::Resident)
                     .with_entry(taken.entry)
@@ -41,11 +43,11 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                     w = w.set(flag::FAR_COPY);
                 }
                 now = w;
-                let _ = place(dst, cache::buffer(cur.entry().0 - 1)).map_err(|e| failed = Some(e));
+                let _ = place(dst, cache::buffer(slot)).map_err(|e| failed = Some(e));
                 state::seg().charge_local(state::slot(), 1);
                 account::note_resident(1);
                 areas::table().note_resident(dst as usize);
-                cache::finish(taken);
+                cache::slots().finish(taken);
             }
             _ => {}
         }

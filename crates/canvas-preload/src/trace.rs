@@ -461,12 +461,15 @@ pub fn background() -> u64 {
 fn unmap_some() -> bool {
     let mut ctx = context::reclaim();
     let ctx = &mut *ctx;
-    let half = cache::capacity() / 2;
-    if cache::available() < half {
+    let half = cache::slots().capacity() / 2;
+    if cache::slots().available() < half {
         // Under a limit the cache is small, and mostly reclaim's own.
-        reclaim::write_out(ctx, half - cache::available());
+        reclaim::write_out(ctx, half - cache::slots().available());
     }
-    let most = cache::available().saturating_sub(half / 2).min(STEP_PAGES);
+    let most = cache::slots()
+        .available()
+        .saturating_sub(half / 2)
+        .min(STEP_PAGES);
     ctx.batch.clear();
     select(&mut ctx.batch, most);
     ctx.batch.pages() > 0 && reclaim::unmap(ctx, true) > 0

@@ -327,7 +327,7 @@ proptest! {
     /// the batch's size).
     #[test]
     fn select_is_sound_and_makes_progress(
-        raw in proptest::collection::vec((0u64..9, 0u64..16, 0u64..3, any::<bool>(), any::<bool>(), any::<bool>()), 1..700),
+        raw in proptest::collection::vec((0u64..8, 0u64..16, 0u64..3, any::<bool>(), any::<bool>(), any::<bool>()), 1..700),
         want in 1u32..300,
         gap in 0u8..6,
     ) {

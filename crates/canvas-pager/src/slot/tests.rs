@@ -1,0 +1,499 @@
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SLOTS: usize = 6;
+const PAGES: u32 = 8;
+
+/// Memory of a table.
+struct Memory {
+    control: Control,
+    halves: [Vec<AtomicU32>; 4],
+    words: [Vec<AtomicU64>; 2],
+}
+
+impl Memory {
+    fn new() -> Memory {
+        let halves = || (0..SLOTS).map(|_| AtomicU32::new(0)).collect();
+        let words = |n| (0..n).map(|_| AtomicU64::new(0)).collect();
+        let memory = Memory {
+            control: Control::new(),
+            halves: [halves(), halves(), halves(), halves()],
+            words: [words(SLOTS), words(8)],
+        };
+        memory.table().set_capacity(SLOTS);
+        memory
+    }
+    fn table(&self) -> SlotTable<'_> {
+        SlotTable {
+            control: &self.control,
+            states: &self.halves[0],
+            pages: &self.halves[1],
+            entries: &self.words[0],
+            generations: &self.halves[2],
+            free_stack: &self.halves[3],
+            ring: &self.words[1],
+            yield_now: || {},
+        }
+    }
+}
+
+/// One slot with page 7 in it, enqueued.
+fn full(t: &SlotTable, entry: u32) -> Place {
+    let mut got = [Place::default()];
+    assert_eq!(t.alloc(&mut got).0, 1);
+    t.fill(got[0], 7, SwapEntry(entry), entry != 0);
+    t.enqueue(&got);
+    got[0]
+}
+
+#[test]
+fn transitions() {
+    use SlotState::*;
+    let all = [
+        Free, Owned, Full, Writing, Taken, Detached, WriterDone, TakerDone,
+    ];
+    for s in all {
+        assert_eq!(SlotState::of(s as u32), s);
+        let next: Vec<SlotState> = all.into_iter().filter(|n| s.may_become(*n)).collect();
+        let want: &[SlotState] = match s {
+            Free => &[Owned],
+            Owned => &[Free, Full],
+            Full => &[Writing, Taken],
+            Writing => &[Free, Full, Detached],
+            Taken => &[Free, Full],
+            Detached => &[Writing, WriterDone, TakerDone],
+            WriterDone => &[Free, Full],
+            TakerDone => &[Free],
+        };
+        assert_eq!(next, want, "from {s:?}");
+    }
+    // Memory that was never written is a table of free slots.
+    assert_eq!(Free as u32, 0);
+}
+
+#[test]
+fn a_word_names_its_slot() {
+    for slot in [0, 1, 32767] {
+        let w = Word(0).with_state(State::Cached).with_entry(in_word(slot));
+        assert!(w.entry().is_some());
+        assert_eq!(of_word(w), slot);
+    }
+}
+
+#[test]
+fn a_job_moves_the_word_only_while_it_names_the_slot() {
+    let job = Job {
+        slot: 3,
+        page: 7,
+        entry: SwapEntry::NONE,
+        far_copy: false,
+    };
+    let cached = Word(0).with_state(State::Cached).with_entry(in_word(3));
+    let far = cached.with_state(State::Far).with_entry(SwapEntry(9));
+    for (cur, moves) in [
+        (cached, true),
+        (cached.with_entry(in_word(2)), false),
+        (cached.with_state(State::Filling), false),
+        (cached.with_state(State::Mapping), false),
+        (far, false),
+    ] {
+        let w = AtomicU64::new(cur.0);
+        assert_eq!(job.publish(&w, cur, far), moves);
+        assert_eq!(word::load(&w), if moves { far } else { cur });
+    }
+    // Changed since it was read.
+    let w = AtomicU64::new(cached.with_state(State::Filling).0);
+    assert!(!job.publish(&w, cached, far));
+}
+
+#[test]
+fn the_bound_holds_and_may_move() {
+    let m = Memory::new();
+    let t = m.table();
+    let mut out = [Place::default(); SLOTS];
+    t.set_capacity(2);
+    assert_eq!(t.alloc(&mut out), (2, 2));
+    assert_eq!((t.used(), t.available()), (2, 0));
+    t.set_capacity(1);
+    t.give_back(&out[..1]);
+    assert_eq!(t.alloc(&mut out[..1]), (0, 0));
+    t.set_capacity(1000);
+    assert_eq!(t.capacity(), SLOTS as u32);
+    // The freed one is not new.
+    assert_eq!(t.alloc(&mut out[2..]), (4, 3));
+}
+
+#[test]
+fn a_place_that_comes_late_is_none() {
+    let m = Memory::new();
+    let t = m.table();
+    let mut first = [Place::default()];
+    t.alloc(&mut first);
+    t.fill(first[0], 7, SwapEntry::NONE, false);
+    // Taken before it is enqueued, and handed out again.
+    t.finish(t.take(first[0].slot()));
+    let mut second = [Place::default()];
+    t.alloc(&mut second);
+    assert_eq!(first[0].slot(), second[0].slot());
+    t.fill(second[0], 8, SwapEntry::NONE, false);
+    t.enqueue(&first);
+    assert!(t.begin_write().is_none(), "page 8 is not Cached yet");
+    t.enqueue(&second);
+    assert_eq!(t.begin_write().map(|j| j.page), Some(8));
+}
+
+#[test]
+fn whoever_ends_last_frees() {
+    for taker_first in [false, true] {
+        let m = Memory::new();
+        let t = m.table();
+        let slot = full(&t, 5).slot();
+        let job = t.begin_write().unwrap();
+        assert_eq!((job.entry, job.far_copy), (SwapEntry(5), true));
+        let taken = t.take(slot);
+        // The writer is using it.
+        assert_eq!(taken.entry, SwapEntry::NONE);
+        if taker_first {
+            t.finish(taken);
+            assert_eq!(t.used(), 1);
+        }
+        assert_eq!(t.abort_write(slot, SwapEntry(5), true), Some(SwapEntry(5)));
+        if !taker_first {
+            assert_eq!(t.used(), 1);
+            t.finish(taken);
+        }
+        assert_eq!(t.used(), 0);
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_moved_is_written_out_later() {
+    let m = Memory::new();
+    let t = m.table();
+    let slot = full(&t, 0).slot();
+    t.begin_write().unwrap();
+    assert_eq!(t.abort_write(slot, SwapEntry(5), true), None);
+    let job = t.begin_write().expect("it waits again");
+    assert_eq!((job.entry, job.far_copy), (SwapEntry(5), true));
+    t.end_write(slot);
+    assert_eq!(t.used(), 0);
+}
+
+#[test]
+fn a_fill_that_fails_undoes_the_take() {
+    // Before, while and after the writer is at it.
+    for stage in 0..3 {
+        let m = Memory::new();
+        let t = m.table();
+        let slot = full(&t, 5).slot();
+        if stage == 0 {
+            let taken = t.take(slot);
+            assert_eq!(taken.entry, SwapEntry(5));
+            t.untake(taken);
+        } else {
+            t.begin_write().unwrap();
+            let taken = t.take(slot);
+            if stage == 1 {
+                t.untake(taken);
+                assert_eq!(t.abort_write(slot, SwapEntry(5), true), None);
+            } else {
+                assert_eq!(t.abort_write(slot, SwapEntry(5), true), Some(SwapEntry(5)));
+                t.untake(taken);
+            }
+        }
+        let job = t.begin_write().expect("it waits again");
+        assert_eq!(job.entry.is_some(), stage < 2, "the writer gave it up");
+        assert_eq!(job.far_copy, stage < 2);
+        assert!(t.begin_write().is_none(), "one place");
+        t.end_write(slot);
+        assert_eq!(t.used(), 0);
+    }
+}
+
+#[test]
+fn the_ring_never_overflows() {
+    let m = Memory::new();
+    let t = m.table();
+    let oldest = full(&t, 1).slot();
+    // The oldest place stays, and behind it stale ones gather.
+    for _ in 0..100 {
+        t.finish(t.take(full(&t, 0).slot()));
+    }
+    // Fills that fail over and over.
+    let other = full(&t, 2).slot();
+    for _ in 0..100 {
+        t.untake(t.take(other));
+    }
+    let order: Vec<u32> = std::iter::from_fn(|| t.begin_write().map(|j| j.slot)).collect();
+    assert_eq!(order, [oldest, other]);
+}
+
+/// What the threads may do, one operation at a time. Numbers choose among what is there.
+#[derive(Clone, Debug)]
+enum Op {
+    Alloc(usize),
+    GiveBack(usize),
+    Fill {
+        which: usize,
+        page: u32,
+        entry: u32,
+        far_copy: bool,
+    },
+    /// The words of all that is filled are published, but places come later.
+    Enqueue(usize),
+    BeginWrite,
+    EndWrite(usize),
+    AbortWrite(usize, u32),
+    Take(u32),
+    Finish(usize),
+    Untake(usize),
+    Capacity(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let which = 0usize..64;
+    prop_oneof![
+        3 => (1usize..4).prop_map(Op::Alloc),
+        1 => which.clone().prop_map(Op::GiveBack),
+        5 => (which.clone(), 0..PAGES, 0u32..4, any::<bool>()).prop_map(|(which, page, entry, far_copy)| Op::Fill { which, page, entry, far_copy }),
+        4 => which.clone().prop_map(Op::Enqueue),
+        4 => Just(Op::BeginWrite),
+        2 => which.clone().prop_map(Op::EndWrite),
+        2 => (which.clone(), 0u32..4).prop_map(|(i, e)| Op::AbortWrite(i, e)),
+        4 => (0..PAGES).prop_map(Op::Take),
+        3 => which.clone().prop_map(Op::Finish),
+        2 => which.prop_map(Op::Untake),
+        1 => (0usize..SLOTS + 2).prop_map(Op::Capacity),
+    ]
+}
+
+/// A page in a slot, as the oracle sees it.
+#[derive(Clone, Debug)]
+struct Held {
+    page: u32,
+    entry: (u32, bool),
+    writing: bool,
+    /// A taker has it. `None` again once it is done.
+    taken: Option<Taken>,
+    /// No word names it any more.
+    gone: bool,
+}
+
+/// Knows who reads which slot, and in what order pages became ready to be written out.
+#[derive(Default)]
+struct Oracle {
+    capacity: usize,
+    ever: BTreeSet<u32>,
+    owned: Vec<Place>,
+    held: BTreeMap<u32, Held>,
+    /// Filled; their places come when the reclaimer gets to it, if they are the same still.
+    unqueued: Vec<(Place, u64)>,
+    fifo: VecDeque<u32>,
+    life: BTreeMap<u32, u64>,
+    lives: u64,
+}
+
+impl Oracle {
+    fn used(&self) -> usize {
+        self.owned.len() + self.held.len()
+    }
+    fn cached(&self, page: u32) -> Option<u32> {
+        let named = |h: &&Held| h.page == page && h.taken.is_none() && !h.gone;
+        let mut all = self.held.iter().filter(|(_, h)| named(h));
+        all.next().map(|(s, _)| *s)
+    }
+    fn end(&mut self, slot: u32) {
+        self.held.remove(&slot);
+        self.life.remove(&slot);
+    }
+    fn wait_again(&mut self, slot: u32) {
+        // The place that its reclaimer has yet to make is stale.
+        self.lives += 1;
+        self.life.insert(slot, self.lives);
+        self.fifo.retain(|s| *s != slot);
+        self.fifo.push_back(slot);
+    }
+}
+
+fn pick<T: Clone>(from: &[T], i: usize) -> Option<T> {
+    (!from.is_empty()).then(|| from[i % from.len()].clone())
+}
+
+fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
+    let writing = |o: &Oracle| -> Vec<u32> {
+        o.held
+            .iter()
+            .filter(|(_, h)| h.writing)
+            .map(|(s, _)| *s)
+            .collect()
+    };
+    let taken = |o: &Oracle| -> Vec<u32> {
+        o.held
+            .iter()
+            .filter(|(_, h)| h.taken.is_some())
+            .map(|(s, _)| *s)
+            .collect()
+    };
+    match op {
+        Op::Alloc(n) => {
+            let mut out = vec![Place::default(); n];
+            let (got, fresh) = t.alloc(&mut out);
+            assert_eq!(got, n.min(o.capacity.saturating_sub(o.used())));
+            let mut new = 0;
+            for p in &out[..got] {
+                let busy =
+                    o.held.contains_key(&p.slot()) || o.owned.iter().any(|q| q.slot() == p.slot());
+                assert!(!busy, "slot {} has two owners", p.slot());
+                new += usize::from(o.ever.insert(p.slot()));
+                o.owned.push(*p);
+            }
+            assert_eq!(fresh, new);
+        }
+        Op::GiveBack(i) => {
+            if let Some(p) = pick(&o.owned, i) {
+                t.give_back(&[p]);
+                o.owned.retain(|q| *q != p);
+            }
+        }
+        Op::Fill {
+            which,
+            page,
+            entry,
+            far_copy,
+        } => {
+            // A page is in one place.
+            if let Some(p) = pick(&o.owned, which).filter(|_| o.cached(page).is_none()) {
+                let far_copy = far_copy && entry != 0;
+                t.fill(p, page, SwapEntry(entry), far_copy);
+                o.owned.retain(|q| *q != p);
+                o.lives += 1;
+                o.life.insert(p.slot(), o.lives);
+                o.unqueued.push((p, o.lives));
+                let (writing, taken, gone) = (false, None, false);
+                o.held.insert(
+                    p.slot(),
+                    Held {
+                        page,
+                        entry: (entry, far_copy),
+                        writing,
+                        taken,
+                        gone,
+                    },
+                );
+            }
+        }
+        Op::Enqueue(i) => {
+            if let Some((p, life)) = pick(&o.unqueued, i) {
+                t.enqueue(&[p]);
+                o.unqueued.retain(|(_, l)| *l != life);
+                let here = o.life.get(&p.slot()) == Some(&life);
+                if here && o.held[&p.slot()].taken.is_none() {
+                    o.fifo.push_back(p.slot());
+                }
+            }
+        }
+        Op::BeginWrite => {
+            let job = t.begin_write();
+            let oldest = o.fifo.pop_front();
+            assert_eq!(job.map(|j| j.slot), oldest);
+            if let Some(j) = job {
+                let h = o.held.get_mut(&j.slot).unwrap();
+                assert_eq!(
+                    (j.page, j.entry.0, j.far_copy),
+                    (h.page, h.entry.0, h.entry.1)
+                );
+                h.writing = true;
+            }
+        }
+        Op::EndWrite(i) => {
+            // Only a writer that has moved the word may: so nobody else has.
+            let alone = |s: &u32| o.held[s].taken.is_none() && !o.held[s].gone;
+            if let Some(s) = pick(&writing(o), i).filter(alone) {
+                t.end_write(s);
+                o.end(s);
+            }
+        }
+        Op::AbortWrite(i, entry) => {
+            if let Some(s) = pick(&writing(o), i) {
+                let back = t.abort_write(s, SwapEntry(entry), entry != 0);
+                let h = o.held.get_mut(&s).unwrap();
+                h.writing = false;
+                if h.gone || h.taken.is_some() {
+                    assert_eq!(back, (entry != 0).then_some(SwapEntry(entry)));
+                    h.entry = (0, false);
+                } else {
+                    assert_eq!(back, None);
+                    h.entry = (entry, entry != 0);
+                    o.wait_again(s);
+                }
+                if o.held[&s].gone {
+                    o.end(s);
+                }
+            }
+        }
+        Op::Take(page) => {
+            if let Some(s) = o.cached(page) {
+                let got = t.take(s);
+                let h = o.held.get_mut(&s).unwrap();
+                let want = if h.writing { (0, false) } else { h.entry };
+                assert_eq!((got.entry.0, got.far_copy), want);
+                h.taken = Some(got);
+                o.fifo.retain(|q| *q != s);
+            }
+        }
+        Op::Finish(i) => {
+            if let Some(s) = pick(&taken(o), i) {
+                let h = o.held.get_mut(&s).unwrap();
+                t.finish(h.taken.take().unwrap());
+                h.gone = true;
+                if !h.writing {
+                    o.end(s);
+                }
+            }
+        }
+        Op::Untake(i) => {
+            if let Some(s) = pick(&taken(o), i) {
+                let h = o.held.get_mut(&s).unwrap();
+                // Its page is elsewhere by now: the program has it in another slot.
+                let page = h.page;
+                let taken = h.taken.take().unwrap();
+                if o.held
+                    .iter()
+                    .any(|(q, k)| *q != s && k.page == page && k.taken.is_none() && !k.gone)
+                {
+                    o.held.get_mut(&s).unwrap().taken = Some(taken);
+                    return;
+                }
+                t.untake(taken);
+                if !o.held[&s].writing {
+                    o.wait_again(s);
+                }
+            }
+        }
+        Op::Capacity(n) => {
+            t.set_capacity(n);
+            o.capacity = n.min(SLOTS);
+        }
+    }
+    assert_eq!(
+        t.used() as usize,
+        o.used(),
+        "a slot was lost or freed twice"
+    );
+    assert_eq!(t.available() as usize, o.capacity.saturating_sub(o.used()));
+}
+
+proptest! {
+    #[test]
+    fn slots_match_a_naive_list(ops in proptest::collection::vec(op(), 1..300)) {
+        let m = Memory::new();
+        let t = m.table();
+        let mut o = Oracle { capacity: SLOTS, ..Oracle::default() };
+        for op in ops {
+            apply(&t, &mut o, op);
+        }
+    }
+}
