@@ -12,12 +12,20 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 use shuttle::thread;
 
 const PAGES: usize = 3;
-const SLOTS: usize = 2;
+/// One more than a batch: a page can be evicted again while its last slot is being written out.
+const SLOTS: usize = 3;
 const ENTRIES: usize = PAGES + SLOTS + 4;
 /// In place of a page's number where the page is not.
 const NOTHING: u64 = u64::MAX;
 
 fn no_yield() {}
+
+/// Time for the other threads to do something whole.
+fn pause() {
+    for _ in 0..4 {
+        thread::yield_now();
+    }
+}
 
 fn words(n: usize) -> Vec<AtomicU64> {
     (0..n).map(|_| AtomicU64::new(0)).collect()
@@ -60,7 +68,7 @@ impl World {
             entries: words(SLOTS),
             generations: halves(SLOTS),
             free_stack: halves(SLOTS),
-            ring: words(SLOTS * 2),
+            ring: words((SLOTS * 2).next_power_of_two()),
             words: words(PAGES),
             window: words(PAGES),
             truth: words(PAGES),
@@ -160,6 +168,8 @@ impl World {
             self.slots()
                 .fill(*s, *page as u32, cur.entry(), cur.has(flag::FAR_COPY));
             let new = cur.with_state(State::Cached).clear(flag::FAR_COPY);
+            // Other pages, books and clocks: here a place must not count yet.
+            pause();
             // A taker whose fill fails makes a place of its own, before the reclaimer gets to it.
             self.cached[slot_number(s)].store(life, Ordering::Relaxed);
             word::publish(w, new.with_entry(slot::in_word(s.slot())));
@@ -179,6 +189,9 @@ impl World {
             "a stale place was acted on"
         );
         let number = self.buffers[s].load(Ordering::Relaxed);
+        // Compressing takes long enough for a touch and another eviction.
+        pause();
+        pause();
         let w = &self.words[job.page as usize];
         let give_up = |entry: SwapEntry, far_copy| {
             if let Some(e) = self.slots().abort_write(job.slot, entry, far_copy) {
@@ -186,7 +199,6 @@ impl World {
             }
         };
         if fail {
-            thread::yield_now();
             give_up(job.entry, false);
             return true;
         }
@@ -433,6 +445,11 @@ fn takers_race_the_writer() {
 #[test]
 fn two_reclaimers_share_the_slots() {
     race(2000, &[reclaimer, other_reclaimer, writer, taker]);
+}
+
+#[test]
+fn two_writers_share_the_fifo() {
+    race(2000, &[reclaimer, other_reclaimer, writer, writer, taker]);
 }
 
 #[test]
