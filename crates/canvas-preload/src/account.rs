@@ -243,13 +243,13 @@ pub fn size_cache() {
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,
 /// libraries' data, small maps, canvas's own tables. At most every 5 ms.
-pub fn measure_native(force: bool) {
+pub fn measure_native() {
     let now = proc::now_ns();
     if family::look(now) {
         return;
     }
     let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
-    if (!force && now < last + LOOK_PAUSE_NS) || !take_turn(&LAST_MEASURE_NS, last, now) {
+    if now < last + LOOK_PAUSE_NS || !take_turn(&LAST_MEASURE_NS, last, now) {
         return;
     }
     let Some(anon) = anonymous_pages() else {

@@ -212,7 +212,7 @@ fn try_start() -> Result<(), Failure> {
         let _ = hooks::install_filter();
     }
     mm::inherit_window(false);
-    account::measure_native(true);
+    account::measure_native();
     if has_limit(seg) {
         threads::start_reclaimer();
     }

@@ -644,7 +644,8 @@ pub fn mlock(
         return None;
     }
     let aligned = addr & !(PAGE_SIZE - 1);
-    let Ok((start, end)) = range(aligned, bytes + (addr - aligned)) else {
+    // A length that wraps is as short to the kernel.
+    let Ok((start, end)) = range(aligned, bytes.wrapping_add(addr - aligned)) else {
         return Some(Err(Errno(libc::ENOMEM)));
     };
     let _inside = freeze::enter();

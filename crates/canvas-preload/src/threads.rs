@@ -84,7 +84,7 @@ extern "C" fn reclaimer() -> ! {
         let worked = {
             let _inside = freeze::enter_masked();
             if rounds.is_multiple_of(16) {
-                account::measure_native(false);
+                account::measure_native();
                 account::size_cache();
             }
             reclaim::background_round()
@@ -93,7 +93,7 @@ extern "C" fn reclaimer() -> ! {
         if !worked {
             {
                 let _inside = freeze::enter_masked();
-                account::measure_native(false);
+                account::measure_native();
                 account::size_cache();
             }
             if account::short_of_room() {
