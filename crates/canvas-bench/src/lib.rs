@@ -1,0 +1,10 @@
+//! The bench: real programs run under canvas, kernel swap and all-local memory, side by side.
+//!
+//! An *experiment* is a set of *cells* (workload × variant × local ratio, alone or in a co-run);
+//! the engine runs them interleaved and repeated, and appends one [`record::Sample`] a run to a
+//! results file. The report and the comparison read nothing but such files.
+#![forbid(unsafe_code)]
+
+pub mod record;
+pub mod variant;
+pub mod workload;
