@@ -11,31 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../tests/c/random.h"
+
 #define PAGE 4096UL
 #define TEMPLATES 256
 
 static unsigned char templates[TEMPLATES][PAGE] __attribute__((aligned(4096)));
-
-static inline uint64_t mix64(uint64_t x) {
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdULL;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53ULL;
-    return x ^ (x >> 33);
-}
-
-struct rng {
-    uint64_t s;
-};
-
-static inline uint64_t rng_next(struct rng *r) {
-    r->s += 0x9e3779b97f4a7c15ULL;
-    return mix64(r->s);
-}
-
-static inline uint64_t rng_below(struct rng *r, uint64_t n) {
-    return (uint64_t)(((unsigned __int128)rng_next(r) * n) >> 64);
-}
 
 /* Runs of 19 random bytes between runs of 45 that repeat earlier ones of the same page. */
 static void templates_make(uint64_t seed) {

@@ -56,11 +56,11 @@ def startup(lab, engine):
     """Median of 20 starts of /bin/true, in ms."""
     times = []
     for _ in range(5 if lab.quick else 20):
-        with lab.stage("local") as s:
+        with lab.stage(engine) as s:
             stats = os.path.join(s.dir, "stats.json")
             argv = [shutil.which("true")]
-            if engine == "canvas-free":
-                argv = [lab.canvas, "run", "--mode", lab.mode, "--stats", stats, "--", *argv]
+            if engine != "local":
+                argv = [*s.canvas_argv(stats), *argv]
             began = time.monotonic()
             subprocess.run(argv, check=True)
             times.append((time.monotonic() - began) * 1000)
@@ -109,8 +109,10 @@ def key_value(kind):
         budget = lab.footprint(kind, plain) // 4
         with lab.stage(engine, budget, 4 * budget) as s:
             child, path = load(lab, s)
-            out = s.outside([lab.program("kvload"), kind, path, "zipf", keys(lab), value_bytes,
-                             2 if lab.quick else 6, 8, 4, 5, 1], timeout_s=300)
+            zipf = [lab.program("kvload"), kind, path, "zipf", keys(lab), value_bytes]
+            # Both servers still move their keys to a larger hash table for seconds after the load.
+            s.outside([*zipf, 2 if lab.quick else 6, 8, 4, 5, 2], timeout_s=300)
+            out = s.outside([*zipf, 2 if lab.quick else 6, 8, 4, 5, 1], timeout_s=300)
             end_server(s, child)
         d = json.loads(out)
         return {"value": d["ops_per_s"], "p50_ns": d["batch_p50_ns"], "p99_ns": d["batch_p99_ns"],
@@ -212,10 +214,10 @@ ITEMS = [
     Item("threads-2", "ops/s", "higher", ("zram", "canvas"), pattern("randread", 2), [("threads-1", ">=", 1.0)]),
     Item("threads-4", "ops/s", "higher", ("zram", "canvas"), pattern("randread", 4), [("threads-2", ">=", 1.0)]),
     Item("threads-8", "ops/s", "higher", ("zram", "canvas"), pattern("randread", 8), [("threads-4", ">=", 1.0)]),
-    Item("start-up", "ms", "lower", ("local", "canvas-free"), startup, [("added", "<=", 50.0)]),
-    Item("no-limit-redis", "requests/s", "higher", ("local", "canvas-free"), redis_benchmark,
+    Item("start-up", "ms", "lower", ("local", "canvas-roomy"), startup, [("added", "<=", 50.0)]),
+    Item("no-limit-redis", "requests/s", "higher", ("local", "canvas-free", "canvas-roomy"), redis_benchmark,
          [("local", ">=", 0.97)], needs("redis-server", "redis-benchmark")),
-    Item("no-limit-java", "s", "lower", ("local", "canvas-free"),
+    Item("no-limit-java", "s", "lower", ("local", "canvas-free", "canvas-roomy"),
          timed("java-free", java_free_argv, 1.0, limited=False), [("local", ">=", 0.97)], needs("java", "javac")),
     Item("redis-25", "ops/s", "higher", PEERS, key_value("redis"), [("zram", ">=", 2.0), ("local", ">=", 0.5)],
          needs("redis-server")),

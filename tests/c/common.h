@@ -24,28 +24,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "random.h"
+
 #define PAGE 4096UL
 #define WORDS (PAGE / 8)
-
-static inline uint64_t mix64(uint64_t x) {
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdULL;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53ULL;
-    return x ^ (x >> 33);
-}
-
-struct rng {
-    uint64_t s;
-};
-
-static inline uint64_t rng_next(struct rng *r) {
-    r->s += 0x9e3779b97f4a7c15ULL;
-    return mix64(r->s);
-}
-
-/* 0 <= result < n */
-static inline uint64_t rng_below(struct rng *r, uint64_t n) { return rng_next(r) % n; }
 
 static inline uint64_t pattern_word(uint64_t tag, unsigned i) {
     if (tag == 0)

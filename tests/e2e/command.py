@@ -101,10 +101,27 @@ def stdio(r):
 
 @check("no-limit", as_user=True, timeout_s=60)
 def no_limit(r):
-    """Without --local everything stays local and nothing is paged out."""
+    """Without --local canvas stands aside: no fault is ours, and the report tells the memory."""
     canvas_only(r)
     stats_path = r.path("stats.json")
-    p = cli(r, "run", "--mode", r.mode, "--stats", stats_path, "--", r.binary("mem"), "leaf", "128")
+    script = ("import os, subprocess, time; b = b'x' * (128 << 20); time.sleep(0.4); "
+              "print([k for k in os.environ if k.startswith('CANVAS_SEG') or k == 'LD_PRELOAD']); "
+              "print(subprocess.run(['true'], close_fds=True, capture_output=True).stderr)")
+    p = cli(r, "run", "--mode", r.mode, "--stats", stats_path, "--", "python3", "-c", script)
+    r.same((p.returncode, p.stdout, p.stderr), (0, "[]\nb''\n", ""), "result")
+    stats = canvas.load_stats(stats_path)
+    r.same(canvas.find(stats, "pages_out"), 0, "pages_out")
+    r.same(canvas.find(stats, "faults_first_touch"), 0, "faults_first_touch")
+    footprint = canvas.memory(stats, "footprint_bytes")
+    r.require(128 * MIB <= footprint <= 160 * MIB, f"footprint {footprint / MIB:.0f} MiB of a 128 MiB program")
+
+
+@check("roomy", as_user=True, timeout_s=60)
+def roomy(r):
+    """Below its limit a program is managed, and nothing is paged out."""
+    canvas_only(r)
+    stats_path = r.path("stats.json")
+    p = cli(r, "run", "--local", "1G", "--mode", r.mode, "--stats", stats_path, "--", r.binary("mem"), "leaf", "128")
     r.same((p.returncode, p.stdout), (0, "mem leaf: right\n"), f"result ({p.stderr[:200]})")
     stats = canvas.load_stats(stats_path)
     r.same(canvas.find(stats, "pages_out"), 0, "pages_out")
@@ -122,3 +139,18 @@ def percent(r):
         footprint = canvas.memory(stats, "footprint_bytes") or 0
         r.require(200 * MIB <= footprint <= 240 * MIB, f"footprint {footprint / MIB:.0f} MiB of a 200 MiB program")
         r.judge()
+
+
+@check("nested", as_user=True, modes=("signal",), timeout_s=60)
+def nested(r):
+    """A `canvas run` within a `canvas run`: the inner program keeps to the inner limit."""
+    canvas_only(r)
+    outer, inner = r.path("outer.json"), r.path("inner.json")
+    p = cli(r, "run", "--local", "256M", "--stats", outer, "--", r.session.canvas, "run", "--local", "24M",
+            "--stats", inner, "--require", "--", "sh", "-c", f"{r.binary('mem')} leaf 64; exit 7")
+    r.same((p.returncode, p.stdout, p.stderr), (7, "mem leaf: right\n", ""), "result")
+    stats = canvas.load_stats(inner)
+    r.require(canvas.find(stats, "pages_out") > 0, "nothing was paged out within")
+    peak = canvas.memory(stats, "local_bytes")
+    r.require(peak <= 28 * MIB, f"inner peak {peak / MIB:.1f} MiB")
+    r.same(canvas.find(canvas.load_stats(outer), "pages_out"), 0, "pages_out of the outer run")

@@ -63,7 +63,7 @@ pub struct RunArgs {
     ///
     /// The bound holds for the anonymous memory of CMD and all its children together, with canvas's
     /// own metadata and swap cache. A share is taken of the largest footprint so far. Without this
-    /// flag nothing is evicted.
+    /// flag nothing is evicted, and canvas stands aside.
     #[arg(
         long,
         env = "CANVAS_LOCAL",

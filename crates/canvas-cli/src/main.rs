@@ -16,6 +16,7 @@ mod run;
 mod stats;
 mod supervise;
 mod sweep;
+mod tree;
 
 use clap::Parser;
 

@@ -24,6 +24,7 @@ use crate::program::Unmanaged;
 use crate::stats::{Place, Report, Run};
 use crate::supervise::{End, Signals, supervise};
 use crate::sweep::{Peaks, release_dead};
+use crate::tree::Tree;
 use crate::{doctor, launch, preload, program};
 
 /// Share of the pages whose touches a trace records.
@@ -81,7 +82,10 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     let child = launch::spawn(&file, &args.command, &env, &signals.before)
         .map_err(|e| cannot_execute(&file, e))?;
     let mut peaks = Peaks::default();
-    let end = supervise(child, &signals, segment, &mut peaks)
+    // Without a bound nothing becomes far, and the library stands aside (a trace needs it).
+    let unlimited = options.local.is_none() && options.trace.is_none();
+    let tree = (unlimited && place.is_some()).then(|| Tree::new(child.as_raw() as u32));
+    let end = supervise(child, &signals, segment, &mut peaks, tree)
         .map_err(|e| system(&format!("{shown} cannot be waited for"), e))?;
     let wall = start.elapsed();
     peaks.sample(segment);
@@ -96,7 +100,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         };
         let run = Run {
             program: shown.clone(),
-            mode: mode.filter(|_| unmanaged.is_none()),
+            mode: mode.filter(|_| unmanaged.is_none() && !unlimited),
             end,
             wall,
             user: time(|u| u.user_time()),

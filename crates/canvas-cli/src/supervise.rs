@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use std::os::fd::AsFd;
 
 use crate::sweep::{Peaks, proc_state, release_dead};
+use crate::tree::Tree;
 
 /// Time between two sweeps of the slots.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -70,12 +71,13 @@ impl Signals {
     }
 }
 
-/// Waits for CMD's end.
+/// Waits for CMD's end. `unlimited` looks at processes that charge nothing themselves.
 pub fn supervise(
     child: Pid,
     signals: &Signals,
     segment: &Segment,
     peaks: &mut Peaks,
+    mut unlimited: Option<Tree>,
 ) -> Result<End, Errno> {
     let mut next_sweep = Instant::now() + SWEEP;
     loop {
@@ -93,6 +95,10 @@ pub fn supervise(
             pass_on(&info, child);
         }
         if Instant::now() >= next_sweep {
+            if let Some(pages) = unlimited.as_mut().and_then(Tree::anon_pages) {
+                segment.note_unlimited(pages);
+                peaks.uncharged_pages = pages;
+            }
             peaks.sample(segment);
             release_dead(segment);
             next_sweep = Instant::now() + SWEEP;

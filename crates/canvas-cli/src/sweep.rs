@@ -109,12 +109,15 @@ pub struct Peaks {
     pub peak: Sample,
     /// The last sample.
     pub last: Sample,
+    /// Pages of processes that charge nothing themselves.
+    pub uncharged_pages: i64,
 }
 
 impl Peaks {
     /// Takes a sample.
     pub fn sample(&mut self, segment: &Segment) {
-        let now = Sample::take(segment);
+        let mut now = Sample::take(segment);
+        now.native_pages += self.uncharged_pages;
         let p = &mut self.peak;
         p.resident_pages = p.resident_pages.max(now.resident_pages);
         p.cached_pages = p.cached_pages.max(now.cached_pages);

@@ -4,7 +4,8 @@
 //! deltas of its other faults for Leap's majority vote. A tracker's window doubles each time the
 //! program arrives at the end of what was prefetched, which proves that all of it was wanted, so
 //! a long stream validates itself; everything else is gated by the accuracy that the caller
-//! measures on prefetched pages that were left unmapped in the swap cache.
+//! measures on prefetched pages that were left unmapped in the swap cache. A stream that passes
+//! such a page without touching it skips pages, and loses half of its window and of its proof.
 //!
 //! Interleaved streams of one thread are told apart by where they are expected to go next, which
 //! is sharper than a fixed region: no border to relearn at, and two arrays in one region do not
@@ -42,6 +43,9 @@ const GATED_PROBE: u32 = 32;
 /// At least one prefetched page of this many is left unmapped, until a stream has proven itself.
 pub const SAMPLE_EVERY: u32 = 8;
 
+/// [`Plan::way`] of a plan that belongs to no stream.
+const NO_WAY: u8 = u8::MAX;
+
 /// What kind of fault the prefetcher is told about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -78,6 +82,8 @@ pub struct Plan {
     /// A page of a chunk that the stream has just left: give it to
     /// [`crate::clock::Clock::stream_passed`].
     pub behind: Option<PageId>,
+    /// The stream that [`Prefetcher::carried_out`] is told about.
+    way: u8,
 }
 
 impl Plan {
@@ -90,6 +96,7 @@ impl Plan {
         sample_every: 0,
         stands_for: 0,
         behind: None,
+        way: NO_WAY,
     };
     /// The `i`-th page; `None` past the plan's or the window's end.
     #[inline]
@@ -128,6 +135,8 @@ struct Way {
     weight: AtomicU32,
     /// Chunk that was last reported as left behind.
     behind: AtomicU32,
+    /// 1: a page of the last plan waits unmapped, and was not touched yet.
+    marked: AtomicU32,
 }
 
 struct Set {
@@ -171,6 +180,7 @@ macro_rules! constructors {
                     used: AtomicU32::new(0),
                     weight: AtomicU32::new(0),
                     behind: AtomicU32::new(u32::MAX),
+                    marked: AtomicU32::new(0),
                 }
             }
         }
@@ -243,6 +253,7 @@ impl Way {
         put(&self.used, now);
         put(&self.weight, 0);
         put(&self.behind, u32::MAX);
+        put(&self.marked, 0);
     }
 }
 
@@ -255,8 +266,12 @@ impl Prefetcher {
             return Plan::NONE;
         };
         let now = set.tick();
-        if let Some(way) = set.ways.iter().find(|w| w.expects(page.0)) {
-            return self.advance(way, page, kind, now);
+        if let Some(i) = set.ways.iter().position(|w| w.expects(page.0)) {
+            let plan = self.advance(&set.ways[i], page, kind, now);
+            return Plan {
+                way: i as u8,
+                ..plan
+            };
         }
         if kind == FaultKind::PrefetchHit || kind == FaultKind::PrefetchLate {
             // Prefetched by a tracker that is gone: it tells no new delta.
@@ -277,6 +292,24 @@ impl Prefetcher {
         match set.replace(page.0, now) {
             Some(way) if kind == FaultKind::Demand => self.vote(set, way, page),
             _ => Plan::NONE,
+        }
+    }
+
+    /// What became of a plan: the caller looked at its first `reached` pages, and one of them is
+    /// `marked`: left unmapped. Without a call all of the plan counts as prefetched and none as marked.
+    pub fn carried_out(&self, thread_hash: u32, plan: &Plan, reached: u32, marked: bool) {
+        let Some(way) = self.set(thread_hash).ways.get(usize::from(plan.way)) else {
+            return;
+        };
+        if plan.count == 0 {
+            return;
+        }
+        // No lock: a stream that another thread has changed meanwhile predicts a little worse.
+        put(&way.marked, u32::from(marked));
+        let stride = i64::from(plan.stride);
+        let end = |n: u32| next_page(plan.start.0, stride, i64::from(n));
+        if reached < plan.count && get(&way.frontier) == end(plan.count) {
+            put(&way.frontier, end(reached));
         }
     }
 
@@ -415,11 +448,18 @@ impl Prefetcher {
         if ahead > 0 && (kind == FaultKind::SecondChance || ahead > window / 4) {
             return plan;
         }
-        let hits = get(&way.hits).saturating_add(1);
+        // Passed without a touch: what was prefetched was not all wanted.
+        let skips = get(&way.marked) != 0 && !hit && ahead == 0;
+        put(&way.marked, 0);
+        let (hits, window) = if skips {
+            (get(&way.hits) / 2, window / 2)
+        } else {
+            (get(&way.hits).saturating_add(1), window * 2)
+        };
         put(&way.hits, hits);
         let proven = hits >= PROVEN_HITS;
         let allowed = if proven { WINDOW_MAX } else { self.allowed() };
-        let window = (window * 2).clamp(2, WINDOW_MAX).min(allowed);
+        let window = window.clamp(2, WINDOW_MAX).min(allowed);
         if window == 0 {
             put(&way.frontier, next_page(page.0, stride, 1));
             return plan;
@@ -462,7 +502,10 @@ impl Prefetcher {
             return Some(Plan::NONE);
         }
         put(&way.hits, 1);
-        Some(self.first_plan(way, page, d))
+        Some(Plan {
+            way: set.index(way),
+            ..self.first_plan(way, page, d)
+        })
     }
 
     /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the
@@ -473,7 +516,10 @@ impl Prefetcher {
         };
         put(&way.stride, delta as i32 as u32);
         put(&way.hits, 1);
-        self.first_plan(way, page, delta)
+        Plan {
+            way: set.index(way),
+            ..self.first_plan(way, page, delta)
+        }
     }
 
     /// The first, short plan of a stream.
@@ -500,6 +546,13 @@ impl Set {
         let now = get(&self.faults).wrapping_add(1).max(1);
         put(&self.faults, now);
         now
+    }
+
+    fn index(&self, way: &Way) -> u8 {
+        self.ways
+            .iter()
+            .position(|w| core::ptr::eq(w, way))
+            .map_or(NO_WAY, |i| i as u8)
     }
 
     /// Records the delta from the last fault that no tracker knew.

@@ -6,7 +6,7 @@
 //! there is none, the program is told so.
 
 use canvas_sys::{mem, sys2};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes of one stack: two nested frames with AVX-512 state, and a program's handler.
 const BYTES: usize = 64 << 10;
@@ -43,14 +43,41 @@ pub fn current() -> libc::stack_t {
 }
 
 /// What the thread on each stack believes to have blocked of our signals.
-static BELIEVED: [core::sync::atomic::AtomicU8; COUNT] =
-    [const { core::sync::atomic::AtomicU8::new(0) }; COUNT];
+static BELIEVED: [AtomicU8; COUNT] = [const { AtomicU8::new(0) }; COUNT];
+/// Stacks whose belief is not nothing; never less than there are.
+static BELIEVERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Where the calling thread's belief about our signals is kept; none when the program has put a
-/// signal stack of its own in place of ours.
-pub fn belief() -> Option<&'static core::sync::atomic::AtomicU8> {
+/// Changes what the calling thread believes to have blocked of our signals, and returns what it
+/// believed before. A thread with a signal stack of the program's own, in place of ours, has no belief.
+pub fn change_belief(change: impl Fn(u8) -> u8) -> u8 {
+    // Which stack is ours only the kernel knows for certain: there is no thread-local data here, and
+    // the program can set a stack without us. But it is asked only where the answer matters, which
+    // is seldom: libc blocks everything only for moments.
+    if BELIEVERS.load(Ordering::Relaxed) == 0 && change(0) == 0 {
+        return 0;
+    }
     let at = current().ss_sp as usize;
-    is_ours(at).then(|| &BELIEVED[(at - BASE.load(Ordering::Relaxed)) / BYTES])
+    if !is_ours(at) {
+        return 0;
+    }
+    let i = index(at);
+    let had = BELIEVED[i].load(Ordering::Relaxed);
+    believe(i, change(had));
+    had
+}
+
+fn believe(i: usize, now: u8) {
+    // Counted before and discounted after: a signal's handler in between must not be told zero.
+    if now != 0 {
+        BELIEVERS.fetch_add(1, Ordering::Relaxed);
+    }
+    if BELIEVED[i].swap(now, Ordering::Relaxed) != 0 {
+        BELIEVERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn index(addr: usize) -> usize {
+    (addr - BASE.load(Ordering::Relaxed)) / BYTES
 }
 
 fn take() -> Option<usize> {
@@ -91,8 +118,8 @@ pub fn give() {
 /// Frees a stack that no thread uses any more.
 pub fn put_back(addr: usize) {
     if is_ours(addr) {
-        let i = (addr - BASE.load(Ordering::Relaxed)) / BYTES;
-        BELIEVED[i].store(0, Ordering::Relaxed);
+        let i = index(addr);
+        believe(i, 0);
         TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
     }
 }

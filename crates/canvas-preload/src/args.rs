@@ -279,6 +279,10 @@ fn spec(nr: usize) -> &'static [(u8, To)] {
     }
 }
 
+/// So close above the stack pointer, an address is one of the thread's own stack.
+const STACK_NEAR: usize = 64 << 10;
+/// Elements of a vector that are read at once.
+const IOVECS: usize = 64;
 /// Ranges of one call that need no memory of their own.
 const PINS: usize = 64;
 /// Ranges of a block of the rest (a vector of a thousand buffers): one mapping, touched lazily.
@@ -378,19 +382,25 @@ impl Pins {
     fn pin_iovecs(&mut self, addr: usize, n: usize) {
         let n = n.min(1024);
         self.pin(addr, n * 16);
-        for i in 0..n {
-            let Some([base, len]) = read_words::<2>(addr + i * 16) else {
+        // Several at once: outside of the window each look is a call to the kernel.
+        let mut words = [0usize; IOVECS * 2];
+        for first in (0..n).step_by(IOVECS) {
+            let words = &mut words[..(n - first).min(IOVECS) * 2];
+            if !read_words(addr + first * 16, words) {
                 return;
-            };
-            self.pin(base, len);
+            }
+            for iovec in words.as_chunks::<2>().0 {
+                self.pin(iovec[0], iovec[1]);
+            }
         }
     }
     fn pin_msghdr(&mut self, addr: usize) {
         self.pin(addr, 56);
-        let Some([name, name_len, iov, iov_n, control, control_len, _]) = read_words::<7>(addr)
-        else {
+        let mut words = [0usize; 7];
+        if !read_words(addr, &mut words) {
             return;
-        };
+        }
+        let [name, name_len, iov, iov_n, control, control_len, _] = words;
         self.pin(name, name_len as u32 as usize);
         self.pin_iovecs(iov, iov_n);
         self.pin(control, control_len);
@@ -411,15 +421,17 @@ impl Pins {
                 }
             }
             Len(i) => {
-                if let Some([len]) = read_words::<1>(a[i as usize]) {
-                    self.pin(at, len as u32 as usize);
+                let mut len = [0usize];
+                if read_words(a[i as usize], &mut len) {
+                    self.pin(at, len[0] as u32 as usize);
                 }
             }
             Unknown => self.pin(at, PAGE_SIZE - (at & (PAGE_SIZE - 1))),
             SigPair => {
                 self.pin(at, 16);
-                if let Some([set, _]) = read_words::<2>(at) {
-                    self.pin(set, 8);
+                let mut pair = [0usize; 2];
+                if read_words(at, &mut pair) {
+                    self.pin(pair[0], 8);
                 }
             }
         }
@@ -451,38 +463,51 @@ fn unpin_range((first, end): (u32, u32)) {
     }
 }
 
-/// Reads words at an address of the program's. `None` for one that cannot be right: the kernel
-/// will say so. An address that only looks right ends the program, as it would in its own code.
-fn read_words<const N: usize>(addr: usize) -> Option<[usize; N]> {
-    if !(4096..(1 << 47) - 4096).contains(&addr) {
-        return None;
+/// Reads words at an address of the program's. False for one that cannot be right: the kernel
+/// will say so.
+fn read_words(addr: usize, out: &mut [usize]) -> bool {
+    let bytes = size_of_val(out);
+    if !(4096..(1 << 47) - (1 << 20)).contains(&addr) {
+        return false;
     }
-    let mut out = [0usize; N];
-    // Through the kernel, which answers EFAULT where we would crash. In the window the page is
-    // pinned already and can be read directly.
+    // In the window the pages are pinned already and can be read directly.
+    let last = addr + bytes - 1;
+    let pinned = |page| word::load(areas::word(page)).pins() > 0;
     if in_window(addr)
-        && in_window(addr + N * 8)
-        && word::load(areas::word(PageId::of_addr(addr).0)).pins() > 0
+        && in_window(last)
+        && (PageId::of_addr(addr).0..=PageId::of_addr(last).0).all(pinned)
     {
         // SAFETY: present and pinned.
         unsafe {
-            core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), N * 8)
+            core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), bytes)
         };
-        return Some(out);
+        return true;
     }
+    // A msghdr is mostly a local variable of a caller's. (A bad address this close to the stack
+    // pointer would end the program, where the kernel says EFAULT.)
+    let here = &raw const bytes as usize;
+    if addr > here && last < here + STACK_NEAR {
+        // SAFETY: on this thread's stack, above the frames that lead here; see above.
+        unsafe {
+            core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), bytes)
+        };
+        return true;
+    }
+    // Elsewhere through the kernel, which answers EFAULT where we would crash.
     let local = libc::iovec {
         iov_base: out.as_mut_ptr().cast(),
-        iov_len: N * 8,
+        iov_len: bytes,
     };
     let remote = libc::iovec {
         iov_base: addr as *mut _,
-        iov_len: N * 8,
+        iov_len: bytes,
     };
-    // SAFETY: writes at most N words into `out`.
+    // SAFETY: writes at most `bytes` into `out`.
     let got = unsafe {
         canvas_sys::sys6(
             libc::SYS_process_vm_readv,
-            canvas_sys::proc::pid() as usize,
+            // (A vfork child reads its parent's memory, which is the same.)
+            state::PID.load(core::sync::atomic::Ordering::Relaxed) as usize,
             &raw const local as usize,
             1,
             &raw const remote as usize,
@@ -490,7 +515,7 @@ fn read_words<const N: usize>(addr: usize) -> Option<[usize; N]> {
             0,
         )
     };
-    (got == Ok(N * 8)).then_some(out)
+    got == Ok(bytes)
 }
 
 /// Makes a page present and pins it; false when it cannot be made present.
@@ -519,6 +544,14 @@ pub fn pin_range(addr: usize, bytes: usize) -> Pins {
     p
 }
 
+/// Does clone3 with these arguments, present and pinned, make a process with its own memory that
+/// goes on where this one stands?
+pub fn clone3_is_fork(clone_args: usize) -> bool {
+    // flags, pidfd, child_tid, parent_tid, exit_signal, stack
+    let mut words = [0usize; 6];
+    read_words(clone_args, &mut words) && words[0] & libc::CLONE_VM as usize == 0 && words[5] == 0
+}
+
 /// A new thread's stack lies in the window (`pthread_attr_setstack`): its top is made present and
 /// stays so until the thread is long running. `clone_args` as clone3 takes them.
 pub fn hold_new_stack(clone_args: usize) {
@@ -527,9 +560,11 @@ pub fn hold_new_stack(clone_args: usize) {
         [const { core::sync::atomic::AtomicU32::new(0) }; 16];
     static NEXT: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
     use core::sync::atomic::Ordering::Relaxed;
-    let Some([stack, bytes]) = read_words::<2>(clone_args.wrapping_add(40)) else {
+    let mut words = [0usize; 2];
+    if !read_words(clone_args.wrapping_add(40), &mut words) {
         return;
-    };
+    }
+    let [stack, bytes] = words;
     let top = stack.wrapping_add(bytes).wrapping_sub(1);
     if !in_window(stack) || !in_window(top) {
         return;

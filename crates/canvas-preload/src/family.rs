@@ -31,20 +31,19 @@ const FORK_SETTLES_NS: u64 = 5_000_000;
 /// Pages that this process has charged by estimate since it last measured.
 static DRIFT_PAGES: AtomicI64 = AtomicI64::new(0);
 
-/// In a process that is about to fork.
-pub fn before_fork() {
-    let seg = state::seg();
-    state::slot().shares.store(1, Ordering::Relaxed);
-    seg.last_fork_ns.store(proc::now_ns(), Ordering::Relaxed);
-}
-
-/// In the parent and, once it has its slot, in the child.
-pub fn forked() {
-    copies_made();
+/// In a process that is about to fork: whoever measures shall wait until the child has its slot.
+pub fn note_fork() {
     state::slot().shares.store(1, Ordering::Relaxed);
     state::seg()
         .last_fork_ns
         .store(proc::now_ns(), Ordering::Relaxed);
+}
+
+/// In the parent and, once it has its slot, in the child.
+pub fn forked() {
+    // Only faults from here on count as copies.
+    copies_made();
+    note_fork();
 }
 
 /// In the child, when all is in order: it needs a reclaim thread whether it faults or not. What it shares

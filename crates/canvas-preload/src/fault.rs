@@ -445,7 +445,17 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         old: [Word(0); STAGING_PAGES],
     };
     let mut issued = 0u64;
+    let (mut reached, mut marked) = (0, false);
+    // The last page that is far at all: left unmapped where the plan's own choice is not far.
+    let last_far = (0..most)
+        .rev()
+        .find(|i| {
+            plan.page(*i)
+                .is_some_and(|p| word::load(areas::word(p.0)).state() == State::Far)
+        })
+        .filter(|_| plan.sample_every != 0);
     for i in 0..most {
+        reached = i + 1;
         let Some(page) = plan.page(i) else { break };
         let w = areas::word(page.0);
         let cur = word::load(w);
@@ -471,7 +481,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         }
         issued += 1;
         trace::note(page.0, Kind::Prefetch);
-        let leave = plan.leave_unmapped(i);
+        let leave = plan.leave_unmapped(i) || last_far == Some(i);
         // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
         let mark = if leave {
             flag::PREFETCHED
@@ -481,6 +491,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         if (leave || trace::records(page.0))
             && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark)
         {
+            marked |= leave;
             run.flush(ctx, kind);
             continue;
         }
@@ -491,6 +502,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         run.n += 1;
     }
     run.flush(ctx, kind);
+    PREFETCHER.carried_out(freeze::thread_hash() as u32, plan, reached, marked);
     if issued > 0 {
         count(Counter::PrefetchIssued, issued);
         count(Counter::PagesIn, issued);

@@ -73,6 +73,7 @@ const HOOKED: &[i64] = &[
     libc::SYS_dup3,
     libc::SYS_close_range,
     libc::SYS_clone,
+    libc::SYS_clone3,
     libc::SYS_fork,
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -157,6 +158,15 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         // A new thread or a vfork child returns on another stack, or on ours: not through here.
         libc::SYS_clone if a[0] & libc::CLONE_VM as usize == 0 => procs::fork(nr, a),
         libc::SYS_fork => procs::fork(nr, a),
+        // Not libc's own wrapper, which goes past the stub: a call by syscall(2).
+        libc::SYS_clone3 => {
+            let _pins = args::pin_range(a[0], a[1]);
+            if args::clone3_is_fork(a[0]) {
+                procs::fork(nr, a)
+            } else {
+                as_it_is()
+            }
+        }
         libc::SYS_execve => procs::execve(a),
         libc::SYS_execveat => procs::execveat(a),
         libc::SYS_exit_group => {

@@ -48,6 +48,8 @@ unsafe extern "C" {
 enum Failure {
     /// Not started by `canvas run`: say nothing.
     NotAsked,
+    /// Nothing can ever become far: the program is left to the kernel, and so are its children.
+    NoLimit,
     /// In words.
     Because(&'static str, Errno),
 }
@@ -63,6 +65,9 @@ extern "C" fn start() {
             state::count(canvas_shm::Counter::Execs, 1);
         }
         Err(Failure::NotAsked) => {}
+        Err(Failure::NoLimit) => {
+            state::seg().managed.fetch_add(1, Ordering::Relaxed);
+        }
         Err(Failure::Because(what, e)) => {
             report!("{what} (error {}): this program runs unmanaged", e.0);
             refuse();
@@ -130,6 +135,11 @@ fn try_start() -> Result<(), Failure> {
     }
     SEGMENT_OK.store(true, Ordering::Relaxed);
     let seg: &Segment = state::seg();
+    let trace = seg.config.trace_fd.load(Ordering::Relaxed) as i32;
+    if !has_limit(seg) && trace <= 0 {
+        stand_aside();
+        return Err(Failure::NoLimit);
+    }
     procs::guard_fd(0, fd);
     procs::remember_var(0, leak(fd_var));
     if let Some((text, var)) = variable(segment::ENV_PRELOAD_FD) {
@@ -147,7 +157,6 @@ fn try_start() -> Result<(), Failure> {
         var.push(0);
         procs::remember_var(2, Box::leak(var.into_boxed_slice()).as_ptr());
     }
-    let trace = seg.config.trace_fd.load(Ordering::Relaxed) as i32;
     if trace > 0 {
         procs::guard_fd(4, trace);
     }
@@ -204,13 +213,61 @@ fn try_start() -> Result<(), Failure> {
     }
     mm::inherit_window(false);
     account::measure_native(true);
-    if seg.config.local_bytes.load(Ordering::Relaxed) | seg.config.local_ppm.load(Ordering::Relaxed)
-        != 0
-    {
+    if has_limit(seg) {
         threads::start_reclaimer();
     }
     trace::start();
     Ok(())
+}
+
+/// Is local memory bounded?
+fn has_limit(seg: &Segment) -> bool {
+    let config = &seg.config;
+    config.local_bytes.load(Ordering::Relaxed) | config.local_ppm.load(Ordering::Relaxed) != 0
+}
+
+/// Takes back what `canvas run` put into the environment and the descriptors: nobody guards them in
+/// a program that is not paged, and a child that has closed them could not load the library.
+fn stand_aside() {
+    for name in [segment::ENV_SEGMENT_FD, segment::ENV_PRELOAD_FD] {
+        let Some((text, var)) = variable(name) else {
+            continue;
+        };
+        if let Some(fd) = number(text) {
+            // SAFETY: closes a descriptor that `canvas run` made for us.
+            let _ = unsafe { canvas_sys::sys1(libc::SYS_close, fd as usize) };
+        }
+        forget_variable(var);
+    }
+    let Some((text, var)) = variable("LD_PRELOAD") else {
+        return;
+    };
+    // Ours is the first of the list.
+    let Some(end) = text.iter().position(|b| matches!(b, b':' | b' ')) else {
+        return forget_variable(var);
+    };
+    let rest = &text[end + 1..];
+    // SAFETY: a string of the environment's, which the process may write to; what is left of it
+    // and its end move down within it. Start-up has one thread, and `text` is not used after this.
+    unsafe { core::ptr::copy(rest.as_ptr(), text.as_ptr().cast_mut(), rest.len() + 1) };
+}
+
+/// Takes a string out of the environment.
+fn forget_variable(var: *const u8) {
+    unsafe extern "C" {
+        static environ: *mut *const c_char;
+    }
+    // SAFETY: start-up has one thread; the array ends with null, which moves down with the rest.
+    unsafe {
+        let mut at = environ;
+        while !(*at).is_null() && (*at).cast() != var {
+            at = at.add(1);
+        }
+        while !(*at).is_null() {
+            *at = *at.add(1);
+            at = at.add(1);
+        }
+    }
 }
 
 /// A C string that outlives the program's changes to its environment.

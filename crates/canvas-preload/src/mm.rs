@@ -125,42 +125,37 @@ pub fn native_until(page: u32) -> Option<u32> {
         .map(|r| r.end)
 }
 
-/// Does the kernel have a page there? (/proc/self/pagemap, bit 63.)
+/// Does the kernel have a page there? Taken for granted when it does not say.
 pub fn is_present(page: u32) -> bool {
-    let mut entry = 0u64;
-    // SAFETY: open, read eight bytes into `entry`, close.
-    unsafe {
-        let path = c"/proc/self/pagemap";
-        let Ok(fd) = canvas_sys::sys3(
-            libc::SYS_openat,
-            libc::AT_FDCWD as usize,
-            path.as_ptr() as usize,
-            libc::O_RDONLY as usize,
-        ) else {
-            return true;
-        };
-        let off = (PageId(page).addr() / PAGE_SIZE) * 8;
-        let got = canvas_sys::sys4(libc::SYS_pread64, fd, &raw mut entry as usize, 8, off);
-        let _ = canvas_sys::sys1(libc::SYS_close, fd);
-        if got != Ok(8) {
-            return true;
-        }
-    }
-    entry >> 63 != 0
+    smaps::present(addr_of(page)).unwrap_or(true)
 }
 
 pub(crate) fn pages_of(bytes: usize) -> Option<u32> {
     u32::try_from(bytes.checked_add(PAGE_SIZE - 1)? / PAGE_SIZE).ok()
 }
 
-/// A page-aligned range of the window as pages; `None` when it is not one.
-pub(crate) fn range(addr: usize, bytes: usize) -> Option<(u32, u32)> {
+/// A page-aligned range of the window as pages; EINVAL when it is not one.
+pub(crate) fn range(addr: usize, bytes: usize) -> Result<(u32, u32), Errno> {
+    let inval = Errno(libc::EINVAL);
     if !addr.is_multiple_of(PAGE_SIZE) || !layout::in_window(addr) {
-        return None;
+        return Err(inval);
     }
     let start = PageId::of_addr(addr).0;
-    let end = start.checked_add(pages_of(bytes)?)?;
-    (end as usize <= WINDOW_PAGES).then_some((start, end))
+    let pages = pages_of(bytes).ok_or(inval)?;
+    match start.checked_add(pages) {
+        Some(end) if end as usize <= WINDOW_PAGES => Ok((start, end)),
+        _ => Err(inval),
+    }
+}
+
+/// Makes a call on the range that it names; `None`, and not ours, when that begins outside of the
+/// window.
+fn on_range(
+    addr: usize,
+    bytes: usize,
+    call: impl FnOnce(u32, u32) -> Result<usize, Errno>,
+) -> Option<Result<usize, Errno>> {
+    layout::in_window(addr).then(|| range(addr, bytes).and_then(|(start, end)| call(start, end)))
 }
 
 pub(crate) fn addr_of(page: u32) -> usize {
@@ -371,7 +366,7 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if let Ok(at) = done
         && flags & libc::MAP_POPULATE != 0
         && captures(prot, flags)
-        && let Some((start, end)) = range(at, bytes)
+        && let Ok((start, end)) = range(at, bytes)
     {
         populate(start, end);
     }
@@ -385,7 +380,7 @@ fn mmap_fixed(
     flags: i32,
     a: &[usize; 6],
 ) -> Result<usize, Errno> {
-    let (start, end) = range(addr, bytes).ok_or(Errno(libc::EINVAL))?;
+    let (start, end) = range(addr, bytes)?;
     let mut taken = false;
     regions(g).each(start, end, |_| taken = true);
     if taken && flags & libc::MAP_FIXED_NOREPLACE != 0 {
@@ -398,8 +393,9 @@ fn mmap_anywhere(g: &RawGuard<'_>, hint: usize, bytes: usize, prot: i32) -> Resu
     let pages = pages_of(bytes).ok_or(Errno(libc::ENOMEM))?;
     admit(g, pages, prot & libc::PROT_WRITE != 0)?;
     // A hint inside the window is honoured when free, as the kernel does.
-    let wanted = range(hint, bytes).map(|r| r.0).filter(|s| *s >= MMAP_FIRST);
+    let wanted = range(hint, bytes).ok().map(|r| r.0);
     let at = wanted
+        .filter(|s| *s >= MMAP_FIRST)
         .and_then(|s| regions(g).find_gap(pages, 1, s, s.checked_add(pages)?))
         .or_else(|| regions(g).find_gap(pages, 1, MMAP_FIRST, WINDOW_PAGES as u32))
         .ok_or(Errno(libc::ENOMEM))?;
@@ -466,15 +462,14 @@ fn populate(start: u32, end: u32) {
 
 /// `munmap`.
 pub fn munmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
-    if !layout::in_window(a[0]) {
-        return None;
-    }
-    let Some((start, end)) = range(a[0], a[1]).filter(|r| r.0 < r.1) else {
-        return Some(Err(Errno(libc::EINVAL)));
-    };
-    let _inside = freeze::enter();
-    let g = lock();
-    Some(clear(&g, start, end).map(|()| 0))
+    on_range(a[0], a[1], |start, end| {
+        if start == end {
+            return Err(Errno(libc::EINVAL));
+        }
+        let _inside = freeze::enter();
+        let g = lock();
+        clear(&g, start, end).map(|()| 0)
+    })
 }
 
 /// `brk`: answers like the kernel, with the break after the call.
@@ -505,20 +500,21 @@ pub fn brk(a: &[usize; 6]) -> usize {
 
 /// `mprotect` (and `pkey_mprotect` without a key).
 pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
-    if !layout::in_window(a[0]) || a[1] == 0 {
+    if a[1] == 0 {
         return None;
     }
-    let Some((start, end)) = range(a[0], a[1]) else {
-        return Some(Err(Errno(libc::EINVAL)));
-    };
-    let prot = a[2] as i32;
+    on_range(a[0], a[1], |start, end| {
+        mprotect_range(start, end, a[2] as i32)
+    })
+}
+
+fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
     let _inside = freeze::enter();
     let g = lock();
     // Up to the first hole the call has its effect, as the kernel has it.
-    let asked = end;
     let end = regions(&g).covered_until(start, asked);
     if end == start {
-        return Some(Err(Errno(libc::ENOMEM)));
+        return Err(Errno(libc::ENOMEM));
     }
     let readable = prot & libc::PROT_READ != 0;
     if !readable {
@@ -540,28 +536,30 @@ pub fn mprotect(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             word::publish(areas::word(page), cur.clear(flag::STUCK));
         });
     }
-    Some(done.and(if end == asked {
+    done.and(if end == asked {
         Ok(0)
     } else {
         Err(Errno(libc::ENOMEM))
-    }))
+    })
 }
 
 /// `madvise`.
 pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
-    if !layout::in_window(a[0]) {
-        return None;
-    }
-    let Some((start, end)) = range(a[0], a[1]) else {
-        return Some(Err(Errno(libc::EINVAL)));
-    };
+    on_range(a[0], a[1], |start, end| madvise_range(start, end, a[2]))
+}
+
+fn madvise_range(start: u32, end: u32, advice: usize) -> Result<usize, Errno> {
     if start == end {
-        return Some(Ok(0));
+        return Ok(0);
     }
     let _inside = freeze::enter();
     let g = lock();
-    let covered = regions(&g).covers(start, end);
-    let advice = a[2] as i32;
+    // With holes it has its effect all the same.
+    let done = if regions(&g).covers(start, end) {
+        Ok(0)
+    } else {
+        Err(Errno(libc::ENOMEM))
+    };
     // Native pieces are the kernel's to advise; the rest of the range is ours.
     let mut native = Ok(0);
     regions(&g).each(start, end, |r| {
@@ -571,31 +569,25 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             native = check(unsafe {
                 gate::raw(
                     libc::SYS_madvise as usize,
-                    [addr_of(r.start), bytes, a[2], 0, 0, 0],
+                    [addr_of(r.start), bytes, advice, 0, 0, 0],
                 )
             });
         }
     });
-    if let Err(e) = native {
-        return Some(Err(e));
-    }
+    native?;
     let attr = |set: u8, clear: u8| {
         regions(&g).update(start, end, |a| Attr {
             kind: (a.kind | set) & !clear,
             ..a
         })
     };
-    match advice {
+    match advice as i32 {
         // FREE may take the pages at any time; now is a time.
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => discard(start, end),
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
             drop(g);
             populate(start, end);
-            return Some(if covered {
-                Ok(0)
-            } else {
-                Err(Errno(libc::ENOMEM))
-            });
+            return done;
         }
         libc::MADV_DONTFORK => drop(attr(kind::DONTFORK, 0)),
         libc::MADV_DOFORK => drop(attr(0, kind::DONTFORK)),
@@ -613,37 +605,32 @@ pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         | libc::MADV_DODUMP
         | libc::MADV_COLD
         | libc::MADV_PAGEOUT => {}
-        _ => return Some(Err(Errno(libc::EINVAL))),
+        _ => return Err(Errno(libc::EINVAL)),
     }
-    Some(if covered {
-        Ok(0)
-    } else {
-        Err(Errno(libc::ENOMEM))
-    })
+    done
 }
 
 /// `mincore`.
 pub fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
-    if !layout::in_window(a[0]) {
-        return None;
-    }
-    let Some((start, end)) = range(a[0], a[1]) else {
-        return Some(Err(Errno(libc::EINVAL)));
-    };
-    {
-        let _inside = freeze::enter();
-        let g = lock();
-        if !regions(&g).covers(start, end) {
-            return Some(Err(Errno(libc::ENOMEM)));
+    on_range(a[0], a[1], |start, end| {
+        if !mapped(start, end) {
+            return Err(Errno(libc::ENOMEM));
         }
-    }
-    for page in start..end {
-        let resident = word::load(areas::word(page)).state() == State::Resident;
-        // SAFETY: the program's own buffer, as the kernel would write to it; a bad pointer ends
-        // the program as a bad pointer does.
-        unsafe { ((a[2] + (page - start) as usize) as *mut u8).write(resident as u8) };
-    }
-    Some(Ok(0))
+        for page in start..end {
+            let resident = word::load(areas::word(page)).state() == State::Resident;
+            // SAFETY: the program's own buffer, as the kernel would write to it; a bad pointer ends
+            // the program as a bad pointer does.
+            unsafe { ((a[2] + (page - start) as usize) as *mut u8).write(resident as u8) };
+        }
+        Ok(0)
+    })
+}
+
+/// Is every page of the range mapped?
+fn mapped(start: u32, end: u32) -> bool {
+    let _inside = freeze::enter();
+    let g = lock();
+    regions(&g).covers(start, end)
 }
 
 /// `mlock`, `mlock2` (`lock`) and `munlock`: locked pages are made resident and stay so.
@@ -657,7 +644,7 @@ pub fn mlock(
         return None;
     }
     let aligned = addr & !(PAGE_SIZE - 1);
-    let Some((start, end)) = range(aligned, bytes + (addr - aligned)) else {
+    let Ok((start, end)) = range(aligned, bytes + (addr - aligned)) else {
         return Some(Err(Errno(libc::ENOMEM)));
     };
     let _inside = freeze::enter();

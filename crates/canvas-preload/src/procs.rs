@@ -144,7 +144,7 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     // The child's ring shall be empty.
     trace::flush();
     mm::inherit_window(true);
-    family::before_fork();
+    family::note_fork();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
     mm::inherit_window(false);
@@ -220,6 +220,15 @@ unsafe fn bytes_of<'a>(at: usize) -> &'a [u8] {
 /// Entries of an environment that is rebuilt on the stack.
 const ENV_MAX: usize = 1000;
 
+/// Is this the number of an open descriptor?
+fn names_open_fd(text: &[u8]) -> bool {
+    let number = core::str::from_utf8(text).ok().and_then(|t| t.parse().ok());
+    // SAFETY: asks for the flags of a descriptor.
+    number.is_some_and(|fd: i32| unsafe {
+        canvas_sys::sys2(libc::SYS_fcntl, fd as usize, libc::F_GETFD as usize).is_ok()
+    })
+}
+
 /// Does the environment at `envp` carry our variables? Otherwise a copy that does, in `room`.
 fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
     let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
@@ -247,6 +256,10 @@ fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
             let mine = unsafe { bytes_of(*our) };
             let name = mine.iter().position(|b| *b == b'=').unwrap_or(0) + 1;
             if text.starts_with(&mine[..name]) {
+                if k == 0 && names_open_fd(&text[name..]) && text != mine {
+                    // A `canvas run` in this program: what it starts is a tenant of its own.
+                    return envp;
+                }
                 // LD_PRELOAD may name others beside us; then it is right as it is.
                 let inside = text.windows(mine.len() - name).any(|w| w == &mine[name..]);
                 if !inside {
@@ -288,41 +301,30 @@ fn touch_vector(at: usize) {
 /// A hard-pressed reclaim may have the strings again before the kernel reads them, many times in a row.
 const EXEC_TRIES: u32 = 20_000;
 
-/// `execve`: the new image is managed too. The kernel reads the strings itself, so they are made
-/// present first; should one be gone again by then, the call fails with EFAULT and is repeated.
+/// `execve`.
 pub fn execve(a: &[usize; 6]) -> isize {
-    let mut room = [0usize; ENV_MAX + 4];
-    let envp = with_our_vars(a[2], &mut room);
-    trace::before_exec();
-    for _ in 0..EXEC_TRIES {
-        crate::args::touch_string(a[0]);
-        touch_vector(a[1]);
-        touch_vector(envp);
-        // SAFETY: the program's call.
-        let r = unsafe { raw(libc::SYS_execve as usize, [a[0], a[1], envp, 0, 0, 0]) };
-        if r != -(libc::EFAULT as isize) {
-            return r;
-        }
-    }
-    -(libc::EFAULT as isize)
+    exec(libc::SYS_execve, *a, 0)
 }
 
-/// `execveat`.
+/// `execveat`: a directory's descriptor comes before the path.
 pub fn execveat(a: &[usize; 6]) -> isize {
+    exec(libc::SYS_execveat, *a, 1)
+}
+
+/// The new image is managed too: its environment gets our variables. The kernel reads the strings
+/// itself, so they are made present first; should one be gone again by then, the call fails with EFAULT
+/// and is repeated. `path` is the argument that names the file; vector and environment follow it.
+fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
+    let (argv, envp) = (path + 1, path + 2);
     let mut room = [0usize; ENV_MAX + 4];
-    let envp = with_our_vars(a[3], &mut room);
+    a[envp] = with_our_vars(a[envp], &mut room);
     trace::before_exec();
     for _ in 0..EXEC_TRIES {
-        crate::args::touch_string(a[1]);
-        touch_vector(a[2]);
-        touch_vector(envp);
-        // SAFETY: the program's call.
-        let r = unsafe {
-            raw(
-                libc::SYS_execveat as usize,
-                [a[0], a[1], a[2], envp, a[4], 0],
-            )
-        };
+        crate::args::touch_string(a[path]);
+        touch_vector(a[argv]);
+        touch_vector(a[envp]);
+        // SAFETY: the program's call; `room` lives across it.
+        let r = unsafe { raw(nr as usize, a) };
         if r != -(libc::EFAULT as isize) {
             return r;
         }

@@ -121,7 +121,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             .fetch_max(total, Ordering::Relaxed);
     }
     // The policy finishes a chunk once begun: what has no slot stays.
-    ctx.batch.truncate(got as u32, |r| give_up(&[r], false));
+    ctx.batch.truncate(got as u32, |r| give_up(r, false));
     let (mut n, mut ranges) = (0, 0);
     ctx.protected.protect(
         ctx.batch.runs(),
@@ -136,7 +136,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
                 n += 1;
             }
         },
-        |r, asked| give_up(&[r], asked),
+        give_up,
     );
     if n < got {
         cache::give_back(&ctx.slots[n..got]);
@@ -206,24 +206,19 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     n as u32
 }
 
-/// Leaves the pages of these runs where they are.
-fn give_up(runs: &[Run], protection_failed: bool) {
-    for r in runs {
-        for p in r.start.0..r.start.0 + r.len {
-            let w = areas::word(p);
-            let back = word::load(w).with_state(State::Resident);
-            word::publish(
-                w,
-                if protection_failed {
-                    back.set(flag::STUCK)
-                } else {
-                    back
-                },
-            );
+/// Leaves the pages of a run where they are. `refused`: the kernel would not protect them, and is not to
+/// be asked again.
+fn give_up(run: Run, refused: bool) {
+    for page in run.start.0..run.start.0 + run.len {
+        let w = areas::word(page);
+        let mut back = word::load(w).with_state(State::Resident);
+        if refused {
+            back = back.set(flag::STUCK);
         }
-        if state::THREAD_MODE.load(Ordering::Relaxed) {
-            uffd().wake(r.start.addr(), r.len as usize * PAGE_SIZE);
-        }
+        word::publish(w, back);
+    }
+    if state::THREAD_MODE.load(Ordering::Relaxed) {
+        uffd().wake(run.start.addr(), run.len as usize * PAGE_SIZE);
     }
 }
 

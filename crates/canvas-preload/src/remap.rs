@@ -115,8 +115,9 @@ pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     let g = lock();
     if !old_ours {
         // A native mapping is moved over the window: it becomes a native piece of it.
-        let Some((start, end)) = range(new_addr, new_bytes) else {
-            return Some(Err(Errno(libc::EINVAL)));
+        let (start, end) = match range(new_addr, new_bytes) {
+            Ok(r) => r,
+            Err(e) => return Some(Err(e)),
         };
         discard(start, end);
         // SAFETY: the program's call.
@@ -155,7 +156,7 @@ fn mremap_ours(
     if (fixed || keep) && flags & libc::MREMAP_MAYMOVE == 0 {
         return Err(inval);
     }
-    let (start, end) = range(old, old_bytes).ok_or(inval)?;
+    let (start, end) = range(old, old_bytes)?;
     let new_pages = pages_of(new_bytes).ok_or(Errno(libc::ENOMEM))?;
     let old_pages = end - start;
     let region = regions(g).at(start).ok_or(Errno(libc::EFAULT))?;
@@ -204,7 +205,7 @@ fn mremap_ours(
         admit(g, new_pages - old_pages, prot & libc::PROT_WRITE != 0)?;
     }
     let to = if fixed {
-        let (to, to_end) = range(new_addr, new_bytes).ok_or(inval)?;
+        let (to, to_end) = range(new_addr, new_bytes)?;
         if to < end && start < to_end {
             return Err(inval);
         }
@@ -249,9 +250,9 @@ fn mremap_ours(
 
 /// A file or shared mapping inside the window is moved: the kernel moves it, we mend the window.
 fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
-    let (start, end) = range(a[0], a[1]).ok_or(Errno(libc::EINVAL))?;
+    let (start, end) = range(a[0], a[1])?;
     let target = (a[3] as i32 & libc::MREMAP_FIXED != 0)
-        .then(|| range(a[4], a[2]))
+        .then(|| range(a[4], a[2]).ok())
         .flatten();
     if let Some((s, e)) = target {
         // What the kernel would refuse must leave the target as it is.
@@ -284,7 +285,13 @@ fn mremap_native(g: &RawGuard<'_>, region: Region, a: [usize; 6]) -> Result<usiz
             restore_window(start, end)?;
         }
     }
-    if let Some((s, e)) = range(at, a[2]) {
+    if !layout::in_window(at) && region.attr.kind & kind::DONTFORK == 0 {
+        // The window's pieces are not inherited but in forks that we make: outside of it nobody would
+        // see to that, and the child would miss this memory.
+        // SAFETY: changes only what a fork copies.
+        let _ = unsafe { mem::advise(at, a[2], libc::MADV_DOFORK) };
+    }
+    if let Ok((s, e)) = range(at, a[2]) {
         regions(g)
             .insert(s, e, region.attr)
             .map_err(|_| Errno(libc::ENOMEM))?;

@@ -370,20 +370,13 @@ pub fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     if r.is_err() {
         return answer(r);
     }
-    if ours() != 0
-        && (old != 0 || wanted & OURS != 0 || how as i32 == libc::SIG_SETMASK)
-        && let Some(belief) = altstack::belief()
-    {
-        let had = belief.load(Ordering::Relaxed);
-        before |= unpack(had);
-        if new != 0 {
-            let now = match how as i32 {
-                libc::SIG_BLOCK => had | pack(wanted),
-                libc::SIG_UNBLOCK => had & !pack(wanted),
-                _ => pack(wanted),
-            };
-            belief.store(now, Ordering::Relaxed);
-        }
+    if ours() != 0 {
+        before |= unpack(altstack::change_belief(|had| match how as i32 {
+            _ if new == 0 => had,
+            libc::SIG_BLOCK => had | pack(wanted),
+            libc::SIG_UNBLOCK => had & !pack(wanted),
+            _ => pack(wanted),
+        }));
     }
     if old != 0 {
         put(old, before);

@@ -1,17 +1,19 @@
-//! A process's proportional share of anonymous memory, from /proc/PID/smaps.
+//! What /proc says about memory: a process's proportional share (PID/smaps), and which pages are
+//! there and shared (self/pagemap).
 //!
 //! After a fork, pages are shared until one side writes. Pss counts a page that n processes map
 //! as 1/n, so the sum over a tenant's processes is the memory that it really uses. The walk
 //! costs about 10 ms a resident GiB: only forked processes do it, and seldom.
 
-use canvas_sys::{sys1, sys3, sys4};
+use canvas_sys::proc::File;
 use canvas_types::PAGE_SIZE;
+use core::ffi::CStr;
 
 use crate::areas;
 
-/// Reads /proc/self/smaps line by line, in a fixed buffer, without libc.
+/// Reads /proc/PID/smaps line by line, in a fixed buffer, without libc.
 struct Lines {
-    fd: usize,
+    file: File,
     buf: [u8; 4096],
     len: usize,
     at: usize,
@@ -31,19 +33,8 @@ impl Lines {
             path[6 + i] = *d;
         }
         path[6 + n..12 + n].copy_from_slice(b"/smaps");
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-        // SAFETY: the path lives across the call.
-        let fd = unsafe {
-            sys3(
-                libc::SYS_openat,
-                libc::AT_FDCWD as usize,
-                path.as_ptr() as usize,
-                flags,
-            )
-        }
-        .ok()?;
         Some(Lines {
-            fd,
+            file: File::open(CStr::from_bytes_until_nul(&path).ok()?).ok()?,
             buf: [0; 4096],
             len: 0,
             at: 0,
@@ -62,28 +53,11 @@ impl Lines {
             if self.len == self.buf.len() {
                 self.len = 0;
             }
-            let room = self.buf.len() - self.len;
-            // SAFETY: the kernel writes into the rest of our buffer.
-            let got = unsafe {
-                sys3(
-                    libc::SYS_read,
-                    self.fd,
-                    self.buf.as_mut_ptr() as usize + self.len,
-                    room,
-                )
-            };
-            match got {
+            match self.file.read(&mut self.buf[self.len..]) {
                 Ok(n) if n > 0 => self.len += n,
                 _ => return,
             }
         }
-    }
-}
-
-impl Drop for Lines {
-    fn drop(&mut self) {
-        // SAFETY: our descriptor.
-        let _ = unsafe { sys1(libc::SYS_close, self.fd) };
     }
 }
 
@@ -134,52 +108,37 @@ pub fn proportional_pages(pid: u32) -> Option<i64> {
     seen.then_some(kib / 4)
 }
 
-/// /proc/self/pagemap, open for as long as it lives.
-struct Pagemap(usize);
+/// /proc/self/pagemap: an entry for each page of the address space.
+struct Pagemap(File);
+
+/// The page is there.
+const PRESENT: u64 = 1 << 63;
+/// Nobody else maps it.
+const EXCLUSIVE: u64 = 1 << 56;
 
 impl Pagemap {
     fn open() -> Option<Pagemap> {
-        let path = c"/proc/self/pagemap";
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-        // SAFETY: the path lives across the call.
-        unsafe {
-            sys3(
-                libc::SYS_openat,
-                libc::AT_FDCWD as usize,
-                path.as_ptr() as usize,
-                flags,
-            )
-        }
-        .ok()
-        .map(Pagemap)
+        File::open(c"/proc/self/pagemap").ok().map(Pagemap)
     }
-    /// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too
-    /// (bit 56 is clear).
+    /// The entries of the pages from `addr` on; returns how many the kernel gave.
+    fn read(&self, addr: usize, entries: &mut [u64]) -> usize {
+        self.0.read_entries(addr / PAGE_SIZE, entries).unwrap_or(0)
+    }
+    /// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too.
     fn shared(&self, addr: usize, pages: usize) -> u64 {
         let mut entries = [0u64; 64];
         let pages = pages.min(entries.len());
-        // SAFETY: the kernel writes `pages` entries at most.
-        let got = unsafe {
-            sys4(
-                libc::SYS_pread64,
-                self.0,
-                entries.as_mut_ptr() as usize,
-                pages * 8,
-                addr / PAGE_SIZE * 8,
-            )
-        };
-        let seen = got.unwrap_or(0) / 8;
+        let seen = self.read(addr, &mut entries[..pages]);
         entries[..seen].iter().enumerate().fold(0, |bits, (i, e)| {
-            bits | u64::from(e >> 63 != 0 && e >> 56 & 1 == 0) << i
+            bits | u64::from(e & (PRESENT | EXCLUSIVE) == PRESENT) << i
         })
     }
 }
 
-impl Drop for Pagemap {
-    fn drop(&mut self) {
-        // SAFETY: our own descriptor.
-        let _ = unsafe { sys1(libc::SYS_close, self.0) };
-    }
+/// Is the page at `addr` there? `None` when the kernel does not say.
+pub fn present(addr: usize) -> Option<bool> {
+    let mut entry = [0u64];
+    (Pagemap::open()?.read(addr, &mut entry) == 1).then_some(entry[0] & PRESENT != 0)
 }
 
 /// How many of the present pages in `ranges` (64 pages each at most) another process maps as well.

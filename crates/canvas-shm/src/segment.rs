@@ -287,6 +287,17 @@ impl Segment {
         }
         true
     }
+    /// Notes what processes hold that charge nothing themselves: a run without a limit, of which
+    /// the caller is the only one to write here.
+    pub fn note_unlimited(&self, pages: i64) {
+        for (now, peak) in [
+            (&self.local_pages, &self.local_pages_peak),
+            (&self.footprint_pages, &self.footprint_pages_peak),
+        ] {
+            now.store(pages, Ordering::Relaxed);
+            peak.fetch_max(pages, Ordering::Relaxed);
+        }
+    }
     /// Changes the footprint (pages that exist anywhere) by `pages`.
     #[inline]
     pub fn charge_footprint(&self, pages: i64) {
@@ -317,8 +328,7 @@ impl Segment {
             self.footprint_pages
                 .fetch_sub(local + far, Ordering::Relaxed);
         }
-        let native = slot.native_pages.swap(0, Ordering::Relaxed);
-        self.native_pages.fetch_sub(native, Ordering::Relaxed);
+        self.note_native(slot, 0);
         for n in [&slot.resident_pages, &slot.cached_pages] {
             n.store(0, Ordering::Relaxed);
         }

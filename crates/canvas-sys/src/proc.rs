@@ -67,31 +67,62 @@ pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {
         )
     };
 }
+/// A file open for reading, as long as this lives.
+pub struct File(usize);
+
+impl File {
+    /// Opens it; exec closes it.
+    pub fn open(path: &core::ffi::CStr) -> Result<File, Errno> {
+        // SAFETY: the path lives across the call.
+        unsafe {
+            sys3(
+                libc::SYS_openat,
+                libc::AT_FDCWD as usize,
+                path.as_ptr() as usize,
+                (libc::O_RDONLY | libc::O_CLOEXEC) as usize,
+            )
+        }
+        .map(File)
+    }
+    /// Reads on from where the last read ended; 0 at the end.
+    pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
+        // SAFETY: the kernel writes into `buf` only.
+        unsafe { sys3(libc::SYS_read, self.0, buf.as_mut_ptr() as usize, buf.len()) }
+    }
+    /// Reads eight-byte entries from entry `first` on; returns how many there were.
+    pub fn read_entries(&self, first: usize, entries: &mut [u64]) -> Result<usize, Errno> {
+        // SAFETY: the kernel writes into `entries` only.
+        let bytes = unsafe {
+            sys4(
+                libc::SYS_pread64,
+                self.0,
+                entries.as_mut_ptr() as usize,
+                size_of_val(entries),
+                first * 8,
+            )
+        };
+        bytes.map(|n| n / 8)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: our descriptor.
+        let _ = unsafe { sys1(libc::SYS_close, self.0) };
+    }
+}
+
 /// Reads a small file from the start; returns the bytes read.
 pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno> {
-    // SAFETY: the path and buffer live across the calls.
-    unsafe {
-        let fd = sys3(
-            libc::SYS_openat,
-            libc::AT_FDCWD as usize,
-            path.as_ptr() as usize,
-            (libc::O_RDONLY | libc::O_CLOEXEC) as usize,
-        )?;
-        let mut n = 0;
-        while n < buf.len() {
-            match sys3(
-                libc::SYS_read,
-                fd,
-                buf.as_mut_ptr() as usize + n,
-                buf.len() - n,
-            ) {
-                Ok(0) | Err(_) => break,
-                Ok(k) => n += k,
-            }
+    let file = File::open(path)?;
+    let mut n = 0;
+    while n < buf.len() {
+        match file.read(&mut buf[n..]) {
+            Ok(0) | Err(_) => break,
+            Ok(k) => n += k,
         }
-        let _ = sys1(libc::SYS_close, fd);
-        Ok(n)
     }
+    Ok(n)
 }
 /// Minor faults of this process so far (getrusage, all threads); 0 when the kernel does not say.
 pub fn minor_faults() -> u64 {

@@ -259,7 +259,7 @@ fn the_embedded_library_is_the_one_that_is_loaded() {
     let bytes = doctor["library_bytes"].as_u64().unwrap();
     let script = "stat -L -c %s /proc/self/fd/$CANVAS_PRELOAD_FD";
     let got = answer(
-        canvas(&["run", "--", "sh", "-c", script])
+        canvas(&["run", "--local", "64M", "--", "sh", "-c", script])
             .env_remove("CANVAS_PRELOAD_SO")
             .output()
             .unwrap(),

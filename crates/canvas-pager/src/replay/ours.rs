@@ -214,7 +214,7 @@ impl Sim {
                         FillKind::Demand
                     },
                 );
-                self.follow(&plan);
+                self.follow(&plan, thread);
             }
             State::Cached => {
                 self.out.second_chances += 1;
@@ -222,7 +222,7 @@ impl Sim {
                     self.prefetcher
                         .on_fault(thread, PageId(page as u32), FaultKind::SecondChance);
                 self.fill(page, FillKind::SecondChance);
-                self.follow(&plan);
+                self.follow(&plan, thread);
             }
             _ => {
                 self.out.misses += 1;
@@ -237,18 +237,28 @@ impl Sim {
                         FillKind::Demand
                     },
                 );
-                self.follow(&plan);
+                self.follow(&plan, thread);
             }
         }
     }
 
-    fn follow(&mut self, plan: &Plan) {
+    fn follow(&mut self, plan: &Plan, thread: u32) {
         if let Some(behind) = plan.behind {
             self.clock.stream_passed(behind);
         }
         if !self.prefetch {
             return;
         }
+        let far = |me: &Self, i: u32| {
+            plan.page(i).is_some_and(|p| {
+                p.index() < me.words.len() && me.word(p.index()).state() == State::Far
+            })
+        };
+        let last_far = (0..plan.count)
+            .rev()
+            .find(|i| far(self, *i))
+            .filter(|_| plan.sample_every != 0);
+        let mut marked = false;
         for i in 0..plan.count {
             let Some(page) = plan.page(i).map(PageId::index) else {
                 break;
@@ -258,7 +268,8 @@ impl Sim {
             }
             self.out.prefetched += 1;
             self.untouched_prefetch[page] = true;
-            if plan.leave_unmapped(i) && self.cache_cap > 0 {
+            if (plan.leave_unmapped(i) || last_far == Some(i)) && self.cache_cap > 0 {
+                marked = true;
                 self.make_room();
                 self.set(
                     page,
@@ -278,6 +289,8 @@ impl Sim {
                 );
             }
         }
+        self.prefetcher
+            .carried_out(thread, plan, plan.count, marked);
     }
 
     fn set(&self, page: usize, w: Word) {
