@@ -16,6 +16,7 @@ mod run;
 mod stats;
 mod supervise;
 mod sweep;
+mod workload;
 
 use clap::Parser;
 
@@ -39,6 +40,7 @@ fn main() {
             Command::Replay(args) => replay::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),
+            Command::Workload(args) => workload::run(args),
         },
     };
     let code = result.unwrap_or_else(|failure| {
