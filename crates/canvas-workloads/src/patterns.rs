@@ -66,6 +66,8 @@ struct Count(AtomicU64);
 
 /// How often rates are taken.
 const TICK: Duration = Duration::from_millis(250);
+/// The shortest time to wait for threads.
+const BREATH: Duration = Duration::from_millis(1);
 
 fn run(job: &Job, kind: &Kind) -> Result<Output, Failure> {
     let pages = job.bytes() / (8 * WORDS);
@@ -110,15 +112,20 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
             })
             .collect();
         thread::sleep(Duration::from_secs_f64(job.seconds / 4.0));
+        // On a loaded machine threads may take longer than that to begin.
+        while counts.iter().any(|c| c.0.load(Relaxed) == 0) && !arena.over.load(Relaxed) {
+            thread::sleep(BREATH);
+        }
         arena.measuring.store(true, Relaxed);
         let began = Instant::now();
         let (first, mut before, mut then) = (done(), done(), began);
         loop {
             let left = Duration::from_secs_f64(job.seconds).saturating_sub(began.elapsed());
-            if left.is_zero() || arena.over.load(Relaxed) {
+            // And a measurement of nothing would be none.
+            if left.is_zero() && before > first || arena.over.load(Relaxed) {
                 break;
             }
-            thread::sleep(left.min(TICK));
+            thread::sleep(left.clamp(BREATH, TICK));
             let (now, count) = (Instant::now(), done());
             let rate = (count - before) as f64 / (now - then).as_secs_f64();
             rates.push((round3((now - began).as_secs_f64()), rate.round()));
