@@ -38,8 +38,9 @@ impl Output {
     pub(crate) fn of_work(answer: String, ops: f64, seconds: f64) -> Output {
         Output {
             answer,
-            seconds: Some(seconds),
-            ops_per_s: Some(ops / seconds.max(1e-9)),
+            // Digits that mean nothing only make lines longer.
+            seconds: Some(round(seconds, 1e6)),
+            ops_per_s: Some(round(ops / seconds.max(1e-9), 1e3)),
             ..Output::default()
         }
     }
@@ -50,6 +51,11 @@ impl Output {
         self.latency_histogram = times.buckets();
         self
     }
+}
+
+/// To so many parts of one.
+pub(crate) fn round(x: f64, parts: f64) -> f64 {
+    (x * parts).round() / parts
 }
 
 /// Longest time that is told apart from longer ones: a minute.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::data::{Pages, Shared, Templates, WORDS, wrong_word};
 use crate::digest::Digest;
-use crate::output::{Output, Times};
+use crate::output::{Output, Times, round};
 use crate::{Failure, Job};
 use walk::{Chain, Kind, Walk};
 
@@ -128,7 +128,7 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
             thread::sleep(left.clamp(BREATH, TICK));
             let (now, count) = (Instant::now(), done());
             let rate = (count - before) as f64 / (now - then).as_secs_f64();
-            rates.push((round3((now - began).as_secs_f64()), rate.round()));
+            rates.push((round((now - began).as_secs_f64(), 1e3), rate.round()));
             (then, before) = (now, count);
         }
         let (seconds, ops) = ((then - began).as_secs_f64(), before - first);
@@ -142,10 +142,6 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
     let mut output = Output::of_work(String::new(), ops as f64, seconds).with_times(&times);
     output.rates = rates;
     Ok(output)
-}
-
-fn round3(x: f64) -> f64 {
-    (x * 1000.0).round() / 1000.0
 }
 
 /// One thread: walks until it is over; times of single operations while it is measured.
