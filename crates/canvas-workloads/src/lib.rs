@@ -233,7 +233,7 @@ pub static PROGRAMS: [Program; 15] = [
         "rmat-bfs",
         "searches an RMAT graph breadth first from several roots",
         256,
-        (8, 10_000),
+        (4, 10_000),
         &[Knob::Rounds],
         bfs::run,
     ),
