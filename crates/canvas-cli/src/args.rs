@@ -54,6 +54,12 @@ pub enum Command {
     Man(ManArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
+    /// Run one of the bench's built-in workloads.
+    ///
+    /// Prints one JSON object: what was computed, and how fast. Exit code 1 when the data or the
+    /// result is wrong.
+    #[command(hide = true)]
+    Workload(WorkloadArgs),
 }
 
 /// Flags of `canvas run`.
@@ -195,6 +201,35 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+/// Flags of `canvas workload`.
+#[derive(Args)]
+pub struct WorkloadArgs {
+    /// The workload.
+    #[arg(value_parser = workload_names())]
+    pub name: String,
+    /// Factor on the default size.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub scale: f64,
+    /// Seed of all data.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Data in MiB, in place of what follows from --scale.
+    #[arg(long, value_name = "N")]
+    pub mib: Option<u64>,
+    /// Measured time of a pattern.
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Threads that work at once.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+    /// Rounds of a workload that does a fixed amount of work.
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u32>,
+    /// Pages from one touch to the next (strided).
+    #[arg(long, value_name = "PAGES")]
+    pub stride: Option<u32>,
+}
+
 /// A flag without a value; its environment variable holds 1 or 0.
 fn switch() -> ValueParser {
     ValueParser::new(|text: &str| match text {
@@ -209,6 +244,15 @@ fn synthetic_names() -> PossibleValuesParser {
     synthetic::NAMES
         .iter()
         .map(|(name, what)| PossibleValue::new(*name).help(*what))
+        .collect::<Vec<_>>()
+        .into()
+}
+
+/// The built-in workloads, each with what it does.
+fn workload_names() -> PossibleValuesParser {
+    canvas_workloads::PROGRAMS
+        .iter()
+        .map(|p| PossibleValue::new(p.name).help(p.about))
         .collect::<Vec<_>>()
         .into()
 }

@@ -17,6 +17,7 @@ mod stats;
 mod supervise;
 mod sweep;
 mod tree;
+mod workload;
 
 use clap::Parser;
 
@@ -40,6 +41,7 @@ fn main() {
             Command::Replay(args) => replay::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),
+            Command::Workload(args) => workload::run(args),
         },
     };
     let code = result.unwrap_or_else(|failure| {

@@ -184,6 +184,19 @@ fn bad_input_to_other_commands_is_2() {
             "is missing; see `canvas completions --help`",
         ),
         (&["completions", "tcsh"], "write one of bash"),
+        (&["workload"], "is missing; see `canvas workload --help`"),
+        (
+            &["workload", "nonsense"],
+            "nonsense: write one of sequential, strided",
+        ),
+        (
+            &["workload", "zipf", "--threads", "17"],
+            "--threads 17 is out of range; write 1 to 16",
+        ),
+        (
+            &["workload", "quicksort", "--stride", "2"],
+            "quicksort takes no --stride",
+        ),
         (
             &["man", "--dir", "/proc/nowhere"],
             "manual pages cannot be written to /proc/nowhere",

@@ -208,3 +208,40 @@ fn doctor_answers_in_words_and_in_json() {
         assert!(text.out.contains(line.as_str().unwrap()));
     }
 }
+
+#[test]
+fn workloads_are_for_the_bench_and_hidden() {
+    assert!(!ask(&["--help"]).out.contains("workload"));
+    assert!(!ask(&["man"]).out.contains("workload"));
+    let help = ask(&["workload", "--help"]);
+    assert_eq!((help.code, help.err.as_str()), (0, ""));
+    let document = include_str!("../../../../docs/WORKLOADS.md");
+    for flag in flags(&help.out) {
+        assert!(document.contains(&format!("`--{flag}")), "--{flag}");
+    }
+    for name in ["sequential", "fill", "quicksort", "rmat-bfs", "snappy"] {
+        assert!(help.out.contains(name), "{name} in:\n{}", help.out);
+        assert!(document.contains(&format!("\n| `{name}` |")), "{name}");
+    }
+}
+
+#[test]
+fn a_workload_prints_one_object() {
+    let args = ["workload", "quicksort", "--mib", "4", "--seed", "3"];
+    let answer = |args: &[&str]| {
+        let got = ask(args);
+        assert_eq!((got.code, got.err.as_str()), (0, ""));
+        assert_eq!(got.out.lines().count(), 1, "{}", got.out);
+        let v: serde_json::Value = serde_json::from_str(&got.out).unwrap();
+        assert!(v["seconds"].as_f64().unwrap() > 0.0);
+        assert!(v["ops_per_s"].as_f64().unwrap() > 0.0);
+        v["answer"].as_str().unwrap().to_owned()
+    };
+    let first = answer(&args);
+    assert!(
+        first.starts_with("quicksort ints=524288 digest="),
+        "{first}"
+    );
+    assert_eq!(answer(&args), first);
+    assert_ne!(answer(&["workload", "quicksort", "--mib", "4"]), first);
+}
