@@ -5,6 +5,13 @@
 //! results file. The report and the comparison read nothing but such files.
 #![forbid(unsafe_code)]
 
+pub mod cells;
+pub mod compare;
+#[cfg(test)]
+mod fixture;
+pub mod read;
 pub mod record;
+pub mod stats;
 pub mod variant;
+pub mod words;
 pub mod workload;
