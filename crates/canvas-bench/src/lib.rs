@@ -9,8 +9,10 @@ pub mod cells;
 pub mod compare;
 #[cfg(test)]
 mod fixture;
+pub mod papers;
 pub mod read;
 pub mod record;
+pub mod report;
 pub mod stats;
 pub mod variant;
 pub mod words;
