@@ -6,6 +6,15 @@
 #![forbid(unsafe_code)]
 
 pub mod builtin;
+pub mod cells;
+pub mod compare;
+#[cfg(test)]
+mod fixture;
+pub mod papers;
+pub mod read;
 pub mod record;
+pub mod report;
+pub mod stats;
 pub mod variant;
+pub mod words;
 pub mod workload;

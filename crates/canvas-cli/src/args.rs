@@ -60,6 +60,11 @@ pub enum Command {
     /// result is wrong.
     #[command(hide = true)]
     Workload(WorkloadArgs),
+    /// Make one page with plots and tables from results of `canvas bench`.
+    ///
+    /// The page is a single HTML file that needs no network and has no script. Several files are
+    /// put together; figures of other machines, versions and sizes are kept apart.
+    Report(ReportArgs),
 }
 
 /// Flags of `canvas run`.
@@ -228,6 +233,23 @@ pub struct WorkloadArgs {
     /// Pages from one touch to the next (strided).
     #[arg(long, value_name = "PAGES")]
     pub stride: Option<u32>,
+}
+
+/// Flags of `canvas report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Files that `canvas bench` wrote.
+    #[arg(required = true, value_name = "RESULTS", value_hint = clap::ValueHint::FilePath)]
+    pub results: Vec<PathBuf>,
+    /// Where the page goes.
+    #[arg(
+        short,
+        long,
+        value_name = "FILE.html",
+        default_value = "report.html",
+        value_hint = clap::ValueHint::FilePath
+    )]
+    pub output: PathBuf,
 }
 
 /// A flag without a value; its environment variable holds 1 or 0.

@@ -12,6 +12,7 @@ mod options;
 mod preload;
 mod program;
 mod replay;
+mod report;
 mod run;
 mod stats;
 mod supervise;
@@ -42,6 +43,7 @@ fn main() {
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),
             Command::Workload(args) => workload::run(args),
+            Command::Report(args) => report::run(args),
         },
     };
     let code = result.unwrap_or_else(|failure| {

@@ -50,13 +50,14 @@ fn expected(command: &str) -> &'static [&'static str] {
         "doctor" => &["json"],
         "man" => &["dir"],
         "completions" => &[],
+        "report" => &["output"],
         _ => unreachable!(),
     }
 }
 
 #[test]
 fn help_lists_every_flag_and_no_other() {
-    for command in ["run", "replay", "doctor", "man", "completions"] {
+    for command in ["run", "replay", "doctor", "man", "completions", "report"] {
         let got = ask(&[command, "--help"]);
         assert_eq!((got.code, got.err.as_str()), (0, ""));
         let mut listed = BTreeSet::new();
@@ -72,7 +73,7 @@ fn help_lists_every_flag_and_no_other() {
 fn documents_and_manual_name_every_flag() {
     let scratch = Scratch::new();
     assert_eq!(ask(&["man", "--dir", scratch.0.to_str().unwrap()]).code, 0);
-    for command in ["run", "replay", "doctor", "man", "completions"] {
+    for command in ["run", "replay", "doctor", "man", "completions", "report"] {
         let page = fs::read_to_string(scratch.path(&format!("canvas-{command}.1")))
             .unwrap()
             .replace("\\-", "-");
@@ -83,7 +84,7 @@ fn documents_and_manual_name_every_flag() {
             );
         }
     }
-    for command in ["run", "replay", "doctor"] {
+    for command in ["run", "replay", "doctor", "report"] {
         for flag in expected(command) {
             assert!(
                 section(command).contains(&format!("--{flag}")),
@@ -113,7 +114,7 @@ fn documents_name_every_variable() {
 #[test]
 fn every_command_has_help_and_is_listed() {
     let top = ask(&["--help"]).out;
-    for command in ["run", "doctor", "replay", "man", "completions"] {
+    for command in ["run", "doctor", "replay", "man", "completions", "report"] {
         assert!(
             top.lines().any(|l| l.trim_start().starts_with(command)),
             "{top}"
@@ -244,4 +245,47 @@ fn a_workload_prints_one_object() {
     );
     assert_eq!(answer(&args), first);
     assert_ne!(answer(&["workload", "quicksort", "--mib", "4"]), first);
+}
+
+#[test]
+fn report_writes_a_page_or_says_why_not() {
+    let scratch = Scratch::new();
+    let path = |name: &str| scratch.path(name).to_str().unwrap().to_owned();
+    let (results, page) = (path("results.jsonl"), path("page.html"));
+    let run = r#"{"kind":"run","schema":"canvas-bench/1","run_id":"a","started_unix_s":1,"canvas_version":"0","argv":[],"scale":1.0,"repeats":1,"seed":1,"machine":{"cpu":"","cpus":1,"is_virtual":false,"memory_bytes":1,"kernel":"","cgroup_version":null,"features":{},"load_average":0.0}}"#;
+    fs::write(&results, format!("{run}\n")).unwrap();
+    let got = ask(&["report", &results, "-o", &page]);
+    assert_eq!((got.code, got.out.as_str(), got.err.as_str()), (0, "", ""));
+    assert!(
+        fs::read_to_string(&page)
+            .unwrap()
+            .starts_with("<!DOCTYPE html>")
+    );
+
+    let bad = |args: &[&str], want: &str| {
+        let got = ask(args);
+        assert_eq!((got.code, got.out.as_str()), (2, ""), "{}", got.err);
+        assert!(got.err.contains(want), "{} does not say {want}", got.err);
+        assert_eq!(got.err.lines().count(), 1, "{}", got.err);
+    };
+    fs::write(path("damaged"), format!("{run}\n{{\"kind\":")).unwrap();
+    let none = path("none.html");
+    bad(
+        &["report", &path("damaged"), "-o", &none],
+        "line 2 is damaged",
+    );
+    bad(
+        &["report", &path("absent"), "-o", &none],
+        "absent cannot be read",
+    );
+    bad(
+        &["report", &results, "-o", &results],
+        "would be overwritten",
+    );
+    bad(
+        &["report", &results, "-o", &path("no/such/dir")],
+        "cannot be written",
+    );
+    assert!(!scratch.path("none.html").exists());
+    assert_eq!(fs::read_to_string(&results).unwrap(), format!("{run}\n"));
 }
