@@ -5,6 +5,7 @@
 //! results file. The report and the comparison read nothing but such files.
 #![forbid(unsafe_code)]
 
+pub mod external;
 pub mod record;
 pub mod variant;
 pub mod workload;
