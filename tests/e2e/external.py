@@ -22,11 +22,11 @@ def cargo_missing():
 @functools.cache
 def planner():
     """The program that prepares a workload and prints how to run it."""
-    argv = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "canvas-bench", "--example", "external"]
+    argv = ["cargo", "build", "--quiet", "--locked", "--package", "canvas-bench", "--example", "external"]
     r = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     if r.returncode:
         raise Failure(f"{' '.join(argv)}:\n{r.stderr[-2000:]}")
-    return os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "release", "examples",
+    return os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "debug", "examples",
                         "external")
 
 
