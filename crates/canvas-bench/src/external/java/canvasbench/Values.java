@@ -15,11 +15,11 @@ import java.util.concurrent.atomic.AtomicLong;
  * Here a value follows from seed, key, field and a version that grows with each update. A value
  * that is read must be, to the byte, one of a version that could be there: not older than the last
  * update that was acknowledged before the read began, not newer than the last one that was sent.
- * About two thirds of a value repeat, so that it compresses as ordinary data do.
+ * More than half of a value repeats, so that it compresses as ordinary data do.
  */
 final class Values {
   private static final int HEADER = 24;
-  private static final int RANDOM = 19;
+  private static final int RANDOM = 8;
   private static final int PHRASE = 45;
   private static final byte[] HEX = "0123456789abcdef".getBytes(StandardCharsets.US_ASCII);
 
