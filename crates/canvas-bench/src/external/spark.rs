@@ -65,7 +65,7 @@ const ALL: [Spark; 8] = [
     rows(
         "spark-skewed-groupby",
         "skewed-groupby",
-        "Spark: all values of each key together, one key has a fifth of the rows",
+        "Spark: all values of each key together, one key has a sixth of the rows",
     ),
     graph(
         "spark-pagerank",
@@ -168,6 +168,8 @@ impl Workload for Spark {
         let mut program = SPARK.program(place, script, &args);
         program.env.extend([
             ("JAVA_HOME".into(), python::text(&java()?)),
+            // No files in /tmp/hsperfdata_USER.
+            ("SPARK_LAUNCHER_OPTS".into(), "-XX:-UsePerfData".into()),
             ("SPARK_LOCAL_IP".into(), "127.0.0.1".into()),
             ("SPARK_LOCAL_DIRS".into(), scratch.clone()),
             ("TMPDIR".into(), scratch),

@@ -40,7 +40,7 @@ final class Ending {
 
   private static long readBack(Properties p, Class<? extends Records> store) throws Exception {
     long records = Long.parseLong(p.getProperty("recordcount"));
-    long step = Math.max(1, records / READ_BACK);
+    long step = Math.max(1, (records + READ_BACK - 1) / READ_BACK);
     Records reader = store.getDeclaredConstructor().newInstance();
     reader.setProperties(p);
     reader.init();
