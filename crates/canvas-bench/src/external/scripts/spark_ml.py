@@ -41,7 +41,7 @@ def lr(spark, scale, seed):
     seconds = timer.seconds()
     # A point that lies on the border may fall to either side by the last digit of a sum.
     positive = round(model.transform(data).filter("prediction = 1").count() / rows, 3)
-    return f"{rows} rows, coefficients {[round(float(v), 3) for v in model.coefficients[:4]]}, positive {positive}", seconds
+    return f"{rows} rows, coefficients {[round(float(v), 3) + 0.0 for v in model.coefficients[:4]]}, positive {positive}", seconds
 
 
 def kmeans(spark, scale, seed):
