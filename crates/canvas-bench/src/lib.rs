@@ -12,6 +12,7 @@ pub mod compare;
 mod fixture;
 pub mod papers;
 pub mod read;
+pub mod external;
 pub mod record;
 pub mod report;
 pub mod stats;
