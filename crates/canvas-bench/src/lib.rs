@@ -5,6 +5,13 @@
 //! results file. The report and the comparison read nothing but such files.
 #![forbid(unsafe_code)]
 
+pub mod engine;
+pub mod experiments;
+pub mod host;
+pub mod processes;
 pub mod record;
+pub mod registry;
+mod sampler;
+mod stats;
 pub mod variant;
 pub mod workload;
