@@ -64,8 +64,14 @@ impl Workload for Touch {
     fn prepare(&self, place: &Place) -> Result<(), String> {
         fs::create_dir_all(&place.cache).map_err(|e| e.to_string())
     }
-    fn plan(&self, _: &Place, _: u32) -> Result<Plan, String> {
-        let (mib, seconds) = (self.mib.to_string(), self.seconds.to_string());
+    fn plan(&self, _: &Place, run: u32) -> Result<Plan, String> {
+        // The first run of all measures the working set: there is nothing to interrupt yet.
+        let seconds = if run == 0 {
+            self.seconds.min(0.3)
+        } else {
+            self.seconds
+        };
+        let (mib, seconds) = (self.mib.to_string(), seconds.to_string());
         let words = ["/usr/bin/python3", "-c", SCRIPT, &mib, &seconds, self.flaw];
         Ok(Plan::Program(Argv {
             argv: words.iter().map(|w| (*w).to_owned()).collect(),
@@ -279,15 +285,25 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// A bench that is killed should its test fail.
+struct Victim(Child);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A bench that runs `linger` on `variant` and has begun to swap.
-fn victim(variant: &Variant, dir: &Path) -> Child {
+fn victim(variant: &Variant, dir: &Path) -> Victim {
     let command = words(&[
         "engine::tests::as_victim",
         "--exact",
         "--ignored",
         "--nocapture",
     ]);
-    let mut child = Command::new(&command[0])
+    let child = Command::new(&command[0])
         .args(&command[1..])
         .env("CANVAS_BENCH_TEST_DIR", dir)
         .env("CANVAS_BENCH_TEST_VARIANT", variant.to_string())
@@ -295,8 +311,9 @@ fn victim(variant: &Variant, dir: &Path) -> Child {
         .process_group(0)
         .spawn()
         .unwrap();
+    let mut victim = Victim(child);
     wait_for("swapping", || {
-        assert_eq!(child.try_wait().unwrap(), None, "it ended by itself");
+        assert_eq!(victim.0.try_wait().unwrap(), None, "it ended by itself");
         fs::read_to_string("/proc/swaps")
             .unwrap()
             .lines()
@@ -307,8 +324,12 @@ fn victim(variant: &Variant, dir: &Path) -> Child {
                     .is_some_and(|used| used.parse::<u64>().unwrap_or(0) > 1024)
             })
     });
-    assert!(left_of(child.id()).len() >= 3, "{:?}", left_of(child.id()));
-    child
+    assert!(
+        left_of(victim.0.id()).len() >= 3,
+        "{:?}",
+        left_of(victim.0.id())
+    );
+    victim
 }
 
 fn ended_by(signal: Signal, variant: &Variant, name: &str) {
@@ -317,10 +338,10 @@ fn ended_by(signal: Signal, variant: &Variant, name: &str) {
     };
     let before = host_state();
     let dir = scratch(name);
-    let mut child = victim(variant, &dir);
-    let pid = child.id();
+    let mut victim = victim(variant, &dir);
+    let pid = victim.0.id();
     kill(Pid::from_raw(pid.cast_signed()), signal).unwrap();
-    let status = child.wait().unwrap();
+    let status = victim.0.wait().unwrap();
     if signal == Signal::SIGKILL {
         // The guardian needs its time; a bench that ends itself must be done before.
         wait_for("undoing", || {
