@@ -63,6 +63,8 @@ fn family(table: &HashMap<u32, Stat>, root: u32, start_ticks: u64) -> Vec<u32> {
         .filter(|(pid, s)| **pid == root || (s.group == root && s.start_ticks >= start_ticks))
         .map(|(pid, _)| *pid)
         .collect();
+    // The root first: a shell whose child was killed before it would go on with the next line.
+    found.sort_by_key(|pid| (*pid != root, *pid));
     let mut at = 0;
     while at < found.len() {
         for (pid, s) in table {
