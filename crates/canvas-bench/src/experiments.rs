@@ -108,7 +108,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         }],
         not_yet: &[],
         repeats: 3,
-        scale: 0.25,
+        scale: 0.125,
     },
     Experiment {
         name: SWEEP,
@@ -360,5 +360,21 @@ mod tests {
             }
         }
         assert!(find("quick").is_some() && find(SWEEP).is_some() && find("no").is_none());
+    }
+
+    #[test]
+    fn every_workload_of_an_experiment_is_one_of_ours() {
+        let all = crate::registry::workloads();
+        let programs = EXPERIMENTS
+            .iter()
+            .flat_map(|e| e.parts)
+            .flat_map(|p| p.programs);
+        for p in programs.filter(|_| !all.is_empty()) {
+            assert!(
+                crate::registry::find(&all, p.workload).is_some(),
+                "{}",
+                p.workload
+            );
+        }
     }
 }

@@ -25,11 +25,15 @@ fn canvas_flags(text: &str) -> Result<Vec<String>, Failure> {
             "--canvas-flags '{text}': {flag} is set by the bench itself; leave it out"
         )));
     }
-    let words = ["canvas", "run"].into_iter().chain(flags.iter().map(String::as_str));
+    let words = ["canvas", "run"]
+        .into_iter()
+        .chain(flags.iter().map(String::as_str));
     let parsed = Cli::try_parse_from(words.chain(["--", "true"]));
     match parsed {
         // A word that is no flag would become the program.
-        Ok(Cli { command: Command::Run(run) }) if run.command == [OsString::from("true")] => Ok(flags),
+        Ok(Cli {
+            command: Command::Run(run),
+        }) if run.command == [OsString::from("true")] => Ok(flags),
         _ => Err(Failure::usage(format!(
             "--canvas-flags '{text}' are no flags of canvas run; see `canvas run --help`"
         ))),
@@ -48,14 +52,23 @@ fn variant(arg: VariantArg) -> Variant {
 
 /// `~/.cache/canvas/bench`, or where XDG_CACHE_HOME points.
 fn default_cache() -> PathBuf {
-    let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let set = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
     let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     base.unwrap_or_else(std::env::temp_dir).join("canvas/bench")
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path)
-        .map_err(|e| Failure::usage(format!("'{}' is no path: {}", path.display(), crate::reason(&e))))
+    std::path::absolute(path).map_err(|e| {
+        Failure::usage(format!(
+            "'{}' is no path: {}",
+            path.display(),
+            crate::reason(&e)
+        ))
+    })
 }
 
 fn request(args: &BenchArgs) -> Result<Request, Failure> {
@@ -84,7 +97,9 @@ fn request(args: &BenchArgs) -> Result<Request, Failure> {
         cache,
         guardian: vec![canvas.clone().into_os_string(), "bench-guardian".into()],
         canvas,
-        argv: std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect(),
+        argv: std::env::args_os()
+            .map(|a| a.to_string_lossy().into_owned())
+            .collect(),
         canvas_version: env!("CARGO_PKG_VERSION").to_owned(),
     })
 }
@@ -103,10 +118,9 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     }
     let ended = engine::run(&request, print).map_err(Failure::usage)?;
     match ended {
-        Ended::Done | Ended::SomeFailed(_) => error::say(format_args!(
-            "results are in {}",
-            args.out.display()
-        )),
+        Ended::Done | Ended::SomeFailed(_) => {
+            error::say(format_args!("results are in {}", args.out.display()))
+        }
         Ended::Stopped(_) => error::say("stopped; the host is as it was"),
     }
     Ok(match ended {
@@ -128,9 +142,25 @@ mod tests {
     #[test]
     fn flags_of_canvas_run_are_judged_before_anything_runs() {
         assert_eq!(canvas_flags("").unwrap(), [""; 0]);
-        assert_eq!(canvas_flags(" --no-prefetch  --mode signal").unwrap(), ["--no-prefetch", "--mode", "signal"]);
-        for bad in ["--local 1G", "--pool=1G", "--stats x", "--no-such", "word", "--mode turbo"] {
-            assert!(canvas_flags(bad).unwrap_err().sentence.contains("--canvas-flags"), "{bad}");
+        assert_eq!(
+            canvas_flags(" --no-prefetch  --mode signal").unwrap(),
+            ["--no-prefetch", "--mode", "signal"]
+        );
+        for bad in [
+            "--local 1G",
+            "--pool=1G",
+            "--stats x",
+            "--no-such",
+            "word",
+            "--mode turbo",
+        ] {
+            assert!(
+                canvas_flags(bad)
+                    .unwrap_err()
+                    .sentence
+                    .contains("--canvas-flags"),
+                "{bad}"
+            );
         }
     }
 

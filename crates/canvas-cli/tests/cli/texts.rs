@@ -150,7 +150,15 @@ fn the_guardian_of_a_bench_is_not_for_users() {
 fn the_list_of_a_bench_names_experiments_and_variants() {
     let got = ask(&["bench", "--list"]);
     assert_eq!((got.code, got.err.as_str()), (0, ""));
-    for name in ["quick", "sweep", "infiniswap", "fastswap-tables", "canvas-fig2", "xdm-sweep", "zswap"] {
+    for name in [
+        "quick",
+        "sweep",
+        "infiniswap",
+        "fastswap-tables",
+        "canvas-fig2",
+        "xdm-sweep",
+        "zswap",
+    ] {
         let line = got.out.lines().find(|l| l.trim_start().starts_with(name));
         assert!(line.is_some(), "{name} in:\n{}", got.out);
     }
