@@ -419,3 +419,98 @@ pub fn guard(journal: &Path) -> i32 {
         1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::tests::request;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("bench-undo-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    fn write_back(path: &Path, text: &str) -> Step {
+        Step::WriteBack {
+            path: path.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    fn line(entry: &Entry) -> String {
+        serde_json::to_string(entry).unwrap() + "\n"
+    }
+
+    #[test]
+    fn a_journal_says_what_is_left_even_when_cut_short() {
+        let steps = [1, 2, 3].map(|n| Step::RemoveZram { number: n });
+        let mut text = "noise of a test runner\n".to_owned();
+        for (id, step) in steps.iter().enumerate() {
+            text += &line(&Entry::Will(id as u64, step.clone()));
+        }
+        text += &line(&Entry::Ready);
+        text += &line(&Entry::Done(1));
+        text += "{\"will\":[9,{\"what\":\"swap_o";
+        assert_eq!(
+            pending(&text),
+            [(0, steps[0].clone()), (2, steps[2].clone())]
+        );
+        assert_eq!(pending(""), []);
+    }
+
+    #[test]
+    fn changes_are_undone_when_dropped_and_the_rest_newest_first() {
+        let dir = scratch("order");
+        let (a, b) = (dir.join("a"), dir.join("b"));
+        let undo = Undo::begin(&request(&[]).guardian).unwrap();
+        fs::write(&a, "changed").unwrap();
+        let held = undo.hold(write_back(&a, "as before")).unwrap();
+        drop(held);
+        assert_eq!(fs::read_to_string(&a).unwrap(), "as before");
+        for text in ["first", "second", "third"] {
+            undo.note(write_back(&b, text)).unwrap();
+        }
+        undo.note(Step::RemoveTree {
+            path: dir.join("never made"),
+        })
+        .unwrap();
+        let journal = undo.path.clone();
+        assert_eq!(pending(&fs::read_to_string(&journal).unwrap()).len(), 4);
+        assert_eq!(undo.finish(), [""; 0]);
+        assert_eq!(
+            fs::read_to_string(&b).unwrap(),
+            "first",
+            "the oldest state wins"
+        );
+        assert!(!journal.exists());
+        assert_eq!(undo.finish(), [""; 0], "there is nothing to do twice");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn the_next_bench_undoes_what_a_dead_one_left_and_no_other() {
+        let dir = scratch("recover");
+        let setting = dir.join("setting");
+        let (dead, alive) = (dir.join("1-0.journal"), dir.join("2-0.journal"));
+        for (journal, text) in [(&dead, "of the dead"), (&alive, "of the living")] {
+            fs::write(journal, line(&Entry::Will(0, write_back(&setting, text)))).unwrap();
+        }
+        let file = File::open(&alive).unwrap();
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+        recover(&dir);
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "of the dead");
+        assert!(!dead.exists() && alive.exists());
+        drop(lock);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_guardian_that_cannot_be_started_is_one_sentence() {
+        for command in [&["/nonexistent/canvas"][..], &["/bin/true"]] {
+            let words: Vec<OsString> = command.iter().map(OsString::from).collect();
+            let e = Undo::begin(&words).err().unwrap();
+            assert!(e.starts_with("the guardian cannot be started"), "{e}");
+        }
+    }
+}
