@@ -143,6 +143,12 @@ pub(crate) fn request(names: &[&str]) -> Request {
     }
 }
 
+/// One journal at a time in this process: what is left of a bench must be nothing.
+pub(crate) fn one_journal() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs in `dir` and returns the end and the samples.
 fn bench(
     names: &[&str],
@@ -153,9 +159,7 @@ fn bench(
     request.out = dir.join("r.jsonl");
     request.cache = dir.join("cache");
     change(&mut request);
-    // One at a time in this process: what is left of it must be nothing.
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = one_journal();
     let mut shown = String::new();
     let ended = run_with(&request, &workloads(), |t| shown = t.to_owned());
     assert_eq!(left_of(std::process::id()), [PathBuf::new(); 0]);

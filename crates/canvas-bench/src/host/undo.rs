@@ -423,7 +423,7 @@ pub fn guard(journal: &Path) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::tests::request;
+    use crate::engine::tests::{one_journal, request};
 
     fn scratch(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("bench-undo-{name}-{}", std::process::id()));
@@ -461,6 +461,7 @@ mod tests {
 
     #[test]
     fn changes_are_undone_when_dropped_and_the_rest_newest_first() {
+        let _one = one_journal();
         let dir = scratch("order");
         let (a, b) = (dir.join("a"), dir.join("b"));
         let undo = Undo::begin(&request(&[]).guardian).unwrap();
@@ -507,6 +508,7 @@ mod tests {
 
     #[test]
     fn a_guardian_that_cannot_be_started_is_one_sentence() {
+        let _one = one_journal();
         for command in [&["/nonexistent/canvas"][..], &["/bin/true"]] {
             let words: Vec<OsString> = command.iter().map(OsString::from).collect();
             let e = Undo::begin(&words).err().unwrap();
