@@ -162,7 +162,7 @@ fn bench(
     let _one = one_journal();
     let mut shown = String::new();
     let ended = run_with(&request, &workloads(), |t| shown = t.to_owned());
-    assert_eq!(left_of(std::process::id()), [PathBuf::new(); 0]);
+    assert_eq!(left_of(std::process::id()), Vec::<PathBuf>::new());
     let text = fs::read_to_string(&request.out).unwrap_or_default();
     let line = |l| match serde_json::from_str(l).unwrap() {
         Line::Sample(s) => Some(*s),
@@ -354,7 +354,7 @@ fn ended_by(signal: Signal, variant: &Variant, name: &str) {
     } else {
         assert_eq!(status.code(), Some(128 + signal as i32));
     }
-    assert_eq!(left_of(pid), [PathBuf::new(); 0]);
+    assert_eq!(left_of(pid), Vec::<PathBuf>::new());
     assert_eq!(host_state(), before);
     let swap_files = fs::read_dir(dir.join("cache")).unwrap().count();
     assert_eq!(swap_files, 0);
