@@ -6,15 +6,22 @@
 #![forbid(unsafe_code)]
 
 pub mod builtin;
+mod canvas_report;
 pub mod cells;
 pub mod compare;
+pub mod engine;
+pub mod experiments;
+pub mod external;
 #[cfg(test)]
 mod fixture;
+pub mod host;
 pub mod papers;
+pub mod processes;
 pub mod read;
-pub mod external;
 pub mod record;
+pub mod registry;
 pub mod report;
+mod sampler;
 pub mod stats;
 pub mod variant;
 pub mod words;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod doctor;
 mod elf;
 mod error;
@@ -40,6 +41,8 @@ fn main() {
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => Ok(doctor::run(args.json)),
             Command::Replay(args) => replay::run(args),
+            Command::Bench(args) => bench::run(args),
+            Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),
             Command::Workload(args) => workload::run(args),

@@ -323,3 +323,41 @@ fn the_address_space_must_hold_the_window() {
     );
     assert_sentence(&got, 125, "ulimit -v unlimited", "ulimit -v");
 }
+
+#[test]
+fn bad_arguments_of_bench_are_2_and_change_nothing() {
+    let scratch = Scratch::new();
+    let out = scratch.path("r.jsonl");
+    let other = scratch.file("notes.txt", "mine\n", 0o644);
+    for (args, text) in [
+        (&["quack"][..], "there is no experiment or workload quack"),
+        (&[], "there is nothing to run"),
+        (
+            &["quick", "--variants", "local,ram"],
+            "--variants ram: write one of local, canvas, zram, zswap, disk",
+        ),
+        (&["quick", "--ratios", "50,0"], "--ratios 0: "),
+        (&["quick", "--ratios", "101"], "--ratios 101: "),
+        (&["quick", "--ratios", "half"], "--ratios half: "),
+        (&["quick", "--repeats", "0"], "--repeats 0: "),
+        (&["quick", "--scale", "0"], "--scale 0: it is out of range"),
+        (&["quick", "--scale", "big"], "--scale big: it is no number"),
+        (&["quick", "--co-run"], "name two or more"),
+        (
+            &["quick", "--canvas-flags", "--local 1G"],
+            "--local is set by the bench itself",
+        ),
+        (
+            &["quick", "--canvas-flags", "--prefetch"],
+            "are no flags of canvas run",
+        ),
+    ] {
+        let all = [&["bench", "--out", out.to_str().unwrap()], args].concat();
+        assert_sentence(&ask(&all), 2, text, &format!("{args:?}"));
+        assert!(!out.exists(), "{args:?}");
+    }
+    // An experiment with nothing to run, so that the file is all that can be wrong.
+    let got = ask(&["bench", "canvas-fig10", "--out", other.to_str().unwrap()]);
+    assert_sentence(&got, 2, "is no results file", "another file");
+    assert_eq!(fs::read_to_string(&other).unwrap(), "mine\n");
+}

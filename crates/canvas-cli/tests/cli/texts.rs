@@ -48,6 +48,18 @@ fn expected(command: &str) -> &'static [&'static str] {
         ],
         "replay" => &["accesses", "memory", "percent", "seed", "synthetic"],
         "doctor" => &["json"],
+        "bench" => &[
+            "cache",
+            "canvas-flags",
+            "co-run",
+            "list",
+            "out",
+            "ratios",
+            "repeats",
+            "scale",
+            "seed",
+            "variants",
+        ],
         "man" => &["dir"],
         "completions" => &[],
         "report" => &["output"],
@@ -57,7 +69,15 @@ fn expected(command: &str) -> &'static [&'static str] {
 
 #[test]
 fn help_lists_every_flag_and_no_other() {
-    for command in ["run", "replay", "doctor", "man", "completions", "report"] {
+    for command in [
+        "run",
+        "bench",
+        "replay",
+        "doctor",
+        "man",
+        "completions",
+        "report",
+    ] {
         let got = ask(&[command, "--help"]);
         assert_eq!((got.code, got.err.as_str()), (0, ""));
         let mut listed = BTreeSet::new();
@@ -73,7 +93,15 @@ fn help_lists_every_flag_and_no_other() {
 fn documents_and_manual_name_every_flag() {
     let scratch = Scratch::new();
     assert_eq!(ask(&["man", "--dir", scratch.0.to_str().unwrap()]).code, 0);
-    for command in ["run", "replay", "doctor", "man", "completions", "report"] {
+    for command in [
+        "run",
+        "bench",
+        "replay",
+        "doctor",
+        "man",
+        "completions",
+        "report",
+    ] {
         let page = fs::read_to_string(scratch.path(&format!("canvas-{command}.1")))
             .unwrap()
             .replace("\\-", "-");
@@ -84,7 +112,7 @@ fn documents_and_manual_name_every_flag() {
             );
         }
     }
-    for command in ["run", "replay", "doctor", "report"] {
+    for command in ["run", "bench", "replay", "doctor", "report"] {
         for flag in expected(command) {
             assert!(
                 section(command).contains(&format!("--{flag}")),
@@ -114,7 +142,15 @@ fn documents_name_every_variable() {
 #[test]
 fn every_command_has_help_and_is_listed() {
     let top = ask(&["--help"]).out;
-    for command in ["run", "doctor", "replay", "man", "completions", "report"] {
+    for command in [
+        "run",
+        "bench",
+        "doctor",
+        "replay",
+        "man",
+        "completions",
+        "report",
+    ] {
         assert!(
             top.lines().any(|l| l.trim_start().starts_with(command)),
             "{top}"
@@ -123,6 +159,33 @@ fn every_command_has_help_and_is_listed() {
     }
     for code in ["125", "126", "127", "128+n"] {
         assert!(top.contains(code), "exit code {code} in:\n{top}");
+    }
+}
+
+#[test]
+fn the_guardian_of_a_bench_is_not_for_users() {
+    for args in [&["--help"][..], &["man"], &["completions", "bash"]] {
+        let text = ask(args).out;
+        let shown = args[0] != "completions" && text.contains("guardian");
+        assert!(!shown, "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn the_list_of_a_bench_names_experiments_and_variants() {
+    let got = ask(&["bench", "--list"]);
+    assert_eq!((got.code, got.err.as_str()), (0, ""));
+    for name in [
+        "quick",
+        "sweep",
+        "infiniswap",
+        "fastswap-tables",
+        "canvas-fig2",
+        "xdm-sweep",
+        "zswap",
+    ] {
+        let line = got.out.lines().find(|l| l.trim_start().starts_with(name));
+        assert!(line.is_some(), "{name} in:\n{}", got.out);
     }
 }
 
