@@ -206,7 +206,11 @@ pub struct ReplayArgs {
 
 /// Flags of `canvas bench`.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct BenchArgs {
+    /// What else than running.
+    #[command(subcommand)]
+    pub action: Option<BenchAction>,
     /// Experiments, or workloads for a sweep (`--list` shows both).
     #[arg(value_name = "EXPERIMENT|WORKLOAD")]
     pub names: Vec<String>,
@@ -244,6 +248,24 @@ pub struct BenchArgs {
     /// List experiments, variants and workloads, and what is missing for them here.
     #[arg(long)]
     pub list: bool,
+}
+
+/// What `canvas bench` does besides running.
+#[derive(Subcommand)]
+pub enum BenchAction {
+    /// Compare two results files: is the new one faster, and how sure is that?
+    ///
+    /// Prints a row for each program, variant and local ratio that both files have: medians, the
+    /// ratio of speeds (new over old), where that lies with 95 % confidence, and a verdict. Nothing
+    /// is run.
+    Compare {
+        /// Results from before a change.
+        #[arg(value_hint = clap::ValueHint::FilePath)]
+        old: PathBuf,
+        /// Results from after it.
+        #[arg(value_hint = clap::ValueHint::FilePath)]
+        new: PathBuf,
+    },
 }
 
 /// What may lie below a program.
@@ -381,7 +403,8 @@ Examples:
   canvas bench quick
   canvas bench zipf --ratios 50,25 --variants local,canvas,zram
   canvas bench zipf --canvas-flags '' --canvas-flags '--no-prefetch'
-  canvas bench zipf snappy --co-run --ratios 25";
+  canvas bench zipf snappy --co-run --ratios 25
+  canvas bench compare old.jsonl new.jsonl";
 
 const RUN_NOTES: &str = "\
 Flags win over the CANVAS_* variables named above, and those over the defaults. A flag without a

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use canvas_bench::compare;
 use canvas_bench::engine::{self, Ended, plan::Request};
 use canvas_bench::host::undo;
 use canvas_bench::variant::Variant;
 use canvas_types::exit;
 use clap::Parser;
 
-use crate::args::{BenchArgs, Cli, Command, VariantArg};
+use crate::args::{BenchAction, BenchArgs, Cli, Command, VariantArg};
 use crate::error::{self, Failure};
 
 /// Flags that the bench sets itself.
@@ -72,6 +73,11 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn request(args: &BenchArgs) -> Result<Request, Failure> {
+    if args.names.iter().any(|n| n == "compare") {
+        return Err(Failure::usage(
+            "compare stands alone, without flags or names before it: canvas bench compare OLD NEW",
+        ));
+    }
     let canvas = std::env::current_exe()
         .map_err(|e| Failure::usage(format!("canvas cannot find itself: {}", crate::reason(&e))))?;
     let flags = args.canvas_flags.iter().map(|f| canvas_flags(f));
@@ -109,8 +115,12 @@ fn print(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
 }
 
-/// Runs the bench and returns the exit code.
+/// Runs the bench, or compares what two runs left, and returns the exit code.
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
+    if let Some(BenchAction::Compare { old, new }) = &args.action {
+        print(&compare::run(old, new).map_err(Failure::usage)?);
+        return Ok(exit::OK);
+    }
     let request = request(args)?;
     if args.list {
         print(&engine::list(&request));

@@ -361,3 +361,36 @@ fn bad_arguments_of_bench_are_2_and_change_nothing() {
     assert_sentence(&got, 2, "is no results file", "another file");
     assert_eq!(fs::read_to_string(&other).unwrap(), "mine\n");
 }
+
+#[test]
+fn bad_arguments_of_bench_compare_are_2() {
+    let scratch = Scratch::new();
+    let empty = scratch.file("empty.jsonl", "", 0o644);
+    let damaged = scratch.file("damaged.jsonl", "{\n", 0o644);
+    let (empty, damaged) = (empty.to_str().unwrap(), damaged.to_str().unwrap());
+    for (args, text) in [
+        (
+            &[][..],
+            "<OLD>, <NEW> is missing; see `canvas bench compare --help`",
+        ),
+        (&[empty], "<NEW> is missing"),
+        (&[empty, empty, empty], "there is no argument"),
+        (&["/no/such", empty], "/no/such cannot be read"),
+        (&[empty, empty], "is empty"),
+        (&[damaged, damaged], "line 1 is damaged"),
+        (&["--quick", empty], "there is no flag --quick"),
+    ] {
+        let all = [&["bench", "compare"], args].concat();
+        assert_sentence(&ask(&all), 2, text, &format!("{args:?}"));
+    }
+    // Flags of running say nothing about comparing.
+    for before in [&["--repeats", "3"][..], &["quick"]] {
+        let all = [&["bench"], before, &["compare", empty, empty]].concat();
+        assert_sentence(
+            &ask(&all),
+            2,
+            "compare stands alone",
+            &format!("{before:?}"),
+        );
+    }
+}

@@ -310,12 +310,15 @@ fn a_workload_prints_one_object() {
     assert_ne!(answer(&["workload", "quicksort", "--mib", "4"]), first);
 }
 
+/// First line of a results file.
+const RUN: &str = r#"{"kind":"run","schema":"canvas-bench/1","run_id":"a","started_unix_s":1,"canvas_version":"0","argv":[],"scale":1.0,"repeats":1,"seed":1,"machine":{"cpu":"","cpus":1,"is_virtual":false,"memory_bytes":1,"kernel":"","cgroup_version":null,"features":{},"load_average":0.0}}"#;
+
 #[test]
 fn report_writes_a_page_or_says_why_not() {
     let scratch = Scratch::new();
     let path = |name: &str| scratch.path(name).to_str().unwrap().to_owned();
     let (results, page) = (path("results.jsonl"), path("page.html"));
-    let run = r#"{"kind":"run","schema":"canvas-bench/1","run_id":"a","started_unix_s":1,"canvas_version":"0","argv":[],"scale":1.0,"repeats":1,"seed":1,"machine":{"cpu":"","cpus":1,"is_virtual":false,"memory_bytes":1,"kernel":"","cgroup_version":null,"features":{},"load_average":0.0}}"#;
+    let run = RUN;
     fs::write(&results, format!("{run}\n")).unwrap();
     let got = ask(&["report", &results, "-o", &page]);
     assert_eq!((got.code, got.out.as_str(), got.err.as_str()), (0, "", ""));
@@ -351,4 +354,34 @@ fn report_writes_a_page_or_says_why_not() {
     );
     assert!(!scratch.path("none.html").exists());
     assert_eq!(fs::read_to_string(&results).unwrap(), format!("{run}\n"));
+}
+
+#[test]
+fn bench_compare_tells_faster_from_slower() {
+    let scratch = Scratch::new();
+    let file = |name: &str, zipf_s: f64, quicksort_s: f64| {
+        let mut text = format!("{RUN}\n");
+        for (workload, seconds) in [("zipf", zipf_s), ("quicksort", quicksort_s)] {
+            for repeat in 0..5 {
+                let seconds = seconds * (1.0 + 0.01 * f64::from(repeat));
+                text += &format!(
+                    r#"{{"kind":"sample","run_id":"a","experiment":"sweep","workload":"{workload}","variant":{{"canvas":[]}},"local_percent":25,"repeat":{repeat},"at_s":0.0,"outcome":"ok","seconds":{seconds},"answer":"x"}}"#
+                );
+                text.push('\n');
+            }
+        }
+        let path = scratch.path(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (old, new) = (file("old", 2.0, 1.0), file("new", 1.0, 2.0));
+    let got = ask(&["bench", "compare", &old, &new]);
+    assert_eq!((got.code, got.err.as_str()), (0, ""));
+    let row = |name: &str| {
+        let row = got.out.lines().find(|l| l.contains(name));
+        row.unwrap_or_else(|| panic!("{name} in:\n{}", got.out))
+    };
+    assert!(row("zipf").contains("2.000") && row("zipf").ends_with("faster"));
+    assert!(row("quicksort").contains("0.500") && row("quicksort").ends_with("slower"));
+    assert!(ask(&["bench", "compare", "--help"]).out.contains("OLD"));
 }
