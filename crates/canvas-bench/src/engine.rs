@@ -534,13 +534,16 @@ pub fn list(request: &Request) -> String {
 fn list_of(all: &[Box<dyn Workload>], cache: &Path, request: &Request) -> String {
     use std::fmt::Write;
     let mut text = "Experiments:\n".to_owned();
+    let names = crate::experiments::EXPERIMENTS.iter().map(|e| e.name);
+    let names = names.chain(all.iter().map(|w| w.name()));
+    let width = names.map(str::len).max().unwrap_or(0);
     for e in crate::experiments::EXPERIMENTS {
-        let _ = writeln!(text, "  {:16} {}", e.name, e.about);
+        let _ = writeln!(text, "  {:width$} {}", e.name, e.about);
         if let Some(paper) = e.paper {
-            let _ = writeln!(text, "  {:16}   mirrors {paper}", "");
+            let _ = writeln!(text, "  {:width$}   mirrors {paper}", "");
         }
         for sentence in e.not_yet {
-            let _ = writeln!(text, "  {:16}   not yet: {sentence}", "");
+            let _ = writeln!(text, "  {:width$}   not yet: {sentence}", "");
         }
     }
     text.push_str("\nVariants:\n");
@@ -548,7 +551,7 @@ fn list_of(all: &[Box<dyn Workload>], cache: &Path, request: &Request) -> String
         let (variant, about) = plan::variant_about(below);
         let missing = crate::host::swap::missing(&variant, cache);
         let missing = missing.map_or(String::new(), |m| format!(" (not here: {m})"));
-        let _ = writeln!(text, "  {:16} {about}{missing}", variant.to_string());
+        let _ = writeln!(text, "  {:width$} {about}{missing}", variant.to_string());
     }
     text.push_str("\nWorkloads:\n");
     let place = plan::place(
@@ -560,7 +563,7 @@ fn list_of(all: &[Box<dyn Workload>], cache: &Path, request: &Request) -> String
         let missing = w
             .missing(&place)
             .map_or(String::new(), |m| format!(" (not here: {m})"));
-        let _ = writeln!(text, "  {:16} {}{missing}", w.name(), w.about());
+        let _ = writeln!(text, "  {:width$} {}{missing}", w.name(), w.about());
     }
     text
 }

@@ -520,3 +520,19 @@ fn bad_input_is_a_sentence_and_makes_no_file() {
     }
     fs::remove_dir_all(dir).unwrap();
 }
+
+#[test]
+fn the_list_is_in_columns() {
+    let text = super::list(&request(&["quick"]));
+    let all = crate::registry::workloads();
+    let columns: Vec<usize> = all
+        .iter()
+        .map(|w| {
+            let line = text
+                .lines()
+                .find(|l| l.trim_start().split(' ').next() == Some(w.name()));
+            line.and_then(|l| l.find(w.about())).unwrap()
+        })
+        .collect();
+    assert!(columns.iter().all(|c| *c == columns[0]), "{text}");
+}

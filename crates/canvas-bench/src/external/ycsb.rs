@@ -128,7 +128,7 @@ pub fn all() -> Vec<Box<dyn Workload>> {
                 continue;
             }
             let mut about = format!("{word}, {}", mix.about);
-            if store == Store::Memcached {
+            if store == Store::Memcached && !mix.plain {
                 about.push_str(" (memcached has no scans, so there is no E)");
             }
             all.push(Box::new(Ycsb {

@@ -309,7 +309,8 @@ fn svg(
             .margin_top(22)
             .margin_right(30)
             .x_label_area_size(if x_label.is_empty() { 60 } else { 100 })
-            .y_label_area_size(140)
+            // Ticks such as "99.999 %", and the label upright before them.
+            .y_label_area_size(175)
             .build_cartesian_2d(across.clone(), up.clone())?;
         chart
             .configure_mesh()
@@ -425,6 +426,32 @@ mod tests {
                 assert!((0.0..=f64::from(WIDTH)).contains(&a), "x {a}");
                 assert!((0.0..=f64::from(HEIGHT)).contains(&b), "y {b}");
             }
+        }
+    }
+
+    #[test]
+    fn the_longest_ticks_stay_clear_of_the_label_beside_them() {
+        let up = Axis {
+            show: |v| format!("{:.3} %", v * 100.0),
+            ..axis_of(Scale::Nines)
+        };
+        let one = series(&[(1.0, 0.25), (10.0, 0.99999)]);
+        let svg = lines(&axis_of(Scale::Log), &up, &[one], &[]).unwrap();
+        let tree = roxmltree::Document::parse(&svg).unwrap();
+        let number = |n: &roxmltree::Node, name| n.attribute(name).unwrap().parse::<f64>().unwrap();
+        let ticks: Vec<_> = tree
+            .descendants()
+            .filter(|n| n.attribute("text-anchor") == Some("end"))
+            .collect();
+        assert!(
+            ticks.iter().any(|n| n.text().unwrap().trim().len() >= 8),
+            "{svg}"
+        );
+        for tick in ticks {
+            let size = number(&tick, "font-size");
+            // Digits are a little more than half as wide as high.
+            let width = tick.text().unwrap().trim().len() as f64 * 0.56 * size;
+            assert!(number(&tick, "x") - width > size, "{svg}");
         }
     }
 
