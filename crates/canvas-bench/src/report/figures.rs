@@ -70,7 +70,7 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
         },
         Group {
             heading: "Time of a fault",
-            explain: "Median, 99 and 99.9 % of the time of faults, at the smallest local share; further left is better.",
+            explain: "Those quantiles of the time of faults that a variant reports (the line between them is no measurement), at the smallest local share; further left is better.",
             absent: "times of faults",
             figures: latency::faults(cells, experiment, palette),
         },

@@ -307,7 +307,8 @@ fn svg(
         let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
         let mut chart = ChartBuilder::on(&root)
             .margin_top(22)
-            .margin_right(30)
+            // Half of a tick such as "100 ms" at the very end.
+            .margin_right(48)
             .x_label_area_size(if x_label.is_empty() { 60 } else { 100 })
             // Ticks such as "99.999 %", and the label upright before them.
             .y_label_area_size(175)
@@ -453,6 +454,28 @@ mod tests {
             let width = tick.text().unwrap().trim().len() as f64 * 0.56 * size;
             assert!(number(&tick, "x") - width > size, "{svg}");
         }
+    }
+
+    #[test]
+    fn a_tick_at_the_end_is_not_cut() {
+        let across = Axis {
+            show: |v| format!("{:.0} ms", v / 1e6),
+            ..axis_of(Scale::Log)
+        };
+        let one = series(&[(1e6, 0.5), (1e8, 0.9)]);
+        let svg = lines(&across, &axis_of(Scale::Linear), &[one], &[]).unwrap();
+        let tree = roxmltree::Document::parse(&svg).unwrap();
+        let mut last = 0.0f64;
+        for tick in tree.descendants() {
+            let text = tick.text().unwrap_or_default().trim();
+            if tick.has_tag_name(("http://www.w3.org/2000/svg", "text")) && text.ends_with(" ms") {
+                let number = |name| tick.attribute(name).unwrap().parse::<f64>().unwrap();
+                let half = text.len() as f64 * 0.56 * number("font-size") / 2.0;
+                last = last.max(number("x"));
+                assert!(number("x") + half <= f64::from(WIDTH), "{svg}");
+            }
+        }
+        assert!(last > 0.9 * f64::from(WIDTH), "{svg}");
     }
 
     #[test]
