@@ -14,7 +14,7 @@ DEMO_PACKAGES := redis-server redis-tools python3
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall demo test test-unit test-interleavings test-e2e test-slow \
-	bench lint deps-test deps-demo clean
+	bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -66,8 +66,11 @@ test-slow: deps-test build ## The long tests: all programs, all modes, 10^7 step
 	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-pager --test page_model
 	tests/run --suite slow --canvas $(CANVAS)
 
-bench: deps-test build ## Measure against zram and plain runs, and print ratios
+bench: deps-test build ## The pager's targets against zram and plain runs (docs/TARGETS.md)
 	bench/run --canvas $(CANVAS)
+
+bench-quick: build ## Measure built-in programs beside plain runs and zram, in about three minutes (docs/BENCH.md)
+	$(CANVAS) bench quick
 
 lint: ## Formatting, clippy, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

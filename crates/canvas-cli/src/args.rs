@@ -48,12 +48,36 @@ pub enum Command {
     /// Runs the pager's own policy code over a trace made by `canvas run --trace`, with FIFO, LRU,
     /// S3-FIFO, SIEVE and Belady's optimum beside it, at 10 to 90 % local memory.
     Replay(ReplayArgs),
+    /// Measure canvas beside the kernel's swap and all-local memory.
+    ///
+    /// Runs experiments (quick, sweep, those of papers) or workloads by name: each under every
+    /// variant at every local ratio, interleaved and repeated, with its answer checked against the
+    /// local run's. `canvas bench quick` is a beginning; `canvas bench --list` shows all names.
+    #[command(after_long_help = BENCH_NOTES)]
+    Bench(BenchArgs),
+    /// Undoes what a bench changed when that bench is killed.
+    #[command(hide = true)]
+    BenchGuardian {
+        /// The bench's journal.
+        journal: PathBuf,
+    },
     /// Print the manual page.
     ///
     /// Prints canvas(1) in roff, or writes the pages of all commands into a directory.
     Man(ManArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
+    /// Run one of the bench's built-in workloads.
+    ///
+    /// Prints one JSON object: what was computed, and how fast. Exit code 1 when the data or the
+    /// result is wrong.
+    #[command(hide = true)]
+    Workload(WorkloadArgs),
+    /// Make one page with plots and tables from results of `canvas bench`.
+    ///
+    /// The page is a single HTML file that needs no network and has no script. Several files are
+    /// put together; figures of other machines, versions and sizes are kept apart.
+    Report(ReportArgs),
 }
 
 /// Flags of `canvas run`.
@@ -180,6 +204,85 @@ pub struct ReplayArgs {
     pub percent: Vec<u32>,
 }
 
+/// Flags of `canvas bench`.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+pub struct BenchArgs {
+    /// What else than running.
+    #[command(subcommand)]
+    pub action: Option<BenchAction>,
+    /// Experiments, or workloads for a sweep (`--list` shows both).
+    #[arg(value_name = "EXPERIMENT|WORKLOAD")]
+    pub names: Vec<String>,
+    /// What lies below the programs, separated by commas [default: the experiment's].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
+    pub variants: Vec<VariantArg>,
+    /// Flags of `canvas run` for the canvas variant, as one word ('--no-prefetch'); each time it is
+    /// written makes a variant of its own, and '' is canvas without flags.
+    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
+    pub canvas_flags: Vec<String>,
+    /// Local memory in percent of the measured working set, separated by commas [default: the
+    /// experiment's].
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub ratios: Vec<u32>,
+    /// Run the named workloads at the same time, each with its own limit, and each alone too.
+    #[arg(long)]
+    pub co_run: bool,
+    /// Repeats of each cell [default: the experiment's, mostly 5].
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeats: Option<u32>,
+    /// Size of the workloads; 1 is the size that they are made for [default: the experiment's].
+    #[arg(long, value_name = "X", value_parser = scale)]
+    pub scale: Option<f64>,
+    /// Seed of all generated data.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Where results are appended, as JSON lines.
+    #[arg(long, value_name = "FILE", default_value = "canvas-bench.jsonl")]
+    pub out: PathBuf,
+    /// Where downloads and generated data stay [default: ~/.cache/canvas/bench].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// List experiments, variants and workloads, and what is missing for them here.
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// What `canvas bench` does besides running.
+#[derive(Subcommand)]
+pub enum BenchAction {
+    /// Compare two results files: is the new one faster, and how sure is that?
+    ///
+    /// Prints a row for each program, variant and local ratio that both files have: medians, the
+    /// ratio of speeds (new over old), where that lies with 95 % confidence, and a verdict. Nothing
+    /// is run.
+    Compare {
+        /// Results from before a change.
+        #[arg(value_hint = clap::ValueHint::FilePath)]
+        old: PathBuf,
+        /// Results from after it.
+        #[arg(value_hint = clap::ValueHint::FilePath)]
+        new: PathBuf,
+    },
+}
+
+/// What may lie below a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum VariantArg {
+    /// All in memory.
+    Local,
+    /// `canvas run`.
+    Canvas,
+    /// Kernel swap on zram.
+    Zram,
+    /// Kernel swap on a file behind zswap.
+    Zswap,
+    /// Kernel swap on a file.
+    Disk,
+}
+
 /// Flags of `canvas man`.
 #[derive(Args)]
 pub struct ManArgs {
@@ -195,6 +298,52 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+/// Flags of `canvas workload`.
+#[derive(Args)]
+pub struct WorkloadArgs {
+    /// The workload.
+    #[arg(value_parser = workload_names())]
+    pub name: String,
+    /// Factor on the default size.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub scale: f64,
+    /// Seed of all data.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Data in MiB, in place of what follows from --scale.
+    #[arg(long, value_name = "N")]
+    pub mib: Option<u64>,
+    /// Measured time of a pattern.
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Threads that work at once.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+    /// Rounds of a workload that does a fixed amount of work.
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u32>,
+    /// Pages from one touch to the next (strided).
+    #[arg(long, value_name = "PAGES")]
+    pub stride: Option<u32>,
+}
+
+/// Flags of `canvas report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Files that `canvas bench` wrote.
+    #[arg(required = true, value_name = "RESULTS", value_hint = clap::ValueHint::FilePath)]
+    pub results: Vec<PathBuf>,
+    /// Where the page goes.
+    #[arg(
+        short,
+        long,
+        value_name = "FILE.html",
+        default_value = "report.html",
+        value_hint = clap::ValueHint::FilePath
+    )]
+    pub output: PathBuf,
+}
+
 /// A flag without a value; its environment variable holds 1 or 0.
 fn switch() -> ValueParser {
     ValueParser::new(|text: &str| match text {
@@ -202,6 +351,15 @@ fn switch() -> ValueParser {
         "0" | "false" | "no" | "off" => Ok(false),
         _ => Err("it is neither on nor off; write 1 or 0"),
     })
+}
+
+/// A size of workloads.
+fn scale(text: &str) -> Result<f64, &'static str> {
+    match text.parse::<f64>() {
+        Ok(x) if (0.001..=1000.0).contains(&x) => Ok(x),
+        Ok(_) => Err("it is out of range; write 0.001 to 1000"),
+        Err(_) => Err("it is no number; write one such as 0.5"),
+    }
 }
 
 /// The made-up strings that the pager's replay knows, each with what it stands for.
@@ -213,16 +371,40 @@ fn synthetic_names() -> PossibleValuesParser {
         .into()
 }
 
+/// The built-in workloads, each with what it does.
+fn workload_names() -> PossibleValuesParser {
+    canvas_workloads::PROGRAMS
+        .iter()
+        .map(|p| PossibleValue::new(p.name).help(p.about))
+        .collect::<Vec<_>>()
+        .into()
+}
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0    done
-  1    the answer is no: `doctor` found no mode that works
+  1    the answer is no: `doctor` found no mode that works, `bench` had runs that went wrong
   2    bad arguments, configuration or input (`canvas run`: 125)
   125  `canvas run` itself failed
   126  CMD was found but could not be executed
   127  CMD was not found
   128+n  CMD was ended by signal n
   else CMD's own exit code";
+
+const BENCH_NOTES: &str = "\
+The kernel's variants need root, a memory controller of control groups, and no other swap; where
+one is missing the variant is skipped with the reason. Every change of the host is undone at the
+end, on Ctrl-C, and by a guardian process when the bench is killed.
+
+Exit codes: 0 done; 1 some run was wrong, failed or hung; 2 bad input, or nothing that was asked for
+can run here; 128+n stopped by signal n.
+
+Examples:
+  canvas bench quick
+  canvas bench zipf --ratios 50,25 --variants local,canvas,zram
+  canvas bench zipf --canvas-flags '' --canvas-flags '--no-prefetch'
+  canvas bench zipf snappy --co-run --ratios 25
+  canvas bench compare old.jsonl new.jsonl";
 
 const RUN_NOTES: &str = "\
 Flags win over the CANVAS_* variables named above, and those over the defaults. A flag without a

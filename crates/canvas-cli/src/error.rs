@@ -83,10 +83,7 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     let first = |kind| context(error, kind).into_iter().next().unwrap_or_default();
     let flag = first(ContextKind::InvalidArg);
     let value = first(ContextKind::InvalidValue);
-    let help = match argv.get(1).and_then(|a| a.to_str()) {
-        Some(c) if Cli::command().find_subcommand(c).is_some() => format!("canvas {c} --help"),
-        _ => "canvas --help".to_owned(),
-    };
+    let help = format!("{} --help", named_command(argv));
     match error.kind() {
         ErrorKind::UnknownArgument => {
             let near = first(ContextKind::SuggestedArg);
@@ -149,6 +146,20 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
             format!("{}; see `{help}`", line.trim_start_matches("error: "))
         }
     }
+}
+
+/// The command that was named, with its subcommand: `canvas bench compare`.
+fn named_command(argv: &[std::ffi::OsString]) -> String {
+    let mut name = "canvas".to_owned();
+    let mut command = Cli::command();
+    for word in argv.iter().skip(1).map_while(|a| a.to_str()) {
+        let Some(next) = command.find_subcommand(word) else {
+            break;
+        };
+        name = format!("{name} {word}");
+        command = next.clone();
+    }
+    name
 }
 
 /// `--local` of `--local <SIZE|N%>`.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod doctor;
 mod elf;
 mod error;
@@ -12,11 +13,13 @@ mod options;
 mod preload;
 mod program;
 mod replay;
+mod report;
 mod run;
 mod stats;
 mod supervise;
 mod sweep;
 mod tree;
+mod workload;
 
 use clap::Parser;
 
@@ -38,8 +41,12 @@ fn main() {
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => Ok(doctor::run(args.json)),
             Command::Replay(args) => replay::run(args),
+            Command::Bench(args) => bench::run(args),
+            Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),
+            Command::Workload(args) => workload::run(args),
+            Command::Report(args) => report::run(args),
         },
     };
     let code = result.unwrap_or_else(|failure| {

@@ -1,0 +1,90 @@
+//! What `canvas run --stats` reports (docs/STATS.md), as fields of a sample.
+
+use serde_json::Value;
+
+use crate::record::{Entries, Prefetch, Quantiles, Sample};
+
+fn number(v: &Value, path: &[&str]) -> Option<u64> {
+    path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
+}
+
+/// Writes into `sample` what the report in `text` says; a report of another form changes nothing
+/// and is one sentence.
+pub fn apply(text: &str, sample: &mut Sample) -> Result<(), String> {
+    let v: Value =
+        serde_json::from_str(text).map_err(|e| format!("canvas's report cannot be read: {e}"))?;
+    if v["schema"] != "canvas-stats/1" {
+        return Err("canvas's report is of another form".to_owned());
+    }
+    let get = |path: &[&str]| number(&v, path);
+    sample.faults = get(&["counters", "faults_far"]);
+    sample.swap_in_pages = get(&["counters", "pages_in"]);
+    sample.swap_out_pages = get(&["counters", "pages_out"]);
+    sample.memory_peak_bytes = get(&["memory", "local_bytes", "peak"]);
+    sample.far_peak_bytes = get(&["memory", "pool_bytes", "peak"]);
+    if get(&["fault_time_ns", "count"]).is_some_and(|n| n > 0) {
+        let q = |name| get(&["fault_time_ns", name]).map(|n| n as f64);
+        if let (Some(p50), Some(p99)) = (q("p50"), q("p99")) {
+            sample.fault_ns = Some(Quantiles {
+                p50,
+                p99,
+                p999: q("p999"),
+                max: q("max"),
+            });
+        }
+    }
+    if let (Some(issued), Some(used)) = (get(&["prefetch", "issued"]), get(&["prefetch", "used"])) {
+        sample.prefetch = Some(Prefetch {
+            issued,
+            used,
+            contribution: v["prefetch"]["contribution"].as_f64(),
+            accuracy: v["prefetch"]["accuracy"].as_f64(),
+        });
+    }
+    let locked = get(&["entries", "allocs_locked"]);
+    if let (Some(locked), Some(reserved)) = (locked, get(&["entries", "allocs_reserved"])) {
+        sample.entries = Some(Entries { locked, reserved });
+    }
+    match get(&["verify_failures"]) {
+        Some(n) if n > 0 => Err(format!("{n} far copies did not verify")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::blank_sample;
+
+    #[test]
+    fn a_report_becomes_fields() {
+        let text = r#"{"schema":"canvas-stats/1","memory":{"local_bytes":{"now":1,"peak":2},
+            "pool_bytes":{"now":3,"peak":4}},"fault_time_ns":{"count":5,"p50":6,"p90":7,"p99":8,"max":9},
+            "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
+            "entries":{"allocs_locked":11,"allocs_reserved":12},
+            "counters":{"faults_far":15,"pages_in":20,"pages_out":30},"verify_failures":0}"#;
+        let mut s = blank_sample();
+        apply(text, &mut s).unwrap();
+        assert_eq!(
+            (s.faults, s.swap_in_pages, s.swap_out_pages),
+            (Some(15), Some(20), Some(30))
+        );
+        assert_eq!((s.memory_peak_bytes, s.far_peak_bytes), (Some(2), Some(4)));
+        let q = s.fault_ns.unwrap();
+        assert_eq!((q.p50, q.p99, q.p999, q.max), (6.0, 8.0, None, Some(9.0)));
+        assert_eq!(s.prefetch.unwrap().accuracy, Some(0.5));
+        assert_eq!(s.entries.unwrap().reserved, 12);
+    }
+
+    #[test]
+    fn damage_is_an_error() {
+        let mut s = blank_sample();
+        assert!(apply("{", &mut s).is_err());
+        assert!(apply("{\"schema\":\"other\"}", &mut s).is_err());
+        let bad = r#"{"schema":"canvas-stats/1","verify_failures":2}"#;
+        assert_eq!(
+            apply(bad, &mut s),
+            Err("2 far copies did not verify".to_owned())
+        );
+    }
+}

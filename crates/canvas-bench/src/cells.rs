@@ -1,0 +1,317 @@
+//! Samples that repeat each other, put together.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::record::{Outcome, Sample};
+use crate::stats::{Ratio, Spread, ratio_of_medians};
+use crate::variant::Variant;
+
+/// Seed of all confidence intervals: the same file gives the same page.
+const SEED: u64 = 0xca57a5;
+
+/// What repeats have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// Experiment.
+    pub experiment: String,
+    /// Workload.
+    pub workload: String,
+    /// What distinguishes this run of the workload.
+    pub parameters: BTreeMap<String, String>,
+    /// The programs that ran at the same time, if any.
+    pub co_run: Option<String>,
+    /// Limit as a share of the working set.
+    pub local_percent: Option<u32>,
+    /// What was below.
+    pub variant: Variant,
+}
+
+impl Key {
+    /// Of one sample.
+    pub fn of(sample: &Sample) -> Key {
+        Key {
+            experiment: sample.experiment.clone(),
+            workload: sample.workload.clone(),
+            parameters: sample.parameters.clone(),
+            co_run: sample.co_run.clone(),
+            local_percent: sample.local_percent,
+            variant: sample.variant.clone(),
+        }
+    }
+
+    /// Workload with its parameters: `redis (threads=4)`.
+    pub fn program(&self) -> String {
+        if self.parameters.is_empty() {
+            return self.workload.clone();
+        }
+        format!("{} ({})", self.workload, words(&self.parameters))
+    }
+
+    /// Program, limit and company, without the variant: `redis (threads=4) at 25 %`.
+    pub fn place(&self) -> String {
+        let mut text = self.program();
+        if let Some(percent) = self.local_percent {
+            text += &format!(" at {percent} %");
+        }
+        if let Some(set) = &self.co_run {
+            text += &format!(" with {}", company(set, &self.workload));
+        }
+        text
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}, {}", self.experiment, self.place(), self.variant)
+    }
+}
+
+/// Parameters in words: `prefetcher=leap threads=4`.
+pub fn words(parameters: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = parameters.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    pairs.join(" ")
+}
+
+/// The others of a co-run: all but one program of this name.
+pub fn company(set: &str, workload: &str) -> String {
+    let mut left_out = false;
+    let others: Vec<&str> = set
+        .split('+')
+        .filter(|name| left_out || *name != workload || std::mem::replace(&mut left_out, true))
+        .collect();
+    others.join(", ")
+}
+
+/// What a cell is judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// More is better.
+    OpsPerS,
+    /// Less is better.
+    Seconds,
+}
+
+/// All repeats of one key.
+#[derive(Clone, Debug)]
+pub struct Cell<'a> {
+    /// What they have in common.
+    pub key: Key,
+    /// At least one, in the order of the file.
+    pub samples: Vec<&'a Sample>,
+}
+
+/// Puts repeats together, ordered by key.
+pub fn gather<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Vec<Cell<'a>> {
+    let mut cells: BTreeMap<Key, Vec<&Sample>> = BTreeMap::new();
+    for sample in samples {
+        cells.entry(Key::of(sample)).or_default().push(sample);
+    }
+    cells
+        .into_iter()
+        .map(|(key, samples)| Cell { key, samples })
+        .collect()
+}
+
+impl<'a> Cell<'a> {
+    /// Those that ended well.
+    pub fn good(&self) -> impl Iterator<Item = &'a Sample> + '_ {
+        self.samples
+            .iter()
+            .copied()
+            .filter(|s| s.outcome == Outcome::Ok)
+    }
+
+    /// One number of each good sample that has it.
+    pub fn values(&self, number: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> {
+        self.good()
+            .filter_map(number)
+            .filter(|v| v.is_finite())
+            .collect()
+    }
+
+    /// Median of one number of the good samples.
+    pub fn median(&self, number: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
+        crate::stats::median(&self.values(number))
+    }
+
+    /// Values in a unit, when every good sample has one.
+    fn in_unit(&self, unit: Unit) -> Option<Vec<f64>> {
+        let values: Option<Vec<f64>> = self
+            .good()
+            .map(|s| measured(s, unit).filter(|v| v.is_finite() && *v > 0.0))
+            .collect();
+        values.filter(|v| !v.is_empty())
+    }
+
+    /// What the cell is judged by: throughput where all have it, else time.
+    pub fn figure(&self) -> Option<(Unit, Vec<f64>)> {
+        [Unit::OpsPerS, Unit::Seconds]
+            .into_iter()
+            .find_map(|unit| Some((unit, self.in_unit(unit)?)))
+    }
+
+    /// Middle and width of the figure.
+    pub fn spread(&self) -> Option<(Unit, Spread)> {
+        let (unit, values) = self.figure()?;
+        Some((unit, Spread::of(&values)?))
+    }
+
+    /// The good sample whose figure is nearest to the median: what plots over time show.
+    pub fn typical(&self) -> Option<&'a Sample> {
+        let Some((unit, spread)) = self.spread() else {
+            return self.good().next();
+        };
+        self.good().min_by(|a, b| {
+            let off =
+                |s: &Sample| (measured(s, unit).unwrap_or(f64::INFINITY) - spread.median).abs();
+            off(a).total_cmp(&off(b))
+        })
+    }
+
+    /// How many times as fast this cell is as another; `None` when they have no figure in common.
+    pub fn speed_over(&self, other: &Cell) -> Option<Ratio> {
+        if let (Some(a), Some(b)) = (self.in_unit(Unit::OpsPerS), other.in_unit(Unit::OpsPerS)) {
+            return ratio_of_medians(&a, &b, SEED);
+        }
+        // Time the other way round: less is faster.
+        let (a, b) = (self.in_unit(Unit::Seconds)?, other.in_unit(Unit::Seconds)?);
+        ratio_of_medians(&b, &a, SEED)
+    }
+
+    /// How many times slower this cell is than another: medians only.
+    pub fn slowdown(&self, other: &Cell) -> Option<f64> {
+        Some(1.0 / self.speed_over(other)?.ratio)
+    }
+}
+
+fn measured(sample: &Sample, unit: Unit) -> Option<f64> {
+    match unit {
+        Unit::OpsPerS => sample.ops_per_s,
+        Unit::Seconds => sample.seconds,
+    }
+}
+
+/// The all-local run of a cell's program, alone: in the same experiment if it has one, else in any;
+/// with the same parameters, or with as many of them as a local run has (a local run needs no
+/// prefetcher).
+pub fn local_of<'c, 'a>(cells: &'c [Cell<'a>], key: &Key) -> Option<&'c Cell<'a>> {
+    cells
+        .iter()
+        .filter(|c| {
+            c.key.variant == Variant::Local
+                && c.key.co_run.is_none()
+                && c.key.workload == key.workload
+                && c.key
+                    .parameters
+                    .iter()
+                    .all(|(k, v)| key.parameters.get(k) == Some(v))
+                && c.figure().is_some()
+        })
+        .max_by_key(|c| (c.key.experiment == key.experiment, c.key.parameters.len()))
+}
+
+/// The same program under the same variant and limit, alone: in the same experiment if it has one.
+pub fn solo_of<'c, 'a>(cells: &'c [Cell<'a>], key: &Key) -> Option<&'c Cell<'a>> {
+    cells
+        .iter()
+        .filter(|c| {
+            c.key.co_run.is_none()
+                && c.key.variant == key.variant
+                && c.key.workload == key.workload
+                && c.key.parameters == key.parameters
+                && c.key.local_percent == key.local_percent
+                && c.figure().is_some()
+        })
+        .max_by_key(|c| c.key.experiment == key.experiment)
+}
+
+/// The cell that differs in the variant only.
+pub fn peer_of<'c, 'a>(
+    cells: &'c [Cell<'a>],
+    key: &Key,
+    variant: &Variant,
+) -> Option<&'c Cell<'a>> {
+    cells.iter().find(|c| {
+        c.key.variant == *variant
+            && c.key.experiment == key.experiment
+            && c.key.workload == key.workload
+            && c.key.parameters == key.parameters
+            && c.key.co_run == key.co_run
+            && c.key.local_percent == key.local_percent
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::sample;
+
+    fn cell_of(samples: &[Sample]) -> Cell<'_> {
+        gather(samples).remove(0)
+    }
+
+    #[test]
+    fn company_is_the_others() {
+        assert_eq!(company("a+b+c", "b"), "a, c");
+        assert_eq!(company("a+a", "a"), "a");
+        assert_eq!(company("a+b", "elsewhere"), "a, b");
+    }
+
+    #[test]
+    fn only_good_samples_count() {
+        let mut all: Vec<Sample> = (0..3)
+            .map(|n| sample("w", Variant::Zram, Some(25), n, 2.0))
+            .collect();
+        all[2].outcome = Outcome::Oom;
+        all[2].seconds = Some(99.0);
+        let cells = gather(&all);
+        assert_eq!(cells.len(), 1);
+        assert_eq!(
+            cells[0].figure().map(|f| (f.0, f.1.len())),
+            Some((Unit::Seconds, 2))
+        );
+        assert_eq!(cells[0].spread().unwrap().1.max, 2.0);
+    }
+
+    #[test]
+    fn speed_is_throughput_or_the_inverse_of_time() {
+        let slow = [sample("w", Variant::Zram, Some(25), 0, 4.0)];
+        let fast = [sample("w", Variant::Canvas(vec![]), Some(25), 0, 2.0)];
+        let ratio = cell_of(&fast).speed_over(&cell_of(&slow)).unwrap().ratio;
+        assert_eq!(ratio, 2.0);
+        assert_eq!(cell_of(&slow).slowdown(&cell_of(&fast)), Some(2.0));
+        let mut rated = slow.clone();
+        rated[0].ops_per_s = Some(300.0);
+        let mut other = fast.clone();
+        other[0].ops_per_s = Some(100.0);
+        let ratio = cell_of(&other).speed_over(&cell_of(&rated)).unwrap().ratio;
+        assert!((ratio - 1.0 / 3.0).abs() < 1e-9);
+        // One side has time only: time it is.
+        assert_eq!(cell_of(&fast).slowdown(&cell_of(&rated)), Some(0.5));
+    }
+
+    #[test]
+    fn local_runs_are_found_with_fewer_parameters_and_elsewhere() {
+        let mut local = sample("w", Variant::Local, None, 0, 1.0);
+        let mut elsewhere = local.clone();
+        elsewhere.experiment = "another".into();
+        local.parameters.insert("threads".into(), "4".into());
+        let mut ours = sample("w", Variant::Canvas(vec![]), Some(25), 0, 3.0);
+        ours.parameters = BTreeMap::from([
+            ("threads".into(), "4".into()),
+            ("prefetcher".into(), "leap".into()),
+        ]);
+        let all = [local, elsewhere, ours];
+        let cells = gather(&all);
+        let key = Key::of(&all[2]);
+        assert_eq!(local_of(&cells, &key).unwrap().key, Key::of(&all[0]));
+        let mut key = key;
+        key.parameters.insert("threads".into(), "8".into());
+        assert_eq!(
+            local_of(&cells, &key).unwrap().key,
+            Key::of(&all[1]),
+            "eight threads are not four"
+        );
+    }
+}

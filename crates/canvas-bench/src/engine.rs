@@ -1,0 +1,569 @@
+//! Runs the cells of experiments, interleaved and repeated, and writes down what they took.
+
+mod child;
+pub mod plan;
+mod program;
+mod progress;
+mod results;
+pub mod table;
+#[cfg(test)]
+pub(crate) mod tests;
+mod working_set;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use plan::{Cell, Plan, Request, Set};
+use program::{Context, Job, Stopped};
+use progress::Progress;
+use results::Results;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use working_set::WorkingSets;
+
+use crate::host::cgroup::Controller;
+use crate::host::facts;
+use crate::host::swap::Swap;
+use crate::host::undo::{Step, Undo};
+use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
+use crate::registry;
+use crate::variant::Variant;
+use crate::workload::Workload;
+
+/// Least local memory of any limited run, for all variants alike: canvas works with no less.
+const LIMIT_BYTES_MIN: u64 = 8 << 20;
+/// Time between two looks at a program's memory.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How a run of the bench ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All cells that could run did.
+    Done,
+    /// So many runs were wrong, failed or hung.
+    SomeFailed(u32),
+    /// Stopped by this signal; the host is as it was.
+    Stopped(i32),
+}
+
+/// A sample that says nothing yet.
+pub(crate) fn blank_sample() -> Sample {
+    Sample {
+        run_id: String::new(),
+        experiment: String::new(),
+        workload: String::new(),
+        parameters: BTreeMap::new(),
+        variant: Variant::Local,
+        local_percent: None,
+        limit_bytes: None,
+        co_run: None,
+        repeat: 0,
+        at_s: 0.0,
+        outcome: Outcome::Ok,
+        seconds: None,
+        ops_per_s: None,
+        latency_ns: None,
+        latency_histogram: Vec::new(),
+        faults: None,
+        fault_ns: None,
+        swap_in_pages: None,
+        swap_out_pages: None,
+        cpu_user_s: None,
+        cpu_system_s: None,
+        memory_peak_bytes: None,
+        far_peak_bytes: None,
+        prefetch: None,
+        entries: None,
+        timeline: Vec::new(),
+        answer: None,
+    }
+}
+
+pub(crate) fn run_line(
+    request: &Request,
+    run_id: &str,
+    machine: Machine,
+    scale: f64,
+    repeats: u32,
+) -> Run {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Run {
+        schema: SCHEMA.to_owned(),
+        run_id: run_id.to_owned(),
+        started_unix_s: now.as_secs(),
+        canvas_version: request.canvas_version.clone(),
+        argv: request.argv.clone(),
+        scale,
+        repeats,
+        seed: request.seed,
+        machine,
+    }
+}
+
+/// A number that no other run in any file has: time and pid.
+fn new_run_id() -> String {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    format!("{}-{}", now.as_millis(), std::process::id())
+}
+
+/// Signals that end a bench, as a number that is 0 until one comes. A second one ends it at once,
+/// and the guardian undoes what was changed.
+fn signals() -> Result<Arc<AtomicUsize>, String> {
+    let stop = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let flag = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        // In this order: the first signal finds the flag unset, sets it, and the second acts on it.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))
+            .and_then(|_| signal_hook::flag::register(signal, flag))
+            .and_then(|_| {
+                signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize)
+            })
+            .map_err(|e| format!("signals cannot be watched: {e}"))?;
+    }
+    Ok(stop)
+}
+
+/// Everything that the cells of one run of the bench share.
+struct Bench<'a> {
+    request: &'a Request,
+    all: &'a [Box<dyn Workload>],
+    context: Context<'a>,
+    run_id: String,
+    scratch: PathBuf,
+    results: Results,
+    progress: Progress,
+    sets: WorkingSets,
+    samples: Vec<Sample>,
+    failed: u32,
+    numbers: AtomicU32,
+    /// Cells that hung: they are not repeated.
+    hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
+}
+
+/// Why a run of the bench ended early.
+#[derive(Debug)]
+enum Fail {
+    Sentence(String),
+    Stopped(i32),
+}
+
+impl From<String> for Fail {
+    fn from(s: String) -> Fail {
+        Fail::Sentence(s)
+    }
+}
+
+impl From<Stopped> for Fail {
+    fn from(s: Stopped) -> Fail {
+        Fail::Stopped(s.0)
+    }
+}
+
+/// Runs what was asked for; the table goes to `print`. An error is one sentence about bad input or
+/// a host that cannot do it; then nothing was changed, or it was changed back.
+pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, String> {
+    run_with(request, &registry::workloads(), print)
+}
+
+pub(crate) fn run_with(
+    request: &Request,
+    all: &[Box<dyn Workload>],
+    print: impl FnOnce(&str),
+) -> Result<Ended, String> {
+    let plan = plan::make(request, all, |v| plan::missing_here(request, v))?;
+    let results = Results::open(&request.out)?;
+    fs::create_dir_all(&request.cache)
+        .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
+    let undo = Undo::begin(&request.guardian)?;
+    let scratch = std::env::temp_dir().join(format!("canvas-bench-{}", new_run_id()));
+    undo.note(Step::RemoveTree {
+        path: scratch.clone(),
+    })?;
+    fs::create_dir(&scratch).map_err(|e| format!("{} cannot be made: {e}", scratch.display()))?;
+    let stop = signals()?;
+    let controller = Controller::find().ok();
+    let began = Instant::now();
+    let mut bench = Bench {
+        request,
+        all,
+        context: Context {
+            undo: &undo,
+            controller: controller.as_ref(),
+            stop: &stop,
+            canvas: &request.canvas,
+            began,
+        },
+        run_id: new_run_id(),
+        scratch,
+        results,
+        progress: Progress::new(total_runs(&plan), cfg!(test)),
+        sets: WorkingSets::default(),
+        samples: Vec::new(),
+        failed: 0,
+        numbers: AtomicU32::new(0),
+        hung: Vec::new(),
+    };
+    let result = bench.all_of(plan);
+    bench.progress.end();
+    let (samples, failed) = (bench.samples, bench.failed);
+    let not_undone = undo.finish();
+    for sentence in &not_undone {
+        eprintln!("canvas: {sentence}");
+    }
+    match result {
+        Err(Fail::Sentence(s)) => Err(s),
+        Err(Fail::Stopped(signal)) => {
+            print(&table::table(&samples));
+            Ok(Ended::Stopped(signal))
+        }
+        Ok(()) => {
+            print(&table::table(&samples));
+            let failed = failed + not_undone.len() as u32;
+            Ok(if failed == 0 {
+                Ended::Done
+            } else {
+                Ended::SomeFailed(failed)
+            })
+        }
+    }
+}
+
+fn total_runs(plan: &Plan) -> u64 {
+    let of = |s: &Set| (0..s.repeats).map(|r| s.cells(r).len() as u64).sum::<u64>();
+    plan.sets.iter().map(of).sum()
+}
+
+impl Bench<'_> {
+    fn all_of(&mut self, plan: Plan) -> Result<(), Fail> {
+        self.head(&plan)?;
+        let sets = self.prepare(plan.sets)?;
+        let repeats = sets.iter().map(|s| s.repeats).max().unwrap_or(0);
+        // Repeats outermost, so that a noisy minute hits no cell in all of its repeats.
+        for repeat in 0..repeats {
+            for set in sets.iter().filter(|s| repeat < s.repeats) {
+                for cell in set.cells(repeat) {
+                    self.cell(&cell, repeat)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes who runs, and what does not run and why.
+    fn head(&mut self, plan: &Plan) -> Result<(), String> {
+        let machine = facts::machine(&self.request.canvas);
+        let scale = plan.sets.first().map_or(1.0, |s| s.scale);
+        let repeats = plan.sets.first().map_or(0, |s| s.repeats);
+        let run = run_line(self.request, &self.run_id, machine, scale, repeats);
+        self.results.add(&Line::Run(run))?;
+        for skip in &plan.skips {
+            self.skip(skip.clone())?;
+        }
+        for later in &plan.not_yet {
+            let mut later = later.clone();
+            later.run_id.clone_from(&self.run_id);
+            self.progress.say(&format!(
+                "not yet: {}: {}",
+                later.experiment, later.waits_for
+            ));
+            self.results.add(&Line::NotYet(later))?;
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, mut skip: Skip) -> Result<(), String> {
+        skip.run_id.clone_from(&self.run_id);
+        let about = match &skip.variant {
+            Some(v) => format!("{} on {v}", skip.experiment),
+            None => skip.experiment.clone(),
+        };
+        self.progress
+            .say(&format!("skipped: {about}: {}", skip.reason));
+        self.results.add(&Line::Skip(skip))
+    }
+
+    /// Fetches and generates what the workloads need; sets of those that cannot be prepared are
+    /// skipped, unless the user named one.
+    fn prepare(&mut self, sets: Vec<Set>) -> Result<Vec<Set>, Fail> {
+        let mut done: HashMap<(String, u64), Result<(), String>> = HashMap::new();
+        let mut kept = Vec::new();
+        for set in sets {
+            let mut reason = None;
+            for m in &set.members {
+                self.check_stop()?;
+                let Some(w) = registry::find(self.all, &m.workload) else {
+                    continue;
+                };
+                let place = plan::place(self.request, set.scale, &self.scratch);
+                self.progress.now(&format!("preparing {}", m.workload));
+                let key = (m.workload.clone(), set.scale.to_bits());
+                let result = done.entry(key).or_insert_with(|| w.prepare(&place));
+                if let Err(e) = result {
+                    reason = Some((m.workload.clone(), format!("{}: {e}", m.workload)));
+                }
+            }
+            self.check_stop()?;
+            match reason {
+                None => kept.push(set),
+                Some((workload, reason)) if self.request.names.contains(&workload) => {
+                    return Err(Fail::Sentence(reason));
+                }
+                Some((workload, reason)) => {
+                    let lost = total_runs(&Plan {
+                        sets: vec![set.clone()],
+                        ..Plan::default()
+                    });
+                    self.progress.advance(lost, None);
+                    self.skip(Skip {
+                        run_id: String::new(),
+                        experiment: set.experiment,
+                        workload: Some(workload),
+                        variant: None,
+                        reason,
+                    })?;
+                }
+            }
+        }
+        Ok(kept)
+    }
+
+    fn check_stop(&self) -> Result<(), Stopped> {
+        match self.context.stop.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            signal => Err(Stopped(signal as i32)),
+        }
+    }
+
+    fn next_number(&self) -> u32 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Runs one cell: one sample for each of its programs.
+    fn cell(&mut self, cell: &Cell, repeat: u32) -> Result<(), Fail> {
+        let key = (cell.variant.clone(), cell.percent, cell.set.members.clone());
+        if self.hung.contains(&key) {
+            self.progress.advance(1, None);
+            return Ok(());
+        }
+        let what = describe(cell);
+        self.progress.now(&what);
+        self.check_stop()?;
+        let mut needs = Vec::new();
+        for member in &cell.set.members {
+            let need = self.working_set(cell.set, member)?;
+            needs.push(need);
+        }
+        let samples = match needs.into_iter().collect::<Result<Vec<_>, String>>() {
+            Ok(needs) => self.run_cell(cell, repeat, &needs)?,
+            // Without a working set there is no limit to run under.
+            Err(sentence) => self.failures(cell, repeat, &sentence),
+        };
+        let mut words = Vec::new();
+        for sample in samples {
+            words.push(match &sample.outcome {
+                Outcome::Ok => format!("{:.2} s", sample.seconds.unwrap_or(0.0)),
+                Outcome::Failed(why) => format!("FAILED: {why}"),
+                other => table::word(other).to_owned(),
+            });
+            match sample.outcome {
+                Outcome::Ok | Outcome::Oom => {}
+                Outcome::Timeout => {
+                    self.failed += 1;
+                    self.hung.push(key.clone());
+                }
+                _ => self.failed += 1,
+            }
+            if let Outcome::Failed(why) = &sample.outcome {
+                self.progress.say(&format!("{what}: {why}"));
+            }
+            self.results.add(&Line::Sample(Box::new(sample.clone())))?;
+            self.samples.push(sample);
+        }
+        self.progress
+            .advance(1, Some(&format!("{what}: {}", words.join(", "))));
+        Ok(())
+    }
+
+    fn blank(&self, cell: &Cell, index: usize, repeat: u32) -> Sample {
+        let member = &cell.set.members[index];
+        let together: Vec<&str> = cell
+            .set
+            .members
+            .iter()
+            .map(|m| m.workload.as_str())
+            .collect();
+        Sample {
+            run_id: self.run_id.clone(),
+            experiment: cell.set.experiment.clone(),
+            workload: member.workload.clone(),
+            parameters: member.parameters.clone(),
+            variant: cell.variant.clone(),
+            local_percent: cell.percent,
+            co_run: (together.len() > 1).then(|| together.join("+")),
+            repeat,
+            at_s: self.context.began.elapsed().as_secs_f64(),
+            ..blank_sample()
+        }
+    }
+
+    fn failures(&self, cell: &Cell, repeat: u32, sentence: &str) -> Vec<Sample> {
+        let failed = |i| Sample {
+            outcome: Outcome::Failed(sentence.to_owned()),
+            ..self.blank(cell, i, repeat)
+        };
+        (0..cell.set.members.len()).map(failed).collect()
+    }
+
+    /// Runs the programs of a cell at the same time.
+    fn run_cell(
+        &mut self,
+        cell: &Cell,
+        repeat: u32,
+        needs: &[working_set::Need],
+    ) -> Result<Vec<Sample>, Fail> {
+        let total: u64 = needs.iter().map(|n| n.bytes).sum();
+        // Twice what can become far, so that the size of the swap area decides nothing.
+        let swap_bytes = round_to_mib(2 * total) + (256 << 20);
+        let swap = match Swap::on(
+            cell.variant,
+            swap_bytes,
+            &self.request.cache,
+            self.context.undo,
+        ) {
+            Ok(swap) => swap,
+            Err(reason) => {
+                self.skip(Skip {
+                    run_id: String::new(),
+                    experiment: cell.set.experiment.clone(),
+                    workload: None,
+                    variant: Some(cell.variant.clone()),
+                    reason,
+                })?;
+                return Ok(Vec::new());
+            }
+        };
+        let alone = cell.set.members.len() == 1;
+        let mut jobs = Vec::new();
+        for (i, (member, need)) in cell.set.members.iter().zip(needs).enumerate() {
+            let number = self.next_number();
+            let limit = cell.percent.map(|p| limit_bytes(need.bytes, p));
+            let mut sample = self.blank(cell, i, repeat);
+            sample.limit_bytes = limit;
+            let workload = registry::find(self.all, &member.workload)
+                .ok_or_else(|| format!("{} is gone", member.workload))?;
+            let scratch = program::run_dir(&self.scratch, number)?;
+            jobs.push((
+                Job {
+                    workload,
+                    args: &member.args,
+                    variant: cell.variant,
+                    limit_bytes: limit,
+                    pool_bytes: round_to_mib(2 * need.bytes) + (64 << 20),
+                    swap: swap.as_ref().filter(|_| alone),
+                    may_swap: swap.is_some(),
+                    place: plan::place(self.request, cell.set.scale, &scratch),
+                    number,
+                    look_every: LOOK_EVERY,
+                    expected: need.answer.as_deref(),
+                },
+                sample,
+            ));
+        }
+        let context = &self.context;
+        let results: Vec<Result<Sample, Stopped>> = std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (job, sample) in jobs {
+                threads.push(scope.spawn(move || {
+                    let result = program::run(context, &job, sample);
+                    let _ = fs::remove_dir_all(&job.place.scratch);
+                    result
+                }));
+            }
+            let join = |t: std::thread::ScopedJoinHandle<'_, _>| match t.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            threads.into_iter().map(join).collect()
+        });
+        drop(swap);
+        Ok(results.into_iter().collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+fn round_to_mib(bytes: u64) -> u64 {
+    bytes.next_multiple_of(1 << 20)
+}
+
+/// `percent` of the working set in whole pages, and enough to work with.
+fn limit_bytes(working_set: u64, percent: u32) -> u64 {
+    let share = (u128::from(working_set) * u128::from(percent) / 100) as u64;
+    share.max(LIMIT_BYTES_MIN).next_multiple_of(4096)
+}
+
+fn describe(cell: &Cell) -> String {
+    let of = |m: &plan::Member| {
+        let parameters: String = m
+            .parameters
+            .iter()
+            .map(|(k, v)| format!(" {k}={v}"))
+            .collect();
+        format!("{}{parameters}", m.workload)
+    };
+    let names: Vec<String> = cell.set.members.iter().map(of).collect();
+    let percent = cell.percent.map_or(String::new(), |p| format!(" {p}%"));
+    format!(
+        "{}: {} on {}{percent}",
+        cell.set.experiment,
+        names.join(" + "),
+        cell.variant
+    )
+}
+
+/// What `canvas bench --list` prints.
+pub fn list(request: &Request) -> String {
+    list_of(&registry::workloads(), &request.cache, request)
+}
+
+fn list_of(all: &[Box<dyn Workload>], cache: &Path, request: &Request) -> String {
+    use std::fmt::Write;
+    let mut text = "Experiments:\n".to_owned();
+    let names = crate::experiments::EXPERIMENTS.iter().map(|e| e.name);
+    let names = names.chain(all.iter().map(|w| w.name()));
+    let width = names.map(str::len).max().unwrap_or(0);
+    for e in crate::experiments::EXPERIMENTS {
+        let _ = writeln!(text, "  {:width$} {}", e.name, e.about);
+        if let Some(paper) = e.paper {
+            let _ = writeln!(text, "  {:width$}   mirrors {paper}", "");
+        }
+        for sentence in e.not_yet {
+            let _ = writeln!(text, "  {:width$}   not yet: {sentence}", "");
+        }
+    }
+    text.push_str("\nVariants:\n");
+    for below in crate::experiments::ALL_BELOW {
+        let (variant, about) = plan::variant_about(below);
+        let missing = crate::host::swap::missing(&variant, cache);
+        let missing = missing.map_or(String::new(), |m| format!(" (not here: {m})"));
+        let _ = writeln!(text, "  {:width$} {about}{missing}", variant.to_string());
+    }
+    text.push_str("\nWorkloads:\n");
+    let place = plan::place(
+        request,
+        request.scale.unwrap_or(1.0),
+        Path::new("/nonexistent"),
+    );
+    for w in all {
+        let missing = w
+            .missing(&place)
+            .map_or(String::new(), |m| format!(" (not here: {m})"));
+        let _ = writeln!(text, "  {:width$} {}{missing}", w.name(), w.about());
+    }
+    text
+}

@@ -1,0 +1,187 @@
+//! One process of a run: started, waited for without being reaped by accident, ended.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child as StdChild, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+
+use crate::host::undo::{Held, Step, Undo};
+use crate::processes;
+use crate::workload::Argv;
+
+/// Children are reaped one at a time, so that the growth of our children's usage is one child's.
+static REAP: Mutex<()> = Mutex::new(());
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// Its status.
+    pub status: ExitStatus,
+    /// When.
+    pub at: Instant,
+    /// User time of it and of what it waited for.
+    pub user_s: f64,
+    /// The same in the kernel.
+    pub system_s: f64,
+}
+
+/// A process that was started, with its output in files.
+pub struct Child {
+    child: StdChild,
+    /// When it was started.
+    pub started: Instant,
+    /// Its identity beside the number.
+    pub start_ticks: u64,
+    ended: Option<Ended>,
+    exits: Receiver<Instant>,
+    out: PathBuf,
+    err: PathBuf,
+    _held: Held,
+}
+
+fn seconds(t: nix::sys::time::TimeVal) -> f64 {
+    t.tv_sec() as f64 + t.tv_usec() as f64 / 1e6
+}
+
+/// User and system time of all children that were reaped.
+fn usage() -> (f64, f64) {
+    getrusage(UsageWho::RUSAGE_CHILDREN).map_or((0.0, 0.0), |u| {
+        (seconds(u.user_time()), seconds(u.system_time()))
+    })
+}
+
+impl Child {
+    /// Starts `command` in `dir`. An error is one sentence.
+    pub fn start(command: &Argv, dir: &Path, tag: &str, undo: &Arc<Undo>) -> Result<Child, String> {
+        let (program, args) = command
+            .argv
+            .split_first()
+            .ok_or("there is no program to run")?;
+        let fail = |e: std::io::Error| format!("{program} cannot be started: {e}");
+        let out = dir.join(format!("{tag}.out"));
+        let err = dir.join(format!("{tag}.err"));
+        let mut c = Command::new(program);
+        c.args(args)
+            .current_dir(dir)
+            .env("TMPDIR", dir)
+            .env("LC_ALL", "C.UTF-8");
+        // What the user set for canvas is not meant for these runs.
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"CANVAS_") && name != "CANVAS_PRELOAD_SO" {
+                c.env_remove(name);
+            }
+        }
+        c.envs(command.env.iter().map(|(k, v)| (k, v)));
+        c.stdin(Stdio::null());
+        c.stdout(File::create(&out).map_err(fail)?);
+        c.stderr(File::create(&err).map_err(fail)?);
+        // Out of the reach of the terminal's Ctrl-C: the bench ends it itself.
+        c.process_group(0);
+        let started = Instant::now();
+        let mut child = c.spawn().map_err(fail)?;
+        let pid = child.id();
+        let start_ticks = processes::stat(pid).map_or(0, |s| s.start_ticks);
+        let held = match undo.hold(Step::EndTree { pid, start_ticks }) {
+            Ok(held) => held,
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(e);
+            }
+        };
+        let (send, exits) = channel();
+        std::thread::spawn(move || {
+            let pid = Pid::from_raw(pid.cast_signed());
+            let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+            // Without reaping: that is done where the usage is read.
+            while waitid(Id::Pid(pid), ended) == Err(nix::errno::Errno::EINTR) {}
+            let _ = send.send(Instant::now());
+        });
+        Ok(Child {
+            child,
+            started,
+            start_ticks,
+            ended: None,
+            exits,
+            out,
+            err,
+            _held: held,
+        })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for its end at most so long.
+    pub fn wait(&mut self, at_most: Duration) -> Option<Ended> {
+        if self.ended.is_none()
+            && let Ok(at) = self.exits.recv_timeout(at_most)
+        {
+            let _one = REAP.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = usage();
+            if let Ok(status) = self.child.wait() {
+                let after = usage();
+                self.ended = Some(Ended {
+                    status,
+                    at,
+                    user_s: after.0 - before.0,
+                    system_s: after.1 - before.1,
+                });
+            }
+        }
+        self.ended
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&self) {
+        if self.ended.is_none() {
+            let _ = kill(
+                Pid::from_raw(self.child.id().cast_signed()),
+                Signal::SIGTERM,
+            );
+        }
+    }
+
+    /// Ends it and all that descends from it.
+    pub fn end(&mut self) {
+        // While it is not reaped its number is its own. What it leaves behind ends with `_held`.
+        processes::kill_all(&processes::tree(self.child.id(), self.start_ticks));
+        self.wait(Duration::from_secs(10));
+    }
+
+    /// Last line of its standard output that is not empty.
+    pub fn last_line(&self) -> String {
+        let text = String::from_utf8_lossy(&fs::read(&self.out).unwrap_or_default()).into_owned();
+        text.lines()
+            .rev()
+            .find(|l| !l.trim().is_empty())
+            .unwrap_or("")
+            .to_owned()
+    }
+
+    /// What it said last on standard error, or on standard output, for people.
+    pub fn complaint(&self) -> String {
+        let text = String::from_utf8_lossy(&fs::read(&self.err).unwrap_or_default()).into_owned();
+        let line = text.lines().rev().find(|l| !l.trim().is_empty());
+        let line = line.map_or_else(|| self.last_line(), str::to_owned);
+        line.trim().chars().take(300).collect()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            self.end();
+        }
+    }
+}

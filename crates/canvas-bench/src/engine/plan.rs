@@ -1,0 +1,471 @@
+//! From what was asked for to the cells that run. Nothing is changed here.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::experiments::{self, Below, Experiment, How, Part};
+use crate::host::swap;
+use crate::record::{NotYet, Skip};
+use crate::registry;
+use crate::variant::Variant;
+use crate::workload::{Place, Workload};
+
+/// What was asked for on the command line; `None` leaves it to the experiment.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Experiments and workloads by name.
+    pub names: Vec<String>,
+    /// Which variants; canvas without flags stands for canvas with each of `canvas_flags`.
+    pub variants: Option<Vec<Variant>>,
+    /// Flags of `canvas run` to compare; empty: none.
+    pub canvas_flags: Vec<Vec<String>>,
+    /// Local memory in percent of the working set.
+    pub percents: Option<Vec<u32>>,
+    /// Run the named workloads at the same time.
+    pub co_run: bool,
+    /// Repeats of each cell.
+    pub repeats: Option<u32>,
+    /// Size of the workloads.
+    pub scale: Option<f64>,
+    /// Seed of all generated data.
+    pub seed: u64,
+    /// The results file.
+    pub out: PathBuf,
+    /// Downloads and data that stay.
+    pub cache: PathBuf,
+    /// The `canvas` command.
+    pub canvas: PathBuf,
+    /// How the bench was called.
+    pub argv: Vec<String>,
+    /// Version of the `canvas` command.
+    pub canvas_version: String,
+    /// Command that comes to [`crate::host::undo::guard`] with a path put behind it.
+    pub guardian: Vec<std::ffi::OsString>,
+}
+
+/// One program of a set, by its place in the registry.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// Name of the workload.
+    pub workload: String,
+    /// Put behind the arguments of its program.
+    pub args: Vec<String>,
+    /// For the results.
+    pub parameters: BTreeMap<String, String>,
+}
+
+/// Programs that run together (one: alone) in an experiment, and below what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Set {
+    /// Experiment.
+    pub experiment: String,
+    /// The programs.
+    pub members: Vec<Member>,
+    /// Variants in the order of the experiment; rotated from repeat to repeat.
+    pub variants: Vec<Variant>,
+    /// Local memory in percent of the working set.
+    pub percents: Vec<u32>,
+    /// Repeats.
+    pub repeats: u32,
+    /// Size of the workloads.
+    pub scale: f64,
+}
+
+/// A cell: a set under one variant at one ratio.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell<'a> {
+    /// Which set.
+    pub set: &'a Set,
+    /// Below it.
+    pub variant: &'a Variant,
+    /// Local memory; `None` without a limit.
+    pub percent: Option<u32>,
+}
+
+impl Set {
+    /// The cells of one repeat, in turn: at each ratio all variants, each repeat beginning with
+    /// another one.
+    pub fn cells(&self, repeat: u32) -> Vec<Cell<'_>> {
+        let n = self.variants.len();
+        let rotated = |i: usize| &self.variants[(i + repeat as usize) % n];
+        let cell = |variant, percent| Cell {
+            set: self,
+            variant,
+            percent,
+        };
+        // Without a limit there is one cell, which takes its turn at one of the ratios.
+        let home = repeat as usize % self.percents.len().max(1);
+        let mut cells = Vec::new();
+        if self.percents.is_empty() {
+            cells.extend(
+                self.variants
+                    .contains(&Variant::Local)
+                    .then(|| cell(&Variant::Local, None)),
+            );
+        }
+        for (at, percent) in self.percents.iter().enumerate() {
+            for i in 0..n {
+                match rotated(i) {
+                    Variant::Local if at == home => cells.push(cell(rotated(i), None)),
+                    Variant::Local => {}
+                    other => cells.push(cell(other, Some(*percent))),
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// What will run, and what will not and why.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// What runs, in order.
+    pub sets: Vec<Set>,
+    /// What does not.
+    pub skips: Vec<Skip>,
+    /// What canvas cannot do yet.
+    pub not_yet: Vec<NotYet>,
+}
+
+fn resolve(below: Below) -> Variant {
+    match below {
+        Below::Local => Variant::Local,
+        Below::Canvas(flags) => Variant::Canvas(flags.iter().map(|f| (*f).to_owned()).collect()),
+        Below::Zram => Variant::Zram,
+        Below::Zswap => Variant::Zswap,
+        Below::Disk => Variant::Disk,
+    }
+}
+
+/// A kind of variant and what it is, for people.
+pub fn variant_about(below: Below) -> (Variant, &'static str) {
+    let about = match below {
+        Below::Local => "all in memory, no limit",
+        Below::Canvas(_) => "canvas run, limited to the budget",
+        Below::Zram => "kernel swap on zram (lz4), in a control group",
+        Below::Zswap => "kernel swap on a file on disk behind zswap, in a control group",
+        Below::Disk => "kernel swap on a file on disk, in a control group",
+    };
+    (resolve(below), about)
+}
+
+/// Variants of a part under what was asked for.
+fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
+    let base: Vec<Variant> = match &request.variants {
+        Some(asked) => {
+            // The experiment's own canvas runs stay: they are what it is about.
+            let mut all: Vec<Variant> = Vec::new();
+            for variant in asked {
+                match variant {
+                    Variant::Canvas(_) => {
+                        let own = part
+                            .variants
+                            .iter()
+                            .filter(|b| matches!(b, Below::Canvas(_)));
+                        let own: Vec<Variant> = own.map(|b| resolve(*b)).collect();
+                        if own.is_empty() {
+                            all.push(Variant::Canvas(Vec::new()));
+                        }
+                        all.extend(own);
+                    }
+                    other => all.push(other.clone()),
+                }
+            }
+            all
+        }
+        None => part.variants.iter().map(|b| resolve(*b)).collect(),
+    };
+    let mut all = Vec::new();
+    for variant in base {
+        match variant {
+            Variant::Canvas(own) if !request.canvas_flags.is_empty() => {
+                let with =
+                    |flags: &Vec<String>| Variant::Canvas([own.clone(), flags.clone()].concat());
+                all.extend(request.canvas_flags.iter().map(with));
+            }
+            other => all.push(other),
+        }
+    }
+    let mut unique: Vec<Variant> = Vec::new();
+    for variant in all {
+        if !unique.contains(&variant) {
+            unique.push(variant);
+        }
+    }
+    unique
+}
+
+fn member(program: &experiments::Program) -> Member {
+    let own = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
+    Member {
+        workload: program.workload.to_owned(),
+        args: program.args.iter().map(|a| (*a).to_owned()).collect(),
+        parameters: program.parameters.iter().map(own).collect(),
+    }
+}
+
+fn plain(workload: &str) -> Member {
+    Member {
+        workload: workload.to_owned(),
+        args: Vec::new(),
+        parameters: BTreeMap::new(),
+    }
+}
+
+/// Names, split into experiments and workloads. An error is one sentence.
+fn names<'a>(
+    request: &'a Request,
+    all: &[Box<dyn Workload>],
+) -> Result<(Vec<&'static Experiment>, Vec<&'a str>), String> {
+    if request.names.is_empty() {
+        return Err(
+            "there is nothing to run; `canvas bench quick` is a beginning, `canvas bench --list` shows all"
+                .to_owned(),
+        );
+    }
+    let (mut chosen, mut workloads) = (Vec::new(), Vec::new());
+    for name in &request.names {
+        if let Some(e) = experiments::find(name) {
+            chosen.push(e);
+        } else if registry::find(all, name).is_some() {
+            workloads.push(name.as_str());
+        } else {
+            return Err(format!(
+                "there is no experiment or workload {name}; `canvas bench --list` shows all"
+            ));
+        }
+    }
+    let takes_any = |e: &&Experiment| e.parts.iter().any(|p| p.programs.is_empty());
+    if !workloads.is_empty() && !chosen.iter().any(takes_any) {
+        chosen.extend(experiments::find(experiments::SWEEP));
+    }
+    if request.co_run && workloads.len() < 2 {
+        return Err(
+            "--co-run runs the named workloads at the same time; name two or more of them"
+                .to_owned(),
+        );
+    }
+    Ok((chosen, workloads))
+}
+
+/// Sets of a part.
+fn sets_of(
+    e: &Experiment,
+    part: &Part,
+    named: &[&str],
+    all: &[Box<dyn Workload>],
+    request: &Request,
+) -> Vec<Set> {
+    let members: Vec<Member> = match (part.programs.is_empty(), named.is_empty()) {
+        (false, _) => part.programs.iter().map(member).collect(),
+        (true, false) => named.iter().map(|n| plain(n)).collect(),
+        (true, true) => all.iter().map(|w| plain(w.name())).collect(),
+    };
+    let set = |members: Vec<Member>| Set {
+        experiment: e.name.to_owned(),
+        members,
+        variants: variants_of(part, request),
+        percents: request
+            .percents
+            .clone()
+            .unwrap_or_else(|| part.percents.to_vec()),
+        repeats: request.repeats.unwrap_or(e.repeats),
+        scale: request.scale.unwrap_or(e.scale),
+    };
+    let mut alone: Vec<Member> = Vec::new();
+    for m in &members {
+        if !alone.contains(m) {
+            alone.push(m.clone());
+        }
+    }
+    let mut sets: Vec<Set> = alone.into_iter().map(|m| set(vec![m])).collect();
+    let co_run = part.how == How::Together || (part.programs.is_empty() && request.co_run);
+    if co_run {
+        sets.push(set(members));
+    }
+    sets
+}
+
+/// Makes the plan. `missing` says why a variant cannot be had. An error is one sentence about what
+/// was asked for.
+pub fn make(
+    request: &Request,
+    all: &[Box<dyn Workload>],
+    missing: impl Fn(&Variant) -> Option<String>,
+) -> Result<Plan, String> {
+    let (chosen, named) = names(request, all)?;
+    let mut plan = Plan::default();
+    for e in &chosen {
+        plan.not_yet.extend(e.not_yet.iter().map(|sentence| NotYet {
+            run_id: String::new(),
+            experiment: e.name.to_owned(),
+            waits_for: (*sentence).to_owned(),
+        }));
+        for part in e.parts {
+            for set in sets_of(e, part, &named, all, request) {
+                // A program that runs alone in two parts runs once.
+                match plan.sets.iter_mut().find(|s| {
+                    s.experiment == set.experiment
+                        && s.members == set.members
+                        && s.percents == set.percents
+                }) {
+                    Some(same) => {
+                        let new = set
+                            .variants
+                            .into_iter()
+                            .filter(|v| !same.variants.contains(v));
+                        let new: Vec<Variant> = new.collect();
+                        same.variants.extend(new);
+                    }
+                    None => plan.sets.push(set),
+                }
+            }
+        }
+    }
+    leave_out_variants(&mut plan, request, missing)?;
+    leave_out_workloads(&mut plan, request, all, &named)?;
+    Ok(plan)
+}
+
+/// Takes out what this host cannot do; an error when nothing is left of what was asked for.
+fn leave_out_variants(
+    plan: &mut Plan,
+    request: &Request,
+    missing: impl Fn(&Variant) -> Option<String>,
+) -> Result<(), String> {
+    let mut kinds: Vec<(String, Variant)> = Vec::new();
+    for set in &plan.sets {
+        for v in &set.variants {
+            let key = (set.experiment.clone(), v.clone());
+            if !kinds.contains(&key) {
+                kinds.push(key);
+            }
+        }
+    }
+    let had_sets = !plan.sets.is_empty();
+    let mut reasons: Vec<(Variant, String)> = Vec::new();
+    for (experiment, variant) in kinds {
+        let known = reasons
+            .iter()
+            .find(|(v, _)| *v == variant)
+            .map(|(_, r)| r.clone());
+        let Some(reason) = known.or_else(|| missing(&variant)) else {
+            continue;
+        };
+        for set in plan.sets.iter_mut().filter(|s| s.experiment == experiment) {
+            set.variants.retain(|v| *v != variant);
+        }
+        plan.skips.push(Skip {
+            run_id: String::new(),
+            experiment,
+            workload: None,
+            variant: Some(variant.clone()),
+            reason: reason.clone(),
+        });
+        reasons.push((variant, reason));
+    }
+    // Runs in memory alone compare with nothing: of what was asked for, something must be left.
+    let asked_beyond_local = request
+        .variants
+        .as_ref()
+        .is_none_or(|v| v.iter().any(|v| *v != Variant::Local));
+    let beyond_local = |s: &Set| s.variants.iter().any(|v| *v != Variant::Local);
+    if had_sets
+        && asked_beyond_local
+        && !plan.sets.iter().any(beyond_local)
+        && let Some((_, reason)) = reasons.into_iter().next()
+    {
+        return Err(reason);
+    }
+    plan.sets.retain(|s| !s.variants.is_empty());
+    Ok(())
+}
+
+/// Takes out workloads that cannot run here; an error when the user named one of them, or when
+/// nothing is left.
+fn leave_out_workloads(
+    plan: &mut Plan,
+    request: &Request,
+    all: &[Box<dyn Workload>],
+    named: &[&str],
+) -> Result<(), String> {
+    let had_sets = !plan.sets.is_empty();
+    let mut first = None;
+    let mut sets = Vec::new();
+    for set in std::mem::take(&mut plan.sets) {
+        let place = place(request, set.scale, Path::new("/nonexistent"));
+        let reason = set.members.iter().find_map(|m| {
+            let reason = match registry::find(all, &m.workload) {
+                Some(w) => w.missing(&place)?,
+                None => "this build does not have it".to_owned(),
+            };
+            Some((m.workload.clone(), format!("{}: {reason}", m.workload)))
+        });
+        let Some((workload, reason)) = reason else {
+            sets.push(set);
+            continue;
+        };
+        if named.contains(&workload.as_str()) {
+            return Err(reason);
+        }
+        first.get_or_insert_with(|| reason.clone());
+        let skip = Skip {
+            run_id: String::new(),
+            experiment: set.experiment.clone(),
+            workload: Some(workload),
+            variant: None,
+            reason,
+        };
+        if !plan.skips.contains(&skip) {
+            plan.skips.push(skip);
+        }
+    }
+    plan.sets = sets;
+    match first {
+        Some(reason) if had_sets && plan.sets.is_empty() => Err(reason),
+        _ => Ok(()),
+    }
+}
+
+/// Where things of a run go.
+pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
+    Place {
+        cache: request.cache.clone(),
+        scratch: scratch.to_owned(),
+        scale,
+        seed: request.seed,
+        canvas: request.canvas.clone(),
+    }
+}
+
+/// Why a variant cannot be had on this host.
+pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
+    match variant {
+        Variant::Canvas(_) => canvas_missing(&request.canvas),
+        _ => swap::missing(variant, &request.cache),
+    }
+}
+
+/// Why `canvas run` works in no mode here, as its doctor says.
+fn canvas_missing(canvas: &Path) -> Option<String> {
+    let out = match Command::new(canvas).args(["doctor", "--json"]).output() {
+        Ok(out) => out,
+        Err(e) => return Some(format!("{} cannot be run: {e}", canvas.display())),
+    };
+    let v: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
+    if v["library_bytes"] == 0 && std::env::var_os("CANVAS_PRELOAD_SO").is_none() {
+        return Some("this canvas was built without its library; build it again".to_owned());
+    }
+    let why = || {
+        v["why"]
+            .as_str()
+            .unwrap_or("canvas doctor does not answer")
+            .to_owned()
+    };
+    (v["ok"] != true).then(why)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

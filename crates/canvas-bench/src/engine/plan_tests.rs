@@ -1,0 +1,117 @@
+use super::*;
+use crate::engine::tests::{request, workloads};
+use proptest::prelude::*;
+
+fn made(
+    names: &[&str],
+    change: impl FnOnce(&mut Request),
+    missing: fn(&Variant) -> Option<String>,
+) -> Result<Plan, String> {
+    let mut r = request(names);
+    r.variants = None;
+    change(&mut r);
+    make(&r, &workloads(), missing)
+}
+
+fn nothing(_: &Variant) -> Option<String> {
+    None
+}
+
+fn no_root(v: &Variant) -> Option<String> {
+    matches!(v, Variant::Zram | Variant::Zswap | Variant::Disk).then(|| format!("{v} needs root"))
+}
+
+#[test]
+fn a_workload_alone_is_a_sweep() {
+    let plan = made(&["touch"], |r| r.percents = None, nothing).unwrap();
+    assert_eq!(plan.sets.len(), 1);
+    let set = &plan.sets[0];
+    assert_eq!(
+        (set.experiment.as_str(), set.percents.as_slice()),
+        ("sweep", &[100, 75, 50, 25][..])
+    );
+    assert_eq!(set.variants.len(), 5);
+    assert_eq!(set.cells(0).len(), 1 + 4 * 4);
+}
+
+#[test]
+fn flags_of_canvas_are_swept() {
+    let flags = |f: &str| vec![f.to_owned()];
+    let plan = made(
+        &["touch"],
+        |r| {
+            r.variants = Some(vec![Variant::Local, Variant::Canvas(vec![])]);
+            r.canvas_flags = vec![vec![], flags("--no-prefetch")];
+        },
+        nothing,
+    )
+    .unwrap();
+    assert_eq!(
+        plan.sets[0].variants,
+        [
+            Variant::Local,
+            Variant::Canvas(vec![]),
+            Variant::Canvas(flags("--no-prefetch"))
+        ]
+    );
+}
+
+#[test]
+fn what_cannot_be_had_is_skipped_unless_it_is_all_that_was_asked_for() {
+    let plan = made(&["touch"], |_| (), no_root).unwrap();
+    assert_eq!(
+        plan.sets[0].variants,
+        [Variant::Local, Variant::Canvas(vec![])]
+    );
+    assert_eq!(plan.skips.len(), 3);
+    assert_eq!(plan.skips[0].reason, "zram needs root");
+    let only_kernel = |r: &mut Request| r.variants = Some(vec![Variant::Local, Variant::Zram]);
+    assert_eq!(
+        made(&["touch"], only_kernel, no_root).unwrap_err(),
+        "zram needs root"
+    );
+}
+
+#[test]
+fn a_co_run_has_its_programs_alone_too() {
+    let plan = made(&["touch", "twin"], |r| r.co_run = true, nothing).unwrap();
+    let sizes: Vec<usize> = plan.sets.iter().map(|s| s.members.len()).collect();
+    assert_eq!(sizes, [1, 1, 2]);
+    let alone = made(&["touch"], |r| r.co_run = true, nothing);
+    assert!(alone.unwrap_err().contains("two or more"));
+}
+
+#[test]
+fn an_experiment_without_its_workloads_is_an_error_and_not_yet_is_told() {
+    // The test's workloads are not those of experiments.
+    assert!(
+        made(&["canvas-fig2"], |_| (), nothing)
+            .unwrap_err()
+            .contains("this build does not have it")
+    );
+    let plan = made(&["canvas-fig10"], |_| (), nothing).unwrap();
+    assert!(plan.sets.is_empty() && plan.not_yet.len() == 1);
+}
+
+proptest! {
+    /// Each repeat has each cell once; a rotated order has each variant first in turn.
+    #[test]
+    fn repeats_differ_only_in_order(percents in prop::collection::vec(1u32..=100, 1..5), repeat in 0u32..20) {
+        let mut percents = percents;
+        percents.sort_unstable();
+        percents.dedup();
+        let plan = made(&["touch"], |r| r.percents = Some(percents.clone()), nothing).unwrap();
+        let set = &plan.sets[0];
+        let key = |c: &Cell| (c.variant.clone(), c.percent);
+        let sorted = |r| {
+            let mut v: Vec<_> = set.cells(r).iter().map(key).collect();
+            v.sort();
+            v
+        };
+        prop_assert_eq!(sorted(repeat), sorted(0));
+        prop_assert_eq!(sorted(0).len(), 1 + 4 * percents.len());
+        let first = set.cells(repeat)[0].variant.clone();
+        let turn = &set.variants[repeat as usize % set.variants.len()];
+        prop_assert!(first == *turn || *turn == Variant::Local);
+    }
+}

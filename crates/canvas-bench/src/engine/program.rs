@@ -1,0 +1,422 @@
+//! One program of a cell, run once: a sample comes out.
+
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::child::{Child, Ended};
+use crate::canvas_report;
+use crate::host::cgroup::{Controller, Group};
+use crate::host::swap::Swap;
+use crate::host::undo::Undo;
+use crate::record::{Outcome, Sample};
+use crate::sampler::{Sampler, Watch, merge_rates};
+use crate::variant::Variant;
+use crate::workload::{Answer, Argv, Place, Plan, Workload};
+
+/// How long a server may take to accept connections, and to end.
+const SERVER_START: Duration = Duration::from_secs(120);
+const SERVER_END: Duration = Duration::from_secs(60);
+/// Time between two ticks of the timeline.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What programs of a run have in common.
+pub struct Context<'a> {
+    /// Every change of the host goes through it.
+    pub undo: &'a Arc<Undo>,
+    /// The memory controller, where there is one to use.
+    pub controller: Option<&'a Controller>,
+    /// Number of the signal that asks to stop; 0 for none.
+    pub stop: &'a AtomicUsize,
+    /// The `canvas` command.
+    pub canvas: &'a Path,
+    /// When the run began.
+    pub began: Instant,
+}
+
+/// What is to be run.
+pub struct Job<'a> {
+    /// The program.
+    pub workload: &'a dyn Workload,
+    /// Put behind its arguments.
+    pub args: &'a [String],
+    /// Below it.
+    pub variant: &'a Variant,
+    /// Local memory; `None` without a limit.
+    pub limit_bytes: Option<u64>,
+    /// For canvas: bound on its pool.
+    pub pool_bytes: u64,
+    /// Swap that it has to itself; that of a co-run is nobody's alone.
+    pub swap: Option<&'a Swap>,
+    /// Whether the kernel may swap it.
+    pub may_swap: bool,
+    /// Where its files go.
+    pub place: Place,
+    /// Differs between all runs.
+    pub number: u32,
+    /// Time between two looks at its memory.
+    pub look_every: Duration,
+    /// What the local run computed.
+    pub expected: Option<&'a str>,
+}
+
+/// The bench was asked to stop by this signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped(pub i32);
+
+/// Why waiting for a process ended before the process did.
+enum Cut {
+    Stopped(i32),
+    Timeout,
+    Oom,
+}
+
+enum End {
+    Ended(Ended),
+    Cut(Cut),
+}
+
+/// A running cell member: its processes and the eyes on it.
+struct Running<'a> {
+    context: &'a Context<'a>,
+    group: Option<&'a Group>,
+    sampler: Sampler<'a>,
+    look_every: Duration,
+    deadline: Instant,
+}
+
+impl Running<'_> {
+    /// Waits for `child` while the program's memory is looked at.
+    fn wait(&mut self, child: &mut Child) -> End {
+        loop {
+            if let Some(ended) = child.wait(self.look_every) {
+                return End::Ended(ended);
+            }
+            if let Some(cut) = self.look() {
+                return End::Cut(cut);
+            }
+        }
+    }
+
+    fn look(&mut self) -> Option<Cut> {
+        self.sampler.sample();
+        match self.context.stop.load(Ordering::Relaxed) {
+            0 => {}
+            signal => return Some(Cut::Stopped(signal as i32)),
+        }
+        if self.group.is_some_and(|g| g.oom_kills() > 0) {
+            return Some(Cut::Oom);
+        }
+        (Instant::now() > self.deadline).then_some(Cut::Timeout)
+    }
+}
+
+/// `canvas run` around a program.
+fn under_canvas(
+    job: &Job,
+    context: &Context,
+    flags: &[String],
+    command: &Argv,
+    stats: &Path,
+) -> Argv {
+    let mut argv = vec![
+        context.canvas.to_string_lossy().into_owned(),
+        "run".to_owned(),
+    ];
+    argv.extend(flags.iter().cloned());
+    if let Some(limit) = job.limit_bytes {
+        argv.extend(["--local".to_owned(), limit.to_string()]);
+        argv.extend(["--pool".to_owned(), job.pool_bytes.to_string()]);
+    }
+    argv.extend(["--stats".to_owned(), stats.to_string_lossy().into_owned()]);
+    argv.extend(["--require".to_owned(), "--".to_owned()]);
+    argv.extend(command.argv.iter().cloned());
+    Argv {
+        argv,
+        env: command.env.clone(),
+    }
+}
+
+/// Does the server accept connections at "unix:PATH" or "HOST:PORT"?
+fn accepts(socket: &str) -> bool {
+    match socket.strip_prefix("unix:") {
+        Some(path) => UnixStream::connect(path).is_ok(),
+        None => TcpStream::connect(socket).is_ok(),
+    }
+}
+
+/// Reads the answer that a program printed last.
+fn answer_of(child: &Child) -> Result<Answer, String> {
+    let line = child.last_line();
+    serde_json::from_str(&line).map_err(|_| {
+        let shown: String = line.chars().take(80).collect();
+        format!("it printed no answer as its last line, but '{shown}'")
+    })
+}
+
+fn describe(name: &str, child: &Child, ended: &Ended) -> Outcome {
+    use std::os::unix::process::ExitStatusExt;
+    let how = match (ended.status.code(), ended.status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, signal) => format!("signal {}", signal.unwrap_or(0)),
+    };
+    Outcome::Failed(format!("{name} ended with {how}: {}", child.complaint()))
+}
+
+/// Runs one program; fields of `sample` that tell what ran are filled in already.
+pub fn run(context: &Context, job: &Job, sample: Sample) -> Result<Sample, Stopped> {
+    let mut sample = sample;
+    sample.at_s = context.began.elapsed().as_secs_f64();
+    let outcome = match try_run(context, job, &mut sample) {
+        Ok(outcome) => outcome,
+        Err(Fail::Stopped(signal)) => return Err(Stopped(signal)),
+        Err(Fail::Sentence(s)) => Outcome::Failed(s),
+    };
+    let wrong = matches!((job.expected, &sample.answer), (Some(e), Some(a)) if e != a);
+    sample.outcome = if outcome == Outcome::Ok && wrong {
+        Outcome::Wrong
+    } else {
+        outcome
+    };
+    Ok(sample)
+}
+
+enum Fail {
+    Sentence(String),
+    Stopped(i32),
+}
+
+impl From<String> for Fail {
+    fn from(sentence: String) -> Fail {
+        Fail::Sentence(sentence)
+    }
+}
+
+fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome, Fail> {
+    let dir = job.place.scratch.clone();
+    let plan = job.workload.plan(&job.place, job.number)?;
+    let (main, socket, clients) = match plan {
+        Plan::Program(argv) => (argv, None, Vec::new()),
+        Plan::Server {
+            server,
+            socket,
+            clients,
+        } => (server, Some(socket), clients),
+    };
+    let mut main = main;
+    main.argv.extend(job.args.iter().cloned());
+    let stats_path = dir.join("stats.json");
+    let canvas_flags = match job.variant {
+        Variant::Canvas(flags) => Some(flags),
+        _ => None,
+    };
+    if let Some(flags) = canvas_flags {
+        main = under_canvas(job, context, flags, &main, &stats_path);
+    }
+    let group = match context.controller {
+        Some(controller) => {
+            // Around canvas only a backstop: budgets are equal because the pool is added.
+            let limit = match canvas_flags {
+                Some(_) => job.limit_bytes.map(|l| l + job.pool_bytes),
+                None => job.limit_bytes,
+            };
+            let name = job.number.to_string();
+            Some(Group::new(
+                controller,
+                context.undo,
+                &name,
+                limit,
+                job.may_swap,
+            )?)
+        }
+        None => None,
+    };
+    if let Some(group) = &group {
+        main = group.wrap(&main);
+    }
+    let mut child = Child::start(&main, &dir, "program", context.undo)?;
+    let watch = Watch {
+        group: group.as_ref(),
+        pid: child.pid(),
+        start_ticks: child.start_ticks,
+        is_canvas: canvas_flags.is_some(),
+        swap: job.swap,
+    };
+    let mut running = Running {
+        context,
+        group: group.as_ref(),
+        sampler: Sampler::new(watch, child.started, TICK),
+        look_every: job.look_every,
+        deadline: child.started + Duration::from_secs(job.workload.timeout_s(&job.place)),
+    };
+    let result = match &socket {
+        None => batch(&mut running, &mut child, job),
+        Some(socket) => serve(&mut running, &mut child, socket, &clients, &dir),
+    };
+    running.sampler.sample();
+    let oom = group.as_ref().is_some_and(|g| g.oom_kills() > 0);
+    let outcome = finish(&mut running, &mut child, result, oom, sample);
+    // Figures of the kernel's, while the group is still there.
+    if let Some(group) = &group {
+        if canvas_flags.is_none() {
+            sample.faults = group.figures().major_faults;
+        }
+        if let Some((user_s, system_s)) = group.cpu_s() {
+            (sample.cpu_user_s, sample.cpu_system_s) = (Some(user_s), Some(system_s));
+        }
+    }
+    if canvas_flags.is_none() {
+        // Around canvas the pool is in it too; its report tells them apart.
+        sample.memory_peak_bytes = Some(running.sampler.memory_peak_bytes);
+    }
+    sample.far_peak_bytes = running.sampler.far_peak_bytes;
+    if let Some((pages_in, pages_out)) = running.sampler.swapped() {
+        (sample.swap_in_pages, sample.swap_out_pages) = (Some(pages_in), Some(pages_out));
+    }
+    sample.prefetch = running.sampler.readahead(sample.faults);
+    sample.timeline = std::mem::take(&mut running.sampler.ticks);
+    let outcome = outcome?;
+    if let (Some((answer, offset_s)), Outcome::Ok) = &outcome {
+        take_answer(answer, *offset_s, sample);
+    }
+    let mut outcome = outcome.1;
+    if canvas_flags.is_some() {
+        let report = std::fs::read_to_string(&stats_path).unwrap_or_default();
+        if let Err(e) = canvas_report::apply(&report, sample)
+            && outcome == Outcome::Ok
+        {
+            outcome = Outcome::Failed(e);
+        }
+    }
+    Ok(outcome)
+}
+
+/// The answer and when, in seconds since the program's start, the process that printed it began.
+type Told = Option<(Answer, f64)>;
+
+fn batch(running: &mut Running, child: &mut Child, job: &Job) -> Result<(Told, Outcome), Cut> {
+    match running.wait(child) {
+        End::Cut(cut) => Err(cut),
+        End::Ended(e) if !e.status.success() => {
+            Ok((None, describe(job.workload.name(), child, &e)))
+        }
+        End::Ended(e) => Ok(match answer_of(child) {
+            Ok(mut answer) => {
+                let whole = (e.at - child.started).as_secs_f64();
+                answer.seconds.get_or_insert(whole);
+                (Some((answer, 0.0)), Outcome::Ok)
+            }
+            Err(s) => (None, Outcome::Failed(s)),
+        }),
+    }
+}
+
+fn serve(
+    running: &mut Running,
+    server: &mut Child,
+    socket: &str,
+    clients: &[Argv],
+    dir: &Path,
+) -> Result<(Told, Outcome), Cut> {
+    let until = Instant::now() + SERVER_START;
+    while !accepts(socket) {
+        if let Some(ended) = server.wait(Duration::from_millis(20)) {
+            return Ok((None, describe("the server", server, &ended)));
+        }
+        if let Some(cut) = running.look() {
+            return Err(cut);
+        }
+        if Instant::now() > until {
+            let sentence = format!("the server does not accept connections at {socket}");
+            return Ok((None, Outcome::Failed(sentence)));
+        }
+    }
+    let mut told = None;
+    for (i, client) in clients.iter().enumerate() {
+        let fail = |s| Ok((None, Outcome::Failed(s)));
+        let mut child = match Child::start(client, dir, &format!("client{i}"), running.context.undo)
+        {
+            Ok(child) => child,
+            Err(e) => return fail(e),
+        };
+        let ended = match running.wait(&mut child) {
+            End::Ended(ended) => ended,
+            End::Cut(cut) => return Err(cut),
+        };
+        if let Some(ended) = server.wait(Duration::ZERO) {
+            return Ok((None, describe("the server", server, &ended)));
+        }
+        if !ended.status.success() {
+            return Ok((None, describe("its client", &child, &ended)));
+        }
+        if i + 1 == clients.len() {
+            match answer_of(&child) {
+                Ok(mut answer) => {
+                    let whole = (ended.at - child.started).as_secs_f64();
+                    answer.seconds.get_or_insert(whole);
+                    told = Some((answer, (child.started - server.started).as_secs_f64()));
+                }
+                Err(s) => return fail(s),
+            }
+        }
+    }
+    server.terminate();
+    running.deadline = running.deadline.max(Instant::now() + SERVER_END);
+    match running.wait(server) {
+        End::Cut(Cut::Timeout) => Ok((None, Outcome::Failed("the server does not end".to_owned()))),
+        End::Cut(cut) => Err(cut),
+        // How it ends after SIGTERM is its own affair: it has answered.
+        End::Ended(_) => Ok((told, Outcome::Ok)),
+    }
+}
+
+/// Ends what still runs and says how the run ended.
+fn finish(
+    running: &mut Running,
+    child: &mut Child,
+    result: Result<(Told, Outcome), Cut>,
+    oom: bool,
+    sample: &mut Sample,
+) -> Result<(Told, Outcome), Fail> {
+    if child.wait(Duration::ZERO).is_none() {
+        child.end();
+    }
+    if let Some(group) = running.group {
+        group.kill_all();
+    }
+    if let Some(ended) = child.wait(Duration::ZERO) {
+        (sample.cpu_user_s, sample.cpu_system_s) = (Some(ended.user_s), Some(ended.system_s));
+    }
+    match result {
+        Err(Cut::Stopped(signal)) => Err(Fail::Stopped(signal)),
+        Err(Cut::Oom) => Ok((None, Outcome::Oom)),
+        Err(Cut::Timeout) => Ok((None, Outcome::Timeout)),
+        // A server that was killed shows as a client that failed.
+        Ok(_) if oom => Ok((None, Outcome::Oom)),
+        Ok(told) => Ok(told),
+    }
+}
+
+fn take_answer(answer: &Answer, offset_s: f64, sample: &mut Sample) {
+    sample.seconds = answer.seconds;
+    sample.ops_per_s = answer.ops_per_s;
+    sample.latency_ns = answer.latency_ns;
+    sample
+        .latency_histogram
+        .clone_from(&answer.latency_histogram);
+    sample.answer = Some(answer.answer.clone());
+    merge_rates(&mut sample.timeline, &answer.rates, offset_s);
+}
+
+/// A directory for the files of one run, which a server that gives up root can use too.
+pub fn run_dir(scratch: &Path, number: u32) -> Result<PathBuf, String> {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = scratch.join(format!("run-{number}"));
+    let fail = |e| format!("{} cannot be made: {e}", dir.display());
+    std::fs::create_dir(&dir).map_err(fail)?;
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).map_err(fail)?;
+    Ok(dir)
+}

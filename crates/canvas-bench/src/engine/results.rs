@@ -1,0 +1,99 @@
+//! The results file: lines that are appended, each in the file before the next run begins.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+
+use crate::record::{Line, SCHEMA};
+
+/// A results file open for appending.
+pub struct Results {
+    file: File,
+}
+
+impl Results {
+    /// Opens or makes the file. An error is one sentence; a file that holds something else is one.
+    pub fn open(path: &Path) -> Result<Results, String> {
+        let fail = |e| format!("results cannot be written to {}: {e}", path.display());
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(path)
+            .map_err(fail)?;
+        if !file.metadata().map_err(fail)?.is_file() {
+            return Err(format!("{} is no file; write another name", path.display()));
+        }
+        let mut first = String::new();
+        let mut reader = BufReader::new(&file);
+        // Not UTF-8 is something else too.
+        let read = reader.read_line(&mut first);
+        let ours = match read {
+            Ok(0) => true,
+            Ok(_) => {
+                matches!(serde_json::from_str(&first), Ok(Line::Run(run)) if run.schema == SCHEMA)
+            }
+            Err(_) => false,
+        };
+        if !ours {
+            return Err(format!(
+                "{} is no results file of this bench; write another name behind --out",
+                path.display()
+            ));
+        }
+        Ok(Results { file })
+    }
+
+    /// Appends one line.
+    pub fn add(&mut self, line: &Line) -> Result<(), String> {
+        let mut text = serde_json::to_string(line).map_err(|e| e.to_string())?;
+        text.push('\n');
+        // One write, so that a bench that dies leaves whole lines.
+        self.file
+            .write_all(text.as_bytes())
+            .map_err(|e| format!("the results file cannot be written: {e}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::NotYet;
+
+    #[test]
+    fn lines_accumulate_and_other_files_are_refused() {
+        let dir = std::env::temp_dir().join(format!("bench-test-results-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let other = dir.join("other");
+        std::fs::write(&other, "{\"kind\":\"machine\"}\n").unwrap();
+        assert!(Results::open(&other).is_err_and(|e| e.contains("no results file")));
+        std::fs::write(&other, [0xff, 0xfe, b'\n']).unwrap();
+        assert!(Results::open(&other).is_err());
+        assert!(Results::open(&dir).is_err());
+        let path = dir.join("r.jsonl");
+        let run = Line::Run(crate::engine::run_line(
+            &crate::engine::tests::request(&[]),
+            "id",
+            Default::default(),
+            1.0,
+            3,
+        ));
+        let line = Line::NotYet(NotYet {
+            run_id: "id".to_owned(),
+            experiment: "e".to_owned(),
+            waits_for: "w".to_owned(),
+        });
+        for _ in 0..2 {
+            let mut r = Results::open(&path).unwrap();
+            r.add(&run).unwrap();
+            r.add(&line).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<Line> = text
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        assert_eq!(lines, [run.clone(), line.clone(), run, line]);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

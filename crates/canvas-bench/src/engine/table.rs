@@ -1,0 +1,360 @@
+//! The table at the end: medians, spread and ratios.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::record::{Outcome, Sample};
+use crate::variant::Variant;
+
+/// Median; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut v: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
+    v.sort_by(f64::total_cmp);
+    let middle = v.len() / 2;
+    match v.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(v[middle]),
+        _ => Some(f64::midpoint(v[middle - 1], v[middle])),
+    }
+}
+
+/// Half of the way from the least to the most, as a share of the median.
+/// One value has none.
+fn spread(values: &[f64]) -> Option<f64> {
+    if values.len() < 2 {
+        return None;
+    }
+    let m = median(values)?;
+    let (low, high) = values
+        .iter()
+        .fold((f64::INFINITY, 0.0f64), |(l, h), v| (l.min(*v), h.max(*v)));
+    (m > 0.0).then(|| (high - low) / 2.0 / m)
+}
+
+/// The samples of one cell and workload.
+#[derive(Default)]
+struct Figures {
+    seconds: Vec<f64>,
+    ops_per_s: Vec<f64>,
+    bad: BTreeMap<&'static str, u32>,
+}
+
+impl Figures {
+    fn add(&mut self, s: &Sample) {
+        match &s.outcome {
+            Outcome::Ok => {
+                self.seconds.extend(s.seconds);
+                self.ops_per_s.extend(s.ops_per_s);
+            }
+            other => *self.bad.entry(word(other)).or_default() += 1,
+        }
+    }
+
+    fn is_rate(&self) -> bool {
+        !self.ops_per_s.is_empty()
+    }
+
+    fn values(&self) -> &[f64] {
+        if self.is_rate() {
+            &self.ops_per_s
+        } else {
+            &self.seconds
+        }
+    }
+
+    /// How many times slower than `base` this is.
+    fn slowdown(&self, base: &Figures) -> Option<f64> {
+        let (mine, other) = (median(self.values())?, median(base.values())?);
+        match (self.is_rate(), base.is_rate()) {
+            (true, true) if mine > 0.0 => Some(other / mine),
+            (false, false) if other > 0.0 => Some(mine / other),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        let mut text = match median(self.values()) {
+            Some(m) if self.is_rate() => format!("{}/s", number(m)),
+            Some(m) => format!("{} s", number(m)),
+            None => String::new(),
+        };
+        if let Some(share) = spread(self.values()) {
+            let _ = write!(text, " ±{:.0}%", share * 100.0);
+        }
+        for (word, n) in &self.bad {
+            let _ = write!(
+                text,
+                "{}{n} {word}",
+                if text.is_empty() { "" } else { ", " }
+            );
+        }
+        if text.is_empty() {
+            "-".to_owned()
+        } else {
+            text
+        }
+    }
+}
+
+fn number(x: f64) -> String {
+    match x {
+        x if x >= 1e6 => format!("{:.2}M", x / 1e6),
+        x if x >= 1e4 => format!("{:.1}k", x / 1e3),
+        x if x >= 100.0 => format!("{x:.0}"),
+        x if x >= 10.0 => format!("{x:.1}"),
+        x => format!("{x:.2}"),
+    }
+}
+
+/// How a run ended, in a word.
+pub fn word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Ok => "ok",
+        Outcome::Oom => "OOM",
+        Outcome::Timeout => "TIMEOUT",
+        Outcome::Wrong => "WRONG",
+        Outcome::Failed(_) => "FAILED",
+    }
+}
+
+/// What a row is about, but for the ratio.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct What {
+    workload: String,
+    parameters: Vec<(String, String)>,
+    co_run: Option<String>,
+}
+
+type Cells = BTreeMap<(What, Variant, Option<u32>), Figures>;
+
+fn cells_of(samples: &[&Sample]) -> Cells {
+    let mut cells = Cells::new();
+    for s in samples {
+        let what = What {
+            workload: s.workload.clone(),
+            parameters: s.parameters.clone().into_iter().collect(),
+            co_run: s.co_run.clone(),
+        };
+        let key = (what, s.variant.clone(), s.local_percent);
+        cells.entry(key).or_default().add(s);
+    }
+    cells
+}
+
+/// Text of the rows in columns; the first column to the left, others to the right.
+fn align(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| {
+        rows.iter()
+            .filter_map(|r| r.get(c))
+            .map(|t| t.chars().count())
+            .max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (c, cell) in row.iter().enumerate() {
+            let w = widths[c];
+            let _ = match c {
+                0 => write!(line, "{cell:w$}"),
+                _ => write!(line, "  {cell:>w$}"),
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// One experiment's table.
+fn experiment(name: &str, samples: &[&Sample]) -> String {
+    let cells = cells_of(samples);
+    let mut variants: Vec<&Variant> = cells.keys().map(|(_, v, _)| v).collect();
+    variants.sort();
+    variants.dedup();
+    let peers: Vec<&Variant> = variants
+        .iter()
+        .filter(|v| matches!(v, Variant::Zram | Variant::Zswap | Variant::Disk))
+        .copied()
+        .collect();
+    let canvas = variants
+        .iter()
+        .find(|v| matches!(v, Variant::Canvas(_)))
+        .copied();
+    let mut rows = vec![vec!["workload".to_owned(), "local".to_owned()]];
+    for v in &variants {
+        rows[0].push(v.to_string());
+        if **v != Variant::Local {
+            rows[0].push("slower".to_owned());
+        }
+    }
+    rows[0].extend(
+        peers
+            .iter()
+            .filter(|_| canvas.is_some())
+            .map(|p| format!("x {p}")),
+    );
+    let mut lines: Vec<(&What, Option<u32>)> = cells.keys().map(|(w, _, p)| (w, *p)).collect();
+    // The most memory first; runs without a limit are in the column of their own.
+    lines.sort_by_key(|(w, p)| (*w, std::cmp::Reverse(*p)));
+    lines.dedup();
+    for (what, percent) in lines.iter().copied() {
+        let limited_too = lines.iter().any(|(w, p)| *w == what && p.is_some());
+        if percent.is_none() && limited_too {
+            continue;
+        }
+        let find = |w: &What, v: &Variant| {
+            let percent = if *v == Variant::Local { None } else { percent };
+            cells.get(&(w.clone(), v.clone(), percent))
+        };
+        // Together: how much slower than alone below the same variant. Alone: than all in memory.
+        let solo = What {
+            co_run: None,
+            ..what.clone()
+        };
+        let mut row = vec![
+            label(what),
+            percent.map_or("-".to_owned(), |p| format!("{p}%")),
+        ];
+        for v in &variants {
+            let mine = find(what, v);
+            row.push(mine.map_or("-".to_owned(), Figures::show));
+            if **v != Variant::Local {
+                let base = match &what.co_run {
+                    Some(_) => find(&solo, v),
+                    None => find(what, &Variant::Local),
+                };
+                let ratio = mine.zip(base).and_then(|(m, b)| m.slowdown(b));
+                row.push(ratio.map_or("-".to_owned(), |r| format!("{r:.2}x")));
+            }
+        }
+        if let Some(canvas) = canvas {
+            for p in &peers {
+                let ratio = find(what, p)
+                    .zip(find(what, canvas))
+                    .and_then(|(p, c)| p.slowdown(c));
+                row.push(ratio.map_or("-".to_owned(), |r| format!("{r:.2}")));
+            }
+        }
+        rows.push(row);
+    }
+    format!("{name}\n{}", align(&rows))
+}
+
+fn label(what: &What) -> String {
+    let mut text = what.workload.clone();
+    for (name, value) in &what.parameters {
+        let _ = write!(text, " {name}={value}");
+    }
+    if let Some(set) = &what.co_run {
+        let _ = write!(text, " (in {set})");
+    }
+    text
+}
+
+/// All experiments' tables, with a legend.
+pub fn table(samples: &[Sample]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for s in samples {
+        if !names.contains(&s.experiment.as_str()) {
+            names.push(&s.experiment);
+        }
+    }
+    let mut text = String::new();
+    for name in names {
+        let of: Vec<&Sample> = samples.iter().filter(|s| s.experiment == name).collect();
+        text.push_str(&experiment(name, &of));
+        text.push('\n');
+    }
+    if !text.is_empty() {
+        text.push_str(
+            "medians; ± half of the way from the least to the most; slower: against local, in a \
+             co-run against the same alone;\nx zram, x zswap, x disk: how many times faster canvas is\n",
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::blank_sample;
+
+    fn sample(variant: Variant, percent: Option<u32>, seconds: f64) -> Sample {
+        Sample {
+            experiment: "e".to_owned(),
+            workload: "w".to_owned(),
+            variant,
+            local_percent: percent,
+            seconds: Some(seconds),
+            ..blank_sample()
+        }
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(spread(&[9.0, 10.0, 11.0]), Some(0.1));
+        assert_eq!(spread(&[9.0]), None);
+    }
+
+    #[test]
+    fn ratios_are_against_local_and_the_peer() {
+        let mut all = vec![
+            sample(Variant::Local, None, 2.0),
+            sample(Variant::Canvas(vec![]), Some(50), 3.0),
+            sample(Variant::Zram, Some(50), 6.0),
+        ];
+        all.push(Sample {
+            outcome: Outcome::Oom,
+            seconds: None,
+            ..sample(Variant::Zram, Some(50), 0.0)
+        });
+        let text = table(&all);
+        let row = text
+            .lines()
+            .find(|l| l.starts_with('w') && l.contains("50%"))
+            .unwrap();
+        for part in [
+            "2.00 s",
+            "3.00 s",
+            "1.50x",
+            "6.00 s, 1 OOM",
+            "3.00x",
+            "2.00",
+        ] {
+            assert!(row.contains(part), "{part} in {row}");
+        }
+        assert!(text.lines().any(|l| l.ends_with("x zram")), "{text}");
+    }
+
+    #[test]
+    fn a_co_run_is_compared_with_the_same_alone() {
+        let mut together = sample(Variant::Zram, Some(25), 9.0);
+        together.co_run = Some("w+v".to_owned());
+        let alone = sample(Variant::Zram, Some(25), 4.5);
+        let text = table(&[alone, together]);
+        let row = text.lines().find(|l| l.contains("(in w+v)")).unwrap();
+        assert!(row.contains("2.00x"), "{text}");
+    }
+
+    #[test]
+    fn rates_are_better_when_higher() {
+        let rate = |v, p, ops| Sample {
+            ops_per_s: Some(ops),
+            ..sample(v, p, 1.0)
+        };
+        let text = table(&[
+            rate(Variant::Local, None, 2_000_000.0),
+            rate(Variant::Canvas(vec![]), Some(25), 500_000.0),
+        ]);
+        let row = text.lines().find(|l| l.contains("25%")).unwrap();
+        assert!(
+            row.contains("2.00M/s") && row.contains("500.0k/s") && row.contains("4.00x"),
+            "{row}"
+        );
+    }
+}

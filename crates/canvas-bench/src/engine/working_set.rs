@@ -1,0 +1,104 @@
+//! The working set of a workload: its most anonymous memory in a plain run, measured once.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::Duration;
+
+use super::plan::{self, Member, Set};
+use super::program::{self, Job, Stopped};
+use super::{Bench, blank_sample};
+use crate::record::Outcome;
+use crate::registry;
+use crate::variant::Variant;
+
+/// Memory is looked at so often: short peaks count.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What a run of a workload needs to be limited and judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Working set.
+    pub bytes: u64,
+    /// What it computes.
+    pub answer: Option<String>,
+}
+
+/// A program with its arguments at a scale (its bits).
+type Key = (String, Vec<String>, u64);
+
+/// Those measured so far, or why they could not be.
+#[derive(Default)]
+pub struct WorkingSets {
+    known: HashMap<Key, Result<Need, String>>,
+}
+
+impl Bench<'_> {
+    /// The working set of a member, from a plain run the first time. The inner error is one
+    /// sentence.
+    pub(super) fn working_set(
+        &mut self,
+        set: &Set,
+        member: &Member,
+    ) -> Result<Result<Need, String>, Stopped> {
+        let key = (
+            member.workload.clone(),
+            member.args.clone(),
+            set.scale.to_bits(),
+        );
+        if let Some(known) = self.sets.known.get(&key) {
+            return Ok(known.clone());
+        }
+        self.progress
+            .now(&format!("measuring the working set of {}", member.workload));
+        let need = self.measure(set, member)?;
+        match &need {
+            Ok(n) => self.progress.say(&format!(
+                "{}: working set {} MiB",
+                member.workload,
+                n.bytes >> 20
+            )),
+            Err(e) => self.progress.say(&format!("{}: {e}", member.workload)),
+        }
+        self.sets.known.insert(key, need.clone());
+        Ok(need)
+    }
+
+    fn measure(&self, set: &Set, member: &Member) -> Result<Result<Need, String>, Stopped> {
+        let Some(workload) = registry::find(self.all, &member.workload) else {
+            return Ok(Err("this build does not have it".to_owned()));
+        };
+        let number = self.next_number();
+        let scratch = match program::run_dir(&self.scratch, number) {
+            Ok(dir) => dir,
+            Err(e) => return Ok(Err(e)),
+        };
+        let job = Job {
+            workload,
+            args: &member.args,
+            variant: &Variant::Local,
+            limit_bytes: None,
+            pool_bytes: 0,
+            swap: None,
+            may_swap: false,
+            place: plan::place(self.request, set.scale, &scratch),
+            number,
+            look_every: LOOK_EVERY,
+            expected: None,
+        };
+        let sample = program::run(&self.context, &job, blank_sample())?;
+        let _ = fs::remove_dir_all(scratch);
+        Ok(match (sample.outcome, sample.memory_peak_bytes) {
+            (Outcome::Ok, Some(bytes)) if bytes > 0 => Ok(Need {
+                bytes,
+                answer: sample.answer,
+            }),
+            (Outcome::Ok, _) => Err("it ended before its memory could be looked at".to_owned()),
+            (Outcome::Failed(why), _) => Err(format!("its plain run failed: {why}")),
+            (Outcome::Timeout, _) => Err("its plain run hung".to_owned()),
+            (other, _) => Err(format!(
+                "its plain run ended with {}",
+                super::table::word(&other)
+            )),
+        })
+    }
+}

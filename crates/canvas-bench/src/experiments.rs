@@ -1,0 +1,380 @@
+//! The named experiments, as data.
+//!
+//! An experiment is a list of parts; a part is a list of programs under variants at local ratios,
+//! each alone or all of them together. What a paper did with a feature that canvas does not have
+//! yet is named in `not_yet`.
+
+/// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Below {
+    /// All in memory.
+    Local,
+    /// Canvas, with these flags before those of the command line.
+    Canvas(&'static [&'static str]),
+    /// Swap on zram.
+    Zram,
+    /// zswap before a swap file.
+    Zswap,
+    /// A swap file.
+    Disk,
+}
+
+/// How the programs of a part run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// One after the other.
+    Alone,
+    /// All at once, and each alone too, for the slowdown.
+    Together,
+}
+
+/// A program of a part: its workload and what tells this run of it from others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Program {
+    /// Name of the workload.
+    pub workload: &'static str,
+    /// Put behind the arguments of its program.
+    pub args: &'static [&'static str],
+    /// Parameters, for the results ("threads", "4").
+    pub parameters: &'static [(&'static str, &'static str)],
+}
+
+/// A part of an experiment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// What runs; empty: the workloads named on the command line, or all that can run here.
+    pub programs: &'static [Program],
+    /// Below them.
+    pub variants: &'static [Below],
+    /// Local memory in percent of the working set.
+    pub percents: &'static [u32],
+    /// Alone or together.
+    pub how: How,
+}
+
+/// A named experiment.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Experiment {
+    /// Its name.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    /// What it mirrors.
+    pub paper: Option<&'static str>,
+    /// What runs.
+    pub parts: &'static [Part],
+    /// What cannot run yet: the feature that each waits for, as one sentence.
+    pub not_yet: &'static [&'static str],
+    /// Repeats unless told otherwise.
+    pub repeats: u32,
+    /// Size of the workloads unless told otherwise.
+    pub scale: f64,
+}
+
+const fn program(workload: &'static str) -> Program {
+    Program {
+        workload,
+        args: &[],
+        parameters: &[],
+    }
+}
+
+const CANVAS: Below = Below::Canvas(&[]);
+/// All five, in the order in which tables show them.
+pub const ALL_BELOW: [Below; 5] = [Below::Local, CANVAS, Below::Zram, Below::Zswap, Below::Disk];
+const PEERS: &[Below] = &[Below::Local, CANVAS, Below::Zram];
+/// Repeats of an experiment that does not say otherwise.
+pub const REPEATS: u32 = 5;
+
+/// The experiment that workloads named without an experiment make up.
+pub const SWEEP: &str = "sweep";
+
+/// All experiments.
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "quick",
+        about: "built-in workloads at a small scale beside zram, in three minutes",
+        paper: None,
+        parts: &[Part {
+            programs: &[
+                program("zipf"),
+                program("random-read"),
+                program("sequential"),
+                program("quicksort"),
+            ],
+            variants: PEERS,
+            percents: &[50, 25],
+            how: How::Alone,
+        }],
+        not_yet: &[],
+        repeats: 3,
+        scale: 0.125,
+    },
+    Experiment {
+        name: SWEEP,
+        about: "the workloads named beside it (or all) at 100, 75, 50 and 25 % local memory",
+        paper: None,
+        parts: &[Part {
+            programs: &[],
+            variants: &ALL_BELOW,
+            percents: &[100, 75, 50, 25],
+            how: How::Alone,
+        }],
+        not_yet: &[],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "infiniswap",
+        about: "application performance with 100, 75 and 50 % of the working set in memory",
+        paper: Some(
+            "Infiniswap (NSDI '17), slides 5-13 and 57-59: VoltDB, Memcached, PowerGraph, GraphX",
+        ),
+        parts: &[Part {
+            programs: &[
+                program("memcached-get95"),
+                program("memcached-ycsb-a"),
+                program("redis-ycsb-a"),
+                program("rmat-pagerank"),
+                program("spark-pagerank"),
+            ],
+            variants: &[Below::Local, CANVAS, Below::Disk],
+            percents: &[100, 75, 50],
+            how: How::Alone,
+        }],
+        not_yet: &["memory of other machines over a network: what is far stays on this host"],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "fastswap-redis",
+        about: "redis throughput over time, half of it local",
+        paper: Some("FastSwap (shared memory swapping for virtual machines), figures 2 and 9"),
+        parts: &[Part {
+            programs: &[program("redis-ycsb-a"), program("redis-ycsb-c")],
+            variants: &[Below::Local, CANVAS, Below::Zswap, Below::Disk],
+            percents: &[50],
+            how: How::Alone,
+        }],
+        not_yet: &[
+            "a limit that is raised while the program runs (figure 2: recovery after ballooning)",
+            "a pool that overflows to disk (figure 9: hybrid swap-out)",
+        ],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "fastswap-tables",
+        about: "Spark and redis on a disk swap file, on zswap and on canvas: speed, pages a second, far bytes",
+        paper: Some("FastSwap, tables I-III"),
+        parts: &[
+            Part {
+                programs: &[
+                    program("spark-lr"),
+                    program("spark-kmeans"),
+                    program("spark-bayes"),
+                    program("spark-pagerank"),
+                ],
+                variants: &[Below::Local, CANVAS, Below::Zswap, Below::Disk],
+                percents: &[75, 50],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[program("spark-lr"), program("redis-ycsb-c")],
+                variants: &[Below::Local, CANVAS, Below::Zswap, Below::Disk],
+                percents: &[50],
+                how: How::Together,
+            },
+        ],
+        not_yet: &[
+            "a pool without compression (column FS-baseline): canvas run has no flag for it",
+        ],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "canvas-fig2",
+        about: "slowdown of programs that run together against each alone, at 25 % local memory",
+        paper: Some("Canvas (NSDI '23), figure 2"),
+        parts: &[
+            Part {
+                programs: &[
+                    program("snappy"),
+                    program("memcached-get95"),
+                    program("xgboost"),
+                    program("spark-pagerank"),
+                ],
+                variants: PEERS,
+                percents: &[25],
+                how: How::Together,
+            },
+            Part {
+                programs: &[
+                    program("snappy"),
+                    program("memcached-get95"),
+                    program("xgboost"),
+                    program("spark-lr"),
+                ],
+                variants: PEERS,
+                percents: &[25],
+                how: How::Together,
+            },
+        ],
+        not_yet: &[],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "canvas-fig4",
+        about: "allocation of swap entries and swap-out throughput with 1 to 16 threads",
+        paper: Some("Canvas, figure 4 (and figure 12)"),
+        parts: &[Part {
+            programs: &THREADS,
+            variants: &[CANVAS, Below::Zram],
+            percents: &[25],
+            how: How::Alone,
+        }],
+        not_yet: &["allocation without reservations: canvas run has no flag for it"],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "canvas-table4",
+        about: "swap-out throughput of programs that run together",
+        paper: Some("Canvas, table 4"),
+        parts: &[Part {
+            programs: &[
+                program("snappy"),
+                program("memcached-get95"),
+                program("xgboost"),
+                program("spark-lr"),
+            ],
+            variants: &[CANVAS, Below::Zram],
+            percents: &[25],
+            how: How::Together,
+        }],
+        not_yet: &["allocation without reservations: canvas run has no flag for it"],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "canvas-table5",
+        about: "contribution and accuracy of prefetching: Spark beside the native programs",
+        paper: Some("Canvas, table 5"),
+        parts: &[Part {
+            programs: &[
+                program("spark-lr"),
+                program("spark-kmeans"),
+                program("spark-triangles"),
+            ],
+            variants: &[CANVAS, Below::Canvas(&["--no-prefetch"]), Below::Zram],
+            percents: &[25],
+            how: How::Alone,
+        }],
+        not_yet: &[
+            "Leap as a prefetcher: canvas run cannot select one",
+            "the kernel's readahead policy inside of canvas: canvas run cannot select it",
+            "the two-tier prefetcher (patterns by thread and by reference): canvas has one tier",
+        ],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+    Experiment {
+        name: "xdm-sweep",
+        about: "how much can be far at an equal slowdown: local memory from 100 down to 10 %",
+        paper: Some("xDM (SC '24), offloadable share at equal latency"),
+        parts: &[Part {
+            programs: &[],
+            variants: PEERS,
+            percents: &[100, 90, 80, 70, 60, 50, 40, 30, 20, 10],
+            how: How::Alone,
+        }],
+        not_yet: &["several backends at once, and choosing between them"],
+        repeats: 3,
+        scale: 0.5,
+    },
+    Experiment {
+        name: "canvas-fig10",
+        about: "slowdown under isolation alone",
+        paper: Some("Canvas, figures 9-11 and 13, table 3"),
+        parts: &[],
+        not_yet: &[
+            "bandwidth shared out between programs, and demand before prefetching: there is no scheduler yet",
+        ],
+        repeats: REPEATS,
+        scale: 1.0,
+    },
+];
+
+const fn writers(
+    args: &'static [&'static str],
+    parameters: &'static [(&'static str, &'static str)],
+) -> Program {
+    Program {
+        workload: "random-write",
+        args,
+        parameters,
+    }
+}
+
+/// The same random writes by more and more threads.
+const THREADS: [Program; 5] = [
+    writers(&["--threads", "1"], &[("threads", "1")]),
+    writers(&["--threads", "2"], &[("threads", "2")]),
+    writers(&["--threads", "4"], &[("threads", "4")]),
+    writers(&["--threads", "8"], &[("threads", "8")]),
+    writers(&["--threads", "16"], &[("threads", "16")]),
+];
+
+/// The experiment of this name.
+pub fn find(name: &str) -> Option<&'static Experiment> {
+    EXPERIMENTS.iter().find(|e| e.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experiments_have_names_of_their_own_and_something_to_say() {
+        for (i, e) in EXPERIMENTS.iter().enumerate() {
+            assert!(
+                EXPERIMENTS[..i].iter().all(|o| o.name != e.name),
+                "{}",
+                e.name
+            );
+            assert!(!e.parts.is_empty() || !e.not_yet.is_empty(), "{}", e.name);
+            assert!(e.repeats >= 3 && e.scale > 0.0, "{}", e.name);
+            for part in e.parts {
+                assert!(!part.variants.is_empty(), "{}", e.name);
+                assert!(
+                    part.percents.iter().all(|p| (1..=100).contains(p)),
+                    "{}",
+                    e.name
+                );
+                assert!(
+                    part.how == How::Alone || part.programs.len() > 1,
+                    "{}",
+                    e.name
+                );
+            }
+        }
+        assert!(find("quick").is_some() && find(SWEEP).is_some() && find("no").is_none());
+    }
+
+    #[test]
+    fn every_workload_of_an_experiment_is_one_of_ours() {
+        let all = crate::registry::workloads();
+        let programs = EXPERIMENTS
+            .iter()
+            .flat_map(|e| e.parts)
+            .flat_map(|p| p.programs);
+        for p in programs {
+            assert!(
+                crate::registry::find(&all, p.workload).is_some(),
+                "{}",
+                p.workload
+            );
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Files in the cache: whole or not there, and written by one process at a time.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::fcntl::{Flock, FlockArg};
+use sha2::{Digest, Sha256};
+
+/// SHA-256 in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
+}
+
+/// The same of a file.
+pub fn sha256_of(path: &Path) -> Result<String, String> {
+    let mut hash = Sha256::new();
+    let mut file = File::open(path).map_err(|e| cannot("read", path, &e))?;
+    let mut part = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut part).map_err(|e| cannot("read", path, &e))? {
+            0 => break,
+            n => hash.update(&part[..n]),
+        }
+    }
+    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+}
+
+fn cannot(what: &str, path: &Path, e: &std::io::Error) -> String {
+    format!("cannot {what} {}: {e}", path.display())
+}
+
+/// A directory with its parents.
+pub fn make_dir(path: &Path) -> Result<(), String> {
+    fs::create_dir_all(path).map_err(|e| cannot("create", path, &e))
+}
+
+/// A directory that is empty, whatever was there.
+pub fn fresh_dir(path: &Path) -> Result<(), String> {
+    if path.exists() {
+        fs::remove_dir_all(path).map_err(|e| cannot("remove", path, &e))?;
+    }
+    make_dir(path)
+}
+
+/// A file with these bytes.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
+    fs::write(path, bytes).map_err(|e| cannot("write", path, &e))
+}
+
+/// Holds the cache until it is dropped: other benches that prepare the same wait.
+pub fn lock(cache: &Path) -> Result<Flock<File>, String> {
+    make_dir(cache)?;
+    let path = cache.join("lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|e| cannot("open", &path, &e))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, e)| format!("cannot lock {}: {}", path.display(), e.desc()))
+}
+
+/// Has `make` produce a file or directory under another name, and gives it its own when it is
+/// whole. Does nothing when it is there. Remains of attempts that were cut off are removed.
+pub fn produce(
+    path: &Path,
+    make: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(format!("{} is no place for a file", path.display()));
+    };
+    if path.exists() {
+        return Ok(path.to_owned());
+    }
+    make_dir(parent)?;
+    let unfinished = parent.join(format!("{}.unfinished", name.to_string_lossy()));
+    remove(&unfinished)?;
+    let made = make(&unfinished).and_then(|()| {
+        fs::rename(&unfinished, path).map_err(|e| cannot("rename", &unfinished, &e))
+    });
+    if made.is_err() {
+        remove(&unfinished)?;
+    }
+    made.map(|()| path.to_owned())
+}
+
+fn remove(path: &Path) -> Result<(), String> {
+    let gone = if path.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    };
+    match gone {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(cannot("remove", path, &e)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses with a sentence when the file system of `dir` has less than `bytes` free.
+pub fn need_free(dir: &Path, bytes: u64) -> Result<(), String> {
+    make_dir(dir)?;
+    let fs = nix::sys::statvfs::statvfs(dir)
+        .map_err(|e| format!("cannot look at {}: {}", dir.display(), e.desc()))?;
+    let free = fs.blocks_available() * fs.fragment_size();
+    if free < bytes {
+        return Err(format!(
+            "{} has {} MiB free and {} MiB are needed: make room, or choose another cache",
+            dir.display(),
+            free >> 20,
+            bytes >> 20
+        ));
+    }
+    Ok(())
+}
+
+/// Runs a helper to its end; its last words when it fails.
+pub fn run(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let out = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("cannot run {name}: {e}"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let text = format!(
+        "{}\n{}",
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Err(format!("{name} failed: {}", last_words(&text)))
+}
+
+/// The first line that speaks of an error, else the last one; at most 300 characters.
+fn last_words(text: &str) -> String {
+    let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+    let found = lines
+        .clone()
+        .find(|l| l.to_lowercase().contains("error"))
+        .or_else(|| lines.next_back())
+        .unwrap_or("it says nothing");
+    found.chars().take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_whole_or_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/data.bin");
+        let failed = produce(&path, |tmp| {
+            write(tmp, b"half")?;
+            Err("cut off".into())
+        });
+        assert_eq!(failed, Err("cut off".into()));
+        assert!(!path.exists());
+        assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 0);
+
+        // What a killed process left is not taken for whole either.
+        write(&dir.path().join("a/data.bin.unfinished"), b"half").unwrap();
+        produce(&path, |tmp| {
+            assert!(!tmp.exists());
+            write(tmp, b"whole")
+        })
+        .unwrap();
+        produce(&path, |_| panic!("made twice")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn directories_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("env");
+        make_dir(&dir.path().join("env.unfinished/old")).unwrap();
+        produce(&path, |tmp| {
+            make_dir(tmp)?;
+            write(&tmp.join("x"), b"1")
+        })
+        .unwrap();
+        assert!(path.join("x").exists() && !path.join("old").exists());
+    }
+
+    #[test]
+    fn a_failure_is_told_in_one_line() {
+        let e = run(Command::new("sh").args([
+            "-c",
+            "echo fetching; echo '[ERROR] no network'; echo more; exit 3",
+        ]));
+        assert_eq!(e, Err("sh failed: [ERROR] no network".into()));
+        let e = run(&mut Command::new("/no/such/program")).unwrap_err();
+        assert!(e.starts_with("cannot run /no/such/program: "), "{e}");
+    }
+
+    #[test]
+    fn sums() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        write(&path, b"abc").unwrap();
+        let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256(b"abc"), sum);
+        assert_eq!(sha256_of(&path).unwrap(), sum);
+    }
+
+    #[test]
+    fn too_little_disk_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(need_free(dir.path(), 1), Ok(()));
+        let e = need_free(dir.path(), u64::MAX).unwrap_err();
+        assert!(e.contains("MiB are needed"), "{e}");
+    }
+}

@@ -1,0 +1,36 @@
+//! Programs that are not ours: redis and memcached under YCSB, XGBoost, scikit-learn, Spark.
+//!
+//! Servers and Java come from the system; Python packages (PyPI) and jars (Maven Central) are
+//! fetched once by `prepare`, pinned, into the cache; data are made there from the seed.
+//! The workloads' programs are scripts in `scripts/` and, for YCSB, classes in `java/`.
+
+mod files;
+mod jars;
+mod learn;
+mod python;
+mod spark;
+mod tools;
+mod ycsb;
+
+#[cfg(test)]
+mod tests;
+
+use crate::workload::{Place, Workload};
+
+/// All external workloads.
+pub fn all() -> Vec<Box<dyn Workload>> {
+    let mut all = ycsb::all();
+    all.extend(learn::all());
+    all.extend(spark::all());
+    all
+}
+
+/// `at_one` scaled, but never below `least`.
+fn scaled(place: &Place, at_one: u64, least: u64) -> u64 {
+    ((at_one as f64 * place.scale) as u64).max(least)
+}
+
+/// Seconds after which a run counts as hung: swapping to a disk may take a hundred times as long.
+fn patience_s(place: &Place) -> u64 {
+    600 + scaled(place, 1800, 0)
+}

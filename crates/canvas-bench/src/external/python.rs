@@ -1,0 +1,181 @@
+//! Python environments with pinned packages from PyPI, our scripts, and data made by them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::files;
+use super::tools;
+use crate::workload::{Argv, Place};
+
+const SCRIPTS: [(&str, &str); 7] = [
+    ("make_data.py", include_str!("scripts/make_data.py")),
+    (
+        "sklearn_kmeans.py",
+        include_str!("scripts/sklearn_kmeans.py"),
+    ),
+    ("spark_common.py", include_str!("scripts/spark_common.py")),
+    ("spark_graph.py", include_str!("scripts/spark_graph.py")),
+    ("spark_ml.py", include_str!("scripts/spark_ml.py")),
+    ("xgboost_higgs.py", include_str!("scripts/xgboost_higgs.py")),
+    ("ycsb.py", include_str!("scripts/ycsb.py")),
+];
+
+/// A set of packages that go together. All that is to be installed is named: pip adds nothing
+/// (XGBoost would want a library for GPUs of 200 MB).
+pub struct Environment {
+    name: &'static str,
+    packages: &'static [&'static str],
+    /// Free disk that fetching, unpacking and installing take.
+    needs_bytes: u64,
+}
+
+/// XGBoost and scikit-learn.
+pub const LEARN: Environment = Environment {
+    name: "learn",
+    packages: &[
+        "numpy==1.26.4",
+        "scipy==1.14.1",
+        "joblib==1.4.2",
+        "threadpoolctl==3.5.0",
+        "scikit-learn==1.5.2",
+        "xgboost==2.1.3",
+    ],
+    needs_bytes: 1500 << 20,
+};
+
+/// Spark.
+pub const SPARK: Environment = Environment {
+    name: "spark",
+    packages: &["numpy==1.26.4", "py4j==0.10.9.7", "pyspark==3.5.3"],
+    needs_bytes: 1800 << 20,
+};
+
+impl Environment {
+    /// Another directory for each set of versions.
+    fn home(&self, place: &Place) -> PathBuf {
+        let sum = files::sha256(self.packages.join(" ").as_bytes());
+        place
+            .cache
+            .join(format!("python-{}-{}", self.name, &sum[..12]))
+    }
+
+    /// Written last: an environment without it is not whole. Environments are not moved into
+    /// place, because they contain their own path.
+    fn ready(&self, place: &Place) -> PathBuf {
+        self.home(place).join("ready")
+    }
+
+    /// Its interpreter, once `prepare` was there.
+    pub fn python(&self, place: &Place) -> PathBuf {
+        self.home(place).join("bin/python")
+    }
+
+    /// Why it cannot be had, as a sentence.
+    pub fn missing(&self, place: &Place) -> Option<String> {
+        if self.ready(place).exists() {
+            return None;
+        }
+        tools::python().err()
+    }
+
+    /// Installs it; nothing the second time. An error is one sentence.
+    pub fn prepare(&self, place: &Place) -> Result<(), String> {
+        let home = self.home(place);
+        files::produce(&self.ready(place), |ready| {
+            files::need_free(&place.cache, self.needs_bytes)?;
+            files::run(
+                Command::new(tools::python()?)
+                    .args(["-m", "venv", "--clear"])
+                    .arg(&home),
+            )?;
+            files::run(
+                Command::new(self.python(place))
+                    .args(["-m", "pip", "install", "-q", "--no-deps", "--no-cache-dir"])
+                    .args(["--disable-pip-version-check"])
+                    .args(self.packages),
+            )
+            .map_err(|e| {
+                format!(
+                    "{} cannot be installed from PyPI: {e}",
+                    self.packages.join(", ")
+                )
+            })?;
+            files::write(ready, self.packages.join(" ").as_bytes())
+        })
+        .map(|_| ())
+    }
+
+    /// A script with its arguments, as a program.
+    pub fn program(&self, place: &Place, name: &str, args: &[String]) -> Argv {
+        let mut argv = vec![text(&self.python(place)), text(&script(place, name))];
+        argv.extend_from_slice(args);
+        let env = [
+            ("PYTHONDONTWRITEBYTECODE", "1"),
+            ("PYTHONHASHSEED", "0"),
+            ("OMP_NUM_THREADS", "2"),
+            ("OPENBLAS_NUM_THREADS", "1"),
+        ];
+        Argv {
+            argv,
+            env: env.map(|(k, v)| (k.into(), v.into())).into(),
+        }
+    }
+
+    /// A file made by `make_data.py KIND FILE COUNT SEED`, of about `bytes`.
+    pub fn data(
+        &self,
+        place: &Place,
+        kind: &str,
+        count: u64,
+        bytes: u64,
+    ) -> Result<PathBuf, String> {
+        files::produce(&data_path(place, kind, count), |tmp| {
+            files::need_free(&place.cache, bytes)?;
+            files::run(
+                Command::new(self.python(place))
+                    .arg(script(place, "make_data.py"))
+                    .arg(kind)
+                    .arg(tmp)
+                    .args([count.to_string(), place.seed.to_string()])
+                    .env("PYTHONDONTWRITEBYTECODE", "1"),
+            )
+        })
+    }
+}
+
+/// Where [`Environment::data`] puts its file: another one for each way to make it.
+pub fn data_path(place: &Place, kind: &str, count: u64) -> PathBuf {
+    let sum = files::sha256(include_str!("scripts/make_data.py").as_bytes());
+    place.cache.join("data").join(format!(
+        "{kind}-{count}-seed{}-{}.bin",
+        place.seed,
+        &sum[..8]
+    ))
+}
+
+fn scripts_home(place: &Place) -> PathBuf {
+    let all: String = SCRIPTS.iter().flat_map(|(n, t)| [*n, *t]).collect();
+    let sum = files::sha256(all.as_bytes());
+    place.cache.join(format!("scripts-{}", &sum[..12]))
+}
+
+/// A script in the cache, once [`prepare_scripts`] was there.
+pub fn script(place: &Place, name: &str) -> PathBuf {
+    scripts_home(place).join(name)
+}
+
+/// Writes all scripts; nothing the second time.
+pub fn prepare_scripts(place: &Place) -> Result<(), String> {
+    files::produce(&scripts_home(place), |dir| {
+        files::make_dir(dir)?;
+        SCRIPTS
+            .iter()
+            .try_for_each(|(name, text)| files::write(&dir.join(name), text.as_bytes()))
+    })
+    .map(|_| ())
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

@@ -1,0 +1,183 @@
+//! Programs of the system: found, or named with the package that has them.
+
+use std::collections::HashSet;
+use std::env;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, OnceLock};
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// The first program of this name on `path` (a value of PATH).
+fn find_on(path: &str, name: &str) -> Option<PathBuf> {
+    env::split_paths(path)
+        .map(|dir| dir.join(name))
+        .find(|p| is_program(p))
+}
+
+/// The first program of this name on PATH, and in the directories where servers are.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var("PATH").unwrap_or_default();
+    find_on(&format!("{path}:/usr/bin:/usr/sbin"), name)
+}
+
+/// Says that a program is not there, and which Debian package has it.
+pub fn not_installed(name: &str, package: &str) -> String {
+    format!("{name} is not installed: install it (Debian's package {package})")
+}
+
+/// A sentence when a program is not there.
+pub fn missing(name: &str, package: &str) -> Option<String> {
+    find(name).is_none().then(|| not_installed(name, package))
+}
+
+/// Home of a Java whose version lies in `versions`, with a compiler when one is needed: JAVA_HOME,
+/// `java` on PATH, then what is under /usr/lib/jvm.
+pub fn java_home(
+    versions: std::ops::RangeInclusive<u32>,
+    with_compiler: bool,
+) -> Result<PathBuf, String> {
+    let mut homes: Vec<PathBuf> = env::var_os("JAVA_HOME")
+        .map(PathBuf::from)
+        .into_iter()
+        .collect();
+    if let Some(java) = find("java").and_then(|j| fs::canonicalize(j).ok()) {
+        homes.extend(java.ancestors().nth(2).map(Path::to_owned));
+    }
+    let mut others: Vec<PathBuf> = fs::read_dir("/usr/lib/jvm")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.path())
+        .collect();
+    others.sort();
+    homes.extend(others);
+    let fits = |home: &&PathBuf| {
+        is_program(&home.join("bin/java"))
+            && (!with_compiler || is_program(&home.join("bin/javac")))
+            && fs::read_to_string(home.join("release"))
+                .ok()
+                .and_then(|text| java_version(&text))
+                .is_some_and(|v| versions.contains(&v))
+    };
+    homes.iter().find(fits).cloned().ok_or_else(|| {
+        format!(
+            "no Java {} of version {} to {} was found: install it (Debian's package openjdk-17-{}-headless)",
+            if with_compiler { "compiler" } else { "runtime" },
+            versions.start(),
+            versions.end(),
+            if with_compiler { "jdk" } else { "jre" },
+        )
+    })
+}
+
+/// 17 from `JAVA_VERSION="17.0.2"`, 8 from `JAVA_VERSION="1.8.0_392"`.
+fn java_version(release: &str) -> Option<u32> {
+    let line = release
+        .lines()
+        .find_map(|l| l.strip_prefix("JAVA_VERSION="))?;
+    let mut numbers = line.trim_matches('"').split(['.', '_', '-', '+']);
+    match numbers.next()?.parse().ok()? {
+        1 => numbers.next()?.parse().ok(),
+        v => Some(v),
+    }
+}
+
+/// A Python from 3.9 to 3.12 (the pinned packages have wheels for these) that can make environments.
+pub fn python() -> Result<PathBuf, String> {
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let probe =
+        "import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))";
+    let works = |exe: &PathBuf| {
+        Command::new(exe)
+            .args(["-c", probe])
+            .stdin(Stdio::null())
+            .output()
+            .is_ok_and(|o| o.status.success())
+    };
+    let names = [
+        "python3",
+        "/usr/bin/python3",
+        "python3.11",
+        "python3.12",
+        "python3.10",
+        "python3.9",
+    ];
+    FOUND
+        .get_or_init(|| names.iter().filter_map(|n| find(n)).find(works))
+        .clone()
+        .ok_or_else(|| {
+            "no Python 3.9 to 3.12 with venv was found: install it (Debian's packages python3 and python3-venv)"
+                .into()
+        })
+}
+
+/// A port of 127.0.0.1 that nothing listens on, and that was not given out before.
+pub fn free_port() -> Result<u16, String> {
+    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    let mut given = GIVEN.lock().unwrap_or_else(|e| e.into_inner());
+    let given = given.get_or_insert_with(HashSet::new);
+    for _ in 0..1000 {
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|l| l.local_addr())
+            .map_err(|e| format!("cannot listen on 127.0.0.1: {e}"))?
+            .port();
+        if given.insert(port) {
+            return Ok(port);
+        }
+    }
+    Err("no free port on 127.0.0.1 was found".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_java() {
+        assert_eq!(
+            java_version("IMPLEMENTOR=\"Debian\"\nJAVA_VERSION=\"17.0.21.1\"\n"),
+            Some(17)
+        );
+        assert_eq!(java_version("JAVA_VERSION=\"1.8.0_392\""), Some(8));
+        assert_eq!(java_version("JAVA_VERSION=\"25\""), Some(25));
+        assert_eq!(java_version("OS_NAME=\"Linux\""), None);
+        assert_eq!(java_version("JAVA_VERSION=\"\""), None);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        assert_eq!(missing("sh", "dash"), None);
+        assert_eq!(
+            missing("no-such-server", "no-such-package").unwrap(),
+            "no-such-server is not installed: install it (Debian's package no-such-package)"
+        );
+        let e = java_home(3..=4, true).unwrap_err();
+        assert!(
+            e.contains("3 to 4") && e.contains("openjdk-17-jdk-headless"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn only_programs_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = dir.path().join("tool");
+        fs::write(&text, "x").unwrap();
+        let path = dir.path().to_str().unwrap();
+        assert_eq!(find_on(path, "tool"), None);
+        fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(find_on(&format!("/nowhere:{path}"), "tool"), Some(text));
+    }
+
+    #[test]
+    fn ports_differ() {
+        let ports: HashSet<u16> = (0..50).map(|_| free_port().unwrap()).collect();
+        assert_eq!(ports.len(), 50);
+    }
+}

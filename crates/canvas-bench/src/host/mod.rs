@@ -1,0 +1,6 @@
+//! The host: what is changed on it for a run, and that it is changed back.
+
+pub mod cgroup;
+pub mod facts;
+pub mod swap;
+pub mod undo;

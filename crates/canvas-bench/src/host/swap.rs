@@ -1,0 +1,419 @@
+//! Swap of our own: on a zram device, or on a file on disk with or without zswap before it.
+
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::undo::{Held, Step, Undo};
+use crate::variant::Variant;
+
+const ZSWAP: &str = "/sys/module/zswap/parameters";
+const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+/// File systems whose files the kernel swaps to (statfs's numbers): ext2-4, XFS, Btrfs, F2FS.
+const SWAPPABLE: [i64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010];
+const BTRFS: i64 = 0x9123_683E;
+/// What must stay free on disk beside a swap file.
+const DISK_RESERVE_BYTES: u64 = 1 << 30;
+
+/// Runs a tool; an error is one sentence with what the tool said.
+fn tool(argv: &[&str]) -> Result<(), String> {
+    let missing = |e: std::io::Error| format!("{} cannot be run: {e}", argv[0]);
+    let out = Command::new(argv[0])
+        .args(&argv[1..])
+        .output()
+        .map_err(missing)?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    let line = said.lines().last().unwrap_or("").trim().to_owned();
+    Err(format!("{} failed: {line}", argv.join(" ")))
+}
+
+fn is_installed(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|d| d.join(name).is_file())
+}
+
+fn write(path: impl AsRef<Path>, text: &str) -> Result<(), String> {
+    let path = path.as_ref();
+    fs::write(path, text).map_err(|e| format!("{} cannot be set to {text}: {e}", path.display()))
+}
+
+/// The swap areas in the text of /proc/swaps: path and used bytes.
+fn areas(swaps: &str) -> Vec<(PathBuf, u64)> {
+    let area = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let path = fields.next()?.replace("\\040", " ");
+        let used: u64 = fields.nth(2)?.parse().ok()?;
+        Some((PathBuf::from(path), used << 10))
+    };
+    swaps.lines().skip(1).filter_map(area).collect()
+}
+
+fn current_areas() -> Vec<(PathBuf, u64)> {
+    areas(&fs::read_to_string("/proc/swaps").unwrap_or_default())
+}
+
+/// Switches swap on `path` off if it is on. An error is one sentence.
+pub fn off(path: &Path) -> Result<(), String> {
+    if !current_areas().iter().any(|(p, _)| p == path) {
+        return Ok(());
+    }
+    tool(&["swapoff", &path.to_string_lossy()])
+}
+
+fn on(path: &Path) -> Result<(), String> {
+    let path = path.to_string_lossy();
+    tool(&["mkswap", &path])?;
+    tool(&["swapon", "-p", "100", &path])
+}
+
+/// Numbers of the zram devices.
+fn zram_numbers() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/sys/block") else {
+        return Vec::new();
+    };
+    let number = |name: &str| name.strip_prefix("zram")?.parse().ok();
+    entries
+        .filter_map(|e| number(e.ok()?.file_name().to_str()?))
+        .collect()
+}
+
+/// Removes zram device `number`; nothing to remove is no error.
+pub fn remove_zram(number: u32) -> Result<(), String> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        let dir = format!("/sys/block/zram{number}");
+        if !Path::new(&dir).exists() {
+            return Ok(());
+        }
+        // Busy for a moment after swapoff, while udev looks at it.
+        let tried = write(format!("{dir}/reset"), "1")
+            .and_then(|()| write(format!("{ZRAM_CONTROL}/hot_remove"), &number.to_string()));
+        match tried {
+            Ok(()) => return Ok(()),
+            Err(e) if Instant::now() > until => return Err(e),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Removes zram devices that are not in `known` and were never given a size.
+pub fn forget_zram(known: &[u32]) -> Result<(), String> {
+    for n in zram_numbers().into_iter().filter(|n| !known.contains(n)) {
+        let size = fs::read_to_string(format!("/sys/block/zram{n}/disksize")).unwrap_or_default();
+        if size.trim() == "0" {
+            remove_zram(n)?;
+        }
+    }
+    Ok(())
+}
+
+/// Why kernel swap of this kind cannot be had here, as one sentence; `None` when it can, or when
+/// the variant needs none. Changes nothing.
+pub fn missing(variant: &Variant, cache: &Path) -> Option<String> {
+    if matches!(variant, Variant::Local | Variant::Canvas(_)) {
+        return None;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Some(format!("{variant} needs root to switch swap on"));
+    }
+    if let Some((path, _)) = current_areas().first() {
+        return Some(format!(
+            "swap is already on ({}), which the bench leaves alone; switch it off first",
+            path.display()
+        ));
+    }
+    if let Some(name) = ["mkswap", "swapon", "swapoff"]
+        .iter()
+        .find(|n| !is_installed(n))
+    {
+        return Some(format!("{name} is not installed; install util-linux"));
+    }
+    if let Err(e) = super::cgroup::Controller::find() {
+        return Some(e);
+    }
+    match variant {
+        Variant::Zram => {
+            let can_load = || {
+                let answer = Command::new("modprobe").args(["-n", "zram"]).output();
+                answer.is_ok_and(|o| o.status.success())
+            };
+            (!Path::new(ZRAM_CONTROL).exists() && !can_load())
+                .then(|| "this kernel has no zram".to_owned())
+        }
+        Variant::Zswap if !Path::new(ZSWAP).exists() => Some("this kernel has no zswap".to_owned()),
+        _ => swap_place(cache, 0).err(),
+    }
+}
+
+/// A directory whose file system can be swapped to and has room for `bytes`.
+fn swap_place(cache: &Path, bytes: u64) -> Result<PathBuf, String> {
+    let mut reasons = Vec::new();
+    for dir in [cache, Path::new("/var/tmp")] {
+        // The cache may not exist yet; what will hold it does.
+        let Some(dir) = dir.ancestors().find(|d| d.is_dir()) else {
+            continue;
+        };
+        let Ok(kind) = nix::sys::statfs::statfs(dir) else {
+            continue;
+        };
+        let free = kind.blocks_available() * u64::try_from(kind.block_size()).unwrap_or(0);
+        if !SWAPPABLE.contains(&kind.filesystem_type().0) {
+            reasons.push(format!(
+                "the file system of {} holds no swap files",
+                dir.display()
+            ));
+        } else if free < bytes + DISK_RESERVE_BYTES {
+            reasons.push(format!(
+                "too little disk: {} MiB are free in {} and the swap file wants {}",
+                free >> 20,
+                dir.display(),
+                (bytes + DISK_RESERVE_BYTES) >> 20
+            ));
+        } else {
+            return Ok(dir.to_owned());
+        }
+    }
+    reasons.dedup();
+    Err(reasons
+        .into_iter()
+        .next()
+        .unwrap_or_else(|| "there is no disk for a swap file".to_owned()))
+}
+
+/// Swap that is on; off and gone when dropped.
+pub struct Swap {
+    /// N of zramN, or `None` for a file.
+    zram: Option<u32>,
+    zswap: bool,
+    // Undone in this order: swap first, then what it lies on, then the settings.
+    held: Vec<Held>,
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        while let Some(newest) = self.held.pop() {
+            drop(newest);
+        }
+    }
+}
+
+impl Swap {
+    /// Switches on what `variant` wants, at least `bytes` large; `None` when it wants none. An
+    /// error is one sentence; then nothing is left on.
+    pub fn on(
+        variant: &Variant,
+        bytes: u64,
+        cache: &Path,
+        undo: &Arc<Undo>,
+    ) -> Result<Option<Swap>, String> {
+        // Asked again: somebody may have switched swap on since.
+        if let Some(reason) = missing(variant, cache) {
+            return Err(reason);
+        }
+        let mut swap = Swap {
+            zram: None,
+            zswap: false,
+            held: Vec::new(),
+        };
+        match variant {
+            Variant::Local | Variant::Canvas(_) => return Ok(None),
+            Variant::Zram => swap.zram_on(bytes, undo)?,
+            Variant::Zswap => {
+                swap.zswap = true;
+                swap.zswap_set(true, undo)?;
+                swap.file_on(bytes, cache, undo)?;
+            }
+            Variant::Disk => {
+                swap.zswap_set(false, undo)?;
+                swap.file_on(bytes, cache, undo)?;
+            }
+        }
+        Ok(Some(swap))
+    }
+
+    fn zram_on(&mut self, bytes: u64, undo: &Arc<Undo>) -> Result<(), String> {
+        if !Path::new(ZRAM_CONTROL).exists() {
+            // For the rest of the run, not for this cell: undone at its end.
+            undo.note(Step::UnloadModule {
+                name: "zram".to_owned(),
+            })?;
+            tool(&["modprobe", "zram"])?;
+        }
+        // A device of before zswap's time would compress what it gets compressed.
+        if Path::new(ZSWAP).exists() {
+            self.zswap_set(false, undo)?;
+        }
+        let intent = undo.hold(Step::ForgetZram {
+            known: zram_numbers(),
+        })?;
+        let added = fs::read_to_string(format!("{ZRAM_CONTROL}/hot_add"))
+            .map_err(|e| format!("no zram device can be added: {e}"))?;
+        let number: u32 = added
+            .trim()
+            .parse()
+            .map_err(|_| "no zram device can be added".to_owned())?;
+        self.held.push(undo.hold(Step::RemoveZram { number })?);
+        self.zram = Some(number);
+        let dir = format!("/sys/block/zram{number}");
+        write(format!("{dir}/comp_algorithm"), "lz4")
+            .map_err(|_| "this kernel's zram has no lz4".to_owned())?;
+        write(format!("{dir}/disksize"), &bytes.to_string())?;
+        // From here on the device has a size, and the intent leaves it alone.
+        drop(intent);
+        let device = self.device(number, &dir, undo)?;
+        self.held.push(undo.hold(Step::SwapOff {
+            path: device.clone(),
+        })?);
+        on(&device)
+    }
+
+    /// The device's node, which udev makes; without udev we do.
+    fn device(&mut self, number: u32, dir: &str, undo: &Arc<Undo>) -> Result<PathBuf, String> {
+        let device = PathBuf::from(format!("/dev/zram{number}"));
+        let until = Instant::now() + Duration::from_secs(1);
+        while !device.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if !device.exists() {
+            let text = fs::read_to_string(format!("{dir}/dev")).unwrap_or_default();
+            let (major, minor) = text.trim().split_once(':').unwrap_or(("", ""));
+            self.held.push(undo.hold(Step::RemoveFile {
+                path: device.clone(),
+            })?);
+            tool(&[
+                "mknod",
+                "-m",
+                "600",
+                &device.to_string_lossy(),
+                "b",
+                major,
+                minor,
+            ])?;
+        }
+        Ok(device)
+    }
+
+    fn zswap_set(&mut self, enabled: bool, undo: &Arc<Undo>) -> Result<(), String> {
+        if !Path::new(ZSWAP).exists() {
+            return Ok(());
+        }
+        let mut set = |name: &str, text: &str| {
+            let path = PathBuf::from(ZSWAP).join(name);
+            let before = fs::read_to_string(&path)
+                .map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
+            let before = before.trim().to_owned();
+            if before != text {
+                self.held.push(undo.hold(Step::WriteBack {
+                    path: path.clone(),
+                    text: before,
+                })?);
+                write(&path, text)?;
+            }
+            Ok::<(), String>(())
+        };
+        if enabled {
+            // A kernel without lz4 for zswap keeps its own; the machine's features name it.
+            let _ = set("compressor", "lz4");
+        }
+        set("enabled", if enabled { "Y" } else { "N" })
+    }
+
+    fn file_on(&mut self, bytes: u64, cache: &Path, undo: &Arc<Undo>) -> Result<(), String> {
+        let dir = swap_place(cache, bytes)?;
+        let path = dir.join(format!("canvas-bench-{}.swap", std::process::id()));
+        self.held
+            .push(undo.hold(Step::RemoveFile { path: path.clone() })?);
+        let fail =
+            |e: std::io::Error| format!("the swap file {} cannot be made: {e}", path.display());
+        let file = fs::OpenOptions::new()
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(fail)?;
+        let kind = nix::sys::statfs::fstatfs(&file).map_err(|e| fail(e.into()))?;
+        if kind.filesystem_type().0 == BTRFS {
+            // Swap cannot be copied on write there; the flag must come before the first byte.
+            tool(&["chattr", "+C", &path.to_string_lossy()])?;
+        }
+        // No holes: the kernel swaps to the blocks themselves.
+        let flags = nix::fcntl::FallocateFlags::empty();
+        let length = i64::try_from(bytes).unwrap_or(i64::MAX);
+        nix::fcntl::fallocate(&file, flags, 0, length).map_err(|e| fail(e.into()))?;
+        drop(file);
+        self.held
+            .push(undo.hold(Step::SwapOff { path: path.clone() })?);
+        on(&path)
+    }
+
+    /// Bytes that the far side takes now: memory of the zram device; pool of zswap and what went
+    /// past it to disk; used part of the swap file.
+    pub fn far_bytes(&self) -> u64 {
+        if let Some(n) = self.zram {
+            let text =
+                fs::read_to_string(format!("/sys/block/zram{n}/mm_stat")).unwrap_or_default();
+            return text
+                .split_whitespace()
+                .nth(2)
+                .and_then(|v| v.parse().ok())
+                .unwrap_or(0);
+        }
+        let used: u64 = current_areas().iter().map(|(_, used)| used).sum();
+        if !self.zswap {
+            return used;
+        }
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kib = |name: &str| {
+            let line = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
+            line.trim()
+                .trim_end_matches("kB")
+                .trim()
+                .parse::<u64>()
+                .ok()
+        };
+        let pool = kib("Zswap:").unwrap_or(0) << 10;
+        let original = kib("Zswapped:").unwrap_or(0) << 10;
+        pool + used.saturating_sub(original)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swap_areas_are_read() {
+        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+                    /dev/zram1                              partition\t1048572\t\t12\t\t100\n\
+                    /a\\040b                              file\t4\t\t0\t\t-2\n";
+        assert_eq!(
+            areas(text),
+            [
+                (PathBuf::from("/dev/zram1"), 12 << 10),
+                (PathBuf::from("/a b"), 0)
+            ]
+        );
+        assert_eq!(areas("Filename Type\n"), []);
+    }
+
+    #[test]
+    fn what_needs_no_swap_misses_none() {
+        assert_eq!(missing(&Variant::Local, Path::new("/")), None);
+        assert_eq!(missing(&Variant::Canvas(vec![]), Path::new("/")), None);
+    }
+
+    #[test]
+    fn too_little_disk_is_one_sentence() {
+        let reason = swap_place(Path::new("/var/tmp"), 1 << 60).unwrap_err();
+        assert!(
+            reason.starts_with("too little disk") || reason.contains("holds no swap"),
+            "{reason}"
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! The bench: real programs run under canvas, kernel swap and all-local memory, side by side.
+//!
+//! An *experiment* is a set of *cells* (workload × variant × local ratio, alone or in a co-run);
+//! the engine runs them interleaved and repeated, and appends one [`record::Sample`] a run to a
+//! results file. The report and the comparison read nothing but such files.
+#![forbid(unsafe_code)]
+
+pub mod builtin;
+mod canvas_report;
+pub mod cells;
+pub mod compare;
+pub mod engine;
+pub mod experiments;
+pub mod external;
+#[cfg(test)]
+mod fixture;
+pub mod host;
+pub mod papers;
+pub mod processes;
+pub mod read;
+pub mod record;
+pub mod registry;
+pub mod report;
+mod sampler;
+pub mod stats;
+pub mod variant;
+pub mod words;
+pub mod workload;

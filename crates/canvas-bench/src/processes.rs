@@ -1,0 +1,198 @@
+//! Processes as /proc shows them: who descends from whom, what memory they have, ending them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// What /proc/PID/stat says of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// Letter of its state; Z is a zombie.
+    pub state: u8,
+    /// Parent.
+    pub parent: u32,
+    /// Process group.
+    pub group: u32,
+    /// When it started, in clock ticks since boot: with the pid, its identity.
+    pub start_ticks: u64,
+}
+
+/// Reads a line of /proc/PID/stat. The name may hold anything, so the last parenthesis counts.
+pub fn parse_stat(line: &str) -> Option<Stat> {
+    let (_, rest) = line.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    Some(Stat {
+        state: *fields.first()?.as_bytes().first()?,
+        parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        start_ticks: fields.get(19)?.parse().ok()?,
+    })
+}
+
+/// What is known of process `pid`; `None` when there is none.
+pub fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// All processes.
+fn all() -> HashMap<u32, Stat> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return HashMap::new();
+    };
+    entries
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok())
+        .filter_map(|pid| Some((pid, stat(pid)?)))
+        .collect()
+}
+
+/// The living processes that descend from `root` (itself included) or are in the group that it
+/// leads and no older than it.
+fn family(table: &HashMap<u32, Stat>, root: u32, start_ticks: u64) -> Vec<u32> {
+    // Another process has the number now: then the group of that number is not ours either.
+    if table
+        .get(&root)
+        .is_some_and(|s| s.start_ticks != start_ticks)
+    {
+        return Vec::new();
+    }
+    let mut found: Vec<u32> = table
+        .iter()
+        .filter(|(pid, s)| **pid == root || (s.group == root && s.start_ticks >= start_ticks))
+        .map(|(pid, _)| *pid)
+        .collect();
+    // The root first: a shell whose child was killed before it would go on with the next line.
+    found.sort_by_key(|pid| (*pid != root, *pid));
+    let mut at = 0;
+    while at < found.len() {
+        for (pid, s) in table {
+            if s.parent == found[at] && !found.contains(pid) {
+                found.push(*pid);
+            }
+        }
+        at += 1;
+    }
+    found.retain(|pid| {
+        table
+            .get(pid)
+            .is_some_and(|s| !matches!(s.state, b'Z' | b'X'))
+    });
+    found
+}
+
+/// Living processes of the tree below `root`, which leads a process group and started at
+/// `start_ticks`.
+pub fn tree(root: u32, start_ticks: u64) -> Vec<u32> {
+    family(&all(), root, start_ticks)
+}
+
+/// Anonymous memory mapped by these processes, in bytes, by the kernel's own counters; what a fork
+/// shares counts once for each.
+pub fn anonymous_bytes(pids: &[u32]) -> u64 {
+    let one = |pid: &u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+        Some(kib << 10)
+    };
+    pids.iter().filter_map(one).sum()
+}
+
+/// Ends these processes. Those that are gone already are no error.
+pub fn kill_all(pids: &[u32]) {
+    for pid in pids {
+        if let Ok(pid) = i32::try_from(*pid) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// Ends the whole tree below `root`, or says in one sentence that it could not within a few seconds.
+pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), String> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let pids = tree(root, start_ticks);
+        if pids.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(format!("process {} does not end", pids[0]));
+        }
+        kill_all(&pids);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    fn p(parent: u32, group: u32, start_ticks: u64) -> Stat {
+        Stat {
+            state: b'S',
+            parent,
+            group,
+            start_ticks,
+        }
+    }
+
+    #[test]
+    fn lines_with_any_name() {
+        let line = "42 (a) b (c) S 7 41 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 3 0 987 1000 200 1\n";
+        assert_eq!(
+            parse_stat(line),
+            Some(Stat {
+                state: b'S',
+                parent: 7,
+                group: 41,
+                start_ticks: 987
+            })
+        );
+        assert_eq!(parse_stat("1 (x) S 1"), None);
+    }
+
+    #[test]
+    fn a_family_is_descendants_and_the_group_left_behind() {
+        let mut table = HashMap::from([
+            (10, p(1, 10, 100)),
+            (11, p(10, 10, 101)),
+            (12, p(11, 12, 102)),
+            (13, p(1, 10, 103)),
+            (20, p(1, 20, 50)),
+        ]);
+        let sorted = |t: &HashMap<u32, Stat>| {
+            let mut v = family(t, 10, 100);
+            v.sort_unstable();
+            v
+        };
+        assert_eq!(sorted(&table), [10, 11, 12, 13]);
+        table.remove(&10);
+        assert_eq!(sorted(&table), [11, 12, 13], "its group is still there");
+        table.insert(10, p(1, 10, 500));
+        assert_eq!(sorted(&table), [0; 0], "the number belongs to another now");
+    }
+
+    #[test]
+    fn a_tree_is_ended_with_grandchildren() {
+        use std::os::unix::process::CommandExt;
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 100 & sleep 100; :"])
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        let ticks = stat(pid).unwrap().start_ticks;
+        while tree(pid, ticks).len() < 3 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(anonymous_bytes(&[pid]) > 0);
+        // The test reaps, as the bench does for its own.
+        let reaper = std::thread::spawn(move || child.wait().unwrap());
+        end_tree(pid, ticks).unwrap();
+        assert_eq!(tree(pid, ticks), [0; 0]);
+        assert!(!reaper.join().unwrap().success());
+    }
+}

@@ -1,0 +1,219 @@
+//! A results file: JSON lines that accumulate. What is written here is all that reports know.
+//!
+//! Units are last in names. A value that is not known or does not apply is absent.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::variant::Variant;
+
+/// Name of this form of file; a line with another one is refused with a sentence.
+pub const SCHEMA: &str = "canvas-bench/1";
+
+/// One line of a results file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Line {
+    /// Begins a run of the bench; later lines name it.
+    Run(Run),
+    /// One program, run once.
+    Sample(Box<Sample>),
+    /// A cell that was not run, and why.
+    Skip(Skip),
+    /// An experiment, or part of one, whose feature canvas does not have yet.
+    NotYet(NotYet),
+}
+
+/// One run of the bench.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Always [`SCHEMA`].
+    pub schema: String,
+    /// Unique in any file: time and pid.
+    pub run_id: String,
+    /// When it began.
+    pub started_unix_s: u64,
+    /// Version of the `canvas` command.
+    pub canvas_version: String,
+    /// How the bench was called.
+    pub argv: Vec<String>,
+    /// Size of the workloads; 1 is the default.
+    pub scale: f64,
+    /// Repeats of each cell.
+    pub repeats: u32,
+    /// Seed of all generated data.
+    pub seed: u64,
+    /// What the figures depend on.
+    pub machine: Machine,
+}
+
+/// The machine of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model name from /proc/cpuinfo.
+    pub cpu: String,
+    /// Processors online.
+    pub cpus: u32,
+    /// Whether a hypervisor is below.
+    pub is_virtual: bool,
+    /// Memory of the host.
+    pub memory_bytes: u64,
+    /// `uname -r`.
+    pub kernel: String,
+    /// 1 or 2: the version of cgroups that limits the kernel's variants.
+    pub cgroup_version: Option<u32>,
+    /// Settings and features by name (thp, swappiness, damon, MGLRU, uffd ...), as the kernel writes them.
+    pub features: BTreeMap<String, String>,
+    /// One-minute load average at the beginning.
+    pub load_average: f64,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Finished, and its answer was right.
+    Ok,
+    /// Ended by the kernel for want of memory: a result, not a failure of the bench.
+    Oom,
+    /// Did not finish in time.
+    Timeout,
+    /// Finished with another answer than the local run.
+    Wrong,
+    /// Anything else, as a sentence.
+    Failed(String),
+}
+
+/// One program, run once under one variant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The [`Run`] that it belongs to.
+    pub run_id: String,
+    /// Experiment, by name ("quick", "canvas-fig2" ...).
+    pub experiment: String,
+    /// Workload, by name ("redis-ycsb-a", "xgboost" ...).
+    pub workload: String,
+    /// What distinguishes this workload's run inside the experiment (threads=4, prefetcher=leap ...).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, String>,
+    /// What was below the program.
+    pub variant: Variant,
+    /// Limit as a share of the measured working set; absent for unlimited runs.
+    pub local_percent: Option<u32>,
+    /// The limit.
+    pub limit_bytes: Option<u64>,
+    /// The programs that ran beside it, joined by '+', itself included; absent when alone.
+    pub co_run: Option<String>,
+    /// 0-based.
+    pub repeat: u32,
+    /// Seconds since the run began when this program started.
+    pub at_s: f64,
+    /// How it ended. Figures of runs that are not `Ok` are not to be compared.
+    pub outcome: Outcome,
+    /// Time of the part of the program that is measured (loading data excluded where it says so).
+    pub seconds: Option<f64>,
+    /// Throughput, for workloads that have one (requests, pages ...).
+    pub ops_per_s: Option<f64>,
+    /// Latency of requests or of single accesses.
+    pub latency_ns: Option<Quantiles>,
+    /// The same as (upper bound in ns, count), for distribution plots.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latency_histogram: Vec<(u64, u64)>,
+    /// Major faults for the kernel's variants; demand faults for canvas.
+    pub faults: Option<u64>,
+    /// Time of a fault, where the variant measures it.
+    pub fault_ns: Option<Quantiles>,
+    /// Pages brought in, prefetched ones included.
+    pub swap_in_pages: Option<u64>,
+    /// Pages put out.
+    pub swap_out_pages: Option<u64>,
+    /// Processor time in user mode.
+    pub cpu_user_s: Option<f64>,
+    /// Processor time in the kernel.
+    pub cpu_system_s: Option<f64>,
+    /// Most anonymous memory at one time.
+    pub memory_peak_bytes: Option<u64>,
+    /// Most bytes of the far side: pool, zram device, zswap pool, swap file.
+    pub far_peak_bytes: Option<u64>,
+    /// Canvas's prefetcher, or the kernel's readahead where it counts.
+    pub prefetch: Option<Prefetch>,
+    /// Swap entries allocated.
+    pub entries: Option<Entries>,
+    /// Rates over time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub timeline: Vec<Tick>,
+    /// What the program computed, in short; the same for all variants of a workload.
+    pub answer: Option<String>,
+}
+
+/// Of a distribution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Quantiles {
+    pub p50: f64,
+    pub p99: f64,
+    pub p999: Option<f64>,
+    pub max: Option<f64>,
+}
+
+/// As Canvas §6.3.2 defines them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Prefetch {
+    /// Pages prefetched.
+    pub issued: u64,
+    /// Of those, found used.
+    pub used: u64,
+    /// Share of faults that prefetching answered, 0 to 1.
+    pub contribution: Option<f64>,
+    /// Share of prefetched pages that were used, 0 to 1.
+    pub accuracy: Option<f64>,
+}
+
+/// Allocation of swap entries (Canvas §5.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Entries {
+    /// Under the allocator's lock.
+    pub locked: u64,
+    /// By reservation, without a lock.
+    pub reserved: u64,
+}
+
+/// A moment of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tick {
+    /// Since the program started.
+    pub at_s: f64,
+    /// Pages in a second since the tick before.
+    pub in_pages_per_s: f64,
+    /// Pages out a second since the tick before.
+    pub out_pages_per_s: f64,
+    /// Throughput since the tick before, where the workload reports it as it goes.
+    pub ops_per_s: Option<f64>,
+}
+
+/// A cell that was not run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skip {
+    /// The [`Run`] that it belongs to.
+    pub run_id: String,
+    /// Experiment.
+    pub experiment: String,
+    /// Workload, when only one is concerned.
+    pub workload: Option<String>,
+    /// Variant, when only one is concerned.
+    pub variant: Option<Variant>,
+    /// One sentence: what is missing.
+    pub reason: String,
+}
+
+/// What canvas cannot do yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotYet {
+    /// The [`Run`] that it belongs to.
+    pub run_id: String,
+    /// Experiment.
+    pub experiment: String,
+    /// One sentence: the feature that it waits for.
+    pub waits_for: String,
+}

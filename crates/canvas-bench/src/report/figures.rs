@@ -1,0 +1,229 @@
+//! Which plots there are, and what is in them.
+
+mod latency;
+mod rates;
+mod slowdown;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::palette::{Palette, Style};
+use super::plot::{Axis, Scale, Series};
+use crate::cells::{Cell, company, words};
+use crate::stats::Spread;
+use crate::variant::Variant;
+
+pub use slowdown::offloadable;
+
+/// Lines that one plot can hold and still be read.
+const LINES_MAX: usize = 7;
+
+/// One plot with its words.
+pub struct Figure {
+    pub title: String,
+    pub legend: Vec<(String, Style)>,
+    /// SVG, or a sentence.
+    pub drawing: Result<String, String>,
+}
+
+/// Plots of one kind.
+pub struct Group {
+    pub heading: &'static str,
+    pub explain: &'static str,
+    /// What is said when there is none: "no ... was recorded".
+    pub absent: &'static str,
+    pub figures: Vec<Figure>,
+}
+
+/// A cell with its name and style in one plot.
+struct Entry<'c, 'a> {
+    cell: &'c Cell<'a>,
+    name: String,
+    style: Style,
+}
+
+/// What goes into one plot.
+struct Panel<'c, 'a> {
+    title: String,
+    entries: Vec<Entry<'c, 'a>>,
+}
+
+/// All plots of an experiment. `cells` are those of all experiments, for their local runs.
+pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group> {
+    vec![
+        Group {
+            heading: "Slowdown against local memory",
+            explain: "Time (or the inverse of throughput) over that of the all-local run; 1 is as fast as all-local, lower is better. Points are medians, thin lines reach from the first to the third quartile.",
+            absent: "slowdown (that takes a limited run and an all-local one of the same program)",
+            figures: slowdown::slowdowns(cells, experiment, palette),
+        },
+        Group {
+            heading: "Co-run slowdown",
+            explain: "Time beside the other programs over time alone, same variant and same limit; 1 is undisturbed, lower is better.",
+            absent: "co-runs",
+            figures: slowdown::co_runs(cells, experiment, palette),
+        },
+        Group {
+            heading: "Latency of requests",
+            explain: "Share of requests that took at most so long, at the smallest local share; further left is better. Each step upwards is one more nine.",
+            absent: "latencies of requests",
+            figures: latency::latencies(cells, experiment, palette),
+        },
+        Group {
+            heading: "Time of a fault",
+            explain: "Those quantiles of the time of faults that a variant reports (the line between them is no measurement), at the smallest local share; further left is better.",
+            absent: "times of faults",
+            figures: latency::faults(cells, experiment, palette),
+        },
+        Group {
+            heading: "Bandwidth over time",
+            explain: "What was brought in and put out, at the smallest local share, in the repeat nearest to the median.",
+            absent: "bandwidth",
+            figures: rates::bandwidths(cells, experiment, palette),
+        },
+        Group {
+            heading: "Throughput over time",
+            explain: "Operations a second, at the smallest local share, in the repeat nearest to the median; higher is better.",
+            absent: "throughput over time",
+            figures: rates::throughputs(cells, experiment, palette),
+        },
+    ]
+}
+
+/// One panel a workload of the experiment; one for each set of parameters when a single one
+/// would hold too many lines.
+fn panels<'c, 'a>(
+    cells: &'c [Cell<'a>],
+    experiment: &str,
+    wanted: impl Fn(&Cell) -> bool,
+    palette: &mut Palette,
+) -> Vec<Panel<'c, 'a>> {
+    let mut workloads: BTreeMap<(&str, Option<&str>), Vec<&'c Cell<'a>>> = BTreeMap::new();
+    for cell in cells {
+        if cell.key.experiment == experiment && wanted(cell) {
+            let place = (cell.key.workload.as_str(), cell.key.co_run.as_deref());
+            workloads.entry(place).or_default().push(cell);
+        }
+    }
+    let mut panels = Vec::new();
+    for ((workload, co_run), cells) in workloads {
+        let lines: BTreeSet<_> = cells
+            .iter()
+            .map(|c| (&c.key.variant, &c.key.parameters))
+            .collect();
+        let parameters: BTreeSet<_> = cells.iter().map(|c| &c.key.parameters).collect();
+        let together = parameters.len() == 1 || lines.len() <= LINES_MAX;
+        let suffix = co_run.map_or_else(String::new, |set| {
+            format!(" with {}", company(set, workload))
+        });
+        if together {
+            let named = parameters.len() > 1;
+            let title = match parameters.first() {
+                Some(p) if !named && !p.is_empty() => format!("{workload} ({})", words(p)),
+                _ => workload.to_owned(),
+            };
+            panels.push(Panel {
+                title: title + &suffix,
+                entries: cells.iter().map(|c| entry(c, named, palette)).collect(),
+            });
+            continue;
+        }
+        for one in parameters {
+            panels.push(Panel {
+                title: format!("{workload} ({}){suffix}", words(one)),
+                entries: cells
+                    .iter()
+                    .filter(|c| c.key.parameters == *one)
+                    .map(|c| entry(c, false, palette))
+                    .collect(),
+            });
+        }
+    }
+    panels
+}
+
+fn entry<'c, 'a>(cell: &'c Cell<'a>, named: bool, palette: &mut Palette) -> Entry<'c, 'a> {
+    let parameters = if named {
+        words(&cell.key.parameters)
+    } else {
+        String::new()
+    };
+    Entry {
+        cell,
+        name: format!("{} {parameters}", cell.key.variant)
+            .trim()
+            .to_owned(),
+        style: palette.style(&cell.key.variant, &parameters),
+    }
+}
+
+/// Leaves only cells at the smallest limit that a limited variant was run at, and unlimited ones.
+fn tightest(panel: &mut Panel) {
+    let least = panel
+        .entries
+        .iter()
+        .filter_map(|e| e.cell.key.local_percent)
+        .min();
+    panel
+        .entries
+        .retain(|e| e.cell.key.local_percent.is_none() || e.cell.key.local_percent == least);
+    if let Some(percent) = least {
+        panel.title += &format!(", {percent} % local");
+    }
+}
+
+fn finish(
+    title: String,
+    series: Vec<Series>,
+    draw: impl FnOnce(&[Series]) -> Result<String, String>,
+) -> Option<Figure> {
+    let series: Vec<Series> = series
+        .into_iter()
+        .filter(|s| !s.points.is_empty())
+        .collect();
+    if series.is_empty() {
+        return None;
+    }
+    Some(Figure {
+        title,
+        drawing: draw(&series),
+        legend: series.into_iter().map(|s| (s.name, s.style)).collect(),
+    })
+}
+
+fn simple(label: &str, scale: Scale, show: fn(f64) -> String) -> Axis {
+    Axis {
+        label: label.into(),
+        scale,
+        show,
+        include: vec![],
+        ticks: vec![],
+    }
+}
+
+fn series_of(e: &Entry, points: Vec<(f64, f64)>, marked: bool) -> Series {
+    Series {
+        name: e.name.clone(),
+        style: e.style,
+        points,
+        ranges: vec![],
+        marked,
+    }
+}
+
+/// Whether a variant is limited at all.
+pub fn limited(variant: &Variant) -> bool {
+    *variant != Variant::Local
+}
+
+/// First and third quartile in words, with the median.
+pub fn with_spread(spread: &Spread, show: impl Fn(f64) -> String) -> String {
+    if spread.count < 2 {
+        return show(spread.median);
+    }
+    format!(
+        "{} [{} – {}]",
+        show(spread.median),
+        show(spread.q1),
+        show(spread.q3)
+    )
+}

@@ -1,0 +1,341 @@
+//! Every number of an experiment, in tables.
+
+use std::collections::BTreeSet;
+
+use maud::{Markup, html};
+
+use super::figures::{limited, offloadable, with_spread};
+use crate::cells::{Cell, Unit, company, local_of, peer_of, solo_of};
+use crate::record::{Outcome, Quantiles, Sample};
+use crate::stats::{Ratio, Verdict};
+use crate::variant::Variant;
+use crate::words::{bytes, digits, nanoseconds, quantity, seconds, share, times};
+
+/// Peers that a ratio is given against, where they ran.
+const PEERS: [Variant; 3] = [Variant::Zram, Variant::Zswap, Variant::Disk];
+
+/// What an empty place shows.
+const NONE: &str = "–";
+
+/// What a column shows of a cell, in words.
+type Show<'f> = Box<dyn Fn(&Cell) -> Option<String> + 'f>;
+
+/// A column: heading, and what it shows of a cell.
+struct Column<'f> {
+    head: String,
+    show: Show<'f>,
+}
+
+fn column<'f>(head: impl Into<String>, show: impl Fn(&Cell) -> Option<String> + 'f) -> Column<'f> {
+    Column {
+        head: head.into(),
+        show: Box::new(show),
+    }
+}
+
+/// Median of a number of the good samples, in words.
+fn middle<'f>(
+    head: &'f str,
+    number: impl Fn(&Sample) -> Option<f64> + 'f,
+    show: impl Fn(f64) -> String + 'f,
+) -> Column<'f> {
+    column(head, move |c| c.median(&number).map(&show))
+}
+
+/// The tables of one experiment; `cells` are those of all.
+pub fn of(cells: &[Cell], experiment: &str) -> Markup {
+    let ours: Vec<&Cell> = cells
+        .iter()
+        .filter(|c| c.key.experiment == experiment)
+        .collect();
+    if ours.is_empty() {
+        return html! {};
+    }
+    html! {
+        (table("Speed", true, &ours, &speed(cells, &ours)))
+        (far_shares(cells, &ours))
+        (table("Latencies and faults", false, &ours, &latency()))
+        (table("Paging, processor and memory", false, &ours, &paging()))
+        (table("Prefetching and swap entries", false, &ours, &prefetching()))
+    }
+}
+
+/// A table whose empty columns are left out; nothing when all are.
+fn table(title: &str, open: bool, cells: &[&Cell], columns: &[Column]) -> Markup {
+    let filled: Vec<(&Column, Vec<Option<String>>)> = columns
+        .iter()
+        .map(|column| (column, cells.iter().map(|c| (column.show)(c)).collect()))
+        .filter(|(_, texts): &(_, Vec<Option<String>>)| texts.iter().any(Option::is_some))
+        .collect();
+    if filled.is_empty() {
+        return html! {};
+    }
+    let with_company = cells.iter().any(|c| c.key.co_run.is_some());
+    html! {
+        details open[open] {
+            summary { (title) }
+            div.wide tabindex="0" role="region" aria-label=(title) {
+                table {
+                    thead { tr {
+                        th scope="col" { "program" }
+                        @if with_company { th scope="col" { "together with" } }
+                        th scope="col" { "local" }
+                        th scope="col" { "variant" }
+                        @for (column, _) in &filled { th.n scope="col" { (column.head) } }
+                    } }
+                    tbody {
+                        @for (n, cell) in cells.iter().enumerate() {
+                            @let first = n == 0 || cells[n - 1].key.program() != cell.key.program()
+                                || cells[n - 1].key.co_run != cell.key.co_run;
+                            tr.first[first] {
+                                td.name { (cell.key.program()) }
+                                @if with_company {
+                                    td.name { (cell.key.co_run.as_deref().map_or("alone".into(), |set| company(set, &cell.key.workload))) }
+                                }
+                                td.n { (limit(cell)) }
+                                td { (cell.key.variant) }
+                                @for (_, texts) in &filled {
+                                    td.n { (texts[n].as_deref().unwrap_or(NONE)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn limit(cell: &Cell) -> String {
+    match cell.key.local_percent {
+        Some(percent) => format!("{percent} %"),
+        None if limited(&cell.key.variant) => NONE.into(),
+        None => "all".into(),
+    }
+}
+
+fn speed<'f>(cells: &'f [Cell], ours: &[&Cell]) -> Vec<Column<'f>> {
+    let mut columns = vec![
+        column("runs", |c| Some(endings(c))),
+        column("median [quartiles]", |c| {
+            let (unit, spread) = c.spread()?;
+            Some(match unit {
+                Unit::OpsPerS => with_spread(&spread, quantity) + " /s",
+                Unit::Seconds => with_spread(&spread, seconds),
+            })
+        }),
+        column("slower than local", |c| {
+            let local = local_of(cells, &c.key).filter(|_| limited(&c.key.variant))?;
+            c.slowdown(local).map(times)
+        }),
+        column("slower than alone", |c| {
+            c.key.co_run.as_ref()?;
+            solo_of(cells, &c.key)
+                .and_then(|s| c.slowdown(s))
+                .map(times)
+        }),
+    ];
+    let present: BTreeSet<&Variant> = ours.iter().map(|c| &c.key.variant).collect();
+    for peer in PEERS.into_iter().filter(|p| present.contains(p)) {
+        columns.push(column(format!("over {peer} [95 %]"), move |c| {
+            if !matches!(c.key.variant, Variant::Canvas(_)) {
+                return None;
+            }
+            c.speed_over(peer_of(cells, &c.key, &peer)?).map(ratio)
+        }));
+    }
+    columns
+}
+
+/// A ratio with its bounds, and a word when they say something.
+fn ratio(ratio: Ratio) -> String {
+    let Some((low, high)) = ratio.bounds else {
+        return times(ratio.ratio);
+    };
+    let sign = match ratio.verdict() {
+        Verdict::Faster => "▲ ",
+        Verdict::Slower => "▼ ",
+        Verdict::NoDifference | Verdict::TooFew => "",
+    };
+    format!(
+        "{sign}{} [{} – {}]",
+        times(ratio.ratio),
+        digits(low),
+        digits(high)
+    )
+}
+
+/// "5", or "3 of 5, 2 out of memory".
+fn endings(cell: &Cell) -> String {
+    let all = cell.samples.len();
+    let good = cell.good().count();
+    if good == all {
+        return all.to_string();
+    }
+    let mut text = format!("{good} of {all}");
+    let count =
+        |what: fn(&Outcome) -> bool| cell.samples.iter().filter(|s| what(&s.outcome)).count();
+    for (number, name) in [
+        (count(|o| *o == Outcome::Wrong), "wrong"),
+        (count(|o| *o == Outcome::Oom), "out of memory"),
+        (count(|o| *o == Outcome::Timeout), "timed out"),
+        (count(|o| matches!(o, Outcome::Failed(_))), "failed"),
+    ] {
+        if number > 0 {
+            text += &format!(", {number} {name}");
+        }
+    }
+    text
+}
+
+fn latency<'f>() -> Vec<Column<'f>> {
+    type Pick = fn(&Quantiles) -> Option<f64>;
+    const PICKS: [(&str, Pick); 4] = [
+        ("p50", |q| Some(q.p50)),
+        ("p99", |q| Some(q.p99)),
+        ("p99.9", |q| q.p999),
+        ("max", |q| q.max),
+    ];
+    let mut columns = Vec::new();
+    for (name, pick) in PICKS {
+        columns.push(column(format!("request {name}"), move |c| {
+            c.median(|s| s.latency_ns.as_ref().and_then(pick))
+                .map(nanoseconds)
+        }));
+    }
+    columns.push(middle("faults", |s| s.faults.map(|v| v as f64), quantity));
+    for (name, pick) in PICKS {
+        columns.push(column(format!("fault {name}"), move |c| {
+            c.median(|s| s.fault_ns.as_ref().and_then(pick))
+                .map(nanoseconds)
+        }));
+    }
+    columns
+}
+
+/// How long a program was watched: to the last tick, else the measured part.
+fn watched_s(sample: &Sample) -> Option<f64> {
+    let last = sample.timeline.last().map(|t| t.at_s);
+    last.filter(|s| *s > 0.0)
+        .or(sample.seconds)
+        .filter(|s| *s > 0.0)
+}
+
+/// Pages brought in a second.
+pub fn pages_in_per_s(sample: &Sample) -> Option<f64> {
+    Some(sample.swap_in_pages? as f64 / watched_s(sample)?)
+}
+
+/// Pages put out a second.
+pub fn pages_out_per_s(sample: &Sample) -> Option<f64> {
+    Some(sample.swap_out_pages? as f64 / watched_s(sample)?)
+}
+
+/// Swap entries allocated under a lock a second.
+pub fn entries_per_s(sample: &Sample) -> Option<f64> {
+    Some(sample.entries.as_ref()?.locked as f64 / watched_s(sample)?)
+}
+
+fn paging<'f>() -> Vec<Column<'f>> {
+    vec![
+        middle("pages in", |s| s.swap_in_pages.map(|v| v as f64), quantity),
+        middle(
+            "pages out",
+            |s| s.swap_out_pages.map(|v| v as f64),
+            quantity,
+        ),
+        middle("pages in /s", pages_in_per_s, quantity),
+        middle("pages out /s", pages_out_per_s, quantity),
+        middle("CPU user", |s| s.cpu_user_s, seconds),
+        middle("CPU kernel", |s| s.cpu_system_s, seconds),
+        middle("limit", |s| s.limit_bytes.map(|v| v as f64), bytes),
+        middle(
+            "peak memory",
+            |s| s.memory_peak_bytes.map(|v| v as f64),
+            bytes,
+        ),
+        middle("peak far", |s| s.far_peak_bytes.map(|v| v as f64), bytes),
+    ]
+}
+
+fn prefetching<'f>() -> Vec<Column<'f>> {
+    vec![
+        middle(
+            "prefetched",
+            |s| s.prefetch.map(|p| p.issued as f64),
+            quantity,
+        ),
+        middle("used", |s| s.prefetch.map(|p| p.used as f64), quantity),
+        middle(
+            "contribution",
+            |s| s.prefetch.and_then(|p| p.contribution),
+            share,
+        ),
+        middle("accuracy", |s| s.prefetch.and_then(|p| p.accuracy), share),
+        middle(
+            "entries locked",
+            |s| s.entries.map(|e| e.locked as f64),
+            quantity,
+        ),
+        middle(
+            "entries reserved",
+            |s| s.entries.map(|e| e.reserved as f64),
+            quantity,
+        ),
+    ]
+}
+
+/// Bounds on the slowdown for which the share that may be far is given.
+const BOUNDS: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
+
+/// How much of each program may be far, where it was run at two limits or more.
+fn far_shares(cells: &[Cell], ours: &[&Cell]) -> Markup {
+    let mut seen = BTreeSet::new();
+    let mut rows = Vec::new();
+    for cell in ours.iter().filter(|c| limited(&c.key.variant)) {
+        let key = &cell.key;
+        let line = (&key.workload, &key.parameters, &key.co_run, &key.variant);
+        let limits: BTreeSet<u32> = ours
+            .iter()
+            .filter(|c| {
+                let k = &c.key;
+                (&k.workload, &k.parameters, &k.co_run, &k.variant) == line
+            })
+            .filter_map(|c| c.key.local_percent)
+            .collect();
+        if limits.len() < 2 || key.co_run.is_some() || !seen.insert(line) {
+            continue;
+        }
+        let shares = BOUNDS.map(|bound| offloadable(cells, cell, bound));
+        if shares.iter().any(Option::is_some) {
+            rows.push((cell, shares));
+        }
+    }
+    if rows.is_empty() {
+        return html! {};
+    }
+    html! {
+        details {
+            summary { "How much may be far" }
+            p.small { "Largest share of the working set that can be far while the slowdown over all-local stays within the bound; between measured limits a straight line is assumed." }
+            div.wide tabindex="0" role="region" aria-label="How much may be far" {
+                table {
+                    thead { tr {
+                        th scope="col" { "program" } th scope="col" { "variant" }
+                        @for bound in BOUNDS { th.n scope="col" { "at most " (times(bound)) } }
+                    } }
+                    tbody {
+                        @for (cell, shares) in rows {
+                            tr {
+                                td { (cell.key.program()) } td { (cell.key.variant) }
+                                @for value in shares {
+                                    td.n { (value.map_or(NONE.into(), share)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What a program does to memory while it runs: peaks, and rates over time.
+
+use std::fs::{self, OpenOptions};
+use std::time::{Duration, Instant};
+
+use canvas_shm::segment::{Counter, Segment};
+
+use crate::host::cgroup::Group;
+use crate::host::swap::Swap;
+use crate::processes;
+use crate::record::{Prefetch, Tick};
+
+/// Ticks of a run at most; past that, neighbours are joined.
+const TICKS_MAX: usize = 600;
+
+/// Counters of the whole host; only used while one program alone has swap to itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Host {
+    in_pages: u64,
+    out_pages: u64,
+    readahead: u64,
+    readahead_hits: u64,
+}
+
+impl Host {
+    fn parse(vmstat: &str) -> Host {
+        let get = |name: &str| {
+            let value = |l: &str| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+            vmstat.lines().find_map(value).unwrap_or(0)
+        };
+        // Through zswap, to and from the device, and pages of zeros, which go nowhere.
+        Host {
+            in_pages: get("pswpin") + get("zswpin") + get("swpin_zero"),
+            out_pages: get("pswpout") + get("zswpout") + get("swpout_zero"),
+            readahead: get("swap_ra"),
+            readahead_hits: get("swap_ra_hit"),
+        }
+    }
+
+    fn now() -> Host {
+        Host::parse(&fs::read_to_string("/proc/vmstat").unwrap_or_default())
+    }
+}
+
+/// The counters of a canvas that runs, read from the memory that it shares with its processes.
+fn segment_of(canvas: u32) -> Option<&'static Segment> {
+    let dir = format!("/proc/{canvas}/fd");
+    for entry in fs::read_dir(dir).ok()?.flatten() {
+        let link = fs::read_link(entry.path()).unwrap_or_default();
+        if link.to_string_lossy().starts_with("/memfd:canvas-segment") {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(entry.path())
+                .ok()?;
+            return Segment::map(&file).ok();
+        }
+    }
+    None
+}
+
+/// Where the memory of a program is looked at.
+pub struct Watch<'a> {
+    /// Its group, where there is one.
+    pub group: Option<&'a Group>,
+    /// The process that was started.
+    pub pid: u32,
+    /// Its identity beside the number.
+    pub start_ticks: u64,
+    /// Whether that process is `canvas run`.
+    pub is_canvas: bool,
+    /// The swap that it has to itself.
+    pub swap: Option<&'a Swap>,
+}
+
+/// Watches one program from its start.
+pub struct Sampler<'a> {
+    watch: Watch<'a>,
+    started: Instant,
+    tick_every: Duration,
+    segment: Option<&'static Segment>,
+    first: Host,
+    last: Option<(f64, u64, u64)>,
+    /// Most anonymous memory, sampled.
+    pub memory_peak_bytes: u64,
+    /// Most bytes of the far side, sampled.
+    pub far_peak_bytes: Option<u64>,
+    /// Rates over time.
+    pub ticks: Vec<Tick>,
+}
+
+impl<'a> Sampler<'a> {
+    /// Begins.
+    pub fn new(watch: Watch<'a>, started: Instant, tick_every: Duration) -> Sampler<'a> {
+        Sampler {
+            watch,
+            started,
+            tick_every,
+            segment: None,
+            first: Host::now(),
+            last: None,
+            memory_peak_bytes: 0,
+            far_peak_bytes: None,
+            ticks: Vec::new(),
+        }
+    }
+
+    /// Looks once; a tick is added when it is time for one.
+    pub fn sample(&mut self) {
+        let w = &self.watch;
+        let memory = match w.group {
+            Some(group) => group.figures().anonymous_bytes,
+            None => processes::anonymous_bytes(&processes::tree(w.pid, w.start_ticks)),
+        };
+        self.memory_peak_bytes = self.memory_peak_bytes.max(memory);
+        if let Some(swap) = w.swap {
+            self.far_peak_bytes = self.far_peak_bytes.max(Some(swap.far_bytes()));
+        }
+        let at_s = self.started.elapsed().as_secs_f64();
+        let due = self
+            .last
+            .map_or(0.0, |(at, ..)| at + self.tick_every.as_secs_f64());
+        if at_s < due {
+            return;
+        }
+        if let Some((in_pages, out_pages)) = self.swapped() {
+            if let Some((before_s, in_before, out_before)) = self.last {
+                let rate =
+                    |now: u64, before: u64| now.saturating_sub(before) as f64 / (at_s - before_s);
+                self.ticks.push(Tick {
+                    at_s,
+                    in_pages_per_s: rate(in_pages, in_before),
+                    out_pages_per_s: rate(out_pages, out_before),
+                    ops_per_s: None,
+                });
+                join_neighbours(&mut self.ticks);
+            }
+            self.last = Some((at_s, in_pages, out_pages));
+        }
+    }
+
+    /// Pages in and out since the beginning, from whatever counts them.
+    pub fn swapped(&mut self) -> Option<(u64, u64)> {
+        if self.watch.is_canvas {
+            if self.segment.is_none() {
+                self.segment = segment_of(self.watch.pid);
+            }
+            let segment = self.segment?;
+            return Some((
+                segment.total(Counter::PagesIn),
+                segment.total(Counter::PagesOut),
+            ));
+        }
+        if self.watch.swap.is_some() {
+            let now = Host::now();
+            return Some((
+                now.in_pages.saturating_sub(self.first.in_pages),
+                now.out_pages.saturating_sub(self.first.out_pages),
+            ));
+        }
+        let figures = self.watch.group?.figures();
+        Some((figures.swapped_in_pages?, figures.swapped_out_pages?))
+    }
+
+    /// What the kernel's readahead did, for a program that has swap to itself.
+    pub fn readahead(&self, major_faults: Option<u64>) -> Option<Prefetch> {
+        self.watch.swap?;
+        let now = Host::now();
+        let issued = now.readahead.saturating_sub(self.first.readahead);
+        let used = now.readahead_hits.saturating_sub(self.first.readahead_hits);
+        let share = |whole: u64| (whole > 0).then(|| (used as f64 / whole as f64).min(1.0));
+        Some(Prefetch {
+            issued,
+            used,
+            contribution: major_faults.and_then(|m| share(m + used)),
+            accuracy: share(issued),
+        })
+    }
+}
+
+/// Halves the ticks when there are too many: two neighbours become their mean.
+fn join_neighbours(ticks: &mut Vec<Tick>) {
+    if ticks.len() < TICKS_MAX {
+        return;
+    }
+    let mut joined = Vec::with_capacity(ticks.len() / 2 + 1);
+    let mut begin_s = 0.0;
+    for pair in ticks.chunks(2) {
+        let last = pair[pair.len() - 1];
+        let span = last.at_s - begin_s;
+        let mean = |of: fn(&Tick) -> f64| {
+            let mut from = begin_s;
+            let mut sum = 0.0;
+            for t in pair {
+                sum += of(t) * (t.at_s - from);
+                from = t.at_s;
+            }
+            if span > 0.0 { sum / span } else { of(&last) }
+        };
+        joined.push(Tick {
+            at_s: last.at_s,
+            in_pages_per_s: mean(|t| t.in_pages_per_s),
+            out_pages_per_s: mean(|t| t.out_pages_per_s),
+            ops_per_s: last.ops_per_s,
+        });
+        begin_s = last.at_s;
+    }
+    *ticks = joined;
+}
+
+/// Puts the rates that a workload reported itself (seconds since `offset_s` of the run, operations
+/// a second until then) into the ticks; without ticks they become ticks of their own.
+pub fn merge_rates(ticks: &mut Vec<Tick>, rates: &[(f64, f64)], offset_s: f64) {
+    if ticks.is_empty() {
+        ticks.extend(rates.iter().map(|(at_s, ops)| Tick {
+            at_s: at_s + offset_s,
+            ops_per_s: Some(*ops),
+            ..Tick::default()
+        }));
+        return;
+    }
+    for tick in ticks {
+        if tick.at_s < offset_s {
+            continue;
+        }
+        // The first whose time is not over before the tick's.
+        let of = rates.iter().find(|(at_s, _)| at_s + offset_s >= tick.at_s);
+        tick.ops_per_s = of.map(|(_, ops)| *ops);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn counters_of_the_host() {
+        let h = Host::parse(
+            "pswpin 1\npswpout 2\nswap_ra 5\nswap_ra_hit 4\nzswpin 10\nzswpout 20\nswpin_zero 100\n",
+        );
+        assert_eq!(
+            (h.in_pages, h.out_pages, h.readahead, h.readahead_hits),
+            (111, 22, 5, 4)
+        );
+    }
+
+    #[test]
+    fn a_workloads_rates_find_their_ticks() {
+        let tick = |at_s| Tick {
+            at_s,
+            ..Tick::default()
+        };
+        let mut ticks = vec![tick(0.5), tick(1.5), tick(2.0), tick(2.5), tick(9.0)];
+        merge_rates(&mut ticks, &[(1.0, 10.0), (2.0, 20.0)], 1.0);
+        let ops: Vec<_> = ticks.iter().map(|t| t.ops_per_s).collect();
+        assert_eq!(ops, [None, Some(10.0), Some(10.0), Some(20.0), None]);
+        let mut none = Vec::new();
+        merge_rates(&mut none, &[(1.0, 10.0)], 0.5);
+        assert_eq!((none[0].at_s, none[0].ops_per_s), (1.5, Some(10.0)));
+    }
+
+    #[test]
+    fn a_process_of_ours_is_sampled() {
+        let me = std::process::id();
+        let watch = Watch {
+            group: None,
+            pid: me,
+            start_ticks: processes::stat(me).unwrap().start_ticks,
+            is_canvas: false,
+            swap: None,
+        };
+        let mut s = Sampler::new(watch, Instant::now(), Duration::from_millis(1));
+        s.sample();
+        assert!(s.memory_peak_bytes > 0);
+        assert_eq!(s.swapped(), None, "nobody counts that for it");
+        assert!(s.ticks.is_empty() && s.far_peak_bytes.is_none());
+    }
+
+    #[test]
+    fn the_counters_of_another_process_are_found() {
+        let (_fd, segment) = Segment::create().unwrap();
+        segment.count(0, Counter::PagesIn, 42);
+        let seen = segment_of(std::process::id()).unwrap();
+        assert_eq!(seen.total(Counter::PagesIn), 42);
+    }
+
+    proptest! {
+        #[test]
+        fn joining_keeps_the_sum(spans in prop::collection::vec(0.1f64..2.0, TICKS_MAX..TICKS_MAX + 3),
+                                 rate in 0.0f64..1e6) {
+            let mut at_s = 0.0;
+            let mut ticks: Vec<Tick> = spans.iter().enumerate().map(|(i, span)| {
+                at_s += span;
+                Tick { at_s, in_pages_per_s: rate * (i % 7) as f64, ..Tick::default() }
+            }).collect();
+            let total = |ticks: &[Tick]| {
+                let mut from = 0.0;
+                ticks.iter().map(|t| { let d = t.at_s - from; from = t.at_s; d * t.in_pages_per_s }).sum::<f64>()
+            };
+            let before = total(&ticks);
+            join_neighbours(&mut ticks);
+            prop_assert!(ticks.len() <= TICKS_MAX / 2 + 2);
+            prop_assert!((total(&ticks) - before).abs() <= 1e-6 * before.max(1.0));
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! `canvas workload`: one of the bench's built-in programs.
+
+use std::io::{self, Write};
+
+use canvas_types::exit;
+use canvas_workloads::Options;
+
+use crate::args::WorkloadArgs;
+use crate::error::Failure;
+
+/// Runs it and prints its answer; returns the exit code.
+pub fn run(args: &WorkloadArgs) -> Result<i32, Failure> {
+    // The same footing for all: limited runs cannot have huge pages. Where the kernel refuses,
+    // the figures are only a little less comparable.
+    let _ = nix::sys::prctl::set_thp_disable(true);
+    let options = Options {
+        scale: args.scale,
+        seed: args.seed,
+        mib: args.mib,
+        seconds: args.seconds,
+        threads: args.threads,
+        rounds: args.rounds,
+        stride: args.stride,
+    };
+    let output = canvas_workloads::run(&args.name, &options).map_err(|e| Failure {
+        code: match e {
+            canvas_workloads::Failure::Usage(_) => exit::USAGE,
+            canvas_workloads::Failure::Wrong(_) => exit::NEGATIVE,
+        },
+        sentence: e.to_string(),
+    })?;
+    let line = serde_json::to_string(&output)
+        .map_err(|e| Failure::usage(format!("the answer cannot be written: {e}")))?;
+    // A closed pipe is the reader's choice.
+    let _ = writeln!(io::stdout(), "{line}");
+    Ok(exit::OK)
+}

@@ -1,0 +1,318 @@
+//! Synthetic patterns: threads touch a heap of pages, and every word read is checked.
+//!
+//! The heap is filled first; that and a warm-up of a quarter of the time are not measured. An
+//! operation is one page touched. At the end every word of the heap is checked, and that is where
+//! the answer comes from.
+
+mod walk;
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::data::{Pages, Shared, Templates, WORDS, wrong_word};
+use crate::digest::Digest;
+use crate::output::{Output, Times, round};
+use crate::{Failure, Job};
+use walk::{Chain, Kind, Walk};
+
+pub fn sequential(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::Sequential)
+}
+
+pub fn strided(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::Strided(job.stride))
+}
+
+pub fn random_read(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::Uniform)
+}
+
+pub fn random_write(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::Write)
+}
+
+pub fn zipf(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::Zipf)
+}
+
+pub fn chase(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::Chase)
+}
+
+pub fn phases(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::Phases)
+}
+
+/// What a write does to a word; twice is nothing.
+const FLIP: u64 = 0x0101_0101_0101_0101;
+
+/// What all threads of a run share.
+struct Arena<'a> {
+    job: &'a Job,
+    kind: &'a Kind,
+    templates: Templates,
+    heap: Shared,
+    /// Writes of each page, modulo 256: tells a page that lost one.
+    writes: Vec<AtomicU8>,
+    measuring: AtomicBool,
+    over: AtomicBool,
+}
+
+/// A thread's count of operations, on a cache line of its own.
+#[repr(align(128))]
+#[derive(Default)]
+struct Count(AtomicU64);
+
+/// How often rates are taken.
+const TICK: Duration = Duration::from_millis(250);
+/// The shortest time to wait for threads.
+const BREATH: Duration = Duration::from_millis(1);
+
+fn run(job: &Job, kind: &Kind) -> Result<Output, Failure> {
+    let pages = job.bytes() / (8 * WORDS);
+    let templates = Templates::new(job.seed);
+    let heap = Shared::heap(pages, &templates)?;
+    if matches!(kind, Kind::Chase) {
+        let chain = Chain::new(pages, job.seed)?;
+        for p in 0..pages {
+            heap.page(p)[1].store(chain.next(p), Relaxed);
+        }
+    }
+    let mut writes = Vec::new();
+    if matches!(kind, Kind::Write) {
+        writes = crate::room(pages)?;
+        writes.resize_with(pages, || AtomicU8::new(0));
+    }
+    let arena = Arena {
+        job,
+        kind,
+        templates,
+        heap,
+        writes,
+        measuring: AtomicBool::new(false),
+        over: AtomicBool::new(false),
+    };
+    let mut output = measure(&arena)?;
+    output.answer = answer(&arena)?;
+    Ok(output)
+}
+
+/// Lets the threads work for the given time.
+fn measure(arena: &Arena) -> Result<Output, Failure> {
+    let job = arena.job;
+    let counts: Vec<Count> = (0..job.threads).map(|_| Count::default()).collect();
+    let done = || counts.iter().map(|c| c.0.load(Relaxed)).sum::<u64>();
+    let mut rates = Vec::new();
+    let (times, seconds, ops) = thread::scope(|scope| {
+        let threads: Vec<_> = (0..job.threads)
+            .map(|id| {
+                let count = &counts[id];
+                scope.spawn(move || work(arena, id, count))
+            })
+            .collect();
+        thread::sleep(Duration::from_secs_f64(job.seconds / 4.0));
+        // On a loaded machine threads may take longer than that to begin.
+        while counts.iter().any(|c| c.0.load(Relaxed) == 0) && !arena.over.load(Relaxed) {
+            thread::sleep(BREATH);
+        }
+        arena.measuring.store(true, Relaxed);
+        let began = Instant::now();
+        let (first, mut before, mut then) = (done(), done(), began);
+        loop {
+            let left = Duration::from_secs_f64(job.seconds).saturating_sub(began.elapsed());
+            // And a measurement of nothing would be none.
+            if left.is_zero() && before > first || arena.over.load(Relaxed) {
+                break;
+            }
+            thread::sleep(left.clamp(BREATH, TICK));
+            let (now, count) = (Instant::now(), done());
+            let rate = (count - before) as f64 / (now - then).as_secs_f64();
+            rates.push((round((now - began).as_secs_f64(), 1e3), rate.round()));
+            (then, before) = (now, count);
+        }
+        let (seconds, ops) = ((then - began).as_secs_f64(), before - first);
+        arena.over.store(true, Relaxed);
+        let mut times = Times::new();
+        for t in threads {
+            times.merge(&t.join().expect("a worker does not panic")?);
+        }
+        Ok::<_, Failure>((times, seconds, ops))
+    })?;
+    let mut output = Output::of_work(String::new(), ops as f64, seconds).with_times(&times);
+    output.rates = rates;
+    Ok(output)
+}
+
+/// One thread: walks until it is over; times of single operations while it is measured.
+fn work(arena: &Arena, id: usize, count: &Count) -> Result<Times, Failure> {
+    let mut times = Times::new();
+    let mut walk = Walk::new(arena.kind, arena.heap.len(), arena.job, id);
+    let mut ops = 0;
+    let mut before = Instant::now();
+    let began = before;
+    while !arena.over.load(Relaxed) {
+        let touched = touch(arena, &mut walk, before - began);
+        if touched.is_err() {
+            // The others need not go on.
+            arena.over.store(true, Relaxed);
+            touched?;
+        }
+        ops += 1;
+        count.0.store(ops, Relaxed);
+        let after = Instant::now();
+        if arena.measuring.load(Relaxed) {
+            times.add((after - before).as_nanos() as u64);
+        }
+        before = after;
+    }
+    Ok(times)
+}
+
+/// Touches the next page and checks what it reads.
+#[inline]
+fn touch(arena: &Arena, walk: &mut Walk, elapsed: Duration) -> Result<(), Failure> {
+    let (heap, templates) = (&arena.heap, &arena.templates);
+    let check = |p: usize, word: usize, got: u64| {
+        let want = templates.expected(p, word);
+        if got == want {
+            Ok(())
+        } else {
+            Err(wrong_word(p, word, got, want))
+        }
+    };
+    let p = walk.page(elapsed);
+    match arena.kind {
+        Kind::Sequential => {
+            for word in (1..WORDS).step_by(64) {
+                check(p, word, heap.load(p, word))?;
+            }
+            Ok(())
+        }
+        Kind::Chase => {
+            check(p, 0, heap.load(p, 0))?;
+            let next = heap.load(p, 1);
+            if next >= heap.len() as u64 {
+                return Err(Failure::Wrong(format!(
+                    "page {p} names page {next} as the next, which there is not; memory was damaged"
+                )));
+            }
+            walk.go_to(next as usize);
+            Ok(())
+        }
+        Kind::Write => {
+            let word = walk.word();
+            let got = heap.page(p)[word].fetch_xor(FLIP, Relaxed);
+            arena.writes[p].fetch_add(1, Relaxed);
+            // Either state is right here; the parity of the writes decides at the end.
+            if got ^ FLIP == templates.expected(p, word) {
+                return Ok(());
+            }
+            check(p, word, got)
+        }
+        _ => {
+            let word = walk.word();
+            check(p, word, heap.load(p, word))
+        }
+    }
+}
+
+/// Checks every word, and sums what was there before any write.
+fn answer(arena: &Arena) -> Result<String, Failure> {
+    let chain = match arena.kind {
+        Kind::Chase => Some(Chain::new(arena.heap.len(), arena.job.seed)?),
+        _ => None,
+    };
+    let mut digest = Digest::default();
+    for p in 0..arena.heap.len() {
+        let mut flipped = 0u8;
+        for word in 0..WORDS {
+            let mut got = arena.heap.load(p, word);
+            let want = match &chain {
+                Some(chain) if word == 1 => chain.next(p),
+                _ => arena.templates.expected(p, word),
+            };
+            if matches!(arena.kind, Kind::Write) && got == want ^ FLIP {
+                got ^= FLIP;
+                flipped = flipped.wrapping_add(1);
+            }
+            if got != want {
+                return Err(wrong_word(p, word, got, want));
+            }
+            digest.add((p * WORDS + word) as u64, got);
+        }
+        // Each write flips one word, so both counts are odd or both even.
+        if let Some(writes) = arena.writes.get(p)
+            && (writes.load(Relaxed) ^ flipped) & 1 != 0
+        {
+            return Err(Failure::Wrong(format!(
+                "page {p} has lost a write; memory was damaged"
+            )));
+        }
+    }
+    let pages = arena.heap.len();
+    Ok(format!("{} pages={pages} digest={digest}", arena.job.name))
+}
+
+/// First touch of fresh memory, in rounds; each gives the memory of the one before back.
+pub fn fill(job: &Job) -> Result<Output, Failure> {
+    let templates = Templates::new(job.seed);
+    let pages = job.bytes() / (8 * WORDS);
+    let mut times = Times::new();
+    let mut seconds = 0.0;
+    let mut digest = Digest::default();
+    for _ in 0..job.rounds {
+        let began = Instant::now();
+        let parts = thread::scope(|scope| {
+            let threads: Vec<_> = (0..job.threads)
+                .map(|id| {
+                    let range = pages * id / job.threads..pages * (id + 1) / job.threads;
+                    let templates = &templates;
+                    scope.spawn(move || fill_part(range, templates))
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().expect("a worker does not panic"))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        seconds += began.elapsed().as_secs_f64();
+        digest = Digest::default();
+        let mut p = 0;
+        for (part, part_times) in &parts {
+            times.merge(part_times);
+            for i in 0..part.len() {
+                for (word, got) in part.page(i).iter().enumerate() {
+                    let want = templates.expected(p, word);
+                    if *got != want {
+                        return Err(wrong_word(p, word, *got, want));
+                    }
+                    digest.add((p * WORDS + word) as u64, *got);
+                }
+                p += 1;
+            }
+        }
+    }
+    let answer = format!("fill pages={pages} digest={digest}");
+    let ops = pages as f64 * f64::from(job.rounds);
+    Ok(Output::of_work(answer, ops, seconds).with_times(&times))
+}
+
+fn fill_part(
+    range: std::ops::Range<usize>,
+    templates: &Templates,
+) -> Result<(Pages<u64>, Times), Failure> {
+    let mut times = Times::new();
+    let mut part = Pages::with_room(range.len(), || 0u64)?;
+    let mut before = Instant::now();
+    for p in range {
+        part.push(p, templates, |w| w);
+        let after = Instant::now();
+        times.add((after - before).as_nanos() as u64);
+        before = after;
+    }
+    Ok((part, times))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+"""The bench's built-in workloads: `canvas workload` under `canvas run`, the same answer."""
+
+import json
+
+from lib.harness import Failure, Skip, program
+
+
+def workload(r, name, mib, *flags):
+    """What the workload answered; how fast it was is not compared."""
+    if not r.session.canvas:
+        raise Skip("the program is canvas itself")
+    c = r.call([r.session.canvas, "workload", name, "--mib", mib, *flags], tag=name)
+    try:
+        lines = c.out().splitlines()
+        got = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        raise Failure(f"{name}: its last line is no JSON: {c.out()[-300:]!r}\n{c.tail()}") from None
+    r.require(got["answer"], f"{name} gave no answer")
+    r.require(got["seconds"] > 0 and got["ops_per_s"] > 0, f"{name} did nothing: {got}")
+    return got["answer"]
+
+
+@program("workload-random-write", as_user=True, timeout_s=120, shares=(25,))
+def random_write(r):
+    """Every word is checked when it is touched and again at the end."""
+    return workload(r, "random-write", r.size(64, 512), "--seconds", "1", "--threads", "2")
+
+
+@program("workload-quicksort", as_user=True, timeout_s=120, shares=(25,))
+def quicksort(r):
+    return workload(r, "quicksort", r.size(64, 512))
+
+
+@program("workload-rmat-bfs", as_user=True, timeout_s=180, shares=(25,))
+def rmat_bfs(r):
+    return workload(r, "rmat-bfs", r.size(48, 256), "--rounds", "2")
+
+
+@program("workload-snappy", as_user=True, timeout_s=120, shares=(25,))
+def snappy(r):
+    return workload(r, "snappy", r.size(64, 384), "--rounds", "1")
