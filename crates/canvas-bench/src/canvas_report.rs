@@ -32,6 +32,12 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), String> {
                 max: q("max"),
             });
         }
+        let buckets = v["fault_time_ns"]["histogram"].as_array();
+        sample.fault_histogram = buckets
+            .into_iter()
+            .flatten()
+            .filter_map(|b| Some((b.get(0)?.as_u64()?, b.get(1)?.as_u64()?)))
+            .collect();
     }
     if let (Some(issued), Some(used)) = (get(&["prefetch", "issued"]), get(&["prefetch", "used"])) {
         sample.prefetch = Some(Prefetch {
@@ -59,7 +65,7 @@ mod tests {
     #[test]
     fn a_report_becomes_fields() {
         let text = r#"{"schema":"canvas-stats/1","memory":{"local_bytes":{"now":1,"peak":2},
-            "pool_bytes":{"now":3,"peak":4}},"fault_time_ns":{"count":5,"p50":6,"p90":7,"p99":8,"max":9},
+            "pool_bytes":{"now":3,"peak":4}},"fault_time_ns":{"count":5,"p50":6,"p90":7,"p99":8,"max":9,"histogram":[[6,3],[9,2]]},
             "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
             "entries":{"allocs_locked":11,"allocs_reserved":12},
             "counters":{"faults_far":15,"pages_in":20,"pages_out":30},"verify_failures":0}"#;
@@ -72,6 +78,7 @@ mod tests {
         assert_eq!((s.memory_peak_bytes, s.far_peak_bytes), (Some(2), Some(4)));
         let q = s.fault_ns.unwrap();
         assert_eq!((q.p50, q.p99, q.p999, q.max), (6.0, 8.0, None, Some(9.0)));
+        assert_eq!(s.fault_histogram, [(6, 3), (9, 2)]);
         assert_eq!(s.prefetch.unwrap().accuracy, Some(0.5));
         assert_eq!(s.entries.unwrap().reserved, 12);
     }

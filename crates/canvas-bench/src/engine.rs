@@ -67,6 +67,7 @@ pub(crate) fn blank_sample() -> Sample {
         ops_per_s: None,
         latency_ns: None,
         latency_histogram: Vec::new(),
+        fault_histogram: Vec::new(),
         faults: None,
         fault_ns: None,
         swap_in_pages: None,

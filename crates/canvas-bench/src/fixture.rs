@@ -56,6 +56,7 @@ pub fn sample(
         ops_per_s: None,
         latency_ns: None,
         latency_histogram: vec![],
+        fault_histogram: vec![],
         faults: None,
         fault_ns: None,
         swap_in_pages: None,
@@ -85,6 +86,11 @@ pub fn fill(sample: &mut Sample, random: &mut fastrand::Rng) {
     sample.latency_histogram = (0..12)
         .map(|n| (1000 << n, 1 + random.u64(0..1000) * (12 - n)))
         .collect();
+    if matches!(sample.variant, Variant::Canvas(_)) {
+        sample.fault_histogram = (0..9)
+            .map(|n| (1000 << n, 1 + random.u64(0..500) * (9 - n)))
+            .collect();
+    }
     sample.faults = Some(random.u64(1000..100_000));
     sample.fault_ns = Some(Quantiles {
         p50: p50 / 4.0,

@@ -124,6 +124,9 @@ pub struct Sample {
     pub faults: Option<u64>,
     /// Time of a fault, where the variant measures it.
     pub fault_ns: Option<Quantiles>,
+    /// The same as (upper bound in ns, count), where the variant reports it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fault_histogram: Vec<(u64, u64)>,
     /// Pages brought in, prefetched ones included.
     pub swap_in_pages: Option<u64>,
     /// Pages put out.

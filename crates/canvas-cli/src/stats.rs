@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use canvas_shm::histogram::{BUCKETS, quantile_ns};
+use canvas_shm::histogram::{BUCKETS, bucket_floor_ns, quantile_ns};
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
@@ -116,7 +116,10 @@ struct FaultTime {
     p50: u64,
     p90: u64,
     p99: u64,
+    p999: u64,
     max: u64,
+    /// (upper bound in ns, faults) of each bucket that has any.
+    histogram: Vec<(u64, u64)>,
 }
 
 #[derive(Serialize, Debug)]
@@ -269,6 +272,11 @@ impl Report {
                 p50: quantile(500),
                 p90: quantile(900),
                 p99: quantile(990),
+                p999: quantile(999),
+                histogram: (0..BUCKETS)
+                    .filter(|b| sums[*b] > 0)
+                    .map(|b| (bucket_floor_ns(b + 1), sums[b]))
+                    .collect(),
                 max: max_ns,
             },
             swap_cache: SwapCache {

@@ -70,7 +70,7 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
         },
         Group {
             heading: "Time of a fault",
-            explain: "Those quantiles of the time of faults that a variant reports (the line between them is no measurement), at the smallest local share; further left is better.",
+            explain: "How long faults take, at the smallest local share, for variants that measure them (where only quantiles are known, the line between them is no measurement); further left is better.",
             absent: "times of faults",
             figures: latency::faults(cells, experiment, palette),
         },

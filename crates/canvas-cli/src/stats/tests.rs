@@ -92,6 +92,11 @@ fn fault_times_come_from_all_stripes() {
     let v = &json(&run(End::Exit(0)), s)["fault_time_ns"];
     assert_eq!(v["count"], 8 * 101);
     assert_eq!(v["max"], 1_000_007);
+    let buckets = v["histogram"].as_array().unwrap();
+    let faults: u64 = buckets.iter().map(|b| b[1].as_u64().unwrap()).sum();
+    assert_eq!((buckets.len(), faults), (2, 8 * 101));
+    let p999 = v["p999"].as_u64().unwrap();
+    assert!((900_000..=1_000_007).contains(&p999), "{p999}");
     let p50 = v["p50"].as_u64().unwrap();
     assert!((2560..=3500).contains(&p50), "{p50}");
     assert_eq!(v["p50"], v["p90"]);

@@ -6,7 +6,7 @@ use super::super::palette::Palette;
 use super::super::plot::{Axis, Scale, lines};
 use super::{Figure, finish, panels, series_of, simple, tightest};
 use crate::cells::Cell;
-use crate::record::Quantiles;
+use crate::record::{Quantiles, Sample};
 use crate::words::nanoseconds;
 
 fn nines(value: f64) -> String {
@@ -37,7 +37,7 @@ pub(super) fn latencies(cells: &[Cell], experiment: &str, palette: &mut Palette)
         let series = panel
             .entries
             .iter()
-            .map(|e| series_of(e, distribution(e.cell), false));
+            .map(|e| series_of(e, distribution(e.cell, |s| &s.latency_histogram), false));
         figures.extend(finish(panel.title.clone(), series.collect(), |s| {
             lines(&x, &y, s, &[])
         }));
@@ -46,9 +46,9 @@ pub(super) fn latencies(cells: &[Cell], experiment: &str, palette: &mut Palette)
 }
 
 /// All repeats' histograms together, as steps: a bucket's requests took at most its upper bound.
-fn distribution(cell: &Cell) -> Vec<(f64, f64)> {
+fn distribution(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> Vec<(f64, f64)> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-    for (bound, count) in cell.good().flat_map(|s| &s.latency_histogram) {
+    for (bound, count) in cell.good().flat_map(histogram) {
         let sum = counts.entry(*bound).or_default();
         *sum = sum.saturating_add(*count);
     }
@@ -70,10 +70,14 @@ pub(super) fn faults(cells: &[Cell], experiment: &str, palette: &mut Palette) ->
     let mut figures = Vec::new();
     for mut panel in panels(cells, experiment, wanted, palette) {
         tightest(&mut panel);
-        let series = panel
-            .entries
-            .iter()
-            .map(|e| series_of(e, quantiles(e.cell), true));
+        let series =
+            panel
+                .entries
+                .iter()
+                .map(|e| match distribution(e.cell, |s| &s.fault_histogram) {
+                    known if known.is_empty() => series_of(e, quantiles(e.cell), true),
+                    known => series_of(e, known, false),
+                });
         figures.extend(finish(panel.title.clone(), series.collect(), |s| {
             lines(&x, &y, s, &[])
         }));
