@@ -56,7 +56,7 @@ class Result:
 
     def tail(self, lines=25):
         """The last that it said, script and kernel."""
-        said = self.output.splitlines()[-lines:] + ["-- kernel:"] + self.log.splitlines()[-10:]
+        said = self.output.splitlines()[-lines:] + ["-- kernel:"] + self.log.splitlines()[-60:]
         return "\n".join(line[:300] for line in said)
 
 
@@ -117,7 +117,7 @@ def _archive(home, script, modules, loadable, programs, files, disks):
 def _boot(home, initrd, disks, memory_mib, cpus, timeout_s):
     k = kernel.find()
     log = os.path.join(home, "console")
-    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,accel=tcg", "-cpu", "max",
+    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,accel=tcg", "-cpu", "max,la57=off",
             "-smp", str(cpus), "-m", str(memory_mib), "-no-reboot", "-kernel", k.image, "-initrd", initrd,
             "-append", KERNEL_LINE, "-serial", f"file:{log}", "-device", "virtio-serial-pci"]
     ports = {}
