@@ -23,7 +23,8 @@ state() {
         ls /sys/block /dev | grep zram
         lsmod | grep -w zram
         grep . /sys/module/zswap/parameters/*
-        find /run /tmp /var/tmp /disk
+        # The directory of the journals stays.
+        find /run /tmp /var/tmp /disk | grep -vx -e /run/canvas-bench -e /tmp/now
     } > "$1" 2>&1
 }
 """
@@ -47,8 +48,22 @@ watch() {
                 read -r swap_max < $group/memory.swap.max && read -r swap < $group/memory.swap.peak &&
                 echo "${group##*/} $max $peak $swap_max $swap"
         done 2>/dev/null
-        sleep 0.1
+        sleep 0.3
     done
+}
+"""
+# A program in a control group is swapped to zram; the state is that of before.
+SWAPPING = r"""
+swapping() {
+    grep -q zram /proc/swaps && [ "$(cat /sys/fs/cgroup/canvas-bench-*/memory.swap.current)" -gt 0 ]
+}
+undone() {
+    state /tmp/now
+    cmp -s /tmp/now /out/before
+}
+step() {
+    read -r up idle < /proc/uptime
+    echo "== $1 at $up s"
 }
 """
 BENCH = "--scale 0.04 --ratios 50 --out /out/%s.jsonl --cache /disk/vda/cache"
@@ -122,18 +137,19 @@ def bench(r):
     """The kernel's variants on cgroup v2: limits in force, right answers, the host left as it was."""
     names = r.size(("zipf",), ("zipf", "quicksort"))
     variants = r.size(("local", "canvas", "zram"), ("local", "canvas", "zram", "zswap", "disk"))
-    result = boot(r, STATE + UNTIL + WATCH + rf"""
+    script = STATE + UNTIL + WATCH + SWAPPING + f"""
         mkdir /disk/vda/cache
-        # Loaded once before, because its helpers stay loaded and some of its traces with them.
         state /out/before
         watch > /out/groups & watcher=$!
+        step "the bench"
         canvas bench {' '.join(names)} --repeats 1 --variants {','.join(variants)} {BENCH % 'whole'} || exit 10
         kill $watcher
         state /out/after
 
         # Interrupted, then killed, while its program is swapped out.
         for signal in INT KILL; do
-            setsid canvas bench zipf --repeats 9 --variants zram {BENCH % 'cut'} &
+            step $signal
+            canvas bench zipf --repeats 9 --variants zram {BENCH % 'cut'} &
             until_true 60 swapping || exit 11
             kill -$signal $!
             wait $!
@@ -142,10 +158,10 @@ def bench(r):
             until_true 30 undone
             state /out/after-$signal
         done
-    """.replace("state /out/before\n", """state /out/before
-        swapping() { grep -q zram /proc/swaps && [ "$(cat /sys/fs/cgroup/canvas-bench-*/memory.swap.current)" -gt 0 ]; }
-        undone() { state /tmp/now; sed -i '/^.tmp.now$/d' /tmp/now; cmp -s /tmp/now /out/before; }
-"""), loadable=("zram", "lz4"), programs=("mkswap", "swapon", "swapoff"), disks=(2048,), timeout_s=220)
+        step end
+    """
+    result = boot(r, script, loadable=("zram", "lz4"), programs=("mkswap", "swapon", "swapoff"), disks=(2048,),
+                  timeout_s=r.size(220, 900))
 
     got = [json.loads(line) for line in text(result, "whole.jsonl").splitlines()]
     r.same(skipped(got), {}, "skipped variants")
@@ -168,6 +184,7 @@ def bench(r):
     for signal, code in (("INT", "130"), ("KILL", "137")):
         r.require(f"{signal} {code}" in text(result, "codes").splitlines(), f"codes: {text(result, 'codes')}")
         same_state(r, result, f"after-{signal}", f"after SIG{signal}")
+    r.note(", ".join(line[3:] for line in result.output.splitlines() if line.startswith("== ")))
     for s in samples:
         if kind(s) != "local":
             r.note(f"{s['workload']} {kind(s)} {s['swap_out_pages']} out")
