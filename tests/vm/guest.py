@@ -56,7 +56,7 @@ class Result:
 
     def tail(self, lines=25):
         """The last that it said, script and kernel."""
-        said = self.output.splitlines()[-lines:] + ["-- kernel:"] + self.log.splitlines()[-60:]
+        said = self.output.splitlines()[-lines:] + ["-- kernel:"] + self.log.splitlines()[-40:]
         return "\n".join(line[:300] for line in said)
 
 
@@ -153,17 +153,17 @@ def _boot(home, initrd, disks, memory_mib, cpus, timeout_s):
         except OSError:
             return b""
 
-    got = {}
-    tar = content(ports["files"])
-    if tar and not late:
-        with tarfile.open(fileobj=io.BytesIO(tar)) as t:
-            got = {m.name.removeprefix("./"): t.extractfile(m).read() for m in t.getmembers() if m.isfile()}
     code = content(ports["code"]).decode().strip()
-    result = Result(int(code) if code.isdigit() else code, content(ports["output"]).decode(errors="replace"), got,
+    result = Result(int(code) if code.isdigit() else code, content(ports["output"]).decode(errors="replace"), {},
                     content(log).decode(errors="replace"), seconds)
     if late:
         raise Failure(f"the virtual machine did not end within {timeout_s} s\n{result.tail()}")
     if not isinstance(result.code, int):
         why = code or said.decode(errors="replace").strip() or "no exit code"
         raise Failure(f"the virtual machine did not run its script: {why}\n{result.tail()}")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content(ports["files"]))) as t:
+            result.files = {m.name.removeprefix("./"): t.extractfile(m).read() for m in t if m.isfile()}
+    except tarfile.TarError as e:
+        raise Failure(f"the virtual machine ended while it sent its files: {e}\n{result.tail()}") from None
     return result
