@@ -70,10 +70,11 @@ pub struct Machine {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Finished, and its answer was right.
+    #[default]
     Ok,
     /// Ended by the kernel for want of memory: a result, not a failure of the bench.
     Oom,
@@ -85,8 +86,8 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// One program, run once under one variant.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One program, run once under one variant. The default says nothing yet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The [`Run`] that it belongs to.
     pub run_id: String,
