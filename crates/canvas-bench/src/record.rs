@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+pub use canvas_workloads::Quantiles;
 use serde::{Deserialize, Serialize};
 
 use crate::variant::Variant;
@@ -149,16 +150,6 @@ pub struct Sample {
     pub timeline: Vec<Tick>,
     /// What the program computed, in short; the same for all variants of a workload.
     pub answer: Option<String>,
-}
-
-/// Of a distribution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Quantiles {
-    pub p50: f64,
-    pub p99: f64,
-    pub p999: Option<f64>,
-    pub max: Option<f64>,
 }
 
 /// As Canvas §6.3.2 defines them.
