@@ -502,10 +502,7 @@ impl Prefetcher {
             return Some(Plan::NONE);
         }
         put(&way.hits, 1);
-        Some(Plan {
-            way: set.index(way),
-            ..self.first_plan(way, page, d)
-        })
+        Some(self.first_plan(set, way, page, d))
     }
 
     /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the
@@ -516,14 +513,11 @@ impl Prefetcher {
         };
         put(&way.stride, delta as i32 as u32);
         put(&way.hits, 1);
-        Plan {
-            way: set.index(way),
-            ..self.first_plan(way, page, delta)
-        }
+        self.first_plan(set, way, page, delta)
     }
 
     /// The first, short plan of a stream.
-    fn first_plan(&self, way: &Way, page: PageId, stride: i64) -> Plan {
+    fn first_plan(&self, set: &Set, way: &Way, page: PageId, stride: i64) -> Plan {
         let window = self.allowed().min(2);
         put(&way.window, window);
         put(&way.weight, window);
@@ -536,6 +530,7 @@ impl Prefetcher {
             stride: stride as i32,
             count: window,
             sample_every: window,
+            way: set.index(way),
             ..Plan::NONE
         }
     }
