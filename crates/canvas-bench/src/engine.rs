@@ -149,7 +149,8 @@ pub(crate) fn run_with(
     fs::create_dir_all(&request.cache)
         .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
     let undo = Undo::begin(&request.guardian)?;
-    let scratch = std::env::temp_dir().join(format!("canvas-bench-{}", new_run_id()));
+    let run_id = new_run_id();
+    let scratch = std::env::temp_dir().join(format!("canvas-bench-{run_id}"));
     undo.note(Step::RemoveTree {
         path: scratch.clone(),
     })?;
@@ -167,7 +168,7 @@ pub(crate) fn run_with(
             canvas: &request.canvas,
             began,
         },
-        run_id: new_run_id(),
+        run_id,
         scratch,
         results,
         progress: Progress::new(total_runs(&plan), cfg!(test)),
