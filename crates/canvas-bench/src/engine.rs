@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use plan::{Cell, Plan, Request, Set};
-use program::{Context, Job, Stopped};
+use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
 use results::Results;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -112,25 +112,6 @@ struct Bench<'a> {
     numbers: AtomicU32,
     /// Cells that hung: they are not repeated.
     hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
-}
-
-/// Why a run of the bench ended early.
-#[derive(Debug)]
-enum Fail {
-    Sentence(String),
-    Stopped(i32),
-}
-
-impl From<String> for Fail {
-    fn from(s: String) -> Fail {
-        Fail::Sentence(s)
-    }
-}
-
-impl From<Stopped> for Fail {
-    fn from(s: Stopped) -> Fail {
-        Fail::Stopped(s.0)
-    }
 }
 
 /// Runs what was asked for; the table goes to `print`. An error is one sentence about bad input or
