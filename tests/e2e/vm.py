@@ -95,7 +95,7 @@ def same_state(r, result, name, when):
     r.same(changed, [], f"the host {when}")
 
 
-@check("vm-run", timeout_s=120, needs=guest.missing)
+@check("vm-run", timeout_s=240, needs=guest.missing)
 def run(r):
     """`canvas doctor` and a program that pages, on Linux 6.12."""
     limit = 16 * MIB
@@ -104,7 +104,7 @@ def run(r):
         canvas doctor --json > /out/doctor.json || exit 10
         {work} > /out/plain || exit 11
         canvas run --local {limit} --mode {r.mode} --require --stats /out/stats.json -- {work} > /out/managed || exit 12
-    """, timeout_s=110)
+    """, timeout_s=220)
     doctor = json.loads(text(result, "doctor.json"))
     r.require(doctor["kernel"].startswith("6.12."), f"kernel of the guest: {doctor['kernel']}")
     answers = [json.loads(text(result, name))["answer"] for name in ("plain", "managed")]
