@@ -42,6 +42,8 @@ static START: extern "C" fn() = start;
 unsafe extern "C" {
     /// The break as libc remembers it (exported by glibc).
     static mut __curbrk: usize;
+    /// The environment: strings "NAME=value" up to a null, as libc knows it.
+    static environ: *mut *const c_char;
 }
 
 /// Why a program stays unmanaged.
@@ -92,9 +94,6 @@ static SEGMENT_OK: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBo
 
 /// The value of an environment variable, and the whole "NAME=value" string.
 fn variable(name: &str) -> Option<(&'static [u8], *const u8)> {
-    unsafe extern "C" {
-        static environ: *const *const c_char;
-    }
     // SAFETY: start-up has one thread; the environment is as the kernel and loader left it.
     unsafe {
         let mut at = environ;
@@ -254,9 +253,6 @@ fn stand_aside() {
 
 /// Takes a string out of the environment.
 fn forget_variable(var: *const u8) {
-    unsafe extern "C" {
-        static environ: *mut *const c_char;
-    }
     // SAFETY: start-up has one thread; the array ends with null, which moves down with the rest.
     unsafe {
         let mut at = environ;
