@@ -134,8 +134,7 @@ fn try_start() -> Result<(), Failure> {
     }
     SEGMENT_OK.store(true, Ordering::Relaxed);
     let seg: &Segment = state::seg();
-    let trace = seg.config.trace_fd.load(Ordering::Relaxed) as i32;
-    if !has_limit(seg) && trace <= 0 {
+    if seg.stands_aside() {
         stand_aside();
         return Err(Failure::NoLimit);
     }
@@ -156,6 +155,7 @@ fn try_start() -> Result<(), Failure> {
         var.push(0);
         procs::remember_var(2, Box::leak(var.into_boxed_slice()).as_ptr());
     }
+    let trace = seg.config.trace_fd.load(Ordering::Relaxed) as i32;
     if trace > 0 {
         procs::guard_fd(4, trace);
     }
@@ -212,17 +212,11 @@ fn try_start() -> Result<(), Failure> {
     }
     mm::inherit_window(false);
     account::measure_native();
-    if has_limit(seg) {
+    if seg.has_limit() {
         threads::start_reclaimer();
     }
     trace::start();
     Ok(())
-}
-
-/// Is local memory bounded?
-fn has_limit(seg: &Segment) -> bool {
-    let config = &seg.config;
-    config.local_bytes.load(Ordering::Relaxed) | config.local_ppm.load(Ordering::Relaxed) != 0
 }
 
 /// Takes back what `canvas run` put into the environment and the descriptors: nobody guards them in
