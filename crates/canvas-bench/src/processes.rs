@@ -10,11 +10,7 @@ use nix::unistd::Pid;
 
 /// What is known of process `pid`; `None` when there is none.
 pub fn stat(pid: u32) -> Option<Stat> {
-    Stat::parse(
-        fs::read_to_string(format!("/proc/{pid}/stat"))
-            .ok()?
-            .as_bytes(),
-    )
+    Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// All processes.
@@ -72,8 +68,8 @@ pub fn tree(root: u32, start_ticks: u64) -> Vec<u32> {
 /// shares counts once for each.
 pub fn anonymous_bytes(pids: &[u32]) -> u64 {
     let one = |pid: &u32| {
-        let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        memory_bytes(text.as_bytes(), "RssAnon")
+        let text = fs::read(format!("/proc/{pid}/status")).ok()?;
+        memory_bytes(&text, "RssAnon")
     };
     pids.iter().filter_map(one).sum()
 }
@@ -137,6 +133,31 @@ mod tests {
         assert_eq!(sorted(&table), [11, 12, 13], "its group is still there");
         table.insert(10, p(1, 10, 500));
         assert_eq!(sorted(&table), [0; 0], "the number belongs to another now");
+    }
+
+    #[test]
+    fn a_name_need_not_be_utf_8() {
+        use std::io::Read;
+        use std::process::Stdio;
+        let mut child = Command::new("sh")
+            .args(["-c", r"printf 'caf\351' >/proc/$$/comm; echo; read -r line"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut renamed = [0];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut renamed)
+            .unwrap();
+        let pid = child.id();
+        assert_eq!(fs::read(format!("/proc/{pid}/comm")).unwrap(), b"caf\xe9\n");
+        assert_eq!(tree(pid, stat(pid).unwrap().start_ticks), [pid]);
+        assert!(anonymous_bytes(&[pid]) > 0);
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]

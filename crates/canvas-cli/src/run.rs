@@ -82,9 +82,8 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     let child = launch::spawn(&file, &args.command, &env, &signals.before)
         .map_err(|e| cannot_execute(&file, e))?;
     let mut peaks = Peaks::default();
-    // Without a bound nothing becomes far, and the library stands aside (a trace needs it).
-    let unlimited = options.local.is_none() && options.trace.is_none();
-    let tree = (unlimited && place.is_some()).then(|| Tree::new(child.as_raw() as u32));
+    let aside = segment.stands_aside();
+    let tree = (aside && place.is_some()).then(|| Tree::new(child.as_raw() as u32));
     let end = supervise(child, &signals, segment, &mut peaks, tree)
         .map_err(|e| system(&format!("{shown} cannot be waited for"), e))?;
     let wall = start.elapsed();
@@ -100,7 +99,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         };
         let run = Run {
             program: shown.clone(),
-            mode: mode.filter(|_| unmanaged.is_none() && !unlimited),
+            mode: mode.filter(|_| unmanaged.is_none() && !aside),
             end,
             wall,
             user: time(|u| u.user_time()),

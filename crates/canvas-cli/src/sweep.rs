@@ -9,11 +9,7 @@ use canvas_types::procfs::Stat;
 
 /// State of process `pid`, `None` when there is none.
 pub fn proc_state(pid: u32) -> Option<Stat> {
-    Stat::parse(
-        fs::read_to_string(format!("/proc/{pid}/stat"))
-            .ok()?
-            .as_bytes(),
-    )
+    Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Is the process that took the slot at `start_ticks` gone?
@@ -169,6 +165,30 @@ mod tests {
         assert_eq!(segment.procs[0].pid.load(Relaxed), me);
         assert_eq!(segment.procs[1].pid.load(Relaxed), 0);
         assert_eq!(release_dead(segment), 0);
+    }
+
+    #[test]
+    fn a_process_with_a_name_that_is_not_utf_8_is_alive() {
+        use std::io::Read;
+        use std::process::{Command, Stdio};
+        let mut child = Command::new("sh")
+            .args(["-c", r"printf 'caf\351' >/proc/$$/comm; echo; read -r line"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut renamed = [0];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut renamed)
+            .unwrap();
+        let name = fs::read(format!("/proc/{}/comm", child.id())).unwrap();
+        assert_eq!(name, b"caf\xe9\n");
+        assert!(!is_dead(proc_state(child.id()), 0));
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]

@@ -72,8 +72,8 @@ fn descendants(root: u32) -> Vec<u32> {
 
 /// Memory by a file of /proc/PID, in bytes; 0 when the process is gone.
 fn field(pid: u32, file: &str, name: &str) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    memory_bytes(text.as_bytes(), name).unwrap_or(0)
+    let text = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    memory_bytes(&text, name).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -42,6 +42,8 @@ static START: extern "C" fn() = start;
 unsafe extern "C" {
     /// The break as libc remembers it (exported by glibc).
     static mut __curbrk: usize;
+    /// The environment: strings "NAME=value" up to a null, as libc knows it.
+    static environ: *mut *const c_char;
 }
 
 /// Why a program stays unmanaged.
@@ -92,9 +94,6 @@ static SEGMENT_OK: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBo
 
 /// The value of an environment variable, and the whole "NAME=value" string.
 fn variable(name: &str) -> Option<(&'static [u8], *const u8)> {
-    unsafe extern "C" {
-        static environ: *const *const c_char;
-    }
     // SAFETY: start-up has one thread; the environment is as the kernel and loader left it.
     unsafe {
         let mut at = environ;
@@ -135,8 +134,7 @@ fn try_start() -> Result<(), Failure> {
     }
     SEGMENT_OK.store(true, Ordering::Relaxed);
     let seg: &Segment = state::seg();
-    let trace = seg.config.trace_fd.load(Ordering::Relaxed) as i32;
-    if !has_limit(seg) && trace <= 0 {
+    if seg.stands_aside() {
         stand_aside();
         return Err(Failure::NoLimit);
     }
@@ -157,6 +155,7 @@ fn try_start() -> Result<(), Failure> {
         var.push(0);
         procs::remember_var(2, Box::leak(var.into_boxed_slice()).as_ptr());
     }
+    let trace = seg.config.trace_fd.load(Ordering::Relaxed) as i32;
     if trace > 0 {
         procs::guard_fd(4, trace);
     }
@@ -213,17 +212,11 @@ fn try_start() -> Result<(), Failure> {
     }
     mm::inherit_window(false);
     account::measure_native();
-    if has_limit(seg) {
+    if seg.has_limit() {
         threads::start_reclaimer();
     }
     trace::start();
     Ok(())
-}
-
-/// Is local memory bounded?
-fn has_limit(seg: &Segment) -> bool {
-    let config = &seg.config;
-    config.local_bytes.load(Ordering::Relaxed) | config.local_ppm.load(Ordering::Relaxed) != 0
 }
 
 /// Takes back what `canvas run` put into the environment and the descriptors: nobody guards them in
@@ -254,9 +247,6 @@ fn stand_aside() {
 
 /// Takes a string out of the environment.
 fn forget_variable(var: *const u8) {
-    unsafe extern "C" {
-        static environ: *mut *const c_char;
-    }
     // SAFETY: start-up has one thread; the array ends with null, which moves down with the rest.
     unsafe {
         let mut at = environ;

@@ -233,6 +233,16 @@ impl Segment {
             .map(|s| s.counts[c as usize].load(Ordering::Relaxed))
             .sum()
     }
+    /// Is local memory bounded?
+    pub fn has_limit(&self) -> bool {
+        let config = &self.config;
+        config.local_bytes.load(Ordering::Relaxed) | config.local_ppm.load(Ordering::Relaxed) != 0
+    }
+    /// Nothing can become far and nothing is recorded: the library stands aside, and processes
+    /// charge nothing themselves.
+    pub fn stands_aside(&self) -> bool {
+        !self.has_limit() && self.config.trace_fd.load(Ordering::Relaxed) == 0
+    }
     /// The bound on local memory now, in pages; `None` when there is no limit.
     #[inline]
     pub fn local_limit_pages(&self) -> Option<i64> {

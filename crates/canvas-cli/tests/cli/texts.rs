@@ -4,6 +4,16 @@ use super::*;
 use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
+/// The commands that are for users.
+const COMMANDS: [&str; 7] = [
+    "run",
+    "bench",
+    "replay",
+    "doctor",
+    "man",
+    "completions",
+    "report",
+];
 
 /// The long flags in a text, but those that clap adds everywhere.
 fn flags(text: &str) -> BTreeSet<String> {
@@ -69,15 +79,7 @@ fn expected(command: &str) -> &'static [&'static str] {
 
 #[test]
 fn help_lists_every_flag_and_no_other() {
-    for command in [
-        "run",
-        "bench",
-        "replay",
-        "doctor",
-        "man",
-        "completions",
-        "report",
-    ] {
+    for command in COMMANDS {
         let got = ask(&[command, "--help"]);
         assert_eq!((got.code, got.err.as_str()), (0, ""));
         let mut listed = BTreeSet::new();
@@ -93,15 +95,7 @@ fn help_lists_every_flag_and_no_other() {
 fn documents_and_manual_name_every_flag() {
     let scratch = Scratch::new();
     assert_eq!(ask(&["man", "--dir", scratch.0.to_str().unwrap()]).code, 0);
-    for command in [
-        "run",
-        "bench",
-        "replay",
-        "doctor",
-        "man",
-        "completions",
-        "report",
-    ] {
+    for command in COMMANDS {
         let page = fs::read_to_string(scratch.path(&format!("canvas-{command}.1")))
             .unwrap()
             .replace("\\-", "-");
@@ -142,15 +136,7 @@ fn documents_name_every_variable() {
 #[test]
 fn every_command_has_help_and_is_listed() {
     let top = ask(&["--help"]).out;
-    for command in [
-        "run",
-        "bench",
-        "doctor",
-        "replay",
-        "man",
-        "completions",
-        "report",
-    ] {
+    for command in COMMANDS {
         assert!(
             top.lines().any(|l| l.trim_start().starts_with(command)),
             "{top}"
