@@ -26,6 +26,7 @@ use working_set::WorkingSets;
 
 use crate::host::cgroup::Controller;
 use crate::host::facts;
+use crate::host::lock::{self, Taken};
 use crate::host::swap::Swap;
 use crate::host::undo::{Step, Undo};
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
@@ -178,7 +179,19 @@ pub(crate) fn run_with(
     all: &[Box<dyn Workload>],
     print: impl FnOnce(&str),
 ) -> Result<Ended, String> {
+    // Bad input first: it is an error whoever else runs.
+    let asked = plan::make(request, all, |_| None)?;
+    let lock = lock::take()?;
+    if let Taken::Others(pid) = &lock {
+        refuse_beside(*pid, &asked)?;
+    }
     let plan = plan::make(request, all, |v| plan::missing_here(request, v))?;
+    if let Taken::Others(pid) = &lock {
+        eprintln!(
+            "canvas: {} too; the figures of both will be disturbed",
+            another(*pid)
+        );
+    }
     let results = Results::open(&request.out)?;
     fs::create_dir_all(&request.cache)
         .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
@@ -215,6 +228,7 @@ pub(crate) fn run_with(
     bench.progress.end();
     let (samples, failed) = (bench.samples, bench.failed);
     let not_undone = undo.finish();
+    drop(lock);
     for sentence in &not_undone {
         eprintln!("canvas: {sentence}");
     }
@@ -233,6 +247,29 @@ pub(crate) fn run_with(
                 Ended::SomeFailed(failed)
             })
         }
+    }
+}
+
+/// "another bench (process 42) runs".
+fn another(pid: Option<u32>) -> String {
+    let number = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    format!("another bench{number} runs")
+}
+
+/// The kernel's swap is one for the whole host: what was asked for cannot use it beside another
+/// bench. (Without root it cannot anyway, and the plan says so.)
+fn refuse_beside(pid: Option<u32>, asked: &Plan) -> Result<(), String> {
+    let kernel = asked
+        .sets
+        .iter()
+        .flat_map(|s| &s.variants)
+        .find(|v| v.is_kernel());
+    match kernel {
+        Some(variant) if nix::unistd::geteuid().is_root() => Err(format!(
+            "{}, and {variant} would disturb it; wait for its end, or leave the kernel's variants out (--variants local,canvas)",
+            another(pid)
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -340,6 +340,8 @@ fn ended_by(signal: Signal, variant: &Variant, name: &str) {
     let Some(_turn) = swap_turn(variant) else {
         return;
     };
+    // The victim has to be the only bench.
+    let _one = one_journal();
     let before = host_state();
     let dir = scratch(name);
     let mut victim = victim(variant, &dir);
