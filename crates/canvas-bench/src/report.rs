@@ -223,6 +223,7 @@ fn plot(figure: &Figure) -> Markup {
                 }
                 Err(sentence) => { p { (sentence) } }
             }
+            @for sentence in &figure.beside { p.small { (sentence) } }
         }
     }
 }

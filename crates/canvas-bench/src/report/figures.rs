@@ -3,6 +3,7 @@
 mod latency;
 mod rates;
 mod slowdown;
+mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +24,8 @@ pub struct Figure {
     pub legend: Vec<(String, Style)>,
     /// SVG, or a sentence.
     pub drawing: Result<String, String>,
+    /// What papers say of the same, a sentence each.
+    pub beside: Vec<String>,
 }
 
 /// Plots of one kind.
@@ -73,6 +76,12 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
             explain: "How long faults take, at the smallest local share, for variants that measure them (where only quantiles are known, the line between them is no measurement); further left is better.",
             absent: "times of faults",
             figures: latency::faults(cells, experiment, palette),
+        },
+        Group {
+            heading: "By number of threads",
+            explain: "The same program with more and more threads: swap entries allocated (canvas counts those that took the allocator's lock and those that a reservation saved it), pages put out, operations. Points are medians, thin lines reach from the first to the third quartile.",
+            absent: "different numbers of threads",
+            figures: threads::by_threads(cells, experiment, palette),
         },
         Group {
             heading: "Bandwidth over time",
@@ -187,6 +196,7 @@ fn finish(
         title,
         drawing: draw(&series),
         legend: series.into_iter().map(|s| (s.name, s.style)).collect(),
+        beside: vec![],
     })
 }
 

@@ -366,6 +366,55 @@ fn a_line_over_time_is_thinned() {
     assert!(html(&results).len() < 1 << 20);
 }
 
+#[test]
+fn threads_are_an_axis_with_the_papers_numbers() {
+    let mut results = fixture::small("1", 1);
+    results.samples.clear();
+    for (threads, locked) in [(1u32, 500), (4, 1000), (16, 4000)] {
+        for variant in [Variant::Canvas(vec![]), Variant::Zram] {
+            for repeat in 0..3 {
+                let mut s = fixture::sample("random-write", variant.clone(), Some(25), repeat, 2.0);
+                s.experiment = "canvas-fig4".into();
+                s.parameters.insert("threads".into(), threads.to_string());
+                s.swap_out_pages = Some(u64::from(threads) * 1000);
+                s.entries = (variant != Variant::Zram).then_some(crate::record::Entries {
+                    locked,
+                    reserved: 1000,
+                });
+                results.samples.push(s);
+            }
+        }
+    }
+    let page = Page::of(&results);
+    let figure = |part: &str| {
+        let all = page.all("figure");
+        let found = all
+            .into_iter()
+            .find(|f| f.inside[0].text.contains(part))
+            .unwrap_or_else(|| panic!("no plot of {part}"));
+        let mut legend = Vec::new();
+        found.all("li", &mut legend);
+        let names: Vec<String> = legend.iter().map(|l| l.text.clone()).collect();
+        (names, found.text.clone())
+    };
+    let (names, text) = figure("swap entries allocated under the lock");
+    assert_eq!(names, ["canvas"], "zram has no entries that are counted");
+    assert!(text.contains("Linux 5.5 about 450 k /s"), "{text}");
+    let (names, text) = figure("random-write, 25 % local: pages put out a second");
+    assert_eq!(names, ["canvas", "zram"]);
+    assert!(text.contains("table 4"), "{text}");
+    figure("share of allocations that took the lock");
+    // One number of threads is no line.
+    results.samples.retain(|s| s.parameters["threads"] == "4");
+    let page = Page::of(&results);
+    assert!(
+        !page
+            .all("h3")
+            .iter()
+            .any(|h| h.text == "By number of threads")
+    );
+}
+
 fn odd() -> impl Strategy<Value = f64> {
     prop_oneof![
         Just(0.0),
