@@ -163,10 +163,10 @@ mod tests {
         assert_eq!(read.answer, printed.answer);
         assert_eq!(read.seconds, printed.seconds);
         assert_eq!(read.ops_per_s, printed.ops_per_s);
-        assert_eq!(read.latency_histogram, printed.latency_histogram);
+        assert_eq!(read.access_histogram, printed.access_histogram);
         assert_eq!(read.rates, printed.rates);
-        assert!(!read.rates.is_empty() && !read.latency_histogram.is_empty());
-        let (read, printed) = (read.latency_ns.unwrap(), printed.latency_ns.unwrap());
+        assert!(!read.rates.is_empty() && !read.access_histogram.is_empty());
+        let (read, printed) = (read.access_ns.unwrap(), printed.access_ns.unwrap());
         assert_eq!(
             (read.p50, read.p99, read.p999, read.max),
             (printed.p50, printed.p99, printed.p999, printed.max)

@@ -68,6 +68,8 @@ pub(crate) fn blank_sample() -> Sample {
         ops_per_s: None,
         latency_ns: None,
         latency_histogram: Vec::new(),
+        access_ns: None,
+        access_histogram: Vec::new(),
         fault_histogram: Vec::new(),
         faults: None,
         fault_ns: None,

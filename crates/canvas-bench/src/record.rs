@@ -115,11 +115,16 @@ pub struct Sample {
     pub seconds: Option<f64>,
     /// Throughput, for workloads that have one (requests, pages ...).
     pub ops_per_s: Option<f64>,
-    /// Latency of requests or of single accesses.
+    /// Latency of requests.
     pub latency_ns: Option<Quantiles>,
     /// The same as (upper bound in ns, count), for distribution plots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latency_histogram: Vec<(u64, u64)>,
+    /// Time of accesses that touch a page, timed by the program itself: the same under all variants.
+    pub access_ns: Option<Quantiles>,
+    /// The same as (upper bound in ns, count).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub access_histogram: Vec<(u64, u64)>,
     /// Major faults for the kernel's variants; demand faults for canvas.
     pub faults: Option<u64>,
     /// Time of a fault, where the variant measures it.

@@ -20,10 +20,14 @@ pub struct Answer {
     pub seconds: Option<f64>,
     /// Throughput.
     pub ops_per_s: Option<f64>,
-    /// Latency of requests or accesses.
+    /// Latency of requests.
     pub latency_ns: Option<Quantiles>,
     /// The same as (upper bound in ns, count).
     pub latency_histogram: Vec<(u64, u64)>,
+    /// Time of accesses that touch a page.
+    pub access_ns: Option<Quantiles>,
+    /// The same as (upper bound in ns, count).
+    pub access_histogram: Vec<(u64, u64)>,
     /// (seconds since the start, operations a second), where it is reported as it goes.
     pub rates: Vec<(f64, f64)>,
 }

@@ -407,6 +407,8 @@ fn take_answer(answer: &Answer, offset_s: f64, sample: &mut Sample) {
     sample
         .latency_histogram
         .clone_from(&answer.latency_histogram);
+    sample.access_ns = answer.access_ns;
+    sample.access_histogram.clone_from(&answer.access_histogram);
     sample.answer = Some(answer.answer.clone());
     merge_rates(&mut sample.timeline, &answer.rates, offset_s);
 }

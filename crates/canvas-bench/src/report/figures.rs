@@ -72,6 +72,12 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
             figures: latency::latencies(cells, experiment, palette),
         },
         Group {
+            heading: "Slow accesses",
+            explain: "How long accesses to pages take that take more than 0.8 µs, at the smallest local share: these are the faults, and the rule is the same for all variants, because the program itself times its accesses (one of 31). Behind each name, how many of all accesses they are; further left is better.",
+            absent: "times of accesses",
+            figures: latency::accesses(cells, experiment, palette),
+        },
+        Group {
             heading: "Time of a fault",
             explain: "How long faults take, at the smallest local share, for variants that measure them (where only quantiles are known, the line between them is no measurement); further left is better.",
             absent: "times of faults",

@@ -107,6 +107,7 @@ fn every_kind_of_plot_and_table_is_there() {
         "Slowdown against local memory",
         "Co-run slowdown",
         "Latency of requests",
+        "Slow accesses",
         "Time of a fault",
         "Bandwidth over time",
         "Throughput over time",
@@ -367,6 +368,33 @@ fn a_line_over_time_is_thinned() {
 }
 
 #[test]
+fn slow_accesses_are_cut_by_one_rule_and_counted() {
+    let mut results = fixture::small("1", 1);
+    results.samples.clear();
+    for (variant, histogram) in [
+        (Variant::Local, vec![(100, 999), (900, 1)]),
+        (Variant::Zram, vec![(100, 750), (800, 50), (20_000, 200)]),
+        // Nothing slow, nothing drawn.
+        (Variant::Disk, vec![(100, 7)]),
+    ] {
+        let percent = (variant != Variant::Local).then_some(25);
+        let mut s = fixture::sample("zipf", variant, percent, 0, 1.0);
+        s.access_histogram = histogram;
+        results.samples.push(s);
+    }
+    let page = Page::of(&results);
+    let figures = page.all("figure");
+    let figure = figures
+        .iter()
+        .find(|f| f.text.contains("time of a slow access"))
+        .unwrap();
+    let mut legend = Vec::new();
+    figure.all("li", &mut legend);
+    let names: Vec<&str> = legend.iter().map(|l| l.text.as_str()).collect();
+    assert_eq!(names, ["local (0.1 % of all)", "zram (20.0 % of all)"]);
+}
+
+#[test]
 fn threads_are_an_axis_with_the_papers_numbers() {
     let mut results = fixture::small("1", 1);
     results.samples.clear();
@@ -447,7 +475,7 @@ proptest! {
                 q.p50 = number.next().unwrap_or(0.0);
                 q.p99 = number.next().unwrap_or(0.0);
             }
-            for bucket in &mut s.latency_histogram {
+            for bucket in s.latency_histogram.iter_mut().chain(&mut s.access_histogram) {
                 *bucket = (count.next().unwrap_or(0), count.next().unwrap_or(0));
             }
             for tick in &mut s.timeline {
