@@ -1,5 +1,6 @@
 //! Runs the cells of experiments, interleaved and repeated, and writes down what they took.
 
+mod budget;
 mod child;
 pub mod plan;
 mod program;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use budget::Budget;
 use plan::{Cell, Plan, Request, Set};
 use program::{Context, Job, Stopped};
 use progress::Progress;
@@ -147,6 +149,7 @@ struct Bench<'a> {
     samples: Vec<Sample>,
     failed: u32,
     numbers: AtomicU32,
+    budget: Budget,
     /// Cells that hung: they are not repeated.
     hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
 }
@@ -181,6 +184,7 @@ pub(crate) fn run_with(
     all: &[Box<dyn Workload>],
     print: impl FnOnce(&str),
 ) -> Result<Ended, String> {
+    let began = Instant::now();
     // Bad input first: it is an error whoever else runs.
     let asked = plan::make(request, all, |_| None)?;
     let lock = lock::take()?;
@@ -205,7 +209,7 @@ pub(crate) fn run_with(
     fs::create_dir(&scratch).map_err(|e| format!("{} cannot be made: {e}", scratch.display()))?;
     let stop = signals()?;
     let controller = Controller::find().ok();
-    let began = Instant::now();
+    let budget = Budget::new(began, plan.time_max);
     let mut bench = Bench {
         request,
         all,
@@ -215,6 +219,7 @@ pub(crate) fn run_with(
             stop: &stop,
             canvas: &request.canvas,
             began,
+            until: budget.until(),
         },
         run_id: new_run_id(),
         scratch,
@@ -224,6 +229,7 @@ pub(crate) fn run_with(
         samples: Vec::new(),
         failed: 0,
         numbers: AtomicU32::new(0),
+        budget,
         hung: Vec::new(),
     };
     let result = bench.all_of(plan);
@@ -286,12 +292,29 @@ impl Bench<'_> {
         let sets = self.prepare(plan.sets)?;
         let repeats = sets.iter().map(|s| s.repeats).max().unwrap_or(0);
         // Repeats outermost, so that a noisy minute hits no cell in all of its repeats.
-        for repeat in 0..repeats {
-            for set in sets.iter().filter(|s| repeat < s.repeats) {
+        'all: for repeat in 0..repeats {
+            for (number, set) in sets.iter().enumerate().filter(|(_, s)| repeat < s.repeats) {
                 for cell in set.cells(repeat) {
-                    self.cell(&cell, repeat)?;
+                    if self.budget.is_over() {
+                        break 'all;
+                    }
+                    let key = budget::key(number, &cell);
+                    let began = Instant::now();
+                    // A shorter one behind it may still fit.
+                    if self.budget.has_room_for(&key) && self.cell(&cell, repeat)? {
+                        self.budget.dealt_with(key, began.elapsed());
+                    }
                 }
             }
+        }
+        let left_out = self.budget.left_out(&sets);
+        let was_short = !left_out.is_empty();
+        for skip in left_out {
+            self.skip(skip)?;
+        }
+        if was_short && self.samples.is_empty() {
+            let sentence = "the time was over before any run had ended; write a longer --time-max";
+            return Err(Fail::Sentence(sentence.to_owned()));
         }
         Ok(())
     }
@@ -320,9 +343,13 @@ impl Bench<'_> {
 
     fn skip(&mut self, mut skip: Skip) -> Result<(), String> {
         skip.run_id.clone_from(&self.run_id);
-        let about = match &skip.variant {
-            Some(v) => format!("{} on {v}", skip.experiment),
-            None => skip.experiment.clone(),
+        let about = match (&skip.variant, &skip.workload) {
+            (Some(v), _) => format!("{} on {v}", skip.experiment),
+            // Reasons of a workload begin with its name, but for those of time.
+            (None, Some(w)) if !skip.reason.starts_with(w.as_str()) => {
+                format!("{}: {w}", skip.experiment)
+            }
+            _ => skip.experiment.clone(),
         };
         self.progress
             .say(&format!("skipped: {about}: {}", skip.reason));
@@ -385,12 +412,13 @@ impl Bench<'_> {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Runs one cell: one sample for each of its programs.
-    fn cell(&mut self, cell: &Cell, repeat: u32) -> Result<(), Fail> {
+    /// Runs one cell: one sample for each of its programs. False when its time was cut short by
+    /// the end of the run's: then it counts as not run.
+    fn cell(&mut self, cell: &Cell, repeat: u32) -> Result<bool, Fail> {
         let key = (cell.variant.clone(), cell.percent, cell.set.members.clone());
         if self.hung.contains(&key) {
             self.progress.advance(1, None);
-            return Ok(());
+            return Ok(true);
         }
         let what = describe(cell);
         self.progress.now(&what);
@@ -400,11 +428,18 @@ impl Bench<'_> {
             let need = self.working_set(cell.set, member)?;
             needs.push(need);
         }
+        if self.budget.is_over() {
+            return Ok(false);
+        }
         let samples = match needs.into_iter().collect::<Result<Vec<_>, String>>() {
             Ok(needs) => self.run_cell(cell, repeat, &needs)?,
             // Without a working set there is no limit to run under.
             Err(sentence) => self.failures(cell, repeat, &sentence),
         };
+        let hung = |s: &Sample| s.outcome == Outcome::Timeout;
+        if self.budget.is_over() && samples.iter().any(hung) {
+            return Ok(false);
+        }
         let mut words = Vec::new();
         for sample in samples {
             words.push(match &sample.outcome {
@@ -428,7 +463,7 @@ impl Bench<'_> {
         }
         self.progress
             .advance(1, Some(&format!("{what}: {}", words.join(", "))));
-        Ok(())
+        Ok(true)
     }
 
     fn blank(&self, cell: &Cell, index: usize, repeat: u32) -> Sample {

@@ -4,6 +4,8 @@
 //! each alone or all of them together. What a paper did with a feature that canvas does not have
 //! yet is named in `not_yet`.
 
+use std::time::Duration;
+
 /// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Below {
@@ -69,6 +71,8 @@ pub struct Experiment {
     pub repeats: u32,
     /// Size of the workloads unless told otherwise.
     pub scale: f64,
+    /// After so much time nothing further is begun, unless told otherwise.
+    pub time_max: Option<Duration>,
 }
 
 const fn program(workload: &'static str) -> Program {
@@ -109,6 +113,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &[],
         repeats: 3,
         scale: 0.125,
+        time_max: Some(Duration::from_secs(180)),
     },
     Experiment {
         name: SWEEP,
@@ -123,6 +128,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "infiniswap",
@@ -145,6 +151,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["memory of other machines over a network: what is far stays on this host"],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "fastswap-redis",
@@ -162,6 +169,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "fastswap-tables",
@@ -191,6 +199,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-fig2",
@@ -223,6 +232,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-fig4",
@@ -237,6 +247,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["allocation without reservations: canvas run has no flag for it"],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-table4",
@@ -256,6 +267,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["allocation without reservations: canvas run has no flag for it"],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-table5",
@@ -278,6 +290,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "xdm-sweep",
@@ -292,6 +305,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["several backends at once, and choosing between them"],
         repeats: 3,
         scale: 0.5,
+        time_max: None,
     },
     Experiment {
         name: "canvas-fig10",
@@ -303,6 +317,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
 ];
 

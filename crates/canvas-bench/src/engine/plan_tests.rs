@@ -115,3 +115,18 @@ proptest! {
         prop_assert!(first == *turn || *turn == Variant::Local);
     }
 }
+
+#[test]
+fn quick_has_three_minutes_unless_told_otherwise() {
+    let all = crate::registry::workloads();
+    let of = |names: &[&str], given| {
+        let mut r = request(names);
+        r.time_max = given;
+        make(&r, &all, |_| None).unwrap().time_max
+    };
+    let minutes = |n: u64| Some(std::time::Duration::from_secs(60 * n));
+    assert_eq!(of(&["quick"], None), minutes(3));
+    assert_eq!(of(&["quick"], minutes(10)), minutes(10));
+    assert_eq!(of(&["zipf"], None), None);
+    assert_eq!(of(&["quick", "zipf"], None), None);
+}

@@ -35,6 +35,8 @@ pub struct Context<'a> {
     pub canvas: &'a Path,
     /// When the run began.
     pub began: Instant,
+    /// When its time is over: no program runs longer.
+    pub until: Option<Instant>,
 }
 
 /// What is to be run.
@@ -245,12 +247,13 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         is_canvas: canvas_flags.is_some(),
         swap: job.swap,
     };
+    let own = child.started + Duration::from_secs(job.workload.timeout_s(&job.place));
     let mut running = Running {
         context,
         group: group.as_ref(),
         sampler: Sampler::new(watch, child.started, TICK),
         look_every: job.look_every,
-        deadline: child.started + Duration::from_secs(job.workload.timeout_s(&job.place)),
+        deadline: context.until.map_or(own, |until| own.min(until)),
     };
     let result = match &socket {
         None => batch(&mut running, &mut child, job),
