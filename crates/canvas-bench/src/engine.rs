@@ -80,6 +80,7 @@ pub(crate) fn blank_sample() -> Sample {
         cpu_user_s: None,
         cpu_system_s: None,
         memory_peak_bytes: None,
+        local_sampled_peak_bytes: None,
         far_peak_bytes: None,
         prefetch: None,
         entries: None,
@@ -426,7 +427,10 @@ impl Bench<'_> {
         let mut needs = Vec::new();
         for member in &cell.set.members {
             let need = self.working_set(cell.set, member)?;
-            needs.push(need);
+            needs.push(need.and_then(|n| match (cell.percent, n.bytes) {
+                (Some(_), 0) => Err("it ended before its memory could be looked at".to_owned()),
+                _ => Ok(n),
+            }));
         }
         if self.budget.is_over() {
             return Ok(false);

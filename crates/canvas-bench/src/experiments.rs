@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use crate::targets;
+
 /// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Below {
@@ -48,7 +50,7 @@ pub struct Part {
     pub programs: &'static [Program],
     /// Below them.
     pub variants: &'static [Below],
-    /// Local memory in percent of the working set.
+    /// Local memory in percent of the working set; empty: no limit.
     pub percents: &'static [u32],
     /// Alone or together.
     pub how: How,
@@ -86,6 +88,8 @@ const fn program(workload: &'static str) -> Program {
 const CANVAS: Below = Below::Canvas(&[]);
 /// All five, in the order in which tables show them.
 pub const ALL_BELOW: [Below; 5] = [Below::Local, CANVAS, Below::Zram, Below::Zswap, Below::Disk];
+/// A limit that is never reached: the program is managed, and nothing is paged out.
+const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
 const PEERS: &[Below] = &[Below::Local, CANVAS, Below::Zram];
 /// Repeats of an experiment that does not say otherwise.
 pub const REPEATS: u32 = 5;
@@ -125,6 +129,54 @@ pub const EXPERIMENTS: &[Experiment] = &[
             percents: &[100, 75, 50, 25],
             how: How::Alone,
         }],
+        not_yet: &[],
+        repeats: REPEATS,
+        scale: 1.0,
+        time_max: None,
+    },
+    Experiment {
+        name: targets::EXPERIMENT,
+        about: "the pager's targets: patterns, threads, servers, Java, learning; without a limit; starting",
+        paper: None,
+        parts: &[
+            Part {
+                programs: &[
+                    program("random-read"),
+                    program("random-write"),
+                    program("sequential"),
+                    program("fill"),
+                    program("zipf"),
+                    program("redis-get95"),
+                    program("memcached-get95"),
+                    program("java"),
+                ],
+                variants: PEERS,
+                percents: &[25],
+                how: How::Alone,
+            },
+            Part {
+                programs: &READERS,
+                variants: &[CANVAS, Below::Zram],
+                percents: &[25],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[program("xgboost"), program("spark-lr")],
+                variants: PEERS,
+                percents: &[50],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[
+                    program("redis-set-get"),
+                    program("java"),
+                    program("start-up"),
+                ],
+                variants: &[Below::Local, CANVAS, ROOMY],
+                percents: &[],
+                how: How::Alone,
+            },
+        ],
         not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
@@ -331,6 +383,25 @@ const fn writers(
         parameters,
     }
 }
+
+const fn readers(
+    args: &'static [&'static str],
+    parameters: &'static [(&'static str, &'static str)],
+) -> Program {
+    Program {
+        workload: "random-read",
+        args,
+        parameters,
+    }
+}
+
+/// The same random reads by more and more threads.
+const READERS: [Program; 4] = [
+    readers(&["--threads", "1"], &[("threads", "1")]),
+    readers(&["--threads", "2"], &[("threads", "2")]),
+    readers(&["--threads", "4"], &[("threads", "4")]),
+    readers(&["--threads", "8"], &[("threads", "8")]),
+];
 
 /// The same random writes by more and more threads.
 const THREADS: [Program; 5] = [

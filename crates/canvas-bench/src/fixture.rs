@@ -66,6 +66,7 @@ pub fn sample(
         cpu_user_s: None,
         cpu_system_s: None,
         memory_peak_bytes: None,
+        local_sampled_peak_bytes: None,
         far_peak_bytes: None,
         prefetch: None,
         entries: None,

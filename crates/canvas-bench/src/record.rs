@@ -142,6 +142,9 @@ pub struct Sample {
     pub cpu_system_s: Option<f64>,
     /// Most anonymous memory at one time.
     pub memory_peak_bytes: Option<u64>,
+    /// Most local memory of a program under canvas, looked at from outside once a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_sampled_peak_bytes: Option<u64>,
     /// Most bytes of the far side: pool, zram device, zswap pool, swap file.
     pub far_peak_bytes: Option<u64>,
     /// Canvas's prefetcher, or the kernel's readahead where it counts.

@@ -67,7 +67,7 @@ pub struct Set {
     pub members: Vec<Member>,
     /// Variants in the order of the experiment; rotated from repeat to repeat.
     pub variants: Vec<Variant>,
-    /// Local memory in percent of the working set.
+    /// Local memory in percent of the working set; empty: none of the cells has a limit.
     pub percents: Vec<u32>,
     /// Repeats.
     pub repeats: u32,
@@ -110,11 +110,9 @@ impl Set {
         let home = repeat as usize % self.percents.len().max(1);
         let mut cells = Vec::new();
         if self.percents.is_empty() {
-            cells.extend(
-                self.variants
-                    .contains(&Variant::Local)
-                    .then(|| cell(&Variant::Local, None)),
-            );
+            // The kernel's variants are nothing without a limit.
+            let free = (0..n).map(rotated).filter(|v| !v.is_kernel());
+            cells.extend(free.map(|v| cell(v, None)));
         }
         for (at, percent) in self.percents.iter().enumerate() {
             for i in 0..n {
@@ -280,10 +278,11 @@ fn sets_of(
         experiment: e.name.to_owned(),
         members,
         variants: variants_of(part, request),
-        percents: request
-            .percents
-            .clone()
-            .unwrap_or_else(|| part.percents.to_vec()),
+        // A part without limits is about having none.
+        percents: match &request.percents {
+            Some(asked) if !part.percents.is_empty() => asked.clone(),
+            _ => part.percents.to_vec(),
+        },
         repeats: request.repeats.unwrap_or(e.repeats),
         scale: request.scale.unwrap_or(e.scale),
     };

@@ -275,6 +275,9 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         // Around canvas the pool is in it too; its report tells them apart.
         sample.memory_peak_bytes = Some(running.sampler.memory_peak_bytes);
     }
+    if job.limit_bytes.is_some() {
+        sample.local_sampled_peak_bytes = running.sampler.local_peak_bytes;
+    }
     sample.far_peak_bytes = running.sampler.far_peak_bytes;
     if let Some((pages_in, pages_out)) = running.sampler.swapped() {
         (sample.swap_in_pages, sample.swap_out_pages) = (Some(pages_in), Some(pages_out));

@@ -368,6 +368,24 @@ fn a_line_over_time_is_thinned() {
 }
 
 #[test]
+fn targets_are_a_table_of_their_experiment() {
+    let mut results = fixture::small("1", 1);
+    assert!(!Page::of(&results).has("median fault at most"));
+    results.samples.clear();
+    for (variant, ops) in [(Variant::Canvas(vec![]), 4e5), (Variant::Zram, 1e5)] {
+        let mut s = fixture::sample("random-read", variant, Some(25), 0, 1.0);
+        s.experiment = "pager".into();
+        s.ops_per_s = Some(ops);
+        results.samples.push(s);
+    }
+    let page = Page::of(&results);
+    let row = page.row(&["V1", "random-read at 25 %", "4.00×"]);
+    assert_eq!(row[4], "met");
+    let row = page.row(&["V9", "java at 25 %"]);
+    assert_eq!(row[3..], ["–", "not measured"]);
+}
+
+#[test]
 fn slow_accesses_are_cut_by_one_rule_and_counted() {
     let mut results = fixture::small("1", 1);
     results.samples.clear();
