@@ -273,7 +273,9 @@ fn left_of(pid: u32) -> Vec<PathBuf> {
             let ours = name.starts_with(&format!("canvas-bench-{pid}-"))
                 || name.starts_with(&format!("canvas-bench-{pid}."))
                 || (name.starts_with("canvas-bench-") && name.ends_with(&format!("-{pid}")))
-                || (name.starts_with(&format!("{pid}-")) && name.ends_with(".journal"));
+                || (name.starts_with(&format!("{pid}-")) && name.ends_with(".journal"))
+                || (name == "lock"
+                    && fs::read_to_string(e.path()).is_ok_and(|t| t == pid.to_string()));
             if ours {
                 left.push(e.path());
             }

@@ -30,6 +30,13 @@ pub fn take() -> Result<Taken, String> {
     undo::in_journal_dir("lock", take_at)
 }
 
+/// Removes the file that a bench which was killed left behind; not that of one that runs.
+pub(super) fn tidy(path: &Path) {
+    if path.exists() {
+        drop(take_at(path));
+    }
+}
+
 fn take_at(path: &Path) -> std::io::Result<Taken> {
     loop {
         let file = OpenOptions::new()
@@ -89,8 +96,14 @@ mod tests {
             Ok(Taken::Others(pid)) => assert_eq!(pid, Some(std::process::id())),
             _ => panic!("it is taken"),
         }
+        tidy(&path);
+        assert!(path.exists(), "its bench runs");
         drop(first);
         assert!(!dir.exists(), "it was empty");
+        fs::create_dir(&dir).unwrap();
+        fs::write(&path, "99999999").unwrap();
+        tidy(&path);
+        assert!(!dir.exists(), "nobody had it");
         let gone = take_at(&path).err().unwrap();
         assert_eq!(gone.kind(), std::io::ErrorKind::NotFound);
     }

@@ -437,6 +437,7 @@ pub fn guard(journal: &Path) -> i32 {
     }
     if failed.is_empty() {
         let _ = fs::remove_file(journal);
+        super::lock::tidy(&journal.with_file_name("lock"));
         leave_journal_dir(journal);
         0
     } else {
