@@ -163,7 +163,7 @@ fn budgets_are_looked_at_from_outside() {
             ("java at 25 %", Verdict::Missed)
         ]
     );
-    assert_eq!(all[1].measured.as_deref(), Some("6.0 MiB over"));
+    assert_eq!(all[1].measured.as_deref(), Some("6.00 MiB over"));
     good.local_sampled_peak_bytes = None;
     assert_eq!(budgets(&gather(&[good])), []);
 }

@@ -192,7 +192,7 @@ impl Workload for StartUp {
         }))
     }
 
-    fn timeout_s(&self, _: &Place) -> u64 {
-        60
+    fn timeout_s(&self, place: &Place) -> u64 {
+        patience_s(place)
     }
 }
