@@ -11,7 +11,7 @@ pub mod table;
 pub(crate) mod tests;
 mod working_set;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use budget::Budget;
 use plan::{Cell, Plan, Request, Set};
-use program::{Context, Job, Stopped};
+use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
 use results::Results;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -50,43 +50,6 @@ pub enum Ended {
     SomeFailed(u32),
     /// Stopped by this signal; the host is as it was.
     Stopped(i32),
-}
-
-/// A sample that says nothing yet.
-pub(crate) fn blank_sample() -> Sample {
-    Sample {
-        run_id: String::new(),
-        experiment: String::new(),
-        workload: String::new(),
-        parameters: BTreeMap::new(),
-        variant: Variant::Local,
-        local_percent: None,
-        limit_bytes: None,
-        co_run: None,
-        repeat: 0,
-        at_s: 0.0,
-        outcome: Outcome::Ok,
-        seconds: None,
-        ops_per_s: None,
-        latency_ns: None,
-        latency_histogram: Vec::new(),
-        access_ns: None,
-        access_histogram: Vec::new(),
-        fault_histogram: Vec::new(),
-        faults: None,
-        fault_ns: None,
-        swap_in_pages: None,
-        swap_out_pages: None,
-        cpu_user_s: None,
-        cpu_system_s: None,
-        memory_peak_bytes: None,
-        local_sampled_peak_bytes: None,
-        far_peak_bytes: None,
-        prefetch: None,
-        entries: None,
-        timeline: Vec::new(),
-        answer: None,
-    }
 }
 
 pub(crate) fn run_line(
@@ -155,25 +118,6 @@ struct Bench<'a> {
     hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
 }
 
-/// Why a run of the bench ended early.
-#[derive(Debug)]
-enum Fail {
-    Sentence(String),
-    Stopped(i32),
-}
-
-impl From<String> for Fail {
-    fn from(s: String) -> Fail {
-        Fail::Sentence(s)
-    }
-}
-
-impl From<Stopped> for Fail {
-    fn from(s: Stopped) -> Fail {
-        Fail::Stopped(s.0)
-    }
-}
-
 /// Runs what was asked for; the table goes to `print`. An error is one sentence about bad input or
 /// a host that cannot do it; then nothing was changed, or it was changed back.
 pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, String> {
@@ -203,7 +147,8 @@ pub(crate) fn run_with(
     fs::create_dir_all(&request.cache)
         .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
     let undo = Undo::begin(&request.guardian)?;
-    let scratch = std::env::temp_dir().join(format!("canvas-bench-{}", new_run_id()));
+    let run_id = new_run_id();
+    let scratch = std::env::temp_dir().join(format!("canvas-bench-{run_id}"));
     undo.note(Step::RemoveTree {
         path: scratch.clone(),
     })?;
@@ -222,7 +167,7 @@ pub(crate) fn run_with(
             began,
             until: budget.until(),
         },
-        run_id: new_run_id(),
+        run_id,
         scratch,
         results,
         progress: Progress::new(total_runs(&plan), cfg!(test)),
@@ -488,7 +433,7 @@ impl Bench<'_> {
             co_run: (together.len() > 1).then(|| together.join("+")),
             repeat,
             at_s: self.context.began.elapsed().as_secs_f64(),
-            ..blank_sample()
+            ..Sample::default()
         }
     }
 

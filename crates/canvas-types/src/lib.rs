@@ -5,6 +5,7 @@
 pub mod exit;
 pub mod layout;
 pub mod page;
+pub mod procfs;
 pub mod sync;
 pub mod units;
 

@@ -290,7 +290,6 @@ pub fn table(samples: &[Sample]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::blank_sample;
 
     fn sample(variant: Variant, percent: Option<u32>, seconds: f64) -> Sample {
         Sample {
@@ -299,7 +298,7 @@ mod tests {
             variant,
             local_percent: percent,
             seconds: Some(seconds),
-            ..blank_sample()
+            ..Sample::default()
         }
     }
 

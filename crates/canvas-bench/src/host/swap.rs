@@ -7,6 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use canvas_types::procfs::memory_bytes;
+
 use super::cgroup::Controller;
 use super::undo::{Held, Step, Undo};
 use crate::variant::Variant;
@@ -376,17 +378,9 @@ impl Swap {
         if !self.zswap {
             return used;
         }
-        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kib = |name: &str| {
-            let line = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
-            line.trim()
-                .trim_end_matches("kB")
-                .trim()
-                .parse::<u64>()
-                .ok()
-        };
-        let pool = kib("Zswap:").unwrap_or(0) << 10;
-        let original = kib("Zswapped:").unwrap_or(0) << 10;
+        let meminfo = fs::read("/proc/meminfo").unwrap_or_default();
+        let pool = memory_bytes(&meminfo, "Zswap").unwrap_or(0);
+        let original = memory_bytes(&meminfo, "Zswapped").unwrap_or(0);
         pool + used.saturating_sub(original)
     }
 }
