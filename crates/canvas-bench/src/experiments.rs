@@ -141,6 +141,16 @@ pub const EXPERIMENTS: &[Experiment] = &[
         parts: &[
             Part {
                 programs: &[
+                    program("redis-set-get"),
+                    program("java"),
+                    program("start-up"),
+                ],
+                variants: &[Below::Local, CANVAS, ROOMY],
+                percents: &[],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[
                     program("random-read"),
                     program("random-write"),
                     program("sequential"),
@@ -164,16 +174,6 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 programs: &[program("xgboost"), program("spark-lr")],
                 variants: PEERS,
                 percents: &[50],
-                how: How::Alone,
-            },
-            Part {
-                programs: &[
-                    program("redis-set-get"),
-                    program("java"),
-                    program("start-up"),
-                ],
-                variants: &[Below::Local, CANVAS, ROOMY],
-                percents: &[],
                 how: How::Alone,
             },
         ],

@@ -4,27 +4,17 @@
 use std::fs;
 
 use canvas_types::layout::STORE_BASE;
+use canvas_types::procfs::memory_bytes;
 
 /// Where libcanvas keeps the compressed pool in each process (canvas-preload, `areas.rs`).
 const POOL: std::ops::Range<usize> = STORE_BASE + (1 << 40)..STORE_BASE + (5 << 40);
-
-/// Value of a line such as "Pss_Anon:    12 kB", in bytes.
-fn kib(line: &str, name: &str) -> Option<u64> {
-    let value = line.strip_prefix(name)?.strip_prefix(':')?;
-    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
-}
-
-fn field(text: &str, name: &str) -> u64 {
-    text.lines().find_map(|l| kib(l, name)).unwrap_or(0)
-}
 
 /// Memory of the pool in the text of /proc/PID/smaps; what forks share counts in parts.
 fn pool_in(smaps: &str) -> u64 {
     let mut inside = false;
     let mut total = 0;
     for line in smaps.lines() {
-        if let Some(bytes) = kib(line, "Pss") {
+        if let Some(bytes) = memory_bytes(line.as_bytes(), "Pss") {
             total += if inside { bytes } else { 0 };
         } else if let Some((begin, _)) = line.split_once('-')
             && let Ok(begin) = usize::from_str_radix(begin, 16)
@@ -42,7 +32,8 @@ fn read(pid: u32, file: &str) -> String {
 /// Anonymous memory of a process: its walk over the maps may count a page twice that moves
 /// meanwhile, its counter counts in full what is shared. Neither is less than the truth.
 fn anonymous(pid: u32) -> u64 {
-    field(&read(pid, "smaps_rollup"), "Pss_Anon").min(field(&read(pid, "status"), "RssAnon"))
+    let field = |file, name| memory_bytes(read(pid, file).as_bytes(), name).unwrap_or(0);
+    field("smaps_rollup", "Pss_Anon").min(field("status", "RssAnon"))
 }
 
 fn pools(pids: &[u32]) -> u64 {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::plan::{Cell, Set};
+use super::plan::{Cell, Member, Set};
+use crate::cells::words;
 use crate::record::Skip;
 use crate::variant::Variant;
 
@@ -82,7 +83,11 @@ impl Budget {
             if parts.is_empty() {
                 continue;
             }
-            let names: Vec<&str> = set.members.iter().map(|m| m.workload.as_str()).collect();
+            let name = |m: &Member| match words(&m.parameters) {
+                none if none.is_empty() => m.workload.clone(),
+                some => format!("{} ({some})", m.workload),
+            };
+            let names: Vec<String> = set.members.iter().map(name).collect();
             skips.push(Skip {
                 run_id: String::new(),
                 experiment: set.experiment.clone(),
@@ -102,7 +107,6 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::plan::Member;
 
     fn set(workload: &str) -> Set {
         Set {
@@ -121,7 +125,9 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_named() {
-        let sets = [set("zipf"), set("snappy")];
+        let mut sets = [set("zipf"), set("snappy")];
+        let threads = ("threads".to_owned(), "2".to_owned());
+        sets[1].members[0].parameters.extend([threads]);
         let mut budget = Budget::new(Instant::now(), Some(Duration::from_secs(3600)));
         for (n, set) in sets.iter().enumerate() {
             for repeat in 0..3 {
@@ -135,7 +141,7 @@ mod tests {
         }
         let left = budget.left_out(&sets);
         assert_eq!(left.len(), 1, "{left:?}");
-        assert_eq!(left[0].workload.as_deref(), Some("snappy"));
+        assert_eq!(left[0].workload.as_deref(), Some("snappy (threads=2)"));
         assert_eq!(
             left[0].reason,
             "the time of 3600 s was over; not run: 1 of 3 repeats of local, 1 of 3 repeats of zram at 25 %"
