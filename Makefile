@@ -67,7 +67,8 @@ test-slow: deps-test build ## The long tests: all programs, all modes, 10^7 step
 	tests/run --suite slow --canvas $(CANVAS)
 
 bench: deps-test build ## The pager's targets against zram and plain runs (docs/TARGETS.md)
-	bench/run --canvas $(CANVAS)
+	@mkdir -p bench/results
+	$(CANVAS) bench pager --out bench/results/$$(date +%Y%m%d-%H%M%S).jsonl
 
 bench-quick: build ## Measure built-in programs beside plain runs and zram, in about three minutes (docs/BENCH.md)
 	$(CANVAS) bench quick

@@ -113,6 +113,42 @@ def user(r):
     r.require("root" in p.stderr and len(p.stderr.splitlines()) == 1, f"what it says: {p.stderr!r}")
     r.same(os.path.getsize(results), size, "results after an error")
     r.same(host(), before, "the host")
+    r.same(glob.glob(r.path("canvas-bench-*")), [], "journals and scratch in the temporary directory")
+
+
+def first_sample(r, child, results):
+    """Waits until the bench `child` has written one."""
+    end = time.monotonic() + 60
+    while not (os.path.exists(results) and any(x["kind"] == "sample" for x in lines(results))):
+        if not child.alive():
+            raise Failure(f"the bench ended\n{child.tail()}")
+        r.require(time.monotonic() < end, f"no sample in a minute\n{child.tail()}")
+        time.sleep(0.2)
+
+
+@check("bench-two", modes=("signal",), timeout_s=120)
+def two(r):
+    """A second bench is told of the first: with the kernel's swap it ends at once, without it runs."""
+    canvas_only(r)
+    before = host()
+    results, other = r.path("results.jsonl"), r.path("other.jsonl")
+    common = ("--scale", "0.06", "--ratios", "50", "--cache", r.path("cache"))
+    child = r.start([r.session.canvas, "bench", "quicksort", *common, "--variants", "local,canvas", "--repeats", "99",
+                     "--out", results], tag="bench", canvas_on=False)
+    first_sample(r, child, results)
+    p = cli(r, "bench", "zipf", *common, "--variants", "local,zram", "--out", other)
+    if os.getuid() == 0:
+        r.same((p.returncode, p.stdout, os.path.exists(other)), (2, "", False), f"beside another ({p.stderr})")
+        r.require(f"process {child.pid}" in p.stderr and len(p.stderr.splitlines()) == 1,
+                  f"what it says: {p.stderr!r} (the first is {child.pid})")
+    p = cli(r, "bench", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
+    r.same(p.returncode, 0, f"without the kernel's swap ({p.stderr})")
+    r.require(f"process {child.pid}" in p.stderr, f"what it says: {p.stderr!r}")
+    child.signal(signal.SIGINT)
+    r.wait(child, expect=130, timeout_s=30)
+    p = cli(r, "bench", "quicksort", *common, "--variants", "local", "--repeats", "1", "--out", other, timeout_s=60)
+    r.same((p.returncode, "process" in p.stderr), (0, False), f"alone again ({p.stderr})")
+    r.same(host(), before, "the host")
 
 
 @check("bench-interrupted", modes=("signal",), timeout_s=90)
@@ -123,12 +159,7 @@ def interrupted(r):
     results = r.path("results.jsonl")
     child = r.start([r.session.canvas, "bench", "zipf", "--scale", "0.1", "--ratios", "50", "--variants", "zram,canvas",
                      "--repeats", "9", "--out", results, "--cache", r.path("cache")], tag="bench", canvas_on=False)
-    end = time.monotonic() + 60
-    while not (os.path.exists(results) and any(x["kind"] == "sample" for x in lines(results))):
-        if not child.alive():
-            raise Failure(f"the bench ended\n{child.tail()}")
-        r.require(time.monotonic() < end, f"no sample in a minute\n{child.tail()}")
-        time.sleep(0.2)
+    first_sample(r, child, results)
     child.signal(signal.SIGINT)
     r.wait(child, expect=130, timeout_s=30)
     r.same(host(), before, "the host")

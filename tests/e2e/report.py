@@ -70,9 +70,12 @@ def report(r):
             figures = look(r, page, dark)
         titles = " / ".join(f["title"] for f in figures)
         for want in ("redis-ycsb-a", "xgboost", "memcached-ycsb-b+snappy+xgboost+spark-lr", "snappy with memcached-ycsb-b, xgboost, spark-lr", "25 % local: in",
+                     "random-write, 25 % local: swap entries allocated under the lock", "pages put out a second",
                      samples.HOSTILE):
             r.require(want in titles, f"no plot of {want} among {titles}")
-        r.require(len(figures) >= 15, f"{len(figures)} plots")
+        r.require(page.value("[...document.querySelectorAll('h3')].some(h => h.textContent == 'Slow accesses')"),
+                  "no plot of slow accesses")
+        r.require(len(figures) >= 19, f"{len(figures)} plots")
         r.require(page.value("document.title") == "canvas bench", "a name in the results ran as a script")
         r.same(page.value("document.scripts.length"), 0, "scripts on the page")
         # A telephone: tables scroll in their frames, the page does not.

@@ -23,8 +23,7 @@ state() {
         ls /sys/block /dev | grep zram
         lsmod | grep -w zram
         grep . /sys/module/zswap/parameters/*
-        # The directory of the journals stays.
-        find /run /tmp /var/tmp /disk | grep -vx -e /run/canvas-bench -e /tmp/now
+        find /run /tmp /var/tmp /disk | grep -vx /tmp/now
     } > "$1" 2>&1
 }
 """

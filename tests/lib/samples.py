@@ -62,6 +62,10 @@ class Maker:
             p50 = 18_000 * (1 + far * cost)
             s["latency_ns"] = {"p50": p50, "p99": p50 * (3 + 9 * far * cost), "p999": p50 * (8 + 30 * far * cost)}
             s["latency_histogram"] = self.histogram(p50, 2 + 6 * far * cost)
+        if workload.startswith("pattern"):
+            # Local accesses, and as many slow ones as pages are far.
+            slow = self.histogram(3_500 * (1 + cost), 2) if percent else [[900, 3]]
+            s["access_histogram"] = [[100, 90_000], [700, 2_000], *[b for b in slow if b[0] > 800]]
         if percent is not None:
             pages = int(250_000 * far * self.noise())
             s.update(faults=pages, swap_in_pages=pages, swap_out_pages=int(pages * 0.9),
@@ -118,6 +122,11 @@ def realistic(seed):
         for repeat in range(3):
             m.sample("canvas-table5", "spark-lr", "canvas", 25, repeat, 11.0, timeline=False,
                      parameters={"prefetcher": prefetcher})
+    for threads in ("1", "2", "4", "8", "16"):
+        for variant in ("canvas", "zram"):
+            for repeat in range(3):
+                m.sample("canvas-fig4", "random-write", variant, 25, repeat, 4.0 / int(threads) ** 0.5, timeline=False,
+                         parameters={"threads": threads})
     m.sweep("infiniswap", "memcached-ycsb-b", 2.5, (75, 50), ("canvas", "zram", "disk"), repeats=3, requests=True,
             timeline=False)
     m.sample("quick", "xgboost", "disk", 25, 5, 60.0, outcome="oom", timeline=False)

@@ -102,7 +102,7 @@ mod tests {
             ..Options::default()
         };
         let printed = canvas_workloads::run("random-read", &options).unwrap();
-        assert!(!printed.rates.is_empty() && !printed.latency_histogram.is_empty());
+        assert!(!printed.rates.is_empty() && !printed.access_histogram.is_empty());
         for printed in [printed, Answer::default()] {
             let line = serde_json::to_string(&printed).unwrap();
             assert_eq!(serde_json::from_str::<Answer>(&line).unwrap(), printed);

@@ -1,5 +1,6 @@
 //! Runs the cells of experiments, interleaved and repeated, and writes down what they took.
 
+mod budget;
 mod child;
 pub mod plan;
 mod program;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use budget::Budget;
 use plan::{Cell, Plan, Request, Set};
 use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
@@ -26,6 +28,7 @@ use working_set::WorkingSets;
 
 use crate::host::cgroup::Controller;
 use crate::host::facts;
+use crate::host::lock::{self, Taken};
 use crate::host::swap::Swap;
 use crate::host::undo::{Step, Undo};
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
@@ -110,6 +113,7 @@ struct Bench<'a> {
     samples: Vec<Sample>,
     failed: u32,
     numbers: AtomicU32,
+    budget: Budget,
     /// Cells that hung: they are not repeated.
     hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
 }
@@ -125,7 +129,20 @@ pub(crate) fn run_with(
     all: &[Box<dyn Workload>],
     print: impl FnOnce(&str),
 ) -> Result<Ended, String> {
+    let began = Instant::now();
+    // Bad input first: it is an error whoever else runs.
+    let asked = plan::make(request, all, |_| None)?;
+    let lock = lock::take()?;
+    if let Taken::Others(pid) = &lock {
+        refuse_beside(*pid, &asked)?;
+    }
     let plan = plan::make(request, all, |v| plan::missing_here(request, v))?;
+    if let Taken::Others(pid) = &lock {
+        eprintln!(
+            "canvas: {} too; the figures of both will be disturbed",
+            another(*pid)
+        );
+    }
     let results = Results::open(&request.out)?;
     fs::create_dir_all(&request.cache)
         .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
@@ -138,7 +155,7 @@ pub(crate) fn run_with(
     fs::create_dir(&scratch).map_err(|e| format!("{} cannot be made: {e}", scratch.display()))?;
     let stop = signals()?;
     let controller = Controller::find().ok();
-    let began = Instant::now();
+    let budget = Budget::new(began, plan.time_max);
     let mut bench = Bench {
         request,
         all,
@@ -148,6 +165,7 @@ pub(crate) fn run_with(
             stop: &stop,
             canvas: &request.canvas,
             began,
+            until: budget.until(),
         },
         run_id,
         scratch,
@@ -157,12 +175,14 @@ pub(crate) fn run_with(
         samples: Vec::new(),
         failed: 0,
         numbers: AtomicU32::new(0),
+        budget,
         hung: Vec::new(),
     };
     let result = bench.all_of(plan);
     bench.progress.end();
     let (samples, failed) = (bench.samples, bench.failed);
     let not_undone = undo.finish();
+    drop(lock);
     for sentence in &not_undone {
         eprintln!("canvas: {sentence}");
     }
@@ -184,6 +204,29 @@ pub(crate) fn run_with(
     }
 }
 
+/// "another bench (process 42) runs".
+fn another(pid: Option<u32>) -> String {
+    let number = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    format!("another bench{number} runs")
+}
+
+/// The kernel's swap is one for the whole host: what was asked for cannot use it beside another
+/// bench. (Without root it cannot anyway, and the plan says so.)
+fn refuse_beside(pid: Option<u32>, asked: &Plan) -> Result<(), String> {
+    let kernel = asked
+        .sets
+        .iter()
+        .flat_map(|s| &s.variants)
+        .find(|v| v.is_kernel());
+    match kernel {
+        Some(variant) if nix::unistd::geteuid().is_root() => Err(format!(
+            "{}, and {variant} would disturb it; wait for its end, or leave the kernel's variants out (--variants local,canvas)",
+            another(pid)
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn total_runs(plan: &Plan) -> u64 {
     let of = |s: &Set| (0..s.repeats).map(|r| s.cells(r).len() as u64).sum::<u64>();
     plan.sets.iter().map(of).sum()
@@ -195,12 +238,29 @@ impl Bench<'_> {
         let sets = self.prepare(plan.sets)?;
         let repeats = sets.iter().map(|s| s.repeats).max().unwrap_or(0);
         // Repeats outermost, so that a noisy minute hits no cell in all of its repeats.
-        for repeat in 0..repeats {
-            for set in sets.iter().filter(|s| repeat < s.repeats) {
+        'all: for repeat in 0..repeats {
+            for (number, set) in sets.iter().enumerate().filter(|(_, s)| repeat < s.repeats) {
                 for cell in set.cells(repeat) {
-                    self.cell(&cell, repeat)?;
+                    if self.budget.is_over() {
+                        break 'all;
+                    }
+                    let key = budget::key(number, &cell);
+                    let began = Instant::now();
+                    // A shorter one behind it may still fit.
+                    if self.budget.has_room_for(&key) && self.cell(&cell, repeat)? {
+                        self.budget.dealt_with(key, began.elapsed());
+                    }
                 }
             }
+        }
+        let left_out = self.budget.left_out(&sets);
+        let was_short = !left_out.is_empty();
+        for skip in left_out {
+            self.skip(skip)?;
+        }
+        if was_short && self.samples.is_empty() {
+            let sentence = "the time was over before any run had ended; write a longer --time-max";
+            return Err(Fail::Sentence(sentence.to_owned()));
         }
         Ok(())
     }
@@ -229,9 +289,13 @@ impl Bench<'_> {
 
     fn skip(&mut self, mut skip: Skip) -> Result<(), String> {
         skip.run_id.clone_from(&self.run_id);
-        let about = match &skip.variant {
-            Some(v) => format!("{} on {v}", skip.experiment),
-            None => skip.experiment.clone(),
+        let about = match (&skip.variant, &skip.workload) {
+            (Some(v), _) => format!("{} on {v}", skip.experiment),
+            // Reasons of a workload begin with its name, but for those of time.
+            (None, Some(w)) if !skip.reason.starts_with(w.as_str()) => {
+                format!("{}: {w}", skip.experiment)
+            }
+            _ => skip.experiment.clone(),
         };
         self.progress
             .say(&format!("skipped: {about}: {}", skip.reason));
@@ -294,12 +358,13 @@ impl Bench<'_> {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Runs one cell: one sample for each of its programs.
-    fn cell(&mut self, cell: &Cell, repeat: u32) -> Result<(), Fail> {
+    /// Runs one cell: one sample for each of its programs. False when its time was cut short by
+    /// the end of the run's: then it counts as not run.
+    fn cell(&mut self, cell: &Cell, repeat: u32) -> Result<bool, Fail> {
         let key = (cell.variant.clone(), cell.percent, cell.set.members.clone());
         if self.hung.contains(&key) {
             self.progress.advance(1, None);
-            return Ok(());
+            return Ok(true);
         }
         let what = describe(cell);
         self.progress.now(&what);
@@ -307,13 +372,23 @@ impl Bench<'_> {
         let mut needs = Vec::new();
         for member in &cell.set.members {
             let need = self.working_set(cell.set, member)?;
-            needs.push(need);
+            needs.push(need.and_then(|n| match (cell.percent, n.bytes) {
+                (Some(_), 0) => Err("it ended before its memory could be looked at".to_owned()),
+                _ => Ok(n),
+            }));
+        }
+        if self.budget.is_over() {
+            return Ok(false);
         }
         let samples = match needs.into_iter().collect::<Result<Vec<_>, String>>() {
             Ok(needs) => self.run_cell(cell, repeat, &needs)?,
             // Without a working set there is no limit to run under.
             Err(sentence) => self.failures(cell, repeat, &sentence),
         };
+        let hung = |s: &Sample| s.outcome == Outcome::Timeout;
+        if self.budget.is_over() && samples.iter().any(hung) {
+            return Ok(false);
+        }
         let mut words = Vec::new();
         for sample in samples {
             words.push(match &sample.outcome {
@@ -337,7 +412,7 @@ impl Bench<'_> {
         }
         self.progress
             .advance(1, Some(&format!("{what}: {}", words.join(", "))));
-        Ok(())
+        Ok(true)
     }
 
     fn blank(&self, cell: &Cell, index: usize, repeat: u32) -> Sample {

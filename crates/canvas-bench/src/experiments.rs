@@ -4,6 +4,10 @@
 //! each alone or all of them together. What a paper did with a feature that canvas does not have
 //! yet is named in `not_yet`.
 
+use std::time::Duration;
+
+use crate::targets;
+
 /// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Below {
@@ -46,7 +50,7 @@ pub struct Part {
     pub programs: &'static [Program],
     /// Below them.
     pub variants: &'static [Below],
-    /// Local memory in percent of the working set.
+    /// Local memory in percent of the working set; empty: no limit.
     pub percents: &'static [u32],
     /// Alone or together.
     pub how: How,
@@ -69,6 +73,8 @@ pub struct Experiment {
     pub repeats: u32,
     /// Size of the workloads unless told otherwise.
     pub scale: f64,
+    /// After so much time nothing further is begun, unless told otherwise.
+    pub time_max: Option<Duration>,
 }
 
 const fn program(workload: &'static str) -> Program {
@@ -82,6 +88,8 @@ const fn program(workload: &'static str) -> Program {
 const CANVAS: Below = Below::Canvas(&[]);
 /// All five, in the order in which tables show them.
 pub const ALL_BELOW: [Below; 5] = [Below::Local, CANVAS, Below::Zram, Below::Zswap, Below::Disk];
+/// A limit that is never reached: the program is managed, and nothing is paged out.
+const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
 const PEERS: &[Below] = &[Below::Local, CANVAS, Below::Zram];
 /// Repeats of an experiment that does not say otherwise.
 pub const REPEATS: u32 = 5;
@@ -109,6 +117,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &[],
         repeats: 3,
         scale: 0.125,
+        time_max: Some(Duration::from_secs(180)),
     },
     Experiment {
         name: SWEEP,
@@ -123,6 +132,55 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
+    },
+    Experiment {
+        name: targets::EXPERIMENT,
+        about: "the pager's targets: patterns, threads, servers, Java, learning; without a limit; starting",
+        paper: None,
+        parts: &[
+            Part {
+                programs: &[
+                    program("redis-set-get"),
+                    program("java"),
+                    program("start-up"),
+                ],
+                variants: &[Below::Local, CANVAS, ROOMY],
+                percents: &[],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[
+                    program("random-read"),
+                    program("random-write"),
+                    program("sequential"),
+                    program("fill"),
+                    program("zipf"),
+                    program("redis-get95"),
+                    program("memcached-get95"),
+                    program("java"),
+                ],
+                variants: PEERS,
+                percents: &[25],
+                how: How::Alone,
+            },
+            Part {
+                programs: &READERS,
+                variants: &[CANVAS, Below::Zram],
+                percents: &[25],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[program("xgboost"), program("spark-lr")],
+                variants: PEERS,
+                percents: &[50],
+                how: How::Alone,
+            },
+        ],
+        not_yet: &[],
+        repeats: REPEATS,
+        scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "infiniswap",
@@ -145,6 +203,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["memory of other machines over a network: what is far stays on this host"],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "fastswap-redis",
@@ -162,6 +221,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "fastswap-tables",
@@ -191,6 +251,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-fig2",
@@ -223,6 +284,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-fig4",
@@ -237,6 +299,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["allocation without reservations: canvas run has no flag for it"],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-table4",
@@ -256,6 +319,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["allocation without reservations: canvas run has no flag for it"],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "canvas-table5",
@@ -278,6 +342,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
     Experiment {
         name: "xdm-sweep",
@@ -292,6 +357,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         not_yet: &["several backends at once, and choosing between them"],
         repeats: 3,
         scale: 0.5,
+        time_max: None,
     },
     Experiment {
         name: "canvas-fig10",
@@ -303,6 +369,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         repeats: REPEATS,
         scale: 1.0,
+        time_max: None,
     },
 ];
 
@@ -316,6 +383,25 @@ const fn writers(
         parameters,
     }
 }
+
+const fn readers(
+    args: &'static [&'static str],
+    parameters: &'static [(&'static str, &'static str)],
+) -> Program {
+    Program {
+        workload: "random-read",
+        args,
+        parameters,
+    }
+}
+
+/// The same random reads by more and more threads.
+const READERS: [Program; 4] = [
+    readers(&["--threads", "1"], &[("threads", "1")]),
+    readers(&["--threads", "2"], &[("threads", "2")]),
+    readers(&["--threads", "4"], &[("threads", "4")]),
+    readers(&["--threads", "8"], &[("threads", "8")]),
+];
 
 /// The same random writes by more and more threads.
 const THREADS: [Program; 5] = [

@@ -67,6 +67,11 @@ pub fn fill(sample: &mut Sample, random: &mut fastrand::Rng) {
     sample.latency_histogram = (0..12)
         .map(|n| (1000 << n, 1 + random.u64(0..1000) * (12 - n)))
         .collect();
+    // Most are local, some are faults.
+    sample.access_histogram = [(60, 40_000), (120, 9000), (700, 50)]
+        .into_iter()
+        .chain((0..9).map(|n| (1000 << n, 1 + random.u64(0..500) * (9 - n))))
+        .collect();
     if matches!(sample.variant, Variant::Canvas(_)) {
         sample.fault_histogram = (0..9)
             .map(|n| (1000 << n, 1 + random.u64(0..500) * (9 - n)))

@@ -15,6 +15,7 @@ pub mod external;
 #[cfg(test)]
 mod fixture;
 pub mod host;
+mod outside;
 pub mod papers;
 pub mod processes;
 pub mod read;
@@ -23,6 +24,7 @@ pub mod registry;
 pub mod report;
 mod sampler;
 pub mod stats;
+pub mod targets;
 pub mod variant;
 pub mod words;
 pub mod workload;

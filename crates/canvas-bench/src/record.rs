@@ -117,11 +117,16 @@ pub struct Sample {
     pub seconds: Option<f64>,
     /// Throughput, for workloads that have one (requests, pages ...).
     pub ops_per_s: Option<f64>,
-    /// Latency of requests or of single accesses.
+    /// Latency of requests.
     pub latency_ns: Option<Quantiles>,
     /// The same as (upper bound in ns, count), for distribution plots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latency_histogram: Vec<(u64, u64)>,
+    /// Time of accesses that touch a page, timed by the program itself: the same under all variants.
+    pub access_ns: Option<Quantiles>,
+    /// The same as (upper bound in ns, count).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub access_histogram: Vec<(u64, u64)>,
     /// Major faults for the kernel's variants; demand faults for canvas.
     pub faults: Option<u64>,
     /// Time of a fault, where the variant measures it.
@@ -139,6 +144,9 @@ pub struct Sample {
     pub cpu_system_s: Option<f64>,
     /// Most anonymous memory at one time.
     pub memory_peak_bytes: Option<u64>,
+    /// Most local memory of a program under canvas, looked at from outside once a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_sampled_peak_bytes: Option<u64>,
     /// Most bytes of the far side: pool, zram device, zswap pool, swap file.
     pub far_peak_bytes: Option<u64>,
     /// Canvas's prefetcher, or the kernel's readahead where it counts.

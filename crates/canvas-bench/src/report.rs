@@ -19,6 +19,7 @@ use time::macros::format_description;
 use crate::cells::{Cell, gather};
 use crate::read::Results;
 use crate::record::{NotYet, Run, Skip};
+use crate::targets;
 use crate::words::{bytes, count, digits};
 use figures::{Figure, Group};
 use palette::Palette;
@@ -191,9 +192,34 @@ fn one_experiment(setting: &Setting, experiment: &str, palette: &mut Palette) ->
             @if !absent.is_empty() {
                 p.small { "Not plotted, because nothing of it was recorded: " (absent.join("; ")) "." }
             }
+            @if experiment == targets::EXPERIMENT { (target_table(&setting.cells)) }
             (tables::of(&setting.cells, experiment))
         }
         (beside::of(&setting.cells, experiment))
+    }
+}
+
+fn target_table(cells: &[Cell]) -> Markup {
+    html! {
+        h3 { "Targets" }
+        p.small { "The promises of SPECIFICATION.md that are about speed, at scale 1; and the budgets, looked at from outside." }
+        div.wide tabindex="0" role="region" aria-label="Targets" {
+            table {
+                thead { tr {
+                    th scope="col" { "no." } th scope="col" { "program" } th scope="col" { "promise" }
+                    th.n scope="col" { "measured" } th scope="col" { "verdict" }
+                } }
+                tbody {
+                    @for judged in targets::judge(cells) {
+                        tr {
+                            td { (judged.number) } td { (judged.place) } td { (judged.promise) }
+                            td.n { (judged.measured.as_deref().unwrap_or("–")) }
+                            td { (judged.verdict.word()) }
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -223,6 +249,7 @@ fn plot(figure: &Figure) -> Markup {
                 }
                 Err(sentence) => { p { (sentence) } }
             }
+            @for sentence in &figure.beside { p.small { (sentence) } }
         }
     }
 }

@@ -7,11 +7,14 @@ use canvas_shm::segment::{Counter, Segment};
 
 use crate::host::cgroup::Group;
 use crate::host::swap::Swap;
+use crate::outside;
 use crate::processes;
 use crate::record::{Prefetch, Tick};
 
 /// Ticks of a run at most; past that, neighbours are joined.
 const TICKS_MAX: usize = 600;
+/// Time between two looks from outside: each walks over the maps of all processes.
+const OUTSIDE_EVERY_S: f64 = 1.0;
 
 /// Counters of the whole host; only used while one program alone has swap to itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,8 +84,12 @@ pub struct Sampler<'a> {
     segment: Option<&'static Segment>,
     first: Host,
     last: Option<(f64, u64, u64)>,
+    /// When local memory was looked at from outside.
+    outside_s: f64,
     /// Most anonymous memory, sampled.
     pub memory_peak_bytes: u64,
+    /// Most local memory under canvas, as the kernel tells it.
+    pub local_peak_bytes: Option<u64>,
     /// Most bytes of the far side, sampled.
     pub far_peak_bytes: Option<u64>,
     /// Rates over time.
@@ -100,7 +107,9 @@ impl<'a> Sampler<'a> {
             first: Host::now(),
             last: None,
             memory_peak_bytes: 0,
+            local_peak_bytes: None,
             far_peak_bytes: None,
+            outside_s: 0.0,
             ticks: Vec::new(),
         }
     }
@@ -117,6 +126,14 @@ impl<'a> Sampler<'a> {
             self.far_peak_bytes = self.far_peak_bytes.max(Some(swap.far_bytes()));
         }
         let at_s = self.started.elapsed().as_secs_f64();
+        if w.is_canvas && at_s >= self.outside_s + OUTSIDE_EVERY_S {
+            self.outside_s = at_s;
+            let mut pids = processes::tree(w.pid, w.start_ticks);
+            // The command itself is no part of the program.
+            pids.retain(|pid| *pid != w.pid);
+            let local = outside::local_bytes(&pids);
+            self.local_peak_bytes = self.local_peak_bytes.max(Some(local));
+        }
         let due = self
             .last
             .map_or(0.0, |(at, ..)| at + self.tick_every.as_secs_f64());

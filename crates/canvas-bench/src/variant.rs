@@ -21,6 +21,13 @@ pub enum Variant {
     Disk,
 }
 
+impl Variant {
+    /// Whether the kernel's swap is below, which the whole host shares.
+    pub fn is_kernel(&self) -> bool {
+        matches!(self, Variant::Zram | Variant::Zswap | Variant::Disk)
+    }
+}
+
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

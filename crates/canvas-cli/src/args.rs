@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use canvas_pager::replay::synthetic;
 use canvas_types::units::{Amount, Size};
@@ -236,6 +237,10 @@ pub struct BenchArgs {
     /// Size of the workloads; 1 is the size that they are made for [default: the experiment's].
     #[arg(long, value_name = "X", value_parser = scale)]
     pub scale: Option<f64>,
+    /// After so much time ('90s', '3m', '1h') nothing further is begun, and what runs is ended; what
+    /// was not run is named [default: none; quick: 3m].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub time_max: Option<Duration>,
     /// Seed of all generated data.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -359,6 +364,26 @@ fn scale(text: &str) -> Result<f64, &'static str> {
         Ok(x) if (0.001..=1000.0).contains(&x) => Ok(x),
         Ok(_) => Err("it is out of range; write 0.001 to 1000"),
         Err(_) => Err("it is no number; write one such as 0.5"),
+    }
+}
+
+/// A time of the bench, at most a week.
+fn time(text: &str) -> Result<Duration, &'static str> {
+    const WEEK_S: u64 = 7 * 86400;
+    let unit = |suffix| Some((text.strip_suffix(suffix)?, suffix));
+    let (number, unit) = ["s", "m", "h"]
+        .into_iter()
+        .find_map(unit)
+        .ok_or("it has no unit; write one such as 90s, 3m or 1h")?;
+    let each_s = match unit {
+        "s" => 1,
+        "m" => 60,
+        _ => 3600,
+    };
+    match number.parse::<u64>().map(|n| n.checked_mul(each_s)) {
+        Ok(Some(s)) if (1..=WEEK_S).contains(&s) => Ok(Duration::from_secs(s)),
+        Ok(_) => Err("it is out of range; write 1s to 168h"),
+        Err(_) => Err("it is no whole number with a unit; write one such as 90s, 3m or 1h"),
     }
 }
 

@@ -98,6 +98,7 @@ fn request(args: &BenchArgs) -> Result<Request, Failure> {
         co_run: args.co_run,
         repeats: args.repeats,
         scale: args.scale,
+        time_max: args.time_max,
         seed: args.seed,
         out: absolute(&args.out)?,
         cache,

@@ -15,12 +15,18 @@ pub struct Output {
     pub seconds: Option<f64>,
     /// Throughput of that part; docs/WORKLOADS.md says of what.
     pub ops_per_s: Option<f64>,
-    /// Latency of single accesses or requests.
+    /// Latency of requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<Quantiles>,
     /// The same as (upper bound in ns, count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub latency_histogram: Vec<(u64, u64)>,
+    /// Time of accesses that touch a page, of a part of them (docs/WORKLOADS.md).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub access_ns: Option<Quantiles>,
+    /// The same as (upper bound in ns, count).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub access_histogram: Vec<(u64, u64)>,
     /// (seconds since the measurement began, operations a second), four times a second.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rates: Vec<(f64, f64)>,
@@ -48,7 +54,14 @@ impl Output {
         }
     }
 
-    /// The same with latencies.
+    /// The same with times of accesses.
+    pub(crate) fn with_accesses(mut self, times: &Times) -> Output {
+        self.access_ns = times.quantiles();
+        self.access_histogram = times.buckets();
+        self
+    }
+
+    /// The same with latencies of requests.
     pub(crate) fn with_times(mut self, times: &Times) -> Output {
         self.latency_ns = times.quantiles();
         self.latency_histogram = times.buckets();

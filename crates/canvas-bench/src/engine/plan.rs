@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use crate::experiments::{self, Below, Experiment, How, Part};
 use crate::host::swap;
@@ -28,6 +29,8 @@ pub struct Request {
     pub repeats: Option<u32>,
     /// Size of the workloads.
     pub scale: Option<f64>,
+    /// After so much time nothing further is begun.
+    pub time_max: Option<Duration>,
     /// Seed of all generated data.
     pub seed: u64,
     /// The results file.
@@ -64,7 +67,7 @@ pub struct Set {
     pub members: Vec<Member>,
     /// Variants in the order of the experiment; rotated from repeat to repeat.
     pub variants: Vec<Variant>,
-    /// Local memory in percent of the working set.
+    /// Local memory in percent of the working set; empty: none of the cells has a limit.
     pub percents: Vec<u32>,
     /// Repeats.
     pub repeats: u32,
@@ -84,6 +87,15 @@ pub struct Cell<'a> {
 }
 
 impl Set {
+    /// Its cells, each once, however many repeats there are.
+    pub fn places(&self) -> Vec<Cell<'_>> {
+        let mut places: Vec<Cell<'_>> = Vec::new();
+        for repeat in 0..self.repeats.min(1) {
+            places.extend(self.cells(repeat));
+        }
+        places
+    }
+
     /// The cells of one repeat, in turn: at each ratio all variants, each repeat beginning with
     /// another one.
     pub fn cells(&self, repeat: u32) -> Vec<Cell<'_>> {
@@ -98,11 +110,9 @@ impl Set {
         let home = repeat as usize % self.percents.len().max(1);
         let mut cells = Vec::new();
         if self.percents.is_empty() {
-            cells.extend(
-                self.variants
-                    .contains(&Variant::Local)
-                    .then(|| cell(&Variant::Local, None)),
-            );
+            // The kernel's variants are nothing without a limit.
+            let free = (0..n).map(rotated).filter(|v| !v.is_kernel());
+            cells.extend(free.map(|v| cell(v, None)));
         }
         for (at, percent) in self.percents.iter().enumerate() {
             for i in 0..n {
@@ -126,6 +136,8 @@ pub struct Plan {
     pub skips: Vec<Skip>,
     /// What canvas cannot do yet.
     pub not_yet: Vec<NotYet>,
+    /// After so much time nothing further is begun.
+    pub time_max: Option<Duration>,
 }
 
 fn resolve(below: Below) -> Variant {
@@ -266,10 +278,11 @@ fn sets_of(
         experiment: e.name.to_owned(),
         members,
         variants: variants_of(part, request),
-        percents: request
-            .percents
-            .clone()
-            .unwrap_or_else(|| part.percents.to_vec()),
+        // A part without limits is about having none.
+        percents: match &request.percents {
+            Some(asked) if !part.percents.is_empty() => asked.clone(),
+            _ => part.percents.to_vec(),
+        },
         repeats: request.repeats.unwrap_or(e.repeats),
         scale: request.scale.unwrap_or(e.scale),
     };
@@ -295,7 +308,15 @@ pub fn make(
     missing: impl Fn(&Variant) -> Option<String>,
 ) -> Result<Plan, String> {
     let (chosen, named) = names(request, all)?;
-    let mut plan = Plan::default();
+    let own = match chosen[..] {
+        [one] => one.time_max,
+        // The time of one experiment says nothing about several.
+        _ => None,
+    };
+    let mut plan = Plan {
+        time_max: request.time_max.or(own),
+        ..Plan::default()
+    };
     for e in &chosen {
         plan.not_yet.extend(e.not_yet.iter().map(|sentence| NotYet {
             run_id: String::new(),

@@ -115,3 +115,53 @@ proptest! {
         prop_assert!(first == *turn || *turn == Variant::Local);
     }
 }
+
+#[test]
+fn quick_has_three_minutes_unless_told_otherwise() {
+    let all = crate::registry::workloads();
+    let of = |names: &[&str], given| {
+        let mut r = request(names);
+        r.time_max = given;
+        make(&r, &all, |_| None).unwrap().time_max
+    };
+    let minutes = |n: u64| Some(std::time::Duration::from_secs(60 * n));
+    assert_eq!(of(&["quick"], None), minutes(3));
+    assert_eq!(of(&["quick"], minutes(10)), minutes(10));
+    assert_eq!(of(&["zipf"], None), None);
+    assert_eq!(of(&["quick", "zipf"], None), None);
+}
+
+#[test]
+fn a_part_without_limits_runs_canvas_without_one_and_no_kernel_swap() {
+    let mut r = request(&["pager"]);
+    r.variants = None;
+    // What is asked for is about limits; there are none to change.
+    r.percents = Some(vec![40]);
+    let all = crate::registry::workloads();
+    let plan = make(&r, &all, nothing).unwrap();
+    let of = |workload: &str, limited: bool| {
+        let found = plan
+            .sets
+            .iter()
+            .find(|s| s.members[0].workload == workload && s.percents.is_empty() != limited);
+        found
+            .unwrap_or_else(|| panic!("{workload} is not run"))
+            .clone()
+    };
+    let shown = |set: &Set| {
+        let cells = set.cells(0);
+        let one = |c: &Cell| format!("{} {:?}", c.variant, c.percent);
+        cells.iter().map(one).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        shown(&of("start-up", false)),
+        ["local None", "canvas None", "canvas[--local 16G] None"]
+    );
+    assert_eq!(
+        shown(&of("fill", true)),
+        ["local None", "canvas Some(40)", "zram Some(40)"]
+    );
+    let mut set = of("start-up", false);
+    set.variants.push(Variant::Zram);
+    assert_eq!(set.cells(1).len(), 3, "zram is nothing without a limit");
+}

@@ -35,6 +35,8 @@ pub struct Context<'a> {
     pub canvas: &'a Path,
     /// When the run began.
     pub began: Instant,
+    /// When its time is over: no program runs longer.
+    pub until: Option<Instant>,
 }
 
 /// What is to be run.
@@ -255,12 +257,13 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         is_canvas: canvas_flags.is_some(),
         swap: job.swap,
     };
+    let own = child.started + Duration::from_secs(job.workload.timeout_s(&job.place));
     let mut running = Running {
         context,
         group: group.as_ref(),
         sampler: Sampler::new(watch, child.started, TICK),
         look_every: job.look_every,
-        deadline: child.started + Duration::from_secs(job.workload.timeout_s(&job.place)),
+        deadline: context.until.map_or(own, |until| own.min(until)),
     };
     let result = match &socket {
         None => batch(&mut running, &mut child, job),
@@ -281,6 +284,9 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     if canvas_flags.is_none() {
         // Around canvas the pool is in it too; its report tells them apart.
         sample.memory_peak_bytes = Some(running.sampler.memory_peak_bytes);
+    }
+    if job.limit_bytes.is_some() {
+        sample.local_sampled_peak_bytes = running.sampler.local_peak_bytes;
     }
     sample.far_peak_bytes = running.sampler.far_peak_bytes;
     if let Some((pages_in, pages_out)) = running.sampler.swapped() {
@@ -417,6 +423,8 @@ fn take_answer(answer: &Answer, offset_s: f64, sample: &mut Sample) {
     sample
         .latency_histogram
         .clone_from(&answer.latency_histogram);
+    sample.access_ns = answer.access_ns;
+    sample.access_histogram.clone_from(&answer.access_histogram);
     sample.answer = Some(answer.answer.clone());
     merge_rates(&mut sample.timeline, &answer.rates, offset_s);
 }

@@ -201,7 +201,13 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
     lines.dedup();
     for (what, percent) in lines.iter().copied() {
         let limited_too = lines.iter().any(|(w, p)| *w == what && p.is_some());
-        if percent.is_none() && limited_too {
+        let only_local = || {
+            let others = |(w, v, p): &(What, Variant, Option<u32>)| {
+                w == what && p.is_none() && *v != Variant::Local
+            };
+            !cells.keys().any(others)
+        };
+        if percent.is_none() && limited_too && only_local() {
             continue;
         }
         let find = |w: &What, v: &Variant| {
@@ -265,6 +271,11 @@ pub fn table(samples: &[Sample]) -> String {
     for name in names {
         let of: Vec<&Sample> = samples.iter().filter(|s| s.experiment == name).collect();
         text.push_str(&experiment(name, &of));
+        text.push('\n');
+    }
+    let targets = crate::targets::text(&crate::cells::gather(samples));
+    if !targets.is_empty() {
+        text.push_str(&targets);
         text.push('\n');
     }
     if !text.is_empty() {

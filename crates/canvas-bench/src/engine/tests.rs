@@ -128,6 +128,7 @@ pub(crate) fn request(names: &[&str]) -> Request {
         co_run: false,
         repeats: Some(1),
         scale: Some(1.0),
+        time_max: None,
         seed: 1,
         out: dir.join("r.jsonl"),
         cache: dir.join("cache"),
@@ -272,7 +273,9 @@ fn left_of(pid: u32) -> Vec<PathBuf> {
             let ours = name.starts_with(&format!("canvas-bench-{pid}-"))
                 || name.starts_with(&format!("canvas-bench-{pid}."))
                 || (name.starts_with("canvas-bench-") && name.ends_with(&format!("-{pid}")))
-                || (name.starts_with(&format!("{pid}-")) && name.ends_with(".journal"));
+                || (name.starts_with(&format!("{pid}-")) && name.ends_with(".journal"))
+                || (name == "lock"
+                    && fs::read_to_string(e.path()).is_ok_and(|t| t == pid.to_string()));
             if ours {
                 left.push(e.path());
             }
@@ -340,6 +343,8 @@ fn ended_by(signal: Signal, variant: &Variant, name: &str) {
     let Some(_turn) = swap_turn(variant) else {
         return;
     };
+    // The victim has to be the only bench.
+    let _one = one_journal();
     let before = host_state();
     let dir = scratch(name);
     let mut victim = victim(variant, &dir);
@@ -407,6 +412,47 @@ fn a_plain_run_is_recorded_and_nothing_is_left() {
     }
     assert!(shown.contains("touch"), "{shown}");
     fs::remove_dir_all(dir).unwrap();
+}
+
+/// Whatever of it the time was enough for: far from all of it, and what was not run is named.
+#[test]
+fn what_there_is_no_time_for_is_left_out_and_named() {
+    for (time, runs_some) in [
+        (Duration::from_secs(3), None),
+        (Duration::ZERO, Some(false)),
+    ] {
+        let dir = scratch(&format!("time-{}", time.as_secs()));
+        let (ended, samples, _) = bench(&["touch", "linger"], &dir, |r| {
+            r.repeats = Some(100_000);
+            r.time_max = Some(time);
+        });
+        assert!(samples.len() < 1000, "{}", samples.len());
+        assert!(
+            samples.iter().all(|s| s.outcome == Outcome::Ok),
+            "cut is no hang"
+        );
+        match ended {
+            Ok(end) => assert_eq!((end, runs_some), (Ended::Done, None)),
+            Err(e) => {
+                assert!(samples.is_empty() && e.contains("--time-max"), "{e}");
+            }
+        }
+        let text = fs::read_to_string(dir.join("r.jsonl")).unwrap();
+        for name in ["touch", "linger"] {
+            let done = samples.iter().filter(|s| s.workload == name).count();
+            let line = text
+                .lines()
+                .filter_map(|l| match serde_json::from_str(l).unwrap() {
+                    Line::Skip(skip) if skip.workload.as_deref() == Some(name) => Some(skip),
+                    _ => None,
+                })
+                .next()
+                .unwrap();
+            let words = format!("{} of 100000 repeats of local", 100_000 - done);
+            assert!(line.reason.contains(&words), "{}", line.reason);
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
 }
 
 #[test]

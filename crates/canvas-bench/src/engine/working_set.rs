@@ -17,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What a run of a workload needs to be limited and judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// Working set.
+    /// Working set; 0 when it ended before its memory could be looked at.
     pub bytes: u64,
     /// What it computes.
     pub answer: Option<String>,
@@ -88,11 +88,10 @@ impl Bench<'_> {
         let sample = program::run(&self.context, &job, Sample::default())?;
         let _ = fs::remove_dir_all(scratch);
         Ok(match (sample.outcome, sample.memory_peak_bytes) {
-            (Outcome::Ok, Some(bytes)) if bytes > 0 => Ok(Need {
-                bytes,
+            (Outcome::Ok, bytes) => Ok(Need {
+                bytes: bytes.unwrap_or(0),
                 answer: sample.answer,
             }),
-            (Outcome::Ok, _) => Err("it ended before its memory could be looked at".to_owned()),
             (Outcome::Failed(why), _) => Err(format!("its plain run failed: {why}")),
             (Outcome::Timeout, _) => Err("its plain run hung".to_owned()),
             (other, _) => Err(format!(

@@ -1,4 +1,4 @@
-//! Programs that are not ours: redis and memcached under YCSB, XGBoost, scikit-learn, Spark.
+//! Programs that are not ours: redis and memcached under YCSB, XGBoost, scikit-learn, Spark, Java.
 //!
 //! Servers and Java come from the system; Python packages (PyPI) and jars (Maven Central) are
 //! fetched once by `prepare`, pinned, into the cache; data are made there from the seed.
@@ -7,6 +7,7 @@
 mod files;
 mod jars;
 mod learn;
+mod pager;
 mod python;
 mod spark;
 mod tools;
@@ -22,6 +23,7 @@ pub fn all() -> Vec<Box<dyn Workload>> {
     let mut all = ycsb::all();
     all.extend(learn::all());
     all.extend(spark::all());
+    all.extend(pager::all());
     all
 }
 

@@ -7,8 +7,12 @@ use super::files;
 use super::tools;
 use crate::workload::{Argv, Place};
 
-const SCRIPTS: [(&str, &str); 7] = [
+const SCRIPTS: [(&str, &str); 8] = [
     ("make_data.py", include_str!("scripts/make_data.py")),
+    (
+        "redis_benchmark.py",
+        include_str!("scripts/redis_benchmark.py"),
+    ),
     (
         "sklearn_kmeans.py",
         include_str!("scripts/sklearn_kmeans.py"),

@@ -2,5 +2,6 @@
 
 pub mod cgroup;
 pub mod facts;
+pub mod lock;
 pub mod swap;
 pub mod undo;

@@ -119,7 +119,7 @@ pub fn forget_zram(known: &[u32]) -> Result<(), String> {
 /// Why kernel swap of this kind cannot be had here, as one sentence; `None` when it can, or when
 /// the variant needs none. Changes nothing.
 pub fn missing(variant: &Variant, cache: &Path) -> Option<String> {
-    if matches!(variant, Variant::Local | Variant::Canvas(_)) {
+    if !variant.is_kernel() {
         return None;
     }
     if !nix::unistd::geteuid().is_root() {

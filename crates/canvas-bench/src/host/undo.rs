@@ -190,6 +190,30 @@ fn journal_dir() -> Result<PathBuf, String> {
     Ok(dir)
 }
 
+/// Opens or makes the file `name` in the journal directory with `open`. An error is one sentence.
+pub(super) fn in_journal_dir<T>(
+    name: &str,
+    open: impl Fn(&Path) -> std::io::Result<T>,
+) -> Result<T, String> {
+    // A bench that ends may remove the directory before there is anything in it.
+    for _ in 0..100 {
+        let path = journal_dir()?.join(name);
+        match open(&path) {
+            Ok(opened) => return Ok(opened),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(format!("{} cannot be written: {e}", path.display())),
+        }
+    }
+    Err("the journal directory is removed again and again; try once more".to_owned())
+}
+
+/// Removes the directory of `file` when that was the last in it.
+pub(super) fn leave_journal_dir(file: &Path) {
+    if let Some(dir) = file.parent() {
+        let _ = fs::remove_dir(dir);
+    }
+}
+
 /// Undoes the journals of benches that are gone with their guardians.
 fn recover(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else {
@@ -268,20 +292,17 @@ impl Undo {
     /// Begins a journal and starts the guardian: `guardian` with the journal's path behind it must
     /// come to [`guard`]. An error is one sentence.
     pub fn begin(guardian: &[OsString]) -> Result<Arc<Undo>, String> {
-        let dir = journal_dir()?;
-        recover(&dir);
+        recover(&journal_dir()?);
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let path = dir.join(format!("{}-{n}.journal", std::process::id()));
+        let name = format!("{}-{n}.journal", std::process::id());
+        let (path, file) = in_journal_dir(&name, |path| {
+            let mut options = OpenOptions::new();
+            options.create(true).truncate(true).write(true).mode(0o600);
+            Ok((path.to_owned(), options.open(path)?))
+        })?;
         let fail =
             |e: std::io::Error| format!("the journal {} cannot be written: {e}", path.display());
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(fail)?;
         let file =
             Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| fail(e.into()))?;
         // The lock belongs to the open file, which the guardian shares as its standard output: it
@@ -302,6 +323,7 @@ impl Undo {
             Ok(child) => child,
             Err(e) => {
                 let _ = fs::remove_file(&path);
+                leave_journal_dir(&path);
                 return Err(format!("the guardian cannot be started: {e}"));
             }
         };
@@ -379,6 +401,7 @@ impl Undo {
         // The end of the pipe is what it waits for; without a journal it has nothing to do.
         drop(guardian.stdin.take());
         let _ = guardian.wait();
+        leave_journal_dir(&self.path);
         failed
     }
 }
@@ -414,6 +437,8 @@ pub fn guard(journal: &Path) -> i32 {
     }
     if failed.is_empty() {
         let _ = fs::remove_file(journal);
+        super::lock::tidy(&journal.with_file_name("lock"));
+        leave_journal_dir(journal);
         0
     } else {
         1

@@ -78,6 +78,25 @@ fn list<'w>(pairs: impl Iterator<Item = (&'w str, String)>) -> Markup {
     }
 }
 
+/// What papers say of a measure, a sentence each, for a plot of it.
+pub fn sentences(measure: Measure) -> Vec<String> {
+    let of = |row: &Row| {
+        let numbers: Vec<String> = row
+            .numbers
+            .iter()
+            .map(|(who, n)| format!("{who} {}", stated(measure, *n)))
+            .collect();
+        format!(
+            "{}, {} ({}): {}.",
+            row.paper.name,
+            row.source,
+            row.what,
+            numbers.join(", ")
+        )
+    };
+    rows().filter(|r| r.measure == measure).map(of).collect()
+}
+
 fn stated(measure: Measure, number: Stated) -> String {
     match number {
         Stated::Number(v) => plain(&show(measure, v)),

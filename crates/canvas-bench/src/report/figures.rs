@@ -3,6 +3,7 @@
 mod latency;
 mod rates;
 mod slowdown;
+mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +24,8 @@ pub struct Figure {
     pub legend: Vec<(String, Style)>,
     /// SVG, or a sentence.
     pub drawing: Result<String, String>,
+    /// What papers say of the same, a sentence each.
+    pub beside: Vec<String>,
 }
 
 /// Plots of one kind.
@@ -69,10 +72,22 @@ pub fn of(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Group>
             figures: latency::latencies(cells, experiment, palette),
         },
         Group {
+            heading: "Slow accesses",
+            explain: "How long accesses to pages take that take more than 0.8 µs, at the smallest local share: these are the faults, and the rule is the same for all variants, because the program itself times its accesses (one of 31). Behind each name, how many of all accesses they are; further left is better.",
+            absent: "times of accesses",
+            figures: latency::accesses(cells, experiment, palette),
+        },
+        Group {
             heading: "Time of a fault",
             explain: "How long faults take, at the smallest local share, for variants that measure them (where only quantiles are known, the line between them is no measurement); further left is better.",
             absent: "times of faults",
             figures: latency::faults(cells, experiment, palette),
+        },
+        Group {
+            heading: "By number of threads",
+            explain: "The same program with more and more threads: swap entries allocated (canvas counts those that took the allocator's lock and those that a reservation saved it), pages put out, operations. Points are medians, thin lines reach from the first to the third quartile.",
+            absent: "different numbers of threads",
+            figures: threads::by_threads(cells, experiment, palette),
         },
         Group {
             heading: "Bandwidth over time",
@@ -187,6 +202,7 @@ fn finish(
         title,
         drawing: draw(&series),
         legend: series.into_iter().map(|s| (s.name, s.style)).collect(),
+        beside: vec![],
     })
 }
 

@@ -203,6 +203,12 @@ fn latency<'f>() -> Vec<Column<'f>> {
                 .map(nanoseconds)
         }));
     }
+    for (name, pick) in PICKS {
+        columns.push(column(format!("access {name}"), move |c| {
+            c.median(|s| s.access_ns.as_ref().and_then(pick))
+                .map(nanoseconds)
+        }));
+    }
     columns.push(middle("faults", |s| s.faults.map(|v| v as f64), quantity));
     for (name, pick) in PICKS {
         columns.push(column(format!("fault {name}"), move |c| {

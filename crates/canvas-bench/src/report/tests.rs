@@ -107,6 +107,7 @@ fn every_kind_of_plot_and_table_is_there() {
         "Slowdown against local memory",
         "Co-run slowdown",
         "Latency of requests",
+        "Slow accesses",
         "Time of a fault",
         "Bandwidth over time",
         "Throughput over time",
@@ -366,6 +367,100 @@ fn a_line_over_time_is_thinned() {
     assert!(html(&results).len() < 1 << 20);
 }
 
+#[test]
+fn targets_are_a_table_of_their_experiment() {
+    let mut results = fixture::small("1", 1);
+    assert!(!Page::of(&results).has("median fault at most"));
+    results.samples.clear();
+    for (variant, ops) in [(Variant::Canvas(vec![]), 4e5), (Variant::Zram, 1e5)] {
+        let mut s = fixture::sample("random-read", variant, Some(25), 0, 1.0);
+        s.experiment = "pager".into();
+        s.ops_per_s = Some(ops);
+        results.samples.push(s);
+    }
+    let page = Page::of(&results);
+    let row = page.row(&["V1", "random-read at 25 %", "4.00×"]);
+    assert_eq!(row[4], "met");
+    let row = page.row(&["V9", "java at 25 %"]);
+    assert_eq!(row[3..], ["–", "not measured"]);
+}
+
+#[test]
+fn slow_accesses_are_cut_by_one_rule_and_counted() {
+    let mut results = fixture::small("1", 1);
+    results.samples.clear();
+    for (variant, histogram) in [
+        (Variant::Local, vec![(100, 999), (900, 1)]),
+        (Variant::Zram, vec![(100, 750), (800, 50), (20_000, 200)]),
+        // Nothing slow, nothing drawn.
+        (Variant::Disk, vec![(100, 7)]),
+    ] {
+        let percent = (variant != Variant::Local).then_some(25);
+        let mut s = fixture::sample("zipf", variant, percent, 0, 1.0);
+        s.access_histogram = histogram;
+        results.samples.push(s);
+    }
+    let page = Page::of(&results);
+    let figures = page.all("figure");
+    let figure = figures
+        .iter()
+        .find(|f| f.text.contains("time of a slow access"))
+        .unwrap();
+    let mut legend = Vec::new();
+    figure.all("li", &mut legend);
+    let names: Vec<&str> = legend.iter().map(|l| l.text.as_str()).collect();
+    assert_eq!(names, ["local (0.1 % of all)", "zram (20.0 % of all)"]);
+}
+
+#[test]
+fn threads_are_an_axis_with_the_papers_numbers() {
+    let mut results = fixture::small("1", 1);
+    results.samples.clear();
+    for (threads, locked) in [(1u32, 500), (4, 1000), (16, 4000)] {
+        for variant in [Variant::Canvas(vec![]), Variant::Zram] {
+            for repeat in 0..3 {
+                let mut s = fixture::sample("random-write", variant.clone(), Some(25), repeat, 2.0);
+                s.experiment = "canvas-fig4".into();
+                s.parameters.insert("threads".into(), threads.to_string());
+                s.swap_out_pages = Some(u64::from(threads) * 1000);
+                s.entries = (variant != Variant::Zram).then_some(crate::record::Entries {
+                    locked,
+                    reserved: 1000,
+                });
+                results.samples.push(s);
+            }
+        }
+    }
+    let page = Page::of(&results);
+    let figure = |part: &str| {
+        let all = page.all("figure");
+        let found = all
+            .into_iter()
+            .find(|f| f.inside[0].text.contains(part))
+            .unwrap_or_else(|| panic!("no plot of {part}"));
+        let mut legend = Vec::new();
+        found.all("li", &mut legend);
+        let names: Vec<String> = legend.iter().map(|l| l.text.clone()).collect();
+        (names, found.text.clone())
+    };
+    let (names, text) = figure("swap entries allocated under the lock");
+    assert_eq!(names, ["canvas"], "zram has no entries that are counted");
+    assert!(text.contains("Linux 5.5 about 450 k /s"), "{text}");
+    let (names, text) = figure("random-write, 25 % local: pages put out a second");
+    assert_eq!(names, ["canvas", "zram"]);
+    assert!(text.contains("table 4"), "{text}");
+    figure("share of allocations that took the lock");
+    // One number of threads is no line.
+    results.samples.retain(|s| s.parameters["threads"] == "4");
+    let page = Page::of(&results);
+    assert!(
+        !page
+            .all("h3")
+            .iter()
+            .any(|h| h.text == "By number of threads")
+    );
+}
+
 fn odd() -> impl Strategy<Value = f64> {
     prop_oneof![
         Just(0.0),
@@ -398,7 +493,7 @@ proptest! {
                 q.p50 = number.next().unwrap_or(0.0);
                 q.p99 = number.next().unwrap_or(0.0);
             }
-            for bucket in &mut s.latency_histogram {
+            for bucket in s.latency_histogram.iter_mut().chain(&mut s.access_histogram) {
                 *bucket = (count.next().unwrap_or(0), count.next().unwrap_or(0));
             }
             for tick in &mut s.timeline {

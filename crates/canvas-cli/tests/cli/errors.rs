@@ -342,6 +342,18 @@ fn bad_arguments_of_bench_are_2_and_change_nothing() {
         (&["quick", "--repeats", "0"], "--repeats 0: "),
         (&["quick", "--scale", "0"], "--scale 0: it is out of range"),
         (&["quick", "--scale", "big"], "--scale big: it is no number"),
+        (
+            &["quick", "--time-max", "3"],
+            "--time-max 3: it has no unit",
+        ),
+        (
+            &["quick", "--time-max", "0s"],
+            "--time-max 0s: it is out of range",
+        ),
+        (
+            &["quick", "--time-max", "soonm"],
+            "--time-max soonm: it is no whole number",
+        ),
         (&["quick", "--co-run"], "name two or more"),
         (
             &["quick", "--canvas-flags", "--local 1G"],

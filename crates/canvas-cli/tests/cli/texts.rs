@@ -68,6 +68,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "repeats",
             "scale",
             "seed",
+            "time-max",
             "variants",
         ],
         "man" => &["dir"],

@@ -7,7 +7,7 @@ use super::super::plot::{Axis, Scale, lines};
 use super::{Figure, finish, panels, series_of, simple, tightest};
 use crate::cells::Cell;
 use crate::record::{Quantiles, Sample};
-use crate::words::nanoseconds;
+use crate::words::{nanoseconds, share};
 
 fn nines(value: f64) -> String {
     format!("{} %", digits_of_share(value))
@@ -45,13 +45,22 @@ pub(super) fn latencies(cells: &[Cell], experiment: &str, palette: &mut Palette)
     figures
 }
 
-/// All repeats' histograms together, as steps: a bucket's requests took at most its upper bound.
-fn distribution(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> Vec<(f64, f64)> {
+/// All repeats' histograms together.
+fn counted(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> BTreeMap<u64, u64> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for (bound, count) in cell.good().flat_map(histogram) {
         let sum = counts.entry(*bound).or_default();
         *sum = sum.saturating_add(*count);
     }
+    counts
+}
+
+fn distribution(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> Vec<(f64, f64)> {
+    steps(counted(cell, histogram))
+}
+
+/// Counts as steps: a bucket's requests took at most its upper bound.
+fn steps(counts: BTreeMap<u64, u64>) -> Vec<(f64, f64)> {
     let total: f64 = counts.values().map(|c| *c as f64).sum();
     let mut points = Vec::new();
     let mut below = 0.0;
@@ -62,6 +71,36 @@ fn distribution(cell: &Cell, histogram: fn(&Sample) -> &Vec<(u64, u64)>) -> Vec<
         points.push((bound as f64, (below / total).min(1.0 - 0.5 / total)));
     }
     points
+}
+
+/// Accesses that took longer are the faults, whatever is below: a local one takes a cache miss and a
+/// walk of the page tables, a fault at least a trap and a copy.
+const SLOW_NS: u64 = 800;
+
+pub(super) fn accesses(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Figure> {
+    let wanted = |c: &Cell| c.good().any(|s| !s.access_histogram.is_empty());
+    let (x, y) = distribution_axes("time of a slow access");
+    let mut figures = Vec::new();
+    for mut panel in panels(cells, experiment, wanted, palette) {
+        tightest(&mut panel);
+        let series = panel.entries.iter().map(|e| {
+            let all = counted(e.cell, |s| &s.access_histogram);
+            let sum = |counts: &BTreeMap<u64, u64>| counts.values().map(|c| *c as f64).sum::<f64>();
+            let slow: BTreeMap<u64, u64> = all
+                .iter()
+                .filter(|b| *b.0 > SLOW_NS)
+                .map(|(b, c)| (*b, *c))
+                .collect();
+            let part = sum(&slow) / sum(&all).max(1.0);
+            let mut series = series_of(e, steps(slow), false);
+            series.name += &format!(" ({} of all)", share(part));
+            series
+        });
+        figures.extend(finish(panel.title.clone(), series.collect(), |s| {
+            lines(&x, &y, s, &[])
+        }));
+    }
+    figures
 }
 
 pub(super) fn faults(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Figure> {

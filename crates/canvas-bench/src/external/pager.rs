@@ -1,0 +1,198 @@
+//! What the pager's targets want besides (docs/TARGETS.md): a Java program, redis-benchmark, a start.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::files;
+use super::python;
+use super::tools;
+use super::{patience_s, scaled};
+use crate::workload::{Argv, Place, Plan, Workload};
+
+/// The Java program, the redis server under redis-benchmark, the start of a program.
+pub fn all() -> Vec<Box<dyn Workload>> {
+    vec![Box::new(Java), Box::new(RedisBenchmark), Box::new(StartUp)]
+}
+
+/// Linked structures, churn and exceptions: the Java program of the end-to-end tests.
+struct Java;
+
+const SOURCES: [(&str, &str); 2] = [
+    (
+        "Work.java",
+        include_str!("../../../../tests/java/Work.java"),
+    ),
+    ("Tell.java", include_str!("java/canvasbench/Tell.java")),
+];
+
+fn java() -> Result<PathBuf, String> {
+    tools::java_home(11..=99, true)
+}
+
+impl Java {
+    /// Another directory for each version of the sources.
+    fn home(place: &Place) -> PathBuf {
+        let all: String = SOURCES.iter().map(|(_, text)| *text).collect();
+        let sum = files::sha256(all.as_bytes());
+        place.cache.join(format!("java-{}", &sum[..12]))
+    }
+}
+
+impl Workload for Java {
+    fn name(&self) -> &str {
+        "java"
+    }
+
+    fn about(&self) -> &str {
+        "Java with G1: linked objects in scattered order, garbage, exceptions, 2 threads"
+    }
+
+    fn missing(&self, _: &Place) -> Option<String> {
+        java().err()
+    }
+
+    fn prepare(&self, place: &Place) -> Result<(), String> {
+        let _lock = files::lock(&place.cache)?;
+        let java = java()?;
+        files::produce(&Self::home(place), |dir| {
+            files::make_dir(dir)?;
+            for (name, text) in SOURCES {
+                files::write(&dir.join(name), text.as_bytes())?;
+            }
+            files::run(
+                Command::new(java.join("bin/javac"))
+                    .args(["--release", "11", "-d"])
+                    .arg(dir.join("classes"))
+                    .args(SOURCES.iter().map(|(name, _)| dir.join(name))),
+            )
+        })
+        .map(|_| ())
+    }
+
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+        // 230 bytes a node, and room for two generations.
+        let heap_mib = scaled(place, 900, 96);
+        let mut argv = vec![
+            python::text(&java()?.join("bin/java")),
+            "-XX:-UsePerfData".into(),
+            "-XX:+UseG1GC".into(),
+            format!("-Xms{heap_mib}m"),
+            format!("-Xmx{heap_mib}m"),
+            "-cp".into(),
+            python::text(&Self::home(place).join("classes")),
+        ];
+        argv.extend(["canvasbench.Tell".into(), "Work".into()]);
+        let nodes = scaled(place, 3_000_000, 100_000);
+        let seed = place.seed % (1 << 32);
+        argv.extend([nodes, 4, 2, seed].map(|n| n.to_string()));
+        Ok(Plan::Program(Argv { argv, env: vec![] }))
+    }
+
+    fn timeout_s(&self, place: &Place) -> u64 {
+        patience_s(place)
+    }
+}
+
+/// A client in C, quicker than YCSB: what a request costs more can be seen.
+struct RedisBenchmark;
+
+impl Workload for RedisBenchmark {
+    fn name(&self) -> &str {
+        "redis-set-get"
+    }
+
+    fn about(&self) -> &str {
+        "redis under redis-benchmark: SET and GET of 500 bytes, 20 connections"
+    }
+
+    fn missing(&self, _: &Place) -> Option<String> {
+        tools::missing("redis-server", "redis-server")
+            .or_else(|| tools::missing("redis-benchmark", "redis-tools"))
+            .or_else(|| tools::missing("python3", "python3"))
+    }
+
+    fn prepare(&self, place: &Place) -> Result<(), String> {
+        let _lock = files::lock(&place.cache)?;
+        python::prepare_scripts(place)
+    }
+
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+        let program = |name, package| {
+            let found = tools::find(name).ok_or_else(|| tools::not_installed(name, package));
+            found.map(|p| python::text(&p))
+        };
+        let port = tools::free_port()?;
+        let client = vec![
+            program("python3", "python3")?,
+            python::text(&python::script(place, "redis_benchmark.py")),
+            program("redis-benchmark", "redis-tools")?,
+            port.to_string(),
+            scaled(place, 300_000, 2_000).to_string(),
+        ];
+        let port = port.to_string();
+        let scratch = python::text(&place.scratch);
+        let server = [
+            &program("redis-server", "redis-server")?,
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            &port,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--daemonize",
+            "no",
+            "--dir",
+            &scratch,
+        ];
+        Ok(Plan::Server {
+            server: Argv {
+                argv: server.map(String::from).into(),
+                env: vec![],
+            },
+            socket: format!("127.0.0.1:{port}"),
+            clients: vec![Argv {
+                argv: client,
+                env: vec![("PYTHONDONTWRITEBYTECODE".into(), "1".into())],
+            }],
+        })
+    }
+
+    fn timeout_s(&self, place: &Place) -> u64 {
+        patience_s(place)
+    }
+}
+
+/// A program that does nothing but answer: its time is that of starting it.
+struct StartUp;
+
+impl Workload for StartUp {
+    fn name(&self) -> &str {
+        "start-up"
+    }
+
+    fn about(&self) -> &str {
+        "starts echo: how long a program takes to begin and to end"
+    }
+
+    fn missing(&self, _: &Place) -> Option<String> {
+        tools::missing("echo", "coreutils")
+    }
+
+    fn prepare(&self, _: &Place) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn plan(&self, _: &Place, _run: u32) -> Result<Plan, String> {
+        let echo = tools::find("echo").ok_or_else(|| tools::not_installed("echo", "coreutils"))?;
+        Ok(Plan::Program(Argv {
+            argv: vec![python::text(&echo), r#"{"answer":"started"}"#.into()],
+            env: vec![],
+        }))
+    }
+
+    fn timeout_s(&self, place: &Place) -> u64 {
+        patience_s(place)
+    }
+}

@@ -1,0 +1,136 @@
+//! One bench at a time: two would take each other's processors, and count each other's paging.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::undo;
+
+/// The lock of this host's benches, root's in /run and any other user's in a directory of their
+/// own. The file goes when this is dropped, and its directory when that is empty.
+pub struct Lock {
+    path: PathBuf,
+    _file: Flock<File>,
+}
+
+/// What came of trying.
+pub enum Taken {
+    /// Nobody else has it.
+    Ours(Lock),
+    /// A bench that runs has it: its pid, when it has written it down.
+    Others(Option<u32>),
+}
+
+/// Takes the lock if it can be had at once. An error is one sentence.
+pub fn take() -> Result<Taken, String> {
+    undo::in_journal_dir("lock", take_at)
+}
+
+/// Removes the file that a bench which was killed left behind; not that of one that runs.
+pub(super) fn tidy(path: &Path) {
+    if path.exists() {
+        drop(take_at(path));
+    }
+}
+
+fn take_at(path: &Path) -> std::io::Result<Taken> {
+    loop {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)?;
+        let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(file) => file,
+            Err((mut file, Errno::EWOULDBLOCK)) => {
+                let mut text = String::new();
+                let _ = file.read_to_string(&mut text);
+                return Ok(Taken::Others(text.trim().parse().ok()));
+            }
+            Err((_, e)) => return Err(e.into()),
+        };
+        // The bench before removed the file between our opening and our locking: it locks nobody out.
+        let ours = file.metadata()?;
+        let same = |m: fs::Metadata| (m.dev(), m.ino()) == (ours.dev(), ours.ino());
+        if !fs::symlink_metadata(path).is_ok_and(same) {
+            continue;
+        }
+        file.set_len(0)?;
+        file.write_all(std::process::id().to_string().as_bytes())?;
+        return Ok(Taken::Ours(Lock {
+            path: path.to_owned(),
+            _file: file,
+        }));
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // While it is held, so that whoever opens it next finds it gone or locked.
+        let _ = fs::remove_file(&self.path);
+        undo::leave_journal_dir(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_and_nothing_is_left() {
+        let dir = std::env::temp_dir().join(format!("bench-lock-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let path = dir.join("lock");
+        // What a bench that was killed left locks nobody out.
+        fs::write(&path, "99999999").unwrap();
+        let Ok(Taken::Ours(first)) = take_at(&path) else {
+            panic!("nobody has it");
+        };
+        match take_at(&path) {
+            Ok(Taken::Others(pid)) => assert_eq!(pid, Some(std::process::id())),
+            _ => panic!("it is taken"),
+        }
+        tidy(&path);
+        assert!(path.exists(), "its bench runs");
+        drop(first);
+        assert!(!dir.exists(), "it was empty");
+        fs::create_dir(&dir).unwrap();
+        fs::write(&path, "99999999").unwrap();
+        tidy(&path);
+        assert!(!dir.exists(), "nobody had it");
+        let gone = take_at(&path).err().unwrap();
+        assert_eq!(gone.kind(), std::io::ErrorKind::NotFound);
+    }
+
+    /// Whoever holds it is alone, whatever opens and removes meanwhile.
+    #[test]
+    fn threads_that_fight_for_it_are_never_two() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let dir = std::env::temp_dir().join(format!("bench-lock-fight-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        // Keeps the directory.
+        fs::write(dir.join("x"), "").unwrap();
+        let (path, inside, had) = (dir.join("lock"), AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while had.load(Ordering::Relaxed) < 500 {
+                        if let Ok(Taken::Ours(lock)) = take_at(&path) {
+                            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                            had.fetch_add(1, Ordering::Relaxed);
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            drop(lock);
+                        }
+                    }
+                });
+            }
+        });
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,90 @@
+//! Local memory of a program under canvas, looked at from outside: what the kernel says its
+//! processes hold, less what the pools' mappings hold. Its own account is not asked.
+
+use std::fs;
+
+use canvas_types::layout::STORE_BASE;
+use canvas_types::procfs::memory_bytes;
+
+/// Where libcanvas keeps the compressed pool in each process (canvas-preload, `areas.rs`).
+const POOL: std::ops::Range<usize> = STORE_BASE + (1 << 40)..STORE_BASE + (5 << 40);
+
+/// Memory of the pool in the text of /proc/PID/smaps; what forks share counts in parts.
+fn pool_in(smaps: &str) -> u64 {
+    let mut inside = false;
+    let mut total = 0;
+    for line in smaps.lines() {
+        if let Some(bytes) = memory_bytes(line.as_bytes(), "Pss") {
+            total += if inside { bytes } else { 0 };
+        } else if let Some((begin, _)) = line.split_once('-')
+            && let Ok(begin) = usize::from_str_radix(begin, 16)
+        {
+            inside = POOL.contains(&begin);
+        }
+    }
+    total
+}
+
+fn read(pid: u32, file: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+}
+
+/// Anonymous memory of a process: its walk over the maps may count a page twice that moves
+/// meanwhile, its counter counts in full what is shared. Neither is less than the truth.
+fn anonymous(pid: u32) -> u64 {
+    let field = |file, name| memory_bytes(read(pid, file).as_bytes(), name).unwrap_or(0);
+    field("smaps_rollup", "Pss_Anon").min(field("status", "RssAnon"))
+}
+
+fn pools(pids: &[u32]) -> u64 {
+    pids.iter().map(|pid| pool_in(&read(*pid, "smaps"))).sum()
+}
+
+/// Local memory of these processes together, in bytes. The pools may change while the maps are
+/// read: only what is certain counts.
+pub fn local_bytes(pids: &[u32]) -> u64 {
+    let before = pools(pids);
+    let anonymous: u64 = pids.iter().map(|pid| anonymous(*pid)).sum();
+    anonymous.saturating_sub(before.max(pools(pids)))
+}
+
+/// What may be held of a budget of `limit_bytes`: 1 % or 4 MiB more.
+pub fn allowed_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes + (limit_bytes / 100).max(4 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_pool_is_the_pool() {
+        let smaps = "600000000000-600000100000 rw-p 00000000 00:00 0 \n\
+                     Rss: 900 kB\nPss: 800 kB\nPss_Anon: 800 kB\n\
+                     690000000000-690000100000 rw-p 00000000 00:00 0 \n\
+                     Rss: 90 kB\nPss:                70 kB\nPss_Dirty: 5 kB\n\
+                     6cffffff0000-6d0000000000 rw-p 00000000 00:00 0 \n\
+                     Pss: 1 kB\n\
+                     6d0000000000-6d0000001000 rw-p 00000000 00:00 0 \n\
+                     Pss: 500 kB\n";
+        assert_eq!(pool_in(smaps), 71 << 10);
+        assert_eq!(pool_in(""), 0);
+    }
+
+    #[test]
+    fn what_a_process_fills_is_seen() {
+        let me = [std::process::id()];
+        let before = local_bytes(&me);
+        let filled = vec![1u8; 32 << 20];
+        let after = local_bytes(&me);
+        assert!(after >= before + (24 << 20), "{before} {after}");
+        drop(filled);
+        assert_eq!(local_bytes(&[]), 0);
+    }
+
+    #[test]
+    fn a_little_more_is_allowed() {
+        assert_eq!(allowed_bytes(8 << 20), 12 << 20);
+        assert_eq!(allowed_bytes(1000 << 20), 1010 << 20);
+    }
+}
