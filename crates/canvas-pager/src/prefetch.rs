@@ -16,6 +16,10 @@ use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
 use crate::table::CHUNK_PAGES;
 
+pub mod choice;
+pub mod leap;
+pub mod readahead;
+
 /// Tables; threads share one when their hashes collide.
 const SETS: usize = 64;
 /// Streams tracked in a table.
@@ -61,7 +65,7 @@ pub enum FaultKind {
 }
 
 /// Pages to bring in: `start`, `start + stride`, ... The caller skips what is not far and stops
-/// where the mapping ends. The faulting page is never part of it.
+/// where the mapping ends. Where the faulting page lies among them it is not far any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
     /// First page.
