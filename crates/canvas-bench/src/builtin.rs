@@ -14,36 +14,8 @@ pub fn all() -> Vec<Box<dyn Workload>> {
         .collect()
 }
 
-/// One built-in program with further flags, under a name of its own ("random-read-4-threads"). An
-/// error is one sentence.
-pub fn with_flags(program: &str, name: &str, flags: &[&str]) -> Result<Box<dyn Workload>, String> {
-    let program = canvas_workloads::find(program).map_err(|e| e.to_string())?;
-    Ok(Box::new(Flagged {
-        plain: Builtin { program },
-        name: name.to_owned(),
-        flags: flags.iter().map(|f| (*f).to_owned()).collect(),
-    }))
-}
-
 struct Builtin {
     program: &'static Program,
-}
-
-impl Builtin {
-    fn plan_with(&self, place: &Place, flags: &[String]) -> Plan {
-        let mut argv = vec![
-            place.canvas.to_string_lossy().into_owned(),
-            "workload".to_owned(),
-            self.program.name.to_owned(),
-            format!("--scale={}", place.scale),
-            format!("--seed={}", place.seed),
-        ];
-        argv.extend_from_slice(flags);
-        Plan::Program(Argv {
-            argv,
-            env: Vec::new(),
-        })
-    }
 }
 
 /// Local runs take 5 to 20 s at scale 1; a swap file on a slow disk can be a hundred times slower.
@@ -63,38 +35,21 @@ impl Workload for Builtin {
         Ok(())
     }
     fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
-        Ok(self.plan_with(place, &[]))
+        let argv = vec![
+            place.canvas.to_string_lossy().into_owned(),
+            "workload".to_owned(),
+            self.program.name.to_owned(),
+            format!("--scale={}", place.scale),
+            format!("--seed={}", place.seed),
+        ];
+        Ok(Plan::Program(Argv {
+            argv,
+            env: Vec::new(),
+        }))
     }
     fn timeout_s(&self, place: &Place) -> u64 {
         // Small sizes keep their start-up and their shortest time; linpack grows faster than data.
         (TIMEOUT_S * place.scale.max(0.1).powf(1.5)).ceil() as u64
-    }
-}
-
-struct Flagged {
-    plain: Builtin,
-    name: String,
-    flags: Vec<String>,
-}
-
-impl Workload for Flagged {
-    fn name(&self) -> &str {
-        &self.name
-    }
-    fn about(&self) -> &str {
-        self.plain.about()
-    }
-    fn missing(&self, place: &Place) -> Option<String> {
-        self.plain.missing(place)
-    }
-    fn prepare(&self, place: &Place) -> Result<(), String> {
-        self.plain.prepare(place)
-    }
-    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
-        Ok(self.plain.plan_with(place, &self.flags))
-    }
-    fn timeout_s(&self, place: &Place) -> u64 {
-        self.plain.timeout_s(place)
     }
 }
 
@@ -138,19 +93,7 @@ mod tests {
         }
     }
 
-    #[test]
-    fn flags_are_added_under_another_name() {
-        let w = with_flags("random-read", "random-read-4", &["--threads=4"]).unwrap();
-        assert_eq!(w.name(), "random-read-4");
-        let Ok(Plan::Program(Argv { argv, .. })) = w.plan(&place(), 0) else {
-            panic!("a program");
-        };
-        assert_eq!(argv[2], "random-read");
-        assert_eq!(argv.last().unwrap(), "--threads=4");
-        assert!(with_flags("nonsense", "x", &[]).is_err());
-    }
-
-    /// What the programs print and what the bench reads are types of two crates.
+    /// What is left out of the line is empty when it is read.
     #[test]
     fn what_is_printed_is_what_is_read() {
         let options = Options {
@@ -159,17 +102,10 @@ mod tests {
             ..Options::default()
         };
         let printed = canvas_workloads::run("random-read", &options).unwrap();
-        let read: Answer = serde_json::from_str(&serde_json::to_string(&printed).unwrap()).unwrap();
-        assert_eq!(read.answer, printed.answer);
-        assert_eq!(read.seconds, printed.seconds);
-        assert_eq!(read.ops_per_s, printed.ops_per_s);
-        assert_eq!(read.latency_histogram, printed.latency_histogram);
-        assert_eq!(read.rates, printed.rates);
-        assert!(!read.rates.is_empty() && !read.latency_histogram.is_empty());
-        let (read, printed) = (read.latency_ns.unwrap(), printed.latency_ns.unwrap());
-        assert_eq!(
-            (read.p50, read.p99, read.p999, read.max),
-            (printed.p50, printed.p99, printed.p999, printed.max)
-        );
+        assert!(!printed.rates.is_empty() && !printed.latency_histogram.is_empty());
+        for printed in [printed, Answer::default()] {
+            let line = serde_json::to_string(&printed).unwrap();
+            assert_eq!(serde_json::from_str::<Answer>(&line).unwrap(), printed);
+        }
     }
 }

@@ -60,7 +60,6 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::blank_sample;
 
     #[test]
     fn a_report_becomes_fields() {
@@ -69,7 +68,7 @@ mod tests {
             "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
             "entries":{"allocs_locked":11,"allocs_reserved":12},
             "counters":{"faults_far":15,"pages_in":20,"pages_out":30},"verify_failures":0}"#;
-        let mut s = blank_sample();
+        let mut s = Sample::default();
         apply(text, &mut s).unwrap();
         assert_eq!(
             (s.faults, s.swap_in_pages, s.swap_out_pages),
@@ -85,7 +84,7 @@ mod tests {
 
     #[test]
     fn damage_is_an_error() {
-        let mut s = blank_sample();
+        let mut s = Sample::default();
         assert!(apply("{", &mut s).is_err());
         assert!(apply("{\"schema\":\"other\"}", &mut s).is_err());
         let bad = r#"{"schema":"canvas-stats/1","verify_failures":2}"#;

@@ -10,7 +10,7 @@ pub mod table;
 pub(crate) mod tests;
 mod working_set;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,40 +47,6 @@ pub enum Ended {
     SomeFailed(u32),
     /// Stopped by this signal; the host is as it was.
     Stopped(i32),
-}
-
-/// A sample that says nothing yet.
-pub(crate) fn blank_sample() -> Sample {
-    Sample {
-        run_id: String::new(),
-        experiment: String::new(),
-        workload: String::new(),
-        parameters: BTreeMap::new(),
-        variant: Variant::Local,
-        local_percent: None,
-        limit_bytes: None,
-        co_run: None,
-        repeat: 0,
-        at_s: 0.0,
-        outcome: Outcome::Ok,
-        seconds: None,
-        ops_per_s: None,
-        latency_ns: None,
-        latency_histogram: Vec::new(),
-        fault_histogram: Vec::new(),
-        faults: None,
-        fault_ns: None,
-        swap_in_pages: None,
-        swap_out_pages: None,
-        cpu_user_s: None,
-        cpu_system_s: None,
-        memory_peak_bytes: None,
-        far_peak_bytes: None,
-        prefetch: None,
-        entries: None,
-        timeline: Vec::new(),
-        answer: None,
-    }
 }
 
 pub(crate) fn run_line(
@@ -410,7 +376,7 @@ impl Bench<'_> {
             co_run: (together.len() > 1).then(|| together.join("+")),
             repeat,
             at_s: self.context.began.elapsed().as_secs_f64(),
-            ..blank_sample()
+            ..Sample::default()
         }
     }
 

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::read::Results;
-use crate::record::{
-    Line, Machine, NotYet, Outcome, Prefetch, Quantiles, Run, SCHEMA, Sample, Skip, Tick,
-};
+use crate::record::{Line, Machine, NotYet, Prefetch, Quantiles, Run, SCHEMA, Sample, Skip, Tick};
 use crate::variant::Variant;
 
 /// A run line.
@@ -44,31 +42,14 @@ pub fn sample(
         run_id: "run-1".into(),
         experiment: "quick".into(),
         workload: workload.into(),
-        parameters: BTreeMap::new(),
         variant,
         local_percent: percent,
         limit_bytes: percent.map(|p| u64::from(p) * 1_000_000),
-        co_run: None,
         repeat,
         at_s: f64::from(repeat),
-        outcome: Outcome::Ok,
         seconds: Some(seconds),
-        ops_per_s: None,
-        latency_ns: None,
-        latency_histogram: vec![],
-        fault_histogram: vec![],
-        faults: None,
-        fault_ns: None,
-        swap_in_pages: None,
-        swap_out_pages: None,
-        cpu_user_s: None,
-        cpu_system_s: None,
-        memory_peak_bytes: None,
-        far_peak_bytes: None,
-        prefetch: None,
-        entries: None,
-        timeline: vec![],
         answer: Some("42".into()),
+        ..Sample::default()
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+pub use canvas_workloads::Quantiles;
 use serde::{Deserialize, Serialize};
 
 use crate::variant::Variant;
@@ -70,10 +71,11 @@ pub struct Machine {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Finished, and its answer was right.
+    #[default]
     Ok,
     /// Ended by the kernel for want of memory: a result, not a failure of the bench.
     Oom,
@@ -85,8 +87,8 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// One program, run once under one variant.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One program, run once under one variant. The default says nothing yet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The [`Run`] that it belongs to.
     pub run_id: String,
@@ -148,16 +150,6 @@ pub struct Sample {
     pub timeline: Vec<Tick>,
     /// What the program computed, in short; the same for all variants of a workload.
     pub answer: Option<String>,
-}
-
-/// Of a distribution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Quantiles {
-    pub p50: f64,
-    pub p99: f64,
-    pub p999: Option<f64>,
-    pub max: Option<f64>,
 }
 
 /// As Canvas §6.3.2 defines them.

@@ -6,27 +6,8 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
-
-use crate::record::Quantiles;
-
 /// What the program (or the client of a server) prints as its last line.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Answer {
-    /// What was computed, in short; compared with the local run's.
-    pub answer: String,
-    /// Time of the part that is measured; the whole run's when absent.
-    pub seconds: Option<f64>,
-    /// Throughput.
-    pub ops_per_s: Option<f64>,
-    /// Latency of requests or accesses.
-    pub latency_ns: Option<Quantiles>,
-    /// The same as (upper bound in ns, count).
-    pub latency_histogram: Vec<(u64, u64)>,
-    /// (seconds since the start, operations a second), where it is reported as it goes.
-    pub rates: Vec<(f64, f64)>,
-}
+pub use canvas_workloads::Output as Answer;
 
 /// Where things of one run go, and how large it is.
 #[derive(Clone, Debug)]

@@ -77,8 +77,7 @@ pub struct Plan {
     /// The fault continues a stream: fill its page as [`crate::clock::FillKind::Stream`] and the
     /// planned ones as [`crate::clock::FillKind::StreamPrefetch`].
     pub stream: bool,
-    /// One planned page of this many is to be left unmapped (0: none), see
-    /// [`Plan::leave_unmapped`].
+    /// One planned page of this many is to be left unmapped (0: none), see [`Plan::unmapped`].
     pub sample_every: u32,
     /// When the fault was a [`FaultKind::PrefetchHit`]: how many prefetched pages this one stood
     /// for, so many were used (the sum over all hits estimates the pages used). 0 otherwise.
@@ -111,11 +110,32 @@ impl Plan {
         let p = i64::from(self.start.0) + i64::from(i) * i64::from(self.stride);
         ((0..canvas_types::layout::WINDOW_PAGES as i64).contains(&p)).then_some(PageId(p as u32))
     }
-    /// Is the `i`-th page to be left in the swap cache, unmapped, so that its use is seen? The
-    /// last of each group of `sample_every`: a touch there comes when the rest has been used.
+    /// Which of the first `n` pages are to be left in the swap cache, unmapped, so that their use
+    /// is seen. `far` tells whether a page can be brought in at all.
     #[inline]
-    pub fn leave_unmapped(&self, i: u32) -> bool {
-        self.sample_every != 0 && i % self.sample_every == self.sample_every - 1
+    pub fn unmapped(&self, n: u32, far: impl Fn(PageId) -> bool) -> Unmapped {
+        let far = |i: &u32| self.page(*i).is_some_and(&far);
+        let every = self.sample_every;
+        // Only looked for where it matters.
+        let last_far = (every != 0).then(|| (0..n).rev().find(far)).flatten();
+        Unmapped { every, last_far }
+    }
+}
+
+/// The pages of a plan that are left unmapped; from [`Plan::unmapped`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unmapped {
+    every: u32,
+    /// Left unmapped where the plan's own choice is not far.
+    last_far: Option<u32>,
+}
+
+impl Unmapped {
+    /// Is the `i`-th page of the plan one of them? The last of each group of `sample_every` is: a
+    /// touch there comes when the rest has been used.
+    #[inline]
+    pub fn contains(&self, i: u32) -> bool {
+        self.every != 0 && (i % self.every == self.every - 1 || self.last_far == Some(i))
     }
 }
 
@@ -506,10 +526,7 @@ impl Prefetcher {
             return Some(Plan::NONE);
         }
         put(&way.hits, 1);
-        Some(Plan {
-            way: set.index(way),
-            ..self.first_plan(way, page, d)
-        })
+        Some(self.first_plan(set, way, page, d))
     }
 
     /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the
@@ -520,14 +537,11 @@ impl Prefetcher {
         };
         put(&way.stride, delta as i32 as u32);
         put(&way.hits, 1);
-        Plan {
-            way: set.index(way),
-            ..self.first_plan(way, page, delta)
-        }
+        self.first_plan(set, way, page, delta)
     }
 
     /// The first, short plan of a stream.
-    fn first_plan(&self, way: &Way, page: PageId, stride: i64) -> Plan {
+    fn first_plan(&self, set: &Set, way: &Way, page: PageId, stride: i64) -> Plan {
         let window = self.allowed().min(2);
         put(&way.window, window);
         put(&way.weight, window);
@@ -540,6 +554,7 @@ impl Prefetcher {
             stride: stride as i32,
             count: window,
             sample_every: window,
+            way: set.index(way),
             ..Plan::NONE
         }
     }

@@ -442,14 +442,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     };
     let mut issued = 0u64;
     let (mut reached, mut marked) = (0, false);
-    // The last page that is far at all: left unmapped where the plan's own choice is not far.
-    let last_far = (0..most)
-        .rev()
-        .find(|i| {
-            plan.page(*i)
-                .is_some_and(|p| word::load(areas::word(p.0)).state() == State::Far)
-        })
-        .filter(|_| plan.sample_every != 0);
+    let unmapped = plan.unmapped(most, |p| word::load(areas::word(p.0)).state() == State::Far);
     for i in 0..most {
         reached = i + 1;
         let Some(page) = plan.page(i) else { break };
@@ -477,7 +470,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         }
         issued += 1;
         trace::note(page.0, Kind::Prefetch);
-        let leave = plan.leave_unmapped(i) || last_far == Some(i);
+        let leave = unmapped.contains(i);
         // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
         let mark = if leave {
             flag::PREFETCHED

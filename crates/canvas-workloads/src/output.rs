@@ -1,14 +1,17 @@
 //! What a program prints, and the times that it is made from.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// The result of a run, printed as one JSON object; the bench reads it as its `workload::Answer`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+/// The result of a run, printed as one JSON object; the bench reads it back, from programs and
+/// clients that are not ours too.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Output {
     /// What was computed, in short; depends on nothing but sizes and seed.
     pub answer: String,
-    /// Time of the part that is measured: making and checking the data is excluded.
+    /// Time of the part that is measured: making and checking the data is excluded. The whole
+    /// run's when absent.
     pub seconds: Option<f64>,
     /// Throughput of that part; docs/WORKLOADS.md says of what.
     pub ops_per_s: Option<f64>,
@@ -24,7 +27,7 @@ pub struct Output {
 }
 
 /// Of a distribution, in ns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Quantiles {
     pub p50: f64,

@@ -279,7 +279,6 @@ pub fn table(samples: &[Sample]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::blank_sample;
 
     fn sample(variant: Variant, percent: Option<u32>, seconds: f64) -> Sample {
         Sample {
@@ -288,7 +287,7 @@ mod tests {
             variant,
             local_percent: percent,
             seconds: Some(seconds),
-            ..blank_sample()
+            ..Sample::default()
         }
     }
 

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::Duration;
 
+use super::Bench;
 use super::plan::{self, Member, Set};
 use super::program::{self, Job, Stopped};
-use super::{Bench, blank_sample};
-use crate::record::Outcome;
+use crate::record::{Outcome, Sample};
 use crate::registry;
 use crate::variant::Variant;
 
@@ -85,7 +85,7 @@ impl Bench<'_> {
             look_every: LOOK_EVERY,
             expected: None,
         };
-        let sample = program::run(&self.context, &job, blank_sample())?;
+        let sample = program::run(&self.context, &job, Sample::default())?;
         let _ = fs::remove_dir_all(scratch);
         Ok(match (sample.outcome, sample.memory_peak_bytes) {
             (Outcome::Ok, Some(bytes)) if bytes > 0 => Ok(Need {

@@ -48,11 +48,12 @@ impl Program {
         assert_eq!(plan.stands_for > 0, hit);
         self.estimate += plan.stands_for;
         self.behind.extend(plan.behind.map(|p| p.0));
+        let unmapped = plan.unmapped(plan.count, |_| true);
         for i in 0..plan.count {
             let Some(p) = plan.page(i) else { break };
             assert_ne!(p.0, page, "the faulting page is not planned");
             self.prefetched += 1;
-            if plan.leave_unmapped(i) {
+            if unmapped.contains(i) {
                 self.unmapped.insert(p.0)
             } else {
                 self.here.insert(p.0)
@@ -272,14 +273,22 @@ fn a_sample_is_left_unmapped() {
         sample_every: SAMPLE_EVERY,
         ..Plan::NONE
     };
-    assert_eq!((0..64).filter(|i| plan.leave_unmapped(*i)).count(), 8);
-    assert!(!(0..64).any(|i| {
-        Plan {
-            sample_every: 0,
-            ..plan
-        }
-        .leave_unmapped(i)
-    }));
+    let left = |plan: &Plan, n, far: fn(PageId) -> bool| -> Vec<u32> {
+        let unmapped = plan.unmapped(n, far);
+        (0..n).filter(|i| unmapped.contains(*i)).collect()
+    };
+    assert_eq!(left(&plan, 64, |_| true), [7, 15, 23, 31, 39, 47, 55, 63]);
+    assert_eq!(
+        left(&plan, 20, |p| p.0 < 8 + 14),
+        [7, 13, 15],
+        "the last one that is far too"
+    );
+    assert_eq!(left(&plan, 20, |_| false), [7, 15]);
+    let unsampled = Plan {
+        sample_every: 0,
+        ..plan
+    };
+    assert_eq!(left(&unsampled, 64, |_| panic!("nobody asks")), [0; 0]);
     assert_eq!(plan.page(64), None);
     let down = Plan {
         start: PageId(1),

@@ -193,6 +193,11 @@ impl Sim {
         word::load(&self.words[page])
     }
 
+    /// Plans may name pages behind the last one.
+    fn is_far(&self, page: usize) -> bool {
+        page < self.words.len() && self.word(page).state() == State::Far
+    }
+
     fn touch(&mut self, page: usize, thread: u32) {
         let w = self.word(page);
         if std::mem::replace(&mut self.untouched_prefetch[page], false) {
@@ -255,26 +260,18 @@ impl Sim {
         if plan.count == 0 {
             return;
         }
-        let far = |me: &Self, i: u32| {
-            plan.page(i).is_some_and(|p| {
-                p.index() < me.words.len() && me.word(p.index()).state() == State::Far
-            })
-        };
-        let last_far = (0..plan.count)
-            .rev()
-            .find(|i| far(self, *i))
-            .filter(|_| plan.sample_every != 0);
+        let unmapped = plan.unmapped(plan.count, |p| self.is_far(p.index()));
         let mut marked = false;
         for i in 0..plan.count {
             let Some(page) = plan.page(i).map(PageId::index) else {
                 break;
             };
-            if page >= self.words.len() || self.word(page).state() != State::Far {
+            if !self.is_far(page) {
                 continue;
             }
             self.out.prefetched += 1;
             self.untouched_prefetch[page] = true;
-            if (plan.leave_unmapped(i) || last_far == Some(i)) && self.cache_cap > 0 {
+            if unmapped.contains(i) && self.cache_cap > 0 {
                 marked = true;
                 self.make_room();
                 self.set(
