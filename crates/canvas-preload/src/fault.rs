@@ -4,7 +4,7 @@
 //! the program's heap, takes a lock that the program can hold, or calls a hooked function.
 
 use canvas_pager::clock::FillKind;
-use canvas_pager::prefetch::{FaultKind, Plan};
+use canvas_pager::prefetch::{Done, FaultKind, Plan};
 use canvas_pager::slot;
 use canvas_pager::trace::Kind;
 use canvas_pager::word::{self, State, Word, flag};
@@ -311,7 +311,7 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
     cache::slots().finish(taken);
     if prefetched {
         PREFETCHERS.streams.on_used(1);
-        count(Counter::PrefetchUsed, u64::from(PREFETCHERS.weight()));
+        count(Counter::PrefetchUsed, u64::from(plan.stands_for));
         count(Counter::CacheHitPrefetch, 1);
     } else if !traced {
         count(Counter::FaultSecondChance, 1);
@@ -440,11 +440,14 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         n: 0,
         old: [Word(0); STAGING_PAGES],
     };
-    let mut issued = 0u64;
-    let (mut reached, mut marked) = (0, false);
+    let mut done = Done {
+        reached: 0,
+        issued: 0,
+        marked: 0,
+    };
     let unmapped = plan.unmapped(most, |p| word::load(areas::word(p.0)).state() == State::Far);
     for i in 0..most {
-        reached = i + 1;
+        done.reached = i + 1;
         let Some(page) = plan.page(i) else { break };
         let w = areas::word(page.0);
         let cur = word::load(w);
@@ -468,7 +471,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
             poison(page.0, cur);
             continue;
         }
-        issued += 1;
+        done.issued += 1;
         trace::note(page.0, Kind::Prefetch);
         let leave = unmapped.contains(i);
         // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
@@ -480,7 +483,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         if (leave || trace::records(page.0))
             && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark)
         {
-            marked |= leave;
+            done.marked += u32::from(leave);
             run.flush(ctx, kind);
             continue;
         }
@@ -493,10 +496,10 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     run.flush(ctx, kind);
     PREFETCHERS
         .streams
-        .carried_out(freeze::thread_hash() as u32, plan, reached, marked);
-    if issued > 0 {
-        count(Counter::PrefetchIssued, issued);
-        count(Counter::PagesIn, issued);
+        .carried_out(freeze::thread_hash() as u32, plan, &done);
+    if done.issued > 0 {
+        count(Counter::PrefetchIssued, u64::from(done.issued));
+        count(Counter::PagesIn, u64::from(done.issued));
         if account::short_of_room() {
             account::wake_reclaimer();
         }

@@ -299,7 +299,10 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     }
     if cur.has(flag::PREFETCHED) && published {
         PREFETCHERS.streams.on_unused(1);
-        count(Counter::PrefetchUnused, u64::from(PREFETCHERS.weight()));
+        count(
+            Counter::PrefetchUnused,
+            u64::from(PREFETCHERS.unused_stands_for()),
+        );
     }
     count(Counter::PagesOut, 1);
     match outcome.kind {

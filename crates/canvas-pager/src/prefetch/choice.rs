@@ -81,9 +81,9 @@ impl Prefetchers {
         }
     }
 
-    /// Pages that each prefetched page left unmapped stands for, when it is found used or unused:
-    /// all others but the streams leave every page unmapped, as the kernel does.
-    pub fn weight(&self) -> u32 {
+    /// Pages that a prefetched page stands for that was left unmapped and is written out without a
+    /// touch: all others but the streams leave every page unmapped, as the kernel does.
+    pub fn unused_stands_for(&self) -> u32 {
         match self.chosen() {
             Prefetch::Streams => SAMPLE_EVERY,
             _ => 1,
@@ -155,6 +155,6 @@ mod tests {
             let ask = all.on_fault(3, PageId(page), FaultKind::Demand, || None);
             assert_eq!(ask, own.on_fault(3, PageId(page), FaultKind::Demand));
         }
-        assert_eq!(all.weight(), SAMPLE_EVERY);
+        assert_eq!(all.unused_stands_for(), SAMPLE_EVERY);
     }
 }

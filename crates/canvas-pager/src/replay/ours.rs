@@ -12,7 +12,7 @@ use super::{Op, Trace};
 use crate::clock::{Clock, ClockParams, EpochClock, FillKind, Run, VictimBatch};
 use crate::prefetch::choice::Prefetchers;
 use crate::prefetch::readahead::Area;
-use crate::prefetch::{FaultKind, Plan};
+use crate::prefetch::{Done, FaultKind, Plan};
 use crate::table::{CHUNK_PAGES, PageTable};
 use crate::word::{self, State, Word, flag};
 
@@ -261,7 +261,7 @@ impl Sim {
             return;
         }
         let unmapped = plan.unmapped(plan.count, |p| self.is_far(p.index()));
-        let mut marked = false;
+        let (mut issued, mut marked) = (0, 0);
         for i in 0..plan.count {
             let Some(page) = plan.page(i).map(PageId::index) else {
                 break;
@@ -270,9 +270,10 @@ impl Sim {
                 continue;
             }
             self.out.prefetched += 1;
+            issued += 1;
             self.untouched_prefetch[page] = true;
             if unmapped.contains(i) && self.cache_cap > 0 {
-                marked = true;
+                marked += 1;
                 self.make_room();
                 self.set(
                     page,
@@ -292,9 +293,12 @@ impl Sim {
                 );
             }
         }
-        self.prefetchers
-            .streams
-            .carried_out(thread, plan, plan.count, marked);
+        let done = Done {
+            reached: plan.count,
+            issued,
+            marked,
+        };
+        self.prefetchers.streams.carried_out(thread, plan, &done);
     }
 
     fn set(&self, page: usize, w: Word) {
