@@ -92,6 +92,7 @@ endef
 
 deps-test: ## Install the programs that the tests run (Debian packages; sudo when not root)
 	$(call install,$(TEST_PACKAGES))
+	python3 tests/vm/kernel.py
 
 deps-demo: ## Install the programs that the demonstration runs
 	$(call install,$(DEMO_PACKAGES))

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use plan::{Cell, Plan, Request, Set};
-use program::{Context, Job, Stopped};
+use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
 use results::Results;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -114,25 +114,6 @@ struct Bench<'a> {
     hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
 }
 
-/// Why a run of the bench ended early.
-#[derive(Debug)]
-enum Fail {
-    Sentence(String),
-    Stopped(i32),
-}
-
-impl From<String> for Fail {
-    fn from(s: String) -> Fail {
-        Fail::Sentence(s)
-    }
-}
-
-impl From<Stopped> for Fail {
-    fn from(s: Stopped) -> Fail {
-        Fail::Stopped(s.0)
-    }
-}
-
 /// Runs what was asked for; the table goes to `print`. An error is one sentence about bad input or
 /// a host that cannot do it; then nothing was changed, or it was changed back.
 pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, String> {
@@ -149,7 +130,8 @@ pub(crate) fn run_with(
     fs::create_dir_all(&request.cache)
         .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
     let undo = Undo::begin(&request.guardian)?;
-    let scratch = std::env::temp_dir().join(format!("canvas-bench-{}", new_run_id()));
+    let run_id = new_run_id();
+    let scratch = std::env::temp_dir().join(format!("canvas-bench-{run_id}"));
     undo.note(Step::RemoveTree {
         path: scratch.clone(),
     })?;
@@ -167,7 +149,7 @@ pub(crate) fn run_with(
             canvas: &request.canvas,
             began,
         },
-        run_id: new_run_id(),
+        run_id,
         scratch,
         results,
         progress: Progress::new(total_runs(&plan), cfg!(test)),

@@ -4,37 +4,17 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use canvas_types::procfs::{Stat, memory_bytes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// What /proc/PID/stat says of a process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stat {
-    /// Letter of its state; Z is a zombie.
-    pub state: u8,
-    /// Parent.
-    pub parent: u32,
-    /// Process group.
-    pub group: u32,
-    /// When it started, in clock ticks since boot: with the pid, its identity.
-    pub start_ticks: u64,
-}
-
-/// Reads a line of /proc/PID/stat. The name may hold anything, so the last parenthesis counts.
-pub fn parse_stat(line: &str) -> Option<Stat> {
-    let (_, rest) = line.rsplit_once(')')?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    Some(Stat {
-        state: *fields.first()?.as_bytes().first()?,
-        parent: fields.get(1)?.parse().ok()?,
-        group: fields.get(2)?.parse().ok()?,
-        start_ticks: fields.get(19)?.parse().ok()?,
-    })
-}
-
 /// What is known of process `pid`; `None` when there is none.
 pub fn stat(pid: u32) -> Option<Stat> {
-    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    Stat::parse(
+        fs::read_to_string(format!("/proc/{pid}/stat"))
+            .ok()?
+            .as_bytes(),
+    )
 }
 
 /// All processes.
@@ -93,9 +73,7 @@ pub fn tree(root: u32, start_ticks: u64) -> Vec<u32> {
 pub fn anonymous_bytes(pids: &[u32]) -> u64 {
     let one = |pid: &u32| {
         let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
-        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-        Some(kib << 10)
+        memory_bytes(text.as_bytes(), "RssAnon")
     };
     pids.iter().filter_map(one).sum()
 }
@@ -135,23 +113,9 @@ mod tests {
             state: b'S',
             parent,
             group,
+            threads: 1,
             start_ticks,
         }
-    }
-
-    #[test]
-    fn lines_with_any_name() {
-        let line = "42 (a) b (c) S 7 41 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 3 0 987 1000 200 1\n";
-        assert_eq!(
-            parse_stat(line),
-            Some(Stat {
-                state: b'S',
-                parent: 7,
-                group: 41,
-                start_ticks: 987
-            })
-        );
-        assert_eq!(parse_stat("1 (x) S 1"), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 
 use canvas_sys::uffd::Probe;
+use canvas_types::procfs;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde::Serialize;
 
@@ -83,8 +84,7 @@ fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 
 /// A line of /proc/meminfo in bytes.
 fn meminfo_bytes(text: &str, key: &str) -> u64 {
-    let kib = field(text, key).and_then(|v| v.trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
+    procfs::memory_bytes(text.as_bytes(), key).unwrap_or(0)
 }
 
 /// Memory of this host in bytes.

@@ -5,41 +5,19 @@ use std::fs;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use canvas_shm::segment::{CLASSES_MAX, Segment};
-
-/// Field 20 of /proc/PID/stat (threads), counted behind the name in parentheses.
-const THREADS: usize = 20 - 3;
-/// Field 22 of /proc/PID/stat (start time in clock ticks).
-const START_TICKS: usize = 22 - 3;
-
-/// The state that a process or its absence is in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ProcState {
-    /// Letter of field 3: R, S, D, T, Z...
-    pub state: u8,
-    /// Threads that are left.
-    pub threads: u64,
-    /// When it started, in clock ticks since boot.
-    pub start_ticks: u64,
-}
-
-/// Reads the line of /proc/PID/stat. The name may hold anything, so the last parenthesis counts.
-pub fn parse_stat(line: &str) -> Option<ProcState> {
-    let (_, rest) = line.rsplit_once(')')?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    Some(ProcState {
-        state: *fields.first()?.as_bytes().first()?,
-        threads: fields.get(THREADS)?.parse().ok()?,
-        start_ticks: fields.get(START_TICKS)?.parse().ok()?,
-    })
-}
+use canvas_types::procfs::Stat;
 
 /// State of process `pid`, `None` when there is none.
-pub fn proc_state(pid: u32) -> Option<ProcState> {
-    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+pub fn proc_state(pid: u32) -> Option<Stat> {
+    Stat::parse(
+        fs::read_to_string(format!("/proc/{pid}/stat"))
+            .ok()?
+            .as_bytes(),
+    )
 }
 
 /// Is the process that took the slot at `start_ticks` gone?
-fn is_dead(now: Option<ProcState>, start_ticks: u64) -> bool {
+fn is_dead(now: Option<Stat>, start_ticks: u64) -> bool {
     match now {
         None => true,
         // Another process has the number now. (0: the slot's owner has not written it yet.)
@@ -135,18 +113,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_lines_with_any_name() {
-        let line = "42 (a) b (c) S 1 42 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 3 0 987 1000 200 1\n";
-        let s = parse_stat(line).unwrap();
-        assert_eq!((s.state, s.threads, s.start_ticks), (b'S', 3, 987));
-        assert_eq!(parse_stat(""), None);
-        assert_eq!(parse_stat("1 (x) S 1"), None);
-    }
-
-    #[test]
     fn who_is_dead() {
-        let alive = ProcState {
+        let alive = Stat {
             state: b'S',
+            parent: 1,
+            group: 1,
             threads: 1,
             start_ticks: 7,
         };
@@ -158,7 +129,7 @@ mod tests {
         );
         assert!(is_dead(None, 7));
         assert!(is_dead(
-            Some(ProcState {
+            Some(Stat {
                 state: b'Z',
                 ..alive
             }),
@@ -166,7 +137,7 @@ mod tests {
         ));
         assert!(
             !is_dead(
-                Some(ProcState {
+                Some(Stat {
                     state: b'Z',
                     threads: 2,
                     ..alive

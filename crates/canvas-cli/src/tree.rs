@@ -5,6 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use canvas_types::PAGE_SIZE;
+use canvas_types::procfs::memory_bytes;
 
 /// At most this share of the time is spent on looking: the kernel walks page tables for an answer.
 const WAIT_TIMES: u32 = 20;
@@ -33,17 +34,17 @@ impl Tree {
             return None;
         }
         let pids = descendants(self.root);
-        let kib: u64 = match pids[..] {
+        let bytes: u64 = match pids[..] {
             // Nothing is shared within one process, and this answer costs no walk.
-            [only] => field(only, "status", "RssAnon:"),
+            [only] => field(only, "status", "RssAnon"),
             _ => pids
                 .iter()
-                .map(|p| field(*p, "smaps_rollup", "Pss_Anon:"))
+                .map(|p| field(*p, "smaps_rollup", "Pss_Anon"))
                 .sum(),
         };
         let took = began.elapsed();
         self.next = began + (took * WAIT_TIMES).max(Duration::from_millis(1));
-        Some((kib * 1024 / PAGE_SIZE as u64) as i64)
+        Some((bytes / PAGE_SIZE as u64) as i64)
     }
 }
 
@@ -69,14 +70,10 @@ fn descendants(root: u32) -> Vec<u32> {
     all
 }
 
-/// A number of KiB in a file of /proc/PID; 0 when the process is gone.
+/// Memory by a file of /proc/PID, in bytes; 0 when the process is gone.
 fn field(pid: u32, file: &str, name: &str) -> u64 {
-    fs::read_to_string(format!("/proc/{pid}/{file}"))
-        .unwrap_or_default()
-        .lines()
-        .find_map(|l| l.strip_prefix(name))
-        .and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    memory_bytes(text.as_bytes(), name).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -87,15 +84,15 @@ mod tests {
     #[test]
     fn memory_of_a_child_counts_and_ends_with_it() {
         let me = std::process::id();
-        let alone = field(me, "status", "RssAnon:");
+        let alone = field(me, "status", "RssAnon");
         assert!(alone > 0);
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         assert!(descendants(me).contains(&child.id()));
-        assert!(field(child.id(), "smaps_rollup", "Pss_Anon:") > 0);
+        assert!(field(child.id(), "smaps_rollup", "Pss_Anon") > 0);
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!descendants(me).contains(&child.id()));
-        assert_eq!(field(child.id(), "status", "RssAnon:"), 0);
+        assert_eq!(field(child.id(), "status", "RssAnon"), 0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use canvas_shm::{Counter, ProcSlot};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{proc, signal, uffd};
+use canvas_types::procfs::Stat;
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::state::{self, count};
@@ -95,24 +96,13 @@ pub fn take_slot() -> Option<&'static ProcSlot> {
     Some(slot)
 }
 
-/// Start time of this process in clock ticks (field 22 of /proc/self/stat).
+/// Start time of this process in clock ticks.
 fn start_ticks() -> u64 {
     let mut buf = [0u8; 1024];
     let Ok(n) = proc::read_file(c"/proc/self/stat", &mut buf) else {
         return 0;
     };
-    let after_name = buf[..n]
-        .iter()
-        .rposition(|b| *b == b')')
-        .map_or(0, |i| i + 2);
-    let field = buf[after_name..n]
-        .split(|b| *b == b' ')
-        .nth(19)
-        .unwrap_or(b"0");
-    field
-        .iter()
-        .filter(|b| b.is_ascii_digit())
-        .fold(0u64, |n, b| n * 10 + u64::from(b - b'0'))
+    Stat::parse(&buf[..n]).map_or(0, |s| s.start_ticks)
 }
 
 /// Opens and prepares a userfaultfd for this process, as the mode demands.

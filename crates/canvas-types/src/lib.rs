@@ -6,6 +6,7 @@ pub mod exit;
 pub mod layout;
 pub mod page;
 pub mod policy;
+pub mod procfs;
 pub mod sync;
 pub mod units;
 

@@ -67,6 +67,27 @@ pub struct Job<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped(pub i32);
 
+/// Why a program's run, or the bench's, ended early.
+#[derive(Debug)]
+pub enum Fail {
+    /// Something is wrong, in one sentence.
+    Sentence(String),
+    /// By this signal.
+    Stopped(i32),
+}
+
+impl From<String> for Fail {
+    fn from(sentence: String) -> Fail {
+        Fail::Sentence(sentence)
+    }
+}
+
+impl From<Stopped> for Fail {
+    fn from(stopped: Stopped) -> Fail {
+        Fail::Stopped(stopped.0)
+    }
+}
+
 /// Why waiting for a process ended before the process did.
 enum Cut {
     Stopped(i32),
@@ -182,17 +203,6 @@ pub fn run(context: &Context, job: &Job, sample: Sample) -> Result<Sample, Stopp
         outcome
     };
     Ok(sample)
-}
-
-enum Fail {
-    Sentence(String),
-    Stopped(i32),
-}
-
-impl From<String> for Fail {
-    fn from(sentence: String) -> Fail {
-        Fail::Sentence(sentence)
-    }
 }
 
 fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome, Fail> {

@@ -81,10 +81,10 @@ pub struct Figures {
 fn figures_in(version: u32, text: &str) -> Figures {
     let all = numbers(text);
     let get = |name: &str| all.get(name).copied();
-    // With zswap, pages go to the pool first; both ways count. (pswp* came to groups in 2025.)
-    let both = |a, b| match (get(a), get(b)) {
-        (Some(a), b) => Some(a + b.unwrap_or(0)),
-        _ => None,
+    // With zswap, pages go to the pool first, and pages of zeroes go nowhere; all ways count, as in
+    // the host's counters. (pswp* came to groups in 2025, after the others.)
+    let all_ways = |first, others: [&str; 2]| {
+        Some(get(first)? + others.iter().filter_map(|n| get(n)).sum::<u64>())
     };
     Figures {
         anonymous_bytes: get(if version == 1 { "total_rss" } else { "anon" }).unwrap_or(0),
@@ -93,8 +93,8 @@ fn figures_in(version: u32, text: &str) -> Figures {
         } else {
             "pgmajfault"
         }),
-        swapped_in_pages: both("pswpin", "zswpin"),
-        swapped_out_pages: both("pswpout", "zswpout"),
+        swapped_in_pages: all_ways("pswpin", ["zswpin", "swpin_zero"]),
+        swapped_out_pages: all_ways("pswpout", ["zswpout", "swpout_zero"]),
     }
 }
 
@@ -268,12 +268,15 @@ mod tests {
         assert_eq!(v1.swapped_in_pages, None, "not counted there");
         let v2 = figures_in(
             2,
-            "anon 8192\npgmajfault 3\npswpin 5\npswpout 6\nzswpin 10\nzswpout 20\n",
+            "anon 8192\npgmajfault 3\npswpin 5\npswpout 6\nzswpin 10\nzswpout 20\n\
+             swpin_zero 100\nswpout_zero 200\n",
         );
         assert_eq!(v2.anonymous_bytes, 8192);
         assert_eq!(
             (v2.swapped_in_pages, v2.swapped_out_pages),
-            (Some(15), Some(26))
+            (Some(115), Some(226))
         );
+        let before_2025 = figures_in(2, "anon 1\nzswpin 10\nswpin_zero 1\n");
+        assert_eq!(before_2025.swapped_in_pages, None, "only a part is counted");
     }
 }

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use canvas_types::procfs::memory_bytes;
+
 use super::cgroup::Controller;
 use crate::record::Machine;
 
@@ -79,16 +81,7 @@ pub fn machine(canvas: &Path) -> Machine {
         let line = cpuinfo.lines().find(|l| l.starts_with(key))?;
         Some(line.split_once(':')?.1.trim().to_owned())
     };
-    let kib = read("/proc/meminfo").and_then(|t| {
-        let line = t
-            .lines()
-            .find_map(|l| l.strip_prefix("MemTotal:").map(str::to_owned))?;
-        line.trim()
-            .trim_end_matches("kB")
-            .trim()
-            .parse::<u64>()
-            .ok()
-    });
+    let meminfo = fs::read("/proc/meminfo").unwrap_or_default();
     let mut features: BTreeMap<String, String> = SETTINGS
         .iter()
         .filter_map(|(name, path)| Some(((*name).to_owned(), read(path)?)))
@@ -98,7 +91,7 @@ pub fn machine(canvas: &Path) -> Machine {
         cpu: value("model name").unwrap_or_default(),
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         is_virtual: value("flags").is_some_and(|f| f.split(' ').any(|f| f == "hypervisor")),
-        memory_bytes: kib.unwrap_or(0) << 10,
+        memory_bytes: memory_bytes(&meminfo, "MemTotal").unwrap_or(0),
         kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default(),
         cgroup_version: Controller::find().ok().map(|c| c.version),
         features,

@@ -7,6 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use canvas_types::procfs::memory_bytes;
+
+use super::cgroup::Controller;
 use super::undo::{Held, Step, Undo};
 use crate::variant::Variant;
 
@@ -134,7 +137,7 @@ pub fn missing(variant: &Variant, cache: &Path) -> Option<String> {
     {
         return Some(format!("{name} is not installed; install util-linux"));
     }
-    if let Err(e) = super::cgroup::Controller::find() {
+    if let Err(e) = Controller::find() {
         return Some(e);
     }
     match variant {
@@ -303,6 +306,7 @@ impl Swap {
         if !Path::new(ZSWAP).exists() {
             return Ok(());
         }
+        let charges_pool = Controller::find().is_ok_and(|c| c.version == 2);
         let mut set = |name: &str, text: &str| {
             let path = PathBuf::from(ZSWAP).join(name);
             let before = fs::read_to_string(&path)
@@ -320,6 +324,12 @@ impl Swap {
         if enabled {
             // A kernel without lz4 for zswap keeps its own; the machine's features name it.
             let _ = set("compressor", "lz4");
+            if charges_pool {
+                // The pool is within the group's limit. Without the shrinker nothing makes the
+                // kernel write it out, and a program whose pages compress badly is ended for want
+                // of memory although swap is free. Kernels before 6.8 have none.
+                let _ = set("shrinker_enabled", "Y");
+            }
         }
         set("enabled", if enabled { "Y" } else { "N" })
     }
@@ -368,17 +378,9 @@ impl Swap {
         if !self.zswap {
             return used;
         }
-        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kib = |name: &str| {
-            let line = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
-            line.trim()
-                .trim_end_matches("kB")
-                .trim()
-                .parse::<u64>()
-                .ok()
-        };
-        let pool = kib("Zswap:").unwrap_or(0) << 10;
-        let original = kib("Zswapped:").unwrap_or(0) << 10;
+        let meminfo = fs::read("/proc/meminfo").unwrap_or_default();
+        let pool = memory_bytes(&meminfo, "Zswap").unwrap_or(0);
+        let original = memory_bytes(&meminfo, "Zswapped").unwrap_or(0);
         pool + used.saturating_sub(original)
     }
 }

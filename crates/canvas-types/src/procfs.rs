@@ -1,0 +1,107 @@
+//! What files of /proc say. Their readers hand over the bytes: a process may have any name, and
+//! text that is not UTF-8 is in its files then.
+
+use core::str::FromStr;
+
+/// Field 3 of /proc/PID/stat, the first behind the name.
+const STATE: usize = 3;
+const PARENT: usize = 4;
+const GROUP: usize = 5;
+const THREADS: usize = 20;
+const START_TICKS: usize = 22;
+
+/// What /proc/PID/stat says of a process (proc_pid_stat(5)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// Letter of its state: R, S, D, T; Z is a zombie.
+    pub state: u8,
+    /// Parent.
+    pub parent: u32,
+    /// Process group.
+    pub group: u32,
+    /// Threads that are left.
+    pub threads: u64,
+    /// When it started, in clock ticks since boot: with the pid, its identity.
+    pub start_ticks: u64,
+}
+
+impl Stat {
+    /// Reads the line. `None` when it is cut short, and for a process that is being reaped, whose
+    /// group is -1.
+    pub fn parse(line: &[u8]) -> Option<Stat> {
+        // The name may hold anything, so the last parenthesis counts.
+        let end = line.iter().rposition(|b| *b == b')')?;
+        let rest = &line[end + 1..];
+        let field = |n: usize| words(rest).nth(n - STATE);
+        Some(Stat {
+            state: *field(STATE)?.first()?,
+            parent: number(field(PARENT)?)?,
+            group: number(field(GROUP)?)?,
+            threads: number(field(THREADS)?)?,
+            start_ticks: number(field(START_TICKS)?)?,
+        })
+    }
+}
+
+/// The line "NAME:   N kB" of /proc/meminfo, /proc/PID/status or smaps, in bytes; `None` when there
+/// is none.
+pub fn memory_bytes(text: &[u8], name: &str) -> Option<u64> {
+    let value = text
+        .split(|b| *b == b'\n')
+        .find_map(|l| l.strip_prefix(name.as_bytes())?.strip_prefix(b":"))?;
+    let kib: u64 = number(words(value).next()?)?;
+    kib.checked_mul(1024)
+}
+
+fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty())
+}
+
+fn number<N: FromStr>(word: &[u8]) -> Option<N> {
+    core::str::from_utf8(word).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEHIND: &[u8] =
+        b" S 7 41 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 3 0 987 1000 200 18446744073709551615 1\n";
+
+    #[test]
+    fn stat_lines_with_any_name() {
+        let names: [&[u8]; 6] = [b"cat", b"a) b (c", b") S 1 1", b"", b"caf\xe9\xff", b"a\nb"];
+        for name in names {
+            let line = [b"42 (", name, b")", BEHIND].concat();
+            let want = Stat {
+                state: b'S',
+                parent: 7,
+                group: 41,
+                threads: 3,
+                start_ticks: 987,
+            };
+            assert_eq!(Stat::parse(&line), Some(want), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn lines_that_say_too_little() {
+        assert_eq!(Stat::parse(b""), None);
+        assert_eq!(Stat::parse(b"1 (x"), None);
+        assert_eq!(Stat::parse(b"1 (x)"), None);
+        assert_eq!(Stat::parse(b"1 (x) S 1"), None);
+        let reaped = b"1 (x) X 0 -1 -1 0 -1 4 1 2 3 4 5 6 7 8 20 0 0 0 987 0\n";
+        assert_eq!(Stat::parse(reaped), None);
+    }
+
+    #[test]
+    fn memory_by_its_whole_name() {
+        let text = b"Name:\tcaf\xe9 5 kB\nRssAnonX:\t1 kB\nRssAnon:\t   12 kB\nRssFile:\tmany kB\nEmpty:\nHuge:\t18446744073709551615 kB\n";
+        assert_eq!(memory_bytes(text, "RssAnon"), Some(12 << 10));
+        assert_eq!(memory_bytes(text, "RssAnonX"), Some(1 << 10));
+        for none in ["Rss", "RssFile", "RssShmem", "Empty", "Huge"] {
+            assert_eq!(memory_bytes(text, none), None, "{none}");
+        }
+    }
+}
