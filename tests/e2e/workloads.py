@@ -10,13 +10,20 @@ def workload(r, name, mib, *flags):
     if not r.session.canvas:
         raise Skip("the program is canvas itself")
     c = r.call([r.session.canvas, "workload", name, "--mib", mib, *flags], tag=name)
+    return answer_of(c, name)
+
+
+def answer_of(c, name):
+    """The answer that a built-in program printed."""
     try:
         lines = c.out().splitlines()
         got = json.loads(lines[-1])
     except (IndexError, ValueError):
         raise Failure(f"{name}: its last line is no JSON: {c.out()[-300:]!r}\n{c.tail()}") from None
-    r.require(got["answer"], f"{name} gave no answer")
-    r.require(got["seconds"] > 0 and got["ops_per_s"] > 0, f"{name} did nothing: {got}")
+    if not got["answer"]:
+        raise Failure(f"{name} gave no answer")
+    if got["seconds"] <= 0 or got["ops_per_s"] <= 0:
+        raise Failure(f"{name} did nothing: {got}")
     return got["answer"]
 
 

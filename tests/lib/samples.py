@@ -118,7 +118,7 @@ def realistic(seed):
                 m.sample("canvas-fig2", name, variant, 25, repeat, solo, **o)
                 beside = solo * (1.1 if variant == "canvas" else 1.6 + 1.3 * m.random.random())
                 m.sample("canvas-fig2", name, variant, 25, repeat, beside, co_run=together, **o)
-    for prefetcher in ("leap", "stride", "none"):
+    for prefetcher in ("leap", "streams", "none"):
         for repeat in range(3):
             m.sample("canvas-table5", "spark-lr", "canvas", 25, repeat, 11.0, timeline=False,
                      parameters={"prefetcher": prefetcher})
@@ -134,8 +134,8 @@ def realistic(seed):
     m.lines += [
         {"kind": "skip", "run_id": "run-1", "experiment": "quick", "workload": "spark-lr", "variant": None,
          "reason": "pyspark is not installed; run canvas bench --prepare"},
-        {"kind": "not_yet", "run_id": "run-1", "experiment": "canvas-table4",
-         "waits_for": "a switch that turns reservations of swap entries off"},
+        {"kind": "not_yet", "run_id": "run-1", "experiment": "canvas-table5",
+         "waits_for": "the two-tier prefetcher (patterns by thread and by reference): canvas has one tier"},
     ]
     return m.lines
 

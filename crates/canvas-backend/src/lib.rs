@@ -16,7 +16,7 @@ pub mod pool;
 pub mod queue;
 
 pub use backend::{Backend, BufId, Completion, Done, Failure, Op, PageBuffers, Request};
-pub use canvas_swap::{Lz, LzScratch, PoolBudget};
+pub use canvas_swap::{Chosen, Lz, LzScratch, PoolBudget};
 pub use pool::{
     Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard, PoolStats, Scratch, SlotMem,
     StoreError,

@@ -90,7 +90,17 @@ const CANVAS: Below = Below::Canvas(&[]);
 pub const ALL_BELOW: [Below; 5] = [Below::Local, CANVAS, Below::Zram, Below::Zswap, Below::Disk];
 /// A limit that is never reached: the program is managed, and nothing is paged out.
 const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
+const NO_RESERVATIONS: Below = Below::Canvas(&["--reservations", "off"]);
+const UNCOMPRESSED: Below = Below::Canvas(&["--codec", "none"]);
 const PEERS: &[Below] = &[Below::Local, CANVAS, Below::Zram];
+/// FastSwap's tables: with and without compression, beside the kernel's ways.
+const TABLES: &[Below] = &[
+    Below::Local,
+    CANVAS,
+    UNCOMPRESSED,
+    Below::Zswap,
+    Below::Disk,
+];
 /// Repeats of an experiment that does not say otherwise.
 pub const REPEATS: u32 = 5;
 
@@ -225,7 +235,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "fastswap-tables",
-        about: "Spark and redis on a disk swap file, on zswap and on canvas: speed, pages a second, far bytes",
+        about: "Spark and redis on disk, on zswap and on canvas with and without compression: speed, pages a second, far bytes",
         paper: Some("FastSwap, tables I-III"),
         parts: &[
             Part {
@@ -235,20 +245,18 @@ pub const EXPERIMENTS: &[Experiment] = &[
                     program("spark-bayes"),
                     program("spark-pagerank"),
                 ],
-                variants: &[Below::Local, CANVAS, Below::Zswap, Below::Disk],
+                variants: TABLES,
                 percents: &[75, 50],
                 how: How::Alone,
             },
             Part {
                 programs: &[program("spark-lr"), program("redis-ycsb-c")],
-                variants: &[Below::Local, CANVAS, Below::Zswap, Below::Disk],
+                variants: TABLES,
                 percents: &[50],
                 how: How::Together,
             },
         ],
-        not_yet: &[
-            "a pool without compression (column FS-baseline): canvas run has no flag for it",
-        ],
+        not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
         time_max: None,
@@ -288,22 +296,22 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "canvas-fig4",
-        about: "allocation of swap entries and swap-out throughput with 1 to 16 threads",
+        about: "allocation of swap entries and swap-out with 1 to 16 threads, with and without reservations",
         paper: Some("Canvas, figure 4 (and figure 12)"),
         parts: &[Part {
             programs: &THREADS,
-            variants: &[CANVAS, Below::Zram],
+            variants: &[CANVAS, NO_RESERVATIONS, Below::Zram],
             percents: &[25],
             how: How::Alone,
         }],
-        not_yet: &["allocation without reservations: canvas run has no flag for it"],
+        not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
         time_max: None,
     },
     Experiment {
         name: "canvas-table4",
-        about: "swap-out throughput of programs that run together",
+        about: "swap-out throughput of programs that run together, with and without reservations",
         paper: Some("Canvas, table 4"),
         parts: &[Part {
             programs: &[
@@ -312,18 +320,18 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 program("xgboost"),
                 program("spark-lr"),
             ],
-            variants: &[CANVAS, Below::Zram],
+            variants: &[CANVAS, NO_RESERVATIONS, Below::Zram],
             percents: &[25],
             how: How::Together,
         }],
-        not_yet: &["allocation without reservations: canvas run has no flag for it"],
+        not_yet: &[],
         repeats: REPEATS,
         scale: 1.0,
         time_max: None,
     },
     Experiment {
         name: "canvas-table5",
-        about: "contribution and accuracy of prefetching: Spark beside the native programs",
+        about: "contribution and accuracy of prefetchers: streams, Leap and the kernel's, under Spark",
         paper: Some("Canvas, table 5"),
         parts: &[Part {
             programs: &[
@@ -331,13 +339,17 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 program("spark-kmeans"),
                 program("spark-triangles"),
             ],
-            variants: &[CANVAS, Below::Canvas(&["--no-prefetch"]), Below::Zram],
+            variants: &[
+                CANVAS,
+                Below::Canvas(&["--prefetch", "leap"]),
+                Below::Canvas(&["--prefetch", "readahead"]),
+                Below::Canvas(&["--prefetch", "none"]),
+                Below::Zram,
+            ],
             percents: &[25],
             how: How::Alone,
         }],
         not_yet: &[
-            "Leap as a prefetcher: canvas run cannot select one",
-            "the kernel's readahead policy inside of canvas: canvas run cannot select it",
             "the two-tier prefetcher (patterns by thread and by reference): canvas has one tier",
         ],
         repeats: REPEATS,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use canvas_pager::replay::synthetic;
 use canvas_types::units::{Amount, Size};
+use canvas_types::{Codec, Prefetch};
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -127,7 +128,20 @@ pub struct RunArgs {
     #[arg(long, env = "CANVAS_REQUIRE", value_parser = switch(), hide_env_values = true)]
     pub require: bool,
 
-    /// Never bring pages back before they are touched.
+    /// How evicted pages are stored.
+    #[arg(long, env = "CANVAS_CODEC", value_enum, default_value_t = CodecArg::Lz4, hide_env_values = true)]
+    pub codec: CodecArg,
+
+    /// Whether a page keeps its swap entry when it comes back, so that its next eviction takes no
+    /// lock.
+    #[arg(long, env = "CANVAS_RESERVATIONS", value_enum, default_value_t = SwitchArg::On, hide_env_values = true)]
+    pub reservations: SwitchArg,
+
+    /// Who decides which pages are brought back before they are touched [default: streams].
+    #[arg(long, env = "CANVAS_PREFETCH", value_enum, hide_env_values = true)]
+    pub prefetch: Option<PrefetchArg>,
+
+    /// The same as --prefetch none: never bring pages back before they are touched.
     #[arg(long, env = "CANVAS_NO_PREFETCH", value_parser = switch(), hide_env_values = true)]
     pub no_prefetch: bool,
 
@@ -156,6 +170,57 @@ pub enum ModeArg {
     Signal,
     /// Handler threads resolve faults; needs privilege, serves programs that signal mode cannot.
     Thread,
+}
+
+/// `--codec`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CodecArg {
+    /// Compressed with lz4 where that saves enough.
+    Lz4,
+    /// As they are; pages of one repeated value take no room all the same.
+    None,
+}
+
+/// `--reservations`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum SwitchArg {
+    /// Entries stay with their pages (Canvas, section 5.1).
+    On,
+    /// The entry is freed when its page comes in, and each eviction allocates one, as in Linux.
+    Off,
+}
+
+/// `--prefetch`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum PrefetchArg {
+    /// Streams of each thread, gated by measured accuracy.
+    Streams,
+    /// Leap: the majority of the last 32 fault deltas of the process.
+    Leap,
+    /// The kernel's swap readahead: up to 8 pages around the fault, by the hits of the last ones.
+    Readahead,
+    /// Nobody.
+    None,
+}
+
+impl From<PrefetchArg> for Prefetch {
+    fn from(arg: PrefetchArg) -> Prefetch {
+        match arg {
+            PrefetchArg::Streams => Prefetch::Streams,
+            PrefetchArg::Leap => Prefetch::Leap,
+            PrefetchArg::Readahead => Prefetch::Readahead,
+            PrefetchArg::None => Prefetch::None,
+        }
+    }
+}
+
+impl From<CodecArg> for Codec {
+    fn from(arg: CodecArg) -> Codec {
+        match arg {
+            CodecArg::Lz4 => Codec::Lz4,
+            CodecArg::None => Codec::None,
+        }
+    }
 }
 
 /// Flags of `canvas doctor`.
@@ -194,6 +259,9 @@ pub struct ReplayArgs {
     /// Seed of a made-up string.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "synthetic")]
     pub seed: u64,
+    /// Who prefetches in the columns with prefetch.
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = PrefetchArg::Streams)]
+    pub prefetch: PrefetchArg,
     /// Local memory in percent of the footprint, separated by commas.
     #[arg(
         long,

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
-use canvas_types::PAGE_SIZE;
 use canvas_types::units::{Amount, Size};
+use canvas_types::{Codec, PAGE_SIZE, Prefetch};
 
-use crate::args::{ModeArg, RunArgs};
+use crate::args::{ModeArg, RunArgs, SwitchArg};
 use crate::error::Failure;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
@@ -34,8 +34,12 @@ pub struct Options {
     pub trace: Option<PathBuf>,
     /// A program that cannot be managed is an error.
     pub require: bool,
-    /// Never prefetch.
-    pub no_prefetch: bool,
+    /// How far pages are stored.
+    pub codec: Codec,
+    /// A page keeps its swap entry when it comes in.
+    pub reservations: bool,
+    /// Who prefetches.
+    pub prefetch: Prefetch,
 }
 
 impl Options {
@@ -67,7 +71,9 @@ impl Options {
             stats: args.stats.clone(),
             trace: args.trace.clone(),
             require: args.require,
-            no_prefetch: args.no_prefetch,
+            codec: args.codec.into(),
+            reservations: args.reservations == SwitchArg::On,
+            prefetch: prefetch(args)?,
         })
     }
 
@@ -85,14 +91,28 @@ impl Options {
         let flags = [
             (self.require, config_flag::REQUIRE),
             (self.trace.is_some(), config_flag::TRACE),
-            (self.no_prefetch, config_flag::NO_PREFETCH),
+            (!self.reservations, config_flag::NO_RESERVATIONS),
         ];
         let bits = flags
             .iter()
             .filter(|(set, _)| *set)
             .fold(0, |bits, (_, bit)| bits | bit);
         config.flags.store(bits, Relaxed);
+        config.codec.store(self.codec as u32, Relaxed);
+        config.prefetch.store(self.prefetch as u32, Relaxed);
         config.runner_pid.store(std::process::id(), Relaxed);
+    }
+}
+
+/// `--no-prefetch` is `--prefetch none` by another name.
+fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
+    match (args.no_prefetch, args.prefetch.map(Prefetch::from)) {
+        (true, None | Some(Prefetch::None)) => Ok(Prefetch::None),
+        (true, Some(other)) => Err(Failure::run(format!(
+            "--no-prefetch and --prefetch {} exclude each other; write one of them",
+            other.name()
+        ))),
+        (false, chosen) => Ok(chosen.unwrap_or(Prefetch::Streams)),
     }
 }
 
@@ -134,6 +154,10 @@ mod tests {
             (None, 4 << 30, 32 << 20)
         );
         assert_eq!(o.mode, ModeArg::Auto);
+        assert_eq!(
+            (o.codec, o.reservations, o.prefetch),
+            (Codec::Lz4, true, Prefetch::Streams)
+        );
     }
 
     #[test]
@@ -195,9 +219,39 @@ mod tests {
             (c.pool_bytes.load(Relaxed), c.swap_cache_bytes.load(Relaxed)),
             (1 << 30, 32 << 20)
         );
+        assert_eq!(c.flags.load(Relaxed), config_flag::REQUIRE);
         assert_eq!(
-            c.flags.load(Relaxed),
-            config_flag::REQUIRE | config_flag::NO_PREFETCH
+            (c.codec(), c.reservations(), c.prefetch()),
+            (Codec::Lz4, true, Prefetch::None)
+        );
+        options(&["--codec", "none", "--reservations", "off"])
+            .unwrap()
+            .write_to(c);
+        assert_eq!(
+            (c.codec(), c.reservations(), c.prefetch()),
+            (Codec::None, false, Prefetch::Streams)
+        );
+    }
+
+    #[test]
+    fn no_prefetch_is_another_name_for_none() {
+        let who = |flags: &[&str]| options(flags).map(|o| o.prefetch);
+        for (flags, want) in [
+            (&["--prefetch", "leap"][..], Prefetch::Leap),
+            (&["--prefetch", "readahead"], Prefetch::Readahead),
+            (&["--prefetch", "none"], Prefetch::None),
+            (&["--no-prefetch"], Prefetch::None),
+            (&["--no-prefetch", "--prefetch", "none"], Prefetch::None),
+        ] {
+            assert_eq!(who(flags).unwrap(), want, "{flags:?}");
+        }
+        let f = who(&["--no-prefetch", "--prefetch", "leap"]).unwrap_err();
+        assert_eq!(
+            (f.code, f.sentence.as_str()),
+            (
+                125,
+                "--no-prefetch and --prefetch leap exclude each other; write one of them"
+            )
         );
     }
 }

@@ -54,7 +54,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
             "the trace touches no page twice, so there is nothing to compare; record a longer one",
         ));
     }
-    let table = replay::run(&trace, &args.percent);
+    let table = replay::run(&trace, &args.percent, args.prefetch.into());
     // A closed pipe is the reader's choice.
     let _ = write!(io::stdout(), "{table}");
     Ok(exit::OK)

@@ -51,6 +51,7 @@ pub struct Report {
     time: Time,
     processes: Processes,
     limits: Limits,
+    policy: Policy,
     memory: Memory,
     fault_time_ns: FaultTime,
     swap_cache: SwapCache,
@@ -90,6 +91,14 @@ struct Limits {
     pool_bytes: u64,
     swap_cache_bytes: u64,
     far_full: bool,
+}
+
+/// What was chosen.
+#[derive(Serialize, Debug)]
+struct Policy {
+    codec: &'static str,
+    reservations: bool,
+    prefetch: &'static str,
 }
 
 /// A value at CMD's end and its peak.
@@ -248,6 +257,11 @@ impl Report {
                 pool_bytes: config.pool_bytes.load(Relaxed),
                 swap_cache_bytes: config.swap_cache_bytes.load(Relaxed),
                 far_full: segment.far_full.load(Relaxed) != 0,
+            },
+            policy: Policy {
+                codec: config.codec().name(),
+                reservations: config.reservations(),
+                prefetch: config.prefetch().name(),
             },
             memory: Memory {
                 local_bytes: level(

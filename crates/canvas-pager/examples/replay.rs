@@ -3,6 +3,7 @@
 //! docs/REPLACEMENT.md come from it.
 
 use canvas_pager::replay::{self, synthetic};
+use canvas_types::Prefetch;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -16,7 +17,10 @@ fn main() {
     );
     for name in synthetic::names().filter(|n| want == "all" || want == *n) {
         if let Some(trace) = synthetic::generate(name, seed, pages, accesses) {
-            println!("{}", replay::run(&trace, &[10, 25, 50, 75, 90]));
+            println!(
+                "{}",
+                replay::run(&trace, &[10, 25, 50, 75, 90], Prefetch::Streams)
+            );
         }
     }
 }

@@ -16,6 +16,10 @@ use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
 use crate::table::CHUNK_PAGES;
 
+pub mod choice;
+pub mod leap;
+pub mod readahead;
+
 /// Tables; threads share one when their hashes collide.
 const SETS: usize = 64;
 /// Streams tracked in a table.
@@ -61,7 +65,7 @@ pub enum FaultKind {
 }
 
 /// Pages to bring in: `start`, `start + stride`, ... The caller skips what is not far and stops
-/// where the mapping ends. The faulting page is never part of it.
+/// where the mapping ends. Where the faulting page lies among them it is not far any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
     /// First page.
@@ -133,6 +137,17 @@ impl Unmapped {
     pub fn contains(&self, i: u32) -> bool {
         self.every != 0 && (i % self.every == self.every - 1 || self.last_far == Some(i))
     }
+}
+
+/// What became of a plan, for [`Prefetcher::carried_out`]: pages from its beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Done {
+    /// That the caller has looked at.
+    pub reached: u32,
+    /// Of these: were far, and were brought in.
+    pub issued: u32,
+    /// Of these: left unmapped.
+    pub marked: u32,
 }
 
 /// A stream: plain data under its table's lock, in atomics so that no unsafe code is needed.
@@ -315,9 +330,8 @@ impl Prefetcher {
         }
     }
 
-    /// What became of a plan: the caller looked at its first `reached` pages, and one of them is
-    /// `marked`: left unmapped. Without a call all of the plan counts as prefetched and none as marked.
-    pub fn carried_out(&self, thread_hash: u32, plan: &Plan, reached: u32, marked: bool) {
+    /// What became of a plan. Without a call all of it counts as prefetched and none as marked.
+    pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
         let Some(way) = self.set(thread_hash).ways.get(usize::from(plan.way)) else {
             return;
         };
@@ -325,11 +339,15 @@ impl Prefetcher {
             return;
         }
         // No lock: a stream that another thread has changed meanwhile predicts a little worse.
-        put(&way.marked, u32::from(marked));
+        put(&way.marked, u32::from(done.marked > 0));
+        // Pages that were not far are not prefetched, and nothing stands for them.
+        if let Some(weight) = done.issued.checked_div(done.marked) {
+            put(&way.weight, weight.max(1));
+        }
         let stride = i64::from(plan.stride);
         let end = |n: u32| next_page(plan.start.0, stride, i64::from(n));
-        if reached < plan.count && get(&way.frontier) == end(plan.count) {
-            put(&way.frontier, end(reached));
+        if done.reached < plan.count && get(&way.frontier) == end(plan.count) {
+            put(&way.frontier, end(done.reached));
         }
     }
 

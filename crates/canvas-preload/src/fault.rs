@@ -4,11 +4,12 @@
 //! the program's heap, takes a lock that the program can hold, or calls a hooked function.
 
 use canvas_pager::clock::FillKind;
-use canvas_pager::prefetch::{FaultKind, Plan, SAMPLE_EVERY};
+use canvas_pager::prefetch::{Done, FaultKind, Plan};
 use canvas_pager::slot;
 use canvas_pager::trace::Kind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
+use canvas_swap::fsm::{self, Reservation};
 use canvas_sys::Errno;
 use canvas_sys::gate::yield_now;
 use canvas_types::layout::BLOCK_PAGES;
@@ -18,7 +19,7 @@ use core::sync::atomic::Ordering;
 
 use crate::context::{self, STAGING_PAGES};
 use crate::pool::pool;
-use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
+use crate::state::{CLOCK, EPOCH, PREFETCHERS, count, uffd};
 use crate::{account, areas, cache, chunk, freeze, mm, reclaim, report, state, trace};
 
 /// How a fault ended.
@@ -75,12 +76,14 @@ fn late(page: u32, cur: Word) {
     count(Counter::PrefetchLate, 1);
     // Known used now. Lost to another thread: it knows as well.
     let _ = word::transition(areas::word(page), cur, cur.clear(flag::PREFETCHED));
-    let plan = PREFETCHER.on_fault(
-        freeze::thread_hash() as u32,
-        PageId(page),
-        FaultKind::PrefetchLate,
-    );
-    prefetch(&plan);
+    prefetch(&learn(page, FaultKind::PrefetchLate));
+}
+
+/// Tells the prefetcher of a fault; what it wants to be brought in.
+fn learn(page: u32, kind: FaultKind) -> Plan {
+    PREFETCHERS.on_fault(freeze::thread_hash() as u32, PageId(page), kind, || {
+        mm::area_of(page)
+    })
 }
 
 /// A fault on a page that is resident by our books: another thread was faster, or (after a failed
@@ -181,7 +184,9 @@ const AHEAD_SHORT: u32 = 15;
 
 /// First touch: zeros, ahead of a sequential stream.
 fn first_touch(page: u32) -> Option<Resolved> {
-    let plan = PREFETCHER.first_touch_plan(freeze::thread_hash() as u32, PageId(page));
+    let plan = PREFETCHERS
+        .streams
+        .first_touch_plan(freeze::thread_hash() as u32, PageId(page));
     let mut ahead = plan.count.min(areas::ZERO_PAGES as u32 - 1);
     if ahead > 0 && !room_for(i64::from(ahead) + 1) {
         // Direct reclaim makes room in batches anyway.
@@ -271,7 +276,7 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
     let plan = if traced {
         Plan::NONE
     } else {
-        PREFETCHER.on_fault(freeze::thread_hash() as u32, PageId(page), kind)
+        learn(page, kind)
     };
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1) {
@@ -300,17 +305,13 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
             .params
             .on_fill(cur.with_entry(taken.entry), fill, EPOCH.now())
     };
-    let new = if taken.far_copy && taken.entry.is_some() {
-        new.set(flag::FAR_COPY)
-    } else {
-        new.clear(flag::FAR_COPY)
-    };
+    let new = keep_or_release(new, taken.far_copy);
     publish_run(page, 1, |_| new);
     drop(held);
     cache::slots().finish(taken);
     if prefetched {
-        PREFETCHER.on_used(1);
-        count(Counter::PrefetchUsed, u64::from(SAMPLE_EVERY));
+        PREFETCHERS.streams.on_used(1);
+        count(Counter::PrefetchUsed, u64::from(plan.stands_for));
         count(Counter::CacheHitPrefetch, 1);
     } else if !traced {
         count(Counter::FaultSecondChance, 1);
@@ -344,16 +345,21 @@ fn poison(page: u32, cur: Word) {
 
 /// The word of a far page that was just brought in.
 fn filled(cur: Word, kind: FillKind) -> Word {
-    let new = CLOCK.params.on_fill(cur, kind, EPOCH.now());
-    if cur.entry().is_some() {
-        if reclaim::far_nearly_full() {
-            // Far copies of resident pages go first when far memory is short.
-            pool().release(cur.entry());
-            return new.with_entry(SwapEntry::NONE).clear(flag::FAR_COPY);
-        }
-        return new.set(flag::FAR_COPY);
+    keep_or_release(CLOCK.params.on_fill(cur, kind, EPOCH.now()), true)
+}
+
+/// The word `new` of a page that comes in, with its entry or without; `far_copy`: the entry holds one.
+fn keep_or_release(new: Word, far_copy: bool) -> Word {
+    let entry = new.entry();
+    if fsm::on_swap_in(entry.is_some(), reclaim::reserves()) == Reservation::Drop {
+        pool().release(entry);
+        return new.with_entry(SwapEntry::NONE).clear(flag::FAR_COPY);
     }
-    new.clear(flag::FAR_COPY)
+    if entry.is_some() && far_copy {
+        new.set(flag::FAR_COPY)
+    } else {
+        new.clear(flag::FAR_COPY)
+    }
 }
 
 /// A far page is needed now.
@@ -376,11 +382,7 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
         poison(page, cur);
         return Some(Resolved::Poisoned);
     }
-    let plan = PREFETCHER.on_fault(
-        freeze::thread_hash() as u32,
-        PageId(page),
-        FaultKind::Demand,
-    );
+    let plan = learn(page, FaultKind::Demand);
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
         drop(held);
@@ -424,12 +426,9 @@ fn prefetch(plan: &Plan) {
 
 /// Brings in what the plan names and is far, while there is room; contiguous pages with one copy.
 fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
-    let seg = state::seg();
-    if seg.config.flags.load(Ordering::Relaxed) & canvas_shm::segment::config_flag::NO_PREFETCH != 0
-    {
-        return;
-    }
-    let room = account::limit().map_or(i64::MAX, |l| l - seg.local_pages.load(Ordering::Relaxed));
+    let room = account::limit().map_or(i64::MAX, |l| {
+        l - state::seg().local_pages.load(Ordering::Relaxed)
+    });
     let most = (plan.count as i64).min(room - 1).max(0) as u32;
     let kind = if plan.stream {
         FillKind::StreamPrefetch
@@ -441,11 +440,14 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         n: 0,
         old: [Word(0); STAGING_PAGES],
     };
-    let mut issued = 0u64;
-    let (mut reached, mut marked) = (0, false);
+    let mut done = Done {
+        reached: 0,
+        issued: 0,
+        marked: 0,
+    };
     let unmapped = plan.unmapped(most, |p| word::load(areas::word(p.0)).state() == State::Far);
     for i in 0..most {
-        reached = i + 1;
+        done.reached = i + 1;
         let Some(page) = plan.page(i) else { break };
         let w = areas::word(page.0);
         let cur = word::load(w);
@@ -469,7 +471,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
             poison(page.0, cur);
             continue;
         }
-        issued += 1;
+        done.issued += 1;
         trace::note(page.0, Kind::Prefetch);
         let leave = unmapped.contains(i);
         // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
@@ -481,7 +483,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         if (leave || trace::records(page.0))
             && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark)
         {
-            marked |= leave;
+            done.marked += u32::from(leave);
             run.flush(ctx, kind);
             continue;
         }
@@ -492,10 +494,12 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         run.n += 1;
     }
     run.flush(ctx, kind);
-    PREFETCHER.carried_out(freeze::thread_hash() as u32, plan, reached, marked);
-    if issued > 0 {
-        count(Counter::PrefetchIssued, issued);
-        count(Counter::PagesIn, issued);
+    PREFETCHERS
+        .streams
+        .carried_out(freeze::thread_hash() as u32, plan, &done);
+    if done.issued > 0 {
+        count(Counter::PrefetchIssued, u64::from(done.issued));
+        count(Counter::PagesIn, u64::from(done.issued));
         if account::short_of_room() {
             account::wake_reclaimer();
         }

@@ -4,6 +4,7 @@
 //! unmapping a discard and an mprotect, and the kernel's own checks hold everywhere else. All calls
 //! are serialised by one lock, as the kernel serialises them by mmap_lock.
 
+use canvas_pager::prefetch::readahead::Area;
 use canvas_pager::regions::{Attr, Region, Regions, kind};
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::word::{self, State, Word, flag};
@@ -101,6 +102,14 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
         }
     }
     Some((from, to))
+}
+
+/// The mapping of `page`, for the prefetcher. Only tried: the caller may own a busy word, which a
+/// mapping call waits for under the lock.
+pub fn area_of(page: u32) -> Option<Area> {
+    let g = LOCK.try_lock()?;
+    let Region { start, end, .. } = regions(&g).at(page)?;
+    Some(Area { start, end })
 }
 
 /// Does `addr` lie in memory that canvas manages (and not in a native piece of the window)?

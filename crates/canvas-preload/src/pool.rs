@@ -1,6 +1,6 @@
 //! This process's compressed pool, over the memory of [`crate::areas`].
 
-use canvas_backend::{LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
+use canvas_backend::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
 use canvas_swap::classes::region_bytes;
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_sys::{lz4, mem};
@@ -79,7 +79,7 @@ pub fn charged_pages() -> i64 {
 }
 
 /// The pool's type.
-pub type Pool = LocalPool<'static, Lz4, Region, Budget>;
+pub type Pool = LocalPool<'static, Chosen<Lz4>, Region, Budget>;
 
 struct Cell(UnsafeCell<MaybeUninit<Pool>>);
 // SAFETY: written once by `init` before any other thread or handler can read it.
@@ -93,7 +93,11 @@ pub fn init() {
         slab_words: areas::pool_meta64(0, SLABS * SLAB_WORDS),
         class_bytes: &state::seg().class_bytes,
     };
-    let pool = LocalPool::new(arrays, Lz4, Region, Budget, canvas_sys::gate::yield_now);
+    let lz = Chosen {
+        lz: Lz4,
+        codec: state::seg().config.codec(),
+    };
+    let pool = LocalPool::new(arrays, lz, Region, Budget, canvas_sys::gate::yield_now);
     // SAFETY: start-up has one thread and no handler installed yet.
     unsafe { (*POOL.0.get()).write(pool) };
 }

@@ -7,7 +7,6 @@
 
 use canvas_backend::{Kind, StoreError};
 use canvas_pager::clock::{Run, take_reservation};
-use canvas_pager::prefetch::SAMPLE_EVERY;
 use canvas_pager::slot;
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind as TraceKind;
@@ -20,16 +19,17 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::context::{self, BATCH_PAGES, Reclaim};
 use crate::pool::pool;
-use crate::state::{CLOCK, EPOCH, PREFETCHER, count, uffd};
+use crate::state::{CLOCK, EPOCH, PREFETCHERS, count, uffd};
 use crate::{account, areas, cache, family, fault, smaps, state, trace};
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
 
-/// Is the far limit so near that far copies of resident pages must go?
+/// May a page that comes in keep its entry and far copy? Not where the far limit is so near that far
+/// copies of resident pages must go, nor where there are no reservations.
 #[inline]
-pub fn far_nearly_full() -> bool {
-    NEARLY_FULL.load(Ordering::Relaxed)
+pub fn reserves() -> bool {
+    !(NEARLY_FULL.load(Ordering::Relaxed) || state::NO_RESERVATIONS.load(Ordering::Relaxed))
 }
 
 /// Is the far limit reached still? Looked at again before new memory is refused: what the program
@@ -91,7 +91,7 @@ fn judge_far_pressure() {
     let now = fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
     PRESSURE.store(now, Ordering::Relaxed);
     CLOCK.set_pressure(now);
-    NEARLY_FULL.store(used > limit / 10 * 9, Ordering::Relaxed);
+    NEARLY_FULL.store(fsm::nearly_full(used, limit), Ordering::Relaxed);
     if seg.far_full.load(Ordering::Relaxed) != 0 && used < limit / 100 * 95 {
         seg.far_full.store(0, Ordering::Relaxed);
     }
@@ -298,8 +298,11 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
         pool().release(e);
     }
     if cur.has(flag::PREFETCHED) && published {
-        PREFETCHER.on_unused(1);
-        count(Counter::PrefetchUnused, u64::from(SAMPLE_EVERY));
+        PREFETCHERS.streams.on_unused(1);
+        count(
+            Counter::PrefetchUnused,
+            u64::from(PREFETCHERS.unused_stands_for()),
+        );
     }
     count(Counter::PagesOut, 1);
     match outcome.kind {

@@ -1,7 +1,7 @@
 //! What the whole of libcanvas shares: the segment, our slot in it, the descriptors, the policy.
 
 use canvas_pager::clock::{Clock, ClockParams, EpochClock};
-use canvas_pager::prefetch::Prefetcher;
+use canvas_pager::prefetch::choice::Prefetchers;
 use canvas_shm::{Counter, ProcSlot, Segment};
 use canvas_sys::uffd::Uffd;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
@@ -26,7 +26,9 @@ pub static CLOCK: Clock = Clock::new(ClockParams::DEFAULT);
 /// Coarse eviction time.
 pub static EPOCH: EpochClock = EpochClock::new();
 /// What to bring in ahead.
-pub static PREFETCHER: Prefetcher = Prefetcher::new();
+pub static PREFETCHERS: Prefetchers = Prefetchers::new();
+/// Pages give their swap entry back when they come in.
+pub static NO_RESERVATIONS: AtomicBool = AtomicBool::new(false);
 
 /// Attaches the segment at `addr`.
 ///

@@ -5,10 +5,12 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use canvas_types::{Codec, Prefetch};
+
 use crate::histogram::Histogram;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0001;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0002;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -36,8 +38,8 @@ pub mod config_flag {
     pub const REQUIRE: u32 = 1;
     /// Record faults and sampled touches to the trace file descriptor.
     pub const TRACE: u32 = 2;
-    /// Never prefetch.
-    pub const NO_PREFETCH: u32 = 8;
+    /// Pages give their swap entry back when they come in (no reservations, Canvas §5.1).
+    pub const NO_RESERVATIONS: u32 = 8;
 }
 
 /// What the user asked for; written once, before the program starts.
@@ -55,10 +57,29 @@ pub struct Config {
     pub mode: AtomicU32,
     /// [`config_flag`] bits.
     pub flags: AtomicU32,
+    /// [`Codec`] as a number.
+    pub codec: AtomicU32,
+    /// [`Prefetch`] as a number.
+    pub prefetch: AtomicU32,
     /// File descriptor of the trace, or 0.
     pub trace_fd: AtomicU32,
     /// Pid of the `canvas run` process.
     pub runner_pid: AtomicU32,
+}
+
+impl Config {
+    /// How far pages are stored.
+    pub fn codec(&self) -> Codec {
+        Codec::from_number(self.codec.load(Ordering::Relaxed))
+    }
+    /// Who prefetches.
+    pub fn prefetch(&self) -> Prefetch {
+        Prefetch::from_number(self.prefetch.load(Ordering::Relaxed))
+    }
+    /// Does a page keep its swap entry when it comes in?
+    pub fn reservations(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & config_flag::NO_RESERVATIONS == 0
+    }
 }
 
 macro_rules! counters {
@@ -96,7 +117,7 @@ counters! {
     PagesOutClean = "pages_out_clean": "Of pages_out, those whose far copy was still right: neither compressed nor written.",
     PagesOutZero = "pages_out_zero": "Of pages_out, pages of zeros: nothing stored.",
     PagesOutSameFilled = "pages_out_same_filled": "Of pages_out, pages filled with one value: nothing stored.",
-    PagesOutRaw = "pages_out_raw": "Of pages_out, pages stored uncompressed because they did not shrink.",
+    PagesOutRaw = "pages_out_raw": "Of pages_out, pages stored uncompressed: they did not shrink, or --codec none.",
     PagesZeroFilled = "pages_zero_filled": "Pages given to the program as zeros on first touch.",
     PrefetchIssued = "prefetch_issued": "Pages prefetched.",
     PrefetchUsed = "prefetch_used": "Prefetched pages that were found used (sampled pages stand for their share).",

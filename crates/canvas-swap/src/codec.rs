@@ -5,7 +5,7 @@
 //! is of the *uncompressed* content: it tells a clean page from a dirty one at swap-out without any
 //! help from the page tables, and proves at swap-in that the page is what it was.
 
-use canvas_types::{PAGE_SIZE, PageBuf};
+use canvas_types::{Codec, PAGE_SIZE, PageBuf};
 
 use crate::classes::HEADER_BYTES;
 
@@ -36,6 +36,29 @@ pub trait Lz {
     /// Decompresses all of `src` into exactly one page; false when `src` is not the compressed form
     /// of one. `src` may be damaged in any way: this must not panic or read outside of it.
     fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool;
+}
+
+/// A compressor that is used, or not: without one every page of data is stored as it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Chosen<L> {
+    /// The compressor.
+    pub lz: L,
+    /// Whether it is used for what is stored from now on. What is compressed can be read either way.
+    pub codec: Codec,
+}
+
+impl<L: Lz> Lz for Chosen<L> {
+    #[inline]
+    fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize> {
+        match self.codec {
+            Codec::Lz4 => self.lz.compress(src, dst, scratch),
+            Codec::None => None,
+        }
+    }
+    #[inline]
+    fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool {
+        self.lz.decompress(src, dst)
+    }
 }
 
 /// What a page's content asks for.

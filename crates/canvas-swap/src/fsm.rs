@@ -5,13 +5,19 @@
 //! far limit, *hot* resident pages lose theirs (time for space).
 //!
 //! The pager keeps no state of this machine: it follows from the page word (resident or far, entry
-//! or none, hot or not). The decisions are [`on_swap_out`] and [`on_pass`]; [`step`] is the whole
-//! machine, built on them.
+//! or none, hot or not). The decisions are [`on_swap_out`], [`on_swap_in`] and [`on_pass`]; [`step`]
+//! is the whole machine, built on them.
+//!
+//! Beyond the figure, a page may give its entry up as it comes in: where far memory is nearly full,
+//! and always with reservations switched off, which is how Linux allocates entries and what Canvas
+//! compares itself with (§3, fig. 4; table 4).
 
 /// Share of the far limit, in percent, at which hot pages begin to lose their entries (§5.1).
 pub const PRESSURE_ENTER_PERCENT: u64 = 75;
 /// Share at which that ends; lower, so that one freed slab does not end it.
 pub const PRESSURE_LEAVE_PERCENT: u64 = 70;
+/// Share beyond which a page that comes in gives its far copy up.
+pub const NEARLY_FULL_PERCENT: u64 = 90;
 
 /// The states of fig. 7, with its numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +66,8 @@ pub enum Event {
     SwapIn {
         /// The page came back from an entry.
         has_entry: bool,
+        /// It may keep it: reservations are on, and far memory is not nearly full.
+        reserve: bool,
     },
     /// Reclaim passed over the resident page.
     Pass {
@@ -111,6 +119,16 @@ pub fn on_swap_out(has_entry: bool) -> Alloc {
     }
 }
 
+/// What becomes of the entry that a page came in from. `reserve`: it may be kept.
+#[inline]
+pub fn on_swap_in(has_entry: bool, reserve: bool) -> Reservation {
+    if has_entry && !reserve {
+        Reservation::Drop
+    } else {
+        Reservation::Keep
+    }
+}
+
 /// What becomes of the reservation of a resident page that reclaim passes over.
 #[inline]
 pub fn on_pass(hot: bool, pressure: bool, has_entry: bool) -> Reservation {
@@ -132,6 +150,12 @@ pub fn pressure(was: bool, used: u64, limit: u64) -> bool {
     used as u128 * 100 >= limit as u128 * percent as u128
 }
 
+/// Is far memory nearly full, with `used` of `limit`?
+#[inline]
+pub fn nearly_full(used: u64, limit: u64) -> bool {
+    used as u128 * 100 > limit as u128 * NEARLY_FULL_PERCENT as u128
+}
+
 /// One step of fig. 7; `None` for an event that cannot happen in that state.
 pub fn step(state: PageState, event: Event) -> Option<(PageState, Action)> {
     use PageState::*;
@@ -140,14 +164,13 @@ pub fn step(state: PageState, event: Event) -> Option<(PageState, Action)> {
             Alloc::Reserved => Some((InRemote, Action::SwapOutReserved)),
             Alloc::Locked => Some((InRemote, Action::SwapOutLocked)),
         },
-        Event::SwapIn { has_entry } if state == InRemote => Some((
-            if has_entry {
-                ColdWithEntry
-            } else {
-                ColdNoEntry
-            },
-            Action::None,
-        )),
+        Event::SwapIn { has_entry, reserve } if state == InRemote => {
+            Some(match on_swap_in(has_entry, reserve) {
+                Reservation::Drop => (ColdNoEntry, Action::DropReservation),
+                Reservation::Keep if has_entry => (ColdWithEntry, Action::None),
+                Reservation::Keep => (ColdNoEntry, Action::None),
+            })
+        }
         Event::Pass { hot, pressure } if state.is_local() => {
             match on_pass(hot, pressure, state.has_entry()) {
                 Reservation::Drop => Some((HotNoEntry, Action::DropReservation)),

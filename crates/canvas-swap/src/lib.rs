@@ -18,6 +18,6 @@ pub mod entry;
 pub mod fsm;
 pub mod slots;
 
-pub use codec::{Lz, LzScratch};
+pub use codec::{Chosen, Lz, LzScratch};
 pub use entry::{EntryTable, Record};
 pub use slots::{PoolBudget, SlabRelease, SlotId, SlotPool};

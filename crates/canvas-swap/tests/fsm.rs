@@ -18,8 +18,18 @@ const COLD: Event = Event::Pass {
     hot: false,
     pressure: true,
 };
-const BACK: Event = Event::SwapIn { has_entry: true };
-const BACK_ZERO: Event = Event::SwapIn { has_entry: false };
+const BACK: Event = Event::SwapIn {
+    has_entry: true,
+    reserve: true,
+};
+const BACK_ZERO: Event = Event::SwapIn {
+    has_entry: false,
+    reserve: true,
+};
+const BACK_WITHOUT: Event = Event::SwapIn {
+    has_entry: true,
+    reserve: false,
+};
 
 #[test]
 fn figure_7() {
@@ -43,6 +53,8 @@ fn figure_7() {
         // 4 -> 5: the entry stays with the page.
         (InRemote, BACK, Some((ColdWithEntry, None))),
         (InRemote, BACK_ZERO, Some((ColdNoEntry, None))),
+        // Without reservations it does not, and 2 -> 4 takes the lock again.
+        (InRemote, BACK_WITHOUT, Some((ColdNoEntry, DropReservation))),
         (InRemote, Event::Evict, Option::None),
         (InRemote, HOT, Option::None),
         // 5 -> 4: lock-free.
@@ -75,13 +87,15 @@ fn pressure_has_hysteresis() {
         assert_eq!(pressure(was, used, 100), want, "{was} {used}");
     }
     assert!(pressure(false, u64::MAX, u64::MAX) && !pressure(false, 0, u64::MAX));
+    assert!(nearly_full(91, 100) && !nearly_full(90, 100) && nearly_full(u64::MAX, u64::MAX));
 }
 
 #[test]
 fn a_page_without_entry_pays_the_lock_and_only_then() {
     let event = prop_oneof![
         3 => Just(Event::Evict),
-        3 => any::<bool>().prop_map(|has_entry| Event::SwapIn { has_entry }),
+        3 => (any::<bool>(), any::<bool>())
+            .prop_map(|(has_entry, reserve)| Event::SwapIn { has_entry, reserve }),
         4 => (any::<bool>(), any::<bool>()).prop_map(|(hot, pressure)| Event::Pass { hot, pressure }),
     ];
     common::runner(500)
@@ -102,10 +116,14 @@ fn a_page_without_entry_pays_the_lock_and_only_then() {
                         owns = true;
                         Some(action)
                     }
-                    Event::SwapIn { has_entry } if !local => {
+                    Event::SwapIn { has_entry, reserve } if !local => {
                         local = true;
-                        owns = has_entry;
-                        Some(Action::None)
+                        owns = has_entry && reserve;
+                        Some(if has_entry && !reserve {
+                            Action::DropReservation
+                        } else {
+                            Action::None
+                        })
                     }
                     Event::Pass {
                         hot: true,

@@ -5,8 +5,10 @@
 pub mod exit;
 pub mod layout;
 pub mod page;
+pub mod policy;
 pub mod procfs;
 pub mod sync;
 pub mod units;
 
 pub use page::{PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
+pub use policy::{Codec, Prefetch};

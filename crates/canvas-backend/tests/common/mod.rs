@@ -1,11 +1,11 @@
 //! Shared by the tests of this crate: a pool over plain vectors, and pages of every kind.
 #![allow(dead_code)]
 
-use canvas_backend::{LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
+use canvas_backend::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
 use canvas_swap::classes::{SLAB_BYTES, region_bytes};
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering};
-use canvas_types::{PAGE_SIZE, PageBuf};
+use canvas_types::{Codec, PAGE_SIZE, PageBuf};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 /// A seed that is printed, or taken from `CANVAS_SEED`.
@@ -121,7 +121,7 @@ pub struct World {
     pub budget: Budget,
 }
 
-pub type Pool<'a> = LocalPool<'a, Lz4, &'a Mem, &'a Budget>;
+pub type Pool<'a> = LocalPool<'a, Chosen<Lz4>, &'a Mem, &'a Budget>;
 
 impl World {
     pub fn new(entries: usize, slabs: usize, budget_bytes: i64) -> World {
@@ -135,12 +135,16 @@ impl World {
         }
     }
     pub fn pool(&self) -> Pool<'_> {
+        self.pool_with(Codec::Lz4)
+    }
+    pub fn pool_with(&self, codec: Codec) -> Pool<'_> {
         let arrays = PoolArrays {
             entries: &self.entries,
             slab_words: &self.slab_words,
             class_bytes: &self.class_bytes,
         };
-        LocalPool::new(arrays, Lz4, &self.mem, &self.budget, std::thread::yield_now)
+        let lz = Chosen { lz: Lz4, codec };
+        LocalPool::new(arrays, lz, &self.mem, &self.budget, std::thread::yield_now)
     }
 }
 

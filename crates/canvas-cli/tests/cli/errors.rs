@@ -64,6 +64,22 @@ fn bad_arguments_of_run_are_125() {
             "--swap-cache 64M is part of --local 64M",
         ),
         (
+            &["run", "--codec", "zstd", "true"],
+            "--codec zstd: write one of lz4, none",
+        ),
+        (
+            &["run", "--reservations", "1", "true"],
+            "--reservations 1: write one of on, off",
+        ),
+        (
+            &["run", "--prefetch", "fast", "true"],
+            "--prefetch fast: write one of streams, leap, readahead, none",
+        ),
+        (
+            &["run", "--no-prefetch", "--prefetch", "leap", "true"],
+            "--no-prefetch and --prefetch leap exclude each other; write one of them",
+        ),
+        (
             &["run", "--mode", "turbo", "true"],
             "--mode turbo: write one of auto, signal, thread",
         ),

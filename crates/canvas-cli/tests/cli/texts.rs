@@ -47,16 +47,26 @@ fn section(command: &str) -> &'static str {
 fn expected(command: &str) -> &'static [&'static str] {
     match command {
         "run" => &[
+            "codec",
             "local",
             "mode",
             "no-prefetch",
             "pool",
+            "prefetch",
             "require",
+            "reservations",
             "stats",
             "swap-cache",
             "trace",
         ],
-        "replay" => &["accesses", "memory", "percent", "seed", "synthetic"],
+        "replay" => &[
+            "accesses",
+            "memory",
+            "percent",
+            "prefetch",
+            "seed",
+            "synthetic",
+        ],
         "doctor" => &["json"],
         "bench" => &[
             "cache",

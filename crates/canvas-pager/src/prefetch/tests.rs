@@ -231,7 +231,12 @@ fn last_windows(touches_the_mark: bool) -> (u32, u32) {
             FaultKind::Demand
         };
         let plan = p.on_fault(1, PageId(page), kind);
-        p.carried_out(1, &plan, plan.count, plan.count > 0);
+        let done = Done {
+            reached: plan.count,
+            issued: plan.count,
+            marked: u32::from(plan.count > 0),
+        };
+        p.carried_out(1, &plan, &done);
         (most, last) = (most.max(plan.count), plan.count);
         let end = plan.start.0 + plan.count.max(1);
         let passes = !(touches_the_mark || round + 1 < 8);
@@ -258,10 +263,39 @@ fn a_plan_that_was_cut_moves_the_frontier_back() {
         plan = p.on_fault(1, PageId(next), FaultKind::Demand);
     }
     // Only two pages were brought in: the third is the stream's next, not one that it skipped to.
-    p.carried_out(1, &plan, 2, false);
+    let done = Done {
+        reached: 2,
+        issued: 2,
+        marked: 0,
+    };
+    p.carried_out(1, &plan, &done);
     let next = p.on_fault(1, PageId(plan.start.0 + 2), FaultKind::Demand);
     assert_eq!(next.start.0, plan.start.0 + 3);
     assert!(next.count >= plan.count, "{next:?} after {plan:?}");
+}
+
+#[test]
+fn a_hit_stands_for_what_was_brought_in() {
+    let p = Box::new(Prefetcher::new());
+    let mut plan = Plan::NONE;
+    let mut next = 70_000;
+    while plan.count < 16 {
+        plan = p.on_fault(1, PageId(next), FaultKind::Demand);
+        next = plan.page(plan.count.max(1) - 1).map_or(next, |p| p.0) + 1;
+    }
+    // Of the plan only six pages were far, and the last of them is marked.
+    let done = Done {
+        reached: plan.count,
+        issued: 6,
+        marked: 1,
+    };
+    p.carried_out(1, &plan, &done);
+    let marked = PageId(plan.start.0 + plan.count - 2);
+    assert_eq!(
+        p.on_fault(1, marked, FaultKind::PrefetchHit).stands_for,
+        6,
+        "{plan:?}"
+    );
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub mod ours;
 pub mod policies;
 pub mod synthetic;
 
+use canvas_types::Prefetch;
+
 use crate::table::CHUNK_PAGES;
 use crate::trace::{self, HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate};
 use ours::{Costs, Outcome, Setup};
@@ -218,6 +220,8 @@ pub struct ReplayRow {
 pub struct ReplayTable {
     /// The trace's name.
     pub name: String,
+    /// Who decided in the columns with prefetch.
+    pub prefetch: Prefetch,
     /// Share of pages that the trace covers.
     pub share: f64,
     /// 100 % local, in pages covered by the trace.
@@ -228,9 +232,14 @@ pub struct ReplayTable {
     pub rows: Vec<ReplayRow>,
 }
 
-/// Replays `trace` with local memory of `percents` % of its footprint.
-pub fn run(trace: &Trace, percents: &[u32]) -> ReplayTable {
-    run_with(trace, percents, &Setup::default())
+/// Replays `trace` with local memory of `percents` % of its footprint; `prefetch` decides where there
+/// is prefetch.
+pub fn run(trace: &Trace, percents: &[u32], prefetch: Prefetch) -> ReplayTable {
+    let setup = Setup {
+        prefetch,
+        ..Setup::default()
+    };
+    run_with(trace, percents, &setup)
 }
 
 /// As [`run`], with ours set up in another way.
@@ -255,23 +264,17 @@ pub fn run_with(trace: &Trace, percents: &[u32], setup: &Setup) -> ReplayTable {
                     trace,
                     local,
                     &Setup {
-                        prefetch: false,
+                        prefetch: Prefetch::None,
                         ..*setup
                     },
                 ),
-                ours_prefetch: ours::replay(
-                    trace,
-                    local,
-                    &Setup {
-                        prefetch: true,
-                        ..*setup
-                    },
-                ),
+                ours_prefetch: ours::replay(trace, local, setup),
             }
         })
         .collect();
     ReplayTable {
         name: trace.name.clone(),
+        prefetch: setup.prefetch,
         share: trace.share,
         footprint_pages: footprint,
         reuses,
@@ -336,7 +339,8 @@ impl fmt::Display for ReplayTable {
         }
         writeln!(
             f,
-            "canvas sees faults only, the others every touch. +2nd: second chances (cheap faults); run: mean pages a MOVE;"
+            "canvas sees faults only, the others every touch. +2nd: second chances (cheap faults); run: mean pages a MOVE; +prefet: canvas with prefetch by {};",
+            self.prefetch.name()
         )?;
         write!(f, "us: modelled cost a touch ({})", Costs::DEFAULT)?;
         if self.share < 1.0 {
@@ -440,7 +444,7 @@ mod tests {
     #[test]
     fn the_table_shows_every_percentage() {
         let t = synthetic::generate("kv", 1, 2000, 20_000).unwrap();
-        let table = run(&t, &[10, 50, 90]);
+        let table = run(&t, &[10, 50, 90], Prefetch::Streams);
         assert_eq!(table.rows.len(), 3);
         let text = table.to_string();
         assert!(
@@ -464,6 +468,7 @@ mod tests {
                 &[100],
                 &Setup {
                     cache_permille: 0,
+                    prefetch: Prefetch::Streams,
                     ..Setup::default()
                 },
             )
@@ -487,7 +492,10 @@ mod tests {
     fn ours_holds_its_ground_without_seeing_hits() {
         let row = |name: &str, percent| {
             let t = synthetic::generate(name, 3, 8192, 200_000).unwrap();
-            (run(&t, &[percent]).rows.remove(0), t.reuses() as f64)
+            (
+                run(&t, &[percent], Prefetch::Streams).rows.remove(0),
+                t.reuses() as f64,
+            )
         };
         let (kv, reuses) = row("kv", 25);
         assert!(
@@ -516,7 +524,7 @@ mod tests {
             ops in proptest::collection::vec((0u32..400, any::<bool>(), 0u8..20), 1..1500),
             local in 1usize..200,
             cache_permille in 0u32..300,
-            prefetch: bool,
+            prefetch in proptest::sample::select(&Prefetch::ALL[..]),
         ) {
             let mut last = 0;
             let events: Vec<Event> = ops
@@ -533,7 +541,7 @@ mod tests {
             prop_assert!(best <= count_misses(&mut S3Fifo::new(local, 400), &t));
             prop_assert!(best <= count_misses(&mut Sieve::new(local, 400), &t));
             let ours = ours::replay(&t, local, &Setup { prefetch, cache_permille, ..Setup::default() });
-            prop_assert!(prefetch || best <= ours.misses);
+            prop_assert!(prefetch != Prefetch::None || best <= ours.misses);
             prop_assert!(ours.peak_pages <= local, "{} of {local}", ours.peak_pages);
         }
     }

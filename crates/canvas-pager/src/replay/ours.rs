@@ -4,13 +4,15 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::{PageId, Prefetch};
 
 use super::{Op, Trace};
 use crate::clock::{Clock, ClockParams, EpochClock, FillKind, Run, VictimBatch};
-use crate::prefetch::{FaultKind, Plan, Prefetcher};
+use crate::prefetch::choice::Prefetchers;
+use crate::prefetch::readahead::Area;
+use crate::prefetch::{Done, FaultKind, Plan};
 use crate::table::{CHUNK_PAGES, PageTable};
 use crate::word::{self, State, Word, flag};
 
@@ -23,8 +25,8 @@ pub struct Setup {
     pub cache_permille: u32,
     /// Pages that reclaim asks for at a time (less when local memory is tiny).
     pub batch_pages: u32,
-    /// Prefetch too? Streams are detected in any case.
-    pub prefetch: bool,
+    /// Who prefetches. Streams are detected in any case.
+    pub prefetch: Prefetch,
 }
 
 impl Default for Setup {
@@ -33,7 +35,7 @@ impl Default for Setup {
             params: ClockParams::DEFAULT,
             cache_permille: 30,
             batch_pages: 64,
-            prefetch: false,
+            prefetch: Prefetch::None,
         }
     }
 }
@@ -143,7 +145,7 @@ struct Sim {
     high: AtomicU32,
     clock: Clock,
     epochs: EpochClock,
-    prefetcher: Box<Prefetcher>,
+    prefetchers: Box<Prefetchers>,
     batch: Box<VictimBatch>,
     /// The swap cache in order of write-out; entries with an old stamp are void.
     cache: VecDeque<(u32, u32)>,
@@ -156,12 +158,13 @@ struct Sim {
     local: usize,
     cache_cap: usize,
     batch_pages: u32,
-    prefetch: bool,
     out: Outcome,
 }
 
 impl Sim {
     fn new(pages: usize, local: usize, setup: &Setup) -> Sim {
+        let prefetchers = Box::new(Prefetchers::new());
+        prefetchers.choose(setup.prefetch);
         let blocks = pages.div_ceil(BLOCK_PAGES).max(1);
         Sim {
             words: (0..blocks * BLOCK_PAGES)
@@ -171,7 +174,7 @@ impl Sim {
             high: AtomicU32::new(0),
             clock: Clock::new(setup.params),
             epochs: EpochClock::new(),
-            prefetcher: Box::new(Prefetcher::new()),
+            prefetchers,
             batch: Box::new(VictimBatch::new()),
             cache: VecDeque::new(),
             stamp_of: vec![0; blocks * BLOCK_PAGES],
@@ -182,7 +185,6 @@ impl Sim {
             local,
             cache_cap: local * setup.cache_permille as usize / 1000,
             batch_pages: setup.batch_pages.min(local as u32 / 32).max(1),
-            prefetch: setup.prefetch,
             out: Outcome::default(),
         }
     }
@@ -207,10 +209,8 @@ impl Sim {
             State::Untouched => self.fill(page, FillKind::FirstTouch),
             State::Cached if w.has(flag::PREFETCHED) => {
                 self.out.prefetch_hits += 1;
-                self.prefetcher.on_used(1);
-                let plan =
-                    self.prefetcher
-                        .on_fault(thread, PageId(page as u32), FaultKind::PrefetchHit);
+                self.prefetchers.streams.on_used(1);
+                let plan = self.learn(page, thread, FaultKind::PrefetchHit);
                 self.fill(
                     page,
                     if plan.stream {
@@ -223,17 +223,13 @@ impl Sim {
             }
             State::Cached => {
                 self.out.second_chances += 1;
-                let plan =
-                    self.prefetcher
-                        .on_fault(thread, PageId(page as u32), FaultKind::SecondChance);
+                let plan = self.learn(page, thread, FaultKind::SecondChance);
                 self.fill(page, FillKind::SecondChance);
                 self.follow(&plan, thread);
             }
             _ => {
                 self.out.misses += 1;
-                let plan = self
-                    .prefetcher
-                    .on_fault(thread, PageId(page as u32), FaultKind::Demand);
+                let plan = self.learn(page, thread, FaultKind::Demand);
                 self.fill(
                     page,
                     if plan.stream {
@@ -247,15 +243,25 @@ impl Sim {
         }
     }
 
+    /// A string knows nothing of mappings: all of its pages are one.
+    fn learn(&self, page: usize, thread: u32, kind: FaultKind) -> Plan {
+        let area = Area {
+            start: 0,
+            end: self.words.len() as u32,
+        };
+        self.prefetchers
+            .on_fault(thread, PageId(page as u32), kind, || Some(area))
+    }
+
     fn follow(&mut self, plan: &Plan, thread: u32) {
         if let Some(behind) = plan.behind {
             self.clock.stream_passed(behind);
         }
-        if !self.prefetch {
+        if plan.count == 0 {
             return;
         }
         let unmapped = plan.unmapped(plan.count, |p| self.is_far(p.index()));
-        let mut marked = false;
+        let (mut issued, mut marked) = (0, 0);
         for i in 0..plan.count {
             let Some(page) = plan.page(i).map(PageId::index) else {
                 break;
@@ -264,9 +270,10 @@ impl Sim {
                 continue;
             }
             self.out.prefetched += 1;
+            issued += 1;
             self.untouched_prefetch[page] = true;
             if unmapped.contains(i) && self.cache_cap > 0 {
-                marked = true;
+                marked += 1;
                 self.make_room();
                 self.set(
                     page,
@@ -286,8 +293,12 @@ impl Sim {
                 );
             }
         }
-        self.prefetcher
-            .carried_out(thread, plan, plan.count, marked);
+        let done = Done {
+            reached: plan.count,
+            issued,
+            marked,
+        };
+        self.prefetchers.streams.carried_out(thread, plan, &done);
     }
 
     fn set(&self, page: usize, w: Word) {
@@ -372,7 +383,7 @@ impl Sim {
             self.uncache(page);
             let w = self.word(page);
             if w.has(flag::PREFETCHED) {
-                self.prefetcher.on_unused(1);
+                self.prefetchers.streams.on_unused(1);
             }
             self.untouched_prefetch[page] = false;
             self.set(page, w.clear(flag::PREFETCHED).with_state(State::Far));

@@ -1,0 +1,284 @@
+//! The kernel's own policy: `swap_vma_readahead` of Linux's mm/swap_state.c, with a page cluster of
+//! 3 (the default).
+//!
+//! Each mapping remembers its last fault on a swapped page, the window then, and the hits on pages
+//! read ahead since. A fault on a far page reads a window of `hits + 2` pages, rounded up to a power
+//! of two (at least 4, at most [`WINDOW_MAX`]); without hits it is 2 beside the last fault's page,
+//! else 1, the page alone; never less than half of the last window. The window includes the fault's
+//! page: it begins there when the last fault was the page before, ends there when it was the page
+//! behind, and lies around it otherwise; it is cut at the mapping's ends and at the border of the
+//! 2 MiB that one page table covers.
+
+use canvas_types::PageId;
+use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+
+use super::{FaultKind, Plan};
+
+/// Most pages of a window, the fault's included (1 << page_cluster).
+pub const WINDOW_MAX: u32 = 8;
+/// Mappings that are remembered; two that share a place forget each other.
+const AREAS: usize = 1024;
+/// Most hits counted (SWAP_RA_HITS_MAX).
+const HITS_MAX: u32 = 63;
+/// Hits that a mapping begins with, "to start up with a small window".
+const HITS_FIRST: u32 = 4;
+
+/// A mapping: pages `start` up to and without `end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Area {
+    /// First page.
+    pub start: u32,
+    /// First page that no longer belongs to it.
+    pub end: u32,
+}
+
+/// What a mapping remembers.
+#[derive(Clone, Copy)]
+struct Memory {
+    /// Page of the last fault.
+    page: u32,
+    window: u32,
+    hits: u32,
+}
+
+impl Memory {
+    fn pack(self) -> u64 {
+        u64::from(self.page) << 32 | u64::from(self.window) << 8 | u64::from(self.hits)
+    }
+    fn unpack(v: u64) -> Memory {
+        Memory {
+            page: (v >> 32) as u32,
+            window: (v >> 8) as u32 & 0xff,
+            hits: v as u32 & 0xff,
+        }
+    }
+}
+
+struct Place {
+    /// The mapping's first page, plus one; 0 for nobody.
+    owner: AtomicU32,
+    memory: AtomicU64,
+}
+
+/// The state of all mappings of a process: 16 KiB, usable as a static. Threads that fault in one
+/// mapping at one time may lose a hit, as in the kernel.
+pub struct Readahead {
+    places: [Place; AREAS],
+}
+
+macro_rules! constructor {
+    ($($const:tt)?) => {
+        impl Place {
+            $($const)? fn new() -> Place {
+                Place { owner: AtomicU32::new(0), memory: AtomicU64::new(0) }
+            }
+        }
+        impl Readahead {
+            /// Nothing known.
+            #[allow(clippy::new_without_default)]
+            pub $($const)? fn new() -> Readahead {
+                Readahead { places: constructor!(@places $($const)?) }
+            }
+        }
+    };
+    (@places const) => { [const { Place::new() }; AREAS] };
+    (@places) => { core::array::from_fn(|_| Place::new()) };
+}
+
+#[cfg(not(feature = "shuttle"))]
+constructor!(const);
+#[cfg(feature = "shuttle")]
+constructor!();
+
+impl Readahead {
+    /// A fault on a far page of `area`, or on one in the swap cache.
+    pub fn on_fault(&self, page: PageId, kind: FaultKind, area: Area) -> Plan {
+        let page = page.0;
+        let place = &self.places[(area.start.wrapping_mul(0x9e37_79b1) >> 16) as usize % AREAS];
+        let before = if place.owner.swap(area.start + 1, Ordering::Relaxed) == area.start + 1 {
+            Memory::unpack(place.memory.load(Ordering::Relaxed))
+        } else {
+            Memory {
+                page: 0,
+                window: 0,
+                hits: HITS_FIRST,
+            }
+        };
+        let remember = |window, hits| {
+            let memory = Memory { page, window, hits };
+            place.memory.store(memory.pack(), Ordering::Relaxed);
+        };
+        if kind != FaultKind::Demand {
+            let hit = u32::from(kind != FaultKind::SecondChance);
+            remember(before.window, (before.hits + hit).min(HITS_MAX));
+            return Plan::NONE;
+        }
+        let window = window(before, page);
+        remember(window, 0);
+        // In i64: the window may hang over either end of the address space before it is cut.
+        let (at, n) = (i64::from(page), i64::from(window));
+        let left = if at == i64::from(before.page) + 1 {
+            at
+        } else if at + 1 == i64::from(before.page) {
+            at - n + 1
+        } else {
+            at - (n - 1) / 2
+        };
+        let table = i64::from(page) / BLOCK_PAGES as i64 * BLOCK_PAGES as i64;
+        let start = left.max(i64::from(area.start)).max(table);
+        let end = (left + n)
+            .min(i64::from(area.end))
+            .min(table + BLOCK_PAGES as i64);
+        if window == 1 || end - start < 2 {
+            return Plan::NONE;
+        }
+        Plan {
+            start: PageId(start as u32),
+            stride: 1,
+            count: (end - start) as u32,
+            sample_every: 1,
+            ..Plan::NONE
+        }
+    }
+}
+
+/// `__swapin_nr_pages`.
+fn window(before: Memory, page: u32) -> u32 {
+    let pages = match before.hits {
+        0 if page.abs_diff(before.page) == 1 => 2,
+        0 => 1,
+        hits => (hits + 2).next_power_of_two(),
+    };
+    pages.min(WINDOW_MAX).max(before.window / 2)
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    /// The kernel's description, with a map of mappings and no packing.
+    #[derive(Default)]
+    struct Oracle(HashMap<u32, (i64, u32, u32)>);
+
+    impl Oracle {
+        fn fault(&mut self, page: u32, kind: FaultKind, area: Area) -> Vec<u32> {
+            let (last, last_window, hits) = *self.0.entry(area.start).or_insert((0, 0, HITS_FIRST));
+            let page = i64::from(page);
+            if kind != FaultKind::Demand {
+                let hits = if kind == FaultKind::SecondChance {
+                    hits
+                } else {
+                    63.min(hits + 1)
+                };
+                self.0.insert(area.start, (page, last_window, hits));
+                return Vec::new();
+            }
+            let neighbour = page == last + 1 || page == last - 1;
+            let mut pages = hits + 2;
+            if hits == 0 {
+                pages = if neighbour { 2 } else { 1 };
+            } else {
+                let mut roundup = 4;
+                while roundup < pages {
+                    roundup *= 2;
+                }
+                pages = roundup;
+            }
+            pages = pages.min(8);
+            pages = pages.max(last_window / 2);
+            self.0.insert(area.start, (page, pages, 0));
+            let n = i64::from(pages);
+            let range = if page == last + 1 {
+                page..page + n
+            } else if page == last - 1 {
+                page - n + 1..page + 1
+            } else {
+                let left = (n - 1) / 2;
+                page - left..page + n - left
+            };
+            range
+                .filter(|p| *p != page && *p / 512 == page / 512 && *p >= 0)
+                .map(|p| p as u32)
+                .filter(|p| (area.start..area.end).contains(p))
+                .collect()
+        }
+    }
+
+    fn planned(plan: &Plan, page: u32) -> Vec<u32> {
+        (0..plan.count)
+            .filter_map(|i| plan.page(i))
+            .map(|p| p.0)
+            .filter(|p| *p != page)
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn does_what_the_kernel_does(
+            faults in prop::collection::vec((0usize..3, -1i64..3, 0u32..4000, 0u8..9), 1..300),
+        ) {
+            // Mappings in places of their own, one at address 0, one shorter than a window.
+            let areas = [(0, 700), (5000, 5005), (100_000, 104_000)]
+                .map(|(start, end)| Area { start, end });
+            let (policy, mut oracle) = (Readahead::new(), Oracle::default());
+            let mut last = areas.map(|a| a.start);
+            for (which, step, jump, kind) in faults {
+                let area = areas[which];
+                let len = area.end - area.start;
+                let next = if step == 0 {
+                    area.start + jump % len
+                } else {
+                    (i64::from(last[which]) + step)
+                        .clamp(i64::from(area.start), i64::from(area.end) - 1) as u32
+                };
+                last[which] = next;
+                let kind = match kind {
+                    0..=4 => FaultKind::Demand,
+                    5..=6 => FaultKind::PrefetchHit,
+                    7 => FaultKind::PrefetchLate,
+                    _ => FaultKind::SecondChance,
+                };
+                let plan = policy.on_fault(PageId(next), kind, area);
+                prop_assert_eq!(planned(&plan, next), oracle.fault(next, kind, area));
+            }
+        }
+    }
+
+    #[test]
+    fn the_window_follows_the_hits() {
+        let (policy, area) = (
+            Readahead::new(),
+            Area {
+                start: 1024,
+                end: 9000,
+            },
+        );
+        let fault = |page, kind| {
+            let plan = policy.on_fault(PageId(page), kind, area);
+            (plan.start.0, plan.count)
+        };
+        // Four hits to begin with, somewhere in the middle: 3 before, 4 behind.
+        assert_eq!(fault(3000, FaultKind::Demand), (2997, 8));
+        // No hit: half, a quarter, the page alone.
+        assert_eq!(fault(4000, FaultKind::Demand), (3999, 4));
+        assert_eq!(fault(5000, FaultKind::Demand), (5000, 2));
+        assert_eq!(fault(6000, FaultKind::Demand), (0, 0));
+        // A neighbour: two, upwards or downwards.
+        assert_eq!(fault(6001, FaultKind::Demand), (6001, 2));
+        assert_eq!(fault(6000, FaultKind::Demand), (5999, 2));
+        // Hits widen it.
+        for page in 5996..5999 {
+            assert_eq!(fault(page, FaultKind::PrefetchHit), (0, 0));
+        }
+        assert_eq!(fault(5999, FaultKind::Demand), (5999, 8));
+        // The mapping's end and the page table's border cut it.
+        fault(8998, FaultKind::PrefetchHit);
+        assert_eq!(fault(8999, FaultKind::Demand), (0, 0));
+        fault(1024 + 510, FaultKind::PrefetchHit);
+        fault(1024 + 510, FaultKind::PrefetchHit);
+        assert_eq!(fault(1024 + 511, FaultKind::Demand), (0, 0));
+    }
+}

@@ -1,0 +1,132 @@
+"""`canvas run --codec`, `--reservations`, `--prefetch`: the same data, and what the report says."""
+
+import os
+import sys
+
+from e2e.workloads import answer_of
+from lib import canvas
+from lib.harness import MIB, Skip, check
+
+find = canvas.find
+
+
+def paged(r, name, *flags, mib=64, args=()):
+    """A built-in program, which checks its own data, under a quarter of it; its answer, the report."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    tag = "-".join([name, *flags]).replace("--", "")
+    c = r.call([r.session.canvas, "workload", name, "--mib", mib, *args], tag=tag, local="25%",
+               extra=flags)
+    stats = r.load_stats(c)
+    for key in ("verify_failures", "anomalies"):
+        r.same(find(stats, key), 0, f"{tag}: {key}")
+    r.require(find(stats, "pages_out") > 1000, f"{tag}: pages_out = {find(stats, 'pages_out')}")
+    return answer_of(c, name), stats
+
+
+def compressed_peak(stats):
+    """Bytes in slots that a whole page does not fit into."""
+    return sum(c["peak_bytes"] for c in stats["classes"] if c["slot_bytes"] < 4096)
+
+
+# Fills memory with what lz4 would shrink, and forks; the child checks its copy, then execs a program
+# that does the same in a heap of its own.
+FAMILY = """
+import os, sys
+def fill(mib):
+    return bytearray(b"".join(b"%015d," % i * 256 for i in range(mib << 8)))
+def right(data):
+    return all(data[i * 4096:(i + 1) * 4096] == b"%015d," % i * 256 for i in range(len(data) >> 12))
+data = fill(24)
+if len(sys.argv) > 1:
+    sys.exit(0 if right(data) else 1)
+pid = os.fork()
+if pid == 0:
+    if not right(data):
+        os._exit(1)
+    os.execv(sys.executable, [sys.executable, sys.argv[0], "again"])
+code = os.waitpid(pid, 0)[1]
+print("right" if right(data) and code == 0 else "wrong")
+"""
+
+
+@check("codec-none", as_user=True, timeout_s=120)
+def codec_none(r):
+    """Nothing is compressed, pages of one value still store nothing, and the data is the same."""
+    args = ["--seconds", "1"]
+    want, plain = paged(r, "random-write", args=args)
+    got, stats = paged(r, "random-write", "--codec", "none", args=args)
+    r.same(got, want, "answer")
+    r.same([plain["policy"]["codec"], stats["policy"]["codec"]], ["lz4", "none"], "policy.codec")
+    r.require(compressed_peak(plain) > 0, "lz4 compressed nothing: the test shows nothing")
+    r.same(compressed_peak(stats), 0, "bytes in slots of less than a page")
+    parts = [find(stats, "pages_out" + p) for p in ("", "_clean", "_zero", "_same_filled", "_raw")]
+    r.same(parts[0], sum(parts[1:]), f"pages_out and its parts {parts}")
+    pool, far = canvas.memory(stats, "pool_bytes"), canvas.memory(stats, "far_bytes")
+    r.require(pool >= 0.95 * far, f"pool {pool / MIB:.0f} MiB for {far / MIB:.0f} MiB far")
+    r.require(canvas.memory(plain, "pool_bytes") < 0.8 * pool, "lz4 saved nothing")
+
+
+@check("codec-none-family", as_user=True, timeout_s=120)
+def codec_none_family(r):
+    """Forked and exec'd processes inherit it."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    script = r.write("family.py", FAMILY)
+    exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+    c = r.call([exe, script], tag="family", local=32 * MIB, extra=["--codec", "none"])
+    r.same(c.out(), "right\n", "output")
+    stats = r.load_stats(c)
+    r.require(find(stats, "forks") >= 1 and find(stats, "execs") >= 2, "no fork or no exec")
+    r.require(find(stats, "pages_out_raw") > 1000, f"pages_out_raw = {find(stats, 'pages_out_raw')}")
+    r.same(compressed_peak(stats), 0, "bytes in slots of less than a page")
+
+
+@check("reservations-off", as_user=True, timeout_s=120)
+def reservations_off(r):
+    """Each swap-out allocates its entry; with reservations only a page's first does."""
+    args = ["--seconds", "1"]
+    want, on = paged(r, "random-write", args=args)
+    got, off = paged(r, "random-write", "--reservations", "off", args=args)
+    r.same(got, want, "answer")
+    r.same([on["policy"]["reservations"], off["policy"]["reservations"]], [True, False], "policy")
+    share = lambda s: s["entries"]["allocs_locked"] / (find(s, "pages_out") - find(s, "pages_out_zero"))
+    # What came in and went unused keeps its entry, as in the kernel's swap cache.
+    r.require(share(off) > 0.95, f"without: {share(off):.3f} of the swap-outs allocated an entry")
+    r.require(share(on) < 0.7, f"with: {share(on):.3f} of the swap-outs allocated an entry")
+    r.require(off["entries"]["allocs_locked"] > on["entries"]["allocs_locked"], "fewer allocations without")
+
+
+@check("prefetch-policies", as_user=True, timeout_s=180)
+def prefetch_policies(r):
+    """A sequential reader: every prefetcher brings most of it in, and that is used."""
+    args = ["--seconds", "1"]
+    answers = set()
+    for who in ("streams", "leap", "readahead"):
+        answer, stats = paged(r, "sequential", "--prefetch", who, args=args)
+        answers.add(answer)
+        p = stats["prefetch"]
+        r.same(stats["policy"]["prefetch"], who, "policy.prefetch")
+        r.require(p["issued"] > 1000, f"{who}: {p['issued']} pages prefetched")
+        # The streams' figure is an estimate from below: a page that was left unmapped may be written
+        # out of a small swap cache before the reader comes to it.
+        r.require(p["accuracy"] > (0.3 if who == "streams" else 0.8), f"{who}: {p}")
+        r.require(p["contribution"] > 0.6, f"{who}: {p}")
+        if who != "streams":
+            # Each page waits in the swap cache, so that each use is a fault that hits.
+            r.same(p["used"], stats["swap_cache"]["prefetch_hits"], f"{who}: used, hits")
+    for flags in (["--no-prefetch"], ["--prefetch", "none"]):
+        answer, stats = paged(r, "sequential", *flags, args=args)
+        answers.add(answer)
+        r.same(stats["policy"]["prefetch"], "none", "policy.prefetch")
+        r.same(stats["prefetch"]["issued"], 0, f"{flags}: pages prefetched")
+    r.same(len(answers), 1, f"answers {answers}")
+
+
+@check("prefetch-policies-threads", as_user=True, timeout_s=180)
+def prefetch_policies_threads(r):
+    """Four threads that write at random, whose pages wait in the swap cache when prefetched."""
+    args = ["--seconds", "1", "--threads", "4"]
+    answers = {paged(r, "random-write", "--prefetch", who, args=args)[0]
+               for who in ("leap", "readahead")}
+    r.same(len(answers), 1, f"answers {answers}")
