@@ -255,6 +255,16 @@ fn encode_with(
     Ok(len)
 }
 
+/// The header of a `Data` answer whose `len` bytes follow: for a donor that has them in place
+/// already. `len` is at most [`READ_MANY_BYTES_MAX`].
+pub fn data_header(id: u64, len: usize) -> Result<[u8; HEADER_BYTES], EncodeError> {
+    check(len <= READ_MANY_BYTES_MAX)?;
+    let mut header = [0; HEADER_BYTES];
+    encode_with(&mut header, DATA, 0, id, |_| Ok(()))?;
+    header[4..8].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(header)
+}
+
 /// The header's type, code and id, and the body.
 fn decode_header(bytes: &[u8]) -> Result<(u8, u16, u64, Reader<'_>), DecodeError> {
     let mut r = Reader(bytes);
