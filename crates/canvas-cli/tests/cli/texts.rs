@@ -63,6 +63,19 @@ fn expected(command: &str) -> &'static [&'static str] {
         "man" => &["dir"],
         "completions" => &[],
         "report" => &["output"],
+        "serve" => &[
+            "drain",
+            "evict-within",
+            "key-file",
+            "lease",
+            "links",
+            "listen",
+            "memory",
+            "reserve",
+            "spin",
+            "state-json",
+        ],
+        "keygen" => &[],
         _ => unreachable!(),
     }
 }
@@ -77,6 +90,8 @@ fn help_lists_every_flag_and_no_other() {
         "man",
         "completions",
         "report",
+        "serve",
+        "keygen",
     ] {
         let got = ask(&[command, "--help"]);
         assert_eq!((got.code, got.err.as_str()), (0, ""));
@@ -101,6 +116,8 @@ fn documents_and_manual_name_every_flag() {
         "man",
         "completions",
         "report",
+        "serve",
+        "keygen",
     ] {
         let page = fs::read_to_string(scratch.path(&format!("canvas-{command}.1")))
             .unwrap()
@@ -112,7 +129,7 @@ fn documents_and_manual_name_every_flag() {
             );
         }
     }
-    for command in ["run", "bench", "replay", "doctor", "report"] {
+    for command in ["run", "bench", "replay", "doctor", "report", "serve"] {
         for flag in expected(command) {
             assert!(
                 section(command).contains(&format!("--{flag}")),
@@ -150,6 +167,8 @@ fn every_command_has_help_and_is_listed() {
         "man",
         "completions",
         "report",
+        "serve",
+        "keygen",
     ] {
         assert!(
             top.lines().any(|l| l.trim_start().starts_with(command)),
