@@ -229,3 +229,101 @@ impl Pending {
         self.waiting + self.lost.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use canvas_wire::error::ErrorCode;
+
+    use super::*;
+    use crate::completions::Completion;
+
+    fn tags(completions: &Completions) -> Vec<(char, u64)> {
+        completions
+            .iter()
+            .map(|c| match c {
+                Completion::TimedOut { tag } => ('t', tag),
+                Completion::Lost { tag } => ('l', tag),
+                other => panic!("{other:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn late_answers_are_thrown_away_and_free_their_place() {
+        let (mut p, start) = (Pending::new(3), Instant::now());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let a = p.begin(1, &Request::Ping, at(10)).unwrap();
+        let b = p.begin(2, &Request::Free { handle: 1 }, at(20)).unwrap();
+        p.begin(3, &Request::Free { handle: 2 }, at(30)).unwrap();
+        assert_eq!(p.begin(4, &Request::Ping, at(30)), Err(SubmitError::Full));
+        assert!(matches!(
+            p.complete(b, Answer::Done),
+            Ok(Arrival::Answer(2))
+        ));
+        assert_eq!(p.next_deadline(), Some(at(10)));
+        let mut c = Completions::new();
+        p.expire(at(9), &mut c);
+        assert!(c.is_empty());
+        p.expire(at(25), &mut c);
+        assert_eq!(tags(&c), [('t', 1)]);
+        // The answered one between them does not wake anybody.
+        assert_eq!(p.next_deadline(), Some(at(30)));
+        assert_eq!(p.outstanding(), 1);
+        // Whatever the late answer is: nobody looks at it.
+        assert!(matches!(p.complete(a, Answer::Done), Ok(Arrival::Late)));
+        assert!(p.complete(a, Answer::Done).is_err(), "answered twice");
+        p.begin(5, &Request::Ping, at(40)).unwrap();
+        p.begin(6, &Request::Ping, at(40)).unwrap();
+        assert_eq!(p.outstanding(), 3);
+        p.lose_all();
+        c.clear();
+        p.take_lost(&mut c);
+        assert_eq!(tags(&c), [('l', 3), ('l', 5), ('l', 6)]);
+        assert_eq!((p.outstanding(), p.next_deadline()), (0, None));
+    }
+
+    #[test]
+    fn answers_that_do_not_fit_break_the_link_and_errors_always_fit() {
+        let until = Instant::now() + Duration::from_secs(1);
+        let range = canvas_wire::frame::Range { offset: 0, len: 4 };
+        let read = Request::Read { handle: 1, range };
+        let error = Answer::Error {
+            code: ErrorCode::UnknownHandle,
+            text: "",
+        };
+        for (answer, fits) in [
+            (Answer::Data(b"four"), true),
+            (error, true),
+            (Answer::Data(b"three"), false),
+            (Answer::Data(b""), false),
+            (Answer::Done, false),
+        ] {
+            let mut p = Pending::new(8);
+            let id = p.begin(7, &read, until).unwrap();
+            assert_eq!(p.complete(id, answer).is_ok(), fits, "{answer:?}");
+            // A misfit is a lost request, not one that is forgotten.
+            assert_eq!(p.outstanding(), usize::from(!fits));
+        }
+        let mut p = Pending::new(8);
+        assert!(p.complete(1, Answer::Done).is_err(), "an answer to nothing");
+        assert!(p.complete(u64::MAX, Answer::Done).is_err());
+    }
+
+    /// The queue of deadlines stays bounded behind one request that is never answered.
+    #[test]
+    fn deadlines_are_bounded_by_the_window() {
+        let until = Instant::now() + Duration::from_secs(1);
+        let mut p = Pending::new(4);
+        p.begin(0, &Request::Ping, until).unwrap();
+        for tag in 1..1000 {
+            let id = p.begin(tag, &Request::Free { handle: 1 }, until).unwrap();
+            p.complete(id, Answer::Done).ok().unwrap();
+        }
+        assert!(p.deadlines.len() <= 9, "{}", p.deadlines.len());
+        let mut c = Completions::new();
+        p.expire(until, &mut c);
+        assert_eq!(tags(&c), [('t', 0)]);
+    }
+}
