@@ -7,6 +7,7 @@ mod doctor;
 mod elf;
 mod error;
 mod facts;
+mod keygen;
 mod launch;
 mod manual;
 mod options;
@@ -15,6 +16,7 @@ mod program;
 mod replay;
 mod report;
 mod run;
+mod serve;
 mod stats;
 mod supervise;
 mod sweep;
@@ -43,6 +45,8 @@ fn main() {
             Command::Replay(args) => replay::run(args),
             Command::Bench(args) => bench::run(args),
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
+            Command::Serve(args) => serve::run(args),
+            Command::Keygen(args) => keygen::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),
             Command::Workload(args) => workload::run(args),

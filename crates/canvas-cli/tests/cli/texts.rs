@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 7] = [
+const COMMANDS: [&str; 9] = [
     "run",
     "bench",
     "replay",
@@ -13,6 +13,8 @@ const COMMANDS: [&str; 7] = [
     "man",
     "completions",
     "report",
+    "serve",
+    "keygen",
 ];
 
 /// The long flags in a text, but those that clap adds everywhere.
@@ -84,6 +86,19 @@ fn expected(command: &str) -> &'static [&'static str] {
         "man" => &["dir"],
         "completions" => &[],
         "report" => &["output"],
+        "serve" => &[
+            "drain",
+            "evict-within",
+            "key-file",
+            "lease",
+            "links",
+            "listen",
+            "memory",
+            "reserve",
+            "spin",
+            "state-json",
+        ],
+        "keygen" => &[],
         _ => unreachable!(),
     }
 }
@@ -117,7 +132,7 @@ fn documents_and_manual_name_every_flag() {
             );
         }
     }
-    for command in ["run", "bench", "replay", "doctor", "report"] {
+    for command in ["run", "bench", "replay", "doctor", "report", "serve"] {
         for flag in expected(command) {
             assert!(
                 section(command).contains(&format!("--{flag}")),
