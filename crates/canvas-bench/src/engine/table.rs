@@ -121,7 +121,8 @@ pub fn word(outcome: &Outcome) -> &'static str {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct What {
     workload: String,
-    parameters: Vec<(String, String)>,
+    /// Name, value as a number where it is one (so that 16 comes after 2), value.
+    parameters: Vec<(String, Option<u64>, String)>,
     co_run: Option<String>,
 }
 
@@ -132,7 +133,11 @@ fn cells_of(samples: &[&Sample]) -> Cells {
     for s in samples {
         let what = What {
             workload: s.workload.clone(),
-            parameters: s.parameters.clone().into_iter().collect(),
+            parameters: s
+                .parameters
+                .iter()
+                .map(|(name, value)| (name.clone(), value.parse().ok(), value.clone()))
+                .collect(),
             co_run: s.co_run.clone(),
         };
         let key = (what, s.variant.clone(), s.local_percent);
@@ -250,7 +255,7 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
 
 fn label(what: &What) -> String {
     let mut text = what.workload.clone();
-    for (name, value) in &what.parameters {
+    for (name, _, value) in &what.parameters {
         let _ = write!(text, " {name}={value}");
     }
     if let Some(set) = &what.co_run {
@@ -339,6 +344,20 @@ mod tests {
             assert!(row.contains(part), "{part} in {row}");
         }
         assert!(text.lines().any(|l| l.ends_with("x zram")), "{text}");
+    }
+
+    #[test]
+    fn rows_are_in_the_order_of_numbers() {
+        let of = |threads: &str| Sample {
+            parameters: [("threads".to_owned(), threads.to_owned())].into(),
+            ..sample(Variant::Zram, Some(25), 1.0)
+        };
+        let text = table(&[of("16"), of("2"), of("1")]);
+        let rows: Vec<_> = text
+            .lines()
+            .filter_map(|l| l.strip_prefix("w threads=")?.split(' ').next())
+            .collect();
+        assert_eq!(rows, ["1", "2", "16"]);
     }
 
     #[test]
