@@ -158,8 +158,8 @@ pub struct RunArgs {
     #[arg(long, env = "CANVAS_NO_PREFETCH", value_parser = switch(), hide_env_values = true)]
     pub no_prefetch: bool,
 
-    /// Size of the swap cache at start, part of local memory [default: 32M, or an eighth of a
-    /// smaller --local].
+    /// Size of the swap cache at start, part of local memory [default: 32M, or a sixteenth of
+    /// a smaller --local].
     #[arg(
         long,
         env = "CANVAS_SWAP_CACHE",

@@ -56,11 +56,11 @@ impl Options {
         let swap_cache = match (args.swap_cache, args.local.and_then(size_of)) {
             (Some(cache), Some(local)) if cache >= local => {
                 return Err(Failure::run(format!(
-                    "--swap-cache {cache} is part of --local {local}; write less than that, an eighth of it for example"
+                    "--swap-cache {cache} is part of --local {local}; write less than that, a sixteenth of it for example"
                 )));
             }
             (Some(cache), _) => cache,
-            (None, Some(local)) => SWAP_CACHE.min(Size::from_bytes(local.bytes / 8)),
+            (None, Some(local)) => SWAP_CACHE.min(Size::from_bytes(local.bytes / 16)),
             (None, None) => SWAP_CACHE,
         };
         Ok(Options {
@@ -164,7 +164,7 @@ mod tests {
     fn the_default_swap_cache_leaves_most_of_a_small_limit() {
         assert_eq!(
             options(&["--local", "64M"]).unwrap().swap_cache.bytes,
-            8 << 20
+            4 << 20
         );
         assert_eq!(
             options(&["--local", "1G"]).unwrap().swap_cache.bytes,
@@ -189,7 +189,7 @@ mod tests {
             ),
             (
                 &["--local", "16M", "--swap-cache", "16M"][..],
-                "--swap-cache 16M is part of --local 16M; write less than that, an eighth of it for example",
+                "--swap-cache 16M is part of --local 16M; write less than that, a sixteenth of it for example",
             ),
         ] {
             let f = options(flags).unwrap_err();

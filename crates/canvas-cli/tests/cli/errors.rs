@@ -368,7 +368,7 @@ fn bad_arguments_of_bench_are_2_and_change_nothing() {
         ),
         (
             &["quick", "--time-max", "soonm"],
-            "--time-max soonm: it is no whole number",
+            "--time-max soonm: it does not start with a number",
         ),
         (&["quick", "--co-run"], "name two or more"),
         (

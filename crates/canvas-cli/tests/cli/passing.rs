@@ -194,7 +194,7 @@ fn the_report_tells_how_the_program_ended() {
     );
     assert_eq!(r["limits"]["local_bytes"], 64 << 20);
     assert_eq!(r["limits"]["pool_bytes"], 1 << 30);
-    assert_eq!(r["limits"]["swap_cache_bytes"], 8 << 20);
+    assert_eq!(r["limits"]["swap_cache_bytes"], 4 << 20);
     assert_eq!(r["canvas_version"], env!("CARGO_PKG_VERSION"));
     assert!(
         r["time"]["wall_s"].as_f64().unwrap() > 0.0
