@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_config_says_what_the_flags_say() {
-        let (_fd, segment) = canvas_shm::Segment::create().unwrap();
+        let (_fd, segment) = canvas_shm::Segment::create(false).unwrap();
         options(&[
             "--local",
             "12.5%",

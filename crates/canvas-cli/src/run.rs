@@ -57,7 +57,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     };
 
     let (segment_fd, segment) =
-        Segment::create().map_err(|e| system("the tenant's segment cannot be created", e))?;
+        Segment::create(false).map_err(|e| system("the tenant's segment cannot be created", e))?;
     options.write_to(&segment.config);
     if let Some(mode) = mode {
         segment.config.mode.store(mode as u32, Relaxed);

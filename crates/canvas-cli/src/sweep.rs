@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn only_slots_of_dead_processes_are_freed() {
-        let (_fd, segment) = Segment::create().unwrap();
+        let (_fd, segment) = Segment::create(false).unwrap();
         let me = std::process::id();
         let mine = proc_state(me).unwrap();
         // No process has this number: the kernel's limit is 2^22.
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn peaks_outlive_the_processes() {
-        let (_fd, segment) = Segment::create().unwrap();
+        let (_fd, segment) = Segment::create(false).unwrap();
         let slot = &segment.procs[5];
         slot.pid.store(1 << 23, Relaxed);
         slot.resident_pages.store(100, Relaxed);

@@ -20,7 +20,7 @@ fn json(run: &Run, segment: &Segment) -> Value {
 }
 
 fn segment() -> &'static Segment {
-    Segment::create().unwrap().1
+    Segment::create(false).unwrap().1
 }
 
 #[test]
