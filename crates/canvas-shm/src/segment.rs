@@ -38,6 +38,8 @@ pub mod config_flag {
     pub const TRACE: u32 = 2;
     /// Never prefetch.
     pub const NO_PREFETCH: u32 = 8;
+    /// There is far memory beyond the pool: the far area follows the segment.
+    pub const FAR: u32 = 16;
 }
 
 /// What the user asked for; written once, before the program starts.
@@ -309,6 +311,11 @@ impl Segment {
     /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
     /// no thread of that process runs any more. Of several callers, one does the work.
     pub fn release_slot(&self, slot: &ProcSlot, pid: u32) {
+        self.release_slot_with(slot, pid, || ());
+    }
+    /// The same, with `also` called while the slot is nobody's: what goes by its index, and must be
+    /// gone before another process takes it.
+    pub fn release_slot_with(&self, slot: &ProcSlot, pid: u32, also: impl FnOnce()) {
         if slot
             .pid
             .compare_exchange(pid, u32::MAX, Ordering::AcqRel, Ordering::Relaxed)
@@ -333,6 +340,7 @@ impl Segment {
             n.store(0, Ordering::Relaxed);
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);
+        also();
         slot.start_ticks.store(0, Ordering::Relaxed);
         slot.pid.store(0, Ordering::Release);
     }
