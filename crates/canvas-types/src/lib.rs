@@ -8,4 +8,4 @@ pub mod page;
 pub mod sync;
 pub mod units;
 
-pub use page::{PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
+pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
