@@ -59,7 +59,7 @@ pub fn release_dead(segment: &Segment) -> u32 {
         }
         let start_ticks = slot.start_ticks.load(Acquire);
         if is_dead(proc_state(pid), start_ticks) {
-            segment.release_slot(slot, pid);
+            segment.release_slot(slot, pid, |_| ());
             released += 1;
         }
     }
