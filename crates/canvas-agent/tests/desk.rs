@@ -15,18 +15,35 @@ const PROCS: [usize; 3] = [0, 63, 1023];
 
 #[derive(Clone, Debug)]
 enum Step {
-    Post { proc: usize, bits: u64 },
+    Post {
+        proc: usize,
+        bits: u64,
+    },
     /// Takes the next request; it asks for this.
-    Take { writes: bool, slab: u32, extent: u32 },
+    Take {
+        writes: bool,
+        slab: u32,
+        extent: u32,
+    },
     /// Ends one of the operations that run.
-    End { which: usize },
-    Release { slab: u32 },
+    End {
+        which: usize,
+    },
+    Release {
+        slab: u32,
+    },
     /// The store has freed what it was asked to.
     Freed,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let bits = prop_oneof![Just(1), Just(0b11), Just(1 << 32), Just(1 << 56), Just(3 << 60)];
+    let bits = prop_oneof![
+        Just(1),
+        Just(0b11),
+        Just(1 << 32),
+        Just(1 << 56),
+        Just(3 << 60)
+    ];
     let step = prop_oneof![
         3 => (0..PROCS.len(), bits).prop_map(|(p, bits)| Step::Post { proc: PROCS[p], bits }),
         5 => (any::<bool>(), 0..4u32, 0..2u32)

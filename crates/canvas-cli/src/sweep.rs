@@ -55,14 +55,14 @@ fn is_dead(now: Option<ProcState>, start_ticks: u64) -> bool {
 /// returns how many processes there were.
 pub fn release_dead(segment: &Segment, far: Option<&Far>) -> u32 {
     let mut released = 0;
-    for (index, slot) in segment.procs.iter().enumerate() {
+    for slot in &segment.procs {
         let pid = slot.pid.load(Acquire);
         if pid == 0 || pid == u32::MAX {
             continue;
         }
         let start_ticks = slot.start_ticks.load(Acquire);
         if is_dead(proc_state(pid), start_ticks) {
-            segment.release_slot_with(slot, pid, || {
+            segment.release_slot(slot, pid, |index| {
                 if let Some(far) = far.filter(|far| far.drop_process(index)) {
                     wake_agent(far, index);
                 }

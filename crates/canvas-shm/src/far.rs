@@ -94,6 +94,8 @@ pub struct Far {
     pub released: AtomicU32,
     /// Number of the next seal. Every write of an extent takes one, so none is used twice.
     pub seal_next: AtomicU64,
+    /// Part of the pool's bound, in percent, past which its oldest pages leave for the far space.
+    pub spill_percent: AtomicU64,
     /// Longest that a fault may wait for a far read, in ms.
     pub wait_ms_max: AtomicU64,
     /// Figures.

@@ -38,7 +38,7 @@ pub mod config_flag {
     pub const TRACE: u32 = 2;
     /// Never prefetch.
     pub const NO_PREFETCH: u32 = 8;
-    /// There is far memory beyond the pool: the far area follows the segment.
+    /// The far area ([`crate::far`]) follows the segment.
     pub const FAR: u32 = 16;
 }
 
@@ -89,6 +89,10 @@ counters! {
     FaultFirstTouch = "faults_first_touch": "Faults on pages never touched before.",
     FaultSecondChance = "faults_second_chance": "Faults on pages found in the swap cache (second-chance hits).",
     FaultFar = "faults_far": "Faults that had to bring a page back from the far copy (demand).",
+    FaultDeep = "faults_deep": "Of faults_far, those whose far copy lay beyond the pool and was waited for.",
+    PagesSunk = "pages_sunk": "Far copies moved from the pool to the next tier.",
+    PagesRaised = "pages_raised": "Far copies brought back into the pool with their neighbours.",
+    DeepFailure = "deep_failures": "Reads and writes beyond the pool that failed or were given up.",
     FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
     FaultSpurious = "faults_spurious": "Faults on pages that were resident by the time they were looked at.",
     FaultSyscall = "faults_syscall": "Pages resolved on behalf of a system call's arguments (also counted by kind).",
@@ -309,13 +313,9 @@ impl Segment {
         }
     }
     /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
-    /// no thread of that process runs any more. Of several callers, one does the work.
-    pub fn release_slot(&self, slot: &ProcSlot, pid: u32) {
-        self.release_slot_with(slot, pid, || ());
-    }
-    /// The same, with `also` called while the slot is nobody's: what goes by its index, and must be
-    /// gone before another process takes it.
-    pub fn release_slot_with(&self, slot: &ProcSlot, pid: u32, also: impl FnOnce()) {
+    /// no thread of that process runs any more. Of several callers, one does the work; it also calls
+    /// `also`, with the slot's index, before anybody can take the slot again.
+    pub fn release_slot(&self, slot: &ProcSlot, pid: u32, also: impl FnOnce(usize)) {
         if slot
             .pid
             .compare_exchange(pid, u32::MAX, Ordering::AcqRel, Ordering::Relaxed)
@@ -340,9 +340,14 @@ impl Segment {
             n.store(0, Ordering::Relaxed);
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);
-        also();
         slot.start_ticks.store(0, Ordering::Relaxed);
+        also(self.index_of(slot));
         slot.pid.store(0, Ordering::Release);
+    }
+    /// The index of one of [`Segment::procs`].
+    pub fn index_of(&self, slot: &ProcSlot) -> usize {
+        let bytes = (slot as *const ProcSlot).addr() - self.procs.as_ptr().addr();
+        bytes / core::mem::size_of::<ProcSlot>()
     }
 }
 

@@ -178,7 +178,7 @@ mod tests {
         let mut n = 0;
         // A raw page first, then ever smaller ones, until the extent is full.
         while let Some(line) = {
-            let len = (4096 >> (n / 2)).max(40) as u16;
+            let len = (4096 >> (n / 2).min(8)).max(40) as u16;
             packer.add(n as u32 + 7, SwapEntry(n as u32 + 1), len, |b| {
                 assert_eq!(b.len(), 16 + len as usize);
                 b.fill(n as u8);

@@ -14,7 +14,6 @@ use canvas_types::SwapEntry;
 
 /// One process of the tenant.
 pub struct Client {
-    pub segment: &'static Segment,
     pub far: &'static Far,
     pub proc: usize,
 }
@@ -36,7 +35,7 @@ impl Client {
             })
             .unwrap();
         far.mailboxes[proc].reset();
-        Client { segment, far, proc }
+        Client { far, proc }
     }
 
     fn bell(&self) {
