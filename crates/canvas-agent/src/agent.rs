@@ -263,8 +263,13 @@ impl<S: Store> Agent<S> {
                 self.far.slab_freed(slab);
             }
             Event::Line(about, text) => self.log.line(about, text),
-            Event::Health { repaired, degraded } => {
+            Event::Health {
+                repaired,
+                failovers,
+                degraded,
+            } => {
                 let stats = &self.far.stats;
+                stats.failovers.fetch_add(failovers, Relaxed);
                 stats.repairs.fetch_add(repaired, Relaxed);
                 stats.degraded_slabs.store(degraded as i64, Relaxed);
             }

@@ -38,6 +38,8 @@ pub enum Event {
     Health {
         /// Repaired since the last report.
         repaired: u64,
+        /// Reads since the last report that a copy did not answer and that went to another.
+        failovers: u64,
         /// With too few copies now.
         degraded: u64,
     },

@@ -59,8 +59,8 @@ pub struct FarOptions {
     pub servers: Vec<SocketAddr>,
     /// How many copies, and where.
     pub policy: Policy,
-    /// The servers' key.
-    pub key: ClusterKey,
+    /// The servers' key; `None` for servers on this host that have none.
+    pub key: Option<ClusterKey>,
 }
 
 impl Options {
@@ -126,6 +126,11 @@ impl Options {
 /// Far memory in whole slabs.
 fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     let Some(size) = args.far else {
+        if !args.servers.is_empty() {
+            return Err(Failure::run(
+                "--server without --far has no use; write --far SIZE for how much memory may go there",
+            ));
+        }
         return Ok(None);
     };
     at_least("--far", Some(size), SMALL_MIN, "")?;
@@ -153,8 +158,8 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let policy = policy(args.copies, servers.len())?;
     let key = match &args.key_file {
-        Some(file) if !servers.is_empty() => ClusterKey::read(file).map_err(Failure::run)?,
-        _ => ClusterKey::without_secret(),
+        Some(file) if !servers.is_empty() => Some(ClusterKey::read(file).map_err(Failure::run)?),
+        _ => None,
     };
     if args.key_file.is_none()
         && let Some(far) = servers.iter().find(|s| !s.ip().is_loopback())

@@ -88,12 +88,15 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         let disk = disk.ok_or_else(|| fail("its flags", "there is neither a server nor a disk"))?;
         Agent::new(setup, disk).serve(is_over);
     } else {
-        let line = journal
-            .cluster_key()
-            .ok_or_else(|| fail("its journal", "there is no key of the servers"))?;
+        let key = match journal.cluster_key() {
+            Some(line) => {
+                ClusterKey::from_line(&line).map_err(|e| fail("the key of the servers", e))?
+            }
+            None => ClusterKey::without_secret(),
+        };
         let config = copies::Config {
             servers: args.servers.clone(),
-            key: ClusterKey::from_line(&line).map_err(|e| fail("the key of the servers", e))?,
+            key,
             policy: Policy {
                 donors: args.donors,
                 disk: args.disk,

@@ -127,6 +127,8 @@ pub struct Copies {
     events: Vec<Event>,
     disk_events: Vec<Event>,
     degraded: u64,
+    /// Reads that went to another copy, since they were last told.
+    failovers: u64,
 }
 
 impl Copies {
@@ -183,6 +185,7 @@ impl Copies {
             events: Vec::new(),
             disk_events: Vec::new(),
             degraded: 0,
+            failovers: 0,
         })
     }
 
@@ -501,6 +504,7 @@ impl Copies {
             let outcome = Outcome::Done;
             self.events.push(Event::Ended { id, outcome, block });
         } else {
+            self.failovers += 1;
             self.send_read(id);
         }
     }
@@ -540,10 +544,10 @@ impl Copies {
 
     // Donors.
 
-    fn line(&mut self, donor: usize, text: std::fmt::Arguments) {
+    fn line(&mut self, about: About, donor: usize, text: std::fmt::Arguments) {
         let addr = self.donors[donor].addr;
         self.events
-            .push(Event::Line(About::Donor, format!("donor {addr}: {text}")));
+            .push(Event::Line(about, format!("donor {addr}: {text}")));
     }
 
     fn poll_donor(&mut self, donor: usize) {
@@ -552,7 +556,7 @@ impl Copies {
                 Ok(()) => self.connected(donor),
                 Err(why) if !self.donors[donor].told => {
                     self.donors[donor].told = true;
-                    self.line(donor, format_args!("{why}"));
+                    self.line(About::DonorLost(donor), donor, format_args!("{why}"));
                 }
                 Err(_) => {}
             }
@@ -589,7 +593,7 @@ impl Copies {
         if let Some(why) = broken {
             self.donors[donor].lost();
             self.donors[donor].told = true;
-            self.line(donor, format_args!("{why}"));
+            self.line(About::DonorLost(donor), donor, format_args!("{why}"));
         }
         while std::mem::take(&mut self.donors[donor].orphans) {
             self.orphans(donor);
@@ -655,7 +659,11 @@ impl Copies {
         }
         self.donors[donor].state = State::Up;
         if std::mem::take(&mut self.donors[donor].told) {
-            self.line(donor, format_args!("it serves again"));
+            self.line(
+                About::DonorBack(donor),
+                donor,
+                format_args!("it serves again"),
+            );
         }
     }
 
@@ -782,9 +790,14 @@ impl Copies {
             self.let_go(slab, whole >= want, now);
         }
         let repaired = std::mem::take(&mut self.repairs.done);
-        if repaired > 0 || degraded != self.degraded {
+        let failovers = std::mem::take(&mut self.failovers);
+        if repaired > 0 || failovers > 0 || degraded != self.degraded {
             self.degraded = degraded;
-            self.events.push(Event::Health { repaired, degraded });
+            self.events.push(Event::Health {
+                repaired,
+                failovers,
+                degraded,
+            });
         }
         self.repair();
     }
