@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use canvas_pager::replay::synthetic;
 use canvas_types::units::{Amount, Size};
@@ -61,6 +62,9 @@ pub enum Command {
         /// The bench's journal.
         journal: PathBuf,
     },
+    /// Keeps the far memory of one `canvas run`, which starts it.
+    #[command(hide = true)]
+    AgentWorker(WorkerArgs),
     /// Print the manual page.
     ///
     /// Prints canvas(1) in roff, or writes the pages of all commands into a directory.
@@ -99,6 +103,39 @@ pub struct RunArgs {
     /// Bound on the compressed pool that holds evicted pages [default: half of this host's RAM].
     #[arg(long, env = "CANVAS_POOL", value_name = "SIZE", hide_env_values = true)]
     pub pool: Option<Size>,
+
+    /// Far memory beyond the pool: what has been in the full pool longest goes there, encrypted
+    /// [default: none].
+    #[arg(long, env = "CANVAS_FAR", value_name = "SIZE", hide_env_values = true)]
+    pub far: Option<Size>,
+
+    /// Directory of the disk copy of far memory, best on a disk of its own [default:
+    /// ~/.cache/canvas/far].
+    ///
+    /// The file has no name and is gone when CMD's last process ends. A directory in memory (tmpfs)
+    /// works, but gains nothing.
+    #[arg(
+        long,
+        env = "CANVAS_FAR_DIR",
+        value_name = "DIR",
+        hide_env_values = true
+    )]
+    pub far_dir: Option<PathBuf>,
+
+    /// Where far memory is kept.
+    #[arg(long, env = "CANVAS_COPIES", value_enum, default_value_t = CopiesArg::Disk, hide_env_values = true)]
+    pub copies: CopiesArg,
+
+    /// Seconds that a fault waits for far memory that cannot be reached, before SIGBUS.
+    #[arg(
+        long,
+        env = "CANVAS_FAR_WAIT",
+        value_name = "SECONDS",
+        default_value = "30",
+        value_parser = wait,
+        hide_env_values = true
+    )]
+    pub far_wait: Duration,
 
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
@@ -155,6 +192,21 @@ pub enum ModeArg {
     Signal,
     /// Handler threads resolve faults; needs privilege, serves programs that signal mode cannot.
     Thread,
+}
+
+/// `--copies`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CopiesArg {
+    /// One copy, on a disk of this host.
+    Disk,
+}
+
+/// Flags of the agent that `canvas run` starts. The descriptors are at fixed numbers.
+#[derive(Args)]
+pub struct WorkerArgs {
+    /// Slabs that the tenant may fill.
+    #[arg(long)]
+    pub slabs: usize,
 }
 
 /// Flags of `canvas doctor`.
@@ -351,6 +403,15 @@ fn switch() -> ValueParser {
         "0" | "false" | "no" | "off" => Ok(false),
         _ => Err("it is neither on nor off; write 1 or 0"),
     })
+}
+
+/// A time in seconds.
+fn wait(text: &str) -> Result<Duration, &'static str> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.001..=86400.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
+        Ok(_) => Err("it is out of range; write 0.001 to 86400"),
+        Err(_) => Err("it is no number of seconds; write one such as 30"),
+    }
 }
 
 /// A size of workloads.

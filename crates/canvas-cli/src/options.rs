@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
+use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
 use canvas_types::PAGE_SIZE;
 use canvas_types::units::{Amount, Size};
@@ -36,6 +38,19 @@ pub struct Options {
     pub require: bool,
     /// Never prefetch.
     pub no_prefetch: bool,
+    /// Far memory beyond the pool.
+    pub far: Option<FarOptions>,
+}
+
+/// Far memory beyond the pool.
+#[derive(Debug)]
+pub struct FarOptions {
+    /// Slabs that the tenant may fill.
+    pub slabs: usize,
+    /// Directory of the disk copy; `None` for the default.
+    pub dir: Option<PathBuf>,
+    /// Longest that a fault may wait.
+    pub wait: Duration,
 }
 
 impl Options {
@@ -68,6 +83,7 @@ impl Options {
             trace: args.trace.clone(),
             require: args.require,
             no_prefetch: args.no_prefetch,
+            far: far(args)?,
         })
     }
 
@@ -86,6 +102,7 @@ impl Options {
             (self.require, config_flag::REQUIRE),
             (self.trace.is_some(), config_flag::TRACE),
             (self.no_prefetch, config_flag::NO_PREFETCH),
+            (self.far.is_some(), config_flag::FAR),
         ];
         let bits = flags
             .iter()
@@ -94,6 +111,31 @@ impl Options {
         config.flags.store(bits, Relaxed);
         config.runner_pid.store(std::process::id(), Relaxed);
     }
+}
+
+/// Far memory in whole slabs.
+fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
+    let Some(size) = args.far else {
+        return Ok(None);
+    };
+    at_least("--far", Some(size), SMALL_MIN, "")?;
+    let slabs = size.bytes.div_ceil(SLAB_BYTES as u64);
+    let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
+    if slabs > SLABS_MAX as u64 {
+        return Err(Failure::run(format!(
+            "--far {size} is more than canvas can number; write {most} or less"
+        )));
+    }
+    if args.local.is_none() {
+        return Err(Failure::run(
+            "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+        ));
+    }
+    Ok(Some(FarOptions {
+        slabs: slabs as usize,
+        dir: args.far_dir.clone(),
+        wait: args.far_wait,
+    }))
 }
 
 fn size_of(amount: Amount) -> Option<Size> {
@@ -167,10 +209,32 @@ mod tests {
                 &["--local", "16M", "--swap-cache", "16M"][..],
                 "--swap-cache 16M is part of --local 16M; write less than that, an eighth of it for example",
             ),
+            (
+                &["--local", "16M", "--far", "1K"][..],
+                "--far 1K is too little to work with; write 1M or more",
+            ),
+            (
+                &["--local", "16M", "--far", "3T"][..],
+                "--far 3T is more than canvas can number; write 2T or less",
+            ),
+            (
+                &["--far", "1G"][..],
+                "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+            ),
         ] {
             let f = options(flags).unwrap_err();
             assert_eq!((f.code, f.sentence.as_str()), (125, want));
         }
+    }
+
+    #[test]
+    fn far_memory_comes_in_whole_slabs() {
+        let far = |size| options(&["--local", "1G", "--far", size]).unwrap().far;
+        assert_eq!(far("1M").unwrap().slabs, 1);
+        assert_eq!(far("64M").unwrap().slabs, 1);
+        assert_eq!(far("65M").unwrap().slabs, 2);
+        assert_eq!(far("2T").unwrap().slabs, SLABS_MAX);
+        assert_eq!(far("1M").unwrap().wait, Duration::from_secs(30));
     }
 
     #[test]

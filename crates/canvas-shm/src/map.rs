@@ -3,7 +3,7 @@
 //! The preload maps the segment by raw system calls of its own; this is the safe way for programs
 //! that have std.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use canvas_types::PAGE_SIZE;
 use nix::errno::Errno;
@@ -62,6 +62,23 @@ impl Far {
     }
 }
 
+/// A copy (close-on-exec) of a descriptor with a number of `least` or above.
+pub fn copy_above(fd: impl AsFd, least: RawFd) -> Result<OwnedFd, Errno> {
+    let new = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(least))?;
+    // SAFETY: a new number, so it is ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
+}
+
+/// The same of a descriptor that this process inherited under a number; `EBADF` when there is none.
+pub fn inherited(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
+    if number < 0 {
+        return Err(Errno::EBADF);
+    }
+    // SAFETY: borrowed for this one call, which only looks the number up: the kernel says so when
+    // it is not open.
+    copy_above(unsafe { BorrowedFd::borrow_raw(number) }, least)
+}
+
 /// Maps a part of a sealed file, shared and writable, where the kernel likes.
 fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usize, Errno> {
     let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
@@ -103,6 +120,18 @@ mod tests {
         assert_eq!(&got, b"\0end");
         let (without, _) = Segment::create(false).unwrap();
         assert_eq!(Far::map(&without).err(), Some(Errno::EINVAL));
+    }
+
+    #[test]
+    fn descriptors_are_found_by_their_numbers() {
+        use std::os::fd::AsRawFd;
+        let (fd, segment) = Segment::create(false).unwrap();
+        segment.count(0, Counter::FaultFar, 3);
+        let again = inherited(fd.as_raw_fd(), 100).unwrap();
+        assert!(again.as_raw_fd() >= 100);
+        assert_eq!(Segment::map(again).unwrap().total(Counter::FaultFar), 3);
+        assert_eq!(inherited(-1, 3).err(), Some(Errno::EBADF));
+        assert_eq!(inherited(1 << 20, 3).err(), Some(Errno::EBADF));
     }
 
     #[test]

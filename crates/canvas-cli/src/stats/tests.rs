@@ -16,7 +16,7 @@ fn run(end: End) -> Run {
 }
 
 fn json(run: &Run, segment: &Segment) -> Value {
-    serde_json::from_str(&Report::new(run, segment).to_json()).unwrap()
+    serde_json::from_str(&Report::new(run, segment, None).to_json()).unwrap()
 }
 
 fn segment() -> &'static Segment {
