@@ -544,7 +544,7 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
     };
     m.post(i, ask, sig::now_ns());
     ring(f);
-    let status = wait(f, m, i);
+    let status = wait(f, m, i, || true);
     let result = match status {
         Some(Status::Ok) => {
             let stored = &mut scratch.0[..len];
@@ -585,8 +585,8 @@ fn claim_demand(f: &Far) -> usize {
 }
 
 /// Waits for request `i`: spins for about as long as a near donor takes, then sleeps. `None` when it
-/// takes longer than the tenant wants to wait.
-fn wait(f: &Far, m: &Mailbox, i: usize) -> Option<Status> {
+/// takes longer than the tenant wants to wait, or when it is not `ours` to wait for any more.
+fn wait(f: &Far, m: &Mailbox, i: usize, ours: impl Fn() -> bool) -> Option<Status> {
     const SPIN_NS: u64 = 60_000;
     const SLICE_NS: u64 = 20_000_000;
     let begun = sig::now_ns();
@@ -594,6 +594,9 @@ fn wait(f: &Far, m: &Mailbox, i: usize) -> Option<Status> {
     loop {
         if let Some(status) = m.ended(i) {
             return Some(status);
+        }
+        if !ours() {
+            return None;
         }
         spins += 1;
         if spins < 64 {
@@ -662,13 +665,17 @@ pub fn arrives(place: DeepPlace) {
         return;
     };
     let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
-    if JOBS[i].state.load(Ordering::Acquire) != UNDER_WAY {
-        // Another thread is at it.
-        yield_now();
-    } else if wait(f, m, i).is_some() {
+    let ours = || {
+        JOBS[i].state.load(Ordering::Acquire) == UNDER_WAY
+            && JOBS[i].extent.load(Ordering::Relaxed) == place.extent
+    };
+    if wait(f, m, i, ours).is_some() {
         finish(i);
-    } else {
+    } else if ours() {
         give_up(m, i);
+    } else {
+        // Another thread ends it.
+        yield_now();
     }
 }
 

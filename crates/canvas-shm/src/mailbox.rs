@@ -175,12 +175,12 @@ impl Mailbox {
     }
 
     /// Program: the word to sleep on, and its value while the request is under way; `None` when it
-    /// has ended. The caller then sleeps only while the word has this value.
+    /// is not, which is also so when another thread of the process has given it back. The caller then sleeps only while the word has this value.
     pub fn about_to_sleep(&self, i: usize) -> Option<(&AtomicU32, u32)> {
         let r = &self.requests[i];
         r.waits.store(1, Ordering::SeqCst);
         let state = r.state.load(Ordering::SeqCst);
-        (state != DONE).then_some((&r.state, state))
+        matches!(state, POSTED | TAKEN).then_some((&r.state, state))
     }
 
     /// Program: gives a request back that was claimed and not posted, or that has ended.
@@ -342,6 +342,7 @@ mod tests {
         assert!(m.about_to_sleep(i).is_none());
         m.release(i);
         assert_eq!(m.in_use(), 0);
+        assert!(m.about_to_sleep(i).is_none(), "nothing is under way");
     }
 
     #[test]
