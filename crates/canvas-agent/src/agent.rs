@@ -291,7 +291,7 @@ impl<S: Store> Agent<S> {
                     Status::Ok
                 }
                 Outcome::NoRoom => Status::NoRoom,
-                Outcome::Lost | Outcome::NoCopy => Status::Unreachable,
+                Outcome::Lost | Outcome::NoCopy | Outcome::Away => Status::Unreachable,
             };
             self.finish(id, status);
             return;
@@ -327,8 +327,9 @@ impl<S: Store> Agent<S> {
                     ),
                 );
             }
-            Outcome::NoCopy => {
-                let status = if work.corrupt {
+            Outcome::NoCopy | Outcome::Away => {
+                // A copy that is away may be whole: the last word is not spoken.
+                let status = if work.corrupt && outcome == Outcome::NoCopy {
                     Status::Corrupt
                 } else {
                     Status::Unreachable

@@ -16,6 +16,8 @@ pub enum Outcome {
     NoRoom,
     /// Read: there are not so many copies.
     NoCopy,
+    /// Read: there are more copies, and none of them can be reached now.
+    Away,
 }
 
 /// What a store reports.

@@ -151,7 +151,7 @@ impl Copies {
                     timeouts: Timeouts {
                         connect: Duration::from_secs(1),
                         handshake: Duration::from_secs(1),
-                        request: Duration::from_millis(500),
+                        request: Duration::from_secs(1),
                     },
                     ..LinkConfig::new(config.key.clone(), client)
                 };
@@ -447,13 +447,14 @@ impl Copies {
             let tried = self.ops[&id].tried;
             // One that lacks it, as far as we know, only when there is no other and no disk: it may
             // have it all the same, and cannot deceive the reader.
+            let last_resort = self.disk.is_none() && !self.is_away(slab, within);
             let next = self.map.get(&slab).and_then(|e| {
                 e.copies
                     .iter()
                     .filter(|c| {
                         tried & 1 << c.donor == 0
                             && self.donors[c.donor].is_up()
-                            && (c.has(within) || self.disk.is_none())
+                            && (c.has(within) || last_resort)
                     })
                     .min_by_key(|c| !c.has(within))
                     .map(|c| (c.donor, c.handle))
@@ -483,10 +484,22 @@ impl Copies {
             }
             _ => {
                 self.ops.remove(&id);
-                let outcome = Outcome::NoCopy;
+                let outcome = if self.is_away(slab, within) {
+                    Outcome::Away
+                } else {
+                    Outcome::NoCopy
+                };
                 self.events.push(Event::Ended { id, outcome, block });
             }
         }
+    }
+
+    /// Is there a copy of the extent at a donor that cannot be reached now?
+    fn is_away(&self, slab: u32, within: usize) -> bool {
+        self.map.get(&slab).is_some_and(|e| {
+            let away = |c: &Copy| c.has(within) && !self.donors[c.donor].is_up();
+            e.copies.iter().any(away)
+        })
     }
 
     /// A donor has answered a read, or not.
