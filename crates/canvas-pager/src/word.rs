@@ -86,6 +86,8 @@ pub mod flag {
     pub const LOCKED: u64 = 1 << 11;
     /// The entry holds a far copy that was the page's content when it last became resident.
     pub const FAR_COPY: u64 = 1 << 12;
+    /// Far, and its copy was moved beyond the pool: a hint, the swap entry knows.
+    pub const DEEP: u64 = 1 << 13;
     /// Filled as part of a sequential stream: evicted first.
     pub const STREAM: u64 = 1 << 14;
     /// Chosen for touch sampling by `--trace`.

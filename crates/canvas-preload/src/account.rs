@@ -5,7 +5,7 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use crate::{family, reclaim, state};
+use crate::{family, procs, reclaim, state};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -157,7 +157,7 @@ fn largest_other() -> Option<&'static canvas_shm::ProcSlot> {
 fn poke_largest(pages: i64) {
     if let Some(p) = largest_other().filter(|p| p.resident_pages.load(Ordering::Relaxed) > 0) {
         if !proc::alive(p.pid.load(Ordering::Relaxed)) {
-            state::seg().release_slot(p, p.pid.load(Ordering::Relaxed));
+            procs::release_slot(p, p.pid.load(Ordering::Relaxed));
             return;
         }
         p.reclaim_wanted

@@ -5,6 +5,7 @@
 //! * [`fsm`]: when a page keeps its entry and when it loses it (Canvas §5.1, fig. 7);
 //! * [`classes`]: the sizes in which compressed pages are stored;
 //! * [`slots`]: the allocator of such slots over slabs of one lazily backed region;
+//! * [`extent`]: batches of stored pages, for what lies beyond the pool;
 //! * [`codec`]: page classification, content hash, compression and the stored form.
 //!
 //! Nothing here allocates, makes a system call, or knows about threads: all arrays come from the
@@ -15,6 +16,7 @@
 pub mod classes;
 pub mod codec;
 pub mod entry;
+pub mod extent;
 pub mod fsm;
 pub mod slots;
 

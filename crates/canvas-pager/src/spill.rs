@@ -1,0 +1,212 @@
+//! Which far pages leave the pool first: those that were swapped out longest ago (FastSwap §IV), in
+//! address order among pages of about the same age, so that neighbours lie together and come back
+//! together.
+//!
+//! A hand goes round over the page words. It takes pages of some age, in epochs
+//! ([`crate::clock::EpochClock`]), and when a whole round finds none, it settles for younger ones.
+
+use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+
+use crate::word::{self, State, Word, flag};
+
+/// Age that the hand begins with: local memory was evicted four times over since.
+pub const AGE_START: u32 = 64;
+
+/// The hand. One thread at a time moves it; a page that two threads see is claimed by one.
+pub struct SpillHand {
+    /// The next page.
+    at: AtomicU64,
+    /// Least age, in epochs, that is taken.
+    age_min: AtomicU32,
+    /// Pages taken in this round.
+    taken: AtomicU32,
+}
+
+impl SpillHand {
+    /// At the first page.
+    #[allow(clippy::new_without_default)]
+    #[cfg(not(feature = "shuttle"))]
+    pub const fn new() -> SpillHand {
+        SpillHand {
+            at: AtomicU64::new(0),
+            age_min: AtomicU32::new(AGE_START),
+            taken: AtomicU32::new(0),
+        }
+    }
+
+    /// Offers pages that are far, in the pool, and old enough to `take`, which returns false when it
+    /// wants no more (the page is offered again then). Looks at the first `blocks` blocks of `words`,
+    /// skips those for which `empty` holds, and looks at no more than `look_max` words.
+    pub fn scan(
+        &self,
+        words: &[AtomicU64],
+        blocks: usize,
+        empty: impl Fn(usize) -> bool,
+        now_epoch: u8,
+        look_max: usize,
+        mut take: impl FnMut(u32, Word) -> bool,
+    ) {
+        let end = (blocks * BLOCK_PAGES).min(words.len());
+        if end == 0 {
+            return;
+        }
+        let mut page = self.at.load(Ordering::Relaxed) as usize;
+        let (mut looked, mut rounds) = (0, 0);
+        while looked < look_max {
+            if page >= end {
+                self.round_ended();
+                page = 0;
+                rounds += 1;
+                // Twice round without finding enough: there is nothing of this age.
+                if rounds == 2 {
+                    break;
+                }
+            }
+            if page.is_multiple_of(BLOCK_PAGES) && empty(page / BLOCK_PAGES) {
+                page += BLOCK_PAGES;
+                looked += 1;
+                continue;
+            }
+            let w = word::load(&words[page]);
+            looked += 1;
+            if self.wants(w, now_epoch) {
+                if !take(page as u32, w) {
+                    break;
+                }
+                self.taken.fetch_add(1, Ordering::Relaxed);
+            }
+            page += 1;
+        }
+        self.at.store(page as u64, Ordering::Relaxed);
+    }
+
+    fn wants(&self, w: Word, now_epoch: u8) -> bool {
+        w.state() == State::Far
+            && w.entry().is_some()
+            && !w.has(flag::DEEP)
+            && u32::from(now_epoch.wrapping_sub(w.epoch())) >= self.age_min.load(Ordering::Relaxed)
+    }
+
+    fn round_ended(&self) {
+        let age = self.age_min.load(Ordering::Relaxed);
+        let next = match self.taken.swap(0, Ordering::Relaxed) {
+            0 => age / 2,
+            _ => (age + 1).min(AGE_START),
+        };
+        self.age_min.store(next, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use canvas_types::SwapEntry;
+
+    const NOW: u8 = 10;
+
+    fn far(age: u8) -> Word {
+        Word(0)
+            .with_state(State::Far)
+            .with_entry(SwapEntry(1))
+            .with_epoch(NOW.wrapping_sub(age))
+    }
+
+    fn words(all: &[(usize, Word)]) -> Vec<AtomicU64> {
+        let words: Vec<_> = (0..4 * BLOCK_PAGES).map(|_| AtomicU64::new(0)).collect();
+        for (page, w) in all {
+            words[*page].store(w.0, Ordering::Relaxed);
+        }
+        words
+    }
+
+    fn scan(hand: &SpillHand, words: &[AtomicU64], want: usize) -> Vec<u32> {
+        let mut got = Vec::new();
+        hand.scan(
+            words,
+            4,
+            |_| false,
+            NOW,
+            100_000,
+            |page, w| {
+                if got.len() == want {
+                    return false;
+                }
+                words[page as usize].store(w.set(flag::DEEP).0, Ordering::Relaxed);
+                got.push(page);
+                true
+            },
+        );
+        got
+    }
+
+    #[test]
+    fn the_oldest_go_first_and_neighbours_together() {
+        let w = words(&[
+            (3, far(200)),
+            (4, far(0)),
+            (5, far(70)),
+            (700, far(20)),
+            (701, far(0)),
+            (1500, far(64)),
+        ]);
+        let hand = SpillHand::new();
+        assert_eq!(scan(&hand, &w, 2), [3, 5]);
+        assert_eq!(scan(&hand, &w, 2), [1500]);
+        let mut rest = Vec::new();
+        for _ in 0..12 {
+            rest.extend(scan(&hand, &w, 9));
+        }
+        assert_eq!(rest, [700, 4, 701]);
+        assert!(scan(&hand, &w, 9).is_empty());
+    }
+
+    #[test]
+    fn only_far_pages_with_a_copy_in_the_pool() {
+        let old = far(255);
+        let w = words(&[
+            (0, old.with_state(State::Resident)),
+            (1, old.with_state(State::Filling)),
+            (2, old.set(flag::DEEP)),
+            (3, old.with_entry(SwapEntry::NONE)),
+            (4, old.with_state(State::Cached)),
+            (5, old),
+        ]);
+        let hand = SpillHand::new();
+        assert_eq!(scan(&hand, &w, 9), [5]);
+    }
+
+    #[test]
+    fn a_page_that_was_not_taken_is_offered_again() {
+        let w = words(&[(8, far(100)), (9, far(100))]);
+        let hand = SpillHand::new();
+        assert!(scan(&hand, &w, 0).is_empty());
+        assert_eq!(scan(&hand, &w, 1), [8]);
+        assert_eq!(scan(&hand, &w, 1), [9]);
+    }
+
+    #[test]
+    fn looks_at_so_many_words_and_skips_empty_blocks() {
+        let w = words(&[(1600, far(100))]);
+        let hand = SpillHand::new();
+        let mut got = Vec::new();
+        let mut step = |hand: &SpillHand, look_max| {
+            hand.scan(
+                &w,
+                4,
+                |b| b < 2,
+                NOW,
+                look_max,
+                |page, _| {
+                    got.push(page);
+                    true
+                },
+            );
+            hand.at.load(Ordering::Relaxed)
+        };
+        assert_eq!(step(&hand, 2), 1024, "two empty blocks");
+        assert_eq!(step(&hand, 512), 1536);
+        step(&hand, 65);
+        assert_eq!(got, [1600]);
+    }
+}
