@@ -2,11 +2,11 @@
 //! completions all come from here.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use canvas_pager::replay::synthetic;
-use canvas_types::units::{Amount, Size};
+use canvas_types::units::{Amount, Size, Span};
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -65,6 +65,18 @@ pub enum Command {
     /// Keeps the far memory of one `canvas run`, which starts it.
     #[command(hide = true)]
     AgentWorker(WorkerArgs),
+    /// Lend memory of this host to programs on other hosts.
+    ///
+    /// Takes memory only where clients write, gives it back when they free it or vanish, and takes
+    /// back what it lent before its host runs short. One line on standard error for each thing that
+    /// an operator cares about.
+    #[command(after_long_help = SERVE_NOTES)]
+    Serve(ServeArgs),
+    /// Make a cluster key.
+    ///
+    /// All hosts of a far pool share one: who has it may store, read and free in the pool. Copy the
+    /// file to each of them by a safe way; only its owner may be able to read it.
+    Keygen(KeygenArgs),
     /// Print the manual page.
     ///
     /// Prints canvas(1) in roff, or writes the pages of all commands into a directory.
@@ -126,16 +138,15 @@ pub struct RunArgs {
     #[arg(long, env = "CANVAS_COPIES", value_enum, default_value_t = CopiesArg::Disk, hide_env_values = true)]
     pub copies: CopiesArg,
 
-    /// Seconds that a fault waits for far memory that cannot be reached, before SIGBUS.
+    /// How long a fault waits for far memory that cannot be reached, before SIGBUS.
     #[arg(
         long,
         env = "CANVAS_FAR_WAIT",
-        value_name = "SECONDS",
-        default_value = "30",
-        value_parser = wait,
+        value_name = "TIME",
+        default_value = "30s",
         hide_env_values = true
     )]
-    pub far_wait: Duration,
+    pub far_wait: Span,
 
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
@@ -335,6 +346,58 @@ pub enum VariantArg {
     Disk,
 }
 
+/// Flags of `canvas serve`.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// Address and port to listen on; port 0 takes any free one.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub listen: SocketAddr,
+    /// Most memory that is lent, in slabs of 64 MiB.
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Size,
+    /// Memory that is always left to this host [default: a tenth of its RAM].
+    #[arg(long, value_name = "SIZE")]
+    pub reserve: Option<Size>,
+    /// The cluster key; without one only clients on this host are served.
+    #[arg(
+        long,
+        env = "CANVAS_KEY_FILE",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
+    pub key_file: Option<PathBuf>,
+    /// How long a client's memory is kept after its last sign of life, at most.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub lease: Span,
+    /// How long clients have to move memory that is taken back.
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    pub evict_within: Span,
+    /// How long clients have to move their memory when the server is told to end.
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    pub drain: Span,
+    /// How long a connection's thread looks for more after traffic before it sleeps; 0s saves CPU.
+    #[arg(long, value_name = "TIME", default_value = "50us")]
+    pub spin: Span,
+    /// Write the state to FILE once a second (its fields: docs/STATS.md).
+    #[arg(long, value_name = "FILE.json")]
+    pub state_json: Option<PathBuf>,
+    /// Connections at one time.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub links: u16,
+    /// Where meminfo is, for a server in a container that sees its own elsewhere.
+    #[arg(long, value_name = "DIR", default_value = "/proc", hide = true)]
+    pub procfs: PathBuf,
+}
+
+/// Flags of `canvas keygen`.
+#[derive(Args, Debug)]
+pub struct KeygenArgs {
+    /// Where the key goes; a file that exists is not touched. Without FILE it is printed.
+    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+}
+
 /// Flags of `canvas man`.
 #[derive(Args)]
 pub struct ManArgs {
@@ -405,13 +468,10 @@ fn switch() -> ValueParser {
     })
 }
 
-/// A time in seconds.
-fn wait(text: &str) -> Result<Duration, &'static str> {
-    match text.parse::<f64>() {
-        Ok(s) if (0.001..=86400.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
-        Ok(_) => Err("it is out of range; write 0.001 to 86400"),
-        Err(_) => Err("it is no number of seconds; write one such as 30"),
-    }
+/// An address to listen on.
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse()
+        .map_err(|_| "it is no address with a port; write one such as 10.0.0.5:7070 or [::1]:7070")
 }
 
 /// A size of workloads.
@@ -466,6 +526,19 @@ Examples:
   canvas bench zipf --canvas-flags '' --canvas-flags '--no-prefetch'
   canvas bench zipf snappy --co-run --ratios 25
   canvas bench compare old.jsonl new.jsonl";
+
+const SERVE_NOTES: &str = "\
+Without --key-file (or CANVAS_KEY_FILE) there is no secret, and only addresses of the loopback device
+are listened on. Everything between hosts is encrypted and authenticated by the cluster key.
+
+SIGTERM, SIGINT and SIGHUP end the server: it lends nothing more, tells its clients to move what they
+have here, and ends when they have, or after --drain. A second signal ends it at once.
+
+Exit codes: 0 ended by a signal; 2 it could not start.
+
+Example:
+  canvas keygen /etc/canvas/key
+  canvas serve --listen 10.0.0.5:7070 --memory 32G --key-file /etc/canvas/key";
 
 const RUN_NOTES: &str = "\
 Flags win over the CANVAS_* variables named above, and those over the defaults. A flag without a

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use canvas_agent::disk;
 use canvas_agent::journal::{Journal, random};
 use canvas_shm::Far;
+use canvas_shm::far::{FAR_BYTES, OFFSET};
 use canvas_shm::map::copy_above;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
 
@@ -49,6 +51,18 @@ pub struct AgentProcess {
     control_read: OwnedFd,
     process: Option<Pid>,
     started: Instant,
+}
+
+/// Can the segment be made? The kernel would end this process for a file beyond its limit.
+pub fn check_limits() -> Result<(), Failure> {
+    let bytes = (OFFSET + FAR_BYTES) as u64;
+    match getrlimit(Resource::RLIMIT_FSIZE) {
+        Ok((soft, _)) if soft < bytes => Err(Failure::run(format!(
+            "far memory needs a shared area of {:.1} GiB, and files may not be so large here; raise the limit (ulimit -f)",
+            bytes as f64 / (1u64 << 30) as f64
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Prepares far memory in the segment behind `segment_fd`, and starts the agent.

@@ -8,6 +8,7 @@ mod elf;
 mod error;
 mod facts;
 mod far;
+mod keygen;
 mod launch;
 mod manual;
 mod options;
@@ -16,6 +17,7 @@ mod program;
 mod replay;
 mod report;
 mod run;
+mod serve;
 mod stats;
 mod supervise;
 mod sweep;
@@ -46,6 +48,8 @@ fn main() {
             Command::AgentWorker(args) => worker::serve(args),
             Command::Bench(args) => bench::run(args),
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
+            Command::Serve(args) => serve::run(args),
+            Command::Keygen(args) => keygen::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),
             Command::Workload(args) => workload::run(args),

@@ -131,10 +131,15 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
             "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
         ));
     }
+    if args.far_wait.ns < 1_000_000 {
+        return Err(Failure::run(
+            "--far-wait is too short for any answer; write a time such as 30s",
+        ));
+    }
     Ok(Some(FarOptions {
         slabs: slabs as usize,
         dir: args.far_dir.clone(),
-        wait: args.far_wait,
+        wait: Duration::from_nanos(args.far_wait.ns),
     }))
 }
 
@@ -216,6 +221,10 @@ mod tests {
             (
                 &["--local", "16M", "--far", "3T"][..],
                 "--far 3T is more than canvas can number; write 2T or less",
+            ),
+            (
+                &["--local", "16M", "--far", "1G", "--far-wait", "1us"][..],
+                "--far-wait is too short for any answer; write a time such as 30s",
             ),
             (
                 &["--far", "1G"][..],

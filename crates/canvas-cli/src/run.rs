@@ -56,6 +56,9 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         Err(why) => return Err(Failure::run(why)),
     };
 
+    if options.far.is_some() {
+        far::check_limits()?;
+    }
     let (segment_fd, segment) = Segment::create(options.far.is_some())
         .map_err(|e| system("the tenant's segment cannot be created", e))?;
     options.write_to(&segment.config);

@@ -1,0 +1,26 @@
+//! `canvas keygen`.
+
+use std::io::Write;
+
+use canvas_types::exit;
+use canvas_wire::key::ClusterKey;
+
+use crate::args::KeygenArgs;
+use crate::error::Failure;
+
+/// Makes a key, in a file that only its owner can read, or on standard output.
+pub fn run(args: &KeygenArgs) -> Result<i32, Failure> {
+    let key = ClusterKey::generate().map_err(Failure::usage)?;
+    match &args.file {
+        Some(file) => key.write(file).map_err(Failure::usage)?,
+        None => {
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "{}", key.to_line())
+                .and_then(|()| out.flush())
+                .map_err(|e| {
+                    Failure::usage(format!("the key cannot be printed: {}", crate::reason(&e)))
+                })?;
+        }
+    }
+    Ok(exit::OK)
+}

@@ -1,0 +1,103 @@
+//! `canvas serve`: the memory server, from its flags to its end.
+
+use std::time::{Duration, Instant};
+
+use canvas_server::{Config, Server};
+use canvas_types::exit;
+use canvas_types::units::Span;
+use canvas_wire::key::ClusterKey;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use std::os::fd::AsFd;
+
+use crate::args::ServeArgs;
+use crate::error::{Failure, say};
+
+/// Time between two looks at how far the draining is.
+const DRAIN_TICK_MS: u16 = 20;
+
+fn duration(span: Span) -> Duration {
+    Duration::from_nanos(span.ns)
+}
+
+/// Runs the server until a signal ends it.
+pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
+    let key = match &args.key_file {
+        Some(file) => Some(ClusterKey::read(file).map_err(Failure::usage)?),
+        None => None,
+    };
+    if args.lease.ns == 0 {
+        return Err(Failure::usage(
+            "--lease 0s would free everything at once; write a duration such as 30s",
+        ));
+    }
+    // Before the first thread, so that none of them ever gets one.
+    let signals = signals()
+        .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
+    let server = Server::start(Config {
+        listen: args.listen,
+        memory_bytes: args.memory.bytes,
+        reserve_bytes: args.reserve.map(|s| s.bytes),
+        key,
+        lease: duration(args.lease),
+        evict_within: duration(args.evict_within),
+        spin: duration(args.spin),
+        state_json: args.state_json.clone(),
+        procfs: args.procfs.clone(),
+        links_max: usize::from(args.links),
+    })
+    .map_err(Failure::usage)?;
+    say(format_args!(
+        "serve: listening on {}, lending up to {} MiB, leaving {} MiB to this host",
+        server.listening(),
+        args.memory.bytes >> 20,
+        server.reserve_bytes() >> 20
+    ));
+    let signal = wait(&signals, None);
+    let lent = server.drain(duration(args.drain));
+    if let Some(signal) = signal {
+        say(format_args!(
+            "serve: {signal}: ending, {lent} slabs are lent"
+        ));
+    }
+    let until = Instant::now() + duration(args.drain);
+    while server.lent_slabs() > 0 && Instant::now() < until {
+        if wait(&signals, Some(DRAIN_TICK_MS)).is_some() {
+            break;
+        }
+    }
+    let left = server.lent_slabs();
+    if left > 0 {
+        say(format_args!(
+            "serve: {left} slabs were not moved and are gone"
+        ));
+    }
+    server.stop();
+    Ok(exit::OK)
+}
+
+fn signals() -> Result<SignalFd, Errno> {
+    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
+        .into_iter()
+        .collect();
+    set.thread_block()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}
+
+/// The next signal, if one comes within `ms` (without: however long it takes).
+fn wait(signals: &SignalFd, ms: Option<u16>) -> Option<&'static str> {
+    loop {
+        if let Ok(Some(info)) = signals.read_signal() {
+            return Some(
+                Signal::try_from(info.ssi_signo as i32).map_or("a signal", Signal::as_str),
+            );
+        }
+        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        let polled = poll(&mut fds, ms.map_or(PollTimeout::NONE, PollTimeout::from));
+        if polled == Ok(0) {
+            return None;
+        }
+    }
+}

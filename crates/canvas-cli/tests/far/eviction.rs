@@ -1,0 +1,199 @@
+//! The reserve holds, and memory that is lent is taken back by the protocol.
+
+use canvas_link::Completion;
+use canvas_wire::frame::{Call, Items, Reply, Used};
+
+use super::*;
+
+/// Waits for the donor's call to give slabs back; answers questions for activity with `ops`.
+fn wait_stop_answering(link: &mut Link, ops: impl Fn(u64) -> Option<u64>) -> (u64, Vec<u64>) {
+    wait_for("the donor's call", || {
+        let mut c = Completions::new();
+        link.submit(0, &Request::Ping).unwrap();
+        link.poll(&mut c, LONG).unwrap();
+        for done in c.iter() {
+            match done {
+                Completion::Call {
+                    id,
+                    call: Call::EvictStop { handles, .. },
+                } => return Some((id, handles.iter().collect())),
+                Completion::Call {
+                    id,
+                    call: Call::EvictQuery { handles },
+                } => {
+                    let used: Vec<Used> = handles
+                        .iter()
+                        .filter_map(|handle| {
+                            Some(Used {
+                                handle,
+                                ops: ops(handle)?,
+                            })
+                        })
+                        .collect();
+                    link.reply(id, &Reply::Activity(Items::from(used.as_slice())))
+                        .unwrap();
+                    link.flush().unwrap();
+                }
+                _ => {}
+            }
+        }
+        None
+    })
+}
+
+pub(super) fn wait_stop(link: &mut Link) -> (u64, Vec<u64>) {
+    wait_stop_answering(link, |_| None)
+}
+
+pub(super) fn done(link: &mut Link, call: u64, handle: u64) {
+    link.reply(call, &Reply::EvictDone { handle }).unwrap();
+    link.flush().unwrap();
+}
+
+/// Fills a slab's first `mib` MiB.
+fn fill(link: &mut Link, handle: u64, mib: u32) {
+    let data = [1; canvas_wire::DATA_BYTES_MAX];
+    for at in (0..mib << 20).step_by(data.len()) {
+        write(link, handle, at, &data).unwrap();
+    }
+}
+
+#[test]
+fn no_more_is_lent_than_the_host_can_give() {
+    // With a reserve of 1000 MiB lending stops where eviction begins, at 1250 MiB.
+    let donor = Donor::start(&["--memory", "4G", "--reserve", "1000M"]);
+    donor.set_available(1250 + 3 * 64);
+    let mut link = connect(&donor, config(1));
+    let mut c = Completions::new();
+    wait_for("the donor to see its host's memory", || {
+        match link.ask(&Request::Ping, &mut c).unwrap() {
+            Answer::Pong(pong) => (pong.free_bytes == (3 * 64) << 20).then_some(()),
+            other => panic!("{other:?}"),
+        }
+    });
+    // What is lent counts in full before it is written.
+    for slab in 0..3 {
+        alloc(&mut link, slab);
+    }
+    assert_eq!(refused(try_alloc(&mut link, 3)), ErrorCode::NoRoom);
+}
+
+#[test]
+fn a_write_never_takes_the_reserve() {
+    let donor = Donor::start(&["--memory", "4G", "--reserve", "1000M"]);
+    let mut link = connect(&donor, config(1));
+    let handle = alloc(&mut link, 0);
+    write(&mut link, handle, 0, &[1; 8192]).unwrap();
+    // Another program of the host took everything down to the reserve.
+    donor.set_available(1000);
+    assert_eq!(
+        wait_for("the refusal", || {
+            // Pages that were written before take nothing more.
+            match write(&mut link, handle, 0, &[2; 8192]) {
+                Err(AskError::Refused {
+                    code: ErrorCode::Evicting,
+                    ..
+                }) => {
+                    return Some(ErrorCode::Evicting);
+                }
+                other => other.unwrap(),
+            }
+            match write(&mut link, handle, 8192, &[3; 4096]) {
+                Ok(()) => None,
+                other => Some(refused(other)),
+            }
+        }),
+        ErrorCode::NoRoom,
+    );
+}
+
+#[test]
+fn the_least_active_go_and_are_freed_when_they_are_moved() {
+    let donor = Donor::start(&[
+        "--memory",
+        "4G",
+        "--reserve",
+        "1000M",
+        "--evict-within",
+        "1h",
+    ]);
+    let mut link = connect(&donor, config(1));
+    let handles: Vec<u64> = (0..6).map(|n| alloc(&mut link, n)).collect();
+    for &handle in &handles {
+        fill(&mut link, handle, 1);
+    }
+    // Six slabs are sampled: one that goes, and five more.
+    donor.set_available(1240);
+    let idle = handles[4];
+    let (id, told) = wait_stop_answering(&mut link, |h| Some(if h == idle { 3 } else { 900 }));
+    assert_eq!(told, [idle]);
+    donor.set_available(32 << 10);
+    assert_eq!(
+        read(&mut link, idle, 0, 3).unwrap(),
+        [1; 3],
+        "it can be read until it is moved"
+    );
+    assert_eq!(
+        refused(write(&mut link, idle, 0, b"x")),
+        ErrorCode::Evicting
+    );
+    done(&mut link, id, idle);
+    donor.wait_state("it is freed", |s| s["slabs"] == 5);
+    assert_eq!(
+        refused(read(&mut link, idle, 0, 1)),
+        ErrorCode::UnknownHandle
+    );
+    // One that was not asked for is not freed by saying that it is done.
+    done(&mut link, id, handles[0]);
+    assert_eq!(read(&mut link, handles[0], 0, 3).unwrap(), [1; 3]);
+    // The host is well again: after a while more is lent.
+    donor.wait_log("expand");
+    alloc(&mut link, 9);
+}
+
+#[test]
+fn a_hung_client_does_not_block_an_eviction() {
+    let donor = Donor::start(&[
+        "--memory",
+        "4G",
+        "--reserve",
+        "1000M",
+        "--evict-within",
+        "300ms",
+    ]);
+    let mut hung = connect(&donor, config(1));
+    let handle = alloc(&mut hung, 0);
+    fill(&mut hung, handle, 1);
+    donor.set_available(1100);
+    // It answers neither the question nor the call.
+    donor.wait_log("were not moved in time");
+    let state = donor.wait_state("nothing lent", |s| s["slabs"] == 0);
+    assert_eq!(state["counters"]["evicted_late_slabs"], 1);
+    assert_eq!(
+        refused(read(&mut hung, handle, 0, 1)),
+        ErrorCode::UnknownHandle
+    );
+}
+
+#[test]
+fn a_client_that_comes_back_is_told_again() {
+    let donor = Donor::start(&[
+        "--memory",
+        "4G",
+        "--reserve",
+        "1000M",
+        "--evict-within",
+        "1h",
+    ]);
+    let mut link = connect(&donor, config(1));
+    let handle = alloc(&mut link, 0);
+    fill(&mut link, handle, 1);
+    link.close();
+    donor.set_available(1100);
+    donor.wait_log("slabs must go");
+    link.reconnect().unwrap();
+    let (id, told) = wait_stop(&mut link);
+    assert_eq!(told, [handle]);
+    done(&mut link, id, handle);
+    donor.wait_state("it is freed", |s| s["slabs"] == 0);
+}

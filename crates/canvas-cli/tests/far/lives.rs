@@ -1,0 +1,146 @@
+//! Clients and servers that go away, and come back.
+
+use canvas_link::{Completion, LinkError};
+use nix::sys::signal::Signal;
+
+use super::*;
+
+#[test]
+fn slabs_outlive_their_link_and_go_with_the_lease() {
+    let donor = Donor::start(&["--memory", "256M", "--lease", "3s"]);
+    let mut link = connect(&donor, config(1));
+    assert_eq!(link.welcome().lease_ms, 3000, "the shorter lease holds");
+    let handle = alloc(&mut link, 0);
+    write(&mut link, handle, 0, b"kept").unwrap();
+    link.close();
+    assert!(link.reconnect().unwrap().same_run);
+    assert_eq!(read(&mut link, handle, 0, 4).unwrap(), b"kept");
+    drop(link);
+    donor.wait_log("its 1 slabs are freed");
+    donor.wait_state("nothing lent", |s| {
+        s["slabs"] == 0 && s["clients"].as_array().unwrap().is_empty()
+    });
+    let mut link = connect(&donor, config(1));
+    assert_eq!(
+        refused(read(&mut link, handle, 0, 4)),
+        ErrorCode::UnknownHandle
+    );
+}
+
+#[test]
+fn a_half_open_link_is_closed_with_the_lease_and_pings_keep_it() {
+    let donor = Donor::start(&["--memory", "256M", "--lease", "1s"]);
+    let mut silent = connect(&donor, config(1));
+    alloc(&mut silent, 0);
+    let mut alive = connect(&donor, config(2));
+    let handle = alloc(&mut alive, 0);
+    let mut c = Completions::new();
+    wait_for("the silent client's end", || {
+        alive.ask(&Request::Ping, &mut c).unwrap();
+        let log = donor.log.lock().unwrap();
+        log.iter()
+            .any(|l| l.contains("slabs are freed"))
+            .then_some(())
+    });
+    assert_eq!(read(&mut alive, handle, 0, 1).unwrap(), [0]);
+    c.clear();
+    let error = silent.poll(&mut c, LONG).expect_err("it was closed");
+    assert!(
+        matches!(error, LinkError::Closed | LinkError::Io(_)),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_newer_link_of_the_same_number_replaces_the_older() {
+    let donor = Donor::start(&["--memory", "64M"]);
+    let mut older = connect(&donor, config(1));
+    let handle = alloc(&mut older, 0);
+    let mut newer = connect(&donor, config(1));
+    let mut c = Completions::new();
+    assert!(older.poll(&mut c, LONG).is_err());
+    assert_eq!(read(&mut newer, handle, 0, 1).unwrap(), [0]);
+    let state = donor.wait_state("one link", |s| s["clients"][0]["links"] == 1);
+    assert_eq!(state["slabs"], 1);
+}
+
+#[test]
+fn killed_and_started_again() {
+    let mut donor = Donor::start(&["--memory", "64M"]);
+    let mut link = connect(&donor, config(1));
+    let handle = alloc(&mut link, 0);
+    write(&mut link, handle, 0, b"gone").unwrap();
+    donor.signal(Signal::SIGKILL);
+    donor.end();
+    // What is outstanding is lost, each request once.
+    let mut lost = 0;
+    for tag in 0..3 {
+        let range = Range { offset: 0, len: 4 };
+        if link.submit(tag, &Request::Read { handle, range }).is_err() {
+            break;
+        }
+        lost += 1;
+    }
+    let mut c = Completions::new();
+    wait_for("the loss", || {
+        link.poll(&mut c, LONG).is_err().then_some(())
+    });
+    let tags: Vec<u64> = c
+        .iter()
+        .map(|done| match done {
+            Completion::Lost { tag } => tag,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(tags, (0..lost).collect::<Vec<u64>>());
+    assert_eq!(link.outstanding(), 0);
+    assert!(matches!(link.reconnect(), Err(LinkError::Unreachable(_))));
+
+    let again = Donor::start_at(&donor.addr.to_string(), &["--memory", "64M"]);
+    assert!(!link.reconnect().unwrap().same_run);
+    assert_eq!(
+        refused(read(&mut link, handle, 0, 4)),
+        ErrorCode::UnknownHandle
+    );
+    let new = alloc(&mut link, 0);
+    assert_ne!(new, handle);
+    assert_eq!(read(&mut link, new, 0, 4).unwrap(), [0; 4]);
+    drop(again);
+}
+
+#[test]
+fn sigterm_with_nothing_lent_ends_it() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let mut donor = Donor::start(&["--memory", "64M", "--drain", "1h"]);
+        let mut link = connect(&donor, config(1));
+        donor.signal(signal);
+        assert_eq!(donor.end().code(), Some(0));
+        donor.wait_log(signal.as_str());
+        let mut c = Completions::new();
+        assert!(link.poll(&mut c, LONG).is_err());
+    }
+}
+
+#[test]
+fn sigterm_waits_for_clients_to_move_and_a_second_one_does_not() {
+    let mut donor = Donor::start(&["--memory", "128M", "--drain", "1h"]);
+    let mut link = connect(&donor, config(1));
+    let handles = [alloc(&mut link, 0), alloc(&mut link, 1)];
+    write(&mut link, handles[0], 0, b"move me").unwrap();
+    donor.signal(Signal::SIGTERM);
+    let (id, told) = eviction::wait_stop(&mut link);
+    assert_eq!(told, handles);
+    assert_eq!(refused(try_alloc(&mut link, 2)), ErrorCode::Ending);
+    assert_eq!(
+        refused(write(&mut link, handles[0], 0, b"x")),
+        ErrorCode::Evicting
+    );
+    assert_eq!(read(&mut link, handles[0], 0, 7).unwrap(), b"move me");
+    eviction::done(&mut link, id, handles[0]);
+    donor.wait_state("one slab left", |s| {
+        s["slabs"] == 1 && s["health"] == "ending"
+    });
+    donor.signal(Signal::SIGTERM);
+    assert_eq!(donor.end().code(), Some(0));
+    donor.wait_log("1 slabs were not moved");
+}

@@ -1,0 +1,266 @@
+//! Peers that are not what they should be: each loses its connection, and nobody else notices.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use canvas_link::LinkError;
+use canvas_wire::frame::{FromDonor, Hello};
+use canvas_wire::session::{Initiator, Session};
+use canvas_wire::stream::Incoming;
+
+use super::*;
+
+/// A peer that does what a test wants on the wire.
+struct Raw {
+    stream: TcpStream,
+    incoming: Incoming,
+}
+
+impl Raw {
+    fn connect(donor: &Donor) -> Raw {
+        let stream = TcpStream::connect(donor.addr).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        Raw {
+            stream,
+            incoming: Incoming::new(),
+        }
+    }
+
+    /// Past the handshake.
+    fn shake_hands(donor: &Donor) -> (Raw, Session) {
+        let mut raw = Raw::connect(donor);
+        let mut out = Vec::new();
+        let initiator = Initiator::start(&ClusterKey::without_secret(), &mut out).unwrap();
+        raw.stream.write_all(&out).unwrap();
+        let answer = raw.message().expect("an answer to the handshake");
+        (raw, initiator.finish(&answer).unwrap())
+    }
+
+    fn message(&mut self) -> Option<Vec<u8>> {
+        loop {
+            if let Some(message) = self.incoming.message() {
+                return Some(message.to_vec());
+            }
+            match self.stream.read(self.incoming.space()) {
+                Ok(0) | Err(_) => return None,
+                Ok(n) => self.incoming.filled(n),
+            }
+        }
+    }
+
+    /// Reads until the server closes; returns whether a byte came before.
+    fn closed(&mut self) -> bool {
+        let mut any = false;
+        let mut buffer = [0; 4096];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return any,
+                Ok(_) => any = true,
+                Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return any,
+                Err(e) => panic!("not closed: {e}"),
+            }
+        }
+    }
+
+    fn hello(&mut self, session: &mut Session, hello: Hello) {
+        let mut frame = [0; 256];
+        let len = Request::Hello(hello).encode(1, &mut frame).unwrap();
+        let mut out = Vec::new();
+        session.seal(&frame[..len], &mut out).unwrap();
+        self.stream.write_all(&out).unwrap();
+    }
+}
+
+fn hello(version_min: u16, version_max: u16) -> Hello {
+    Hello {
+        version_min,
+        version_max,
+        client_id: [9; 16],
+        link: 0,
+        lease_ms: 30_000,
+    }
+}
+
+/// The donor still serves a proper client.
+fn still_serves(donor: &Donor) {
+    let mut link = connect(donor, config(200));
+    let handle = alloc(&mut link, 0);
+    write(&mut link, handle, 0, b"fine").unwrap();
+    assert_eq!(read(&mut link, handle, 0, 4).unwrap(), b"fine");
+}
+
+#[test]
+fn wrong_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let (right, wrong) = (key_file(dir.path(), "right"), key_file(dir.path(), "wrong"));
+    let donor = Donor::start(&["--memory", "64M", "--key-file", right.to_str().unwrap()]);
+    let with = |path: &Path| LinkConfig {
+        key: ClusterKey::read(path).unwrap(),
+        ..config(1)
+    };
+    for bad in [with(&wrong), config(1)] {
+        let error = Link::connect(donor.addr, bad).err().expect("no admission");
+        assert!(matches!(error, LinkError::NotAdmitted), "{error}");
+    }
+    donor.wait_log("another cluster key");
+    let mut link = connect(&donor, with(&right));
+    alloc(&mut link, 0);
+    // Nothing goes over the wire in clear, and a peer without the key gets not one byte.
+    let mut raw = Raw::connect(&donor);
+    let mut out = Vec::new();
+    Initiator::start(&ClusterKey::from_bytes([3; 32]), &mut out).unwrap();
+    raw.stream.write_all(&out).unwrap();
+    assert!(!raw.closed(), "a peer without the key was answered");
+}
+
+#[test]
+fn wrong_version() {
+    let donor = Donor::start(&["--memory", "64M"]);
+    for (min, max) in [(2, 9), (0, 0), (5, 1)] {
+        let (mut raw, mut session) = Raw::shake_hands(&donor);
+        raw.hello(&mut session, hello(min, max));
+        let message = raw.message().expect("an error");
+        let mut plain = Vec::new();
+        session.open(&message, &mut plain).unwrap();
+        let (id, frame) = FromDonor::decode(&plain).unwrap();
+        assert_eq!(id, 1);
+        assert!(
+            matches!(
+                frame,
+                FromDonor::Answer(Answer::Error {
+                    code: ErrorCode::Version,
+                    ..
+                })
+            ),
+            "{frame:?}"
+        );
+        assert!(!raw.closed());
+    }
+    donor.wait_log("version");
+    still_serves(&donor);
+}
+
+#[test]
+fn garbage() {
+    let donor = Donor::start(&["--memory", "64M"]);
+    let mut bytes = vec![0u8; 4000];
+    for (i, b) in bytes.iter_mut().enumerate() {
+        *b = (i * i / 7) as u8;
+    }
+    let http = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+    let right_length = [&48u16.to_le_bytes()[..], &[7; 48]].concat();
+    for garbage in [bytes, http, right_length, vec![0xff; 2], vec![0; 64]] {
+        let mut raw = Raw::connect(&donor);
+        raw.stream.write_all(&garbage).unwrap();
+        assert!(!raw.closed(), "garbage was answered: {garbage:?}");
+    }
+    still_serves(&donor);
+    let state = donor.wait_state("all counted", |s| s["counters"]["not_admitted"] == 5);
+    assert_eq!(state["counters"]["bad_peers"], 0);
+}
+
+#[test]
+fn bad_messages_after_the_handshake() {
+    let donor = Donor::start(&["--memory", "64M"]);
+    type Deed = fn(&mut Raw, &mut Session);
+    let deeds: [(&str, Deed); 5] = [
+        ("a message was changed", |raw, session| {
+            let mut out = Vec::new();
+            session.seal(&[1; 40], &mut out).unwrap();
+            out[10] ^= 1;
+            raw.stream.write_all(&out).unwrap();
+        }),
+        ("no Hello", |raw, session| {
+            let mut frame = [0; 64];
+            let len = Request::Ping.encode(1, &mut frame).unwrap();
+            let mut out = Vec::new();
+            session.seal(&frame[..len], &mut out).unwrap();
+            raw.stream.write_all(&out).unwrap();
+        }),
+        ("a second Hello", |raw, session| {
+            raw.hello(session, hello(1, 1));
+            raw.hello(session, hello(1, 1));
+        }),
+        ("type 153", |raw, session| {
+            raw.hello(session, hello(1, 1));
+            let mut frame = [0; 16];
+            frame[0] = 0x99;
+            let mut out = Vec::new();
+            session.seal(&frame, &mut out).unwrap();
+            raw.stream.write_all(&out).unwrap();
+        }),
+        // The same message twice: it opens once.
+        ("a message was changed on its way", |raw, session| {
+            raw.hello(session, hello(1, 1));
+            let mut frame = [0; 64];
+            let len = Request::Ping.encode(1, &mut frame).unwrap();
+            let mut out = Vec::new();
+            session.seal(&frame[..len], &mut out).unwrap();
+            raw.stream.write_all(&out).unwrap();
+            raw.stream.write_all(&out).unwrap();
+        }),
+    ];
+    for (n, (reason, deed)) in deeds.into_iter().enumerate() {
+        let (mut raw, mut session) = Raw::shake_hands(&donor);
+        deed(&mut raw, &mut session);
+        raw.closed();
+        donor.wait_state(reason, |s| s["counters"]["bad_peers"] == n as u64 + 1);
+        donor.wait_log(reason);
+    }
+    still_serves(&donor);
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_closed_and_holds_nobody_up() {
+    let donor = Donor::start(&["--memory", "64M"]);
+    let mut silent: Vec<Raw> = (0..8).map(|_| Raw::connect(&donor)).collect();
+    let (mut half, _session) = Raw::shake_hands(&donor);
+    // Half a length, half a message.
+    silent[1].stream.write_all(&[48]).unwrap();
+    silent[2].stream.write_all(&[48, 0, 1, 2, 3]).unwrap();
+    still_serves(&donor);
+    for raw in &mut silent {
+        assert!(!raw.closed());
+    }
+    assert!(!half.closed());
+    donor.wait_log("no handshake in time");
+}
+
+#[test]
+fn a_client_that_takes_no_answers_holds_nobody_up() {
+    let donor = Donor::start(&["--memory", "128M", "--lease", "2s"]);
+    let (mut raw, mut session) = Raw::shake_hands(&donor);
+    raw.hello(&mut session, hello(1, 1));
+    raw.message().expect("a welcome");
+    let mut frame = [0; 64];
+    let mut out = Vec::new();
+    let len = Request::Alloc(key(0)).encode(2, &mut frame).unwrap();
+    session.seal(&frame[..len], &mut out).unwrap();
+    raw.stream.write_all(&out).unwrap();
+    let message = raw.message().unwrap();
+    // The welcome was sealed first.
+    let _ = message;
+    // It asks for far more than any buffer holds, and reads nothing.
+    raw.stream.set_nonblocking(true).unwrap();
+    out.clear();
+    for id in 0..20_000 {
+        let range = Range {
+            offset: 0,
+            len: canvas_wire::DATA_BYTES_MAX as u32,
+        };
+        let len = Request::Read { handle: 1, range }
+            .encode(id, &mut frame)
+            .unwrap();
+        session.seal(&frame[..len], &mut out).unwrap();
+    }
+    let mut at = 0;
+    while at < out.len() {
+        match raw.stream.write(&out[at..]) {
+            Ok(n) => at += n,
+            Err(_) => break,
+        }
+    }
+    still_serves(&donor);
+    // Its lease ends like anybody's: unread requests are no sign of life.
+    donor.wait_state("its end", |s| s["clients"].as_array().unwrap().is_empty());
+}

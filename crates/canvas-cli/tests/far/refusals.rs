@@ -1,0 +1,174 @@
+//! What the commands refuse, each with one sentence and exit code 2; and keys.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// Runs to the end and returns standard error, which must be one line.
+fn fails(args: &[&str]) -> String {
+    let out = canvas(args).output().unwrap();
+    assert_eq!(out.status.code(), Some(2), "{args:?}: {out:?}");
+    assert!(out.stdout.is_empty());
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
+}
+
+#[test]
+fn without_a_key_only_loopback() {
+    for addr in ["0.0.0.0:0", "[::]:0", "10.1.2.3:7070"] {
+        let text = fails(&["serve", "--listen", addr, "--memory", "1G"]);
+        assert!(text.contains("without a cluster key"), "{text}");
+    }
+    let donor = Donor::start_at("[::1]:0", &["--memory", "64M"]);
+    alloc(&mut connect(&donor, config(1)), 0);
+}
+
+#[test]
+fn bad_flags() {
+    for (args, part) in [
+        (
+            &["serve", "--listen", "127.0.0.1", "--memory", "1G"][..],
+            "no address with a port",
+        ),
+        (
+            &["serve", "--memory", "1G"],
+            "--listen <ADDR:PORT> is missing",
+        ),
+        (
+            &["serve", "--listen", "127.0.0.1:0"],
+            "--memory <SIZE> is missing",
+        ),
+        (
+            &["serve", "--listen", "127.0.0.1:0", "--memory", "1M"],
+            "less than one slab",
+        ),
+        (
+            &["serve", "--listen", "127.0.0.1:0", "--memory", "1GB"],
+            "KB, MB",
+        ),
+        (
+            &[
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--memory",
+                "1G",
+                "--lease",
+                "0s",
+            ],
+            "--lease 0s",
+        ),
+        (
+            &[
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--memory",
+                "1G",
+                "--reserve",
+                "900T",
+            ],
+            "leaves nothing",
+        ),
+        (
+            &[
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--memory",
+                "1G",
+                "--procfs",
+                "/nonexistent",
+            ],
+            "/nonexistent/meminfo cannot be read",
+        ),
+        (
+            &[
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--memory",
+                "1G",
+                "--key-file",
+                "/nonexistent",
+            ],
+            "/nonexistent cannot be read",
+        ),
+    ] {
+        let text = fails(args);
+        assert!(text.contains(part), "{args:?}: {text}");
+    }
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = busy.local_addr().unwrap().to_string();
+    let text = fails(&["serve", "--listen", &addr, "--memory", "1G"]);
+    assert!(text.contains("cannot listen on"), "{text}");
+}
+
+#[test]
+fn keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = key_file(dir.path(), "key");
+    assert_eq!(
+        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let line = fs::read_to_string(&path).unwrap();
+    assert_eq!(line.len(), 65);
+    let name = path.to_str().unwrap();
+    assert!(fails(&["keygen", name]).contains("exists already"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), line, "it was touched");
+
+    let printed = canvas(&["keygen"]).output().unwrap();
+    assert!(printed.status.success());
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    assert_eq!(printed.len(), 65);
+    assert_ne!(printed, line, "two keys are the same");
+
+    let serve = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--memory",
+        "1G",
+        "--key-file",
+        name,
+    ];
+    for mode in [0o640, 0o604, 0o660, 0o602] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let text = fails(&serve);
+        assert!(
+            text.contains("can be read or written by others"),
+            "{mode:o}: {text}"
+        );
+    }
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    for bad in [
+        "",
+        "abc\n",
+        &line[1..],
+        "0".repeat(64).as_str(),
+        &format!("{line}{line}"),
+    ] {
+        fs::write(&path, bad).unwrap();
+        let text = fails(&serve);
+        assert!(text.contains("has no key"), "{text}");
+        assert!(
+            bad.trim().is_empty() || !text.contains(bad.trim()),
+            "it shows the key: {text}"
+        );
+    }
+}
+
+#[test]
+fn the_environment_names_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut serve = canvas(&["serve", "--listen", "0.0.0.0:0", "--memory", "1M"]);
+    let out = serve
+        .env("CANVAS_KEY_FILE", key_file(dir.path(), "key"))
+        .output()
+        .unwrap();
+    // Past the check of key and address, and on to the next one.
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(text.contains("less than one slab"), "{text}");
+}

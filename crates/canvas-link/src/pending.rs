@@ -1,0 +1,231 @@
+//! Requests that wait for their answers.
+//!
+//! Deadlines are all the same span after submission, so requests expire in the order in which they
+//! were submitted, and a queue is all that is needed to find the next.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use canvas_wire::frame::{Answer, Request, total_bytes};
+
+use crate::completions::Completions;
+use crate::error::{LinkError, SubmitError};
+
+/// Bits of an id that are the slot; those above count up.
+const SLOT_BITS: u32 = 12;
+/// Largest window.
+const WINDOW_MAX: usize = 1 << SLOT_BITS;
+
+/// Which answer fits a request; an error always does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Expect {
+    Allocated,
+    Done,
+    /// So many bytes.
+    Data(u64),
+    Handles,
+    Pong,
+}
+
+impl Expect {
+    fn of(request: &Request<'_>) -> Option<Expect> {
+        Some(match request {
+            Request::Hello(_) => return None,
+            Request::Alloc(_) => Expect::Allocated,
+            Request::Write { .. } | Request::Free { .. } => Expect::Done,
+            Request::Read { range, .. } => Expect::Data(u64::from(range.len)),
+            Request::ReadMany { ranges, .. } => Expect::Data(total_bytes(ranges)),
+            Request::List { .. } => Expect::Handles,
+            Request::Ping => Expect::Pong,
+        })
+    }
+
+    fn fits(self, answer: &Answer<'_>) -> bool {
+        match (self, answer) {
+            (_, Answer::Error { .. }) => true,
+            (Expect::Data(len), Answer::Data(bytes)) => bytes.len() as u64 == len,
+            (Expect::Allocated, Answer::Allocated { .. })
+            | (Expect::Done, Answer::Done)
+            | (Expect::Handles, Answer::Handles { .. })
+            | (Expect::Pong, Answer::Pong(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    id: u64,
+    tag: u64,
+    expect: Expect,
+    /// Completed as timed out: the slot is kept for the late answer, which nobody wants.
+    expired: bool,
+}
+
+/// What came.
+pub(crate) enum Arrival {
+    /// The answer to the request of this tag.
+    Answer(u64),
+    /// An answer to a request that has timed out.
+    Late,
+    /// The donor asks something.
+    Call,
+}
+
+pub(crate) struct Pending {
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
+    /// Ids and deadlines in the order of submission; those of answered requests too, until they are
+    /// at the front.
+    deadlines: VecDeque<(u64, Instant)>,
+    lost: Vec<u64>,
+    next: u64,
+    /// Slots in use that are not expired.
+    waiting: usize,
+}
+
+impl Pending {
+    pub fn new(window: usize) -> Pending {
+        let window = window.clamp(1, WINDOW_MAX);
+        Pending {
+            slots: vec![None; window],
+            free: (0..window).rev().collect(),
+            deadlines: VecDeque::with_capacity(window),
+            lost: Vec::new(),
+            next: 1,
+            waiting: 0,
+        }
+    }
+
+    /// Makes room for a request and returns its id.
+    pub fn begin(
+        &mut self,
+        tag: u64,
+        request: &Request<'_>,
+        deadline: Instant,
+    ) -> Result<u64, SubmitError> {
+        let expect = Expect::of(request).ok_or(SubmitError::Invalid)?;
+        let slot = self.free.pop().ok_or(SubmitError::Full)?;
+        let id = self.next << SLOT_BITS | slot as u64;
+        self.next += 1;
+        self.slots[slot] = Some(Slot {
+            id,
+            tag,
+            expect,
+            expired: false,
+        });
+        self.drop_answered();
+        self.deadlines.push_back((id, deadline));
+        self.waiting += 1;
+        Ok(id)
+    }
+
+    /// Takes a request back that was not sent.
+    pub fn withdraw(&mut self, id: u64) {
+        if self.take(id).is_some_and(|s| !s.expired) {
+            self.waiting -= 1;
+        }
+    }
+
+    fn index(id: u64) -> usize {
+        (id & (WINDOW_MAX as u64 - 1)) as usize
+    }
+
+    fn slot(&mut self, id: u64) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(Pending::index(id))?.as_mut()?;
+        (slot.id == id).then_some(slot)
+    }
+
+    fn take(&mut self, id: u64) -> Option<Slot> {
+        let slot = *self.slot(id)?;
+        self.slots[Pending::index(id)] = None;
+        self.free.push(Pending::index(id));
+        Some(slot)
+    }
+
+    /// An answer has come.
+    pub fn complete(&mut self, id: u64, answer: Answer<'_>) -> Result<Arrival, LinkError> {
+        let slot = self
+            .take(id)
+            .ok_or(LinkError::Protocol("an answer to no request"))?;
+        if slot.expired {
+            return Ok(Arrival::Late);
+        }
+        self.waiting -= 1;
+        if !slot.expect.fits(&answer) {
+            self.lost.push(slot.tag);
+            return Err(LinkError::Protocol(
+                "an answer that does not fit its request",
+            ));
+        }
+        Ok(Arrival::Answer(slot.tag))
+    }
+
+    /// Drops what was answered from the front of the deadlines.
+    fn drop_answered(&mut self) {
+        while let Some(&(id, _)) = self.deadlines.front() {
+            if self.slot(id).is_some_and(|s| !s.expired) {
+                break;
+            }
+            self.deadlines.pop_front();
+        }
+        // Answered out of order behind one that is not: bounded by the window, not by time.
+        if self.deadlines.len() > 2 * self.slots.len() {
+            let mut kept = std::mem::take(&mut self.deadlines);
+            kept.retain(|&(id, _)| self.slot(id).is_some_and(|s| !s.expired));
+            self.deadlines = kept;
+        }
+    }
+
+    /// Completes as timed out what has waited too long.
+    pub fn expire(&mut self, now: Instant, completions: &mut Completions) {
+        self.drop_answered();
+        while let Some(&(id, deadline)) = self.deadlines.front() {
+            if deadline > now {
+                break;
+            }
+            self.deadlines.pop_front();
+            if let Some(slot) = self.slot(id) {
+                slot.expired = true;
+                let tag = slot.tag;
+                self.waiting -= 1;
+                completions.timed_out(tag);
+            }
+            self.drop_answered();
+        }
+    }
+
+    /// When the next request expires.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.front().map(|&(_, deadline)| deadline)
+    }
+
+    /// The connection is gone, and with it all answers.
+    pub fn lose_all(&mut self) {
+        let mut waiting: Vec<Slot> = self.slots.iter().flatten().copied().collect();
+        // In the order of submission: ids count up.
+        waiting.sort_by_key(|s| s.id);
+        self.lost
+            .extend(waiting.iter().filter(|s| !s.expired).map(|s| s.tag));
+        self.slots.fill(None);
+        self.free = (0..self.slots.len()).rev().collect();
+        self.deadlines.clear();
+        self.waiting = 0;
+    }
+
+    pub fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Gives out what was lost.
+    pub fn take_lost(&mut self, completions: &mut Completions) {
+        for tag in self.lost.drain(..) {
+            completions.lost(tag);
+        }
+    }
+
+    /// Requests whose completion has not been given out.
+    pub fn outstanding(&self) -> usize {
+        self.waiting + self.lost.len()
+    }
+}

@@ -1,0 +1,224 @@
+//! How much a donor lends: the decision of Infiniswap's daemon.
+//!
+//! The daemon of Infiniswap (NSDI'17, §4.3) watches its host's free memory as an exponentially
+//! weighted moving average, evicts slabs when that falls below its headroom, and offers new ones when
+//! it is well above it for some time. Here the average decides too, but a low sample alone already
+//! stops lending, because the reserve must hold at every moment and not on average.
+//!
+//! ```text
+//!      0        reserve       evict below        expand above          available memory
+//!      ├───────────┼───────────────┼──────────────────┼──────────────────────►
+//!       never       evict           hold               after `expand_hits` samples: lend more
+//! ```
+
+/// What the decision depends on and does not change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Most that is ever lent.
+    pub memory_bytes: u64,
+    /// What is left to the host in any case.
+    pub reserve_bytes: u64,
+    /// Bytes of a slab.
+    pub slab_bytes: u64,
+    /// Below this average, memory is taken back. At least `reserve_bytes`.
+    pub evict_below_bytes: u64,
+    /// Above this average, more may be lent. At least `evict_below_bytes`.
+    pub expand_above_bytes: u64,
+    /// Weight of the newest sample in the average, in thousandths (Infiniswap's: 700).
+    pub weight_permille: u32,
+    /// So many averages in a row below `evict_below_bytes` make an eviction (Infiniswap's: 1).
+    pub evict_hits: u32,
+    /// So many averages in a row above `expand_above_bytes` make an expansion (Infiniswap's: 20).
+    pub expand_hits: u32,
+    /// Slabs of one eviction at most.
+    pub evict_slabs_max: u32,
+    /// Slabs of one expansion.
+    pub expand_slabs: u32,
+}
+
+impl Config {
+    /// The usual distances for a host: takes memory back from a quarter above the reserve on, and
+    /// lends more from a half above it on; both at least two slabs apart, so that one slab lent or
+    /// freed does not turn one decision into the other.
+    pub fn new(memory_bytes: u64, reserve_bytes: u64, slab_bytes: u64) -> Config {
+        let step = (reserve_bytes / 4).max(2 * slab_bytes);
+        Config {
+            memory_bytes,
+            reserve_bytes,
+            slab_bytes,
+            evict_below_bytes: reserve_bytes.saturating_add(step),
+            expand_above_bytes: reserve_bytes.saturating_add(2 * step),
+            weight_permille: 700,
+            evict_hits: 1,
+            expand_hits: 20,
+            evict_slabs_max: 16,
+            expand_slabs: 16,
+        }
+    }
+}
+
+/// What is seen at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sample {
+    /// What the host could still use (`MemAvailable`).
+    pub available_bytes: u64,
+    /// Slabs that are lent, in full size.
+    pub lent_bytes: u64,
+    /// What of them takes memory: a slab takes memory where it was written.
+    pub touched_bytes: u64,
+    /// What takes memory of slabs that are on their way out already.
+    pub leaving_bytes: u64,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// Nothing.
+    Hold,
+    /// Take so many slabs back.
+    Evict {
+        /// At least 1.
+        slabs: u32,
+    },
+    /// The bound on lending was raised.
+    Expand,
+}
+
+/// The watch over one host's memory.
+#[derive(Clone, Debug)]
+pub struct Headroom {
+    config: Config,
+    average_bytes: Option<u64>,
+    last: Sample,
+    low: u32,
+    high: u32,
+    limit_bytes: u64,
+}
+
+impl Headroom {
+    /// Before the first sample nothing is lent.
+    pub fn new(config: Config) -> Headroom {
+        Headroom {
+            config,
+            average_bytes: None,
+            last: Sample::default(),
+            low: 0,
+            high: 0,
+            limit_bytes: config.memory_bytes,
+        }
+    }
+
+    /// Takes a sample in and decides.
+    pub fn observe(&mut self, sample: Sample) -> Decision {
+        let c = &self.config;
+        let average = match self.average_bytes {
+            None => sample.available_bytes,
+            Some(before) => average(before, sample.available_bytes, c.weight_permille),
+        };
+        self.average_bytes = Some(average);
+        self.last = sample;
+        self.low = if average < c.evict_below_bytes {
+            self.low.saturating_add(1)
+        } else {
+            0
+        };
+        self.high = if average > c.expand_above_bytes {
+            self.high.saturating_add(1)
+        } else {
+            0
+        };
+        if self.low >= c.evict_hits.max(1) {
+            // Nothing more is lent until the next expansion, evicted slabs or not.
+            self.limit_bytes = self.limit_bytes.min(sample.lent_bytes);
+            return self.evict(average);
+        }
+        if self.high >= c.expand_hits.max(1) && self.limit_bytes < c.memory_bytes {
+            self.high = 0;
+            let step = u64::from(c.expand_slabs.max(1)).saturating_mul(c.slab_bytes);
+            self.limit_bytes = self
+                .limit_bytes
+                .max(sample.lent_bytes)
+                .saturating_add(step)
+                .min(c.memory_bytes);
+            return Decision::Expand;
+        }
+        Decision::Hold
+    }
+
+    /// As many slabs as bring the average half the way to where lending begins again, less what is
+    /// leaving already.
+    fn evict(&mut self, average: u64) -> Decision {
+        let c = &self.config;
+        let target = c.evict_below_bytes + (c.expand_above_bytes - c.evict_below_bytes) / 2;
+        let missing = target
+            .saturating_sub(average)
+            .saturating_sub(self.last.leaving_bytes);
+        let staying = self
+            .last
+            .touched_bytes
+            .saturating_sub(self.last.leaving_bytes);
+        if missing == 0 || staying == 0 || c.slab_bytes == 0 {
+            return Decision::Hold;
+        }
+        self.low = 0;
+        let slabs = missing
+            .min(staying)
+            .div_ceil(c.slab_bytes)
+            .min(u64::from(c.evict_slabs_max.max(1)));
+        Decision::Evict {
+            slabs: slabs as u32,
+        }
+    }
+
+    /// What may be lent beyond `lent_bytes` now, in whole slabs: below the limit, and such that the
+    /// host stays above where eviction begins even when everything that is lent is written.
+    pub fn free_bytes(&self, lent_bytes: u64) -> u64 {
+        let c = &self.config;
+        let Some(average) = self.average_bytes else {
+            return 0;
+        };
+        let available = average.min(self.last.available_bytes);
+        let unwritten = lent_bytes.saturating_sub(self.last.touched_bytes);
+        let by_host = available
+            .saturating_sub(c.evict_below_bytes)
+            .saturating_sub(unwritten);
+        let by_limit = self.limit_bytes.saturating_sub(lent_bytes);
+        let slab = c.slab_bytes.max(1);
+        by_host.min(by_limit) / slab * slab
+    }
+
+    /// Whether one more slab may be lent now.
+    pub fn admits(&self, lent_bytes: u64) -> bool {
+        self.free_bytes(lent_bytes) >= self.config.slab_bytes.max(1)
+    }
+
+    /// Whether the host is short of memory: below where eviction begins.
+    pub fn pressure(&self) -> bool {
+        self.average_bytes
+            .is_none_or(|a| a.min(self.last.available_bytes) < self.config.evict_below_bytes)
+    }
+
+    /// The average of the host's available memory.
+    pub fn average_bytes(&self) -> u64 {
+        self.average_bytes.unwrap_or(0)
+    }
+
+    /// The bound on lending now, at most `memory_bytes`.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+}
+
+/// `weight` thousandths of the new value and the rest of the old one, rounded down.
+fn average(old: u64, new: u64, weight_permille: u32) -> u64 {
+    let weight = u128::from(weight_permille.min(1000));
+    ((u128::from(new) * weight + u128::from(old) * (1000 - weight)) / 1000) as u64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,10 @@
+//! Decisions of the far pool, apart from those who carry them out: servers, agents and the
+//! simulator call the same code. No clock, no thread, no system call; random numbers come from the
+//! caller's seeded generator.
+//!
+//! * [`headroom`]: how much of its memory a donor lends, and when it takes some back;
+//! * [`victims`]: which slabs it takes back.
+#![forbid(unsafe_code)]
+
+pub mod headroom;
+pub mod victims;

@@ -1,0 +1,270 @@
+//! The memory of one slab.
+//!
+//! An anonymous map of its own: it takes memory where it is written, and all of it goes back to the
+//! kernel when the slab is freed. So a slab that is lent again begins as zeros, whoever had it before.
+
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use canvas_wire::SLAB_BYTES;
+use canvas_wire::error::ErrorCode;
+use canvas_wire::frame::{Range, SlabKey};
+use memmap2::{Advice, MmapMut};
+
+/// Unit in which written memory is counted.
+const PAGE_BYTES: usize = 4096;
+const WORDS: usize = SLAB_BYTES / PAGE_BYTES / 64;
+
+/// Memory that may still be taken from the host before the next look at it. Writes take from it, the
+/// keeper fills it.
+#[derive(Debug, Default)]
+pub struct Budget(AtomicI64);
+
+impl Budget {
+    /// Sets what is left.
+    pub fn set(&self, bytes: u64) {
+        self.0
+            .store(i64::try_from(bytes).unwrap_or(i64::MAX), Relaxed);
+    }
+
+    /// Takes `bytes`, if so much is left.
+    pub fn take(&self, bytes: u64) -> bool {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.0
+            .fetch_update(Relaxed, Relaxed, |left| {
+                (left >= bytes).then(|| left - bytes)
+            })
+            .is_ok()
+    }
+}
+
+struct Memory {
+    map: MmapMut,
+    /// A bit for each page that was written.
+    written: Box<[u64; WORDS]>,
+}
+
+/// A slab that is lent, or was.
+pub struct Slab {
+    /// What clients call it.
+    pub handle: u64,
+    /// What its client's tenant calls it.
+    pub key: SlabKey,
+    /// `None` once it is freed.
+    memory: RwLock<Option<Memory>>,
+    /// Reads and writes since it was lent.
+    ops: AtomicU64,
+    /// Bytes that were written at least once.
+    touched_bytes: AtomicU64,
+    /// Being evicted: it may be read but not written.
+    read_only: std::sync::atomic::AtomicBool,
+}
+
+impl Slab {
+    /// Maps a slab; it takes no memory yet. The error is the system's.
+    pub fn new(handle: u64, key: SlabKey) -> std::io::Result<Slab> {
+        let map = MmapMut::map_anon(SLAB_BYTES)?;
+        // In 2 MiB steps it would take more than what is counted, and than the reserve allows.
+        map.advise(Advice::NoHugePage).ok();
+        Ok(Slab {
+            handle,
+            key,
+            memory: RwLock::new(Some(Memory {
+                map,
+                written: Box::new([0; WORDS]),
+            })),
+            ops: AtomicU64::new(0),
+            touched_bytes: AtomicU64::new(0),
+            read_only: false.into(),
+        })
+    }
+
+    /// Gives the memory back to the kernel. Reads and writes that are under way end first; they take
+    /// microseconds.
+    pub fn release(&self) {
+        *self.memory.write().expect("nobody panics with a slab") = None;
+        self.touched_bytes.store(0, Relaxed);
+    }
+
+    /// Bytes that it takes.
+    pub fn touched_bytes(&self) -> u64 {
+        self.touched_bytes.load(Relaxed)
+    }
+
+    /// Reads and writes since it was lent.
+    pub fn ops(&self) -> u64 {
+        self.ops.load(Relaxed)
+    }
+
+    /// From now on it is not written any more.
+    pub fn make_read_only(&self) {
+        self.read_only.store(true, Relaxed);
+    }
+
+    /// Stores `data`. Pages that were never written are taken from `budget`; when that is not enough,
+    /// `more` may fill it, and then nothing is stored.
+    pub fn write(
+        &self,
+        offset: u32,
+        data: &[u8],
+        budget: &Budget,
+        more: impl FnOnce(),
+    ) -> Result<(), ErrorCode> {
+        let range = bounds(offset as usize, data.len()).ok_or(ErrorCode::OutOfRange)?;
+        let mut guard = self.memory.write().expect("nobody panics with a slab");
+        let memory = guard.as_mut().ok_or(ErrorCode::UnknownHandle)?;
+        if self.read_only.load(Relaxed) {
+            return Err(ErrorCode::Evicting);
+        }
+        if data.is_empty() {
+            return Ok(());
+        }
+        let pages = range.start / PAGE_BYTES..(range.end - 1) / PAGE_BYTES + 1;
+        let is_new = |page: &usize| memory.written[page / 64] & 1 << (page % 64) == 0;
+        let fresh_bytes = (pages.clone().filter(is_new).count() * PAGE_BYTES) as u64;
+        if fresh_bytes > 0 {
+            if !budget.take(fresh_bytes) {
+                more();
+                if !budget.take(fresh_bytes) {
+                    return Err(ErrorCode::NoRoom);
+                }
+            }
+            for page in pages {
+                memory.written[page / 64] |= 1 << (page % 64);
+            }
+            self.touched_bytes.fetch_add(fresh_bytes, Relaxed);
+        }
+        memory.map[range].copy_from_slice(data);
+        self.ops.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Appends the bytes of these ranges to `out`. What was never written is zeros, and takes no
+    /// memory by being read.
+    pub fn read(
+        &self,
+        ranges: impl Iterator<Item = Range>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ErrorCode> {
+        let guard = self.memory.read().expect("nobody panics with a slab");
+        let memory = guard.as_ref().ok_or(ErrorCode::UnknownHandle)?;
+        for range in ranges {
+            let bytes =
+                bounds(range.offset as usize, range.len as usize).ok_or(ErrorCode::OutOfRange)?;
+            out.extend_from_slice(&memory.map[bytes]);
+        }
+        self.ops.fetch_add(1, Relaxed);
+        Ok(())
+    }
+}
+
+/// The range, if it lies in a slab.
+fn bounds(offset: usize, len: usize) -> Option<std::ops::Range<usize>> {
+    let end = offset.checked_add(len)?;
+    (end <= SLAB_BYTES).then_some(offset..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KEY: SlabKey = SlabKey {
+        tenant: [1; 16],
+        slab: 0,
+    };
+
+    fn slab() -> Slab {
+        Slab::new(1, KEY).unwrap()
+    }
+
+    fn budget(bytes: u64) -> Budget {
+        let b = Budget::default();
+        b.set(bytes);
+        b
+    }
+
+    fn read(slab: &Slab, offset: u32, len: u32) -> Result<Vec<u8>, ErrorCode> {
+        let mut out = Vec::new();
+        slab.read([Range { offset, len }].into_iter(), &mut out)
+            .map(|()| out)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(30))]
+        /// Against a plain vector: contents, what is counted as written, and the budget.
+        #[test]
+        fn as_a_vector(
+            ops in prop::collection::vec((0u32..70_000, 0usize..9000, any::<u8>()), 1..40),
+            limit in 0u64..200_000,
+        ) {
+            let slab = slab();
+            let budget = budget(limit);
+            let mut oracle = vec![0u8; 80_000];
+            let mut written = std::collections::BTreeSet::new();
+            for (offset, len, byte) in ops {
+                let data = vec![byte; len];
+                let at = offset as usize;
+                let mut then = written.clone();
+                then.extend((at..at + len).map(|b| b / PAGE_BYTES));
+                let fits = (then.len() * PAGE_BYTES) as u64 <= limit;
+                let result = slab.write(offset, &data, &budget, || {});
+                prop_assert_eq!(result, if fits { Ok(()) } else { Err(ErrorCode::NoRoom) });
+                if fits {
+                    written = then;
+                    oracle[at..at + len].fill(byte);
+                }
+                prop_assert_eq!(slab.touched_bytes(), (written.len() * PAGE_BYTES) as u64);
+            }
+            prop_assert_eq!(read(&slab, 0, 80_000).unwrap(), oracle);
+        }
+    }
+
+    #[test]
+    fn ends() {
+        let slab = slab();
+        let b = budget(u64::MAX);
+        let end = SLAB_BYTES as u32;
+        assert_eq!(slab.write(end - 1, &[7], &b, || {}), Ok(()));
+        assert_eq!(
+            slab.write(end - 1, &[7, 7], &b, || {}),
+            Err(ErrorCode::OutOfRange)
+        );
+        assert_eq!(
+            slab.write(u32::MAX, &[7], &b, || {}),
+            Err(ErrorCode::OutOfRange)
+        );
+        assert_eq!(slab.write(end, &[], &b, || {}), Ok(()));
+        assert_eq!(read(&slab, end - 1, 1).unwrap(), [7]);
+        assert_eq!(read(&slab, end, 1), Err(ErrorCode::OutOfRange));
+        assert_eq!(read(&slab, u32::MAX, u32::MAX), Err(ErrorCode::OutOfRange));
+    }
+
+    #[test]
+    fn a_short_budget_is_filled_once() {
+        let slab = slab();
+        let b = budget(0);
+        assert_eq!(slab.write(0, &[1], &b, || b.set(4096)), Ok(()));
+        // Written already: it costs nothing.
+        assert_eq!(slab.write(1, &[1], &b, || panic!("asked again")), Ok(()));
+        assert_eq!(slab.write(5000, &[1], &b, || {}), Err(ErrorCode::NoRoom));
+    }
+
+    #[test]
+    fn evicted_slabs_can_be_read_and_freed_ones_cannot() {
+        let slab = slab();
+        let b = budget(u64::MAX);
+        slab.write(0, &[9], &b, || {}).unwrap();
+        slab.make_read_only();
+        assert_eq!(slab.write(0, &[1], &b, || {}), Err(ErrorCode::Evicting));
+        assert_eq!(read(&slab, 0, 1).unwrap(), [9]);
+        slab.release();
+        assert_eq!(read(&slab, 0, 1), Err(ErrorCode::UnknownHandle));
+        assert_eq!(
+            slab.write(0, &[1], &b, || {}),
+            Err(ErrorCode::UnknownHandle)
+        );
+        assert_eq!(slab.touched_bytes(), 0);
+    }
+}

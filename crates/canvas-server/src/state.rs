@@ -1,0 +1,165 @@
+//! What an operator sees: counters, and the state file.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+
+use crate::server::Shared;
+
+/// Counts since the start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests to read.
+    pub reads: AtomicU64,
+    /// Requests to write.
+    pub writes: AtomicU64,
+    /// Bytes read.
+    pub read_bytes: AtomicU64,
+    /// Bytes written.
+    pub written_bytes: AtomicU64,
+    /// Requests answered with an error.
+    pub refused: AtomicU64,
+    /// Links that were accepted.
+    pub links: AtomicU64,
+    /// Peers that did not get through the handshake.
+    pub not_admitted: AtomicU64,
+    /// Links that were closed for a message or frame that was wrong.
+    pub bad_peers: AtomicU64,
+    /// Slabs that were told to go.
+    pub evicted_slabs: AtomicU64,
+    /// Of those, slabs freed at the deadline, not by their clients.
+    pub evicted_late_slabs: AtomicU64,
+    /// Slabs freed because their client's lease was over.
+    pub expired_slabs: AtomicU64,
+}
+
+#[derive(Serialize)]
+struct State<'a> {
+    canvas: &'a str,
+    pid: u32,
+    donor_id: String,
+    listen: String,
+    uptime_ms: u64,
+    /// `ok`, `pressure` or `ending`.
+    health: &'a str,
+    memory_bytes: u64,
+    limit_bytes: u64,
+    reserve_bytes: u64,
+    host_available_bytes: u64,
+    host_average_bytes: u64,
+    free_bytes: u64,
+    lent_bytes: u64,
+    touched_bytes: u64,
+    slabs: usize,
+    leaving_slabs: usize,
+    clients: Vec<ClientState>,
+    counters: CounterValues,
+}
+
+#[derive(Serialize)]
+struct ClientState {
+    /// The first bytes of the client's id: enough to tell clients apart, not enough to be one.
+    id: String,
+    links: usize,
+    slabs: usize,
+    touched_bytes: u64,
+    silent_ms: u64,
+    lease_ms: u64,
+}
+
+#[derive(Serialize)]
+struct CounterValues {
+    reads: u64,
+    writes: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    refused: u64,
+    links: u64,
+    not_admitted: u64,
+    bad_peers: u64,
+    evicted_slabs: u64,
+    evicted_late_slabs: u64,
+    expired_slabs: u64,
+}
+
+impl Counters {
+    fn values(&self) -> CounterValues {
+        let get = |c: &AtomicU64| c.load(Relaxed);
+        CounterValues {
+            reads: get(&self.reads),
+            writes: get(&self.writes),
+            read_bytes: get(&self.read_bytes),
+            written_bytes: get(&self.written_bytes),
+            refused: get(&self.refused),
+            links: get(&self.links),
+            not_admitted: get(&self.not_admitted),
+            bad_peers: get(&self.bad_peers),
+            evicted_slabs: get(&self.evicted_slabs),
+            evicted_late_slabs: get(&self.evicted_late_slabs),
+            expired_slabs: get(&self.expired_slabs),
+        }
+    }
+}
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The state as JSON, in one line.
+pub(crate) fn json(shared: &Shared, host_available_bytes: u64) -> String {
+    let totals = shared.registry.totals();
+    let pong = shared.registry.pong();
+    let (host_average_bytes, limit_bytes) = shared.registry.headroom();
+    let now_ms = shared.now_ms();
+    let clients = shared.registry.clients();
+    let state = State {
+        canvas: env!("CARGO_PKG_VERSION"),
+        pid: std::process::id(),
+        donor_id: hex(&shared.donor_id),
+        listen: shared.listening.to_string(),
+        uptime_ms: now_ms,
+        health: if shared.is_ending() {
+            "ending"
+        } else if pong.pressure {
+            "pressure"
+        } else {
+            "ok"
+        },
+        memory_bytes: shared.config.memory_bytes,
+        limit_bytes,
+        reserve_bytes: shared.reserve_bytes,
+        host_available_bytes,
+        host_average_bytes,
+        free_bytes: pong.free_bytes,
+        lent_bytes: totals.lent_bytes,
+        touched_bytes: totals.touched_bytes,
+        slabs: totals.slabs,
+        leaving_slabs: totals.leaving,
+        clients: clients
+            .iter()
+            .map(|f| ClientState {
+                id: hex(&f.client.id[..4]),
+                links: f.client.link_count(),
+                slabs: f.slabs,
+                touched_bytes: f.touched_bytes,
+                silent_ms: now_ms.saturating_sub(f.client.last_ms()),
+                lease_ms: f.client.lease_ms(),
+            })
+            .collect(),
+        counters: shared.counters.values(),
+    };
+    serde_json::to_string(&state).expect("numbers and strings always become JSON")
+}
+
+/// Replaces the file in one step, so that a reader never sees half of it.
+pub(crate) fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let mut file = fs::File::create(&name)?;
+    writeln!(file, "{text}")?;
+    fs::rename(&name, path)
+}

@@ -1,0 +1,127 @@
+//! Errors that a donor answers with, and errors of decoding.
+
+use core::fmt;
+
+/// Why a donor did not do what it was asked. The number is what goes over the wire; numbers are
+/// never used again for another meaning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u16)]
+pub enum ErrorCode {
+    /// The versions of client and donor have nothing in common. The donor closes the connection.
+    Version = 1,
+    /// The request is none that the donor takes at this point. The donor closes the connection.
+    Protocol = 2,
+    /// The donor has nothing to lend now: its bound or its reserve is reached. Another donor may.
+    NoRoom = 3,
+    /// The handle is none of this client's: never given, freed, or of an earlier run of the donor.
+    UnknownHandle = 4,
+    /// Offset and length do not lie in the slab, or are more than a frame carries.
+    OutOfRange = 5,
+    /// The slab is being evicted: it can be read until its deadline, but not written.
+    Evicting = 6,
+    /// The client has more links than the donor serves. The donor closes the connection.
+    TooManyLinks = 7,
+    /// The donor is ending. It frees everything.
+    Ending = 8,
+    /// The donor failed inside; its log says why.
+    Internal = 9,
+}
+
+/// All codes, for tables and tests.
+pub const ERROR_CODES: [ErrorCode; 9] = [
+    ErrorCode::Version,
+    ErrorCode::Protocol,
+    ErrorCode::NoRoom,
+    ErrorCode::UnknownHandle,
+    ErrorCode::OutOfRange,
+    ErrorCode::Evicting,
+    ErrorCode::TooManyLinks,
+    ErrorCode::Ending,
+    ErrorCode::Internal,
+];
+
+impl ErrorCode {
+    /// The code of this number, if there is one.
+    pub fn from_u16(number: u16) -> Option<ErrorCode> {
+        ERROR_CODES.into_iter().find(|&c| c as u16 == number)
+    }
+
+    /// Its name in logs and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorCode::Version => "version",
+            ErrorCode::Protocol => "protocol",
+            ErrorCode::NoRoom => "no-room",
+            ErrorCode::UnknownHandle => "unknown-handle",
+            ErrorCode::OutOfRange => "out-of-range",
+            ErrorCode::Evicting => "evicting",
+            ErrorCode::TooManyLinks => "too-many-links",
+            ErrorCode::Ending => "ending",
+            ErrorCode::Internal => "internal",
+        }
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why bytes are no frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DecodeError {
+    /// The bytes end inside the header or the body.
+    Truncated,
+    /// There are bytes behind the body.
+    Trailing,
+    /// The header's length of the body is not the length of what follows.
+    Length,
+    /// No frame of this direction has this type.
+    UnknownType(u8),
+    /// A flag is set, or a reserved field is not zero.
+    Reserved,
+    /// A count or length is over its limit, or is no whole number of items.
+    Limit,
+    /// No error has this code.
+    UnknownCode(u16),
+    /// The text is not UTF-8.
+    Text,
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DecodeError::Truncated => f.write_str("the frame ends too early"),
+            DecodeError::Trailing => f.write_str("there are bytes behind the frame's body"),
+            DecodeError::Length => f.write_str("the frame's length is not that of its body"),
+            DecodeError::UnknownType(n) => write!(f, "no frame that may come here has type {n}"),
+            DecodeError::Reserved => f.write_str("a reserved field is set"),
+            DecodeError::Limit => f.write_str("a count or length is over its limit"),
+            DecodeError::UnknownCode(n) => write!(f, "no error has code {n}"),
+            DecodeError::Text => f.write_str("a text is not UTF-8"),
+        }
+    }
+}
+
+impl core::error::Error for DecodeError {}
+
+/// Why a frame cannot be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EncodeError {
+    /// The buffer is too short for it; [`crate::FRAME_BYTES_MAX`] bytes always suffice.
+    Space,
+    /// It has more data, ranges or handles than a frame of its type may carry.
+    Limit,
+}
+
+impl fmt::Display for EncodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EncodeError::Space => "the buffer is too short for the frame",
+            EncodeError::Limit => "the frame has more in it than its type may carry",
+        })
+    }
+}
+
+impl core::error::Error for EncodeError {}

@@ -1,0 +1,585 @@
+//! Frames: what client and donor say to each other.
+//!
+//! A frame is a header of 16 bytes and a body:
+//!
+//! ```text
+//!  0      1       2        4              8                 16
+//! ┌──────┬───────┬────────┬──────────────┬─────────────────┬──────
+//! │ type │ flags │ code   │ body_len     │ request_id      │ body
+//! │ u8   │ u8 =0 │ u16    │ u32          │ u64             │
+//! └──────┴───────┴────────┴──────────────┴─────────────────┴──────
+//! ```
+//!
+//! `code` is zero but in errors. An answer has the request's id; ids are the asking side's to
+//! choose, and those of the two sides have nothing to do with each other. Requests may be sent
+//! without waiting, and answers come in any order.
+//!
+//! | from | type | body |
+//! |---|---|---|
+//! | client | 1 Hello | version_min u16, version_max u16, client_id 16, link u32, lease_ms u32 |
+//! | client | 2 Alloc | tenant 16, slab u32 |
+//! | client | 3 Write | handle u64, offset u32, bytes |
+//! | client | 4 Read | handle u64, offset u32, len u32 |
+//! | client | 5 ReadMany | handle u64, { offset u32, len u32 } … |
+//! | client | 6 Free | handle u64 |
+//! | client | 7 List | after u64 |
+//! | client | 8 Ping | – |
+//! | client | 0xA0 Activity | { handle u64, ops u64 } … |
+//! | client | 0xA1 EvictDone | handle u64 |
+//! | donor | 0x20 EvictQuery | handle u64 … |
+//! | donor | 0x21 EvictStop | deadline_ms u32, handle u64 … |
+//! | donor | 0x81 Welcome | version u16, zero u16, lease_ms u32, donor_id 16, slab_bytes u64, memory_bytes u64, free_bytes u64 |
+//! | donor | 0x82 Allocated | handle u64 |
+//! | donor | 0x83 Done | – |
+//! | donor | 0x84 Data | bytes |
+//! | donor | 0x87 Handles | more u8, zero 3, { tenant 16, slab u32, handle u64 } … |
+//! | donor | 0x88 Pong | free_bytes u64, lent_bytes u64, pressure u8, zero 7 |
+//! | donor | 0xFF Error | text (UTF-8, 200 bytes at most); the header's code says which |
+
+use crate::bytes::{Reader, Writer};
+use crate::error::{DecodeError, EncodeError, ErrorCode};
+pub use crate::items::{Item, Items, Lent, Range, SlabKey, Used};
+use crate::{
+    ClientId, DATA_BYTES_MAX, DonorId, FRAME_BYTES_MAX, HEADER_BYTES, READ_MANY_BYTES_MAX,
+    TEXT_BYTES_MAX,
+};
+
+/// What a client asks of a donor.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Request<'a> {
+    /// The first frame of a link.
+    Hello(Hello),
+    /// Lend a slab. The same key of the same client again gives the same handle.
+    Alloc(SlabKey),
+    /// Store bytes in a slab.
+    Write {
+        /// The slab.
+        handle: u64,
+        /// Where, in bytes from its beginning.
+        offset: u32,
+        /// What; at most [`DATA_BYTES_MAX`].
+        data: &'a [u8],
+    },
+    /// Read bytes of a slab. What was never written reads as zeros.
+    Read {
+        /// The slab.
+        handle: u64,
+        /// What; at most [`DATA_BYTES_MAX`].
+        range: Range,
+    },
+    /// Read several ranges of a slab; the answer has them one behind the other.
+    ReadMany {
+        /// The slab.
+        handle: u64,
+        /// What; together at most [`READ_MANY_BYTES_MAX`].
+        ranges: Items<'a, Range>,
+    },
+    /// Give a slab back; its content is gone.
+    Free {
+        /// The slab.
+        handle: u64,
+    },
+    /// This client's slabs, by handle, those above `after`.
+    List {
+        /// The last handle of the page before, or 0.
+        after: u64,
+    },
+    /// Are you there, and how full are you?
+    Ping,
+}
+
+/// How a client presents itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// Oldest version that it speaks.
+    pub version_min: u16,
+    /// Newest version that it speaks.
+    pub version_max: u16,
+    /// Who it is: the slabs are its, over whatever link.
+    pub client_id: ClientId,
+    /// Number of this link among the client's.
+    pub link: u32,
+    /// How long its slabs shall be kept after its last sign of life; the donor's own bound holds
+    /// where it is shorter.
+    pub lease_ms: u32,
+}
+
+/// What a donor answers.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Answer<'a> {
+    /// To Hello.
+    Welcome(Welcome),
+    /// To Alloc.
+    Allocated {
+        /// Names the slab from now on; never used for another slab by this run of the donor.
+        handle: u64,
+    },
+    /// To Write and Free.
+    Done,
+    /// To Read and ReadMany.
+    Data(&'a [u8]),
+    /// To List.
+    Handles {
+        /// Whether there are handles above the last one here.
+        more: bool,
+        /// The slabs, by handle.
+        slabs: Items<'a, Lent>,
+    },
+    /// To Ping.
+    Pong(Pong),
+    /// To anything.
+    Error {
+        /// Which.
+        code: ErrorCode,
+        /// For people; at most [`TEXT_BYTES_MAX`] bytes.
+        text: &'a str,
+    },
+}
+
+/// How a donor presents itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Welcome {
+    /// The version that is spoken from here on.
+    pub version: u16,
+    /// How long this client's slabs are kept after its last sign of life.
+    pub lease_ms: u32,
+    /// This run of the donor.
+    pub donor_id: DonorId,
+    /// Bytes of a slab.
+    pub slab_bytes: u64,
+    /// What it lends at most.
+    pub memory_bytes: u64,
+    /// What of that it could lend now.
+    pub free_bytes: u64,
+}
+
+/// How full a donor is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pong {
+    /// What it could lend now.
+    pub free_bytes: u64,
+    /// What it has lent, to all clients.
+    pub lent_bytes: u64,
+    /// Whether it is taking memory back from clients, or would lend none.
+    pub pressure: bool,
+}
+
+/// What a donor asks of a client.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Call<'a> {
+    /// How much are these slabs used?
+    EvictQuery {
+        /// The slabs.
+        handles: Items<'a, u64>,
+    },
+    /// These slabs go at the deadline; move them before.
+    EvictStop {
+        /// Time until they are freed, whatever happens.
+        deadline_ms: u32,
+        /// The slabs.
+        handles: Items<'a, u64>,
+    },
+}
+
+/// What a client answers to a donor's call.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Reply<'a> {
+    /// To EvictQuery.
+    Activity(Items<'a, Used>),
+    /// To EvictStop, once for each slab that has been moved: free it.
+    EvictDone {
+        /// The slab.
+        handle: u64,
+    },
+}
+
+/// What a client sends.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum FromClient<'a> {
+    /// It asks.
+    Request(Request<'a>),
+    /// It answers a call.
+    Reply(Reply<'a>),
+}
+
+/// What a donor sends.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum FromDonor<'a> {
+    /// It answers.
+    Answer(Answer<'a>),
+    /// It asks.
+    Call(Call<'a>),
+}
+
+const HELLO: u8 = 1;
+const ALLOC: u8 = 2;
+const WRITE: u8 = 3;
+const READ: u8 = 4;
+const READ_MANY: u8 = 5;
+const FREE: u8 = 6;
+const LIST: u8 = 7;
+const PING: u8 = 8;
+const EVICT_QUERY: u8 = 0x20;
+const EVICT_STOP: u8 = 0x21;
+const WELCOME: u8 = 0x81;
+const ALLOCATED: u8 = 0x82;
+const DONE: u8 = 0x83;
+const DATA: u8 = 0x84;
+const HANDLES: u8 = 0x87;
+const PONG: u8 = 0x88;
+const ACTIVITY: u8 = 0xA0;
+const EVICT_DONE: u8 = 0xA1;
+const ERROR: u8 = 0xFF;
+
+/// Writes the header and then the body, and returns the frame's length.
+fn encode_with(
+    out: &mut [u8],
+    kind: u8,
+    code: u16,
+    id: u64,
+    body: impl FnOnce(&mut Writer<'_>) -> Result<(), EncodeError>,
+) -> Result<usize, EncodeError> {
+    let mut w = Writer::new(out);
+    w.u8(kind)?;
+    w.u8(0)?;
+    w.u16(code)?;
+    w.u32(0)?;
+    w.u64(id)?;
+    body(&mut w)?;
+    let len = w.len();
+    if len > FRAME_BYTES_MAX {
+        return Err(EncodeError::Limit);
+    }
+    let body_len = (len - HEADER_BYTES) as u32;
+    w.written()[4..8].copy_from_slice(&body_len.to_le_bytes());
+    Ok(len)
+}
+
+/// The header of a `Data` answer whose `len` bytes follow: for a donor that has them in place
+/// already. `len` is at most [`READ_MANY_BYTES_MAX`].
+pub fn data_header(id: u64, len: usize) -> Result<[u8; HEADER_BYTES], EncodeError> {
+    check(len <= READ_MANY_BYTES_MAX)?;
+    let mut header = [0; HEADER_BYTES];
+    encode_with(&mut header, DATA, 0, id, |_| Ok(()))?;
+    header[4..8].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(header)
+}
+
+/// The header's type, code and id, and the body.
+fn decode_header(bytes: &[u8]) -> Result<(u8, u16, u64, Reader<'_>), DecodeError> {
+    let mut r = Reader(bytes);
+    let kind = r.u8()?;
+    r.zeros::<1>()?;
+    let code = r.u16()?;
+    let len = r.u32()?;
+    let id = r.u64()?;
+    if usize::try_from(len) != Ok(r.0.len()) || bytes.len() > FRAME_BYTES_MAX {
+        return Err(DecodeError::Length);
+    }
+    if code != 0 && kind != ERROR {
+        return Err(DecodeError::Reserved);
+    }
+    Ok((kind, code, id, r))
+}
+
+fn data_within<'a>(r: &mut Reader<'a>, max: usize) -> Result<&'a [u8], DecodeError> {
+    let data = r.rest();
+    if data.len() > max {
+        return Err(DecodeError::Limit);
+    }
+    Ok(data)
+}
+
+fn check(within: bool) -> Result<(), EncodeError> {
+    if within {
+        Ok(())
+    } else {
+        Err(EncodeError::Limit)
+    }
+}
+
+/// Bytes of all ranges together.
+pub fn total_bytes(ranges: &Items<'_, Range>) -> u64 {
+    ranges.iter().map(|r| u64::from(r.len)).sum()
+}
+
+impl<'a> Request<'a> {
+    /// Writes the frame into `out` and returns its length.
+    pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
+        match *self {
+            Request::Hello(h) => encode_with(out, HELLO, 0, id, |w| {
+                w.u16(h.version_min)?;
+                w.u16(h.version_max)?;
+                w.put(&h.client_id)?;
+                w.u32(h.link)?;
+                w.u32(h.lease_ms)
+            }),
+            Request::Alloc(key) => encode_with(out, ALLOC, 0, id, |w| {
+                w.put(&key.tenant)?;
+                w.u32(key.slab)
+            }),
+            Request::Write {
+                handle,
+                offset,
+                data,
+            } => {
+                check(data.len() <= DATA_BYTES_MAX)?;
+                encode_with(out, WRITE, 0, id, |w| {
+                    w.u64(handle)?;
+                    w.u32(offset)?;
+                    w.put(data)
+                })
+            }
+            Request::Read { handle, range } => {
+                check(range.len as usize <= DATA_BYTES_MAX)?;
+                encode_with(out, READ, 0, id, |w| {
+                    w.u64(handle)?;
+                    w.u32(range.offset)?;
+                    w.u32(range.len)
+                })
+            }
+            Request::ReadMany { handle, ranges } => {
+                check(total_bytes(&ranges) <= READ_MANY_BYTES_MAX as u64)?;
+                encode_with(out, READ_MANY, 0, id, |w| {
+                    w.u64(handle)?;
+                    ranges.encode(w)
+                })
+            }
+            Request::Free { handle } => encode_with(out, FREE, 0, id, |w| w.u64(handle)),
+            Request::List { after } => encode_with(out, LIST, 0, id, |w| w.u64(after)),
+            Request::Ping => encode_with(out, PING, 0, id, |_| Ok(())),
+        }
+    }
+
+    fn decode(kind: u8, mut r: Reader<'a>) -> Result<Option<Request<'a>>, DecodeError> {
+        let request = match kind {
+            HELLO => Request::Hello(Hello {
+                version_min: r.u16()?,
+                version_max: r.u16()?,
+                client_id: r.array()?,
+                link: r.u32()?,
+                lease_ms: r.u32()?,
+            }),
+            ALLOC => Request::Alloc(SlabKey {
+                tenant: r.array()?,
+                slab: r.u32()?,
+            }),
+            WRITE => Request::Write {
+                handle: r.u64()?,
+                offset: r.u32()?,
+                data: data_within(&mut r, DATA_BYTES_MAX)?,
+            },
+            READ => {
+                let handle = r.u64()?;
+                let range = Range {
+                    offset: r.u32()?,
+                    len: r.u32()?,
+                };
+                if range.len as usize > DATA_BYTES_MAX {
+                    return Err(DecodeError::Limit);
+                }
+                Request::Read { handle, range }
+            }
+            READ_MANY => {
+                let handle = r.u64()?;
+                let ranges = Items::decode(&mut r)?;
+                if total_bytes(&ranges) > READ_MANY_BYTES_MAX as u64 {
+                    return Err(DecodeError::Limit);
+                }
+                Request::ReadMany { handle, ranges }
+            }
+            FREE => Request::Free { handle: r.u64()? },
+            LIST => Request::List { after: r.u64()? },
+            PING => Request::Ping,
+            _ => return Ok(None),
+        };
+        r.end()?;
+        Ok(Some(request))
+    }
+}
+
+impl<'a> Answer<'a> {
+    /// Writes the frame into `out` and returns its length. `id` is the request's.
+    pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
+        match *self {
+            Answer::Welcome(welcome) => encode_with(out, WELCOME, 0, id, |w| {
+                w.u16(welcome.version)?;
+                w.u16(0)?;
+                w.u32(welcome.lease_ms)?;
+                w.put(&welcome.donor_id)?;
+                w.u64(welcome.slab_bytes)?;
+                w.u64(welcome.memory_bytes)?;
+                w.u64(welcome.free_bytes)
+            }),
+            Answer::Allocated { handle } => encode_with(out, ALLOCATED, 0, id, |w| w.u64(handle)),
+            Answer::Done => encode_with(out, DONE, 0, id, |_| Ok(())),
+            Answer::Data(data) => {
+                check(data.len() <= READ_MANY_BYTES_MAX)?;
+                encode_with(out, DATA, 0, id, |w| w.put(data))
+            }
+            Answer::Handles { more, slabs } => encode_with(out, HANDLES, 0, id, |w| {
+                w.put(&[u8::from(more), 0, 0, 0])?;
+                slabs.encode(w)
+            }),
+            Answer::Pong(pong) => encode_with(out, PONG, 0, id, |w| {
+                w.u64(pong.free_bytes)?;
+                w.u64(pong.lent_bytes)?;
+                w.u8(u8::from(pong.pressure))?;
+                w.put(&[0; 7])
+            }),
+            Answer::Error { code, text } => {
+                check(text.len() <= TEXT_BYTES_MAX)?;
+                encode_with(out, ERROR, code as u16, id, |w| w.put(text.as_bytes()))
+            }
+        }
+    }
+
+    fn decode(kind: u8, code: u16, mut r: Reader<'a>) -> Result<Option<Answer<'a>>, DecodeError> {
+        let answer = match kind {
+            WELCOME => {
+                let version = r.u16()?;
+                r.zeros::<2>()?;
+                Answer::Welcome(Welcome {
+                    version,
+                    lease_ms: r.u32()?,
+                    donor_id: r.array()?,
+                    slab_bytes: r.u64()?,
+                    memory_bytes: r.u64()?,
+                    free_bytes: r.u64()?,
+                })
+            }
+            ALLOCATED => Answer::Allocated { handle: r.u64()? },
+            DONE => Answer::Done,
+            DATA => Answer::Data(data_within(&mut r, READ_MANY_BYTES_MAX)?),
+            HANDLES => {
+                let more = flag(&mut r)?;
+                r.zeros::<3>()?;
+                Answer::Handles {
+                    more,
+                    slabs: Items::decode(&mut r)?,
+                }
+            }
+            PONG => {
+                let pong = Pong {
+                    free_bytes: r.u64()?,
+                    lent_bytes: r.u64()?,
+                    pressure: flag(&mut r)?,
+                };
+                r.zeros::<7>()?;
+                Answer::Pong(pong)
+            }
+            ERROR => {
+                let text = data_within(&mut r, TEXT_BYTES_MAX)?;
+                Answer::Error {
+                    code: ErrorCode::from_u16(code).ok_or(DecodeError::UnknownCode(code))?,
+                    text: core::str::from_utf8(text).map_err(|_| DecodeError::Text)?,
+                }
+            }
+            _ => return Ok(None),
+        };
+        r.end()?;
+        Ok(Some(answer))
+    }
+}
+
+/// A byte that is 0 or 1.
+fn flag(r: &mut Reader<'_>) -> Result<bool, DecodeError> {
+    match r.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(DecodeError::Reserved),
+    }
+}
+
+impl<'a> Call<'a> {
+    /// Writes the frame into `out` and returns its length. `id` is the donor's to choose.
+    pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
+        match *self {
+            Call::EvictQuery { handles } => {
+                encode_with(out, EVICT_QUERY, 0, id, |w| handles.encode(w))
+            }
+            Call::EvictStop {
+                deadline_ms,
+                handles,
+            } => encode_with(out, EVICT_STOP, 0, id, |w| {
+                w.u32(deadline_ms)?;
+                handles.encode(w)
+            }),
+        }
+    }
+
+    fn decode(kind: u8, mut r: Reader<'a>) -> Result<Option<Call<'a>>, DecodeError> {
+        Ok(Some(match kind {
+            EVICT_QUERY => Call::EvictQuery {
+                handles: Items::decode(&mut r)?,
+            },
+            EVICT_STOP => Call::EvictStop {
+                deadline_ms: r.u32()?,
+                handles: Items::decode(&mut r)?,
+            },
+            _ => return Ok(None),
+        }))
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// Writes the frame into `out` and returns its length. `id` is the call's.
+    pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
+        match *self {
+            Reply::Activity(used) => encode_with(out, ACTIVITY, 0, id, |w| used.encode(w)),
+            Reply::EvictDone { handle } => encode_with(out, EVICT_DONE, 0, id, |w| w.u64(handle)),
+        }
+    }
+
+    fn decode(kind: u8, mut r: Reader<'a>) -> Result<Option<Reply<'a>>, DecodeError> {
+        let reply = match kind {
+            ACTIVITY => Reply::Activity(Items::decode(&mut r)?),
+            EVICT_DONE => Reply::EvictDone { handle: r.u64()? },
+            _ => return Ok(None),
+        };
+        r.end()?;
+        Ok(Some(reply))
+    }
+}
+
+impl<'a> FromClient<'a> {
+    /// The frame that these bytes are, exactly, and its id.
+    pub fn decode(bytes: &'a [u8]) -> Result<(u64, FromClient<'a>), DecodeError> {
+        let (kind, _, id, r) = decode_header(bytes)?;
+        let body = r.0;
+        if let Some(request) = Request::decode(kind, Reader(body))? {
+            return Ok((id, FromClient::Request(request)));
+        }
+        let reply = Reply::decode(kind, Reader(body))?.ok_or(DecodeError::UnknownType(kind))?;
+        Ok((id, FromClient::Reply(reply)))
+    }
+
+    /// Writes the frame into `out` and returns its length.
+    pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
+        match self {
+            FromClient::Request(request) => request.encode(id, out),
+            FromClient::Reply(reply) => reply.encode(id, out),
+        }
+    }
+}
+
+impl<'a> FromDonor<'a> {
+    /// The frame that these bytes are, exactly, and its id.
+    pub fn decode(bytes: &'a [u8]) -> Result<(u64, FromDonor<'a>), DecodeError> {
+        let (kind, code, id, r) = decode_header(bytes)?;
+        let body = r.0;
+        if let Some(answer) = Answer::decode(kind, code, Reader(body))? {
+            return Ok((id, FromDonor::Answer(answer)));
+        }
+        let call = Call::decode(kind, Reader(body))?.ok_or(DecodeError::UnknownType(kind))?;
+        Ok((id, FromDonor::Call(call)))
+    }
+
+    /// Writes the frame into `out` and returns its length.
+    pub fn encode(&self, id: u64, out: &mut [u8]) -> Result<usize, EncodeError> {
+        match self {
+            FromDonor::Answer(answer) => answer.encode(id, out),
+            FromDonor::Call(call) => call.encode(id, out),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Cluster keys: 32 random bytes that all hosts of a pool share, in a file of one line.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use ring::hkdf;
+use ring::rand::{SecureRandom, SystemRandom};
+
+use crate::PROTOCOL;
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// Bytes of a key file at most: the line, and room for an editor's ways.
+const FILE_BYTES_MAX: u64 = 256;
+
+/// A secret that all hosts of a pool share. Whoever has it may store, read and free in the pool.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClusterKey([u8; KEY_BYTES]);
+
+/// Never shows the key.
+impl fmt::Debug for ClusterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClusterKey(secret)")
+    }
+}
+
+impl ClusterKey {
+    /// A new key from the kernel's random source.
+    pub fn generate() -> Result<ClusterKey, String> {
+        let mut key = [0; KEY_BYTES];
+        SystemRandom::new()
+            .fill(&mut key)
+            .map_err(|_| "the kernel gives no random bytes".to_owned())?;
+        Ok(ClusterKey(key))
+    }
+
+    /// The key of these bytes.
+    pub fn from_bytes(key: [u8; KEY_BYTES]) -> ClusterKey {
+        ClusterKey(key)
+    }
+
+    /// The key that everybody has: for a donor and clients on one host, where the loopback device
+    /// is the bound. A session under it has no secret.
+    pub fn without_secret() -> ClusterKey {
+        ClusterKey([0; KEY_BYTES])
+    }
+
+    /// The key written as one line of 64 hexadecimal digits, without the newline.
+    pub fn to_line(&self) -> String {
+        self.0.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// The key of a key file's text. The error says what is wrong and shows nothing of the text.
+    pub fn from_line(text: &str) -> Result<ClusterKey, &'static str> {
+        let line = text.trim_end_matches(['\n', '\r', ' ', '\t']);
+        let digits = line.as_bytes();
+        if digits.len() != 2 * KEY_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(
+                "it is not one line of 64 hexadecimal digits; make one with `canvas keygen`",
+            );
+        }
+        let mut key = [0; KEY_BYTES];
+        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
+            let value = |c: u8| (c as char).to_digit(16).unwrap_or(0) as u8;
+            *byte = value(pair[0]) << 4 | value(pair[1]);
+        }
+        if key == [0; KEY_BYTES] {
+            return Err("its key is all zeros, which is no secret; make one with `canvas keygen`");
+        }
+        Ok(ClusterKey(key))
+    }
+
+    /// Reads a key file. One that others than its owner can read or write is refused: the key is
+    /// no secret then. The error is one sentence that names the file.
+    pub fn read(path: &Path) -> Result<ClusterKey, String> {
+        let name = path.display();
+        let failed = |e: std::io::Error| format!("{name} cannot be read: {}", reason(&e));
+        let file = File::open(path).map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            return Err(format!(
+                "{name} is no regular file; write the name of a key file"
+            ));
+        }
+        if meta.mode() & 0o077 != 0 {
+            return Err(format!(
+                "{name} can be read or written by others (mode {:03o}); do `chmod 600 {name}`, and \
+                 make a new key if somebody may have read it",
+                meta.mode() & 0o777
+            ));
+        }
+        let mut text = String::new();
+        match file.take(FILE_BYTES_MAX).read_to_string(&mut text) {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::InvalidData => {
+                return Err(format!(
+                    "{name} is not text; make a key with `canvas keygen`"
+                ));
+            }
+            Err(e) => return Err(failed(e)),
+        }
+        ClusterKey::from_line(&text).map_err(|why| format!("{name} has no key: {why}"))
+    }
+
+    /// Writes a new key file that only its owner can read. A file that exists is not touched.
+    pub fn write(&self, path: &Path) -> Result<(), String> {
+        let name = path.display();
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|e| match e.kind() {
+                ErrorKind::AlreadyExists => {
+                    format!("{name} exists already; remove it first, or write another name")
+                }
+                _ => format!("{name} cannot be made: {}", reason(&e)),
+            })?;
+        file.write_all(format!("{}\n", self.to_line()).as_bytes())
+            .and_then(|()| file.sync_all())
+            .map_err(|e| format!("{name} cannot be written: {}", reason(&e)))
+    }
+
+    /// The session's pre-shared key: HKDF-SHA256 without salt, with the protocol's name as info.
+    pub(crate) fn session_psk(&self) -> [u8; 32] {
+        let mut psk = [0; 32];
+        let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&self.0);
+        prk.expand(&[PROTOCOL.as_bytes()], hkdf::HKDF_SHA256)
+            .and_then(|okm| okm.fill(&mut psk))
+            .expect("HKDF gives as many bytes as its hash has");
+        psk
+    }
+}
+
+/// What the system says, without Rust's "(os error 2)".
+fn reason(e: &std::io::Error) -> String {
+    let text = e.to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+/// Random bytes for names that must not meet: clients, donors, tenants.
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], String> {
+    let mut bytes = [0; N];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| "the kernel gives no random bytes".to_owned())?;
+    Ok(bytes)
+}
