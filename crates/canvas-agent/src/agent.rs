@@ -20,12 +20,15 @@ use crate::store::{Event, Outcome, Store};
 /// Operations under way at one time.
 const DEMANDS: usize = 128;
 const FETCHES: usize = 64;
-const WRITES: usize = 32;
+/// Not more than a link takes unsent beside repairs: a read behind them must not be refused.
+const WRITES: usize = 16;
 
 /// What an agent is made for.
 pub struct Setup {
     /// The tenant's far area.
     pub far: &'static Far,
+    /// Who the tenant is.
+    pub tenant: [u8; 16],
     /// The tenant's key.
     pub key: [u8; KEY_BYTES],
     /// Slabs that the tenant may fill.
@@ -48,6 +51,15 @@ struct Work {
     corrupt: bool,
     /// While the agent has it and not the store.
     block: Option<Block>,
+}
+
+/// Who the tenant is, as its far area says.
+pub fn tenant_id(far: &Far) -> [u8; 16] {
+    let mut id = [0; 16];
+    for (bytes, word) in id.chunks_exact_mut(8).zip(&far.tenant_id) {
+        bytes.copy_from_slice(&word.load(Relaxed).to_le_bytes());
+    }
+    id
 }
 
 /// Serves one tenant from one store.
@@ -73,10 +85,6 @@ impl<S: Store> Agent<S> {
     /// Takes the tenant over: what an agent before this one was at work on is done again.
     pub fn new(setup: Setup, store: S) -> Agent<S> {
         let far = setup.far;
-        let id = far.tenant_id.each_ref().map(|n| n.load(Relaxed));
-        let mut tenant = [0; 16];
-        tenant[..8].copy_from_slice(&id[0].to_le_bytes());
-        tenant[8..].copy_from_slice(&id[1].to_le_bytes());
         let mut desk = Desk::new(Limits {
             demands: DEMANDS,
             fetches: FETCHES,
@@ -95,10 +103,10 @@ impl<S: Store> Agent<S> {
         far.released.store(1, SeqCst);
         Agent {
             far,
-            tenant: id[0],
+            tenant: u64::from_le_bytes(*setup.tenant.first_chunk().expect("8 bytes")),
             slabs: setup.slabs,
             desk,
-            sealer: Sealer::new(&setup.key, tenant),
+            sealer: Sealer::new(&setup.key, setup.tenant),
             store,
             idle: Idle::new(setup.spin),
             log: Log::new(setup.say),

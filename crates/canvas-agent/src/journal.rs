@@ -8,11 +8,21 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use canvas_shm::far::SLABS_MAX;
+
+use crate::copies::map::LINE_BYTES;
 use crate::seal::KEY_BYTES;
 
 const MAGIC: &[u8; 16] = b"canvas journal 1";
 /// Where the key lies.
 const KEY: u64 = 16;
+/// Where the name lies under which donors know the tenant's agents.
+const CLIENT: u64 = 48;
+/// Where the pool's key lies, as a line; zeros without one.
+const CLUSTER: u64 = 64;
+const CLUSTER_BYTES: usize = 64;
+/// Where the slabs begin, a line each.
+const SLABS: u64 = 4096;
 
 /// The journal of one tenant.
 pub struct Journal {
@@ -35,6 +45,7 @@ impl Journal {
         let file = File::from(fd);
         let write = |at, bytes: &[u8]| file.write_all_at(bytes, at).map_err(errno);
         write(KEY, &random::<KEY_BYTES>()?)?;
+        write(CLIENT, &random::<16>()?)?;
         write(0, MAGIC)?;
         Ok(Journal { file })
     }
@@ -57,6 +68,58 @@ impl Journal {
         Ok(key)
     }
 
+    /// The name under which donors know the tenant's agents.
+    pub fn client(&self) -> Result<[u8; 16], Errno> {
+        let mut client = [0; 16];
+        self.file
+            .read_exact_at(&mut client, CLIENT)
+            .map_err(errno)?;
+        Ok(client)
+    }
+
+    /// Notes the pool's key.
+    pub fn set_cluster_key(&self, line: &str) -> Result<(), Errno> {
+        let mut bytes = [0; CLUSTER_BYTES];
+        let line = line.trim_end().as_bytes();
+        bytes
+            .get_mut(..line.len())
+            .ok_or(Errno::EINVAL)?
+            .copy_from_slice(line);
+        self.file.write_all_at(&bytes, CLUSTER).map_err(errno)
+    }
+
+    /// The pool's key as a line, if it was noted.
+    pub fn cluster_key(&self) -> Option<String> {
+        let mut bytes = [0; CLUSTER_BYTES];
+        self.file.read_exact_at(&mut bytes, CLUSTER).ok()?;
+        (bytes[0] != 0).then(|| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Notes where a slab's copies are, in one write: an agent that is killed leaves the old line or
+    /// the new one.
+    pub fn put(&self, slab: u32, line: &[u8; LINE_BYTES]) {
+        // Memory; were there none left, the line would be lost, and with it at most a copy.
+        let _ = self
+            .file
+            .write_all_at(line, SLABS + u64::from(slab) * LINE_BYTES as u64);
+    }
+
+    /// All lines that are not zero, by slab.
+    pub fn lines(&self) -> Vec<(u32, [u8; LINE_BYTES])> {
+        let mut lines = Vec::new();
+        for slab in 0..SLABS_MAX as u32 {
+            let mut line = [0; LINE_BYTES];
+            let at = SLABS + u64::from(slab) * LINE_BYTES as u64;
+            if self.file.read_exact_at(&mut line, at).is_err() {
+                break;
+            }
+            if line != [0; LINE_BYTES] {
+                lines.push((slab, line));
+            }
+        }
+        lines
+    }
+
     /// The file, to hand on.
     pub fn file(&self) -> &File {
         &self.file
@@ -77,6 +140,21 @@ mod tests {
         let again = Journal::open(a.file().try_clone().unwrap().into()).unwrap();
         assert_eq!(a.key().unwrap(), again.key().unwrap());
         assert_ne!(a.key().unwrap(), Journal::create().unwrap().key().unwrap());
+        assert_eq!(a.client().unwrap(), again.client().unwrap());
+    }
+
+    #[test]
+    fn slabs_and_the_pools_key_are_found_again() {
+        let j = Journal::create().unwrap();
+        assert_eq!((j.lines(), j.cluster_key()), (vec![], None));
+        j.put(3, &[3; LINE_BYTES]);
+        j.put(1, &[1; LINE_BYTES]);
+        j.put(2, &[2; LINE_BYTES]);
+        j.put(2, &[0; LINE_BYTES]);
+        j.set_cluster_key(&"ab".repeat(32)).unwrap();
+        assert_eq!(j.lines(), [(1, [1; LINE_BYTES]), (3, [3; LINE_BYTES])]);
+        assert_eq!(j.cluster_key(), Some("ab".repeat(32)));
+        assert_eq!(j.set_cluster_key(&"a".repeat(65)), Err(Errno::EINVAL));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 
 pub mod agent;
 pub mod block;
+pub mod copies;
 pub mod desk;
 pub mod disk;
 pub mod idle;

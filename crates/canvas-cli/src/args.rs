@@ -134,9 +134,28 @@ pub struct RunArgs {
     )]
     pub far_dir: Option<PathBuf>,
 
-    /// Where far memory is kept.
-    #[arg(long, env = "CANVAS_COPIES", value_enum, default_value_t = CopiesArg::Disk, hide_env_values = true)]
-    pub copies: CopiesArg,
+    /// Hosts that lend memory (`canvas serve`), separated by commas.
+    #[arg(
+        long = "server",
+        env = "CANVAS_SERVER",
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub servers: Vec<String>,
+
+    /// Copies of far memory [default: 1+disk with --server, else disk].
+    #[arg(long, env = "CANVAS_COPIES", value_enum, hide_env_values = true)]
+    pub copies: Option<CopiesArg>,
+
+    /// The cluster key of the servers; without one only servers on this host can be used.
+    #[arg(
+        long,
+        env = "CANVAS_KEY_FILE",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
+    pub key_file: Option<PathBuf>,
 
     /// How long a fault waits for far memory that cannot be reached, before SIGBUS.
     #[arg(
@@ -208,7 +227,18 @@ pub enum ModeArg {
 /// `--copies`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum CopiesArg {
-    /// One copy, on a disk of this host.
+    /// One server, and a disk of this host.
+    #[value(name = "1+disk")]
+    OneAndDisk,
+    /// Two servers.
+    #[value(name = "2")]
+    Two,
+    /// Three servers.
+    #[value(name = "3")]
+    Three,
+    /// One server, and nothing else: what it held is lost with it.
+    None,
+    /// A disk of this host.
     Disk,
 }
 
@@ -218,6 +248,15 @@ pub struct WorkerArgs {
     /// Slabs that the tenant may fill.
     #[arg(long)]
     pub slabs: usize,
+    /// Servers.
+    #[arg(long = "server")]
+    pub servers: Vec<SocketAddr>,
+    /// Servers that have a copy each.
+    #[arg(long, default_value_t = 0)]
+    pub donors: usize,
+    /// There is a copy on disk.
+    #[arg(long)]
+    pub disk: bool,
 }
 
 /// Flags of `canvas doctor`.

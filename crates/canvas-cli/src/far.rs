@@ -42,7 +42,8 @@ const END_WAIT: Duration = Duration::from_secs(2);
 /// The agent of a run, as its runner sees it.
 pub struct AgentProcess {
     far: &'static Far,
-    slabs: usize,
+    /// Its flags.
+    flags: Vec<String>,
     segment: OwnedFd,
     journal: Journal,
     backing: File,
@@ -82,14 +83,23 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess,
     let (control_read, control) =
         pipe2(OFlag::O_CLOEXEC).map_err(|e| system("there is no pipe", e))?;
     let journal = Journal::create().map_err(|e| system("its journal cannot be created", e))?;
+    if !options.servers.is_empty() {
+        journal
+            .set_cluster_key(&options.key.to_line())
+            .map_err(|e| system("its journal cannot be written", e))?;
+    }
     let mut agent = AgentProcess {
         far,
-        slabs: options.slabs,
+        flags: flags(options),
         segment: segment_fd
             .try_clone()
             .map_err(|e| system("a descriptor cannot be copied", errno(&e)))?,
         journal,
-        backing: backing(options.dir.as_deref())?,
+        backing: if options.policy.disk {
+            backing(options.dir.as_deref())?
+        } else {
+            null().map_err(|e| system("there is no /dev/null", e))?
+        },
         control: control.into(),
         control_read,
         process: None,
@@ -109,10 +119,7 @@ impl AgentProcess {
 
     fn spawn(&mut self) -> Result<(), Errno> {
         self.started = Instant::now();
-        let null = File::options()
-            .write(true)
-            .open("/dev/null")
-            .map_err(|e| errno(&e))?;
+        let null = null()?;
         // None of them lies where another one is to go.
         let clear = |fd: BorrowedFd, to| Ok::<_, Errno>((copy_above(fd, FDS_END)?, to));
         let sources = [
@@ -122,8 +129,11 @@ impl AgentProcess {
             clear(self.journal.file().as_fd(), JOURNAL_FD)?,
             clear(self.backing.as_fd(), BACKING_FD)?,
         ];
-        let slabs = self.slabs.to_string();
-        let argv = ["canvas", "agent-worker", "--slabs", &slabs];
+        let flags = self.flags.iter().map(String::as_str);
+        let argv: Vec<&str> = ["canvas", "agent-worker"]
+            .into_iter()
+            .chain(flags)
+            .collect();
         self.process = Some(launch::spawn_self(&argv, &sources)?);
         Ok(())
     }
@@ -167,6 +177,27 @@ impl AgentProcess {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// The agent's flags.
+fn flags(options: &FarOptions) -> Vec<String> {
+    let mut flags = vec!["--slabs".to_owned(), options.slabs.to_string()];
+    for server in &options.servers {
+        flags.extend(["--server".to_owned(), server.to_string()]);
+    }
+    flags.extend(["--donors".to_owned(), options.policy.donors.to_string()]);
+    if options.policy.disk {
+        flags.push("--disk".to_owned());
+    }
+    flags
+}
+
+fn null() -> Result<File, Errno> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(|e| errno(&e))
 }
 
 /// How a child of ours ended, if it has.

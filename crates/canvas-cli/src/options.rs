@@ -1,15 +1,19 @@
 //! What `canvas run` was asked, with the defaults filled in and the values checked.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use canvas_agent::copies::{Policy, SERVERS_MAX};
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
 use canvas_types::PAGE_SIZE;
 use canvas_types::units::{Amount, Size};
+use canvas_wire::key::ClusterKey;
+use clap::ValueEnum;
 
-use crate::args::{ModeArg, RunArgs};
+use crate::args::{CopiesArg, ModeArg, RunArgs};
 use crate::error::Failure;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
@@ -51,6 +55,12 @@ pub struct FarOptions {
     pub dir: Option<PathBuf>,
     /// Longest that a fault may wait.
     pub wait: Duration,
+    /// Hosts that lend memory.
+    pub servers: Vec<SocketAddr>,
+    /// How many copies, and where.
+    pub policy: Policy,
+    /// The servers' key.
+    pub key: ClusterKey,
 }
 
 impl Options {
@@ -136,11 +146,79 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
             "--far-wait is too short for any answer; write a time such as 30s",
         ));
     }
+    let servers = args
+        .servers
+        .iter()
+        .map(|name| server(name))
+        .collect::<Result<Vec<_>, _>>()?;
+    let policy = policy(args.copies, servers.len())?;
+    let key = match &args.key_file {
+        Some(file) if !servers.is_empty() => ClusterKey::read(file).map_err(Failure::run)?,
+        _ => ClusterKey::without_secret(),
+    };
+    if args.key_file.is_none()
+        && let Some(far) = servers.iter().find(|s| !s.ip().is_loopback())
+    {
+        return Err(Failure::run(format!(
+            "--server {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
+        )));
+    }
     Ok(Some(FarOptions {
+        servers,
+        policy,
+        key,
         slabs: slabs as usize,
         dir: args.far_dir.clone(),
         wait: Duration::from_nanos(args.far_wait.ns),
     }))
+}
+
+/// The address of a server.
+fn server(name: &str) -> Result<SocketAddr, Failure> {
+    let mut found = name.to_socket_addrs().map_err(|e| {
+        Failure::run(format!(
+            "--server {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
+            crate::reason(&e)
+        ))
+    })?;
+    found
+        .next()
+        .ok_or_else(|| Failure::run(format!("--server {name} has no address")))
+}
+
+/// The copies that were asked for, if there are servers enough.
+fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> {
+    let default = if servers == 0 {
+        CopiesArg::Disk
+    } else {
+        CopiesArg::OneAndDisk
+    };
+    let copies = copies.unwrap_or(default);
+    let (donors, disk) = match copies {
+        CopiesArg::OneAndDisk => (1, true),
+        CopiesArg::Two => (2, false),
+        CopiesArg::Three => (3, false),
+        CopiesArg::None => (1, false),
+        CopiesArg::Disk => (0, true),
+    };
+    let name = copies.to_possible_value();
+    let name = name.as_ref().map_or("", |v| v.get_name());
+    if servers < donors {
+        return Err(Failure::run(format!(
+            "--copies {name} needs {donors} servers and there are {servers}; write more after --server"
+        )));
+    }
+    if donors == 0 && servers > 0 {
+        return Err(Failure::run(format!(
+            "--copies {name} uses no server; leave out --server, or write --copies 1+disk"
+        )));
+    }
+    if servers > SERVERS_MAX {
+        return Err(Failure::run(format!(
+            "there are {servers} servers; write {SERVERS_MAX} at most after --server"
+        )));
+    }
+    Ok(Policy { donors, disk })
 }
 
 fn size_of(amount: Amount) -> Option<Size> {
@@ -225,6 +303,27 @@ mod tests {
             (
                 &["--local", "16M", "--far", "1G", "--far-wait", "1us"][..],
                 "--far-wait is too short for any answer; write a time such as 30s",
+            ),
+            (
+                &[
+                    "--local",
+                    "16M",
+                    "--far",
+                    "1G",
+                    "--server",
+                    "127.0.0.1:7",
+                    "--copies",
+                    "2",
+                ][..],
+                "--copies 2 needs 2 servers and there are 1; write more after --server",
+            ),
+            (
+                &["--local", "16M", "--far", "1G", "--server", "192.0.2.1:7"][..],
+                "--server 192.0.2.1:7 is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)",
+            ),
+            (
+                &["--local", "16M", "--far", "1G", "--copies", "none"][..],
+                "--copies none needs 1 servers and there are 0; write more after --server",
             ),
             (
                 &["--far", "1G"][..],

@@ -11,12 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use canvas_agent::agent::tenant_id;
+use canvas_agent::copies::{self, Copies, Policy};
 use canvas_agent::disk::Disk;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
 use canvas_agent::{Agent, Setup};
 use canvas_shm::{Far, Segment};
 use canvas_types::exit;
+use canvas_wire::key::ClusterKey;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
@@ -60,22 +63,45 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
 
     let waker = Waker(far);
     let runner = watch(control.into(), waker).map_err(|e| fail("no thread", &e.to_string()))?;
-    let disk =
-        Disk::new(backing.into(), waker).map_err(|e| fail("no thread", &crate::reason(&e)))?;
+    let threads = |e: std::io::Error| fail("no thread", &crate::reason(&e));
+    let disk = if args.disk {
+        Some(Disk::new(backing.into(), waker).map_err(threads)?)
+    } else {
+        None
+    };
+    let tenant = tenant_id(far);
     let setup = Setup {
         far,
+        tenant,
         key,
         slabs: args.slabs,
         spin: SPIN,
         say: |line| say(line),
     };
-    let mut agent = Agent::new(setup, disk);
     let mut orphan = Orphan::default();
-    agent.serve(|| match runner.load(SeqCst) {
+    let is_over = || match runner.load(SeqCst) {
         RUNS => false,
         OVER => true,
         _ => orphan.is_over(segment, far),
-    });
+    };
+    if args.servers.is_empty() {
+        let disk = disk.ok_or_else(|| fail("its flags", "there is neither a server nor a disk"))?;
+        Agent::new(setup, disk).serve(is_over);
+    } else {
+        let line = journal
+            .cluster_key()
+            .ok_or_else(|| fail("its journal", "there is no key of the servers"))?;
+        let config = copies::Config {
+            servers: args.servers.clone(),
+            key: ClusterKey::from_line(&line).map_err(|e| fail("the key of the servers", e))?,
+            policy: Policy {
+                donors: args.donors,
+                disk: args.disk,
+            },
+        };
+        let store = Copies::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
+        Agent::new(setup, store).serve(is_over);
+    }
     Ok(exit::OK)
 }
 
