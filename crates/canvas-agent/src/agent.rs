@@ -163,7 +163,7 @@ impl<S: Store> Agent<S> {
         let Some((ask, _)) = self.far.mailboxes[from.proc].take(from.i) else {
             return;
         };
-        if let Err(why) = self.judge(ask) {
+        if let Err(why) = self.judge(from, ask) {
             self.refuse(from, format_args!("{why}"));
             return;
         }
@@ -193,7 +193,7 @@ impl<S: Store> Agent<S> {
     }
 
     /// Does a request make sense, as far as can be told without its bytes?
-    fn judge(&self, ask: Ask) -> Result<(), &'static str> {
+    fn judge(&self, from: From, ask: Ask) -> Result<(), &'static str> {
         if ask.extent as usize >= EXTENTS_MAX {
             return Err("there is no such extent");
         }
@@ -202,6 +202,8 @@ impl<S: Store> Agent<S> {
             return Err("the slab is nobody's");
         }
         match ask.kind {
+            // Of a process that has ended: the extent may be another's by now.
+            Kind::Write if !slab.refers(from.proc) => Err("the slab is not the process's"),
             Kind::Write if ask.offset != 0 || ask.len as usize > EXTENT_BYTES => {
                 Err("a write must be of one extent from its beginning")
             }
