@@ -164,7 +164,10 @@ impl<S: Store> Agent<S> {
             return;
         };
         if let Err(why) = self.judge(from, ask) {
-            self.refuse(from, format_args!("{why}"));
+            match why {
+                Some(why) => self.refuse(from, format_args!("{why}")),
+                None => self.answer(from, Status::Refused),
+            }
             return;
         }
         let begun = self.desk.begin(from, ask.kind, ask.extent);
@@ -192,23 +195,25 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Does a request make sense, as far as can be told without its bytes?
-    fn judge(&self, from: From, ask: Ask) -> Result<(), &'static str> {
+    /// Does a request make sense, as far as can be told without its bytes? Without a reason: it is of a
+    /// process that has ended meanwhile, and what it names may be another's by now.
+    fn judge(&self, from: From, ask: Ask) -> Result<(), Option<&'static str>> {
         if ask.extent as usize >= EXTENTS_MAX {
-            return Err("there is no such extent");
+            return Err(Some("there is no such extent"));
         }
         let slab = &self.far.slabs[ask.extent as usize / SLAB_EXTENTS];
+        if !slab.refers(from.proc) {
+            return Err(None);
+        }
         if slab.state.load(Acquire) != slab_state::USED {
-            return Err("the slab is nobody's");
+            return Err(Some("the slab is nobody's"));
         }
         match ask.kind {
-            // Of a process that has ended: the extent may be another's by now.
-            Kind::Write if !slab.refers(from.proc) => Err("the slab is not the process's"),
             Kind::Write if ask.offset != 0 || ask.len as usize > EXTENT_BYTES => {
-                Err("a write must be of one extent from its beginning")
+                Err(Some("a write must be of one extent from its beginning"))
             }
             Kind::Read if !is_readable(ask.offset, ask.len) => {
-                Err("a read must be of one record, or of an extent from its beginning")
+                Err(Some("a read must be of one record, or of an extent from its beginning"))
             }
             _ => Ok(()),
         }
