@@ -66,7 +66,6 @@ pub fn tenant_id(far: &Far) -> [u8; 16] {
 pub struct Agent<S> {
     far: &'static Far,
     tenant: u64,
-    slabs: usize,
     desk: Desk,
     sealer: Sealer,
     store: S,
@@ -104,7 +103,6 @@ impl<S: Store> Agent<S> {
         Agent {
             far,
             tenant: u64::from_le_bytes(*setup.tenant.first_chunk().expect("8 bytes")),
-            slabs: setup.slabs,
             desk,
             sealer: Sealer::new(&setup.key, setup.tenant),
             store,
@@ -122,7 +120,9 @@ impl<S: Store> Agent<S> {
     pub fn serve(&mut self, mut is_over: impl FnMut() -> bool) {
         while !is_over() {
             let worked = self.turn();
-            self.idle.pause(worked, self.far, || self.store.is_ready());
+            let expects = self.store.expects();
+            self.idle
+                .pause(worked, expects, self.far, || self.store.is_ready());
         }
     }
 
@@ -389,11 +389,6 @@ impl<S: Store> Agent<S> {
         if mailbox.complete(from.i, status) {
             futex_wake(mailbox.word(from.i), u32::MAX >> 1);
         }
-    }
-
-    /// Slabs that the tenant may fill.
-    pub fn slabs(&self) -> usize {
-        self.slabs
     }
 }
 
