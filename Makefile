@@ -58,6 +58,7 @@ test-unit: ## Unit, model and command-line tests
 test-interleavings: ## Lock-free parts under shuttle's scheduler
 	$(CARGO) test --locked --package canvas-pager --features shuttle --test shuttle --test shuttle_slots
 	$(CARGO) test --locked --package canvas-swap --features shuttle --test shuttle
+	$(CARGO) test --locked --package canvas-shm --features shuttle --test shuttle
 
 test-e2e: ## Real and hostile programs under canvas, small sizes
 	tests/run --suite normal --canvas $(CANVAS)

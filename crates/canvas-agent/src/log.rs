@@ -1,5 +1,6 @@
 //! Lines on standard error, not more than a reader can follow.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// What a line is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum About {
     /// A request of the tenant that makes no sense.
     Refused,
@@ -17,16 +18,17 @@ pub enum About {
     Full,
     /// The backing file cannot be read, written or made smaller.
     Disk,
-    /// A donor.
-    Donor,
+    /// This donor cannot be used.
+    DonorLost(usize),
+    /// This donor can be used again.
+    DonorBack(usize),
 }
-const KINDS: usize = About::Donor as usize + 1;
 
 /// Writes lines, at most one of each kind in [`PAUSE`].
 #[derive(Debug)]
 pub struct Log {
-    last: [Option<Instant>; KINDS],
-    held_back: [u64; KINDS],
+    /// When a line of the kind was written last, and how many were not written since.
+    kinds: HashMap<About, (Instant, u64)>,
     say: fn(&str),
 }
 
@@ -34,22 +36,24 @@ impl Log {
     /// Writes with `say`.
     pub fn new(say: fn(&str)) -> Log {
         Log {
-            last: [None; KINDS],
-            held_back: [0; KINDS],
+            kinds: HashMap::new(),
             say,
         }
     }
 
     /// Writes a line, unless one of its kind was written a moment ago.
     pub fn line(&mut self, about: About, text: impl Display) {
-        let k = about as usize;
         let now = Instant::now();
-        if self.last[k].is_some_and(|t| now - t < PAUSE) {
-            self.held_back[k] += 1;
-            return;
-        }
-        self.last[k] = Some(now);
-        match std::mem::take(&mut self.held_back[k]) {
+        let held_back = match self.kinds.get_mut(&about) {
+            Some((last, held_back)) if now - *last < PAUSE => {
+                *held_back += 1;
+                return;
+            }
+            Some((_, held_back)) => *held_back,
+            None => 0,
+        };
+        self.kinds.insert(about, (now, 0));
+        match held_back {
             0 => (self.say)(&format!("far memory: {text}")),
             n => (self.say)(&format!("far memory: {text} ({n} more like it before)")),
         }
@@ -68,7 +72,7 @@ mod tests {
         log.line(About::Full, "a");
         log.line(About::Full, "b");
         log.line(About::Disk, "c");
-        log.last[About::Full as usize] = Instant::now().checked_sub(PAUSE);
+        log.kinds.get_mut(&About::Full).unwrap().0 -= PAUSE;
         log.line(About::Full, "d");
         assert_eq!(
             *LINES.lock().unwrap(),

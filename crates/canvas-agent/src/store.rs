@@ -16,6 +16,8 @@ pub enum Outcome {
     NoRoom,
     /// Read: there are not so many copies.
     NoCopy,
+    /// Read: there are more copies, and none of them can be reached now.
+    Away,
 }
 
 /// What a store reports.
@@ -38,6 +40,8 @@ pub enum Event {
     Health {
         /// Repaired since the last report.
         repaired: u64,
+        /// Reads since the last report that a copy did not answer and that went to another.
+        failovers: u64,
         /// With too few copies now.
         degraded: u64,
     },
@@ -57,6 +61,10 @@ pub trait Store {
     fn free(&mut self, slab: u32);
     /// Adds what has happened to `events`, and does what is due.
     fn poll(&mut self, events: &mut Vec<Event>);
+    /// Is an answer on its way that takes less time than to sleep and be woken?
+    fn expects(&self) -> bool {
+        false
+    }
     /// Is there something for [`Store::poll`]? Asked before sleeping; whoever makes it true later
     /// wakes the agent.
     fn is_ready(&self) -> bool;

@@ -34,8 +34,10 @@ pub const FDS_END: RawFd = 6;
 /// The pool's oldest pages leave it past this share of its bound (FastSwap §IV).
 const SPILL_PERCENT: u64 = 80;
 
-/// Time before a new agent when one dies young.
-const PAUSE: Duration = Duration::from_secs(1);
+/// An agent that ends sooner has died young. After [`YOUNG_MAX`] of them in a row the next one has to
+/// wait, twice as long each time, at most so long.
+const YOUNG: Duration = Duration::from_secs(1);
+const YOUNG_MAX: u32 = 5;
 /// How long the end of a run waits for its agent.
 const END_WAIT: Duration = Duration::from_secs(2);
 
@@ -52,6 +54,8 @@ pub struct AgentProcess {
     control_read: OwnedFd,
     process: Option<Pid>,
     started: Instant,
+    /// Agents in a row that died young.
+    young: u32,
 }
 
 /// Can the segment be made? The kernel would end this process for a file beyond its limit.
@@ -83,9 +87,9 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess,
     let (control_read, control) =
         pipe2(OFlag::O_CLOEXEC).map_err(|e| system("there is no pipe", e))?;
     let journal = Journal::create().map_err(|e| system("its journal cannot be created", e))?;
-    if !options.servers.is_empty() {
+    if let Some(key) = &options.key {
         journal
-            .set_cluster_key(&options.key.to_line())
+            .set_cluster_key(&key.to_line())
             .map_err(|e| system("its journal cannot be written", e))?;
     }
     let mut agent = AgentProcess {
@@ -104,6 +108,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess,
         control_read,
         process: None,
         started: Instant::now(),
+        young: 0,
     };
     agent
         .spawn()
@@ -145,12 +150,20 @@ impl AgentProcess {
                 return;
             };
             self.process = None;
+            self.young = if self.started.elapsed() < YOUNG {
+                self.young + 1
+            } else {
+                0
+            };
             say(format_args!(
                 "the agent of far memory {how}; another one takes over"
             ));
         }
-        // One that dies at once would be started without end.
-        if self.started.elapsed() < PAUSE && self.far.agent.load(Relaxed) > 8 {
+        let pause = match self.young.checked_sub(YOUNG_MAX) {
+            Some(n) => YOUNG.min(Duration::from_millis(50 << n.min(10))),
+            None => Duration::ZERO,
+        };
+        if self.started.elapsed() < pause {
             return;
         }
         if let Err(e) = self.spawn() {
@@ -185,6 +198,7 @@ fn flags(options: &FarOptions) -> Vec<String> {
     for server in &options.servers {
         flags.extend(["--server".to_owned(), server.to_string()]);
     }
+    flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
     flags.extend(["--donors".to_owned(), options.policy.donors.to_string()]);
     if options.policy.disk {
         flags.push("--disk".to_owned());

@@ -9,7 +9,7 @@ use canvas_agent::copies::{Policy, SERVERS_MAX};
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
 use canvas_types::PAGE_SIZE;
-use canvas_types::units::{Amount, Size};
+use canvas_types::units::{Amount, Size, Span};
 use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
 
@@ -55,12 +55,14 @@ pub struct FarOptions {
     pub dir: Option<PathBuf>,
     /// Longest that a fault may wait.
     pub wait: Duration,
+    /// How long the agent looks for requests before it sleeps.
+    pub spin: Span,
     /// Hosts that lend memory.
     pub servers: Vec<SocketAddr>,
     /// How many copies, and where.
     pub policy: Policy,
-    /// The servers' key.
-    pub key: ClusterKey,
+    /// The servers' key; `None` for servers on this host that have none.
+    pub key: Option<ClusterKey>,
 }
 
 impl Options {
@@ -126,6 +128,11 @@ impl Options {
 /// Far memory in whole slabs.
 fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     let Some(size) = args.far else {
+        if !args.servers.is_empty() {
+            return Err(Failure::run(
+                "--server without --far has no use; write --far SIZE for how much memory may go there",
+            ));
+        }
         return Ok(None);
     };
     at_least("--far", Some(size), SMALL_MIN, "")?;
@@ -153,8 +160,8 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let policy = policy(args.copies, servers.len())?;
     let key = match &args.key_file {
-        Some(file) if !servers.is_empty() => ClusterKey::read(file).map_err(Failure::run)?,
-        _ => ClusterKey::without_secret(),
+        Some(file) if !servers.is_empty() => Some(ClusterKey::read(file).map_err(Failure::run)?),
+        _ => None,
     };
     if args.key_file.is_none()
         && let Some(far) = servers.iter().find(|s| !s.ip().is_loopback())
@@ -170,6 +177,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         slabs: slabs as usize,
         dir: args.far_dir.clone(),
         wait: Duration::from_nanos(args.far_wait.ns),
+        spin: args.far_spin,
     }))
 }
 

@@ -2,6 +2,7 @@
 //! program that checks every byte. The program is this file again, run under `canvas run`.
 
 mod client;
+mod donors;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -143,6 +144,8 @@ fn program() {
     match std::env::var(PART).as_deref() {
         Ok("all kinds") => all_kinds(),
         Ok("load") => load(),
+        Ok("patient load") => donors::patient_load(),
+        Ok("lost") => donors::lost(),
         Ok("damage") => damage(),
         Ok("too much") => too_much(),
         Ok("beyond") => beyond(),
