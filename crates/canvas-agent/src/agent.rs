@@ -212,9 +212,9 @@ impl<S: Store> Agent<S> {
             Kind::Write if ask.offset != 0 || ask.len as usize > EXTENT_BYTES => {
                 Err(Some("a write must be of one extent from its beginning"))
             }
-            Kind::Read if !is_readable(ask.offset, ask.len) => {
-                Err(Some("a read must be of one record, or of an extent from its beginning"))
-            }
+            Kind::Read if !is_readable(ask.offset, ask.len) => Err(Some(
+                "a read must be of one record, or of an extent from its beginning",
+            )),
             _ => Ok(()),
         }
     }

@@ -177,6 +177,17 @@ pub struct RunArgs {
     )]
     pub far_wait: Span,
 
+    /// Part of --pool, in percent, past which its oldest pages go to far memory.
+    #[arg(
+        long,
+        env = "CANVAS_SPILL_AT",
+        value_name = "PERCENT",
+        default_value_t = 80,
+        value_parser = clap::value_parser!(u8).range(1..=99),
+        hide_env_values = true
+    )]
+    pub spill_at: u8,
+
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
     pub mode: ModeArg,

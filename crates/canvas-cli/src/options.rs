@@ -55,6 +55,8 @@ pub struct FarOptions {
     pub dir: Option<PathBuf>,
     /// Longest that a fault may wait.
     pub wait: Duration,
+    /// The pool's oldest pages leave it past this part of its bound (FastSwap §IV).
+    pub spill_percent: u64,
     /// How long the agent looks for requests before it sleeps.
     pub spin: Span,
     /// Hosts that lend memory.
@@ -177,6 +179,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         slabs: slabs as usize,
         dir: args.far_dir.clone(),
         wait: Duration::from_nanos(args.far_wait.ns),
+        spill_percent: args.spill_at.into(),
         spin: args.far_spin,
     }))
 }
