@@ -10,8 +10,8 @@ from lib.harness import MIB, check, deep
 
 from . import hostile, languages, servers, workloads  # noqa: F401  (they register what is run again)
 
-deep("hammer", normal=(("signal", 25), ("thread", 25)))
-deep("hammer-no-fork", normal=(("signal", 25),))
+deep("hammer", timeout_s=300, normal=(("signal", 25), ("thread", 25)))
+deep("hammer-no-fork", timeout_s=240, normal=(("signal", 25),))
 deep("window-model", normal=(("signal", 25), ("thread", 50)))
 deep("memory-forks", normal=(("signal", 25), ("thread", 25)))
 deep("memory-threads", normal=(("signal", 25),))
