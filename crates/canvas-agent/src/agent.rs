@@ -66,7 +66,6 @@ pub fn tenant_id(far: &Far) -> [u8; 16] {
 pub struct Agent<S> {
     far: &'static Far,
     tenant: u64,
-    slabs: usize,
     desk: Desk,
     sealer: Sealer,
     store: S,
@@ -104,7 +103,6 @@ impl<S: Store> Agent<S> {
         Agent {
             far,
             tenant: u64::from_le_bytes(*setup.tenant.first_chunk().expect("8 bytes")),
-            slabs: setup.slabs,
             desk,
             sealer: Sealer::new(&setup.key, setup.tenant),
             store,
@@ -122,7 +120,9 @@ impl<S: Store> Agent<S> {
     pub fn serve(&mut self, mut is_over: impl FnMut() -> bool) {
         while !is_over() {
             let worked = self.turn();
-            self.idle.pause(worked, self.far, || self.store.is_ready());
+            let expects = self.store.expects();
+            self.idle
+                .pause(worked, expects, self.far, || self.store.is_ready());
         }
     }
 
@@ -163,8 +163,11 @@ impl<S: Store> Agent<S> {
         let Some((ask, _)) = self.far.mailboxes[from.proc].take(from.i) else {
             return;
         };
-        if let Err(why) = self.judge(ask) {
-            self.refuse(from, format_args!("{why}"));
+        if let Err(why) = self.judge(from, ask) {
+            match why {
+                Some(why) => self.refuse(from, format_args!("{why}")),
+                None => self.answer(from, Status::Refused),
+            }
             return;
         }
         let begun = self.desk.begin(from, ask.kind, ask.extent);
@@ -192,22 +195,26 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Does a request make sense, as far as can be told without its bytes?
-    fn judge(&self, ask: Ask) -> Result<(), &'static str> {
+    /// Does a request make sense, as far as can be told without its bytes? Without a reason: it is of a
+    /// process that has ended meanwhile, and what it names may be another's by now.
+    fn judge(&self, from: From, ask: Ask) -> Result<(), Option<&'static str>> {
         if ask.extent as usize >= EXTENTS_MAX {
-            return Err("there is no such extent");
+            return Err(Some("there is no such extent"));
         }
         let slab = &self.far.slabs[ask.extent as usize / SLAB_EXTENTS];
+        if !slab.refers(from.proc) {
+            return Err(None);
+        }
         if slab.state.load(Acquire) != slab_state::USED {
-            return Err("the slab is nobody's");
+            return Err(Some("the slab is nobody's"));
         }
         match ask.kind {
             Kind::Write if ask.offset != 0 || ask.len as usize > EXTENT_BYTES => {
-                Err("a write must be of one extent from its beginning")
+                Err(Some("a write must be of one extent from its beginning"))
             }
-            Kind::Read if !is_readable(ask.offset, ask.len) => {
-                Err("a read must be of one record, or of an extent from its beginning")
-            }
+            Kind::Read if !is_readable(ask.offset, ask.len) => Err(Some(
+                "a read must be of one record, or of an extent from its beginning",
+            )),
             _ => Ok(()),
         }
     }
@@ -389,11 +396,6 @@ impl<S: Store> Agent<S> {
         if mailbox.complete(from.i, status) {
             futex_wake(mailbox.word(from.i), u32::MAX >> 1);
         }
-    }
-
-    /// Slabs that the tenant may fill.
-    pub fn slabs(&self) -> usize {
-        self.slabs
     }
 }
 

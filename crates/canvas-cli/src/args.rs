@@ -136,6 +136,16 @@ pub struct RunArgs {
     )]
     pub far_dir: Option<PathBuf>,
 
+    /// How long the agent looks for requests after the last one before it sleeps; 0s saves CPU.
+    #[arg(
+        long,
+        env = "CANVAS_FAR_SPIN",
+        value_name = "TIME",
+        default_value = "50us",
+        hide_env_values = true
+    )]
+    pub far_spin: Span,
+
     /// Hosts that lend memory (`canvas serve`), separated by commas.
     #[arg(
         long = "server",
@@ -168,6 +178,17 @@ pub struct RunArgs {
         hide_env_values = true
     )]
     pub far_wait: Span,
+
+    /// Part of --pool, in percent, past which its oldest pages go to far memory.
+    #[arg(
+        long,
+        env = "CANVAS_SPILL_AT",
+        value_name = "PERCENT",
+        default_value_t = 80,
+        value_parser = clap::value_parser!(u8).range(1..=99),
+        hide_env_values = true
+    )]
+    pub spill_at: u8,
 
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
@@ -323,6 +344,9 @@ pub struct WorkerArgs {
     /// There is a copy on disk.
     #[arg(long)]
     pub disk: bool,
+    /// How long to look for requests after the last one.
+    #[arg(long, default_value = "50us")]
+    pub spin: Span,
 }
 
 /// Flags of `canvas doctor`.

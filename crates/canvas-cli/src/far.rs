@@ -31,9 +31,6 @@ pub const BACKING_FD: RawFd = 5;
 /// One past the last.
 pub const FDS_END: RawFd = 6;
 
-/// The pool's oldest pages leave it past this share of its bound (FastSwap §IV).
-const SPILL_PERCENT: u64 = 80;
-
 /// An agent that ends sooner has died young. After [`YOUNG_MAX`] of them in a row the next one has to
 /// wait, twice as long each time, at most so long.
 const YOUNG: Duration = Duration::from_secs(1);
@@ -80,7 +77,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess,
     }
     far.slabs_max.store(options.slabs as u64, Relaxed);
     far.seal_next.store(1, Relaxed);
-    far.spill_percent.store(SPILL_PERCENT, Relaxed);
+    far.spill_percent.store(options.spill_percent, Relaxed);
     far.wait_ms_max
         .store(options.wait.as_millis() as u64, Relaxed);
     far.magic.store(canvas_shm::far::MAGIC, Relaxed);
@@ -198,6 +195,7 @@ fn flags(options: &FarOptions) -> Vec<String> {
     for server in &options.servers {
         flags.extend(["--server".to_owned(), server.to_string()]);
     }
+    flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
     flags.extend(["--donors".to_owned(), options.policy.donors.to_string()]);
     if options.policy.disk {
         flags.push("--disk".to_owned());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use canvas_agent::copies::{Policy, SERVERS_MAX};
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
-use canvas_types::units::{Amount, Size};
+use canvas_types::units::{Amount, Size, Span};
 use canvas_types::{Codec, PAGE_SIZE, Prefetch};
 use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
@@ -59,6 +59,10 @@ pub struct FarOptions {
     pub dir: Option<PathBuf>,
     /// Longest that a fault may wait.
     pub wait: Duration,
+    /// The pool's oldest pages leave it past this part of its bound (FastSwap §IV).
+    pub spill_percent: u64,
+    /// How long the agent looks for requests before it sleeps.
+    pub spin: Span,
     /// Hosts that lend memory.
     pub servers: Vec<SocketAddr>,
     /// How many copies, and where.
@@ -195,6 +199,8 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         slabs: slabs as usize,
         dir: args.far_dir.clone(),
         wait: Duration::from_nanos(args.far_wait.ns),
+        spill_percent: args.spill_at.into(),
+        spin: args.far_spin,
     }))
 }
 

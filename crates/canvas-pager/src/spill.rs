@@ -3,7 +3,8 @@
 //! together.
 //!
 //! A hand goes round over the page words. It takes pages of some age, in epochs
-//! ([`crate::clock::EpochClock`]), and when a whole round finds none, it settles for younger ones.
+//! ([`crate::clock::EpochClock`]), and when a whole round finds none, it settles for younger ones. What
+//! came back to the pool with a neighbour ([`flag::REFERENCED`] on a far page) gets a second chance.
 
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
@@ -37,14 +38,17 @@ impl SpillHand {
 
     /// Offers pages that are far, in the pool, and old enough to `take`, which returns false when it
     /// wants no more (the page is offered again then). Looks at the first `blocks` blocks of `words`,
-    /// skips those for which `empty` holds, and looks at no more than `look_max` words.
+    /// and skips those for which `empty` holds.
+    ///
+    /// Looks at about `look_max` words; without that bound it goes on until `take` wants no more, or
+    /// there is no page of any age left.
     pub fn scan(
         &self,
         words: &[AtomicU64],
         blocks: usize,
         empty: impl Fn(usize) -> bool,
         now_epoch: u8,
-        look_max: usize,
+        look_max: Option<usize>,
         mut take: impl FnMut(u32, Word) -> bool,
     ) {
         let end = (blocks * BLOCK_PAGES).min(words.len());
@@ -52,14 +56,15 @@ impl SpillHand {
             return;
         }
         let mut page = self.at.load(Ordering::Relaxed) as usize;
-        let (mut looked, mut rounds) = (0, 0);
-        while looked < look_max {
+        let (mut looked, mut idle_rounds, mut found) = (0, 0, false);
+        while look_max.is_none_or(|max| looked < max) {
             if page >= end {
-                self.round_ended();
+                let age = self.round_ended(look_max.is_none());
                 page = 0;
-                rounds += 1;
-                // Twice round without finding enough: there is nothing of this age.
-                if rounds == 2 {
+                idle_rounds = if found { 0 } else { idle_rounds + 1 };
+                found = false;
+                // Twice round without finding any: there is nothing of this age.
+                if idle_rounds >= 2 && (look_max.is_some() || age == 0) {
                     break;
                 }
             }
@@ -71,10 +76,15 @@ impl SpillHand {
             let w = word::load(&words[page]);
             looked += 1;
             if self.wants(w, now_epoch) {
-                if !take(page as u32, w) {
+                found = true;
+                if w.has(flag::REFERENCED) {
+                    // Lost to another thread: it is not as it was.
+                    let _ = word::transition(&words[page], w, w.clear(flag::REFERENCED));
+                } else if take(page as u32, w) {
+                    self.taken.fetch_add(1, Ordering::Relaxed);
+                } else {
                     break;
                 }
-                self.taken.fetch_add(1, Ordering::Relaxed);
             }
             page += 1;
         }
@@ -88,13 +98,16 @@ impl SpillHand {
             && u32::from(now_epoch.wrapping_sub(w.epoch())) >= self.age_min.load(Ordering::Relaxed)
     }
 
-    fn round_ended(&self) {
+    /// The age of the round that ended.
+    fn round_ended(&self, urgent: bool) -> u32 {
         let age = self.age_min.load(Ordering::Relaxed);
         let next = match self.taken.swap(0, Ordering::Relaxed) {
+            0 if urgent => 0,
             0 => age / 2,
             _ => (age + 1).min(AGE_START),
         };
         self.age_min.store(next, Ordering::Relaxed);
+        age
     }
 }
 
@@ -127,7 +140,7 @@ mod tests {
             4,
             |_| false,
             NOW,
-            100_000,
+            Some(100_000),
             |page, w| {
                 if got.len() == want {
                     return false;
@@ -196,7 +209,7 @@ mod tests {
                 4,
                 |b| b < 2,
                 NOW,
-                look_max,
+                Some(look_max),
                 |page, _| {
                     got.push(page);
                     true
@@ -208,5 +221,50 @@ mod tests {
         assert_eq!(step(&hand, 512), 1536);
         step(&hand, 65);
         assert_eq!(got, [1600]);
+    }
+
+    #[test]
+    fn in_need_one_call_finds_a_page_of_any_age_and_ends_when_there_is_none() {
+        let w = words(&[(3, far(0)), (1000, far(1))]);
+        let hand = SpillHand::new();
+        let mut got = Vec::new();
+        for _ in 0..3 {
+            hand.scan(
+                &w,
+                4,
+                |_| false,
+                NOW,
+                None,
+                |page, cur| {
+                    w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
+                    got.push(page);
+                    true
+                },
+            );
+        }
+        assert_eq!(got, [3, 1000]);
+    }
+
+    #[test]
+    fn what_came_back_with_a_neighbour_is_passed_over_once() {
+        let w = words(&[(3, far(100).set(flag::REFERENCED)), (4, far(100))]);
+        let hand = SpillHand::new();
+        assert_eq!(scan(&hand, &w, 1), [4]);
+        assert!(!word::load(&w[3]).has(flag::REFERENCED));
+        assert_eq!(scan(&hand, &w, 1), [3]);
+        let w = words(&[(3, far(0).set(flag::REFERENCED))]);
+        let mut got = Vec::new();
+        hand.scan(
+            &w,
+            4,
+            |_| false,
+            NOW,
+            None,
+            |page, _| {
+                got.push(page);
+                false
+            },
+        );
+        assert_eq!(got, [3], "in need there is no other");
     }
 }

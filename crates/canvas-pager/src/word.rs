@@ -78,7 +78,8 @@ impl State {
 pub mod flag {
     /// Brought in by prefetch and not known to be used yet.
     pub const PREFETCHED: u64 = 1 << 8;
-    /// Used (filled on demand, or second chance) since the clock hand last passed.
+    /// Used (filled on demand, or second chance) since the clock hand last passed; of a far page: come
+    /// back to the pool with a neighbour since the spill hand last passed.
     pub const REFERENCED: u64 = 1 << 9;
     /// The kernel refused to unmap it (odd protection, pinned by a driver); cleared by mprotect.
     pub const STUCK: u64 = 1 << 10;

@@ -167,6 +167,30 @@ fn poke_largest(pages: i64) {
     }
 }
 
+/// Asks the process with the largest part of the pool (not us) to let some of it go. False when there
+/// is none.
+pub fn ask_for_pool() -> bool {
+    let me = state::slot() as *const _;
+    let other = state::seg()
+        .procs
+        .iter()
+        .filter(|p| {
+            !core::ptr::eq(*p, me) && !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX)
+        })
+        .max_by_key(|p| p.pool_bytes.load(Ordering::Relaxed))
+        .filter(|p| p.pool_bytes.load(Ordering::Relaxed) > 0);
+    if let Some(p) = other {
+        let pid = p.pid.load(Ordering::Relaxed);
+        if proc::alive(pid) {
+            p.wake.fetch_add(1, Ordering::Release);
+            proc::futex_wake(&p.wake, 1);
+        } else {
+            procs::release_slot(p, pid);
+        }
+    }
+    other.is_some()
+}
+
 /// Wakes (or, after a fork, starts) the reclaim thread.
 #[inline]
 pub fn wake_reclaimer() {

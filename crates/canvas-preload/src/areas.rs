@@ -3,6 +3,7 @@
 use canvas_pager::regions::Region;
 use canvas_pager::table::PageTable;
 use canvas_shm::far;
+use canvas_swap::extents::BookArrays;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, WINDOW_BLOCKS, WINDOW_PAGES, WORDS_BASE};
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64};
@@ -41,11 +42,13 @@ pub const TRACE: usize = WORDS_BASE + 0x39_0000_0000;
 /// Bytes that they may take.
 pub const TRACE_BYTES: usize = 2 << 20;
 
-/// Records in use, one count an extent of the far space; then extents in use, one count a slab.
+/// The book of extents of the far space: by extent, then twice by slab.
 const DEEP: usize = WORDS_BASE + 0x3a_0000_0000;
+const DEEP_SPANS: usize = WORDS_BASE + 0x3b_0000_0000;
 
 const _: () = {
-    assert!(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8 <= WORDS_BASE + META_BYTES);
+    assert!(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8 <= DEEP_SPANS);
+    assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= WORDS_BASE + META_BYTES);
     assert!(TRACE + TRACE_BYTES <= DEEP);
     assert!(WINDOW_PAGES * 8 <= 0x10_0000_0000);
     assert!(WINDOW_BLOCKS * 4 <= 0x1_0000_0000);
@@ -111,20 +114,15 @@ pub fn touched_in_block() -> &'static [AtomicU32] {
     atomics32(TOUCHED_IN_BLOCK, WINDOW_BLOCKS)
 }
 
-/// Records in use of each extent of the far space, and what else keeps it.
-pub fn extent_live() -> &'static [AtomicU8] {
-    // SAFETY: as above.
-    unsafe { core::slice::from_raw_parts(DEEP as *const AtomicU8, far::EXTENTS_MAX) }
-}
-
-/// Extents in use of each slab of the far space.
-pub fn slab_live() -> &'static [AtomicU32] {
-    atomics32(DEEP + far::EXTENTS_MAX, far::SLABS_MAX)
-}
-
-/// 1 for each slab of the far space that this process refers to.
-pub fn slab_ours() -> &'static [AtomicU32] {
-    atomics32(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 4, far::SLABS_MAX)
+/// The book of extents of the far space.
+pub fn extent_book() -> BookArrays<'static> {
+    BookArrays {
+        // SAFETY: as above.
+        live: unsafe { core::slice::from_raw_parts(DEEP as *const AtomicU8, far::EXTENTS_MAX) },
+        spans: atomics64(DEEP_SPANS, far::EXTENTS_MAX),
+        slab_live: atomics32(DEEP + far::EXTENTS_MAX, far::SLABS_MAX),
+        roles: atomics32(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 4, far::SLABS_MAX),
+    }
 }
 
 /// The entry table's memory.

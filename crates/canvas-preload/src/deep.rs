@@ -7,7 +7,7 @@
 //! Back: a fault reads its page's record alone, from whichever copy the agent finds; a stream, or a
 //! pool with room, fetches the whole extent and raises its neighbours into the pool, undecompressed.
 //!
-//! What an extent is kept by ([`hold`]): each entry that names it, its writing, its fetching. So the
+//! What an extent is kept by ([`ExtentBook::hold`]): each entry that names it, its writing, its fetching. So the
 //! number of an extent is not used anew while an answer for the old one may come.
 
 use canvas_backend::LoadError;
@@ -20,15 +20,16 @@ use canvas_shm::{Counter, Segment};
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::codec::Hash;
 use canvas_swap::extent::{self, EXTENT_BYTES, Packer, record_bytes};
+use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
 use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, mem, proc};
-use canvas_types::sync::{RawSpin, backoff};
+use canvas_types::sync::backoff;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf};
-use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::pool::pool;
 use crate::state::{EPOCH, count};
-use crate::{areas, report, sig, state};
+use crate::{account, areas, report, sig, state};
 
 const _: () = assert!(EXTENT_BYTES == far::EXTENT_BYTES);
 
@@ -36,16 +37,14 @@ static FAR: AtomicUsize = AtomicUsize::new(0);
 /// This process's index in the segment.
 static PROC: AtomicUsize = AtomicUsize::new(0);
 static HAND: SpillHand = SpillHand::new();
-/// Extents are taken, and slabs given up, by one thread at a time.
-static TAKING: RawSpin = RawSpin::new();
-/// The slab that extents are taken from, plus one.
-static SLAB: AtomicU32 = AtomicU32::new(0);
-/// Where in it the search for a free extent goes on.
-static NEXT: AtomicU32 = AtomicU32::new(0);
 /// No writing before this moment: the last one failed.
 static WRITES_REST_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of the pool that are being written.
 static WRITING_BYTES: AtomicI64 = AtomicI64::new(0);
+/// The last write found no room: no slab, a full disk, no answer.
+static NO_ROOM: AtomicBool = AtomicBool::new(false);
+/// Counts writes that let pages leave the pool.
+static ROOM_MADE: AtomicU32 = AtomicU32::new(0);
 /// Words that one round of the hand looks at.
 const LOOK_MAX: usize = 1 << 16;
 /// Pause after a write that failed.
@@ -100,6 +99,9 @@ pub fn take_channel() {
     if let Some(m) = mailbox() {
         m.reset();
         drop_process(proc);
+        if let Some(f) = far() {
+            f.set_born(proc, 0);
+        }
     }
 }
 
@@ -131,111 +133,49 @@ fn ring(f: &Far) {
 
 // ---- extents ----
 
-/// One more reason to keep the extent.
-fn hold(extent: u32) {
-    if areas::extent_live()[extent as usize].fetch_add(1, Ordering::AcqRel) == 0 {
-        areas::slab_live()[extent as usize / SLAB_EXTENTS].fetch_add(1, Ordering::AcqRel);
+static BOOK: BookState = BookState::new();
+/// The forks that what we inherited stems from ([`Span`]), 0 for none.
+static BORN: AtomicU64 = AtomicU64::new(0);
+
+fn book() -> ExtentBook<'static> {
+    ExtentBook {
+        arrays: areas::extent_book(),
+        state: &BOOK,
+        slab_extents: SLAB_EXTENTS as u32,
+        yield_now,
     }
 }
 
-/// One reason less. The last one frees the extent, and with the slab's last the slab.
-pub fn unhold(extent: u32) {
-    if areas::extent_live()[extent as usize].fetch_sub(1, Ordering::AcqRel) != 1 {
-        return;
-    }
-    let slab = extent / SLAB_EXTENTS as u32;
-    if areas::slab_live()[slab as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
-        drop_empty(slab);
-    }
-}
+/// The far area's slabs, as this process sees them.
+struct OurSlabs(&'static Far);
 
-/// Gives up a slab of which nothing is in use, unless extents are taken just now; then it stays for
-/// their next need.
-fn drop_empty(slab: u32) {
-    let (Some(f), Some(_held)) = (far(), TAKING.try_lock()) else {
-        return;
-    };
-    let i = slab as usize;
-    if SLAB.load(Ordering::Relaxed) != slab + 1
-        && areas::slab_live()[i].load(Ordering::Acquire) == 0
-        && areas::slab_ours()[i].swap(0, Ordering::AcqRel) == 1
-        && f.drop_slab(slab, PROC.load(Ordering::Relaxed))
-    {
-        ring(f);
+impl Slabs for OurSlabs {
+    fn high(&self) -> u32 {
+        let high = self.0.slabs_high.load(Ordering::Acquire);
+        high.min(far::SLABS_MAX as u32)
     }
-}
-
-/// A free extent, held once.
-fn take_extent(f: &Far) -> Option<u32> {
-    let before = SLAB.load(Ordering::Relaxed);
-    let got = {
-        let _held = TAKING.lock(yield_now);
-        extent_of_ours(f)
-    };
-    if before != 0
-        && before != SLAB.load(Ordering::Relaxed)
-        && areas::slab_live()[before as usize - 1].load(Ordering::Acquire) == 0
-    {
-        drop_empty(before - 1);
+    fn take(&self) -> Option<u32> {
+        self.0.take_slab(PROC.load(Ordering::Relaxed))
     }
-    got
-}
-
-fn extent_of_ours(f: &Far) -> Option<u32> {
-    let proc = PROC.load(Ordering::Relaxed);
-    let in_slab = |slab: u32, from: u32| {
-        if !f.slabs[slab as usize].is_sole(proc) {
-            return None;
+    fn give_up(&self, slab: u32) {
+        if self.0.drop_slab(slab, PROC.load(Ordering::Relaxed)) {
+            ring(self.0);
         }
-        let first = slab * SLAB_EXTENTS as u32;
-        (from..SLAB_EXTENTS as u32)
-            .chain(0..from)
-            .map(|i| first + i)
-            .find(|e| {
-                areas::extent_live()[*e as usize]
-                    .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-            })
-    };
-    let found = |extent: u32| {
-        let slab = extent / SLAB_EXTENTS as u32;
-        areas::slab_live()[slab as usize].fetch_add(1, Ordering::AcqRel);
-        SLAB.store(slab + 1, Ordering::Relaxed);
-        NEXT.store(extent % SLAB_EXTENTS as u32 + 1, Ordering::Relaxed);
-        Some(extent)
-    };
-    let current = SLAB.load(Ordering::Relaxed);
-    if current != 0
-        && areas::slab_live()[current as usize - 1].load(Ordering::Relaxed) < SLAB_EXTENTS as u32
-        && let Some(e) = in_slab(
-            current - 1,
-            NEXT.load(Ordering::Relaxed) % SLAB_EXTENTS as u32,
-        )
-    {
-        return found(e);
     }
-    // An eighth free is worth going back to; less only when there is no fresh slab.
-    let high = f
-        .slabs_high
-        .load(Ordering::Acquire)
-        .min(far::SLABS_MAX as u32);
-    let reuse = |free_min: u32| {
-        (0..high).find_map(|slab| {
-            let ours = areas::slab_ours()[slab as usize].load(Ordering::Relaxed) == 1;
-            let live = areas::slab_live()[slab as usize].load(Ordering::Relaxed);
-            (ours && live + free_min <= SLAB_EXTENTS as u32)
-                .then(|| in_slab(slab, 0))
-                .flatten()
+    fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
+        let proc = PROC.load(Ordering::Relaxed);
+        self.0.others(slab, proc, |born| {
+            // One that inherited nothing, and refers to our slab: it cannot be.
+            on(Span::of(born).unwrap_or(Span::ALL));
         })
-    };
-    if let Some(e) = reuse(SLAB_EXTENTS as u32 / 8) {
-        return found(e);
     }
-    if let Some(slab) = f.take_slab(proc) {
-        areas::slab_ours()[slab as usize].store(1, Ordering::Release);
-        return in_slab(slab, 0).and_then(found);
+}
+
+/// An entry names the extent no more, or a request is through with it.
+pub fn unhold(extent: u32) {
+    if let Some(f) = far() {
+        book().unhold(extent, &OurSlabs(f));
     }
-    reuse(1).and_then(found)
 }
 
 // ---- out ----
@@ -259,36 +199,57 @@ fn excess_bytes(f: &Far) -> i64 {
 pub fn background_round() -> bool {
     let Some(f) = far() else { return false };
     let mut worked = finish_all();
-    while excess_bytes(f) > 0 && write_some(f) {
+    while excess_bytes(f) > 0 && write_some(f, Some(LOOK_MAX)) {
         worked = true;
     }
     worked
 }
 
+/// How long the reclaim thread may sleep: what is being written leaves the pool when it looks.
+pub fn idle_ns() -> u64 {
+    if WRITING_BYTES.load(Ordering::Relaxed) > 0 {
+        300_000
+    } else {
+        u64::MAX
+    }
+}
+
 /// The pool is full: waits until something left it. False when nothing will.
 #[cold]
 pub fn make_room() -> bool {
+    /// Pause between two looks.
+    const LOOK_NS: u64 = 50_000;
+    /// How long other processes are waited for, when they have all of the pool.
+    const OTHERS_WAIT_NS: u64 = 1_000_000_000;
     let Some(f) = far() else { return false };
+    let seg = state::seg();
     let begun = proc::now_ns();
     let wait_ns = f.wait_ms_max.load(Ordering::Relaxed) * 1_000_000;
+    let made_before = ROOM_MADE.load(Ordering::Relaxed);
+    let used_before = seg.pool_bytes.load(Ordering::Relaxed);
     loop {
-        if write_some(f) {
-            // As much as there are requests for.
-            while write_some(f) {}
-        }
-        let under_way = WRITING_BYTES.load(Ordering::Relaxed) > 0;
-        if finish_all() {
+        finish_all();
+        if ROOM_MADE.load(Ordering::Relaxed) != made_before
+            || seg.pool_bytes.load(Ordering::Relaxed) < used_before
+        {
             return true;
         }
-        if !under_way || proc::now_ns() - begun > wait_ns {
+        // As much as there are requests for.
+        while write_some(f, None) {}
+        let waited_ns = proc::now_ns() - begun;
+        if WRITING_BYTES.load(Ordering::Relaxed) > 0 {
+            if waited_ns > wait_ns {
+                return false;
+            }
+        } else if !account::ask_for_pool() || waited_ns > OTHERS_WAIT_NS {
             return false;
         }
-        proc::sleep_ns(50_000);
+        proc::sleep_ns(LOOK_NS);
     }
 }
 
 /// Packs and posts one extent. False when there is nothing to write, nowhere, or nobody to ask.
-fn write_some(f: &Far) -> bool {
+fn write_some(f: &'static Far, look_max: Option<usize>) -> bool {
     if WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > proc::now_ns() {
         return false;
     }
@@ -296,11 +257,12 @@ fn write_some(f: &Far) -> bool {
     let Some(i) = m.claim(WRITES) else {
         return false;
     };
-    let Some(extent) = take_extent(f) else {
+    let Some(extent) = book().take(&OurSlabs(f)) else {
+        NO_ROOM.store(true, Ordering::Relaxed);
         m.release(i);
         return false;
     };
-    let (records, bytes) = pack(f, i);
+    let (records, bytes) = pack(f, i, look_max);
     if records == 0 {
         unhold(extent);
         m.release(i);
@@ -323,7 +285,7 @@ fn write_some(f: &Far) -> bool {
 }
 
 /// Fills the buffer of request `i`; records, and bytes of slots that they hold.
-fn pack(f: &Far, i: usize) -> (usize, i64) {
+fn pack(f: &Far, i: usize, look_max: Option<usize>) -> (usize, i64) {
     // SAFETY: the buffer is this request's, which we have claimed and not posted; it is as long as an
     // extent. Other processes of the tenant do not touch it, and if they do, the bytes are verified.
     let buffer = unsafe {
@@ -342,7 +304,7 @@ fn pack(f: &Far, i: usize) -> (usize, i64) {
             touched[b].load(Ordering::Relaxed) <= table.resident_in_block[b].load(Ordering::Relaxed)
         },
         EPOCH.now(),
-        LOOK_MAX,
+        look_max,
         |page, cur| {
             let w = areas::word(page);
             if !word::transition(w, cur, cur.with_state(State::Filling)) {
@@ -419,6 +381,12 @@ fn finish(i: usize) -> bool {
         }
     };
     if write {
+        if status == Status::Ok {
+            NO_ROOM.store(false, Ordering::Relaxed);
+        }
+        if done > 0 {
+            ROOM_MADE.fetch_add(1, Ordering::Relaxed);
+        }
         count(Counter::PagesSunk, done);
         WRITING_BYTES.fetch_sub(job.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
     } else {
@@ -436,9 +404,9 @@ fn rest(why: Status) {
     static TOLD_NS: AtomicU64 = AtomicU64::new(0);
     let now = proc::now_ns();
     WRITES_REST_UNTIL_NS.store(now + REST_NS, Ordering::Relaxed);
+    NO_ROOM.store(true, Ordering::Relaxed);
     let told = TOLD_NS.load(Ordering::Relaxed);
-    if (told == 0 || now > told + 10_000_000_000) && crate::account::take_turn(&TOLD_NS, told, now)
-    {
+    if (told == 0 || now > told + 10_000_000_000) && account::take_turn(&TOLD_NS, told, now) {
         report!(
             "pages cannot be moved beyond the pool ({}); they stay in it",
             match why {
@@ -491,7 +459,8 @@ fn with_page(line: &extent::Line, on: impl FnOnce() -> Option<bool>) -> bool {
         w,
         match deep {
             Some(true) => cur.set(flag::DEEP),
-            Some(false) => cur.clear(flag::DEEP),
+            // Not the next to leave again, old as it is.
+            Some(false) => cur.clear(flag::DEEP).set(flag::REFERENCED),
             None => cur,
         },
     );
@@ -505,7 +474,7 @@ fn sink(line: &extent::Line, at: u32, stored: &[u8]) -> bool {
     };
     let hash: &Hash = hash;
     with_page(line, || {
-        hold(at);
+        book().hold(at);
         if pool().sink(line.entry, hash, line.place(at)) {
             return Some(true);
         }
@@ -617,7 +586,8 @@ fn wait(f: &Far, m: &Mailbox, i: usize, ours: impl Fn() -> bool) -> Option<Statu
     }
 }
 
-/// Brings a whole extent back, in the background, unless that is under way.
+/// Brings a whole extent back, in the background, unless that is under way. The caller has a page whose
+/// entry names it, so that it is kept.
 pub fn fetch(extent: u32) {
     let Some(f) = far() else { return };
     if under_way(extent).is_some() {
@@ -625,7 +595,7 @@ pub fn fetch(extent: u32) {
     }
     let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
     let Some(i) = m.claim(FETCHES) else { return };
-    hold(extent);
+    book().hold(extent);
     JOBS[i].extent.store(extent, Ordering::Relaxed);
     JOBS[i].state.store(UNDER_WAY, Ordering::Release);
     let ask = Ask {
@@ -710,6 +680,10 @@ pub fn used_and_limit() -> (u64, u64) {
             .slabs_max
             .load(Ordering::Relaxed)
             .min(far::SLABS_MAX as u64);
+        if NO_ROOM.load(Ordering::Relaxed) {
+            // Whatever the bound says.
+            return (used * far::SLAB_BYTES as u64, used * far::SLAB_BYTES as u64);
+        }
         (used * far::SLAB_BYTES as u64, max * far::SLAB_BYTES as u64)
     })
 }
@@ -725,24 +699,21 @@ pub fn pool_has_room() -> bool {
 
 // ---- fork ----
 
-fn each_of_ours(f: &Far, mut on: impl FnMut(u32)) {
-    let high = f
-        .slabs_high
-        .load(Ordering::Acquire)
-        .min(far::SLABS_MAX as u32);
-    for slab in 0..high {
-        if areas::slab_ours()[slab as usize].load(Ordering::Relaxed) == 1 {
-            on(slab);
-        }
-    }
+fn each_of_ours(f: &'static Far, on: impl FnMut(u32)) {
+    book().each_slab(OurSlabs(f).high(), on);
 }
 
 /// In the parent, frozen, just before the fork: the child will refer to what we refer to.
 pub fn before_fork() {
-    if let Some(f) = far() {
-        each_of_ours(f, |slab| f.slabs[slab as usize].hold());
-    }
+    let Some(f) = far() else { return };
+    let fork = f.number_fork();
+    NEXT_FORK.store(fork, Ordering::Relaxed);
+    book().forks(fork, OurSlabs(f).high());
+    each_of_ours(f, |slab| f.slabs[slab as usize].hold());
 }
+
+/// The number of the fork under way.
+static NEXT_FORK: AtomicU32 = AtomicU32::new(0);
 
 /// In the parent: there is no child.
 pub fn fork_failed() {
@@ -756,6 +727,10 @@ pub fn after_fork_in_child() {
     let Some(f) = far() else { return };
     take_channel();
     let proc = PROC.load(Ordering::Relaxed);
+    let parents = Span::of(BORN.load(Ordering::Relaxed));
+    let born = Span::of_child(parents, NEXT_FORK.load(Ordering::Relaxed)).raw();
+    BORN.store(born, Ordering::Relaxed);
+    f.set_born(proc, born);
     each_of_ours(f, |slab| f.slabs[slab as usize].inherit(proc));
     for job in &JOBS {
         // The parent's: what it has under way is not ours to wait for.
@@ -763,5 +738,6 @@ pub fn after_fork_in_child() {
             unhold(job.extent.load(Ordering::Relaxed));
         }
     }
+    book().forked(&OurSlabs(f));
     WRITING_BYTES.store(0, Ordering::Relaxed);
 }

@@ -411,6 +411,13 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
         return Some(Resolved::Poisoned);
     }
     let plan = learn(page, FaultKind::Demand);
+    // Its neighbours (FastSwap §V), when there is room for them or a stream needs them. Now, while our
+    // page's entry keeps the extent.
+    if let Some(extent) = deep_extent
+        && (plan.stream || deep::pool_has_room())
+    {
+        deep::fetch(extent);
+    }
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
         drop(held);
@@ -433,12 +440,6 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
     state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     count(Counter::FaultFar, 1);
     count(Counter::PagesIn, 1);
-    // Its neighbours (FastSwap §V), when there is room for them or a stream needs them.
-    if let Some(extent) = deep_extent
-        && (plan.stream || deep::pool_has_room())
-    {
-        deep::fetch(extent);
-    }
     if plan.count != 0 {
         prefetch_with(&plan, ctx);
     }
@@ -503,8 +504,8 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
             Ok(()) => {}
             Err(LoadError::Deep(place)) => {
                 // Nobody waits here: it comes to the pool, and from there with the next faults.
-                word::publish(w, cur);
                 deep::fetch(place.extent);
+                word::publish(w, cur);
                 continue;
             }
             Err(_) => {

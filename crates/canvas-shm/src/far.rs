@@ -5,8 +5,7 @@
 //! the unit that donors lend and processes own. A process takes a free slab by a compare-and-swap,
 //! and allocates the extents in it by itself: nothing here is asked of the agent, which maps a slab
 //! to donors when its first extent is written. A fork's child refers to the slabs of its parent
-//! ([`Slab::refs`]); a slab with one reference is its holder's to allocate from, one with more is
-//! only read. A slab without references is the agent's to free.
+//! ([`Far::others`]), and does not write there. A slab without references is the agent's to free.
 //!
 //! What the agent reads here it copies first and judges then: the tenant's processes may write
 //! anything anywhere. What comes of that is theirs alone.
@@ -98,6 +97,10 @@ pub struct Far {
     pub spill_percent: AtomicU64,
     /// Longest that a fault may wait for a far read, in ms.
     pub wait_ms_max: AtomicU64,
+    /// Forks so far of processes that refer to slabs.
+    forks: AtomicU32,
+    /// The first and last fork that what a process inherited stems from, by process; 0 for none.
+    born: [AtomicU64; PROCS_MAX],
     /// Figures.
     pub stats: FarStats,
     /// A bit a process: it has posted.
@@ -261,6 +264,41 @@ impl Far {
         gone
     }
 
+    /// Program: a number for the fork that is about to happen, larger than all before (or the largest
+    /// there is).
+    pub fn number_fork(&self) -> u32 {
+        let next = |n: u32| Some(n.saturating_add(1));
+        let before = self
+            .forks
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        before.unwrap_or_default().saturating_add(1)
+    }
+
+    /// Program: process `proc`, which is ours, has inherited from these forks (first << 32 | last), or
+    /// (0) nothing.
+    pub fn set_born(&self, proc: usize, forks: u64) {
+        self.born[proc].store(forks, Ordering::SeqCst);
+    }
+
+    /// Program: calls `on` with the forks ([`Far::set_born`]) of each process but `proc` that refers to
+    /// the slab. False when there may be more of them in a moment: a child is on its way.
+    pub fn others(&self, slab: u32, proc: usize, mut on: impl FnMut(u64)) -> bool {
+        let s = &self.slabs[slab as usize];
+        // First: a child takes its reference before it ends the hold.
+        let settled = s.holds.load(Ordering::SeqCst) == 0;
+        for (w, word) in s.refs.iter().enumerate() {
+            let mut bits = word.load(Ordering::SeqCst);
+            if w == proc / 64 {
+                bits &= !(1 << (proc % 64));
+            }
+            while bits != 0 {
+                on(self.born[w * 64 + bits.trailing_zeros() as usize].load(Ordering::SeqCst));
+                bits &= bits - 1;
+            }
+        }
+        settled
+    }
+
     /// Drops all references of process `proc`, which has ended or runs another image now. True when
     /// the agent must be told.
     pub fn drop_process(&self, proc: usize) -> bool {
@@ -302,14 +340,6 @@ impl Slab {
     pub fn refers(&self, proc: usize) -> bool {
         self.refs[proc / 64].load(Ordering::Acquire) & 1 << (proc % 64) != 0
     }
-    /// Does nobody but process `proc`?
-    pub fn is_sole(&self, proc: usize) -> bool {
-        self.holds.load(Ordering::Acquire) == 0
-            && self.refs.iter().enumerate().all(|(w, bits)| {
-                let own = if w == proc / 64 { 1 << (proc % 64) } else { 0 };
-                bits.load(Ordering::Acquire) == own
-            })
-    }
     fn is_unused(&self) -> bool {
         self.holds.load(Ordering::SeqCst) == 0
             && self.refs.iter().all(|w| w.load(Ordering::SeqCst) == 0)
@@ -334,6 +364,7 @@ impl Slab {
 mod tests {
     use super::*;
     use slab_state::{FREE, RELEASED, USED};
+    use std::vec;
     use std::vec::Vec;
 
     fn far() -> &'static Far {
@@ -352,12 +383,18 @@ mod tests {
         let far = far();
         let slab = far.take_slab(70).unwrap();
         let s = &far.slabs[slab as usize];
-        assert!(s.refers(70) && s.is_sole(70) && !s.is_sole(71));
+        let others = |proc| {
+            let mut seen = Vec::new();
+            (far.others(slab, proc, |b| seen.push(b)), seen)
+        };
+        assert!(s.refers(70) && !s.refers(71));
+        assert_eq!((others(70), others(71)), ((true, vec![]), (true, vec![0])));
         s.hold();
-        assert!(!s.is_sole(70), "a child is on its way");
+        assert_eq!(others(70), (false, vec![]), "a child is on its way");
         assert!(!far.drop_process(70), "the child will refer to it");
+        far.set_born(3, 17);
         s.inherit(3);
-        assert!(s.is_sole(3));
+        assert_eq!((others(3), others(70)), ((true, vec![]), (true, vec![17])));
         assert_eq!(state(far, slab), USED);
         assert!(far.drop_process(3));
         assert_eq!(state(far, slab), RELEASED);
@@ -372,6 +409,14 @@ mod tests {
         assert_eq!(far.slabs_used.load(Ordering::Relaxed), 0);
         far.slab_freed(slab);
         assert_eq!(far.slabs_used.load(Ordering::Relaxed), 0, "once only");
+    }
+
+    #[test]
+    fn forks_are_numbered_from_one_and_never_from_zero_again() {
+        let far = far();
+        assert_eq!([far.number_fork(), far.number_fork()], [1, 2]);
+        far.forks.store(u32::MAX - 1, Ordering::Relaxed);
+        assert_eq!([far.number_fork(), far.number_fork()], [u32::MAX; 2]);
     }
 
     #[test]

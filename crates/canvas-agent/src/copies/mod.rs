@@ -1006,6 +1006,10 @@ impl Store for Copies {
         events.append(&mut self.events);
     }
 
+    fn expects(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
     fn is_ready(&self) -> bool {
         for d in &self.donors {
             if let Some((link, fd)) = d.link.as_ref().and_then(|l| Some((l, l.fd()?))) {
