@@ -538,6 +538,9 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         run.n += 1;
     }
     run.flush(ctx, kind);
+    if plan.stream {
+        deep::fetch_ahead(plan.start.0, plan.stride, plan.count);
+    }
     PREFETCHER.carried_out(freeze::thread_hash() as u32, plan, reached, marked);
     if issued > 0 {
         count(Counter::PrefetchIssued, issued);
