@@ -598,7 +598,8 @@ fn wait(f: &Far, m: &Mailbox, i: usize, ours: impl Fn() -> bool) -> Option<Statu
 /// entry names it, so that it is kept.
 pub fn fetch(extent: u32) {
     let Some(f) = far() else { return };
-    if under_way(extent).is_some() {
+    // Nothing can leave the pool, so nothing can be raised into it.
+    if NO_ROOM.load(Ordering::Relaxed) || under_way(extent).is_some() {
         return;
     }
     let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
