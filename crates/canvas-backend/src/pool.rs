@@ -492,6 +492,14 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
+    /// Where a copy beyond the pool lies; `None` when the entry has none there.
+    pub fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+        match self.entries.get(entry) {
+            Record::Deep(place) => Some(place),
+            _ => None,
+        }
+    }
+
     /// Copies a copy in the pool out as it is stored, hash and payload: [`LocalPool::stored_len`] and
     /// [`HEADER_BYTES`] bytes. False when the entry has none of this length.
     pub fn copy_stored(&self, entry: SwapEntry, out: &mut [u8]) -> bool {

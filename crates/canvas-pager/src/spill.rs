@@ -56,15 +56,17 @@ impl SpillHand {
             return;
         }
         let mut page = self.at.load(Ordering::Relaxed) as usize;
-        let (mut looked, mut idle_rounds, mut found) = (0, 0, false);
+        let (mut looked, mut idle_rounds, mut found, mut begun) = (0, 0, false, false);
         while look_max.is_none_or(|max| looked < max) {
             if page >= end {
                 let age = self.round_ended(look_max.is_none());
                 page = 0;
                 idle_rounds = if found { 0 } else { idle_rounds + 1 };
                 found = false;
-                // Twice round without finding any: there is nothing of this age.
-                if idle_rounds >= 2 && (look_max.is_some() || age == 0) {
+                // Twice round without finding any: there is nothing of this age. What is begun is
+                // better filled with younger ones than left half empty.
+                let settles = look_max.is_none() || begun;
+                if idle_rounds >= 2 && (age == 0 || !settles) {
                     break;
                 }
             }
@@ -81,6 +83,7 @@ impl SpillHand {
                     // Lost to another thread: it is not as it was.
                     let _ = word::transition(&words[page], w, w.clear(flag::REFERENCED));
                 } else if take(page as u32, w) {
+                    begun = true;
                     self.taken.fetch_add(1, Ordering::Relaxed);
                 } else {
                     break;
@@ -165,12 +168,10 @@ mod tests {
         ]);
         let hand = SpillHand::new();
         assert_eq!(scan(&hand, &w, 2), [3, 5]);
-        assert_eq!(scan(&hand, &w, 2), [1500]);
-        let mut rest = Vec::new();
-        for _ in 0..12 {
-            rest.extend(scan(&hand, &w, 9));
-        }
-        assert_eq!(rest, [700, 4, 701]);
+        assert_eq!(scan(&hand, &w, 1), [1500]);
+        // First none of this age; then one is begun with, and younger ones fill the rest.
+        let rest = (0..12).map(|_| scan(&hand, &w, 9)).find(|r| !r.is_empty());
+        assert_eq!(rest, Some(vec![700, 4, 701]));
         assert!(scan(&hand, &w, 9).is_empty());
     }
 

@@ -45,6 +45,10 @@ static WRITING_BYTES: AtomicI64 = AtomicI64::new(0);
 static NO_ROOM: AtomicBool = AtomicBool::new(false);
 /// Counts writes that let pages leave the pool.
 static ROOM_MADE: AtomicU32 = AtomicU32::new(0);
+/// No search in the background before this moment: the last one found nothing to write.
+static FOUND_NONE_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+/// Pause after it.
+const FOUND_NONE_NS: u64 = 2_000_000;
 /// Words that one round of the hand looks at.
 const LOOK_MAX: usize = 1 << 16;
 /// Pause after a write that failed.
@@ -199,7 +203,10 @@ fn excess_bytes(f: &Far) -> i64 {
 pub fn background_round() -> bool {
     let Some(f) = far() else { return false };
     let mut worked = finish_all();
-    while excess_bytes(f) > 0 && write_some(f, Some(LOOK_MAX)) {
+    while excess_bytes(f) > 0
+        && FOUND_NONE_UNTIL_NS.load(Ordering::Relaxed) < proc::now_ns()
+        && write_some(f, Some(LOOK_MAX))
+    {
         worked = true;
     }
     worked
@@ -264,6 +271,7 @@ fn write_some(f: &'static Far, look_max: Option<usize>) -> bool {
     };
     let (records, bytes) = pack(f, i, look_max);
     if records == 0 {
+        FOUND_NONE_UNTIL_NS.store(proc::now_ns() + FOUND_NONE_NS, Ordering::Relaxed);
         unhold(extent);
         m.release(i);
         return false;
@@ -590,7 +598,8 @@ fn wait(f: &Far, m: &Mailbox, i: usize, ours: impl Fn() -> bool) -> Option<Statu
 /// entry names it, so that it is kept.
 pub fn fetch(extent: u32) {
     let Some(f) = far() else { return };
-    if under_way(extent).is_some() {
+    // Nothing can leave the pool, so nothing can be raised into it.
+    if NO_ROOM.load(Ordering::Relaxed) || under_way(extent).is_some() {
         return;
     }
     let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
@@ -606,6 +615,35 @@ pub fn fetch(extent: u32) {
     };
     m.post(i, ask, proc::now_ns());
     ring(f);
+}
+
+/// Pages that a stream is ahead of what is mapped for it, with its fetches.
+const AHEAD_PAGES: i64 = 64;
+
+/// Fetches what a stream needs after the `n` pages from `start` on, so that they lie in the pool when
+/// they are mapped ahead.
+pub fn fetch_ahead(start: u32, stride: i32, n: u32) {
+    if FAR.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let words = areas::table().words;
+    for i in 0..i64::from(n) {
+        let page = i64::from(start) + (i + AHEAD_PAGES) * i64::from(stride);
+        let Some(w) = usize::try_from(page).ok().and_then(|p| words.get(p)) else {
+            return;
+        };
+        let cur = word::load(w);
+        if cur.state() != State::Far
+            || !cur.has(flag::DEEP)
+            || !word::transition(w, cur, cur.with_state(State::Filling))
+        {
+            continue;
+        }
+        if let Some(place) = pool().deep_place(cur.entry()) {
+            fetch(place.extent);
+        }
+        word::publish(w, cur);
+    }
 }
 
 /// The job that fetches this extent.

@@ -536,6 +536,9 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         run.n += 1;
     }
     run.flush(ctx, kind);
+    if plan.stream {
+        deep::fetch_ahead(plan.start.0, plan.stride, plan.count);
+    }
     PREFETCHERS
         .streams
         .carried_out(freeze::thread_hash() as u32, plan, &done);
