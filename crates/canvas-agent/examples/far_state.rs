@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -13,11 +14,13 @@ fn main() -> ExitCode {
         eprintln!("usage: far_state PID");
         return ExitCode::from(2);
     };
-    // The agent's segment; canvas-cli, far.rs has the number.
-    let open = File::options()
-        .read(true)
-        .write(true)
-        .open(format!("/proc/{pid}/fd/3"));
+    let open = segment(&pid).and_then(|path| {
+        File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|e| e.to_string())
+    });
     match open
         .map_err(|e| e.to_string())
         .and_then(|file| Far::map(&OwnedFd::from(file)).map_err(|e| e.desc().to_owned()))
@@ -31,4 +34,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The segment among the agent's descriptors.
+fn segment(pid: &str) -> Result<PathBuf, String> {
+    let dir = std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(|e| e.to_string())?;
+    dir.filter_map(|e| Some(e.ok()?.path()))
+        .find(|p| {
+            std::fs::read_link(p).is_ok_and(|l| l.as_os_str() == "/memfd:canvas-segment (deleted)")
+        })
+        .ok_or_else(|| format!("process {pid} has no segment"))
 }
