@@ -66,7 +66,6 @@ pub fn tenant_id(far: &Far) -> [u8; 16] {
 pub struct Agent<S> {
     far: &'static Far,
     tenant: u64,
-    slabs: usize,
     desk: Desk,
     sealer: Sealer,
     store: S,
@@ -104,7 +103,6 @@ impl<S: Store> Agent<S> {
         Agent {
             far,
             tenant: u64::from_le_bytes(*setup.tenant.first_chunk().expect("8 bytes")),
-            slabs: setup.slabs,
             desk,
             sealer: Sealer::new(&setup.key, setup.tenant),
             store,
@@ -122,7 +120,9 @@ impl<S: Store> Agent<S> {
     pub fn serve(&mut self, mut is_over: impl FnMut() -> bool) {
         while !is_over() {
             let worked = self.turn();
-            self.idle.pause(worked, self.far, || self.store.is_ready());
+            let expects = self.store.expects();
+            self.idle
+                .pause(worked, expects, self.far, || self.store.is_ready());
         }
     }
 
@@ -291,7 +291,7 @@ impl<S: Store> Agent<S> {
                     Status::Ok
                 }
                 Outcome::NoRoom => Status::NoRoom,
-                Outcome::Lost | Outcome::NoCopy => Status::Unreachable,
+                Outcome::Lost | Outcome::NoCopy | Outcome::Away => Status::Unreachable,
             };
             self.finish(id, status);
             return;
@@ -327,8 +327,9 @@ impl<S: Store> Agent<S> {
                     ),
                 );
             }
-            Outcome::NoCopy => {
-                let status = if work.corrupt {
+            Outcome::NoCopy | Outcome::Away => {
+                // A copy that is away may be whole: the last word is not spoken.
+                let status = if work.corrupt && outcome == Outcome::NoCopy {
                     Status::Corrupt
                 } else {
                     Status::Unreachable
@@ -388,11 +389,6 @@ impl<S: Store> Agent<S> {
         if mailbox.complete(from.i, status) {
             futex_wake(mailbox.word(from.i), u32::MAX >> 1);
         }
-    }
-
-    /// Slabs that the tenant may fill.
-    pub fn slabs(&self) -> usize {
-        self.slabs
     }
 }
 

@@ -14,6 +14,9 @@ use std::sync::atomic::Ordering;
 /// Longest sleep. A tenant that forges [`Far::asleep`] delays its own answers by this.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
+/// How long answers over a network are looked for: some round trips.
+const EXPECT: Duration = Duration::from_millis(1);
+
 /// Decides between looking and sleeping.
 #[derive(Debug)]
 pub struct Idle {
@@ -33,14 +36,26 @@ impl Idle {
         }
     }
 
-    /// After a look that found work or not: returns when it is time to look again. `is_ready` is
-    /// asked once the tenant's processes know that the agent sleeps.
-    pub fn pause(&mut self, worked: bool, far: &Far, is_ready: impl FnOnce() -> bool) {
+    /// After a look that found work or not: returns when it is time to look again. With `expects` an
+    /// answer is on its way. `is_ready` is asked once the tenant's processes know that the agent
+    /// sleeps.
+    pub fn pause(
+        &mut self,
+        worked: bool,
+        expects: bool,
+        far: &Far,
+        is_ready: impl FnOnce() -> bool,
+    ) {
         if worked {
             self.last_work = Instant::now();
             return;
         }
-        if self.last_work.elapsed() < self.spin {
+        let spin = if expects {
+            self.spin.max(EXPECT)
+        } else {
+            self.spin
+        };
+        if self.last_work.elapsed() < spin {
             if self.yields {
                 std::thread::yield_now();
             } else {

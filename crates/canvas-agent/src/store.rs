@@ -16,6 +16,8 @@ pub enum Outcome {
     NoRoom,
     /// Read: there are not so many copies.
     NoCopy,
+    /// Read: there are more copies, and none of them can be reached now.
+    Away,
 }
 
 /// What a store reports.
@@ -59,6 +61,10 @@ pub trait Store {
     fn free(&mut self, slab: u32);
     /// Adds what has happened to `events`, and does what is due.
     fn poll(&mut self, events: &mut Vec<Event>);
+    /// Is an answer on its way that takes less time than to sleep and be woken?
+    fn expects(&self) -> bool {
+        false
+    }
     /// Is there something for [`Store::poll`]? Asked before sleeping; whoever makes it true later
     /// wakes the agent.
     fn is_ready(&self) -> bool;

@@ -87,8 +87,8 @@ fn class_of(i: usize) -> usize {
 impl Oracle {
     fn take(&mut self) -> Option<From> {
         let limits = [LIMITS.demands, LIMITS.fetches, LIMITS.writes];
-        for class in 0..3 {
-            if self.ops.iter().filter(|o| o.class == class).count() == limits[class] {
+        for (class, limit) in limits.into_iter().enumerate() {
+            if self.ops.iter().filter(|o| o.class == class).count() == limit {
                 continue;
             }
             // Processes in turn: the one that comes first behind the last.

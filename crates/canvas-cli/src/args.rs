@@ -134,6 +134,16 @@ pub struct RunArgs {
     )]
     pub far_dir: Option<PathBuf>,
 
+    /// How long the agent looks for requests after the last one before it sleeps; 0s saves CPU.
+    #[arg(
+        long,
+        env = "CANVAS_FAR_SPIN",
+        value_name = "TIME",
+        default_value = "50us",
+        hide_env_values = true
+    )]
+    pub far_spin: Span,
+
     /// Hosts that lend memory (`canvas serve`), separated by commas.
     #[arg(
         long = "server",
@@ -257,6 +267,9 @@ pub struct WorkerArgs {
     /// There is a copy on disk.
     #[arg(long)]
     pub disk: bool,
+    /// How long to look for requests after the last one.
+    #[arg(long, default_value = "50us")]
+    pub spin: Span,
 }
 
 /// Flags of `canvas doctor`.

@@ -198,6 +198,7 @@ fn flags(options: &FarOptions) -> Vec<String> {
     for server in &options.servers {
         flags.extend(["--server".to_owned(), server.to_string()]);
     }
+    flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
     flags.extend(["--donors".to_owned(), options.policy.donors.to_string()]);
     if options.policy.disk {
         flags.push("--disk".to_owned());

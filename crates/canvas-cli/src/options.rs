@@ -9,7 +9,7 @@ use canvas_agent::copies::{Policy, SERVERS_MAX};
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
 use canvas_types::PAGE_SIZE;
-use canvas_types::units::{Amount, Size};
+use canvas_types::units::{Amount, Size, Span};
 use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
 
@@ -55,6 +55,8 @@ pub struct FarOptions {
     pub dir: Option<PathBuf>,
     /// Longest that a fault may wait.
     pub wait: Duration,
+    /// How long the agent looks for requests before it sleeps.
+    pub spin: Span,
     /// Hosts that lend memory.
     pub servers: Vec<SocketAddr>,
     /// How many copies, and where.
@@ -175,6 +177,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         slabs: slabs as usize,
         dir: args.far_dir.clone(),
         wait: Duration::from_nanos(args.far_wait.ns),
+        spin: args.far_spin,
     }))
 }
 

@@ -28,8 +28,6 @@ use crate::error::{Failure, say};
 use crate::far::{BACKING_FD, FDS_END, JOURNAL_FD, SEGMENT_FD};
 use crate::sweep::{any_left, release_dead};
 
-/// How long the agent looks for requests after the last one before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
 /// Time between two looks at the tenant's processes, when the runner does not look any more.
 const SWEEP: Duration = Duration::from_millis(500);
 
@@ -75,7 +73,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         tenant,
         key,
         slabs: args.slabs,
-        spin: SPIN,
+        spin: Duration::from_nanos(args.spin.ns),
         say: |line| say(line),
     };
     let mut orphan = Orphan::default();

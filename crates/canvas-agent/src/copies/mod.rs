@@ -98,7 +98,9 @@ struct Op {
     at: Option<usize>,
     /// Read: the disk was tried.
     tried_disk: bool,
-    /// Write: answers that are awaited, donors that have it, what the disk says.
+    /// Write: donors that it was sent to, a bit each; answers that are awaited, donors that have it,
+    /// what the disk says.
+    sent: u64,
     parts: usize,
     donors: usize,
     disk: Option<Outcome>,
@@ -114,6 +116,11 @@ pub struct Copies {
     journal: Journal,
     map: Map,
     ops: HashMap<u32, Op>,
+    /// Writes under way by extent, until their end was handed out: only then does the seal tell that
+    /// the extent is written.
+    writing: HashMap<u32, u32>,
+    /// Extents whose writes have ended since the last look.
+    wrote: Vec<u32>,
     calls: HashMap<u64, (usize, Call)>,
     next_tag: u64,
     /// Slabs being freed: answers that are awaited.
@@ -151,7 +158,7 @@ impl Copies {
                     timeouts: Timeouts {
                         connect: Duration::from_secs(1),
                         handshake: Duration::from_secs(1),
-                        request: Duration::from_millis(500),
+                        request: Duration::from_secs(1),
                     },
                     ..LinkConfig::new(config.key.clone(), client)
                 };
@@ -173,6 +180,8 @@ impl Copies {
             journal,
             map,
             ops: HashMap::new(),
+            writing: HashMap::new(),
+            wrote: Vec::new(),
             calls: HashMap::new(),
             next_tag: 1,
             freeing: HashMap::new(),
@@ -356,7 +365,7 @@ impl Copies {
             .get(&slab)
             .map(|e| e.copies.iter().map(|c| (c.donor, c.handle)).collect())
             .unwrap_or_default();
-        let mut parts = 0;
+        let (mut parts, mut sent_to) = (0, 0);
         for (donor, handle) in copies {
             let request = Request::Write {
                 handle,
@@ -366,12 +375,14 @@ impl Copies {
             let sent = self.donors[donor].is_up() && self.submit(donor, Call::Write(id), &request);
             if sent {
                 parts += 1;
+                sent_to |= 1 << donor;
             } else {
                 self.lacks(slab, donor, within);
             }
         }
         let op = self.ops.get_mut(&id).expect("under way");
         op.parts = parts;
+        op.sent = sent_to;
         match &mut self.disk {
             Some(disk) => {
                 op.parts += 1;
@@ -421,6 +432,16 @@ impl Copies {
             return;
         }
         let op = self.ops.remove(&id).expect("just seen");
+        // A copy that was made meanwhile has not got it.
+        let slab = op.extent / SLAB_EXTENTS as u32;
+        let unsent: Vec<usize> = self.map.get(&slab).map_or_else(Vec::new, |e| {
+            let donors = e.copies.iter().map(|c| c.donor);
+            donors.filter(|d| op.sent & 1 << d == 0).collect()
+        });
+        for donor in unsent {
+            self.lacks(slab, donor, op.extent as usize % SLAB_EXTENTS);
+        }
+        self.wrote.push(op.extent);
         let outcome = match op.disk {
             // The disk's copy is the one that must be; a donor's is made when there is one.
             Some(outcome) => outcome,
@@ -447,13 +468,14 @@ impl Copies {
             let tried = self.ops[&id].tried;
             // One that lacks it, as far as we know, only when there is no other and no disk: it may
             // have it all the same, and cannot deceive the reader.
+            let last_resort = self.disk.is_none() && !self.is_away(slab, within);
             let next = self.map.get(&slab).and_then(|e| {
                 e.copies
                     .iter()
                     .filter(|c| {
                         tried & 1 << c.donor == 0
                             && self.donors[c.donor].is_up()
-                            && (c.has(within) || self.disk.is_none())
+                            && (c.has(within) || last_resort)
                     })
                     .min_by_key(|c| !c.has(within))
                     .map(|c| (c.donor, c.handle))
@@ -483,10 +505,22 @@ impl Copies {
             }
             _ => {
                 self.ops.remove(&id);
-                let outcome = Outcome::NoCopy;
+                let outcome = if self.is_away(slab, within) {
+                    Outcome::Away
+                } else {
+                    Outcome::NoCopy
+                };
                 self.events.push(Event::Ended { id, outcome, block });
             }
         }
+    }
+
+    /// Is there a copy of the extent at a donor that cannot be reached now?
+    fn is_away(&self, slab: u32, within: usize) -> bool {
+        self.map.get(&slab).is_some_and(|e| {
+            let away = |c: &Copy| c.has(within) && !self.donors[c.donor].is_up();
+            e.copies.iter().any(away)
+        })
     }
 
     /// A donor has answered a read, or not.
@@ -850,6 +884,7 @@ impl Copies {
 impl Store for Copies {
     fn write(&mut self, id: u32, extent: u32, block: Block) {
         let slab = extent / SLAB_EXTENTS as u32;
+        *self.writing.entry(extent).or_default() += 1;
         self.ops.insert(
             id,
             Op {
@@ -859,6 +894,7 @@ impl Store for Copies {
                 tried: 0,
                 at: None,
                 tried_disk: false,
+                sent: 0,
                 parts: 0,
                 donors: 0,
                 disk: None,
@@ -891,6 +927,7 @@ impl Store for Copies {
             tried: 0,
             at: None,
             tried_disk: false,
+            sent: 0,
             parts: 0,
             donors: 0,
             disk: None,
@@ -917,6 +954,14 @@ impl Store for Copies {
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         self.watch.take_ready();
+        for extent in std::mem::take(&mut self.wrote) {
+            if let Some(n) = self.writing.get_mut(&extent) {
+                *n -= 1;
+                if *n == 0 {
+                    self.writing.remove(&extent);
+                }
+            }
+        }
         for donor in 0..self.donors.len() {
             self.poll_donor(donor);
         }
@@ -959,6 +1004,10 @@ impl Store for Copies {
             }
         }
         events.append(&mut self.events);
+    }
+
+    fn expects(&self) -> bool {
+        !self.calls.is_empty()
     }
 
     fn is_ready(&self) -> bool {

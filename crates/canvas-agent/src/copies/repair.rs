@@ -78,9 +78,10 @@ impl Copies {
         let far = self.far;
         let mut found = None;
         let mut made_whole = Vec::new();
-        let (repairs, donors) = (&self.repairs, &self.donors);
+        let (repairs, donors, writing) = (&self.repairs, &self.donors, &self.writing);
         let busy = |extent: u32| {
-            repairs.hopeless.contains(&extent)
+            writing.contains_key(&extent)
+                || repairs.hopeless.contains(&extent)
                 || repairs.jobs.iter().flatten().any(|j| j.extent == extent)
         };
         let wraps = self.map.range(from..).chain(self.map.range(..from));
