@@ -36,7 +36,7 @@ use crate::journal::Journal;
 use crate::log::About;
 use crate::store::{Event, Outcome, Store};
 use donor::{Donor, State};
-use map::{Copy, Map, Slab};
+use map::{COPIES_MAX, Copy, Map, Slab};
 use repair::Repairs;
 use watch::Watch;
 
@@ -902,10 +902,16 @@ impl Store for Copies {
         );
         let now = self.now_ns();
         let entry = self.map.entry(slab).or_default();
-        // Without a disk a write with too few copies fails, so look for more now.
-        let short = entry.copies.len() < self.policy.donors;
-        if entry.allocating == 0 && short && now >= entry.again_ns {
-            let missing = self.policy.donors - entry.copies.len();
+        // Without a disk a write with too few copies fails, so a donor that is away is not waited for
+        // here: what is one too many later is given up.
+        let counts = |c: &&Copy| self.disk.is_some() || self.donors[c.donor].is_up();
+        let have = entry.copies.iter().filter(counts).count();
+        let missing = self
+            .policy
+            .donors
+            .saturating_sub(have)
+            .min(COPIES_MAX.saturating_sub(entry.copies.len()));
+        if entry.allocating == 0 && now >= entry.again_ns {
             for _ in 0..missing {
                 self.place(slab);
             }

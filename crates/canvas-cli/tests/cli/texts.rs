@@ -37,11 +37,18 @@ fn section(command: &str) -> &'static str {
 fn expected(command: &str) -> &'static [&'static str] {
     match command {
         "run" => &[
+            "copies",
+            "far",
+            "far-dir",
+            "far-spin",
+            "far-wait",
+            "key-file",
             "local",
             "mode",
             "no-prefetch",
             "pool",
             "require",
+            "server",
             "stats",
             "swap-cache",
             "trace",
