@@ -14,14 +14,11 @@ from lib.values import Values, Zipf
 
 from . import hosts
 
-FAR = "512M"
-
-
-def far_flags(donors, copies, key, run, wait="30s"):
+def far_flags(donors, copies, key, run, wait="30s", far="512M"):
     """Flags of a run whose far memory is at donors."""
     directory = run.path("far")
     os.makedirs(directory, exist_ok=True)
-    return ("--far", FAR, "--far-dir", directory, "--server", donors.flag(), "--copies", copies,
+    return ("--far", far, "--far-dir", directory, "--server", donors.flag(), "--copies", copies,
             "--key-file", key, "--far-wait", wait)
 
 
@@ -48,13 +45,18 @@ class Managed:
                 continue
         return None
 
-    def degraded(self):
-        """Slabs that lack a copy now."""
+    def far_now(self):
+        """Slabs that lack a copy, failovers and corrupt copies so far; None when nobody can say."""
         pid = self.agent()
         if pid is None:
             return None
         r = subprocess.run([self.run.session.far_state, str(pid)], capture_output=True, text=True)
-        return int(r.stdout) if r.returncode == 0 else None
+        return tuple(map(int, r.stdout.split())) if r.returncode == 0 else None
+
+    def degraded(self):
+        """Slabs that lack a copy now."""
+        now = self.far_now()
+        return now and now[0]
 
     def wait_whole(self, timeout_s=30):
         """Waits until every slab has all its copies; seconds that took."""

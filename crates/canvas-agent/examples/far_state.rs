@@ -1,5 +1,6 @@
-//! Prints how many slabs of a run lack a copy now: `far_state PID`, the process number of its agent.
-//! For tests that must not take the next copy away before the last one is made good.
+//! Prints what a run's far memory looks like now: `far_state PID`, the process number of its agent.
+//! Slabs that lack a copy, reads that went to another copy, copies that did not verify. For tests that
+//! must not take the next copy away before the last one is made good.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -26,7 +27,13 @@ fn main() -> ExitCode {
         .and_then(|file| Far::map(&OwnedFd::from(file)).map_err(|e| e.desc().to_owned()))
     {
         Ok(far) => {
-            println!("{}", far.stats.degraded_slabs.load(SeqCst));
+            let s = &far.stats;
+            println!(
+                "{} {} {}",
+                s.degraded_slabs.load(SeqCst),
+                s.failovers.load(SeqCst),
+                s.corrupt.load(SeqCst)
+            );
             ExitCode::SUCCESS
         }
         Err(e) => {

@@ -24,7 +24,7 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::sync::{RawSpin, backoff};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf};
-use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::pool::pool;
 use crate::state::{EPOCH, count};
@@ -44,6 +44,8 @@ static SLAB: AtomicU32 = AtomicU32::new(0);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// No writing before this moment: the last one failed.
 static WRITES_REST_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+/// The last write failed for a reason that may pass by itself.
+static WRITES_MAY_COME_BACK: AtomicBool = AtomicBool::new(false);
 /// Bytes of the pool that are being written.
 static WRITING_BYTES: AtomicI64 = AtomicI64::new(0);
 /// Words that one round of the hand looks at.
@@ -265,7 +267,9 @@ pub fn background_round() -> bool {
     worked
 }
 
-/// The pool is full: waits until something left it. False when nothing will.
+/// The pool is full: waits until something left it. False when nothing will. Donors that are away are
+/// waited for as reads wait for them, pauses between two tries included: one of several may have died,
+/// and its place is taken by another within seconds.
 #[cold]
 pub fn make_room() -> bool {
     let Some(f) = far() else { return false };
@@ -280,10 +284,13 @@ pub fn make_room() -> bool {
         if finish_all() {
             return true;
         }
-        if !under_way || proc::now_ns() - begun > wait_ns {
+        let now = proc::now_ns();
+        let rests = WRITES_MAY_COME_BACK.load(Ordering::Relaxed)
+            && WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > now;
+        if !(under_way || rests) || now - begun > wait_ns {
             return false;
         }
-        proc::sleep_ns(50_000);
+        proc::sleep_ns(if under_way { 50_000 } else { 1_000_000 });
     }
 }
 
@@ -435,6 +442,7 @@ fn finish(i: usize) -> bool {
 fn rest(why: Status) {
     static TOLD_NS: AtomicU64 = AtomicU64::new(0);
     let now = proc::now_ns();
+    WRITES_MAY_COME_BACK.store(why == Status::Unreachable, Ordering::Relaxed);
     WRITES_REST_UNTIL_NS.store(now + REST_NS, Ordering::Relaxed);
     let told = TOLD_NS.load(Ordering::Relaxed);
     if (told == 0 || now > told + 10_000_000_000) && crate::account::take_turn(&TOLD_NS, told, now)

@@ -1,7 +1,7 @@
 //! A donor that lies, for tests: it has the cluster key and speaks the protocol, and answers reads
 //! with something else than what was written.
 //!
-//! `evil_donor --how corrupt|stale|swap|zeros|truncate --when FILE --listen ADDR --key-file FILE`;
+//! `evil_donor --how corrupt|stale|swap|zeros|truncate|version --when FILE --listen ADDR --key-file FILE`;
 //! it lies while FILE exists. Other flags of `canvas serve` are taken and ignored.
 
 use std::collections::HashMap;
@@ -34,6 +34,8 @@ enum How {
     Zeros,
     /// The last 16 bytes are left out.
     Truncate,
+    /// It speaks a version that nobody asked for.
+    Version,
 }
 
 /// An extent: the first version and the newest.
@@ -70,6 +72,7 @@ fn main() -> Result<(), Fail> {
         "swap" => How::Swap,
         "zeros" => How::Zeros,
         "truncate" => How::Truncate,
+        "version" => How::Version,
         other => return Err(format!("--how {other} is none of its ways").into()),
     };
     let mut id = [0; 16];
@@ -153,7 +156,7 @@ impl Donor {
             Request::Hello(hello) => {
                 *client = hello.client_id;
                 say(Answer::Welcome(Welcome {
-                    version: VERSION_MAX,
+                    version: VERSION_MAX + u16::from(self.how == How::Version),
                     lease_ms: hello.lease_ms,
                     donor_id: self.id,
                     slab_bytes: SLAB_BYTES as u64,
@@ -233,6 +236,7 @@ impl Donor {
                         }
                         How::Swap => other()[from..end].to_vec(),
                         How::Zeros => vec![0; data.len()],
+                        How::Version => data.clone(),
                         How::Truncate => data[..data.len().saturating_sub(16)].to_vec(),
                     };
                     if lie != data {

@@ -98,6 +98,8 @@ struct Op {
     at: Option<usize>,
     /// Read: the disk was tried.
     tried_disk: bool,
+    /// When it was asked for.
+    since: Instant,
     /// Write: donors that it was sent to, a bit each; answers that are awaited, donors that have it,
     /// what the disk says.
     sent: u64,
@@ -136,6 +138,8 @@ pub struct Copies {
     degraded: u64,
     /// Reads that went to another copy, since they were last told.
     failovers: u64,
+    /// Reads that wait for a donor to come back.
+    away: Vec<u32>,
 }
 
 impl Copies {
@@ -195,6 +199,7 @@ impl Copies {
             disk_events: Vec::new(),
             degraded: 0,
             failovers: 0,
+            away: Vec::new(),
         })
     }
 
@@ -446,7 +451,7 @@ impl Copies {
             // The disk's copy is the one that must be; a donor's is made when there is one.
             Some(outcome) => outcome,
             None if op.donors >= self.policy.donors => Outcome::Done,
-            None if self.donors.iter().all(Donor::is_up) => Outcome::NoRoom,
+            None if self.no_other_has_room(slab) => Outcome::NoRoom,
             None => Outcome::Lost,
         };
         self.events.push(Event::Ended {
@@ -504,13 +509,34 @@ impl Copies {
                 disk.read(id, extent, range, 0, block);
             }
             _ => {
+                let (away, wait_max) = (self.is_away(slab, within), self.wait_max());
+                let op = self.ops.get_mut(&id).expect("under way");
+                if away && op.since.elapsed() < wait_max {
+                    op.block = Some(block);
+                    self.away.push(id);
+                    return;
+                }
                 self.ops.remove(&id);
-                let outcome = if self.is_away(slab, within) {
-                    Outcome::Away
-                } else {
-                    Outcome::NoCopy
-                };
+                let outcome = if away { Outcome::Away } else { Outcome::NoCopy };
                 self.events.push(Event::Ended { id, outcome, block });
+            }
+        }
+    }
+
+    /// How long the tenant waits for what cannot be reached.
+    fn wait_max(&self) -> Duration {
+        let ms = &self.far.wait_ms_max;
+        Duration::from_millis(ms.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    /// Asks again for what was at donors that were away; those are tried anew.
+    fn retry_away(&mut self) {
+        let donors = self.donors.iter().enumerate();
+        let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
+        for id in std::mem::take(&mut self.away) {
+            if let Some(op) = self.ops.get_mut(&id) {
+                op.tried &= up;
+                self.send_read(id);
             }
         }
     }
@@ -833,6 +859,7 @@ impl Copies {
                 degraded,
             });
         }
+        self.retry_away();
         self.repair();
     }
 
@@ -873,6 +900,16 @@ impl Copies {
         }
     }
 
+    /// All donors are there, and none that could take one more copy of the slab has room.
+    fn no_other_has_room(&self, slab: u32) -> bool {
+        let copies = self.map.get(&slab).map_or(&[][..], |e| &e.copies);
+        copies.len() < self.policy.donors
+            && self.donors.iter().enumerate().all(|(i, d)| {
+                let holds = copies.iter().any(|c| c.donor == i);
+                d.is_up() && (holds || d.pressure || d.free_bytes < SLAB_BYTES as u64)
+            })
+    }
+
     fn no_donor_has_room(&self) -> bool {
         !self
             .donors
@@ -894,6 +931,7 @@ impl Store for Copies {
                 tried: 0,
                 at: None,
                 tried_disk: false,
+                since: Instant::now(),
                 sent: 0,
                 parts: 0,
                 donors: 0,
@@ -933,6 +971,7 @@ impl Store for Copies {
             tried: 0,
             at: None,
             tried_disk: false,
+            since: Instant::now(),
             sent: 0,
             parts: 0,
             donors: 0,
@@ -941,6 +980,7 @@ impl Store for Copies {
         if let Some(before) = before {
             op.tried = before.tried;
             op.tried_disk = before.tried_disk;
+            op.since = before.since;
             if let Some(donor) = before.at {
                 // It answered, and the reader asks again: what it has is not what was written.
                 let (slab, within) = (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS);
@@ -984,7 +1024,10 @@ impl Store for Copies {
                     let Some(op) = self.ops.get_mut(&id) else {
                         continue;
                     };
-                    if op.range.is_some() {
+                    if op.range.is_some() && outcome != Outcome::Done {
+                        op.block = Some(block);
+                        self.send_read(id);
+                    } else if op.range.is_some() {
                         self.events.push(Event::Ended { id, outcome, block });
                     } else {
                         op.parts -= 1;
