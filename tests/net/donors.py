@@ -31,27 +31,26 @@ class Donor:
         self.addr = f"{host.addr}:{PORT}"
         self.state_path = run.path(f"donor{host.number}.json")
         self.log_path = run.path(f"donor{host.number}.log")
-        self.starts = 0
         self.start()
 
     def start(self):
         """Starts, and waits until it listens."""
         argv = [*self.host.prefix(), *hosts.BOUND, *self.program, "--listen", self.addr, "--memory",
                 self.memory, "--key-file", self.key, "--state-json", self.state_path, *self.extra]
-        at = os.path.getsize(self.log_path) if self.starts else 0
-        self.starts += 1
+        at = os.path.getsize(self.log_path) if os.path.exists(self.log_path) else 0
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             start_new_session=True, cwd=self.run.dir)
         end = time.monotonic() + 30
-        while "listening on" not in self.log()[at:]:
+        while "listening on" not in self.log(at):
             if self.process.poll() is not None or time.monotonic() > end:
-                raise Failure(f"donor {self.addr} does not listen:\n{self.log()[at:]}")
+                raise Failure(f"donor {self.addr} does not listen:\n{self.log(at)}")
             time.sleep(0.005)
 
-    def log(self):
-        with open(self.log_path, errors="replace") as f:
-            return f.read()
+    def log(self, at=0):
+        with open(self.log_path, "rb") as f:
+            f.seek(at)
+            return f.read().decode(errors="replace")
 
     def signal(self, sig):
         self.process.send_signal(sig)

@@ -104,8 +104,8 @@ class Host(Namespace):
 
     def go_deaf(self):
         """Half open: it sends, and hears nothing."""
-        self.do("nft", "-f", "-", text="table inet deaf { chain in { type filter hook input priority 0; "
-                                       "iif eth0 drop; } }\n")
+        self.do("nft", "-f", "-", text="table inet deaf {\n chain in {\n"
+                "  type filter hook input priority 0; policy accept;\n  iifname eth0 drop\n }\n}\n")
 
     def hear(self):
         self.do("nft", "delete", "table", "inet", "deaf")

@@ -24,7 +24,7 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::sync::{RawSpin, backoff};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf};
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::pool::pool;
 use crate::state::{EPOCH, count};
@@ -44,8 +44,8 @@ static SLAB: AtomicU32 = AtomicU32::new(0);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// No writing before this moment: the last one failed.
 static WRITES_REST_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-/// The last write failed for a reason that may pass by itself.
-static WRITES_MAY_COME_BACK: AtomicBool = AtomicBool::new(false);
+/// Since when donors or disk do not answer writes; 0 when they do.
+static WRITES_AWAY_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of the pool that are being written.
 static WRITING_BYTES: AtomicI64 = AtomicI64::new(0);
 /// Words that one round of the hand looks at.
@@ -285,7 +285,9 @@ pub fn make_room() -> bool {
             return true;
         }
         let now = proc::now_ns();
-        let rests = WRITES_MAY_COME_BACK.load(Ordering::Relaxed)
+        let away = WRITES_AWAY_SINCE_NS.load(Ordering::Relaxed);
+        let rests = away != 0
+            && now.saturating_sub(away) < wait_ns
             && WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > now;
         if !(under_way || rests) || now - begun > wait_ns {
             return false;
@@ -426,6 +428,9 @@ fn finish(i: usize) -> bool {
         }
     };
     if write {
+        if status == Status::Ok {
+            WRITES_AWAY_SINCE_NS.store(0, Ordering::Relaxed);
+        }
         count(Counter::PagesSunk, done);
         WRITING_BYTES.fetch_sub(job.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
     } else {
@@ -442,7 +447,12 @@ fn finish(i: usize) -> bool {
 fn rest(why: Status) {
     static TOLD_NS: AtomicU64 = AtomicU64::new(0);
     let now = proc::now_ns();
-    WRITES_MAY_COME_BACK.store(why == Status::Unreachable, Ordering::Relaxed);
+    let away = match (why, WRITES_AWAY_SINCE_NS.load(Ordering::Relaxed)) {
+        (Status::Unreachable, 0) => now,
+        (Status::Unreachable, since) => since,
+        _ => 0,
+    };
+    WRITES_AWAY_SINCE_NS.store(away, Ordering::Relaxed);
     WRITES_REST_UNTIL_NS.store(now + REST_NS, Ordering::Relaxed);
     let told = TOLD_NS.load(Ordering::Relaxed);
     if (told == 0 || now > told + 10_000_000_000) && crate::account::take_turn(&TOLD_NS, told, now)

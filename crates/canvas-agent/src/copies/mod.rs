@@ -96,6 +96,8 @@ struct Op {
     /// Read: donors that were tried, a bit each, and the one that is.
     tried: u64,
     at: Option<usize>,
+    /// Read: those of them that have not answered; they may yet.
+    silent: u64,
     /// Read: the disk was tried.
     tried_disk: bool,
     /// When it was asked for.
@@ -499,6 +501,7 @@ impl Copies {
                 op.at = Some(donor);
                 return;
             }
+            op.silent |= 1 << donor;
         }
         let op = self.ops.get_mut(&id).expect("under way");
         op.at = None;
@@ -511,7 +514,8 @@ impl Copies {
             _ => {
                 let (away, wait_max) = (self.is_away(slab, within), self.wait_max());
                 let op = self.ops.get_mut(&id).expect("under way");
-                if away && op.since.elapsed() < wait_max {
+                if (away || op.silent != 0) && op.since.elapsed() < wait_max {
+                    op.tried &= !std::mem::take(&mut op.silent);
                     op.block = Some(block);
                     self.away.push(id);
                     return;
@@ -731,7 +735,14 @@ impl Copies {
     fn answered(&mut self, donor: usize, call: Call, answer: Option<Answer>) {
         match (call, answer) {
             (Call::Read(id), Some(Answer::Data(data))) => self.donor_read(donor, id, Some(data)),
-            (Call::Read(id), _) => self.donor_read(donor, id, None),
+            (Call::Read(id), answer) => {
+                if answer.is_none()
+                    && let Some(op) = self.ops.get_mut(&id)
+                {
+                    op.silent |= 1 << donor;
+                }
+                self.donor_read(donor, id, None);
+            }
             (Call::Write(id), answer) => {
                 let ok = matches!(answer, Some(Answer::Done));
                 self.donor_wrote(donor, id, ok);
@@ -930,6 +941,7 @@ impl Store for Copies {
                 range: None,
                 tried: 0,
                 at: None,
+                silent: 0,
                 tried_disk: false,
                 since: Instant::now(),
                 sent: 0,
@@ -970,6 +982,7 @@ impl Store for Copies {
             range: Some(range),
             tried: 0,
             at: None,
+            silent: 0,
             tried_disk: false,
             since: Instant::now(),
             sent: 0,
@@ -981,6 +994,7 @@ impl Store for Copies {
             op.tried = before.tried;
             op.tried_disk = before.tried_disk;
             op.since = before.since;
+            op.silent = before.silent;
             if let Some(donor) = before.at {
                 // It answered, and the reader asks again: what it has is not what was written.
                 let (slab, within) = (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS);
