@@ -27,6 +27,7 @@ class Donor:
 
     def __init__(self, run, host, key, memory="1G", extra=(), program=None):
         self.run, self.host, self.key, self.memory, self.extra = run, host, key, memory, extra
+        self.has_state = program is None
         self.program = program or [run.session.canvas, "serve", "--reserve", "64M"]
         self.addr = f"{host.addr}:{PORT}"
         self.state_path = run.path(f"donor{host.number}.json")
@@ -45,6 +46,8 @@ class Donor:
         while "listening on" not in self.log(at):
             if self.process.poll() is not None or time.monotonic() > end:
                 raise Failure(f"donor {self.addr} does not listen:\n{self.log(at)}")
+            time.sleep(0.005)
+        while self.has_state and not os.path.exists(self.state_path):
             time.sleep(0.005)
 
     def log(self, at=0):
