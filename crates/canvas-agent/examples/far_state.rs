@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     });
     match open
         .map_err(|e| e.to_string())
-        .and_then(|file| Far::map(&OwnedFd::from(file)).map_err(|e| e.desc().to_owned()))
+        .and_then(|file| Far::map(OwnedFd::from(file)).map_err(|e| e.desc().to_owned()))
     {
         Ok(far) => {
             let s = &far.stats;
