@@ -176,15 +176,16 @@ class Run:
         return argv + ["--"]
 
     def start(self, argv, tag=None, canvas_on=True, env=None, stdin=None, local=None, pool=None,
-              extra=(), cwd=None):
-        """Starts `argv`, under canvas when this run is managed and `canvas_on`."""
+              extra=(), cwd=None, prefix=()):
+        """Starts `argv`, under canvas when this run is managed and `canvas_on`; what `prefix` says
+        comes before canvas itself, and ends in an exec of it."""
         tag = tag or f"p{len(self.children)}"
         argv = [str(a) for a in argv]
         wrapped = self.managed and canvas_on
         stats_path = os.path.join(self.dir, f"{tag}.stats.json")
         if wrapped:
             argv = self.canvas_prefix(stats_path, local, pool, extra) + argv
-        child = procs.Child(self._user_prefix() + argv, self.dir, self._environment(env), tag, stdin)
+        child = procs.Child([*prefix, *self._user_prefix(), *argv], self.dir, self._environment(env), tag, stdin)
         child.wrapped = wrapped
         child.stats_path = stats_path
         child.limit_bytes = local if isinstance(local, int) else (self.limit_bytes or 0)

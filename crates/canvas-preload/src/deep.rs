@@ -39,6 +39,8 @@ static PROC: AtomicUsize = AtomicUsize::new(0);
 static HAND: SpillHand = SpillHand::new();
 /// No writing before this moment: the last one failed.
 static WRITES_REST_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+/// Since when donors or disk do not answer writes; 0 when they do.
+static WRITES_AWAY_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of the pool that are being written.
 static WRITING_BYTES: AtomicI64 = AtomicI64::new(0);
 /// The last write found no room: no slab, a full disk, no answer.
@@ -221,11 +223,15 @@ pub fn idle_ns() -> u64 {
     }
 }
 
-/// The pool is full: waits until something left it. False when nothing will.
+/// The pool is full: waits until something left it. False when nothing will. Donors that are away are
+/// waited for as reads wait for them, pauses between two tries included: one of several may have died,
+/// and its place is taken by another within seconds.
 #[cold]
 pub fn make_room() -> bool {
     /// Pause between two looks.
     const LOOK_NS: u64 = 50_000;
+    /// The same while donors are away.
+    const AWAY_LOOK_NS: u64 = 1_000_000;
     /// How long other processes are waited for, when they have all of the pool.
     const OTHERS_WAIT_NS: u64 = 1_000_000_000;
     let Some(f) = far() else { return false };
@@ -243,15 +249,21 @@ pub fn make_room() -> bool {
         }
         // As much as there are requests for.
         while write_some(f, None) {}
-        let waited_ns = proc::now_ns() - begun;
-        if WRITING_BYTES.load(Ordering::Relaxed) > 0 {
+        let now = proc::now_ns();
+        let waited_ns = now - begun;
+        let under_way = WRITING_BYTES.load(Ordering::Relaxed) > 0;
+        let away = WRITES_AWAY_SINCE_NS.load(Ordering::Relaxed);
+        let rests = away != 0
+            && now.saturating_sub(away) < wait_ns
+            && WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > now;
+        if under_way || rests {
             if waited_ns > wait_ns {
                 return false;
             }
         } else if !account::ask_for_pool() || waited_ns > OTHERS_WAIT_NS {
             return false;
         }
-        proc::sleep_ns(LOOK_NS);
+        proc::sleep_ns(if rests { AWAY_LOOK_NS } else { LOOK_NS });
     }
 }
 
@@ -390,6 +402,7 @@ fn finish(i: usize) -> bool {
     };
     if write {
         if status == Status::Ok {
+            WRITES_AWAY_SINCE_NS.store(0, Ordering::Relaxed);
             NO_ROOM.store(false, Ordering::Relaxed);
         }
         if done > 0 {
@@ -411,6 +424,12 @@ fn finish(i: usize) -> bool {
 fn rest(why: Status) {
     static TOLD_NS: AtomicU64 = AtomicU64::new(0);
     let now = proc::now_ns();
+    let away = match (why, WRITES_AWAY_SINCE_NS.load(Ordering::Relaxed)) {
+        (Status::Unreachable, 0) => now,
+        (Status::Unreachable, since) => since,
+        _ => 0,
+    };
+    WRITES_AWAY_SINCE_NS.store(away, Ordering::Relaxed);
     WRITES_REST_UNTIL_NS.store(now + REST_NS, Ordering::Relaxed);
     NO_ROOM.store(true, Ordering::Relaxed);
     let told = TOLD_NS.load(Ordering::Relaxed);

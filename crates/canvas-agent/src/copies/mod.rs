@@ -14,6 +14,7 @@
 pub mod donor;
 pub mod map;
 mod repair;
+mod upkeep;
 mod watch;
 
 use std::collections::HashMap;
@@ -36,7 +37,7 @@ use crate::journal::Journal;
 use crate::log::About;
 use crate::store::{Event, Outcome, Store};
 use donor::{Donor, State};
-use map::{Copy, Map, Slab};
+use map::{COPIES_MAX, Copy, Map, Slab};
 use repair::Repairs;
 use watch::Watch;
 
@@ -96,8 +97,12 @@ struct Op {
     /// Read: donors that were tried, a bit each, and the one that is.
     tried: u64,
     at: Option<usize>,
+    /// Read: those of them that have not answered; they may yet.
+    silent: u64,
     /// Read: the disk was tried.
     tried_disk: bool,
+    /// When it was asked for.
+    since: Instant,
     /// Write: donors that it was sent to, a bit each; answers that are awaited, donors that have it,
     /// what the disk says.
     sent: u64,
@@ -136,6 +141,8 @@ pub struct Copies {
     degraded: u64,
     /// Reads that went to another copy, since they were last told.
     failovers: u64,
+    /// Reads that wait for a donor to come back.
+    away: Vec<u32>,
 }
 
 impl Copies {
@@ -195,6 +202,7 @@ impl Copies {
             disk_events: Vec::new(),
             degraded: 0,
             failovers: 0,
+            away: Vec::new(),
         })
     }
 
@@ -446,7 +454,7 @@ impl Copies {
             // The disk's copy is the one that must be; a donor's is made when there is one.
             Some(outcome) => outcome,
             None if op.donors >= self.policy.donors => Outcome::Done,
-            None if self.donors.iter().all(Donor::is_up) => Outcome::NoRoom,
+            None if self.no_other_has_room(slab) => Outcome::NoRoom,
             None => Outcome::Lost,
         };
         self.events.push(Event::Ended {
@@ -494,6 +502,7 @@ impl Copies {
                 op.at = Some(donor);
                 return;
             }
+            op.silent |= 1 << donor;
         }
         let op = self.ops.get_mut(&id).expect("under way");
         op.at = None;
@@ -504,13 +513,35 @@ impl Copies {
                 disk.read(id, extent, range, 0, block);
             }
             _ => {
+                let (away, wait_max) = (self.is_away(slab, within), self.wait_max());
+                let op = self.ops.get_mut(&id).expect("under way");
+                if (away || op.silent != 0) && op.since.elapsed() < wait_max {
+                    op.tried &= !std::mem::take(&mut op.silent);
+                    op.block = Some(block);
+                    self.away.push(id);
+                    return;
+                }
                 self.ops.remove(&id);
-                let outcome = if self.is_away(slab, within) {
-                    Outcome::Away
-                } else {
-                    Outcome::NoCopy
-                };
+                let outcome = if away { Outcome::Away } else { Outcome::NoCopy };
                 self.events.push(Event::Ended { id, outcome, block });
+            }
+        }
+    }
+
+    /// How long the tenant waits for what cannot be reached.
+    fn wait_max(&self) -> Duration {
+        let ms = &self.far.wait_ms_max;
+        Duration::from_millis(ms.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    /// Asks again for what was at donors that were away; those are tried anew.
+    fn retry_away(&mut self) {
+        let donors = self.donors.iter().enumerate();
+        let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
+        for id in std::mem::take(&mut self.away) {
+            if let Some(op) = self.ops.get_mut(&id) {
+                op.tried &= up;
+                self.send_read(id);
             }
         }
     }
@@ -705,7 +736,14 @@ impl Copies {
     fn answered(&mut self, donor: usize, call: Call, answer: Option<Answer>) {
         match (call, answer) {
             (Call::Read(id), Some(Answer::Data(data))) => self.donor_read(donor, id, Some(data)),
-            (Call::Read(id), _) => self.donor_read(donor, id, None),
+            (Call::Read(id), answer) => {
+                if answer.is_none()
+                    && let Some(op) = self.ops.get_mut(&id)
+                {
+                    op.silent |= 1 << donor;
+                }
+                self.donor_read(donor, id, None);
+            }
             (Call::Write(id), answer) => {
                 let ok = matches!(answer, Some(Answer::Done));
                 self.donor_wrote(donor, id, ok);
@@ -797,88 +835,6 @@ impl Copies {
             let _ = link.reply(call, reply);
         }
     }
-
-    fn tick(&mut self) {
-        for donor in 0..self.donors.len() {
-            let d = &mut self.donors[donor];
-            if d.is_up() && d.pinged.elapsed() >= d.ping_every {
-                d.pinged = Instant::now();
-                self.submit(donor, Call::Ping, &Request::Ping);
-            }
-        }
-        let (now, want) = (self.now_ns(), self.policy.donors);
-        let slabs: Vec<u32> = self.map.keys().copied().collect();
-        let mut degraded = 0;
-        for slab in slabs {
-            let entry = &self.map[&slab];
-            let whole = |c: &&Copy| {
-                c.leaving.is_none() && c.missing.is_none() && self.donors[c.donor].is_up()
-            };
-            let whole = entry.copies.iter().filter(whole).count();
-            if whole < want {
-                degraded += 1;
-            }
-            if self.good(entry) < want && entry.allocating == 0 && now >= entry.again_ns {
-                self.place(slab);
-            }
-            self.let_go(slab, whole >= want, now);
-        }
-        let repaired = std::mem::take(&mut self.repairs.done);
-        let failovers = std::mem::take(&mut self.failovers);
-        if repaired > 0 || failovers > 0 || degraded != self.degraded {
-            self.degraded = degraded;
-            self.events.push(Event::Health {
-                repaired,
-                failovers,
-                degraded,
-            });
-        }
-        self.repair();
-    }
-
-    /// Gives copies up that their donors want back, or that are one too many, when enough others are
-    /// whole.
-    fn let_go(&mut self, slab: u32, enough: bool, now: u64) {
-        let Some(entry) = self.map.get(&slab) else {
-            return;
-        };
-        let over = entry.copies.iter().find_map(|c| {
-            let (call, until) = c.leaving?;
-            let moved = enough || self.disk.is_some() && self.no_donor_has_room();
-            (moved || now >= until).then_some((c.donor, c.handle, Some(call)))
-        });
-        let surplus = || {
-            let more = enough && entry.copies.len() > self.policy.donors;
-            let worst = entry
-                .copies
-                .iter()
-                .filter(|c| c.leaving.is_none())
-                .max_by_key(|c| (!self.donors[c.donor].is_up(), c.missing.is_some()))?;
-            more.then_some((worst.donor, worst.handle, None))
-        };
-        let Some((donor, handle, call)) = over.or_else(surplus) else {
-            return;
-        };
-        if let Some(entry) = self.map.get_mut(&slab) {
-            entry.copies.retain(|c| c.donor != donor);
-        }
-        self.save(slab);
-        match call {
-            Some(call) => self.reply(donor, call, &Reply::EvictDone { handle }),
-            None if self.donors[donor].is_up() => {
-                self.submit(donor, Call::Garbage, &Request::Free { handle });
-            }
-            // It is asked what it holds when it comes back.
-            None => {}
-        }
-    }
-
-    fn no_donor_has_room(&self) -> bool {
-        !self
-            .donors
-            .iter()
-            .any(|d| d.is_up() && !d.pressure && d.free_bytes >= SLAB_BYTES as u64)
-    }
 }
 
 impl Store for Copies {
@@ -893,7 +849,9 @@ impl Store for Copies {
                 range: None,
                 tried: 0,
                 at: None,
+                silent: 0,
                 tried_disk: false,
+                since: Instant::now(),
                 sent: 0,
                 parts: 0,
                 donors: 0,
@@ -902,10 +860,16 @@ impl Store for Copies {
         );
         let now = self.now_ns();
         let entry = self.map.entry(slab).or_default();
-        // Without a disk a write with too few copies fails, so look for more now.
-        let short = entry.copies.len() < self.policy.donors;
-        if entry.allocating == 0 && short && now >= entry.again_ns {
-            let missing = self.policy.donors - entry.copies.len();
+        // Without a disk a write with too few copies fails, so a donor that is away is not waited for
+        // here: what is one too many later is given up.
+        let counts = |c: &&Copy| self.disk.is_some() || self.donors[c.donor].is_up();
+        let have = entry.copies.iter().filter(counts).count();
+        let missing = self
+            .policy
+            .donors
+            .saturating_sub(have)
+            .min(COPIES_MAX.saturating_sub(entry.copies.len()));
+        if entry.allocating == 0 && now >= entry.again_ns {
             for _ in 0..missing {
                 self.place(slab);
             }
@@ -926,7 +890,9 @@ impl Store for Copies {
             range: Some(range),
             tried: 0,
             at: None,
+            silent: 0,
             tried_disk: false,
+            since: Instant::now(),
             sent: 0,
             parts: 0,
             donors: 0,
@@ -935,6 +901,8 @@ impl Store for Copies {
         if let Some(before) = before {
             op.tried = before.tried;
             op.tried_disk = before.tried_disk;
+            op.since = before.since;
+            op.silent = before.silent;
             if let Some(donor) = before.at {
                 // It answered, and the reader asks again: what it has is not what was written.
                 let (slab, within) = (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS);
@@ -978,7 +946,10 @@ impl Store for Copies {
                     let Some(op) = self.ops.get_mut(&id) else {
                         continue;
                     };
-                    if op.range.is_some() {
+                    if op.range.is_some() && outcome != Outcome::Done {
+                        op.block = Some(block);
+                        self.send_read(id);
+                    } else if op.range.is_some() {
                         self.events.push(Event::Ended { id, outcome, block });
                     } else {
                         op.parts -= 1;

@@ -237,7 +237,16 @@ fn an_agent_that_takes_over_finds_the_donors_copies() {
 #[test]
 fn with_no_other_copy_a_dead_donor_is_told() {
     let ([a], servers) = donors();
-    let flags = ["--far", "64M", "--server", &servers, "--copies", "none"];
+    let flags = [
+        "--far",
+        "64M",
+        "--server",
+        &servers,
+        "--copies",
+        "none",
+        "--far-wait",
+        "1s",
+    ];
     let mut run = Run::start("lost", &flags);
     run.wait_for("ready");
     kill(a.child.id());
