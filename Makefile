@@ -13,7 +13,7 @@ DEMO_PACKAGES := redis-server redis-tools python3
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
-.PHONY: help build install uninstall demo test test-unit test-interleavings test-e2e test-slow \
+.PHONY: help build install uninstall demo test test-unit test-interleavings test-e2e test-slow sim \
 	bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
@@ -65,7 +65,12 @@ test-e2e: ## Real and hostile programs under canvas, small sizes
 
 test-slow: deps-test build ## The long tests: all programs, all modes, 10^7 steps of the page model
 	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-pager --test page_model
+	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
+	$(CARGO) run --locked --release --package canvas-sim -- --full
 	tests/run --suite slow --canvas $(CANVAS)
+
+sim: ## Simulate pools of many hosts and print their figures (docs/SIMULATION.md)
+	$(CARGO) run --locked --release --package canvas-sim
 
 bench: deps-test build ## The pager's targets against zram and plain runs (docs/TARGETS.md)
 	@mkdir -p bench/results

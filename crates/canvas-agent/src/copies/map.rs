@@ -1,6 +1,6 @@
 //! Which donors hold which slab, and what is missing there. Pure, but for the seals it is shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_wire::DonorId;
@@ -146,6 +146,40 @@ impl Slab {
 /// All slabs that were ever written and not freed.
 pub type Map = BTreeMap<u32, Slab>;
 
+/// Forgets copies at a donor; the slabs that had them.
+pub fn forget(map: &mut Map, donor: usize, gone: impl Fn(&Copy) -> bool) -> Vec<u32> {
+    let mut changed = Vec::new();
+    for (slab, entry) in map {
+        let before = entry.copies.len();
+        entry.copies.retain(|c| c.donor != donor || !gone(c));
+        if entry.copies.len() != before {
+            changed.push(*slab);
+        }
+    }
+    changed
+}
+
+/// There is a new connection to a donor, and this run of it: what an earlier run lent is gone, and what
+/// it wanted back over the old connection it calls for again, before it says what it holds. The slabs
+/// that had a copy there.
+pub fn connected(map: &mut Map, donor: usize, run: DonorId) -> Vec<u32> {
+    for copy in map.values_mut().filter_map(|e| e.at(donor)) {
+        copy.leaving = None;
+    }
+    forget(map, donor, |copy| copy.run != run)
+}
+
+/// A donor says which handles it holds: the slabs that had a copy there and have none any more, and
+/// handles that it holds for nothing.
+pub fn listed(map: &mut Map, donor: usize, held: &[u64]) -> (Vec<u32>, Vec<u64>) {
+    let holds: HashSet<u64> = held.iter().copied().collect();
+    let changed = forget(map, donor, |copy| !holds.contains(&copy.handle));
+    let copies = map.values_mut().filter_map(|e| e.at(donor));
+    let known: HashSet<u64> = copies.map(|c| c.handle).collect();
+    let garbage = held.iter().copied().filter(|h| !known.contains(h));
+    (changed, garbage.collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,6 +208,28 @@ mod tests {
         assert_eq!(again.copies, slab.copies);
         assert_eq!(Slab::default().line(), [0; LINE_BYTES]);
         assert!(Slab::from_line(&[0; LINE_BYTES]).copies.is_empty());
+    }
+
+    /// The donor calls for what is leaving as soon as it is connected, so before it lists what it has.
+    #[test]
+    fn a_call_between_connection_and_list_is_kept() {
+        let leaving = |handle| Copy {
+            handle,
+            leaving: Some((1, 100)),
+            ..copy(2)
+        };
+        let mut map = Map::new();
+        for (slab, handle) in [(0, 7), (1, 8), (2, 9)] {
+            let entry: &mut Slab = map.entry(slab).or_default();
+            entry.copies = vec![copy(0), leaving(handle)];
+        }
+        assert!(connected(&mut map, 2, [2; 16]).is_empty());
+        assert!(map.values_mut().all(|e| e.at(2).unwrap().leaving.is_none()));
+        map.get_mut(&1).unwrap().at(2).unwrap().leaving = Some((5, 200));
+        assert_eq!(listed(&mut map, 2, &[8, 9, 40]), (vec![0], vec![40]));
+        assert_eq!(map[&1].copies[1].leaving, Some((5, 200)));
+        assert_eq!(map[&0].copies, [copy(0)]);
+        assert_eq!(connected(&mut map, 2, [3; 16]), [1, 2]);
     }
 
     #[test]

@@ -24,6 +24,10 @@ use std::time::{Duration, Instant};
 
 use canvas_link::{Completion, Completions, LinkConfig, SubmitError, Timeouts};
 use canvas_place::choose::{Candidate, choose};
+pub use canvas_place::copies::Policy;
+use canvas_place::copies::{
+    AGAIN_NS, GRACE_NS, Held, Source, TICK_NS, counting, is_away, is_durable, read_next,
+};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLAB_EXTENTS};
 use canvas_wire::error::ErrorCode;
@@ -41,12 +45,8 @@ use map::{COPIES_MAX, Copy, Map, Slab};
 use repair::Repairs;
 use watch::Watch;
 
-/// A donor that is away is waited for so long before its slabs are copied elsewhere.
-const GRACE: Duration = Duration::from_secs(2);
-/// Time between two looks at everything.
-const TICK: Duration = Duration::from_millis(20);
-/// Before a donor that had no room is asked again, and before a slab is placed again.
-const AGAIN_NS: u64 = 500_000_000;
+const GRACE: Duration = Duration::from_nanos(GRACE_NS);
+const TICK: Duration = Duration::from_nanos(TICK_NS);
 /// Lease that is asked for: a donor that hears nothing so long frees our slabs.
 const LEASE_MS: u32 = 30_000;
 /// Operations of ours on the disk have numbers from here on.
@@ -54,15 +54,6 @@ const OURS: u32 = 1 << 31;
 
 /// Donors of one tenant at most.
 pub const SERVERS_MAX: usize = 64;
-
-/// How many copies there are to be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Policy {
-    /// At donors.
-    pub donors: usize,
-    /// On the disk of this host.
-    pub disk: bool,
-}
 
 /// What [`Copies`] needs to know.
 pub struct Config {
@@ -292,13 +283,25 @@ impl Copies {
         true
     }
 
-    /// Copies of the slab that count: they are not about to go, and their donor may serve.
-    fn good(&self, entry: &Slab) -> usize {
-        entry
-            .copies
-            .iter()
-            .filter(|c| c.leaving.is_none() && self.donors[c.donor].may_serve(GRACE))
-            .count()
+    /// The slab's copies, as decisions see them.
+    fn held(&self, entry: &Slab) -> Vec<Held> {
+        let see = |c: &Copy| Held {
+            donor: c.donor,
+            up: self.donors[c.donor].is_up(),
+            may_serve: self.donors[c.donor].may_serve(GRACE),
+            whole: c.missing.is_none(),
+            leaving_until_ns: c.leaving.map(|(_, until)| until),
+        };
+        entry.copies.iter().map(see).collect()
+    }
+
+    /// The copies of an extent of it.
+    fn sources(&self, entry: &Slab, within: usize) -> impl Iterator<Item = Source> {
+        entry.copies.iter().map(move |c| Source {
+            donor: c.donor,
+            up: self.donors[c.donor].is_up(),
+            has: c.has(within),
+        })
     }
 
     /// The answer to a request for a copy.
@@ -332,7 +335,7 @@ impl Copies {
         let short = |s: &Copies| {
             s.map
                 .get(&slab)
-                .is_some_and(|e| s.good(e) < s.policy.donors)
+                .is_some_and(|e| counting(&s.held(e)) < s.policy.donors)
         };
         if handle.is_none() && short(self) {
             self.place(slab);
@@ -450,10 +453,10 @@ impl Copies {
             self.lacks(slab, donor, op.extent as usize % SLAB_EXTENTS);
         }
         self.wrote.push(op.extent);
+        let on_disk = op.disk.map(|outcome| outcome == Outcome::Done);
         let outcome = match op.disk {
-            // The disk's copy is the one that must be; a donor's is made when there is one.
+            _ if is_durable(self.policy, op.donors, on_disk) => Outcome::Done,
             Some(outcome) => outcome,
-            None if op.donors >= self.policy.donors => Outcome::Done,
             None if self.no_other_has_room(slab) => Outcome::NoRoom,
             None => Outcome::Lost,
         };
@@ -478,15 +481,9 @@ impl Copies {
             // have it all the same, and cannot deceive the reader.
             let last_resort = self.disk.is_none() && !self.is_away(slab, within);
             let next = self.map.get(&slab).and_then(|e| {
-                e.copies
-                    .iter()
-                    .filter(|c| {
-                        tried & 1 << c.donor == 0
-                            && self.donors[c.donor].is_up()
-                            && (c.has(within) || last_resort)
-                    })
-                    .min_by_key(|c| !c.has(within))
-                    .map(|c| (c.donor, c.handle))
+                let donor = read_next(self.sources(e, within), tried, last_resort)?;
+                let copy = e.copies.iter().find(|c| c.donor == donor)?;
+                Some((donor, copy.handle))
             });
             let Some((donor, handle)) = next else {
                 break;
@@ -548,10 +545,8 @@ impl Copies {
 
     /// Is there a copy of the extent at a donor that cannot be reached now?
     fn is_away(&self, slab: u32, within: usize) -> bool {
-        self.map.get(&slab).is_some_and(|e| {
-            let away = |c: &Copy| c.has(within) && !self.donors[c.donor].is_up();
-            e.copies.iter().any(away)
-        })
+        let entry = self.map.get(&slab);
+        entry.is_some_and(|e| is_away(self.sources(e, within)))
     }
 
     /// A donor has answered a read, or not.
@@ -684,43 +679,22 @@ impl Copies {
     /// nothing is freed.
     fn connected(&mut self, donor: usize) {
         let run = self.donors[donor].run;
-        self.forget(donor, |copy| Some(copy.run) != run);
-        self.submit(donor, Call::List, &Request::List { after: 0 });
-    }
-
-    /// Forgets copies at a donor.
-    fn forget(&mut self, donor: usize, gone: impl Fn(&Copy) -> bool) {
-        let mut changed = Vec::new();
-        for (slab, entry) in &mut self.map {
-            let before = entry.copies.len();
-            entry.copies.retain(|c| c.donor != donor || !gone(c));
-            if entry.copies.len() != before {
-                changed.push(*slab);
+        if let Some(run) = run {
+            for slab in map::connected(&mut self.map, donor, run) {
+                self.save(slab);
             }
         }
-        for slab in changed {
-            self.save(slab);
-        }
+        self.submit(donor, Call::List, &Request::List { after: 0 });
     }
 
     fn listed(&mut self, donor: usize) {
         let held = std::mem::take(&mut self.donors[donor].listed);
-        self.forget(donor, |copy| !held.contains(&copy.handle));
-        let known: std::collections::HashSet<u64> = self
-            .map
-            .values()
-            .flat_map(|e| &e.copies)
-            .filter(|c| c.donor == donor)
-            .map(|c| c.handle)
-            .collect();
-        for handle in held.into_iter().filter(|h| !known.contains(h)) {
-            self.submit(donor, Call::Garbage, &Request::Free { handle });
+        let (changed, garbage) = map::listed(&mut self.map, donor, &held);
+        for slab in changed {
+            self.save(slab);
         }
-        // A call of the donor's died with the connection; it will call again.
-        for entry in self.map.values_mut() {
-            if let Some(copy) = entry.at(donor) {
-                copy.leaving = None;
-            }
+        for handle in garbage {
+            self.submit(donor, Call::Garbage, &Request::Free { handle });
         }
         self.donors[donor].state = State::Up;
         if std::mem::take(&mut self.donors[donor].told) {

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use canvas_place::copies::{REPAIRS, repair_from};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
@@ -12,8 +13,7 @@ use super::{Call, Copies, OURS};
 use crate::block::Block;
 use crate::store::{Outcome, Store};
 
-/// Extents that are repaired at one time.
-const SLOTS: usize = 4;
+const SLOTS: usize = REPAIRS;
 const WHOLE: Range<usize> = 0..EXTENT_BYTES;
 
 struct Job {
@@ -131,20 +131,20 @@ impl Copies {
 
     /// Reads the extent from the next copy that may have it.
     fn read_for_repair(&mut self, slot: usize) {
-        let Some(job) = &mut self.repairs.jobs[slot] else {
+        let Some(job) = &self.repairs.jobs[slot] else {
             return;
         };
         let (extent, tried) = (job.extent, job.tried);
         let slab = extent / SLAB_EXTENTS as u32;
         let within = extent as usize % SLAB_EXTENTS;
         let source = self.map.get(&slab).and_then(|e| {
-            e.copies
-                .iter()
-                .find(|c| {
-                    tried & 1 << c.donor == 0 && c.has(within) && self.donors[c.donor].is_up()
-                })
-                .map(|c| (c.donor, c.handle))
+            let donor = repair_from(self.sources(e, within), tried)?;
+            let copy = e.copies.iter().find(|c| c.donor == donor)?;
+            Some((donor, copy.handle))
         });
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
         if let Some((donor, handle)) = source {
             job.tried |= 1 << donor;
             let range = canvas_wire::frame::Range {

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
+use canvas_place::copies::{GiveUp, counting, give_up, whole};
 use canvas_shm::far::SLAB_BYTES;
 use canvas_wire::frame::{Reply, Request};
 
-use super::map::Copy;
 use super::{Call, Copies};
 use crate::store::Event;
 
@@ -25,17 +25,14 @@ impl Copies {
         let mut degraded = 0;
         for slab in slabs {
             let entry = &self.map[&slab];
-            let whole = |c: &&Copy| {
-                c.leaving.is_none() && c.missing.is_none() && self.donors[c.donor].is_up()
-            };
-            let whole = entry.copies.iter().filter(whole).count();
-            if whole < want {
+            let held = self.held(entry);
+            if whole(&held) < want {
                 degraded += 1;
             }
-            if self.good(entry) < want && entry.allocating == 0 && now >= entry.again_ns {
+            if counting(&held) < want && entry.allocating == 0 && now >= entry.again_ns {
                 self.place(slab);
             }
-            self.let_go(slab, whole >= want, now);
+            self.let_go(slab, now);
         }
         let repaired = std::mem::take(&mut self.repairs.done);
         let failovers = std::mem::take(&mut self.failovers);
@@ -51,29 +48,20 @@ impl Copies {
         self.repair();
     }
 
-    /// Gives copies up that their donors want back, or that are one too many, when enough others are
-    /// whole.
-    fn let_go(&mut self, slab: u32, enough: bool, now: u64) {
+    /// Gives a copy up that its donor wants back, or that is one too many.
+    fn let_go(&mut self, slab: u32, now: u64) {
         let Some(entry) = self.map.get(&slab) else {
             return;
         };
-        let over = entry.copies.iter().find_map(|c| {
-            let (call, until) = c.leaving?;
-            let moved = enough || self.disk.is_some() && self.no_donor_has_room();
-            (moved || now >= until).then_some((c.donor, c.handle, Some(call)))
-        });
-        let surplus = || {
-            let more = enough && entry.copies.len() > self.policy.donors;
-            let worst = entry
-                .copies
-                .iter()
-                .filter(|c| c.leaving.is_none())
-                .max_by_key(|c| (!self.donors[c.donor].is_up(), c.missing.is_some()))?;
-            more.then_some((worst.donor, worst.handle, None))
-        };
-        let Some((donor, handle, call)) = over.or_else(surplus) else {
+        let room = !self.no_donor_has_room();
+        let given = give_up(&self.held(entry), self.policy, room, now);
+        let Some(GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given else {
             return;
         };
+        let Some(copy) = entry.copies.iter().find(|c| c.donor == donor) else {
+            return;
+        };
+        let (handle, call) = (copy.handle, copy.leaving.map(|(call, _)| call));
         if let Some(entry) = self.map.get_mut(&slab) {
             entry.copies.retain(|c| c.donor != donor);
         }
