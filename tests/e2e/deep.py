@@ -49,7 +49,7 @@ def wait_for_agent(r, child, not_pid=None):
     return None
 
 
-@check("deep-limit", timeout_s=90, **hostile.C)
+@check("deep-limit", slow_only=True, timeout_s=90, **hostile.C)
 def deep_limit(r):
     """--pool and --far used up: mmap says ENOMEM, everything is right, freed memory can be had again."""
     if not r.managed:
@@ -68,7 +68,7 @@ def deep_limit(r):
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
 
 
-@check("deep-agent-killed", timeout_s=150, **hostile.C)
+@check("deep-agent-killed", slow_only=True, timeout_s=150, **hostile.C)
 def agent_killed(r):
     """The agent is killed again and again: the next one adopts everything, and every byte is right."""
     if not r.managed:
@@ -95,7 +95,7 @@ def agent_killed(r):
     r.note(f"{kills} kills; {canvas.summary(stats)}")
 
 
-@check("deep-agent-stopped", timeout_s=90, **hostile.C)
+@check("deep-agent-stopped", slow_only=True, timeout_s=90, **hostile.C)
 def agent_stopped(r):
     """The agent hangs: a page that cannot be had in time is SIGBUS with a reason, never zeros."""
     if not r.managed:

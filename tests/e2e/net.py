@@ -53,6 +53,7 @@ def net_check(name, **o):
             r.session.far_state = example("canvas-agent", "far_state")
             fn(r)
 
+        o.setdefault("slow_only", True)
         check(name, modes=o.pop("modes", ("signal",)), needs=net_missing, **o)(body)
         return fn
 
@@ -222,7 +223,7 @@ def faults(r, copies):
 
 for _copies in COPIES:
     net_check(f"net-kills-{_copies}", timeout_s=240)(functools.partial(kills, copies=_copies))
-    net_check(f"net-faults-{_copies}", timeout_s=120, slow_only=_copies != "2")(
+    net_check(f"net-faults-{_copies}", timeout_s=120)(
         functools.partial(faults, copies=_copies))
 
 

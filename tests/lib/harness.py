@@ -99,7 +99,7 @@ def check(name, **o):
     return wrap
 
 
-def deep(name, percent=12, **o):
+def deep(name, percent=12, slow_only=True, **o):
     """Registers the program test `name` once more, as `deep-NAME`: with a pool of `percent` of the
     footprint and far memory below it. Options change those of the original."""
     base = next(t for t in REGISTRY if t.name == name)
@@ -107,7 +107,7 @@ def deep(name, percent=12, **o):
             ("modes", "shares", "normal", "slow_only", "as_user", "timeout_s", "paged", "needs", "env",
              "footprint_mib")}
     REGISTRY.append(Test(f"deep-{name}", base.fn, program=True, deep_percent=percent, reference=name,
-                         **{**kept, **o}))
+                         **{**kept, "slow_only": slow_only, **o}))
 
 
 class Run:
