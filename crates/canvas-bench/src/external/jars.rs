@@ -120,7 +120,7 @@ pub fn prepare(place: &Place) -> Result<(), String> {
         files::make_dir(&jars)?;
         files::make_dir(&sources)?;
         files::write(&dir.join("pom.xml"), POM.as_bytes())?;
-        let mvn = tools::find("mvn").ok_or_else(|| tools::not_installed("mvn", "maven"))?;
+        let mvn = tools::need("mvn", "maven")?;
         files::run(
             Command::new(mvn)
                 .env("JAVA_HOME", &java)

@@ -6,6 +6,7 @@ use std::process::Command;
 use super::files;
 use super::python;
 use super::tools;
+use super::ycsb;
 use super::{patience_s, scaled};
 use crate::workload::{Argv, Place, Plan, Workload};
 
@@ -117,10 +118,7 @@ impl Workload for RedisBenchmark {
     }
 
     fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
-        let program = |name, package| {
-            let found = tools::find(name).ok_or_else(|| tools::not_installed(name, package));
-            found.map(|p| python::text(&p))
-        };
+        let program = |name, package| tools::need(name, package).map(|p| python::text(&p));
         let port = tools::free_port()?;
         let client = vec![
             program("python3", "python3")?,
@@ -129,28 +127,8 @@ impl Workload for RedisBenchmark {
             port.to_string(),
             scaled(place, 300_000, 2_000).to_string(),
         ];
-        let port = port.to_string();
-        let scratch = python::text(&place.scratch);
-        let server = [
-            &program("redis-server", "redis-server")?,
-            "--bind",
-            "127.0.0.1",
-            "--port",
-            &port,
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--daemonize",
-            "no",
-            "--dir",
-            &scratch,
-        ];
         Ok(Plan::Server {
-            server: Argv {
-                argv: server.map(String::from).into(),
-                env: vec![],
-            },
+            server: ycsb::redis_server(place, port)?,
             socket: format!("127.0.0.1:{port}"),
             clients: vec![Argv {
                 argv: client,
@@ -185,7 +163,7 @@ impl Workload for StartUp {
     }
 
     fn plan(&self, _: &Place, _run: u32) -> Result<Plan, String> {
-        let echo = tools::find("echo").ok_or_else(|| tools::not_installed("echo", "coreutils"))?;
+        let echo = tools::need("echo", "coreutils")?;
         Ok(Plan::Program(Argv {
             argv: vec![python::text(&echo), r#"{"answer":"started"}"#.into()],
             env: vec![],

@@ -27,13 +27,18 @@ pub fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// Says that a program is not there, and which Debian package has it.
-pub fn not_installed(name: &str, package: &str) -> String {
+fn not_installed(name: &str, package: &str) -> String {
     format!("{name} is not installed: install it (Debian's package {package})")
+}
+
+/// A program, or the sentence that it is not there.
+pub fn need(name: &str, package: &str) -> Result<PathBuf, String> {
+    find(name).ok_or_else(|| not_installed(name, package))
 }
 
 /// A sentence when a program is not there.
 pub fn missing(name: &str, package: &str) -> Option<String> {
-    find(name).is_none().then(|| not_installed(name, package))
+    need(name, package).err()
 }
 
 /// Home of a Java whose version lies in `versions`, with a compiler when one is needed: JAVA_HOME,

@@ -200,8 +200,7 @@ impl Ycsb {
                 Store::Memcached => "canvasbench.MemcachedRecords",
             },
         );
-        let python =
-            tools::find("python3").ok_or_else(|| tools::not_installed("python3", "python3"))?;
+        let python = tools::need("python3", "python3")?;
         let mut argv = vec![
             python::text(&python),
             python::text(&python::script(place, "ycsb.py")),
@@ -234,53 +233,37 @@ impl Ycsb {
     }
 
     fn server(&self, place: &Place, port: u16) -> Result<Argv, String> {
-        let (name, package) = self.program();
-        let server = tools::find(name).ok_or_else(|| tools::not_installed(name, package))?;
-        let mut argv = vec![python::text(&server)];
-        let port = port.to_string();
         match self.store {
-            Store::Redis => {
-                let scratch = python::text(&place.scratch);
-                let rest = [
-                    "--bind",
-                    "127.0.0.1",
-                    "--port",
-                    &port,
-                    "--save",
-                    "",
-                    "--appendonly",
-                    "no",
-                    "--daemonize",
-                    "no",
-                    "--dir",
-                    &scratch,
-                ];
-                argv.extend(rest.map(String::from));
-            }
-            Store::Memcached => {
-                if geteuid().is_root() {
-                    // It refuses to be root.
-                    argv.extend(["-u".into(), "nobody".into()]);
-                }
-                // Room for all records and those that are inserted, and an error (-M) instead of
-                // a record thrown away when there is none.
-                let mib = (64 + self.records(place) / 256).to_string();
-                let rest = [
-                    "-l",
-                    "127.0.0.1",
-                    "-p",
-                    &port,
-                    "-U",
-                    "0",
-                    "-t",
-                    "4",
-                    "-M",
-                    "-m",
-                    &mib,
-                ];
-                argv.extend(rest.map(String::from));
-            }
+            Store::Redis => redis_server(place, port),
+            Store::Memcached => self.memcached(place, port),
         }
+    }
+
+    fn memcached(&self, place: &Place, port: u16) -> Result<Argv, String> {
+        let (name, package) = self.program();
+        let mut argv = vec![python::text(&tools::need(name, package)?)];
+        if geteuid().is_root() {
+            // It refuses to be root.
+            argv.extend(["-u".into(), "nobody".into()]);
+        }
+        let port = port.to_string();
+        // Room for all records and those that are inserted, and an error (-M) instead of a record
+        // thrown away when there is none.
+        let mib = (64 + self.records(place) / 256).to_string();
+        let rest = [
+            "-l",
+            "127.0.0.1",
+            "-p",
+            &port,
+            "-U",
+            "0",
+            "-t",
+            "4",
+            "-M",
+            "-m",
+            &mib,
+        ];
+        argv.extend(rest.map(String::from));
         Ok(Argv { argv, env: vec![] })
     }
 
@@ -291,6 +274,32 @@ impl Ycsb {
             Store::Memcached => ("memcached", "memcached"),
         }
     }
+}
+
+/// A redis that keeps everything in memory, and its files, if any, in the scratch directory.
+pub fn redis_server(place: &Place, port: u16) -> Result<Argv, String> {
+    let server = python::text(&tools::need("redis-server", "redis-server")?);
+    let port = port.to_string();
+    let scratch = python::text(&place.scratch);
+    let argv = [
+        &server,
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        &port,
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--daemonize",
+        "no",
+        "--dir",
+        &scratch,
+    ];
+    Ok(Argv {
+        argv: argv.map(String::from).into(),
+        env: vec![],
+    })
 }
 
 impl Workload for Ycsb {
