@@ -510,7 +510,7 @@ fn scale(text: &str) -> Result<f64, &'static str> {
 fn time(text: &str) -> Result<Duration, String> {
     const WEEK: Duration = Duration::from_secs(7 * 86400);
     let span: Span = text.parse().map_err(|e: UnitError| e.to_string())?;
-    let time = Duration::from_nanos(span.ns);
+    let time = Duration::from(span);
     if (Duration::from_secs(1)..=WEEK).contains(&time) {
         Ok(time)
     } else {

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use canvas_server::{Config, Server};
 use canvas_types::exit;
-use canvas_types::units::Span;
 use canvas_wire::key::ClusterKey;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,10 +16,6 @@ use crate::error::{Failure, say};
 
 /// Time between two looks at how far the draining is.
 const DRAIN_TICK_MS: u16 = 20;
-
-fn duration(span: Span) -> Duration {
-    Duration::from_nanos(span.ns)
-}
 
 /// Runs the server until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
@@ -41,9 +36,9 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         memory_bytes: args.memory.bytes,
         reserve_bytes: args.reserve.map(|s| s.bytes),
         key,
-        lease: duration(args.lease),
-        evict_within: duration(args.evict_within),
-        spin: duration(args.spin),
+        lease: args.lease.into(),
+        evict_within: args.evict_within.into(),
+        spin: args.spin.into(),
         state_json: args.state_json.clone(),
         procfs: args.procfs.clone(),
         links_max: usize::from(args.links),
@@ -56,13 +51,13 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         server.reserve_bytes() >> 20
     ));
     let signal = wait(&signals, None);
-    let lent = server.drain(duration(args.drain));
+    let lent = server.drain(args.drain.into());
     if let Some(signal) = signal {
         say(format_args!(
             "serve: {signal}: ending, {lent} slabs are lent"
         ));
     }
-    let until = Instant::now() + duration(args.drain);
+    let until = Instant::now() + Duration::from(args.drain);
     while server.lent_slabs() > 0 && Instant::now() < until {
         if wait(&signals, Some(DRAIN_TICK_MS)).is_some() {
             break;

@@ -321,6 +321,12 @@ impl fmt::Display for Share {
     }
 }
 
+impl From<Span> for core::time::Duration {
+    fn from(span: Span) -> Self {
+        Self::from_nanos(span.ns)
+    }
+}
+
 /// The largest unit that divides the value, so that reading the text back gives the same value.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
