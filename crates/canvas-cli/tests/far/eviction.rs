@@ -50,6 +50,18 @@ pub(super) fn done(link: &mut Link, call: u64, handle: u64) {
     link.flush().unwrap();
 }
 
+/// A donor that leaves 1000 MiB to its host and gives its clients so long to move.
+fn with_reserve(evict_within: &str) -> Donor {
+    Donor::start(&[
+        "--memory",
+        "4G",
+        "--reserve",
+        "1000M",
+        "--evict-within",
+        evict_within,
+    ])
+}
+
 /// Fills a slab's first `mib` MiB.
 fn fill(link: &mut Link, handle: u64, mib: u32) {
     let data = [1; canvas_wire::DATA_BYTES_MAX];
@@ -80,15 +92,7 @@ fn no_more_is_lent_than_the_host_can_give() {
 
 #[test]
 fn a_write_never_takes_the_reserve() {
-    let flags = [
-        "--memory",
-        "4G",
-        "--reserve",
-        "1000M",
-        "--evict-within",
-        "1h",
-    ];
-    let donor = Donor::start(&flags);
+    let donor = with_reserve("1h");
     let mut link = connect(&donor, config(1));
     let handle = alloc(&mut link, 0);
     // Another program of the host took everything down to the reserve.
@@ -117,14 +121,7 @@ fn a_write_never_takes_the_reserve() {
 
 #[test]
 fn the_least_active_go_and_are_freed_when_they_are_moved() {
-    let donor = Donor::start(&[
-        "--memory",
-        "4G",
-        "--reserve",
-        "1000M",
-        "--evict-within",
-        "1h",
-    ]);
+    let donor = with_reserve("1h");
     let mut link = connect(&donor, config(1));
     let handles: Vec<u64> = (0..6).map(|n| alloc(&mut link, n)).collect();
     for &handle in &handles {
@@ -165,14 +162,7 @@ fn the_least_active_go_and_are_freed_when_they_are_moved() {
 
 #[test]
 fn a_hung_client_does_not_block_an_eviction() {
-    let donor = Donor::start(&[
-        "--memory",
-        "4G",
-        "--reserve",
-        "1000M",
-        "--evict-within",
-        "300ms",
-    ]);
+    let donor = with_reserve("300ms");
     let mut hung = connect(&donor, config(1));
     let handle = alloc(&mut hung, 0);
     fill(&mut hung, handle, 1);
@@ -189,14 +179,7 @@ fn a_hung_client_does_not_block_an_eviction() {
 
 #[test]
 fn a_client_that_comes_back_is_told_again() {
-    let donor = Donor::start(&[
-        "--memory",
-        "4G",
-        "--reserve",
-        "1000M",
-        "--evict-within",
-        "1h",
-    ]);
+    let donor = with_reserve("1h");
     let mut link = connect(&donor, config(1));
     let handle = alloc(&mut link, 0);
     fill(&mut link, handle, 1);
