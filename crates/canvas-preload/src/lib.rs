@@ -178,7 +178,6 @@ fn try_start() -> Result<(), Failure> {
     state::set_slot(slot);
     pool::init();
     state::PREFETCHERS.choose(seg.config.prefetch());
-    state::NO_RESERVATIONS.store(!seg.config.reservations(), Ordering::Relaxed);
     trace::init();
     threads::open_pidfd();
     account::size_cache();

@@ -29,7 +29,7 @@ static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
 /// copies of resident pages must go, nor where there are no reservations.
 #[inline]
 pub fn reserves() -> bool {
-    !(NEARLY_FULL.load(Ordering::Relaxed) || state::NO_RESERVATIONS.load(Ordering::Relaxed))
+    !NEARLY_FULL.load(Ordering::Relaxed) && state::seg().config.reservations()
 }
 
 /// Is the far limit reached still? Looked at again before new memory is refused: what the program

@@ -27,8 +27,6 @@ pub static CLOCK: Clock = Clock::new(ClockParams::DEFAULT);
 pub static EPOCH: EpochClock = EpochClock::new();
 /// What to bring in ahead.
 pub static PREFETCHERS: Prefetchers = Prefetchers::new();
-/// Pages give their swap entry back when they come in.
-pub static NO_RESERVATIONS: AtomicBool = AtomicBool::new(false);
 
 /// Attaches the segment at `addr`.
 ///
