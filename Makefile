@@ -13,7 +13,7 @@ DEMO_PACKAGES := redis-server redis-tools python3
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
-.PHONY: help build install uninstall demo test test-unit test-interleavings test-e2e test-slow \
+.PHONY: help build install uninstall demo test test-unit test-interleavings test-e2e test-slow sim \
 	bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
@@ -58,13 +58,19 @@ test-unit: ## Unit, model and command-line tests
 test-interleavings: ## Lock-free parts under shuttle's scheduler
 	$(CARGO) test --locked --package canvas-pager --features shuttle --test shuttle --test shuttle_slots
 	$(CARGO) test --locked --package canvas-swap --features shuttle --test shuttle
+	$(CARGO) test --locked --package canvas-shm --features shuttle --test shuttle
 
 test-e2e: ## Real and hostile programs under canvas, small sizes
 	tests/run --suite normal --canvas $(CANVAS)
 
 test-slow: deps-test build ## The long tests: all programs, all modes, 10^7 steps of the page model
 	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-pager --test page_model
+	CANVAS_SIM_CASES=2000 $(CARGO) test --locked --release --package canvas-sim
+	$(CARGO) run --locked --release --package canvas-sim -- --full
 	tests/run --suite slow --canvas $(CANVAS)
+
+sim: ## Simulate pools of many hosts and print their figures (docs/SIMULATION.md)
+	$(CARGO) run --locked --release --package canvas-sim
 
 bench: deps-test build ## The pager's targets against zram and plain runs (docs/TARGETS.md)
 	@mkdir -p bench/results

@@ -21,6 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 TESTS = os.path.join(ROOT, "tests")
 # Below this a limit says more about the C library than about canvas.
 LIMIT_FLOOR_BYTES = 12 * MIB
+POOL_FLOOR_BYTES = 2 * MIB
 
 
 class Failure(Exception):
@@ -51,6 +52,10 @@ class Test:
         self.needs = o.pop("needs", None)
         self.pool = o.pop("pool", "4G")
         self.env = o.pop("env", {})
+        # Pool as a percentage of the plain footprint, with far memory below it; the run must use it.
+        self.deep_percent = o.pop("deep_percent", None)
+        # Whose plain run gives the answer.
+        self.reference = o.pop("reference", name)
         # What the program is known to need, where sampling a short plain run would be too coarse.
         self.footprint_mib = o.pop("footprint_mib", None)
         if o:
@@ -94,6 +99,17 @@ def check(name, **o):
     return wrap
 
 
+def deep(name, percent=12, slow_only=True, **o):
+    """Registers the program test `name` once more, as `deep-NAME`: with a pool of `percent` of the
+    footprint and far memory below it. Options change those of the original."""
+    base = next(t for t in REGISTRY if t.name == name)
+    kept = {k: getattr(base, k) for k in
+            ("modes", "shares", "normal", "slow_only", "as_user", "timeout_s", "paged", "needs", "env",
+             "footprint_mib")}
+    REGISTRY.append(Test(f"deep-{name}", base.fn, program=True, deep_percent=percent, reference=name,
+                         **{**kept, "slow_only": slow_only, **o}))
+
+
 class Run:
     """What a scenario works with: a directory, a way to start processes, checks."""
 
@@ -101,6 +117,7 @@ class Run:
         self.session, self.test = session, test
         self.mode, self.share, self.managed = mode, share, managed
         self.limit_bytes = limit_bytes
+        self.pool_bytes = None
         self.dir = dir_path
         self.slow = session.suite == "slow"
         self.user = session.user if (test.as_user and os.getuid() == 0 and mode != "thread") else None
@@ -148,7 +165,9 @@ class Run:
         argv = [self.session.canvas, "run"]
         if local:
             argv += ["--local", str(local)]
-        argv += ["--pool", str(pool or self.test.pool), "--mode", self.mode]
+        argv += ["--pool", str(pool or self.pool_bytes or self.test.pool), "--mode", self.mode]
+        if self.test.deep_percent:
+            argv += ["--far", "2G", "--far-dir", self.dir]
         argv += ["--stats", stats_path, *extra]
         if "--allow-unmanaged" in argv:
             argv.remove("--allow-unmanaged")
@@ -157,15 +176,16 @@ class Run:
         return argv + ["--"]
 
     def start(self, argv, tag=None, canvas_on=True, env=None, stdin=None, local=None, pool=None,
-              extra=(), cwd=None):
-        """Starts `argv`, under canvas when this run is managed and `canvas_on`."""
+              extra=(), cwd=None, prefix=()):
+        """Starts `argv`, under canvas when this run is managed and `canvas_on`; what `prefix` says
+        comes before canvas itself, and ends in an exec of it."""
         tag = tag or f"p{len(self.children)}"
         argv = [str(a) for a in argv]
         wrapped = self.managed and canvas_on
         stats_path = os.path.join(self.dir, f"{tag}.stats.json")
         if wrapped:
             argv = self.canvas_prefix(stats_path, local, pool, extra) + argv
-        child = procs.Child(self._user_prefix() + argv, self.dir, self._environment(env), tag, stdin)
+        child = procs.Child([*prefix, *self._user_prefix(), *argv], self.dir, self._environment(env), tag, stdin)
         child.wrapped = wrapped
         child.stats_path = stats_path
         child.limit_bytes = local if isinstance(local, int) else (self.limit_bytes or 0)
@@ -249,6 +269,8 @@ class Run:
                     f"sampled local memory {seen / MIB:.1f} MiB is over the limit "
                     f"{limit / MIB:.1f} MiB by more than {canvas.slack_bytes(limit, stats) / MIB:.1f} MiB"
                 )
+            if self.test.deep_percent:
+                wrong += canvas.check_deep(stats)
             self.note(canvas.summary(stats))
             if limit and limit + canvas.slack_bytes(limit) < seen:
                 self.note("OVER THE LIMIT after a fork (known gap G14)")
@@ -317,7 +339,7 @@ class Session:
 
     def reference(self, test):
         """Answer and footprint of the plain run, measured once."""
-        if test.name not in self.references:
+        if test.reference not in self.references:
             path = self.fresh_dir(test.name + "-plain")
             run = Run(self, test, None, None, False, None, path)
             try:
@@ -330,8 +352,8 @@ class Session:
             footprint = run.anon_peak_bytes
             if test.footprint_mib:
                 footprint = test.footprint_mib * MIB * (3 if run.slow else 1)
-            self.references[test.name] = (answer, footprint)
-        return self.references[test.name]
+            self.references[test.reference] = (answer, footprint)
+        return self.references[test.reference]
 
     def _tidy(self, path):
         if not self.keep:
@@ -358,6 +380,8 @@ class Session:
                 limit = max(footprint * share // 100, LIMIT_FLOOR_BYTES)
         path = self.fresh_dir(f"{test.name}-{mode}-{share or 'own'}")
         run = Run(self, test, mode, share, not self.plain_only, limit, path)
+        if test.deep_percent:
+            run.pool_bytes = max(footprint * test.deep_percent // 100, POOL_FLOOR_BYTES)
         ok = False
         try:
             got = test.fn(run)

@@ -65,7 +65,7 @@ use canvas_swap::fsm::{Alloc, on_swap_out};
 use canvas_swap::slots::{SlabRelease, SlotForkGuard, SlotId, SlotPool};
 use canvas_swap::{Lz, LzScratch, PoolBudget};
 use canvas_types::sync::{AtomicI64, AtomicU64, Ordering, RawGuard};
-use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 /// The region of memory that holds the slots: at least
 /// [`canvas_swap::classes::region_bytes`] of the pool's slabs, backed only where it is written.
@@ -121,6 +121,9 @@ pub enum LoadError {
     Verify,
     /// The entry holds no far copy (reserved only, or not allocated): a bug of the caller.
     NoCopy,
+    /// The copy is not in the pool: whoever reads extents brings it, and [`LocalPool::decode`] ends
+    /// the load.
+    Deep(DeepPlace),
 }
 
 /// How a page was stored.
@@ -233,6 +236,25 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                 Ok(())
             }
             Record::Stored { slot, len } => self.load_slot(slot, len as usize, out, scratch),
+            Record::Deep(place) => Err(LoadError::Deep(place)),
+        }
+    }
+
+    /// Brings a page back from the bytes of its record, hash and payload, as [`LocalPool::copy_stored`]
+    /// gave them. They may be damaged in any way.
+    pub fn decode(&self, stored: &[u8], out: &mut PageBuf) -> Result<(), LoadError> {
+        let (want, payload) = stored
+            .split_first_chunk::<HEADER_BYTES>()
+            .ok_or(LoadError::Verify)?;
+        if payload.len() == PAGE_SIZE {
+            out.copy_from_slice(payload);
+        } else if !self.lz.decompress(payload, out) {
+            return Err(LoadError::Verify);
+        }
+        if hash(out) == *want {
+            Ok(())
+        } else {
+            Err(LoadError::Verify)
         }
     }
 
@@ -436,11 +458,15 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     }
 
     fn free_slot(&self, record: Record) {
-        if let Record::Stored { slot, len } = record
-            && self.slots.free(slot, &self.budget, &Releaser(&self.mem))
-        {
-            self.stored_bytes
-                .fetch_sub(stored_len(len), Ordering::Relaxed);
+        match record {
+            Record::Stored { slot, len }
+                if self.slots.free(slot, &self.budget, &Releaser(&self.mem)) =>
+            {
+                self.stored_bytes
+                    .fetch_sub(stored_len(len), Ordering::Relaxed);
+            }
+            Record::Deep(place) => self.budget.deep_gone(place),
+            _ => {}
         }
     }
 
@@ -456,6 +482,92 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         };
         self.mem.copy_out(off, &mut found);
         Some(found)
+    }
+
+    /// Bytes of payload of a copy in the pool; `None` when the entry has none there.
+    pub fn stored_len(&self, entry: SwapEntry) -> Option<u16> {
+        match self.entries.get(entry) {
+            Record::Stored { len, .. } => Some(len),
+            _ => None,
+        }
+    }
+
+    /// Where a copy beyond the pool lies; `None` when the entry has none there.
+    pub fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+        match self.entries.get(entry) {
+            Record::Deep(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Copies a copy in the pool out as it is stored, hash and payload: [`LocalPool::stored_len`] and
+    /// [`HEADER_BYTES`] bytes. False when the entry has none of this length.
+    pub fn copy_stored(&self, entry: SwapEntry, out: &mut [u8]) -> bool {
+        let Record::Stored { slot, len } = self.entries.get(entry) else {
+            return false;
+        };
+        if out.len() != HEADER_BYTES + len as usize {
+            return false;
+        }
+        if slot.class() == RAW_CLASS {
+            let (header, payload) = out.split_at_mut(HEADER_BYTES);
+            self.mem
+                .copy_out(self.slots.raw_header_offset(slot), header);
+            self.mem.copy_out(slot.offset(), payload);
+        } else {
+            self.mem.copy_out(slot.offset(), out);
+        }
+        true
+    }
+
+    /// The copy in the pool lies at `place` as well, with this hash: it goes down, its slot is free.
+    /// False, with nothing changed, when the entry holds another copy by now.
+    pub fn sink(&self, entry: SwapEntry, digest: &Hash, place: DeepPlace) -> bool {
+        let old = self.entries.get(entry);
+        if !matches!(old, Record::Stored { len, .. } if len == place.len)
+            || self.stored_hash(old).as_ref() != Some(digest)
+        {
+            return false;
+        }
+        self.entries.set(entry, Record::Deep(place));
+        self.free_slot(old);
+        true
+    }
+
+    /// Takes the copy at `place` back into the pool; `stored` is what lies there, hash and payload.
+    /// False, with nothing changed, when the entry holds another copy by now, or the pool is full.
+    pub fn raise(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8]) -> bool {
+        let old = self.entries.get(entry);
+        let len = place.len as usize;
+        if old != Record::Deep(place) || stored.len() != HEADER_BYTES + len {
+            return false;
+        }
+        let class = if len == PAGE_SIZE {
+            RAW_CLASS
+        } else {
+            class_for(stored.len())
+        };
+        let Some(slot) = self.slots.alloc(class, &self.budget) else {
+            return false;
+        };
+        let (header, payload) = stored.split_at(HEADER_BYTES);
+        if slot.class() == RAW_CLASS {
+            self.mem.copy_in(self.slots.raw_header_offset(slot), header);
+            self.mem.copy_in(slot.offset(), payload);
+        } else {
+            self.mem.copy_in(slot.offset(), stored);
+        }
+        self.entries.set(
+            entry,
+            Record::Stored {
+                slot,
+                len: place.len,
+            },
+        );
+        self.stored_bytes
+            .fetch_add(stored_len(place.len), Ordering::Relaxed);
+        self.free_slot(old);
+        true
     }
 
     /// Drops the far copy and keeps the entry reserved; true when there was a copy.

@@ -6,11 +6,11 @@ use canvas_backend::{Kind, LoadError, Outcome, Scratch, StoreError};
 use canvas_swap::entry::Record;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
 use canvas_types::sync::Ordering;
-use canvas_types::{Codec, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use common::*;
 use proptest::prelude::*;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
 enum Content {
@@ -41,6 +41,14 @@ enum Op {
     Release(usize),
     Trim,
     Limit(i64),
+    /// The copy in the pool goes down to an extent of its own; `late`: it was read out before the
+    /// page was last stored.
+    Sink {
+        page: usize,
+        late: bool,
+    },
+    /// It comes back up.
+    Raise(usize),
 }
 
 /// What the pager would know of a page.
@@ -50,7 +58,12 @@ struct Page {
     bytes: Box<PageBuf>,
     entry: SwapEntry,
     has_copy: bool,
+    /// The copy as it was stored some time ago.
+    read_out: Vec<u8>,
 }
+
+/// What lies in extents: one page each.
+type Extents = BTreeMap<u32, Vec<u8>>;
 
 const PAGES: usize = 60;
 
@@ -68,6 +81,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..PAGES).prop_map(Op::Release),
         1 => Just(Op::Trim),
         1 => (0..8i64).prop_map(Op::Limit),
+        5 => (0..PAGES, any::<bool>()).prop_map(|(page, late)| Op::Sink { page, late }),
+        3 => (0..PAGES).prop_map(Op::Raise),
     ]
 }
 
@@ -87,6 +102,7 @@ fn store(
     }
     let unchanged = before == p.bytes;
     let had = p.clone();
+    let was_deep = matches!(pool.record(p.entry), Record::Deep(_));
     let result = pool.store(p.entry, p.has_copy, &p.bytes, scratch);
     seen.borrow_mut().insert(match result {
         Ok(o) => format!("{:?}", o.kind),
@@ -115,8 +131,10 @@ fn store(
                     prop_assert_eq!(kind == Kind::Raw, len as usize == PAGE_SIZE);
                 }
             }
-            // Nothing is written twice.
-            prop_assert!(!(had.has_copy && unchanged && entry.is_some()) || kind == Kind::Clean);
+            // Nothing is written twice, but what lies beyond the pool is not compared with.
+            prop_assert!(
+                !(had.has_copy && unchanged && entry.is_some()) || kind == Kind::Clean || was_deep
+            );
             prop_assert_eq!(entry.is_some(), kind != Kind::Zero);
             p.entry = entry;
             p.has_copy = entry.is_some();
@@ -139,6 +157,40 @@ fn store(
     Ok(())
 }
 
+/// The copy in the pool as it is stored, nothing when there is none.
+fn read_out(pool: &Pool<'_>, entry: SwapEntry) -> Vec<u8> {
+    let Some(len) = pool.stored_len(entry) else {
+        return Vec::new();
+    };
+    let mut bytes = vec![0; 16 + len as usize];
+    assert!(!pool.copy_stored(entry, &mut bytes[1..]));
+    assert!(pool.copy_stored(entry, &mut bytes));
+    bytes
+}
+
+/// A load that follows the entry beyond the pool.
+fn load(
+    pool: &Pool<'_>,
+    entry: SwapEntry,
+    extents: &Extents,
+    out: &mut PageBuf,
+    scratch: &mut Scratch,
+) -> Result<(), LoadError> {
+    match pool.load(entry, out, scratch) {
+        Err(LoadError::Deep(place)) => {
+            let mut bytes = extents[&place.extent].clone();
+            assert_eq!(bytes.len(), 16 + place.len as usize);
+            let at = place.extent as usize % bytes.len();
+            bytes[at] ^= 0x10;
+            // One wrong bit is one too many.
+            assert_eq!(pool.decode(&bytes, out), Err(LoadError::Verify));
+            bytes[at] ^= 0x10;
+            pool.decode(&bytes, out)
+        }
+        other => other,
+    }
+}
+
 /// Runs the pool against the map; the ends of stores that were seen.
 fn check(codec: Codec) -> Vec<String> {
     let seen = Seen::default();
@@ -151,7 +203,10 @@ fn check(codec: Codec) -> Vec<String> {
                 bytes: Box::new([0; PAGE_SIZE]),
                 entry: SwapEntry::NONE,
                 has_copy: false,
+                read_out: Vec::new(),
             };
+            let mut extents = Extents::new();
+            let mut next_extent = 0;
             let mut pages = vec![fresh; PAGES];
             let mut out = [0x77; PAGE_SIZE];
             for op in ops {
@@ -161,7 +216,7 @@ fn check(codec: Codec) -> Vec<String> {
                     }
                     Op::Load(i) => {
                         let p = &pages[i];
-                        let result = pool.load(p.entry, &mut out, &mut scratch);
+                        let result = load(&pool, p.entry, &extents, &mut out, &mut scratch);
                         if p.has_copy {
                             prop_assert_eq!(result, Ok(()));
                             prop_assert!(out == *p.bytes);
@@ -181,12 +236,58 @@ fn check(codec: Codec) -> Vec<String> {
                         pages[i].has_copy = false;
                         pages[i].entry = SwapEntry::NONE;
                     }
+                    Op::Sink { page, late } => {
+                        let p = &mut pages[page];
+                        let earlier = p.read_out.clone();
+                        p.read_out = read_out(&pool, p.entry);
+                        let bytes = if late { earlier } else { p.read_out.clone() };
+                        if let Some((hash, payload)) = bytes.split_first_chunk::<16>() {
+                            let place = DeepPlace {
+                                extent: next_extent,
+                                offset: 16 * (next_extent % 2048),
+                                len: payload.len() as u16,
+                            };
+                            // What was stored since keeps its place, unless it is the same again.
+                            let sunk = pool.sink(p.entry, hash, place);
+                            prop_assert_eq!(sunk, bytes == p.read_out);
+                            seen.borrow_mut().insert(format!("sunk {sunk}"));
+                            if sunk {
+                                extents.insert(next_extent, bytes);
+                                next_extent += 1;
+                            }
+                        }
+                    }
+                    Op::Raise(i) => {
+                        let entry = pages[i].entry;
+                        if let Record::Deep(place) = pool.record(entry) {
+                            let wrong = DeepPlace {
+                                offset: place.offset ^ 16,
+                                ..place
+                            };
+                            let bytes = extents[&place.extent].clone();
+                            prop_assert!(!pool.raise(entry, wrong, &bytes));
+                            let raised = pool.raise(entry, place, &bytes);
+                            seen.borrow_mut().insert(format!("raised {raised}"));
+                            prop_assert_eq!(raised, read_out(&pool, entry) == bytes);
+                        }
+                    }
                     Op::Trim => pool.trim(),
                     Op::Limit(slabs) => world
                         .budget
                         .limit
                         .store(slabs * SLAB_CHARGE_BYTES, Ordering::Relaxed),
                 }
+                for extent in world.budget.deep_gone.lock().unwrap().drain(..) {
+                    prop_assert!(extents.remove(&extent).is_some(), "told of twice");
+                }
+                let deep: BTreeSet<_> = pages
+                    .iter()
+                    .filter_map(|p| match pool.record(p.entry) {
+                        Record::Deep(place) => Some(place.extent),
+                        _ => None,
+                    })
+                    .collect();
+                prop_assert!(deep.iter().eq(extents.keys()));
                 let stats = pool.stats();
                 let entries: BTreeSet<_> = pages
                     .iter()
@@ -224,7 +325,8 @@ fn check(codec: Codec) -> Vec<String> {
             // Every page is still what it was, and all of it can be given back.
             for p in &pages {
                 if p.has_copy {
-                    prop_assert_eq!(pool.load(p.entry, &mut out, &mut scratch), Ok(()));
+                    let result = load(&pool, p.entry, &extents, &mut out, &mut scratch);
+                    prop_assert_eq!(result, Ok(()));
                     prop_assert!(out == *p.bytes);
                 }
                 pool.release(p.entry);
@@ -261,6 +363,10 @@ fn behaves_like_a_map() {
         "Raw",
         "SameFilled",
         "Zero",
+        "raised false",
+        "raised true",
+        "sunk false",
+        "sunk true",
     ];
     assert_eq!(check(Codec::Lz4), all);
 }
@@ -275,6 +381,10 @@ fn behaves_like_a_map_uncompressed() {
         "Raw",
         "SameFilled",
         "Zero",
+        "raised false",
+        "raised true",
+        "sunk false",
+        "sunk true",
     ];
     assert_eq!(check(Codec::None), all);
 }

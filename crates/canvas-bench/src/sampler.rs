@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn the_counters_of_another_process_are_found() {
-        let (_fd, segment) = Segment::create().unwrap();
+        let (_fd, segment) = Segment::create(false).unwrap();
         segment.count(0, Counter::PagesIn, 42);
         let seen = segment_of(std::process::id()).unwrap();
         assert_eq!(seen.total(Counter::PagesIn), 42);

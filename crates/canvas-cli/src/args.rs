@@ -64,6 +64,9 @@ pub enum Command {
         /// The bench's journal.
         journal: PathBuf,
     },
+    /// Keeps the far memory of one `canvas run`, which starts it.
+    #[command(hide = true)]
+    AgentWorker(WorkerArgs),
     /// Lend memory of this host to programs on other hosts.
     ///
     /// Takes memory only where clients write, gives it back when they free it or vanish, and takes
@@ -114,6 +117,78 @@ pub struct RunArgs {
     /// Bound on the compressed pool that holds evicted pages [default: half of this host's RAM].
     #[arg(long, env = "CANVAS_POOL", value_name = "SIZE", hide_env_values = true)]
     pub pool: Option<Size>,
+
+    /// Far memory beyond the pool: what has been in the full pool longest goes there, encrypted
+    /// [default: none].
+    #[arg(long, env = "CANVAS_FAR", value_name = "SIZE", hide_env_values = true)]
+    pub far: Option<Size>,
+
+    /// Directory of the disk copy of far memory, best on a disk of its own [default:
+    /// ~/.cache/canvas/far].
+    ///
+    /// The file has no name and is gone when CMD's last process ends. A directory in memory (tmpfs)
+    /// works, but gains nothing.
+    #[arg(
+        long,
+        env = "CANVAS_FAR_DIR",
+        value_name = "DIR",
+        hide_env_values = true
+    )]
+    pub far_dir: Option<PathBuf>,
+
+    /// How long the agent looks for requests after the last one before it sleeps; 0s saves CPU.
+    #[arg(
+        long,
+        env = "CANVAS_FAR_SPIN",
+        value_name = "TIME",
+        default_value = "50us",
+        hide_env_values = true
+    )]
+    pub far_spin: Span,
+
+    /// Hosts that lend memory (`canvas serve`), separated by commas.
+    #[arg(
+        long = "server",
+        env = "CANVAS_SERVER",
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub servers: Vec<String>,
+
+    /// Copies of far memory [default: 1+disk with --server, else disk].
+    #[arg(long, env = "CANVAS_COPIES", value_enum, hide_env_values = true)]
+    pub copies: Option<CopiesArg>,
+
+    /// The cluster key of the servers; without one only servers on this host can be used.
+    #[arg(
+        long,
+        env = "CANVAS_KEY_FILE",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
+    pub key_file: Option<PathBuf>,
+
+    /// How long a fault waits for far memory that cannot be reached, before SIGBUS.
+    #[arg(
+        long,
+        env = "CANVAS_FAR_WAIT",
+        value_name = "TIME",
+        default_value = "30s",
+        hide_env_values = true
+    )]
+    pub far_wait: Span,
+
+    /// Part of --pool, in percent, past which its oldest pages go to far memory.
+    #[arg(
+        long,
+        env = "CANVAS_SPILL_AT",
+        value_name = "PERCENT",
+        default_value_t = 80,
+        value_parser = clap::value_parser!(u8).range(1..=99),
+        hide_env_values = true
+    )]
+    pub spill_at: u8,
 
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
@@ -234,6 +309,44 @@ impl From<CodecArg> for Codec {
             CodecArg::None => Codec::None,
         }
     }
+}
+
+/// `--copies`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CopiesArg {
+    /// One server, and a disk of this host.
+    #[value(name = "1+disk")]
+    OneAndDisk,
+    /// Two servers.
+    #[value(name = "2")]
+    Two,
+    /// Three servers.
+    #[value(name = "3")]
+    Three,
+    /// One server, and nothing else: what it held is lost with it.
+    None,
+    /// A disk of this host.
+    Disk,
+}
+
+/// Flags of the agent that `canvas run` starts. The descriptors are at fixed numbers.
+#[derive(Args)]
+pub struct WorkerArgs {
+    /// Slabs that the tenant may fill.
+    #[arg(long)]
+    pub slabs: usize,
+    /// Servers.
+    #[arg(long = "server")]
+    pub servers: Vec<SocketAddr>,
+    /// Servers that have a copy each.
+    #[arg(long, default_value_t = 0)]
+    pub donors: usize,
+    /// There is a copy on disk.
+    #[arg(long)]
+    pub disk: bool,
+    /// How long to look for requests after the last one.
+    #[arg(long, default_value = "50us")]
+    pub spin: Span,
 }
 
 /// Flags of `canvas doctor`.

@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -133,6 +133,24 @@ pub fn spawn(
         &argv,
         &env,
     )
+}
+
+/// Starts this program again with `argv`, an empty environment, no signal blocked, and `fds` under
+/// the numbers beside them.
+pub fn spawn_self(argv: &[&str], fds: &[(OwnedFd, RawFd)]) -> Result<Pid, Errno> {
+    let argv = argv
+        .iter()
+        .map(|a| CString::new(*a).map_err(|_| Errno::EINVAL))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut attr = PosixSpawnAttr::init()?;
+    attr.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
+    attr.set_sigmask(&SigSet::empty())?;
+    let mut actions = PosixSpawnFileActions::init()?;
+    for (fd, to) in fds {
+        actions.add_dup2(fd.as_raw_fd(), *to)?;
+    }
+    let none: [CString; 0] = [];
+    posix_spawn(c"/proc/self/exe", &actions, &attr, &argv, &none)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod doctor;
 mod elf;
 mod error;
 mod facts;
+mod far;
 mod keygen;
 mod launch;
 mod manual;
@@ -21,6 +22,7 @@ mod stats;
 mod supervise;
 mod sweep;
 mod tree;
+mod worker;
 mod workload;
 
 use clap::Parser;
@@ -43,6 +45,7 @@ fn main() {
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => Ok(doctor::run(args.json)),
             Command::Replay(args) => replay::run(args),
+            Command::AgentWorker(args) => worker::serve(args),
             Command::Bench(args) => bench::run(args),
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Serve(args) => serve::run(args),

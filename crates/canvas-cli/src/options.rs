@@ -1,13 +1,19 @@
 //! What `canvas run` was asked, with the defaults filled in and the values checked.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
+use canvas_agent::copies::{Policy, SERVERS_MAX};
+use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
-use canvas_types::units::{Amount, Size};
+use canvas_types::units::{Amount, Size, Span};
 use canvas_types::{Codec, PAGE_SIZE, Prefetch};
+use canvas_wire::key::ClusterKey;
+use clap::ValueEnum;
 
-use crate::args::{ModeArg, RunArgs, SwitchArg};
+use crate::args::{CopiesArg, ModeArg, RunArgs, SwitchArg};
 use crate::error::Failure;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
@@ -40,6 +46,29 @@ pub struct Options {
     pub reservations: bool,
     /// Who prefetches.
     pub prefetch: Prefetch,
+    /// Far memory beyond the pool.
+    pub far: Option<FarOptions>,
+}
+
+/// Far memory beyond the pool.
+#[derive(Debug)]
+pub struct FarOptions {
+    /// Slabs that the tenant may fill.
+    pub slabs: usize,
+    /// Directory of the disk copy; `None` for the default.
+    pub dir: Option<PathBuf>,
+    /// Longest that a fault may wait.
+    pub wait: Duration,
+    /// The pool's oldest pages leave it past this part of its bound (FastSwap §IV).
+    pub spill_percent: u64,
+    /// How long the agent looks for requests before it sleeps.
+    pub spin: Span,
+    /// Hosts that lend memory.
+    pub servers: Vec<SocketAddr>,
+    /// How many copies, and where.
+    pub policy: Policy,
+    /// The servers' key; `None` for servers on this host that have none.
+    pub key: Option<ClusterKey>,
 }
 
 impl Options {
@@ -74,6 +103,7 @@ impl Options {
             codec: args.codec.into(),
             reservations: args.reservations == SwitchArg::On,
             prefetch: prefetch(args)?,
+            far: far(args)?,
         })
     }
 
@@ -92,6 +122,7 @@ impl Options {
             (self.require, config_flag::REQUIRE),
             (self.trace.is_some(), config_flag::TRACE),
             (!self.reservations, config_flag::NO_RESERVATIONS),
+            (self.far.is_some(), config_flag::FAR),
         ];
         let bits = flags
             .iter()
@@ -114,6 +145,111 @@ fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
         ))),
         (false, chosen) => Ok(chosen.unwrap_or(Prefetch::Streams)),
     }
+}
+
+/// Far memory in whole slabs.
+fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
+    let Some(size) = args.far else {
+        if !args.servers.is_empty() {
+            return Err(Failure::run(
+                "--server without --far has no use; write --far SIZE for how much memory may go there",
+            ));
+        }
+        return Ok(None);
+    };
+    at_least("--far", Some(size), SMALL_MIN, "")?;
+    let slabs = size.bytes.div_ceil(SLAB_BYTES as u64);
+    let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
+    if slabs > SLABS_MAX as u64 {
+        return Err(Failure::run(format!(
+            "--far {size} is more than canvas can number; write {most} or less"
+        )));
+    }
+    if args.local.is_none() {
+        return Err(Failure::run(
+            "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+        ));
+    }
+    if args.far_wait.ns < 1_000_000 {
+        return Err(Failure::run(
+            "--far-wait is too short for any answer; write a time such as 30s",
+        ));
+    }
+    let servers = args
+        .servers
+        .iter()
+        .map(|name| server(name))
+        .collect::<Result<Vec<_>, _>>()?;
+    let policy = policy(args.copies, servers.len())?;
+    let key = match &args.key_file {
+        Some(file) if !servers.is_empty() => Some(ClusterKey::read(file).map_err(Failure::run)?),
+        _ => None,
+    };
+    if args.key_file.is_none()
+        && let Some(far) = servers.iter().find(|s| !s.ip().is_loopback())
+    {
+        return Err(Failure::run(format!(
+            "--server {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
+        )));
+    }
+    Ok(Some(FarOptions {
+        servers,
+        policy,
+        key,
+        slabs: slabs as usize,
+        dir: args.far_dir.clone(),
+        wait: Duration::from_nanos(args.far_wait.ns),
+        spill_percent: args.spill_at.into(),
+        spin: args.far_spin,
+    }))
+}
+
+/// The address of a server.
+fn server(name: &str) -> Result<SocketAddr, Failure> {
+    let mut found = name.to_socket_addrs().map_err(|e| {
+        Failure::run(format!(
+            "--server {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
+            crate::reason(&e)
+        ))
+    })?;
+    found
+        .next()
+        .ok_or_else(|| Failure::run(format!("--server {name} has no address")))
+}
+
+/// The copies that were asked for, if there are servers enough.
+fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> {
+    let default = if servers == 0 {
+        CopiesArg::Disk
+    } else {
+        CopiesArg::OneAndDisk
+    };
+    let copies = copies.unwrap_or(default);
+    let (donors, disk) = match copies {
+        CopiesArg::OneAndDisk => (1, true),
+        CopiesArg::Two => (2, false),
+        CopiesArg::Three => (3, false),
+        CopiesArg::None => (1, false),
+        CopiesArg::Disk => (0, true),
+    };
+    let name = copies.to_possible_value();
+    let name = name.as_ref().map_or("", |v| v.get_name());
+    if servers < donors {
+        return Err(Failure::run(format!(
+            "--copies {name} needs {donors} servers and there are {servers}; write more after --server"
+        )));
+    }
+    if donors == 0 && servers > 0 {
+        return Err(Failure::run(format!(
+            "--copies {name} uses no server; leave out --server, or write --copies 1+disk"
+        )));
+    }
+    if servers > SERVERS_MAX {
+        return Err(Failure::run(format!(
+            "there are {servers} servers; write {SERVERS_MAX} at most after --server"
+        )));
+    }
+    Ok(Policy { donors, disk })
 }
 
 fn size_of(amount: Amount) -> Option<Size> {
@@ -191,6 +327,43 @@ mod tests {
                 &["--local", "16M", "--swap-cache", "16M"][..],
                 "--swap-cache 16M is part of --local 16M; write less than that, a sixteenth of it for example",
             ),
+            (
+                &["--local", "16M", "--far", "1K"][..],
+                "--far 1K is too little to work with; write 1M or more",
+            ),
+            (
+                &["--local", "16M", "--far", "3T"][..],
+                "--far 3T is more than canvas can number; write 2T or less",
+            ),
+            (
+                &["--local", "16M", "--far", "1G", "--far-wait", "1us"][..],
+                "--far-wait is too short for any answer; write a time such as 30s",
+            ),
+            (
+                &[
+                    "--local",
+                    "16M",
+                    "--far",
+                    "1G",
+                    "--server",
+                    "127.0.0.1:7",
+                    "--copies",
+                    "2",
+                ][..],
+                "--copies 2 needs 2 servers and there are 1; write more after --server",
+            ),
+            (
+                &["--local", "16M", "--far", "1G", "--server", "192.0.2.1:7"][..],
+                "--server 192.0.2.1:7 is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)",
+            ),
+            (
+                &["--local", "16M", "--far", "1G", "--copies", "none"][..],
+                "--copies none needs 1 servers and there are 0; write more after --server",
+            ),
+            (
+                &["--far", "1G"][..],
+                "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+            ),
         ] {
             let f = options(flags).unwrap_err();
             assert_eq!((f.code, f.sentence.as_str()), (125, want));
@@ -198,8 +371,18 @@ mod tests {
     }
 
     #[test]
+    fn far_memory_comes_in_whole_slabs() {
+        let far = |size| options(&["--local", "1G", "--far", size]).unwrap().far;
+        assert_eq!(far("1M").unwrap().slabs, 1);
+        assert_eq!(far("64M").unwrap().slabs, 1);
+        assert_eq!(far("65M").unwrap().slabs, 2);
+        assert_eq!(far("2T").unwrap().slabs, SLABS_MAX);
+        assert_eq!(far("1M").unwrap().wait, Duration::from_secs(30));
+    }
+
+    #[test]
     fn the_config_says_what_the_flags_say() {
-        let (_fd, segment) = canvas_shm::Segment::create().unwrap();
+        let (_fd, segment) = canvas_shm::Segment::create(false).unwrap();
         options(&[
             "--local",
             "12.5%",

@@ -23,9 +23,9 @@ use crate::options::Options;
 use crate::program::Unmanaged;
 use crate::stats::{Place, Report, Run};
 use crate::supervise::{End, Signals, supervise};
-use crate::sweep::{Peaks, release_dead};
+use crate::sweep::{Peaks, any_left, release_dead};
 use crate::tree::Tree;
-use crate::{doctor, launch, preload, program};
+use crate::{doctor, far, launch, preload, program};
 
 /// Share of the pages whose touches a trace records.
 const TRACE_RATE: SampleRate = SampleRate::one_in(16);
@@ -56,9 +56,17 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         Err(why) => return Err(Failure::run(why)),
     };
 
-    let (segment_fd, segment) =
-        Segment::create().map_err(|e| system("the tenant's segment cannot be created", e))?;
+    if options.far.is_some() {
+        far::check_limits()?;
+    }
+    let (segment_fd, segment) = Segment::create(options.far.is_some())
+        .map_err(|e| system("the tenant's segment cannot be created", e))?;
     options.write_to(&segment.config);
+    let mut agent = options
+        .far
+        .as_ref()
+        .map(|far| far::start(far, &segment_fd))
+        .transpose()?;
     if let Some(mode) = mode {
         segment.config.mode.store(mode as u32, Relaxed);
     }
@@ -84,7 +92,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     let mut peaks = Peaks::default();
     let aside = segment.stands_aside();
     let tree = (aside && place.is_some()).then(|| Tree::new(child.as_raw() as u32));
-    let end = supervise(child, &signals, segment, &mut peaks, tree)
+    let end = supervise(child, &signals, segment, &mut peaks, tree, agent.as_mut())
         .map_err(|e| system(&format!("{shown} cannot be waited for"), e))?;
     let wall = start.elapsed();
     peaks.sample(segment);
@@ -107,14 +115,19 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
             max_rss_bytes: usage.as_ref().map_or(0, |u| u.max_rss().max(0) as u64) << 10,
             peaks,
         };
-        if let Err(e) = place.write(&Report::new(&run, segment).to_json()) {
+        if let Err(e) =
+            place.write(&Report::new(&run, segment, agent.as_ref().map(|a| a.far())).to_json())
+        {
             say(format_args!(
                 "the report cannot be written: {}",
                 crate::reason(&e)
             ));
         }
     }
-    release_dead(segment);
+    release_dead(segment, agent.as_ref().map(|a| a.far()));
+    if let Some(agent) = agent {
+        agent.end(!any_left(segment));
+    }
     Ok(judge(
         &shown,
         end,

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use canvas_shm::Far;
+use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns, quantile_ns};
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_swap::classes::CLASS_BYTES;
@@ -58,6 +60,7 @@ pub struct Report {
     prefetch: Prefetch,
     entries: Entries,
     classes: Vec<Class>,
+    far: Option<FarMemory>,
     verify_failures: u64,
     counters: Map<String, Value>,
 }
@@ -156,6 +159,42 @@ struct Entries {
     lock_free_ratio: Option<f64>,
 }
 
+/// Far memory beyond the pool.
+#[derive(Serialize, Debug)]
+struct FarMemory {
+    limit_bytes: u64,
+    used_bytes: u64,
+    extents_out: u64,
+    bytes_out: u64,
+    reads: u64,
+    bytes_in: u64,
+    failovers: u64,
+    corrupt: u64,
+    repairs: u64,
+    degraded_slabs: u64,
+    agents: u32,
+}
+
+impl FarMemory {
+    fn new(far: &Far) -> FarMemory {
+        let s = &far.stats;
+        let slabs = |n: u64| n * SLAB_BYTES as u64;
+        FarMemory {
+            limit_bytes: slabs(far.slabs_max.load(Relaxed).min(SLABS_MAX as u64)),
+            used_bytes: slabs(far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64) as u64),
+            extents_out: s.extents_out.load(Relaxed),
+            bytes_out: s.bytes_out.load(Relaxed),
+            reads: s.reads.load(Relaxed),
+            bytes_in: s.bytes_in.load(Relaxed),
+            failovers: s.failovers.load(Relaxed),
+            corrupt: s.corrupt.load(Relaxed),
+            repairs: s.repairs.load(Relaxed),
+            degraded_slabs: s.degraded_slabs.load(Relaxed).max(0) as u64,
+            agents: far.agent.load(Relaxed),
+        }
+    }
+}
+
 #[derive(Serialize, Debug)]
 struct Class {
     slot_bytes: u64,
@@ -188,7 +227,7 @@ pub fn mode_name(mode: Mode) -> &'static str {
 impl Report {
     /// Reads the segment. Call it before the slots of the last processes are released, or "now" is
     /// nothing.
-    pub fn new(run: &Run, segment: &Segment) -> Report {
+    pub fn new(run: &Run, segment: &Segment, far: Option<&Far>) -> Report {
         let total = |c| segment.total(c);
         let pages = |n: i64| n.max(0) as u64 * PAGE_SIZE as u64;
         let bytes = |n: i64| n.max(0) as u64;
@@ -327,6 +366,7 @@ impl Report {
                     peak_bytes: bytes(*peak),
                 })
                 .collect(),
+            far: far.map(FarMemory::new),
             verify_failures: total(Counter::VerifyFailure),
             counters: Counter::ALL
                 .iter()

@@ -14,6 +14,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::AsFd;
 
+use crate::far::AgentProcess;
 use crate::sweep::{Peaks, proc_state, release_dead};
 use crate::tree::Tree;
 
@@ -71,16 +72,21 @@ impl Signals {
     }
 }
 
-/// Waits for CMD's end. `unlimited` looks at processes that charge nothing themselves.
+/// Waits for CMD's end. `unlimited` looks at processes that charge nothing themselves; the agent is
+/// started again when it dies.
 pub fn supervise(
     child: Pid,
     signals: &Signals,
     segment: &Segment,
     peaks: &mut Peaks,
     mut unlimited: Option<Tree>,
+    mut agent: Option<&mut AgentProcess>,
 ) -> Result<End, Errno> {
     let mut next_sweep = Instant::now() + SWEEP;
     loop {
+        if let Some(agent) = &mut agent {
+            agent.tend();
+        }
         if let Some(end) = look_at_child(child)? {
             return Ok(end);
         }
@@ -100,7 +106,7 @@ pub fn supervise(
                 peaks.uncharged_pages = pages;
             }
             peaks.sample(segment);
-            release_dead(segment);
+            release_dead(segment, agent.as_ref().map(|a| a.far()));
             next_sweep = Instant::now() + SWEEP;
         }
     }

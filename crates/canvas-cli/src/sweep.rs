@@ -4,7 +4,9 @@
 use std::fs;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use canvas_shm::Far;
 use canvas_shm::segment::{CLASSES_MAX, Segment};
+use canvas_sys::proc::futex_wake;
 use canvas_types::procfs::Stat;
 
 /// State of process `pid`, `None` when there is none.
@@ -23,8 +25,9 @@ fn is_dead(now: Option<Stat>, start_ticks: u64) -> bool {
     }
 }
 
-/// Frees the slots of dead processes and returns how many.
-pub fn release_dead(segment: &Segment) -> u32 {
+/// Frees the slots of dead processes, and the slabs of far memory that only they referred to, and
+/// returns how many processes there were.
+pub fn release_dead(segment: &Segment, far: Option<&Far>) -> u32 {
     let mut released = 0;
     for slot in &segment.procs {
         let pid = slot.pid.load(Acquire);
@@ -33,11 +36,27 @@ pub fn release_dead(segment: &Segment) -> u32 {
         }
         let start_ticks = slot.start_ticks.load(Acquire);
         if is_dead(proc_state(pid), start_ticks) {
-            segment.release_slot(slot, pid);
+            segment.release_slot(slot, pid, |index| {
+                if let Some(far) = far.filter(|far| far.drop_process(index)) {
+                    wake_agent(far, index);
+                }
+            });
             released += 1;
         }
     }
     released
+}
+
+/// Tells the agent that process `index` left something to do.
+fn wake_agent(far: &Far, index: usize) {
+    if far.ring(index) {
+        futex_wake(&far.asleep, 1);
+    }
+}
+
+/// Has the tenant a process?
+pub fn any_left(segment: &Segment) -> bool {
+    segment.procs.iter().any(|p| p.pid.load(Acquire) != 0)
 }
 
 /// What all processes of the tenant have at one moment.
@@ -107,6 +126,7 @@ impl Peaks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use canvas_shm::far::slab_state;
 
     #[test]
     fn who_is_dead() {
@@ -146,7 +166,7 @@ mod tests {
 
     #[test]
     fn only_slots_of_dead_processes_are_freed() {
-        let (_fd, segment) = Segment::create().unwrap();
+        let (_fd, segment) = Segment::create(false).unwrap();
         let me = std::process::id();
         let mine = proc_state(me).unwrap();
         // No process has this number: the kernel's limit is 2^22.
@@ -160,11 +180,34 @@ mod tests {
             s.pid.store(pid, Relaxed);
             segment.charge_local(s, 10);
         }
-        assert_eq!(release_dead(segment), 2);
+        assert_eq!(release_dead(segment, None), 2);
         assert_eq!(segment.local_pages.load(Relaxed), 10);
         assert_eq!(segment.procs[0].pid.load(Relaxed), me);
         assert_eq!(segment.procs[1].pid.load(Relaxed), 0);
-        assert_eq!(release_dead(segment), 0);
+        assert_eq!(release_dead(segment, None), 0);
+    }
+
+    #[test]
+    fn the_slabs_of_dead_processes_go_to_the_agent() {
+        let (fd, segment) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        far.slabs_max.store(9, Relaxed);
+        let me = std::process::id();
+        for (slot, pid) in [(3, me), (4, 1 << 23)] {
+            let s = &segment.procs[slot];
+            s.start_ticks
+                .store(proc_state(me).unwrap().start_ticks, Relaxed);
+            s.pid.store(pid, Relaxed);
+        }
+        let (mine, dead) = (far.take_slab(3).unwrap(), far.take_slab(4).unwrap());
+        assert!(any_left(segment));
+        assert_eq!(release_dead(segment, Some(far)), 1);
+        let state = |slab: u32| far.slabs[slab as usize].state.load(Relaxed);
+        assert_eq!(
+            (state(mine), state(dead)),
+            (slab_state::USED, slab_state::RELEASED)
+        );
+        assert!(far.rung(|p| assert_eq!(p, 4)), "the agent is told");
     }
 
     #[test]
@@ -193,14 +236,14 @@ mod tests {
 
     #[test]
     fn peaks_outlive_the_processes() {
-        let (_fd, segment) = Segment::create().unwrap();
+        let (_fd, segment) = Segment::create(false).unwrap();
         let slot = &segment.procs[5];
         slot.pid.store(1 << 23, Relaxed);
         slot.resident_pages.store(100, Relaxed);
         segment.class_bytes[3].store(4096, Relaxed);
         let mut peaks = Peaks::default();
         peaks.sample(segment);
-        release_dead(segment);
+        release_dead(segment, None);
         segment.class_bytes[3].store(0, Relaxed);
         peaks.sample(segment);
         assert_eq!(

@@ -9,6 +9,7 @@ pub mod regions;
 #[cfg(any(test, feature = "std"))]
 pub mod replay;
 pub mod slot;
+pub mod spill;
 pub mod table;
 pub mod trace;
 pub mod word;

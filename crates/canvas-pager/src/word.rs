@@ -78,7 +78,8 @@ impl State {
 pub mod flag {
     /// Brought in by prefetch and not known to be used yet.
     pub const PREFETCHED: u64 = 1 << 8;
-    /// Used (filled on demand, or second chance) since the clock hand last passed.
+    /// Used (filled on demand, or second chance) since the clock hand last passed; of a far page: come
+    /// back to the pool with a neighbour since the spill hand last passed.
     pub const REFERENCED: u64 = 1 << 9;
     /// The kernel refused to unmap it (odd protection, pinned by a driver); cleared by mprotect.
     pub const STUCK: u64 = 1 << 10;
@@ -86,6 +87,8 @@ pub mod flag {
     pub const LOCKED: u64 = 1 << 11;
     /// The entry holds a far copy that was the page's content when it last became resident.
     pub const FAR_COPY: u64 = 1 << 12;
+    /// Far, and its copy was moved beyond the pool: a hint, the swap entry knows.
+    pub const DEEP: u64 = 1 << 13;
     /// Filled as part of a sequential stream: evicted first.
     pub const STREAM: u64 = 1 << 14;
     /// Chosen for touch sampling by `--trace`.

@@ -2,9 +2,13 @@
 //! simulator call the same code. No clock, no thread, no system call; random numbers come from the
 //! caller's seeded generator.
 //!
+//! * [`choose`]: which donor gets a slab;
+//! * [`copies`]: which of its copies count, which is read, which is given up;
 //! * [`headroom`]: how much of its memory a donor lends, and when it takes some back;
 //! * [`victims`]: which slabs it takes back.
 #![forbid(unsafe_code)]
 
+pub mod choose;
+pub mod copies;
 pub mod headroom;
 pub mod victims;

@@ -5,7 +5,7 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use crate::{family, reclaim, state};
+use crate::{family, procs, reclaim, state};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -157,7 +157,7 @@ fn largest_other() -> Option<&'static canvas_shm::ProcSlot> {
 fn poke_largest(pages: i64) {
     if let Some(p) = largest_other().filter(|p| p.resident_pages.load(Ordering::Relaxed) > 0) {
         if !proc::alive(p.pid.load(Ordering::Relaxed)) {
-            state::seg().release_slot(p, p.pid.load(Ordering::Relaxed));
+            procs::release_slot(p, p.pid.load(Ordering::Relaxed));
             return;
         }
         p.reclaim_wanted
@@ -165,6 +165,30 @@ fn poke_largest(pages: i64) {
         p.wake.fetch_add(1, Ordering::Release);
         proc::futex_wake(&p.wake, 1);
     }
+}
+
+/// Asks the process with the largest part of the pool (not us) to let some of it go. False when there
+/// is none.
+pub fn ask_for_pool() -> bool {
+    let me = state::slot() as *const _;
+    let other = state::seg()
+        .procs
+        .iter()
+        .filter(|p| {
+            !core::ptr::eq(*p, me) && !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX)
+        })
+        .max_by_key(|p| p.pool_bytes.load(Ordering::Relaxed))
+        .filter(|p| p.pool_bytes.load(Ordering::Relaxed) > 0);
+    if let Some(p) = other {
+        let pid = p.pid.load(Ordering::Relaxed);
+        if proc::alive(pid) {
+            p.wake.fetch_add(1, Ordering::Release);
+            proc::futex_wake(&p.wake, 1);
+        } else {
+            procs::release_slot(p, pid);
+        }
+    }
+    other.is_some()
 }
 
 /// Wakes (or, after a fork, starts) the reclaim thread.

@@ -2,9 +2,11 @@
 
 use canvas_pager::regions::Region;
 use canvas_pager::table::PageTable;
+use canvas_shm::far;
+use canvas_swap::extents::BookArrays;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, WINDOW_BLOCKS, WINDOW_PAGES, WORDS_BASE};
-use canvas_types::sync::{AtomicU32, AtomicU64};
+use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64};
 
 /// Swap cache buffers: one page a slot.
 pub const CACHE_BUFFERS: usize = layout::STORE_BASE;
@@ -40,7 +42,14 @@ pub const TRACE: usize = WORDS_BASE + 0x39_0000_0000;
 /// Bytes that they may take.
 pub const TRACE_BYTES: usize = 2 << 20;
 
+/// The book of extents of the far space: by extent, then twice by slab.
+const DEEP: usize = WORDS_BASE + 0x3a_0000_0000;
+const DEEP_SPANS: usize = WORDS_BASE + 0x3b_0000_0000;
+
 const _: () = {
+    assert!(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8 <= DEEP_SPANS);
+    assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= WORDS_BASE + META_BYTES);
+    assert!(TRACE + TRACE_BYTES <= DEEP);
     assert!(WINDOW_PAGES * 8 <= 0x10_0000_0000);
     assert!(WINDOW_BLOCKS * 4 <= 0x1_0000_0000);
     assert!(REGIONS_MAX * core::mem::size_of::<Region>() <= 0x1_0000_0000);
@@ -103,6 +112,17 @@ pub fn word(page: u32) -> &'static AtomicU64 {
 #[inline(always)]
 pub fn touched_in_block() -> &'static [AtomicU32] {
     atomics32(TOUCHED_IN_BLOCK, WINDOW_BLOCKS)
+}
+
+/// The book of extents of the far space.
+pub fn extent_book() -> BookArrays<'static> {
+    BookArrays {
+        // SAFETY: as above.
+        live: unsafe { core::slice::from_raw_parts(DEEP as *const AtomicU8, far::EXTENTS_MAX) },
+        spans: atomics64(DEEP_SPANS, far::EXTENTS_MAX),
+        slab_live: atomics32(DEEP + far::EXTENTS_MAX, far::SLABS_MAX),
+        roles: atomics32(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 4, far::SLABS_MAX),
+    }
 }
 
 /// The entry table's memory.

@@ -10,6 +10,7 @@ use canvas_types::sync::backoff;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use crate::deep::Stored;
 use crate::protect::Protected;
 use crate::{areas, freeze};
 
@@ -25,6 +26,8 @@ pub struct Fill {
     pub staging: [PageBuf; STAGING_PAGES],
     /// The pool's.
     pub scratch: Scratch,
+    /// What was read from beyond the pool.
+    pub stored: Stored,
 }
 
 /// For unmapping and writing out.
@@ -44,7 +47,8 @@ pub struct Reclaim {
     pub scratch: Scratch,
 }
 
-const FILLS: usize = 32;
+/// Fills at one time, each of which may have a read beyond the pool under way.
+const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;
 const RECLAIMS: usize = 4;
 const FILL_STEP: usize = 1 << 20;
 const _: () = assert!(

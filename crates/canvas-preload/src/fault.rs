@@ -3,6 +3,7 @@
 //! The caller is inside ([`crate::freeze`]) with all signals blocked. Nothing here allocates from
 //! the program's heap, takes a lock that the program can hold, or calls a hooked function.
 
+use canvas_backend::LoadError;
 use canvas_pager::clock::FillKind;
 use canvas_pager::prefetch::{Done, FaultKind, Plan};
 use canvas_pager::slot;
@@ -20,7 +21,7 @@ use core::sync::atomic::Ordering;
 use crate::context::{self, STAGING_PAGES};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHERS, count, uffd};
-use crate::{account, areas, cache, chunk, freeze, mm, reclaim, report, state, trace};
+use crate::{account, areas, cache, chunk, deep, freeze, mm, reclaim, report, state, trace};
 
 /// How a fault ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +32,8 @@ pub enum Resolved {
     NotOurs,
     /// The far copy did not verify: the program must not see it.
     Poisoned,
+    /// No far copy can be reached now.
+    Unreachable,
     /// Local and far memory are both full.
     NoMemory,
 }
@@ -345,7 +348,12 @@ fn poison(page: u32, cur: Word) {
 
 /// The word of a far page that was just brought in.
 fn filled(cur: Word, kind: FillKind) -> Word {
-    keep_or_release(CLOCK.params.on_fill(cur, kind, EPOCH.now()), true)
+    keep_or_release(
+        CLOCK
+            .params
+            .on_fill(cur.clear(flag::DEEP), kind, EPOCH.now()),
+        true,
+    )
 }
 
 /// The word `new` of a page that comes in, with its entry or without; `far_copy`: the entry holds one.
@@ -374,15 +382,42 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
     }
     let mut ctx = context::fill();
     let ctx = &mut *ctx;
-    if pool()
-        .load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch)
-        .is_err()
-    {
+    let mut loaded = pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch);
+    let mut deep_extent = None;
+    if let Err(LoadError::Deep(place)) = loaded {
+        if deep::is_under_way(place) {
+            // It comes with its whole extent: raised into the pool, or read alone after all.
+            word::publish(w, cur);
+            account::uncharge(1);
+            deep::arrives(place);
+            return None;
+        }
+        match deep::load(place, &mut ctx.staging[0], &mut ctx.stored) {
+            Ok(()) => {
+                loaded = Ok(());
+                deep_extent = Some(place.extent);
+            }
+            Err(deep::Lost::Unreachable) => {
+                account::uncharge(1);
+                word::publish(w, cur);
+                return Some(Resolved::Unreachable);
+            }
+            Err(deep::Lost::Damaged) => loaded = Err(LoadError::Verify),
+        }
+    }
+    if loaded.is_err() {
         account::uncharge(1);
         poison(page, cur);
         return Some(Resolved::Poisoned);
     }
     let plan = learn(page, FaultKind::Demand);
+    // Its neighbours (FastSwap §V), when there is room for them or a stream needs them. Now, while our
+    // page's entry keeps the extent.
+    if let Some(extent) = deep_extent
+        && (plan.stream || deep::pool_has_room())
+    {
+        deep::fetch(extent);
+    }
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
         drop(held);
@@ -426,6 +461,7 @@ fn prefetch(plan: &Plan) {
 
 /// Brings in what the plan names and is far, while there is room; contiguous pages with one copy.
 fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
+    deep::absorb();
     let room = account::limit().map_or(i64::MAX, |l| {
         l - state::seg().local_pages.load(Ordering::Relaxed)
     });
@@ -464,12 +500,18 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         {
             continue;
         }
-        if pool()
-            .load(cur.entry(), &mut ctx.staging[run.n], &mut ctx.scratch)
-            .is_err()
-        {
-            poison(page.0, cur);
-            continue;
+        match pool().load(cur.entry(), &mut ctx.staging[run.n], &mut ctx.scratch) {
+            Ok(()) => {}
+            Err(LoadError::Deep(place)) => {
+                // Nobody waits here: it comes to the pool, and from there with the next faults.
+                deep::fetch(place.extent);
+                word::publish(w, cur);
+                continue;
+            }
+            Err(_) => {
+                poison(page.0, cur);
+                continue;
+            }
         }
         done.issued += 1;
         trace::note(page.0, Kind::Prefetch);
@@ -494,6 +536,9 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         run.n += 1;
     }
     run.flush(ctx, kind);
+    if plan.stream {
+        deep::fetch_ahead(plan.start.0, plan.stride, plan.count);
+    }
     PREFETCHERS
         .streams
         .carried_out(freeze::thread_hash() as u32, plan, &done);
@@ -563,6 +608,7 @@ fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64)
     let new = cur
         .with_state(State::Cached)
         .with_entry(slot::in_word(slot[0].slot()))
+        .clear(flag::DEEP)
         .set(mark);
     word::publish(areas::word(page), new);
     cache::slots().enqueue(&slot);

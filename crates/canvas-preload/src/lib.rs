@@ -8,6 +8,7 @@ mod args;
 mod cache;
 mod chunk;
 mod context;
+mod deep;
 mod family;
 mod fault;
 mod freeze;
@@ -122,7 +123,7 @@ fn try_start() -> Result<(), Failure> {
     let because = |what| move |e| Failure::Because(what, e);
     let bad = Errno(libc::EBADF);
     let fd = number(fd_text).ok_or(Failure::Because("CANVAS_SEGMENT_FD is not a number", bad))?;
-    let at = mem::map_shared(fd, segment::SEGMENT_BYTES)
+    let at = mem::map_shared(fd, 0, segment::SEGMENT_BYTES)
         .map_err(because("the tenant segment cannot be mapped"))?;
     // SAFETY: a fresh shared mapping of the full size, which stays.
     unsafe { state::attach(at) };
@@ -171,11 +172,15 @@ fn try_start() -> Result<(), Failure> {
     mm::init();
     mm::reserve_window().map_err(because("the window cannot be reserved or registered"))?;
     state::PID.store(proc::pid(), Ordering::Relaxed);
+    deep::map(fd).map_err(because(
+        "the far area of the tenant segment cannot be mapped",
+    ))?;
     let slot = procs::take_slot().ok_or(Failure::Because(
         "the tenant has too many processes",
         Errno(libc::EAGAIN),
     ))?;
     state::set_slot(slot);
+    deep::take_channel();
     pool::init();
     state::PREFETCHERS.choose(seg.config.prefetch());
     trace::init();

@@ -4,12 +4,12 @@ use canvas_backend::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, S
 use canvas_swap::classes::region_bytes;
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_sys::{lz4, mem};
-use canvas_types::PageBuf;
+use canvas_types::{DeepPlace, PageBuf};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI64, Ordering};
 
-use crate::{areas, state};
+use crate::{areas, deep, state};
 
 /// Slabs of the region (32 KiB each: 2 TiB of pool at most).
 const SLABS: usize = 1 << 26;
@@ -70,6 +70,9 @@ impl PoolBudget for Budget {
             CHARGED.fetch_add(bytes, Ordering::Relaxed);
         }
         ok
+    }
+    fn deep_gone(&self, place: DeepPlace) {
+        deep::unhold(place.extent);
     }
 }
 

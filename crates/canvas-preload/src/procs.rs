@@ -7,7 +7,7 @@ use canvas_types::procfs::Stat;
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::state::{self, count};
-use crate::{family, freeze, mm, pool, report, threads, trace};
+use crate::{deep, family, freeze, mm, pool, report, threads, trace};
 
 /// Descriptors that are ours: the segment, the library, the userfaultfd, the pidfd, the trace.
 static OURS: [AtomicI32; 5] = [const { AtomicI32::new(-1) }; 5];
@@ -84,7 +84,7 @@ pub fn take_slot() -> Option<&'static ProcSlot> {
     for s in &seg.procs {
         if s.pid.load(Ordering::Relaxed) == pid {
             // exec: the old image's memory is gone.
-            seg.release_slot(s, pid);
+            release_slot(s, pid);
         }
     }
     let slot = seg.procs.iter().find(|s| {
@@ -94,6 +94,11 @@ pub fn take_slot() -> Option<&'static ProcSlot> {
     })?;
     slot.start_ticks.store(start_ticks(), Ordering::Release);
     Some(slot)
+}
+
+/// Gives back all that a process had which has ended, or runs another image now.
+pub fn release_slot(slot: &ProcSlot, pid: u32) {
+    state::seg().release_slot(slot, pid, deep::drop_process);
 }
 
 /// Start time of this process in clock ticks.
@@ -135,6 +140,7 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     trace::flush();
     mm::inherit_window(true);
     family::note_fork();
+    deep::before_fork();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
     mm::inherit_window(false);
@@ -144,6 +150,8 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
             state::FORKED.store(true, Ordering::Relaxed);
             count(Counter::Forks, 1);
             family::forked();
+        } else {
+            deep::fork_failed();
         }
         drop(g);
         drop(frozen);
@@ -184,6 +192,7 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
     }
     mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
+    deep::after_fork_in_child();
     if thread_mode {
         threads::start_handlers()?;
     }

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use crate::context::{self, BATCH_PAGES, Reclaim};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHERS, count, uffd};
-use crate::{account, areas, cache, family, fault, smaps, state, trace};
+use crate::{account, areas, cache, deep, family, fault, smaps, state, trace};
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
@@ -86,8 +86,9 @@ pub fn run(want: u32, direct: bool) -> u32 {
 /// Watches the far limit: from 75 % of it on, hot pages lose their reservations (Canvas §5.1).
 fn judge_far_pressure() {
     let seg = state::seg();
-    let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64;
-    let limit = seg.config.pool_bytes.load(Ordering::Relaxed);
+    let (deep_used, deep_limit) = deep::used_and_limit();
+    let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64 + deep_used;
+    let limit = seg.config.pool_bytes.load(Ordering::Relaxed) + deep_limit;
     let now = fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
     PRESSURE.store(now, Ordering::Relaxed);
     CLOCK.set_pressure(now);
@@ -262,12 +263,22 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
             if matches!(first, StoreError::Full { copy_dropped: true }) {
                 far_copy = false;
             }
-            // Far copies of resident pages go first.
-            match drop_resident_copies()
-                .then(|| pool().store(job.entry, far_copy, data, &mut ctx.scratch))
-            {
-                Some(Ok(o)) => o,
-                _ => {
+            let mut retry = || {
+                pool()
+                    .store(job.entry, far_copy, data, &mut ctx.scratch)
+                    .ok()
+            };
+            // What lies there longest moves on, if it can; else far copies of resident pages go.
+            let mut stored = None;
+            while stored.is_none() && deep::make_room() {
+                stored = retry();
+            }
+            if stored.is_none() && drop_resident_copies() {
+                stored = retry();
+            }
+            match stored {
+                Some(o) => o,
+                None => {
                     if let Some(e) = cache::slots().abort_write(job.slot, job.entry, false) {
                         pool().release(e);
                     }
@@ -325,7 +336,7 @@ fn far_word(cached: Word, entry: SwapEntry) -> Word {
     let w = cached
         .with_state(State::Far)
         .with_entry(entry)
-        .clear(flag::PREFETCHED | flag::SAMPLED);
+        .clear(flag::PREFETCHED | flag::SAMPLED | flag::DEEP);
     if entry.is_some() {
         w.set(flag::FAR_COPY)
     } else {
@@ -360,6 +371,7 @@ pub fn background_round() -> bool {
         let mut ctx = context::reclaim();
         worked |= write_out(&mut ctx, (cap / 4 - avail).min(32)) > 0;
     }
+    worked |= deep::background_round();
     if excess > 0 {
         let done = run(excess.min(128) as u32, false);
         worked |= done > 0;

@@ -9,7 +9,7 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::fault::{self, Resolved};
-use crate::{account, freeze, reclaim, report, sig, state, trace};
+use crate::{account, deep, freeze, reclaim, report, sig, state, trace};
 
 const STACK_BYTES: usize = 256 << 10;
 
@@ -98,9 +98,10 @@ extern "C" fn reclaimer() -> ! {
             }
             if account::short_of_room() {
                 // Short, and nothing to take: everything is busy, pinned, or not ours.
-                proc::sleep_ns(2_000_000);
+                proc::sleep_ns(deep::idle_ns().min(2_000_000));
             } else {
-                account::sleep_until_woken(pause_ns.min(account::idle_ns()));
+                let idle_ns = account::idle_ns().min(deep::idle_ns());
+                account::sleep_until_woken(pause_ns.min(idle_ns));
             }
         }
     }
@@ -159,7 +160,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         }
         // The mapping changed under the fault: the access is made again, and is the kernel's to judge.
         Resolved::NotOurs => u.wake(addr, PAGE_SIZE),
-        Resolved::Poisoned | Resolved::NoMemory => {
+        Resolved::Poisoned | Resolved::Unreachable | Resolved::NoMemory => {
             // There is no way to fail a fault by message before UFFDIO_POISON: say so and end.
             report!(
                 "a fault at {addr:#x} cannot be resolved ({r:?}); the program is ended by SIGBUS"

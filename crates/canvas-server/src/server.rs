@@ -120,7 +120,7 @@ impl Server {
         config.memory_bytes = config.memory_bytes / SLAB_BYTES as u64 * SLAB_BYTES as u64;
         if config.memory_bytes == 0 {
             return Err(format!(
-                "that is less than one slab; lend at least {} MiB",
+                "--memory is less than one slab; write {}M or more",
                 SLAB_BYTES >> 20
             ));
         }

@@ -7,9 +7,13 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod far;
 pub mod histogram;
+pub mod mailbox;
 #[cfg(feature = "std")]
 pub mod map;
 pub mod segment;
 
+pub use far::Far;
+pub use mailbox::Mailbox;
 pub use segment::{Config, Counter, Mode, ProcSlot, Segment};

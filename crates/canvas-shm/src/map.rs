@@ -3,7 +3,7 @@
 //! The preload maps the segment by raw system calls of its own; this is the safe way for programs
 //! that have std.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use canvas_types::PAGE_SIZE;
 use nix::errno::Errno;
@@ -12,6 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::unistd::ftruncate;
 
+use crate::far::{FAR_BYTES, Far, OFFSET};
 use crate::segment::{MAGIC, SEGMENT_BYTES, Segment};
 use core::sync::atomic::Ordering;
 
@@ -23,12 +24,15 @@ impl Segment {
     /// Creates a tenant segment, all zeros but its magic number, in a memfd of its own, and maps
     /// it for the rest of this process's life.
     ///
+    /// With `far`, the far area ([`Far::map`]) follows in the same file.
+    ///
     /// The descriptor is close-on-exec: the caller hands it on as it sees fit. Its size is sealed,
     /// because the processes of the tenant are not trusted to leave it alone.
-    pub fn create() -> Result<(OwnedFd, &'static Segment), Errno> {
+    pub fn create(far: bool) -> Result<(OwnedFd, &'static Segment), Errno> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let fd = memfd_create(c"canvas-segment", flags)?;
-        ftruncate(&fd, SEGMENT_BYTES as i64)?;
+        let bytes = SEGMENT_BYTES + if far { FAR_BYTES } else { 0 };
+        ftruncate(&fd, bytes as i64)?;
         let seals = SealFlag::F_SEAL_GROW | SEALS | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         let segment = Segment::map(&fd)?;
@@ -40,20 +44,54 @@ impl Segment {
     ///
     /// `EINVAL` when the file is not sealed against shrinking or is too small to be a segment.
     pub fn map(fd: impl AsFd) -> Result<&'static Segment, Errno> {
-        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
-        let bytes = nix::sys::stat::fstat(&fd)?.st_size;
-        if !SealFlag::from_bits_retain(seals).contains(SEALS) || bytes < SEGMENT_BYTES as i64 {
-            return Err(Errno::EINVAL);
-        }
-        let length = core::num::NonZeroUsize::new(SEGMENT_BYTES).ok_or(Errno::EINVAL)?;
-        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let addr = unsafe { mmap(None, length, prot, MapFlags::MAP_SHARED, &fd, 0)? };
-        debug_assert!((addr.as_ptr() as usize).is_multiple_of(PAGE_SIZE));
+        let addr = map_part(fd, 0, SEGMENT_BYTES)?;
         // SAFETY: the mapping has the full size, starts on a page, is shared and writable; nothing
         // ever unmaps it; the file cannot shrink below it (checked seal), so every byte exists.
-        Ok(unsafe { Segment::at(addr.as_ptr() as usize) })
+        Ok(unsafe { Segment::at(addr) })
     }
+}
+
+impl Far {
+    /// Maps the far area of the tenant segment behind `fd` for the rest of this process's life.
+    ///
+    /// `EINVAL` when the file is not sealed against shrinking, or has no far area.
+    pub fn map(fd: impl AsFd) -> Result<&'static Far, Errno> {
+        let addr = map_part(fd, OFFSET, FAR_BYTES)?;
+        // SAFETY: as above.
+        Ok(unsafe { Far::at(addr) })
+    }
+}
+
+/// A copy (close-on-exec) of a descriptor with a number of `least` or above.
+pub fn copy_above(fd: impl AsFd, least: RawFd) -> Result<OwnedFd, Errno> {
+    let new = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(least))?;
+    // SAFETY: a new number, so it is ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
+}
+
+/// The same of a descriptor that this process inherited under a number; `EBADF` when there is none.
+pub fn inherited(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
+    if number < 0 {
+        return Err(Errno::EBADF);
+    }
+    // SAFETY: borrowed for this one call, which only looks the number up: the kernel says so when
+    // it is not open.
+    copy_above(unsafe { BorrowedFd::borrow_raw(number) }, least)
+}
+
+/// Maps a part of a sealed file, shared and writable, where the kernel likes.
+fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usize, Errno> {
+    let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
+    let there = nix::sys::stat::fstat(&fd)?.st_size;
+    if !SealFlag::from_bits_retain(seals).contains(SEALS) || there < (offset + bytes) as i64 {
+        return Err(Errno::EINVAL);
+    }
+    let length = core::num::NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?;
+    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let addr = unsafe { mmap(None, length, prot, MapFlags::MAP_SHARED, &fd, offset as i64)? };
+    debug_assert!((addr.as_ptr() as usize).is_multiple_of(PAGE_SIZE));
+    Ok(addr.as_ptr() as usize)
 }
 
 #[cfg(test)]
@@ -63,7 +101,7 @@ mod tests {
 
     #[test]
     fn two_mappings_show_the_same_counters() {
-        let (fd, a) = Segment::create().unwrap();
+        let (fd, a) = Segment::create(false).unwrap();
         let b = Segment::map(&fd).unwrap();
         assert_eq!(b.magic.load(Ordering::Acquire), MAGIC);
         assert_eq!(b.total(Counter::FaultFar), 0);
@@ -72,8 +110,33 @@ mod tests {
     }
 
     #[test]
+    fn the_far_area_is_there_when_asked_for() {
+        let (fd, _) = Segment::create(true).unwrap();
+        let (a, b) = (Far::map(&fd).unwrap(), Far::map(&fd).unwrap());
+        a.copy_in(1023, 63, 32 << 10, &[]);
+        a.copy_in(1023, 63, (32 << 10) - 3, b"end");
+        let mut got = [0; 4];
+        b.copy_out(1023, 63, (32 << 10) - 4, &mut got);
+        assert_eq!(&got, b"\0end");
+        let (without, _) = Segment::create(false).unwrap();
+        assert_eq!(Far::map(&without).err(), Some(Errno::EINVAL));
+    }
+
+    #[test]
+    fn descriptors_are_found_by_their_numbers() {
+        use std::os::fd::AsRawFd;
+        let (fd, segment) = Segment::create(false).unwrap();
+        segment.count(0, Counter::FaultFar, 3);
+        let again = inherited(fd.as_raw_fd(), 100).unwrap();
+        assert!(again.as_raw_fd() >= 100);
+        assert_eq!(Segment::map(again).unwrap().total(Counter::FaultFar), 3);
+        assert_eq!(inherited(-1, 3).err(), Some(Errno::EBADF));
+        assert_eq!(inherited(1 << 20, 3).err(), Some(Errno::EBADF));
+    }
+
+    #[test]
     fn the_size_is_fixed() {
-        let (fd, _) = Segment::create().unwrap();
+        let (fd, _) = Segment::create(false).unwrap();
         assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
         assert_eq!(ftruncate(&fd, 2 * SEGMENT_BYTES as i64), Err(Errno::EPERM));
     }

@@ -40,6 +40,8 @@ pub mod config_flag {
     pub const TRACE: u32 = 2;
     /// Pages give their swap entry back when they come in (no reservations, Canvas §5.1).
     pub const NO_RESERVATIONS: u32 = 8;
+    /// The far area ([`crate::far`]) follows the segment.
+    pub const FAR: u32 = 16;
 }
 
 /// What the user asked for; written once, before the program starts.
@@ -108,6 +110,10 @@ counters! {
     FaultFirstTouch = "faults_first_touch": "Faults on pages never touched before.",
     FaultSecondChance = "faults_second_chance": "Faults on pages found in the swap cache (second-chance hits).",
     FaultFar = "faults_far": "Faults that had to bring a page back from the far copy (demand).",
+    FaultDeep = "faults_deep": "Of faults_far, those whose far copy lay beyond the pool and was waited for.",
+    PagesSunk = "pages_sunk": "Far copies moved from the pool to the next tier.",
+    PagesRaised = "pages_raised": "Far copies brought back into the pool with their neighbours.",
+    DeepFailure = "deep_failures": "Reads and writes beyond the pool that failed or were given up.",
     FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
     FaultSpurious = "faults_spurious": "Faults on pages that were resident by the time they were looked at.",
     FaultSyscall = "faults_syscall": "Pages resolved on behalf of a system call's arguments (also counted by kind).",
@@ -338,8 +344,9 @@ impl Segment {
         }
     }
     /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
-    /// no thread of that process runs any more. Of several callers, one does the work.
-    pub fn release_slot(&self, slot: &ProcSlot, pid: u32) {
+    /// no thread of that process runs any more. Of several callers, one does the work; it also calls
+    /// `also`, with the slot's index, before anybody can take the slot again.
+    pub fn release_slot(&self, slot: &ProcSlot, pid: u32, also: impl FnOnce(usize)) {
         if slot
             .pid
             .compare_exchange(pid, u32::MAX, Ordering::AcqRel, Ordering::Relaxed)
@@ -365,7 +372,13 @@ impl Segment {
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);
         slot.start_ticks.store(0, Ordering::Relaxed);
+        also(self.index_of(slot));
         slot.pid.store(0, Ordering::Release);
+    }
+    /// The index of one of [`Segment::procs`].
+    pub fn index_of(&self, slot: &ProcSlot) -> usize {
+        let bytes = (slot as *const ProcSlot).addr() - self.procs.as_ptr().addr();
+        bytes / core::mem::size_of::<ProcSlot>()
     }
 }
 

@@ -10,14 +10,15 @@
 //! │ free: next free entry (32) · empty: 0                 │ tag │
 //! │ same-filled: 60 bits of the pattern                   │     │
 //! │ stored: slot (40) | payload bytes << 40 (13)          │     │
+//! │ deep: extent (32) | offset / 16 << 32 (11) | payload << 43 (13) │
 //! └───────────────────────────────────────────────────────┴─────┘
 //! ```
 //!
 //! [`EntryTable::alloc`] and [`EntryTable::free`] take the lock; a page pays for that once, at its
 //! first swap-out, and from then on its owner works on the entry with plain loads and stores.
 
-use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
+use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::slots::SlotId;
 
@@ -32,10 +33,16 @@ const TAG_SAME_HIGH: u64 = 4;
 /// Pattern is the field's 32 bits, twice: repeated bytes, halfwords and words.
 const TAG_SAME_TWICE: u64 = 5;
 const TAG_STORED: u64 = 6;
+const TAG_DEEP: u64 = 7;
 
 const SLOT_BITS: u32 = 40;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 const LEN_MASK: u64 = (1 << 13) - 1;
+const UNIT: u32 = 16;
+const OFFSET_SHIFT: u32 = 32;
+const OFFSET_MASK: u64 = (1 << 11) - 1;
+const DEEP_LEN_SHIFT: u32 = 43;
+const _: () = assert!(crate::extent::EXTENT_BYTES / UNIT as usize - 1 == OFFSET_MASK as usize);
 
 /// What an entry holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +60,8 @@ pub enum Record {
         /// Bytes of payload, without the header; a whole page means it is not compressed.
         len: u16,
     },
+    /// The far copy lies beyond the pool, in an extent.
+    Deep(DeepPlace),
 }
 
 impl Record {
@@ -77,6 +86,16 @@ impl Record {
                 debug_assert!(slot.0 <= SLOT_MASK && len as u64 <= LEN_MASK);
                 Some(((slot.0 | ((len as u64) << SLOT_BITS)) << TAG_BITS) | TAG_STORED)
             }
+            Record::Deep(p) => {
+                debug_assert!(p.offset.is_multiple_of(UNIT));
+                debug_assert!(
+                    u64::from(p.offset / UNIT) <= OFFSET_MASK && p.len as u64 <= LEN_MASK
+                );
+                let field = u64::from(p.extent)
+                    | (u64::from(p.offset / UNIT) << OFFSET_SHIFT)
+                    | ((p.len as u64) << DEEP_LEN_SHIFT);
+                Some((field << TAG_BITS) | TAG_DEEP)
+            }
         }
     }
     /// The record in a word.
@@ -92,6 +111,11 @@ impl Record {
                 slot: SlotId(field & SLOT_MASK),
                 len: (field >> SLOT_BITS & LEN_MASK) as u16,
             },
+            TAG_DEEP => Record::Deep(DeepPlace {
+                extent: field as u32,
+                offset: (field >> OFFSET_SHIFT & OFFSET_MASK) as u32 * UNIT,
+                len: (field >> DEEP_LEN_SHIFT & LEN_MASK) as u16,
+            }),
             _ => Record::Free,
         }
     }

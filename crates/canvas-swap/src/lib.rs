@@ -5,6 +5,8 @@
 //! * [`fsm`]: when a page keeps its entry and when it loses it (Canvas §5.1, fig. 7);
 //! * [`classes`]: the sizes in which compressed pages are stored;
 //! * [`slots`]: the allocator of such slots over slabs of one lazily backed region;
+//! * [`extent`]: batches of stored pages, for what lies beyond the pool;
+//! * [`extents`]: which of them a process uses, and which it may use anew after forks;
 //! * [`codec`]: page classification, content hash, compression and the stored form.
 //!
 //! Nothing here allocates, makes a system call, or knows about threads: all arrays come from the
@@ -15,6 +17,8 @@
 pub mod classes;
 pub mod codec;
 pub mod entry;
+pub mod extent;
+pub mod extents;
 pub mod fsm;
 pub mod slots;
 

@@ -14,6 +14,7 @@
 //!
 //! Locks: one a class, then one for the slabs; none is held while memory is released.
 
+use canvas_types::DeepPlace;
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, backoff};
 
 use crate::classes::{
@@ -90,11 +91,18 @@ pub trait PoolBudget {
     /// Changes the charge by `bytes` (a slab's worth, up or down). False, with nothing charged, when
     /// that would pass the bound; never for a decrease. Called under a lock: must not block.
     fn charge(&self, bytes: i64) -> bool;
+    /// A copy beyond the pool is no longer needed. Not called under a lock.
+    fn deep_gone(&self, place: DeepPlace) {
+        let _ = place;
+    }
 }
 
 impl<T: PoolBudget + ?Sized> PoolBudget for &T {
     fn charge(&self, bytes: i64) -> bool {
         (**self).charge(bytes)
+    }
+    fn deep_gone(&self, place: DeepPlace) {
+        (**self).deep_gone(place)
     }
 }
 

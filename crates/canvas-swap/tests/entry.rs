@@ -5,8 +5,8 @@ mod common;
 
 use canvas_swap::entry::{EntryTable, Record};
 use canvas_swap::slots::SlotId;
-use canvas_types::SwapEntry;
 use canvas_types::sync::Ordering;
+use canvas_types::{DeepPlace, SwapEntry};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -27,6 +27,13 @@ fn record() -> impl Strategy<Value = Record> {
         any::<i32>().prop_map(|p| Record::SameFilled(p as i64 as u64)),
         any::<u32>().prop_map(|p| Record::SameFilled(p as u64 | (p as u64) << 32)),
         any::<f32>().prop_map(|p| Record::SameFilled((p as f64).to_bits())),
+        (any::<u32>(), 0..2048u32, 0..=4096u16).prop_map(|(extent, unit, len)| {
+            Record::Deep(DeepPlace {
+                extent,
+                offset: unit * 16,
+                len,
+            })
+        }),
         (0..1u64 << 40, 0..=4096u16).prop_map(|(s, len)| Record::Stored {
             slot: SlotId(s),
             len

@@ -25,8 +25,8 @@ pub fn map_lazy(addr: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
     }
 }
 
-/// Maps a file shared and writable, anywhere.
-pub fn map_shared(fd: i32, bytes: usize) -> Result<usize, Errno> {
+/// Maps `bytes` of a file from `offset` on, shared and writable, anywhere.
+pub fn map_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> {
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     // SAFETY: never replaces an existing mapping.
     unsafe {
@@ -37,7 +37,7 @@ pub fn map_shared(fd: i32, bytes: usize) -> Result<usize, Errno> {
             prot,
             libc::MAP_SHARED as usize,
             fd as usize,
-            0,
+            offset,
         )
     }
 }

@@ -10,5 +10,5 @@ pub mod procfs;
 pub mod sync;
 pub mod units;
 
-pub use page::{PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
+pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
 pub use policy::{Codec, Prefetch};

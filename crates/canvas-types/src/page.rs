@@ -46,3 +46,14 @@ impl SwapEntry {
         self.0 != 0
     }
 }
+
+/// Where a page's copy lies beyond the pool: a record of an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DeepPlace {
+    /// Extent, a number of the tenant's far space.
+    pub extent: u32,
+    /// First byte of the record within the extent, a multiple of 16.
+    pub offset: u32,
+    /// Bytes of payload.
+    pub len: u16,
+}

@@ -5,8 +5,9 @@ use canvas_backend::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, S
 use canvas_swap::classes::{SLAB_BYTES, region_bytes};
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering};
-use canvas_types::{Codec, PAGE_SIZE, PageBuf};
+use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use std::sync::Mutex;
 
 /// A seed that is printed, or taken from `CANVAS_SEED`.
 pub fn seed() -> u64 {
@@ -90,6 +91,8 @@ impl SlotMem for &Mem {
 pub struct Budget {
     pub used: AtomicI64,
     pub limit: AtomicI64,
+    /// Extents of copies beyond the pool that are needed no more, one a page.
+    pub deep_gone: Mutex<Vec<u32>>,
 }
 
 impl Budget {
@@ -97,6 +100,7 @@ impl Budget {
         Budget {
             used: AtomicI64::new(0),
             limit: AtomicI64::new(limit),
+            deep_gone: Mutex::default(),
         }
     }
 }
@@ -109,6 +113,9 @@ impl PoolBudget for Budget {
             return false;
         }
         true
+    }
+    fn deep_gone(&self, place: DeepPlace) {
+        self.deep_gone.lock().unwrap().push(place.extent);
     }
 }
 

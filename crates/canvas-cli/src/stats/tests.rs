@@ -16,11 +16,11 @@ fn run(end: End) -> Run {
 }
 
 fn json(run: &Run, segment: &Segment) -> Value {
-    serde_json::from_str(&Report::new(run, segment).to_json()).unwrap()
+    serde_json::from_str(&Report::new(run, segment, None).to_json()).unwrap()
 }
 
 fn segment() -> &'static Segment {
-    Segment::create().unwrap().1
+    Segment::create(false).unwrap().1
 }
 
 #[test]

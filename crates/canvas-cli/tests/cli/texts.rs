@@ -50,6 +50,12 @@ fn expected(command: &str) -> &'static [&'static str] {
     match command {
         "run" => &[
             "codec",
+            "copies",
+            "far",
+            "far-dir",
+            "far-spin",
+            "far-wait",
+            "key-file",
             "local",
             "mode",
             "no-prefetch",
@@ -57,6 +63,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "prefetch",
             "require",
             "reservations",
+            "server",
             "stats",
             "swap-cache",
             "trace",

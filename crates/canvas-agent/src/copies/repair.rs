@@ -1,0 +1,242 @@
+//! Making good what copies miss: extent by extent from another copy, a few at a time.
+//!
+//! A write of an extent that is being repaired supersedes the repair: while the old bytes are being
+//! read the repair is given up; while they are on their way to the copy the write waits for that.
+
+use std::ops::Range;
+
+use canvas_place::copies::{REPAIRS, repair_from};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_wire::frame::Request;
+
+use super::{Call, Copies, OURS};
+use crate::block::Block;
+use crate::store::{Outcome, Store};
+
+const SLOTS: usize = REPAIRS;
+const WHOLE: Range<usize> = 0..EXTENT_BYTES;
+
+struct Job {
+    extent: u32,
+    /// The donor that lacks it.
+    to: usize,
+    /// Donors that were asked for it, a bit each.
+    tried: u64,
+    tried_disk: bool,
+    /// The bytes are on their way to the donor.
+    writes: bool,
+    /// It was written anew meanwhile, or its slab is gone.
+    void: bool,
+    /// Writes that wait.
+    held_back: Vec<u32>,
+    block: Option<Block>,
+}
+
+/// Repairs under way.
+#[derive(Default)]
+pub struct Repairs {
+    jobs: [Option<Job>; SLOTS],
+    /// Slabs made whole since they were last told.
+    pub done: u64,
+    /// Where the next search begins.
+    next_slab: u32,
+    /// Extents that no copy could give, until the next tick.
+    hopeless: Vec<u32>,
+}
+
+impl Repairs {
+    /// Must a write of the extent wait? It is sent when the repair is over.
+    pub fn holds_back(&mut self, extent: u32, id: u32) -> bool {
+        for job in self.jobs.iter_mut().flatten() {
+            if job.extent == extent {
+                job.void = true;
+                if job.writes {
+                    job.held_back.push(id);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+impl Copies {
+    /// Starts repairs; called in every tick.
+    pub(super) fn repair(&mut self) {
+        self.repairs.hopeless.clear();
+        for slot in 0..SLOTS {
+            self.next_repair(slot);
+        }
+    }
+
+    /// Finds something to repair for a slot that has nothing.
+    fn next_repair(&mut self, slot: usize) {
+        if self.repairs.jobs[slot].is_some() {
+            return;
+        }
+        let from = self.repairs.next_slab;
+        let far = self.far;
+        let mut found = None;
+        let mut made_whole = Vec::new();
+        let (repairs, donors, writing) = (&self.repairs, &self.donors, &self.writing);
+        let busy = |extent: u32| {
+            writing.contains_key(&extent)
+                || repairs.hopeless.contains(&extent)
+                || repairs.jobs.iter().flatten().any(|j| j.extent == extent)
+        };
+        let wraps = self.map.range(from..).chain(self.map.range(..from));
+        let slabs: Vec<u32> = wraps
+            .filter(|(_, e)| e.copies.iter().any(|c| c.missing.is_some()))
+            .map(|(slab, _)| *slab)
+            .collect();
+        'search: for slab in slabs {
+            let entry = self.map.get_mut(&slab).expect("just seen");
+            for copy in &mut entry.copies {
+                if !donors[copy.donor].is_up() || copy.leaving.is_some() {
+                    continue;
+                }
+                let first = slab * SLAB_EXTENTS as u32;
+                let (next, whole) = copy.next_missing(
+                    |e| busy(first + e as u32),
+                    |e| Copies::is_written(far, first + e as u32),
+                );
+                if whole {
+                    made_whole.push(slab);
+                }
+                if let Some(e) = next {
+                    found = Some((slab, first + e as u32, copy.donor));
+                    break 'search;
+                }
+            }
+        }
+        self.repairs.done += made_whole.len() as u64;
+        for slab in made_whole {
+            self.save(slab);
+        }
+        if let Some((slab, extent, to)) = found {
+            self.repairs.next_slab = slab;
+            self.repairs.jobs[slot] = Some(Job {
+                extent,
+                to,
+                tried: 1 << to,
+                tried_disk: false,
+                writes: false,
+                void: false,
+                held_back: Vec::new(),
+                block: Some(Block::new()),
+            });
+            self.read_for_repair(slot);
+        }
+    }
+
+    /// Reads the extent from the next copy that may have it.
+    fn read_for_repair(&mut self, slot: usize) {
+        let Some(job) = &self.repairs.jobs[slot] else {
+            return;
+        };
+        let (extent, tried) = (job.extent, job.tried);
+        let slab = extent / SLAB_EXTENTS as u32;
+        let within = extent as usize % SLAB_EXTENTS;
+        let source = self.map.get(&slab).and_then(|e| {
+            let donor = repair_from(self.sources(e, within), tried)?;
+            let copy = e.copies.iter().find(|c| c.donor == donor)?;
+            Some((donor, copy.handle))
+        });
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
+        if let Some((donor, handle)) = source {
+            job.tried |= 1 << donor;
+            let range = canvas_wire::frame::Range {
+                offset: (within * EXTENT_BYTES) as u32,
+                len: EXTENT_BYTES as u32,
+            };
+            let request = Request::Read { handle, range };
+            if self.submit(donor, Call::RepairRead(slot), &request) {
+                return;
+            }
+            return self.read_for_repair(slot);
+        }
+        match &mut self.disk {
+            Some(disk) if !job.tried_disk => {
+                job.tried_disk = true;
+                let block = job.block.take().unwrap_or_default();
+                disk.read(OURS + slot as u32, extent, WHOLE, 0, block);
+            }
+            _ => {
+                self.repairs.hopeless.push(extent);
+                self.end_repair(slot, false);
+            }
+        }
+    }
+
+    pub(super) fn repair_read(&mut self, slot: usize, data: Option<&[u8]>) {
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
+        match data {
+            Some(data) => {
+                let mut block = job.block.take().unwrap_or_default();
+                block.copy_from_slice(data);
+                self.write_for_repair(slot, block);
+            }
+            None => self.read_for_repair(slot),
+        }
+    }
+
+    pub(super) fn repair_from_disk(&mut self, slot: usize, outcome: Outcome, block: Block) {
+        if outcome == Outcome::Done {
+            self.write_for_repair(slot, block);
+        } else {
+            self.read_for_repair(slot);
+        }
+    }
+
+    fn write_for_repair(&mut self, slot: usize, block: Block) {
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
+        let (to, extent) = (job.to, job.extent);
+        let slab = extent / SLAB_EXTENTS as u32;
+        let handle = self
+            .map
+            .get_mut(&slab)
+            .and_then(|e| e.at(to))
+            .map(|c| c.handle);
+        let (Some(handle), false) = (handle, job.void) else {
+            return self.end_repair(slot, false);
+        };
+        let request = Request::Write {
+            handle,
+            offset: (extent as usize % SLAB_EXTENTS * EXTENT_BYTES) as u32,
+            data: &block,
+        };
+        job.writes = true;
+        if !self.submit(to, Call::RepairWrite(slot), &request) {
+            self.end_repair(slot, false);
+        }
+    }
+
+    pub(super) fn repair_wrote(&mut self, slot: usize, ok: bool) {
+        self.end_repair(slot, ok);
+    }
+
+    fn end_repair(&mut self, slot: usize, ok: bool) {
+        let Some(job) = self.repairs.jobs[slot].take() else {
+            return;
+        };
+        let slab = job.extent / SLAB_EXTENTS as u32;
+        if ok
+            && !job.void
+            && let Some(copy) = self.map.get_mut(&slab).and_then(|e| e.at(job.to))
+        {
+            copy.gained(job.extent as usize % SLAB_EXTENTS);
+        }
+        for id in job.held_back {
+            self.send_write(id);
+        }
+        if ok {
+            self.next_repair(slot);
+        }
+    }
+}

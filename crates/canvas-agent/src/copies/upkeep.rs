@@ -1,0 +1,95 @@
+//! What is due from time to time: signs of life, places for slabs that have too few copies, copies
+//! that are given up.
+
+use std::time::Instant;
+
+use canvas_place::copies::{GiveUp, counting, give_up, whole};
+use canvas_shm::far::SLAB_BYTES;
+use canvas_wire::frame::{Reply, Request};
+
+use super::{Call, Copies};
+use crate::store::Event;
+
+impl Copies {
+    /// Does what is due.
+    pub(super) fn tick(&mut self) {
+        for donor in 0..self.donors.len() {
+            let d = &mut self.donors[donor];
+            if d.is_up() && d.pinged.elapsed() >= d.ping_every {
+                d.pinged = Instant::now();
+                self.submit(donor, Call::Ping, &Request::Ping);
+            }
+        }
+        let (now, want) = (self.now_ns(), self.policy.donors);
+        let slabs: Vec<u32> = self.map.keys().copied().collect();
+        let mut degraded = 0;
+        for slab in slabs {
+            let entry = &self.map[&slab];
+            let held = self.held(entry);
+            if whole(&held) < want {
+                degraded += 1;
+            }
+            if counting(&held) < want && entry.allocating == 0 && now >= entry.again_ns {
+                self.place(slab);
+            }
+            self.let_go(slab, now);
+        }
+        let repaired = std::mem::take(&mut self.repairs.done);
+        let failovers = std::mem::take(&mut self.failovers);
+        if repaired > 0 || failovers > 0 || degraded != self.degraded {
+            self.degraded = degraded;
+            self.events.push(Event::Health {
+                repaired,
+                failovers,
+                degraded,
+            });
+        }
+        self.retry_away();
+        self.repair();
+    }
+
+    /// Gives a copy up that its donor wants back, or that is one too many.
+    fn let_go(&mut self, slab: u32, now: u64) {
+        let Some(entry) = self.map.get(&slab) else {
+            return;
+        };
+        let room = !self.no_donor_has_room();
+        let given = give_up(&self.held(entry), self.policy, room, now);
+        let Some(GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given else {
+            return;
+        };
+        let Some(copy) = entry.copies.iter().find(|c| c.donor == donor) else {
+            return;
+        };
+        let (handle, call) = (copy.handle, copy.leaving.map(|(call, _)| call));
+        if let Some(entry) = self.map.get_mut(&slab) {
+            entry.copies.retain(|c| c.donor != donor);
+        }
+        self.save(slab);
+        match call {
+            Some(call) => self.reply(donor, call, &Reply::EvictDone { handle }),
+            None if self.donors[donor].is_up() => {
+                self.submit(donor, Call::Garbage, &Request::Free { handle });
+            }
+            // It is asked what it holds when it comes back.
+            None => {}
+        }
+    }
+
+    /// All donors are there, and none that could take one more copy of the slab has room.
+    pub(super) fn no_other_has_room(&self, slab: u32) -> bool {
+        let copies = self.map.get(&slab).map_or(&[][..], |e| &e.copies);
+        copies.len() < self.policy.donors
+            && self.donors.iter().enumerate().all(|(i, d)| {
+                let holds = copies.iter().any(|c| c.donor == i);
+                d.is_up() && (holds || d.pressure || d.free_bytes < SLAB_BYTES as u64)
+            })
+    }
+
+    fn no_donor_has_room(&self) -> bool {
+        !self
+            .donors
+            .iter()
+            .any(|d| d.is_up() && !d.pressure && d.free_bytes >= SLAB_BYTES as u64)
+    }
+}

@@ -1,0 +1,67 @@
+//! Sleeping on the tenant's bell and on links at one time: a thread waits for the links, but only
+//! while the agent sleeps.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use crate::idle::Waker;
+
+/// Watches links.
+pub struct Watch {
+    epoll: Arc<Epoll>,
+    ready: Arc<AtomicBool>,
+}
+
+impl Watch {
+    /// Starts the thread.
+    pub fn new(waker: Waker) -> std::io::Result<Watch> {
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+        let ready = Arc::new(AtomicBool::new(false));
+        let (theirs, flag) = (epoll.clone(), ready.clone());
+        std::thread::Builder::new()
+            .name("links".to_owned())
+            .spawn(move || {
+                let mut events = [EpollEvent::empty(); 16];
+                loop {
+                    match theirs.wait(&mut events, EpollTimeout::NONE) {
+                        Ok(_) => {
+                            flag.store(true, Ordering::SeqCst);
+                            waker.wake();
+                        }
+                        Err(Errno::EINTR) => {}
+                        // Nothing can be waited for any more; the agent still looks at every link
+                        // whenever it is awake.
+                        Err(_) => return,
+                    }
+                }
+            })?;
+        Ok(Watch { epoll, ready })
+    }
+
+    /// From now on the agent is woken, once, when something comes over a link.
+    pub fn arm(&self, link: BorrowedFd, unsent: bool) {
+        let mut flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT;
+        if unsent {
+            flags |= EpollFlags::EPOLLOUT;
+        }
+        let mut event = EpollEvent::new(flags, 0);
+        if self.epoll.modify(link, &mut event) == Err(Errno::ENOENT) {
+            // A new connection; the kernel forgot the old one when it was closed.
+            let _ = self.epoll.add(link, event);
+        }
+    }
+
+    /// Did something come since the last call?
+    pub fn take_ready(&self) -> bool {
+        self.ready.swap(false, Ordering::SeqCst)
+    }
+
+    /// Did something come?
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::SeqCst)
+    }
+}

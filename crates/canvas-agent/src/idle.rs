@@ -1,0 +1,87 @@
+//! When to look again: busy for a moment after work, asleep on the tenant's bell after that.
+//!
+//! Each sleep costs the program that ends it a wake-up (some 5 us for it, and as much again until
+//! this thread runs). While requests keep coming the agent looks without sleeping; on a machine with
+//! few processors it gives its own up between two looks.
+
+use std::time::{Duration, Instant};
+
+use canvas_shm::Far;
+use canvas_sys::proc::{futex_wait, futex_wake};
+
+use std::sync::atomic::Ordering;
+
+/// Longest sleep. A tenant that forges [`Far::asleep`] delays its own answers by this.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+
+/// How long answers over a network are looked for: some round trips.
+const EXPECT: Duration = Duration::from_millis(1);
+
+/// Decides between looking and sleeping.
+#[derive(Debug)]
+pub struct Idle {
+    spin: Duration,
+    yields: bool,
+    last_work: Instant,
+}
+
+impl Idle {
+    /// Looks for `spin` after the last work.
+    pub fn new(spin: Duration) -> Idle {
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Idle {
+            spin,
+            yields: processors <= 2,
+            last_work: Instant::now(),
+        }
+    }
+
+    /// After a look that found work or not: returns when it is time to look again. With `expects` an
+    /// answer is on its way. `is_ready` is asked once the tenant's processes know that the agent
+    /// sleeps.
+    pub fn pause(
+        &mut self,
+        worked: bool,
+        expects: bool,
+        far: &Far,
+        is_ready: impl FnOnce() -> bool,
+    ) {
+        if worked {
+            self.last_work = Instant::now();
+            return;
+        }
+        let spin = if expects {
+            self.spin.max(EXPECT)
+        } else {
+            self.spin
+        };
+        if self.last_work.elapsed() < spin {
+            if self.yields {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+            return;
+        }
+        if far.about_to_sleep() {
+            if !is_ready() {
+                futex_wait(&far.asleep, 1, SLEEP_MAX.as_nanos() as u64);
+            }
+            far.asleep.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Wakes the agent from another thread of its process.
+#[derive(Clone, Copy)]
+pub struct Waker(pub &'static Far);
+
+impl Waker {
+    /// Call it after what the agent is to see is there to see.
+    pub fn wake(self) {
+        // One read-modify-write, so it is ordered after what came before whatever it finds.
+        if self.0.asleep.swap(0, Ordering::SeqCst) != 0 {
+            futex_wake(&self.0.asleep, 1);
+        }
+    }
+}

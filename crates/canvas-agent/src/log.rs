@@ -1,0 +1,86 @@
+//! Lines on standard error, not more than a reader can follow.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// Time between two lines of one kind.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// What a line is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum About {
+    /// A request of the tenant that makes no sense.
+    Refused,
+    /// A copy that does not verify.
+    Corrupt,
+    /// The far directory's file system is full.
+    Full,
+    /// The backing file cannot be read, written or made smaller.
+    Disk,
+    /// This donor cannot be used.
+    DonorLost(usize),
+    /// This donor can be used again.
+    DonorBack(usize),
+}
+
+/// Writes lines, at most one of each kind in [`PAUSE`].
+#[derive(Debug)]
+pub struct Log {
+    /// When a line of the kind was written last, and how many were not written since.
+    kinds: HashMap<About, (Instant, u64)>,
+    say: fn(&str),
+}
+
+impl Log {
+    /// Writes with `say`.
+    pub fn new(say: fn(&str)) -> Log {
+        Log {
+            kinds: HashMap::new(),
+            say,
+        }
+    }
+
+    /// Writes a line, unless one of its kind was written a moment ago.
+    pub fn line(&mut self, about: About, text: impl Display) {
+        let now = Instant::now();
+        let held_back = match self.kinds.get_mut(&about) {
+            Some((last, held_back)) if now - *last < PAUSE => {
+                *held_back += 1;
+                return;
+            }
+            Some((_, held_back)) => *held_back,
+            None => 0,
+        };
+        self.kinds.insert(about, (now, 0));
+        match held_back {
+            0 => (self.say)(&format!("far memory: {text}")),
+            n => (self.say)(&format!("far memory: {text} ({n} more like it before)")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn one_line_of_a_kind() {
+        static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let mut log = Log::new(|line| LINES.lock().unwrap().push(line.to_owned()));
+        log.line(About::Full, "a");
+        log.line(About::Full, "b");
+        log.line(About::Disk, "c");
+        log.kinds.get_mut(&About::Full).unwrap().0 -= PAUSE;
+        log.line(About::Full, "d");
+        assert_eq!(
+            *LINES.lock().unwrap(),
+            [
+                "far memory: a",
+                "far memory: c",
+                "far memory: d (1 more like it before)"
+            ]
+        );
+    }
+}

@@ -1,0 +1,336 @@
+//! Sealing: what leaves the host is encrypted and cannot be changed or replaced unnoticed.
+//!
+//! AES-256-GCM (NIST SP 800-38D), a key a tenant. Every record of an extent is sealed by itself, so
+//! that one page can be read alone; its tag lies in the room that the packer left behind it. The
+//! directory is sealed like a record. Only the extent's header (the number of records) stays
+//! readable: it is bound in with the directory, and tells a donor no more than the sizes of reads do.
+//!
+//! * Nonce: seal number (8 bytes) and offset in the extent / 16 (4 bytes). A write of an extent takes
+//!   a new seal number, and its records do not overlap, so no nonce is used twice.
+//! * Bound in: the tenant and the extent. A record of another extent, another version of the extent
+//!   or another tenant does not verify.
+
+use canvas_swap::extent::{
+    EXTENT_BYTES, RECORDS_MAX, TAG_BYTES, directory_bytes, line, record_bytes, records,
+};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+const HEADER: usize = 16;
+
+/// Why an extent cannot be sealed, or not be opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bad {
+    /// No extent's header.
+    Header,
+    /// This line of the directory makes no sense.
+    Line(usize),
+    /// Two records overlap.
+    Overlap,
+    /// Damaged, or not what was written last.
+    Seal,
+}
+
+impl std::fmt::Display for Bad {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Bad::Header => f.write_str("its header makes no sense"),
+            Bad::Line(i) => write!(f, "line {i} of its directory makes no sense"),
+            Bad::Overlap => f.write_str("two of its records overlap"),
+            Bad::Seal => f.write_str("it does not verify"),
+        }
+    }
+}
+
+/// Seals and opens the extents of one tenant.
+pub struct Sealer {
+    key: LessSafeKey,
+    tenant: [u8; 16],
+}
+
+impl Sealer {
+    /// With a key and the tenant that is bound in.
+    pub fn new(key: &[u8; KEY_BYTES], tenant: [u8; 16]) -> Sealer {
+        // Fails only for a key of another length.
+        let key = UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes");
+        Sealer {
+            key: LessSafeKey::new(key),
+            tenant,
+        }
+    }
+
+    /// Seals an extent in place; what no line of the directory names becomes zero. The bytes must be
+    /// the caller's alone. When they are no extent the result tells why, and they stay as they are.
+    pub fn seal(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), Bad> {
+        let (n, ranges) = layout(bytes)?;
+        let directory = directory_bytes(n);
+        let mut end = directory + TAG_BYTES;
+        for &(from, to) in &ranges[..n] {
+            bytes[end..from].fill(0);
+            end = to;
+        }
+        bytes[end..].fill(0);
+        let (header, rest) = bytes.split_at_mut(HEADER);
+        let aad = self.bound(extent, header);
+        let tag = self.seal_one(seal, HEADER, aad, &mut rest[..directory - HEADER]);
+        bytes[directory..directory + TAG_BYTES].copy_from_slice(tag.as_ref());
+        for &(from, to) in &ranges[..n] {
+            let aad = self.bound(extent, &[]);
+            let tag = self.seal_one(seal, from, aad, &mut bytes[from..to - TAG_BYTES]);
+            bytes[to - TAG_BYTES..to].copy_from_slice(tag.as_ref());
+        }
+        Ok(())
+    }
+
+    /// Opens one record in place: `bytes` begin at `offset` of the extent and end with the tag, whose
+    /// place becomes zero.
+    pub fn open_record(
+        &self,
+        extent: u32,
+        seal: u64,
+        offset: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), Bad> {
+        self.open_one(seal, offset, self.bound(extent, &[]), bytes)
+    }
+
+    /// Opens the first bytes of an extent in place: the directory, and the records that lie in them.
+    /// Of a record that does not end in them nothing is left.
+    pub fn open_extent(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), Bad> {
+        let n = records(bytes).ok_or(Bad::Seal)?;
+        let directory = directory_bytes(n) + TAG_BYTES;
+        let (header, rest) = bytes.split_at_mut(HEADER);
+        let aad = self.bound(extent, header);
+        let sealed = rest.get_mut(..directory - HEADER).ok_or(Bad::Seal)?;
+        self.open_one(seal, HEADER, aad, sealed)?;
+        for i in 0..n {
+            // It verified, so it is what `seal` accepted.
+            let range = line(bytes, n, i).ok_or(Bad::Seal)?.range();
+            if range.end <= bytes.len() {
+                let aad = self.bound(extent, &[]);
+                self.open_one(seal, range.start, aad, &mut bytes[range])?;
+            } else if range.start < bytes.len() {
+                bytes[range.start..].fill(0);
+            }
+        }
+        Ok(())
+    }
+
+    fn bound(&self, extent: u32, header: &[u8]) -> Aad<Bound> {
+        let mut bytes = [0; 20 + HEADER];
+        bytes[..16].copy_from_slice(&self.tenant);
+        bytes[16..20].copy_from_slice(&extent.to_le_bytes());
+        bytes[20..20 + header.len()].copy_from_slice(header);
+        Aad::from(Bound(bytes, 20 + header.len()))
+    }
+
+    fn seal_one(&self, seal: u64, offset: usize, aad: Aad<Bound>, bytes: &mut [u8]) -> Tag {
+        self.key
+            .seal_in_place_separate_tag(nonce(seal, offset), aad, bytes)
+            .expect("less than 64 GiB")
+    }
+
+    fn open_one(
+        &self,
+        seal: u64,
+        offset: usize,
+        aad: Aad<Bound>,
+        bytes: &mut [u8],
+    ) -> Result<(), Bad> {
+        let n = self
+            .key
+            .open_in_place(nonce(seal, offset), aad, bytes)
+            .map_err(|_| Bad::Seal)?
+            .len();
+        bytes[n..].fill(0);
+        Ok(())
+    }
+}
+
+/// Additional data: its bytes, and how many of them count.
+struct Bound([u8; 20 + HEADER], usize);
+
+impl AsRef<[u8]> for Bound {
+    fn as_ref(&self) -> &[u8] {
+        &self.0[..self.1]
+    }
+}
+
+fn nonce(seal: u64, offset: usize) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&seal.to_le_bytes());
+    bytes[8..].copy_from_slice(&((offset / 16) as u32).to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+/// Where each record of an extent lies, ascending.
+type Ranges = [(usize, usize); RECORDS_MAX];
+
+/// Number of records, and where they lie. Two records in one place would be sealed with one nonce.
+fn layout(bytes: &[u8]) -> Result<(usize, Ranges), Bad> {
+    if bytes.len() != EXTENT_BYTES {
+        return Err(Bad::Header);
+    }
+    let n = records(bytes).ok_or(Bad::Header)?;
+    let mut ranges = [(0, 0); RECORDS_MAX];
+    for (i, place) in ranges[..n].iter_mut().enumerate() {
+        let range = line(bytes, n, i).ok_or(Bad::Line(i))?.range();
+        *place = (range.start, range.end);
+    }
+    ranges[..n].sort_unstable();
+    if ranges[..n].windows(2).any(|w| w[0].1 > w[1].0) {
+        return Err(Bad::Overlap);
+    }
+    Ok((n, ranges))
+}
+
+/// Can bytes `offset..offset + len` of an extent be asked for: its beginning, or one record?
+pub fn is_readable(offset: u32, len: u32) -> bool {
+    let (offset, len) = (offset as usize, len as usize);
+    let fits = offset <= EXTENT_BYTES && len <= EXTENT_BYTES - offset;
+    let least = if offset == 0 {
+        directory_bytes(0) + TAG_BYTES
+    } else {
+        record_bytes(0)
+    };
+    fits && offset.is_multiple_of(16) && len.is_multiple_of(16) && len >= least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canvas_swap::extent::{Line, Packer};
+    use canvas_types::SwapEntry;
+
+    const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
+    const TENANT: [u8; 16] = *b"tenant tenant 16";
+
+    fn packed(lens: &[u16]) -> (Vec<u8>, Vec<Line>) {
+        let mut bytes = Box::new([0xaa; EXTENT_BYTES]);
+        let mut packer = Packer::new(&mut bytes);
+        let lines = lens
+            .iter()
+            .enumerate()
+            .map(|(i, len)| {
+                packer
+                    .add(i as u32, SwapEntry(i as u32 + 1), *len, |b| {
+                        b.fill(i as u8 + 1)
+                    })
+                    .unwrap()
+            })
+            .collect();
+        packer.finish();
+        (bytes.to_vec(), lines)
+    }
+
+    #[test]
+    fn what_was_sealed_opens_whole_and_record_by_record() {
+        let sealer = Sealer::new(&KEY, TENANT);
+        let (clear, lines) = packed(&[4096, 100, 0, 17, 2000]);
+        let mut sealed = clear.clone();
+        sealer.seal(9, 3, &mut sealed).unwrap();
+        let mut whole = sealed.clone();
+        sealer.open_extent(9, 3, &mut whole).unwrap();
+        assert!(whole == clear);
+        for line in lines {
+            let mut record = sealed[line.range()].to_vec();
+            assert!(record != clear[line.range()]);
+            sealer
+                .open_record(9, 3, line.offset as usize, &mut record)
+                .unwrap();
+            assert!(record == clear[line.range()]);
+        }
+        // A part: directory and no record.
+        let mut part = sealed[..1024].to_vec();
+        sealer.open_extent(9, 3, &mut part).unwrap();
+        assert!(part == clear[..1024]);
+    }
+
+    #[test]
+    fn nothing_else_opens() {
+        let sealer = Sealer::new(&KEY, TENANT);
+        let (clear, lines) = packed(&[300, 40]);
+        let mut sealed = clear.clone();
+        sealer.seal(9, 3, &mut sealed).unwrap();
+        let open = |sealer: &Sealer, extent, seal, offset| {
+            let mut record = sealed[lines[0].range()].to_vec();
+            sealer.open_record(extent, seal, offset, &mut record)
+        };
+        let offset = lines[0].offset as usize;
+        assert_eq!(open(&sealer, 9, 3, offset), Ok(()));
+        assert_eq!(open(&sealer, 8, 3, offset), Err(Bad::Seal), "extent");
+        assert_eq!(open(&sealer, 9, 2, offset), Err(Bad::Seal), "version");
+        assert_eq!(open(&sealer, 9, 3, offset - 16), Err(Bad::Seal), "place");
+        let other = Sealer::new(&KEY, [1; 16]);
+        assert_eq!(open(&other, 9, 3, offset), Err(Bad::Seal), "tenant");
+        let other = Sealer::new(&[8; KEY_BYTES], TENANT);
+        assert_eq!(open(&other, 9, 3, offset), Err(Bad::Seal), "key");
+        // Every byte that means anything is covered.
+        let used = (0..directory_bytes(2) + TAG_BYTES).chain(lines[1].range().start..EXTENT_BYTES);
+        for at in used.step_by(7) {
+            let mut bad = sealed.clone();
+            bad[at] ^= 4;
+            assert_eq!(sealer.open_extent(9, 3, &mut bad), Err(Bad::Seal), "{at}");
+        }
+    }
+
+    #[test]
+    fn no_clear_byte_is_left_behind() {
+        let sealer = Sealer::new(&KEY, TENANT);
+        let (mut bytes, lines) = packed(&[64]);
+        // What the directory does not name may hold anything, and must not leave the host.
+        bytes[directory_bytes(1) + TAG_BYTES..lines[0].offset as usize].fill(0x55);
+        sealer.seal(0, 1, &mut bytes).unwrap();
+        assert!(
+            bytes[directory_bytes(1) + TAG_BYTES..lines[0].offset as usize]
+                .iter()
+                .all(|b| *b == 0)
+        );
+        assert!(!bytes.windows(4).any(|w| w == [1; 4]));
+    }
+
+    #[test]
+    fn a_bad_directory_is_refused_and_nothing_is_changed() {
+        let sealer = Sealer::new(&KEY, TENANT);
+        let (good, lines) = packed(&[300, 40]);
+        let refused = |change: &dyn Fn(&mut [u8])| {
+            let mut bytes = good.clone();
+            change(&mut bytes);
+            let before = bytes.clone();
+            let why = sealer.seal(0, 1, &mut bytes).unwrap_err();
+            assert!(bytes == before);
+            why
+        };
+        assert_eq!(refused(&|b| b[0] ^= 1), Bad::Header);
+        assert_eq!(refused(&|b| b[4] = 200), Bad::Header);
+        assert_eq!(refused(&|b| b[4] = 3), Bad::Line(2));
+        assert_eq!(refused(&|b| b[24..26].fill(0xff)), Bad::Line(0));
+        // The second record in the first one's place: one nonce for two texts.
+        let place = (lines[0].offset / 16) as u16;
+        assert_eq!(
+            refused(&|b| b[40..42].copy_from_slice(&place.to_le_bytes())),
+            Bad::Overlap
+        );
+        assert_eq!(sealer.seal(0, 1, &mut [0; 64]), Err(Bad::Header));
+    }
+
+    #[test]
+    fn what_may_be_read() {
+        for (offset, len, want) in [
+            (0, EXTENT_BYTES as u32, true),
+            (0, 32, true),
+            (0, 16, false),
+            (48, 32, true),
+            (48, 16, false),
+            (40, 32, false),
+            (48, 33, false),
+            (EXTENT_BYTES as u32 - 32, 32, true),
+            (EXTENT_BYTES as u32 - 16, 32, false),
+            (u32::MAX - 15, 32, false),
+            (16, u32::MAX - 15, false),
+        ] {
+            assert_eq!(is_readable(offset, len), want, "{offset} {len}");
+        }
+    }
+}

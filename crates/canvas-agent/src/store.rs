@@ -1,0 +1,71 @@
+//! Where sealed extents are kept.
+
+use std::ops::Range;
+
+use crate::block::Block;
+use crate::log::About;
+
+/// How an operation on a store ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Written, durable by the tenant's policy; or read.
+    Done,
+    /// The copy cannot be reached.
+    Lost,
+    /// Write: there is no room.
+    NoRoom,
+    /// Read: there are not so many copies.
+    NoCopy,
+    /// Read: there are more copies, and none of them can be reached now.
+    Away,
+}
+
+/// What a store reports.
+#[derive(Debug)]
+pub enum Event {
+    /// A read or write has ended.
+    Ended {
+        /// The operation.
+        id: u32,
+        /// How.
+        outcome: Outcome,
+        /// The bytes; those of a read at their place in the extent.
+        block: Block,
+    },
+    /// Nothing of the slab is kept any more.
+    Freed(u32),
+    /// Something to tell.
+    Line(About, String),
+    /// Slabs whose lost copy was made anew, and slabs that have fewer copies than they should, now.
+    Health {
+        /// Repaired since the last report.
+        repaired: u64,
+        /// Reads since the last report that a copy did not answer and that went to another.
+        failovers: u64,
+        /// With too few copies now.
+        degraded: u64,
+    },
+}
+
+/// Keeps sealed extents. Bytes are opaque here: who reads verifies.
+///
+/// The caller has one operation on an extent at a time that writes, frees a slab only when nothing of
+/// it is under way, and bounds how many operations are. No call waits.
+pub trait Store {
+    /// Writes an extent, whole.
+    fn write(&mut self, id: u32, extent: u32, block: Block);
+    /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
+    /// bytes may reach beyond the range.
+    fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);
+    /// Forgets a slab.
+    fn free(&mut self, slab: u32);
+    /// Adds what has happened to `events`, and does what is due.
+    fn poll(&mut self, events: &mut Vec<Event>);
+    /// Is an answer on its way that takes less time than to sleep and be woken?
+    fn expects(&self) -> bool {
+        false
+    }
+    /// Is there something for [`Store::poll`]? Asked before sleeping; whoever makes it true later
+    /// wakes the agent.
+    fn is_ready(&self) -> bool;
+}

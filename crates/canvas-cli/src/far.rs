@@ -1,0 +1,256 @@
+//! Far memory of a run: the file behind it, and the agent process that keeps it.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use canvas_agent::disk;
+use canvas_agent::journal::{Journal, random};
+use canvas_shm::Far;
+use canvas_shm::far::{FAR_BYTES, OFFSET};
+use canvas_shm::map::copy_above;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, pipe2};
+
+use crate::error::{Failure, say};
+use crate::launch;
+use crate::options::FarOptions;
+
+/// Numbers of the agent's descriptors; 0 is the pipe that ends with the runner.
+pub const SEGMENT_FD: RawFd = 3;
+/// The journal.
+pub const JOURNAL_FD: RawFd = 4;
+/// The backing file.
+pub const BACKING_FD: RawFd = 5;
+/// One past the last.
+pub const FDS_END: RawFd = 6;
+
+/// An agent that ends sooner has died young. After [`YOUNG_MAX`] of them in a row the next one has to
+/// wait, twice as long each time, at most so long.
+const YOUNG: Duration = Duration::from_secs(1);
+const YOUNG_MAX: u32 = 5;
+/// How long the end of a run waits for its agent.
+const END_WAIT: Duration = Duration::from_secs(2);
+
+/// The agent of a run, as its runner sees it.
+pub struct AgentProcess {
+    far: &'static Far,
+    /// Its flags.
+    flags: Vec<String>,
+    segment: OwnedFd,
+    journal: Journal,
+    backing: File,
+    /// The agent has the other end.
+    control: File,
+    control_read: OwnedFd,
+    process: Option<Pid>,
+    started: Instant,
+    /// Agents in a row that died young.
+    young: u32,
+}
+
+/// Can the segment be made? The kernel would end this process for a file beyond its limit.
+pub fn check_limits() -> Result<(), Failure> {
+    let bytes = (OFFSET + FAR_BYTES) as u64;
+    match getrlimit(Resource::RLIMIT_FSIZE) {
+        Ok((soft, _)) if soft < bytes => Err(Failure::run(format!(
+            "far memory needs a shared area of {:.1} GiB, and files may not be so large here; raise the limit (ulimit -f)",
+            bytes as f64 / (1u64 << 30) as f64
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Prepares far memory in the segment behind `segment_fd`, and starts the agent.
+pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess, Failure> {
+    let system = |what: &str, e: Errno| Failure::run(format!("far memory: {what}: {}", e.desc()));
+    let far = Far::map(segment_fd).map_err(|e| system("its area cannot be mapped", e))?;
+    let tenant: [u8; 16] = random().map_err(|e| system("there are no random numbers", e))?;
+    for (word, bytes) in far.tenant_id.iter().zip(tenant.as_chunks().0) {
+        word.store(u64::from_le_bytes(*bytes), Relaxed);
+    }
+    far.slabs_max.store(options.slabs as u64, Relaxed);
+    far.seal_next.store(1, Relaxed);
+    far.spill_percent.store(options.spill_percent, Relaxed);
+    far.wait_ms_max
+        .store(options.wait.as_millis() as u64, Relaxed);
+    far.magic.store(canvas_shm::far::MAGIC, Relaxed);
+    let (control_read, control) =
+        pipe2(OFlag::O_CLOEXEC).map_err(|e| system("there is no pipe", e))?;
+    let journal = Journal::create().map_err(|e| system("its journal cannot be created", e))?;
+    if let Some(key) = &options.key {
+        journal
+            .set_cluster_key(&key.to_line())
+            .map_err(|e| system("its journal cannot be written", e))?;
+    }
+    let mut agent = AgentProcess {
+        far,
+        flags: flags(options),
+        segment: segment_fd
+            .try_clone()
+            .map_err(|e| system("a descriptor cannot be copied", errno(&e)))?,
+        journal,
+        backing: if options.policy.disk {
+            backing(options.dir.as_deref())?
+        } else {
+            null().map_err(|e| system("there is no /dev/null", e))?
+        },
+        control: control.into(),
+        control_read,
+        process: None,
+        started: Instant::now(),
+        young: 0,
+    };
+    agent
+        .spawn()
+        .map_err(|e| system("its agent cannot be started", e))?;
+    Ok(agent)
+}
+
+impl AgentProcess {
+    /// The far area.
+    pub fn far(&self) -> &'static Far {
+        self.far
+    }
+
+    fn spawn(&mut self) -> Result<(), Errno> {
+        self.started = Instant::now();
+        let null = null()?;
+        // None of them lies where another one is to go.
+        let clear = |fd: BorrowedFd, to| Ok::<_, Errno>((copy_above(fd, FDS_END)?, to));
+        let sources = [
+            clear(self.control_read.as_fd(), 0)?,
+            clear(null.as_fd(), 1)?,
+            clear(self.segment.as_fd(), SEGMENT_FD)?,
+            clear(self.journal.file().as_fd(), JOURNAL_FD)?,
+            clear(self.backing.as_fd(), BACKING_FD)?,
+        ];
+        let flags = self.flags.iter().map(String::as_str);
+        let argv: Vec<&str> = ["canvas", "agent-worker"]
+            .into_iter()
+            .chain(flags)
+            .collect();
+        self.process = Some(launch::spawn_self(&argv, &sources)?);
+        Ok(())
+    }
+
+    /// Looks whether the agent has died, and starts another one then.
+    pub fn tend(&mut self) {
+        if let Some(process) = self.process {
+            let Some(how) = ended(process) else {
+                return;
+            };
+            self.process = None;
+            self.young = if self.started.elapsed() < YOUNG {
+                self.young + 1
+            } else {
+                0
+            };
+            say(format_args!(
+                "the agent of far memory {how}; another one takes over"
+            ));
+        }
+        let pause = match self.young.checked_sub(YOUNG_MAX) {
+            Some(n) => YOUNG.min(Duration::from_millis(50 << n.min(10))),
+            None => Duration::ZERO,
+        };
+        if self.started.elapsed() < pause {
+            return;
+        }
+        if let Err(e) = self.spawn() {
+            say(format_args!(
+                "the agent of far memory cannot be started: {}",
+                e.desc()
+            ));
+        }
+    }
+
+    /// The run is over. When the tenant has no process left the agent ends at once; else when the
+    /// last one has.
+    pub fn end(mut self, all: bool) {
+        if all {
+            // A closed pipe: it has died, which is an end too.
+            let _ = self.control.write_all(b"e");
+        }
+        drop(self.control);
+        if !all {
+            return;
+        }
+        let until = Instant::now() + END_WAIT;
+        while self.process.is_some_and(|p| ended(p).is_none()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The agent's flags.
+fn flags(options: &FarOptions) -> Vec<String> {
+    let mut flags = vec!["--slabs".to_owned(), options.slabs.to_string()];
+    for server in &options.servers {
+        flags.extend(["--server".to_owned(), server.to_string()]);
+    }
+    flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
+    flags.extend(["--donors".to_owned(), options.policy.donors.to_string()]);
+    if options.policy.disk {
+        flags.push("--disk".to_owned());
+    }
+    flags
+}
+
+fn null() -> Result<File, Errno> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(|e| errno(&e))
+}
+
+/// How a child of ours ended, if it has.
+fn ended(process: Pid) -> Option<String> {
+    match waitpid(process, Some(WaitPidFlag::WNOHANG)) {
+        Ok(WaitStatus::Exited(_, code)) => Some(format!("ended with exit code {code}")),
+        Ok(WaitStatus::Signaled(_, signal, _)) => Some(format!("was ended by {signal}")),
+        Err(Errno::ECHILD) => Some("is gone".to_owned()),
+        _ => None,
+    }
+}
+
+/// The file in `dir`, or in the default directory.
+fn backing(dir: Option<&Path>) -> Result<File, Failure> {
+    let fail = |dir: &Path, e: &std::io::Error| {
+        Failure::run(format!(
+            "far memory cannot be kept in {}: {}; write another directory after --far-dir",
+            dir.display(),
+            crate::reason(e)
+        ))
+    };
+    if let Some(dir) = dir {
+        return disk::create(dir).map_err(|e| fail(dir, &e));
+    }
+    let dir = default_dir();
+    fs::create_dir_all(&dir).map_err(|e| fail(&dir, &e))?;
+    disk::create(&dir).map_err(|e| fail(&dir, &e))
+}
+
+/// `~/.cache/canvas/far`, or where XDG_CACHE_HOME points; /var/tmp without a home.
+fn default_dir() -> PathBuf {
+    let set = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    match set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))) {
+        Some(cache) => cache.join("canvas/far"),
+        None => "/var/tmp".into(),
+    }
+}
+
+fn errno(e: &std::io::Error) -> Errno {
+    e.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}

@@ -1,0 +1,163 @@
+//! The agent process of a run: `canvas agent-worker`, started by [`crate::far`].
+//!
+//! In a session of its own, so that no terminal stops or ends it, and with no descriptor of the
+//! user's but standard error. It ends when its runner says so, or when the runner is gone and the
+//! tenant has no process any more.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use canvas_agent::agent::tenant_id;
+use canvas_agent::copies::{self, Copies, Policy};
+use canvas_agent::disk::Disk;
+use canvas_agent::idle::Waker;
+use canvas_agent::journal::Journal;
+use canvas_agent::{Agent, Setup};
+use canvas_shm::{Far, Segment};
+use canvas_types::exit;
+use canvas_wire::key::ClusterKey;
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::args::WorkerArgs;
+use crate::error::{Failure, say};
+use crate::far::{BACKING_FD, FDS_END, JOURNAL_FD, SEGMENT_FD};
+use crate::sweep::{any_left, release_dead};
+
+/// Time between two looks at the tenant's processes, when the runner does not look any more.
+const SWEEP: Duration = Duration::from_millis(500);
+
+/// What the runner has said: nothing yet; nothing any more; that the run is over.
+const RUNS: u8 = 0;
+const GONE: u8 = 1;
+const OVER: u8 = 2;
+
+/// Serves until the tenant is gone.
+pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
+    let fail = |what: &str, why: &str| Failure::usage(format!("far memory: {what}: {why}"));
+    let fd = |number, what: &str| {
+        canvas_shm::map::inherited(number, FDS_END)
+            .map_err(|e| fail(&format!("{what} was not handed over"), e.desc()))
+    };
+    let segment_fd = fd(SEGMENT_FD, "its segment")?;
+    let segment = Segment::map(&segment_fd).map_err(|e| fail("its segment", e.desc()))?;
+    let far = Far::map(&segment_fd).map_err(|e| fail("its area", e.desc()))?;
+    let journal =
+        Journal::open(fd(JOURNAL_FD, "its journal")?).map_err(|e| fail("its journal", e.desc()))?;
+    let key = journal.key().map_err(|e| fail("its key", e.desc()))?;
+    let backing = fd(BACKING_FD, "its file")?;
+    let control = fd(0, "the pipe of its runner")?;
+    let keep = [
+        segment_fd.as_fd(),
+        journal.file().as_fd(),
+        backing.as_fd(),
+        control.as_fd(),
+    ];
+    alone(&keep).map_err(|e| fail("it cannot be alone", e.desc()))?;
+
+    let waker = Waker(far);
+    let runner = watch(control.into(), waker).map_err(|e| fail("no thread", &e.to_string()))?;
+    let threads = |e: std::io::Error| fail("no thread", &crate::reason(&e));
+    let disk = if args.disk {
+        Some(Disk::new(backing.into(), waker).map_err(threads)?)
+    } else {
+        None
+    };
+    let tenant = tenant_id(far);
+    let setup = Setup {
+        far,
+        tenant,
+        key,
+        slabs: args.slabs,
+        spin: Duration::from_nanos(args.spin.ns),
+        say: |line| say(line),
+    };
+    let mut orphan = Orphan::default();
+    let is_over = || match runner.load(SeqCst) {
+        RUNS => false,
+        OVER => true,
+        _ => orphan.is_over(segment, far),
+    };
+    if args.servers.is_empty() {
+        let disk = disk.ok_or_else(|| fail("its flags", "there is neither a server nor a disk"))?;
+        Agent::new(setup, disk).serve(is_over);
+    } else {
+        let key = match journal.cluster_key() {
+            Some(line) => {
+                ClusterKey::from_line(&line).map_err(|e| fail("the key of the servers", e))?
+            }
+            None => ClusterKey::without_secret(),
+        };
+        let config = copies::Config {
+            servers: args.servers.clone(),
+            key,
+            policy: Policy {
+                donors: args.donors,
+                disk: args.disk,
+            },
+        };
+        let store = Copies::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
+        Agent::new(setup, store).serve(is_over);
+    }
+    Ok(exit::OK)
+}
+
+/// A session and a directory of its own; no descriptors but the standard three and `keep`.
+fn alone(keep: &[BorrowedFd]) -> Result<(), Errno> {
+    // EPERM: it leads a session already, when it was started by hand.
+    let _ = nix::unistd::setsid();
+    nix::unistd::chdir("/")?;
+    // A limit on file sizes is an error like any other full disk.
+    SigSet::from_iter([Signal::SIGXFSZ]).thread_block()?;
+    let open = fs::read_dir("/proc/self/fd").map_err(|_| Errno::ENOENT)?;
+    let numbers: Vec<RawFd> = open
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    let keeps = |n: RawFd| (0..=2).contains(&n) || keep.iter().any(|fd| fd.as_raw_fd() == n);
+    for number in numbers.into_iter().filter(|n| !keeps(*n)) {
+        // The directory's own is closed by now.
+        let _ = nix::unistd::close(number);
+    }
+    Ok(())
+}
+
+/// Reads what the runner says; the result holds it.
+fn watch(mut control: File, waker: Waker) -> std::io::Result<Arc<AtomicU8>> {
+    let state = Arc::new(AtomicU8::new(RUNS));
+    let ours = state.clone();
+    std::thread::Builder::new()
+        .name("runner".to_owned())
+        .spawn(move || {
+            let mut byte = [0];
+            let said = matches!(control.read(&mut byte), Ok(1));
+            state.store(if said { OVER } else { GONE }, SeqCst);
+            waker.wake();
+        })?;
+    Ok(ours)
+}
+
+/// Looks at the tenant's processes in the runner's place.
+#[derive(Default)]
+struct Orphan {
+    last: Option<Instant>,
+    /// The last look found none.
+    empty: bool,
+}
+
+impl Orphan {
+    /// Has the tenant no process any more, twice in a row? (Between two looks a fork's child may be
+    /// about to take its place.)
+    fn is_over(&mut self, segment: &Segment, far: &Far) -> bool {
+        if self.last.is_some_and(|t| t.elapsed() < SWEEP) {
+            return false;
+        }
+        self.last = Some(Instant::now());
+        release_dead(segment, Some(far));
+        let before = std::mem::replace(&mut self.empty, !any_left(segment));
+        before && self.empty
+    }
+}

@@ -1,0 +1,215 @@
+//! What becomes of a slab's copies: which count, which is read, which is given up, and when a write
+//! is durable.
+//!
+//! A tenant's agent and the simulator ask the same questions of the same functions. They see a copy
+//! as [`Held`]; how bytes travel is the caller's business.
+
+/// How many copies there are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// At donors.
+    pub donors: usize,
+    /// On the disk of this host.
+    pub disk: bool,
+}
+
+/// A donor that is away is waited for so long before its slabs are copied elsewhere.
+pub const GRACE_NS: u64 = 2_000_000_000;
+/// Time between two looks at everything.
+pub const TICK_NS: u64 = 20_000_000;
+/// Before a donor that had no room is asked again, and before a slab is placed again.
+pub const AGAIN_NS: u64 = 500_000_000;
+/// Extents of a tenant that are repaired at one time.
+pub const REPAIRS: usize = 4;
+
+/// A copy of a slab at a donor, as its owner sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// Which donor.
+    pub donor: usize,
+    /// It serves.
+    pub up: bool,
+    /// It serves, or has been away for less than [`GRACE_NS`].
+    pub may_serve: bool,
+    /// The copy lacks nothing, as far as is known.
+    pub whole: bool,
+    /// The donor takes it back, at this time.
+    pub leaving_until_ns: Option<u64>,
+}
+
+/// Copies that count: they are not about to go, and their donor may serve. With fewer than the policy
+/// wants, another donor is looked for.
+pub fn counting(copies: &[Held]) -> usize {
+    let counts = |c: &&Held| c.leaving_until_ns.is_none() && c.may_serve;
+    copies.iter().filter(counts).count()
+}
+
+/// Copies that are whole, stay and can be read now. With fewer than the policy wants, the slab is
+/// degraded.
+pub fn whole(copies: &[Held]) -> usize {
+    let is_whole = |c: &&Held| c.leaving_until_ns.is_none() && c.whole && c.up;
+    copies.iter().filter(is_whole).count()
+}
+
+/// A copy that is given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GiveUp {
+    /// This donor wants it back: it is told that it may have it.
+    Leaving(usize),
+    /// There is one too many; this donor's is freed.
+    Surplus(usize),
+}
+
+/// The copy of a slab to give up now: one that its donor wants back, when enough others are whole,
+/// when it can go nowhere and the disk has it, or when the donor's time is over; otherwise the worst
+/// one beyond what the policy wants. `room`: some donor could take another slab.
+pub fn give_up(copies: &[Held], policy: Policy, room: bool, now_ns: u64) -> Option<GiveUp> {
+    let enough = whole(copies) >= policy.donors;
+    let moved = enough || policy.disk && !room;
+    let leaving = copies
+        .iter()
+        .find(|c| c.leaving_until_ns.is_some_and(|u| moved || now_ns >= u));
+    if let Some(c) = leaving {
+        return Some(GiveUp::Leaving(c.donor));
+    }
+    if !enough || copies.len() <= policy.donors {
+        return None;
+    }
+    copies
+        .iter()
+        .filter(|c| c.leaving_until_ns.is_none())
+        .max_by_key(|c| (!c.up, !c.whole))
+        .map(|c| GiveUp::Surplus(c.donor))
+}
+
+/// A copy of an extent, as its owner sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Which donor.
+    pub donor: usize,
+    /// It serves.
+    pub up: bool,
+    /// It has the extent, as far as is known.
+    pub has: bool,
+}
+
+/// The donor to read from next; `tried` has a bit for each that was asked. One that lacks the extent,
+/// as far as is known, is asked only when that is the `last_resort` and there is no other: it may have
+/// it all the same, and what is old does not verify.
+pub fn read_next(
+    copies: impl Iterator<Item = Source>,
+    tried: u64,
+    last_resort: bool,
+) -> Option<usize> {
+    copies
+        .filter(|c| tried & 1 << c.donor == 0 && c.up && (c.has || last_resort))
+        .min_by_key(|c| !c.has)
+        .map(|c| c.donor)
+}
+
+/// Whether a copy that cannot be reached now has the extent: it may come back.
+pub fn is_away(mut copies: impl Iterator<Item = Source>) -> bool {
+    copies.any(|c| c.has && !c.up)
+}
+
+/// The donor to repair from next: only one that has the extent.
+pub fn repair_from(mut copies: impl Iterator<Item = Source>, tried: u64) -> Option<usize> {
+    copies
+        .find(|c| tried & 1 << c.donor == 0 && c.up && c.has)
+        .map(|c| c.donor)
+}
+
+/// Whether a write is durable that so many donors have confirmed and whose disk copy is written, is
+/// not, or (`None`) is not wanted. With a disk its copy is the one that must be; a donor's is made
+/// when there is one.
+pub fn is_durable(policy: Policy, donors: usize, disk: Option<bool>) -> bool {
+    disk.unwrap_or(donors >= policy.donors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn held() -> impl Strategy<Value = Vec<Held>> {
+        let one = (any::<[bool; 3]>(), prop::option::of(0..20u64)).prop_map(
+            |([up, grace, whole], leaving_until_ns)| Held {
+                donor: 0,
+                up,
+                may_serve: up || grace,
+                whole,
+                leaving_until_ns,
+            },
+        );
+        prop::collection::vec(one, 0..5).prop_map(|mut all| {
+            for (donor, c) in all.iter_mut().enumerate() {
+                c.donor = donor;
+            }
+            all
+        })
+    }
+
+    proptest! {
+        /// What is given up before its time leaves as many whole copies as the policy wants, or the
+        /// disk's.
+        #[test]
+        fn nothing_is_given_up_that_is_needed(
+            copies in held(), donors in 1..4usize, disk: bool, room: bool, now in 0..20u64,
+        ) {
+            let policy = Policy { donors, disk };
+            let Some(given) = give_up(&copies, policy, room, now) else {
+                // What is over, or not needed, does not stay.
+                let due = |c: &Held| c.leaving_until_ns.is_some_and(|u| now >= u);
+                prop_assert!(!copies.iter().any(due));
+                return Ok(());
+            };
+            let (GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given;
+            let left: Vec<Held> = copies.iter().copied().filter(|c| c.donor != donor).collect();
+            let due = copies[donor].leaving_until_ns.is_some_and(|u| now >= u);
+            prop_assert!(due || disk && !room || whole(&left) >= donors);
+            prop_assert_eq!(
+                matches!(given, GiveUp::Leaving(_)),
+                copies[donor].leaving_until_ns.is_some()
+            );
+        }
+
+        #[test]
+        fn every_copy_is_asked_once(
+            flags in prop::collection::vec(any::<[bool; 2]>(), 0..5), last_resort: bool,
+        ) {
+            let all: Vec<Source> = flags
+                .iter()
+                .enumerate()
+                .map(|(donor, &[up, has])| Source { donor, up, has })
+                .collect();
+            let (mut tried, mut asked) = (0, Vec::new());
+            while let Some(d) = read_next(all.iter().copied(), tried, last_resort) {
+                tried |= 1 << d;
+                asked.push(d);
+            }
+            let may = all.iter().filter(|c| c.up && (c.has || last_resort)).count();
+            prop_assert_eq!(asked.len(), may);
+            prop_assert!(asked.is_sorted_by_key(|d| !all[*d].has));
+            match repair_from(all.iter().copied(), 0) {
+                Some(d) => prop_assert!(all[d].up && all[d].has),
+                None => prop_assert!(!all.iter().any(|c| c.up && c.has)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_write_is_durable_by_its_policy() {
+        let two = Policy {
+            donors: 2,
+            disk: false,
+        };
+        assert!(!is_durable(two, 1, None));
+        assert!(is_durable(two, 2, None));
+        let disk = Policy {
+            donors: 1,
+            disk: true,
+        };
+        assert!(is_durable(disk, 0, Some(true)));
+        assert!(!is_durable(disk, 1, Some(false)));
+    }
+}

@@ -1,0 +1,449 @@
+//! The far area of a tenant: what its processes and the agent share. It follows the tenant segment
+//! in the same memfd ([`OFFSET`]), and is there only when the tenant has far memory beyond its pool.
+//!
+//! The far space is numbered in *extents* of [`EXTENT_BYTES`]; [`SLAB_EXTENTS`] of them are a *slab*,
+//! the unit that donors lend and processes own. A process takes a free slab by a compare-and-swap,
+//! and allocates the extents in it by itself: nothing here is asked of the agent, which maps a slab
+//! to donors when its first extent is written. A fork's child refers to the slabs of its parent
+//! ([`Far::others`]), and does not write there. A slab without references is the agent's to free.
+//!
+//! What the agent reads here it copies first and judges then: the tenant's processes may write
+//! anything anywhere. What comes of that is theirs alone.
+
+use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use crate::mailbox::{Mailbox, REQUESTS};
+use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
+
+/// "FAR" and the layout's version.
+pub const MAGIC: u64 = 0x0046_4152_0000_0001;
+/// Bytes of an extent: the unit of writing.
+pub const EXTENT_BYTES: usize = 32 << 10;
+/// Extents of a slab.
+pub const SLAB_EXTENTS: usize = 2048;
+/// Bytes of a slab: the unit of lending.
+pub const SLAB_BYTES: usize = EXTENT_BYTES * SLAB_EXTENTS;
+/// Slabs that a tenant can have (2 TiB).
+pub const SLABS_MAX: usize = 1 << 15;
+/// Extents that a tenant can have.
+pub const EXTENTS_MAX: usize = SLABS_MAX * SLAB_EXTENTS;
+
+const REF_WORDS: usize = PROCS_MAX / 64;
+
+/// A slab's states. Only the agent leaves [`slab_state::RELEASED`].
+pub mod slab_state {
+    /// Nobody's.
+    pub const FREE: u32 = 0;
+    /// Referred to by processes.
+    pub const USED: u32 = 1;
+    /// No process refers to it; what donors hold of it is to be freed.
+    pub const RELEASED: u32 = 2;
+}
+
+/// One slab of the tenant's far space.
+#[repr(C, align(64))]
+pub struct Slab {
+    /// One of [`slab_state`].
+    pub state: AtomicU32,
+    /// Forks under way whose children will refer to it.
+    holds: AtomicU32,
+    /// A bit a process: by its index in [`crate::Segment::procs`].
+    refs: [AtomicU64; REF_WORDS],
+}
+
+/// Figures that the agent keeps for the tenant.
+#[repr(C)]
+pub struct FarStats {
+    /// Extents written, durable.
+    pub extents_out: AtomicU64,
+    /// Requests read.
+    pub reads: AtomicU64,
+    /// Bytes read for them, as stored.
+    pub bytes_in: AtomicU64,
+    /// Bytes written to the first copy, as stored.
+    pub bytes_out: AtomicU64,
+    /// Reads that the first copy could not serve and another one did.
+    pub failovers: AtomicU64,
+    /// Copies that did not verify.
+    pub corrupt: AtomicU64,
+    /// Slabs whose lost copy was made anew.
+    pub repairs: AtomicU64,
+    /// Slabs with fewer copies than the policy asks for, now.
+    pub degraded_slabs: AtomicI64,
+}
+
+/// The far area.
+#[repr(C, align(4096))]
+pub struct Far {
+    /// [`MAGIC`], written last.
+    pub magic: AtomicU64,
+    /// Random; names the tenant to donors.
+    pub tenant_id: [AtomicU64; 2],
+    /// Slabs that the tenant may use.
+    pub slabs_max: AtomicU64,
+    /// Slabs in use.
+    pub slabs_used: AtomicI64,
+    /// One past the highest slab ever used.
+    pub slabs_high: AtomicU32,
+    /// 1 while the agent sleeps (futex) and must be woken.
+    pub asleep: AtomicU32,
+    /// Counts agents: the first is 1; each that takes over adds 1.
+    pub agent: AtomicU32,
+    /// 1 when a slab may be [`slab_state::RELEASED`]; the agent clears it before it looks.
+    pub released: AtomicU32,
+    /// Number of the next seal. Every write of an extent takes one, so none is used twice.
+    pub seal_next: AtomicU64,
+    /// Part of the pool's bound, in percent, past which its oldest pages leave for the far space.
+    pub spill_percent: AtomicU64,
+    /// Longest that a fault may wait for a far read, in ms.
+    pub wait_ms_max: AtomicU64,
+    /// Forks so far of processes that refer to slabs.
+    forks: AtomicU32,
+    /// The first and last fork that what a process inherited stems from, by process; 0 for none.
+    born: [AtomicU64; PROCS_MAX],
+    /// Figures.
+    pub stats: FarStats,
+    /// A bit a process: it has posted.
+    active: [AtomicU64; REF_WORDS],
+    /// Slabs.
+    pub slabs: [Slab; SLABS_MAX],
+    /// Requests, by process.
+    pub mailboxes: [Mailbox; PROCS_MAX],
+    /// Seal of what was written last to each extent, 0 for nothing; the agent's to write.
+    pub seals: [AtomicU64; EXTENTS_MAX],
+}
+
+/// Where the far area begins in the tenant's memfd.
+pub const OFFSET: usize = SEGMENT_BYTES;
+/// Where the buffers begin within the far area.
+const BUFFERS: usize = core::mem::size_of::<Far>();
+/// Bytes of the far area, buffers included. Sparse: what is not used costs nothing.
+pub const FAR_BYTES: usize = BUFFERS + PROCS_MAX * REQUESTS * EXTENT_BYTES;
+
+const _: () = assert!(OFFSET.is_multiple_of(4096) && BUFFERS.is_multiple_of(4096));
+
+impl Far {
+    /// The far area at `addr`.
+    ///
+    /// # Safety
+    /// `addr` must be the start of a mapping of at least [`FAR_BYTES`] bytes, page-aligned, shared,
+    /// writable, and never unmapped. Any contents are valid: every field is an atomic.
+    pub unsafe fn at(addr: usize) -> &'static Far {
+        assert!(addr.is_multiple_of(4096));
+        // SAFETY: the caller promises a live mapping of the full size; all fields are atomics, for
+        // which every bit pattern is valid and which may change under us.
+        unsafe { &*(addr as *const Far) }
+    }
+
+    /// The buffer of request `i` of process `proc`: [`EXTENT_BYTES`] that live as long as the
+    /// mapping. Whose it is says the request's state.
+    ///
+    /// # Panics
+    /// When there is no such process or request.
+    pub fn buffer(&self, proc: usize, i: usize) -> *mut u8 {
+        assert!(proc < PROCS_MAX && i < REQUESTS);
+        let at = (self as *const Far).addr() + BUFFERS + (proc * REQUESTS + i) * EXTENT_BYTES;
+        core::ptr::with_exposed_provenance_mut(at)
+    }
+
+    /// Copies out of a buffer, from `offset`.
+    ///
+    /// # Panics
+    /// When the range leaves the buffer.
+    pub fn copy_out(&self, proc: usize, i: usize, offset: usize, dst: &mut [u8]) {
+        assert!(offset <= EXTENT_BYTES && dst.len() <= EXTENT_BYTES - offset);
+        // SAFETY: inside the mapping (asserted, and the promise of `at`). Another process may write
+        // to it meanwhile; the bytes mean nothing until they are verified.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                self.buffer(proc, i).add(offset),
+                dst.as_mut_ptr(),
+                dst.len(),
+            )
+        }
+    }
+
+    /// Copies into a buffer, at `offset`.
+    ///
+    /// # Panics
+    /// When the range leaves the buffer.
+    pub fn copy_in(&self, proc: usize, i: usize, offset: usize, src: &[u8]) {
+        assert!(offset <= EXTENT_BYTES && src.len() <= EXTENT_BYTES - offset);
+        // SAFETY: as above.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                src.as_ptr(),
+                self.buffer(proc, i).add(offset),
+                src.len(),
+            )
+        }
+    }
+
+    /// Program: tells the agent that process `proc` has posted. True when the agent sleeps: wake one
+    /// waiter of [`Far::asleep`].
+    pub fn ring(&self, proc: usize) -> bool {
+        self.active[proc / 64].fetch_or(1 << (proc % 64), Ordering::SeqCst);
+        self.asleep.load(Ordering::SeqCst) != 0 && self.asleep.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Agent: calls `on` with each process that has posted since the last call. True if any had.
+    pub fn rung(&self, mut on: impl FnMut(usize)) -> bool {
+        let mut any = false;
+        for (w, word) in self.active.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = word.swap(0, Ordering::SeqCst);
+            while bits != 0 {
+                on(w * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Agent: announces that it is about to sleep on [`Far::asleep`] while that is 1. False when
+    /// something was posted meanwhile.
+    pub fn about_to_sleep(&self) -> bool {
+        self.asleep.store(1, Ordering::SeqCst);
+        let quiet = self.active.iter().all(|w| w.load(Ordering::SeqCst) == 0)
+            && self.released.load(Ordering::SeqCst) == 0;
+        if !quiet {
+            self.asleep.store(0, Ordering::SeqCst);
+        }
+        quiet
+    }
+
+    /// Program: takes a free slab for process `proc`; `None` when the tenant's far limit is reached.
+    pub fn take_slab(&self, proc: usize) -> Option<u32> {
+        let max = self.slabs_max.load(Ordering::Relaxed).min(SLABS_MAX as u64);
+        if self.slabs_used.fetch_add(1, Ordering::Relaxed) >= max as i64 {
+            self.slabs_used.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        for (i, slab) in self.slabs.iter().enumerate() {
+            if slab
+                .state
+                .compare_exchange(
+                    slab_state::FREE,
+                    slab_state::USED,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+            {
+                slab.refs[proc / 64].fetch_or(1 << (proc % 64), Ordering::AcqRel);
+                self.slabs_high.fetch_max(i as u32 + 1, Ordering::Relaxed);
+                return Some(i as u32);
+            }
+        }
+        self.slabs_used.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+
+    /// Program: process `proc` refers to the slab no more. The last one leaves it to the agent;
+    /// then the result is true, and the caller tells the agent ([`Far::ring`]).
+    pub fn drop_slab(&self, slab: u32, proc: usize) -> bool {
+        let Some(s) = self.slabs.get(slab as usize) else {
+            return false;
+        };
+        s.refs[proc / 64].fetch_and(!(1 << (proc % 64)), Ordering::SeqCst);
+        let gone = s.is_unused()
+            && s.state
+                .compare_exchange(
+                    slab_state::USED,
+                    slab_state::RELEASED,
+                    Ordering::SeqCst,
+                    Ordering::Relaxed,
+                )
+                .is_ok();
+        if gone {
+            self.released.store(1, Ordering::SeqCst);
+        }
+        gone
+    }
+
+    /// Program: a number for the fork that is about to happen, larger than all before (or the largest
+    /// there is).
+    pub fn number_fork(&self) -> u32 {
+        let next = |n: u32| Some(n.saturating_add(1));
+        let before = self
+            .forks
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        before.unwrap_or_default().saturating_add(1)
+    }
+
+    /// Program: process `proc`, which is ours, has inherited from these forks (first << 32 | last), or
+    /// (0) nothing.
+    pub fn set_born(&self, proc: usize, forks: u64) {
+        self.born[proc].store(forks, Ordering::SeqCst);
+    }
+
+    /// Program: calls `on` with the forks ([`Far::set_born`]) of each process but `proc` that refers to
+    /// the slab. False when there may be more of them in a moment: a child is on its way.
+    pub fn others(&self, slab: u32, proc: usize, mut on: impl FnMut(u64)) -> bool {
+        let s = &self.slabs[slab as usize];
+        // First: a child takes its reference before it ends the hold.
+        let settled = s.holds.load(Ordering::SeqCst) == 0;
+        for (w, word) in s.refs.iter().enumerate() {
+            let mut bits = word.load(Ordering::SeqCst);
+            if w == proc / 64 {
+                bits &= !(1 << (proc % 64));
+            }
+            while bits != 0 {
+                on(self.born[w * 64 + bits.trailing_zeros() as usize].load(Ordering::SeqCst));
+                bits &= bits - 1;
+            }
+        }
+        settled
+    }
+
+    /// Drops all references of process `proc`, which has ended or runs another image now. True when
+    /// the agent must be told.
+    pub fn drop_process(&self, proc: usize) -> bool {
+        let mut gone = false;
+        for slab in 0..self.slabs_high.load(Ordering::Acquire) {
+            if self.slabs[slab as usize].refers(proc) {
+                gone |= self.drop_slab(slab, proc);
+            }
+        }
+        gone
+    }
+
+    /// Agent: what donors held of a released slab is freed.
+    pub fn slab_freed(&self, slab: u32) {
+        let Some(s) = self.slabs.get(slab as usize) else {
+            return;
+        };
+        for seal in &self.seals[slab as usize * SLAB_EXTENTS..][..SLAB_EXTENTS] {
+            if seal.load(Ordering::Relaxed) != 0 {
+                seal.store(0, Ordering::Relaxed);
+            }
+        }
+        if s.state
+            .compare_exchange(
+                slab_state::RELEASED,
+                slab_state::FREE,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+        {
+            self.slabs_used.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Slab {
+    /// Does process `proc` refer to it?
+    pub fn refers(&self, proc: usize) -> bool {
+        self.refs[proc / 64].load(Ordering::Acquire) & 1 << (proc % 64) != 0
+    }
+    fn is_unused(&self) -> bool {
+        self.holds.load(Ordering::SeqCst) == 0
+            && self.refs.iter().all(|w| w.load(Ordering::SeqCst) == 0)
+    }
+    /// In a process about to fork: the child will refer to it. Ended by [`Slab::inherit`] in the
+    /// child, or [`Slab::unhold`] in the parent when there is none.
+    pub fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::SeqCst);
+    }
+    /// In the child, which is process `proc`.
+    pub fn inherit(&self, proc: usize) {
+        self.refs[proc / 64].fetch_or(1 << (proc % 64), Ordering::SeqCst);
+        self.holds.fetch_sub(1, Ordering::SeqCst);
+    }
+    /// The fork failed.
+    pub fn unhold(&self) {
+        self.holds.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+    use slab_state::{FREE, RELEASED, USED};
+    use std::vec;
+    use std::vec::Vec;
+
+    fn far() -> &'static Far {
+        let (fd, _) = crate::Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        far.slabs_max.store(3, Ordering::Relaxed);
+        far
+    }
+
+    fn state(far: &Far, slab: u32) -> u32 {
+        far.slabs[slab as usize].state.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_slab_is_free_again_when_the_last_reference_and_the_agent_are_done() {
+        let far = far();
+        let slab = far.take_slab(70).unwrap();
+        let s = &far.slabs[slab as usize];
+        let others = |proc| {
+            let mut seen = Vec::new();
+            (far.others(slab, proc, |b| seen.push(b)), seen)
+        };
+        assert!(s.refers(70) && !s.refers(71));
+        assert_eq!((others(70), others(71)), ((true, vec![]), (true, vec![0])));
+        s.hold();
+        assert_eq!(others(70), (false, vec![]), "a child is on its way");
+        assert!(!far.drop_process(70), "the child will refer to it");
+        far.set_born(3, 17);
+        s.inherit(3);
+        assert_eq!((others(3), others(70)), ((true, vec![]), (true, vec![17])));
+        assert_eq!(state(far, slab), USED);
+        assert!(far.drop_process(3));
+        assert_eq!(state(far, slab), RELEASED);
+        assert_eq!(far.released.load(Ordering::Relaxed), 1);
+        far.seals[slab as usize * SLAB_EXTENTS + 5].store(9, Ordering::Relaxed);
+        far.slab_freed(slab);
+        assert_eq!(state(far, slab), FREE);
+        assert_eq!(
+            far.seals[slab as usize * SLAB_EXTENTS + 5].load(Ordering::Relaxed),
+            0
+        );
+        assert_eq!(far.slabs_used.load(Ordering::Relaxed), 0);
+        far.slab_freed(slab);
+        assert_eq!(far.slabs_used.load(Ordering::Relaxed), 0, "once only");
+    }
+
+    #[test]
+    fn forks_are_numbered_from_one_and_never_from_zero_again() {
+        let far = far();
+        assert_eq!([far.number_fork(), far.number_fork()], [1, 2]);
+        far.forks.store(u32::MAX - 1, Ordering::Relaxed);
+        assert_eq!([far.number_fork(), far.number_fork()], [u32::MAX; 2]);
+    }
+
+    #[test]
+    fn the_limit_holds() {
+        let far = far();
+        let got: Vec<_> = (0..4).map(|_| far.take_slab(0)).collect();
+        assert_eq!(got, [Some(0), Some(1), Some(2), None]);
+        assert!(far.drop_slab(1, 0));
+        assert_eq!(far.take_slab(0), None, "still with the agent");
+        far.slab_freed(1);
+        assert_eq!(far.take_slab(9), Some(1));
+    }
+
+    #[test]
+    fn the_bell_wakes_a_sleeper_once_and_is_never_lost() {
+        let far = far();
+        assert!(!far.ring(5), "awake");
+        assert!(!far.about_to_sleep(), "something was posted");
+        let mut who = Vec::new();
+        assert!(far.rung(|p| who.push(p)));
+        assert_eq!(who, [5]);
+        assert!(far.about_to_sleep());
+        assert!(far.ring(64), "asleep: wake it");
+        assert!(!far.ring(1023), "woken already");
+        who.clear();
+        far.rung(|p| who.push(p));
+        assert_eq!(who, [64, 1023]);
+        assert!(!far.rung(|_| ()));
+    }
+}

@@ -1,0 +1,249 @@
+//! The mailbox under shuttle's scheduler: `cargo test -p canvas-shm --features shuttle`.
+//!
+//! A request's buffer is a word here that its owner writes and the agent answers, so that an answer in
+//! the wrong request, a request done for two owners and a request that is lost all show.
+#![cfg(feature = "shuttle")]
+
+use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status};
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use shuttle::sync::Arc;
+use shuttle::thread;
+
+/// Few requests, so that they are used again and again.
+const AMONG: u64 = 0b11;
+/// Set by the agent in a buffer that it has answered.
+const ANSWER: u64 = 1 << 63;
+
+struct World {
+    mailbox: Mailbox,
+    buffers: Vec<AtomicU64>,
+    /// Requests of each mark that the agent did.
+    done: Vec<AtomicU32>,
+    over: AtomicU32,
+}
+
+fn world(marks: usize) -> Arc<World> {
+    Arc::new(World {
+        mailbox: Mailbox::new(),
+        buffers: (0..64).map(|_| AtomicU64::new(0)).collect(),
+        done: (0..marks).map(|_| AtomicU32::new(0)).collect(),
+        over: AtomicU32::new(0),
+    })
+}
+
+fn ask(mark: u32) -> Ask {
+    Ask {
+        kind: Kind::Read,
+        extent: mark,
+        offset: 0,
+        len: 16,
+    }
+}
+
+/// Claims, posts; `None` when all requests are in use.
+fn post(w: &World, mark: u32) -> Option<usize> {
+    let i = w.mailbox.claim(AMONG)?;
+    w.buffers[i].store(mark.into(), Ordering::Relaxed);
+    w.mailbox.post(i, ask(mark), 0);
+    Some(i)
+}
+
+/// Waits for the answer, which must be to this mark.
+fn wait(w: &World, i: usize, mark: u32) {
+    while w.mailbox.ended(i).is_none() {
+        thread::yield_now();
+    }
+    assert_eq!(w.mailbox.ended(i), Some(Status::Ok));
+    assert_eq!(
+        w.buffers[i].load(Ordering::Relaxed),
+        u64::from(mark) | ANSWER,
+        "somebody else's answer"
+    );
+    w.mailbox.release(i);
+}
+
+/// Does what is there to do.
+fn serve(w: &World, bits: u64) {
+    for i in (0..64).filter(|i| bits & 1 << i != 0) {
+        if let Some((ask, _)) = w.mailbox.take(i) {
+            let buffer = w.buffers[i].load(Ordering::Relaxed);
+            assert_eq!(buffer, u64::from(ask.extent), "the buffer is its request's");
+            thread::yield_now();
+            assert_eq!(
+                w.buffers[i].swap(buffer | ANSWER, Ordering::Relaxed),
+                buffer,
+                "the buffer is the agent's"
+            );
+            w.done[ask.extent as usize].fetch_add(1, Ordering::Relaxed);
+            w.mailbox.complete(i, Status::Ok);
+        }
+    }
+}
+
+fn agent(w: &World) {
+    while w.over.load(Ordering::Acquire) == 0 {
+        serve(w, w.mailbox.collect());
+        thread::yield_now();
+    }
+    serve(w, w.mailbox.collect());
+}
+
+fn check(f: impl Fn() + Send + Sync + 'static) {
+    let f = std::sync::Arc::new(f);
+    let g = f.clone();
+    shuttle::check_random(move || g(), 2000);
+    shuttle::check_pct(move || f(), 2000, 3);
+}
+
+#[test]
+fn every_request_is_done_once_and_answered_to_its_owner() {
+    check(|| {
+        let w = world(6);
+        let served = {
+            let w = w.clone();
+            thread::spawn(move || agent(&w))
+        };
+        let threads: Vec<_> = (0..2u32)
+            .map(|t| {
+                let w = w.clone();
+                thread::spawn(move || {
+                    for n in 0..3 {
+                        let mark = t * 3 + n;
+                        let i = loop {
+                            match post(&w, mark) {
+                                Some(i) => break i,
+                                None => thread::yield_now(),
+                            }
+                        };
+                        wait(&w, i, mark);
+                    }
+                })
+            })
+            .collect();
+        for t in threads {
+            t.join().unwrap();
+        }
+        w.over.store(1, Ordering::Release);
+        served.join().unwrap();
+        for done in &w.done {
+            assert_eq!(done.load(Ordering::Relaxed), 1);
+        }
+        assert_eq!(w.mailbox.in_use(), 0);
+    });
+}
+
+#[test]
+fn who_gives_up_waiting_hurts_nobody() {
+    check(|| {
+        let w = world(6);
+        let served = {
+            let w = w.clone();
+            thread::spawn(move || agent(&w))
+        };
+        let threads: Vec<_> = (0..2u32)
+            .map(|t| {
+                let w = w.clone();
+                thread::spawn(move || {
+                    for n in 0..3 {
+                        let mark = t * 3 + n;
+                        let Some(i) = post(&w, mark) else { continue };
+                        if n == 1 {
+                            wait(&w, i, mark);
+                        } else {
+                            w.mailbox.abandon(i);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for t in threads {
+            t.join().unwrap();
+        }
+        w.over.store(1, Ordering::Release);
+        served.join().unwrap();
+        for done in &w.done {
+            assert!(done.load(Ordering::Relaxed) <= 1);
+        }
+        assert_eq!(w.mailbox.in_use(), 0, "all come back");
+    });
+}
+
+#[test]
+fn a_new_process_in_the_place_of_a_dead_one_gets_its_own_answers_only() {
+    check(|| {
+        let w = world(4);
+        let served = {
+            let w = w.clone();
+            thread::spawn(move || agent(&w))
+        };
+        // The dead one left requests in any state.
+        for mark in 0..2 {
+            if post(&w, mark).is_some() {
+                thread::yield_now();
+            }
+        }
+        w.mailbox.reset();
+        for mark in 2..4 {
+            let i = loop {
+                match post(&w, mark) {
+                    Some(i) => break i,
+                    None => thread::yield_now(),
+                }
+            };
+            wait(&w, i, mark);
+        }
+        w.over.store(1, Ordering::Release);
+        served.join().unwrap();
+        assert_eq!(w.mailbox.in_use(), 0);
+        for mark in 2..4 {
+            assert_eq!(w.done[mark].load(Ordering::Relaxed), 1);
+        }
+    });
+}
+
+#[test]
+fn an_agent_that_takes_over_loses_nothing() {
+    check(|| {
+        let w = world(4);
+        let owner = {
+            let w = w.clone();
+            thread::spawn(move || {
+                for mark in 0..4 {
+                    let i = loop {
+                        match post(&w, mark) {
+                            Some(i) => break i,
+                            None => thread::yield_now(),
+                        }
+                    };
+                    if mark == 1 {
+                        w.mailbox.abandon(i);
+                        continue;
+                    }
+                    while w.mailbox.ended(i).is_none() {
+                        thread::yield_now();
+                    }
+                    assert_eq!(
+                        w.buffers[i].load(Ordering::Relaxed),
+                        u64::from(mark) | ANSWER
+                    );
+                    w.mailbox.release(i);
+                }
+                w.over.store(1, Ordering::Release);
+            })
+        };
+        // Agents die between any two steps: having collected, having taken.
+        for step in 0..3 {
+            let bits = w.mailbox.collect();
+            if step == 1 {
+                for i in (0..64).filter(|i| bits & 1 << i != 0) {
+                    let _ = w.mailbox.take(i);
+                }
+            }
+            thread::yield_now();
+            serve(&w, w.mailbox.recover());
+        }
+        agent(&w);
+        owner.join().unwrap();
+        assert_eq!(w.mailbox.in_use(), 0);
+    });
+}

@@ -1,0 +1,338 @@
+//! Which extents of the far space one process uses, and which it may use anew.
+//!
+//! Extents lie in slabs. A process *owns* the slabs that it took: it alone writes there. A fork's
+//! child *reads* what its parent has, and owns nothing. An extent that the owner needs no longer may be
+//! needed by a child still, so each extent remembers the first and the last fork that it lived through
+//! ([`Span`]), and each process the forks that what it inherited stems from. Where the two do not meet,
+//! the child never knew the extent. An extent that lived through no fork is nobody else's, ever.
+//!
+//! A reader that is the only one left that refers to a slab becomes its owner.
+
+use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, RawSpin};
+
+/// Forks, numbered in the order in which they happened in the tenant, from 1; both ends belong to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The first.
+    pub first: u32,
+    /// The last.
+    pub last: u32,
+}
+
+impl Span {
+    /// All forks: for processes of which nothing is known.
+    pub const ALL: Span = Span {
+        first: 0,
+        last: u32::MAX,
+    };
+    /// Is a fork in both?
+    pub fn meets(self, other: Span) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+    /// From [`Span::raw`]; `None` for 0.
+    pub fn of(raw: u64) -> Option<Span> {
+        (raw != 0).then_some(Span {
+            first: (raw >> 32) as u32,
+            last: raw as u32,
+        })
+    }
+    /// In one word.
+    pub fn raw(self) -> u64 {
+        u64::from(self.first) << 32 | u64::from(self.last)
+    }
+    /// The child's, from the parent's: what the parent inherited stems from those forks, and all of it
+    /// goes through this one.
+    pub fn of_child(parent: Option<Span>, fork: u32) -> Span {
+        Span {
+            first: parent.map_or(fork, |p| p.first),
+            last: fork,
+        }
+    }
+}
+
+/// What the processes of a tenant share, as one of them sees it.
+pub trait Slabs {
+    /// One past the highest slab that may be ours.
+    fn high(&self) -> u32;
+    /// A slab that was nobody's, ours from now on; `None` at the tenant's bound.
+    fn take(&self) -> Option<u32>;
+    /// We refer to the slab no more.
+    fn give_up(&self, slab: u32);
+    /// Calls `on` for each other process that refers to the slab. False when there may be more of them
+    /// in a moment: a child on its way.
+    fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool;
+}
+
+/// How a slab is ours: see the module's text.
+mod role {
+    pub const NONE: u32 = 0;
+    pub const READER: u32 = 1;
+    pub const OWNER: u32 = 2;
+}
+
+/// The book's arrays, all zero at first.
+#[derive(Clone, Copy)]
+pub struct BookArrays<'a> {
+    /// Reasons to keep each extent.
+    pub live: &'a [AtomicU8],
+    /// Forks that each extent lived through.
+    pub spans: &'a [AtomicU64],
+    /// Extents kept, by slab.
+    pub slab_live: &'a [AtomicU32],
+    /// How each slab is ours.
+    pub roles: &'a [AtomicU32],
+}
+
+/// The book's other state.
+pub struct BookState {
+    /// Extents are taken, and slabs given up, by one thread at a time.
+    taking: RawSpin,
+    /// The slab that extents are taken from, plus one.
+    current: AtomicU32,
+    /// Where in it the search goes on.
+    next: AtomicU32,
+    /// Where the search for a slab with room goes on.
+    look: AtomicU32,
+}
+
+impl BookState {
+    /// Nothing taken yet.
+    #[allow(clippy::new_without_default)]
+    #[cfg(not(feature = "shuttle"))]
+    pub const fn new() -> BookState {
+        BookState {
+            taking: RawSpin::new(),
+            current: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            look: AtomicU32::new(0),
+        }
+    }
+    /// Nothing taken yet.
+    #[allow(clippy::new_without_default)]
+    #[cfg(feature = "shuttle")]
+    pub fn new() -> BookState {
+        BookState {
+            taking: RawSpin::new(),
+            current: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            look: AtomicU32::new(0),
+        }
+    }
+}
+
+/// Other processes that one look at a slab tells apart; more of them count as one.
+const OTHERS_MAX: usize = 32;
+/// Slabs with room that one search looks through.
+const LOOK_MAX: usize = 16;
+
+/// Who else may know extents of a slab.
+struct Others {
+    spans: [Span; OTHERS_MAX],
+    n: usize,
+    all_known: bool,
+}
+
+impl Others {
+    fn see(slabs: &impl Slabs, slab: u32) -> Others {
+        let (mut spans, mut n) = ([Span::ALL; OTHERS_MAX], 0);
+        let all_known = slabs.others(slab, &mut |s| {
+            if n < OTHERS_MAX {
+                spans[n] = s;
+                n += 1;
+            } else {
+                let last = &mut spans[OTHERS_MAX - 1];
+                last.first = last.first.min(s.first);
+                last.last = last.last.max(s.last);
+            }
+        });
+        Others {
+            spans,
+            n,
+            all_known,
+        }
+    }
+    fn nobody(&self) -> bool {
+        self.all_known && self.n == 0
+    }
+    fn may_know(&self, lived: Option<Span>) -> bool {
+        lived.is_some_and(|l| !self.all_known || self.spans[..self.n].iter().any(|s| s.meets(l)))
+    }
+}
+
+/// The book of one process. Calls may come from several threads, except where they say otherwise.
+#[derive(Clone, Copy)]
+pub struct ExtentBook<'a> {
+    /// Arrays.
+    pub arrays: BookArrays<'a>,
+    /// State.
+    pub state: &'a BookState,
+    /// Extents of a slab.
+    pub slab_extents: u32,
+    /// Called while waiting long for the lock.
+    pub yield_now: fn(),
+}
+
+impl ExtentBook<'_> {
+    /// One more reason to keep the extent: an entry that names it, its writing, its fetching. There must
+    /// be one already.
+    pub fn hold(&self, extent: u32) {
+        let before = self.arrays.live[extent as usize].fetch_add(1, Ordering::AcqRel);
+        debug_assert!(before != 0, "an extent is held first by whoever takes it");
+    }
+
+    /// One reason less. The last one frees the extent, and with its slab's last the slab is given up,
+    /// unless extents are taken from it.
+    pub fn unhold(&self, extent: u32, slabs: &impl Slabs) {
+        let a = &self.arrays;
+        if a.live[extent as usize].fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let slab = extent / self.slab_extents;
+        if a.slab_live[slab as usize].fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(_held) = self.state.taking.try_lock()
+        {
+            // Without the lock: whoever has it may be about to use the slab, and else finds it later.
+            self.drop_if_empty(slab, slabs);
+        }
+    }
+
+    /// With the lock.
+    fn drop_if_empty(&self, slab: u32, slabs: &impl Slabs) {
+        let a = &self.arrays;
+        if self.state.current.load(Ordering::Relaxed) != slab + 1
+            && a.slab_live[slab as usize].load(Ordering::Acquire) == 0
+            && a.roles[slab as usize].swap(role::NONE, Ordering::AcqRel) != role::NONE
+        {
+            slabs.give_up(slab);
+        }
+    }
+
+    /// A free extent, held once; `None` when there is none and no slab to be had.
+    pub fn take(&self, slabs: &impl Slabs) -> Option<u32> {
+        let _held = self.state.taking.lock(self.yield_now);
+        let before = self.state.current.load(Ordering::Relaxed);
+        let got = self.find(slabs);
+        if before != 0 && self.state.current.load(Ordering::Relaxed) != before {
+            self.drop_if_empty(before - 1, slabs);
+        }
+        got
+    }
+
+    fn find(&self, slabs: &impl Slabs) -> Option<u32> {
+        let current = self.state.current.load(Ordering::Relaxed);
+        if current != 0 {
+            let from = self.state.next.load(Ordering::Relaxed);
+            if let Some(e) = self.find_in(current - 1, from, slabs) {
+                return Some(e);
+            }
+        }
+        // An eighth free is worth going back to; less only when there is no fresh slab.
+        if let Some(e) = self.find_again(self.slab_extents / 8, slabs) {
+            return Some(e);
+        }
+        if let Some(slab) = slabs.take() {
+            self.own(slab);
+            return self.find_in(slab, 0, slabs);
+        }
+        self.find_again(1, slabs)
+    }
+
+    /// In a slab that is ours already and has so many extents that are not kept.
+    fn find_again(&self, free_min: u32, slabs: &impl Slabs) -> Option<u32> {
+        let a = &self.arrays;
+        let high = slabs.high();
+        let from = self.state.look.load(Ordering::Relaxed).min(high);
+        let with_room = (from..high).chain(0..from).filter(|slab| {
+            a.roles[*slab as usize].load(Ordering::Relaxed) != role::NONE
+                && a.slab_live[*slab as usize].load(Ordering::Relaxed) + free_min.max(1)
+                    <= self.slab_extents
+        });
+        for slab in with_room.take(LOOK_MAX) {
+            self.state.look.store(slab + 1, Ordering::Relaxed);
+            if let Some(e) = self.find_in(slab, 0, slabs) {
+                return Some(e);
+            }
+        }
+        None
+    }
+
+    fn own(&self, slab: u32) {
+        let first = slab as usize * self.slab_extents as usize;
+        for span in &self.arrays.spans[first..][..self.slab_extents as usize] {
+            // Untouched memory stays untouched.
+            if span.load(Ordering::Relaxed) != 0 {
+                span.store(0, Ordering::Relaxed);
+            }
+        }
+        self.arrays.roles[slab as usize].store(role::OWNER, Ordering::Release);
+    }
+
+    fn find_in(&self, slab: u32, from: u32, slabs: &impl Slabs) -> Option<u32> {
+        let (a, n) = (&self.arrays, self.slab_extents);
+        if a.slab_live[slab as usize].load(Ordering::Relaxed) >= n {
+            return None;
+        }
+        let others = Others::see(slabs, slab);
+        match a.roles[slab as usize].load(Ordering::Acquire) {
+            role::OWNER => {}
+            role::READER if others.nobody() => self.own(slab),
+            _ => return None,
+        }
+        let first = slab * n;
+        let from = from.min(n);
+        let extent = (from..n).chain(0..from).map(|i| first + i).find(|e| {
+            let lived = Span::of(a.spans[*e as usize].load(Ordering::Relaxed));
+            a.live[*e as usize].load(Ordering::Acquire) == 0 && !others.may_know(lived)
+        })?;
+        // Only here does one that is not kept become kept, and we have the lock.
+        a.live[extent as usize].store(1, Ordering::Release);
+        a.spans[extent as usize].store(0, Ordering::Relaxed);
+        a.slab_live[slab as usize].fetch_add(1, Ordering::AcqRel);
+        self.state.current.store(slab + 1, Ordering::Relaxed);
+        self.state.next.store(extent - first + 1, Ordering::Relaxed);
+        Some(extent)
+    }
+
+    /// Calls `on` with each slab that we refer to.
+    pub fn each_slab(&self, high: u32, mut on: impl FnMut(u32)) {
+        for slab in 0..high {
+            if self.arrays.roles[slab as usize].load(Ordering::Relaxed) != role::NONE {
+                on(slab);
+            }
+        }
+    }
+
+    /// In a process about to fork, with no other call under way: what is kept lives through this fork.
+    pub fn forks(&self, fork: u32, high: u32) {
+        let a = &self.arrays;
+        for slab in 0..high {
+            if a.roles[slab as usize].load(Ordering::Relaxed) != role::OWNER
+                || a.slab_live[slab as usize].load(Ordering::Relaxed) == 0
+            {
+                continue;
+            }
+            let first = (slab * self.slab_extents) as usize;
+            let n = self.slab_extents as usize;
+            for (live, span) in a.live[first..][..n].iter().zip(&a.spans[first..][..n]) {
+                if live.load(Ordering::Relaxed) != 0 {
+                    let was = Span::of(span.load(Ordering::Relaxed));
+                    span.store(Span::of_child(was, fork).raw(), Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// In the child, with no other call under way, once it refers to what its parent refers to: it is a
+    /// reader, and gives up what it has no need of.
+    pub fn forked(&self, slabs: &impl Slabs) {
+        self.state.current.store(0, Ordering::Relaxed);
+        let a = &self.arrays;
+        for slab in 0..slabs.high() {
+            let r = &a.roles[slab as usize];
+            if r.load(Ordering::Relaxed) != role::NONE {
+                r.store(role::READER, Ordering::Relaxed);
+                self.drop_if_empty(slab, slabs);
+            }
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The book of extents against an oracle that knows of every process which extents it refers to: forks
+//! and ends in any order, at any moment, and no extent is ever written that somebody refers to.
+#![cfg(not(feature = "shuttle"))]
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
+use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use proptest::prelude::*;
+
+const SLABS: usize = 6;
+const PER_SLAB: usize = 8;
+
+/// What the tenant's processes share.
+#[derive(Default)]
+struct Tenant {
+    /// Processes that refer to each slab, and children on their way.
+    refs: [BTreeSet<usize>; SLABS],
+    holds: [u32; SLABS],
+    born: BTreeMap<usize, Option<Span>>,
+    forks: u32,
+    /// Slabs that can never be freed: a child on its way was killed.
+    lost: BTreeSet<usize>,
+}
+
+struct Memory {
+    live: Vec<AtomicU8>,
+    spans: Vec<AtomicU64>,
+    slab_live: Vec<AtomicU32>,
+    roles: Vec<AtomicU32>,
+    state: BookState,
+    born: Option<Span>,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        Memory {
+            live: (0..SLABS * PER_SLAB).map(|_| AtomicU8::new(0)).collect(),
+            spans: (0..SLABS * PER_SLAB).map(|_| AtomicU64::new(0)).collect(),
+            slab_live: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),
+            roles: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),
+            state: BookState::new(),
+            born: None,
+        }
+    }
+    /// The child's, as fork copies it. The state is overwritten by the child.
+    fn copy(&self) -> Memory {
+        let c = Memory::new();
+        let all = |to: &[AtomicU32], from: &[AtomicU32]| {
+            to.iter()
+                .zip(from)
+                .for_each(|(t, f)| t.store(f.load(Relaxed), Relaxed));
+        };
+        all(&c.slab_live, &self.slab_live);
+        all(&c.roles, &self.roles);
+        for (t, f) in c.live.iter().zip(&self.live) {
+            t.store(f.load(Relaxed), Relaxed);
+        }
+        for (t, f) in c.spans.iter().zip(&self.spans) {
+            t.store(f.load(Relaxed), Relaxed);
+        }
+        Memory {
+            born: self.born,
+            ..c
+        }
+    }
+    fn book(&self) -> ExtentBook<'_> {
+        ExtentBook {
+            arrays: BookArrays {
+                live: &self.live,
+                spans: &self.spans,
+                slab_live: &self.slab_live,
+                roles: &self.roles,
+            },
+            state: &self.state,
+            slab_extents: PER_SLAB as u32,
+            yield_now: std::thread::yield_now,
+        }
+    }
+}
+
+struct View(Rc<RefCell<Tenant>>, usize);
+
+impl Slabs for View {
+    fn high(&self) -> u32 {
+        SLABS as u32
+    }
+    fn take(&self) -> Option<u32> {
+        let mut t = self.0.borrow_mut();
+        let free = (0..SLABS).find(|s| t.refs[*s].is_empty() && t.holds[*s] == 0)?;
+        t.refs[free].insert(self.1);
+        Some(free as u32)
+    }
+    fn give_up(&self, slab: u32) {
+        assert!(self.0.borrow_mut().refs[slab as usize].remove(&self.1));
+    }
+    fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
+        let t = self.0.borrow();
+        for p in t.refs[slab as usize].iter().filter(|p| **p != self.1) {
+            on(t.born[p].unwrap_or(Span::ALL));
+        }
+        t.holds[slab as usize] == 0
+    }
+}
+
+struct Process {
+    id: usize,
+    memory: Memory,
+    /// The oracle: reasons to keep, by extent.
+    held: Vec<u32>,
+    /// On its way since this fork: refers to nothing in the tenant's books yet.
+    fork: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Take(usize),
+    Hold(usize, usize),
+    Drop(usize, usize),
+    Fork(usize),
+    Arrive(usize),
+    End(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => (0..9usize).prop_map(Op::Take),
+        2 => (0..9usize, 0..99usize).prop_map(|(p, e)| Op::Hold(p, e)),
+        9 => (0..9usize, 0..99usize).prop_map(|(p, e)| Op::Drop(p, e)),
+        2 => (0..9usize).prop_map(Op::Fork),
+        2 => (0..9usize).prop_map(Op::Arrive),
+        1 => (0..9usize).prop_map(Op::End),
+    ]
+}
+
+fn run(ops: &[Op]) {
+    let tenant = Rc::new(RefCell::new(Tenant::default()));
+    tenant.borrow_mut().born.insert(0, None);
+    let mut all = vec![Process {
+        id: 0,
+        memory: Memory::new(),
+        held: Vec::new(),
+        fork: None,
+    }];
+    let mut ids = 1;
+    let view = |id| View(tenant.clone(), id);
+    for op in ops {
+        let n = all.len();
+        let (Op::Take(p) | Op::Hold(p, _) | Op::Drop(p, _)) = *op else {
+            match *op {
+                Op::Fork(p) if n < 9 && all[p % n].fork.is_none() => {
+                    let parent = &all[p % n];
+                    let fork = {
+                        let mut t = tenant.borrow_mut();
+                        t.forks += 1;
+                        let fork = t.forks;
+                        parent.memory.book().forks(fork, SLABS as u32);
+                        parent
+                            .memory
+                            .book()
+                            .each_slab(SLABS as u32, |s| t.holds[s as usize] += 1);
+                        fork
+                    };
+                    let child = Process {
+                        id: ids,
+                        memory: parent.memory.copy(),
+                        held: parent.held.clone(),
+                        fork: Some(fork),
+                    };
+                    ids += 1;
+                    all.push(child);
+                }
+                Op::Arrive(p) => {
+                    let child = &mut all[p % n];
+                    if let Some(fork) = child.fork.take() {
+                        let born = Some(Span::of_child(child.memory.born, fork));
+                        child.memory.born = born;
+                        {
+                            let mut t = tenant.borrow_mut();
+                            t.born.insert(child.id, born);
+                            child.memory.book().each_slab(SLABS as u32, |s| {
+                                t.refs[s as usize].insert(child.id);
+                                t.holds[s as usize] -= 1;
+                            });
+                        }
+                        child.memory.book().forked(&view(child.id));
+                    }
+                }
+                Op::End(p) if n > 1 => {
+                    let gone = all.swap_remove(p % n);
+                    let mut t = tenant.borrow_mut();
+                    if gone.fork.is_some() {
+                        gone.memory.book().each_slab(SLABS as u32, |s| {
+                            t.lost.insert(s as usize);
+                        });
+                    }
+                    t.refs.iter_mut().for_each(|r| {
+                        r.remove(&gone.id);
+                    });
+                }
+                _ => {}
+            }
+            continue;
+        };
+        let p = p % n;
+        if all[p].fork.is_some() {
+            continue;
+        }
+        let book = all[p].memory.book();
+        match *op {
+            Op::Take(_) => {
+                if let Some(e) = book.take(&view(all[p].id)) {
+                    for other in &all {
+                        assert!(
+                            !other.held.contains(&e),
+                            "process {} writes extent {e}, which process {} refers to",
+                            all[p].id,
+                            other.id
+                        );
+                    }
+                    all[p].held.push(e);
+                }
+            }
+            Op::Hold(_, e) if !all[p].held.is_empty() => {
+                let e = all[p].held[e % all[p].held.len()];
+                book.hold(e);
+                all[p].held.push(e);
+            }
+            Op::Drop(_, e) if !all[p].held.is_empty() => {
+                let at = e % all[p].held.len();
+                book.unhold(all[p].held[at], &view(all[p].id));
+                all[p].held.swap_remove(at);
+            }
+            _ => {}
+        }
+        // What is referred to is never given up.
+        let t = tenant.borrow();
+        for q in all.iter().filter(|q| q.fork.is_none()) {
+            for e in &q.held {
+                assert!(t.refs[*e as usize / PER_SLAB].contains(&q.id));
+            }
+        }
+    }
+    // Everybody arrives, drops everything and ends: all slabs can be had again, but lost ones.
+    for p in &mut all {
+        if let Some(fork) = p.fork.take() {
+            let mut t = tenant.borrow_mut();
+            t.born
+                .insert(p.id, Some(Span::of_child(p.memory.born, fork)));
+            p.memory.book().each_slab(SLABS as u32, |s| {
+                t.refs[s as usize].insert(p.id);
+                t.holds[s as usize] -= 1;
+            });
+            drop(t);
+            p.memory.book().forked(&view(p.id));
+        }
+    }
+    for p in &all {
+        for e in &p.held {
+            p.memory.book().unhold(*e, &view(p.id));
+        }
+    }
+    let alone = &all[0];
+    for p in &all[1..] {
+        let mut t = tenant.borrow_mut();
+        t.refs.iter_mut().for_each(|r| {
+            r.remove(&p.id);
+        });
+    }
+    let lost = tenant.borrow().lost.len();
+    let n = std::iter::from_fn(|| alone.memory.book().take(&view(alone.id))).count();
+    assert!(n >= (SLABS - lost) * PER_SLAB, "{n} with {lost} slabs lost");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #[test]
+    fn nobody_writes_what_somebody_refers_to(ops in proptest::collection::vec(op(), 1..250)) {
+        run(&ops);
+    }
+}
+
+/// A parent whose children overlap without end stays within a few slabs.
+#[test]
+fn overlapping_children_do_not_use_up_the_slabs() {
+    let tenant = Rc::new(RefCell::new(Tenant::default()));
+    tenant.borrow_mut().born.insert(0, None);
+    let parent = Memory::new();
+    let view = |id| View(tenant.clone(), id);
+    let mut children = std::collections::VecDeque::new();
+    let mut held = Vec::new();
+    for fork in 1..400u32 {
+        parent.book().forks(fork, SLABS as u32);
+        let child = Memory {
+            born: Some(Span::of_child(None, fork)),
+            ..parent.copy()
+        };
+        let id = fork as usize;
+        tenant.borrow_mut().born.insert(id, child.born);
+        child.book().each_slab(SLABS as u32, |s| {
+            tenant.borrow_mut().refs[s as usize].insert(id);
+        });
+        child.book().forked(&view(id));
+        children.push_back((id, child));
+        if children.len() > 2 {
+            let (gone, _) = children.pop_front().unwrap();
+            let mut t = tenant.borrow_mut();
+            t.refs.iter_mut().for_each(|r| {
+                r.remove(&gone);
+            });
+        }
+        // Everything is rewritten between two forks.
+        for e in std::mem::take(&mut held) {
+            parent.book().unhold(e, &view(0));
+        }
+        for _ in 0..6 {
+            held.push(parent.book().take(&view(0)).expect("there is room"));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What must be true of a world, looked at from outside: what agents believe beside what hosts hold.
+
+use canvas_place::copies::whole;
+
+use crate::agent::run_id;
+use crate::host::Life;
+use crate::world::World;
+
+/// Extents of living tenants that nobody has any more in the version that the program will read: no
+/// donor that its agent knows of, and not the disk. A host that hangs has what it has.
+pub fn lost(world: &World) -> usize {
+    let mut lost = 0;
+    for agent in world.agents.iter().filter(|a| a.alive) {
+        for (extent, &seal) in agent.seals.iter().enumerate() {
+            if seal == 0 || agent.disk[extent] == seal {
+                continue;
+            }
+            let (slab, within) = world.place_of(extent as u32);
+            let copies = agent.map.get(&slab).map_or(&[][..], |e| &e.copies[..]);
+            let somewhere = copies.iter().any(|c| {
+                let host = &world.hosts[agent.donors[c.donor].host as usize];
+                host.life != Life::Dead
+                    && run_id(host.run) == c.run
+                    && host.read(agent.id, c.handle, within) == Ok(seal)
+            });
+            lost += usize::from(!somewhere);
+        }
+    }
+    lost
+}
+
+/// Copies of extents that agents count on, at donors that serve, and that are not there in the right
+/// version: one sentence each.
+pub fn false_beliefs(world: &World) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for agent in world.agents.iter().filter(|a| a.alive) {
+        for (slab, entry) in &agent.map {
+            for copy in entry.copies.iter().filter(|c| c.leaving.is_none()) {
+                let donor = &agent.donors[copy.donor];
+                let host = &world.hosts[donor.host as usize];
+                if !donor.is_up() || host.life != Life::Up || run_id(host.run) != copy.run {
+                    continue;
+                }
+                for within in 0..world.config.extents {
+                    let extent = *slab as usize * world.config.extents + within;
+                    let seal = agent.seals[extent];
+                    if seal == 0 || !copy.has(within) || agent.is_busy(extent as u32) {
+                        continue;
+                    }
+                    let there = host.read(agent.id, copy.handle, within);
+                    if there != Ok(seal) {
+                        wrong.push(format!(
+                            "tenant {} counts on host {} for extent {within} of slab {slab} in version \
+                             {seal}; there is {there:?}",
+                            agent.id, donor.host
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    wrong
+}
+
+/// Slabs of living tenants with fewer whole copies, at hosts that work, than the policy wants.
+pub fn short_slabs(world: &World) -> usize {
+    let (now, extents) = (world.now(), world.config.extents);
+    let mut short = 0;
+    for agent in world.agents.iter().filter(|a| a.alive) {
+        for (slab, entry) in &agent.map {
+            let first = *slab as usize * extents;
+            if agent.seals[first..first + extents].iter().all(|s| *s == 0) {
+                continue;
+            }
+            let mut held = agent.held(entry, now);
+            held.retain(|c| {
+                let host = &world.hosts[agent.donors[c.donor].host as usize];
+                host.life == Life::Up && host.run == agent.donors[c.donor].run
+            });
+            short += usize::from(whole(&held) < world.config.policy.donors);
+        }
+    }
+    short
+}
+
+/// Whether all programs have written everything once and nothing of it is with them only.
+pub fn filled(world: &World) -> bool {
+    let full = |a: &crate::agent::Agent| {
+        let written = |(e, s): (usize, &u64)| *s != 0 || a.is_busy(e as u32);
+        a.fill == a.seals.len() && a.seals.iter().enumerate().all(written)
+    };
+    world.agents.iter().filter(|a| a.alive).all(full)
+}

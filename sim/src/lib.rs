@@ -1,0 +1,34 @@
+//! A seeded simulator of the far pool: many hosts that lend memory, and tenants that use it.
+//!
+//! The decisions are the product's own code: `canvas_place` (which donor gets a slab, what a donor
+//! lends and takes back, which copies count, are read, are given up) and `canvas_agent::copies::map`
+//! (which extents a copy lacks, what a new connection changes). What carries them out (links, disks,
+//! memory, the agent's and the keeper's loops) is modelled here, in events with times: docs/SIMULATION.md
+//! tells the two apart.
+//!
+//! One thread, one queue, one seed: no clock, no other random source, no iteration over hashed
+//! tables. The same [`world::Config`] gives the same [`engine::Trace`].
+//!
+//! * [`engine`]: time, queue, hash;
+//! * [`host`]: a host's memory and its donor;
+//! * [`agent`]: what a tenant's agent knows; [`client`], [`repair`]: what it does;
+//! * [`world`]: all of them, the network between them, faults;
+//! * [`audit`]: what must be true;
+//! * [`scenario`]: experiments with figures.
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod audit;
+mod client;
+pub mod engine;
+pub mod host;
+mod repair;
+pub mod scenario;
+pub mod world;
+
+/// Bytes of a slab.
+pub const SLAB_BYTES: u64 = canvas_wire::SLAB_BYTES as u64;
+/// Extents of a slab that can be told apart, at most.
+pub const EXTENTS_MAX: usize = SLAB_BYTES as usize / canvas_wire::EXTENT_BYTES;
+/// A tenant, in one of its lives.
+pub type ClientId = u64;

@@ -1,0 +1,219 @@
+//! One failure at a time: a host dies, comes back, hangs. Nothing is lost but with `none`.
+
+use std::fmt::Write;
+
+use canvas_place::copies::Policy;
+
+use super::Size;
+use crate::audit;
+use crate::engine::{MS, Ns, SEC};
+use crate::host::Life;
+use crate::world::{Config, Fault, World};
+
+/// How long until everything has its copies again, at most.
+pub const REPAIR_NS_MAX: Ns = 120 * SEC;
+
+/// What is done to one host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// It dies, for good or until it is back after that time.
+    Die(Option<Ns>),
+    /// It hangs for that time.
+    Hang(Ns),
+    /// Its own programs want all but the reserve for that time, and grow as fast (bytes a second).
+    Squeeze(Ns, u64),
+    /// As before, and it hangs so long after the beginning, for so long.
+    SqueezeAndHang(Ns, u64, Ns, Ns),
+}
+
+/// What a step led to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// Extents lost.
+    pub lost: usize,
+    /// From the failure until every slab had all its copies; `None`: not in time.
+    pub redundant_after: Option<Ns>,
+}
+
+/// Does it to the host, and waits until all is as it should be. What was lost is counted and written
+/// anew by the program, as far as the simulation goes on.
+pub fn step(world: &mut World, host: usize, step: Step) -> Outcome {
+    let start = world.now();
+    let own_before = world.hosts[host].own_bytes;
+    let back = match step {
+        Step::Die(back) => {
+            world.fault(host, Fault::Die);
+            back
+        }
+        Step::Hang(time) => {
+            world.fault(host, Fault::Hang);
+            Some(time)
+        }
+        Step::Squeeze(time, bytes_per_s) | Step::SqueezeAndHang(time, bytes_per_s, ..) => {
+            let h = &mut world.hosts[host];
+            h.own_bytes_per_s = bytes_per_s;
+            h.own_target_bytes = h.bytes - h.reserve_bytes();
+            Some(time)
+        }
+    };
+    if let Step::SqueezeAndHang(_, _, after, time) = step {
+        for fault in [Fault::Hang, Fault::Rise] {
+            let wait = if fault == Fault::Hang { after } else { time };
+            world.run_until(world.now() + wait);
+            world.fault(host, fault);
+        }
+    }
+    let lost = audit::lost(world);
+    let at = (start + back.unwrap_or(0)).max(world.now());
+    let early = world.run_while(at - world.now(), |w| audit::short_slabs(w) == 0);
+    let mut redundant_after = early.map(|_| world.now() - start);
+    world.run_until(at);
+    match step {
+        Step::Squeeze(..) | Step::SqueezeAndHang(..) => {
+            world.hosts[host].own_target_bytes = own_before
+        }
+        _ if back.is_some() => world.fault(host, Fault::Rise),
+        _ => {}
+    }
+    let before = world.now() - start;
+    // What was lost is missing at every copy for good until it is written again.
+    let again = world.run_while(REPAIR_NS_MAX, |w| audit::short_slabs(w) == 0);
+    if redundant_after.is_none() {
+        redundant_after = again.map(|t| t + before);
+    }
+    // Everything is as agents believe, and stays so.
+    world.run_until(world.now() + 500 * MS);
+    let wrong = audit::false_beliefs(world);
+    assert_eq!(wrong, Vec::<String>::new(), "seed {}", world.config.seed);
+    let lost = lost.max(audit::lost(world));
+    Outcome {
+        lost,
+        redundant_after,
+    }
+}
+
+/// A world that has filled its pool.
+pub fn filled(config: Config) -> World {
+    let seed = config.seed;
+    let mut world = World::new(config);
+    let full = world.run_while(240 * SEC, |w| {
+        audit::filled(w) && audit::short_slabs(w) == 0
+    });
+    assert!(full.is_some(), "seed {seed}: the pool fills");
+    world
+}
+
+/// The working host that most whole copies are counted on at.
+pub fn fullest(world: &World) -> usize {
+    let up = |h: &usize| world.hosts[*h].life == Life::Up;
+    let copies = |h: usize| {
+        let its = |a: &crate::agent::Agent| {
+            let here = |d: usize| a.donors[d].host as usize == h;
+            let all = a.map.values().flat_map(|e| &e.copies);
+            all.filter(|c| here(c.donor) && c.missing.is_none()).count()
+        };
+        world.agents.iter().map(its).sum::<usize>()
+    };
+    let hosts = (0..world.hosts.len()).filter(up);
+    hosts.max_by_key(|h| copies(*h)).expect("one works")
+}
+
+/// Policies, and what they are called.
+pub const POLICIES: [(&str, Policy); 4] = [
+    (
+        "1+disk",
+        Policy {
+            donors: 1,
+            disk: true,
+        },
+    ),
+    (
+        "2",
+        Policy {
+            donors: 2,
+            disk: false,
+        },
+    ),
+    (
+        "3",
+        Policy {
+            donors: 3,
+            disk: false,
+        },
+    ),
+    (
+        "none",
+        Policy {
+            donors: 1,
+            disk: false,
+        },
+    ),
+];
+
+/// Runs and tells.
+pub fn report(seed: u64, size: Size) -> String {
+    let (hosts, slabs, extents) = match size {
+        Size::Short => (8, 2, 64),
+        Size::Full => (32, 8, 2048),
+    };
+    let steps = [
+        Step::Die(None),
+        Step::Die(Some(5 * SEC)),
+        Step::Hang(SEC),
+        Step::Hang(10 * SEC),
+        Step::Hang(40 * SEC),
+    ];
+    let mut text = format!(
+        "one failure at a time, {hosts} hosts, {slabs} slabs of {extents} extents a tenant (seed {seed})\n  \
+         copies  failure            lost extents  full redundancy after (s)\n"
+    );
+    for (name, policy) in POLICIES {
+        let mut world = filled(Config {
+            slabs,
+            extents,
+            load_ns: 4 * MS / (extents as u64 / 64),
+            ..Config::new(seed, hosts, policy)
+        });
+        let mut lost = 0;
+        for s in steps {
+            let host = fullest(&world);
+            let outcome = step(&mut world, host, s);
+            let what = match s {
+                Step::Die(None) => "dies".to_owned(),
+                Step::Die(Some(t)) => format!("dies, back in {} s", t / SEC),
+                Step::Hang(t) => format!("hangs for {} s", t / SEC),
+                Step::Squeeze(t, _) | Step::SqueezeAndHang(t, ..) => {
+                    format!("is short for {} s", t / SEC)
+                }
+            };
+            let after = outcome.redundant_after.map_or("never".to_owned(), |t| {
+                format!("{:.2}", t as f64 / SEC as f64)
+            });
+            let _ = writeln!(
+                text,
+                "  {name:<6}  {what:<17}  {:>12}  {after:>25}",
+                outcome.lost
+            );
+            lost += outcome.lost;
+            if name != "none" {
+                assert_eq!(outcome.lost, 0, "seed {seed}: copies={name}, a host {what}");
+                assert!(
+                    outcome.redundant_after.is_some(),
+                    "seed {seed}: copies={name}, {what}"
+                );
+            }
+        }
+        assert_eq!(
+            lost > 0,
+            name == "none",
+            "seed {seed}: copies={name} lost {lost}"
+        );
+        let s = &world.stats;
+        let _ = writeln!(
+            text,
+            "          reads {} (disk {}, went on {}, old copies not believed {}), unanswered {}, repaired {}",
+            s.reads, s.disk_reads, s.failovers, s.stale, s.unanswered, s.repaired
+        );
+    }
+    text
+}

@@ -1,0 +1,81 @@
+//! Random failures, one at a time, in small pools: nothing is lost, agents know what they have, and all
+//! copies are made again. What fails is shrunk, and its seed is printed by proptest.
+
+use canvas_sim::engine::{MS, SEC};
+use canvas_sim::scenario::failures::{POLICIES, Step, filled, step};
+use canvas_sim::world::Config;
+use proptest::prelude::*;
+
+fn steps() -> impl Strategy<Value = Vec<(usize, u64, Step)>> {
+    let one = prop_oneof![
+        (1..8000u64).prop_map(|ms| Step::Hang(ms * MS)),
+        (25..45u64).prop_map(|s| Step::Hang(s * SEC)),
+        (0..6000u64).prop_map(|ms| Step::Die(Some(ms * MS))),
+        (1..60u64, 28..34u32).prop_map(|(s, rate)| Step::Squeeze(s * SEC, 1 << rate)),
+        (20..60u64, 30..36u32, 0..9000u64, 600..5000u64).prop_map(|(s, rate, after, ms)| {
+            Step::SqueezeAndHang(s * SEC, 1 << rate, after * MS, ms * MS)
+        }),
+    ];
+    prop::collection::vec((0..HOSTS, 0..2000u64, one), 1..4)
+}
+
+const HOSTS: usize = 5;
+
+/// Schedules tried; `make test-slow` wants more.
+fn cases() -> u32 {
+    let wanted = std::env::var("CANVAS_SIM_CASES").ok();
+    wanted.map_or(24, |n| n.parse().expect("CANVAS_SIM_CASES is a number"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_failure_at_a_time(
+        seed: u64,
+        policy in 0..3usize,
+        slabs in 1..4usize,
+        disk_bytes_per_us in prop_oneof![Just(500u64), 20..200u64],
+        load_ms in 1..8u64,
+        schedule in steps(),
+    ) {
+        let (name, policy) = POLICIES[policy];
+        let mut world = filled(Config {
+            slabs,
+            extents: 16,
+            disk_bytes_per_us: disk_bytes_per_us * 16,
+            net_bytes_per_us: 1250 * 16,
+            load_ns: load_ms * MS,
+            ..Config::new(seed, HOSTS, policy)
+        });
+        for (host, gap_ms, what) in schedule {
+            world.run_until(world.now() + gap_ms * MS);
+            let outcome = step(&mut world, host, what);
+            prop_assert_eq!(outcome.lost, 0, "copies={}, host {}: {:?}", name, host, what);
+            prop_assert!(
+                outcome.redundant_after.is_some(),
+                "copies={}, host {}: {:?} is not made good", name, host, what
+            );
+        }
+    }
+}
+
+/// Found by the test above: the donor called again for what it wanted back before it had said what it
+/// holds, and that call was forgotten; its copy was counted on for good.
+#[test]
+fn a_donor_hangs_while_it_takes_memory_back() {
+    let mut world = filled(Config {
+        slabs: 1,
+        extents: 16,
+        disk_bytes_per_us: 500 * 16,
+        net_bytes_per_us: 1250 * 16,
+        load_ns: MS,
+        ..Config::new(10826447790867983800, HOSTS, POLICIES[0].1)
+    });
+    let what = Step::SqueezeAndHang(20 * SEC, 1 << 32, 8061 * MS, 600 * MS);
+    let outcome = step(&mut world, 2, what);
+    assert!(
+        outcome.lost == 0 && outcome.redundant_after.is_some(),
+        "{outcome:?}"
+    );
+}

@@ -1,0 +1,131 @@
+"""Programs with a pool that is far too small, and far memory on a disk below it."""
+
+import os
+import random
+import signal
+import time
+
+from lib import canvas, procs
+from lib.harness import MIB, check, deep
+
+from . import hostile, languages, servers, workloads  # noqa: F401  (they register what is run again)
+
+deep("hammer", timeout_s=300, normal=(("signal", 25), ("thread", 25)))
+deep("hammer-no-fork", timeout_s=240, normal=(("signal", 25),))
+deep("window-model", normal=(("signal", 25), ("thread", 50)))
+deep("memory-forks", normal=(("signal", 25), ("thread", 25)))
+deep("memory-threads", normal=(("signal", 25),))
+deep("python-fork", normal=(("signal", 25), ("thread", 50)))
+deep("redis", normal=(("signal", 25), ("thread", 25)), shares=(25, 50))
+deep("postgres", normal=(("signal", 25),))
+deep("java-g1", normal=(("signal", 25),))
+deep("workload-random-write", normal=(("signal", 25), ("thread", 25)))
+deep("workload-quicksort", normal=(("signal", 25),))
+
+
+FAR = ["--far", "2G"]
+
+
+def agent_of(child, not_pid=None):
+    """The pid of the agent of a `canvas run`, or None."""
+    for pid in procs.tree(child.pid, include_root=False):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                if pid != not_pid and b"agent-worker" in f.read():
+                    return pid
+        except OSError:
+            pass
+    return None
+
+
+def wait_for_agent(r, child, not_pid=None):
+    end = time.monotonic() + 30
+    while child.alive():
+        pid = agent_of(child, not_pid)
+        if pid:
+            return pid
+        r.require(time.monotonic() < end, f"no agent after 30 s\n{child.tail()}")
+        time.sleep(0.01)
+    return None
+
+
+@check("deep-limit", slow_only=True, timeout_s=90, **hostile.C)
+def deep_limit(r):
+    """--pool and --far used up: mmap says ENOMEM, everything is right, freed memory can be had again."""
+    if not r.managed:
+        return
+    c = r.call([r.binary("mem"), "enomem", "1024"], tag="enomem", local="32M", pool="16M",
+               extra=["--far", "64M", "--far-dir", r.dir], timeout_s=80)
+    granted = int(c.out().split()[1]) if c.out().startswith("chunks") else -1
+    r.require(70 <= granted <= 150,
+              f"{granted} MiB were granted with 32 MiB local, 16 MiB of pool and 64 MiB of far memory")
+    stats = r.load_stats(c)
+    r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+    r.require(canvas.find(stats, "mmaps_refused", default=0) > 0, "stats: mmaps_refused = 0")
+    r.require(canvas.find(stats, "pages_sunk") > 0, "stats: pages_sunk = 0")
+    told = c.err().count("far limit is reached")
+    r.require(1 <= told <= 3, f"the far limit is told of {told} times\n{c.tail()}")
+    r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
+
+
+@check("deep-agent-killed", slow_only=True, timeout_s=150, **hostile.C)
+def agent_killed(r):
+    """The agent is killed again and again: the next one adopts everything, and every byte is right."""
+    if not r.managed:
+        return
+    c = r.start([r.binary("hammer"), 5, 2, r.size(6000, 40_000), r.size(96, 256)], tag="hammer",
+                local=16 * MIB, pool=4 * MIB, extra=[*FAR, "--far-dir", r.dir])
+    rng, kills, last = random.Random(5), 0, None
+    while kills < r.size(10, 100):
+        last = wait_for_agent(r, c, last)
+        if last is None:
+            break
+        time.sleep(rng.uniform(0.05, 0.5))
+        try:
+            os.kill(last, signal.SIGKILL)
+        except ProcessLookupError:
+            break
+        kills += 1
+    r.wait(c, timeout_s=140)
+    r.require(c.out().startswith("hammer seed 5: "), f"no closing line\n{c.tail()}")
+    stats = r.load_stats(c)
+    r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+    r.require(kills >= 2, f"only {kills} kills")
+    r.require(canvas.find(stats, "faults_deep") > 0, "stats: faults_deep = 0")
+    r.note(f"{kills} kills; {canvas.summary(stats)}")
+
+
+@check("deep-agent-stopped", slow_only=True, timeout_s=90, **hostile.C)
+def agent_stopped(r):
+    """The agent hangs: a page that cannot be had in time is SIGBUS with a reason, never zeros."""
+    if not r.managed:
+        return
+    c = r.start([r.binary("mem"), "leaf", 192], tag="leaf", local=16 * MIB, pool=4 * MIB,
+                extra=[*FAR, "--far-dir", r.dir, "--far-wait", "1s"])
+    agent = wait_for_agent(r, c)
+    r.require(agent, f"it ended too soon\n{c.tail()}")
+    end = time.monotonic() + 30
+    # Once it writes, the program cannot end without reading it all back.
+    while c.alive() and written_bytes(agent) < 8 * MIB:
+        r.require(time.monotonic() < end, f"nothing was written\n{c.tail()}")
+        time.sleep(0.005)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        r.wait(c, expect={-7, 135}, timeout_s=60)
+    finally:
+        try:
+            os.kill(agent, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+    r.require("right" not in c.out(), f"it ended as if nothing had happened: {c.out()}")
+    words = "cannot be reached" if r.mode == "signal" else "Unreachable"
+    r.require(words in c.err(), f"no line on stderr tells why\n{c.tail()}")
+
+
+def written_bytes(pid):
+    """Bytes that a process has written to files."""
+    try:
+        with open(f"/proc/{pid}/io") as f:
+            return int(next(line for line in f if line.startswith("wchar")).split()[1])
+    except (OSError, StopIteration):
+        return 0

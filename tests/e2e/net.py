@@ -1,0 +1,431 @@
+"""Far memory over a network: five hosts in namespaces, real programs, donors that fail and lie.
+
+Every byte that a program reads is checked: by itself (tests/c/far_pages.c) or, for redis, by a
+client outside. Each test prints the longest stall, as the report has it (of any fault) and as the
+client saw it, and the seed of what it did at random.
+"""
+
+import functools
+import os
+import random
+import signal
+import struct
+import subprocess
+import time
+
+from lib.harness import ROOT, Failure, check
+
+from net import hosts
+from net.donors import PORT, Donor, Donors, answered, key_file
+from net.hosts import Network
+from net.load import Pages, RedisLoad, far_flags
+
+from .servers import missing
+
+COPIES = ("1+disk", "2", "3")
+# A donor that is silent is given up after half a second, then the next copy is asked. The bound has
+# room for a busy machine; it is below the 10 s for which donors are stopped.
+STALL_MS_MAX = 8000
+KILLS = {"1+disk": (8, 400), "2": (6, 300), "3": (6, 300)}
+SIGBUS_CODE = 128 + signal.SIGBUS
+
+
+def net_missing():
+    return hosts.missing() or missing("cargo", "redis-server")()
+
+
+@functools.cache
+def example(package, name):
+    """A test program of a crate, built once."""
+    argv = ["cargo", "build", "--quiet", "--locked", "--package", package, "--example", name]
+    r = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    if r.returncode:
+        raise Failure(f"{' '.join(argv)}:\n{r.stderr[-2000:]}")
+    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
+    return os.path.join(target, "debug", "examples", name)
+
+
+def net_check(name, **o):
+    """A test with hosts; its body gets a run that knows the test programs."""
+
+    def wrap(fn):
+        def body(r):
+            r.session.far_state = example("canvas-agent", "far_state")
+            fn(r)
+
+        o.setdefault("slow_only", True)
+        check(name, modes=o.pop("modes", ("signal",)), needs=net_missing, **o)(body)
+        return fn
+
+    return wrap
+
+
+class Stalls:
+    """The longest stall by what was done."""
+
+    def __init__(self, run):
+        self.run, self.longest = run, {}
+
+    def saw(self, what, clients):
+        for c in clients:
+            ms = c.longest_ms()
+            key = (what, c.tag)
+            self.longest[key] = max(self.longest.get(key, 0), ms)
+            self.run.require(ms <= STALL_MS_MAX, f"{c.tag} stood still for {ms:.0f} ms ({what})")
+
+    def note(self, reports=()):
+        for (what, tag), ms in self.longest.items():
+            self.run.note(f"{what}: {tag} {ms:.0f} ms")
+        for tag, stats in reports:
+            far = stats["far"]
+            self.run.note(f"{tag}: longest fault {stats['fault_time_ns']['max'] / 1e6:.0f} ms, "
+                          f"{far['reads']} far reads, {far['failovers']} failovers, "
+                          f"{far['repairs']} repairs")
+
+
+def goes_on(client, before, what, timeout_s=STALL_MS_MAX / 1e3):
+    """The program makes progress."""
+    end = time.monotonic() + timeout_s
+    while client.reads() == before:
+        client.alive()
+        if time.monotonic() > end:
+            raise Failure(f"{client.tag} makes no progress ({what}):\n{client.child.tail(30)}")
+        time.sleep(0.01)
+
+
+# -- (1) many to many --------------------------------------------------------------------------
+@net_check("net-many-to-many", timeout_s=90)
+def many_to_many(r):
+    """Three clients on three hosts over four donors, two of which share hosts with clients."""
+    key = key_file(r)
+    with Network(5) as net, Donors() as donors:
+        for host in net.hosts[:4]:
+            donors.append(Donor(r, host, key, memory="2G"))
+        mib = r.size(48, 256)
+        clients = [Pages(r, host, far_flags(donors, copies, key, r), mib, f"pages{n}", 10 + n)
+                   for n, (host, copies) in enumerate(zip(net.hosts[2:], COPIES))]
+        seconds = r.size(3, 60)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for c in clients:
+                c.alive()
+            time.sleep(0.1)
+        stalls = Stalls(r)
+        stalls.saw("nothing", clients)
+        time.sleep(1.1)  # The state files are written once a second.
+        states = [d.state() for d in donors]
+        stalls.note([(c.tag, c.finish()) for c in clients])
+        r.require(all(len(s["clients"]) == 3 for s in states), f"not every client has every donor: {states}")
+        used = sum(s["slabs"] > 0 for s in states)
+        r.require(used >= 3, f"only {used} of 4 donors lent anything")
+        for d in donors:
+            r.same(d.end(), 0, f"exit code of donor {d.addr}")
+
+
+# -- (2) things that happen to donors ----------------------------------------------------------
+def both(r, host, donors, copies, key):
+    flags = far_flags(donors, copies, key, r)
+    clients = [Pages(r, host, flags, r.size(40, 128)), RedisLoad(r, host, flags, r.size(25_000, 80_000))]
+    for c in clients:
+        c.longest_ms()
+    return clients
+
+
+def whole(clients, copies):
+    """Nothing is taken away again before it is made good: one failure at a time. The disk of
+    1+disk is always there."""
+    for c in clients:
+        c.alive()
+        if copies != "1+disk":
+            c.wait_whole()
+
+
+def kills(r, copies):
+    seed = random.SystemRandom().randrange(1 << 32) if r.slow else 4
+    r.note(f"seed {seed}")
+    rng, key, stalls = random.Random(seed), key_file(r), Stalls(r)
+    with Network(5) as net, Donors() as donors:
+        for host in net.hosts[:4]:
+            donors.append(Donor(r, host, key))
+        clients = both(r, net.hosts[4], donors, copies, key)
+        count = KILLS[copies][1 if r.slow else 0]
+        for n in range(count):
+            donor = rng.choice([d for d in donors if d.state()["slabs"]] or donors)
+            donor.kill()
+            time.sleep(rng.choice((0, 0, 0.1, 0.5)))
+            before = [c.reads() for c in clients]
+            for c, b in zip(clients, before):
+                goes_on(c, b, f"kill {n} of {donor.addr}")
+            donor.start()
+            time.sleep(0.25)
+            whole(clients, copies)
+            stalls.saw("kill -9", clients)
+        reports = [(c.tag, c.finish()) for c in clients]
+        stalls.note(reports)
+        r.require(sum(s["far"]["failovers"] for _, s in reports) > 0, "no read went to another copy")
+        r.note(f"{count} kills")
+
+
+def busiest(donors):
+    """The donor that most reads go to now."""
+    before = [d.state()["counters"]["reads"] for d in donors]
+    time.sleep(2.2)  # The state files are written once a second.
+    after = [d.state()["counters"]["reads"] for d in donors]
+    return max(zip(donors, before, after), key=lambda x: x[2] - x[1])[0]
+
+
+def faults(r, copies):
+    """Stopped, unplugged, half open, ended in order and started again."""
+    key, stalls = key_file(r), Stalls(r)
+    with Network(5) as net, Donors() as donors:
+        for host in net.hosts[:4]:
+            donors.append(Donor(r, host, key))
+        clients = both(r, net.hosts[4], donors, copies, key)
+
+        def during(what, seconds):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                for c in clients:
+                    goes_on(c, c.reads(), what)
+                time.sleep(0.05)
+
+        def after(what):
+            during(what, 1.5)
+            whole(clients, copies)
+            stalls.saw(what, clients)
+
+        for _ in range(r.size(1, 4)):
+            d = busiest(donors)
+            d.signal(signal.SIGSTOP)
+            try:
+                during("SIGSTOP", 10)
+            finally:
+                d.signal(signal.SIGCONT)
+            after("SIGSTOP 10 s")
+            d = busiest(donors)
+            d.host.unplug()
+            during("link down", 4)
+            d.host.plug()
+            after("link down")
+            d = busiest(donors)
+            d.host.go_deaf()
+            during("half open", 4)
+            d.host.hear()
+            after("half open")
+            d = busiest(donors)
+            d.end()
+            during("donor ended", 1)
+            d.start()
+            after("restart")
+        reports = [(c.tag, c.finish()) for c in clients]
+        stalls.note(reports)
+
+
+for _copies in COPIES:
+    net_check(f"net-kills-{_copies}", timeout_s=240)(functools.partial(kills, copies=_copies))
+    net_check(f"net-faults-{_copies}", timeout_s=120)(
+        functools.partial(faults, copies=_copies))
+
+
+@net_check("net-cut-off", timeout_s=90)
+def cut_off(r):
+    """A client whose own cable is out reaches no copy at all: it waits, and goes on."""
+    key = key_file(r)
+    for copies in ("2", "none"):
+        stalls = Stalls(r)
+        with Network(3) as net, Donors() as donors:
+            for host in net.hosts[:2]:
+                donors.append(Donor(r, host, key))
+            c = Pages(r, net.hosts[2], far_flags(donors, copies, key, r), tag=f"cut-{copies}")
+            for _ in range(r.size(1, 5)):
+                net.hosts[2].unplug()
+                time.sleep(3)
+                c.alive()
+                net.hosts[2].plug()
+                goes_on(c, c.reads(), "plugged in again")
+                time.sleep(0.5)
+                stalls.saw("no link for 3 s", [c])
+            stalls.note([(c.tag, c.finish())])
+
+
+@net_check("net-none", timeout_s=60)
+def none(r):
+    """With one copy only, what a dead donor held is lost, and the program is told: never zeros."""
+    key = key_file(r)
+    for again in (False, True):
+        with Network(2) as net, Donors() as donors:
+            donors.append(Donor(r, net.hosts[0], key))
+            tag = f"pages{again}"
+            flags = far_flags(donors, "none", key, r, wait="2s")
+            c = Pages(r, net.hosts[1], flags, tag=tag, seed=7)
+            donors[0].kill()
+            if again:
+                donors[0].start()
+            begun = time.monotonic()
+            r.wait(c.child, SIGBUS_CODE, timeout_s=30)
+            r.note(f"SIGBUS after {time.monotonic() - begun:.1f} s"
+                   + (", though the donor was started again" if again else ""))
+            answered(c.child.err(), r"the far copy of page 0x[0-9a-f]+ cannot be reached, and was waited for "
+                     r"long enough; the program is told by SIGBUS", "its standard error")
+
+
+# -- (3) refusals ------------------------------------------------------------------------------
+@net_check("net-refusals", timeout_s=60)
+def refusals(r):
+    """No room, another key, another version, a key that others can read."""
+    right, wrong = key_file(r), key_file(r, "wrong")
+    canvas = r.session.canvas
+
+    def said(argv, code, pattern):
+        got = subprocess.run(argv, capture_output=True, text=True, cwd=r.dir, timeout=30)
+        r.same(got.returncode, code, f"exit code of {' '.join(argv[1:])}: {got.stderr}")
+        answered(got.stderr, pattern, " ".join(argv[1:]))
+
+    shown = r.path("shown")
+    with open(right) as f, open(shown, "w") as g:
+        g.write(f.read())
+    os.chmod(shown, 0o644)
+    others = r"^canvas: .*shown.*(others|chmod)"
+    said([canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "1G", "--key-file", shown], 2, others)
+    run = [canvas, "run", "--local", "16M", "--far", "64M", "--server", "10.77.0.1:7070"]
+    said([*run, "--key-file", shown, "--", "true"], 125, others)
+    said([*run, "--", "true"], 125, r"^canvas: .*only talked to with a key; write --key-file FILE")
+    said([canvas, "serve", "--listen", "10.77.0.1:7070", "--memory", "1G"], 2, r"^canvas: .*key")
+    said([canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "0", "--key-file", right], 2,
+         r"^canvas: --memory is less than one slab; write 64M or more")
+    with Network(3) as net, Donors() as donors:
+        donors.append(Donor(r, net.hosts[0], right, memory="64M"))
+        # A donor that is full: 64 MiB are one slab. With a disk the program does not notice.
+        c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", right, r), 224, "full")
+        goes_on(c, c.reads(), "donor full")
+        time.sleep(1.1)  # The state file is written once a second.
+        state = donors[0].state()
+        r.same((state["slabs"], state["free_bytes"]), (1, 0), "slabs and free memory of the full donor")
+        far = c.finish()["far"]
+        r.require(far["used_bytes"] > 64 << 20, f"one slab was enough: {far}")
+        # Another key: nothing is kept there, the disk has it all, and both sides say why.
+        c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", wrong, r), tag="wrongkey")
+        goes_on(c, c.reads(), "wrong key")
+        time.sleep(0.3)
+        c.finish()
+        answered(c.child.err(), r"another cluster key", "the client")
+        answered(donors[0].log(), r"another cluster key", "the donor")
+        # With no other place the program goes on in the pool until that is full; then SIGBUS.
+        tag = "wrongonly"
+        flags = far_flags(donors, "none", wrong, r, wait="2s")
+        child = r.start([*hosts.BOUND, r.binary("far_pages"), 64, r.path("status"), 3], tag=tag,
+                        local=10 << 20, pool="4M", extra=flags, prefix=[*net.hosts[1].prefix(), *hosts.BOUND])
+        r.wait(child, SIGBUS_CODE, timeout_s=30)
+        answered(child.err(), r"another cluster key", "the client")
+        # Frames that are none: the donor hangs up, says why, and serves the others.
+        for first in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("<H", 48) + b"\x07" * 48, b"\xff" * 2000):
+            answer = talk(net.hosts[2], first)
+            r.same(answer, b"", f"what the donor answers to {first[:8]!r}")
+        c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", right, r), tag="after")
+        goes_on(c, c.reads(), "after bad peers")
+        c.finish()
+    # Another version: a donor whose handshake is right and whose Welcome is of version 9.
+    with Network(2) as net, Donors() as donors:
+        program = [example("canvas-server", "evil_donor"), "--how", "version", "--when", r.dir]
+        donors.append(Donor(r, net.hosts[0], right, program=program))
+        c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", right, r), tag="version")
+        goes_on(c, c.reads(), "wrong version")
+        c.finish()
+        answered(c.child.err(), r"version", "the client")
+
+
+def talk(host, data):
+    """Sends bytes to donor 1 from a host, and returns what comes until it hangs up."""
+    code = ("import socket,sys\n"
+            f"s=socket.create_connection(('{hosts.NET}1',{PORT}),10); s.settimeout(10)\n"
+            f"s.sendall(bytes.fromhex('{data.hex()}'))\n"
+            "got=b''\n"
+            "try:\n"
+            " while (b:=s.recv(4096)): got+=b\n"
+            "except ConnectionResetError: pass\n"
+            "print(got.hex())")
+    return bytes.fromhex(host.do("python3", "-c", code).strip())
+
+
+# -- (4) a donor that lies ---------------------------------------------------------------------
+# Small, so that extents are soon written anew.
+ONE_SLAB = "64M"
+WAYS = ("corrupt", "stale", "swap", "zeros", "truncate")
+
+
+def liar(r, host, key, way, start_file):
+    program = [example("canvas-server", "evil_donor"), "--how", way, "--when", start_file]
+    return Donor(r, host, key, program=program)
+
+
+@net_check("net-liar", timeout_s=120)
+def lying_donor(r):
+    """The other copy is used, and what was wrong is counted."""
+    key = key_file(r)
+    for way in WAYS:
+        for copies in ("1+disk", "2") if r.slow or way == "corrupt" else ("1+disk",):
+            with Network(3) as net, Donors() as donors:
+                start = r.path(f"lie-{way}-{copies}")
+                donors.append(liar(r, net.hosts[0], key, way, start))
+                if copies == "2":
+                    donors.append(Donor(r, net.hosts[1], key))
+                flags = far_flags(donors, copies, key, r, far=ONE_SLAB)
+                c = Pages(r, net.hosts[2], flags, 24, f"{way}-{copies}", seed=11)
+                open(start, "w").close()
+                # An old version needs an extent that was written twice.
+                end = time.monotonic() + 60
+                while sum((c.far_now() or (0, 0, 0))[1:]) == 0 and time.monotonic() < end:
+                    c.alive()
+                    if copies == "2":
+                        # Or the honest one may be asked first for ever.
+                        donors[1].host.unplug()
+                        time.sleep(1)
+                        donors[1].host.plug()
+                    time.sleep(0.2)
+                before = c.reads()
+                while c.reads() < before + 1000:
+                    c.alive()
+                    time.sleep(0.01)
+                far = c.finish(lying=True)["far"]
+                r.require(far["failovers"] + far["corrupt"] > 0, f"{way}, {copies}: nothing was noticed: {far}")
+                r.note(f"{way} {copies}: corrupt {far['corrupt']} failovers {far['failovers']}")
+
+
+@net_check("net-liar-alone", timeout_s=90)
+def lying_donor_alone(r):
+    """With no other copy the program is told by SIGBUS, and never gets what the donor made up."""
+    key = key_file(r)
+    for way in WAYS:
+        with Network(2) as net, Donors() as donors:
+            start = r.path(f"lie-{way}")
+            donors.append(liar(r, net.hosts[0], key, way, start))
+            flags = far_flags(donors, "none", key, r, wait="2s", far=ONE_SLAB)
+            c = Pages(r, net.hosts[1], flags, tag=way, seed=12)
+            open(start, "w").close()
+            # Exit code 1 is far_pages' own: it saw a wrong byte.
+            r.wait(c.child, SIGBUS_CODE, timeout_s=30)
+            answered(c.child.err(), r"the far copy of page 0x[0-9a-f]+ (does not verify|cannot be reached)", way)
+
+
+# -- (5) narrow links --------------------------------------------------------------------------
+@net_check("net-narrow", timeout_s=90)
+def narrow(r):
+    """Two donors behind 200 Mbit each; the client's own link is capped by another kind of queue."""
+    key = key_file(r)
+    with Network(3) as net, Donors() as donors:
+        for host in net.hosts[:2]:
+            host.cap(200)
+            donors.append(Donor(r, host, key))
+        net.hosts[2].cap(400, "htb")
+        begun, sent = time.monotonic(), [h.sent_bytes() for h in net.hosts]
+        c = Pages(r, net.hosts[2], far_flags(donors, "2", key, r), r.size(96, 512))
+        stalls = Stalls(r)
+        seconds = r.size(4, 60)
+        time.sleep(seconds)
+        c.alive()
+        stalls.saw("200 Mbit", [c])
+        took = time.monotonic() - begun
+        rates = [8e-6 * (h.sent_bytes() - s) / took for h, s in zip(net.hosts, sent)]
+        stalls.note([(c.tag, c.finish())])
+        r.note("sent, Mbit/s: " + " ".join(f"{x:.0f}" for x in rates))
+        r.require(max(rates[:2]) < 210, f"the caps did not hold: {rates}")
