@@ -99,7 +99,7 @@ def check(name, **o):
     return wrap
 
 
-def deep(name, percent=12, slow_only=True, **o):
+def deep(name, percent=12, slow_only=False, **o):
     """Registers the program test `name` once more, as `deep-NAME`: with a pool of `percent` of the
     footprint and far memory below it. Options change those of the original."""
     base = next(t for t in REGISTRY if t.name == name)

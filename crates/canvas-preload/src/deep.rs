@@ -43,6 +43,8 @@ static WRITES_REST_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 static WRITES_AWAY_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of the pool that are being written.
 static WRITING_BYTES: AtomicI64 = AtomicI64::new(0);
+/// A write was waited for in vain. Until one ends nobody waits for another: each fault would.
+static STALLED: AtomicBool = AtomicBool::new(false);
 /// The last write found no room: no slab, a full disk, no answer.
 static NO_ROOM: AtomicBool = AtomicBool::new(false);
 /// Counts writes that let pages leave the pool.
@@ -52,7 +54,7 @@ static FOUND_NONE_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 /// Pause after it.
 const FOUND_NONE_NS: u64 = 2_000_000;
 /// Words that one round of the hand looks at.
-const LOOK_MAX: usize = 1 << 16;
+const LOOK_MAX: usize = 1 << 18;
 /// Pause after a write that failed.
 const REST_NS: u64 = 200_000_000;
 
@@ -247,6 +249,9 @@ pub fn make_room() -> bool {
         {
             return true;
         }
+        if STALLED.load(Ordering::Relaxed) {
+            return false;
+        }
         // As much as there are requests for.
         while write_some(f, None) {}
         let now = proc::now_ns();
@@ -258,6 +263,8 @@ pub fn make_room() -> bool {
             && WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > now;
         if under_way || rests {
             if waited_ns > wait_ns {
+                STALLED.store(under_way, Ordering::Relaxed);
+                NO_ROOM.store(true, Ordering::Relaxed);
                 return false;
             }
         } else if !account::ask_for_pool() || waited_ns > OTHERS_WAIT_NS {
@@ -265,6 +272,11 @@ pub fn make_room() -> bool {
         }
         proc::sleep_ns(if rests { AWAY_LOOK_NS } else { LOOK_NS });
     }
+}
+
+/// Has far memory stopped answering?
+pub fn is_stalled() -> bool {
+    STALLED.load(Ordering::Relaxed)
 }
 
 /// Packs and posts one extent. False when there is nothing to write, nowhere, or nobody to ask.
@@ -401,6 +413,7 @@ fn finish(i: usize) -> bool {
         }
     };
     if write {
+        STALLED.store(false, Ordering::Relaxed);
         if status == Status::Ok {
             WRITES_AWAY_SINCE_NS.store(0, Ordering::Relaxed);
             NO_ROOM.store(false, Ordering::Relaxed);
@@ -797,4 +810,5 @@ pub fn after_fork_in_child() {
     }
     book().forked(&OurSlabs(f));
     WRITING_BYTES.store(0, Ordering::Relaxed);
+    STALLED.store(false, Ordering::Relaxed);
 }

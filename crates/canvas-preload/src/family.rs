@@ -8,12 +8,15 @@
 //! * a page that is evicted or discarded while a relative maps it stays charged, because nothing was
 //!   freed ([`keep_charge`]); and what an ended process had charged stays, its relatives may hold it.
 //!
+//! The pool is charged in the same way: a child's is its parent's until one of them writes.
+//!
 //! So the sum drifts upwards, and now and then one process measures all of them together: each then
 //! answers for its proportional share (Pss). One by one would not do: of two that share a page, the
 //! first would give up its half before the second takes it.
 
 use canvas_shm::ProcSlot;
 use canvas_sys::proc;
+use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::account::take_turn;
@@ -60,7 +63,8 @@ pub fn look(now: u64) -> bool {
     static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
     let seg = state::seg();
     let shares = state::FORKED.load(Ordering::Relaxed);
-    let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0;
+    let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0
+        || seg.orphan_pool_bytes.load(Ordering::Relaxed) != 0;
     if !shares && !orphans {
         return false;
     }
@@ -92,45 +96,72 @@ fn measure_all() {
     const LATER: usize = 64;
     let seg = state::seg();
     let orphans = seg.orphan_pages.load(Ordering::Relaxed);
+    let orphan_pool = seg.orphan_pool_bytes.load(Ordering::Relaxed);
     // Who gives up waits until all others have taken.
-    let mut later: [Option<(&ProcSlot, u32, i64)>; LATER] = [None; LATER];
+    let mut later: [Option<Correction>; LATER] = [None; LATER];
     let mut n = 0;
     for slot in &seg.procs {
         let pid = slot.pid.load(Ordering::Relaxed);
         if matches!(pid, 0 | u32::MAX) {
             continue;
         }
-        let Some(share) = smaps::proportional_pages(pid) else {
+        let Some(shares) = smaps::proportional(pid) else {
             continue;
         };
+        let share = shares.pages;
         let booked =
             slot.resident_pages.load(Ordering::Relaxed) + slot.cached_pages.load(Ordering::Relaxed);
-        let change = share - slot.charged_pages.load(Ordering::Relaxed);
+        let pages = share - slot.charged_pages.load(Ordering::Relaxed);
         seg.note_native(slot, (share - booked).max(0));
-        if change < 0 && n < LATER {
-            later[n] = Some((slot, pid, change));
+        let whole = slot.pool_whole_bytes.load(Ordering::Relaxed);
+        let pool_bytes = shares.of_pool(whole) - slot.pool_bytes.load(Ordering::Relaxed);
+        let correction = |pages, pool_bytes| Correction {
+            slot,
+            pid,
+            pages,
+            pool_bytes,
+        };
+        let (mut pages_now, mut pool_now) = (pages, pool_bytes);
+        if n < LATER && (pages < 0 || pool_bytes < 0) {
+            (pages_now, pool_now) = (pages.max(0), pool_bytes.max(0));
+            later[n] = Some(correction(pages.min(0), pool_bytes.min(0)));
             n += 1;
-        } else {
-            correct(slot, pid, change);
         }
+        correction(pages_now, pool_now).make();
     }
-    for (slot, pid, change) in later.iter().flatten() {
-        correct(slot, *pid, *change);
+    for correction in later.into_iter().flatten() {
+        correction.make();
     }
+    seg.orphan_pool_bytes
+        .fetch_sub(orphan_pool, Ordering::Relaxed);
+    seg.pool_bytes.fetch_sub(orphan_pool, Ordering::Relaxed);
     seg.orphan_pages.fetch_sub(orphans, Ordering::Relaxed);
     seg.local_pages.fetch_sub(orphans, Ordering::Relaxed);
     seg.charge_footprint(-orphans);
 }
 
-fn correct(slot: &ProcSlot, pid: u32, pages: i64) {
-    let seg = state::seg();
-    seg.charge_local(slot, pages);
-    seg.charge_footprint(pages);
-    if slot.pid.load(Ordering::Relaxed) != pid {
-        // It has ended meanwhile, and its charge was given back.
-        seg.charge_local(slot, -pages);
-        seg.charge_footprint(-pages);
-        seg.note_native(slot, 0);
+/// By how much the charge of a process is wrong.
+#[derive(Clone, Copy)]
+struct Correction {
+    slot: &'static ProcSlot,
+    pid: u32,
+    pages: i64,
+    pool_bytes: i64,
+}
+
+impl Correction {
+    fn make(self) {
+        let (seg, slot) = (state::seg(), self.slot);
+        seg.charge_local(slot, self.pages);
+        seg.charge_footprint(self.pages);
+        seg.correct_pool(slot, self.pool_bytes);
+        if slot.pid.load(Ordering::Relaxed) != self.pid {
+            // It has ended meanwhile, and its charge was given back.
+            seg.charge_local(slot, -self.pages);
+            seg.charge_footprint(-self.pages);
+            seg.correct_pool(slot, -self.pool_bytes);
+            seg.note_native(slot, 0);
+        }
     }
 }
 
@@ -140,6 +171,23 @@ pub fn keep_charge(pages: i64) {
     DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
     state::seg().charge_local(state::slot(), pages);
     state::seg().charge_footprint(pages);
+}
+
+/// The pool gives memory back, whole pages from `addr` on, and will uncharge it: what a relative maps of
+/// it stays charged until the shares are measured.
+pub fn keep_pool_charge(addr: usize, bytes: usize) {
+    /// Pages whose entries are asked for at a time.
+    const STEP: usize = 64 * PAGE_SIZE;
+    let mut pages = 0;
+    for at in (addr..addr + bytes).step_by(STEP) {
+        let range = libc::iovec {
+            iov_base: at as *mut _,
+            iov_len: STEP.min(addr + bytes - at),
+        };
+        pages += smaps::shared_in(&[range]);
+    }
+    DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
+    state::seg().correct_pool(state::slot(), pages * PAGE_SIZE as i64);
 }
 
 /// Minor faults since the last call: the kernel's count of pages that it gave to writes.

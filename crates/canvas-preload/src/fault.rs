@@ -38,6 +38,24 @@ pub enum Resolved {
     NoMemory,
 }
 
+impl Resolved {
+    /// Why the page is not present, in words.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Resolved::Present => "it is present",
+            Resolved::NotOurs => "canvas does not manage it",
+            Resolved::Poisoned => "its far copy came back damaged",
+            Resolved::Unreachable => {
+                "its far copy cannot be reached, and was waited for long enough"
+            }
+            Resolved::NoMemory if deep::is_stalled() => {
+                "local memory is full, and far memory does not answer"
+            }
+            Resolved::NoMemory => "local and far memory are both full (raise --pool or --local)",
+        }
+    }
+}
+
 /// Makes `page` present.
 pub fn resolve(page: u32, write: bool) -> Resolved {
     let w = areas::word(page);

@@ -9,7 +9,7 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI64, Ordering};
 
-use crate::{areas, deep, state};
+use crate::{areas, deep, family, state};
 
 /// Slabs of the region (32 KiB each: 2 TiB of pool at most).
 const SLABS: usize = 1 << 26;
@@ -52,6 +52,9 @@ impl SlotMem for Region {
     }
     fn release(&self, off: usize, len: usize) {
         assert!(off + len <= areas::POOL_BYTES);
+        if state::FORKED.load(Ordering::Relaxed) {
+            family::keep_pool_charge(areas::POOL + off, len);
+        }
         // SAFETY: the slot allocator says that nothing is stored here any more.
         let _ = unsafe { mem::advise(areas::POOL + off, len, libc::MADV_DONTNEED) };
     }
@@ -112,14 +115,12 @@ pub fn pool() -> &'static Pool {
     unsafe { (*POOL.0.get()).assume_init_ref() }
 }
 
-/// In a fork's child, with the pool's locks just released: charges the child for its copy.
+/// In a fork's child, with the pool's locks just released. Its pool is its parent's, page by page, until
+/// one of the two writes: the parent has charged it.
 pub fn after_fork_in_child() {
-    let seg = state::seg();
-    let charged = CHARGED.load(Ordering::Relaxed);
-    // Not bounded: the pages are shared with the parent until one of the two writes.
-    seg.pool_bytes.fetch_add(charged, Ordering::Relaxed);
-    state::slot()
-        .pool_bytes
-        .fetch_add(charged, Ordering::Relaxed);
+    let slot = state::slot();
+    slot.pool_bytes.store(0, Ordering::Relaxed);
+    let whole = CHARGED.load(Ordering::Relaxed);
+    slot.pool_whole_bytes.store(whole, Ordering::Relaxed);
     pool().publish_class_bytes(1);
 }

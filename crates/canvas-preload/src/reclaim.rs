@@ -13,9 +13,9 @@ use canvas_pager::trace::Kind as TraceKind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_swap::fsm;
-use canvas_sys::mem;
+use canvas_sys::{mem, proc};
 use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::context::{self, BATCH_PAGES, Reclaim};
 use crate::pool::pool;
@@ -282,11 +282,7 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
                     if let Some(e) = cache::slots().abort_write(job.slot, job.entry, false) {
                         pool().release(e);
                     }
-                    if state::seg().far_full.swap(1, Ordering::Relaxed) == 0 {
-                        crate::report!(
-                            "the far limit is reached: reclaim stops, and new memory is refused with ENOMEM (raise --pool or --local)"
-                        );
-                    }
+                    far_is_full();
                     return false;
                 }
             }
@@ -329,6 +325,30 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
         count(Counter::EntryAllocReserved, 1);
     }
     true
+}
+
+/// Far memory takes no page now.
+#[cold]
+fn far_is_full() {
+    /// Told again after so long at the earliest.
+    const TELL_NS: u64 = 10_000_000_000;
+    static TOLD_NS: AtomicU64 = AtomicU64::new(0);
+    if state::seg().far_full.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let (now, told) = (proc::now_ns(), TOLD_NS.load(Ordering::Relaxed));
+    if told != 0 && now < told + TELL_NS || !account::take_turn(&TOLD_NS, told, now) {
+        return;
+    }
+    if deep::is_stalled() {
+        crate::report!(
+            "far memory does not answer: reclaim stops, and new memory is refused with ENOMEM until it does"
+        );
+    } else {
+        crate::report!(
+            "the far limit is reached: reclaim stops, and new memory is refused with ENOMEM (raise --pool or --local)"
+        );
+    }
 }
 
 /// The word of a page that only exists as a far copy from now on.

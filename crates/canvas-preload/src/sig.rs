@@ -200,13 +200,12 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
         }
         if why == Resolved::Unreachable {
             report!(
-                "the far copy of page {addr:#x} cannot be reached, and was waited for long enough; the program is told by SIGBUS"
+                "page {addr:#x}: {}; the program is told by SIGBUS",
+                why.reason()
             );
         }
         if why == Resolved::NoMemory {
-            report!(
-                "local and far memory are both full: the program is ended by SIGBUS (raise --pool or --local)"
-            );
+            report!("{}; the program is ended by SIGBUS", why.reason());
         }
     }
     chain(

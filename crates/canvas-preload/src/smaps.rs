@@ -72,12 +72,32 @@ fn hex(text: &[u8]) -> Option<usize> {
     any.then_some(n)
 }
 
-/// Pages of anonymous memory outside of the pool that process `pid` answers for; `None` when it has
-/// ended or may not be looked at.
-pub fn proportional_pages(pid: u32) -> Option<i64> {
+/// What a process answers for of the memory that it maps.
+#[derive(Clone, Copy)]
+pub struct Shares {
+    /// Pages of anonymous memory outside of the pool.
+    pub pages: i64,
+    /// The pool's resident memory, in KiB, and its share of it.
+    pool_rss_kib: i64,
+    pool_pss_kib: i64,
+}
+
+impl Shares {
+    /// Its share of a pool that would be charged `whole` if nobody shared it.
+    pub fn of_pool(self, whole: i64) -> i64 {
+        if self.pool_rss_kib == 0 {
+            return whole;
+        }
+        (i128::from(whole) * i128::from(self.pool_pss_kib) / i128::from(self.pool_rss_kib)) as i64
+    }
+}
+
+/// The shares of process `pid`; `None` when it has ended or may not be looked at.
+pub fn proportional(pid: u32) -> Option<Shares> {
     let mut lines = Lines::open(pid)?;
     let mut in_pool = false;
     let (mut kib, mut rss, mut pss) = (0i64, 0i64, 0i64);
+    let (mut pool_rss_kib, mut pool_pss_kib) = (0, 0);
     // A process that is ending has no maps any more.
     let mut seen = false;
     lines.each(|line| {
@@ -99,13 +119,23 @@ pub fn proportional_pages(pid: u32) -> Option<i64> {
         };
         // A mapping's Pss covers its file pages too: the anonymous share of it counts.
         match first {
-            b"Rss:" => rss = value(),
-            b"Pss:" => pss = value(),
+            b"Rss:" => {
+                rss = value();
+                pool_rss_kib += i64::from(in_pool) * rss;
+            }
+            b"Pss:" => {
+                pss = value();
+                pool_pss_kib += i64::from(in_pool) * pss;
+            }
             b"Anonymous:" if !in_pool && rss > 0 => kib += pss * value() / rss,
             _ => {}
         }
     });
-    seen.then_some(kib / 4)
+    seen.then_some(Shares {
+        pages: kib / 4,
+        pool_rss_kib,
+        pool_pss_kib,
+    })
 }
 
 /// /proc/self/pagemap: an entry for each page of the address space.

@@ -163,7 +163,8 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         Resolved::Poisoned | Resolved::Unreachable | Resolved::NoMemory => {
             // There is no way to fail a fault by message before UFFDIO_POISON: say so and end.
             report!(
-                "a fault at {addr:#x} cannot be resolved ({r:?}); the program is ended by SIGBUS"
+                "page {addr:#x}: {}; the program is ended by SIGBUS",
+                r.reason()
             );
             canvas_sys::signal::set_default(libc::SIGBUS);
             // SAFETY: a signal to ourselves.

@@ -10,7 +10,7 @@ use canvas_types::{Codec, Prefetch};
 use crate::histogram::Histogram;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0002;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0003;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -183,6 +183,8 @@ pub struct ProcSlot {
     pub far_pages: AtomicI64,
     /// Bytes that this process has charged to the pool.
     pub pool_bytes: AtomicI64,
+    /// Bytes that its pool would take if no relative shared any of it.
+    pub pool_whole_bytes: AtomicI64,
 }
 
 /// The tenant segment.
@@ -209,6 +211,8 @@ pub struct Segment {
     /// Of the local pages: charged by processes that have ended and shared pages with relatives, which
     /// may hold them still. Until the next measurement of all.
     pub orphan_pages: AtomicI64,
+    /// The same of the pool, in bytes.
+    pub orphan_pool_bytes: AtomicI64,
     /// When a process last forked, was forked (CLOCK_MONOTONIC).
     pub last_fork_ns: AtomicU64,
     /// When the processes were last measured together.
@@ -319,10 +323,17 @@ impl Segment {
             return false;
         }
         slot.pool_bytes.fetch_add(bytes, Ordering::Relaxed);
+        slot.pool_whole_bytes.fetch_add(bytes, Ordering::Relaxed);
         if bytes > 0 {
             self.pool_bytes_peak.fetch_max(now, Ordering::Relaxed);
         }
         true
+    }
+    /// Corrects the pool charge by `bytes`, whatever the bound: memory that is there already.
+    pub fn correct_pool(&self, slot: &ProcSlot, bytes: i64) {
+        slot.pool_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.pool_bytes_peak.fetch_max(now, Ordering::Relaxed);
     }
     /// Notes what processes hold that charge nothing themselves: a run without a limit, of which
     /// the caller is the only one to write here.
@@ -357,12 +368,14 @@ impl Segment {
         let local = slot.charged_pages.swap(0, Ordering::Relaxed);
         let pool = slot.pool_bytes.swap(0, Ordering::Relaxed);
         let far = slot.far_pages.swap(0, Ordering::Relaxed);
-        self.pool_bytes.fetch_sub(pool, Ordering::Relaxed);
+        slot.pool_whole_bytes.store(0, Ordering::Relaxed);
         if slot.shares.swap(0, Ordering::Relaxed) != 0 {
             self.orphan_pages.fetch_add(local, Ordering::Relaxed);
+            self.orphan_pool_bytes.fetch_add(pool, Ordering::Relaxed);
             self.footprint_pages.fetch_sub(far, Ordering::Relaxed);
         } else {
             self.local_pages.fetch_sub(local, Ordering::Relaxed);
+            self.pool_bytes.fetch_sub(pool, Ordering::Relaxed);
             self.footprint_pages
                 .fetch_sub(local + far, Ordering::Relaxed);
         }
