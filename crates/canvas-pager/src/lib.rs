@@ -10,6 +10,7 @@ pub mod regions;
 pub mod replay;
 pub mod slot;
 pub mod spill;
+pub mod swapin;
 pub mod table;
 pub mod trace;
 pub mod word;

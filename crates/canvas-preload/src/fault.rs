@@ -489,11 +489,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     } else {
         FillKind::Prefetch
     };
-    let mut run = Pending {
-        first: 0,
-        n: 0,
-        old: [Word(0); STAGING_PAGES],
-    };
+    let mut run = Pending::default();
     let mut done = Done {
         reached: 0,
         issued: 0,
@@ -503,34 +499,9 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     for i in 0..most {
         done.reached = i + 1;
         let Some(page) = plan.page(i) else { break };
-        let w = areas::word(page.0);
-        let cur = word::load(w);
-        let joins = run.n > 0
-            && page.0 == run.first + run.n as u32
-            && run.n < STAGING_PAGES
-            && !page.0.is_multiple_of(64);
-        if !joins {
-            run.flush(ctx, kind);
-        }
-        if cur.state() != State::Far
-            || cur.has(flag::STUCK)
-            || !word::transition(w, cur, cur.with_state(State::Filling))
-        {
+        let Some(cur) = run.decode(page.0, ctx, kind) else {
             continue;
-        }
-        match pool().load(cur.entry(), &mut ctx.staging[run.n], &mut ctx.scratch) {
-            Ok(()) => {}
-            Err(LoadError::Deep(place)) => {
-                // Nobody waits here: it comes to the pool, and from there with the next faults.
-                deep::fetch(place.extent);
-                word::publish(w, cur);
-                continue;
-            }
-            Err(_) => {
-                poison(page.0, cur);
-                continue;
-            }
-        }
+        };
         done.issued += 1;
         trace::note(page.0, Kind::Prefetch);
         let leave = unmapped.contains(i);
@@ -547,11 +518,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
             run.flush(ctx, kind);
             continue;
         }
-        if run.n == 0 {
-            run.first = page.0;
-        }
-        run.old[run.n] = cur;
-        run.n += 1;
+        run.add(page.0, cur);
     }
     run.flush(ctx, kind);
     if plan.stream {
@@ -569,6 +536,25 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     }
 }
 
+/// Brings in those of `pages`, in ascending order, that are far; how many. What lies beyond the pool is
+/// asked for, and can be had from the pool later.
+pub fn swap_in(pages: &[u32]) -> u32 {
+    deep::absorb();
+    let mut ctx = context::fill();
+    let ctx = &mut *ctx;
+    let mut run = Pending::default();
+    let mut n = 0;
+    for page in pages {
+        if let Some(cur) = run.decode(*page, ctx, FillKind::Prefetch) {
+            run.add(*page, cur);
+            n += 1;
+        }
+    }
+    run.flush(ctx, FillKind::Prefetch);
+    count(Counter::PagesIn, u64::from(n));
+    n
+}
+
 /// Contiguous pages decoded into staging, waiting for their copy.
 struct Pending {
     first: u32,
@@ -576,7 +562,59 @@ struct Pending {
     old: [Word; STAGING_PAGES],
 }
 
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending {
+            first: 0,
+            n: 0,
+            old: [Word(0); STAGING_PAGES],
+        }
+    }
+}
+
 impl Pending {
+    /// Claims `page` and decodes it behind those that wait; if it cannot join them, they go first. Its
+    /// word before, when it was far and in the pool: then it is the caller's.
+    fn decode(&mut self, page: u32, ctx: &mut context::Fill, kind: FillKind) -> Option<Word> {
+        let w = areas::word(page);
+        let cur = word::load(w);
+        let joins = self.n > 0
+            && page == self.first + self.n as u32
+            && self.n < STAGING_PAGES
+            && !page.is_multiple_of(64);
+        if !joins {
+            self.flush(ctx, kind);
+        }
+        if cur.state() != State::Far
+            || cur.has(flag::STUCK)
+            || !word::transition(w, cur, cur.with_state(State::Filling))
+        {
+            return None;
+        }
+        match pool().load(cur.entry(), &mut ctx.staging[self.n], &mut ctx.scratch) {
+            Ok(()) => Some(cur),
+            Err(LoadError::Deep(place)) => {
+                // Nobody waits here: it comes to the pool, and from there with the next faults.
+                deep::fetch(place.extent);
+                word::publish(w, cur);
+                None
+            }
+            Err(_) => {
+                poison(page, cur);
+                None
+            }
+        }
+    }
+
+    /// Keeps a decoded page until the next flush.
+    fn add(&mut self, page: u32, cur: Word) {
+        if self.n == 0 {
+            self.first = page;
+        }
+        self.old[self.n] = cur;
+        self.n += 1;
+    }
+
     fn flush(&mut self, ctx: &context::Fill, kind: FillKind) {
         let n = core::mem::take(&mut self.n);
         if n == 0 {

@@ -25,6 +25,7 @@ mod sig;
 mod smaps;
 mod state;
 mod stub;
+mod swapin;
 mod threads;
 mod trace;
 

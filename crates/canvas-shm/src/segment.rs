@@ -119,6 +119,7 @@ counters! {
     FaultSyscall = "faults_syscall": "Pages resolved on behalf of a system call's arguments (also counted by kind).",
     FaultWriteProtect = "faults_write_protect": "Writes that met a page being copied out after a fork.",
     PagesIn = "pages_in": "Pages brought back from far copies, demand and prefetch.",
+    PagesProactive = "pages_in_proactive": "Of pages_in, pages brought back because the local limit was raised.",
     PagesOut = "pages_out": "Pages whose frame was released by reclaim.",
     PagesOutClean = "pages_out_clean": "Of pages_out, those whose far copy was still right: neither compressed nor written.",
     PagesOutZero = "pages_out_zero": "Of pages_out, pages of zeros: nothing stored.",

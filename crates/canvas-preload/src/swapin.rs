@@ -1,0 +1,54 @@
+//! Proactive swap-in: when the tenant's limit was raised, what left last comes back in batches,
+//! by the reclaim thread, before it is touched.
+
+use canvas_pager::swapin::SwapInHand;
+use canvas_shm::Counter;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::state::{EPOCH, count};
+use crate::{account, areas, fault, state};
+
+static HAND: SwapInHand = SwapInHand::new();
+/// `--local` in bytes when this was last looked at; 0 before.
+static LIMIT_BYTES: AtomicU64 = AtomicU64::new(0);
+/// Pages of a batch.
+const BATCH: usize = 64;
+/// Words that one round looks at.
+const LOOK_MAX: usize = 1 << 16;
+
+/// The reclaim thread's round, when it has nothing to reclaim. False when there is nothing to bring in.
+pub fn background_round() -> bool {
+    let limit_bytes = state::seg().config.local_bytes.load(Ordering::Relaxed);
+    let before = LIMIT_BYTES.swap(limit_bytes, Ordering::Relaxed);
+    if before != 0 && limit_bytes > before {
+        HAND.begin();
+    }
+    if !HAND.goes_on() {
+        return false;
+    }
+    // Not so near to the limit that reclaim begins.
+    let room = account::limit().map_or(0, |limit| {
+        limit - 2 * account::gaps(limit).1 - state::seg().local_pages.load(Ordering::Relaxed)
+    });
+    if room < BATCH as i64 {
+        HAND.end();
+        return false;
+    }
+    let (table, touched) = (areas::table(), areas::touched_in_block());
+    let mut pages = [0; BATCH];
+    let n = HAND.next(
+        table.words,
+        table.blocks(),
+        |b| {
+            touched[b].load(Ordering::Relaxed) <= table.resident_in_block[b].load(Ordering::Relaxed)
+        },
+        EPOCH.now(),
+        LOOK_MAX,
+        &mut pages,
+    );
+    count(
+        Counter::PagesProactive,
+        u64::from(fault::swap_in(&pages[..n])),
+    );
+    true
+}
