@@ -21,7 +21,7 @@ const EXPECT: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Idle {
     spin: Duration,
-    yields: bool,
+    expect: Duration,
     last_work: Instant,
 }
 
@@ -29,9 +29,11 @@ impl Idle {
     /// Looks for `spin` after the last work.
     pub fn new(spin: Duration) -> Idle {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        // On one processor nobody else can make work while this thread looks for it.
+        let alone = processors == 1;
         Idle {
-            spin,
-            yields: processors <= 2,
+            spin: if alone { Duration::ZERO } else { spin },
+            expect: if alone { Duration::ZERO } else { EXPECT },
             last_work: Instant::now(),
         }
     }
@@ -51,16 +53,12 @@ impl Idle {
             return;
         }
         let spin = if expects {
-            self.spin.max(EXPECT)
+            self.spin.max(self.expect)
         } else {
             self.spin
         };
         if self.last_work.elapsed() < spin {
-            if self.yields {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+            std::hint::spin_loop();
             return;
         }
         if far.about_to_sleep() {

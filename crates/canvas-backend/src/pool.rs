@@ -42,7 +42,7 @@
 //!     NoLz,
 //!     Region(Mutex::new(vec![0; region_bytes(SLABS)])),
 //!     NoBound,
-//!     std::thread::yield_now, // in earnest: a raw sched_yield
+//!     std::thread::yield_now, // in earnest: a short sleep
 //! );
 //! let mut scratch = Scratch::new(); // one for each working thread
 //!

@@ -1,7 +1,7 @@
 //! Charging local memory, and keeping the tenant's sum under its limit.
 
 use canvas_shm::Counter;
-use canvas_sys::gate::yield_now;
+use canvas_sys::gate::{self, yield_now};
 use canvas_sys::proc;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -92,7 +92,7 @@ fn charge_slow(n: i64) -> bool {
         {
             asked += 1;
             poke_largest(over);
-            proc::sleep_ns(100_000);
+            gate::wait(100_000);
             continue;
         }
         // Looking for a victim costs a walk: not again and again where there are hardly any.
@@ -113,12 +113,12 @@ fn charge_slow(n: i64) -> bool {
             if fruitless > 100 {
                 break false;
             }
-            proc::sleep_ns(1_000_000);
+            gate::wait(1_000_000);
         } else if (little_left() && (hopeless || fruitless > 20)) || fruitless > 5000 {
             HOPELESS_UNTIL_NS.store(proc::now_ns() + 100_000_000, Ordering::Relaxed);
             break true;
         } else if fruitless > 1 {
-            proc::sleep_ns(200_000);
+            gate::wait(200_000);
         } else {
             yield_now();
         }

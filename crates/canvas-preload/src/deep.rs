@@ -21,7 +21,7 @@ use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::codec::Hash;
 use canvas_swap::extent::{self, EXTENT_BYTES, Packer, record_bytes};
 use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
-use canvas_sys::gate::yield_now;
+use canvas_sys::gate::{self, yield_now};
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::sync::backoff;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf};
@@ -133,10 +133,13 @@ pub fn drop_process(proc: usize) {
     }
 }
 
-fn ring(f: &Far) {
-    if f.ring(PROC.load(Ordering::Relaxed)) {
+/// Tells the agent of a request. True when it was awake.
+fn ring(f: &Far) -> bool {
+    let sleeps = f.ring(PROC.load(Ordering::Relaxed));
+    if sleeps {
         proc::futex_wake(&f.asleep, 1);
     }
+    !sleeps
 }
 
 // ---- extents ----
@@ -231,7 +234,7 @@ pub fn idle_ns() -> u64 {
 #[cold]
 pub fn make_room() -> bool {
     /// Pause between two looks.
-    const LOOK_NS: u64 = 50_000;
+    const LOOK_NS: u64 = 10_000;
     /// The same while donors are away.
     const AWAY_LOOK_NS: u64 = 1_000_000;
     /// How long other processes are waited for, when they have all of the pool.
@@ -270,7 +273,7 @@ pub fn make_room() -> bool {
         } else if !account::ask_for_pool() || waited_ns > OTHERS_WAIT_NS {
             return false;
         }
-        proc::sleep_ns(if rests { AWAY_LOOK_NS } else { LOOK_NS });
+        gate::wait(if rests { AWAY_LOOK_NS } else { LOOK_NS });
     }
 }
 
@@ -551,9 +554,11 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
         offset: place.offset,
         len: record_bytes(place.len as usize) as u32,
     };
-    m.post(i, ask, sig::now_ns());
-    ring(f);
-    let status = wait(f, m, i, || true);
+    let begun = sig::now_ns();
+    m.post(i, ask, begun);
+    // Not so when it sleeps, or works for others first: then it can have this processor.
+    let spins = ring(f) && (m.in_use() & DEMANDS).is_power_of_two();
+    let status = wait(f, m, i, spins, || true);
     let result = match status {
         Some(Status::Ok) => {
             let stored = &mut scratch.0[..len];
@@ -574,6 +579,13 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
     }
     if result.is_err() {
         count(Counter::DeepFailure, 1);
+        report!(
+            "reading {} bytes of extent {} at {} ended with {status:?} after {} ms",
+            ask.len,
+            ask.extent,
+            ask.offset,
+            (sig::now_ns() - begun) / 1_000_000
+        );
     }
     result
 }
@@ -593,13 +605,18 @@ fn claim_demand(f: &Far) -> usize {
     }
 }
 
-/// Waits for request `i`: spins for about as long as a near donor takes, then sleeps. `None` when it
-/// takes longer than the tenant wants to wait, or when it is not `ours` to wait for any more.
-fn wait(f: &Far, m: &Mailbox, i: usize, ours: impl Fn() -> bool) -> Option<Status> {
+/// Waits for request `i`: if it `spins`, for about as long as a near donor takes; then sleeps. `None`
+/// when it takes longer than the tenant wants to wait, or when it is not `ours` to wait for any more.
+fn wait(
+    f: &Far,
+    m: &Mailbox,
+    i: usize,
+    spins: bool,
+    ours: impl Fn() -> bool,
+) -> Option<Status> {
     const SPIN_NS: u64 = 60_000;
     const SLICE_NS: u64 = 20_000_000;
     let begun = sig::now_ns();
-    let mut spins = 0u32;
     loop {
         if let Some(status) = m.ended(i) {
             return Some(status);
@@ -607,14 +624,11 @@ fn wait(f: &Far, m: &Mailbox, i: usize, ours: impl Fn() -> bool) -> Option<Statu
         if !ours() {
             return None;
         }
-        spins += 1;
-        if spins < 64 {
-            core::hint::spin_loop();
-            continue;
-        }
         let waited = sig::now_ns() - begun;
-        if waited < SPIN_NS {
-            yield_now();
+        if spins && waited < SPIN_NS {
+            for _ in 0..16 {
+                core::hint::spin_loop();
+            }
             continue;
         }
         if waited > f.wait_ms_max.load(Ordering::Relaxed) * 1_000_000 {
@@ -709,7 +723,7 @@ pub fn arrives(place: DeepPlace) {
         JOBS[i].state.load(Ordering::Acquire) == UNDER_WAY
             && JOBS[i].extent.load(Ordering::Relaxed) == place.extent
     };
-    if wait(f, m, i, ours).is_some() {
+    if wait(f, m, i, false, ours).is_some() {
         finish(i);
     } else if ours() {
         give_up(m, i);

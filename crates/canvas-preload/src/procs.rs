@@ -175,6 +175,7 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
     let slot = take_slot().ok_or(canvas_sys::Errno(libc::EAGAIN))?;
     state::set_slot(slot);
     threads::SERVED.store(0, Ordering::Relaxed);
+    canvas_sys::gate::after_fork_in_child();
     family::forked();
     state::FORKED.store(true, Ordering::Relaxed);
     let parents = state::uffd();

@@ -10,7 +10,7 @@ pub use shuttle::sync::atomic::{
 };
 
 /// One step of waiting for another thread: spins first, then calls `yield_now` (a raw
-/// `sched_yield` in the preload; pure crates make no syscalls of their own).
+/// short sleep in the preload; pure crates make no syscalls of their own).
 #[inline]
 pub fn backoff(spins: &mut u32, yield_now: fn()) {
     *spins = spins.saturating_add(1);
