@@ -607,13 +607,7 @@ fn claim_demand(f: &Far) -> usize {
 
 /// Waits for request `i`: if it `spins`, for about as long as a near donor takes; then sleeps. `None`
 /// when it takes longer than the tenant wants to wait, or when it is not `ours` to wait for any more.
-fn wait(
-    f: &Far,
-    m: &Mailbox,
-    i: usize,
-    spins: bool,
-    ours: impl Fn() -> bool,
-) -> Option<Status> {
+fn wait(f: &Far, m: &Mailbox, i: usize, spins: bool, ours: impl Fn() -> bool) -> Option<Status> {
     const SPIN_NS: u64 = 60_000;
     const SLICE_NS: u64 = 20_000_000;
     let begun = sig::now_ns();

@@ -9,7 +9,7 @@ pub use shuttle::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-/// One step of waiting for another thread: spins first, then calls `yield_now` (a raw
+/// One step of waiting for another thread: spins first, then calls `yield_now` (a
 /// short sleep in the preload; pure crates make no syscalls of their own).
 #[inline]
 pub fn backoff(spins: &mut u32, yield_now: fn()) {
