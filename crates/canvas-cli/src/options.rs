@@ -380,6 +380,26 @@ mod tests {
         }
     }
 
+    /// Whatever the reason on the host that runs this: no RDMA in the build, no library, no device.
+    #[test]
+    fn rdma_that_cannot_be_had_is_one_sentence() {
+        let Err(why) = canvas_rdma::check() else {
+            return;
+        };
+        let flags = [
+            "--local",
+            "16M",
+            "--far",
+            "1G",
+            "--server",
+            "127.0.0.1:7,rdma://127.0.0.1:7",
+        ];
+        let f = options(&flags).unwrap_err();
+        let want = format!("--server rdma://127.0.0.1:7: {why}; write 127.0.0.1:7 to go over TCP");
+        assert_eq!((f.code, f.sentence), (125, want));
+        assert!(why.contains("RDMA") && !why.ends_with('.'), "{why}");
+    }
+
     #[test]
     fn far_memory_comes_in_whole_slabs() {
         let far = |size| options(&["--local", "1G", "--far", size]).unwrap().far;

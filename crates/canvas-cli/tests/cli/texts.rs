@@ -96,6 +96,7 @@ fn expected(command: &str) -> &'static [&'static str] {
         "serve" => &[
             "drain",
             "evict-within",
+            "rdma",
             "key-file",
             "lease",
             "links",
