@@ -96,12 +96,12 @@ fn expected(command: &str) -> &'static [&'static str] {
         "serve" => &[
             "drain",
             "evict-within",
-            "rdma",
             "key-file",
             "lease",
             "links",
             "listen",
             "memory",
+            "rdma",
             "reserve",
             "spin",
             "state-json",
