@@ -7,6 +7,10 @@ PREFIX ?= /usr/local
 MAN_DIR := $(DESTDIR)$(PREFIX)/share/man/man1
 SHARE_DIR := $(DESTDIR)$(PREFIX)/share
 
+# RDMA is built in where its bindings can be made (cmake and libclang); RDMA= leaves it out.
+RDMA ?= $(shell command -v cmake >/dev/null && ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib*/libclang*.so* \
+	/usr/lib/*/libclang*.so* 2>/dev/null | grep -q . && echo rdma)
+
 TEST_PACKAGES := $(shell sed 's/\#.*//' tests/packages.txt 2>/dev/null) strace
 DEMO_PACKAGES := redis-server redis-tools python3
 
@@ -23,7 +27,8 @@ help: ## List the targets
 
 build: ## Build the canvas command, its library inside, optimised
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing; install Rust from https://rustup.rs" >&2; exit 1; }
-	$(CARGO) build --release --locked --package canvas-cli
+	$(CARGO) build --release --locked --package canvas-cli --features '$(RDMA)'
+	@[ -n "$(RDMA)" ] || echo "make: built without RDMA (for it: cmake and libclang-dev, then make build again)"
 
 install: build ## Install canvas, its manual pages and completions under PREFIX (/usr/local)
 	install -D -s -m 755 $(CANVAS) $(DESTDIR)$(PREFIX)/bin/canvas

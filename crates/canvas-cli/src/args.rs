@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use canvas_link::Address;
 use canvas_pager::replay::synthetic;
 use canvas_types::units::{Amount, Size, Span, UnitError};
 use canvas_types::{Codec, Prefetch};
@@ -146,7 +147,8 @@ pub struct RunArgs {
     )]
     pub far_spin: Span,
 
-    /// Hosts that lend memory (`canvas serve`), separated by commas.
+    /// Hosts that lend memory (`canvas serve`), separated by commas; rdma://HOST:PORT for pages over
+    /// RDMA (`canvas serve --rdma`).
     #[arg(
         long = "server",
         env = "CANVAS_SERVER",
@@ -337,7 +339,7 @@ pub struct WorkerArgs {
     pub slabs: usize,
     /// Servers.
     #[arg(long = "server")]
-    pub servers: Vec<SocketAddr>,
+    pub servers: Vec<Address>,
     /// Servers that have a copy each.
     #[arg(long, default_value_t = 0)]
     pub donors: usize,
@@ -524,6 +526,9 @@ pub struct ServeArgs {
     /// Where meminfo is, for a server in a container that sees its own elsewhere.
     #[arg(long, value_name = "DIR", default_value = "/proc", hide = true)]
     pub procfs: PathBuf,
+    /// Lend over RDMA, too, to clients that ask for it (rdma://); each slab that they use is pinned.
+    #[arg(long)]
+    pub rdma: bool,
 }
 
 /// Flags of `canvas keygen`.

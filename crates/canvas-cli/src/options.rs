@@ -1,11 +1,12 @@
 //! What `canvas run` was asked, with the defaults filled in and the values checked.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use canvas_agent::copies::{Policy, SERVERS_MAX};
+use canvas_link::Address;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
 use canvas_types::units::{Amount, Size, Span};
@@ -64,7 +65,7 @@ pub struct FarOptions {
     /// How long the agent looks for requests before it sleeps.
     pub spin: Span,
     /// Hosts that lend memory.
-    pub servers: Vec<SocketAddr>,
+    pub servers: Vec<Address>,
     /// How many copies, and where.
     pub policy: Policy,
     /// The servers' key; `None` for servers on this host that have none.
@@ -186,7 +187,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         _ => None,
     };
     if args.key_file.is_none()
-        && let Some(far) = servers.iter().find(|s| !s.ip().is_loopback())
+        && let Some(far) = servers.iter().find(|s| !s.addr.ip().is_loopback())
     {
         return Err(Failure::run(format!(
             "--server {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
@@ -205,16 +206,25 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
 }
 
 /// The address of a server.
-fn server(name: &str) -> Result<SocketAddr, Failure> {
-    let mut found = name.to_socket_addrs().map_err(|e| {
+fn server(name: &str) -> Result<Address, Failure> {
+    let (host, rdma) = Address::split(name);
+    let mut found = host.to_socket_addrs().map_err(|e| {
         Failure::run(format!(
             "--server {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
             crate::reason(&e)
         ))
     })?;
-    found
+    let addr = found
         .next()
-        .ok_or_else(|| Failure::run(format!("--server {name} has no address")))
+        .ok_or_else(|| Failure::run(format!("--server {name} has no address")))?;
+    if rdma {
+        canvas_rdma::check().map_err(|why| {
+            Failure::run(format!(
+                "--server {name}: {why}; write {host} to go over TCP"
+            ))
+        })?;
+    }
+    Ok(Address { addr, rdma })
 }
 
 /// The copies that were asked for, if there are servers enough.
@@ -368,6 +378,26 @@ mod tests {
             let f = options(flags).unwrap_err();
             assert_eq!((f.code, f.sentence.as_str()), (125, want));
         }
+    }
+
+    /// Whatever the reason on the host that runs this: no RDMA in the build, no library, no device.
+    #[test]
+    fn rdma_that_cannot_be_had_is_one_sentence() {
+        let Err(why) = canvas_rdma::check() else {
+            return;
+        };
+        let flags = [
+            "--local",
+            "16M",
+            "--far",
+            "1G",
+            "--server",
+            "127.0.0.1:7,rdma://127.0.0.1:7",
+        ];
+        let f = options(&flags).unwrap_err();
+        let want = format!("--server rdma://127.0.0.1:7: {why}; write 127.0.0.1:7 to go over TCP");
+        assert_eq!((f.code, f.sentence), (125, want));
+        assert!(why.contains("RDMA") && !why.ends_with('.'), "{why}");
     }
 
     #[test]

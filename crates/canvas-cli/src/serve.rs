@@ -42,6 +42,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         state_json: args.state_json.clone(),
         procfs: args.procfs.clone(),
         links_max: usize::from(args.links),
+        rdma: args.rdma,
     })
     .map_err(Failure::usage)?;
     say(format_args!(

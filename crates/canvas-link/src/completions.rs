@@ -37,10 +37,45 @@ pub enum Completion<'a> {
 
 #[derive(Clone, Copy)]
 enum Entry {
-    Answer { tag: u64, start: usize, end: usize },
-    Call { id: u64, start: usize, end: usize },
-    TimedOut { tag: u64 },
-    Lost { tag: u64 },
+    Answer {
+        tag: u64,
+        start: usize,
+        end: usize,
+    },
+    Call {
+        id: u64,
+        start: usize,
+        end: usize,
+    },
+    /// Data that came without a frame around it.
+    Data {
+        tag: u64,
+        start: usize,
+        end: usize,
+    },
+    Done {
+        tag: u64,
+    },
+    TimedOut {
+        tag: u64,
+    },
+    Lost {
+        tag: u64,
+    },
+}
+
+impl Entry {
+    /// Whose request it ends; a call is nobody's.
+    fn tag(&self) -> Option<u64> {
+        match *self {
+            Entry::Answer { tag, .. }
+            | Entry::Data { tag, .. }
+            | Entry::Done { tag }
+            | Entry::TimedOut { tag }
+            | Entry::Lost { tag } => Some(tag),
+            Entry::Call { .. } => None,
+        }
+    }
 }
 
 /// Completions with the bytes that they refer to. Made once and used again and again: it keeps its
@@ -78,6 +113,14 @@ impl Completions {
         Some(match *self.entries.get(index)? {
             Entry::TimedOut { tag } => Completion::TimedOut { tag },
             Entry::Lost { tag } => Completion::Lost { tag },
+            Entry::Done { tag } => Completion::Answer {
+                tag,
+                answer: Answer::Done,
+            },
+            Entry::Data { tag, start, end } => Completion::Answer {
+                tag,
+                answer: Answer::Data(self.bytes.get(start..end)?),
+            },
             Entry::Answer { tag, start, end } => {
                 // It decoded when it came.
                 let (_, FromDonor::Answer(answer)) =
@@ -105,13 +148,45 @@ impl Completions {
 
     /// The first completion of this tag from `from` on.
     pub(crate) fn find(&self, from: usize, wanted: u64) -> Option<usize> {
-        let is = |e: &Entry| match *e {
-            Entry::Answer { tag, .. } | Entry::TimedOut { tag } | Entry::Lost { tag } => {
-                tag == wanted
+        (from..self.len()).find(|&i| self.entries[i].tag() == Some(wanted))
+    }
+
+    /// Shows `see` those completions from `from` on whose tag is `own`, and takes them out; and the
+    /// donor's calls, which stay.
+    pub(crate) fn sift(
+        &mut self,
+        from: usize,
+        own: impl Fn(u64) -> bool,
+        mut see: impl FnMut(Completion<'_>),
+    ) {
+        let mut kept = from;
+        for i in from..self.entries.len() {
+            let entry = self.entries[i];
+            let is_own = entry.tag().is_some_and(&own);
+            if (is_own || matches!(entry, Entry::Call { .. }))
+                && let Some(completion) = self.get(i)
+            {
+                see(completion);
             }
-            Entry::Call { .. } => false,
-        };
-        (from..self.len()).find(|&i| is(&self.entries[i]))
+            if !is_own {
+                self.entries[kept] = entry;
+                kept += 1;
+            }
+        }
+        self.entries.truncate(kept);
+    }
+
+    /// The bytes that `put` appends are the answer to a read.
+    pub(crate) fn data(&mut self, tag: u64, put: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len();
+        put(&mut self.bytes);
+        let end = self.bytes.len();
+        self.entries.push(Entry::Data { tag, start, end });
+    }
+
+    /// A write is done.
+    pub(crate) fn done(&mut self, tag: u64) {
+        self.entries.push(Entry::Done { tag });
     }
 
     pub(crate) fn timed_out(&mut self, tag: u64) {
@@ -141,5 +216,47 @@ impl Completions {
             Arrival::Late => self.bytes.truncate(start),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sifting_takes_out_what_is_own_and_keeps_the_order() {
+        let mut c = Completions::new();
+        c.lost(8);
+        c.done(1);
+        c.data(9, |b| b.extend_from_slice(b"own"));
+        c.data(2, |b| b.extend_from_slice(b"theirs"));
+        c.timed_out(9);
+        let mut seen = 0;
+        c.sift(
+            1,
+            |tag| tag >= 8,
+            |completion| {
+                seen += 1;
+                assert!(matches!(
+                    completion,
+                    Completion::TimedOut { tag: 9 }
+                        | Completion::Answer {
+                            tag: 9,
+                            answer: Answer::Data(b"own")
+                        }
+                ));
+            },
+        );
+        assert_eq!(seen, 2);
+        let left: Vec<Completion<'_>> = c.iter().collect();
+        let answer = |tag, answer| Completion::Answer { tag, answer };
+        assert_eq!(
+            left,
+            [
+                Completion::Lost { tag: 8 },
+                answer(1, Answer::Done),
+                answer(2, Answer::Data(b"theirs"))
+            ]
+        );
     }
 }

@@ -33,6 +33,8 @@ pub enum LinkError {
     Decode(DecodeError),
     /// The donor answers what nobody asked.
     Protocol(&'static str),
+    /// The RDMA device of this host, or the connection between both, does not do it.
+    Rdma(String),
     /// The link was broken before.
     Down,
 }
@@ -51,6 +53,7 @@ impl fmt::Display for LinkError {
             LinkError::Session(e) => write!(f, "{e}"),
             LinkError::Decode(e) => write!(f, "the donor sent a bad frame: {e}"),
             LinkError::Protocol(what) => write!(f, "the donor broke the protocol: {what}"),
+            LinkError::Rdma(why) => f.write_str(why),
             LinkError::Down => f.write_str("the link is down"),
         }
     }

@@ -1,5 +1,8 @@
 //! A client's link to one donor of far memory: requests go in, completions come out.
 //!
+//! [`connect`] makes what an [`Address`] says: a [`Link`], or one with RDMA beside it; both are a
+//! [`Transport`].
+//!
 //! A [`Link`] is one TCP connection with a session of `canvas-wire` on it. It belongs to one thread
 //! at a time (it is `Send`, and every method takes `&mut self`), starts no thread, and does not
 //! block but where its methods say so. Requests are pipelined: submit many, flush once, and take
@@ -54,9 +57,11 @@ mod completions;
 mod connect;
 mod error;
 mod pending;
+mod rdma;
+mod transport;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -70,6 +75,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 pub use completions::{Completion, Completions};
 pub use error::{AskError, LinkError, SubmitError};
 use pending::Pending;
+pub use transport::{Address, RDMA_PREFIX, Transport, connect};
 
 /// Unsent bytes past which [`Link::submit`] says that the link is full.
 pub const UNSENT_BYTES_MAX: usize = 1 << 20;
@@ -212,6 +218,21 @@ impl Link {
     /// The donor's address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// This host's end of the connection.
+    ///
+    /// # Errors
+    ///
+    /// The link is down.
+    pub fn local_ip(&self) -> std::io::Result<IpAddr> {
+        let up = self.up.as_ref().ok_or(ErrorKind::NotConnected)?;
+        Ok(up.stream.local_addr()?.ip())
+    }
+
+    /// What it was told about waiting.
+    pub fn timeouts(&self) -> &Timeouts {
+        &self.config.timeouts
     }
 
     /// Whether the connection stands, as far as is known.

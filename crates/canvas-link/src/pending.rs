@@ -25,6 +25,8 @@ enum Expect {
     Data(u64),
     Handles,
     Pong,
+    Joined,
+    Exposed,
 }
 
 impl Expect {
@@ -37,6 +39,8 @@ impl Expect {
             Request::ReadMany { ranges, .. } => Expect::Data(total_bytes(ranges)),
             Request::List { .. } => Expect::Handles,
             Request::Ping => Expect::Pong,
+            Request::Join(_) => Expect::Joined,
+            Request::Expose { .. } => Expect::Exposed,
         })
     }
 
@@ -47,7 +51,9 @@ impl Expect {
             (Expect::Allocated, Answer::Allocated { .. })
             | (Expect::Done, Answer::Done)
             | (Expect::Handles, Answer::Handles { .. })
-            | (Expect::Pong, Answer::Pong(_)) => true,
+            | (Expect::Pong, Answer::Pong(_))
+            | (Expect::Joined, Answer::Joined(_))
+            | (Expect::Exposed, Answer::Exposed(_)) => true,
             _ => false,
         }
     }

@@ -34,6 +34,7 @@ fn config(spin: Duration) -> Config {
         state_json: None,
         procfs: "/proc".into(),
         links_max: 4,
+        rdma: false,
     }
 }
 

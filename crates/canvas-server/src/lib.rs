@@ -26,6 +26,7 @@ pub mod keeper;
 pub mod link;
 pub mod log;
 mod outbox;
+mod rdma;
 pub mod registry;
 mod server;
 pub mod slab;
@@ -62,6 +63,8 @@ pub struct Config {
     pub procfs: PathBuf,
     /// Links at one time, those that are still shaking hands included.
     pub links_max: usize,
+    /// Slabs are lent over RDMA, too, to clients that ask for it.
+    pub rdma: bool,
 }
 
 /// Shortest lease that a client gets, unless the server's own is shorter.

@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 
 use canvas_wire::error::{DecodeError, ErrorCode};
 use canvas_wire::frame::{
-    self, Answer, Call, FromClient, Hello, Items, Range, Reply, Request, Welcome,
+    self, Answer, Call, FromClient, Hello, Items, QueuePair, Range, Reply, Request, Welcome,
 };
 use canvas_wire::session::{self, HANDSHAKE_BYTES, Session, SessionError};
 use canvas_wire::stream::Incoming;
-use canvas_wire::{FRAME_BYTES_MAX, SLAB_BYTES, VERSION_MAX, VERSION_MIN};
+use canvas_wire::{FRAME_BYTES_MAX, SLAB_BYTES, TEXT_BYTES_MAX, VERSION_MAX, VERSION_MIN};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::outbox::{Outbox, OwnedCall};
+use crate::rdma::Rdma;
 use crate::registry::Client;
 use crate::server::Shared;
 use crate::slab::Slab;
@@ -94,7 +95,7 @@ impl fmt::Display for End {
 }
 
 /// Runs a link to its end, and says so where an operator wants to know.
-pub(crate) fn run(shared: &Shared, stream: TcpStream, peer: SocketAddr) {
+pub(crate) fn run(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
     let end = serve(shared, stream);
     match &end {
         End::NotAdmitted | End::Slow => shared.counters.not_admitted.fetch_add(1, Relaxed),
@@ -108,7 +109,7 @@ pub(crate) fn run(shared: &Shared, stream: TcpStream, peer: SocketAddr) {
     }
 }
 
-fn serve(shared: &Shared, stream: TcpStream) -> End {
+fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
     let ready = stream
         .set_nonblocking(true)
         .and_then(|()| stream.set_nodelay(true))
@@ -147,8 +148,11 @@ fn serve(shared: &Shared, stream: TcpStream) -> End {
         plain,
         frame: Vec::with_capacity(FRAME_BYTES_MAX),
         next_call: 1,
+        rdma: None,
     };
     let end = link.run();
+    // Nobody reaches a slab past the end of its link.
+    link.rdma = None;
     link.wire.last_words();
     shared.registry.leave(&client, hello.link, &outbox);
     end
@@ -346,12 +350,13 @@ fn sentence(code: ErrorCode) -> &'static str {
         ErrorCode::Evicting => "the slab is being evicted; it can only be read",
         ErrorCode::TooManyLinks => "this client has too many links",
         ErrorCode::Ending => "the donor is ending",
+        ErrorCode::NoRdma => "this link has no RDMA, or the slab cannot be pinned",
         ErrorCode::Version | ErrorCode::Protocol | ErrorCode::Internal => "see the donor's log",
     }
 }
 
 struct Link<'s> {
-    shared: &'s Shared,
+    shared: &'s Arc<Shared>,
     wire: Wire,
     session: Session,
     outbox: Arc<Outbox>,
@@ -363,6 +368,7 @@ struct Link<'s> {
     /// The answer before it is sealed.
     frame: Vec<u8>,
     next_call: u64,
+    rdma: Option<Rdma>,
 }
 
 impl Link<'_> {
@@ -489,6 +495,44 @@ impl Link<'_> {
                 self.answer(id, Answer::Handles { more, slabs })
             }
             Request::Ping => self.answer(id, Answer::Pong(self.shared.registry.pong())),
+            Request::Join(peer) => self.join(id, &peer),
+            Request::Expose { handle } => match (self.slab(handle), &self.rdma) {
+                (Ok(slab), Some(rdma)) => {
+                    rdma.expose(id, slab);
+                    Ok(())
+                }
+                (Ok(_), None) => self.refuse(id, handle, ErrorCode::NoRdma),
+                (Err(code), _) => self.refuse(id, handle, code),
+            },
+        }
+    }
+
+    fn join(&mut self, id: u64, peer: &QueuePair) -> Result<(), End> {
+        // The old one's slabs are hidden before a new one's are exposed.
+        self.rdma = None;
+        let local = self.wire.stream.local_addr().map_err(End::Io)?.ip();
+        match Rdma::join(self.shared, &self.outbox, local, peer) {
+            Ok(rdma) => {
+                let end = rdma.local();
+                self.rdma = Some(rdma);
+                self.answer(id, Answer::Joined(end))
+            }
+            Err(mut text) => {
+                self.shared.log.line("rdma", &text);
+                self.shared.counters.refused.fetch_add(1, Relaxed);
+                let mut end = text.len().min(TEXT_BYTES_MAX);
+                while !text.is_char_boundary(end) {
+                    end -= 1;
+                }
+                text.truncate(end);
+                self.answer(
+                    id,
+                    Answer::Error {
+                        code: ErrorCode::NoRdma,
+                        text: &text,
+                    },
+                )
+            }
         }
     }
 
@@ -587,6 +631,10 @@ impl Link<'_> {
                     let handles = Items::from(handles.as_slice());
                     self.seal_with(|f| Call::EvictQuery { handles }.encode(id, f))?;
                 }
+                OwnedCall::Exposed { id, result } => match result {
+                    Ok(exposed) => self.answer(*id, Answer::Exposed(*exposed))?,
+                    Err(code) => self.refuse(*id, 0, *code)?,
+                },
                 OwnedCall::Stop {
                     deadline_ms,
                     handles,

@@ -1,4 +1,4 @@
-//! What the keeper has to say to a client, on its way to the thread of one of its links.
+//! What other threads have to say to a client, on its way to the thread of one of its links.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,6 +8,8 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use canvas_wire::error::ErrorCode;
+use canvas_wire::frame::Exposed;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Calls that wait at most; a link that does not take them loses the others, and their deadlines
@@ -25,6 +27,13 @@ pub enum OwnedCall {
         deadline_ms: u64,
         /// The slabs.
         handles: Vec<u64>,
+    },
+    /// The answer to the client's request to expose a slab.
+    Exposed {
+        /// The request's.
+        id: u64,
+        /// What it needs to reach it, or why not.
+        result: Result<Exposed, ErrorCode>,
     },
 }
 

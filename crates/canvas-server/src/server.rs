@@ -117,6 +117,10 @@ impl Server {
                 config.listen.ip()
             ));
         }
+        if config.rdma {
+            canvas_rdma::check()
+                .map_err(|why| format!("{why}; without --rdma memory is lent over TCP"))?;
+        }
         config.memory_bytes = config.memory_bytes / SLAB_BYTES as u64 * SLAB_BYTES as u64;
         if config.memory_bytes == 0 {
             return Err(format!(
@@ -212,6 +216,11 @@ impl Server {
     /// Slabs that are lent now.
     pub fn lent_slabs(&self) -> usize {
         self.shared.registry.totals().slabs
+    }
+
+    /// Reads that were asked for over sessions; what devices read is not among them.
+    pub fn session_reads(&self) -> u64 {
+        self.shared.counters.reads.load(Relaxed)
     }
 
     /// Ends it: closes all links and frees all memory.

@@ -2,14 +2,17 @@
 //!
 //! An anonymous map of its own: it takes memory where it is written, and all of it goes back to the
 //! kernel when the slab is freed. So a slab that is lent again begins as zeros, whoever had it before.
+//!
+//! A slab can be exposed to RDMA devices. Then all of it takes memory, and devices read and write it
+//! without asking here; when it is freed they are shut out first.
 
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, RwLock};
 
+use canvas_rdma::{Domain, Region};
 use canvas_wire::SLAB_BYTES;
 use canvas_wire::error::ErrorCode;
-use canvas_wire::frame::{Range, SlabKey};
-use memmap2::{Advice, MmapMut};
+use canvas_wire::frame::{Exposed, Range, SlabKey};
 
 /// Unit in which written memory is counted.
 const PAGE_BYTES: usize = 4096;
@@ -39,9 +42,26 @@ impl Budget {
 }
 
 struct Memory {
-    map: MmapMut,
+    /// The ways of devices to it. They end before the map does: each holds the map, too.
+    regions: Vec<(Arc<Domain>, Region)>,
+    map: Arc<canvas_rdma::Memory>,
     /// A bit for each page that was written.
     written: Box<[u64; WORDS]>,
+}
+
+/// Why a slab is not exposed.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The slab cannot be: it is gone, being evicted, or there is not memory enough.
+    Code(ErrorCode),
+    /// The device cannot; one sentence.
+    Device(String),
+}
+
+impl Memory {
+    fn region_of(&self, domain: &Arc<Domain>) -> Option<&(Arc<Domain>, Region)> {
+        self.regions.iter().find(|(d, _)| Arc::ptr_eq(d, domain))
+    }
 }
 
 /// A slab that is lent, or was.
@@ -63,13 +83,12 @@ pub struct Slab {
 impl Slab {
     /// Maps a slab; it takes no memory yet. The error is the system's.
     pub fn new(handle: u64, key: SlabKey) -> std::io::Result<Slab> {
-        let map = MmapMut::map_anon(SLAB_BYTES)?;
-        // In 2 MiB steps it would take more than what is counted, and than the reserve allows.
-        map.advise(Advice::NoHugePage).ok();
+        let map = Arc::new(canvas_rdma::Memory::new(SLAB_BYTES)?);
         Ok(Slab {
             handle,
             key,
             memory: RwLock::new(Some(Memory {
+                regions: Vec::new(),
                 map,
                 written: Box::new([0; WORDS]),
             })),
@@ -80,9 +99,17 @@ impl Slab {
     }
 
     /// Gives the memory back to the kernel. Reads and writes that are under way end first; they take
-    /// microseconds.
+    /// microseconds. Devices are shut out before: what they are asked after this fails.
     pub fn release(&self) {
-        *self.memory.write().expect("nobody panics with a slab") = None;
+        let memory = self
+            .memory
+            .write()
+            .expect("nobody panics with a slab")
+            .take();
+        if let Some(Memory { regions, map, .. }) = memory {
+            drop(regions);
+            drop(map);
+        }
         self.touched_bytes.store(0, Relaxed);
     }
 
@@ -99,6 +126,55 @@ impl Slab {
     /// From now on it is not written any more.
     pub fn make_read_only(&self) {
         self.read_only.store(true, Relaxed);
+    }
+
+    /// Lets queue pairs of `domain` read and write the slab. From then on all of it takes memory, from
+    /// `budget` as in [`Slab::write`]. Pinning takes milliseconds, in which the slab is not locked.
+    pub fn expose(
+        &self,
+        domain: &Arc<Domain>,
+        budget: &Budget,
+        more: impl FnOnce(),
+    ) -> Result<Exposed, Refusal> {
+        let map = {
+            let mut guard = self.memory.write().expect("nobody panics with a slab");
+            let memory = guard
+                .as_mut()
+                .ok_or(Refusal::Code(ErrorCode::UnknownHandle))?;
+            if let Some((_, region)) = memory.region_of(domain) {
+                return Ok(region.exposed());
+            }
+            if self.read_only.load(Relaxed) {
+                return Err(Refusal::Code(ErrorCode::Evicting));
+            }
+            let fresh_bytes = SLAB_BYTES as u64 - self.touched_bytes();
+            if !budget.take(fresh_bytes) {
+                more();
+                if !budget.take(fresh_bytes) {
+                    return Err(Refusal::Code(ErrorCode::NoRoom));
+                }
+            }
+            memory.written.fill(u64::MAX);
+            self.touched_bytes.fetch_add(fresh_bytes, Relaxed);
+            Arc::clone(&memory.map)
+        };
+        let region = Region::expose(domain, &map).map_err(Refusal::Device)?;
+        let mut guard = self.memory.write().expect("nobody panics with a slab");
+        // Freed meanwhile: the region ends here, and the map with it.
+        let memory = guard
+            .as_mut()
+            .ok_or(Refusal::Code(ErrorCode::UnknownHandle))?;
+        let exposed = region.exposed();
+        memory.regions.push((Arc::clone(domain), region));
+        Ok(exposed)
+    }
+
+    /// Ends what [`Slab::expose`] has begun for this domain.
+    pub fn hide(&self, domain: &Arc<Domain>) {
+        let mut guard = self.memory.write().expect("nobody panics with a slab");
+        if let Some(memory) = guard.as_mut() {
+            memory.regions.retain(|(d, _)| !Arc::ptr_eq(d, domain));
+        }
     }
 
     /// Stores `data`. Pages that were never written are taken from `budget`; when that is not enough,
@@ -134,7 +210,7 @@ impl Slab {
             }
             self.touched_bytes.fetch_add(fresh_bytes, Relaxed);
         }
-        memory.map[range].copy_from_slice(data);
+        memory.map.write(range.start, data);
         self.ops.fetch_add(1, Relaxed);
         Ok(())
     }
@@ -151,7 +227,7 @@ impl Slab {
         for range in ranges {
             let bytes =
                 bounds(range.offset as usize, range.len as usize).ok_or(ErrorCode::OutOfRange)?;
-            out.extend_from_slice(&memory.map[bytes]);
+            memory.map.append_to(bytes, out);
         }
         self.ops.fetch_add(1, Relaxed);
         Ok(())

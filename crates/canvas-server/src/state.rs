@@ -34,6 +34,8 @@ pub struct Counters {
     pub evicted_late_slabs: AtomicU64,
     /// Slabs freed because their client's lease was over.
     pub expired_slabs: AtomicU64,
+    /// Slabs that an RDMA link was let reach, each time.
+    pub exposed_slabs: AtomicU64,
 }
 
 #[derive(Serialize)]
@@ -83,6 +85,7 @@ struct CounterValues {
     evicted_slabs: u64,
     evicted_late_slabs: u64,
     expired_slabs: u64,
+    exposed_slabs: u64,
 }
 
 impl Counters {
@@ -100,6 +103,7 @@ impl Counters {
             evicted_slabs: get(&self.evicted_slabs),
             evicted_late_slabs: get(&self.evicted_late_slabs),
             expired_slabs: get(&self.expired_slabs),
+            exposed_slabs: get(&self.exposed_slabs),
         }
     }
 }

@@ -25,10 +25,12 @@ pub enum ErrorCode {
     Ending = 8,
     /// The donor failed inside; its log says why.
     Internal = 9,
+    /// The donor has no RDMA device, lends no memory that way, or its device refuses. TCP works.
+    NoRdma = 10,
 }
 
 /// All codes, for tables and tests.
-pub const ERROR_CODES: [ErrorCode; 9] = [
+pub const ERROR_CODES: [ErrorCode; 10] = [
     ErrorCode::Version,
     ErrorCode::Protocol,
     ErrorCode::NoRoom,
@@ -38,6 +40,7 @@ pub const ERROR_CODES: [ErrorCode; 9] = [
     ErrorCode::TooManyLinks,
     ErrorCode::Ending,
     ErrorCode::Internal,
+    ErrorCode::NoRdma,
 ];
 
 impl ErrorCode {
@@ -58,6 +61,7 @@ impl ErrorCode {
             ErrorCode::TooManyLinks => "too-many-links",
             ErrorCode::Ending => "ending",
             ErrorCode::Internal => "internal",
+            ErrorCode::NoRdma => "no-rdma",
         }
     }
 }

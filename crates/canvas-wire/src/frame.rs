@@ -24,6 +24,8 @@
 //! | client | 6 Free | handle u64 |
 //! | client | 7 List | after u64 |
 //! | client | 8 Ping | – |
+//! | client | 9 Join | number u32, psn u32, gid 16, lid u16, mtu u8, reads u8 |
+//! | client | 10 Expose | handle u64 |
 //! | client | 0xA0 Activity | { handle u64, ops u64 } … |
 //! | client | 0xA1 EvictDone | handle u64 |
 //! | donor | 0x20 EvictQuery | handle u64 … |
@@ -34,7 +36,13 @@
 //! | donor | 0x84 Data | bytes |
 //! | donor | 0x87 Handles | more u8, zero 3, { tenant 16, slab u32, handle u64 } … |
 //! | donor | 0x88 Pong | free_bytes u64, lent_bytes u64, pressure u8, zero 7 |
+//! | donor | 0x89 Joined | as Join |
+//! | donor | 0x8A Exposed | address u64, key u32, zero u32 |
 //! | donor | 0xFF Error | text (UTF-8, 200 bytes at most); the header's code says which |
+//!
+//! `Join` and `Expose` are for links with RDMA: the session carries what its queue pairs and the
+//! memory that they reach are called, so that only a peer with the cluster key learns it. A donor that
+//! has no RDMA answers with an error.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError, ErrorCode};
@@ -86,6 +94,39 @@ pub enum Request<'a> {
     },
     /// Are you there, and how full are you?
     Ping,
+    /// Connect a queue pair of yours to this one of mine. A second one replaces the first.
+    Join(QueuePair),
+    /// Let this link's queue pair read and write the slab.
+    Expose {
+        /// The slab.
+        handle: u64,
+    },
+}
+
+/// One end of a connection between RDMA devices, as its device calls it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueuePair {
+    /// The queue pair's number.
+    pub number: u32,
+    /// Number of the first packet that it sends (24 bits).
+    pub psn: u32,
+    /// The port's address.
+    pub gid: [u8; 16],
+    /// The port's local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// Largest payload of a packet: 1 to 5 for 256 to 4096 bytes.
+    pub mtu: u8,
+    /// Reads that it serves at one time.
+    pub reads: u8,
+}
+
+/// A slab as its client's queue pair reaches it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Exposed {
+    /// Of the slab's first byte.
+    pub address: u64,
+    /// The key that goes with it (`rkey`); it ends with the slab, or with the link.
+    pub key: u32,
 }
 
 /// How a client presents itself.
@@ -127,6 +168,10 @@ pub enum Answer<'a> {
     },
     /// To Ping.
     Pong(Pong),
+    /// To Join: the donor's end.
+    Joined(QueuePair),
+    /// To Expose.
+    Exposed(Exposed),
     /// To anything.
     Error {
         /// Which.
@@ -219,6 +264,8 @@ const READ_MANY: u8 = 5;
 const FREE: u8 = 6;
 const LIST: u8 = 7;
 const PING: u8 = 8;
+const JOIN: u8 = 9;
+const EXPOSE: u8 = 10;
 const EVICT_QUERY: u8 = 0x20;
 const EVICT_STOP: u8 = 0x21;
 const WELCOME: u8 = 0x81;
@@ -227,6 +274,8 @@ const DONE: u8 = 0x83;
 const DATA: u8 = 0x84;
 const HANDLES: u8 = 0x87;
 const PONG: u8 = 0x88;
+const JOINED: u8 = 0x89;
+const EXPOSED: u8 = 0x8A;
 const ACTIVITY: u8 = 0xA0;
 const EVICT_DONE: u8 = 0xA1;
 const ERROR: u8 = 0xFF;
@@ -348,6 +397,8 @@ impl<'a> Request<'a> {
             Request::Free { handle } => encode_with(out, FREE, 0, id, |w| w.u64(handle)),
             Request::List { after } => encode_with(out, LIST, 0, id, |w| w.u64(after)),
             Request::Ping => encode_with(out, PING, 0, id, |_| Ok(())),
+            Request::Join(end) => encode_with(out, JOIN, 0, id, |w| end.write(w)),
+            Request::Expose { handle } => encode_with(out, EXPOSE, 0, id, |w| w.u64(handle)),
         }
     }
 
@@ -391,6 +442,8 @@ impl<'a> Request<'a> {
             FREE => Request::Free { handle: r.u64()? },
             LIST => Request::List { after: r.u64()? },
             PING => Request::Ping,
+            JOIN => Request::Join(QueuePair::read(&mut r)?),
+            EXPOSE => Request::Expose { handle: r.u64()? },
             _ => return Ok(None),
         };
         r.end()?;
@@ -426,6 +479,12 @@ impl<'a> Answer<'a> {
                 w.u64(pong.lent_bytes)?;
                 w.u8(u8::from(pong.pressure))?;
                 w.put(&[0; 7])
+            }),
+            Answer::Joined(end) => encode_with(out, JOINED, 0, id, |w| end.write(w)),
+            Answer::Exposed(exposed) => encode_with(out, EXPOSED, 0, id, |w| {
+                w.u64(exposed.address)?;
+                w.u32(exposed.key)?;
+                w.u32(0)
             }),
             Answer::Error { code, text } => {
                 check(text.len() <= TEXT_BYTES_MAX)?;
@@ -468,6 +527,12 @@ impl<'a> Answer<'a> {
                 r.zeros::<7>()?;
                 Answer::Pong(pong)
             }
+            JOINED => Answer::Joined(QueuePair::read(&mut r)?),
+            EXPOSED => {
+                let (address, key) = (r.u64()?, r.u32()?);
+                r.zeros::<4>()?;
+                Answer::Exposed(Exposed { address, key })
+            }
             ERROR => {
                 let text = data_within(&mut r, TEXT_BYTES_MAX)?;
                 Answer::Error {
@@ -479,6 +544,39 @@ impl<'a> Answer<'a> {
         };
         r.end()?;
         Ok(Some(answer))
+    }
+}
+
+impl QueuePair {
+    fn write(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
+        check(self.is_within())?;
+        w.u32(self.number)?;
+        w.u32(self.psn)?;
+        w.put(&self.gid)?;
+        w.u16(self.lid)?;
+        w.u8(self.mtu)?;
+        w.u8(self.reads)
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<QueuePair, DecodeError> {
+        let end = QueuePair {
+            number: r.u32()?,
+            psn: r.u32()?,
+            gid: r.array()?,
+            lid: r.u16()?,
+            mtu: r.u8()?,
+            reads: r.u8()?,
+        };
+        if end.is_within() {
+            Ok(end)
+        } else {
+            Err(DecodeError::Limit)
+        }
+    }
+
+    /// Numbers have 24 bits, and an MTU is one of five.
+    fn is_within(&self) -> bool {
+        self.number < 1 << 24 && self.psn < 1 << 24 && (1..=5).contains(&self.mtu)
     }
 }
 

@@ -18,6 +18,22 @@ fn encode_donor(frame: &FromDonor<'_>) -> Result<Vec<u8>, EncodeError> {
     frame.encode(3, &mut out).map(|len| out[..len].to_vec())
 }
 
+/// Within its bounds about half of the time.
+fn queue_pair(a: u64, b: u32, c: u32, gid: [u8; 16]) -> QueuePair {
+    QueuePair {
+        number: b % (1 << 25),
+        psn: c % ((1 << 24) + (1 << 20)),
+        gid,
+        lid: a as u16,
+        mtu: (a >> 16) as u8 % 7,
+        reads: (a >> 24) as u8,
+    }
+}
+
+fn is_within(end: &QueuePair) -> bool {
+    end.number <= 0xff_ffff && end.psn <= 0xff_ffff && end.mtu != 0 && end.mtu <= 5
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -42,6 +58,8 @@ proptest! {
             (request(Request::Free { handle: a }), true),
             (request(Request::List { after: a }), true),
             (request(Request::Ping), true),
+            (request(Request::Join(queue_pair(a, b, c, key))), is_within(&queue_pair(a, b, c, key))),
+            (request(Request::Expose { handle: a }), true),
             (FromClient::Reply(Reply::Activity(Items::from(&used[..]))), used.len() <= EVICT_MAX),
             (FromClient::Reply(Reply::EvictDone { handle: a }), true),
         ];
@@ -86,6 +104,8 @@ proptest! {
             (answer(Answer::Data(&data)), data.len() <= READ_MANY_BYTES_MAX),
             (answer(Answer::Handles { more: flag, slabs: Items::from(&lent[..]) }), lent.len() <= LIST_MAX),
             (answer(Answer::Pong(Pong { free_bytes: a, lent_bytes: c, pressure: flag })), true),
+            (answer(Answer::Joined(queue_pair(a, b, c as u32, key))), is_within(&queue_pair(a, b, c as u32, key))),
+            (answer(Answer::Exposed(Exposed { address: a, key: b })), true),
             (answer(Answer::Error { code: common::some_code(b as u16), text: &text }), text.len() <= TEXT_BYTES_MAX),
             (FromDonor::Call(Call::EvictQuery { handles }), handles.len() <= EVICT_MAX),
             (FromDonor::Call(Call::EvictStop { deadline_ms: b, handles }), handles.len() <= EVICT_MAX),

@@ -1,10 +1,9 @@
 //! One donor: its link, and the thread that connects it.
 
-use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use canvas_link::{Link, LinkConfig};
+use canvas_link::{Address, LinkConfig, Transport, connect};
 use canvas_wire::DonorId;
 
 use crate::idle::Waker;
@@ -27,11 +26,11 @@ pub enum State {
 /// A donor.
 pub struct Donor {
     /// Where it listens.
-    pub addr: SocketAddr,
+    pub addr: Address,
     /// Where it stands.
     pub state: State,
     /// The connection, unless it is down.
-    pub link: Option<Link>,
+    pub link: Option<Box<dyn Transport>>,
     /// The run of it that is, or was, connected.
     pub run: Option<DonorId>,
     /// What it could lend, as far as is known.
@@ -48,14 +47,14 @@ pub struct Donor {
     pub told: bool,
     /// What was asked over a link that is gone waits for nothing any more.
     pub orphans: bool,
-    connect: Sender<()>,
-    connected: Receiver<Result<Box<Link>, String>>,
+    wanted: Sender<()>,
+    connected: Receiver<Result<Box<dyn Transport>, String>>,
 }
 
 impl Donor {
     /// One that is being connected to.
-    pub fn new(addr: SocketAddr, config: LinkConfig, waker: Waker) -> std::io::Result<Donor> {
-        let (connect, wanted) = channel();
+    pub fn new(addr: Address, config: LinkConfig, waker: Waker) -> std::io::Result<Donor> {
+        let (want, wanted) = channel();
         let (give, connected) = channel();
         std::thread::Builder::new()
             .name("connect".to_owned())
@@ -63,9 +62,9 @@ impl Donor {
                 while wanted.recv().is_ok() {
                     let mut pause = PAUSE;
                     loop {
-                        match Link::connect(addr, config.clone()) {
+                        match connect(&addr, config.clone()) {
                             Ok(link) => {
-                                let _ = give.send(Ok(Box::new(link)));
+                                let _ = give.send(Ok(link));
                                 waker.wake();
                                 break;
                             }
@@ -93,7 +92,7 @@ impl Donor {
             listed: Vec::new(),
             told: false,
             orphans: false,
-            connect,
+            wanted: want,
             connected,
         };
         donor.reconnect();
@@ -103,7 +102,7 @@ impl Donor {
     /// Asks the thread for a new connection.
     fn reconnect(&self) {
         // The thread lives as long as this.
-        let _ = self.connect.send(());
+        let _ = self.wanted.send(());
     }
 
     /// The link is of no use any more: it is closed, and made anew.
@@ -130,7 +129,7 @@ impl Donor {
                 self.ping_every = third.min(Duration::from_secs(1));
                 self.pinged = Instant::now();
                 self.listed.clear();
-                self.link = Some(*link);
+                self.link = Some(link);
                 Some(Ok(()))
             }
         }

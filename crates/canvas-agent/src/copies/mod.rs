@@ -18,11 +18,10 @@ mod upkeep;
 mod watch;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use canvas_link::{Completion, Completions, LinkConfig, SubmitError, Timeouts};
+use canvas_link::{Address, Completion, Completions, LinkConfig, SubmitError, Timeouts};
 use canvas_place::choose::{Candidate, choose};
 pub use canvas_place::copies::Policy;
 use canvas_place::copies::{
@@ -58,7 +57,7 @@ pub const SERVERS_MAX: usize = 64;
 /// What [`Copies`] needs to know.
 pub struct Config {
     /// Donors.
-    pub servers: Vec<SocketAddr>,
+    pub servers: Vec<Address>,
     /// The pool's key.
     pub key: ClusterKey,
     /// How many copies.
@@ -956,12 +955,14 @@ impl Store for Copies {
     }
 
     fn is_ready(&self) -> bool {
+        let mut came = false;
         for d in &self.donors {
             if let Some((link, fd)) = d.link.as_ref().and_then(|l| Some((l, l.fd()?))) {
                 self.watch.arm(fd, link.has_unsent());
+                came |= link.arm();
             }
         }
-        self.watch.is_ready()
+        came || self.watch.is_ready()
             || !self.events.is_empty()
             || self.disk.as_ref().is_some_and(|d| d.is_ready())
     }

@@ -101,6 +101,44 @@ fn bad_arguments_of_run_are_125() {
     }
 }
 
+/// A device that reaches nothing, a library that is missing and a build without RDMA are told alike:
+/// before anything is started, and with what to do.
+#[test]
+fn rdma_that_cannot_be_had_is_told_before_anything_starts() {
+    let has_device = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|d| d.count() > 0);
+    if has_device {
+        println!("skipped: this host has an RDMA device");
+        return;
+    }
+    let server = "rdma://127.0.0.1:7070";
+    let args = [
+        "run", "--local", "16M", "--far", "1G", "--server", server, "true",
+    ];
+    let text = "RDMA";
+    let a = ask(&args);
+    assert_sentence(&a, 125, text, server);
+    assert!(
+        a.err.contains("write 127.0.0.1:7070 to go over TCP"),
+        "{}",
+        a.err
+    );
+    let args = [
+        "serve",
+        "--rdma",
+        "--listen",
+        "127.0.0.1:0",
+        "--memory",
+        "64M",
+    ];
+    let a = ask(&args);
+    assert_sentence(&a, 2, text, "serve --rdma");
+    assert!(
+        a.err.contains("without --rdma memory is lent over TCP"),
+        "{}",
+        a.err
+    );
+}
+
 #[test]
 fn bad_variables_are_named() {
     for (name, value, text) in [

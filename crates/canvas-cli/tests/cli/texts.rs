@@ -101,6 +101,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "links",
             "listen",
             "memory",
+            "rdma",
             "reserve",
             "spin",
             "state-json",

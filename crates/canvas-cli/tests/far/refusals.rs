@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use canvas_wire::frame::QueuePair;
+
 use super::*;
 
 /// Runs to the end and returns standard error, which must be one line.
@@ -171,4 +173,35 @@ fn the_environment_names_the_key() {
     // Past the check of key and address, and on to the next one.
     let text = String::from_utf8(out.stderr).unwrap();
     assert!(text.contains("less than one slab"), "{text}");
+}
+
+/// A client that asks for RDMA is told why not, and the session goes on without.
+#[test]
+fn rdma_that_was_not_offered() {
+    let donor = Donor::start(&["--memory", "64M"]);
+    let mut link = connect(&donor, config(1));
+    let handle = alloc(&mut link, 0);
+    let mut completions = Completions::new();
+    let join = Request::Join(QueuePair {
+        number: 1,
+        psn: 2,
+        gid: [3; 16],
+        lid: 0,
+        mtu: 1,
+        reads: 1,
+    });
+    for request in [join, Request::Expose { handle }] {
+        match link.ask(&request, &mut completions) {
+            Err(AskError::Refused {
+                code: ErrorCode::NoRdma,
+                text,
+            }) => assert!(
+                text.contains("TCP only") || text.contains("no RDMA"),
+                "{text}"
+            ),
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+    link.ask(&Request::Free { handle }, &mut completions)
+        .unwrap();
 }

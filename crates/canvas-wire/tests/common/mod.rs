@@ -5,6 +5,15 @@
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::*;
 
+const QUEUE_PAIR: QueuePair = QueuePair {
+    number: 0x0001_0203,
+    psn: 0x00ff_fffe,
+    gid: *b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x05",
+    lid: 7,
+    mtu: 3,
+    reads: 16,
+};
+
 /// Calls `with` with each frame of a client: name, id, frame.
 pub fn client_frames(with: &mut dyn FnMut(&str, u64, FromClient<'_>)) {
     use Request::*;
@@ -68,6 +77,8 @@ pub fn client_frames(with: &mut dyn FnMut(&str, u64, FromClient<'_>)) {
     request("free", 6, Free { handle });
     request("list", 7, List { after: handle });
     request("ping", 8, Ping);
+    request("join", 9, Join(QUEUE_PAIR));
+    request("expose", 10, Expose { handle });
     let used = [
         Used { handle, ops: 12 },
         Used {
@@ -128,6 +139,15 @@ pub fn donor_frames(with: &mut dyn FnMut(&str, u64, FromDonor<'_>)) {
             free_bytes: 1 << 30,
             lent_bytes: 3 << 30,
             pressure: true,
+        }),
+    );
+    answer("joined", 9, Answer::Joined(QUEUE_PAIR));
+    answer(
+        "exposed",
+        10,
+        Answer::Exposed(Exposed {
+            address: 0x7f00_0000_1000,
+            key: 0x0a0b_0c0d,
         }),
     );
     for code in canvas_wire::error::ERROR_CODES {

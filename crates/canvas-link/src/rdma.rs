@@ -1,0 +1,447 @@
+//! A link whose pages go by RDMA.
+//!
+//! Everything but pages goes over the TCP session of a [`Link`], which is authenticated and encrypted:
+//! also the names of queue pairs and the keys of slabs. A slab is exposed when it is first used; until
+//! then, when no buffer is free, and when the donor cannot pin it, its pages go over the session too.
+//!
+//! What the donor takes back it takes back at the device: an operation on a slab that is gone fails, and
+//! the connection with it. Then everything outstanding is lost, and the link is made anew. So that this
+//! is the exception, the word to free a slab waits here for the operations on it that are under way.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use canvas_rdma::{Domain, Initiator};
+use canvas_wire::error::ErrorCode;
+use canvas_wire::frame::{Answer, Call, Exposed, Range, Reply, Request, Welcome};
+use canvas_wire::key::random_bytes;
+use canvas_wire::{DATA_BYTES_MAX, SLAB_BYTES};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use crate::transport::Transport;
+use crate::{AskError, Completion, Completions, Link, LinkError, SubmitError};
+
+/// Buffers of a link, 32 KiB each: 2 MiB that are pinned.
+const SLOTS: usize = 64;
+/// Tags of requests that the caller knows nothing of.
+const OWN: u64 = 1 << 63;
+
+/// What is known of a slab.
+#[derive(Default)]
+struct Slab {
+    way: Way,
+    /// One-sided operations under way.
+    busy: u32,
+    /// What is said when there are none any more.
+    last_words: Option<LastWords>,
+}
+
+/// How a slab's pages go.
+#[derive(Default, PartialEq)]
+enum Way {
+    /// Over the session; the donor was not asked to expose it.
+    #[default]
+    Unknown,
+    /// Over the session; it was asked.
+    Asked,
+    /// The device reaches it; written over the session when it is being evicted, where the donor says no.
+    Open { exposed: Exposed, read_only: bool },
+    /// Over the session; the donor cannot.
+    Shut,
+}
+
+enum LastWords {
+    Free { tag: u64 },
+    EvictDone { call: u64 },
+}
+
+/// An operation under way in a slot.
+struct Under {
+    tag: u64,
+    handle: u64,
+    /// Of a read: how many bytes.
+    read: Option<usize>,
+    /// Completed as timed out; the slot is the device's still.
+    expired: bool,
+    /// Tells operations of one slot apart.
+    number: u64,
+}
+
+/// A link with RDMA.
+pub(crate) struct RdmaLink {
+    session: Link,
+    /// `None` once the link is broken.
+    queue: Option<Initiator>,
+    under: Vec<Option<Under>>,
+    free: Vec<usize>,
+    /// In the order of submission, as deadlines are all the same span after it.
+    deadlines: VecDeque<(Instant, usize, u64)>,
+    slabs: HashMap<u64, Slab>,
+    asked: HashMap<u64, u64>,
+    next: u64,
+    /// Session and queue, to wait on both by one descriptor.
+    epoll: Epoll,
+}
+
+impl RdmaLink {
+    /// Connects queue pairs over a session that is up. Blocks for one answer.
+    pub fn over(mut session: Link) -> Result<RdmaLink, LinkError> {
+        let local = session.local_ip().map_err(LinkError::Io)?;
+        let random: [u8; 4] = random_bytes().map_err(LinkError::Rdma)?;
+        let domain = Domain::open(local).map_err(LinkError::Rdma)?;
+        let psn = u32::from_le_bytes(random);
+        let mut queue =
+            Initiator::new(&domain, SLOTS, DATA_BYTES_MAX, psn).map_err(LinkError::Rdma)?;
+        let mut completions = Completions::new();
+        let peer = match session.ask(&Request::Join(queue.local()), &mut completions) {
+            Ok(Answer::Joined(peer)) => peer,
+            Ok(_) => return Err(LinkError::Protocol("no answer to Join")),
+            Err(AskError::Refused { code, text }) => return Err(LinkError::Refused { code, text }),
+            Err(AskError::Link(e)) => return Err(e),
+            Err(AskError::Submit(_)) => return Err(LinkError::Down),
+        };
+        queue.connect(&peer).map_err(LinkError::Rdma)?;
+        let system = |e: nix::errno::Errno| LinkError::Io(e.into());
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?;
+        let readable = EpollEvent::new(EpollFlags::EPOLLIN, 0);
+        epoll.add(queue.fd(), readable).map_err(system)?;
+        let socket = session.fd().ok_or(LinkError::Down)?;
+        epoll.add(socket, readable).map_err(system)?;
+        Ok(RdmaLink {
+            session,
+            queue: Some(queue),
+            under: (0..SLOTS).map(|_| None).collect(),
+            free: (0..SLOTS).rev().collect(),
+            deadlines: VecDeque::new(),
+            slabs: HashMap::new(),
+            asked: HashMap::new(),
+            next: 0,
+            epoll,
+        })
+    }
+
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Asks the donor to expose the slab, once.
+    fn expose(&mut self, handle: u64) {
+        let slab = self.slabs.entry(handle).or_default();
+        if slab.way != Way::Unknown || slab.last_words.is_some() {
+            return;
+        }
+        slab.way = Way::Asked;
+        let tag = OWN | self.next();
+        let request = Request::Expose { handle };
+        if self.session.submit(tag, &request).is_ok() {
+            self.asked.insert(tag, handle);
+        } else if let Some(slab) = self.slabs.get_mut(&handle) {
+            slab.way = Way::Unknown;
+        }
+    }
+
+    /// Starts a one-sided operation; false when it must go over the session.
+    fn one_sided(&mut self, tag: u64, handle: u64, range: Range, data: Option<&[u8]>) -> bool {
+        let len = range.len as usize;
+        if u64::from(range.offset) + u64::from(range.len) > SLAB_BYTES as u64
+            || len > DATA_BYTES_MAX
+            || len == 0
+        {
+            return false;
+        }
+        let Some(slab) = self.slabs.get_mut(&handle) else {
+            return false;
+        };
+        let Way::Open { exposed, read_only } = slab.way else {
+            return false;
+        };
+        if slab.last_words.is_some() || (read_only && data.is_some()) {
+            return false;
+        }
+        let (Some(queue), Some(slot)) = (&mut self.queue, self.free.pop()) else {
+            return false;
+        };
+        let Some(at) = exposed.address.checked_add(range.offset.into()) else {
+            self.free.push(slot);
+            return false;
+        };
+        let posted = match data {
+            Some(data) => queue.write(slot, data, at, exposed.key),
+            None => queue.read(slot, len, at, exposed.key),
+        };
+        if posted.is_err() {
+            // The device takes no more now.
+            self.free.push(slot);
+            return false;
+        }
+        slab.busy += 1;
+        let number = self.next();
+        self.under[slot] = Some(Under {
+            tag,
+            handle,
+            read: data.is_none().then_some(len),
+            expired: false,
+            number,
+        });
+        let until = Instant::now() + self.session.timeouts().request;
+        self.deadlines.push_back((until, slot, number));
+        true
+    }
+
+    /// Says the last words over a slab now, or when nothing of it is under way any more.
+    fn end(&mut self, handle: u64, words: LastWords) -> Result<(), SubmitError> {
+        match self.slabs.get_mut(&handle) {
+            Some(slab) if slab.busy > 0 && slab.last_words.is_none() => {
+                slab.last_words = Some(words);
+                Ok(())
+            }
+            _ => {
+                self.slabs.remove(&handle);
+                match words {
+                    LastWords::Free { tag } => self.session.submit(tag, &Request::Free { handle }),
+                    LastWords::EvictDone { call } => {
+                        self.session.reply(call, &Reply::EvictDone { handle })
+                    }
+                }
+            }
+        }
+    }
+
+    /// An operation is over at the device.
+    fn done(&mut self, slot: usize) {
+        self.free.push(slot);
+        let Some(handle) = self.under[slot].take().map(|u| u.handle) else {
+            return;
+        };
+        let Some(slab) = self.slabs.get_mut(&handle) else {
+            return;
+        };
+        slab.busy -= 1;
+        if slab.busy == 0
+            && let Some(words) = slab.last_words.take()
+        {
+            // A broken session says so in its next poll; a full one cannot be: it holds less than that.
+            let _ = self.end(handle, words);
+        }
+    }
+
+    /// Takes what the device has done.
+    fn take_done(&mut self, completions: &mut Completions) -> Result<(), LinkError> {
+        let queue = self.queue.as_mut().ok_or(LinkError::Down)?;
+        let under = &self.under;
+        let mut over = Vec::new();
+        let polled = queue.poll(|slot, memory, start| {
+            over.push(slot);
+            match &under[slot] {
+                Some(u) if u.expired => {}
+                Some(Under {
+                    tag,
+                    read: Some(len),
+                    ..
+                }) => completions.data(*tag, |out| memory.append_to(start..start + len, out)),
+                Some(u) => completions.done(u.tag),
+                None => {}
+            }
+        });
+        for slot in over {
+            self.done(slot);
+        }
+        polled.map(|_| ()).map_err(LinkError::Rdma)
+    }
+
+    /// Completes as timed out what has waited too long.
+    fn expire(&mut self, completions: &mut Completions) {
+        while let Some(&(until, slot, number)) = self.deadlines.front() {
+            match &mut self.under[slot] {
+                Some(u) if u.number == number && until > Instant::now() => return,
+                Some(u) if u.number == number => {
+                    u.expired = true;
+                    completions.timed_out(u.tag);
+                }
+                _ => {}
+            }
+            self.deadlines.pop_front();
+        }
+    }
+
+    /// Takes what came over the session, and keeps what is for us.
+    fn take_session(
+        &mut self,
+        completions: &mut Completions,
+        before: usize,
+    ) -> Result<(), LinkError> {
+        let polled = self.session.poll(completions, Duration::ZERO);
+        let (slabs, asked) = (&mut self.slabs, &mut self.asked);
+        completions.sift(
+            before,
+            |tag| tag & OWN != 0,
+            |completion| match completion {
+                Completion::Answer { tag, answer } => {
+                    let handle = asked.remove(&tag);
+                    if let Some(slab) = handle.and_then(|h| slabs.get_mut(&h)) {
+                        slab.way = match answer {
+                            Answer::Exposed(exposed) => Way::Open {
+                                exposed,
+                                read_only: false,
+                            },
+                            // Gone, or going: what is asked of it next is told so.
+                            Answer::Error {
+                                code: ErrorCode::UnknownHandle | ErrorCode::Evicting,
+                                ..
+                            } => Way::Unknown,
+                            _ => Way::Shut,
+                        };
+                    }
+                }
+                Completion::TimedOut { tag } | Completion::Lost { tag } => {
+                    let handle = asked.remove(&tag);
+                    if let Some(slab) = handle.and_then(|h| slabs.get_mut(&h)) {
+                        slab.way = Way::Unknown;
+                    }
+                }
+                Completion::Call {
+                    call: Call::EvictStop { handles, .. },
+                    ..
+                } => {
+                    for handle in handles.iter() {
+                        if let Some(Slab {
+                            way: Way::Open { read_only, .. },
+                            ..
+                        }) = slabs.get_mut(&handle)
+                        {
+                            *read_only = true;
+                        }
+                    }
+                }
+                Completion::Call { .. } => {}
+            },
+        );
+        polled.map(|_| ())
+    }
+
+    fn poll_once(&mut self, completions: &mut Completions) -> Result<(), LinkError> {
+        // What the device has done first: what the donor says then may end a slab.
+        self.take_done(completions)?;
+        let before = completions.len();
+        self.take_session(completions, before)?;
+        self.expire(completions);
+        Ok(())
+    }
+
+    /// Ends it; everything outstanding is lost.
+    fn break_up(&mut self, completions: &mut Completions) {
+        // The queue pair first: what was under way touches nothing after this.
+        self.queue = None;
+        self.session.close();
+        let before = completions.len();
+        let _ = self.session.poll(completions, Duration::ZERO);
+        completions.sift(before, |tag| tag & OWN != 0, |_| {});
+        for under in self.under.iter_mut().filter_map(Option::take) {
+            if !under.expired {
+                completions.lost(under.tag);
+            }
+        }
+        for (_, slab) in self.slabs.drain() {
+            if let Some(LastWords::Free { tag }) = slab.last_words {
+                completions.lost(tag);
+            }
+        }
+        self.deadlines.clear();
+        self.asked.clear();
+    }
+
+    fn is_up(&self) -> bool {
+        self.queue.is_some() && self.session.is_up()
+    }
+}
+
+impl Transport for RdmaLink {
+    fn welcome(&self) -> &Welcome {
+        self.session.welcome()
+    }
+
+    fn submit(&mut self, tag: u64, request: &Request<'_>) -> Result<(), SubmitError> {
+        if !self.is_up() {
+            return Err(SubmitError::Down);
+        }
+        let (handle, range, bytes) = match *request {
+            Request::Read { handle, range } => (handle, range, None),
+            Request::Write {
+                handle,
+                offset,
+                data,
+            } => {
+                let len = u32::try_from(data.len()).map_err(|_| SubmitError::Invalid)?;
+                (handle, Range { offset, len }, Some(data))
+            }
+            Request::Free { handle } => return self.end(handle, LastWords::Free { tag }),
+            _ => return self.session.submit(tag, request),
+        };
+        if self.one_sided(tag, handle, range, bytes) {
+            return Ok(());
+        }
+        self.expose(handle);
+        self.session.submit(tag, request)
+    }
+
+    fn reply(&mut self, call: u64, reply: &Reply<'_>) -> Result<(), SubmitError> {
+        match *reply {
+            Reply::EvictDone { handle } => self.end(handle, LastWords::EvictDone { call }),
+            _ => self.session.reply(call, reply),
+        }
+    }
+
+    fn flush(&mut self) -> Result<bool, LinkError> {
+        self.session.flush()
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.session.has_unsent()
+    }
+
+    fn poll(
+        &mut self,
+        completions: &mut Completions,
+        timeout: Duration,
+    ) -> Result<usize, LinkError> {
+        let (before, until) = (completions.len(), Instant::now() + timeout);
+        loop {
+            if let Err(e) = self.poll_once(completions) {
+                self.break_up(completions);
+                return Err(e);
+            }
+            if completions.len() > before || timeout.is_zero() || Instant::now() >= until {
+                return Ok(completions.len() - before);
+            }
+            if !self.arm() {
+                let first = self.deadlines.front().map_or(until, |d| d.0.min(until));
+                // The session's own deadlines are looked at every second.
+                let left = first.saturating_duration_since(Instant::now());
+                let ms = left.as_millis().min(1000) as u16 + 1;
+                let mut events = [EpollEvent::empty(); 2];
+                let _ = self.epoll.wait(&mut events, EpollTimeout::from(ms));
+            }
+        }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        use std::os::fd::AsFd;
+        self.is_up().then(|| self.epoll.0.as_fd())
+    }
+
+    fn arm(&self) -> bool {
+        let (Some(queue), Some(socket)) = (&self.queue, self.session.fd()) else {
+            return true;
+        };
+        let mut flags = EpollFlags::EPOLLIN;
+        if self.session.has_unsent() {
+            flags |= EpollFlags::EPOLLOUT;
+        }
+        let mut event = EpollEvent::new(flags, 0);
+        let armed = self.epoll.modify(socket, &mut event).is_ok();
+        // One that cannot be armed is broken, which the next poll finds out.
+        !armed || queue.arm().unwrap_or(true)
+    }
+}

@@ -1,0 +1,836 @@
+//! Verbs through libibverbs, as `rdma-mummy-sys` loads it.
+//!
+//! Only basic completion queues: the extended ones overflow on rdma_rxe, the kernel's software device.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
+use std::io::Error;
+use std::mem::zeroed;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use canvas_wire::frame::{Exposed, QueuePair};
+use rdma_mummy_sys as sys;
+
+use crate::Memory;
+
+/// Reads that one end serves, or has under way, at most; devices may do less.
+const READS_MAX: i32 = 16;
+/// Time after which a packet is sent again, as 4.096 us times a power of two: 134 ms.
+const RESEND: u8 = 15;
+/// How often it is sent again before the connection counts as broken; 7 is the most there is.
+const RETRIES: u8 = 7;
+/// Completions taken in one call.
+const BATCH: usize = 16;
+
+fn system(what: &str) -> String {
+    format!("{what}: {}", reason(&Error::last_os_error()))
+}
+
+/// What the system says, without Rust's "(os error 2)".
+fn reason(e: &Error) -> String {
+    let text = e.to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn check_code(what: &str, code: i32) -> Result<(), String> {
+    match code {
+        0 => Ok(()),
+        // Some calls return the error, others -1 and errno.
+        n if n > 0 => Err(format!("{what}: {}", reason(&Error::from_raw_os_error(n)))),
+        _ => Err(system(what)),
+    }
+}
+
+fn some<T>(what: &str, pointer: *mut T) -> Result<NonNull<T>, String> {
+    NonNull::new(pointer).ok_or_else(|| system(what))
+}
+
+/// The devices of this host; freed when dropped.
+struct Devices {
+    list: NonNull<*mut sys::ibv_device>,
+    count: usize,
+}
+
+impl Devices {
+    fn get() -> Result<Devices, String> {
+        let mut count = 0;
+        // SAFETY: `count` is written and may be.
+        let list = unsafe { sys::ibv_get_device_list(&mut count) };
+        match (NonNull::new(list), usize::try_from(count)) {
+            (Some(list), Ok(count)) => Ok(Devices { list, count }),
+            _ => Err(match Error::last_os_error().raw_os_error() {
+                // The library is there, the kernel's part is not; or the library is not.
+                Some(libc_errno::ENOSYS) => "this host has no RDMA device (the kernel's module \
+                                             ib_uverbs is not loaded)"
+                    .to_owned(),
+                Some(libc_errno::EOPNOTSUPP) => {
+                    "libibverbs.so.1 is not installed (Debian packages libibverbs1 and \
+                     ibverbs-providers)"
+                        .to_owned()
+                }
+                _ => system("RDMA devices cannot be listed"),
+            }),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = *mut sys::ibv_device> {
+        // SAFETY: the list has `count` entries and is freed with `self` only.
+        (0..self.count).map(|i| unsafe { *self.list.as_ptr().add(i) })
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        // SAFETY: the list is the library's own, given back once.
+        unsafe { sys::ibv_free_device_list(self.list.as_ptr()) }
+    }
+}
+
+/// The two errors that are looked at; the crate needs no libc beside.
+mod libc_errno {
+    pub const ENOSYS: i32 = 38;
+    pub const EOPNOTSUPP: i32 = 95;
+}
+
+/// Whether this host has an RDMA device with a port that is up; the error is one sentence.
+pub fn check() -> Result<(), String> {
+    let devices = Devices::get()?;
+    for device in devices.iter() {
+        if let Ok(context) = Context::open(device)
+            && (1..=context.ports()).any(|p| context.port(p).is_some())
+        {
+            return Ok(());
+        }
+    }
+    Err(if devices.count == 0 {
+        "this host has no RDMA device".to_owned()
+    } else {
+        "no RDMA device of this host has a port that is up, or may be opened by this user"
+            .to_owned()
+    })
+}
+
+/// An opened device.
+struct Context {
+    context: NonNull<sys::ibv_context>,
+    name: String,
+}
+
+// SAFETY: verbs may be called from any thread, and on one object from several at a time.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn open(device: *mut sys::ibv_device) -> Result<Context, String> {
+        // SAFETY: the device is one of a list that has not been freed; its name lives as long.
+        let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name(device)) };
+        let name = name.to_string_lossy().into_owned();
+        // SAFETY: as above.
+        let context = unsafe { sys::ibv_open_device(device) };
+        let what = || format!("RDMA device {name} cannot be opened");
+        Ok(Context {
+            context: NonNull::new(context).ok_or_else(|| system(&what()))?,
+            name,
+        })
+    }
+
+    fn raw(&self) -> *mut sys::ibv_context {
+        self.context.as_ptr()
+    }
+
+    fn attributes(&self) -> Option<sys::ibv_device_attr> {
+        // SAFETY: plain numbers, for which zeros are values.
+        let mut attr: sys::ibv_device_attr = unsafe { zeroed() };
+        // SAFETY: an open context; `attr` is written.
+        (unsafe { sys::ibv_query_device(self.raw(), &mut attr) } == 0).then_some(attr)
+    }
+
+    /// Ports are numbered from 1.
+    fn ports(&self) -> u8 {
+        self.attributes().map_or(0, |a| a.phys_port_cnt)
+    }
+
+    /// A port that is up.
+    fn port(&self, number: u8) -> Option<sys::ibv_port_attr> {
+        // SAFETY: plain numbers, for which zeros are values.
+        let mut attr: sys::ibv_port_attr = unsafe { zeroed() };
+        // SAFETY: an open context; `attr` is written.
+        let code = unsafe { sys::ibv_query_port(self.raw(), number, &mut attr) };
+        (code == 0 && attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE).then_some(attr)
+    }
+
+    fn gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
+        let mut gid = sys::ibv_gid { raw: [0; 16] };
+        // SAFETY: an open context; `gid` is written.
+        let code = unsafe { sys::ibv_query_gid(self.raw(), port, index, &mut gid) };
+        // SAFETY: all bytes are initialised, by us or by the call.
+        let raw = unsafe { gid.raw };
+        (code == 0 && raw != [0; 16]).then_some(raw)
+    }
+
+    /// The kind of this address, as the kernel calls it: "IB/RoCE v1" or "RoCE v2".
+    fn gid_type(&self, port: u8, index: i32) -> String {
+        let path = format!(
+            "/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}",
+            self.name
+        );
+        std::fs::read_to_string(path).unwrap_or_default()
+    }
+
+    /// How well the port's addresses fit a session that goes over `local`: the best one's rank (the
+    /// lower, the better), index and bytes.
+    fn best_gid(
+        &self,
+        port: u8,
+        attr: &sys::ibv_port_attr,
+        local: IpAddr,
+    ) -> Option<(u8, u8, [u8; 16])> {
+        let wanted = match local {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        (0..attr.gid_tbl_len.min(256))
+            .filter_map(|index| {
+                let gid = self.gid(port, index)?;
+                let rank = match (gid == wanted, attr.link_layer) {
+                    // Not Ethernet: the first address is the port's own.
+                    (_, layer) if layer != LINK_LAYER_ETHERNET => 2,
+                    (_, _) if !self.gid_type(port, index).starts_with("RoCE v2") => return None,
+                    (true, _) => 0,
+                    (false, _) => 3,
+                };
+                Some((rank, u8::try_from(index).ok()?, gid))
+            })
+            .min_by_key(|&(rank, ..)| rank)
+    }
+}
+
+const LINK_LAYER_ETHERNET: u8 = 2;
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened once, closed once; everything made from it holds it.
+        unsafe { sys::ibv_close_device(self.raw()) };
+    }
+}
+
+/// An opened device with a protection domain, and the port to use.
+pub struct Domain {
+    pd: NonNull<sys::ibv_pd>,
+    port: u8,
+    gid_index: u8,
+    gid: [u8; 16],
+    lid: u16,
+    mtu: u8,
+    reads: u8,
+    /// Closed behind the domain.
+    context: Context,
+}
+
+// SAFETY: as for the context.
+unsafe impl Send for Domain {}
+// SAFETY: as for the context.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    /// Opens the device that a connection over the address `local` of this host goes through; when none has
+    /// that address, the first with a port that is up.
+    ///
+    /// # Errors
+    ///
+    /// One sentence: no library, no device, no port, no right to open it.
+    pub fn open(local: IpAddr) -> Result<Arc<Domain>, String> {
+        let devices = Devices::get()?;
+        let (mut best, mut why) = (None, "this host has no RDMA device".to_owned());
+        for device in devices.iter() {
+            let context = match Context::open(device) {
+                Ok(context) => context,
+                Err(e) => {
+                    why = e;
+                    continue;
+                }
+            };
+            let found = (1..=context.ports())
+                .filter_map(|p| {
+                    let attr = context.port(p)?;
+                    let (rank, index, gid) = context.best_gid(p, &attr, local)?;
+                    Some((rank, p, attr, index, gid))
+                })
+                .min_by_key(|&(rank, ..)| rank);
+            match found {
+                Some(f) if best.as_ref().is_none_or(|(b, ..): &(u8, _, _)| f.0 < *b) => {
+                    best = Some((f.0, f, context));
+                }
+                Some(_) => {}
+                None => why = format!("RDMA device {} has no port that is up", context.name),
+            }
+        }
+        let (_, (_, port, attr, gid_index, gid), context) = best.ok_or(why)?;
+        // SAFETY: an open context.
+        let pd = some("no RDMA protection domain", unsafe {
+            sys::ibv_alloc_pd(context.raw())
+        })?;
+        let reads = context
+            .attributes()
+            .map_or(1, |a| a.max_qp_rd_atom.min(a.max_qp_init_rd_atom));
+        Ok(Arc::new(Domain {
+            pd,
+            port,
+            gid_index,
+            gid,
+            lid: attr.lid,
+            mtu: u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, 5),
+            reads: reads.clamp(1, READS_MAX) as u8,
+            context,
+        }))
+    }
+
+    /// The end of this queue pair as the peer must know it.
+    fn describe(&self, qp: &Pair, psn: u32) -> QueuePair {
+        QueuePair {
+            number: qp.number(),
+            psn,
+            gid: self.gid,
+            lid: self.lid,
+            mtu: self.mtu,
+            reads: self.reads,
+        }
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: made once, freed once; regions and queue pairs hold it, so they are gone.
+        unsafe { sys::ibv_dealloc_pd(self.pd.as_ptr()) };
+    }
+}
+
+/// Memory that a device may use.
+struct Registration {
+    mr: NonNull<sys::ibv_mr>,
+    memory: Arc<Memory>,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: as for the context.
+unsafe impl Send for Registration {}
+// SAFETY: as for the context; what is read of `mr` does not change.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    fn new(domain: &Arc<Domain>, memory: &Arc<Memory>, access: u32) -> Result<Self, String> {
+        // SAFETY: the memory is mapped, and stays so: it is held until the device has forgotten it.
+        // There are no references into it that the device's writes could contradict.
+        let mr = unsafe {
+            sys::ibv_reg_mr_iova2(
+                domain.pd.as_ptr(),
+                memory.start().cast(),
+                memory.len(),
+                // Peers count from zero: they learn nothing of our addresses.
+                0,
+                access,
+            )
+        };
+        Ok(Registration {
+            mr: some(
+                "memory cannot be pinned for RDMA (is the limit on locked memory too low? ulimit -l)",
+                mr,
+            )?,
+            memory: Arc::clone(memory),
+            _domain: Arc::clone(domain),
+        })
+    }
+
+    fn local_key(&self) -> u32 {
+        // SAFETY: the registration is there until `self` is dropped.
+        unsafe { self.mr.as_ref().lkey }
+    }
+
+    fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.mr.as_ref().rkey }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: made once, ended once. The memory is still mapped: fields go after this.
+        let code = unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
+        if code != 0 {
+            // The device may still reach it: it must never become something else's.
+            std::mem::forget(Arc::clone(&self.memory));
+        }
+    }
+}
+
+/// Memory that peers with a queue pair in the domain can read and write, until this is dropped. All of
+/// it is pinned: it takes its full size from the host.
+pub struct Region(Registration);
+
+impl Region {
+    /// Exposes all of `memory` in `domain`.
+    ///
+    /// # Errors
+    ///
+    /// One sentence; most often a limit on pinned memory.
+    pub fn expose(domain: &Arc<Domain>, memory: &Arc<Memory>) -> Result<Region, String> {
+        use sys::ibv_access_flags as a;
+        let access = a::IBV_ACCESS_LOCAL_WRITE.0
+            | a::IBV_ACCESS_REMOTE_READ.0
+            | a::IBV_ACCESS_REMOTE_WRITE.0;
+        Registration::new(domain, memory, access).map(Region)
+    }
+
+    /// What a peer needs to reach it.
+    pub fn exposed(&self) -> Exposed {
+        Exposed {
+            address: 0,
+            key: self.0.remote_key(),
+        }
+    }
+}
+
+/// A completion channel; made for queues that somebody waits for.
+struct Channel {
+    channel: NonNull<sys::ibv_comp_channel>,
+    _domain: Arc<Domain>,
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: made once, ended once; its queue is gone (field order of those that hold both).
+        unsafe { sys::ibv_destroy_comp_channel(self.channel.as_ptr()) };
+    }
+}
+
+/// A completion queue.
+struct Queue {
+    cq: NonNull<sys::ibv_cq>,
+    /// Ended behind the queue.
+    channel: Option<Channel>,
+    _domain: Arc<Domain>,
+}
+
+impl Queue {
+    fn new(
+        domain: &Arc<Domain>,
+        entries: usize,
+        channel: Option<Channel>,
+    ) -> Result<Queue, String> {
+        let raw = channel.as_ref().map_or(null_mut(), |c| c.channel.as_ptr());
+        // SAFETY: an open context; the channel, if any, is of the same one.
+        let cq =
+            unsafe { sys::ibv_create_cq(domain.context.raw(), entries as i32, null_mut(), raw, 0) };
+        Ok(Queue {
+            cq: some("no RDMA completion queue", cq)?,
+            channel,
+            _domain: Arc::clone(domain),
+        })
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: made once, ended once; every event was acknowledged when it was taken, and queue pairs
+        // that use it are gone (field order of those that hold both).
+        unsafe { sys::ibv_destroy_cq(self.cq.as_ptr()) };
+    }
+}
+
+/// A queue pair.
+struct Pair {
+    qp: NonNull<sys::ibv_qp>,
+    domain: Arc<Domain>,
+}
+
+impl Pair {
+    fn new(domain: &Arc<Domain>, queue: &Queue, requests: usize) -> Result<Pair, String> {
+        // SAFETY: pointers and numbers, for which zeros are values.
+        let mut init: sys::ibv_qp_init_attr = unsafe { zeroed() };
+        init.send_cq = queue.cq.as_ptr();
+        init.recv_cq = queue.cq.as_ptr();
+        init.cap.max_send_wr = requests as u32;
+        init.cap.max_recv_wr = 1;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_sge = 1;
+        init.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
+        init.sq_sig_all = 1;
+        // SAFETY: a domain and a queue of the same context.
+        let qp = unsafe { sys::ibv_create_qp(domain.pd.as_ptr(), &mut init) };
+        Ok(Pair {
+            qp: some("no RDMA queue pair", qp)?,
+            domain: Arc::clone(domain),
+        })
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: the pair is there until `self` is dropped.
+        unsafe { self.qp.as_ref().qp_num }
+    }
+
+    fn modify(
+        &self,
+        what: &str,
+        mask: &[sys::ibv_qp_attr_mask],
+        set: impl FnOnce(&mut sys::ibv_qp_attr),
+    ) -> Result<(), String> {
+        // SAFETY: plain numbers and arrays, for which zeros are values.
+        let mut attr: sys::ibv_qp_attr = unsafe { zeroed() };
+        set(&mut attr);
+        let mask = mask.iter().fold(0, |all, m| all | m.0);
+        // SAFETY: a queue pair that is there; `attr` has what `mask` names.
+        let code = unsafe { sys::ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask as i32) };
+        check_code(what, code)
+    }
+
+    /// Made ready for a peer; `access` is what the peer may do.
+    fn init(&self, access: u32) -> Result<(), String> {
+        use sys::ibv_qp_attr_mask as m;
+        let mask = [
+            m::IBV_QP_STATE,
+            m::IBV_QP_PKEY_INDEX,
+            m::IBV_QP_PORT,
+            m::IBV_QP_ACCESS_FLAGS,
+        ];
+        self.modify("the RDMA queue pair cannot be set up", &mask, |a| {
+            a.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
+            a.port_num = self.domain.port;
+            a.qp_access_flags = access;
+        })
+    }
+
+    /// Connected: it takes the peer's packets.
+    fn receive_from(&self, peer: &QueuePair) -> Result<(), String> {
+        use sys::ibv_qp_attr_mask as m;
+        let mask = [
+            m::IBV_QP_STATE,
+            m::IBV_QP_AV,
+            m::IBV_QP_PATH_MTU,
+            m::IBV_QP_DEST_QPN,
+            m::IBV_QP_RQ_PSN,
+            m::IBV_QP_MAX_DEST_RD_ATOMIC,
+            m::IBV_QP_MIN_RNR_TIMER,
+        ];
+        self.modify("the RDMA queue pair cannot be connected", &mask, |a| {
+            a.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
+            a.path_mtu = self.domain.mtu.min(peer.mtu).into();
+            a.dest_qp_num = peer.number;
+            a.rq_psn = peer.psn;
+            a.max_dest_rd_atomic = self.domain.reads;
+            a.min_rnr_timer = 12;
+            a.ah_attr.is_global = 1;
+            a.ah_attr.grh.dgid.raw = peer.gid;
+            a.ah_attr.grh.sgid_index = self.domain.gid_index;
+            a.ah_attr.grh.hop_limit = 64;
+            a.ah_attr.dlid = peer.lid;
+            a.ah_attr.port_num = self.domain.port;
+        })
+    }
+
+    /// It may send.
+    fn send_to(&self, peer: &QueuePair, psn: u32) -> Result<(), String> {
+        use sys::ibv_qp_attr_mask as m;
+        let mask = [
+            m::IBV_QP_STATE,
+            m::IBV_QP_TIMEOUT,
+            m::IBV_QP_RETRY_CNT,
+            m::IBV_QP_RNR_RETRY,
+            m::IBV_QP_SQ_PSN,
+            m::IBV_QP_MAX_QP_RD_ATOMIC,
+        ];
+        self.modify("the RDMA queue pair cannot send", &mask, |a| {
+            a.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
+            a.timeout = RESEND;
+            a.retry_cnt = RETRIES;
+            a.rnr_retry = RETRIES;
+            a.sq_psn = psn;
+            a.max_rd_atomic = self.domain.reads.min(peer.reads.max(1));
+        })
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: made once, ended once. After this the device touches nothing for it any more.
+        unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) };
+    }
+}
+
+/// A donor's end: the peer reads and writes what is exposed in its domain.
+pub struct Responder {
+    pair: Pair,
+    psn: u32,
+    /// Nothing ever completes there, but a queue pair has one. Ended behind the pair.
+    _queue: Queue,
+}
+
+// SAFETY: as for the context.
+unsafe impl Send for Responder {}
+
+impl Responder {
+    /// Connects a new queue pair to the peer's; `psn` is a random number.
+    ///
+    /// # Errors
+    ///
+    /// One sentence.
+    pub fn connect(domain: &Arc<Domain>, peer: &QueuePair, psn: u32) -> Result<Responder, String> {
+        use sys::ibv_access_flags as a;
+        let queue = Queue::new(domain, 1, None)?;
+        let pair = Pair::new(domain, &queue, 1)?;
+        pair.init(a::IBV_ACCESS_REMOTE_READ.0 | a::IBV_ACCESS_REMOTE_WRITE.0)?;
+        pair.receive_from(peer)?;
+        Ok(Responder {
+            pair,
+            psn: psn & 0xff_ffff,
+            _queue: queue,
+        })
+    }
+
+    /// This end, for the peer.
+    pub fn local(&self) -> QueuePair {
+        self.pair.domain.describe(&self.pair, self.psn)
+    }
+}
+
+/// A client's end: reads and writes of the peer's memory, from and into slots of its own.
+pub struct Initiator {
+    pair: Pair,
+    psn: u32,
+    /// Length of the operation that each slot is under way with.
+    busy: Vec<Option<usize>>,
+    slot_bytes: usize,
+    /// Completions that [`Initiator::arm`] found.
+    found: RefCell<Vec<sys::ibv_wc>>,
+    armed: Cell<bool>,
+    /// Ended behind the pair, so that nothing is under way.
+    queue: Queue,
+    slots: Registration,
+}
+
+// SAFETY: as for the context; cells are the owner's alone, who may move.
+unsafe impl Send for Initiator {}
+
+impl Initiator {
+    /// A queue pair with `slots` buffers of `slot_bytes`, not connected yet; `psn` is a random number.
+    ///
+    /// # Errors
+    ///
+    /// One sentence.
+    pub fn new(
+        domain: &Arc<Domain>,
+        slots: usize,
+        slot_bytes: usize,
+        psn: u32,
+    ) -> Result<Initiator, String> {
+        let memory = Memory::new(slots * slot_bytes)
+            .map_err(|e| format!("no memory for RDMA: {}", reason(&e)))?;
+        let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        let registration = Registration::new(domain, &Arc::new(memory), access)?;
+        // SAFETY: an open context.
+        let channel = unsafe { sys::ibv_create_comp_channel(domain.context.raw()) };
+        let channel = Channel {
+            channel: some("no RDMA completion channel", channel)?,
+            _domain: Arc::clone(domain),
+        };
+        let queue = Queue::new(domain, slots, Some(channel))?;
+        let initiator = Initiator {
+            pair: Pair::new(domain, &queue, slots)?,
+            psn: psn & 0xff_ffff,
+            busy: vec![None; slots],
+            slot_bytes,
+            found: RefCell::default(),
+            armed: Cell::new(false),
+            queue,
+            slots: registration,
+        };
+        initiator.pair.init(0)?;
+        Ok(initiator)
+    }
+
+    /// This end, for the peer.
+    pub fn local(&self) -> QueuePair {
+        self.pair.domain.describe(&self.pair, self.psn)
+    }
+
+    /// Connects it to the peer's.
+    ///
+    /// # Errors
+    ///
+    /// One sentence.
+    pub fn connect(&mut self, peer: &QueuePair) -> Result<(), String> {
+        self.pair.receive_from(peer)?;
+        self.pair.send_to(peer, self.psn)
+    }
+
+    /// Reads `len` bytes of the peer's memory into a slot.
+    ///
+    /// # Errors
+    ///
+    /// One sentence; nothing is under way then. Panics when the slot is busy or too short.
+    pub fn read(&mut self, slot: usize, len: usize, at: u64, key: u32) -> Result<(), String> {
+        let read = sys::ibv_wr_opcode::IBV_WR_RDMA_READ;
+        self.post(slot, len, at, key, read)
+    }
+
+    /// Writes `data` into the peer's memory, by way of a slot.
+    ///
+    /// # Errors
+    ///
+    /// As [`Initiator::read`].
+    pub fn write(&mut self, slot: usize, data: &[u8], at: u64, key: u32) -> Result<(), String> {
+        assert!(self.busy[slot].is_none() && data.len() <= self.slot_bytes);
+        self.slots.memory.write(slot * self.slot_bytes, data);
+        let write = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        self.post(slot, data.len(), at, key, write)
+    }
+
+    fn post(
+        &mut self,
+        slot: usize,
+        len: usize,
+        at: u64,
+        key: u32,
+        opcode: sys::ibv_wr_opcode::Type,
+    ) -> Result<(), String> {
+        assert!(self.busy[slot].is_none() && len <= self.slot_bytes);
+        let mut piece = sys::ibv_sge {
+            // The registration counts from zero, as peers' do.
+            addr: (slot * self.slot_bytes) as u64,
+            length: len as u32,
+            lkey: self.slots.local_key(),
+        };
+        // SAFETY: pointers, numbers and unions of these, for which zeros are values.
+        let mut request: sys::ibv_send_wr = unsafe { zeroed() };
+        request.wr_id = slot as u64;
+        request.sg_list = &mut piece;
+        request.num_sge = 1;
+        request.opcode = opcode;
+        request.wr.rdma = sys::rdma_t {
+            remote_addr: at,
+            rkey: key,
+        };
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is there; the call copies request and piece. The slot lies in memory
+        // that is registered until the pair is gone (field order), and is busy until it completes.
+        let code = unsafe { sys::ibv_post_send(self.pair.qp.as_ptr(), &mut request, &mut bad) };
+        check_code("an RDMA request was not taken", code)?;
+        self.busy[slot] = Some(len);
+        Ok(())
+    }
+
+    /// Takes completions: `done` gets the slot, and where its bytes are (memory and start) for a read.
+    /// Returns how many there were. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// An operation failed, and with it the connection; what is under way will not complete.
+    pub fn poll(&mut self, mut done: impl FnMut(usize, &Memory, usize)) -> Result<usize, String> {
+        if self.armed.get() {
+            self.take_events();
+        }
+        let mut taken = self.found.take();
+        let mut count = 0;
+        loop {
+            let more = if taken.is_empty() {
+                self.take(&mut taken)?
+            } else {
+                true
+            };
+            for wc in taken.drain(..) {
+                if wc.status != sys::ibv_wc_status::IBV_WC_SUCCESS {
+                    return Err(format!("RDMA failed: {}", status(wc.status)));
+                }
+                let slot = wc.wr_id as usize;
+                if self.busy.get_mut(slot).and_then(Option::take).is_some() {
+                    done(slot, &self.slots.memory, slot * self.slot_bytes);
+                    count += 1;
+                }
+            }
+            if !more {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Takes what has completed; whether there may be more.
+    fn take(&self, into: &mut Vec<sys::ibv_wc>) -> Result<bool, String> {
+        // SAFETY: plain numbers, for which zeros are values.
+        let mut batch: [sys::ibv_wc; BATCH] = unsafe { zeroed() };
+        // SAFETY: the queue is there; the call writes at most so many entries.
+        let n =
+            unsafe { sys::ibv_poll_cq(self.queue.cq.as_ptr(), BATCH as i32, batch.as_mut_ptr()) };
+        let n = usize::try_from(n).map_err(|_| "RDMA completions cannot be taken".to_owned())?;
+        into.extend_from_slice(&batch[..n]);
+        Ok(n == BATCH)
+    }
+
+    /// From now on [`Initiator::fd`] becomes readable when something completes. Whether something has
+    /// already.
+    ///
+    /// # Errors
+    ///
+    /// One sentence.
+    pub fn arm(&self) -> Result<bool, String> {
+        if !self.armed.replace(true) {
+            // SAFETY: the queue is there.
+            let code = unsafe { sys::ibv_req_notify_cq(self.queue.cq.as_ptr(), 0) };
+            check_code("RDMA completions cannot be waited for", code)?;
+        }
+        let mut found = self.found.borrow_mut();
+        self.take(&mut found)?;
+        Ok(!found.is_empty())
+    }
+
+    /// What the channel says is taken and acknowledged; then the queue must be armed anew.
+    fn take_events(&self) {
+        while readable(self.fd()) {
+            let (mut cq, mut context) = (null_mut(), null_mut());
+            let channel = self.channel().as_ptr();
+            // SAFETY: the channel is there; both are written. It does not block: there is an event.
+            if unsafe { sys::ibv_get_cq_event(channel, &mut cq, &mut context) } != 0 {
+                return;
+            }
+            // SAFETY: one event of this queue was taken.
+            unsafe { sys::ibv_ack_cq_events(cq, 1) };
+            self.armed.set(false);
+        }
+    }
+
+    fn channel(&self) -> NonNull<sys::ibv_comp_channel> {
+        let channel = self.queue.channel.as_ref();
+        channel.expect("an initiator's queue has one").channel
+    }
+
+    /// To wait on for completions, after [`Initiator::arm`].
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel, and with it the descriptor, is there as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.channel().as_ref().fd) }
+    }
+}
+
+/// Is there something to read now?
+fn readable(fd: BorrowedFd<'_>) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    matches!(poll(&mut fds, PollTimeout::ZERO), Ok(n) if n > 0)
+}
+
+/// What a failed completion says.
+fn status(code: sys::ibv_wc_status::Type) -> String {
+    // SAFETY: the library returns a static text, or null when it is not there.
+    let text = unsafe { sys::ibv_wc_status_str(code) };
+    match NonNull::new(text.cast_mut()) {
+        // SAFETY: as above.
+        Some(text) => unsafe { CStr::from_ptr(text.as_ptr()) }
+            .to_string_lossy()
+            .into_owned(),
+        None => format!("status {code}"),
+    }
+}

@@ -1,0 +1,172 @@
+"""Far memory over RDMA, in a virtual machine (tests/vm) with the kernel's software device, rdma_rxe."""
+
+import functools
+import glob
+import json
+import os
+import subprocess
+
+from lib import canvas
+from lib.harness import MIB, ROOT, Failure, Skip, check
+from vm import guest
+from vm.initramfs import libraries
+
+from .hostile import C
+from .vm import UNTIL, boot, text
+
+MODULES = ("crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm")
+LIBRARY = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
+DRIVER = "/etc/libibverbs.d/rxe.driver"
+PROVIDERS = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"
+# A device over the loopback interface, and the wait until its port is up.
+DEVICE = """
+rdma link add rxe0 type rxe netdev lo || exit 20
+for i in 1 2 3 4 5 6 7 8 9 10; do
+    grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state && break
+    sleep 0.1
+done
+ulimit -l unlimited
+"""
+# A donor, started and waited for; and a program that checks what it reads, which runs until `finish`.
+# Words of its status file (tests/c/far_pages.c): 0 ready, 1 pages read, 4 stop.
+COMMANDS = """
+donor() {
+    : > /run/donor
+    canvas serve --rdma --listen 127.0.0.1:7070 --memory 256M --reserve 0 --state-json /out/donor.json 2> /run/donor &
+    donor=$!
+    until_true 20 grep -q "listening on" /run/donor || { cat /run/donor; exit 21; }
+}
+program() {
+    canvas run --local 10M --pool 4M --far 256M --server rdma://127.0.0.1:7070 --far-dir /disk/vda --far-wait 300s "$@" --require \
+        --stats /out/stats.json -- far_pages 32 /run/status 1 > /out/said 2> /out/complaints &
+    program=$!
+    until_true 90 ready || { cat /out/complaints; exit 22; }
+}
+word() { dd if=/run/status bs=8 skip=$1 count=1 2> /dev/null | od -A n -t u8 | tr -d ' '; }
+ready() { [ -s /run/status ] && [ "$(word 0)" = 1 ]; }
+has_read() { [ "$(word 1)" -gt "$1" ]; }
+# Pages that it reads from here on.
+reads() { has_read $(($(word 1) + $1)) || until_true 60 has_read $(($(word 1) + $1)) || { echo "it stands still"; exit 23; }; }
+finish() {
+    printf '\\001' | dd of=/run/status bs=1 seek=32 conv=notrunc 2> /dev/null
+    wait $program || { echo "its code is $?"; cat /out/said /out/complaints; exit 24; }
+}
+"""
+
+
+def missing():
+    reason = guest.missing()
+    if reason:
+        return reason
+    for path, package in ((LIBRARY, "libibverbs1"), (DRIVER, "ibverbs-providers")):
+        if not os.path.exists(path):
+            return f"no {path} (Debian package {package})"
+    return None
+
+
+def verbs():
+    """What verbs need in a guest: {path in the guest: path here}."""
+    found = [os.path.realpath(LIBRARY), *glob.glob(PROVIDERS)]
+    files = {path: path for path in found}
+    for path in found:
+        files.update(libraries(path))
+    return {**files, LIBRARY: os.path.realpath(LIBRARY), DRIVER: DRIVER}
+
+
+@functools.cache
+def example():
+    """The test program of crates/canvas-server/examples, built once."""
+    argv = ["cargo", "build", "--quiet", "--locked", "--package", "canvas-server", "--features", "rdma",
+            "--example", "rdma_check"]
+    p = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    if p.returncode:
+        if "libclang" in p.stderr or "cmake" in p.stderr:
+            raise Skip("it cannot be built without cmake and libclang (Debian packages cmake, libclang-dev)")
+        raise Failure(f"{' '.join(argv)}:\n{p.stderr[-2000:]}")
+    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
+    return os.path.join(target, "debug", "examples", "rdma_check")
+
+
+def needs_rdma(r):
+    """Skips when the command under test was built without RDMA."""
+    p = subprocess.run([r.session.canvas, "serve", "--rdma", "--listen", "127.0.0.1:0", "--memory", "64M"],
+                       capture_output=True, text=True, timeout=20)
+    if "built without RDMA" in p.stderr:
+        raise Skip("this canvas was built without RDMA (cmake and libclang-dev were missing)")
+
+
+def rdma_boot(r, script, **o):
+    files = {**verbs(), **o.pop("files", {})}
+    return boot(r, DEVICE + UNTIL + COMMANDS + script, modules=MODULES, programs=("rdma",), files=files, **o)
+
+
+@check("rdma-rights", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
+def rights(r):
+    """Keys open what they were given for, as long as it is lent, and reads are timed beside TCP."""
+    result = rdma_boot(r, "rdma_check 127.0.0.1 1000 > /out/check.json || exit 10\n",
+                       files={"/usr/bin/rdma_check": example()}, timeout_s=300)
+    for turn in json.loads(text(result, "check.json"))["latency"]:
+        ratio = turn["rdma_p50_us"] / turn["tcp_p50_us"]
+        r.note(f"4 KiB read, RDMA {turn['rdma_p50_us']:.0f} us, TCP {turn['tcp_p50_us']:.0f} us: "
+               f"{ratio:.2f} times")
+
+
+def judged(r, result):
+    """The report of the program, which was right; and the donor's last word."""
+    r.require(text(result, "said").startswith("every byte right"), text(result, "said"))
+    stats = json.loads(text(result, "stats.json"))
+    far = stats["far"]
+    r.same(far["corrupt"], 0, "copies that did not verify")
+    r.same(canvas.find(stats, "verify_failures"), 0, "pages that did not verify")
+    r.require(far["extents_out"] > 0 and far["reads"] > 0, f"nothing went far: {far}")
+    r.note(f"{far['extents_out']} extents out, {far['reads']} reads, {far['failovers']} failovers; "
+           f"{text(result, 'said').strip()}")
+    return stats, json.loads(text(result, "donor.json"))["counters"]
+
+
+@check("rdma-run", modes=("signal",), timeout_s=240, needs=missing)
+def run(r):
+    """A program pages over RDMA, with no other copy: every byte right, and not through the donor's hands."""
+    needs_rdma(r)
+    result = rdma_boot(r, """
+        donor
+        program --copies none
+        reads 2000
+        # The state file is a second old at most.
+        sleep 1.2
+        cp /out/donor.json /out/under-load.json
+        finish
+        kill $donor
+        wait $donor || exit 25
+    """, files={"/usr/bin/far_pages": r.binary("far_pages")}, disks=(512,), timeout_s=r.size(220, 220))
+    stats, counters = judged(r, result)
+    r.require(counters["exposed_slabs"] > 0, f"no slab was exposed: {counters}")
+    # Only what came before the slab was exposed went over the session.
+    r.require(counters["reads"] < stats["far"]["reads"] / 4,
+              f"{counters['reads']} of {stats['far']['reads']} reads went over the session")
+    r.same(counters["refused"], 0, "requests that the donor refused")
+
+
+@check("rdma-donor-killed", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
+def donor_killed(r):
+    """The donor is killed under load, again and again: the disk has it all, and it is used again."""
+    needs_rdma(r)
+    kills = 5
+    result = rdma_boot(r, f"""
+        donor
+        program --copies 1+disk
+        for i in $(seq {kills}); do
+            reads 500
+            kill -9 $donor
+            reads 500
+            donor
+            reads 500
+        done
+        sleep 1.2
+        finish
+    """, files={"/usr/bin/far_pages": r.binary("far_pages")}, disks=(512,), timeout_s=360)
+    stats, counters = judged(r, result)
+    r.require(counters["exposed_slabs"] > 0, f"the last donor was not used by RDMA: {counters}")
+    told = text(result, "complaints")
+    r.require(told.count("it serves again") >= 1, f"no word of a donor that came back:\n{told}")
+    r.same(stats["far"]["agents"], 1, "agents")
