@@ -12,10 +12,10 @@ use canvas_sys::proc::{futex_wait, futex_wake};
 use std::sync::atomic::Ordering;
 
 /// Longest sleep. A tenant that forges [`Far::asleep`] delays its own answers by this.
-const SLEEP_MAX: Duration = Duration::from_millis(100);
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// How long answers over a network are looked for: some round trips.
-const EXPECT: Duration = Duration::from_millis(1);
+pub(crate) const EXPECT: Duration = Duration::from_millis(1);
 
 /// Decides between looking and sleeping.
 #[derive(Debug)]
@@ -28,10 +28,9 @@ pub struct Idle {
 impl Idle {
     /// Looks for `spin` after the last work.
     pub fn new(spin: Duration) -> Idle {
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         Idle {
             spin,
-            yields: processors <= 2,
+            yields: yields(),
             last_work: Instant::now(),
         }
     }
@@ -56,11 +55,7 @@ impl Idle {
             self.spin
         };
         if self.last_work.elapsed() < spin {
-            if self.yields {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+            relax(self.yields);
             return;
         }
         if far.about_to_sleep() {
@@ -69,6 +64,20 @@ impl Idle {
             }
             far.asleep.store(0, Ordering::SeqCst);
         }
+    }
+}
+
+/// Are there so few processors that a thread gives its own up between two looks?
+pub(crate) fn yields() -> bool {
+    std::thread::available_parallelism().map_or(1, |n| n.get()) <= 2
+}
+
+/// Between two looks.
+pub(crate) fn relax(yields: bool) {
+    if yields {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
     }
 }
 
