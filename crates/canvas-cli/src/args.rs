@@ -517,7 +517,7 @@ pub enum VariantArg {
 #[derive(Args, Debug)]
 pub struct ServeArgs {
     /// Take flags that are not written here from section [serve] of FILE.
-    #[arg(long, env = "CANVAS_CONFIG", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(long, env = "CANVAS_CONFIG", hide_env_values = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Address and port to listen on; port 0 takes any free one.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
@@ -564,7 +564,7 @@ pub struct ServeArgs {
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// Take flags that are not written here from section [agent] of FILE.
-    #[arg(long, env = "CANVAS_CONFIG", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(long, env = "CANVAS_CONFIG", hide_env_values = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Where to listen [default: /run/canvas/agent.sock for root, else canvas/agent.sock in
     /// XDG_RUNTIME_DIR].

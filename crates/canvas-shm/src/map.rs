@@ -10,7 +10,7 @@ use std::vec::Vec;
 
 use canvas_types::PAGE_SIZE;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use nix::unistd::ftruncate;
@@ -88,7 +88,16 @@ impl Lease {
     ///
     /// `EINVAL` when it is no sealed memfd with a far area; asking that does not wait.
     pub fn map(fd: impl AsFd) -> Result<Lease, Errno> {
-        check(&fd, BOTH_BYTES)?;
+        let seals = check(&fd, BOTH_BYTES)?;
+        // As the segment is made: nobody can add a seal later, and what cannot be written to is none.
+        let against = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE;
+        let access = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
+        if !seals.contains(SealFlag::F_SEAL_SEAL)
+            || seals.intersects(against)
+            || access != OFlag::O_RDWR
+        {
+            return Err(Errno::EINVAL);
+        }
         // Pages of other file systems in memory may be refused when they are touched.
         if nix::sys::statfs::fstatfs(&fd)?.filesystem_type() != nix::sys::statfs::TMPFS_MAGIC {
             return Err(Errno::EINVAL);
@@ -100,7 +109,8 @@ impl Lease {
         match (mapped, again) {
             (Ok(addr), _) => Ok(Lease { addr }),
             (Err(e), again) => {
-                ended().extend(again);
+                // The kernel may have taken away what was there before it failed.
+                ended().extend(again.filter(|addr| leave_zeros(*addr)));
                 Err(e)
             }
         }
@@ -122,17 +132,22 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let (Some(at), Some(bytes)) = (NonZeroUsize::new(self.addr), NonZeroUsize::new(BOTH_BYTES))
-        else {
-            return;
-        };
-        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
-        // SAFETY: replaces our own mapping; who has a reference still sees zeros from now on.
-        if unsafe { mmap_anonymous(Some(at), bytes, prot, flags) }.is_ok() {
+        if leave_zeros(self.addr) {
             ended().push(self.addr);
         }
     }
+}
+
+/// Replaces a lease at `addr` by pages of zeros; false when there is no memory for that.
+fn leave_zeros(addr: usize) -> bool {
+    let (Some(at), Some(bytes)) = (NonZeroUsize::new(addr), NonZeroUsize::new(BOTH_BYTES)) else {
+        return false;
+    };
+    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
+    // SAFETY: only called with the address of a lease, whose pages are ours; who has a reference still
+    // sees zeros from now on.
+    unsafe { mmap_anonymous(Some(at), bytes, prot, flags) }.is_ok()
 }
 
 /// A thread that panicked ended the process: the list is whole.
@@ -157,15 +172,16 @@ pub fn inherited(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
     copy_above(unsafe { BorrowedFd::borrow_raw(number) }, least)
 }
 
-/// Is the file sealed against shrinking, and has it so many bytes?
-fn check(fd: impl AsFd, bytes: usize) -> Result<(), Errno> {
+/// The seals of a file that has so many bytes and cannot shrink; `EINVAL` otherwise.
+fn check(fd: impl AsFd, bytes: usize) -> Result<SealFlag, Errno> {
     // The seals first: only a file in memory has any, and asking one never waits.
     let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
     let there = nix::sys::stat::fstat(&fd)?.st_size;
-    if !SealFlag::from_bits_retain(seals).contains(SEALS) || there < bytes as i64 {
+    let seals = SealFlag::from_bits_retain(seals);
+    if !seals.contains(SEALS) || there < bytes as i64 {
         return Err(Errno::EINVAL);
     }
-    Ok(())
+    Ok(seals)
 }
 
 /// Maps a part of a sealed file, shared and writable, where the kernel likes.
@@ -280,10 +296,14 @@ mod tests {
             fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).unwrap();
             Lease::map(&fd).map(|_| ())
         };
-        assert_eq!(sealed(SEALS, BOTH_BYTES), Ok(()));
-        assert_eq!(sealed(SEALS, BOTH_BYTES - 1), Err(Errno::EINVAL));
-        let grow = SealFlag::F_SEAL_GROW;
-        assert_eq!(sealed(grow, BOTH_BYTES), Err(Errno::EINVAL));
+        let whole = SEALS | SealFlag::F_SEAL_SEAL;
+        assert_eq!(sealed(whole, BOTH_BYTES), Ok(()));
+        let no = Err(Errno::EINVAL);
+        assert_eq!(sealed(whole, BOTH_BYTES - 1), no);
+        assert_eq!(sealed(SEALS, BOTH_BYTES), no, "more can be added");
+        assert_eq!(sealed(whole | SealFlag::F_SEAL_WRITE, BOTH_BYTES), no);
+        let grow = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        assert_eq!(sealed(grow, BOTH_BYTES), no);
         let none = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(Lease::map(&none).err(), Some(Errno::EINVAL));
     }

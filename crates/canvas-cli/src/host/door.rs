@@ -198,8 +198,10 @@ impl Door {
                     let Ok(peer) = getsockopt(&fd, sockopt::PeerCredentials) else {
                         continue;
                     };
-                    if self.strangers.len() >= STRANGERS_MAX {
-                        let oldest = self.strangers.remove(0);
+                    let all = self.strangers.iter().enumerate();
+                    let oldest = all.min_by_key(|(_, s)| s.since).map(|(at, _)| at);
+                    if let Some(at) = oldest.filter(|_| self.strangers.len() >= STRANGERS_MAX) {
+                        let oldest = self.strangers.swap_remove(at);
                         self.refuse(&oldest, "too many others have connected and said nothing");
                     }
                     self.strangers.push(Stranger {
@@ -326,6 +328,9 @@ impl Door {
             ));
         }
         let tenant = Tenant::judge(hello, who.uid, fds, &self.service)?;
+        if self.seated.iter().any(|s| s.tenant.inode == tenant.inode) {
+            return Err("its segment is another tenant's".to_owned());
+        }
         self.add(tenant, None)?;
         self.welcome()
     }

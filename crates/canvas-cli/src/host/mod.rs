@@ -42,6 +42,9 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
     let fail = |sentence: String| Failure::usage(format!("agent: {sentence}"));
     let service = service(args)?;
     let slabs_max = slabs(args.far_max)?;
+    // All that can be wrong, before another agent is asked to leave.
+    let group = args.group.as_deref().map(socket::group).transpose();
+    let group = group.map_err(fail)?;
     let path = match &args.socket {
         Some(path) => path.clone(),
         None => socket::own_path().map_err(fail)?,
@@ -53,7 +56,7 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
     let Taken { listening, tenants } = listen(&path, args.replace)?;
-    if let Err(why) = socket::permit(&path, args.group.as_deref()) {
+    if let Err(why) = socket::permit(&path, group) {
         // Those of an agent that has left go on: their runners ask again.
         let _ = std::fs::remove_file(&path);
         return Err(fail(why));

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use canvas_shm::pass::{self, Received};
 use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt};
 
 use super::door::Seated;
 use super::hello::{Answer, Ask, BYTES_MAX, Given, VERSION};
@@ -66,6 +67,11 @@ pub fn take(path: &Path) -> Result<Option<Taken>, String> {
         Err(Errno::ENOENT | Errno::ECONNREFUSED) => return Ok(None),
         Err(e) => return Err(e.desc().to_owned()),
     };
+    // What it gives is believed.
+    let uid = getsockopt(&old, sockopt::PeerCredentials).map(|peer| peer.uid());
+    if !uid.is_ok_and(|uid| uid == 0 || uid == nix::unistd::geteuid().as_raw()) {
+        return Err("it is another user's; run the new one as that user".to_owned());
+    }
     let version = VERSION;
     let sent = |what: Result<(), Errno>| what.map_err(|e| e.desc().to_owned());
     sent(send_within(

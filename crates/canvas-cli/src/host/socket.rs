@@ -12,7 +12,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{Group, chown, geteuid};
+use nix::unistd::{Gid, Group, chown, geteuid};
 
 /// The socket of an agent for all users.
 const SYSTEM: &str = "/run/canvas/agent.sock";
@@ -115,19 +115,23 @@ impl Listening {
     }
 }
 
+/// The group of this name.
+pub fn group(name: &str) -> Result<Gid, String> {
+    match Group::from_name(name) {
+        Ok(Some(group)) => Ok(group.gid),
+        _ => Err(format!(
+            "there is no group {name}; write one that exists after --group"
+        )),
+    }
+}
+
 /// Lets the members of a group connect, or (without one) the agent's own user only.
-pub fn permit(path: &Path, group: Option<&str>) -> Result<(), String> {
-    let fail = |e: &dyn std::fmt::Display| {
-        format!("the permissions of {} cannot be set: {e}", path.display())
-    };
+pub fn permit(path: &Path, group: Option<Gid>) -> Result<(), String> {
+    let fail = |why: &str| format!("the permissions of {} cannot be set: {why}", path.display());
     let mode = match group {
         None => 0o600,
-        Some(name) => {
-            let group = Group::from_name(name).map_err(|e| fail(&e.desc()))?;
-            let group = group.ok_or_else(|| {
-                format!("there is no group {name}; write one that exists after --group")
-            })?;
-            chown(path, None, Some(group.gid)).map_err(|e| fail(&e.desc()))?;
+        Some(group) => {
+            chown(path, None, Some(group)).map_err(|e| fail(e.desc()))?;
             0o660
         }
     };
@@ -206,7 +210,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let _listening = Listening::open(&path).unwrap().unwrap();
-        let why = permit(&path, Some("no-such-group")).unwrap_err();
+        let why = group("no-such-group").unwrap_err();
         assert!(why.starts_with("there is no group no-such-group"), "{why}");
         permit(&path, None).unwrap();
     }

@@ -77,7 +77,7 @@ fn lies_cost_nobody_else_anything() {
     refused(tell(&host, &hello("../a"), &[]), "no name of a tenant");
 
     let whole = SEGMENT_BYTES + FAR_BYTES;
-    let sealed = SealFlag::F_SEAL_SHRINK;
+    let sealed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
     let no = "no sealed memory";
     let unsealed = memory(whole, SealFlag::F_SEAL_GROW);
     refused(tell(&host, &hello("a"), &[unsealed.as_fd()]), no);
