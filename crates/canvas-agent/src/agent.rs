@@ -12,6 +12,7 @@ use canvas_sys::proc::futex_wake;
 
 use crate::block::Block;
 use crate::desk::{Begun, Desk, From, Limits};
+use crate::host::Served;
 use crate::idle::Idle;
 use crate::log::{About, Log};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
@@ -128,13 +129,22 @@ impl<S: Store> Agent<S> {
 
     /// Looks once at everything. True when there was something to do.
     pub fn turn(&mut self) -> bool {
+        self.turn_of(usize::MAX)
+    }
+
+    /// The same, with `most` requests begun at most; what has ended is bounded by what may be under way.
+    /// What is left waits for the next turn, so this has found something to do then.
+    pub fn turn_of(&mut self, most: usize) -> bool {
         let (far, desk) = (self.far, &mut self.desk);
         let mut worked = far.rung(|proc| desk.post(proc, far.mailboxes[proc].collect()));
         if far.released.load(Relaxed) != 0 && far.released.swap(0, SeqCst) != 0 {
             self.look_for_released();
             worked = true;
         }
-        while let Some(from) = self.desk.take() {
+        for _ in 0..most {
+            let Some(from) = self.desk.take() else {
+                break;
+            };
             self.begin(from);
             worked = true;
         }
@@ -396,6 +406,21 @@ impl<S: Store> Agent<S> {
         if mailbox.complete(from.i, status) {
             futex_wake(mailbox.word(from.i), u32::MAX >> 1);
         }
+    }
+}
+
+impl<S: Store + Send> Served for Agent<S> {
+    fn turn_of(&mut self, most: usize) -> bool {
+        Agent::turn_of(self, most)
+    }
+    fn expects(&self) -> bool {
+        self.store.expects()
+    }
+    fn is_ready(&self) -> bool {
+        self.store.is_ready()
+    }
+    fn far(&self) -> &'static Far {
+        self.far
     }
 }
 

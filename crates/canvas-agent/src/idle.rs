@@ -1,8 +1,8 @@
 //! When to look again: busy for a moment after work, asleep on the tenant's bell after that.
 //!
 //! Each sleep costs the program that ends it a wake-up (some 5 us for it, and as much again until
-//! this thread runs). While requests keep coming the agent looks without sleeping; on a machine with
-//! few processors it gives its own up between two looks.
+//! this thread runs). While requests keep coming the agent looks without sleeping. It does not yield
+//! between two looks: sched_yield(2) may cost a thread seconds since Linux 6.6.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use canvas_sys::proc::{futex_wait, futex_wake};
 use std::sync::atomic::Ordering;
 
 /// Longest sleep. A tenant that forges [`Far::asleep`] delays its own answers by this.
-const SLEEP_MAX: Duration = Duration::from_millis(100);
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// How long answers over a network are looked for: some round trips.
-const EXPECT: Duration = Duration::from_millis(1);
+pub(crate) const EXPECT: Duration = Duration::from_millis(1);
 
 /// Decides between looking and sleeping.
 #[derive(Debug)]
@@ -28,12 +28,9 @@ pub struct Idle {
 impl Idle {
     /// Looks for `spin` after the last work.
     pub fn new(spin: Duration) -> Idle {
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-        // On one processor nobody else can make work while this thread looks for it.
-        let alone = processors == 1;
         Idle {
-            spin: if alone { Duration::ZERO } else { spin },
-            expect: if alone { Duration::ZERO } else { EXPECT },
+            spin: looking(spin),
+            expect: looking(EXPECT),
             last_work: Instant::now(),
         }
     }
@@ -67,6 +64,15 @@ impl Idle {
             }
             far.asleep.store(0, Ordering::SeqCst);
         }
+    }
+}
+
+/// How long to look that was to look for `time`. On one processor nobody else can make work while a
+/// thread looks for it.
+pub(crate) fn looking(time: Duration) -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(n) if n.get() > 1 => time,
+        _ => Duration::ZERO,
     }
 }
 

@@ -8,6 +8,8 @@
 //! which slab) and the journal ([`journal`]: the key). An agent that takes over from a dead one
 //! needs no more than these and the stores.
 //!
+//! [`host`] serves many tenants from one thread, a turn of each after the other.
+//!
 //! The tenant's processes may write anything into the segment. What the agent reads there it copies
 //! once and judges then; a forged value harms the tenant's own pages only.
 #![forbid(unsafe_code)]
@@ -17,6 +19,7 @@ pub mod block;
 pub mod copies;
 pub mod desk;
 pub mod disk;
+pub mod host;
 pub mod idle;
 pub mod journal;
 pub mod log;

@@ -22,6 +22,8 @@ pub enum About {
     DonorLost(usize),
     /// This donor can be used again.
     DonorBack(usize),
+    /// Somebody at the host agent's socket who is not served.
+    Hello,
 }
 
 /// Writes lines, at most one of each kind in [`PAUSE`].

@@ -75,6 +75,18 @@ pub enum Command {
     /// an operator cares about.
     #[command(after_long_help = SERVE_NOTES)]
     Serve(ServeArgs),
+    /// Keep the far memory of all tenants of this host.
+    ///
+    /// One process for every `canvas run --agent` on this host: it has the servers, the cluster key and
+    /// the far directory, which the programs' users need not know. When it is killed programs wait for
+    /// the next one; with --replace a new one takes over without a gap.
+    #[command(after_long_help = AGENT_NOTES)]
+    Agent(AgentArgs),
+    /// Look at a configuration file.
+    ///
+    /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML
+    /// (docs/CONFIG.md).
+    Config(ConfigArgs),
     /// Make a cluster key.
     ///
     /// All hosts of a far pool share one: who has it may store, read and free in the pool. Copy the
@@ -244,6 +256,25 @@ pub struct RunArgs {
         hide_env_values = true
     )]
     pub swap_cache: Option<Size>,
+
+    /// Have the host's agent (`canvas agent`) keep far memory, instead of one of this run's own [default
+    /// PATH: the user's own agent if there is one, else /run/canvas/agent.sock].
+    #[arg(
+        long,
+        env = "CANVAS_AGENT",
+        value_name = "PATH",
+        num_args = 0..=1,
+        require_equals = true,
+        value_parser = agent_path(),
+        default_missing_value = "",
+        hide_env_values = true
+    )]
+    pub agent: Option<AgentPath>,
+
+    /// What the tenant is called; its section [tenant.NAME] of the configuration file has flags that are
+    /// not written here [default: the program and a number].
+    #[arg(long, env = "CANVAS_TENANT", value_name = "NAME", value_parser = tenant_name, hide_env_values = true)]
+    pub tenant: Option<String>,
 
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD", num_args = 1..)]
@@ -487,6 +518,9 @@ pub enum VariantArg {
 /// Flags of `canvas serve`.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
+    /// Take flags that are not written here from section [serve] of FILE.
+    #[arg(long, env = "CANVAS_CONFIG", hide_env_values = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
     /// Address and port to listen on; port 0 takes any free one.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub listen: SocketAddr,
@@ -529,6 +563,72 @@ pub struct ServeArgs {
     /// Lend over RDMA, too, to clients that ask for it (rdma://); each slab that they use is pinned.
     #[arg(long)]
     pub rdma: bool,
+}
+
+/// Flags of `canvas agent`.
+#[derive(Args, Debug)]
+pub struct AgentArgs {
+    /// Take flags that are not written here from section [agent] of FILE.
+    #[arg(long, env = "CANVAS_CONFIG", hide_env_values = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Where to listen [default: /run/canvas/agent.sock for root, else canvas/agent.sock in
+    /// XDG_RUNTIME_DIR].
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Take over from the agent that listens there, with its tenants, and have it end.
+    #[arg(long)]
+    pub replace: bool,
+    /// Let members of this group connect too [default: the agent's own user only].
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<String>,
+    /// How long a tenant's requests are looked for after its last one before sleeping; 0s saves CPU.
+    #[arg(long, value_name = "TIME", default_value = "50us")]
+    pub spin: Span,
+    /// Directory of the disk copies, best on a disk of its own [default: ~/.cache/canvas/far].
+    #[arg(long, value_name = "DIR")]
+    pub far_dir: Option<PathBuf>,
+    /// Hosts that lend memory (`canvas serve`), separated by commas.
+    #[arg(long = "server", value_name = "HOST:PORT,...", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// Copies of far memory of a tenant that asks for nothing else [default: 1+disk with --server, else
+    /// disk].
+    #[arg(long, value_enum)]
+    pub copies: Option<CopiesArg>,
+    /// The cluster key of the servers; without one only servers on this host can be used.
+    #[arg(
+        long,
+        env = "CANVAS_KEY_FILE",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
+    pub key_file: Option<PathBuf>,
+    /// Far memory of all tenants together, at most [default: no bound].
+    #[arg(long, value_name = "SIZE")]
+    pub far_max: Option<Size>,
+}
+
+/// Flags of `canvas config`.
+#[derive(Args, Debug)]
+#[command(
+    subcommand_required = true,
+    arg_required_else_help = true,
+    disable_help_subcommand = true
+)]
+pub struct ConfigArgs {
+    /// What to do with it.
+    #[command(subcommand)]
+    pub action: ConfigAction,
+}
+
+/// What `canvas config` does.
+#[derive(Subcommand, Debug)]
+pub enum ConfigAction {
+    /// Say `ok`, or what is wrong in it and in which line: one line for each error, exit code 2.
+    Check {
+        /// The file [default: CANVAS_CONFIG, else /etc/canvas/canvas.toml].
+        #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
 }
 
 /// Flags of `canvas keygen`.
@@ -609,6 +709,23 @@ fn switch() -> ValueParser {
     })
 }
 
+/// The host agent's socket.
+pub type AgentPath = Option<PathBuf>;
+
+/// `--agent`'s value; without one, and for 1 in the environment, the default path.
+fn agent_path() -> ValueParser {
+    ValueParser::new(|text: &str| match text {
+        "" | "1" | "true" | "yes" | "on" => Ok::<AgentPath, &str>(None),
+        path if path.contains('/') => Ok(Some(PathBuf::from(path))),
+        _ => Err("it is no path of a socket; write one such as /run/canvas/agent.sock"),
+    })
+}
+
+/// A tenant's name.
+fn tenant_name(text: &str) -> Result<String, String> {
+    crate::host::hello::judge_name(text).map(|()| text.to_owned())
+}
+
 /// An address to listen on.
 fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse()
@@ -679,6 +796,20 @@ Examples:
   canvas bench zipf --canvas-flags '' --canvas-flags '--no-prefetch'
   canvas bench zipf snappy --co-run --ratios 25
   canvas bench compare old.jsonl new.jsonl";
+
+const AGENT_NOTES: &str = "\
+Flags win over CANVAS_* variables, and those over the file of --config.
+
+The socket is for the agent's own user; --group opens it for a group. Servers, key and far directory are
+the agent's: who runs a program cannot choose them.
+
+SIGTERM, SIGINT and SIGHUP end the agent; its tenants wait for the next one (`canvas run --far-wait`).
+
+Exit codes: 0 ended by a signal, or replaced; 1 --replace: the other agent does not leave, and goes on;
+2 it could not start.
+
+Example:
+  canvas agent --config /etc/canvas/canvas.toml --replace";
 
 const SERVE_NOTES: &str = "\
 Without --key-file (or CANVAS_KEY_FILE) there is no secret, and only addresses of the loopback device

@@ -78,6 +78,27 @@ fn context(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     }
 }
 
+/// What is wrong with the value of one flag, without its name.
+pub fn value_sentence(error: &clap::Error) -> String {
+    match error.kind() {
+        ErrorKind::ValueValidation => std::error::Error::source(error)
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        ErrorKind::InvalidValue => {
+            let valid = context(error, ContextKind::ValidValue).join(", ");
+            if valid.is_empty() {
+                return "it has no value".to_owned();
+            }
+            format!("write one of {valid}")
+        }
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            line.trim_start_matches("error: ").to_owned()
+        }
+    }
+}
+
 /// One sentence for an error of the parser.
 fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
     let first = |kind| context(error, kind).into_iter().next().unwrap_or_default();

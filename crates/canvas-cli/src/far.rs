@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use canvas_agent::copies::Policy;
 use canvas_agent::disk;
 use canvas_agent::journal::{Journal, random};
 use canvas_shm::Far;
@@ -14,11 +15,14 @@ use canvas_shm::far::{FAR_BYTES, OFFSET};
 use canvas_shm::map::copy_above;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::poll::PollFd;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
 
 use crate::error::{Failure, say};
+use crate::host::hello::{Hello, VERSION, Wanted};
+use crate::host::link::Link;
 use crate::launch;
 use crate::options::FarOptions;
 
@@ -37,6 +41,57 @@ const YOUNG: Duration = Duration::from_secs(1);
 const YOUNG_MAX: u32 = 5;
 /// How long the end of a run waits for its agent.
 const END_WAIT: Duration = Duration::from_secs(2);
+
+/// Who keeps far memory, as the runner sees it.
+pub enum Keeper {
+    /// An agent of this run's own.
+    Own(Box<AgentProcess>),
+    /// The host's agent.
+    Host(Box<Link>),
+}
+
+impl Keeper {
+    /// The far area.
+    pub fn far(&self) -> &'static Far {
+        match self {
+            Keeper::Own(agent) => agent.far,
+            Keeper::Host(link) => link.far(),
+        }
+    }
+
+    /// Looks whether the agent is gone, and has another one take over then.
+    pub fn tend(&mut self) {
+        match self {
+            Keeper::Own(agent) => agent.tend(),
+            Keeper::Host(link) => link.tend(),
+        }
+    }
+
+    /// What to wait for; the end of an agent of our own is a signal.
+    pub fn poll_fd(&self) -> Option<PollFd<'_>> {
+        match self {
+            Keeper::Own(_) => None,
+            Keeper::Host(link) => link.poll_fd(),
+        }
+    }
+
+    /// When to look again at the latest.
+    pub fn due(&self) -> Option<Instant> {
+        match self {
+            Keeper::Own(_) => None,
+            Keeper::Host(link) => link.due(),
+        }
+    }
+
+    /// The run is over. When the tenant has no process left (`all`) its far memory is given back now;
+    /// else when the last one has ended.
+    pub fn end(self, all: bool) {
+        match self {
+            Keeper::Own(agent) => agent.end(all),
+            Keeper::Host(link) => link.end(all),
+        }
+    }
+}
 
 /// The agent of a run, as its runner sees it.
 pub struct AgentProcess {
@@ -67,8 +122,8 @@ pub fn check_limits() -> Result<(), Failure> {
     }
 }
 
-/// Prepares far memory in the segment behind `segment_fd`, and starts the agent.
-pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess, Failure> {
+/// Prepares far memory in the segment behind `segment_fd`, and has an agent keep it.
+pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failure> {
     let system = |what: &str, e: Errno| Failure::run(format!("far memory: {what}: {}", e.desc()));
     let far = Far::map(segment_fd).map_err(|e| system("its area cannot be mapped", e))?;
     let tenant: [u8; 16] = random().map_err(|e| system("there are no random numbers", e))?;
@@ -81,6 +136,24 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess,
     far.wait_ms_max
         .store(options.wait.as_millis() as u64, Relaxed);
     far.magic.store(canvas_shm::far::MAGIC, Relaxed);
+    let segment = segment_fd
+        .try_clone()
+        .map_err(|e| system("a descriptor cannot be copied", errno(&e)))?;
+    if let Some(host) = &options.host {
+        let hello = Hello {
+            version: VERSION,
+            name: host.name.clone(),
+            slabs: options.slabs,
+            copies: options.policy.map(Wanted::from),
+        };
+        let link = Link::start(host.path.clone(), hello, segment, far)?;
+        return Ok(Keeper::Host(Box::new(link)));
+    }
+    // Without the host's agent it is settled.
+    let policy = options.policy.unwrap_or(Policy {
+        donors: 0,
+        disk: true,
+    });
     let (control_read, control) =
         pipe2(OFlag::O_CLOEXEC).map_err(|e| system("there is no pipe", e))?;
     let journal = Journal::create().map_err(|e| system("its journal cannot be created", e))?;
@@ -91,12 +164,10 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess,
     }
     let mut agent = AgentProcess {
         far,
-        flags: flags(options),
-        segment: segment_fd
-            .try_clone()
-            .map_err(|e| system("a descriptor cannot be copied", errno(&e)))?,
+        flags: flags(options, policy),
+        segment,
         journal,
-        backing: if options.policy.disk {
+        backing: if policy.disk {
             backing(options.dir.as_deref())?
         } else {
             null().map_err(|e| system("there is no /dev/null", e))?
@@ -110,15 +181,10 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<AgentProcess,
     agent
         .spawn()
         .map_err(|e| system("its agent cannot be started", e))?;
-    Ok(agent)
+    Ok(Keeper::Own(Box::new(agent)))
 }
 
 impl AgentProcess {
-    /// The far area.
-    pub fn far(&self) -> &'static Far {
-        self.far
-    }
-
     fn spawn(&mut self) -> Result<(), Errno> {
         self.started = Instant::now();
         let null = null()?;
@@ -141,7 +207,7 @@ impl AgentProcess {
     }
 
     /// Looks whether the agent has died, and starts another one then.
-    pub fn tend(&mut self) {
+    fn tend(&mut self) {
         if let Some(process) = self.process {
             let Some(how) = ended(process) else {
                 return;
@@ -173,7 +239,7 @@ impl AgentProcess {
 
     /// The run is over. When the tenant has no process left the agent ends at once; else when the
     /// last one has.
-    pub fn end(mut self, all: bool) {
+    fn end(mut self, all: bool) {
         if all {
             // A closed pipe: it has died, which is an end too.
             let _ = self.control.write_all(b"e");
@@ -190,14 +256,14 @@ impl AgentProcess {
 }
 
 /// The agent's flags.
-fn flags(options: &FarOptions) -> Vec<String> {
+fn flags(options: &FarOptions, policy: Policy) -> Vec<String> {
     let mut flags = vec!["--slabs".to_owned(), options.slabs.to_string()];
     for server in &options.servers {
         flags.extend(["--server".to_owned(), server.to_string()]);
     }
     flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
-    flags.extend(["--donors".to_owned(), options.policy.donors.to_string()]);
-    if options.policy.disk {
+    flags.extend(["--donors".to_owned(), policy.donors.to_string()]);
+    if policy.disk {
         flags.push("--disk".to_owned());
     }
     flags
@@ -239,7 +305,7 @@ fn backing(dir: Option<&Path>) -> Result<File, Failure> {
 }
 
 /// `~/.cache/canvas/far`, or where XDG_CACHE_HOME points; /var/tmp without a home.
-fn default_dir() -> PathBuf {
+pub fn default_dir() -> PathBuf {
     let set = |name| {
         std::env::var_os(name)
             .map(PathBuf::from)

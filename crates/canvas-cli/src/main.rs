@@ -3,11 +3,13 @@
 
 mod args;
 mod bench;
+mod config;
 mod doctor;
 mod elf;
 mod error;
 mod facts;
 mod far;
+mod host;
 mod keygen;
 mod launch;
 mod manual;
@@ -25,9 +27,7 @@ mod tree;
 mod worker;
 mod workload;
 
-use clap::Parser;
-
-use args::{Cli, Command};
+use args::Command;
 
 /// What the system says, without Rust's "(os error 2)".
 fn reason(e: &std::io::Error) -> String {
@@ -39,8 +39,9 @@ fn reason(e: &std::io::Error) -> String {
 
 fn main() {
     let argv: Vec<_> = std::env::args_os().collect();
-    let result = match Cli::try_parse_from(&argv) {
-        Err(e) => Ok(error::parser_answer(&e, &argv)),
+    let result = match config::parse(&argv) {
+        Err(config::Wrong::Arguments(e)) => Ok(error::parser_answer(&e, &argv)),
+        Err(config::Wrong::File(failure)) => Err(failure),
         Ok(cli) => match &cli.command {
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => Ok(doctor::run(args.json)),
@@ -49,6 +50,8 @@ fn main() {
             Command::Bench(args) => bench::run(args),
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Serve(args) => serve::run(args),
+            Command::Agent(args) => host::run(args),
+            Command::Config(args) => config::run(args),
             Command::Keygen(args) => keygen::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),

@@ -16,6 +16,7 @@ use clap::ValueEnum;
 
 use crate::args::{CopiesArg, ModeArg, RunArgs, SwitchArg};
 use crate::error::Failure;
+use crate::host::link::default_name;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
 pub const LOCAL_MIN: Size = Size::from_bytes(LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64);
@@ -66,10 +67,21 @@ pub struct FarOptions {
     pub spin: Span,
     /// Hosts that lend memory.
     pub servers: Vec<Address>,
-    /// How many copies, and where.
-    pub policy: Policy,
+    /// How many copies, and where; `None` for what the host agent does.
+    pub policy: Option<Policy>,
     /// The servers' key; `None` for servers on this host that have none.
     pub key: Option<ClusterKey>,
+    /// The host's agent keeps it; `None` for one of the run's own.
+    pub host: Option<HostOptions>,
+}
+
+/// A host agent.
+#[derive(Debug)]
+pub struct HostOptions {
+    /// Where it listens.
+    pub path: PathBuf,
+    /// What the tenant is called there.
+    pub name: String,
 }
 
 impl Options {
@@ -151,6 +163,11 @@ fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
 /// Far memory in whole slabs.
 fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     let Some(size) = args.far else {
+        if args.agent.is_some() {
+            return Err(Failure::run(
+                "--agent without --far has no use; write --far SIZE for how much memory may go there",
+            ));
+        }
         if !args.servers.is_empty() {
             return Err(Failure::run(
                 "--server without --far has no use; write --far SIZE for how much memory may go there",
@@ -176,23 +193,17 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
             "--far-wait is too short for any answer; write a time such as 30s",
         ));
     }
-    let servers = args
-        .servers
-        .iter()
-        .map(|name| server(name))
-        .collect::<Result<Vec<_>, _>>()?;
-    let policy = policy(args.copies, servers.len())?;
+    let host = host(args)?;
+    let servers = servers(&args.servers, args.key_file.is_some())?;
+    let policy = match &host {
+        // The agent's servers are not known here: it judges.
+        Some(_) => args.copies.map(copies_of),
+        None => Some(policy(args.copies, servers.len())?),
+    };
     let key = match &args.key_file {
         Some(file) if !servers.is_empty() => Some(ClusterKey::read(file).map_err(Failure::run)?),
         _ => None,
     };
-    if args.key_file.is_none()
-        && let Some(far) = servers.iter().find(|s| !s.addr.ip().is_loopback())
-    {
-        return Err(Failure::run(format!(
-            "--server {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
-        )));
-    }
     Ok(Some(FarOptions {
         servers,
         policy,
@@ -202,7 +213,49 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
         spin: args.far_spin,
+        host,
     }))
+}
+
+/// The host agent that is asked for.
+fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
+    let Some(path) = &args.agent else {
+        return Ok(None);
+    };
+    let its_own = [
+        ("--server", !args.servers.is_empty()),
+        ("--key-file", args.key_file.is_some()),
+        ("--far-dir", args.far_dir.is_some()),
+    ];
+    if let Some((flag, _)) = its_own.iter().find(|(_, given)| *given) {
+        return Err(Failure::run(format!(
+            "{flag} and --agent exclude each other: the agent has its own; leave out one of them"
+        )));
+    }
+    let path = match path {
+        Some(path) => path.clone(),
+        None => crate::host::socket::path_to_ask().map_err(Failure::run)?,
+    };
+    let program = args.command.first().map(|c| c.to_string_lossy());
+    let name = match &args.tenant {
+        Some(name) => name.clone(),
+        None => default_name(&program.unwrap_or_default()),
+    };
+    Ok(Some(HostOptions { path, name }))
+}
+
+/// The addresses of servers; those of other hosts want a key.
+pub fn servers(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure> {
+    let servers = names
+        .iter()
+        .map(|name| server(name))
+        .collect::<Result<Vec<_>, _>>()?;
+    match servers.iter().find(|s| !s.addr.ip().is_loopback()) {
+        Some(far) if !have_key => Err(Failure::run(format!(
+            "--server {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
+        ))),
+        _ => Ok(servers),
+    }
 }
 
 /// The address of a server.
@@ -227,14 +280,8 @@ fn server(name: &str) -> Result<Address, Failure> {
     Ok(Address { addr, rdma })
 }
 
-/// The copies that were asked for, if there are servers enough.
-fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> {
-    let default = if servers == 0 {
-        CopiesArg::Disk
-    } else {
-        CopiesArg::OneAndDisk
-    };
-    let copies = copies.unwrap_or(default);
+/// How many copies, and where.
+fn copies_of(copies: CopiesArg) -> Policy {
     let (donors, disk) = match copies {
         CopiesArg::OneAndDisk => (1, true),
         CopiesArg::Two => (2, false),
@@ -242,6 +289,18 @@ fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> 
         CopiesArg::None => (1, false),
         CopiesArg::Disk => (0, true),
     };
+    Policy { donors, disk }
+}
+
+/// The copies that were asked for, if there are servers enough.
+pub fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> {
+    let default = if servers == 0 {
+        CopiesArg::Disk
+    } else {
+        CopiesArg::OneAndDisk
+    };
+    let copies = copies.unwrap_or(default);
+    let Policy { donors, disk } = copies_of(copies);
     let name = copies.to_possible_value();
     let name = name.as_ref().map_or("", |v| v.get_name());
     if servers < donors {

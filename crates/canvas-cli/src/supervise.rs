@@ -14,7 +14,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::AsFd;
 
-use crate::far::AgentProcess;
+use crate::far::Keeper;
 use crate::sweep::{Peaks, proc_state, release_dead};
 use crate::tree::Tree;
 
@@ -73,14 +73,14 @@ impl Signals {
 }
 
 /// Waits for CMD's end. `unlimited` looks at processes that charge nothing themselves; the agent is
-/// started again when it dies.
+/// replaced when it dies.
 pub fn supervise(
     child: Pid,
     signals: &Signals,
     segment: &Segment,
     peaks: &mut Peaks,
     mut unlimited: Option<Tree>,
-    mut agent: Option<&mut AgentProcess>,
+    mut agent: Option<&mut Keeper>,
 ) -> Result<End, Errno> {
     let mut next_sweep = Instant::now() + SWEEP;
     loop {
@@ -90,9 +90,12 @@ pub fn supervise(
         if let Some(end) = look_at_child(child)? {
             return Ok(end);
         }
-        let wait = next_sweep.saturating_duration_since(Instant::now());
+        let due = agent.as_ref().and_then(|a| a.due());
+        let until = due.map_or(next_sweep, |due| due.min(next_sweep));
+        let wait = until.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(wait.as_millis() + 1).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(signals.fd.as_fd(), PollFlags::POLLIN)];
+        let mut fds = vec![PollFd::new(signals.fd.as_fd(), PollFlags::POLLIN)];
+        fds.extend(agent.as_ref().and_then(|a| a.poll_fd()));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),

@@ -3,11 +3,15 @@
 
 use std::fs;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::{Duration, Instant};
 
 use canvas_shm::Far;
 use canvas_shm::segment::{CLASSES_MAX, Segment};
 use canvas_sys::proc::futex_wake;
 use canvas_types::procfs::Stat;
+
+/// Time between two looks at the processes of a tenant whose runner does not look any more.
+const ORPHAN_SWEEP: Duration = Duration::from_millis(500);
 
 /// State of process `pid`, `None` when there is none.
 pub fn proc_state(pid: u32) -> Option<Stat> {
@@ -57,6 +61,28 @@ fn wake_agent(far: &Far, index: usize) {
 /// Has the tenant a process?
 pub fn any_left(segment: &Segment) -> bool {
     segment.procs.iter().any(|p| p.pid.load(Acquire) != 0)
+}
+
+/// Looks at the tenant's processes in the runner's place.
+#[derive(Default)]
+pub struct Orphan {
+    last: Option<Instant>,
+    /// The last look found none.
+    empty: bool,
+}
+
+impl Orphan {
+    /// Has the tenant no process any more, twice in a row? (Between two looks a fork's child may be
+    /// about to take its place.)
+    pub fn is_over(&mut self, segment: &Segment, far: &Far) -> bool {
+        if self.last.is_some_and(|t| t.elapsed() < ORPHAN_SWEEP) {
+            return false;
+        }
+        self.last = Some(Instant::now());
+        release_dead(segment, Some(far));
+        let before = std::mem::replace(&mut self.empty, !any_left(segment));
+        before && self.empty
+    }
 }
 
 /// What all processes of the tenant have at one moment.

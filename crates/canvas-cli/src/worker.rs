@@ -9,7 +9,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use canvas_agent::agent::tenant_id;
 use canvas_agent::copies::{self, Copies, Policy};
@@ -26,10 +26,7 @@ use nix::sys::signal::{SigSet, Signal};
 use crate::args::WorkerArgs;
 use crate::error::{Failure, say};
 use crate::far::{BACKING_FD, FDS_END, JOURNAL_FD, SEGMENT_FD};
-use crate::sweep::{any_left, release_dead};
-
-/// Time between two looks at the tenant's processes, when the runner does not look any more.
-const SWEEP: Duration = Duration::from_millis(500);
+use crate::sweep::Orphan;
 
 /// What the runner has said: nothing yet; nothing any more; that the run is over.
 const RUNS: u8 = 0;
@@ -138,26 +135,4 @@ fn watch(mut control: File, waker: Waker) -> std::io::Result<Arc<AtomicU8>> {
             waker.wake();
         })?;
     Ok(ours)
-}
-
-/// Looks at the tenant's processes in the runner's place.
-#[derive(Default)]
-struct Orphan {
-    last: Option<Instant>,
-    /// The last look found none.
-    empty: bool,
-}
-
-impl Orphan {
-    /// Has the tenant no process any more, twice in a row? (Between two looks a fork's child may be
-    /// about to take its place.)
-    fn is_over(&mut self, segment: &Segment, far: &Far) -> bool {
-        if self.last.is_some_and(|t| t.elapsed() < SWEEP) {
-            return false;
-        }
-        self.last = Some(Instant::now());
-        release_dead(segment, Some(far));
-        let before = std::mem::replace(&mut self.empty, !any_left(segment));
-        before && self.empty
-    }
 }

@@ -303,7 +303,9 @@ impl Far {
     /// the agent must be told.
     pub fn drop_process(&self, proc: usize) -> bool {
         let mut gone = false;
-        for slab in 0..self.slabs_high.load(Ordering::Acquire) {
+        // Any process of the tenant can have written anything there.
+        let high = self.slabs_high.load(Ordering::Acquire);
+        for slab in 0..high.min(SLABS_MAX as u32) {
             if self.slabs[slab as usize].refers(proc) {
                 gone |= self.drop_slab(slab, proc);
             }

@@ -12,6 +12,8 @@ pub mod histogram;
 pub mod mailbox;
 #[cfg(feature = "std")]
 pub mod map;
+#[cfg(feature = "std")]
+pub mod pass;
 pub mod segment;
 
 pub use far::Far;

@@ -3,13 +3,16 @@
 //! The preload maps the segment by raw system calls of its own; this is the safe way for programs
 //! that have std.
 
+use core::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::vec::Vec;
 
 use canvas_types::PAGE_SIZE;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use nix::unistd::ftruncate;
 
 use crate::far::{FAR_BYTES, Far, OFFSET};
@@ -62,6 +65,96 @@ impl Far {
     }
 }
 
+/// Both parts of a tenant's file, mapped until this is dropped: for a process that serves many tenants,
+/// one after the other.
+///
+/// References to the parts may outlive it. They see zeros then, or, when the addresses are used again,
+/// another tenant's: all of it is atomics, so that is right as far as memory goes, and means nothing.
+#[derive(Debug)]
+pub struct Lease {
+    addr: usize,
+}
+
+/// Bytes of both parts.
+const BOTH_BYTES: usize = SEGMENT_BYTES + FAR_BYTES;
+const _: () = assert!(OFFSET == SEGMENT_BYTES);
+
+/// Where leases were that have ended: the kernel has taken the file out, and the addresses are kept, so
+/// that no reference ever points to nothing.
+static ENDED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+impl Lease {
+    /// Maps the file behind `fd`, which a stranger may have sent.
+    ///
+    /// `EINVAL` when it is no sealed memfd with a far area; asking that does not wait.
+    pub fn map(fd: impl AsFd) -> Result<Lease, Errno> {
+        let seals = check(&fd, BOTH_BYTES)?;
+        // As the segment is made: nobody can add a seal later, and what cannot be written to is none.
+        let against = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE;
+        let access = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
+        if !seals.contains(SealFlag::F_SEAL_SEAL)
+            || seals.intersects(against)
+            || access != OFlag::O_RDWR
+        {
+            return Err(Errno::EINVAL);
+        }
+        // Pages of other file systems in memory may be refused when they are touched.
+        if nix::sys::statfs::fstatfs(&fd)?.filesystem_type() != nix::sys::statfs::TMPFS_MAGIC {
+            return Err(Errno::EINVAL);
+        }
+        let again = ended().pop();
+        let at = again.map(|addr| (addr, MapFlags::MAP_FIXED));
+        // SAFETY: where a lease was there are pages that nobody relies on, see `Lease`.
+        let mapped = unsafe { map_at(&fd, 0, BOTH_BYTES, at) };
+        match (mapped, again) {
+            (Ok(addr), _) => Ok(Lease { addr }),
+            (Err(e), again) => {
+                // The kernel may have taken away what was there before it failed.
+                ended().extend(again.filter(|addr| leave_zeros(*addr)));
+                Err(e)
+            }
+        }
+    }
+
+    /// The tenant's segment.
+    pub fn segment(&self) -> &'static Segment {
+        // SAFETY: the mapping has the full size, starts on a page, is shared and writable; the file
+        // cannot shrink below it (checked seal), and the addresses stay mapped for good.
+        unsafe { Segment::at(self.addr) }
+    }
+
+    /// The tenant's far area.
+    pub fn far(&self) -> &'static Far {
+        // SAFETY: as above.
+        unsafe { Far::at(self.addr + OFFSET) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if leave_zeros(self.addr) {
+            ended().push(self.addr);
+        }
+    }
+}
+
+/// Replaces a lease at `addr` by pages of zeros; false when there is no memory for that.
+fn leave_zeros(addr: usize) -> bool {
+    let (Some(at), Some(bytes)) = (NonZeroUsize::new(addr), NonZeroUsize::new(BOTH_BYTES)) else {
+        return false;
+    };
+    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
+    // SAFETY: only called with the address of a lease, whose pages are ours; who has a reference still
+    // sees zeros from now on.
+    unsafe { mmap_anonymous(Some(at), bytes, prot, flags) }.is_ok()
+}
+
+/// A thread that panicked ended the process: the list is whole.
+fn ended() -> MutexGuard<'static, Vec<usize>> {
+    ENDED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A copy (close-on-exec) of a descriptor with a number of `least` or above.
 pub fn copy_above(fd: impl AsFd, least: RawFd) -> Result<OwnedFd, Errno> {
     let new = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(least))?;
@@ -79,17 +172,42 @@ pub fn inherited(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
     copy_above(unsafe { BorrowedFd::borrow_raw(number) }, least)
 }
 
-/// Maps a part of a sealed file, shared and writable, where the kernel likes.
-fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usize, Errno> {
+/// The seals of a file that has so many bytes and cannot shrink; `EINVAL` otherwise.
+fn check(fd: impl AsFd, bytes: usize) -> Result<SealFlag, Errno> {
+    // The seals first: only a file in memory has any, and asking one never waits.
     let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
     let there = nix::sys::stat::fstat(&fd)?.st_size;
-    if !SealFlag::from_bits_retain(seals).contains(SEALS) || there < (offset + bytes) as i64 {
+    let seals = SealFlag::from_bits_retain(seals);
+    if !seals.contains(SEALS) || there < bytes as i64 {
         return Err(Errno::EINVAL);
     }
-    let length = core::num::NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?;
-    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    Ok(seals)
+}
+
+/// Maps a part of a sealed file, shared and writable, where the kernel likes.
+fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usize, Errno> {
+    check(&fd, offset + bytes)?;
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-    let addr = unsafe { mmap(None, length, prot, MapFlags::MAP_SHARED, &fd, offset as i64)? };
+    unsafe { map_at(&fd, offset, bytes, None) }
+}
+
+/// Maps a part of a file that was checked.
+///
+/// # Safety
+/// Nothing may rely on the contents of what is mapped at the given address.
+unsafe fn map_at(
+    fd: impl AsFd,
+    offset: usize,
+    bytes: usize,
+    at: Option<(usize, MapFlags)>,
+) -> Result<usize, Errno> {
+    let length = NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?;
+    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let (addr, more) = at.unwrap_or((0, MapFlags::empty()));
+    let flags = MapFlags::MAP_SHARED | more;
+    let addr = NonZeroUsize::new(addr);
+    // SAFETY: the caller's promise.
+    let addr = unsafe { mmap(addr, length, prot, flags, &fd, offset as i64)? };
     debug_assert!((addr.as_ptr() as usize).is_multiple_of(PAGE_SIZE));
     Ok(addr.as_ptr() as usize)
 }
@@ -149,5 +267,44 @@ mod tests {
         ftruncate(&fd, 4096).unwrap();
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).unwrap();
         assert_eq!(Segment::map(&fd).err(), Some(Errno::EINVAL), "too small");
+    }
+
+    #[test]
+    fn a_lease_that_has_ended_leaves_zeros_and_the_addresses_are_used_again() {
+        let (fd, first) = Segment::create(true).unwrap();
+        first.count(0, Counter::FaultFar, 3);
+        let lease = Lease::map(&fd).unwrap();
+        let (addr, segment, far) = (lease.addr, lease.segment(), lease.far());
+        far.slabs_max.store(9, Ordering::Relaxed);
+        assert_eq!(segment.total(Counter::FaultFar), 3);
+        drop(lease);
+        assert_eq!(segment.total(Counter::FaultFar), 0);
+        far.slabs_max.store(5, Ordering::Relaxed);
+        let (other, there) = Segment::create(true).unwrap();
+        there.count(0, Counter::FaultFar, 4);
+        let lease = Lease::map(&other).unwrap();
+        assert_eq!((lease.addr, segment.total(Counter::FaultFar)), (addr, 4));
+        assert_eq!(lease.far().slabs_max.load(Ordering::Relaxed), 0);
+        assert_eq!(Far::map(&fd).unwrap().slabs_max.load(Ordering::Relaxed), 9);
+    }
+
+    #[test]
+    fn what_a_stranger_sends_is_judged_before_it_is_mapped() {
+        let sealed = |seals, bytes| {
+            let fd = memfd_create(c"other", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+            ftruncate(&fd, bytes as i64).unwrap();
+            fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+            Lease::map(&fd).map(|_| ())
+        };
+        let whole = SEALS | SealFlag::F_SEAL_SEAL;
+        assert_eq!(sealed(whole, BOTH_BYTES), Ok(()));
+        let no = Err(Errno::EINVAL);
+        assert_eq!(sealed(whole, BOTH_BYTES - 1), no);
+        assert_eq!(sealed(SEALS, BOTH_BYTES), no, "more can be added");
+        assert_eq!(sealed(whole | SealFlag::F_SEAL_WRITE, BOTH_BYTES), no);
+        let grow = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        assert_eq!(sealed(grow, BOTH_BYTES), no);
+        let none = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(Lease::map(&none).err(), Some(Errno::EINVAL));
     }
 }

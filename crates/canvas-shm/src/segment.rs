@@ -306,7 +306,7 @@ impl Segment {
     pub fn note_native(&self, slot: &ProcSlot, pages: i64) {
         let before = slot.native_pages.swap(pages, Ordering::Relaxed);
         self.native_pages
-            .fetch_add(pages - before, Ordering::Relaxed);
+            .fetch_add(pages.wrapping_sub(before), Ordering::Relaxed);
     }
     /// Notes a sum of local pages that holds after any reclaim it called for.
     #[inline]
@@ -378,7 +378,7 @@ impl Segment {
             self.local_pages.fetch_sub(local, Ordering::Relaxed);
             self.pool_bytes.fetch_sub(pool, Ordering::Relaxed);
             self.footprint_pages
-                .fetch_sub(local + far, Ordering::Relaxed);
+                .fetch_sub(local.wrapping_add(far), Ordering::Relaxed);
         }
         self.note_native(slot, 0);
         for n in [&slot.resident_pages, &slot.cached_pages] {

@@ -1,7 +1,7 @@
 //! Processes, threads, time, descriptors and /proc, by raw calls.
 
 use crate::gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// This process.
 pub fn pid() -> u32 {
@@ -54,6 +54,63 @@ pub fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32, timeout_n
             &raw const t as usize,
         )
     };
+}
+/// Words that [`futex_wait_any`] can wait for at one time: the kernel's FUTEX_WAITV_MAX.
+pub const WAIT_ANY_MAX: usize = 128;
+
+/// One word of [`futex_wait_any`]: the kernel's `struct futex_waitv` (futex2 in the kernel's
+/// documentation of its interfaces).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct WaitOn<'a> {
+    expected: u64,
+    word: u64,
+    flags: u32,
+    reserved: u32,
+    lives: core::marker::PhantomData<&'a AtomicU32>,
+}
+
+impl<'a> WaitOn<'a> {
+    /// Waits while `*word == expected`. The word may be in shared memory.
+    pub fn new(word: &'a AtomicU32, expected: u32) -> WaitOn<'a> {
+        /// FUTEX_32; without the private flag, so words of other processes' mappings work.
+        const SIZE_U32: u32 = 2;
+        WaitOn {
+            expected: expected.into(),
+            word: word as *const _ as u64,
+            flags: SIZE_U32,
+            reserved: 0,
+            lives: core::marker::PhantomData,
+        }
+    }
+}
+
+/// Waits while each of the words has its value, up to `timeout_ns`; an error when the kernel does not
+/// know the call (before 5.16) or there are more than [`WAIT_ANY_MAX`].
+pub fn futex_wait_any(words: &[WaitOn], timeout_ns: u64) -> Result<(), Errno> {
+    const SYS_FUTEX_WAITV: i64 = 449;
+    // Unlike futex(2)'s, this timeout is a point in time.
+    let until = now_ns().saturating_add(timeout_ns);
+    let t = [
+        (until / 1_000_000_000) as i64,
+        (until % 1_000_000_000) as i64,
+    ];
+    // SAFETY: the array, the words and the timeout live across the call, which only reads them.
+    let waited = unsafe {
+        sys6(
+            SYS_FUTEX_WAITV,
+            words.as_ptr() as usize,
+            words.len(),
+            0,
+            &raw const t as usize,
+            libc::CLOCK_MONOTONIC as usize,
+            0,
+        )
+    };
+    match waited {
+        Err(Errno(libc::ENOSYS | libc::EINVAL | libc::EPERM)) => waited.map(|_| ()),
+        _ => Ok(()),
+    }
 }
 /// Wakes up to `n` waiters.
 pub fn futex_wake(word: &core::sync::atomic::AtomicU32, n: u32) {

@@ -165,7 +165,12 @@ impl Copies {
         let map = journal
             .lines()
             .iter()
-            .map(|(slab, line)| (*slab, Slab::from_line(line)))
+            .map(|(slab, line)| {
+                let mut slab_of = Slab::from_line(line);
+                // The agent before this one may have had more servers.
+                slab_of.copies.retain(|c| c.donor < config.servers.len());
+                (*slab, slab_of)
+            })
             .collect();
         let seed = u64::from_le_bytes(crate::journal::random::<8>()?);
         Ok(Copies {

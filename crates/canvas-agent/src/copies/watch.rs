@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::idle::Waker;
 
@@ -14,13 +15,20 @@ use crate::idle::Waker;
 pub struct Watch {
     epoll: Arc<Epoll>,
     ready: Arc<AtomicBool>,
+    /// Ends the thread.
+    end: EventFd,
 }
+
+/// Names [`Watch::end`] among the links, which are all 0.
+const END: u64 = 1;
 
 impl Watch {
     /// Starts the thread.
     pub fn new(waker: Waker) -> std::io::Result<Watch> {
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
         let ready = Arc::new(AtomicBool::new(false));
+        let end = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        epoll.add(&end, EpollEvent::new(EpollFlags::EPOLLIN, END))?;
         let (theirs, flag) = (epoll.clone(), ready.clone());
         std::thread::Builder::new()
             .name("links".to_owned())
@@ -28,6 +36,7 @@ impl Watch {
                 let mut events = [EpollEvent::empty(); 16];
                 loop {
                     match theirs.wait(&mut events, EpollTimeout::NONE) {
+                        Ok(n) if events[..n].iter().any(|e| e.data() == END) => return,
                         Ok(_) => {
                             flag.store(true, Ordering::SeqCst);
                             waker.wake();
@@ -39,7 +48,7 @@ impl Watch {
                     }
                 }
             })?;
-        Ok(Watch { epoll, ready })
+        Ok(Watch { epoll, ready, end })
     }
 
     /// From now on the agent is woken, once, when something comes over a link.
@@ -63,5 +72,12 @@ impl Watch {
     /// Did something come?
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Full only after 2^64 - 2 writes.
+        let _ = self.end.write(1);
     }
 }

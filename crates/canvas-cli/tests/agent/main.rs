@@ -3,6 +3,7 @@
 
 mod client;
 mod donors;
+mod load;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::mailbox::{Ask, Kind, Status};
 use client::{Client, contents};
+use load::{load, wait_to_go_on};
 
 const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
 /// Names the part that the program plays.
@@ -131,12 +133,6 @@ fn kill(pid: u32) {
     assert!(killed.unwrap().success());
 }
 
-/// The program's side of [`Run::go_on`].
-fn wait_to_go_on() {
-    println!("ready");
-    std::io::stdin().lines().next().unwrap().unwrap();
-}
-
 /// What runs under `canvas run`; by itself it does nothing.
 #[test]
 #[ignore = "a part of the other tests"]
@@ -233,53 +229,6 @@ fn an_agent_may_be_killed_at_any_time() {
         kills,
         "{err}"
     );
-}
-
-/// Four threads write, read and free for as long as they are told to.
-fn load() {
-    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-    let c = Client::join();
-    let over = AtomicBool::new(false);
-    let first = c.take_slab().unwrap();
-    let ran = std::sync::atomic::AtomicU64::new(0);
-    std::thread::scope(|s| {
-        for t in 0..4u32 {
-            let (c, over, ran) = (&c, &over, &ran);
-            s.spawn(move || {
-                // Each thread has extents of its own, and knows their versions.
-                let mut rng = fastrand::Rng::with_seed(u64::from(t));
-                let mut versions = [0u64; 40];
-                while !over.load(Relaxed) {
-                    let n = rng.usize(0..versions.len());
-                    let extent = first + t * 40 + n as u32;
-                    if versions[n] == 0 || rng.u8(0..4) == 0 {
-                        versions[n] += 1;
-                        assert_eq!(c.write(extent, versions[n]), Status::Ok);
-                    } else {
-                        let record = rng.usize(0..20);
-                        assert_eq!(c.read_record(extent, versions[n], record), Status::Ok);
-                    }
-                    ran.fetch_add(1, Relaxed);
-                }
-                for (n, version) in versions.iter().enumerate().filter(|(_, v)| **v > 0) {
-                    let extent = first + t * 40 + n as u32;
-                    assert_eq!(c.read_record(extent, *version, 100), Status::Ok);
-                }
-            });
-        }
-        s.spawn(|| {
-            while !over.load(Relaxed) {
-                let Some(slab) = c.take_slab() else {
-                    panic!("128M are two slabs")
-                };
-                assert_eq!(c.write(slab + 5, 1), Status::Ok);
-                c.drop_slab(slab);
-            }
-        });
-        wait_to_go_on();
-        over.store(true, Relaxed);
-    });
-    assert!(ran.load(Relaxed) > 100, "{ran:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 9] = [
+const COMMANDS: [&str; 11] = [
     "run",
     "bench",
     "replay",
@@ -15,6 +15,8 @@ const COMMANDS: [&str; 9] = [
     "report",
     "serve",
     "keygen",
+    "agent",
+    "config",
 ];
 
 /// The long flags in a text, but those that clap adds everywhere.
@@ -49,6 +51,7 @@ fn section(command: &str) -> &'static str {
 fn expected(command: &str) -> &'static [&'static str] {
     match command {
         "run" => &[
+            "agent",
             "codec",
             "copies",
             "far",
@@ -66,6 +69,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "server",
             "stats",
             "swap-cache",
+            "tenant",
             "trace",
         ],
         "replay" => &[
@@ -94,6 +98,7 @@ fn expected(command: &str) -> &'static [&'static str] {
         "completions" => &[],
         "report" => &["output"],
         "serve" => &[
+            "config",
             "drain",
             "evict-within",
             "key-file",
@@ -106,7 +111,11 @@ fn expected(command: &str) -> &'static [&'static str] {
             "spin",
             "state-json",
         ],
-        "keygen" => &[],
+        "keygen" | "config" => &[],
+        "agent" => &[
+            "config", "copies", "far-dir", "far-max", "group", "key-file", "replace", "server",
+            "socket", "spin",
+        ],
         _ => unreachable!(),
     }
 }
@@ -140,7 +149,9 @@ fn documents_and_manual_name_every_flag() {
             );
         }
     }
-    for command in ["run", "bench", "replay", "doctor", "report", "serve"] {
+    for command in [
+        "run", "bench", "replay", "doctor", "report", "serve", "agent",
+    ] {
         for flag in expected(command) {
             assert!(
                 section(command).contains(&format!("--{flag}")),

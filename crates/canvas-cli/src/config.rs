@@ -1,0 +1,460 @@
+//! The configuration file: flags of `canvas agent`, `canvas serve` and `canvas run --tenant NAME`, in TOML.
+//!
+//! Its keys are the flags' own names, with underscores; a value is what would stand behind the flag, as
+//! a string, a number, true or a list. So nothing is defined twice: what a section adds is put in front
+//! of the command's words and parsed with them. A flag or a CANVAS_* variable that is there wins.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use canvas_types::exit;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::args::{Cli, ConfigAction, ConfigArgs};
+use crate::error::{Failure, say};
+use crate::reason;
+
+/// The file that is read when nobody names one.
+const DEFAULT: &str = "/etc/canvas/canvas.toml";
+/// Names another one.
+const VARIABLE: &str = "CANVAS_CONFIG";
+/// Larger files are no configuration.
+const BYTES_MAX: u64 = 1 << 20;
+/// Flags that make no sense in a file.
+const NOT_HERE: [&str; 5] = ["config", "replace", "help", "command", "tenant"];
+
+/// What is wrong with a command line.
+pub enum Wrong {
+    /// Its words.
+    Arguments(clap::Error),
+    /// The file that it names.
+    File(Failure),
+}
+
+/// Parses a command line, and what a configuration file adds to it.
+pub fn parse(argv: &[OsString]) -> Result<Cli, Wrong> {
+    let full = match addition(argv)? {
+        None => argv.to_vec(),
+        Some((at, flags)) => [&argv[..=at], &flags, &argv[at + 1..]].concat(),
+    };
+    let matches = Cli::command().try_get_matches_from(full);
+    matches
+        .and_then(|m| Cli::from_arg_matches(&m))
+        .map_err(Wrong::Arguments)
+}
+
+/// Flags that the file adds, and behind which word they go. What is wrong with the words themselves
+/// shows when they are parsed.
+fn addition(argv: &[OsString]) -> Result<Option<(usize, Vec<OsString>)>, Wrong> {
+    let first = argv.iter().skip(1).position(|word| !is_flag(word));
+    let Some(at) = first.map(|n| n + 1) else {
+        return Ok(None);
+    };
+    let Some(name) = argv[at]
+        .to_str()
+        .filter(|n| ["agent", "serve", "run"].contains(n))
+    else {
+        return Ok(None);
+    };
+    // What is required may stand in the file.
+    let lenient = Cli::command().mut_subcommand(name, |c| c.mut_args(|a| a.required(false)));
+    let Ok(matches) = lenient.try_get_matches_from(argv) else {
+        return Ok(None);
+    };
+    let Some((_, given)) = matches.subcommand() else {
+        return Ok(None);
+    };
+    let (file, section) = if name == "run" {
+        let Some(tenant) = given.get_one::<String>("tenant") else {
+            return Ok(None);
+        };
+        match default_file() {
+            Some(file) => (file, vec!["tenant".to_owned(), tenant.clone()]),
+            None => return Ok(None),
+        }
+    } else {
+        match given.get_one::<PathBuf>("config") {
+            Some(file) => (file.clone(), vec![name.to_owned()]),
+            None => return Ok(None),
+        }
+    };
+    let code = if name == "run" {
+        exit::RUN_FAILED
+    } else {
+        exit::USAGE
+    };
+    let wrong = |sentence| Wrong::File(Failure { code, sentence });
+    let text = read(&file).map_err(wrong)?;
+    let sections = judge(&text).map_err(|errors| {
+        let n = errors.len();
+        let more = match n {
+            1 => String::new(),
+            n => format!(
+                " ({n} errors: see `canvas config check {}`)",
+                file.display()
+            ),
+        };
+        let first = errors.into_iter().next().unwrap_or_default();
+        wrong(format!("{}:{first}{more}", file.display()))
+    })?;
+    let settings = sections.into_iter().find(|s| s.name == section);
+    let flags = settings.map_or_else(Vec::new, |s| s.flags_beside(given));
+    Ok(Some((at, flags)))
+}
+
+fn is_flag(word: &OsStr) -> bool {
+    word.as_encoded_bytes().starts_with(b"-")
+}
+
+/// The file that counts when no flag names one.
+fn default_file() -> Option<PathBuf> {
+    match std::env::var_os(VARIABLE) {
+        Some(file) if !file.is_empty() => Some(file.into()),
+        _ => Some(PathBuf::from(DEFAULT)).filter(|f| f.exists()),
+    }
+}
+
+fn read(file: &Path) -> Result<String, String> {
+    let fail = |why: &str| format!("{} cannot be read: {why}", file.display());
+    let meta = std::fs::metadata(file).map_err(|e| fail(&reason(&e)))?;
+    if meta.len() > BYTES_MAX {
+        return Err(fail("it is larger than 1M; name a configuration file"));
+    }
+    std::fs::read_to_string(file).map_err(|e| fail(&reason(&e)))
+}
+
+/// `canvas config`.
+pub fn run(args: &ConfigArgs) -> Result<i32, Failure> {
+    let ConfigAction::Check { file } = &args.action;
+    let Some(file) = file.clone().or_else(default_file) else {
+        return Err(Failure::usage(format!(
+            "there is no {DEFAULT}; write the name of a file: canvas config check FILE"
+        )));
+    };
+    let text = read(&file).map_err(Failure::usage)?;
+    match judge(&text) {
+        Ok(_) => {
+            println!("ok");
+            Ok(exit::OK)
+        }
+        Err(errors) => {
+            for error in errors {
+                say(format_args!("{}:{error}", file.display()));
+            }
+            Ok(exit::USAGE)
+        }
+    }
+}
+
+/// One section of a file, all right in itself.
+#[derive(Debug)]
+struct Section {
+    /// Its name, in parts.
+    name: Vec<String>,
+    /// Key and flag.
+    flags: Vec<(String, String)>,
+}
+
+impl Section {
+    /// Its flags, but those that the words or the environment have.
+    fn flags_beside(self, given: &ArgMatches) -> Vec<OsString> {
+        let wins = |key: &str| {
+            matches!(
+                given.value_source(key),
+                Some(ValueSource::CommandLine | ValueSource::EnvVariable)
+            )
+        };
+        self.flags
+            .into_iter()
+            .filter(|(key, _)| !wins(key))
+            .map(|(_, flag)| flag.into())
+            .collect()
+    }
+}
+
+/// Judges a whole file: its sections, or each error as "LINE: SENTENCE".
+fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
+    let at = |place: usize| text[..place.min(text.len())].matches('\n').count() + 1;
+    let (table, syntax) = DeTable::parse_recoverable(text);
+    if !syntax.is_empty() {
+        let line = |e: &toml::de::Error| {
+            let place = e.span().map_or(0, |s| s.start);
+            let why = e.message().lines().next().unwrap_or_default();
+            format!("{}: it is no TOML: {why}", at(place))
+        };
+        return Err(syntax.iter().map(line).collect());
+    }
+    let mut sections = Vec::new();
+    let mut errors: Vec<(usize, String)> = Vec::new();
+    for (name, value) in table.get_ref() {
+        let line = at(name.span().start);
+        let named = name.get_ref().as_ref();
+        match (named, value.get_ref()) {
+            ("agent" | "serve", DeValue::Table(keys)) => {
+                let name = vec![named.to_owned()];
+                sections.push(section(name, named, keys, &at, &mut errors));
+            }
+            ("tenant", DeValue::Table(tenants)) => {
+                for (tenant, value) in tenants {
+                    let line = at(tenant.span().start);
+                    let named = tenant.get_ref().as_ref();
+                    if let Err(why) = crate::host::hello::judge_name(named) {
+                        errors.push((line, format!("[tenant.{named}]: {why}")));
+                    } else if let DeValue::Table(keys) = value.get_ref() {
+                        let name = vec!["tenant".to_owned(), named.to_owned()];
+                        sections.push(section(name, "run", keys, &at, &mut errors));
+                    } else {
+                        errors.push((
+                            line,
+                            format!("tenant.{named} is no section; write [tenant.{named}]"),
+                        ));
+                    }
+                }
+            }
+            ("agent" | "serve" | "tenant", _) => errors.push((
+                line,
+                format!("{named} is no key but a section; write [{named}]"),
+            )),
+            _ => errors.push((
+                line,
+                format!(
+                    "there is no section {named}; write [agent], [serve] or [tenant.NAME], and keys below one of them"
+                ),
+            )),
+        }
+    }
+    if errors.is_empty() {
+        return Ok(sections);
+    }
+    errors.sort();
+    let show = |(line, sentence): (usize, String)| format!("{line}: {sentence}");
+    Err(errors.into_iter().map(show).collect())
+}
+
+/// One section, whose keys are the flags of `canvas COMMAND`.
+fn section(
+    name: Vec<String>,
+    command: &str,
+    keys: &DeTable,
+    at: &dyn Fn(usize) -> usize,
+    errors: &mut Vec<(usize, String)>,
+) -> Section {
+    let shown = name.join(".");
+    let cli = Cli::command();
+    let known: Vec<&Arg> = cli
+        .find_subcommand(command)
+        .map(|c| c.get_arguments().collect())
+        .unwrap_or_default();
+    let mut flags = Vec::new();
+    for (key, value) in keys {
+        let line = at(key.span().start);
+        let named = key.get_ref().as_ref();
+        let arg = known.iter().find(|a| {
+            a.get_id() == named
+                && a.get_long().is_some()
+                && !a.is_hide_set()
+                && !NOT_HERE.contains(&named)
+        });
+        let Some(arg) = arg else {
+            let near = nearest(named, &known);
+            errors.push((
+                line,
+                format!("there is no key {named} in [{shown}]{near}; see `canvas {command} --help`: its flags are the keys, with _ for -"),
+            ));
+            continue;
+        };
+        match flag(arg, value) {
+            Ok(Some(flag)) => match try_flag(arg, &flag) {
+                Ok(()) => flags.push((named.to_owned(), flag)),
+                Err(why) => errors.push((line, format!("[{shown}] {named}: {why}"))),
+            },
+            Ok(None) => {}
+            Err(why) => errors.push((line, format!("[{shown}] {named}: {why}"))),
+        }
+    }
+    Section { name, flags }
+}
+
+/// A key that is written nearly so.
+fn nearest(named: &str, known: &[&Arg]) -> String {
+    let same = |a: &str, b: &str| {
+        let plain = |s: &str| s.replace(['-', '_'], "").to_lowercase();
+        let (a, b) = (plain(a), plain(b));
+        a == b || a.trim_end_matches('s') == b.trim_end_matches('s')
+    };
+    let near = known.iter().map(|a| a.get_id().as_str());
+    let near = near.filter(|id| !NOT_HERE.contains(id));
+    near.into_iter()
+        .find(|id| same(id, named))
+        .map_or_else(String::new, |id| format!("; did you mean {id}"))
+}
+
+/// The flag that a value stands for, as one word; `None` for one that is not to be given.
+fn flag(arg: &Arg, value: &Spanned<DeValue>) -> Result<Option<String>, String> {
+    let long = arg.get_long().unwrap_or_default();
+    let switch = matches!(arg.get_action(), ArgAction::SetTrue);
+    let may_be_bare = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
+    let text = match value.get_ref() {
+        DeValue::Boolean(on) if switch || may_be_bare => {
+            return Ok(on.then(|| format!("--{long}")));
+        }
+        _ if switch => return Err("it is a switch; write true or false".to_owned()),
+        DeValue::Array(items) if arg.get_value_delimiter().is_some() => {
+            let items: Result<Vec<String>, String> = items
+                .iter()
+                .map(|item| plain(item.get_ref()).ok_or_else(|| "its list is to hold strings".to_owned()))
+                .collect();
+            let items = items?;
+            if items.is_empty() {
+                return Ok(None);
+            }
+            items.join(",")
+        }
+        value => plain(value).ok_or_else(|| {
+            "its value is neither a string nor a number; write it as behind the flag, in quotes: \"4G\"".to_owned()
+        })?,
+    };
+    Ok(Some(format!("--{long}={text}")))
+}
+
+fn plain(value: &DeValue) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.clone().into_owned()),
+        DeValue::Integer(n) => Some(n.as_str().replace('_', "")),
+        DeValue::Float(n) => Some(n.as_str().to_owned()),
+        _ => None,
+    }
+}
+
+/// Would the flag be taken?
+fn try_flag(arg: &Arg, flag: &str) -> Result<(), String> {
+    let alone = clap::Command::new("canvas")
+        .disable_help_flag(true)
+        .arg(arg.clone().required(false));
+    match alone.try_get_matches_from(["canvas", flag]) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(crate::error::value_sentence(&e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Command;
+
+    fn errors(text: &str) -> Vec<String> {
+        judge(text).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_right_file_is_right() {
+        assert_eq!(errors(include_str!("../../../etc/canvas.toml")), [""; 0]);
+        assert_eq!(errors(""), [""; 0]);
+        let all = r#"
+[agent]
+far_max = "64G"
+servers = ["a:1", "b:2"]
+copies = 2
+[serve]
+listen = "127.0.0.1:0"
+memory = "1G"
+links = 16
+[tenant.web]
+local = "25%"
+far = "4G"
+spill_at = 70
+no_prefetch = true
+agent = true
+"#;
+        assert_eq!(errors(all), [""; 0]);
+    }
+
+    #[test]
+    fn each_error_has_its_line_and_says_what_to_write() {
+        for (text, want) in [
+            ("[agent]\nspin = \"10x\"\n", "2: [agent] spin: "),
+            (
+                "far = 1\n",
+                "1: there is no section far; write [agent], [serve] or [tenant.NAME]",
+            ),
+            (
+                "agent = 1\n",
+                "1: agent is no key but a section; write [agent]",
+            ),
+            (
+                "\n\n[serve]\nmemry = \"1G\"\n",
+                "4: there is no key memry in [serve]; see `canvas serve --help`",
+            ),
+            (
+                "[agent]\nserver = [\"a:1\"]\n",
+                "2: there is no key server in [agent]; did you mean servers; see",
+            ),
+            (
+                "[agent]\nreplace = true\n",
+                "2: there is no key replace in [agent]",
+            ),
+            (
+                "[tenant.a]\nno_prefetch = 1\n",
+                "2: [tenant.a] no_prefetch: it is a switch; write true or false",
+            ),
+            (
+                "[tenant.\"a b\"]\n",
+                "1: [tenant.a b]: it is no name of a tenant",
+            ),
+            (
+                "[tenant]\nlocal = \"1G\"\n",
+                "2: tenant.local is no section; write [tenant.local]",
+            ),
+            (
+                "[agent]\nfar_max = true\n",
+                "2: [agent] far_max: its value is neither a string nor a number",
+            ),
+            ("[agent\n", "1: it is no TOML: "),
+            (
+                "[agent]\nspin = \"1ms\"\nspin = \"2ms\"\n",
+                "3: it is no TOML: ",
+            ),
+            (
+                "[agent]\ncopies = \"4\"\n",
+                "2: [agent] copies: write one of 1+disk, 2",
+            ),
+        ] {
+            let got = errors(text);
+            assert_eq!(got.len(), 1, "{text}: {got:?}");
+            assert!(got[0].starts_with(want), "{text}: {got:?}");
+        }
+        let two = errors("[agent]\nx = 1\n[serve]\ny = 2\n");
+        assert!(
+            two[0].starts_with("2: ") && two[1].starts_with("4: "),
+            "{two:?}"
+        );
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        std::fs::write(
+            &file,
+            "[serve]\nlisten = \"127.0.0.1:7\"\nmemory = \"2G\"\nlease = \"9s\"\nlinks = 3\n",
+        )
+        .unwrap();
+        let name = file.to_str().unwrap();
+        let parse = |words: &[&str]| {
+            let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
+            match parse(&argv) {
+                Ok(cli) => match cli.command {
+                    Command::Serve(args) => args,
+                    _ => panic!("another command"),
+                },
+                Err(_) => panic!("it does not parse"),
+            }
+        };
+        let args = parse(&["canvas", "serve", "--config", name, "--memory", "1G"]);
+        assert_eq!((args.memory.bytes, args.lease.ns), (1 << 30, 9_000_000_000));
+        assert_eq!((args.links, args.drain.ns), (3, 5_000_000_000));
+    }
+}

@@ -1,0 +1,256 @@
+//! A runner's connection to the host agent: its tenant is handed to whatever agent listens.
+//!
+//! When the connection ends the agent is gone, or another one has nothing of this tenant. The runner asks
+//! again until somebody serves it, with the same descriptors: pages and requests are in them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use canvas_shm::{Far, pass};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::hello::{Answer, Ask, BYTES_MAX, Hello, VERSION};
+use super::socket::receive_within;
+use crate::error::{Failure, say};
+
+/// How long an agent may take to answer.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// First and longest pause between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long the end of a run waits until its far memory is given back.
+const END_WAIT: Duration = Duration::from_secs(2);
+
+enum State {
+    /// Nobody serves: when to ask again.
+    Down(Instant),
+    /// Asked, since then.
+    Asked(OwnedFd, Instant),
+    /// Served.
+    Served(OwnedFd),
+}
+
+/// The connection.
+pub struct Link {
+    far: &'static Far,
+    path: PathBuf,
+    hello: Hello,
+    segment: OwnedFd,
+    /// What the agent gave for the next one.
+    kept: Vec<OwnedFd>,
+    state: State,
+    pause: Duration,
+    /// What was last said about it; empty when all is well.
+    told: String,
+}
+
+impl Link {
+    /// Has the tenant served by the agent at `path`; waits for its answer.
+    pub fn start(
+        path: PathBuf,
+        hello: Hello,
+        segment: OwnedFd,
+        far: &'static Far,
+    ) -> Result<Link, Failure> {
+        let mut link = Link {
+            far,
+            path,
+            hello,
+            segment,
+            kept: Vec::new(),
+            state: State::Down(Instant::now()),
+            pause: PAUSE,
+            told: String::new(),
+        };
+        let until = Instant::now() + ANSWER_WAIT;
+        loop {
+            match link.step() {
+                Ok(()) => {}
+                // Its queue is full (many runs begin at once), or it is being replaced.
+                Err(why) if why.transient && Instant::now() < until && link.path.exists() => {}
+                Err(why) => {
+                    return Err(Failure::run(format!(
+                        "the agent at {} cannot be used: {}; start one with `canvas agent`, or leave out --agent",
+                        link.path.display(),
+                        why.sentence
+                    )));
+                }
+            }
+            if matches!(link.state, State::Served(_)) {
+                return Ok(link);
+            }
+            link.wait(until);
+        }
+    }
+
+    fn wait(&self, until: Instant) {
+        let until = self.due().map_or(until, |due| due.min(until));
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+        let mut fds: Vec<_> = self.poll_fd().into_iter().collect();
+        let _ = poll(&mut fds, timeout);
+    }
+
+    /// The far area.
+    pub fn far(&self) -> &'static Far {
+        self.far
+    }
+
+    /// What to wait for besides [`Link::due`].
+    pub fn poll_fd(&self) -> Option<PollFd<'_>> {
+        match &self.state {
+            State::Down(_) => None,
+            State::Asked(fd, _) | State::Served(fd) => {
+                Some(PollFd::new(fd.as_fd(), PollFlags::POLLIN))
+            }
+        }
+    }
+
+    /// When to look again without being told.
+    pub fn due(&self) -> Option<Instant> {
+        match &self.state {
+            State::Down(at) => Some(*at),
+            State::Asked(_, since) => Some(*since + ANSWER_WAIT),
+            State::Served(_) => None,
+        }
+    }
+
+    /// Looks whether the agent is there, and asks another one when it is not.
+    pub fn tend(&mut self) {
+        let was_served = matches!(self.state, State::Served(_));
+        let stepped = self.step();
+        let path = self.path.display();
+        let line = match stepped {
+            Err(_) if was_served => Some(format!(
+                "the agent of far memory at {path} is gone; what lies there waits for the next one"
+            )),
+            Err(why) if !why.transient => Some(format!(
+                "the agent of far memory at {path} does not serve: {}",
+                why.sentence
+            )),
+            _ => None,
+        };
+        if let Some(line) = line.filter(|line| *line != self.told) {
+            say(&line);
+            self.told = line;
+        }
+        if matches!(self.state, State::Served(_)) && !self.told.is_empty() {
+            self.told.clear();
+            say(format_args!(
+                "the agent of far memory at {} serves again",
+                self.path.display()
+            ));
+        }
+    }
+
+    /// One step towards being served.
+    fn step(&mut self) -> Result<(), Why> {
+        let stepped = match &self.state {
+            State::Down(at) if Instant::now() < *at => return Ok(()),
+            State::Down(_) => self.ask(),
+            State::Asked(_, since) if since.elapsed() > ANSWER_WAIT => {
+                Err(Why::lasting("it does not answer"))
+            }
+            State::Asked(..) | State::Served(_) => Ok(()),
+        };
+        let stepped = stepped.and_then(|()| self.hear());
+        if stepped.is_err() {
+            self.state = State::Down(Instant::now() + self.pause);
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        }
+        stepped
+    }
+
+    fn ask(&mut self) -> Result<(), Why> {
+        let why = |e: Errno| match e {
+            Errno::EAGAIN | Errno::ECONNREFUSED | Errno::ENOENT => Why {
+                transient: true,
+                sentence: e.desc().to_owned(),
+            },
+            e => Why::lasting(e.desc()),
+        };
+        let fd = pass::connect(&self.path).map_err(why)?;
+        let mut fds: Vec<BorrowedFd> = vec![self.segment.as_fd()];
+        fds.extend(self.kept.iter().map(AsFd::as_fd));
+        let ask = Ask::Tenant(self.hello.clone());
+        pass::send(&fd, &ask.encode(), &fds).map_err(why)?;
+        self.state = State::Asked(fd, Instant::now());
+        Ok(())
+    }
+
+    /// What the agent says, if it says anything.
+    fn hear(&mut self) -> Result<(), Why> {
+        let (State::Asked(fd, _) | State::Served(fd)) = &self.state else {
+            return Ok(());
+        };
+        let mut buf = [0; BYTES_MAX];
+        let got = match pass::receive(fd, &mut buf) {
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
+            Err(e) => return Err(Why::transient(e.desc())),
+            Ok(got) if got.bytes == 0 => return Err(Why::transient("it has hung up")),
+            Ok(got) => got,
+        };
+        match (Answer::decode(&buf[..got.bytes]), &self.state) {
+            (Ok(Answer::Serves { copies, .. }), State::Asked(..)) => {
+                if !got.fds.is_empty() {
+                    self.kept = got.fds;
+                }
+                // The next agent is to do as this one does, whatever its own habit is.
+                self.hello.copies = Some(copies);
+                self.pause = PAUSE;
+                let state = std::mem::replace(&mut self.state, State::Down(Instant::now()));
+                if let State::Asked(fd, _) = state {
+                    self.state = State::Served(fd);
+                }
+                Ok(())
+            }
+            (Ok(Answer::Refused { why, .. }), _) => Err(Why::lasting(&why)),
+            (Ok(_), _) => Err(Why::lasting("it says what makes no sense here")),
+            (Err(why), _) => Err(Why::lasting(&why)),
+        }
+    }
+
+    /// The run is over. When the tenant has no process left its far memory is given back at once; else
+    /// when the last one has ended.
+    pub fn end(self, all: bool) {
+        if let (true, State::Served(fd)) = (all, &self.state) {
+            let over = Ask::Over { version: VERSION };
+            if pass::send(fd, &over.encode(), &[]).is_ok() {
+                // Nothing is said any more: this is the agent hanging up.
+                let _ = receive_within(fd, &mut [0; BYTES_MAX], END_WAIT);
+            }
+        }
+    }
+}
+
+/// Why nobody serves.
+struct Why {
+    /// It is in the nature of an agent that is not there (yet).
+    transient: bool,
+    sentence: String,
+}
+
+impl Why {
+    fn lasting(sentence: &str) -> Why {
+        Why {
+            transient: false,
+            sentence: sentence.to_owned(),
+        }
+    }
+    fn transient(sentence: &str) -> Why {
+        Why {
+            transient: true,
+            sentence: sentence.to_owned(),
+        }
+    }
+}
+
+/// What a run's tenant is called when nobody says: the program and the runner's number.
+pub fn default_name(program: &str) -> String {
+    let base = program.rsplit('/').next().unwrap_or_default();
+    let fits = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    let base: String = base.chars().filter(fits).take(40).collect();
+    format!("{base}-{}", std::process::id())
+}

@@ -1,0 +1,58 @@
+//! A program that uses far memory until it is told to end, and checks every byte of it.
+
+use canvas_shm::mailbox::Status;
+
+use crate::client::Client;
+
+/// The program's side of `Run::go_on`.
+pub fn wait_to_go_on() {
+    println!("ready");
+    std::io::stdin().lines().next().unwrap().unwrap();
+}
+
+/// Four threads write, read and free for as long as they are told to.
+pub fn load() {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    let c = Client::join();
+    let over = AtomicBool::new(false);
+    let first = c.take_slab().unwrap();
+    let ran = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|s| {
+        for t in 0..4u32 {
+            let (c, over, ran) = (&c, &over, &ran);
+            s.spawn(move || {
+                // Each thread has extents of its own, and knows their versions.
+                let mut rng = fastrand::Rng::with_seed(u64::from(t));
+                let mut versions = [0u64; 40];
+                while !over.load(Relaxed) {
+                    let n = rng.usize(0..versions.len());
+                    let extent = first + t * 40 + n as u32;
+                    if versions[n] == 0 || rng.u8(0..4) == 0 {
+                        versions[n] += 1;
+                        assert_eq!(c.write(extent, versions[n]), Status::Ok);
+                    } else {
+                        let record = rng.usize(0..20);
+                        assert_eq!(c.read_record(extent, versions[n], record), Status::Ok);
+                    }
+                    ran.fetch_add(1, Relaxed);
+                }
+                for (n, version) in versions.iter().enumerate().filter(|(_, v)| **v > 0) {
+                    let extent = first + t * 40 + n as u32;
+                    assert_eq!(c.read_record(extent, *version, 100), Status::Ok);
+                }
+            });
+        }
+        s.spawn(|| {
+            while !over.load(Relaxed) {
+                let Some(slab) = c.take_slab() else {
+                    panic!("128M are two slabs")
+                };
+                assert_eq!(c.write(slab + 5, 1), Status::Ok);
+                c.drop_slab(slab);
+            }
+        });
+        wait_to_go_on();
+        over.store(true, Relaxed);
+    });
+    assert!(ran.load(Relaxed) > 100, "{ran:?}");
+}

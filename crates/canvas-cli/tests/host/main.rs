@@ -1,0 +1,472 @@
+//! The host agent as its users meet it: several tenants at once, killed, replaced, and lied to, under
+//! programs that check every byte. The program is this file again, run under `canvas run --agent`.
+
+#[path = "../agent/client.rs"]
+mod client;
+mod hostile;
+#[path = "../agent/load.rs"]
+mod load;
+mod users;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use canvas_shm::mailbox::Status;
+use client::Client;
+
+const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
+/// Names the part that the program plays.
+const PART: &str = "HOST_TEST_PART";
+
+/// What runs under `canvas run`; by itself it does nothing.
+#[test]
+#[ignore = "a part of the other tests"]
+fn program() {
+    match std::env::var(PART).as_deref() {
+        Ok("load") => load::load(),
+        Ok("short") => short(),
+        Ok("orphan") => orphan(),
+        other => panic!("no part: {other:?}"),
+    }
+}
+
+/// A library that does nothing.
+fn stub(dir: &Path) -> PathBuf {
+    let (c, so) = (dir.join("stub.c"), dir.join("stub.so"));
+    fs::write(&c, "int canvas_stub;\n").unwrap();
+    let cc = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&so, &c])
+        .status();
+    assert!(cc.unwrap().success());
+    so
+}
+
+/// A directory with agents and runs.
+struct Host {
+    dir: tempfile::TempDir,
+    agents: usize,
+    runs: std::cell::Cell<usize>,
+}
+
+/// An agent process.
+struct Agent {
+    child: Child,
+    err: PathBuf,
+}
+
+impl Agent {
+    fn said(&self) -> String {
+        fs::read_to_string(&self.err).unwrap()
+    }
+
+    fn wait_for(&self, want: &str) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !self.said().contains(want) {
+            assert!(Instant::now() < until, "no '{want}': {}", self.said());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Its end by itself.
+    fn end(&mut self) -> ExitStatus {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "it does not end: {}", self.said());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Host {
+    fn new() -> Host {
+        Host {
+            dir: tempfile::tempdir().unwrap(),
+            agents: 0,
+            runs: 0.into(),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("agent.sock")
+    }
+
+    /// Starts an agent, which may fail.
+    fn begin(&mut self, flags: &[&str]) -> Agent {
+        self.agents += 1;
+        let err = self.dir.path().join(format!("agent-{}", self.agents));
+        let child = Command::new(CANVAS)
+            .args(["agent", "--socket"])
+            .arg(self.socket())
+            .arg("--far-dir")
+            .arg(self.dir.path())
+            .args(flags)
+            .stderr(fs::File::create(&err).unwrap())
+            .spawn()
+            .unwrap();
+        Agent { child, err }
+    }
+
+    /// Starts an agent that listens.
+    fn agent(&mut self, flags: &[&str]) -> Agent {
+        let agent = self.begin(flags);
+        agent.wait_for("listening at");
+        agent
+    }
+
+    fn command(&self, part: &str, flags: &[&str]) -> (Command, PathBuf) {
+        let n = self.runs.replace(self.runs.get() + 1);
+        let dir = self.dir.path().join(format!("run-{n}"));
+        fs::create_dir(&dir).unwrap();
+        let mut command = Command::new(CANVAS);
+        command
+            .args(["run", "--local", "1G", "--stats"])
+            .arg(dir.join("stats.json"))
+            .arg(format!("--agent={}", self.socket().display()))
+            .args(flags)
+            .arg("--")
+            .arg(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "program", "--nocapture"])
+            .env("CANVAS_PRELOAD_SO", stub(&dir))
+            .env(PART, part)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(dir.join("stderr")).unwrap())
+            .process_group(0);
+        (command, dir)
+    }
+
+    /// Starts `part` of this program with these flags.
+    fn run(&self, part: &str, flags: &[&str]) -> Run {
+        let (mut command, dir) = self.command(part, flags);
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (send, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+        });
+        Run { dir, child, lines }
+    }
+}
+
+/// A run under test.
+struct Run {
+    dir: PathBuf,
+    child: Child,
+    lines: std::sync::mpsc::Receiver<String>,
+}
+
+impl Run {
+    /// Waits for a line of the program.
+    fn wait_for(&self, want: &str) {
+        let until = Instant::now() + Duration::from_secs(120);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if line.contains(want) => return,
+                Ok(_) => {}
+                Err(_) => panic!("no line '{want}'; stderr: {}", self.stderr()),
+            }
+        }
+    }
+
+    /// Tells the program to go on.
+    fn go_on(&mut self) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "go").unwrap();
+    }
+
+    /// What the command had to say about far memory.
+    fn stderr(&self) -> String {
+        let all = fs::read_to_string(self.dir.join("stderr")).unwrap();
+        let ours = all
+            .lines()
+            .filter(|line| !line.contains("did not load the library"));
+        ours.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The program's end, which must be a good one: the report's section on far memory, and the lines.
+    fn finish(mut self) -> (serde_json::Value, String) {
+        drop(self.child.stdin.take());
+        let status = self.child.wait().unwrap();
+        let err = self.stderr();
+        assert!(status.success(), "{status}; stderr: {err}");
+        let stats = fs::read(self.dir.join("stats.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&stats).unwrap();
+        (report["far"].clone(), err)
+    }
+
+    /// The end of a run that could not begin.
+    fn refused(mut self) -> String {
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.code(), Some(125), "{}", self.stderr());
+        self.stderr()
+    }
+}
+
+/// Writes and reads a little.
+fn short() {
+    let c = Client::join();
+    let first = c.take_slab().unwrap();
+    for extent in first..first + 20 {
+        assert_eq!(c.write(extent, 1), Status::Ok);
+    }
+    for extent in first..first + 20 {
+        assert_eq!(c.read_record(extent, 1, 100), Status::Ok);
+    }
+}
+
+#[test]
+fn one_agent_serves_several_tenants_at_once() {
+    let mut host = Host::new();
+    let agent = host.agent(&[]);
+    let mut runs: Vec<Run> = (0..3)
+        .map(|_| host.run("load", &["--far", "128M"]))
+        .collect();
+    for run in &mut runs {
+        run.wait_for("ready");
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    for run in &mut runs {
+        run.go_on();
+    }
+    for run in runs {
+        let (far, err) = run.finish();
+        assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""), "{far}");
+        assert_eq!(far["corrupt"], 0);
+        assert!(far["extents_out"].as_u64().unwrap() > 10, "{far}");
+    }
+    assert_eq!(agent.said().lines().count(), 1, "{}", agent.said());
+}
+
+#[test]
+fn a_name_is_free_again_when_its_run_is_over() {
+    let mut host = Host::new();
+    let agent = host.agent(&["--far-max", "64M"]);
+    for _ in 0..5 {
+        let run = host.run("short", &["--far", "64M", "--tenant", "web"]);
+        let (far, err) = run.finish();
+        assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""));
+    }
+    assert_eq!(agent.said().lines().count(), 1, "{}", agent.said());
+}
+
+#[test]
+fn an_agent_may_be_killed_at_any_time() {
+    let kills: u64 = std::env::var("CANVAS_TEST_KILLS").map_or(10, |n| n.parse().unwrap());
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut host = Host::new();
+    let mut agent = host.agent(&[]);
+    let mut runs: Vec<Run> = (0..2)
+        .map(|_| host.run("load", &["--far", "128M"]))
+        .collect();
+    for run in &mut runs {
+        run.wait_for("ready");
+    }
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_micros(rng.u64(0..100_000)));
+        agent.kill();
+        agent = host.agent(&[]);
+    }
+    // Both are served again before they end.
+    let until = Instant::now() + Duration::from_secs(30);
+    let served = |run: &Run| run.stderr().ends_with("serves again");
+    while !runs.iter().all(served) {
+        let said: Vec<String> = runs.iter().map(Run::stderr).collect();
+        assert!(Instant::now() < until, "{said:?}, {}", agent.said());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for run in &mut runs {
+        run.go_on();
+    }
+    for run in runs {
+        let (far, err) = run.finish();
+        let agents = far["agents"].as_u64().unwrap();
+        assert!((2..=kills + 1).contains(&agents), "{far} {err}");
+        assert_eq!(far["corrupt"], 0, "{err}");
+        let gone = err.matches("is gone; what lies there waits").count();
+        assert!((1..=kills as usize).contains(&gone), "{err}");
+    }
+}
+
+#[test]
+fn an_agent_is_replaced_under_load() {
+    let mut host = Host::new();
+    let mut agent = host.agent(&[]);
+    let mut runs: Vec<Run> = (0..2)
+        .map(|_| host.run("load", &["--far", "128M"]))
+        .collect();
+    for run in &mut runs {
+        run.wait_for("ready");
+    }
+    for _ in 0..10 {
+        let next = host.agent(&["--replace"]);
+        assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
+        assert!(
+            next.said().contains("2 tenants taken over"),
+            "{}",
+            next.said()
+        );
+        agent = next;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for run in &mut runs {
+        run.go_on();
+    }
+    for run in runs {
+        let (far, err) = run.finish();
+        // Nobody noticed anything.
+        assert_eq!(err, "");
+        assert_eq!((&far["agents"], &far["corrupt"]), (&11.into(), &0.into()));
+    }
+}
+
+#[test]
+fn tenants_without_a_runner_are_handed_over_and_end() {
+    let mut host = Host::new();
+    let mut agent = host.agent(&["--far-max", "64M"]);
+    let mut run = host.run("orphan", &["--far", "64M", "--tenant", "web"]);
+    run.wait_for("ready");
+    run.child.kill().unwrap();
+    run.child.wait().unwrap();
+    let next = host.agent(&["--replace", "--far-max", "64M"]);
+    assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
+    run.go_on();
+    run.wait_for("all there");
+    let second = host.run("short", &["--far", "64M"]).refused();
+    assert!(second.contains("0 MiB of far memory are left"), "{second}");
+    // The program ends; its place is free after two looks.
+    drop(run.child.stdin.take());
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let mut third = host.run("short", &["--far", "64M"]);
+        if third.child.wait().unwrap().success() {
+            break;
+        }
+        assert!(Instant::now() < until, "{}", third.stderr());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    drop(next);
+}
+
+fn orphan() {
+    let c = Client::join();
+    let first = c.take_slab().unwrap();
+    for extent in first..first + 50 {
+        assert_eq!(c.write(extent, 1), Status::Ok);
+    }
+    load::wait_to_go_on();
+    for extent in first..first + 50 {
+        assert_eq!(c.read_record(extent, 1, 0), Status::Ok);
+        assert_eq!(c.write(extent, 2), Status::Ok);
+    }
+    println!("all there");
+    while std::io::stdin().lines().next().is_some() {}
+}
+
+#[test]
+fn without_an_agent_a_run_says_so() {
+    let host = Host::new();
+    let err = host.run("short", &["--far", "64M"]).refused();
+    assert!(err.contains("start one with `canvas agent`"), "{err}");
+    for flags in [&["--server", "127.0.0.1:1"][..], &["--far-dir", "/"]] {
+        let err = host
+            .run("short", &[&["--far", "64M"], flags].concat())
+            .refused();
+        assert!(err.contains("and --agent exclude each other"), "{err}");
+    }
+    let err = host.run("short", &[]).refused();
+    assert!(err.contains("--agent without --far has no use"), "{err}");
+}
+
+#[test]
+fn an_agent_that_does_not_answer_is_not_replaced() {
+    let mut host = Host::new();
+    let old = host.agent(&[]);
+    let pid = nix::unistd::Pid::from_raw(old.child.id() as i32);
+    let mut second = host.begin(&[]);
+    assert_eq!(second.end().code(), Some(2));
+    assert!(
+        second.said().contains("write --replace"),
+        "{}",
+        second.said()
+    );
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    let mut next = host.begin(&["--replace"]);
+    assert_eq!(next.end().code(), Some(1), "{}", next.said());
+    assert!(
+        next.said().contains("it does not answer"),
+        "{}",
+        next.said()
+    );
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
+    old.wait_for("this one goes on");
+    let (_, err) = host.run("short", &["--far", "64M"]).finish();
+    assert_eq!(err, "");
+}
+
+#[test]
+fn a_signal_ends_it_and_the_next_one_serves() {
+    let mut host = Host::new();
+    let mut agent = host.agent(&[]);
+    let mut run = host.run("load", &["--far", "128M"]);
+    run.wait_for("ready");
+    let pid = nix::unistd::Pid::from_raw(agent.child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(agent.end().code(), Some(0));
+    assert!(!host.socket().exists());
+    let _next = host.agent(&[]);
+    run.go_on();
+    let (far, _) = run.finish();
+    assert_eq!((&far["agents"], &far["corrupt"]), (&2.into(), &0.into()));
+}
+
+#[test]
+fn the_file_gives_what_no_flag_says() {
+    let mut host = Host::new();
+    let file = host.dir.path().join("canvas.toml");
+    fs::write(
+        &file,
+        "[agent]\nfar_max = \"128M\"\n[tenant.web]\nfar = \"192M\"\nlocal = \"64M\"\n",
+    )
+    .unwrap();
+    let _agent = host.agent(&["--config", file.to_str().unwrap()]);
+    let run = |flags: &[&str]| {
+        let (mut command, dir) = host.command("short", flags);
+        let mut child = command.env("CANVAS_CONFIG", &file).spawn().unwrap();
+        let code = child.wait().unwrap().code();
+        (code, fs::read_to_string(dir.join("stderr")).unwrap())
+    };
+    // The tenant's section asks for more than the agent's gives.
+    let (code, err) = run(&["--tenant", "web"]);
+    assert_eq!(code, Some(125), "{err}");
+    assert!(err.contains("and web wants 192"), "{err}");
+    let (code, err) = run(&["--tenant", "web", "--far", "128M"]);
+    assert_eq!(code, Some(0), "a flag wins: {err}");
+    fs::write(&file, "[tenant.web]\nfra = \"1G\"\n").unwrap();
+    let (code, err) = run(&["--tenant", "web"]);
+    assert_eq!(code, Some(125), "{err}");
+    assert!(err.contains("canvas.toml:2: there is no key fra"), "{err}");
+}

@@ -1,0 +1,190 @@
+//! Messages with descriptors between processes of one host: UNIX sockets of type SOCK_SEQPACKET, which
+//! keep messages apart (unix(7)).
+//!
+//! Who listens meets peers that it does not trust: whatever a message carries is received whole and
+//! closed again, and nothing here waits but [`receive`] on a socket that blocks.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::vec;
+use std::vec::Vec;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect as connect_to, listen as listen_on, recvmsg, sendmsg, socket,
+};
+
+/// Descriptors that a message can carry (the kernel's SCM_MAX_FD).
+const FDS_MAX: usize = 253;
+
+/// What came.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes of the message; 0 also when the other side has hung up.
+    pub bytes: usize,
+    /// It was longer than the buffer, or some of its descriptors could not be had.
+    pub cut: bool,
+    /// Its descriptors, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+fn new() -> Result<OwnedFd, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+}
+
+/// A socket that listens at `path`, which must not exist. It does not block.
+pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
+    let fd = new()?;
+    bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    listen_on(&fd, Backlog::new(128)?)?;
+    Ok(fd)
+}
+
+/// A connection to who listens at `path`. It does not block.
+pub fn connect(path: &Path) -> Result<OwnedFd, Errno> {
+    let fd = new()?;
+    connect_to(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(fd)
+}
+
+/// The next connection; `EAGAIN` when there is none. It does not block.
+pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = accept4(listener.as_fd().as_raw_fd(), flags)?;
+    // SAFETY: a new number, so it is ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sends one message.
+pub fn send(to: impl AsFd, bytes: &[u8], fds: &[BorrowedFd]) -> Result<(), Errno> {
+    let numbers: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+    let rights = [ControlMessage::ScmRights(&numbers)];
+    let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+    let to = to.as_fd().as_raw_fd();
+    sendmsg::<()>(
+        to,
+        &[IoSlice::new(bytes)],
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    Ok(())
+}
+
+/// Receives one message into `buf`.
+pub fn receive(from: impl AsFd, buf: &mut [u8]) -> Result<Received, Errno> {
+    let mut control = vec![0; nix::sys::socket::cmsg_space::<[RawFd; FDS_MAX]>()];
+    let mut parts = [IoSliceMut::new(buf)];
+    let from = from.as_fd().as_raw_fd();
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let got = recvmsg::<()>(from, &mut parts, Some(&mut control), flags)?;
+    let (bytes, flags) = (got.bytes, got.flags);
+    let cut = flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+    Ok(Received {
+        bytes,
+        cut,
+        fds: descriptors(&control),
+    })
+}
+
+/// The descriptors that the kernel has put into `control`: also those of a list that was cut, which
+/// would stay open for good otherwise. (nix gives none of these.)
+fn descriptors(control: &[u8]) -> Vec<OwnedFd> {
+    /// Bytes of `struct cmsghdr`: length (itself included), level, type.
+    const HEADER: usize = 16;
+    let word = |at: usize| -> Option<u64> {
+        let bytes = control.get(at..at + 8)?;
+        Some(u64::from_ne_bytes(*bytes.first_chunk()?))
+    };
+    let int = |at: usize| -> Option<i32> {
+        let bytes = control.get(at..at + 4)?;
+        Some(i32::from_ne_bytes(*bytes.first_chunk()?))
+    };
+    let mut fds = Vec::new();
+    let mut at = 0;
+    while let Some(len) = word(at).map(|n| n as usize).filter(|n| *n >= HEADER) {
+        if (int(at + 8), int(at + 12)) == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
+            for place in (at + HEADER..at + len).step_by(4) {
+                if let Some(number) = int(place).filter(|n| *n >= 0) {
+                    // SAFETY: the kernel has just made it for this process; nobody else knows it.
+                    fds.push(unsafe { OwnedFd::from_raw_fd(number) });
+                }
+            }
+        }
+        at += len.next_multiple_of(8);
+    }
+    fds
+}
+
+/// The device of the file system that `fd` lies on, without asking the file system: one that a peer
+/// runs itself (FUSE) would never answer.
+pub fn device(fd: impl AsFd) -> Result<(u32, u32), Errno> {
+    // SAFETY: all zeros is a valid value of this structure of numbers.
+    let mut buf: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path and the buffer live across the call.
+    let done = unsafe {
+        libc::statx(
+            fd.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            libc::STATX_TYPE,
+            &raw mut buf,
+        )
+    };
+    Errno::result(done)?;
+    Ok((buf.stx_dev_major, buf.stx_dev_minor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::socketpair;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap()
+    }
+
+    fn open_fds() -> usize {
+        std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    #[test]
+    fn messages_keep_apart_and_descriptors_come_along() {
+        let (a, b) = pair();
+        send(&a, b"one", &[a.as_fd(), b.as_fd()]).unwrap();
+        send(&a, b"two", &[]).unwrap();
+        let mut buf = [0; 10];
+        let got = receive(&b, &mut buf).unwrap();
+        assert_eq!((got.bytes, got.cut, got.fds.len()), (3, false, 2));
+        // What came is the same pair: a message goes round over it.
+        send(&got.fds[1], b"back", &[]).unwrap();
+        drop(got);
+        let got = receive(&b, &mut buf).unwrap();
+        assert_eq!((&buf[..got.bytes], got.fds.len()), (&b"two"[..], 0));
+        assert_eq!(receive(&a, &mut buf).unwrap().bytes, 4);
+        assert_eq!(receive(&b, &mut buf).err(), Some(Errno::EAGAIN));
+        drop(a);
+        assert_eq!(receive(&b, &mut buf).unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_and_its_descriptors_are_closed() {
+        let (a, b) = pair();
+        let many = vec![a.as_fd(); FDS_MAX];
+        let before = open_fds();
+        for _ in 0..20 {
+            send(&a, &[7; 100], &many).unwrap();
+            let got = receive(&b, &mut [0; 10]).unwrap();
+            assert!(got.cut);
+            assert_eq!(got.fds.len(), FDS_MAX);
+        }
+        // Other tests open a few at the same time.
+        assert!(open_fds() < before + FDS_MAX);
+    }
+}
