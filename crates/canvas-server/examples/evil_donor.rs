@@ -270,7 +270,8 @@ impl Donor {
                 lent_bytes: 0,
                 pressure: false,
             })),
-            Request::ReadMany { .. } => say(unknown),
+            // It never says that it has RDMA.
+            Request::ReadMany { .. } | Request::Join(_) | Request::Expose { .. } => say(unknown),
         }
     }
 }
