@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake};
 
-use crate::idle::{EXPECT, SLEEP_MAX, looking};
+use crate::idle::{EXPECT, SLEEP_MAX, looking, relax};
 
 /// Requests begun in one turn of a tenant: some 32 x 10 us when all are writes to be sealed.
 const REQUESTS: usize = 32;
@@ -168,7 +168,7 @@ impl Host {
     /// Until it is time to look again.
     fn pause(&self, bell: &Bell, heard: u32) {
         if self.seats.iter().any(|s| s.asleep.is_none()) {
-            std::hint::spin_loop();
+            relax();
             return;
         }
         let bells = self

@@ -1,14 +1,15 @@
 //! When to look again: busy for a moment after work, asleep on the tenant's bell after that.
 //!
 //! Each sleep costs the program that ends it a wake-up (some 5 us for it, and as much again until
-//! this thread runs). While requests keep coming the agent looks without sleeping. It does not yield
-//! between two looks: sched_yield(2) may cost a thread seconds since Linux 6.6.
+//! this thread runs). While requests keep coming the agent looks without sleeping; on a machine with
+//! few processors it gives its own up between two looks.
 
 use std::time::{Duration, Instant};
 
 use canvas_shm::Far;
 use canvas_sys::proc::{futex_wait, futex_wake};
 
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
 /// Longest sleep. A tenant that forges [`Far::asleep`] delays its own answers by this.
@@ -55,7 +56,7 @@ impl Idle {
             self.spin
         };
         if self.last_work.elapsed() < spin {
-            std::hint::spin_loop();
+            relax();
             return;
         }
         if far.about_to_sleep() {
@@ -64,6 +65,17 @@ impl Idle {
             }
             far.asleep.store(0, Ordering::SeqCst);
         }
+    }
+}
+
+/// Between two looks: where processors are few, whoever is to make work may need this one.
+pub(crate) fn relax() {
+    static FEW: LazyLock<bool> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, |n| n.get()) <= 2);
+    if *FEW {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
     }
 }
 

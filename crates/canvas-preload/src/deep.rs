@@ -133,13 +133,10 @@ pub fn drop_process(proc: usize) {
     }
 }
 
-/// Tells the agent of a request. True when it was awake.
-fn ring(f: &Far) -> bool {
-    let sleeps = f.ring(PROC.load(Ordering::Relaxed));
-    if sleeps {
+fn ring(f: &Far) {
+    if f.ring(PROC.load(Ordering::Relaxed)) {
         proc::futex_wake(&f.asleep, 1);
     }
-    !sleeps
 }
 
 // ---- extents ----
@@ -556,8 +553,9 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
     };
     let begun = sig::now_ns();
     m.post(i, ask, begun);
-    // Not so when it sleeps, or works for others first: then it can have this processor.
-    let spins = ring(f) && (m.in_use() & DEMANDS).is_power_of_two();
+    ring(f);
+    // One thread of a process at a time: many that yield starve whom they wait for.
+    let spins = (m.in_use() & DEMANDS).is_power_of_two();
     let status = wait(f, m, i, spins, || true);
     let result = match status {
         Some(Status::Ok) => {
@@ -620,9 +618,8 @@ fn wait(f: &Far, m: &Mailbox, i: usize, spins: bool, ours: impl Fn() -> bool) ->
         }
         let waited = sig::now_ns() - begun;
         if spins && waited < SPIN_NS {
-            for _ in 0..16 {
-                core::hint::spin_loop();
-            }
+            // Where processors are few, the agent or its disk's thread may need this one.
+            gate::give_way();
             continue;
         }
         if waited > f.wait_ms_max.load(Ordering::Relaxed) * 1_000_000 {

@@ -145,6 +145,13 @@ pub fn wait(ns: u64) {
     WAITING.fetch_sub(1, Ordering::Relaxed);
 }
 
+/// Lets another thread have this processor, for waits of some ten microseconds by one thread or two: by
+/// sched_yield(2), see [`yield_now`].
+pub fn give_way() {
+    // SAFETY: sched_yield touches no memory.
+    let _ = unsafe { sys0(libc::SYS_sched_yield) };
+}
+
 /// In a fork's child, which has one thread.
 pub fn after_fork_in_child() {
     WAITING.store(0, Ordering::Relaxed);
