@@ -145,8 +145,12 @@ struct AnyVersion {
 }
 
 fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    // (A list would do for the decoder.)
+    let is_object = bytes.trim_ascii_start().starts_with(b"{");
     let version = serde_json::from_slice::<AnyVersion>(bytes)
-        .map_err(|_| "it is no message of canvas".to_owned())?
+        .ok()
+        .filter(|_| is_object)
+        .ok_or("it is no message of canvas")?
         .version;
     if version != VERSION {
         return Err(format!(

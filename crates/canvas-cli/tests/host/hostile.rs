@@ -158,12 +158,13 @@ fn what_a_tenant_scribbles_into_its_segment_hurts_nobody_else() {
         let until = std::time::Instant::now() + Duration::from_millis(300);
         while std::time::Instant::now() < until {
             let at = SEGMENT_BYTES as u64 + rng.u64(0..(16 << 20) / 8) * 8;
+            let many = rng.usize(1..512);
             let words: Vec<u8> = std::iter::repeat_with(|| match rng.u8(0..3) {
                 0 => 0xff,
                 1 => rng.u8(0..4),
                 _ => rng.u8(..),
             })
-            .take(rng.usize(1..512))
+            .take(many)
             .collect();
             std::os::unix::fs::FileExt::write_all_at(&file, &words, at).unwrap();
             far.ring(rng.usize(0..1024));

@@ -350,15 +350,17 @@ fn tenants_without_a_runner_are_handed_over_and_end() {
     let mut run = host.run("orphan", &["--far", "64M", "--tenant", "web"]);
     run.wait_for("ready");
     run.child.kill().unwrap();
+    // Waiting closes the program's input.
+    let mut input = run.child.stdin.take().unwrap();
     run.child.wait().unwrap();
     let next = host.agent(&["--replace", "--far-max", "64M"]);
     assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
-    run.go_on();
+    writeln!(input, "go").unwrap();
     run.wait_for("all there");
     let second = host.run("short", &["--far", "64M"]).refused();
     assert!(second.contains("0 MiB of far memory are left"), "{second}");
     // The program ends; its place is free after two looks.
-    drop(run.child.stdin.take());
+    drop(input);
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let mut third = host.run("short", &["--far", "64M"]);
@@ -438,6 +440,7 @@ fn a_signal_ends_it_and_the_next_one_serves() {
     assert_eq!(agent.end().code(), Some(0));
     assert!(!host.socket().exists());
     let _next = host.agent(&[]);
+    std::thread::sleep(Duration::from_millis(500));
     run.go_on();
     let (far, _) = run.finish();
     assert_eq!((&far["agents"], &far["corrupt"]), (&2.into(), &0.into()));

@@ -84,7 +84,7 @@ fn the_socket_is_for_its_user_and_a_group_that_was_named() {
     let out = as_nobody(&host, &theirs).unwrap();
     let err = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{err}");
-    assert!(err.contains("it is another user's"), "{err}");
+    assert!(err.contains("only root and the agent's own user"), "{err}");
     run.go_on();
     let (far, err) = run.finish();
     assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""));
