@@ -265,8 +265,9 @@ def none(r):
             r.wait(c.child, SIGBUS_CODE, timeout_s=30)
             r.note(f"SIGBUS after {time.monotonic() - begun:.1f} s"
                    + (", though the donor was started again" if again else ""))
-            answered(c.child.err(), r"the far copy of page 0x[0-9a-f]+ cannot be reached, and was waited for "
-                     r"long enough; the program is told by SIGBUS", "its standard error")
+            why = (r"no far copy of page 0x[0-9a-f]+ is left: the servers that held it have lost it .*" if again else
+                   r"the far copy of page 0x[0-9a-f]+ cannot be reached, and was waited for long enough; ")
+            answered(c.child.err(), why + r"the program is told by SIGBUS", "its standard error")
 
 
 # -- (3) refusals ------------------------------------------------------------------------------

@@ -190,6 +190,18 @@ pub struct RunArgs {
     )]
     pub spill_at: u8,
 
+    /// Connections to each server: with 2 or more, pages that are waited for do not queue behind
+    /// those that are written or repaired.
+    #[arg(
+        long,
+        env = "CANVAS_LINKS",
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u8).range(1..=4),
+        hide_env_values = true
+    )]
+    pub links: u8,
+
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
     pub mode: ModeArg,
@@ -347,6 +359,9 @@ pub struct WorkerArgs {
     /// How long to look for requests after the last one.
     #[arg(long, default_value = "50us")]
     pub spin: Span,
+    /// Connections to each server.
+    #[arg(long, default_value_t = 1)]
+    pub links: usize,
 }
 
 /// Flags of `canvas doctor`.

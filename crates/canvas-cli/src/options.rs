@@ -69,6 +69,8 @@ pub struct FarOptions {
     pub policy: Policy,
     /// The servers' key; `None` for servers on this host that have none.
     pub key: Option<ClusterKey>,
+    /// Connections to each server.
+    pub links: u8,
 }
 
 impl Options {
@@ -201,6 +203,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
         spin: args.far_spin,
+        links: args.links,
     }))
 }
 

@@ -16,6 +16,7 @@ use canvas_agent::copies::{self, Copies, Policy};
 use canvas_agent::disk::Disk;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
+use canvas_agent::seal::Sealer;
 use canvas_agent::{Agent, Setup};
 use canvas_shm::{Far, Segment};
 use canvas_types::exit;
@@ -99,6 +100,8 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
                 donors: args.donors,
                 disk: args.disk,
             },
+            sealer: Sealer::new(&setup.key, tenant),
+            links: args.links,
         };
         let store = Copies::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
         Agent::new(setup, store).serve(is_over);

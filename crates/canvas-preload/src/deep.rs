@@ -81,6 +81,8 @@ pub enum Lost {
     Unreachable,
     /// All copies are damaged.
     Damaged,
+    /// No copy is left: the donors that held one have lost it.
+    Gone,
 }
 
 /// Maps the far area, if the tenant has one. Once, at start-up, before the slot is taken.
@@ -553,6 +555,7 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
             }
         }
         Some(Status::Corrupt) => Err(Lost::Damaged),
+        Some(Status::Lost) => Err(Lost::Gone),
         _ => Err(Lost::Unreachable),
     };
     match status {

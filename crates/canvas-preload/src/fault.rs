@@ -34,6 +34,8 @@ pub enum Resolved {
     Poisoned,
     /// No far copy can be reached now.
     Unreachable,
+    /// No far copy is left.
+    Lost,
     /// Local and far memory are both full.
     NoMemory,
 }
@@ -397,10 +399,13 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
                 loaded = Ok(());
                 deep_extent = Some(place.extent);
             }
-            Err(deep::Lost::Unreachable) => {
+            Err(why @ (deep::Lost::Unreachable | deep::Lost::Gone)) => {
                 account::uncharge(1);
                 word::publish(w, cur);
-                return Some(Resolved::Unreachable);
+                return Some(match why {
+                    deep::Lost::Gone => Resolved::Lost,
+                    _ => Resolved::Unreachable,
+                });
             }
             Err(deep::Lost::Damaged) => loaded = Err(LoadError::Verify),
         }

@@ -203,6 +203,11 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
                 "the far copy of page {addr:#x} cannot be reached, and was waited for long enough; the program is told by SIGBUS"
             );
         }
+        if why == Resolved::Lost {
+            report!(
+                "no far copy of page {addr:#x} is left: the servers that held it have lost it (--copies 2, 3 or 1+disk keeps more than one); the program is told by SIGBUS"
+            );
+        }
         if why == Resolved::NoMemory {
             report!(
                 "local and far memory are both full: the program is ended by SIGBUS (raise --pool or --local)"

@@ -1,17 +1,25 @@
-//! One donor: its link, and the thread that connects it.
+//! One donor: its links, and the thread that connects them.
+//!
+//! What is needed at once goes over the first link, everything else over the last: a page that a
+//! program waits for does not queue behind extents that are written or repaired.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use canvas_link::{Link, LinkConfig};
+use canvas_place::pace::Pace;
 use canvas_wire::DonorId;
+use canvas_wire::frame::Request;
 
 use crate::idle::Waker;
 
 /// First and longest pause between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A read of no more than this is one that a program waits for.
+pub const PROMPT_BYTES: usize = 8 << 10;
 
 /// Where a donor stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,8 +38,8 @@ pub struct Donor {
     pub addr: SocketAddr,
     /// Where it stands.
     pub state: State,
-    /// The connection, unless it is down.
-    pub link: Option<Link>,
+    /// The connections; none while it is down.
+    pub links: Vec<Link>,
     /// The run of it that is, or was, connected.
     pub run: Option<DonorId>,
     /// What it could lend, as far as is known.
@@ -44,17 +52,26 @@ pub struct Donor {
     pub ping_every: Duration,
     /// What it said it holds, while it is being asked.
     pub listed: Vec<u64>,
+    /// How long its answers take.
+    pub pace: Pace,
+    /// It has been silent since then for longer than usual, and has not answered a ping.
+    pub suspect: Option<Instant>,
     /// That it is down was told.
     pub told: bool,
     /// What was asked over a link that is gone waits for nothing any more.
     pub orphans: bool,
     connect: Sender<()>,
-    connected: Receiver<Result<Box<Link>, String>>,
+    connected: Receiver<Result<Vec<Link>, String>>,
 }
 
 impl Donor {
     /// One that is being connected to.
-    pub fn new(addr: SocketAddr, config: LinkConfig, waker: Waker) -> std::io::Result<Donor> {
+    pub fn new(
+        addr: SocketAddr,
+        config: LinkConfig,
+        links: usize,
+        waker: Waker,
+    ) -> std::io::Result<Donor> {
         let (connect, wanted) = channel();
         let (give, connected) = channel();
         std::thread::Builder::new()
@@ -63,14 +80,14 @@ impl Donor {
                 while wanted.recv().is_ok() {
                     let mut pause = PAUSE;
                     loop {
-                        match Link::connect(addr, config.clone()) {
-                            Ok(link) => {
-                                let _ = give.send(Ok(Box::new(link)));
+                        match connect_all(addr, &config, links) {
+                            Ok(links) => {
+                                let _ = give.send(Ok(links));
                                 waker.wake();
                                 break;
                             }
-                            Err(e) => {
-                                if give.send(Err(e.to_string())).is_err() {
+                            Err(why) => {
+                                if give.send(Err(why)).is_err() {
                                     return;
                                 }
                                 waker.wake();
@@ -84,13 +101,15 @@ impl Donor {
         let donor = Donor {
             addr,
             state: State::Down(Instant::now()),
-            link: None,
+            links: Vec::new(),
             run: None,
             free_bytes: 0,
             pressure: false,
             pinged: Instant::now(),
             ping_every: Duration::from_secs(1),
             listed: Vec::new(),
+            pace: Pace::default(),
+            suspect: None,
             told: false,
             orphans: false,
             connect,
@@ -106,11 +125,11 @@ impl Donor {
         let _ = self.connect.send(());
     }
 
-    /// The link is of no use any more: it is closed, and made anew.
+    /// A link is of no use any more: all are closed, and made anew.
     pub fn lost(&mut self) {
         if !matches!(self.state, State::Down(_)) {
             self.state = State::Down(Instant::now());
-            self.link = None;
+            self.links.clear();
             self.orphans = true;
             self.reconnect();
         }
@@ -120,8 +139,8 @@ impl Donor {
     pub fn connected(&mut self) -> Option<Result<(), String>> {
         match self.connected.try_recv().ok()? {
             Err(why) => Some(Err(why)),
-            Ok(link) => {
-                let welcome = *link.welcome();
+            Ok(links) => {
+                let welcome = *links.first()?.welcome();
                 self.state = State::Listing;
                 self.run = Some(welcome.donor_id);
                 self.free_bytes = welcome.free_bytes;
@@ -130,9 +149,24 @@ impl Donor {
                 self.ping_every = third.min(Duration::from_secs(1));
                 self.pinged = Instant::now();
                 self.listed.clear();
-                self.link = Some(*link);
+                self.links = links;
+                self.suspect = None;
                 Some(Ok(()))
             }
+        }
+    }
+
+    /// The link that a request goes over; `None` while it is down.
+    pub fn link_for(&mut self, request: &Request) -> Option<&mut Link> {
+        let prompt = match request {
+            Request::Read { range, .. } => range.len as usize <= PROMPT_BYTES,
+            Request::Ping => true,
+            _ => false,
+        };
+        if prompt {
+            self.links.first_mut()
+        } else {
+            self.links.last_mut()
         }
     }
 
@@ -148,4 +182,24 @@ impl Donor {
             _ => true,
         }
     }
+}
+
+/// All links, to one run of the donor.
+fn connect_all(addr: SocketAddr, config: &LinkConfig, n: usize) -> Result<Vec<Link>, String> {
+    let mut links: Vec<Link> = Vec::with_capacity(n);
+    for number in 0..n.max(1) {
+        let config = LinkConfig {
+            link: number as u32,
+            ..config.clone()
+        };
+        let link = Link::connect(addr, config).map_err(|e| e.to_string())?;
+        if links
+            .first()
+            .is_some_and(|l| l.welcome().donor_id != link.welcome().donor_id)
+        {
+            return Err("it was started anew while it was being connected to".to_owned());
+        }
+        links.push(link);
+    }
+    Ok(links)
 }
