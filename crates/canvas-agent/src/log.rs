@@ -22,6 +22,8 @@ pub enum About {
     DonorLost(usize),
     /// This donor can be used again.
     DonorBack(usize),
+    /// This donor was not known before.
+    DonorFound(usize),
     /// This donor has lost slabs that it lent.
     DonorForgot(usize),
 }

@@ -202,6 +202,17 @@ pub struct RunArgs {
     )]
     pub links: u8,
 
+    /// Members of the servers' gossip (`canvas serve --gossip`), separated by commas: one that lives
+    /// is enough to learn of all servers, also of those that come later.
+    #[arg(
+        long = "seed",
+        env = "CANVAS_SEED",
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub seeds: Vec<String>,
+
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
     pub mode: ModeArg,
@@ -362,6 +373,9 @@ pub struct WorkerArgs {
     /// Connections to each server.
     #[arg(long, default_value_t = 1)]
     pub links: usize,
+    /// Members of the gossip that are known.
+    #[arg(long = "seed")]
+    pub seeds: Vec<SocketAddr>,
 }
 
 /// Flags of `canvas doctor`.
@@ -539,6 +553,17 @@ pub struct ServeArgs {
     /// Where meminfo is, for a server in a container that sees its own elsewhere.
     #[arg(long, value_name = "DIR", default_value = "/proc", hide = true)]
     pub procfs: PathBuf,
+    /// Tell others by gossip (UDP) on this address what is lent here; port 0 takes any free one.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub gossip: Option<SocketAddr>,
+    /// Members of the gossip, separated by commas; the first server needs none.
+    #[arg(
+        long = "seed",
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        requires = "gossip"
+    )]
+    pub seeds: Vec<String>,
 }
 
 /// Flags of `canvas keygen`.

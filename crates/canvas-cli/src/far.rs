@@ -197,6 +197,9 @@ fn flags(options: &FarOptions) -> Vec<String> {
     }
     flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
     flags.extend(["--donors".to_owned(), options.policy.donors.to_string()]);
+    for seed in &options.seeds {
+        flags.extend(["--seed".to_owned(), seed.to_string()]);
+    }
     flags.extend(["--links".to_owned(), options.links.to_string()]);
     if options.policy.disk {
         flags.push("--disk".to_owned());

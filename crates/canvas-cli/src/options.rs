@@ -71,6 +71,8 @@ pub struct FarOptions {
     pub key: Option<ClusterKey>,
     /// Connections to each server.
     pub links: u8,
+    /// Members of the servers' gossip.
+    pub seeds: Vec<SocketAddr>,
 }
 
 impl Options {
@@ -152,12 +154,14 @@ fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
 /// Far memory in whole slabs.
 fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     let Some(size) = args.far else {
-        if !args.servers.is_empty() {
-            return Err(Failure::run(
-                "--server without --far has no use; write --far SIZE for how much memory may go there",
-            ));
-        }
-        return Ok(None);
+        let flag = match (args.servers.is_empty(), args.seeds.is_empty()) {
+            (true, true) => return Ok(None),
+            (false, _) => "--server",
+            (true, false) => "--seed",
+        };
+        return Err(Failure::run(format!(
+            "{flag} without --far has no use; write --far SIZE for how much memory may go there"
+        )));
     };
     at_least("--far", Some(size), SMALL_MIN, "")?;
     let slabs = size.bytes.div_ceil(SLAB_BYTES as u64);
@@ -180,18 +184,25 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     let servers = args
         .servers
         .iter()
-        .map(|name| server(name))
+        .map(|name| server("--server", name))
         .collect::<Result<Vec<_>, _>>()?;
-    let policy = policy(args.copies, servers.len())?;
+    let seeds = seeds(&args.seeds)?;
+    let policy = policy(args.copies, servers.len(), !seeds.is_empty())?;
     let key = match &args.key_file {
-        Some(file) if !servers.is_empty() => Some(ClusterKey::read(file).map_err(Failure::run)?),
+        Some(file) if !servers.is_empty() || !seeds.is_empty() => {
+            Some(ClusterKey::read(file).map_err(Failure::run)?)
+        }
         _ => None,
     };
     if args.key_file.is_none()
-        && let Some(far) = servers.iter().find(|s| !s.ip().is_loopback())
+        && let Some((flag, far)) = servers
+            .iter()
+            .map(|s| ("--server", s))
+            .chain(seeds.iter().map(|s| ("--seed", s)))
+            .find(|(_, s)| !s.ip().is_loopback())
     {
         return Err(Failure::run(format!(
-            "--server {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
+            "{flag} {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
         )));
     }
     Ok(Some(FarOptions {
@@ -204,25 +215,31 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         spill_percent: args.spill_at.into(),
         spin: args.far_spin,
         links: args.links,
+        seeds,
     }))
 }
 
+/// The addresses of members of the gossip.
+pub fn seeds(names: &[String]) -> Result<Vec<SocketAddr>, Failure> {
+    names.iter().map(|name| server("--seed", name)).collect()
+}
+
 /// The address of a server.
-fn server(name: &str) -> Result<SocketAddr, Failure> {
+fn server(flag: &str, name: &str) -> Result<SocketAddr, Failure> {
     let mut found = name.to_socket_addrs().map_err(|e| {
         Failure::run(format!(
-            "--server {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
+            "{flag} {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
             crate::reason(&e)
         ))
     })?;
     found
         .next()
-        .ok_or_else(|| Failure::run(format!("--server {name} has no address")))
+        .ok_or_else(|| Failure::run(format!("{flag} {name} has no address")))
 }
 
 /// The copies that were asked for, if there are servers enough.
-fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> {
-    let default = if servers == 0 {
+fn policy(copies: Option<CopiesArg>, servers: usize, gossip: bool) -> Result<Policy, Failure> {
+    let default = if servers == 0 && !gossip {
         CopiesArg::Disk
     } else {
         CopiesArg::OneAndDisk
@@ -237,14 +254,15 @@ fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> 
     };
     let name = copies.to_possible_value();
     let name = name.as_ref().map_or("", |v| v.get_name());
-    if servers < donors {
+    // Gossip may find more at any time.
+    if servers < donors && !gossip {
         return Err(Failure::run(format!(
             "--copies {name} needs {donors} servers and there are {servers}; write more after --server"
         )));
     }
-    if donors == 0 && servers > 0 {
+    if donors == 0 && (servers > 0 || gossip) {
         return Err(Failure::run(format!(
-            "--copies {name} uses no server; leave out --server, or write --copies 1+disk"
+            "--copies {name} uses no server; leave out --server and --seed, or write --copies 1+disk"
         )));
     }
     if servers > SERVERS_MAX {

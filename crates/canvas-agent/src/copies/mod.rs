@@ -23,6 +23,7 @@ mod watch;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use canvas_link::{Completion, Completions, LinkConfig, SubmitError, Timeouts};
@@ -60,8 +61,10 @@ pub const SERVERS_MAX: usize = 64;
 
 /// What [`Copies`] needs to know.
 pub struct Config {
-    /// Donors.
+    /// Donors that are known.
     pub servers: Vec<SocketAddr>,
+    /// Where news of others come from.
+    pub found: Option<Receiver<SocketAddr>>,
     /// The pool's key.
     pub key: ClusterKey,
     /// How many copies.
@@ -109,12 +112,21 @@ struct Op {
     disk: Option<Outcome>,
 }
 
+/// What is needed to meet donors that nobody knew of at the start.
+struct Meeting {
+    found: Option<Receiver<SocketAddr>>,
+    link: LinkConfig,
+    links: usize,
+    waker: Waker,
+}
+
 /// The store.
 pub struct Copies {
     far: &'static Far,
     tenant: [u8; 16],
     policy: Policy,
     donors: Vec<Donor>,
+    meeting: Meeting,
     disk: Option<Disk>,
     journal: Journal,
     map: Map,
@@ -155,22 +167,33 @@ impl Copies {
         waker: Waker,
     ) -> std::io::Result<Copies> {
         let client = journal.client()?;
-        let donors = config
-            .servers
+        let link = LinkConfig {
+            lease_ms: LEASE_MS,
+            timeouts: Timeouts {
+                connect: Duration::from_secs(1),
+                handshake: Duration::from_secs(1),
+                request: Duration::from_secs(1),
+            },
+            ..LinkConfig::new(config.key, client)
+        };
+        // Those of the agent before this one first: slabs' lines number them.
+        let mut servers = journal.donors();
+        for addr in config.servers {
+            if !servers.contains(&addr) {
+                journal.put_donor(servers.len(), addr);
+                servers.push(addr);
+            }
+        }
+        let donors = servers
             .iter()
-            .map(|addr| {
-                let link = LinkConfig {
-                    lease_ms: LEASE_MS,
-                    timeouts: Timeouts {
-                        connect: Duration::from_secs(1),
-                        handshake: Duration::from_secs(1),
-                        request: Duration::from_secs(1),
-                    },
-                    ..LinkConfig::new(config.key.clone(), client)
-                };
-                Donor::new(*addr, link, config.links, waker)
-            })
+            .map(|addr| Donor::new(*addr, link.clone(), config.links, waker))
             .collect::<std::io::Result<Vec<_>>>()?;
+        let meeting = Meeting {
+            found: config.found,
+            link,
+            links: config.links,
+            waker,
+        };
         let map = journal
             .lines()
             .iter()
@@ -182,6 +205,7 @@ impl Copies {
             tenant,
             policy: config.policy,
             donors,
+            meeting,
             disk,
             journal,
             map,

@@ -22,11 +22,29 @@ use crate::{CANVAS, Run, kill, wait_to_go_on};
 struct Donor {
     child: Child,
     addr: String,
+    /// Where it gossips, or nothing.
+    gossip: String,
     lines: Receiver<String>,
 }
 
 impl Donor {
     fn start(listen: &str) -> Donor {
+        Donor::with(listen, &[])
+    }
+
+    /// A member of the gossip that knows these.
+    fn gossiping(seeds: &[&Donor], more: &[&str]) -> Donor {
+        let seeds: Vec<&str> = seeds.iter().map(|d| &*d.gossip).collect();
+        let seeds = seeds.join(",");
+        let mut flags = vec!["--gossip", "127.0.0.1:0"];
+        if !seeds.is_empty() {
+            flags.extend(["--seed", &seeds]);
+        }
+        flags.extend(more);
+        Donor::with("127.0.0.1:0", &flags)
+    }
+
+    fn with(listen: &str, flags: &[&str]) -> Donor {
         let mut child = Command::new(CANVAS)
             .args([
                 "serve",
@@ -37,6 +55,7 @@ impl Donor {
                 "--listen",
                 listen,
             ])
+            .args(flags)
             .env_remove("CANVAS_KEY_FILE")
             .stderr(Stdio::piped())
             .spawn()
@@ -51,7 +70,13 @@ impl Donor {
         let line = lines.recv_timeout(Duration::from_secs(20)).unwrap();
         let addr = line.split("listening on ").nth(1).unwrap();
         let addr = addr.split(',').next().unwrap().to_owned();
-        Donor { child, addr, lines }
+        let gossip = line.split("gossip on ").nth(1).unwrap_or_default();
+        Donor {
+            child,
+            addr,
+            gossip: gossip.to_owned(),
+            lines,
+        }
     }
 
     fn signal(&self, signal: &str) {
@@ -535,4 +560,52 @@ pub fn wait() {
         assert_eq!(c.write(extent, 1), Status::Ok);
     }
     wait_to_go_on();
+}
+
+#[test]
+fn a_run_that_knows_one_member_uses_all_donors() {
+    let a = Donor::gossiping(&[], &[]);
+    let b = Donor::gossiping(&[&a], &[]);
+    let c = Donor::gossiping(&[&b], &[]);
+    let flags = ["--far", "64M", "--seed", &b.gossip, "--copies", "3"];
+    let mut run = Run::start("read later", &flags);
+    run.wait_for("ready");
+    for donor in [&a, &b, &c] {
+        assert!(pages(donor, false) > 0, "{}", run.stderr());
+    }
+    // Who takes over knows the donors by the numbers that the slabs have them by.
+    let agent = run.agent(None);
+    kill(agent);
+    run.agent(Some(agent));
+    run.go_on();
+    let (far, err) = run.finish();
+    println!("{far}\n{err}");
+    assert_eq!(far["corrupt"], 0, "{err}");
+    assert!(err.contains("found by gossip"), "{err}");
+}
+
+#[test]
+fn a_donor_that_comes_later_is_used_and_a_stranger_is_not() {
+    let a = Donor::gossiping(&[], &[]);
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    let made = Command::new(CANVAS).arg("keygen").arg(&key).status();
+    assert!(made.unwrap().success());
+    let stranger = Donor::gossiping(&[&a], &["--key-file", key.to_str().unwrap()]);
+    let flags = ["--far", "64M", "--seed", &a.gossip, "--copies", "2"];
+    let mut run = Run::start("read later", &flags);
+    // Nothing is written while there is one donor, and a stranger.
+    rest(3000);
+    assert_eq!(pages(&stranger, false), 0);
+    assert!(run.lines.try_iter().all(|line| !line.contains("ready")));
+    let b = Donor::gossiping(&[&a], &[]);
+    run.wait_for("ready");
+    assert!(pages(&a, false) > 0 && pages(&b, false) > 0);
+    assert_eq!(pages(&stranger, false), 0);
+    // It is gone for the gossip; its pages are where they were.
+    drop(a);
+    run.go_on();
+    let (far, err) = run.finish();
+    println!("{far}\n{err}");
+    assert_eq!(err.matches("found by gossip").count(), 2, "{err}");
 }
