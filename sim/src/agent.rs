@@ -155,11 +155,12 @@ impl Agent {
     }
 
     /// The copies of an extent of it.
-    pub fn sources(&self, entry: &Slab, within: usize) -> impl Iterator<Item = Source> {
+    pub fn sources(&self, entry: &Slab, within: usize) -> impl Iterator<Item = Source> + Clone {
         entry.copies.iter().map(move |c| Source {
             donor: c.donor,
             up: self.donors[c.donor].is_up(),
             has: c.has(within),
+            suspect: false,
         })
     }
 }

@@ -343,7 +343,7 @@ impl World {
             let tried = agent.ops[&id].tried;
             let next = agent.map.get(&slab).and_then(|e| {
                 let last_resort = !disk && !is_away(agent.sources(e, within));
-                let d = read_next(agent.sources(e, within), tried, last_resort)?;
+                let d = read_next(agent.sources(e, within), within, tried, last_resort)?.donor;
                 let copy = e.copies.iter().find(|c| c.donor == d)?;
                 Some((d, copy.handle))
             });

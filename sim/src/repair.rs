@@ -119,7 +119,7 @@ impl World {
         let (slab, within) = self.place_of(extent);
         let agent = &mut self.agents[a];
         let source = agent.map.get(&slab).and_then(|e| {
-            let d = repair_from(agent.sources(e, within), tried)?;
+            let d = repair_from(agent.sources(e, within), within, tried)?;
             let copy = e.copies.iter().find(|c| c.donor == d)?;
             Some((d, copy.handle))
         });

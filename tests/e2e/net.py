@@ -265,8 +265,9 @@ def none(r):
             r.wait(c.child, SIGBUS_CODE, timeout_s=30)
             r.note(f"SIGBUS after {time.monotonic() - begun:.1f} s"
                    + (", though the donor was started again" if again else ""))
-            answered(c.child.err(), r"the far copy of page 0x[0-9a-f]+ cannot be reached, and was waited for "
-                     r"long enough; the program is told by SIGBUS", "its standard error")
+            why = (r"page 0x[0-9a-f]+: no far copy of it is left: the servers that held it have lost it .*" if again else
+                   r"page 0x[0-9a-f]+: its far copy cannot be reached, and was waited for long enough; ")
+            answered(c.child.err(), why + r"the program is told by SIGBUS", "its standard error")
 
 
 # -- (3) refusals ------------------------------------------------------------------------------
@@ -404,7 +405,7 @@ def lying_donor_alone(r):
             open(start, "w").close()
             # Exit code 1 is far_pages' own: it saw a wrong byte.
             r.wait(c.child, SIGBUS_CODE, timeout_s=30)
-            answered(c.child.err(), r"the far copy of page 0x[0-9a-f]+ (does not verify|cannot be reached)", way)
+            answered(c.child.err(), r"(the far copy of page 0x[0-9a-f]+ does not verify|page 0x[0-9a-f]+: its far copy cannot be reached)", way)
 
 
 # -- (5) narrow links --------------------------------------------------------------------------

@@ -50,6 +50,8 @@ struct Work {
     copy: usize,
     /// Has a copy been reached that did not verify?
     corrupt: bool,
+    /// Has there been one that could not be read?
+    unread: bool,
     /// While the agent has it and not the store.
     block: Option<Block>,
 }
@@ -122,8 +124,9 @@ impl<S: Store> Agent<S> {
         while !is_over() {
             let worked = self.turn();
             let expects = self.store.expects();
+            let due_in = if worked { None } else { self.store.due_in() };
             self.idle
-                .pause(worked, expects, self.far, || self.store.is_ready());
+                .pause(worked, expects, due_in, self.far, || self.store.is_ready());
         }
     }
 
@@ -160,9 +163,7 @@ impl<S: Store> Agent<S> {
 
     fn look_for_released(&mut self) {
         for slab in 0..slabs_high(self.far) {
-            let released =
-                self.far.slabs[slab as usize].state.load(Acquire) == slab_state::RELEASED;
-            if released && self.desk.release(slab) {
+            if self.far.is_released(slab) && self.desk.release(slab) {
                 self.store.free(slab);
             }
         }
@@ -198,6 +199,7 @@ impl<S: Store> Agent<S> {
             seal: 0,
             copy: 0,
             corrupt: false,
+            unread: false,
             block: Some(block),
         });
         if let Begun::Run(id) = begun {
@@ -215,6 +217,8 @@ impl<S: Store> Agent<S> {
         if !slab.refers(from.proc) {
             return Err(None);
         }
+        // Released by mistake it is put back here.
+        self.far.is_released(ask.extent / SLAB_EXTENTS as u32);
         if slab.state.load(Acquire) != slab_state::USED {
             return Err(Some("the slab is nobody's"));
         }
@@ -345,16 +349,19 @@ impl<S: Store> Agent<S> {
                 );
             }
             Outcome::NoCopy | Outcome::Away => {
-                // A copy that is away may be whole: the last word is not spoken.
-                let status = if work.corrupt && outcome == Outcome::NoCopy {
+                // A copy that is away, or cannot be read now, may be whole: the last word is not
+                // spoken.
+                let status = if work.unread || outcome == Outcome::Away {
+                    Status::Unreachable
+                } else if work.corrupt {
                     Status::Corrupt
                 } else {
-                    Status::Unreachable
+                    Status::Lost
                 };
                 self.finish(id, status);
                 return;
             }
-            Outcome::Lost | Outcome::NoRoom => {}
+            Outcome::Lost | Outcome::NoRoom => work.unread = true,
         }
         work.copy += 1;
         self.read(id);

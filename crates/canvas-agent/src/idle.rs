@@ -37,12 +37,14 @@ impl Idle {
     }
 
     /// After a look that found work or not: returns when it is time to look again. With `expects` an
-    /// answer is on its way. `is_ready` is asked once the tenant's processes know that the agent
+    /// answer is on its way; after `due_in` there is something to do that nobody wakes it for.
+    /// `is_ready` is asked once the tenant's processes know that the agent
     /// sleeps.
     pub fn pause(
         &mut self,
         worked: bool,
         expects: bool,
+        due_in: Option<Duration>,
         far: &Far,
         is_ready: impl FnOnce() -> bool,
     ) {
@@ -61,7 +63,8 @@ impl Idle {
         }
         if far.about_to_sleep() {
             if !is_ready() {
-                futex_wait(&far.asleep, 1, SLEEP_MAX.as_nanos() as u64);
+                let time = due_in.map_or(SLEEP_MAX, |due| due.min(SLEEP_MAX));
+                futex_wait(&far.asleep, 1, time.as_nanos() as u64);
             }
             far.asleep.store(0, Ordering::SeqCst);
         }

@@ -1,6 +1,7 @@
 //! What an agent needs of the one before it, and the tenant must not see: a memfd of the runner.
 
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
@@ -8,8 +9,10 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use canvas_link::Address;
 use canvas_shm::far::SLABS_MAX;
 
+use crate::copies::SERVERS_MAX;
 use crate::copies::map::LINE_BYTES;
 use crate::seal::KEY_BYTES;
 
@@ -21,6 +24,9 @@ const CLIENT: u64 = 48;
 /// Where the pool's key lies, as a line; zeros without one.
 const CLUSTER: u64 = 64;
 const CLUSTER_BYTES: usize = 64;
+/// Where the donors' addresses lie: what slabs' lines number.
+const DONORS: u64 = 512;
+const DONOR_BYTES: usize = 20;
 /// Where the slabs begin, a line each.
 const SLABS: u64 = 4096;
 
@@ -95,6 +101,46 @@ impl Journal {
         (bytes[0] != 0).then(|| String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Notes the address of donor `i`.
+    pub fn put_donor(&self, i: usize, donor: Address) {
+        let Address { addr, rdma } = donor;
+        let mut bytes = [0; DONOR_BYTES];
+        bytes[..2].copy_from_slice(&addr.port().to_le_bytes());
+        bytes[3] = rdma.into();
+        match addr.ip() {
+            IpAddr::V4(ip) => {
+                bytes[2] = 4;
+                bytes[4..8].copy_from_slice(&ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                bytes[2] = 6;
+                bytes[4..].copy_from_slice(&ip.octets());
+            }
+        }
+        let at = DONORS + (i * DONOR_BYTES) as u64;
+        let _ = self.file.write_all_at(&bytes, at);
+    }
+
+    /// The addresses that were noted, in their order.
+    pub fn donors(&self) -> Vec<Address> {
+        let read = |i: usize| {
+            let mut bytes = [0; DONOR_BYTES];
+            let at = DONORS + (i * DONOR_BYTES) as u64;
+            self.file.read_exact_at(&mut bytes, at).ok()?;
+            let ip: IpAddr = match bytes[2] {
+                4 => <[u8; 4]>::try_from(&bytes[4..8]).ok()?.into(),
+                6 => <[u8; 16]>::try_from(&bytes[4..]).ok()?.into(),
+                _ => return None,
+            };
+            let port = u16::from_le_bytes([bytes[0], bytes[1]]);
+            Some(Address {
+                addr: SocketAddr::new(ip, port),
+                rdma: bytes[3] != 0,
+            })
+        };
+        (0..SERVERS_MAX).map_while(read).collect()
+    }
+
     /// Notes where a slab's copies are, in one write: an agent that is killed leaves the old line or
     /// the new one.
     pub fn put(&self, slab: u32, line: &[u8; LINE_BYTES]) {
@@ -133,6 +179,29 @@ fn errno(e: std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn donors_are_found_again_in_their_order() {
+        let journal = Journal::create().unwrap();
+        assert!(journal.donors().is_empty());
+        let addr = |i| match i % 2 {
+            0 => ([10, 0, 0, i as u8], 7070 + i as u16).into(),
+            _ => ([0xfd00, 0, 0, 0, 0, 0, 0, i as u16], 7070).into(),
+        };
+        let all: Vec<Address> = (0..SERVERS_MAX)
+            .map(|i| Address {
+                addr: addr(i),
+                rdma: i % 3 == 0,
+            })
+            .collect();
+        for (i, addr) in all.iter().enumerate() {
+            journal.put_donor(i, *addr);
+        }
+        assert_eq!(journal.donors(), all);
+        journal.put_donor(3, all[0]);
+        assert_eq!(journal.donors()[3], all[0]);
+        assert!(DONORS as usize + SERVERS_MAX * DONOR_BYTES <= SLABS as usize);
+    }
 
     #[test]
     fn the_key_is_random_and_found_again() {

@@ -24,6 +24,10 @@ pub enum About {
     DonorBack(usize),
     /// Somebody at the host agent's socket who is not served.
     Hello,
+    /// This donor was not known before.
+    DonorFound(usize),
+    /// This donor has lost slabs that it lent.
+    DonorForgot(usize),
 }
 
 /// Writes lines, at most one of each kind in [`PAUSE`].

@@ -1,6 +1,7 @@
 //! Where sealed extents are kept.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::block::Block;
 use crate::log::About;
@@ -16,7 +17,7 @@ pub enum Outcome {
     NoRoom,
     /// Read: there are not so many copies.
     NoCopy,
-    /// Read: there are more copies, and none of them can be reached now.
+    /// Read: there are more copies, or may be, and none of them can be read now.
     Away,
 }
 
@@ -64,6 +65,10 @@ pub trait Store {
     /// Is an answer on its way that takes less time than to sleep and be woken?
     fn expects(&self) -> bool {
         false
+    }
+    /// Time until [`Store::poll`] has something to do that nobody wakes the agent for.
+    fn due_in(&self) -> Option<Duration> {
+        None
     }
     /// Is there something for [`Store::poll`]? Asked before sleeping; whoever makes it true later
     /// wakes the agent.

@@ -204,6 +204,29 @@ pub struct RunArgs {
     )]
     pub spill_at: u8,
 
+    /// Connections to each server: with 2 or more, pages that are waited for do not queue behind
+    /// those that are written or repaired.
+    #[arg(
+        long,
+        env = "CANVAS_LINKS",
+        value_name = "N",
+        default_value_t = LINKS,
+        value_parser = clap::value_parser!(u8).range(1..=4),
+        hide_env_values = true
+    )]
+    pub links: u8,
+
+    /// Members of the servers' gossip (`canvas serve --gossip`), separated by commas: one that lives
+    /// is enough to learn of all servers, also of those that come later.
+    #[arg(
+        long = "seed",
+        env = "CANVAS_SEED",
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub seeds: Vec<String>,
+
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
     pub mode: ModeArg,
@@ -380,6 +403,12 @@ pub struct WorkerArgs {
     /// How long to look for requests after the last one.
     #[arg(long, default_value = "50us")]
     pub spin: Span,
+    /// Connections to each server.
+    #[arg(long, default_value_t = 1)]
+    pub links: usize,
+    /// Members of the gossip that are known.
+    #[arg(long = "seed")]
+    pub seeds: Vec<SocketAddr>,
 }
 
 /// Flags of `canvas doctor`.
@@ -563,7 +592,21 @@ pub struct ServeArgs {
     /// Lend over RDMA, too, to clients that ask for it (rdma://); each slab that they use is pinned.
     #[arg(long)]
     pub rdma: bool,
+    /// Tell others by gossip (UDP) on this address what is lent here; port 0 takes any free one.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub gossip: Option<SocketAddr>,
+    /// Members of the gossip, separated by commas; the first server needs none.
+    #[arg(
+        long = "seed",
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        requires = "gossip"
+    )]
+    pub seeds: Vec<String>,
 }
+
+/// Connections to each server, unless told otherwise.
+pub const LINKS: u8 = 2;
 
 /// Flags of `canvas agent`.
 #[derive(Args, Debug)]

@@ -263,6 +263,10 @@ fn flags(options: &FarOptions, policy: Policy) -> Vec<String> {
     }
     flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
     flags.extend(["--donors".to_owned(), policy.donors.to_string()]);
+    for seed in &options.seeds {
+        flags.extend(["--seed".to_owned(), seed.to_string()]);
+    }
+    flags.extend(["--links".to_owned(), options.links.to_string()]);
     if policy.disk {
         flags.push("--disk".to_owned());
     }

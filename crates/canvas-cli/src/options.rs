@@ -1,6 +1,6 @@
 //! What `canvas run` was asked, with the defaults filled in and the values checked.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -71,6 +71,10 @@ pub struct FarOptions {
     pub policy: Option<Policy>,
     /// The servers' key; `None` for servers on this host that have none.
     pub key: Option<ClusterKey>,
+    /// Connections to each server.
+    pub links: u8,
+    /// Members of the servers' gossip.
+    pub seeds: Vec<SocketAddr>,
     /// The host's agent keeps it; `None` for one of the run's own.
     pub host: Option<HostOptions>,
 }
@@ -163,17 +167,17 @@ fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
 /// Far memory in whole slabs.
 fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     let Some(size) = args.far else {
-        if args.agent.is_some() {
-            return Err(Failure::run(
-                "--agent without --far has no use; write --far SIZE for how much memory may go there",
-            ));
-        }
-        if !args.servers.is_empty() {
-            return Err(Failure::run(
-                "--server without --far has no use; write --far SIZE for how much memory may go there",
-            ));
-        }
-        return Ok(None);
+        let unused = [
+            ("--agent", args.agent.is_some()),
+            ("--server", !args.servers.is_empty()),
+            ("--seed", !args.seeds.is_empty()),
+        ];
+        return match unused.iter().find(|(_, given)| *given) {
+            None => Ok(None),
+            Some((flag, _)) => Err(Failure::run(format!(
+                "{flag} without --far has no use; write --far SIZE for how much memory may go there"
+            ))),
+        };
     };
     at_least("--far", Some(size), SMALL_MIN, "")?;
     let slabs = size.bytes.div_ceil(SLAB_BYTES as u64);
@@ -195,13 +199,16 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     }
     let host = host(args)?;
     let servers = servers(&args.servers, args.key_file.is_some())?;
+    let seeds = seeds(&args.seeds, args.key_file.is_some())?;
     let policy = match &host {
         // The agent's servers are not known here: it judges.
         Some(_) => args.copies.map(copies_of),
-        None => Some(policy(args.copies, servers.len())?),
+        None => Some(policy(args.copies, servers.len(), !seeds.is_empty())?),
     };
     let key = match &args.key_file {
-        Some(file) if !servers.is_empty() => Some(ClusterKey::read(file).map_err(Failure::run)?),
+        Some(file) if !servers.is_empty() || !seeds.is_empty() => {
+            Some(ClusterKey::read(file).map_err(Failure::run)?)
+        }
         _ => None,
     };
     Ok(Some(FarOptions {
@@ -213,6 +220,8 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
         spin: args.far_spin,
+        links: args.links,
+        seeds,
         host,
     }))
 }
@@ -224,6 +233,7 @@ fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
     };
     let its_own = [
         ("--server", !args.servers.is_empty()),
+        ("--seed", !args.seeds.is_empty()),
         ("--key-file", args.key_file.is_some()),
         ("--far-dir", args.far_dir.is_some()),
     ];
@@ -246,38 +256,48 @@ fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
 
 /// The addresses of servers; those of other hosts want a key.
 pub fn servers(names: &[String], have_key: bool) -> Result<Vec<Address>, Failure> {
-    let servers = names
+    names
         .iter()
-        .map(|name| server(name))
-        .collect::<Result<Vec<_>, _>>()?;
-    match servers.iter().find(|s| !s.addr.ip().is_loopback()) {
-        Some(far) if !have_key => Err(Failure::run(format!(
-            "--server {far} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
-        ))),
-        _ => Ok(servers),
-    }
+        .map(|name| {
+            let (host, rdma) = Address::split(name);
+            let addr = address("--server", host, have_key)?;
+            if rdma {
+                canvas_rdma::check().map_err(|why| {
+                    Failure::run(format!(
+                        "--server {name}: {why}; write {host} to go over TCP"
+                    ))
+                })?;
+            }
+            Ok(Address { addr, rdma })
+        })
+        .collect()
 }
 
-/// The address of a server.
-fn server(name: &str) -> Result<Address, Failure> {
-    let (host, rdma) = Address::split(name);
-    let mut found = host.to_socket_addrs().map_err(|e| {
+/// The addresses of members of the gossip; those of other hosts want a key.
+pub fn seeds(names: &[String], have_key: bool) -> Result<Vec<SocketAddr>, Failure> {
+    names
+        .iter()
+        .map(|name| address("--seed", name, have_key))
+        .collect()
+}
+
+/// The address that a flag names.
+fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure> {
+    let mut found = name.to_socket_addrs().map_err(|e| {
         Failure::run(format!(
-            "--server {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
+            "{flag} {name} is no host that can be found: {}; write a host and a port such as 10.0.0.5:7070",
             crate::reason(&e)
         ))
     })?;
     let addr = found
         .next()
-        .ok_or_else(|| Failure::run(format!("--server {name} has no address")))?;
-    if rdma {
-        canvas_rdma::check().map_err(|why| {
-            Failure::run(format!(
-                "--server {name}: {why}; write {host} to go over TCP"
-            ))
-        })?;
+        .ok_or_else(|| Failure::run(format!("{flag} {name} has no address")))?;
+    if !have_key && !addr.ip().is_loopback() {
+        return Err(Failure::run(format!(
+            "{flag} {addr} is another host, which is only talked to with a key; write --key-file FILE (`canvas keygen` makes one)"
+        )));
     }
-    Ok(Address { addr, rdma })
+    Ok(addr)
 }
 
 /// How many copies, and where.
@@ -293,8 +313,8 @@ fn copies_of(copies: CopiesArg) -> Policy {
 }
 
 /// The copies that were asked for, if there are servers enough.
-pub fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failure> {
-    let default = if servers == 0 {
+pub fn policy(copies: Option<CopiesArg>, servers: usize, gossip: bool) -> Result<Policy, Failure> {
+    let default = if servers == 0 && !gossip {
         CopiesArg::Disk
     } else {
         CopiesArg::OneAndDisk
@@ -303,14 +323,15 @@ pub fn policy(copies: Option<CopiesArg>, servers: usize) -> Result<Policy, Failu
     let Policy { donors, disk } = copies_of(copies);
     let name = copies.to_possible_value();
     let name = name.as_ref().map_or("", |v| v.get_name());
-    if servers < donors {
+    // Gossip may find more at any time.
+    if servers < donors && !gossip {
         return Err(Failure::run(format!(
             "--copies {name} needs {donors} servers and there are {servers}; write more after --server"
         )));
     }
-    if donors == 0 && servers > 0 {
+    if donors == 0 && (servers > 0 || gossip) {
         return Err(Failure::run(format!(
-            "--copies {name} uses no server; leave out --server, or write --copies 1+disk"
+            "--copies {name} uses no server; leave out --server and --seed, or write --copies 1+disk"
         )));
     }
     if servers > SERVERS_MAX {

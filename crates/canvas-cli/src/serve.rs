@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use canvas_gossip::Gossip;
 use canvas_server::{Config, Server};
 use canvas_types::exit;
 use canvas_wire::key::ClusterKey;
@@ -13,9 +14,12 @@ use std::os::fd::AsFd;
 
 use crate::args::ServeArgs;
 use crate::error::{Failure, say};
+use crate::options;
 
 /// Time between two looks at how far the draining is.
 const DRAIN_TICK_MS: u16 = 20;
+/// Time between two looks at what the others are to be told.
+const GOSSIP_TICK_MS: u16 = 500;
 
 /// Runs the server until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
@@ -28,6 +32,17 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
             "--lease 0s would free everything at once; write a duration such as 30s",
         ));
     }
+    let seeds =
+        options::seeds(&args.seeds, key.is_some()).map_err(|e| Failure::usage(e.sentence))?;
+    if let Some(addr) = args.gossip
+        && key.is_none()
+        && !addr.ip().is_loopback()
+    {
+        return Err(Failure::usage(format!(
+            "without a cluster key only this host may gossip; write 127.0.0.1, or give --key-file FILE (`canvas keygen FILE` makes one) to gossip on {}",
+            addr.ip()
+        )));
+    }
     // Before the first thread, so that none of them ever gets one.
     let signals = signals()
         .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
@@ -35,7 +50,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         listen: args.listen,
         memory_bytes: args.memory.bytes,
         reserve_bytes: args.reserve.map(|s| s.bytes),
-        key,
+        key: key.clone(),
         lease: args.lease.into(),
         evict_within: args.evict_within.into(),
         spin: args.spin.into(),
@@ -45,14 +60,43 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         rdma: args.rdma,
     })
     .map_err(Failure::usage)?;
+    let gossip = match args.gossip {
+        Some(listen) => Some(
+            Gossip::start(canvas_gossip::Config {
+                listen,
+                seeds,
+                key: key.unwrap_or_else(ClusterKey::without_secret),
+                lends: Some(server.listening()),
+                changed: Box::new(|_| ()),
+            })
+            .map_err(Failure::usage)?,
+        ),
+        None => None,
+    };
+    let gossips = gossip
+        .as_ref()
+        .map_or_else(String::new, |g| format!(", gossip on {}", g.listening()));
     say(format_args!(
-        "serve: listening on {}, lending up to {} MiB, leaving {} MiB to this host",
+        "serve: listening on {}, lending up to {} MiB, leaving {} MiB to this host{gossips}",
         server.listening(),
         args.memory.bytes >> 20,
         server.reserve_bytes() >> 20
     ));
-    let signal = wait(&signals, None);
+    let signal = loop {
+        if let Some(gossip) = &gossip {
+            let (free, lent) = server.free_and_lent_bytes();
+            gossip.announce(free, lent);
+        }
+        let signal = wait(&signals, gossip.as_ref().map(|_| GOSSIP_TICK_MS));
+        if signal.is_some() {
+            break signal;
+        }
+    };
     let lent = server.drain(args.drain.into());
+    if let Some(gossip) = &gossip {
+        let (free, lent) = server.free_and_lent_bytes();
+        gossip.announce(free, lent);
+    }
     if let Some(signal) = signal {
         say(format_args!(
             "serve: {signal}: ending, {lent} slabs are lent"

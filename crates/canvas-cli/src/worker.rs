@@ -6,9 +6,11 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use canvas_agent::agent::tenant_id;
@@ -16,7 +18,9 @@ use canvas_agent::copies::{self, Copies, Policy};
 use canvas_agent::disk::Disk;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
+use canvas_agent::seal::Sealer;
 use canvas_agent::{Agent, Setup};
+use canvas_gossip::Gossip;
 use canvas_shm::{Far, Segment};
 use canvas_types::exit;
 use canvas_wire::key::ClusterKey;
@@ -79,7 +83,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         OVER => true,
         _ => orphan.is_over(segment, far),
     };
-    if args.servers.is_empty() {
+    if args.servers.is_empty() && args.seeds.is_empty() {
         let disk = disk.ok_or_else(|| fail("its flags", "there is neither a server nor a disk"))?;
         Agent::new(setup, disk).serve(is_over);
     } else {
@@ -89,18 +93,64 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
             }
             None => ClusterKey::without_secret(),
         };
+        // It lives as long as the agent serves.
+        let (_gossip, found) = match args.seeds.first() {
+            Some(seed) => {
+                let (gossip, found) = listen(args, *seed, key.clone(), waker)
+                    .map_err(|why| fail("its gossip", &why))?;
+                (Some(gossip), Some(found))
+            }
+            None => (None, None),
+        };
         let config = copies::Config {
             servers: args.servers.clone(),
+            found,
             key,
             policy: Policy {
                 donors: args.donors,
                 disk: args.disk,
             },
+            sealer: Sealer::new(&setup.key, tenant),
+            links: args.links,
         };
         let store = Copies::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
         Agent::new(setup, store).serve(is_over);
     }
     Ok(exit::OK)
+}
+
+/// Listens to the gossip of donors; the agent learns of those that live.
+fn listen(
+    args: &WorkerArgs,
+    seed: SocketAddr,
+    key: ClusterKey,
+    waker: Waker,
+) -> Result<(Gossip, Receiver<SocketAddr>), String> {
+    let (tell, found) = channel();
+    // Without a secret only this host is believed.
+    let this_host = key == ClusterKey::without_secret();
+    let ip: IpAddr = match seed.ip() {
+        IpAddr::V4(ip) if ip.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_loopback() => Ipv6Addr::LOCALHOST.into(),
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let gossip = Gossip::start(canvas_gossip::Config {
+        listen: SocketAddr::new(ip, 0),
+        seeds: args.seeds.clone(),
+        key,
+        lends: None,
+        changed: Box::new(move |members| {
+            for member in members.iter().filter(|m| m.live) {
+                let addr = member.donor.addr;
+                if !this_host || addr.ip().is_loopback() {
+                    let _ = tell.send(addr);
+                }
+            }
+            waker.wake();
+        }),
+    })?;
+    Ok((gossip, found))
 }
 
 /// A session and a directory of its own; no descriptors but the standard three and `keep`.

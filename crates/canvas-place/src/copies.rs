@@ -91,20 +91,26 @@ pub struct Source {
     pub up: bool,
     /// It has the extent, as far as is known.
     pub has: bool,
+    /// It has been silent for longer than it usually is.
+    pub suspect: bool,
 }
 
-/// The donor to read from next; `tried` has a bit for each that was asked. One that lacks the extent,
-/// as far as is known, is asked only when that is the `last_resort` and there is no other: it may have
-/// it all the same, and what is old does not verify.
+/// The copy to read from next: of the best ones, one that is in turn for `extent`, so that a slab's
+/// reads are spread over its donors. `tried` has a bit for each donor that was asked. Suspects come
+/// after the others. One that lacks the extent, as far as is known, is asked only when that is the
+/// `last_resort` and there is no other: it may have it all the same, and what is old does not verify.
 pub fn read_next(
-    copies: impl Iterator<Item = Source>,
+    copies: impl Iterator<Item = Source> + Clone,
+    extent: usize,
     tried: u64,
     last_resort: bool,
-) -> Option<usize> {
-    copies
-        .filter(|c| tried & 1 << c.donor == 0 && c.up && (c.has || last_resort))
-        .min_by_key(|c| !c.has)
-        .map(|c| c.donor)
+) -> Option<Source> {
+    let may = copies.filter(|c| tried & 1 << c.donor == 0 && c.up && (c.has || last_resort));
+    let rank = |c: &Source| (!c.has, c.suspect);
+    let best = may.clone().map(|c| rank(&c)).min()?;
+    let mut equals = may.filter(|c| rank(c) == best);
+    let n = equals.clone().count();
+    equals.nth(extent % n)
 }
 
 /// Whether a copy that cannot be reached now has the extent: it may come back.
@@ -113,10 +119,12 @@ pub fn is_away(mut copies: impl Iterator<Item = Source>) -> bool {
 }
 
 /// The donor to repair from next: only one that has the extent.
-pub fn repair_from(mut copies: impl Iterator<Item = Source>, tried: u64) -> Option<usize> {
-    copies
-        .find(|c| tried & 1 << c.donor == 0 && c.up && c.has)
-        .map(|c| c.donor)
+pub fn repair_from(
+    copies: impl Iterator<Item = Source> + Clone,
+    extent: usize,
+    tried: u64,
+) -> Option<usize> {
+    read_next(copies, extent, tried, false).map(|c| c.donor)
 }
 
 /// Whether a write is durable that so many donors have confirmed and whose disk copy is written, is
@@ -175,26 +183,47 @@ mod tests {
 
         #[test]
         fn every_copy_is_asked_once(
-            flags in prop::collection::vec(any::<[bool; 2]>(), 0..5), last_resort: bool,
+            flags in prop::collection::vec(any::<[bool; 3]>(), 0..5), last_resort: bool,
+            extent in 0..2048usize,
         ) {
             let all: Vec<Source> = flags
                 .iter()
                 .enumerate()
-                .map(|(donor, &[up, has])| Source { donor, up, has })
+                .map(|(donor, &[up, has, suspect])| Source { donor, up, has, suspect })
                 .collect();
             let (mut tried, mut asked) = (0, Vec::new());
-            while let Some(d) = read_next(all.iter().copied(), tried, last_resort) {
-                tried |= 1 << d;
-                asked.push(d);
+            while let Some(c) = read_next(all.iter().copied(), extent, tried, last_resort) {
+                tried |= 1 << c.donor;
+                asked.push(c.donor);
             }
             let may = all.iter().filter(|c| c.up && (c.has || last_resort)).count();
             prop_assert_eq!(asked.len(), may);
-            prop_assert!(asked.is_sorted_by_key(|d| !all[*d].has));
-            match repair_from(all.iter().copied(), 0) {
+            prop_assert!(asked.is_sorted_by_key(|d| (!all[*d].has, all[*d].suspect)));
+            match repair_from(all.iter().copied(), extent, 0) {
                 Some(d) => prop_assert!(all[d].up && all[d].has),
                 None => prop_assert!(!all.iter().any(|c| c.up && c.has)),
             }
         }
+    }
+
+    #[test]
+    fn reads_are_spread_over_equal_copies() {
+        let source = |donor, suspect| Source {
+            donor,
+            up: true,
+            has: true,
+            suspect,
+        };
+        let from = |all: &[Source], extent| {
+            read_next(all.iter().copied(), extent, 0, false).map(|c| c.donor)
+        };
+        let all = [source(4, false), source(2, true), source(9, false)];
+        let mut reads = [0; 10];
+        for extent in 0..100 {
+            reads[from(&all, extent).unwrap()] += 1;
+        }
+        assert_eq!((reads[4], reads[2], reads[9]), (50, 0, 50));
+        assert_eq!(from(&all[1..2], 7), Some(2), "there is no other");
     }
 
     #[test]

@@ -5,10 +5,12 @@
 //! * [`choose`]: which donor gets a slab;
 //! * [`copies`]: which of its copies count, which is read, which is given up;
 //! * [`headroom`]: how much of its memory a donor lends, and when it takes some back;
+//! * [`pace`]: how long a donor is waited for before another copy is asked as well;
 //! * [`victims`]: which slabs it takes back.
 #![forbid(unsafe_code)]
 
 pub mod choose;
 pub mod copies;
 pub mod headroom;
+pub mod pace;
 pub mod victims;

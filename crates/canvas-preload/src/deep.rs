@@ -83,6 +83,8 @@ pub enum Lost {
     Unreachable,
     /// All copies are damaged.
     Damaged,
+    /// No copy is left: the donors that held one have lost it.
+    Gone,
 }
 
 /// Maps the far area, if the tenant has one. Once, at start-up, before the slot is taken.
@@ -569,6 +571,7 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
             }
         }
         Some(Status::Corrupt) => Err(Lost::Damaged),
+        Some(Status::Lost) => Err(Lost::Gone),
         _ => Err(Lost::Unreachable),
     };
     match status {
@@ -577,13 +580,6 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
     }
     if result.is_err() {
         count(Counter::DeepFailure, 1);
-        report!(
-            "reading {} bytes of extent {} at {} ended with {status:?} after {} ms",
-            ask.len,
-            ask.extent,
-            ask.offset,
-            (sig::now_ns() - begun) / 1_000_000
-        );
     }
     result
 }

@@ -34,6 +34,8 @@ pub enum Resolved {
     Poisoned,
     /// No far copy can be reached now.
     Unreachable,
+    /// No far copy is left.
+    Lost,
     /// Local and far memory are both full.
     NoMemory,
 }
@@ -47,6 +49,9 @@ impl Resolved {
             Resolved::Poisoned => "its far copy came back damaged",
             Resolved::Unreachable => {
                 "its far copy cannot be reached, and was waited for long enough"
+            }
+            Resolved::Lost => {
+                "no far copy of it is left: the servers that held it have lost it (--copies 2, 3 or 1+disk keeps more than one)"
             }
             Resolved::NoMemory if deep::is_stalled() => {
                 "local memory is full, and far memory does not answer"
@@ -415,10 +420,13 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
                 loaded = Ok(());
                 deep_extent = Some(place.extent);
             }
-            Err(deep::Lost::Unreachable) => {
+            Err(why @ (deep::Lost::Unreachable | deep::Lost::Gone)) => {
                 account::uncharge(1);
                 word::publish(w, cur);
-                return Some(Resolved::Unreachable);
+                return Some(match why {
+                    deep::Lost::Gone => Resolved::Lost,
+                    _ => Resolved::Unreachable,
+                });
             }
             Err(deep::Lost::Damaged) => loaded = Err(LoadError::Verify),
         }

@@ -198,7 +198,7 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
             state::count(Counter::FaultsManaged, 1);
             return;
         }
-        if why == Resolved::Unreachable {
+        if matches!(why, Resolved::Unreachable | Resolved::Lost) {
             report!(
                 "page {addr:#x}: {}; the program is told by SIGBUS",
                 why.reason()

@@ -160,7 +160,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         }
         // The mapping changed under the fault: the access is made again, and is the kernel's to judge.
         Resolved::NotOurs => u.wake(addr, PAGE_SIZE),
-        Resolved::Poisoned | Resolved::Unreachable | Resolved::NoMemory => {
+        Resolved::Poisoned | Resolved::Unreachable | Resolved::Lost | Resolved::NoMemory => {
             // There is no way to fail a fault by message before UFFDIO_POISON: say so and end.
             report!(
                 "page {addr:#x}: {}; the program is ended by SIGBUS",

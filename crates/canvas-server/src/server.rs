@@ -205,6 +205,12 @@ impl Server {
         self.shared.reserve_bytes
     }
 
+    /// What it could lend and lends, in bytes.
+    pub fn free_and_lent_bytes(&self) -> (u64, u64) {
+        let pong = self.shared.registry.pong();
+        (pong.free_bytes, pong.lent_bytes)
+    }
+
     /// Begins the end: lends nothing any more, and tells the clients to move their slabs within this
     /// time. Returns how many slabs are lent.
     pub fn drain(&self, within: Duration) -> usize {

@@ -222,7 +222,15 @@ impl Far {
             self.slabs_used.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
+        let (word, bit) = (proc / 64, 1 << (proc % 64));
         for (i, slab) in self.slabs.iter().enumerate() {
+            // The reference first: whoever let the slab go before us may be late in saying so, and the
+            // agent puts right what it finds referred to ([`Far::is_released`]).
+            if slab.state.load(Ordering::Relaxed) != slab_state::FREE
+                || slab.refs[word].fetch_or(bit, Ordering::SeqCst) & bit != 0
+            {
+                continue;
+            }
             if slab
                 .state
                 .compare_exchange(
@@ -233,10 +241,11 @@ impl Far {
                 )
                 .is_ok()
             {
-                slab.refs[proc / 64].fetch_or(1 << (proc % 64), Ordering::AcqRel);
                 self.slabs_high.fetch_max(i as u32 + 1, Ordering::Relaxed);
                 return Some(i as u32);
             }
+            // Another was faster, and may have dropped it already because of us.
+            self.drop_slab(i as u32, proc);
         }
         self.slabs_used.fetch_sub(1, Ordering::Relaxed);
         None
@@ -311,6 +320,31 @@ impl Far {
             }
         }
         gone
+    }
+
+    /// Agent: is the slab released? Two processes may drop their references at one time and both find
+    /// it unused; the slower one then releases a slab that is somebody's again. Such a one is put
+    /// back.
+    pub fn is_released(&self, slab: u32) -> bool {
+        let Some(s) = self.slabs.get(slab as usize) else {
+            return false;
+        };
+        let turn = |from, to| {
+            s.state
+                .compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+        };
+        while s.state.load(Ordering::SeqCst) == slab_state::RELEASED {
+            if s.is_unused() {
+                return true;
+            }
+            turn(slab_state::RELEASED, slab_state::USED);
+            // Whoever dropped the last reference a moment ago found it released.
+            if s.is_unused() {
+                turn(slab_state::USED, slab_state::RELEASED);
+            }
+        }
+        false
     }
 
     /// Agent: what donors held of a released slab is freed.
@@ -411,6 +445,25 @@ mod tests {
         assert_eq!(far.slabs_used.load(Ordering::Relaxed), 0);
         far.slab_freed(slab);
         assert_eq!(far.slabs_used.load(Ordering::Relaxed), 0, "once only");
+    }
+
+    /// As when a process that drops its reference is stopped before it says so, until the slab is
+    /// another's.
+    #[test]
+    fn a_late_release_of_a_slab_that_is_used_again_is_put_right() {
+        let far = far();
+        let slab = far.take_slab(5).unwrap();
+        let s = &far.slabs[slab as usize];
+        assert!(!far.is_released(slab));
+        assert!(far.drop_slab(slab, 5));
+        assert!(far.is_released(slab));
+        far.slab_freed(slab);
+        assert_eq!(far.take_slab(6), Some(slab));
+        s.state.store(RELEASED, Ordering::Relaxed);
+        assert!(!far.is_released(slab));
+        assert_eq!(state(far, slab), USED);
+        assert!(far.drop_slab(slab, 6));
+        assert!(far.is_released(slab));
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub enum Status {
     NoRoom = 4,
     /// The request makes no sense.
     Refused = 5,
+    /// Read: no copy is left; those that held it have lost it for good.
+    Lost = 6,
 }
 
 impl Status {
@@ -70,6 +72,7 @@ impl Status {
             2 => Status::Unreachable,
             3 => Status::Corrupt,
             4 => Status::NoRoom,
+            6 => Status::Lost,
             _ => Status::Refused,
         }
     }

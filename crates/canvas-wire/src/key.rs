@@ -124,14 +124,19 @@ impl ClusterKey {
             .map_err(|e| format!("{name} cannot be written: {}", reason(&e)))
     }
 
-    /// The session's pre-shared key: HKDF-SHA256 without salt, with the protocol's name as info.
+    /// The session's pre-shared key: derived under the protocol's name.
     pub(crate) fn session_psk(&self) -> [u8; 32] {
-        let mut psk = [0; 32];
+        self.derive(PROTOCOL)
+    }
+
+    /// A key of its own for each `purpose`: HKDF-SHA256 without salt, with the purpose as info.
+    pub fn derive(&self, purpose: &str) -> [u8; 32] {
+        let mut key = [0; 32];
         let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&self.0);
-        prk.expand(&[PROTOCOL.as_bytes()], hkdf::HKDF_SHA256)
-            .and_then(|okm| okm.fill(&mut psk))
+        prk.expand(&[purpose.as_bytes()], hkdf::HKDF_SHA256)
+            .and_then(|okm| okm.fill(&mut key))
             .expect("HKDF gives as many bytes as its hash has");
-        psk
+        key
     }
 }
 

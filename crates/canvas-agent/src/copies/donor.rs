@@ -1,16 +1,24 @@
-//! One donor: its link, and the thread that connects it.
+//! One donor: its links, and the thread that connects them.
+//!
+//! What is needed at once goes over the first link, everything else over the last: a page that a
+//! program waits for does not queue behind extents that are written or repaired.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use canvas_link::{Address, LinkConfig, Transport, connect};
+use canvas_place::pace::Pace;
 use canvas_wire::DonorId;
+use canvas_wire::frame::Request;
 
 use crate::idle::Waker;
 
 /// First and longest pause between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A read of no more than this is one that a program waits for.
+pub const PROMPT_BYTES: usize = 8 << 10;
 
 /// Where a donor stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,8 +37,8 @@ pub struct Donor {
     pub addr: Address,
     /// Where it stands.
     pub state: State,
-    /// The connection, unless it is down.
-    pub link: Option<Box<dyn Transport>>,
+    /// The connections; none while it is down.
+    pub links: Vec<Box<dyn Transport>>,
     /// The run of it that is, or was, connected.
     pub run: Option<DonorId>,
     /// What it could lend, as far as is known.
@@ -43,17 +51,26 @@ pub struct Donor {
     pub ping_every: Duration,
     /// What it said it holds, while it is being asked.
     pub listed: Vec<u64>,
+    /// How long its answers take.
+    pub pace: Pace,
+    /// It has been silent since then for longer than usual, and has not answered a ping.
+    pub suspect: Option<Instant>,
     /// That it is down was told.
     pub told: bool,
     /// What was asked over a link that is gone waits for nothing any more.
     pub orphans: bool,
     wanted: Sender<()>,
-    connected: Receiver<Result<Box<dyn Transport>, String>>,
+    connected: Receiver<Result<Vec<Box<dyn Transport>>, String>>,
 }
 
 impl Donor {
     /// One that is being connected to.
-    pub fn new(addr: Address, config: LinkConfig, waker: Waker) -> std::io::Result<Donor> {
+    pub fn new(
+        addr: Address,
+        config: LinkConfig,
+        links: usize,
+        waker: Waker,
+    ) -> std::io::Result<Donor> {
         let (want, wanted) = channel();
         let (give, connected) = channel();
         std::thread::Builder::new()
@@ -62,14 +79,14 @@ impl Donor {
                 while wanted.recv().is_ok() {
                     let mut pause = PAUSE;
                     loop {
-                        match connect(&addr, config.clone()) {
-                            Ok(link) => {
-                                let _ = give.send(Ok(link));
+                        match connect_all(addr, &config, links) {
+                            Ok(links) => {
+                                let _ = give.send(Ok(links));
                                 waker.wake();
                                 break;
                             }
-                            Err(e) => {
-                                if give.send(Err(e.to_string())).is_err() {
+                            Err(why) => {
+                                if give.send(Err(why)).is_err() {
                                     return;
                                 }
                                 waker.wake();
@@ -83,13 +100,15 @@ impl Donor {
         let donor = Donor {
             addr,
             state: State::Down(Instant::now()),
-            link: None,
+            links: Vec::new(),
             run: None,
             free_bytes: 0,
             pressure: false,
             pinged: Instant::now(),
             ping_every: Duration::from_secs(1),
             listed: Vec::new(),
+            pace: Pace::default(),
+            suspect: None,
             told: false,
             orphans: false,
             wanted: want,
@@ -105,11 +124,11 @@ impl Donor {
         let _ = self.wanted.send(());
     }
 
-    /// The link is of no use any more: it is closed, and made anew.
+    /// A link is of no use any more: all are closed, and made anew.
     pub fn lost(&mut self) {
         if !matches!(self.state, State::Down(_)) {
             self.state = State::Down(Instant::now());
-            self.link = None;
+            self.links.clear();
             self.orphans = true;
             self.reconnect();
         }
@@ -119,8 +138,8 @@ impl Donor {
     pub fn connected(&mut self) -> Option<Result<(), String>> {
         match self.connected.try_recv().ok()? {
             Err(why) => Some(Err(why)),
-            Ok(link) => {
-                let welcome = *link.welcome();
+            Ok(links) => {
+                let welcome = *links.first()?.welcome();
                 self.state = State::Listing;
                 self.run = Some(welcome.donor_id);
                 self.free_bytes = welcome.free_bytes;
@@ -129,9 +148,24 @@ impl Donor {
                 self.ping_every = third.min(Duration::from_secs(1));
                 self.pinged = Instant::now();
                 self.listed.clear();
-                self.link = Some(link);
+                self.links = links;
+                self.suspect = None;
                 Some(Ok(()))
             }
+        }
+    }
+
+    /// The link that a request goes over; `None` while it is down.
+    pub fn link_for(&mut self, request: &Request) -> Option<&mut Box<dyn Transport>> {
+        let prompt = match request {
+            Request::Read { range, .. } => range.len as usize <= PROMPT_BYTES,
+            Request::Ping => true,
+            _ => false,
+        };
+        if prompt {
+            self.links.first_mut()
+        } else {
+            self.links.last_mut()
         }
     }
 
@@ -147,4 +181,30 @@ impl Donor {
             _ => true,
         }
     }
+}
+
+/// All links, to one run of the donor.
+fn connect_all(
+    addr: Address,
+    config: &LinkConfig,
+    n: usize,
+) -> Result<Vec<Box<dyn Transport>>, String> {
+    // A device serves all that was posted at one time; and each link pins the slabs that it uses.
+    let n = if addr.rdma { 1 } else { n.max(1) };
+    let mut links: Vec<Box<dyn Transport>> = Vec::with_capacity(n);
+    for number in 0..n {
+        let config = LinkConfig {
+            link: number as u32,
+            ..config.clone()
+        };
+        let link = connect(&addr, config).map_err(|e| e.to_string())?;
+        if links
+            .first()
+            .is_some_and(|l| l.welcome().donor_id != link.welcome().donor_id)
+        {
+            return Err("it was started anew while it was being connected to".to_owned());
+        }
+        links.push(link);
+    }
+    Ok(links)
 }

@@ -3,30 +3,33 @@
 //! * A write goes to all copies at once. What a copy misses (its donor was away, or said no) is
 //!   remembered by extent and made good later: one mechanism serves donors that come back, donors
 //!   that are lost for good and donors that take their memory back.
-//! * A read goes to one copy, and to the next when that fails; the disk comes last.
+//! * A read goes to one copy, and to the next when that fails or is silent; the disk comes last
+//!   ([`read`]).
 //! * Every wait is bounded by the link's timeouts. A donor that does not answer in time is treated as
 //!   one that hung up, and nothing waits for it again before it answers anew.
 //!
-//! The bytes are opaque here. A copy that is old without our knowing (a donor did a write after we had
-//! given it up) does not verify at the reader, which then asks for the next copy; that is taken as a
-//! sign that the first one misses the extent.
+//! * A donor may damage what it holds, or hold what is old without our knowing (it did a write after we
+//!   had given it up). That does not verify at the reader, which then asks for the next copy, and is
+//!   taken as a sign that the first one misses the extent. What is copied from one place to another is
+//!   verified before.
 
 pub mod donor;
 pub mod map;
+mod read;
 mod repair;
 mod upkeep;
 mod watch;
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use canvas_link::{Address, Completion, Completions, LinkConfig, SubmitError, Timeouts};
 use canvas_place::choose::{Candidate, choose};
 pub use canvas_place::copies::Policy;
-use canvas_place::copies::{
-    AGAIN_NS, GRACE_NS, Held, Source, TICK_NS, counting, is_away, is_durable, read_next,
-};
+use canvas_place::copies::{AGAIN_NS, GRACE_NS, Held, TICK_NS, counting, is_durable};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLAB_EXTENTS};
 use canvas_wire::error::ErrorCode;
@@ -38,9 +41,11 @@ use crate::disk::Disk;
 use crate::idle::Waker;
 use crate::journal::Journal;
 use crate::log::About;
+use crate::seal::Sealer;
 use crate::store::{Event, Outcome, Store};
-use donor::{Donor, State};
+use donor::{Donor, PROMPT_BYTES, State};
 use map::{COPIES_MAX, Copy, Map, Slab};
+use read::Reads;
 use repair::Repairs;
 use watch::Watch;
 
@@ -56,18 +61,25 @@ pub const SERVERS_MAX: usize = 64;
 
 /// What [`Copies`] needs to know.
 pub struct Config {
-    /// Donors.
+    /// Donors that are known.
     pub servers: Vec<Address>,
+    /// Where news of others come from.
+    pub found: Option<Receiver<SocketAddr>>,
     /// The pool's key.
     pub key: ClusterKey,
     /// How many copies.
     pub policy: Policy,
+    /// Opens what the tenant's agent sealed: a copy is verified before it is copied on.
+    pub sealer: Sealer,
+    /// Connections to each donor.
+    pub links: usize,
 }
 
 /// What was asked of a donor.
 #[derive(Clone, Copy, Debug)]
 enum Call {
-    Read(u32),
+    /// A read, and which of its id.
+    Read(u32, u64),
     Write(u32),
     Alloc(u32),
     Free(u32),
@@ -78,27 +90,34 @@ enum Call {
     RepairWrite(usize),
 }
 
-/// A read or write under way.
+/// A request that waits for its answer.
+#[derive(Clone, Copy)]
+struct Sent {
+    donor: usize,
+    /// The slab that it names, or 0.
+    handle: u64,
+    since: Instant,
+    call: Call,
+}
+
+/// A write under way.
 struct Op {
     extent: u32,
     block: Option<Block>,
-    /// Read: its range. Write: `None`.
-    range: Option<Range<usize>>,
-    /// Read: donors that were tried, a bit each, and the one that is.
-    tried: u64,
-    at: Option<usize>,
-    /// Read: those of them that have not answered; they may yet.
-    silent: u64,
-    /// Read: the disk was tried.
-    tried_disk: bool,
-    /// When it was asked for.
-    since: Instant,
-    /// Write: donors that it was sent to, a bit each; answers that are awaited, donors that have it,
-    /// what the disk says.
+    /// Donors that it was sent to and that have not refused it, a bit each; answers that are awaited,
+    /// donors that have it, what the disk says.
     sent: u64,
     parts: usize,
     donors: usize,
     disk: Option<Outcome>,
+}
+
+/// What is needed to meet donors that nobody knew of at the start.
+struct Meeting {
+    found: Option<Receiver<SocketAddr>>,
+    link: LinkConfig,
+    links: usize,
+    waker: Waker,
 }
 
 /// The store.
@@ -107,16 +126,20 @@ pub struct Copies {
     tenant: [u8; 16],
     policy: Policy,
     donors: Vec<Donor>,
+    meeting: Meeting,
     disk: Option<Disk>,
     journal: Journal,
     map: Map,
+    sealer: Sealer,
+    reads: Reads,
+    /// Writes.
     ops: HashMap<u32, Op>,
     /// Writes under way by extent, until their end was handed out: only then does the seal tell that
     /// the extent is written.
     writing: HashMap<u32, u32>,
     /// Extents whose writes have ended since the last look.
     wrote: Vec<u32>,
-    calls: HashMap<u64, (usize, Call)>,
+    calls: HashMap<u64, Sent>,
     next_tag: u64,
     /// Slabs being freed: answers that are awaited.
     freeing: HashMap<u32, usize>,
@@ -131,8 +154,6 @@ pub struct Copies {
     degraded: u64,
     /// Reads that went to another copy, since they were last told.
     failovers: u64,
-    /// Reads that wait for a donor to come back.
-    away: Vec<u32>,
 }
 
 impl Copies {
@@ -146,29 +167,40 @@ impl Copies {
         waker: Waker,
     ) -> std::io::Result<Copies> {
         let client = journal.client()?;
-        let donors = config
-            .servers
+        let link = LinkConfig {
+            lease_ms: LEASE_MS,
+            timeouts: Timeouts {
+                connect: Duration::from_secs(1),
+                handshake: Duration::from_secs(1),
+                request: Duration::from_secs(1),
+            },
+            ..LinkConfig::new(config.key, client)
+        };
+        // Those of the agent before this one first: slabs' lines number them.
+        let mut servers = journal.donors();
+        for addr in config.servers {
+            if !servers.contains(&addr) {
+                journal.put_donor(servers.len(), addr);
+                servers.push(addr);
+            }
+        }
+        let donors = servers
             .iter()
-            .map(|addr| {
-                let link = LinkConfig {
-                    lease_ms: LEASE_MS,
-                    timeouts: Timeouts {
-                        connect: Duration::from_secs(1),
-                        handshake: Duration::from_secs(1),
-                        request: Duration::from_secs(1),
-                    },
-                    ..LinkConfig::new(config.key.clone(), client)
-                };
-                Donor::new(*addr, link, waker)
-            })
+            .map(|addr| Donor::new(*addr, link.clone(), config.links, waker))
             .collect::<std::io::Result<Vec<_>>>()?;
+        let meeting = Meeting {
+            found: config.found,
+            link,
+            links: config.links,
+            waker,
+        };
         let map = journal
             .lines()
             .iter()
             .map(|(slab, line)| {
                 let mut slab_of = Slab::from_line(line);
                 // The agent before this one may have had more servers.
-                slab_of.copies.retain(|c| c.donor < config.servers.len());
+                slab_of.copies.retain(|c| c.donor < servers.len());
                 (*slab, slab_of)
             })
             .collect();
@@ -178,9 +210,12 @@ impl Copies {
             tenant,
             policy: config.policy,
             donors,
+            meeting,
             disk,
             journal,
             map,
+            sealer: config.sealer,
+            reads: Reads::default(),
             ops: HashMap::new(),
             writing: HashMap::new(),
             wrote: Vec::new(),
@@ -197,7 +232,6 @@ impl Copies {
             disk_events: Vec::new(),
             degraded: 0,
             failovers: 0,
-            away: Vec::new(),
         })
     }
 
@@ -208,14 +242,24 @@ impl Copies {
     /// Sends a request to a donor; false when that is not possible now.
     fn submit(&mut self, donor: usize, call: Call, request: &Request) -> bool {
         let d = &mut self.donors[donor];
-        let Some(link) = &mut d.link else {
+        let Some(link) = d.link_for(request) else {
             return false;
         };
         let tag = self.next_tag;
         match link.submit(tag, request) {
             Ok(()) => {
                 self.next_tag += 1;
-                self.calls.insert(tag, (donor, call));
+                let handle = match *request {
+                    Request::Read { handle, .. } | Request::Write { handle, .. } => handle,
+                    _ => 0,
+                };
+                let sent = Sent {
+                    donor,
+                    handle,
+                    since: Instant::now(),
+                    call,
+                };
+                self.calls.insert(tag, sent);
                 true
             }
             Err(SubmitError::Down) => {
@@ -297,15 +341,6 @@ impl Copies {
             leaving_until_ns: c.leaving.map(|(_, until)| until),
         };
         entry.copies.iter().map(see).collect()
-    }
-
-    /// The copies of an extent of it.
-    fn sources(&self, entry: &Slab, within: usize) -> impl Iterator<Item = Source> {
-        entry.copies.iter().map(move |c| Source {
-            donor: c.donor,
-            up: self.donors[c.donor].is_up(),
-            has: c.has(within),
-        })
     }
 
     /// The answer to a request for a copy.
@@ -436,6 +471,8 @@ impl Copies {
                 copy.ops += 1;
             }
         } else {
+            // A copy that is made there meanwhile has not got it either.
+            op.sent &= !(1 << donor);
             self.lacks(slab, donor, within);
         }
         self.write_ended(id);
@@ -471,113 +508,12 @@ impl Copies {
         });
     }
 
-    // Reading.
-
-    /// Sends a read to the next copy that was not tried.
-    fn send_read(&mut self, id: u32) {
-        let op = self.ops.get_mut(&id).expect("under way");
-        let (extent, range) = (op.extent, op.range.clone().expect("a read"));
-        let slab = extent / SLAB_EXTENTS as u32;
-        let within = extent as usize % SLAB_EXTENTS;
-        loop {
-            let tried = self.ops[&id].tried;
-            // One that lacks it, as far as we know, only when there is no other and no disk: it may
-            // have it all the same, and cannot deceive the reader.
-            let last_resort = self.disk.is_none() && !self.is_away(slab, within);
-            let next = self.map.get(&slab).and_then(|e| {
-                let donor = read_next(self.sources(e, within), tried, last_resort)?;
-                let copy = e.copies.iter().find(|c| c.donor == donor)?;
-                Some((donor, copy.handle))
-            });
-            let Some((donor, handle)) = next else {
-                break;
-            };
-            let range = canvas_wire::frame::Range {
-                offset: (within * EXTENT_BYTES + range.start) as u32,
-                len: range.len() as u32,
-            };
-            let sent = self.submit(donor, Call::Read(id), &Request::Read { handle, range });
-            let op = self.ops.get_mut(&id).expect("under way");
-            op.tried |= 1 << donor;
-            if sent {
-                op.at = Some(donor);
-                return;
-            }
-            op.silent |= 1 << donor;
-        }
-        let op = self.ops.get_mut(&id).expect("under way");
-        op.at = None;
-        let block = op.block.take().expect("not with the disk");
-        match &mut self.disk {
-            Some(disk) if !op.tried_disk => {
-                op.tried_disk = true;
-                disk.read(id, extent, range, 0, block);
-            }
-            _ => {
-                let (away, wait_max) = (self.is_away(slab, within), self.wait_max());
-                let op = self.ops.get_mut(&id).expect("under way");
-                if (away || op.silent != 0) && op.since.elapsed() < wait_max {
-                    op.tried &= !std::mem::take(&mut op.silent);
-                    op.block = Some(block);
-                    self.away.push(id);
-                    return;
-                }
-                self.ops.remove(&id);
-                let outcome = if away { Outcome::Away } else { Outcome::NoCopy };
-                self.events.push(Event::Ended { id, outcome, block });
-            }
-        }
-    }
-
-    /// How long the tenant waits for what cannot be reached.
-    fn wait_max(&self) -> Duration {
-        let ms = &self.far.wait_ms_max;
-        Duration::from_millis(ms.load(std::sync::atomic::Ordering::Relaxed))
-    }
-
-    /// Asks again for what was at donors that were away; those are tried anew.
-    fn retry_away(&mut self) {
-        let donors = self.donors.iter().enumerate();
-        let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
-        for id in std::mem::take(&mut self.away) {
-            if let Some(op) = self.ops.get_mut(&id) {
-                op.tried &= up;
-                self.send_read(id);
-            }
-        }
-    }
-
-    /// Is there a copy of the extent at a donor that cannot be reached now?
-    fn is_away(&self, slab: u32, within: usize) -> bool {
-        let entry = self.map.get(&slab);
-        entry.is_some_and(|e| is_away(self.sources(e, within)))
-    }
-
-    /// A donor has answered a read, or not.
-    fn donor_read(&mut self, donor: usize, id: u32, data: Option<&[u8]>) {
-        let Some(op) = self.ops.get_mut(&id) else {
-            return;
-        };
-        let slab = op.extent / SLAB_EXTENTS as u32;
-        if let (Some(data), Some(range)) = (data, op.range.clone()) {
-            let mut block = op.block.take().expect("with us");
-            block[range].copy_from_slice(data);
-            if let Some(copy) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
-                copy.ops += 1;
-            }
-            let outcome = Outcome::Done;
-            self.events.push(Event::Ended { id, outcome, block });
-        } else {
-            self.failovers += 1;
-            self.send_read(id);
-        }
-    }
-
     // Freeing.
 
     fn free_now(&mut self, slab: u32) {
         let entry = self.map.remove(&slab).unwrap_or_default();
         self.save(slab);
+        self.repairs.freed(slab);
         let mut awaited = 0;
         for copy in &entry.copies {
             let request = Request::Free {
@@ -628,23 +564,23 @@ impl Copies {
         let mut completions = std::mem::take(&mut self.completions);
         completions.clear();
         let mut broken = None;
-        if let Some(link) = &mut self.donors[donor].link
-            && let Err(e) = link.poll(&mut completions, Duration::ZERO)
-        {
-            broken = Some(e.to_string());
+        for link in &mut self.donors[donor].links {
+            if let Err(e) = link.poll(&mut completions, Duration::ZERO) {
+                broken = Some(e.to_string());
+            }
         }
         let mut silent = false;
         for completion in completions.iter() {
             match completion {
                 Completion::Answer { tag, answer } => {
-                    if let Some((_, call)) = self.calls.remove(&tag) {
-                        self.answered(donor, call, Some(answer));
+                    if let Some(sent) = self.calls.remove(&tag) {
+                        self.answered(sent, Some(answer));
                     }
                 }
                 Completion::TimedOut { tag } | Completion::Lost { tag } => {
                     silent |= matches!(completion, Completion::TimedOut { .. });
-                    if let Some((_, call)) = self.calls.remove(&tag) {
-                        self.answered(donor, call, None);
+                    if let Some(sent) = self.calls.remove(&tag) {
+                        self.answered(sent, None);
                     }
                 }
                 Completion::Call { id, call } => self.asked(donor, id, call),
@@ -669,12 +605,12 @@ impl Copies {
         let lost: Vec<u64> = self
             .calls
             .iter()
-            .filter(|(_, (d, _))| *d == donor)
+            .filter(|(_, sent)| sent.donor == donor)
             .map(|(tag, _)| *tag)
             .collect();
         for tag in lost {
-            if let Some((_, call)) = self.calls.remove(&tag) {
-                self.answered(donor, call, None);
+            if let Some(sent) = self.calls.remove(&tag) {
+                self.answered(sent, None);
             }
         }
     }
@@ -710,17 +646,41 @@ impl Copies {
         }
     }
 
+    /// A donor has not got a slab any more that it lent us: it was freed there, or never came to an
+    /// agent that was stopped for longer than its lease. The slab is placed anew, maybe there.
+    fn gone(&mut self, donor: usize, handle: u64) {
+        for slab in map::forget(&mut self.map, donor, |copy| copy.handle == handle) {
+            self.save(slab);
+            if let Some(entry) = self.map.get_mut(&slab) {
+                entry.refused &= !(1 << donor);
+                entry.again_ns = 0;
+            }
+            self.line(
+                About::DonorForgot(donor),
+                donor,
+                format_args!("it has not got slab {slab} any more; its pages are copied anew"),
+            );
+        }
+    }
+
     /// A donor has answered, or (`None`) never will.
-    fn answered(&mut self, donor: usize, call: Call, answer: Option<Answer>) {
+    fn answered(&mut self, sent: Sent, answer: Option<Answer>) {
+        let Sent { donor, call, .. } = sent;
+        if let Some(Answer::Error { code, .. }) = answer
+            && code == ErrorCode::UnknownHandle
+            && sent.handle != 0
+        {
+            self.gone(donor, sent.handle);
+        }
         match (call, answer) {
-            (Call::Read(id), Some(Answer::Data(data))) => self.donor_read(donor, id, Some(data)),
-            (Call::Read(id), answer) => {
-                if answer.is_none()
-                    && let Some(op) = self.ops.get_mut(&id)
+            (Call::Read(id, serial), answer) => {
+                if let Some(Answer::Data(data)) = answer
+                    && data.len() <= PROMPT_BYTES
                 {
-                    op.silent |= 1 << donor;
+                    let ns = sent.since.elapsed().as_nanos() as u64;
+                    self.donors[donor].pace.answered(ns);
                 }
-                self.donor_read(donor, id, None);
+                self.donor_read(donor, (id, serial), answer);
             }
             (Call::Write(id), answer) => {
                 let ok = matches!(answer, Some(Answer::Done));
@@ -741,8 +701,10 @@ impl Copies {
             (Call::Free(slab), _) => self.freed_part(slab),
             (Call::Garbage, _) => {}
             (Call::Ping, Some(Answer::Pong(pong))) => {
-                self.donors[donor].free_bytes = pong.free_bytes;
-                self.donors[donor].pressure = pong.pressure;
+                let d = &mut self.donors[donor];
+                d.free_bytes = pong.free_bytes;
+                d.pressure = pong.pressure;
+                d.suspect = d.suspect.filter(|since| sent.since < *since);
             }
             (Call::Ping, _) => {}
             (Call::List, Some(Answer::Handles { more, slabs })) => {
@@ -808,7 +770,8 @@ impl Copies {
     }
 
     fn reply(&mut self, donor: usize, call: u64, reply: &Reply) {
-        if let Some(link) = &mut self.donors[donor].link {
+        // Calls come over the first link.
+        if let Some(link) = self.donors[donor].links.first_mut() {
             // A donor that gets no answer frees at its deadline.
             let _ = link.reply(call, reply);
         }
@@ -824,12 +787,6 @@ impl Store for Copies {
             Op {
                 extent,
                 block: Some(block),
-                range: None,
-                tried: 0,
-                at: None,
-                silent: 0,
-                tried_disk: false,
-                since: Instant::now(),
                 sent: 0,
                 parts: 0,
                 donors: 0,
@@ -861,34 +818,7 @@ impl Store for Copies {
     }
 
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
-        let before = self.ops.remove(&id).filter(|_| copy > 0);
-        let mut op = Op {
-            extent,
-            block: Some(block),
-            range: Some(range),
-            tried: 0,
-            at: None,
-            silent: 0,
-            tried_disk: false,
-            since: Instant::now(),
-            sent: 0,
-            parts: 0,
-            donors: 0,
-            disk: None,
-        };
-        if let Some(before) = before {
-            op.tried = before.tried;
-            op.tried_disk = before.tried_disk;
-            op.since = before.since;
-            op.silent = before.silent;
-            if let Some(donor) = before.at {
-                // It answered, and the reader asks again: what it has is not what was written.
-                let (slab, within) = (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS);
-                self.lacks(slab, donor, within);
-            }
-        }
-        self.ops.insert(id, op);
-        self.send_read(id);
+        self.begin_read(id, extent, range, copy > 0, block);
     }
 
     fn free(&mut self, slab: u32) {
@@ -920,16 +850,11 @@ impl Store for Copies {
                 Event::Ended { id, outcome, block } if id >= OURS => {
                     self.repair_from_disk((id - OURS) as usize, outcome, block);
                 }
+                Event::Ended { id, outcome, block } if self.reads.is_ours(id) => {
+                    self.disk_read(id, outcome, block);
+                }
                 Event::Ended { id, outcome, block } => {
-                    let Some(op) = self.ops.get_mut(&id) else {
-                        continue;
-                    };
-                    if op.range.is_some() && outcome != Outcome::Done {
-                        op.block = Some(block);
-                        self.send_read(id);
-                    } else if op.range.is_some() {
-                        self.events.push(Event::Ended { id, outcome, block });
-                    } else {
+                    if let Some(op) = self.ops.get_mut(&id) {
                         op.parts -= 1;
                         op.disk = Some(outcome);
                         op.block = Some(block);
@@ -945,9 +870,10 @@ impl Store for Copies {
             self.ticked = Instant::now();
             self.tick();
         }
+        self.hedge();
         // What the answers led to goes out now and not after the next look.
-        for d in &mut self.donors {
-            if let Some(link) = d.link.as_mut().filter(|l| l.has_unsent()) {
+        for link in self.donors.iter_mut().flat_map(|d| &mut d.links) {
+            if link.has_unsent() {
                 // A broken link says so in its next poll.
                 let _ = link.flush();
             }
@@ -959,10 +885,14 @@ impl Store for Copies {
         !self.calls.is_empty()
     }
 
+    fn due_in(&self) -> Option<Duration> {
+        self.reads.due_in()
+    }
+
     fn is_ready(&self) -> bool {
         let mut came = false;
-        for d in &self.donors {
-            if let Some((link, fd)) = d.link.as_ref().and_then(|l| Some((l, l.fd()?))) {
+        for link in self.donors.iter().flat_map(|d| &d.links) {
+            if let Some(fd) = link.fd() {
                 self.watch.arm(fd, link.has_unsent());
                 came |= link.arm();
             }

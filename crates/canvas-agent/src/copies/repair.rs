@@ -1,9 +1,15 @@
 //! Making good what copies miss: extent by extent from another copy, a few at a time.
 //!
+//! What was read is verified before it is written on: a copy that is damaged or old is no source, and
+//! is itself made good if there is one.
+//!
 //! A write of an extent that is being repaired supersedes the repair: while the old bytes are being
 //! read the repair is given up; while they are on their way to the copy the write waits for that.
 
+use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::{Duration, Instant};
 
 use canvas_place::copies::{REPAIRS, repair_from};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
@@ -11,13 +17,22 @@ use canvas_wire::frame::Request;
 
 use super::{Call, Copies, OURS};
 use crate::block::Block;
-use crate::store::{Outcome, Store};
+use crate::log::About;
+use crate::store::{Event, Outcome, Store};
 
 const SLOTS: usize = REPAIRS;
 const WHOLE: Range<usize> = 0..EXTENT_BYTES;
+/// Before an extent that no copy could give is tried again.
+const HOPELESS: Duration = Duration::from_millis(500);
+/// Extents that one slot tries in a row.
+const TRIES: usize = 64;
 
 struct Job {
     extent: u32,
+    /// The seal that its bytes have, unless they are written anew.
+    seal: u64,
+    /// The donor whose bytes are being read.
+    from: Option<usize>,
     /// The donor that lacks it.
     to: usize,
     /// Donors that were asked for it, a bit each.
@@ -40,13 +55,19 @@ pub struct Repairs {
     pub done: u64,
     /// Where the next search begins.
     next_slab: u32,
-    /// Extents that no copy could give, until the next tick.
-    hopeless: Vec<u32>,
+    /// Extents that no copy could give, until they are tried again.
+    hopeless: HashSet<u32>,
+    hopeless_since: Option<Instant>,
+    /// Extents whose copy on the disk does not verify, until they are written or freed.
+    bad_on_disk: HashSet<u32>,
+    /// Where what was read is opened, to see whether it verifies.
+    scratch: Option<Block>,
 }
 
 impl Repairs {
     /// Must a write of the extent wait? It is sent when the repair is over.
     pub fn holds_back(&mut self, extent: u32, id: u32) -> bool {
+        self.bad_on_disk.remove(&extent);
         for job in self.jobs.iter_mut().flatten() {
             if job.extent == extent {
                 job.void = true;
@@ -58,22 +79,40 @@ impl Repairs {
         }
         false
     }
+
+    /// The slab is freed: what was known of its extents is not true any more.
+    pub fn freed(&mut self, slab: u32) {
+        let stays = |extent: &u32| extent / SLAB_EXTENTS as u32 != slab;
+        self.bad_on_disk.retain(stays);
+        self.hopeless.retain(stays);
+    }
 }
 
 impl Copies {
     /// Starts repairs; called in every tick.
     pub(super) fn repair(&mut self) {
-        self.repairs.hopeless.clear();
+        let since = &mut self.repairs.hopeless_since;
+        if since.is_none_or(|t| t.elapsed() >= HOPELESS) {
+            *since = Some(Instant::now());
+            self.repairs.hopeless.clear();
+        }
         for slot in 0..SLOTS {
             self.next_repair(slot);
         }
     }
 
-    /// Finds something to repair for a slot that has nothing.
+    /// Finds something to do for a slot that has nothing. What turns out at once to be hopeless does
+    /// not keep the rest from its turn.
     fn next_repair(&mut self, slot: usize) {
-        if self.repairs.jobs[slot].is_some() {
-            return;
+        for _ in 0..TRIES {
+            if self.repairs.jobs[slot].is_some() || !self.find_repair(slot) {
+                return;
+            }
         }
+    }
+
+    /// Finds an extent to repair, and begins; false when there is none.
+    fn find_repair(&mut self, slot: usize) -> bool {
         let from = self.repairs.next_slab;
         let far = self.far;
         let mut found = None;
@@ -117,6 +156,8 @@ impl Copies {
             self.repairs.next_slab = slab;
             self.repairs.jobs[slot] = Some(Job {
                 extent,
+                seal: far.seals[extent as usize].load(Acquire),
+                from: None,
                 to,
                 tried: 1 << to,
                 tried_disk: false,
@@ -127,6 +168,7 @@ impl Copies {
             });
             self.read_for_repair(slot);
         }
+        found.is_some()
     }
 
     /// Reads the extent from the next copy that may have it.
@@ -138,7 +180,7 @@ impl Copies {
         let slab = extent / SLAB_EXTENTS as u32;
         let within = extent as usize % SLAB_EXTENTS;
         let source = self.map.get(&slab).and_then(|e| {
-            let donor = repair_from(self.sources(e, within), tried)?;
+            let donor = repair_from(self.sources(e, within), within, tried)?;
             let copy = e.copies.iter().find(|c| c.donor == donor)?;
             Some((donor, copy.handle))
         });
@@ -147,6 +189,7 @@ impl Copies {
         };
         if let Some((donor, handle)) = source {
             job.tried |= 1 << donor;
+            job.from = Some(donor);
             let range = canvas_wire::frame::Range {
                 offset: (within * EXTENT_BYTES) as u32,
                 len: EXTENT_BYTES as u32,
@@ -158,13 +201,14 @@ impl Copies {
             return self.read_for_repair(slot);
         }
         match &mut self.disk {
-            Some(disk) if !job.tried_disk => {
+            Some(disk) if !job.tried_disk && !self.repairs.bad_on_disk.contains(&extent) => {
                 job.tried_disk = true;
+                job.from = None;
                 let block = job.block.take().unwrap_or_default();
                 disk.read(OURS + slot as u32, extent, WHOLE, 0, block);
             }
             _ => {
-                self.repairs.hopeless.push(extent);
+                self.repairs.hopeless.insert(extent);
                 self.end_repair(slot, false);
             }
         }
@@ -196,7 +240,13 @@ impl Copies {
         let Some(job) = &mut self.repairs.jobs[slot] else {
             return;
         };
-        let (to, extent) = (job.to, job.extent);
+        let (to, extent, seal) = (job.to, job.extent, job.seal);
+        if !job.void && !self.verifies(extent, seal, &block) {
+            return self.is_bad(slot, block);
+        }
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
         let slab = extent / SLAB_EXTENTS as u32;
         let handle = self
             .map
@@ -215,6 +265,39 @@ impl Copies {
         if !self.submit(to, Call::RepairWrite(slot), &request) {
             self.end_repair(slot, false);
         }
+    }
+
+    /// Are these the bytes of the extent that were sealed under this number?
+    fn verifies(&mut self, extent: u32, seal: u64, block: &Block) -> bool {
+        let scratch = self.repairs.scratch.get_or_insert_default();
+        scratch.copy_from_slice(block);
+        self.sealer.open_extent(extent, seal, scratch).is_ok()
+    }
+
+    /// What a repair has read is damaged or old: it goes nowhere, and another copy is looked for.
+    fn is_bad(&mut self, slot: usize, block: Block) {
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
+        job.block = Some(block);
+        let (extent, from) = (job.extent, job.from);
+        if self.far.seals[extent as usize].load(Acquire) != job.seal {
+            // The tenant has changed its seals itself.
+            return self.end_repair(slot, false);
+        }
+        match from {
+            Some(donor) => {
+                let within = extent as usize % SLAB_EXTENTS;
+                self.lacks(extent / SLAB_EXTENTS as u32, donor, within);
+            }
+            None => {
+                self.repairs.bad_on_disk.insert(extent);
+            }
+        }
+        self.far.stats.corrupt.fetch_add(1, Relaxed);
+        let line = format!("a copy of extent {extent} is damaged or old; it is not copied on");
+        self.events.push(Event::Line(About::Corrupt, line));
+        self.read_for_repair(slot);
     }
 
     pub(super) fn repair_wrote(&mut self, slot: usize, ok: bool) {

@@ -1,18 +1,28 @@
 //! What is due from time to time: signs of life, places for slabs that have too few copies, copies
 //! that are given up.
 
-use std::time::Instant;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
+use canvas_link::Address;
 use canvas_place::copies::{GiveUp, counting, give_up, whole};
 use canvas_shm::far::SLAB_BYTES;
 use canvas_wire::frame::{Reply, Request};
 
-use super::{Call, Copies};
+use super::donor::{Donor, State};
+use super::{Call, Copies, SERVERS_MAX};
+use crate::log::About;
 use crate::store::Event;
+
+/// A donor that was away for so long, and holds nothing that is counted on, makes room for another.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 
 impl Copies {
     /// Does what is due.
     pub(super) fn tick(&mut self) {
+        while let Some(addr) = self.meeting.found.as_ref().and_then(|f| f.try_recv().ok()) {
+            self.meet(addr);
+        }
         for donor in 0..self.donors.len() {
             let d = &mut self.donors[donor];
             if d.is_up() && d.pinged.elapsed() >= d.ping_every {
@@ -48,6 +58,45 @@ impl Copies {
         self.repair();
     }
 
+    /// Somebody has heard of a donor.
+    fn meet(&mut self, addr: SocketAddr) {
+        // However it is reached.
+        if self.donors.iter().any(|d| d.addr.addr == addr) {
+            return;
+        }
+        let holds = |i| {
+            let mut copies = self.map.values().flat_map(|e| &e.copies);
+            copies.any(|c| c.donor == i)
+        };
+        let gone = |(i, d): (usize, &Donor)| {
+            matches!(d.state, State::Down(since) if since.elapsed() > FORGOTTEN) && !holds(i)
+        };
+        let i = match self.donors.len() {
+            n if n < SERVERS_MAX => n,
+            _ => match self.donors.iter().enumerate().position(gone) {
+                Some(i) => i,
+                None => return,
+            },
+        };
+        let meeting = &self.meeting;
+        let addr = Address::from(addr);
+        let Ok(donor) = Donor::new(addr, meeting.link.clone(), meeting.links, meeting.waker) else {
+            // No thread for it now; it will be heard of again.
+            return;
+        };
+        self.journal.put_donor(i, addr);
+        if i == self.donors.len() {
+            self.donors.push(donor);
+        } else {
+            // What was refused there says nothing of the new one.
+            for entry in self.map.values_mut() {
+                entry.refused &= !(1 << i);
+            }
+            self.donors[i] = donor;
+        }
+        self.line(About::DonorFound(i), i, format_args!("found by gossip"));
+    }
+
     /// Gives a copy up that its donor wants back, or that is one too many.
     fn let_go(&mut self, slab: u32, now: u64) {
         let Some(entry) = self.map.get(&slab) else {
@@ -80,6 +129,7 @@ impl Copies {
     pub(super) fn no_other_has_room(&self, slab: u32) -> bool {
         let copies = self.map.get(&slab).map_or(&[][..], |e| &e.copies);
         copies.len() < self.policy.donors
+            && !self.donors.is_empty()
             && self.donors.iter().enumerate().all(|(i, d)| {
                 let holds = copies.iter().any(|c| c.donor == i);
                 d.is_up() && (holds || d.pressure || d.free_bytes < SLAB_BYTES as u64)

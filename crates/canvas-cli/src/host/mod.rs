@@ -132,7 +132,7 @@ fn listen(path: &Path, replace: bool) -> Result<Taken, Failure> {
 fn service(args: &AgentArgs) -> Result<Service, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
     let servers = options::servers(&args.servers, args.key_file.is_some()).map_err(usage)?;
-    let policy: Policy = options::policy(args.copies, servers.len()).map_err(usage)?;
+    let policy: Policy = options::policy(args.copies, servers.len(), false).map_err(usage)?;
     let key = match &args.key_file {
         Some(file) if !servers.is_empty() => ClusterKey::read(file).map_err(Failure::usage)?,
         _ => ClusterKey::without_secret(),

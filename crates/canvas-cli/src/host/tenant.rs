@@ -17,6 +17,7 @@ use canvas_agent::disk::{self, Disk};
 use canvas_agent::host::Served;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
+use canvas_agent::seal::Sealer;
 use canvas_agent::{Agent, Setup};
 use canvas_link::Address;
 use canvas_shm::map::Lease;
@@ -203,8 +204,11 @@ impl Tenant {
             disk => {
                 let config = copies::Config {
                     servers: service.servers.clone(),
+                    found: None,
                     key: service.key.clone(),
                     policy,
+                    sealer: Sealer::new(&setup.key, setup.tenant),
+                    links: usize::from(crate::args::LINKS),
                 };
                 let tenant = setup.tenant;
                 let store =

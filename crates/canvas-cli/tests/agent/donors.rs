@@ -2,12 +2,18 @@
 //! every byte.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use canvas_agent::journal::Journal;
+use canvas_link::{Completions, Link, LinkConfig};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES};
 use canvas_shm::mailbox::Status;
+use canvas_wire::frame::{Answer, Request};
+use canvas_wire::key::ClusterKey;
 
 use crate::client::Client;
 use crate::{CANVAS, Run, kill, wait_to_go_on};
@@ -16,11 +22,29 @@ use crate::{CANVAS, Run, kill, wait_to_go_on};
 struct Donor {
     child: Child,
     addr: String,
+    /// Where it gossips, or nothing.
+    gossip: String,
     lines: Receiver<String>,
 }
 
 impl Donor {
     fn start(listen: &str) -> Donor {
+        Donor::with(listen, &[])
+    }
+
+    /// A member of the gossip that knows these.
+    fn gossiping(seeds: &[&Donor], more: &[&str]) -> Donor {
+        let seeds: Vec<&str> = seeds.iter().map(|d| &*d.gossip).collect();
+        let seeds = seeds.join(",");
+        let mut flags = vec!["--gossip", "127.0.0.1:0"];
+        if !seeds.is_empty() {
+            flags.extend(["--seed", &seeds]);
+        }
+        flags.extend(more);
+        Donor::with("127.0.0.1:0", &flags)
+    }
+
+    fn with(listen: &str, flags: &[&str]) -> Donor {
         let mut child = Command::new(CANVAS)
             .args([
                 "serve",
@@ -31,6 +55,7 @@ impl Donor {
                 "--listen",
                 listen,
             ])
+            .args(flags)
             .env_remove("CANVAS_KEY_FILE")
             .stderr(Stdio::piped())
             .spawn()
@@ -45,7 +70,13 @@ impl Donor {
         let line = lines.recv_timeout(Duration::from_secs(20)).unwrap();
         let addr = line.split("listening on ").nth(1).unwrap();
         let addr = addr.split(',').next().unwrap().to_owned();
-        Donor { child, addr, lines }
+        let gossip = line.split("gossip on ").nth(1).unwrap_or_default();
+        Donor {
+            child,
+            addr,
+            gossip: gossip.to_owned(),
+            lines,
+        }
     }
 
     fn signal(&self, signal: &str) {
@@ -181,7 +212,7 @@ fn a_donor_that_hangs_delays_but_does_not_stop() {
         rest(1000);
     }
     run.go_on();
-    run.wait_for("longest");
+    println!("{}", run.wait_for("longest"));
     let (far, err) = run.finish();
     println!("{far}\n{err}");
     assert!(err.contains("does not answer in time"), "{err}");
@@ -251,7 +282,11 @@ fn with_no_other_copy_a_dead_donor_is_told() {
     run.wait_for("ready");
     kill(a.child.id());
     run.go_on();
+    run.wait_for("ready");
+    let a = a.again();
+    run.go_on();
     let (_, err) = run.finish();
+    drop(a);
     assert!(err.contains("donor 127.0.0.1"), "{err}");
 }
 
@@ -272,4 +307,305 @@ pub fn lost() {
     }
     assert_eq!(c.read_record(first, 1, 0), Status::Unreachable);
     assert_ne!(c.write(first + 1, 1), Status::Ok);
+    wait_to_go_on();
+    // What is lost is told from what cannot be reached, and at once.
+    let from = Instant::now();
+    while c.read_record(first, 1, 0) == Status::Unreachable {
+        assert!(from.elapsed() < Duration::from_secs(20));
+    }
+    assert_eq!(c.read_record(first, 1, 0), Status::Lost);
+}
+
+/// Writes, and then only reads until it is told to end. Prints the longest time that a read took.
+pub fn read_on() {
+    let c = Client::join();
+    let extents = 200;
+    let first = c.take_slab().unwrap();
+    for extent in first..first + extents {
+        let until = Instant::now() + Duration::from_secs(30);
+        while c.write(extent, 1) != Status::Ok {
+            assert!(Instant::now() < until);
+            rest(5);
+        }
+    }
+    let over = AtomicBool::new(false);
+    let (longest, reads) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        for t in 0..2 {
+            let (c, over, longest, reads) = (&c, &over, &longest, &reads);
+            s.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(t);
+                while !over.load(Relaxed) {
+                    let extent = first + rng.u32(0..extents);
+                    let from = Instant::now();
+                    let status = c.read_record(extent, 1, rng.usize(0..8));
+                    longest.fetch_max(from.elapsed().as_millis() as u64, Relaxed);
+                    reads.fetch_add(1, Relaxed);
+                    assert_eq!(status, Status::Ok);
+                    rest(1);
+                }
+            });
+        }
+        wait_to_go_on();
+        over.store(true, Relaxed);
+    });
+    println!(
+        "longest: {} ms of {} reads",
+        longest.load(Relaxed),
+        reads.load(Relaxed)
+    );
+}
+
+/// Silent for less time than a request may take: the link stays, and reads take another way.
+#[test]
+fn a_silent_donor_is_gone_around() {
+    for copies in ["2", "1+disk"] {
+        let (donors, servers): ([Donor; 2], _) = donors();
+        let flags = ["--far", "64M", "--server", &servers, "--copies", copies];
+        let mut run = Run::start("read on", &flags);
+        run.wait_for("ready");
+        for donor in &donors {
+            donor.signal("-STOP");
+            rest(600);
+            donor.signal("-CONT");
+            rest(300);
+        }
+        run.go_on();
+        let longest = run.wait_for("longest");
+        let (far, err) = run.finish();
+        println!("{copies}: {longest}; {far}\n{err}");
+        assert!(!err.contains("does not answer in time"), "{err}");
+        assert!(far["failovers"].as_u64().unwrap() > 0, "{far}");
+    }
+}
+
+/// For good, as when a cable is cut: until the link is given up and after that.
+#[test]
+fn a_donor_that_is_silent_for_good_is_gone_around() {
+    for copies in ["2", "1+disk"] {
+        let ([a, b], servers) = donors();
+        let flags = ["--far", "64M", "--server", &servers, "--copies", copies];
+        let mut run = Run::start("read on", &flags);
+        run.wait_for("ready");
+        a.signal("-STOP");
+        rest(1500);
+        a.signal("-CONT");
+        rest(1500);
+        b.signal("-STOP");
+        rest(1500);
+        run.go_on();
+        let longest = run.wait_for("longest");
+        let (far, err) = run.finish();
+        println!("{copies}: {longest}; {far}\n{err}");
+        assert!(err.contains("does not answer in time"), "{err}");
+        assert!(far["failovers"].as_u64().unwrap() > 0, "{far}");
+    }
+}
+
+/// Whoever has the client's id and the key can free its slabs, as a donor's own mistakes may.
+fn free_all(run: &Run, donor: &Donor) {
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", run.agent(None))).unwrap();
+    let client = fds
+        .filter_map(|fd| {
+            let file = std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(fd.unwrap().path());
+            Journal::open(file.ok()?.into()).ok()?.client().ok()
+        })
+        .next()
+        .unwrap();
+    let config = LinkConfig {
+        link: 9,
+        ..LinkConfig::new(ClusterKey::without_secret(), client)
+    };
+    let mut link = Link::connect(donor.addr.parse().unwrap(), config).unwrap();
+    let mut completions = Completions::new();
+    let handles = match link.ask(&Request::List { after: 0 }, &mut completions) {
+        Ok(Answer::Handles { slabs, .. }) => slabs.iter().map(|s| s.handle).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert!(!handles.is_empty());
+    for handle in handles {
+        completions.clear();
+        let freed = link.ask(&Request::Free { handle }, &mut completions);
+        assert!(matches!(freed, Ok(Answer::Done)), "{freed:?}");
+    }
+}
+
+#[test]
+fn what_a_donor_has_not_got_any_more_is_made_good() {
+    let ([a, b], servers) = donors();
+    let flags = ["--far", "64M", "--server", &servers, "--copies", "2"];
+    let mut run = Run::start("read on", &flags);
+    run.wait_for("ready");
+    free_all(&run, &a);
+    rest(2000);
+    // All that is left of the slab's first copies: what was copied to `a` again must be whole.
+    kill(b.child.id());
+    rest(1000);
+    run.go_on();
+    println!("{}", run.wait_for("longest"));
+    let (far, err) = run.finish();
+    println!("{far}\n{err}");
+    assert!(err.contains("it has not got slab 0 any more"), "{err}");
+    assert!(far["repairs"].as_u64().unwrap() > 0, "{far}");
+    assert_eq!(far["corrupt"], 0, "{err}");
+}
+
+/// Pages of slabs that the donor holds; changes a bit of each if told to, in its memory, as its
+/// operator may.
+fn pages(donor: &Donor, change: bool) -> usize {
+    let pid = donor.child.id();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let memory = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))
+        .unwrap();
+    let mut found = 0;
+    for line in maps.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (from, to) = fields[0].split_once('-').unwrap();
+        let from = u64::from_str_radix(from, 16).unwrap();
+        let to = u64::from_str_radix(to, 16).unwrap();
+        // Anonymous, and of slabs: the kernel joins neighbours.
+        if fields.len() > 5 || !fields[1].starts_with("rw") || to - from < SLAB_BYTES as u64 {
+            continue;
+        }
+        let mut page = [0; 4096];
+        for at in (from..to).step_by(page.len()) {
+            memory.read_exact_at(&mut page, at).unwrap();
+            if page.iter().any(|b| *b != 0) {
+                found += 1;
+                if change {
+                    page.iter_mut().for_each(|b| *b ^= 4);
+                    memory.write_all_at(&page, at).unwrap();
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Writes, and reads everything when it is told to.
+pub fn read_later() {
+    let c = Client::join();
+    let first = c.take_slab().unwrap();
+    for extent in first..first + 100 {
+        let until = Instant::now() + Duration::from_secs(30);
+        while c.write(extent, 1) != Status::Ok {
+            assert!(Instant::now() < until);
+            rest(5);
+        }
+    }
+    wait_to_go_on();
+    for extent in first..first + 100 {
+        assert_eq!(c.read_record(extent, 1, 100), Status::Ok);
+    }
+}
+
+/// Of three copies one is damaged and one is lost: the new one is made of the good one, and so can
+/// take its place.
+#[test]
+fn a_damaged_copy_is_not_copied_on() {
+    let (donors, servers): ([Donor; 4], _) = donors();
+    let flags = ["--far", "64M", "--server", &servers, "--copies", "3"];
+    let mut run = Run::start("read later", &flags);
+    run.wait_for("ready");
+    let holders: Vec<&Donor> = donors.iter().filter(|d| pages(d, false) > 0).collect();
+    assert_eq!(holders.len(), 3);
+    assert!(pages(holders[0], true) >= 800);
+    kill(holders[1].child.id());
+    rest(4000);
+    kill(holders[2].child.id());
+    rest(500);
+    run.go_on();
+    let (far, err) = run.finish();
+    println!("{far}\n{err}");
+    assert!(far["corrupt"].as_u64().unwrap() > 0, "{far}");
+    assert!(err.contains("it is not copied on"), "{err}");
+}
+
+/// The only copy that is left, on the disk, is damaged: it stays the only one.
+#[test]
+fn a_damaged_file_is_not_copied_on() {
+    let ([a, b], servers) = donors();
+    let flags = ["--far", "64M", "--server", &servers, "--copies", "1+disk"];
+    let mut run = Run::start("wait", &flags);
+    run.wait_for("ready");
+    let file = run.backing_file();
+    let mut bytes = vec![0; EXTENT_BYTES];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes.iter_mut().for_each(|b| *b ^= 4);
+    file.write_all_at(&bytes, 0).unwrap();
+    let (holder, other) = if pages(&a, false) > 0 { (a, b) } else { (b, a) };
+    kill(holder.child.id());
+    rest(4000);
+    // Of extents 0 and 1 it has the second.
+    let got = pages(&other, false);
+    assert!((1..=EXTENT_BYTES / 4096).contains(&got), "{got} pages");
+    run.go_on();
+    let (far, err) = run.finish();
+    println!("{far}\n{err}");
+    assert!(err.contains("it is not copied on"), "{err}");
+    assert_eq!(far["corrupt"], 1, "counted once: {far}");
+    drop(holder);
+}
+
+pub fn wait() {
+    let c = Client::join();
+    let first = c.take_slab().unwrap();
+    for extent in [first, first + 1] {
+        assert_eq!(c.write(extent, 1), Status::Ok);
+    }
+    wait_to_go_on();
+}
+
+#[test]
+fn a_run_that_knows_one_member_uses_all_donors() {
+    let a = Donor::gossiping(&[], &[]);
+    let b = Donor::gossiping(&[&a], &[]);
+    let c = Donor::gossiping(&[&b], &[]);
+    let flags = ["--far", "64M", "--seed", &b.gossip, "--copies", "3"];
+    let mut run = Run::start("read later", &flags);
+    run.wait_for("ready");
+    for donor in [&a, &b, &c] {
+        assert!(pages(donor, false) > 0, "{}", run.stderr());
+    }
+    // Who takes over knows the donors by the numbers that the slabs have them by.
+    let agent = run.agent(None);
+    kill(agent);
+    run.agent(Some(agent));
+    run.go_on();
+    let (far, err) = run.finish();
+    println!("{far}\n{err}");
+    assert_eq!(far["corrupt"], 0, "{err}");
+    assert!(err.contains("found by gossip"), "{err}");
+}
+
+#[test]
+fn a_donor_that_comes_later_is_used_and_a_stranger_is_not() {
+    let a = Donor::gossiping(&[], &[]);
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    let made = Command::new(CANVAS).arg("keygen").arg(&key).status();
+    assert!(made.unwrap().success());
+    let stranger = Donor::gossiping(&[&a], &["--key-file", key.to_str().unwrap()]);
+    let flags = ["--far", "64M", "--seed", &a.gossip, "--copies", "2"];
+    let mut run = Run::start("read later", &flags);
+    // Nothing is written while there is one donor, and a stranger.
+    rest(3000);
+    assert_eq!(pages(&stranger, false), 0);
+    assert!(run.lines.try_iter().all(|line| !line.contains("ready")));
+    let b = Donor::gossiping(&[&a], &[]);
+    run.wait_for("ready");
+    assert!(pages(&a, false) > 0 && pages(&b, false) > 0);
+    assert_eq!(pages(&stranger, false), 0);
+    // It is gone for the gossip; its pages are where they were.
+    drop(a);
+    run.go_on();
+    let (far, err) = run.finish();
+    println!("{far}\n{err}");
+    assert_eq!(err.matches("found by gossip").count(), 2, "{err}");
 }

@@ -1,0 +1,326 @@
+//! Who lends memory, and how much, without a list that somebody keeps: each donor says so of itself,
+//! and every member passes on what it has heard (scuttlebutt, by the crate `chitchat`).
+//!
+//! A member knows one other member (a seed) and learns the rest within a few rounds of half a second.
+//! Nothing here is on the way of any page: a thread of its own runs a tokio runtime of its own, and
+//! callers look at what it last knew. Gossip brings donors together with those who need them, and
+//! nothing else: what it says of a donor that is gone frees nothing and moves nothing; links do that.
+//!
+//! Datagrams are sealed with a key that is derived from the cluster key ([`seal`]). Who has no such key
+//! is not answered.
+#![forbid(unsafe_code)]
+
+pub mod seal;
+mod socket;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use canvas_wire::key::{ClusterKey, random_bytes};
+use chitchat::{
+    ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig, NodeState, spawn_chitchat,
+};
+use tokio::sync::Notify;
+
+use socket::SealedUdp;
+
+/// Time between two rounds.
+pub const ROUND: Duration = Duration::from_millis(500);
+/// A member that is silent for so long is taken for dead, give or take what the failure detector
+/// (phi accrual, Hayashibara et al., 2004) has learnt of its rhythm.
+const PHI: f64 = 8.0;
+/// The dead are forgotten after this time: runs come and go.
+const FORGET: Duration = Duration::from_secs(600);
+
+/// Keys of a member's state.
+mod field {
+    pub const LENDS: &str = "lends";
+    pub const FREE: &str = "free_bytes";
+    pub const LENT: &str = "lent_bytes";
+    pub const VERSION: &str = "version";
+    pub const STARTED: &str = "started";
+}
+
+/// What a donor says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Donor {
+    /// Where it lends.
+    pub addr: SocketAddr,
+    /// What it could lend, in bytes.
+    pub free_bytes: u64,
+    /// What it lends, in bytes.
+    pub lent_bytes: u64,
+    /// Its canvas.
+    pub version: String,
+    /// When it was started, in seconds since 1970.
+    pub started_s: u64,
+}
+
+/// A donor as the others see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// What it said last.
+    pub donor: Donor,
+    /// It has been heard of, directly or not, within its usual time.
+    pub live: bool,
+}
+
+/// What [`Gossip::start`] needs to know.
+pub struct Config {
+    /// Where to listen, UDP. Port 0 takes any free one; without an address (0.0.0.0) the others are
+    /// told the one that the first seed is reached from.
+    pub listen: SocketAddr,
+    /// Members that are known.
+    pub seeds: Vec<SocketAddr>,
+    /// The pool's key.
+    pub key: ClusterKey,
+    /// Where this member lends, if it does. Without an address: that of the gossip.
+    pub lends: Option<SocketAddr>,
+    /// Called from the gossip's thread with what is known of donors, when that has changed.
+    pub changed: Changed,
+}
+
+/// Hears of donors.
+pub type Changed = Box<dyn Fn(&[Member]) + Send>;
+
+#[derive(Default)]
+struct Shared {
+    members: Mutex<Vec<Member>>,
+    /// Free and lent bytes to be told.
+    own: Mutex<(u64, u64)>,
+    own_changed: Notify,
+    end: Notify,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A member. It leaves when it is dropped; the others notice by its silence.
+pub struct Gossip {
+    shared: Arc<Shared>,
+    listening: SocketAddr,
+    refused: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Gossip {
+    /// Starts the thread. The error is one sentence.
+    pub fn start(config: Config) -> Result<Gossip, String> {
+        let listen = config.listen;
+        let socket = UdpSocket::bind(listen)
+            .map_err(|e| format!("gossip cannot listen on {listen} (UDP): {e}"))?;
+        let mut listening = socket
+            .local_addr()
+            .map_err(|e| format!("gossip has no address: {e}"))?;
+        if listening.ip().is_unspecified() {
+            listening.set_ip(our_ip(&config)?);
+        }
+        let lends = config.lends.map(|mut addr| {
+            if addr.ip().is_unspecified() {
+                addr.set_ip(listening.ip());
+            }
+            addr
+        });
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let name: [u8; 8] = random_bytes()?;
+        let name: String = name.iter().map(|b| format!("{b:02x}")).collect();
+        let chitchat = ChitchatConfig {
+            chitchat_id: ChitchatId::new(name, now.as_millis() as u64, listening),
+            cluster_id: "canvas".to_owned(),
+            gossip_interval: ROUND,
+            listen_addr: listen,
+            seed_nodes: config.seeds.iter().map(SocketAddr::to_string).collect(),
+            failure_detector_config: FailureDetectorConfig::new(PHI, 100, 4 * ROUND, ROUND, FORGET),
+            marked_for_deletion_grace_period: FORGET,
+            catchup_callback: None,
+            extra_liveness_predicate: None,
+        };
+        let mut state = Vec::new();
+        if let Some(addr) = lends {
+            let fields = [
+                (field::LENDS, addr.to_string()),
+                (field::VERSION, env!("CARGO_PKG_VERSION").to_owned()),
+                (field::STARTED, now.as_secs().to_string()),
+            ];
+            state.extend(fields.map(|(name, value)| (name.to_owned(), value)));
+        }
+        let refused = Arc::new(AtomicU64::new(0));
+        let transport = SealedUdp {
+            socket,
+            key: config.key,
+            refused: refused.clone(),
+        };
+        let shared = Arc::new(Shared::default());
+        let theirs = shared.clone();
+        let (tell, told) = channel();
+        let thread = std::thread::Builder::new()
+            .name("gossip".to_owned())
+            .spawn(move || run(chitchat, state, transport, &theirs, &*config.changed, &tell))
+            .map_err(|e| format!("gossip has no thread: {e}"))?;
+        match told.recv() {
+            Ok(Ok(())) => Ok(Gossip {
+                shared,
+                listening,
+                refused,
+                thread: Some(thread),
+            }),
+            Ok(Err(why)) => Err(why),
+            Err(_) => Err("gossip ended before it began".to_owned()),
+        }
+    }
+
+    /// Where the others reach this member.
+    pub fn listening(&self) -> SocketAddr {
+        self.listening
+    }
+
+    /// Says what this donor could lend and lends, in bytes.
+    pub fn announce(&self, free_bytes: u64, lent_bytes: u64) {
+        let mut own = lock(&self.shared.own);
+        if *own != (free_bytes, lent_bytes) {
+            *own = (free_bytes, lent_bytes);
+            self.shared.own_changed.notify_one();
+        }
+    }
+
+    /// All donors that are known, also those that are silent.
+    pub fn members(&self) -> Vec<Member> {
+        lock(&self.shared.members).clone()
+    }
+
+    /// Datagrams that were not taken: of another key, changed, repeated, or no gossip at all.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+}
+
+impl Drop for Gossip {
+    fn drop(&mut self) {
+        self.shared.end.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The address that the first seed is reached from.
+fn our_ip(config: &Config) -> Result<IpAddr, String> {
+    let given = config
+        .lends
+        .map(|a| a.ip())
+        .filter(|ip| !ip.is_unspecified());
+    if let Some(ip) = given {
+        return Ok(ip);
+    }
+    let any: SocketAddr = match config.listen {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0; 8], 0).into(),
+    };
+    // Nothing is sent by this.
+    let route = |seed: &SocketAddr| {
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(seed).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    config.seeds.iter().find_map(route).ok_or_else(|| {
+        "gossip does not know its own address; write the one that others reach, such as 10.0.0.5:7071"
+            .to_owned()
+    })
+}
+
+/// The thread.
+fn run(
+    config: ChitchatConfig,
+    state: Vec<(String, String)>,
+    transport: SealedUdp,
+    shared: &Shared,
+    changed: &dyn Fn(&[Member]),
+    tell: &Sender<Result<(), String>>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            let _ = tell.send(Err(format!("gossip has no runtime: {e}")));
+            return;
+        }
+    };
+    runtime.block_on(async {
+        let handle = match spawn_chitchat(config, state, &transport).await {
+            Ok(handle) => handle,
+            Err(e) => {
+                let _ = tell.send(Err(format!("gossip cannot begin: {e}")));
+                return;
+            }
+        };
+        let _ = tell.send(Ok(()));
+        loop {
+            tokio::select! {
+                () = shared.end.notified() => break,
+                () = shared.own_changed.notified() => {
+                    let (free, lent) = *lock(&shared.own);
+                    handle
+                        .with_chitchat(|c| {
+                            let own = c.self_node_state();
+                            own.set(field::FREE, free);
+                            own.set(field::LENT, lent);
+                        })
+                        .await;
+                }
+                () = tokio::time::sleep(ROUND / 2) => {}
+            }
+            let now = members(&handle).await;
+            if *lock(&shared.members) != now {
+                changed(&now);
+                *lock(&shared.members) = now;
+            }
+        }
+        let _ = handle.shutdown().await;
+    });
+}
+
+async fn members(handle: &ChitchatHandle) -> Vec<Member> {
+    handle
+        .with_chitchat(|c| {
+            let live: Vec<ChitchatId> = c.live_nodes().cloned().collect();
+            let mut all: Vec<Member> = c
+                .node_states()
+                .iter()
+                .filter_map(|(id, state)| {
+                    Some(Member {
+                        donor: donor(state)?,
+                        live: live.contains(id),
+                    })
+                })
+                .collect();
+            // A donor that was started again at its address was another member: the one that lives
+            // counts, or the last.
+            all.sort_by_key(|m| (m.donor.addr, !m.live, std::cmp::Reverse(m.donor.started_s)));
+            all.dedup_by_key(|m| m.donor.addr);
+            all
+        })
+        .await
+}
+
+/// What a member says of itself, if it lends. Members have the key, and may err all the same.
+fn donor(state: &NodeState) -> Option<Donor> {
+    let number = |name| state.get(name).and_then(|v| v.parse().ok()).unwrap_or(0);
+    let version = state.get(field::VERSION).unwrap_or("");
+    Some(Donor {
+        addr: state.get(field::LENDS)?.parse().ok()?,
+        free_bytes: number(field::FREE),
+        lent_bytes: number(field::LENT),
+        version: version.chars().take(40).collect(),
+        started_s: number(field::STARTED),
+    })
+}
