@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod control;
 mod doctor;
 mod elf;
 mod error;
@@ -11,6 +12,7 @@ mod far;
 mod keygen;
 mod launch;
 mod manual;
+mod metrics;
 mod options;
 mod preload;
 mod program;
@@ -18,9 +20,14 @@ mod replay;
 mod report;
 mod run;
 mod serve;
+mod set;
+mod stat;
 mod stats;
+mod status;
 mod supervise;
 mod sweep;
+mod table;
+mod top;
 mod tree;
 mod worker;
 mod workload;
@@ -49,6 +56,10 @@ fn main() {
             Command::Bench(args) => bench::run(args),
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Serve(args) => serve::run(args),
+            Command::Status(args) => status::run(args),
+            Command::Stat(args) => stat::run(args),
+            Command::Top(args) => top::run(args),
+            Command::Set(args) => set::run(args),
             Command::Keygen(args) => keygen::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),

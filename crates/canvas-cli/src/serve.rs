@@ -12,10 +12,14 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::AsFd;
 
 use crate::args::ServeArgs;
+use crate::control::peers::{Asked, Peers};
 use crate::error::{Failure, say};
+use crate::metrics;
 
 /// Time between two looks at how far the draining is.
 const DRAIN_TICK_MS: u16 = 20;
+/// Time between two looks at those who ask for metrics.
+const PEERS_TICK_MS: u16 = 100;
 
 /// Runs the server until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
@@ -27,6 +31,15 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         return Err(Failure::usage(
             "--lease 0s would free everything at once; write a duration such as 30s",
         ));
+    }
+    let mut peers = Peers::new();
+    if let Some(addr) = args.metrics {
+        peers.listen_to_scrapes(addr).map_err(|e| {
+            Failure::usage(format!(
+                "metrics cannot be offered on {addr}: {}; write another address after --metrics",
+                crate::reason(&e)
+            ))
+        })?;
     }
     // Before the first thread, so that none of them ever gets one.
     let signals = signals()
@@ -50,7 +63,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
         args.memory.bytes >> 20,
         server.reserve_bytes() >> 20
     ));
-    let signal = wait(&signals, None);
+    let signal = wait(&signals, None, &mut peers, &server);
     let lent = server.drain(args.drain.into());
     if let Some(signal) = signal {
         say(format_args!(
@@ -59,7 +72,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     }
     let until = Instant::now() + Duration::from(args.drain);
     while server.lent_slabs() > 0 && Instant::now() < until {
-        if wait(&signals, Some(DRAIN_TICK_MS)).is_some() {
+        if wait(&signals, Some(DRAIN_TICK_MS), &mut peers, &server).is_some() {
             break;
         }
     }
@@ -81,17 +94,42 @@ fn signals() -> Result<SignalFd, Errno> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// The next signal, if one comes within `ms` (without: however long it takes).
-fn wait(signals: &SignalFd, ms: Option<u16>) -> Option<&'static str> {
+/// The next signal, if one comes within `ms` (without: however long it takes). Who asks for metrics
+/// meanwhile is answered.
+fn wait(
+    signals: &SignalFd,
+    ms: Option<u16>,
+    peers: &mut Peers,
+    server: &Server,
+) -> Option<&'static str> {
+    let until = ms.map(|ms| Instant::now() + Duration::from_millis(ms.into()));
     loop {
         if let Ok(Some(info)) = signals.read_signal() {
             return Some(
                 Signal::try_from(info.ssi_signo as i32).map_or("a signal", Signal::as_str),
             );
         }
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        let polled = poll(&mut fds, ms.map_or(PollTimeout::NONE, PollTimeout::from));
-        if polled == Ok(0) {
+        let own = PollFd::new(signals.as_fd(), PollFlags::POLLIN);
+        let mut fds: Vec<_> = [own].into_iter().chain(peers.poll_fds()).collect();
+        // Who is slow is dropped in time.
+        let limit = if peers.any() {
+            Some(PEERS_TICK_MS)
+        } else {
+            None
+        };
+        let timeout = ms.into_iter().chain(limit).min();
+        // What went wrong, if anything, is over or seen again in the next round.
+        let _ = poll(
+            &mut fds,
+            timeout.map_or(PollTimeout::NONE, PollTimeout::from),
+        );
+        drop(fds);
+        peers.serve(|asked| match asked {
+            Asked::Metrics => metrics::of_server(server.state()),
+            // There is no control socket.
+            Asked::Line(_) => String::new(),
+        });
+        if until.is_some_and(|t| Instant::now() >= t) {
             return None;
         }
     }

@@ -19,7 +19,7 @@ use crate::log::Log;
 use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::slab::Budget;
-use crate::state::Counters;
+use crate::state::{Counters, State};
 use crate::{Config, HANDSHAKES_MAX, link};
 
 /// Stack of a link's thread; its buffers are on the heap.
@@ -212,6 +212,12 @@ impl Server {
     /// Slabs that are lent now.
     pub fn lent_slabs(&self) -> usize {
         self.shared.registry.totals().slabs
+    }
+
+    /// How it is.
+    pub fn state(&self) -> State {
+        let host = HostMemory::read(&self.shared.config.procfs);
+        crate::state::state(&self.shared, host.map_or(0, |h| h.available_bytes))
     }
 
     /// Ends it: closes all links and frees all memory.

@@ -14,6 +14,7 @@
 pub mod donor;
 pub mod map;
 mod repair;
+mod status;
 mod upkeep;
 mod watch;
 
@@ -134,6 +135,8 @@ pub struct Copies {
     failovers: u64,
     /// Reads that wait for a donor to come back.
     away: Vec<u32>,
+    /// When the donors were last reported.
+    reported: Option<Instant>,
 }
 
 impl Copies {
@@ -194,6 +197,7 @@ impl Copies {
             degraded: 0,
             failovers: 0,
             away: Vec::new(),
+            reported: None,
         })
     }
 
@@ -737,8 +741,10 @@ impl Copies {
             (Call::Free(slab), _) => self.freed_part(slab),
             (Call::Garbage, _) => {}
             (Call::Ping, Some(Answer::Pong(pong))) => {
-                self.donors[donor].free_bytes = pong.free_bytes;
-                self.donors[donor].pressure = pong.pressure;
+                let d = &mut self.donors[donor];
+                d.free_bytes = pong.free_bytes;
+                d.pressure = pong.pressure;
+                d.round_trip = Some(d.pinged.elapsed());
             }
             (Call::Ping, _) => {}
             (Call::List, Some(Answer::Handles { more, slabs })) => {

@@ -46,6 +46,7 @@ impl Copies {
         }
         self.retry_away();
         self.repair();
+        self.report();
     }
 
     /// Gives a copy up that its donor wants back, or that is one too many.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 9] = [
+const COMMANDS: [&str; 13] = [
     "run",
     "bench",
     "replay",
@@ -15,6 +15,10 @@ const COMMANDS: [&str; 9] = [
     "report",
     "serve",
     "keygen",
+    "status",
+    "stat",
+    "top",
+    "set",
 ];
 
 /// The long flags in a text, but those that clap adds everywhere.
@@ -57,6 +61,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "far-wait",
             "key-file",
             "local",
+            "metrics",
             "mode",
             "no-prefetch",
             "pool",
@@ -64,8 +69,10 @@ fn expected(command: &str) -> &'static [&'static str] {
             "require",
             "reservations",
             "server",
+            "spill-at",
             "stats",
             "swap-cache",
+            "tenant",
             "trace",
         ],
         "replay" => &[
@@ -101,11 +108,15 @@ fn expected(command: &str) -> &'static [&'static str] {
             "links",
             "listen",
             "memory",
+            "metrics",
             "reserve",
             "spin",
             "state-json",
         ],
-        "keygen" => &[],
+        "keygen" | "set" => &[],
+        "status" => &["json"],
+        "stat" => &["count", "interval", "json"],
+        "top" => &["interval"],
         _ => unreachable!(),
     }
 }
@@ -139,7 +150,9 @@ fn documents_and_manual_name_every_flag() {
             );
         }
     }
-    for command in ["run", "bench", "replay", "doctor", "report", "serve"] {
+    for command in [
+        "run", "bench", "replay", "doctor", "report", "serve", "status", "stat", "top",
+    ] {
         for flag in expected(command) {
             assert!(
                 section(command).contains(&format!("--{flag}")),
