@@ -99,7 +99,7 @@ fn of(used: u64, limit: Option<u64>, share: Option<f64>) -> String {
     let share = share.map(|p| format!(" ({p}%)")).unwrap_or_default();
     match limit {
         Some(limit) => format!("{} of {}{share}", Bytes(used), Bytes(limit)),
-        None => format!("{} without a limit", Bytes(used)),
+        None => "not bounded: canvas stands aside".to_owned(),
     }
 }
 

@@ -236,13 +236,14 @@ fn bounds_change_under_a_load_and_the_program_follows() {
     // The bound holds while the load goes on.
     let now = host.status().1;
     assert!(used(&now, "local_bytes") <= 52 * MIB, "{now:#}");
-    assert!(used(&now, "pool_bytes") > 20 * MIB, "{now:#}");
+    assert!(used(&now, "pool_bytes") > 8 * MIB, "{now:#}");
     assert_eq!(used(&now, "far_bytes"), 0, "the pool has room: {now:#}");
 
     // What is too much for the pool goes to the donors.
-    host.set(&["pool=24M", "spill-at=50", "far-wait=20s"]);
-    let now = host.wait_status("less in the pool", |s| used(s, "pool_bytes") <= 24 * MIB);
-    assert!(used(&now, "far_bytes") >= 64 * MIB, "{now:#}");
+    host.set(&["pool=12M", "spill-at=50", "far-wait=20s"]);
+    let now = host.wait_status("less in the pool", |s| {
+        used(s, "pool_bytes") <= 12 * MIB && used(s, "far_bytes") >= 64 * MIB
+    });
     assert_eq!(now["limits"]["spill_at_percent"], 50);
     assert_eq!(now["limits"]["far_wait_ms"], 20_000);
     load.wait_for_more(2000);
@@ -258,7 +259,7 @@ fn bounds_change_under_a_load_and_the_program_follows() {
     let before = host.status().1["limits"].clone();
     for (change, why) in [
         (["local=64M", "colour=red"], "there is no key colour"),
-        (["prefetch=none", "far=1M"], "far memory are in use"),
+        (["prefetch=none", "far=3T"], "write 2T or less"),
         (["pool=1G", "local=1M"], "too little to work with"),
     ] {
         let (code, out, err) = host.ask(&[&["set", "t"][..], &change].concat());
@@ -275,7 +276,6 @@ fn bounds_change_under_a_load_and_the_program_follows() {
     load.wait_for_more(2000);
     load.end();
     Load::check(&redis.socket, 80 * MIB);
-    assert_eq!(host.status().1["counters"], Value::Null);
     redis.end();
     assert_eq!(host.ask(&["status", "t"]).0, 2, "it is over");
     assert_eq!(fs::read_dir(host.run_dir()).unwrap().count(), 0);

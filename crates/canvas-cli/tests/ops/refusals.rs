@@ -12,7 +12,7 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
         (&["status", "nobody"][..], "there is no run nobody"),
         (&["stat"][..], "no canvas run of this user is running"),
         (&["stat", "-i", "0"][..], "out of range"),
-        (&["stat", "-n", "0"][..], "-n"),
+        (&["stat", "-n", "0"][..], "--count"),
         (&["top"][..], "this is no terminal; use `canvas stat`"),
         (&["set", "t"][..], "is missing"),
         (
