@@ -118,7 +118,7 @@ impl Place {
     /// All that this user may look at, those that are there: for root those of all users.
     pub fn all() -> Vec<Place> {
         let own = own_paths();
-        let open = |path| Place::open(path, geteuid()).ok();
+        let open = |path: &PathBuf| Place::open(path, geteuid()).ok();
         let mut places: Vec<_> = own.iter().filter_map(open).collect();
         if !geteuid().is_root() || std::env::var_os(ENV_RUN_DIR).is_some() {
             return places;
