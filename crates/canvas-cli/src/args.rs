@@ -780,8 +780,8 @@ Example:
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
 prefetch=streams|leap|readahead|none; they mean what the flags of `canvas run` mean. When local or
-pool shrinks, what is too much is moved away. local needs a run that has --local, far one that has
---far.
+pool shrinks, what is too much is moved away. A run that was started without --local has no local to
+set, and one without --far no far.
 
 Exit codes: 0 done; 2 nothing was changed.
 
