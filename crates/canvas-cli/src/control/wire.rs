@@ -247,7 +247,7 @@ mod tests {
                 "no question that canvas knows",
             ),
             (r#"{"canvas":1,"ask":"stat"} {}"#, "trailing characters"),
-            (&"[".repeat(4000), "recursion limit"),
+            (&"[".repeat(4000), "no question to canvas"),
         ] {
             let why = decode(text).unwrap_err();
             assert!(why.contains(want), "{text}: {why}");
