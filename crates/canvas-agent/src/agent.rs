@@ -32,8 +32,8 @@ pub struct Setup {
     pub tenant: [u8; 16],
     /// The tenant's key.
     pub key: [u8; KEY_BYTES],
-    /// Slabs that the tenant may fill.
-    pub slabs: usize,
+    /// Slabs that the tenant may fill; asked again for each new one.
+    pub slabs: Box<dyn Fn() -> usize + Send>,
     /// How long to look for requests after the last one before sleeping.
     pub spin: Duration,
     /// Writes a line for the user.
@@ -70,6 +70,7 @@ pub struct Agent<S> {
     far: &'static Far,
     tenant: u64,
     desk: Desk,
+    slabs: Box<dyn Fn() -> usize + Send>,
     sealer: Sealer,
     store: S,
     idle: Idle,
@@ -87,15 +88,16 @@ impl<S: Store> Agent<S> {
     /// Takes the tenant over: what an agent before this one was at work on is done again.
     pub fn new(setup: Setup, store: S) -> Agent<S> {
         let far = setup.far;
+        let slabs = (setup.slabs)();
         let mut desk = Desk::new(Limits {
             demands: DEMANDS,
             fetches: FETCHES,
             writes: WRITES,
-            slabs: setup.slabs,
+            slabs,
         });
         far.agent.fetch_add(1, AcqRel);
         let used = |slab: &u32| far.slabs[*slab as usize].state.load(Acquire) == slab_state::USED;
-        for slab in (0..slabs_high(far)).filter(used).take(setup.slabs) {
+        for slab in (0..slabs_high(far)).filter(used).take(slabs) {
             desk.found(slab);
         }
         for proc in 0..PROCS_MAX {
@@ -107,6 +109,7 @@ impl<S: Store> Agent<S> {
             far,
             tenant: u64::from_le_bytes(*setup.tenant.first_chunk().expect("8 bytes")),
             desk,
+            slabs: setup.slabs,
             sealer: Sealer::new(&setup.key, setup.tenant),
             store,
             idle: Idle::new(setup.spin),
@@ -180,6 +183,9 @@ impl<S: Store> Agent<S> {
                 None => self.answer(from, Status::Refused),
             }
             return;
+        }
+        if ask.kind == Kind::Write && !self.desk.knows(ask.extent) {
+            self.desk.set_slabs_max((self.slabs)());
         }
         let begun = self.desk.begin(from, ask.kind, ask.extent);
         let (Begun::Run(id) | Begun::Waits(id)) = begun else {

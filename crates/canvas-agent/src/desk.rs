@@ -231,6 +231,16 @@ impl Desk {
         self.live.remove(&slab);
     }
 
+    /// Does the extent lie in a slab that holds data?
+    pub fn knows(&self, extent: u32) -> bool {
+        self.live.contains(&(extent / SLAB_EXTENTS as u32))
+    }
+
+    /// Changes how many slabs may hold data; those that do stay.
+    pub fn set_slabs_max(&mut self, slabs: usize) {
+        self.slabs_max = slabs;
+    }
+
     /// Takeover: the slab may hold data.
     pub fn found(&mut self, slab: u32) {
         self.live.insert(slab);

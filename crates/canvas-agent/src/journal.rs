@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use ring::digest;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use canvas_link::Address;
@@ -15,6 +16,7 @@ use canvas_shm::far::SLABS_MAX;
 use crate::copies::SERVERS_MAX;
 use crate::copies::map::LINE_BYTES;
 use crate::seal::KEY_BYTES;
+use crate::status::AgentStatus;
 
 const MAGIC: &[u8; 16] = b"canvas journal 1";
 /// Where the key lies.
@@ -24,11 +26,20 @@ const CLIENT: u64 = 48;
 /// Where the pool's key lies, as a line; zeros without one.
 const CLUSTER: u64 = 64;
 const CLUSTER_BYTES: usize = 64;
+/// Where it says how many slabs the tenant may fill.
+const SLABS_MAX_AT: u64 = 128;
 /// Where the donors' addresses lie: what slabs' lines number.
 const DONORS: u64 = 512;
 const DONOR_BYTES: usize = 20;
 /// Where the slabs begin, a line each.
 const SLABS: u64 = 4096;
+/// Lines that are read at once.
+const LINES: usize = 1024;
+/// Where the agent says how it is, beyond all slabs: two places, written in turn.
+const STATUS: u64 = 64 << 20;
+/// Bytes of each: a number that counts them (u64), a checksum (u64), the length of what follows (u64).
+const STATUS_BYTES: usize = 8192;
+const STATUS_HEAD: usize = 24;
 
 /// The journal of one tenant.
 pub struct Journal {
@@ -153,23 +164,102 @@ impl Journal {
     /// All lines that are not zero, by slab.
     pub fn lines(&self) -> Vec<(u32, [u8; LINE_BYTES])> {
         let mut lines = Vec::new();
-        for slab in 0..SLABS_MAX as u32 {
-            let mut line = [0; LINE_BYTES];
-            let at = SLABS + u64::from(slab) * LINE_BYTES as u64;
-            if self.file.read_exact_at(&mut line, at).is_err() {
-                break;
+        let mut bytes = vec![0; LINES * LINE_BYTES];
+        for first in (0..SLABS_MAX).step_by(LINES) {
+            let at = SLABS + (first * LINE_BYTES) as u64;
+            let read = read_up_to(&self.file, &mut bytes, at);
+            for (i, line) in bytes[..read].as_chunks().0.iter().enumerate() {
+                if *line != [0; LINE_BYTES] {
+                    lines.push(((first + i) as u32, *line));
+                }
             }
-            if line != [0; LINE_BYTES] {
-                lines.push((slab, line));
+            if read < bytes.len() {
+                break;
             }
         }
         lines
+    }
+
+    /// Runner: notes how many slabs the tenant may fill.
+    pub fn set_slabs_max(&self, slabs: u64) -> Result<(), Errno> {
+        let bytes = slabs.to_le_bytes();
+        self.file.write_all_at(&bytes, SLABS_MAX_AT).map_err(errno)
+    }
+
+    /// How many slabs the tenant may fill; 0 when that was not noted.
+    pub fn slabs_max(&self) -> u64 {
+        let mut bytes = [0; 8];
+        match self.file.read_exact_at(&mut bytes, SLABS_MAX_AT) {
+            Ok(()) => u64::from_le_bytes(bytes),
+            Err(_) => 0,
+        }
+    }
+
+    /// Agent: says how it is. A reader finds this or what was said before, and waits for nothing.
+    pub fn put_status(&self, status: &AgentStatus) {
+        let count = self.newest().map_or(1, |(count, _)| count + 1);
+        let body = status.encode();
+        let mut bytes = Vec::with_capacity(STATUS_HEAD + body.len());
+        bytes.extend(count.to_le_bytes());
+        bytes.extend(checksum(count, &body).to_le_bytes());
+        bytes.extend((body.len() as u64).to_le_bytes());
+        bytes.extend(body);
+        if bytes.len() <= STATUS_BYTES {
+            // Were there no memory for it, the one before would grow old.
+            let _ = self.file.write_all_at(&bytes, status_at(count));
+        }
+    }
+
+    /// Runner: how the agent was when it last said so.
+    pub fn status(&self) -> Option<AgentStatus> {
+        self.newest()
+            .and_then(|(_, body)| AgentStatus::decode(&body))
+    }
+
+    /// The place that was written last and is whole: its number and what is there.
+    fn newest(&self) -> Option<(u64, Vec<u8>)> {
+        let place = |n| {
+            let mut bytes = vec![0; STATUS_BYTES];
+            let read = read_up_to(&self.file, &mut bytes, status_at(n));
+            let (head, body) = bytes[..read].split_at_checked(STATUS_HEAD)?;
+            let word = |i: usize| u64::from_le_bytes(head.as_chunks().0[i]);
+            let body = body.get(..usize::try_from(word(2)).ok()?)?;
+            (word(0) != 0 && checksum(word(0), body) == word(1)).then(|| (word(0), body.to_vec()))
+        };
+        place(0)
+            .into_iter()
+            .chain(place(1))
+            .max_by_key(|(count, _)| *count)
     }
 
     /// The file, to hand on.
     pub fn file(&self) -> &File {
         &self.file
     }
+}
+
+fn status_at(count: u64) -> u64 {
+    STATUS + count % 2 * STATUS_BYTES as u64
+}
+
+/// Tells a status that was written to its end from one that was not.
+fn checksum(count: u64, body: &[u8]) -> u64 {
+    let mut hash = digest::Context::new(&digest::SHA256);
+    hash.update(&count.to_le_bytes());
+    hash.update(body);
+    u64::from_le_bytes(*hash.finish().as_ref().first_chunk().expect("32 bytes"))
+}
+
+/// Reads what there is; how much.
+fn read_up_to(file: &File, bytes: &mut [u8], at: u64) -> usize {
+    let mut read = 0;
+    while read < bytes.len() {
+        match file.read_at(&mut bytes[read..], at + read as u64) {
+            Ok(0) | Err(_) => break,
+            Ok(n) => read += n,
+        }
+    }
+    read
 }
 
 fn errno(e: std::io::Error) -> Errno {
@@ -224,6 +314,66 @@ mod tests {
         assert_eq!(j.lines(), [(1, [1; LINE_BYTES]), (3, [3; LINE_BYTES])]);
         assert_eq!(j.cluster_key(), Some("ab".repeat(32)));
         assert_eq!(j.set_cluster_key(&"a".repeat(65)), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn the_bound_on_slabs_is_found_again() {
+        let j = Journal::create().unwrap();
+        assert_eq!(j.slabs_max(), 0);
+        j.set_slabs_max(77).unwrap();
+        assert_eq!(j.slabs_max(), 77);
+    }
+
+    #[test]
+    fn a_status_is_whole_or_the_one_before() {
+        let j = Journal::create().unwrap();
+        assert_eq!(j.status(), None);
+        let status = |pid| AgentStatus {
+            pid,
+            ..AgentStatus::default()
+        };
+        for pid in 1..6 {
+            j.put_status(&status(pid));
+            assert_eq!(j.status(), Some(status(pid)));
+        }
+        assert_eq!(j.lines(), vec![], "no slab");
+        // The fifth is damaged, as by an agent that was killed in the middle: the fourth counts, and
+        // the place of the fifth is written next.
+        j.file().write_all_at(&[1], status_at(5) + 30).unwrap();
+        assert_eq!(j.status(), Some(status(4)));
+        j.put_status(&status(6));
+        assert_eq!(j.status(), Some(status(6)));
+        // A length that lies.
+        for at in [status_at(0), status_at(1)] {
+            j.file().write_all_at(&[0xff; 8], at + 16).unwrap();
+        }
+        assert_eq!(j.status(), None);
+    }
+
+    #[test]
+    fn a_reader_beside_a_writer_sees_whole_ones() {
+        use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+        let j = Journal::create().unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let (over, j) = (&over, &j);
+            s.spawn(move || {
+                for pid in 1..3000 {
+                    let at_ns = u64::from(pid) * 7;
+                    j.put_status(&AgentStatus {
+                        at_ns,
+                        pid,
+                        ..AgentStatus::default()
+                    });
+                }
+                over.store(true, Relaxed);
+            });
+            while !over.load(Relaxed) {
+                if let Some(s) = j.status() {
+                    assert_eq!(s.at_ns, u64::from(s.pid) * 7);
+                }
+            }
+        });
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod idle;
 pub mod journal;
 pub mod log;
 pub mod seal;
+pub mod status;
 pub mod store;
 
 pub use agent::{Agent, Setup};

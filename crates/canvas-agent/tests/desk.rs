@@ -32,6 +32,10 @@ enum Step {
     Release {
         slab: u32,
     },
+    /// So many slabs may hold data from here on.
+    Bound {
+        slabs: usize,
+    },
     /// The store has freed what it was asked to.
     Freed,
 }
@@ -50,6 +54,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(writes, slab, extent)| Step::Take { writes, slab, extent }),
         4 => any::<usize>().prop_map(|which| Step::End { which }),
         1 => (0..4u32).prop_map(|slab| Step::Release { slab }),
+        1 => (0..5usize).prop_map(|slabs| Step::Bound { slabs }),
         1 => Just(Step::Freed),
     ];
     prop::collection::vec(step, 1..200)
@@ -118,6 +123,7 @@ proptest! {
     fn as_the_oracle_says(steps in steps()) {
         let mut desk = Desk::new(LIMITS);
         let mut o = Oracle::default();
+        let mut slabs_max = LIMITS.slabs;
         for step in steps {
             match step {
                 Step::Post { proc, bits } => {
@@ -137,9 +143,10 @@ proptest! {
                     let kind = if writes { Kind::Write } else { Kind::Read };
                     let begun = desk.begin(from, kind, extent);
                     let writers = o.ops.iter().filter(|x| x.writes && x.extent == extent).count();
+                    prop_assert_eq!(desk.knows(extent), o.live.contains(&slab) || matches!(begun, Begun::Run(_) | Begun::Waits(_)) && writes);
                     let refused = o.releasing.iter().any(|(s, _)| *s == slab)
                         || !writes && writers > 0;
-                    let no_room = writes && !o.live.contains(&slab) && o.live.len() == LIMITS.slabs;
+                    let no_room = writes && !o.live.contains(&slab) && o.live.len() >= slabs_max;
                     let id = match begun {
                         Begun::Refused => {
                             prop_assert!(refused);
@@ -191,6 +198,10 @@ proptest! {
                     if !known {
                         o.releasing.push((slab, now));
                     }
+                }
+                Step::Bound { slabs } => {
+                    slabs_max = slabs;
+                    desk.set_slabs_max(slabs);
                 }
                 Step::Freed => {
                     if let Some(at) = o.releasing.iter().position(|(_, told)| *told) {

@@ -87,6 +87,19 @@ pub enum Command {
     /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML
     /// (docs/CONFIG.md).
     Config(ConfigArgs),
+    /// Say how the runs of this user are, or one of them; for root: of all users.
+    ///
+    /// Exit code 0 when nothing is wrong, 1 when something is (its code says what: docs/OPERATING.md),
+    /// 2 when the question cannot be answered.
+    Status(StatusArgs),
+    /// Print what happens in runs, a line for each in every interval, as vmstat does.
+    #[command(after_long_help = STAT_NOTES)]
+    Stat(StatArgs),
+    /// Show runs and donors on the terminal, live; q ends it.
+    Top(TopArgs),
+    /// Change the bounds of a run while it runs: all of what is written, or nothing.
+    #[command(after_long_help = SET_NOTES)]
+    Set(SetArgs),
     /// Make a cluster key.
     ///
     /// All hosts of a far pool share one: who has it may store, read and free in the pool. Copy the
@@ -294,8 +307,8 @@ pub struct RunArgs {
     )]
     pub agent: Option<AgentPath>,
 
-    /// What the tenant is called; its section [tenant.NAME] of the configuration file has flags that are
-    /// not written here [default: the program and a number].
+    /// What the run is called (`canvas status`, the host's agent); section [tenant.NAME] of the
+    /// configuration file has flags that are not written here [default: CMD's name].
     #[arg(long, env = "CANVAS_TENANT", value_name = "NAME", value_parser = tenant_name, hide_env_values = true)]
     pub tenant: Option<String>,
 
@@ -303,6 +316,10 @@ pub struct RunArgs {
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD", num_args = 1..)]
     #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+
+    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect there.
+    #[arg(long, env = "CANVAS_METRICS", value_name = "ADDR:PORT", value_parser = address, hide_env_values = true)]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// `--mode`.
@@ -603,6 +620,9 @@ pub struct ServeArgs {
         requires = "gossip"
     )]
     pub seeds: Vec<String>,
+    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect there.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Connections to each server, unless told otherwise.
@@ -672,6 +692,50 @@ pub enum ConfigAction {
         #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
         file: Option<PathBuf>,
     },
+}
+
+/// Flags of `canvas status`.
+#[derive(Args)]
+pub struct StatusArgs {
+    /// A run, by its name or the number of its process [default: all].
+    pub tenant: Option<String>,
+    /// Print JSON, one object a run (its fields: docs/OPERATING.md).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `canvas stat`.
+#[derive(Args)]
+pub struct StatArgs {
+    /// A run, by its name or the number of its process [default: all].
+    pub tenant: Option<String>,
+    /// Time between two lines, in seconds or as a duration (500ms).
+    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
+    pub interval: Duration,
+    /// End after so many lines of each run.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Print JSON, one object a line (its fields: docs/OPERATING.md).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `canvas top`.
+#[derive(Args)]
+pub struct TopArgs {
+    /// Time between two looks, in seconds or as a duration (500ms).
+    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
+    pub interval: Duration,
+}
+
+/// Flags of `canvas set`.
+#[derive(Args)]
+pub struct SetArgs {
+    /// The run, by its name or the number of its process.
+    pub tenant: String,
+    /// What to change, and to what.
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    pub changes: Vec<String>,
 }
 
 /// Flags of `canvas keygen`.
@@ -769,6 +833,23 @@ fn tenant_name(text: &str) -> Result<String, String> {
     crate::host::hello::judge_name(text).map(|()| text.to_owned())
 }
 
+/// Time between two lines: seconds, or a duration.
+fn interval(text: &str) -> Result<Duration, String> {
+    let plain = text.parse::<f64>().is_ok();
+    let with_unit = if plain {
+        format!("{text}s")
+    } else {
+        text.to_owned()
+    };
+    let span: Span = with_unit.parse().map_err(|e: UnitError| e.to_string())?;
+    let time = Duration::from(span);
+    if (Duration::from_millis(100)..=Duration::from_secs(86400)).contains(&time) {
+        Ok(time)
+    } else {
+        Err("it is out of range; write 100ms to 24h".to_owned())
+    }
+}
+
 /// An address to listen on.
 fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse()
@@ -817,7 +898,8 @@ fn workload_names() -> PossibleValuesParser {
 const EXIT_CODES: &str = "\
 Exit codes:
   0    done
-  1    the answer is no: `doctor` found no mode that works, `bench` had runs that went wrong
+  1    the answer is no: `doctor` found no mode that works, `bench` had runs that went wrong,
+       `status` found something wrong
   2    bad arguments, configuration or input (`canvas run`: 125)
   125  `canvas run` itself failed
   126  CMD was found but could not be executed
@@ -853,6 +935,28 @@ Exit codes: 0 ended by a signal, or replaced; 1 --replace: the other agent does 
 
 Example:
   canvas agent --config /etc/canvas/canvas.toml --replace";
+
+const STAT_NOTES: &str = "\
+Columns: faults a second on new pages (new), in the swap cache (cache), on far copies (far), of those
+beyond the pool (deep); pages a second swapped in and out, and prefetch hits; the median and 99th
+percentile of fault times; local memory, pool and far memory in use; MiB a second read from and
+written to far memory beyond the pool.
+
+Exit codes: 0 after COUNT lines, or when the last run has ended; 2 there is no such run.
+
+Example:
+  canvas stat redis -i 1 -n 10";
+
+const SET_NOTES: &str = "\
+Keys: local=SIZE|N%, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
+prefetch=streams|leap|readahead|none; they mean what the flags of `canvas run` mean. When local or
+pool shrinks, what is too much is moved away. A run that was started without --local has no local to
+set, and one without --far no far.
+
+Exit codes: 0 done; 2 nothing was changed.
+
+Example:
+  canvas set redis local=4G spill-at=70";
 
 const SERVE_NOTES: &str = "\
 Without --key-file (or CANVAS_KEY_FILE) there is no secret, and only addresses of the loopback device

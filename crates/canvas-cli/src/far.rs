@@ -4,12 +4,13 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use canvas_agent::copies::Policy;
 use canvas_agent::disk;
 use canvas_agent::journal::{Journal, random};
+use canvas_agent::status::AgentStatus;
 use canvas_shm::Far;
 use canvas_shm::far::{FAR_BYTES, OFFSET};
 use canvas_shm::map::copy_above;
@@ -39,6 +40,8 @@ pub const FDS_END: RawFd = 6;
 /// wait, twice as long each time, at most so long.
 const YOUNG: Duration = Duration::from_secs(1);
 const YOUNG_MAX: u32 = 5;
+/// How long it is told that an agent was replaced.
+const RECENT: Duration = Duration::from_secs(5);
 /// How long the end of a run waits for its agent.
 const END_WAIT: Duration = Duration::from_secs(2);
 
@@ -83,6 +86,33 @@ impl Keeper {
         }
     }
 
+    /// How the agent was when it last said so.
+    pub fn status(&self) -> Option<AgentStatus> {
+        match self {
+            Keeper::Own(agent) => agent.status(),
+            Keeper::Host(link) => link.status(),
+        }
+    }
+
+    /// Has an agent died a moment ago?
+    pub fn restarts(&self) -> bool {
+        match self {
+            Keeper::Own(agent) => agent.restarts(),
+            Keeper::Host(link) => !link.is_served(),
+        }
+    }
+
+    /// Changes how many slabs the tenant may fill: not to fewer than it has. The error is one sentence.
+    pub fn set_slabs_max(&self, slabs: u64) -> Result<(), String> {
+        match self {
+            Keeper::Own(agent) => agent.set_slabs_max(slabs),
+            Keeper::Host(_) => Err(
+                "far cannot be changed while the host's agent keeps it; start the run anew with another --far"
+                    .to_owned(),
+            ),
+        }
+    }
+
     /// The run is over. When the tenant has no process left (`all`) its far memory is given back now;
     /// else when the last one has ended.
     pub fn end(self, all: bool) {
@@ -106,6 +136,8 @@ pub struct AgentProcess {
     control_read: OwnedFd,
     process: Option<Pid>,
     started: Instant,
+    /// Agents so far.
+    starts: u32,
     /// Agents in a row that died young.
     young: u32,
 }
@@ -157,6 +189,9 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failu
     let (control_read, control) =
         pipe2(OFlag::O_CLOEXEC).map_err(|e| system("there is no pipe", e))?;
     let journal = Journal::create().map_err(|e| system("its journal cannot be created", e))?;
+    journal
+        .set_slabs_max(options.slabs as u64)
+        .map_err(|e| system("its journal cannot be written", e))?;
     if let Some(key) = &options.key {
         journal
             .set_cluster_key(&key.to_line())
@@ -176,6 +211,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failu
         control_read,
         process: None,
         started: Instant::now(),
+        starts: 0,
         young: 0,
     };
     agent
@@ -185,8 +221,37 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failu
 }
 
 impl AgentProcess {
+    /// How the agent was when it last said so.
+    fn status(&self) -> Option<AgentStatus> {
+        self.journal.status()
+    }
+
+    /// Has an agent died a moment ago?
+    fn restarts(&self) -> bool {
+        self.process.is_none() || self.starts > 1 && self.started.elapsed() < RECENT
+    }
+
+    /// Changes how many slabs the tenant may fill: not to fewer than it has. The error is one sentence.
+    fn set_slabs_max(&self, slabs: u64) -> Result<(), String> {
+        let far = self.far;
+        let note = |slabs| {
+            let noted = self.journal.set_slabs_max(slabs);
+            noted.map_err(|e| format!("the journal of far memory cannot be written: {}", e.desc()))
+        };
+        let before = far.slabs_max.load(Relaxed);
+        // The agent must never allow less than the program takes.
+        note(slabs.max(before))?;
+        far.slabs_max.store(slabs, SeqCst);
+        if far.slabs_used.load(SeqCst) > slabs as i64 {
+            far.slabs_max.store(before, Relaxed);
+            return Err("more far memory has come into use meanwhile; try again".to_owned());
+        }
+        note(slabs)
+    }
+
     fn spawn(&mut self) -> Result<(), Errno> {
         self.started = Instant::now();
+        self.starts += 1;
         let null = null()?;
         // None of them lies where another one is to go.
         let clear = |fd: BorrowedFd, to| Ok::<_, Errno>((copy_above(fd, FDS_END)?, to));

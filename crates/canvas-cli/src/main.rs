@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod config;
+mod control;
 mod doctor;
 mod elf;
 mod error;
@@ -13,6 +14,7 @@ mod host;
 mod keygen;
 mod launch;
 mod manual;
+mod metrics;
 mod options;
 mod preload;
 mod program;
@@ -20,9 +22,14 @@ mod replay;
 mod report;
 mod run;
 mod serve;
+mod set;
+mod stat;
 mod stats;
+mod status;
 mod supervise;
 mod sweep;
+mod table;
+mod top;
 mod tree;
 mod worker;
 mod workload;
@@ -52,6 +59,10 @@ fn main() {
             Command::Serve(args) => serve::run(args),
             Command::Agent(args) => host::run(args),
             Command::Config(args) => config::run(args),
+            Command::Status(args) => status::run(args),
+            Command::Stat(args) => stat::run(args),
+            Command::Top(args) => top::run(args),
+            Command::Set(args) => set::run(args),
             Command::Keygen(args) => keygen::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),

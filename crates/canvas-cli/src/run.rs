@@ -17,6 +17,9 @@ use nix::sys::signal::Signal;
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::args::{ModeArg, RunArgs};
+use crate::control::peers::Peers;
+use crate::control::place::{self, Name};
+use crate::control::tenant::Tenant;
 use crate::error::{Failure, say};
 use crate::facts::{Facts, ram_bytes};
 use crate::options::Options;
@@ -85,6 +88,21 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     let preloaded = mode.is_some() && !unmanaged.as_ref().is_some_and(Unmanaged::chokes_on_preload);
     let env = launch::environment(std::env::vars_os(), segment_fd, library_fd, preloaded);
 
+    let name = args
+        .tenant
+        .clone()
+        .unwrap_or_else(|| place::name_of(Path::new(&name)));
+    let mut peers = Peers::new();
+    if let Some(addr) = args.metrics {
+        peers.listen_to_scrapes(addr).map_err(|e| {
+            Failure::run(format!(
+                "metrics cannot be offered on {addr}: {}; write another address after --metrics",
+                crate::reason(&e)
+            ))
+        })?;
+    }
+    listen(&mut peers, &name);
+
     let signals = Signals::open().map_err(|e| system("signals cannot be received", e))?;
     let start = Instant::now();
     let child = launch::spawn(&file, &args.command, &env, &signals.before)
@@ -92,8 +110,25 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     let mut peaks = Peaks::default();
     let aside = segment.stands_aside();
     let tree = (aside && place.is_some()).then(|| Tree::new(child.as_raw() as u32));
-    let end = supervise(child, &signals, segment, &mut peaks, tree, agent.as_mut())
-        .map_err(|e| system(&format!("{shown} cannot be waited for"), e))?;
+    let tenant = Tenant {
+        name,
+        program: shown.clone(),
+        mode: mode.filter(|_| unmanaged.is_none() && !aside),
+        segment,
+        start,
+    };
+    let end = supervise(
+        child,
+        &signals,
+        &mut peaks,
+        tree,
+        agent.as_mut(),
+        &tenant,
+        &mut peers,
+    )
+    .map_err(|e| system(&format!("{shown} cannot be waited for"), e))?;
+    // Who asks now is told that the run is over.
+    drop(peers);
     let wall = start.elapsed();
     peaks.sample(segment);
 
@@ -107,7 +142,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         };
         let run = Run {
             program: shown.clone(),
-            mode: mode.filter(|_| unmanaged.is_none() && !aside),
+            mode: tenant.mode,
             end,
             wall,
             user: time(|u| u.user_time()),
@@ -157,6 +192,22 @@ fn judge(shown: &str, end: End, segment: &Segment, expected: bool, require: bool
         }
     }
     end.code()
+}
+
+/// Opens the run to `canvas status` and its like. It goes on without.
+fn listen(peers: &mut Peers, tenant: &str) {
+    let name = Name {
+        tenant: tenant.to_owned(),
+        pid: std::process::id(),
+    };
+    let listening =
+        place::Place::own().and_then(|place| place.listen(name).map_err(|e| crate::reason(&e)));
+    match listening {
+        Ok(listening) => peers.listen_to_control(listening),
+        Err(why) => say(format_args!(
+            "`canvas status` will not see this run, whose socket cannot be made: {why}"
+        )),
+    }
 }
 
 fn system(what: &str, e: Errno) -> Failure {

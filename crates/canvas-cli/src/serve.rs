@@ -13,13 +13,17 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::AsFd;
 
 use crate::args::ServeArgs;
+use crate::control::peers::{Asked, Peers};
 use crate::error::{Failure, say};
+use crate::metrics;
 use crate::options;
 
 /// Time between two looks at how far the draining is.
 const DRAIN_TICK_MS: u16 = 20;
 /// Time between two looks at what the others are to be told.
 const GOSSIP_TICK_MS: u16 = 500;
+/// Time between two looks at those who ask for metrics.
+const PEERS_TICK_MS: u16 = 100;
 
 /// Runs the server until a signal ends it.
 pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
@@ -42,6 +46,15 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
             "without a cluster key only this host may gossip; write 127.0.0.1, or give --key-file FILE (`canvas keygen FILE` makes one) to gossip on {}",
             addr.ip()
         )));
+    }
+    let mut peers = Peers::new();
+    if let Some(addr) = args.metrics {
+        peers.listen_to_scrapes(addr).map_err(|e| {
+            Failure::usage(format!(
+                "metrics cannot be offered on {addr}: {}; write another address after --metrics",
+                crate::reason(&e)
+            ))
+        })?;
     }
     // Before the first thread, so that none of them ever gets one.
     let signals = signals()
@@ -87,7 +100,8 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
             let (free, lent) = server.free_and_lent_bytes();
             gossip.announce(free, lent);
         }
-        let signal = wait(&signals, gossip.as_ref().map(|_| GOSSIP_TICK_MS));
+        let tick = gossip.as_ref().map(|_| GOSSIP_TICK_MS);
+        let signal = wait(&signals, tick, &mut peers, &server);
         if signal.is_some() {
             break signal;
         }
@@ -104,7 +118,7 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     }
     let until = Instant::now() + Duration::from(args.drain);
     while server.lent_slabs() > 0 && Instant::now() < until {
-        if wait(&signals, Some(DRAIN_TICK_MS)).is_some() {
+        if wait(&signals, Some(DRAIN_TICK_MS), &mut peers, &server).is_some() {
             break;
         }
     }
@@ -126,17 +140,42 @@ fn signals() -> Result<SignalFd, Errno> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// The next signal, if one comes within `ms` (without: however long it takes).
-fn wait(signals: &SignalFd, ms: Option<u16>) -> Option<&'static str> {
+/// The next signal, if one comes within `ms` (without: however long it takes). Who asks for metrics
+/// meanwhile is answered.
+fn wait(
+    signals: &SignalFd,
+    ms: Option<u16>,
+    peers: &mut Peers,
+    server: &Server,
+) -> Option<&'static str> {
+    let until = ms.map(|ms| Instant::now() + Duration::from_millis(ms.into()));
     loop {
         if let Ok(Some(info)) = signals.read_signal() {
             return Some(
                 Signal::try_from(info.ssi_signo as i32).map_or("a signal", Signal::as_str),
             );
         }
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        let polled = poll(&mut fds, ms.map_or(PollTimeout::NONE, PollTimeout::from));
-        if polled == Ok(0) {
+        let own = PollFd::new(signals.as_fd(), PollFlags::POLLIN);
+        let mut fds: Vec<_> = [own].into_iter().chain(peers.poll_fds()).collect();
+        // Who is slow is dropped in time.
+        let limit = if peers.any() {
+            Some(PEERS_TICK_MS)
+        } else {
+            None
+        };
+        let timeout = ms.into_iter().chain(limit).min();
+        // What went wrong, if anything, is over or seen again in the next round.
+        let _ = poll(
+            &mut fds,
+            timeout.map_or(PollTimeout::NONE, PollTimeout::from),
+        );
+        drop(fds);
+        peers.serve(|asked| match asked {
+            Asked::Metrics => metrics::of_server(server.state()),
+            // There is no control socket.
+            Asked::Line(_) => String::new(),
+        });
+        if until.is_some_and(|t| Instant::now() >= t) {
             return None;
         }
     }

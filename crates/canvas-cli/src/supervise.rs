@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use canvas_shm::Segment;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill, raise};
@@ -14,6 +13,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::AsFd;
 
+use crate::control::peers::Peers;
+use crate::control::tenant::Tenant;
 use crate::far::Keeper;
 use crate::sweep::{Peaks, proc_state, release_dead};
 use crate::tree::Tree;
@@ -73,15 +74,17 @@ impl Signals {
 }
 
 /// Waits for CMD's end. `unlimited` looks at processes that charge nothing themselves; the agent is
-/// replaced when it dies.
+/// replaced when it dies; `peers` are answered between two looks.
 pub fn supervise(
     child: Pid,
     signals: &Signals,
-    segment: &Segment,
     peaks: &mut Peaks,
     mut unlimited: Option<Tree>,
     mut agent: Option<&mut Keeper>,
+    tenant: &Tenant,
+    peers: &mut Peers,
 ) -> Result<End, Errno> {
+    let segment = tenant.segment;
     let mut next_sweep = Instant::now() + SWEEP;
     loop {
         if let Some(agent) = &mut agent {
@@ -94,11 +97,21 @@ pub fn supervise(
         let until = due.map_or(next_sweep, |due| due.min(next_sweep));
         let wait = until.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(wait.as_millis() + 1).unwrap_or(PollTimeout::MAX);
-        let mut fds = vec![PollFd::new(signals.fd.as_fd(), PollFlags::POLLIN)];
-        fds.extend(agent.as_ref().and_then(|a| a.poll_fd()));
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
+        let own = PollFd::new(signals.fd.as_fd(), PollFlags::POLLIN);
+        let agents = agent.as_ref().and_then(|a| a.poll_fd());
+        let mut fds: Vec<_> = [own]
+            .into_iter()
+            .chain(agents)
+            .chain(peers.poll_fds())
+            .collect();
+        let ready = match poll(&mut fds, timeout) {
+            Ok(ready) => ready > 0,
+            Err(Errno::EINTR) => false,
             Err(e) => return Err(e),
+        };
+        drop(fds);
+        if ready || peers.any() {
+            peers.serve(|asked| tenant.answer(asked, agent.as_deref_mut()));
         }
         while let Some(info) = signals.fd.read_signal()? {
             pass_on(&info, child);

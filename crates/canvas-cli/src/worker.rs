@@ -69,11 +69,21 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         None
     };
     let tenant = tenant_id(far);
+    // The runner may change the bound while the tenant runs.
+    let bounds = journal
+        .file()
+        .try_clone()
+        .map_err(|e| fail("its journal", &crate::reason(&e)))?;
+    let bounds = Journal::open(bounds.into()).map_err(|e| fail("its journal", e.desc()))?;
+    let slabs = args.slabs;
     let setup = Setup {
         far,
         tenant,
         key,
-        slabs: args.slabs,
+        slabs: Box::new(move || match bounds.slabs_max() {
+            0 => slabs,
+            noted => noted as usize,
+        }),
         spin: Duration::from_nanos(args.spin.ns),
         say: |line| say(line),
     };

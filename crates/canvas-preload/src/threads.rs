@@ -95,6 +95,8 @@ extern "C" fn reclaimer() -> ! {
                 let _inside = freeze::enter_masked();
                 account::measure_native();
                 account::size_cache();
+                // Both may be changed while the program runs.
+                state::PREFETCHERS.choose(state::seg().config.prefetch());
             }
             if account::short_of_room() {
                 // Short, and nothing to take: everything is busy, pinned, or not ours.

@@ -39,6 +39,7 @@ use std::time::Duration;
 use canvas_wire::key::ClusterKey;
 
 pub use server::Server;
+pub use state::State;
 
 /// What a server is told.
 #[derive(Clone, Debug)]

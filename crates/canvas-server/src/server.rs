@@ -19,7 +19,7 @@ use crate::log::Log;
 use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::slab::Budget;
-use crate::state::Counters;
+use crate::state::{Counters, State};
 use crate::{Config, HANDSHAKES_MAX, link};
 
 /// Stack of a link's thread; its buffers are on the heap.
@@ -227,6 +227,12 @@ impl Server {
     /// Reads that were asked for over sessions; what devices read is not among them.
     pub fn session_reads(&self) -> u64 {
         self.shared.counters.reads.load(Relaxed)
+    }
+
+    /// How it is.
+    pub fn state(&self) -> State {
+        let host = HostMemory::read(&self.shared.config.procfs);
+        crate::state::state(&self.shared, host.map_or(0, |h| h.available_bytes))
     }
 
     /// Ends it: closes all links and frees all memory.

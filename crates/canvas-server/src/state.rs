@@ -38,54 +38,60 @@ pub struct Counters {
     pub exposed_slabs: AtomicU64,
 }
 
-#[derive(Serialize)]
-struct State<'a> {
-    canvas: &'a str,
-    pid: u32,
-    donor_id: String,
-    listen: String,
-    uptime_ms: u64,
+/// How a server is; docs/STATS.md says what the fields mean.
+#[allow(missing_docs)]
+#[derive(Serialize, Debug)]
+pub struct State {
+    pub canvas: &'static str,
+    pub pid: u32,
+    pub donor_id: String,
+    pub listen: String,
+    pub uptime_ms: u64,
     /// `ok`, `pressure` or `ending`.
-    health: &'a str,
-    memory_bytes: u64,
-    limit_bytes: u64,
-    reserve_bytes: u64,
-    host_available_bytes: u64,
-    host_average_bytes: u64,
-    free_bytes: u64,
-    lent_bytes: u64,
-    touched_bytes: u64,
-    slabs: usize,
-    leaving_slabs: usize,
-    clients: Vec<ClientState>,
-    counters: CounterValues,
+    pub health: &'static str,
+    pub memory_bytes: u64,
+    pub limit_bytes: u64,
+    pub reserve_bytes: u64,
+    pub host_available_bytes: u64,
+    pub host_average_bytes: u64,
+    pub free_bytes: u64,
+    pub lent_bytes: u64,
+    pub touched_bytes: u64,
+    pub slabs: usize,
+    pub leaving_slabs: usize,
+    pub clients: Vec<ClientState>,
+    pub counters: CounterValues,
 }
 
-#[derive(Serialize)]
-struct ClientState {
+/// A client of it.
+#[allow(missing_docs)]
+#[derive(Serialize, Debug)]
+pub struct ClientState {
     /// The first bytes of the client's id: enough to tell clients apart, not enough to be one.
-    id: String,
-    links: usize,
-    slabs: usize,
-    touched_bytes: u64,
-    silent_ms: u64,
-    lease_ms: u64,
+    pub id: String,
+    pub links: usize,
+    pub slabs: usize,
+    pub touched_bytes: u64,
+    pub silent_ms: u64,
+    pub lease_ms: u64,
 }
 
-#[derive(Serialize)]
-struct CounterValues {
-    reads: u64,
-    writes: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-    refused: u64,
-    links: u64,
-    not_admitted: u64,
-    bad_peers: u64,
-    evicted_slabs: u64,
-    evicted_late_slabs: u64,
-    expired_slabs: u64,
-    exposed_slabs: u64,
+/// Values of [`Counters`].
+#[allow(missing_docs)]
+#[derive(Serialize, Debug)]
+pub struct CounterValues {
+    pub reads: u64,
+    pub writes: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub refused: u64,
+    pub links: u64,
+    pub not_admitted: u64,
+    pub bad_peers: u64,
+    pub evicted_slabs: u64,
+    pub evicted_late_slabs: u64,
+    pub expired_slabs: u64,
+    pub exposed_slabs: u64,
 }
 
 impl Counters {
@@ -115,12 +121,18 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// The state as JSON, in one line.
 pub(crate) fn json(shared: &Shared, host_available_bytes: u64) -> String {
+    serde_json::to_string(&state(shared, host_available_bytes))
+        .expect("numbers and strings always become JSON")
+}
+
+/// The state.
+pub(crate) fn state(shared: &Shared, host_available_bytes: u64) -> State {
     let totals = shared.registry.totals();
     let pong = shared.registry.pong();
     let (host_average_bytes, limit_bytes) = shared.registry.headroom();
     let now_ms = shared.now_ms();
     let clients = shared.registry.clients();
-    let state = State {
+    State {
         canvas: env!("CARGO_PKG_VERSION"),
         pid: std::process::id(),
         donor_id: hex(&shared.donor_id),
@@ -155,8 +167,7 @@ pub(crate) fn json(shared: &Shared, host_available_bytes: u64) -> String {
             })
             .collect(),
         counters: shared.counters.values(),
-    };
-    serde_json::to_string(&state).expect("numbers and strings always become JSON")
+    }
 }
 
 /// Replaces the file in one step, so that a reader never sees half of it.

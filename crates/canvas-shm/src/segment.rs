@@ -5,6 +5,7 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use canvas_types::units::Amount;
 use canvas_types::{Codec, Prefetch};
 
 use crate::histogram::Histogram;
@@ -44,7 +45,8 @@ pub mod config_flag {
     pub const FAR: u32 = 16;
 }
 
-/// What the user asked for; written once, before the program starts.
+/// What the user asked for; written before the program starts. The sizes may change while it runs
+/// ([`Segment::set_local`]), and so may who prefetches; who uses them reads them here each time.
 #[repr(C)]
 pub struct Config {
     /// Local memory in bytes; 0 when `local_ppm` holds or there is no limit.
@@ -222,6 +224,8 @@ pub struct Segment {
     pub measure_took_ns: AtomicU64,
     /// Highest sum of swap-cache pages.
     pub cached_pages_peak: AtomicI64,
+    /// Counts how often the bound on local memory was raised while the program ran.
+    pub local_raised: AtomicU32,
     /// 1 while the far limit is reached and reclaim has stopped.
     pub far_full: AtomicU32,
     /// Processes that stayed unmanaged (static, or start-up failed).
@@ -288,6 +292,29 @@ impl Segment {
         }
         let peak = self.footprint_pages_peak.load(Ordering::Relaxed).max(0) as u64;
         Some(((peak * ppm / 1_000_000) as i64).max(LOCAL_PAGES_MIN))
+    }
+    /// Changes the bound on local memory while the tenant runs; a bound is in force at every moment.
+    /// Only for a tenant that has one ([`Segment::has_limit`]): without, its processes charge nothing.
+    /// Afterwards the caller wakes those that sleep on [`ProcSlot::wake`].
+    pub fn set_local(&self, amount: Amount) {
+        let before = self.local_limit_pages();
+        let config = &self.config;
+        match amount {
+            Amount::Size(size) => {
+                config.local_bytes.store(size.bytes, Ordering::Relaxed);
+                config.local_ppm.store(0, Ordering::Relaxed);
+            }
+            Amount::Share(share) => {
+                // A size goes before a share.
+                config
+                    .local_ppm
+                    .store(share.ppm().into(), Ordering::Relaxed);
+                config.local_bytes.store(0, Ordering::Release);
+            }
+        }
+        if self.local_limit_pages() > before {
+            self.local_raised.fetch_add(1, Ordering::Release);
+        }
     }
     /// Changes the local charge of `slot` and of the tenant by `pages`; returns the tenant's sum.
     #[inline]

@@ -47,6 +47,8 @@ pub struct Donor {
     pub pressure: bool,
     /// When it was last asked for a sign of life.
     pub pinged: Instant,
+    /// How long its last answer to that took.
+    pub round_trip: Option<Duration>,
     /// How often it wants one.
     pub ping_every: Duration,
     /// What it said it holds, while it is being asked.
@@ -105,6 +107,7 @@ impl Donor {
             free_bytes: 0,
             pressure: false,
             pinged: Instant::now(),
+            round_trip: None,
             ping_every: Duration::from_secs(1),
             listed: Vec::new(),
             pace: Pace::default(),

@@ -17,6 +17,7 @@ pub mod donor;
 pub mod map;
 mod read;
 mod repair;
+mod status;
 mod upkeep;
 mod watch;
 
@@ -154,6 +155,8 @@ pub struct Copies {
     degraded: u64,
     /// Reads that went to another copy, since they were last told.
     failovers: u64,
+    /// When the donors were last reported.
+    reported: Option<Instant>,
 }
 
 impl Copies {
@@ -232,6 +235,7 @@ impl Copies {
             disk_events: Vec::new(),
             degraded: 0,
             failovers: 0,
+            reported: None,
         })
     }
 
@@ -705,6 +709,7 @@ impl Copies {
                 d.free_bytes = pong.free_bytes;
                 d.pressure = pong.pressure;
                 d.suspect = d.suspect.filter(|since| sent.since < *since);
+                d.round_trip = Some(d.pinged.elapsed());
             }
             (Call::Ping, _) => {}
             (Call::List, Some(Answer::Handles { more, slabs })) => {

@@ -56,6 +56,7 @@ impl Copies {
         }
         self.retry_away();
         self.repair();
+        self.report();
     }
 
     /// Somebody has heard of a donor.

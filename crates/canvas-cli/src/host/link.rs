@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use canvas_agent::journal::Journal;
+use canvas_agent::status::AgentStatus;
 use canvas_shm::{Far, pass};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -96,6 +98,17 @@ impl Link {
     /// The far area.
     pub fn far(&self) -> &'static Far {
         self.far
+    }
+
+    /// Does an agent serve the tenant?
+    pub fn is_served(&self) -> bool {
+        matches!(self.state, State::Served(_))
+    }
+
+    /// How the agent was when it last said so: it is in its journal.
+    pub fn status(&self) -> Option<AgentStatus> {
+        let journal = self.kept.first()?.try_clone().ok()?;
+        Journal::open(journal).ok()?.status()
     }
 
     /// What to wait for besides [`Link::due`].

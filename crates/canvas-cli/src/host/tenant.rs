@@ -194,7 +194,10 @@ impl Tenant {
             far,
             tenant: tenant_id(far),
             key: journal.key().map_err(none)?,
-            slabs: self.hello.slabs,
+            slabs: {
+                let slabs = self.hello.slabs;
+                Box::new(move || slabs)
+            },
             // The host's thread decides when to sleep.
             spin: Duration::ZERO,
             say: |line| say(line),

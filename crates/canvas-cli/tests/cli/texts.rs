@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 15] = [
     "run",
     "bench",
     "replay",
@@ -17,6 +17,10 @@ const COMMANDS: [&str; 11] = [
     "keygen",
     "agent",
     "config",
+    "status",
+    "stat",
+    "top",
+    "set",
 ];
 
 /// The long flags in a text, but those that clap adds everywhere.
@@ -60,6 +64,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "far-wait",
             "key-file",
             "local",
+            "metrics",
             "mode",
             "no-prefetch",
             "pool",
@@ -67,6 +72,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "require",
             "reservations",
             "server",
+            "spill-at",
             "stats",
             "swap-cache",
             "tenant",
@@ -106,16 +112,20 @@ fn expected(command: &str) -> &'static [&'static str] {
             "links",
             "listen",
             "memory",
+            "metrics",
             "rdma",
             "reserve",
             "spin",
             "state-json",
         ],
-        "keygen" | "config" => &[],
+        "keygen" | "config" | "set" => &[],
         "agent" => &[
             "config", "copies", "far-dir", "far-max", "group", "key-file", "replace", "server",
             "socket", "spin",
         ],
+        "status" => &["json"],
+        "stat" => &["count", "interval", "json"],
+        "top" => &["interval"],
         _ => unreachable!(),
     }
 }
@@ -150,7 +160,7 @@ fn documents_and_manual_name_every_flag() {
         }
     }
     for command in [
-        "run", "bench", "replay", "doctor", "report", "serve", "agent",
+        "run", "bench", "replay", "doctor", "report", "serve", "agent", "status", "stat", "top",
     ] {
         for flag in expected(command) {
             assert!(

@@ -40,7 +40,7 @@ constructor!(const);
 constructor!();
 
 impl Prefetchers {
-    /// Chooses who decides. Before the first fault: what the others know is not carried over.
+    /// Chooses who decides from here on. What the others know is not carried over.
     pub fn choose(&self, who: Prefetch) {
         self.chosen.store(who as u32, Ordering::Relaxed);
     }

@@ -1,0 +1,170 @@
+//! What an agent says of its donors, for whoever operates the run: the runner reads it from the journal.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Where a donor stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DonorState {
+    /// It cannot be reached.
+    Down,
+    /// It is being asked what it still holds.
+    Listing,
+    /// It serves.
+    Up,
+    /// It serves, lends nothing more, and may take back what it lent.
+    Pressure,
+}
+
+impl DonorState {
+    const ALL: [(DonorState, &'static str); 4] = [
+        (DonorState::Down, "down"),
+        (DonorState::Listing, "listing"),
+        (DonorState::Up, "up"),
+        (DonorState::Pressure, "pressure"),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        DonorState::ALL[self as usize].1
+    }
+}
+
+/// One donor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DonorStatus {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// Where it stands.
+    pub state: DonorState,
+    /// Slabs of the tenant that have a copy there.
+    pub slabs: u32,
+    /// What it could lend, in bytes, as it said last.
+    pub free_bytes: u64,
+    /// How long it took to answer the last sign of life, in us; `None` before the first.
+    pub round_trip_us: Option<u32>,
+}
+
+/// All of it at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AgentStatus {
+    /// The moment (CLOCK_MONOTONIC, ns).
+    pub at_ns: u64,
+    /// The agent's process.
+    pub pid: u32,
+    /// Slabs with fewer copies than the policy asks for.
+    pub degraded_slabs: u64,
+    /// Donors, in the order in which they were named.
+    pub donors: Vec<DonorStatus>,
+}
+
+/// Bytes before the donors, and bytes of each.
+const HEAD_BYTES: usize = 24;
+const DONOR_BYTES: usize = 40;
+/// `round_trip_us` of a donor that never answered.
+const NEVER: u32 = u32::MAX;
+
+impl AgentStatus {
+    /// As bytes, little endian.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD_BYTES + self.donors.len() * DONOR_BYTES);
+        out.extend(self.at_ns.to_le_bytes());
+        out.extend(self.pid.to_le_bytes());
+        out.extend((self.donors.len() as u32).to_le_bytes());
+        out.extend(self.degraded_slabs.to_le_bytes());
+        for d in &self.donors {
+            let (is_v6, ip) = match d.addr.ip() {
+                IpAddr::V4(ip) => (0, ip.to_ipv6_mapped()),
+                IpAddr::V6(ip) => (1, ip),
+            };
+            out.extend(ip.octets());
+            out.extend(d.addr.port().to_le_bytes());
+            out.extend([is_v6, d.state as u8]);
+            out.extend(d.slabs.to_le_bytes());
+            out.extend(d.free_bytes.to_le_bytes());
+            out.extend(d.round_trip_us.unwrap_or(NEVER).to_le_bytes());
+            out.extend([0; 4]);
+        }
+        out
+    }
+
+    /// From bytes; `None` when they are not ours.
+    pub fn decode(bytes: &[u8]) -> Option<AgentStatus> {
+        let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
+        let u64_at = |b: &[u8], at: usize| Some(u64::from_le_bytes(*b[at..].first_chunk()?));
+        let u32_at = |b: &[u8], at: usize| Some(u32::from_le_bytes(*b[at..].first_chunk()?));
+        let (donors, left) = rest.as_chunks::<DONOR_BYTES>();
+        if !left.is_empty() || u32_at(head, 12)? as usize != donors.len() {
+            return None;
+        }
+        let donor = |b: &[u8; DONOR_BYTES]| {
+            let ip = Ipv6Addr::from(*b.first_chunk::<16>()?);
+            let ip = match b[18] {
+                0 => IpAddr::V4(ip.to_ipv4_mapped()?),
+                1 => IpAddr::V6(ip),
+                _ => return None,
+            };
+            Some(DonorStatus {
+                addr: SocketAddr::new(ip, u16::from_le_bytes([b[16], b[17]])),
+                state: DonorState::ALL.get(usize::from(b[19]))?.0,
+                slabs: u32_at(b, 20)?,
+                free_bytes: u64_at(b, 24)?,
+                round_trip_us: Some(u32_at(b, 32)?).filter(|us| *us != NEVER),
+            })
+        };
+        Some(AgentStatus {
+            at_ns: u64_at(head, 0)?,
+            pid: u32_at(head, 8)?,
+            degraded_slabs: u64_at(head, 16)?,
+            donors: donors.iter().map(donor).collect::<Option<_>>()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn donor() -> impl Strategy<Value = DonorStatus> {
+        let parts = (
+            any::<SocketAddr>(),
+            0..DonorState::ALL.len(),
+            any::<u32>(),
+            any::<u64>(),
+            proptest::option::of(0..NEVER),
+        );
+        parts.prop_map(
+            |(addr, state, slabs, free_bytes, round_trip_us)| DonorStatus {
+                // Flow and scope are not kept.
+                addr: SocketAddr::new(addr.ip(), addr.port()),
+                state: DonorState::ALL[state].0,
+                slabs,
+                free_bytes,
+                round_trip_us,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(
+            at_ns: u64, pid: u32, degraded_slabs: u64,
+            donors in proptest::collection::vec(donor(), 0..70),
+        ) {
+            let status = AgentStatus { at_ns, pid, degraded_slabs, donors };
+            prop_assert_eq!(AgentStatus::decode(&status.encode()), Some(status));
+        }
+
+        #[test]
+        fn any_bytes_are_taken(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = AgentStatus::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn each_state_has_its_name() {
+        for (i, (state, name)) in DonorState::ALL.into_iter().enumerate() {
+            assert_eq!((state as usize, state.name()), (i, name));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Asking runs, for the commands that do.
+
+use std::io::{ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+
+use super::health::Code;
+use super::place::{Name, Place};
+use super::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Request, VERSION};
+use crate::error::Failure;
+
+/// How long a run may take to answer. It looks ten times a second.
+const TIME: Duration = Duration::from_secs(3);
+
+/// A run that can be asked.
+pub struct Found {
+    place: usize,
+    /// Who it is.
+    pub name: Name,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum NoAnswer {
+    /// The run has ended.
+    Gone,
+    /// It says nothing in time.
+    Silent,
+    /// It says something that makes no sense here.
+    Strange(String),
+}
+
+/// The runs that this user may ask.
+pub struct Runs {
+    places: Vec<Place>,
+}
+
+impl Runs {
+    /// Looks where they are.
+    pub fn look() -> Runs {
+        Runs {
+            places: Place::all(),
+        }
+    }
+
+    /// Those that `wanted` names: a tenant, a process, or TENANT.PID; all without.
+    pub fn find(&self, wanted: Option<&str>) -> Vec<Found> {
+        let meant = |n: &Name| {
+            wanted.is_none_or(|w| {
+                w == n.tenant || w == n.pid.to_string() || w == format!("{}.{}", n.tenant, n.pid)
+            })
+        };
+        let mut found = Vec::new();
+        for (place, p) in self.places.iter().enumerate() {
+            let names = p.names().into_iter().filter(meant);
+            found.extend(names.map(|name| Found { place, name }));
+        }
+        found
+    }
+
+    /// Asks one of them.
+    pub fn ask(&self, found: &Found, ask: Ask) -> Result<Reply, NoAnswer> {
+        let until = Instant::now() + TIME;
+        let place = &self.places[found.place];
+        let mut stream = place.connect(&found.name).map_err(|e| match e {
+            Errno::ECONNREFUSED | Errno::ENOENT => NoAnswer::Gone,
+            Errno::EAGAIN => NoAnswer::Silent,
+            e => NoAnswer::Strange(e.desc().to_owned()),
+        })?;
+        // Another process in its place could tell us anything.
+        let peer = getsockopt(&stream, PeerCredentials).map(|c| c.uid());
+        if !peer.is_ok_and(|uid| uid == place.owner.as_raw() || uid == 0) {
+            return Err(NoAnswer::Strange("it is another user's process".to_owned()));
+        }
+        let canvas = VERSION;
+        let question = serde_json::to_string(&Request { canvas, ask }).unwrap_or_default() + "\n";
+        let line = exchange(&mut stream, question.as_bytes(), until)?;
+        let answer: Answer = serde_json::from_slice(&line)
+            .map_err(|e| NoAnswer::Strange(format!("its answer makes no sense: {e}")))?;
+        Ok(answer.answer)
+    }
+}
+
+fn exchange(
+    stream: &mut std::os::unix::net::UnixStream,
+    question: &[u8],
+    until: Instant,
+) -> Result<Vec<u8>, NoAnswer> {
+    let broken = |e: std::io::Error| match e.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => NoAnswer::Silent,
+        // It has ended under us.
+        _ => NoAnswer::Gone,
+    };
+    stream.set_nonblocking(false).map_err(broken)?;
+    stream.set_write_timeout(Some(TIME)).map_err(broken)?;
+    stream.write_all(question).map_err(broken)?;
+    let mut line = Vec::new();
+    let mut chunk = vec![0; 16 << 10];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(NoAnswer::Silent);
+        }
+        stream.set_read_timeout(Some(left)).map_err(broken)?;
+        match stream.read(&mut chunk).map_err(broken)? {
+            0 => return Err(NoAnswer::Gone),
+            n => line.extend(&chunk[..n]),
+        }
+        if line.last() == Some(&b'\n') {
+            return Ok(line);
+        }
+        if line.len() > ANSWER_BYTES_MAX {
+            return Err(NoAnswer::Strange("its answer has no end".to_owned()));
+        }
+    }
+}
+
+impl NoAnswer {
+    /// As something that is wrong with a run; `None` when it is only over.
+    pub fn problem(&self) -> Option<Problem> {
+        match self {
+            NoAnswer::Gone => None,
+            NoAnswer::Silent => Some(
+                Code::RunnerSilent.problem("its canvas run does not answer; it may be stopped"),
+            ),
+            NoAnswer::Strange(why) => Some(Code::RunnerSilent.problem(why.clone())),
+        }
+    }
+}
+
+/// There is no such run.
+pub fn nobody(wanted: Option<&str>) -> Failure {
+    Failure::usage(match wanted {
+        Some(w) => format!("there is no run {w}; `canvas status` lists those that there are"),
+        None => "no canvas run of this user is running".to_owned(),
+    })
+}

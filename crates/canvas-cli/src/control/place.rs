@@ -1,0 +1,306 @@
+//! Where control sockets lie: a directory that is its user's alone.
+//!
+//! A socket is named after its tenant and the process that listens. It is reached through a descriptor
+//! of its directory, so that nobody swaps the directory under us and paths may be of any length.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{Uid, geteuid};
+
+/// Names another directory; for containers and tests.
+pub const ENV_RUN_DIR: &str = "CANVAS_RUN_DIR";
+/// Ends a socket's name.
+const END: &str = ".sock";
+/// Longest name of a tenant.
+pub const NAME_MAX: usize = 64;
+
+/// Is this a name for a tenant? The error says what one is.
+pub fn tenant_name(text: &str) -> Result<String, &'static str> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if text.is_empty() || text.len() > NAME_MAX || !text.chars().all(good) {
+        return Err("it is no name for a tenant; write 1 to 64 letters, digits, points, _ or -");
+    }
+    Ok(text.to_owned())
+}
+
+/// A program's name as one for its tenant.
+pub fn name_of(program: &Path) -> String {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let fit = |c: char| match c {
+        c if c.is_ascii_alphanumeric() || "._-".contains(c) => c,
+        _ => '_',
+    };
+    let name: String = name.chars().take(NAME_MAX).map(fit).collect();
+    tenant_name(&name).unwrap_or_else(|_| "program".to_owned())
+}
+
+/// A directory of control sockets.
+pub struct Place {
+    fd: OwnedFd,
+    /// Whose it is.
+    pub owner: Uid,
+}
+
+/// A socket in a [`Place`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Name {
+    /// The tenant.
+    pub tenant: String,
+    /// The process that listens.
+    pub pid: u32,
+}
+
+impl Name {
+    fn file(&self) -> String {
+        format!("{}.{}{END}", self.tenant, self.pid)
+    }
+    fn parse(file: &str) -> Option<Name> {
+        let (tenant, pid) = file.strip_suffix(END)?.rsplit_once('.')?;
+        Some(Name {
+            tenant: tenant_name(tenant).ok()?,
+            pid: pid.parse().ok()?,
+        })
+    }
+}
+
+/// This user's directories: sockets are made in the first that can be had.
+fn own_paths() -> Vec<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    if let Some(dir) = absolute(ENV_RUN_DIR) {
+        return vec![dir];
+    }
+    let uid = geteuid();
+    let first = match absolute("XDG_RUNTIME_DIR") {
+        _ if uid.is_root() => Some("/run/canvas/run".into()),
+        dir => dir.map(|d| d.join("canvas/run")),
+    };
+    // Flat: nobody else can rename what lies in /tmp itself.
+    let last = format!("/tmp/canvas-{uid}").into();
+    first.into_iter().chain([last]).collect()
+}
+
+impl Place {
+    /// This user's; made when it is not there. The error names the directory.
+    pub fn own() -> Result<Place, String> {
+        let make = |path: &PathBuf| {
+            // Those above it may be of use to others (/run/canvas); it is not.
+            let above = path.parent().map_or(Ok(()), fs::create_dir_all);
+            let made = above.and_then(|()| match fs::DirBuilder::new().mode(0o700).create(path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            });
+            made.and_then(|()| Place::open(path, geteuid()))
+                .map_err(|e| format!("{}: {}", path.display(), crate::reason(&e)))
+        };
+        let mut why = String::new();
+        for path in own_paths() {
+            match make(&path) {
+                Ok(place) => return Ok(place),
+                Err(e) => why = e,
+            }
+        }
+        Err(why)
+    }
+
+    /// All that this user may look at, those that are there: for root those of all users.
+    pub fn all() -> Vec<Place> {
+        let own = own_paths();
+        let open = |path: &PathBuf| Place::open(path, geteuid()).ok();
+        let mut places: Vec<_> = own.iter().filter_map(open).collect();
+        if !geteuid().is_root() || std::env::var_os(ENV_RUN_DIR).is_some() {
+            return places;
+        }
+        let children = |dir: &str| {
+            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.map(|e| e.path()).collect::<Vec<_>>()
+        };
+        let uid = |text: &str| text.parse().ok().map(Uid::from_raw);
+        for dir in children("/run/user") {
+            let owner = dir.file_name().and_then(|n| uid(n.to_str()?));
+            places.extend(owner.and_then(|o| Place::open(&dir.join("canvas/run"), o).ok()));
+        }
+        for dir in children("/tmp") {
+            let name = dir.file_name().and_then(|n| n.to_str());
+            let owner = name.and_then(|n| uid(n.strip_prefix("canvas-")?));
+            let owner = owner.filter(|o| !o.is_root());
+            places.extend(owner.and_then(|o| Place::open(&dir, o).ok()));
+        }
+        places
+    }
+
+    /// The directory, if it is `owner`'s and nobody else can write or look there.
+    fn open(path: &Path, owner: Uid) -> io::Result<Place> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
+        let fd = open(path, flags, Mode::empty())?;
+        let stat = fstat(&fd)?;
+        if stat.st_uid != owner.as_raw() || stat.st_mode & 0o077 != 0 {
+            return Err(io::Error::other(
+                "it is another user's, or open to other users",
+            ));
+        }
+        Ok(Place { fd, owner })
+    }
+
+    fn at(&self, file: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{file}", self.fd.as_raw_fd()).into()
+    }
+
+    /// The sockets there, sorted.
+    pub fn names(&self) -> Vec<Name> {
+        let entries = fs::read_dir(self.at("")).into_iter().flatten().flatten();
+        let name = |e: fs::DirEntry| Name::parse(e.file_name().to_str()?);
+        let mut names: Vec<_> = entries.filter_map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// Connects; one whose process is gone is removed.
+    pub fn connect(&self, name: &Name) -> Result<UnixStream, Errno> {
+        let fd = socket(
+            AddressFamily::Unix,
+            SockType::Stream,
+            // A listener whose queue is full does not hold us up.
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            None,
+        )?;
+        let path = self.at(&name.file());
+        match connect(fd.as_raw_fd(), &UnixAddr::new(&path)?) {
+            Ok(()) => Ok(fd.into()),
+            Err(e) => {
+                if e == Errno::ECONNREFUSED {
+                    let _ = fs::remove_file(path);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Listens under a name, after the sockets of dead processes were removed.
+    pub fn listen(self, name: Name) -> io::Result<Listening> {
+        for other in self.names() {
+            let _ = self.connect(&other);
+        }
+        // It takes its name when it listens: before, it would look like one of the dead.
+        let (new, path) = (self.at(&format!(".{}", name.pid)), self.at(&name.file()));
+        let _ = fs::remove_file(&new);
+        let listener = UnixListener::bind(&new)?;
+        listener.set_nonblocking(true)?;
+        fs::rename(&new, &path)?;
+        Ok(Listening {
+            listener,
+            place: self,
+            name,
+        })
+    }
+}
+
+/// A socket that is listened on; its file goes with the value.
+pub struct Listening {
+    listener: UnixListener,
+    place: Place,
+    name: Name,
+}
+
+impl Listening {
+    /// The socket.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+}
+
+impl AsFd for Listening {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.place.at(&self.name.file()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn place(dir: &Path) -> Place {
+        fs::set_permissions(dir, PermissionsExt::from_mode(0o700)).unwrap();
+        Place::open(dir, geteuid()).unwrap()
+    }
+
+    fn name(tenant: &str, pid: u32) -> Name {
+        Name {
+            tenant: tenant.to_owned(),
+            pid,
+        }
+    }
+
+    #[test]
+    fn names_of_tenants() {
+        for good in ["a", "redis-7.2_x", &"x".repeat(64)] {
+            assert_eq!(tenant_name(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "a/b", "a b", "ä", "a\n", &"x".repeat(65)] {
+            assert!(tenant_name(bad).is_err(), "{bad}");
+        }
+        assert_eq!(name_of(Path::new("/usr/bin/redis-server")), "redis-server");
+        assert_eq!(name_of(Path::new("./a b\u{e9}")), "a_b_");
+        assert_eq!(name_of(Path::new("/")), "program");
+        assert_eq!(name_of(Path::new(&"y".repeat(100))).len(), 64);
+    }
+
+    #[test]
+    fn a_tenants_name_may_have_points() {
+        assert_eq!(Name::parse("a.b.12.sock"), Some(name("a.b", 12)));
+        for other in [".12", "a.sock", "a.x.sock", ".1.sock", "a.1", "a b.1.sock"] {
+            assert_eq!(Name::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_dead_ones_socket_is_removed_and_a_live_one_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        // Longer than the address of a socket may be.
+        let deep = dir.path().join("x".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        let live = place(&deep).listen(name("live", 1)).unwrap();
+        drop(UnixListener::bind(place(&deep).at("dead.2.sock")).unwrap());
+        fs::write(deep.join("other"), "").unwrap();
+        let p = place(&deep);
+        assert_eq!(p.names(), [name("dead", 2), name("live", 1)]);
+        assert_eq!(p.connect(&name("dead", 2)).err(), Some(Errno::ECONNREFUSED));
+        assert!(p.connect(&name("live", 1)).is_ok());
+        assert_eq!(p.names(), [name("live", 1)]);
+        drop(live);
+        assert_eq!(p.names(), []);
+        assert!(deep.join("other").exists());
+    }
+
+    #[test]
+    fn an_open_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o750)).unwrap();
+        assert!(Place::open(dir.path(), geteuid()).is_err());
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
+        let other = Uid::from_raw(geteuid().as_raw() + 1);
+        assert!(Place::open(dir.path(), other).is_err());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert!(Place::open(&link, geteuid()).is_err());
+    }
+}

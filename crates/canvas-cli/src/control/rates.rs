@@ -1,0 +1,145 @@
+//! What happened between two looks at a run.
+
+use canvas_shm::histogram::{BUCKETS, quantile_ns};
+use serde::Serialize;
+
+use super::wire::Stat;
+
+/// Rates over an interval, and levels at its end.
+#[derive(Serialize, Clone, Debug)]
+pub struct Rates {
+    /// `canvas-stat/1`.
+    pub schema: &'static str,
+    pub tenant: String,
+    pub pid: u32,
+    /// End of the interval, in seconds since 1970.
+    pub unix_s: f64,
+    pub interval_s: f64,
+    pub faults_first_touch_per_s: f64,
+    pub faults_cache_per_s: f64,
+    pub faults_far_per_s: f64,
+    pub faults_deep_per_s: f64,
+    pub pages_in_per_s: f64,
+    pub pages_out_per_s: f64,
+    pub prefetch_hits_per_s: f64,
+    /// Median and 99th percentile of the faults in the interval; `null` without any.
+    pub fault_p50_ns: Option<u64>,
+    pub fault_p99_ns: Option<u64>,
+    pub local_bytes: u64,
+    pub local_limit_bytes: Option<u64>,
+    pub pool_bytes: u64,
+    pub far_bytes: u64,
+    pub remote_read_bytes_per_s: f64,
+    pub remote_written_bytes_per_s: f64,
+    pub healthy: bool,
+}
+
+impl Rates {
+    /// From an earlier and a later look at the same run; `None` when they are not.
+    pub fn between(before: &Stat, after: &Stat, unix_s: f64) -> Option<Rates> {
+        let ns = after.at_ns.checked_sub(before.at_ns).filter(|ns| *ns > 0)?;
+        let interval_s = ns as f64 / 1e9;
+        // To a thousandth: what is beyond is noise.
+        let rate = |n: u64| (n as f64 / interval_s * 1e3).round() / 1e3;
+        let counter = |name: &str| {
+            let of = |s: &Stat| s.counters.get(name).copied().unwrap_or(0);
+            rate(of(after).saturating_sub(of(before)))
+        };
+        let remote = |of: fn(&super::wire::Far) -> u64| {
+            let of = |s: &Stat| s.status.far.as_ref().map_or(0, of);
+            rate(of(after).saturating_sub(of(before)))
+        };
+        let mut faults = [0; BUCKETS];
+        for (i, n) in faults.iter_mut().enumerate() {
+            let of = |s: &Stat| s.fault_ns.get(i).copied().unwrap_or(0);
+            *n = of(after).saturating_sub(of(before));
+        }
+        let any = faults.iter().any(|n| *n > 0);
+        // The middle of a bucket can lie past the largest value.
+        let quantile = |per_mille| {
+            let ns = quantile_ns(&faults, per_mille);
+            any.then(|| ns.min(after.fault_ns_max.max(1)))
+        };
+        let (used, limits) = (&after.status.used, &after.status.limits);
+        Some(Rates {
+            schema: "canvas-stat/1",
+            tenant: after.status.tenant.clone(),
+            pid: after.status.pid,
+            unix_s,
+            interval_s: (interval_s * 1e3).round() / 1e3,
+            faults_first_touch_per_s: counter("faults_first_touch"),
+            faults_cache_per_s: counter("faults_second_chance"),
+            faults_far_per_s: counter("faults_far"),
+            faults_deep_per_s: counter("faults_deep"),
+            pages_in_per_s: counter("pages_in"),
+            pages_out_per_s: counter("pages_out"),
+            prefetch_hits_per_s: counter("prefetch_used"),
+            fault_p50_ns: quantile(500),
+            fault_p99_ns: quantile(990),
+            local_bytes: used.local_bytes,
+            local_limit_bytes: limits.local_effective_bytes,
+            pool_bytes: used.pool_bytes,
+            far_bytes: used.far_bytes,
+            remote_read_bytes_per_s: remote(|f| f.bytes_in),
+            remote_written_bytes_per_s: remote(|f| f.bytes_out),
+            healthy: after.status.healthy,
+        })
+    }
+}
+
+/// Now, in seconds since 1970, to a millisecond.
+pub fn unix_s() -> f64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.unwrap_or_default().as_millis() as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canvas_shm::histogram::bucket_of;
+
+    fn stat(at_ns: u64) -> Stat {
+        let text = format!(
+            r#"{{"at_ns":{at_ns},"counters":{{}},"fault_ns":[],"fault_ns_max":0,"status":{{
+            "schema":"canvas-status/1","tenant":"t","pid":1,"program":"p","canvas_version":"0",
+            "uptime_s":1.0,"mode":null,"healthy":true,"health":[],"processes":[],"far":null,"donors":[],
+            "limits":{{"local_bytes":null,"local_percent":null,"local_effective_bytes":null,
+            "pool_bytes":0,"far_bytes":null,"spill_at_percent":null,"far_wait_ms":null,"prefetch":"none"}},
+            "used":{{"local_bytes":7,"resident_bytes":0,"cache_bytes":0,"native_bytes":0,
+            "far_pages_bytes":0,"pool_bytes":0,"far_bytes":0,"footprint_bytes":0}}}}}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn differences_over_the_time_between() {
+        let (mut a, mut b) = (stat(1_000_000_000), stat(3_000_000_000));
+        a.counters.insert("faults_far".to_owned(), 10);
+        b.counters.insert("faults_far".to_owned(), 15);
+        b.counters.insert("pages_out".to_owned(), 4);
+        a.fault_ns = vec![0; BUCKETS];
+        a.fault_ns[bucket_of(1_000_000)] = 1000;
+        b.fault_ns = a.fault_ns.clone();
+        b.fault_ns[bucket_of(4000)] = 98;
+        b.fault_ns[bucket_of(100_000)] = 2;
+        b.fault_ns_max = 1 << 30;
+        let r = Rates::between(&a, &b, 0.0).unwrap();
+        assert_eq!(
+            (r.faults_far_per_s, r.pages_out_per_s, r.interval_s),
+            (2.5, 2.0, 2.0)
+        );
+        let (p50, p99) = (r.fault_p50_ns.unwrap(), r.fault_p99_ns.unwrap());
+        assert!(
+            (3500..4600).contains(&p50),
+            "{p50}: the earlier faults do not count"
+        );
+        assert!((90_000..120_000).contains(&p99), "{p99}");
+        assert_eq!(Rates::between(&b, &b, 0.0).map(|r| r.pid), None);
+        assert_eq!(
+            Rates::between(&a, &stat(2_000_000_000), 0.0)
+                .unwrap()
+                .fault_p50_ns,
+            None
+        );
+    }
+}

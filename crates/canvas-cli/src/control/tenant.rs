@@ -1,0 +1,211 @@
+//! A run as its `canvas run` shows and changes it.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::time::{Duration, Instant};
+
+use canvas_agent::status::AgentStatus;
+use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_shm::histogram::BUCKETS;
+use canvas_shm::segment::{Counter, Mode, Segment};
+use canvas_sys::proc::{futex_wake, now_ns};
+use canvas_types::PAGE_SIZE;
+
+use super::health::{Facts, judge};
+use super::peers::Asked;
+use super::set::{self, Change, Now};
+use super::wire::{Answer, Ask, Donor, Far, Limits, Reply, Request, Stat, Status, Used, VERSION};
+use crate::far::Keeper;
+use crate::metrics;
+use crate::stats::mode_name;
+use crate::sweep::Sample;
+
+/// Name and version of the schema of [`Status`].
+pub const SCHEMA: &str = "canvas-status/1";
+
+/// A run.
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// CMD, without its arguments.
+    pub program: String,
+    /// How faults are delivered.
+    pub mode: Option<Mode>,
+    /// What its processes share.
+    pub segment: &'static Segment,
+    /// When CMD was started.
+    pub start: Instant,
+}
+
+fn bytes(pages: i64) -> u64 {
+    pages.max(0) as u64 * PAGE_SIZE as u64
+}
+
+/// Slabs used, and at most.
+fn slabs(far: &canvas_shm::Far) -> (u64, u64) {
+    let used = far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64);
+    (
+        used as u64,
+        far.slabs_max.load(Relaxed).min(SLABS_MAX as u64),
+    )
+}
+
+impl Tenant {
+    /// Answers.
+    pub fn answer(&self, asked: Asked, agent: Option<&mut Keeper>) -> String {
+        let line = match asked {
+            Asked::Line(line) => line,
+            Asked::Metrics => return metrics::of_run(self.stat(agent.as_deref())),
+        };
+        let answer = match Request::decode(line) {
+            Err(why) => Reply::Refused(why),
+            Ok(request) => match request.ask {
+                Ask::Status => Reply::Status(Box::new(self.status(agent.as_deref()))),
+                Ask::Stat => Reply::Stat(Box::new(self.stat(agent.as_deref()))),
+                Ask::Set(pairs) => match self.set(&pairs, agent) {
+                    Ok(()) => Reply::Done,
+                    Err(why) => Reply::Refused(why),
+                },
+            },
+        };
+        let canvas = VERSION;
+        // Numbers and strings always become JSON.
+        serde_json::to_string(&Answer { canvas, answer }).unwrap_or_default()
+    }
+
+    fn status(&self, agent: Option<&Keeper>) -> Status {
+        let segment = self.segment;
+        let config = &segment.config;
+        let area = agent.map(Keeper::far);
+        let sample = Sample::take(segment);
+        let local_bytes = config.local_bytes.load(Relaxed);
+        let local_ppm = config.local_ppm.load(Relaxed);
+        let slab = SLAB_BYTES as u64;
+        let limits = Limits {
+            local_bytes: (local_bytes != 0).then_some(local_bytes),
+            local_percent: (local_bytes == 0 && local_ppm != 0)
+                .then(|| local_ppm as f64 / 10_000.0),
+            local_effective_bytes: segment.local_limit_pages().map(bytes),
+            pool_bytes: config.pool_bytes.load(Relaxed),
+            far_bytes: area.map(|a| slabs(a).1 * slab),
+            spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
+            far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
+            prefetch: config.prefetch().name().to_owned(),
+        };
+        let used = Used {
+            local_bytes: bytes(segment.local_pages.load(Relaxed)),
+            resident_bytes: bytes(sample.resident_pages),
+            cache_bytes: bytes(sample.cached_pages),
+            native_bytes: bytes(sample.native_pages),
+            far_pages_bytes: bytes(sample.far_pages),
+            pool_bytes: segment.pool_bytes.load(Relaxed).max(0) as u64,
+            far_bytes: area.map_or(0, |a| slabs(a).0 * slab),
+            footprint_bytes: bytes(segment.footprint_pages.load(Relaxed)),
+        };
+        let said = agent.and_then(Keeper::status);
+        let far = area.map(|a| far(a, said.as_ref()));
+        let age = |s: &AgentStatus| Duration::from_nanos(now_ns().saturating_sub(s.at_ns));
+        let health = judge(&Facts {
+            limits: &limits,
+            used: &used,
+            far: far.as_ref(),
+            agent: said.as_ref().map(|s| (s, age(s))),
+            agent_restarts: agent.is_some_and(Keeper::restarts),
+            stopped: segment.far_full.load(Relaxed) != 0,
+            verify_failures: segment.total(Counter::VerifyFailure),
+            unmanaged: segment.unmanaged.load(Relaxed),
+        });
+        let pids = segment.procs.iter().map(|p| p.pid.load(Relaxed));
+        Status {
+            schema: SCHEMA.to_owned(),
+            tenant: self.name.clone(),
+            pid: std::process::id(),
+            program: self.program.clone(),
+            canvas_version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.start.elapsed().as_millis() as f64 / 1000.0,
+            mode: self.mode.map(|m| mode_name(m).to_owned()),
+            healthy: health.is_empty(),
+            health,
+            limits,
+            used,
+            processes: pids.filter(|p| !matches!(*p, 0 | u32::MAX)).collect(),
+            far,
+            donors: said.map(donors).unwrap_or_default(),
+        }
+    }
+
+    fn stat(&self, agent: Option<&Keeper>) -> Stat {
+        let mut fault_ns = [0; BUCKETS];
+        let stripes = self.segment.stripes.iter();
+        let longest = stripes.map(|s| s.fault_ns.add_to(&mut fault_ns)).max();
+        let counter = |c: &Counter| (c.json_name().to_owned(), self.segment.total(*c));
+        Stat {
+            at_ns: now_ns(),
+            status: self.status(agent),
+            counters: Counter::ALL.iter().map(counter).collect(),
+            fault_ns: fault_ns.to_vec(),
+            fault_ns_max: longest.unwrap_or(0),
+        }
+    }
+
+    /// Changes all of it, or nothing.
+    fn set(&self, pairs: &[(String, String)], agent: Option<&mut Keeper>) -> Result<(), String> {
+        let segment = self.segment;
+        let area = agent.as_ref().map(|a| a.far());
+        let now = Now {
+            has_limit: segment.has_limit(),
+            pool_used: segment.pool_bytes.load(Relaxed).max(0) as u64,
+            slabs: area.map(slabs),
+        };
+        let changes = set::plan(pairs, now)?;
+        // What can fail comes first.
+        for change in &changes {
+            if let (Change::Far(max), Some(agent)) = (change, &agent) {
+                agent.set_slabs_max(*max)?;
+            }
+        }
+        for change in changes {
+            match (change, area) {
+                (Change::Local(amount), _) => segment.set_local(amount),
+                (Change::Pool(bytes), _) => segment.config.pool_bytes.store(bytes, Relaxed),
+                (Change::Prefetch(who), _) => segment.config.prefetch.store(who as u32, Relaxed),
+                (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
+                (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
+                // Done; or there is no far memory, and `plan` has refused it.
+                (Change::Far(_), _) | (_, None) => {}
+            }
+        }
+        // The reclaim threads look at the bounds when they wake.
+        for slot in segment.procs.iter().filter(|p| p.pid.load(Relaxed) != 0) {
+            slot.wake.fetch_add(1, Release);
+            futex_wake(&slot.wake, u32::MAX >> 1);
+        }
+        Ok(())
+    }
+}
+
+fn far(area: &canvas_shm::Far, said: Option<&AgentStatus>) -> Far {
+    let s = &area.stats;
+    Far {
+        extents_out: s.extents_out.load(Relaxed),
+        bytes_out: s.bytes_out.load(Relaxed),
+        reads: s.reads.load(Relaxed),
+        bytes_in: s.bytes_in.load(Relaxed),
+        failovers: s.failovers.load(Relaxed),
+        corrupt: s.corrupt.load(Relaxed),
+        repairs: s.repairs.load(Relaxed),
+        // The program can write to its segment, and not to what the agent said.
+        degraded_slabs: said.map_or(0, |s| s.degraded_slabs),
+        agents: area.agent.load(Relaxed),
+    }
+}
+
+fn donors(said: AgentStatus) -> Vec<Donor> {
+    let donor = |d: canvas_agent::status::DonorStatus| Donor {
+        address: d.addr.to_string(),
+        state: d.state.name().to_owned(),
+        slabs: d.slabs,
+        free_bytes: d.free_bytes,
+        round_trip_us: d.round_trip_us,
+    };
+    said.donors.into_iter().map(donor).collect()
+}

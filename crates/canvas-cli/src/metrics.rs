@@ -1,0 +1,460 @@
+//! Metrics for scrapers, in the OpenMetrics text format; docs/OPERATING.md lists them.
+
+use std::borrow::Cow;
+use std::fmt::Error;
+
+use canvas_server::State;
+use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
+use canvas_shm::segment::Counter;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::control::health::Code;
+use crate::control::wire::{Donor, Stat};
+
+/// The largest value of the format: everything.
+const INFINITE: f64 = f64::MAX;
+/// Buckets of a power of two, and the powers that are shown: 256 ns to 17 s.
+const PER_POWER: usize = 4;
+const POWERS: std::ops::Range<usize> = 8..34;
+
+type Labels<'a> = &'a [(&'static str, &'a str)];
+
+/// Metrics of a run.
+pub fn of_run(stat: Stat) -> String {
+    let tenant = stat.status.tenant.clone();
+    text("tenant", tenant, Run(stat))
+}
+
+/// Metrics of a memory server.
+pub fn of_server(state: State) -> String {
+    let listen = state.listen.clone();
+    text("listen", listen, Lender(state))
+}
+
+fn text(label: &'static str, value: String, metrics: impl Collector) -> String {
+    let labels = [(Cow::Borrowed(label), Cow::Owned(value))];
+    let mut registry = Registry::with_labels(labels.into_iter());
+    registry.register_collector(Box::new(metrics));
+    let mut text = String::new();
+    // Writing into memory does not fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+/// Writes metrics, a family each.
+struct Out<'a>(DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    fn counter<V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        value: V,
+    ) -> Result<(), Error> {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, V, f64>(&value, None)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> Result<(), Error> {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&value)
+    }
+
+    fn gauges<'l, V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = (Labels<'l>, V)>,
+    ) -> Result<(), Error> {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in values {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Run(Stat);
+
+impl Collector for Run {
+    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), Error> {
+        let mut out = Out(encoder);
+        let status = &self.0.status;
+        let program = escaped(&status.program);
+        let info = [
+            ("program", program.as_str()),
+            ("version", status.canvas_version.as_str()),
+        ];
+        out.gauges(
+            "canvas_run_info",
+            "What runs.",
+            [(&info[..], 1i64)].into_iter(),
+        )?;
+        for counter in Counter::ALL {
+            let name = counter.json_name();
+            let value = self.0.counters.get(name).copied().unwrap_or(0);
+            match counter {
+                Counter::FaultsManaged => {}
+                Counter::StallNs => out.counter(
+                    "canvas_stall_seconds",
+                    "Time that faulting threads spent in direct reclaim.",
+                    value as f64 / 1e9,
+                )?,
+                _ => out.counter(&format!("canvas_{name}"), counter.describe(), value)?,
+            }
+        }
+        let (used, limits) = (&status.used, &status.limits);
+        for (name, help, value) in [
+            (
+                "canvas_local_bytes",
+                "Local memory in use.",
+                Some(used.local_bytes),
+            ),
+            (
+                "canvas_local_limit_bytes",
+                "Bound on local memory.",
+                limits.local_effective_bytes,
+            ),
+            (
+                "canvas_resident_bytes",
+                "Managed pages that are mapped.",
+                Some(used.resident_bytes),
+            ),
+            (
+                "canvas_cache_bytes",
+                "Pages in the swap cache.",
+                Some(used.cache_bytes),
+            ),
+            (
+                "canvas_native_bytes",
+                "Memory that cannot be paged.",
+                Some(used.native_bytes),
+            ),
+            (
+                "canvas_far_pages_bytes",
+                "Pages that exist only as far copies, at their full size.",
+                Some(used.far_pages_bytes),
+            ),
+            (
+                "canvas_footprint_bytes",
+                "Local and far pages together.",
+                Some(used.footprint_bytes),
+            ),
+            (
+                "canvas_pool_bytes",
+                "Compressed pool in use.",
+                Some(used.pool_bytes),
+            ),
+            (
+                "canvas_pool_limit_bytes",
+                "Bound on the compressed pool.",
+                Some(limits.pool_bytes),
+            ),
+            (
+                "canvas_far_bytes",
+                "Far memory beyond the pool in use, in whole slabs.",
+                status.far.map(|_| used.far_bytes),
+            ),
+            (
+                "canvas_far_limit_bytes",
+                "Bound on far memory beyond the pool.",
+                limits.far_bytes,
+            ),
+            (
+                "canvas_processes",
+                "Managed processes.",
+                Some(status.processes.len() as u64),
+            ),
+        ] {
+            if let Some(value) = value {
+                out.gauge(name, help, value as f64)?;
+            }
+        }
+        if let Some(far) = &status.far {
+            for (name, help, value) in [
+                (
+                    "canvas_remote_written_bytes",
+                    "Bytes written beyond the pool, to the first copy.",
+                    far.bytes_out,
+                ),
+                (
+                    "canvas_remote_read_bytes",
+                    "Bytes read from beyond the pool.",
+                    far.bytes_in,
+                ),
+                (
+                    "canvas_remote_extents_written",
+                    "Extents written beyond the pool.",
+                    far.extents_out,
+                ),
+                (
+                    "canvas_remote_reads",
+                    "Reads from beyond the pool.",
+                    far.reads,
+                ),
+                (
+                    "canvas_remote_failovers",
+                    "Reads that the first copy could not serve.",
+                    far.failovers,
+                ),
+                (
+                    "canvas_remote_corrupt",
+                    "Copies that were damaged or old.",
+                    far.corrupt,
+                ),
+                (
+                    "canvas_remote_repairs",
+                    "Slabs whose lost copy was made anew.",
+                    far.repairs,
+                ),
+            ] {
+                out.counter(name, help, value)?;
+            }
+            out.gauge(
+                "canvas_degraded_slabs",
+                "Slabs with fewer copies than --copies asks for.",
+                far.degraded_slabs as f64,
+            )?;
+            out.gauge(
+                "canvas_agents",
+                "Agent processes so far.",
+                f64::from(far.agents),
+            )?;
+        }
+        encode_donors(&mut out, &status.donors)?;
+        let wrong = |code: &str| i64::from(status.health.iter().any(|p| p.code == code));
+        let health: Vec<_> = Code::ALL
+            .iter()
+            .filter(|(code, ..)| *code != Code::RunnerSilent)
+            .map(|(_, code, name)| ([("code", *code), ("name", *name)], wrong(code)))
+            .collect();
+        out.gauges(
+            "canvas_problem",
+            "1 while this is wrong.",
+            health.iter().map(|(labels, wrong)| (&labels[..], *wrong)),
+        )?;
+        let (buckets, count, sum) = buckets(&self.0.fault_ns);
+        let help = "Faults by how long they took; the sum is right to within an eighth.";
+        let mut metric =
+            out.0
+                .encode_descriptor("canvas_fault_seconds", help, None, MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+}
+
+/// A label's value, as the format wants it.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
+    let labels: Vec<_> = donors
+        .iter()
+        .map(|d| ([("donor", d.address.as_str())], d))
+        .collect();
+    let mut family = |name, help, value: &dyn Fn(&Donor) -> Option<f64>| {
+        let values = labels
+            .iter()
+            .filter_map(|(labels, d)| Some((&labels[..], value(d)?)));
+        out.gauges(name, help, values)
+    };
+    family("canvas_donor_up", "1 while the donor serves.", &|d| {
+        Some(f64::from(d.state == "up" || d.state == "pressure"))
+    })?;
+    family(
+        "canvas_donor_pressure",
+        "1 while the donor lends nothing more.",
+        &|d| Some(f64::from(d.state == "pressure")),
+    )?;
+    family(
+        "canvas_donor_slabs",
+        "Slabs that have a copy at the donor.",
+        &|d| Some(f64::from(d.slabs)),
+    )?;
+    family(
+        "canvas_donor_free_bytes",
+        "What the donor could lend, as it said last.",
+        &|d| Some(d.free_bytes as f64),
+    )?;
+    family(
+        "canvas_donor_round_trip_seconds",
+        "Time to the donor's last answer.",
+        &|d| Some(f64::from(d.round_trip_us?) / 1e6),
+    )
+}
+
+/// Counts by upper bound in seconds, all of them, and the sum of times (from the middles of buckets).
+fn buckets(fault_ns: &[u64]) -> (Vec<(f64, u64)>, u64, f64) {
+    let mut shown: Vec<(f64, u64)> = POWERS
+        .map(|power| ((1u64 << power) as f64 / 1e9, 0))
+        .chain([(INFINITE, 0)])
+        .collect();
+    let (mut count, mut sum) = (0, 0.0);
+    for (bucket, n) in fault_ns.iter().enumerate().take(BUCKETS) {
+        let (from, to) = (bucket_floor_ns(bucket), bucket_floor_ns(bucket + 1));
+        // Its upper bound is at most the power's: four of them end at one.
+        let at = (bucket / PER_POWER + 2)
+            .saturating_sub(POWERS.start)
+            .min(shown.len() - 1);
+        shown[at].1 += n;
+        count += n;
+        sum += *n as f64 * (from + to) as f64 / 2e9;
+    }
+    (shown, count, sum)
+}
+
+#[derive(Debug)]
+struct Lender(State);
+
+impl Collector for Lender {
+    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), Error> {
+        let mut out = Out(encoder);
+        let s = &self.0;
+        for (name, help, value) in [
+            (
+                "canvas_serve_memory_bytes",
+                "Most memory that is lent.",
+                s.memory_bytes,
+            ),
+            (
+                "canvas_serve_limit_bytes",
+                "What may be lent now.",
+                s.limit_bytes,
+            ),
+            (
+                "canvas_serve_reserve_bytes",
+                "Memory that is left to the host.",
+                s.reserve_bytes,
+            ),
+            (
+                "canvas_serve_host_available_bytes",
+                "Memory that the host has available.",
+                s.host_available_bytes,
+            ),
+            (
+                "canvas_serve_free_bytes",
+                "What could be lent to one more client.",
+                s.free_bytes,
+            ),
+            (
+                "canvas_serve_lent_bytes",
+                "Memory that is lent.",
+                s.lent_bytes,
+            ),
+            (
+                "canvas_serve_touched_bytes",
+                "Of that: memory that clients have written to.",
+                s.touched_bytes,
+            ),
+            ("canvas_serve_slabs", "Slabs that are lent.", s.slabs as u64),
+            (
+                "canvas_serve_leaving_slabs",
+                "Slabs that were told to go.",
+                s.leaving_slabs as u64,
+            ),
+            ("canvas_serve_clients", "Clients.", s.clients.len() as u64),
+            (
+                "canvas_serve_pressure",
+                "1 while nothing is lent.",
+                u64::from(s.health != "ok"),
+            ),
+        ] {
+            out.gauge(name, help, value as f64)?;
+        }
+        out.gauge(
+            "canvas_serve_uptime_seconds",
+            "Since the start.",
+            s.uptime_ms as f64 / 1e3,
+        )?;
+        let c = &s.counters;
+        for (name, help, value) in [
+            ("canvas_serve_reads", "Requests to read.", c.reads),
+            ("canvas_serve_writes", "Requests to write.", c.writes),
+            ("canvas_serve_read_bytes", "Bytes read.", c.read_bytes),
+            (
+                "canvas_serve_written_bytes",
+                "Bytes written.",
+                c.written_bytes,
+            ),
+            (
+                "canvas_serve_refused",
+                "Requests answered with an error.",
+                c.refused,
+            ),
+            ("canvas_serve_links", "Links that were accepted.", c.links),
+            (
+                "canvas_serve_not_admitted",
+                "Peers that did not get through the handshake.",
+                c.not_admitted,
+            ),
+            (
+                "canvas_serve_bad_peers",
+                "Links that were closed for a message that was wrong.",
+                c.bad_peers,
+            ),
+            (
+                "canvas_serve_evicted_slabs",
+                "Slabs that were told to go.",
+                c.evicted_slabs,
+            ),
+            (
+                "canvas_serve_evicted_late_slabs",
+                "Of those: freed at the deadline.",
+                c.evicted_late_slabs,
+            ),
+            (
+                "canvas_serve_expired_slabs",
+                "Slabs freed because a lease was over.",
+                c.expired_slabs,
+            ),
+        ] {
+            out.counter(name, help, value)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_ends_a_label_early() {
+        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    }
+
+    #[test]
+    fn buckets_end_where_they_say() {
+        for bucket in 0..BUCKETS {
+            let mut one = vec![0; BUCKETS];
+            one[bucket] = 5;
+            let (shown, count, _) = buckets(&one);
+            let at = shown.iter().position(|(_, n)| *n == 5).unwrap();
+            let fits = |i: usize| bucket_floor_ns(bucket + 1) as f64 / 1e9 <= shown[i].0;
+            assert!(count == 5 && fits(at), "{bucket} in {:?}", shown[at]);
+            assert!(at == 0 || !fits(at - 1), "{bucket}: a smaller one would do");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `canvas stat`: a line for each run and interval.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use canvas_types::exit;
+
+use crate::args::StatArgs;
+use crate::control::client::{NoAnswer, Runs, nobody};
+use crate::control::place::Name;
+use crate::control::rates::{Rates, unix_s};
+use crate::control::wire::{Ask, Reply, Stat};
+use crate::error::{Failure, say};
+use crate::table::{Bytes, Count, Micros, print};
+
+/// Lines between two headers.
+const HEADER_EVERY: u64 = 20;
+
+/// Prints rates until it was told to stop, or until nothing runs any more.
+pub fn run(args: &StatArgs) -> Result<i32, Failure> {
+    let wanted = args.tenant.as_deref();
+    let mut before = look(wanted);
+    if before.is_empty() {
+        return Err(nobody(wanted));
+    }
+    let begun = Instant::now();
+    let (mut ticks, mut lines) = (0u32, 0u64);
+    while args.count.is_none_or(|count| u64::from(ticks) < count) {
+        ticks += 1;
+        let next = begun + args.interval * ticks;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        let now = look(wanted);
+        if now.is_empty() {
+            break;
+        }
+        let at = unix_s();
+        for (name, stat) in &now {
+            let Some(rates) = before.get(name).and_then(|b| Rates::between(b, stat, at)) else {
+                continue;
+            };
+            let mut text = String::new();
+            if args.json {
+                text += &serde_json::to_string(&rates).unwrap_or_default();
+                text.push('\n');
+            } else {
+                if lines.is_multiple_of(HEADER_EVERY) {
+                    text += HEADER;
+                }
+                text += &line(&rates);
+            }
+            lines += 1;
+            if !print(&text) {
+                return Ok(exit::OK);
+            }
+        }
+        before = now;
+    }
+    Ok(exit::OK)
+}
+
+/// The runs that answer.
+pub fn look(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
+    let runs = Runs::look();
+    let mut stats = BTreeMap::new();
+    for found in runs.find(wanted) {
+        match runs.ask(&found, Ask::Stat) {
+            Ok(Reply::Stat(stat)) => {
+                stats.insert(found.name, *stat);
+            }
+            Ok(_) | Err(NoAnswer::Gone) => {}
+            Err(e) => {
+                let why = e.problem().map(|p| p.text).unwrap_or_default();
+                say(format_args!(
+                    "{}.{}: {why}",
+                    found.name.tenant, found.name.pid
+                ));
+            }
+        }
+    }
+    stats
+}
+
+const HEADER: &str = "\
+------tenant------ ------faults/s------- -----pages/s----- -fault us-- -----memory------ -far MiB/s-
+                     new cache   far deep    in   out  hits   p50   p99 local  pool   far  read write
+";
+
+fn line(r: &Rates) -> String {
+    let us = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| Micros(ns).to_string());
+    let mib = |bytes: f64| format!("{:.1}", bytes / f64::from(1 << 20));
+    format!(
+        "{:<18} {:>5} {:>5} {:>5} {:>4} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5} {:>5}\n",
+        format!("{}.{}", r.tenant, r.pid),
+        Count(r.faults_first_touch_per_s),
+        Count(r.faults_cache_per_s),
+        Count(r.faults_far_per_s),
+        Count(r.faults_deep_per_s),
+        Count(r.pages_in_per_s),
+        Count(r.pages_out_per_s),
+        Count(r.prefetch_hits_per_s),
+        us(r.fault_p50_ns),
+        us(r.fault_p99_ns),
+        Bytes(r.local_bytes),
+        Bytes(r.pool_bytes),
+        Bytes(r.far_bytes),
+        mib(r.remote_read_bytes_per_s),
+        mib(r.remote_written_bytes_per_s),
+    )
+}

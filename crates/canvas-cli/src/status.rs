@@ -1,0 +1,176 @@
+//! `canvas status`.
+
+use std::fmt::Write;
+
+use canvas_types::exit;
+use serde_json::json;
+
+use crate::args::StatusArgs;
+use crate::control::client::{Found, Runs, nobody};
+use crate::control::tenant::SCHEMA;
+use crate::control::wire::{Ask, Problem, Reply, Status};
+use crate::error::Failure;
+use crate::table::{Bytes, plain, print};
+
+/// What is known of a run.
+enum Known {
+    Answer(Box<Status>),
+    Silent(Problem),
+}
+
+/// Prints how the runs are.
+pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
+    let runs = Runs::look();
+    let wanted = args.tenant.as_deref();
+    let known: Vec<(Found, Known)> = runs
+        .find(wanted)
+        .into_iter()
+        .filter_map(|found| {
+            let known = match runs.ask(&found, Ask::Status) {
+                Ok(Reply::Status(status)) => Known::Answer(status),
+                Ok(Reply::Refused(why)) => {
+                    Known::Silent(crate::control::health::Code::RunnerSilent.problem(why))
+                }
+                Ok(_) => return None,
+                Err(e) => Known::Silent(e.problem()?),
+            };
+            Some((found, known))
+        })
+        .collect();
+    if known.is_empty() {
+        if wanted.is_some() {
+            return Err(nobody(wanted));
+        }
+        if !args.json {
+            print("no canvas run of this user is running\n");
+        }
+        return Ok(exit::OK);
+    }
+    let mut text = String::new();
+    for (found, known) in &known {
+        match (known, args.json) {
+            (Known::Answer(status), true) => {
+                text += &serde_json::to_string(status).unwrap_or_default();
+                text.push('\n');
+            }
+            (Known::Silent(problem), true) => {
+                let line = json!({
+                    "schema": SCHEMA,
+                    "tenant": found.name.tenant,
+                    "pid": found.name.pid,
+                    "healthy": false,
+                    "health": [problem],
+                });
+                text += &format!("{line}\n");
+            }
+            (Known::Answer(status), false) => block(&mut text, status),
+            (Known::Silent(problem), false) => {
+                let _ = writeln!(text, "{}  pid {}", found.name.tenant, found.name.pid);
+                line(&mut text, problem);
+            }
+        }
+    }
+    print(&text);
+    let healthy = |(_, known): &(Found, Known)| matches!(known, Known::Answer(s) if s.healthy);
+    Ok(if known.iter().all(healthy) {
+        exit::OK
+    } else {
+        exit::NEGATIVE
+    })
+}
+
+fn line(text: &mut String, p: &Problem) {
+    let _ = writeln!(text, "  {} {}: {}", p.code, p.name, plain(&p.text));
+}
+
+/// `3d 4h`, `5m 10s`.
+pub fn duration(seconds: f64) -> String {
+    let s = seconds as u64;
+    match s {
+        0..60 => format!("{s}s"),
+        60..3600 => format!("{}m {}s", s / 60, s % 60),
+        3600..86400 => format!("{}h {}m", s / 3600, s % 3600 / 60),
+        _ => format!("{}d {}h", s / 86400, s % 86400 / 3600),
+    }
+}
+
+/// `512M of 1.0G (50%)`.
+fn of(used: u64, limit: Option<u64>, share: Option<f64>) -> String {
+    let share = share.map(|p| format!(" ({p}%)")).unwrap_or_default();
+    match limit {
+        Some(limit) => format!("{} of {}{share}", Bytes(used), Bytes(limit)),
+        None => "not bounded: canvas stands aside".to_owned(),
+    }
+}
+
+fn block(text: &mut String, s: &Status) {
+    let state = if s.healthy { "healthy" } else { "degraded" };
+    let _ = writeln!(
+        text,
+        "{}  pid {}  {}  up {}  {state}",
+        plain(&s.tenant),
+        s.pid,
+        plain(&s.program),
+        duration(s.uptime_s)
+    );
+    for p in &s.health {
+        line(text, p);
+    }
+    let limits = &s.limits;
+    let _ = writeln!(
+        text,
+        "  local {}",
+        of(
+            s.used.local_bytes,
+            limits.local_effective_bytes,
+            limits.local_percent
+        )
+    );
+    let _ = writeln!(
+        text,
+        "  pool  {}, holding {} of pages",
+        of(s.used.pool_bytes, Some(limits.pool_bytes), None),
+        Bytes(s.used.far_pages_bytes)
+    );
+    if limits.far_bytes.is_some() {
+        let _ = writeln!(
+            text,
+            "  far   {}",
+            of(s.used.far_bytes, limits.far_bytes, None)
+        );
+    }
+    let pids: Vec<String> = s.processes.iter().map(u32::to_string).collect();
+    let _ = writeln!(text, "  processes {}", pids.join(" "));
+    for d in &s.donors {
+        let round_trip = match d.round_trip_us {
+            Some(us) => format!("{us} us"),
+            None => "-".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "  donor {}  {}  {} slabs  {} free  {round_trip}",
+            plain(&d.address),
+            plain(&d.state),
+            d.slabs,
+            Bytes(d.free_bytes)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_two_parts_at_most() {
+        let want = [
+            (5.9, "5s"),
+            (65.0, "1m 5s"),
+            (7300.0, "2h 1m"),
+            (180_000.0, "2d 2h"),
+        ];
+        for (seconds, text) in want {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

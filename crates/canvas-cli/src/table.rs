@@ -1,0 +1,108 @@
+//! Figures and names for people, on a terminal.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// Bytes, with three digits or so: `1.5G`.
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        let mut unit = "";
+        for next in ["K", "M", "G", "T"] {
+            if value < 999.5 {
+                break;
+            }
+            value /= 1024.0;
+            unit = next;
+        }
+        let text = match value {
+            v if unit.is_empty() || v >= 9.95 => format!("{v:.0}{unit}"),
+            v => format!("{v:.1}{unit}"),
+        };
+        f.pad(&text)
+    }
+}
+
+/// A count with a unit of a thousand: `12k`.
+pub struct Count(pub f64);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            n if n >= 9_999_500.0 => format!("{:.0}M", n / 1e6),
+            n if n >= 9_999.5 => format!("{:.0}k", n / 1e3),
+            n => format!("{n:.0}"),
+        };
+        f.pad(&text)
+    }
+}
+
+/// A time in ns as microseconds.
+pub struct Micros(pub u64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = self.0 as f64 / 1e3;
+        let text = match us {
+            us if us >= 9.95 => format!("{us:.0}"),
+            us => format!("{us:.1}"),
+        };
+        f.pad(&text)
+    }
+}
+
+/// Text that others have chosen, without what would move a terminal's cursor.
+pub fn plain(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| {
+            let shown: Box<dyn Iterator<Item = char>> = if c.is_control() {
+                Box::new(c.escape_default())
+            } else {
+                Box::new(std::iter::once(c))
+            };
+            shown
+        })
+        .collect()
+}
+
+/// Writes to standard output; false when nobody reads it any more.
+pub fn print(text: &str) -> bool {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_short() {
+        for (bytes, want) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1.0K"),
+            (1024, "1.0K"),
+            (10 << 20, "10M"),
+            ((3 << 30) / 2, "1.5G"),
+            (1023 << 20, "1.0G"),
+            (u64::MAX, "16777216T"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), want);
+        }
+        assert_eq!(Count(9999.0).to_string(), "9999");
+        assert_eq!(Count(12_345.0).to_string(), "12k");
+        assert_eq!(Count(12e6).to_string(), "12M");
+        assert_eq!(Micros(4500).to_string(), "4.5");
+        assert_eq!(Micros(123_456).to_string(), "123");
+        assert_eq!(format!("{:>6}|", Bytes(5)), "     5|");
+    }
+
+    #[test]
+    fn a_name_moves_no_cursor() {
+        assert_eq!(plain("a\x1b[2Jb\nc\u{e9}"), "a\\u{1b}[2Jb\\nc\u{e9}");
+    }
+}

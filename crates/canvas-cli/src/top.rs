@@ -1,0 +1,238 @@
+//! `canvas top`: runs and donors on a terminal, live.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use canvas_types::exit;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Cell, Paragraph, Row, Table};
+use ratatui::{DefaultTerminal, Frame};
+
+use crate::args::TopArgs;
+use crate::control::client::{NoAnswer, Runs};
+use crate::control::place::Name;
+use crate::control::rates::{Rates, unix_s};
+use crate::control::wire::{Ask, Problem, Reply, Stat};
+use crate::error::Failure;
+use crate::status::duration;
+use crate::table::{Bytes, Count, Micros, plain};
+
+/// Time between two looks at signals.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Shows runs until it is told to end.
+pub fn run(args: &TopArgs) -> Result<i32, Failure> {
+    if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
+        return Err(Failure::usage(
+            "this is no terminal; use `canvas stat` where nobody looks",
+        ));
+    }
+    let fail = |what: &str, why: &str| Failure::usage(format!("{what}: {why}"));
+    // Read between two looks, so that the terminal is as before when one of them ends this.
+    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
+        .into_iter()
+        .collect();
+    let signals = set
+        .thread_block()
+        .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
+        .map_err(|e| fail("signals cannot be waited for", e.desc()))?;
+    // Brings the terminal back after a panic, too.
+    let mut terminal = ratatui::try_init()
+        .map_err(|e| fail("this terminal cannot be used", &crate::reason(&e)))?;
+    let ended = watch(&mut terminal, args.interval, &signals);
+    ratatui::restore();
+    ended.map_err(|e| fail("the terminal is gone", &crate::reason(&e)))
+}
+
+fn watch(
+    terminal: &mut DefaultTerminal,
+    interval: Duration,
+    signals: &SignalFd,
+) -> std::io::Result<i32> {
+    let mut view = View::default();
+    view.look();
+    let mut next = Instant::now() + interval;
+    loop {
+        terminal.draw(|frame| view.draw(frame))?;
+        let mut changed = false;
+        while !changed && Instant::now() < next {
+            if let Ok(Some(info)) = signals.read_signal() {
+                return Ok(exit::SIGNAL_BASE + info.ssi_signo as i32);
+            }
+            if !event::poll(TICK.min(next.saturating_duration_since(Instant::now())))? {
+                continue;
+            }
+            match event::read()? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => {
+                    let interrupts =
+                        key.code == KeyCode::Char('c') && key.modifiers == KeyModifiers::CONTROL;
+                    if interrupts || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
+                        return Ok(exit::OK);
+                    }
+                }
+                Event::Resize(..) => changed = true,
+                _ => {}
+            }
+        }
+        if Instant::now() >= next {
+            view.look();
+            next = Instant::now() + interval;
+        }
+    }
+}
+
+/// What is shown.
+#[derive(Default)]
+struct View {
+    runs: BTreeMap<Name, (Stat, Option<Rates>)>,
+    silent: Vec<(Name, Problem)>,
+}
+
+impl View {
+    fn look(&mut self) {
+        let mut before = std::mem::take(&mut self.runs);
+        self.silent.clear();
+        let runs = Runs::look();
+        for found in runs.find(None) {
+            match runs.ask(&found, Ask::Stat) {
+                Ok(Reply::Stat(stat)) => {
+                    let old = before.remove(&found.name);
+                    let rates = old.and_then(|(old, _)| Rates::between(&old, &stat, unix_s()));
+                    self.runs.insert(found.name, (*stat, rates));
+                }
+                Ok(_) | Err(NoAnswer::Gone) => {}
+                Err(e) => {
+                    let problem = e.problem();
+                    self.silent.extend(problem.map(|p| (found.name, p)));
+                }
+            }
+        }
+    }
+
+    fn draw(&self, frame: &mut Frame) {
+        let donors: usize = self.runs.values().map(|(s, _)| s.status.donors.len()).sum();
+        let problems = self.problems();
+        let fit = |rows: usize| Constraint::Length(u16::try_from(rows).unwrap_or(u16::MAX));
+        let [title, runs, trouble, lenders] = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Min(3),
+            fit(problems.len().min(8)),
+            fit(if donors > 0 { donors.min(20) + 2 } else { 0 }),
+        ])
+        .areas(frame.area());
+        let bold = Style::new().add_modifier(Modifier::BOLD);
+        let n = self.runs.len() + self.silent.len();
+        let head = format!(
+            "canvas top: {n} runs, {donors} donors, {} problems    q quits",
+            problems.len()
+        );
+        frame.render_widget(Line::styled(head, bold), title);
+        frame.render_widget(self.table_of_runs(), runs);
+        let red = Style::new().fg(Color::Red);
+        frame.render_widget(Paragraph::new(problems.join("\n")).style(red), trouble);
+        frame.render_widget(self.table_of_donors(), lenders);
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let line = |name: &Name, p: &Problem| {
+            format!(
+                "{}.{} {} {}: {}",
+                name.tenant,
+                name.pid,
+                p.code,
+                p.name,
+                plain(&p.text)
+            )
+        };
+        let of_runs = self
+            .runs
+            .iter()
+            .flat_map(|(name, (s, _))| s.status.health.iter().map(move |p| line(name, p)));
+        let silent = self.silent.iter().map(|(name, p)| line(name, p));
+        of_runs.chain(silent).collect()
+    }
+
+    fn table_of_runs(&self) -> Table<'_> {
+        let head = [
+            "TENANT", "PID", "UP", "LOCAL", "LIMIT", "POOL", "FAR", "FAULT/s", "FAR/s", "DEEP/s",
+            "IN/s", "OUT/s", "p50us", "p99us", "RD MiB/s", "WR MiB/s",
+        ];
+        let rows = self.runs.iter().map(|(name, (stat, rates))| {
+            let (s, used) = (&stat.status, &stat.status.used);
+            let rate = |of: fn(&Rates) -> f64| {
+                rates
+                    .as_ref()
+                    .map_or("-".to_owned(), |r| Count(of(r)).to_string())
+            };
+            let us = |of: fn(&Rates) -> Option<u64>| {
+                let ns = rates.as_ref().and_then(of);
+                ns.map_or("-".to_owned(), |ns| Micros(ns).to_string())
+            };
+            let mib = |of: fn(&Rates) -> f64| {
+                let bytes = rates.as_ref().map(of);
+                bytes.map_or("-".to_owned(), |b| format!("{:.1}", b / f64::from(1 << 20)))
+            };
+            let limit = s.limits.local_effective_bytes;
+            let row = Row::new([
+                plain(&name.tenant),
+                name.pid.to_string(),
+                duration(s.uptime_s),
+                Bytes(used.local_bytes).to_string(),
+                limit.map_or("-".to_owned(), |b| Bytes(b).to_string()),
+                Bytes(used.pool_bytes).to_string(),
+                Bytes(used.far_bytes).to_string(),
+                rate(|r| r.faults_first_touch_per_s + r.faults_cache_per_s + r.faults_far_per_s),
+                rate(|r| r.faults_far_per_s),
+                rate(|r| r.faults_deep_per_s),
+                rate(|r| r.pages_in_per_s),
+                rate(|r| r.pages_out_per_s),
+                us(|r| r.fault_p50_ns),
+                us(|r| r.fault_p99_ns),
+                mib(|r| r.remote_read_bytes_per_s),
+                mib(|r| r.remote_written_bytes_per_s),
+            ]);
+            if s.healthy {
+                row
+            } else {
+                row.style(Style::new().fg(Color::Red))
+            }
+        });
+        let widths = [18, 8, 8, 6, 6, 6, 6, 7, 6, 6, 6, 6, 6, 6, 8, 8].map(Constraint::Length);
+        Table::new(rows, widths).header(header(&head))
+    }
+
+    fn table_of_donors(&self) -> Table<'_> {
+        let head = ["DONOR", "TENANT", "STATE", "SLABS", "FREE", "RTT us"];
+        let donors = self
+            .runs
+            .iter()
+            .flat_map(|(name, (s, _))| s.status.donors.iter().map(move |d| (name, d)));
+        let rows = donors.map(|(name, d)| {
+            let row = Row::new([
+                plain(&d.address),
+                format!("{}.{}", name.tenant, name.pid),
+                plain(&d.state),
+                d.slabs.to_string(),
+                Bytes(d.free_bytes).to_string(),
+                d.round_trip_us.map_or("-".to_owned(), |us| us.to_string()),
+            ]);
+            match d.state.as_str() {
+                "up" => row,
+                _ => row.style(Style::new().fg(Color::Red)),
+            }
+        });
+        let widths = [24, 24, 9, 6, 6, 8].map(Constraint::Length);
+        Table::new(rows, widths).header(header(&head))
+    }
+}
+
+fn header<'a>(names: &[&'a str]) -> Row<'a> {
+    let cells = names.iter().map(|n| Cell::from(*n));
+    Row::new(cells.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::REVERSED))
+}
