@@ -67,6 +67,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "require",
             "reservations",
             "server",
+            "spill-at",
             "stats",
             "swap-cache",
             "tenant",
