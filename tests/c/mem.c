@@ -502,6 +502,21 @@ static void overfull(void) {
     printf("all of it fitted\n");
 }
 
+/* All that is far, a child does not have; its end must not take it from the parent. */
+static void dontfork(void) {
+    CHECK(madvise(ballast.base, ballast.pages * PAGE, MADV_DONTFORK) == 0, "madvise: %s", strerror(errno));
+    for (int i = 0; i < 4; i++) {
+        ballast_sweep(&ballast);
+        pid_t pid = fork();
+        CHECK(pid >= 0, "fork: %s", strerror(errno));
+        if (pid == 0)
+            _exit(0);
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child: %#x", status);
+        ballast_sweep(&ballast);
+    }
+}
+
 static void leaf(void) {
     for (int i = 0; i < 6; i++) {
         ballast_sweep(&ballast);
@@ -534,6 +549,8 @@ int main(int argc, char **argv) {
         rlimit();
     else if (!strcmp(what, "brk"))
         brk_area();
+    else if (!strcmp(what, "dontfork"))
+        dontfork();
     else if (!strcmp(what, "threads"))
         threads();
     else if (!strcmp(what, "vectors"))

@@ -93,6 +93,7 @@ mem("waiters", 64, normal=(("signal", 25),))
 # In signal mode a signal that is delivered on a far stack ends the program (known gap G3).
 mem("stacks", 64, normal=(("thread", 25),), modes=("thread",))
 mem("forks", 64)
+mem("dontfork", 64, normal=(("signal", 25),))
 mem("closes", 64)
 
 

@@ -1,6 +1,7 @@
 //! Watching the tenant's processes: freeing the slots of dead ones, and the peaks that only a
 //! sample over all processes can show.
 
+use nix::errno::Errno;
 use std::fs;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
@@ -15,7 +16,22 @@ const ORPHAN_SWEEP: Duration = Duration::from_millis(500);
 
 /// State of process `pid`, `None` when there is none.
 pub fn proc_state(pid: u32) -> Option<Stat> {
-    Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    looked_up(&format!("/proc/{pid}/stat")).ok()?
+}
+
+/// What a file of /proc/PID says; `None` when there is no such process. Any other error tells nothing.
+fn looked_up(stat: &str) -> std::io::Result<Option<Stat>> {
+    match fs::read(stat) {
+        Ok(text) => Ok(Stat::parse(&text)),
+        // The second: it ended between opening and reading.
+        Err(e)
+            if [Errno::ENOENT, Errno::ESRCH]
+                .contains(&Errno::from_raw(e.raw_os_error().unwrap_or(0))) =>
+        {
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 /// Is the process that took the slot at `start_ticks` gone?
@@ -39,7 +55,11 @@ pub fn release_dead(segment: &Segment, far: Option<&Far>) -> u32 {
             continue;
         }
         let start_ticks = slot.start_ticks.load(Acquire);
-        if is_dead(proc_state(pid), start_ticks) {
+        let Ok(now) = looked_up(&format!("/proc/{pid}/stat")) else {
+            // It may live: we have no descriptor left, for example.
+            continue;
+        };
+        if is_dead(now, start_ticks) {
             segment.release_slot(slot, pid, |index| {
                 if let Some(far) = far.filter(|far| far.drop_process(index)) {
                     wake_agent(far, index);
@@ -256,6 +276,10 @@ mod tests {
         let name = fs::read(format!("/proc/{}/comm", child.id())).unwrap();
         assert_eq!(name, b"caf\xe9\n");
         assert!(!is_dead(proc_state(child.id()), 0));
+        let of_none = looked_up("/proc/4294967295/stat").unwrap();
+        assert!(is_dead(of_none, 0));
+        // As with no descriptor left: it says nothing, least of all that the process is dead.
+        assert!(looked_up("/proc/self").is_err());
         drop(child.stdin.take());
         child.wait().unwrap();
     }

@@ -191,9 +191,10 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
         let _ = unsafe { canvas_sys::sys1(libc::SYS_close, pidfd as usize) };
         threads::open_pidfd();
     }
+    // First: what follows may give up extents, and that as the parent, whose slabs would go.
+    deep::after_fork_in_child();
     mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
-    deep::after_fork_in_child();
     if thread_mode {
         threads::start_handlers()?;
     }

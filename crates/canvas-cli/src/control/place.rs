@@ -16,21 +16,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{Uid, geteuid};
 
-/// Names another directory; for containers and tests.
-pub const ENV_RUN_DIR: &str = "CANVAS_RUN_DIR";
-/// Ends a socket's name.
-const END: &str = ".sock";
-/// Longest name of a tenant.
-pub const NAME_MAX: usize = 64;
-
-/// Is this a name for a tenant? The error says what one is.
-pub fn tenant_name(text: &str) -> Result<String, &'static str> {
-    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if text.is_empty() || text.len() > NAME_MAX || !text.chars().all(good) {
-        return Err("it is no name for a tenant; write 1 to 64 letters, digits, points, _ or -");
-    }
-    Ok(text.to_owned())
-}
+use crate::host::hello::{NAME_MAX, judge_name};
 
 /// A program's name as one for its tenant.
 pub fn name_of(program: &Path) -> String {
@@ -40,7 +26,10 @@ pub fn name_of(program: &Path) -> String {
         _ => '_',
     };
     let name: String = name.chars().take(NAME_MAX).map(fit).collect();
-    tenant_name(&name).unwrap_or_else(|_| "program".to_owned())
+    match judge_name(&name) {
+        Ok(()) => name,
+        Err(_) => "program".to_owned(),
+    }
 }
 
 /// A directory of control sockets.
@@ -66,7 +55,7 @@ impl Name {
     fn parse(file: &str) -> Option<Name> {
         let (tenant, pid) = file.strip_suffix(END)?.rsplit_once('.')?;
         Some(Name {
-            tenant: tenant_name(tenant).ok()?,
+            tenant: judge_name(tenant).is_ok().then(|| tenant.to_owned())?,
             pid: pid.parse().ok()?,
         })
     }
@@ -253,10 +242,10 @@ mod tests {
     #[test]
     fn names_of_tenants() {
         for good in ["a", "redis-7.2_x", &"x".repeat(64)] {
-            assert_eq!(tenant_name(good).as_deref(), Ok(good));
+            assert!(judge_name(good).is_ok(), "{good}");
         }
         for bad in ["", "a/b", "a b", "ä", "a\n", &"x".repeat(65)] {
-            assert!(tenant_name(bad).is_err(), "{bad}");
+            assert!(judge_name(bad).is_err(), "{bad}");
         }
         assert_eq!(name_of(Path::new("/usr/bin/redis-server")), "redis-server");
         assert_eq!(name_of(Path::new("./a b\u{e9}")), "a_b_");

@@ -396,16 +396,17 @@ fn rates_are_those_of_the_load() {
     let (code, out, _) = host.ask(&["stat", "-i", "0.1", "-n", "2"]);
     assert_eq!((code, out.lines().count()), (0, 4), "{out}");
     // It ends with the run.
-    let stat = host
+    let mut stat = host
         .canvas(&["stat", "t", "-i", "100ms"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(stat.stdout.unwrap()).lines();
+    let mut lines = BufReader::new(stat.stdout.take().unwrap()).lines();
     for _ in 0..3 {
         lines.next().unwrap().unwrap();
     }
     load.end();
     redis.end();
     assert!(lines.all(|l| l.is_ok()), "it goes on until the end");
+    assert_eq!(stat.wait().unwrap().code(), Some(0));
 }

@@ -32,7 +32,7 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     }
     let (code, _, err) = host.ask(&["run", "--tenant", "a/b", "--", "true"]);
     assert_eq!((code, err.lines().count()), (125, 1));
-    assert!(err.contains("it is no name for a tenant"), "{err}");
+    assert!(err.contains("it is no name of a tenant"), "{err}");
     assert_eq!(host.ask(&["status"]).0, 0, "nothing runs, nothing is wrong");
     assert_eq!(host.ask(&["status", "--json"]).1, "");
 }
