@@ -18,6 +18,11 @@ use nix::unistd::{Uid, geteuid};
 
 use crate::host::hello::{NAME_MAX, judge_name};
 
+/// Names another directory; for containers and tests.
+pub const ENV_RUN_DIR: &str = "CANVAS_RUN_DIR";
+/// Ends a socket's name.
+const END: &str = ".sock";
+
 /// A program's name as one for its tenant.
 pub fn name_of(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
