@@ -10,17 +10,17 @@ from lib.harness import MIB, check, deep
 
 from . import hostile, languages, servers, workloads  # noqa: F401  (they register what is run again)
 
-deep("hammer", timeout_s=300, normal=(("signal", 25), ("thread", 25)))
+deep("hammer", timeout_s=400, slow_only=True, normal=(("signal", 25), ("thread", 25)))
 deep("hammer-no-fork", timeout_s=240, normal=(("signal", 25),))
-deep("window-model", normal=(("signal", 25), ("thread", 50)))
-deep("memory-forks", normal=(("signal", 25), ("thread", 25)))
+deep("window-model", normal=(("signal", 25),))
+deep("memory-forks", normal=(("signal", 25),))
 deep("memory-dontfork", normal=(("signal", 25),))
 deep("memory-threads", normal=(("signal", 25),))
-deep("python-fork", normal=(("signal", 25), ("thread", 50)))
-deep("redis", normal=(("signal", 25), ("thread", 25)), shares=(25, 50))
-deep("postgres", normal=(("signal", 25),))
+deep("python-fork", normal=(("thread", 50),))
+deep("redis", timeout_s=400, normal=(("signal", 25),), shares=(25, 50))
+deep("postgres", timeout_s=400, slow_only=True, normal=(("signal", 25),))
 deep("java-g1", normal=(("signal", 25),))
-deep("workload-random-write", normal=(("signal", 25), ("thread", 25)))
+deep("workload-random-write", normal=(("thread", 25),))
 deep("workload-quicksort", normal=(("signal", 25),))
 
 
@@ -50,7 +50,7 @@ def wait_for_agent(r, child, not_pid=None):
     return None
 
 
-@check("deep-limit", slow_only=True, timeout_s=90, **hostile.C)
+@check("deep-limit", timeout_s=90, **hostile.C)
 def deep_limit(r):
     """--pool and --far used up: mmap says ENOMEM, everything is right, freed memory can be had again."""
     if not r.managed:
@@ -69,7 +69,7 @@ def deep_limit(r):
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
 
 
-@check("deep-agent-killed", slow_only=True, timeout_s=150, **hostile.C)
+@check("deep-agent-killed", timeout_s=200, **hostile.C)
 def agent_killed(r):
     """The agent is killed again and again: the next one adopts everything, and every byte is right."""
     if not r.managed:
@@ -77,7 +77,7 @@ def agent_killed(r):
     c = r.start([r.binary("hammer"), 5, 2, r.size(6000, 40_000), r.size(96, 256)], tag="hammer",
                 local=16 * MIB, pool=4 * MIB, extra=[*FAR, "--far-dir", r.dir])
     rng, kills, last = random.Random(5), 0, None
-    while kills < r.size(10, 100):
+    while kills < r.size(5, 100):
         last = wait_for_agent(r, c, last)
         if last is None:
             break
@@ -87,7 +87,7 @@ def agent_killed(r):
         except ProcessLookupError:
             break
         kills += 1
-    r.wait(c, timeout_s=140)
+    r.wait(c, timeout_s=190)
     r.require(c.out().startswith("hammer seed 5: "), f"no closing line\n{c.tail()}")
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
@@ -96,7 +96,7 @@ def agent_killed(r):
     r.note(f"{kills} kills; {canvas.summary(stats)}")
 
 
-@check("deep-agent-stopped", slow_only=True, timeout_s=90, **hostile.C)
+@check("deep-agent-stopped", timeout_s=90, **hostile.C)
 def agent_stopped(r):
     """The agent hangs: a page that cannot be had in time is SIGBUS with a reason, never zeros."""
     if not r.managed:

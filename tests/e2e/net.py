@@ -26,7 +26,7 @@ COPIES = ("1+disk", "2", "3")
 # A donor that is silent is given up after half a second, then the next copy is asked. The bound has
 # room for a busy machine; it is below the 10 s for which donors are stopped.
 STALL_MS_MAX = 8000
-KILLS = {"1+disk": (8, 400), "2": (6, 300), "3": (6, 300)}
+KILLS = {"1+disk": (20, 400), "2": (6, 300), "3": (6, 300)}
 SIGBUS_CODE = 128 + signal.SIGBUS
 
 
@@ -222,7 +222,7 @@ def faults(r, copies):
 
 
 for _copies in COPIES:
-    net_check(f"net-kills-{_copies}", timeout_s=240)(functools.partial(kills, copies=_copies))
+    net_check(f"net-kills-{_copies}", timeout_s=240, slow_only=_copies != "1+disk")(functools.partial(kills, copies=_copies))
     net_check(f"net-faults-{_copies}", timeout_s=120)(
         functools.partial(faults, copies=_copies))
 
@@ -248,7 +248,7 @@ def cut_off(r):
             stalls.note([(c.tag, c.finish())])
 
 
-@net_check("net-none", timeout_s=60)
+@net_check("net-none", timeout_s=60, slow_only=False)
 def none(r):
     """With one copy only, what a dead donor held is lost, and the program is told: never zeros."""
     key = key_file(r)
@@ -359,7 +359,7 @@ def liar(r, host, key, way, start_file):
     return Donor(r, host, key, program=program)
 
 
-@net_check("net-liar", timeout_s=120)
+@net_check("net-liar", timeout_s=120, slow_only=False)
 def lying_donor(r):
     """The other copy is used, and what was wrong is counted."""
     key = key_file(r)

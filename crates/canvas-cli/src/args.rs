@@ -928,7 +928,7 @@ Flags win over CANVAS_* variables, and those over the file of --config.
 The socket is for the agent's own user; --group opens it for a group. Servers, key and far directory are
 the agent's: who runs a program cannot choose them.
 
-SIGTERM, SIGINT and SIGHUP end the agent; its tenants wait for the next one (`canvas run --far-wait`).
+SIGTERM, SIGINT and SIGHUP end the agent; its tenants wait for the next one, each for its own time.
 
 Exit codes: 0 ended by a signal, or replaced; 1 --replace: the other agent does not leave, and goes on;
 2 it could not start.
