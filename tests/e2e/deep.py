@@ -12,7 +12,7 @@ from . import hostile, languages, servers, workloads  # noqa: F401  (they regist
 
 deep("hammer", timeout_s=400, slow_only=True, normal=(("signal", 25), ("thread", 25)))
 deep("hammer-no-fork", timeout_s=240, normal=(("signal", 25),))
-deep("window-model", normal=(("signal", 25),))
+deep("window-model", slow_only=True, normal=(("signal", 25),))
 deep("memory-forks", normal=(("signal", 25),))
 deep("memory-dontfork", normal=(("signal", 25),))
 deep("memory-threads", normal=(("signal", 25),))
@@ -21,7 +21,7 @@ deep("redis", timeout_s=400, normal=(("signal", 25),), shares=(25, 50))
 deep("postgres", timeout_s=400, slow_only=True, normal=(("signal", 25),))
 deep("java-g1", normal=(("signal", 25),))
 deep("workload-random-write", normal=(("thread", 25),))
-deep("workload-quicksort", normal=(("signal", 25),))
+deep("workload-quicksort", slow_only=True, normal=(("signal", 25),))
 
 
 FAR = ["--far", "2G"]
@@ -74,7 +74,7 @@ def agent_killed(r):
     """The agent is killed again and again: the next one adopts everything, and every byte is right."""
     if not r.managed:
         return
-    c = r.start([r.binary("hammer"), 5, 2, r.size(6000, 40_000), r.size(96, 256)], tag="hammer",
+    c = r.start([r.binary("hammer"), 5, 2, r.size(3000, 40_000), r.size(96, 256)], tag="hammer",
                 local=16 * MIB, pool=4 * MIB, extra=[*FAR, "--far-dir", r.dir])
     rng, kills, last = random.Random(5), 0, None
     while kills < r.size(5, 100):

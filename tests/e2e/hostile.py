@@ -36,7 +36,7 @@ def hammer(r, threads, extra=(), env=None):
     return "every byte right"
 
 
-@program("hammer", timeout_s=150, normal=(("signal", 25), ("signal", 50), ("thread", 25)), **C)
+@program("hammer", timeout_s=150, normal=(("signal", 25), ("thread", 25)), **C)
 def hammer_all(r):
     """4 threads: mapping calls, forks, execs, faults of its own, system calls with far buffers."""
     return hammer(r, 4)

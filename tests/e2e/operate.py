@@ -70,7 +70,7 @@ def raise_local(r):
     r.note(f"{came} pages came back")
 
 
-@check("host-agent", timeout_s=200, **hostile.C)
+@check("host-agent", timeout_s=200, modes=("signal",), **hostile.C)
 def host_agent(r):
     """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile."""
     if not r.managed:

@@ -23,7 +23,7 @@ state() {
         ls /sys/block /dev | grep zram
         lsmod | grep -w zram
         grep . /sys/module/zswap/parameters/*
-        find /run /tmp /var/tmp /disk | grep -vx /tmp/now
+        find /run /tmp /var/tmp /disk | grep -vxE '/tmp/now|/run/canvas(/run)?'
     } > "$1" 2>&1
 }
 """

@@ -307,15 +307,20 @@ fn write_some(f: &'static Far, look_max: Option<usize>) -> bool {
     job.bytes.store(bytes, Ordering::Relaxed);
     WRITING_BYTES.fetch_add(bytes, Ordering::Relaxed);
     job.state.store(UNDER_WAY, Ordering::Release);
+    post_extent(f, i, Kind::Write, extent);
+    true
+}
+
+/// Posts request `i`, which is about a whole extent.
+fn post_extent(f: &Far, i: usize, kind: Kind, extent: u32) {
     let ask = Ask {
-        kind: Kind::Write,
+        kind,
         extent,
         offset: 0,
         len: EXTENT_BYTES as u32,
     };
-    m.post(i, ask, proc::now_ns());
+    f.mailboxes[PROC.load(Ordering::Relaxed)].post(i, ask, proc::now_ns());
     ring(f);
-    true
 }
 
 /// Fills the buffer of request `i`; records, and bytes of slots that they hold.
@@ -640,14 +645,7 @@ pub fn fetch(extent: u32) {
     book().hold(extent);
     JOBS[i].extent.store(extent, Ordering::Relaxed);
     JOBS[i].state.store(UNDER_WAY, Ordering::Release);
-    let ask = Ask {
-        kind: Kind::Read,
-        extent,
-        offset: 0,
-        len: EXTENT_BYTES as u32,
-    };
-    m.post(i, ask, proc::now_ns());
-    ring(f);
+    post_extent(f, i, Kind::Read, extent);
 }
 
 /// Pages that a stream is ahead of what is mapped for it, with its fetches.

@@ -733,17 +733,19 @@ impl Copies {
         }
     }
 
+    /// The copy that the donor calls so.
+    fn copy_with(&mut self, donor: usize, handle: u64) -> Option<&mut Copy> {
+        let mut there = self.map.values_mut().filter_map(|e| e.at(donor));
+        there.find(|c| c.handle == handle)
+    }
+
     /// A donor asks.
     fn asked(&mut self, donor: usize, id: u64, call: Asked) {
         match call {
             Asked::EvictQuery { handles } => {
                 let mut used = Vec::new();
                 for handle in handles.iter() {
-                    let copy = self
-                        .map
-                        .values_mut()
-                        .filter_map(|e| e.at(donor))
-                        .find(|c| c.handle == handle);
+                    let copy = self.copy_with(donor, handle);
                     let ops = copy.map_or(0, |c| std::mem::take(&mut c.ops));
                     used.push(Used { handle, ops });
                 }
@@ -756,12 +758,7 @@ impl Copies {
                 let until = self.now_ns() + u64::from(deadline_ms) * 1_000_000;
                 let mut unknown = Vec::new();
                 for handle in handles.iter() {
-                    let copy = self
-                        .map
-                        .values_mut()
-                        .filter_map(|e| e.at(donor))
-                        .find(|c| c.handle == handle);
-                    match copy {
+                    match self.copy_with(donor, handle) {
                         Some(copy) => copy.leaving = Some((id, until)),
                         None => unknown.push(handle),
                     }

@@ -298,21 +298,20 @@ fn more_far_memory_can_be_had_while_a_program_runs() {
     redis.end();
 }
 
+/// Flags of a run that has most of its memory with a donor.
+fn far_flags<'a>(local: &'a str, donor: &'a Donor) -> [&'a str; 8] {
+    let addr = &donor.addr;
+    [
+        "--local", local, "--pool", "16M", "--far", "256M", "--server", addr,
+    ]
+}
+
 #[test]
 fn what_is_wrong_is_said_and_is_over_when_it_is_over() {
     use nix::sys::signal::Signal;
     let host = Host::new();
     let donor = Donor::start(&host, &[]);
-    let flags = [
-        "--local",
-        "32M",
-        "--pool",
-        "16M",
-        "--far",
-        "256M",
-        "--server",
-        &donor.addr,
-    ];
+    let flags = far_flags("32M", &donor);
     let redis = Redis::start(&host, &flags);
     let mut load = Load::fill(&redis.socket, 60 * MIB);
     host.wait_status("health", |s| {

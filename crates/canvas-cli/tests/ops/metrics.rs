@@ -86,18 +86,8 @@ fn of_a_run_under_a_load() {
     let host = Host::new();
     let donor = Donor::start(&host, &[]);
     let addr = format!("127.0.0.1:{}", port());
-    let flags = [
-        "--local",
-        "32M",
-        "--pool",
-        "16M",
-        "--far",
-        "256M",
-        "--server",
-        &donor.addr,
-        "--metrics",
-        &addr,
-    ];
+    let mut flags = far_flags("32M", &donor).to_vec();
+    flags.extend(["--metrics", &addr]);
     let redis = Redis::start(&host, &flags);
     let mut load = Load::fill(&redis.socket, 60 * MIB);
     load.go();
@@ -161,16 +151,7 @@ fn of_a_server() {
         of(&before, "canvas_serve_memory_bytes"),
         (1024 * MIB) as f64
     );
-    let flags = [
-        "--local",
-        "24M",
-        "--pool",
-        "16M",
-        "--far",
-        "256M",
-        "--server",
-        &donor.addr,
-    ];
+    let flags = far_flags("24M", &donor);
     let redis = Redis::start(&host, &flags);
     let load = Load::fill(&redis.socket, 60 * MIB);
     let after = wait_for("what was written", || {

@@ -80,16 +80,7 @@ impl Top {
 fn top_shows_runs_and_donors_and_gives_the_terminal_back() {
     let host = Host::new();
     let donor = Donor::start(&host, &[]);
-    let flags = [
-        "--local",
-        "32M",
-        "--pool",
-        "16M",
-        "--far",
-        "256M",
-        "--server",
-        &donor.addr,
-    ];
+    let flags = far_flags("32M", &donor);
     let redis = Redis::start(&host, &flags);
     let mut load = Load::fill(&redis.socket, 60 * MIB);
     load.go();
