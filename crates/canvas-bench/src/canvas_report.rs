@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::record::{Entries, Prefetch, Quantiles, Sample};
+use crate::record::{Entries, Far, Prefetch, Quantiles, Sample};
 
 fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
@@ -51,9 +51,35 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), String> {
     if let (Some(locked), Some(reserved)) = (locked, get(&["entries", "allocs_reserved"])) {
         sample.entries = Some(Entries { locked, reserved });
     }
+    if let Some(far) = &mut sample.far {
+        apply_far(&v, far);
+    }
     match get(&["verify_failures"]) {
         Some(n) if n > 0 => Err(format!("{n} far copies did not verify")),
         _ => Ok(()),
+    }
+}
+
+fn apply_far(v: &Value, far: &mut Far) {
+    let get = |path: &[&str]| number(v, path);
+    far.pages_sunk = get(&["counters", "pages_sunk"]);
+    far.pages_raised = get(&["counters", "pages_raised"]);
+    far.faults = get(&["counters", "faults_deep"]);
+    far.reads = get(&["far", "reads"]);
+    far.in_bytes = get(&["far", "bytes_in"]);
+    far.out_bytes = get(&["far", "bytes_out"]);
+    far.failovers = get(&["far", "failovers"]);
+    far.repairs = get(&["far", "repairs"]);
+    if get(&["far", "read_time_ns", "count"]).is_some_and(|n| n > 0) {
+        let q = |name| get(&["far", "read_time_ns", name]).map(|n| n as f64);
+        if let (Some(p50), Some(p99)) = (q("p50"), q("p99")) {
+            far.read_ns = Some(Quantiles {
+                p50,
+                p99,
+                p999: q("p999"),
+                max: q("max"),
+            });
+        }
     }
 }
 

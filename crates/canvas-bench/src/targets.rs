@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use crate::cells::{Cell, local_of, peer_of};
+use crate::far_targets;
 use crate::outside::allowed_bytes;
 use crate::record::{Outcome, Sample};
 use crate::variant::Variant;
@@ -110,6 +111,8 @@ pub enum Verdict {
     MetByOom,
     /// It was not.
     Missed,
+    /// Nothing was promised: a figure to look at.
+    Told,
     /// What it needs was not measured.
     Unknown,
 }
@@ -121,6 +124,7 @@ impl Verdict {
             Verdict::Met => "met",
             Verdict::MetByOom => "met (zram ran out of memory)",
             Verdict::Missed => "MISSED",
+            Verdict::Told => "no bound",
             Verdict::Unknown => "not measured",
         }
     }
@@ -283,13 +287,14 @@ fn budget(place: String, measured: String, verdict: Verdict) -> Judged {
     }
 }
 
-/// All targets, judged; empty when the experiment was not run.
+/// All targets, judged, of the experiments that were run.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
-    if cells.iter().all(|c| c.key.experiment != EXPERIMENT) {
-        return Vec::new();
+    let mut all = Vec::new();
+    if cells.iter().any(|c| c.key.experiment == EXPERIMENT) {
+        all.extend(TARGETS.iter().map(|t| t.judge(cells)));
+        all.extend(budgets(cells));
     }
-    let mut all: Vec<Judged> = TARGETS.iter().map(|t| t.judge(cells)).collect();
-    all.extend(budgets(cells));
+    all.extend(far_targets::judge(cells));
     all
 }
 

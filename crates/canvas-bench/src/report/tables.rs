@@ -138,7 +138,7 @@ fn speed<'f>(cells: &'f [Cell], ours: &[&Cell]) -> Vec<Column<'f>> {
     let present: BTreeSet<&Variant> = ours.iter().map(|c| &c.key.variant).collect();
     for peer in PEERS.into_iter().filter(|p| present.contains(p)) {
         columns.push(column(format!("over {peer} [95 %]"), move |c| {
-            if !matches!(c.key.variant, Variant::Canvas(_)) {
+            if !c.key.variant.is_canvas() {
                 return None;
             }
             c.speed_over(peer_of(cells, &c.key, &peer)?).map(ratio)
