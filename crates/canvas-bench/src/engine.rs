@@ -496,6 +496,7 @@ impl Bench<'_> {
                         _ => round_to_mib(2 * need.bytes) + (64 << 20),
                     },
                     far_bytes: donors::far_bytes(need.bytes),
+                    alone,
                     swap: swap.as_ref().filter(|_| alone),
                     may_swap: swap.is_some(),
                     place: plan::place(self.request, cell.set.scale, &scratch),

@@ -273,7 +273,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
             percents: &[100, 75, 50],
             how: How::Alone,
         }],
-        not_yet: &["memory of other machines over a network: what is far stays on this host"],
+        not_yet: &[
+            "donors on other machines: those of the bench (experiment far) run on this host",
+        ],
         repeats: REPEATS,
         scale: 1.0,
         time_max: None,

@@ -1,5 +1,7 @@
 //! What far memory over donors is measured against, as data, and whether it was met.
 
+use canvas_shm::far::SLAB_EXTENTS;
+
 use crate::cells::{Cell, peer_of};
 use crate::record::{Far, Sample};
 use crate::targets::{Judged, Verdict};
@@ -26,6 +28,8 @@ pub enum Promise {
     Recovery,
     /// The longest read that a fault waited for.
     LongestRead,
+    /// Bytes by which the host finds a page beyond the pool again, by the layout.
+    HostBytesAPage,
     /// The agent's memory for each page that is not local.
     AgentBytesAPage,
 }
@@ -78,6 +82,7 @@ pub const TARGETS: &[Target] = &[
     at("F5", "random-read", 50, "2", Promise::LongestRead),
     at("F5", "redis-get95", 50, "2", Promise::Recovery),
     at("F5", "redis-get95", 50, "2", Promise::LongestRead),
+    at("F6", "random-read", 50, "2", Promise::HostBytesAPage),
     at("F6", "random-read", 50, "2", Promise::AgentBytesAPage),
 ];
 
@@ -100,6 +105,26 @@ pub fn stream_of_tcp(sample: &Sample) -> Option<f64> {
 pub fn donor_cpu_s_a_gb(far: &Far) -> Option<f64> {
     let moved = far.donors_bytes.filter(|b| *b > 0)?;
     Some(far.donors_cpu_s? / (moved as f64 / 1e9))
+}
+
+/// A page's word and its swap entry, in the program.
+const BYTES_A_PAGE: f64 = 8.0 + 8.0;
+/// An extent's reasons to be kept and its forks, in the program, and its seal, in what it shares with
+/// the agent.
+const BYTES_AN_EXTENT: f64 = 1.0 + 8.0 + 8.0;
+/// A slab in what they share, its two words in the program, and its line in the agent's journal.
+const BYTES_A_SLAB: f64 = 64.0 + 8.0 + 32.0 * 4.0;
+
+/// What a host keeps to find a page beyond the pool again: by the layout, and by how many pages the
+/// extents of this run held. A slab is taken to be full.
+fn host_bytes_a_page(far: &Far) -> Option<f64> {
+    let (pages, extents) = (far.pages_sunk?, far.extents_out?);
+    if pages == 0 || extents == 0 {
+        return None;
+    }
+    let pages_an_extent = pages as f64 / extents as f64;
+    let extent = BYTES_AN_EXTENT + BYTES_A_SLAB / SLAB_EXTENTS as f64;
+    Some(BYTES_A_PAGE + extent / pages_an_extent)
 }
 
 /// The agent's memory over the pages that do not fit into local memory, both at their most.
@@ -160,6 +185,10 @@ impl Target {
                 let ns = ours.median(|s| far_of(s)?.read_ns?.max)?;
                 (None, nanoseconds(ns))
             }
+            Promise::HostBytesAPage => {
+                let each = ours.median(|s| host_bytes_a_page(far_of(s)?))?;
+                (None, format!("{each:.1} B"))
+            }
             Promise::AgentBytesAPage => (None, bytes(ours.median(agent_bytes_a_page)?)),
         })
     }
@@ -201,16 +230,14 @@ impl Promise {
             Promise::DonorCpu => "processor time of the donors".to_owned(),
             Promise::Recovery => "from the death until all copies are there".to_owned(),
             Promise::LongestRead => "longest read that a fault waited for".to_owned(),
+            Promise::HostBytesAPage => "what the host keeps to find a far page".to_owned(),
             Promise::AgentBytesAPage => "the agent's memory a page that is not local".to_owned(),
         }
     }
 }
 
-/// All of them, judged; empty when the experiment was not run.
+/// All of them, judged.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
-    if cells.iter().all(|c| c.key.experiment != EXPERIMENT) {
-        return Vec::new();
-    }
     TARGETS.iter().map(|t| t.judge(cells)).collect()
 }
 
@@ -278,16 +305,6 @@ mod tests {
         assert_eq!(zram, (Verdict::Told, Some("1.30×".into())));
         let none = judged(&all, "redis-set-get", "disk");
         assert_eq!(none, (Verdict::Unknown, None));
-        assert!(
-            judge(&gather(&[fixture::sample(
-                "w",
-                Variant::Disk,
-                Some(50),
-                0,
-                1.0
-            )]))
-            .is_empty()
-        );
     }
 
     #[test]
@@ -341,6 +358,22 @@ mod tests {
         s.variant = over_donors("2", false);
         let other = judged(&[s], "random-read", "from the death");
         assert_eq!(other, (Verdict::Unknown, None));
+    }
+
+    #[test]
+    fn what_a_host_keeps_is_shared_by_the_pages_of_an_extent() {
+        let with = |pages, extents| Far {
+            pages_sunk: Some(pages),
+            extents_out: Some(extents),
+            ..Far::default()
+        };
+        let one = host_bytes_a_page(&with(100, 100)).unwrap();
+        let twenty = host_bytes_a_page(&with(2000, 100)).unwrap();
+        assert!(((one - 16.0) - (twenty - 16.0) * 20.0).abs() < 1e-9);
+        assert!((16.8..17.0).contains(&twenty), "{twenty}");
+        assert_eq!(host_bytes_a_page(&with(0, 0)), None);
+        // What the figure is made of.
+        assert_eq!(size_of::<canvas_shm::far::Slab>(), 64);
     }
 
     #[test]

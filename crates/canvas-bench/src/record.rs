@@ -195,6 +195,8 @@ pub struct Far {
     pub reads: Option<u64>,
     /// Bytes read for them.
     pub in_bytes: Option<u64>,
+    /// Extents written.
+    pub extents_out: Option<u64>,
     /// Bytes written to the first copy.
     pub out_bytes: Option<u64>,
     /// Reads that the first copy did not serve, or not in time.
@@ -209,7 +211,7 @@ pub struct Far {
     pub agent_peak_bytes: Option<u64>,
     /// From the death of a donor to the moment when no slab has too few copies.
     pub recovery_s: Option<f64>,
-    /// Plain TCP over the loopback device.
+    /// Plain TCP over the loopback device; absent in co-runs.
     pub tcp: Option<Tcp>,
 }
 

@@ -287,15 +287,26 @@ fn budget(place: String, measured: String, verdict: Verdict) -> Judged {
     }
 }
 
+/// The targets of one experiment, judged; empty when it has none, or was not run.
+pub fn of(cells: &[Cell], experiment: &str) -> Vec<Judged> {
+    if cells.iter().all(|c| c.key.experiment != experiment) {
+        return Vec::new();
+    }
+    match experiment {
+        EXPERIMENT => {
+            let mut all: Vec<Judged> = TARGETS.iter().map(|t| t.judge(cells)).collect();
+            all.extend(budgets(cells));
+            all
+        }
+        far_targets::EXPERIMENT => far_targets::judge(cells),
+        _ => Vec::new(),
+    }
+}
+
 /// All targets, judged, of the experiments that were run.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
-    let mut all = Vec::new();
-    if cells.iter().any(|c| c.key.experiment == EXPERIMENT) {
-        all.extend(TARGETS.iter().map(|t| t.judge(cells)));
-        all.extend(budgets(cells));
-    }
-    all.extend(far_targets::judge(cells));
-    all
+    let with_targets = [EXPERIMENT, far_targets::EXPERIMENT];
+    with_targets.iter().flat_map(|e| of(cells, e)).collect()
 }
 
 /// The same as lines for a terminal.

@@ -61,6 +61,8 @@ pub struct Job<'a> {
     pub pool_bytes: u64,
     /// For canvas over donors: bound on its far memory.
     pub far_bytes: u64,
+    /// Whether no other program runs beside it.
+    pub alone: bool,
     /// Swap that it has to itself; that of a co-run is nobody's alone.
     pub swap: Option<&'a Swap>,
     /// Whether the kernel may swap it.
@@ -337,7 +339,9 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
         far.agent_peak_bytes = running.sampler.agent_peak_bytes;
         far.recovery_s = recovery_s;
-        far.tcp = Some(tcp::measure(read_bytes(far).unwrap_or(PAGE_BYTES))?);
+        if job.alone {
+            far.tcp = Some(tcp::measure(read_bytes(far).unwrap_or(PAGE_BYTES))?);
+        }
     }
     Ok(outcome)
 }
@@ -477,4 +481,28 @@ pub fn run_dir(scratch: &Path, number: u32) -> Result<PathBuf, String> {
     std::fs::create_dir(&dir).map_err(fail)?;
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).map_err(fail)?;
     Ok(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_read_by_itself_is_what_extents_leave() {
+        let far = |reads, in_bytes, faults| Far {
+            reads: Some(reads),
+            in_bytes: Some(in_bytes),
+            faults: Some(faults),
+            ..Far::default()
+        };
+        let extent = EXTENT_BYTES as u64;
+        // Ten pages of 1,700 bytes and three extents.
+        let both = far(13, 17_000 + 3 * extent, 10);
+        assert_eq!(read_bytes(&both), Some(1700));
+        assert_eq!(read_bytes(&far(3, 3 * extent, 0)), None);
+        // Faults of processes that died have no answer here.
+        assert_eq!(read_bytes(&far(3, 12_000, 900)), Some(64));
+        assert_eq!(read_bytes(&far(1, 1 << 30, 1)), Some(PAGE_BYTES));
+        assert_eq!(read_bytes(&Far::default()), None);
+    }
 }

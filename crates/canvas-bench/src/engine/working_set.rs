@@ -79,6 +79,7 @@ impl Bench<'_> {
             limit_bytes: None,
             pool_bytes: 0,
             far_bytes: 0,
+            alone: true,
             swap: None,
             may_swap: false,
             place: plan::place(self.request, set.scale, &scratch),
