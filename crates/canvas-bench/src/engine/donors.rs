@@ -270,6 +270,8 @@ fn die(canvas: u32, donors: &[(u32, PathBuf)], stop: &AtomicBool) -> Option<f64>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use canvas_shm::{Far, Segment};
+    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn an_address_is_read_when_its_line_is_there() {
@@ -285,6 +287,45 @@ mod tests {
         assert_eq!(lent_and_moved(state), Some((5, 18)));
         assert_eq!(lent_and_moved(r#"{"lent_bytes":5,"counters":{}}"#), None);
         assert_eq!(lent_and_moved(""), None);
+    }
+
+    #[test]
+    fn who_lends_most_dies_under_load_and_recovery_ends_with_repair() {
+        let (fd, _) = Segment::create(true).unwrap();
+        let stats = &Far::map(&fd).unwrap().stats;
+        let dir = tempfile::tempdir().unwrap();
+        let start = || Command::new("sleep").arg("600").spawn().unwrap();
+        let (mut less, mut most) = (start(), start());
+        let state = |lent: u64| {
+            let path = dir.path().join(lent.to_string());
+            let counters = r#"{"read_bytes":0,"written_bytes":0}"#;
+            let text = format!(r#"{{"lent_bytes":{lent},"counters":{counters}}}"#);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let donors = [(less.id(), state(1)), (most.id(), state(2))];
+        stats.reads.store(READS_UNDER_LOAD, Ordering::Relaxed);
+        let stop = AtomicBool::new(false);
+        let (ended, recovery_s) = thread::scope(|scope| {
+            let watch = scope.spawn(|| die(std::process::id(), &donors, &stop));
+            let ended = most.wait().unwrap();
+            // It may look at any time.
+            while !watch.is_finished() {
+                stats.degraded_slabs.store(1, Ordering::Relaxed);
+                thread::sleep(5 * LOOK_EVERY);
+                stats.repairs.store(1, Ordering::Relaxed);
+                stats.degraded_slabs.store(0, Ordering::Relaxed);
+                thread::sleep(5 * LOOK_EVERY);
+            }
+            (ended, watch.join().unwrap())
+        });
+        assert_eq!(ended.signal(), Some(Signal::SIGKILL as i32));
+        assert!(recovery_s.is_some_and(|s| s > 0.0));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(die(std::process::id(), &donors, &stop), None);
+        assert!(less.try_wait().unwrap().is_none(), "the other one lives");
+        less.kill().unwrap();
+        less.wait().unwrap();
     }
 
     #[test]
