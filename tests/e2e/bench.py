@@ -93,6 +93,43 @@ def tiny(r):
     r.note(f"{len(samples)} samples, {ooms} out of memory; skipped: {missing or 'nothing'}")
 
 
+@check("bench-far", modes=("signal",), timeout_s=150)
+def far(r):
+    """A program over donors of the bench's own: what it records, and that nothing of them is left."""
+    canvas_only(r)
+    before = host()
+    results = r.path("results.jsonl")
+    p = cli(r, "bench", "random-read", "--scale", "0.12", "--repeats", "1", "--ratios", "50", "--variants",
+            "local,canvas-far", "--out", results, "--cache", r.path("cache"), timeout_s=140)
+    r.same(p.returncode, 0, f"code of the bench ({p.stderr[-1500:]})")
+    r.same(host(), before, "the host after the bench")
+    samples = {kind(s): s for s in lines(results) if s["kind"] == "sample"}
+    r.same({k: s["outcome"] for k, s in samples.items()}, {"local": "ok", "canvas_far": "ok"}, "outcomes")
+    r.same(samples["canvas_far"]["answer"], samples["local"]["answer"], "answer")
+    got = samples["canvas_far"]["far"]
+    r.same(got["donors"], 3, "donors")
+    for what in ("pages_sunk", "faults", "in_bytes", "out_bytes", "donors_cpu_s", "agent_peak_bytes"):
+        r.require(got[what] and got[what] > 0, f"{what} of {got}")
+    r.require(got["donors_bytes"] >= 2 * got["out_bytes"], f"two copies of all that was written: {got}")
+    r.require(0 < got["read_ns"]["p50"] <= got["read_ns"]["max"], f"times of reads: {got}")
+    r.require(all(got["tcp"][k] > 0 for k in ("blocking_ns", "busy_ns", "stream_bytes_per_s")), f"TCP: {got}")
+    left = [line for line in processes() if r.path("canvas-bench-") in line]
+    r.same(left, [], "donors that are left")
+    r.note(f"read p50 {got['read_ns']['p50'] / 1000:.0f} us, TCP {got['tcp']['busy_ns'] / 1000:.0f} us")
+
+
+def processes():
+    """The command lines of all processes."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as f:
+                found.append(f.read().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            pass
+    return found
+
+
 @check("bench-user", modes=("signal",), as_user=True, timeout_s=90)
 def user(r):
     """Without root: local and canvas run, the kernel's variants are skipped with the reason."""

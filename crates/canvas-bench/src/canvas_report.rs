@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::record::{Entries, Prefetch, Quantiles, Sample};
+use crate::record::{Entries, Far, Prefetch, Quantiles, Sample};
 
 fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
@@ -51,9 +51,36 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), String> {
     if let (Some(locked), Some(reserved)) = (locked, get(&["entries", "allocs_reserved"])) {
         sample.entries = Some(Entries { locked, reserved });
     }
+    if let Some(far) = &mut sample.far {
+        apply_far(&v, far);
+    }
     match get(&["verify_failures"]) {
         Some(n) if n > 0 => Err(format!("{n} far copies did not verify")),
         _ => Ok(()),
+    }
+}
+
+fn apply_far(v: &Value, far: &mut Far) {
+    let get = |path: &[&str]| number(v, path);
+    far.pages_sunk = get(&["counters", "pages_sunk"]);
+    far.pages_raised = get(&["counters", "pages_raised"]);
+    far.faults = get(&["counters", "faults_deep"]);
+    far.reads = get(&["far", "reads"]);
+    far.in_bytes = get(&["far", "bytes_in"]);
+    far.extents_out = get(&["far", "extents_out"]);
+    far.out_bytes = get(&["far", "bytes_out"]);
+    far.failovers = get(&["far", "failovers"]);
+    far.repairs = get(&["far", "repairs"]);
+    if get(&["far", "read_time_ns", "count"]).is_some_and(|n| n > 0) {
+        let q = |name| get(&["far", "read_time_ns", name]).map(|n| n as f64);
+        if let (Some(p50), Some(p99)) = (q("p50"), q("p99")) {
+            far.read_ns = Some(Quantiles {
+                p50,
+                p99,
+                p999: q("p999"),
+                max: q("max"),
+            });
+        }
     }
 }
 
@@ -70,6 +97,7 @@ mod tests {
             "counters":{"faults_far":15,"pages_in":20,"pages_out":30},"verify_failures":0}"#;
         let mut s = Sample::default();
         apply(text, &mut s).unwrap();
+        assert_eq!(s.far, None, "not over donors");
         assert_eq!(
             (s.faults, s.swap_in_pages, s.swap_out_pages),
             (Some(15), Some(20), Some(30))
@@ -80,6 +108,42 @@ mod tests {
         assert_eq!(s.fault_histogram, [(6, 3), (9, 2)]);
         assert_eq!(s.prefetch.unwrap().accuracy, Some(0.5));
         assert_eq!(s.entries.unwrap().reserved, 12);
+    }
+
+    #[test]
+    fn far_memory_over_donors_becomes_fields() {
+        let text = r#"{"schema":"canvas-stats/1","counters":{"pages_sunk":1,"pages_raised":2,"faults_deep":3},
+            "far":{"extents_out":4,"bytes_out":5,"reads":6,"bytes_in":7,"failovers":8,"repairs":9,
+            "read_time_ns":{"count":3,"p50":10,"p90":11,"p99":12,"p999":13,"max":14,"histogram":[[10,3]]}}}"#;
+        let before = Far {
+            donors: 3,
+            pool_bytes: 15,
+            ..Far::default()
+        };
+        let mut s = Sample {
+            far: Some(before),
+            ..Sample::default()
+        };
+        apply(text, &mut s).unwrap();
+        let expected = Far {
+            pages_sunk: Some(1),
+            pages_raised: Some(2),
+            faults: Some(3),
+            extents_out: Some(4),
+            out_bytes: Some(5),
+            reads: Some(6),
+            in_bytes: Some(7),
+            failovers: Some(8),
+            repairs: Some(9),
+            read_ns: Some(Quantiles {
+                p50: 10.0,
+                p99: 12.0,
+                p999: Some(13.0),
+                max: Some(14.0),
+            }),
+            ..before
+        };
+        assert_eq!(s.far, Some(expected));
     }
 
     #[test]

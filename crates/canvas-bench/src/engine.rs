@@ -2,11 +2,13 @@
 
 mod budget;
 mod child;
+mod donors;
 pub mod plan;
 mod program;
 mod progress;
 mod results;
 pub mod table;
+mod tcp;
 #[cfg(test)]
 pub(crate) mod tests;
 mod working_set;
@@ -489,7 +491,12 @@ impl Bench<'_> {
                     args: &member.args,
                     variant: cell.variant,
                     limit_bytes: limit,
-                    pool_bytes: round_to_mib(2 * need.bytes) + (64 << 20),
+                    pool_bytes: match cell.variant {
+                        Variant::CanvasFar(_) => donors::pool_bytes(need.bytes),
+                        _ => round_to_mib(2 * need.bytes) + (64 << 20),
+                    },
+                    far_bytes: donors::far_bytes(need.bytes),
+                    alone,
                     swap: swap.as_ref().filter(|_| alone),
                     may_swap: swap.is_some(),
                     place: plan::place(self.request, cell.set.scale, &scratch),
@@ -571,7 +578,8 @@ fn list_of(all: &[Box<dyn Workload>], cache: &Path, request: &Request) -> String
         }
     }
     text.push_str("\nVariants:\n");
-    for below in crate::experiments::ALL_BELOW {
+    let variants = crate::experiments::ALL_BELOW;
+    for below in variants.into_iter().chain([crate::experiments::FAR_PLAIN]) {
         let (variant, about) = plan::variant_about(below);
         let missing = crate::host::swap::missing(&variant, cache);
         let missing = missing.map_or(String::new(), |m| format!(" (not here: {m})"));

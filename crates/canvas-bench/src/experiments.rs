@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::targets;
+use crate::{far_targets, targets};
 
 /// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +15,13 @@ pub enum Below {
     Local,
     /// Canvas, with these flags before those of the command line.
     Canvas(&'static [&'static str]),
+    /// Canvas with far memory over donors of the bench's own.
+    CanvasFar {
+        /// `--copies`.
+        copies: &'static str,
+        /// Whether a donor is killed while the program reads.
+        donor_dies: bool,
+    },
     /// Swap on zram.
     Zram,
     /// zswap before a swap file.
@@ -92,6 +99,24 @@ pub const ALL_BELOW: [Below; 5] = [Below::Local, CANVAS, Below::Zram, Below::Zsw
 const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
 const NO_RESERVATIONS: Below = Below::Canvas(&["--reservations", "off"]);
 const UNCOMPRESSED: Below = Below::Canvas(&["--codec", "none"]);
+const fn far(copies: &'static str) -> Below {
+    Below::CanvasFar {
+        copies,
+        donor_dies: false,
+    }
+}
+
+/// Far memory over donors beside what the kernel has.
+const FAR_BESIDE: &[Below] = &[
+    Below::Local,
+    far("2"),
+    far("1+disk"),
+    far("none"),
+    Below::Zram,
+    Below::Disk,
+];
+/// The variant that `canvas-far` stands for where the experiment says nothing.
+pub const FAR_PLAIN: Below = far("2");
 const PEERS: &[Below] = &[Below::Local, CANVAS, Below::Zram];
 /// FastSwap's tables: with and without compression, beside the kernel's ways.
 const TABLES: &[Below] = &[
@@ -193,6 +218,44 @@ pub const EXPERIMENTS: &[Experiment] = &[
         time_max: None,
     },
     Experiment {
+        name: far_targets::EXPERIMENT,
+        about: "far memory over three donors beside zram, disk and plain TCP; a donor that dies",
+        paper: None,
+        parts: &[
+            Part {
+                programs: &[
+                    program("redis-get95"),
+                    program("redis-set-get"),
+                    program("random-read"),
+                    program("sequential"),
+                ],
+                variants: FAR_BESIDE,
+                percents: &[50],
+                how: How::Alone,
+            },
+            // Nearly every page is far: what the donors' bandwidth is compared with.
+            Part {
+                programs: &[program("sequential")],
+                variants: &[far("none")],
+                percents: &[10],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[program("random-read"), program("redis-get95")],
+                variants: &[Below::CanvasFar {
+                    copies: "2",
+                    donor_dies: true,
+                }],
+                percents: &[50],
+                how: How::Alone,
+            },
+        ],
+        not_yet: &[],
+        repeats: REPEATS,
+        scale: 1.0,
+        time_max: None,
+    },
+    Experiment {
         name: "infiniswap",
         about: "application performance with 100, 75 and 50 % of the working set in memory",
         paper: Some(
@@ -210,7 +273,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
             percents: &[100, 75, 50],
             how: How::Alone,
         }],
-        not_yet: &["memory of other machines over a network: what is far stays on this host"],
+        not_yet: &[
+            "donors on other machines: those of the bench (experiment far) run on this host",
+        ],
         repeats: REPEATS,
         scale: 1.0,
         time_max: None,

@@ -12,6 +12,7 @@ pub mod compare;
 pub mod engine;
 pub mod experiments;
 pub mod external;
+pub mod far_targets;
 #[cfg(test)]
 mod fixture;
 pub mod host;

@@ -153,6 +153,9 @@ pub struct Sample {
     pub prefetch: Option<Prefetch>,
     /// Swap entries allocated.
     pub entries: Option<Entries>,
+    /// Far memory beyond the pool, for runs over donors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<Far>,
     /// Rates over time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Tick>,
@@ -171,6 +174,58 @@ pub struct Prefetch {
     pub contribution: Option<f64>,
     /// Share of prefetched pages that were used, 0 to 1.
     pub accuracy: Option<f64>,
+}
+
+/// Far memory over donors of the bench's own, and plain TCP on the same host just after the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Far {
+    /// Donors at the start.
+    pub donors: u32,
+    /// `--pool`.
+    pub pool_bytes: u64,
+    /// Pages that left the pool.
+    pub pages_sunk: Option<u64>,
+    /// Of those, brought back with their neighbours.
+    pub pages_raised: Option<u64>,
+    /// Faults that waited for a page beyond the pool.
+    pub faults: Option<u64>,
+    /// What they waited for it, from the request to the decoded page.
+    pub read_ns: Option<Quantiles>,
+    /// Reads that the agent answered: of single pages and of extents.
+    pub reads: Option<u64>,
+    /// Bytes read for them.
+    pub in_bytes: Option<u64>,
+    /// Extents written.
+    pub extents_out: Option<u64>,
+    /// Bytes written to the first copy.
+    pub out_bytes: Option<u64>,
+    /// Reads that the first copy did not serve, or not in time.
+    pub failovers: Option<u64>,
+    /// Slabs whose lost copy was made anew.
+    pub repairs: Option<u64>,
+    /// Processor time of the donors, user and kernel, from their start to their end.
+    pub donors_cpu_s: Option<f64>,
+    /// Bytes that they read and wrote for their clients, as they count.
+    pub donors_bytes: Option<u64>,
+    /// Most anonymous memory of the agent, looked at once a second.
+    pub agent_peak_bytes: Option<u64>,
+    /// From the death of a donor to the moment when no slab has too few copies.
+    pub recovery_s: Option<f64>,
+    /// Plain TCP over the loopback device; absent in co-runs.
+    pub tcp: Option<Tcp>,
+}
+
+/// Plain TCP between two threads of the bench, with nothing else to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tcp {
+    /// Bytes of an answer: what a read of the run came to.
+    pub answer_bytes: u64,
+    /// Median round trip of such an answer; both ends sleep while they wait.
+    pub blocking_ns: f64,
+    /// The same while both ends look all the time, as agent and donor do at first.
+    pub busy_ns: f64,
+    /// A stream in one direction.
+    pub stream_bytes_per_s: f64,
 }
 
 /// Allocation of swap entries (Canvas §5.1).

@@ -19,7 +19,7 @@ use time::macros::format_description;
 use crate::cells::{Cell, gather};
 use crate::read::Results;
 use crate::record::{NotYet, Run, Skip};
-use crate::targets;
+use crate::targets::{self, Judged};
 use crate::words::{bytes, count, digits};
 use figures::{Figure, Group};
 use palette::Palette;
@@ -192,17 +192,20 @@ fn one_experiment(setting: &Setting, experiment: &str, palette: &mut Palette) ->
             @if !absent.is_empty() {
                 p.small { "Not plotted, because nothing of it was recorded: " (absent.join("; ")) "." }
             }
-            @if experiment == targets::EXPERIMENT { (target_table(&setting.cells)) }
+            (target_table(&targets::of(&setting.cells, experiment)))
             (tables::of(&setting.cells, experiment))
         }
         (beside::of(&setting.cells, experiment))
     }
 }
 
-fn target_table(cells: &[Cell]) -> Markup {
+fn target_table(all: &[Judged]) -> Markup {
+    if all.is_empty() {
+        return html! {};
+    }
     html! {
         h3 { "Targets" }
-        p.small { "The promises of SPECIFICATION.md that are about speed, at scale 1; and the budgets, looked at from outside." }
+        p.small { "What is promised at scale 1, and what was measured. “No bound” is said of figures of which nothing is promised." }
         div.wide tabindex="0" role="region" aria-label="Targets" {
             table {
                 thead { tr {
@@ -210,7 +213,7 @@ fn target_table(cells: &[Cell]) -> Markup {
                     th.n scope="col" { "measured" } th scope="col" { "verdict" }
                 } }
                 tbody {
-                    @for judged in targets::judge(cells) {
+                    @for judged in all {
                         tr {
                             td { (judged.number) } td { (judged.place) } td { (judged.promise) }
                             td.n { (judged.measured.as_deref().unwrap_or("–")) }

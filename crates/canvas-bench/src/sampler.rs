@@ -62,6 +62,12 @@ fn segment_of(canvas: u32) -> Option<&'static Segment> {
     None
 }
 
+/// Is it an agent of far memory, which `canvas run` starts?
+fn is_agent(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|b| *b == 0).nth(1) == Some(b"agent-worker".as_slice())
+}
+
 /// Where the memory of a program is looked at.
 pub struct Watch<'a> {
     /// Its group, where there is one.
@@ -90,6 +96,8 @@ pub struct Sampler<'a> {
     pub memory_peak_bytes: u64,
     /// Most local memory under canvas, as the kernel tells it.
     pub local_peak_bytes: Option<u64>,
+    /// Most anonymous memory of the agent that keeps far memory for canvas, sampled.
+    pub agent_peak_bytes: Option<u64>,
     /// Most bytes of the far side, sampled.
     pub far_peak_bytes: Option<u64>,
     /// Rates over time.
@@ -108,6 +116,7 @@ impl<'a> Sampler<'a> {
             last: None,
             memory_peak_bytes: 0,
             local_peak_bytes: None,
+            agent_peak_bytes: None,
             far_peak_bytes: None,
             outside_s: 0.0,
             ticks: Vec::new(),
@@ -131,6 +140,12 @@ impl<'a> Sampler<'a> {
             let mut pids = processes::tree(w.pid, w.start_ticks);
             // The command itself is no part of the program.
             pids.retain(|pid| *pid != w.pid);
+            // Nor is the agent, whose pages are not the program's.
+            let (agents, pids): (Vec<u32>, Vec<u32>) = pids.iter().partition(|pid| is_agent(**pid));
+            if !agents.is_empty() {
+                let bytes = processes::anonymous_bytes(&agents);
+                self.agent_peak_bytes = self.agent_peak_bytes.max(Some(bytes));
+            }
             let local = outside::local_bytes(&pids);
             self.local_peak_bytes = self.local_peak_bytes.max(Some(local));
         }

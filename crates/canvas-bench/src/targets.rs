@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use crate::cells::{Cell, local_of, peer_of};
+use crate::far_targets;
 use crate::outside::allowed_bytes;
 use crate::record::{Outcome, Sample};
 use crate::variant::Variant;
@@ -110,6 +111,8 @@ pub enum Verdict {
     MetByOom,
     /// It was not.
     Missed,
+    /// Nothing was promised: a figure to look at.
+    Told,
     /// What it needs was not measured.
     Unknown,
 }
@@ -121,6 +124,7 @@ impl Verdict {
             Verdict::Met => "met",
             Verdict::MetByOom => "met (zram ran out of memory)",
             Verdict::Missed => "MISSED",
+            Verdict::Told => "no bound",
             Verdict::Unknown => "not measured",
         }
     }
@@ -283,14 +287,26 @@ fn budget(place: String, measured: String, verdict: Verdict) -> Judged {
     }
 }
 
-/// All targets, judged; empty when the experiment was not run.
-pub fn judge(cells: &[Cell]) -> Vec<Judged> {
-    if cells.iter().all(|c| c.key.experiment != EXPERIMENT) {
+/// The targets of one experiment, judged; empty when it has none, or was not run.
+pub fn of(cells: &[Cell], experiment: &str) -> Vec<Judged> {
+    if cells.iter().all(|c| c.key.experiment != experiment) {
         return Vec::new();
     }
-    let mut all: Vec<Judged> = TARGETS.iter().map(|t| t.judge(cells)).collect();
-    all.extend(budgets(cells));
-    all
+    match experiment {
+        EXPERIMENT => {
+            let mut all: Vec<Judged> = TARGETS.iter().map(|t| t.judge(cells)).collect();
+            all.extend(budgets(cells));
+            all
+        }
+        far_targets::EXPERIMENT => far_targets::judge(cells),
+        _ => Vec::new(),
+    }
+}
+
+/// All targets, judged, of the experiments that were run.
+pub fn judge(cells: &[Cell]) -> Vec<Judged> {
+    let with_targets = [EXPERIMENT, far_targets::EXPERIMENT];
+    with_targets.iter().flat_map(|e| of(cells, e)).collect()
 }
 
 /// The same as lines for a terminal.

@@ -553,6 +553,8 @@ pub enum VariantArg {
     Local,
     /// `canvas run`.
     Canvas,
+    /// `canvas run --far` over donors of the bench's own.
+    CanvasFar,
     /// Kernel swap on zram.
     Zram,
     /// Kernel swap on a file behind zswap.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use canvas_bench::compare;
 use canvas_bench::engine::{self, Ended, plan::Request};
 use canvas_bench::host::undo;
-use canvas_bench::variant::Variant;
+use canvas_bench::variant::{FarBelow, Variant};
 use canvas_types::exit;
 use clap::Parser;
 
@@ -45,6 +45,7 @@ fn variant(arg: VariantArg) -> Variant {
     match arg {
         VariantArg::Local => Variant::Local,
         VariantArg::Canvas => Variant::Canvas(Vec::new()),
+        VariantArg::CanvasFar => Variant::CanvasFar(FarBelow::copies("2")),
         VariantArg::Zram => Variant::Zram,
         VariantArg::Zswap => Variant::Zswap,
         VariantArg::Disk => Variant::Disk,

@@ -55,7 +55,7 @@ pub struct Report {
     limits: Limits,
     policy: Policy,
     memory: Memory,
-    fault_time_ns: FaultTime,
+    fault_time_ns: Times,
     swap_cache: SwapCache,
     prefetch: Prefetch,
     entries: Entries,
@@ -123,15 +123,34 @@ struct Memory {
 }
 
 #[derive(Serialize, Debug)]
-struct FaultTime {
+struct Times {
     count: u64,
     p50: u64,
     p90: u64,
     p99: u64,
     p999: u64,
     max: u64,
-    /// (upper bound in ns, faults) of each bucket that has any.
+    /// (upper bound in ns, how many) of each bucket that has any.
     histogram: Vec<(u64, u64)>,
+}
+
+impl Times {
+    fn of(sums: &[u64; BUCKETS], max_ns: u64) -> Times {
+        // A quantile is the middle of its bucket, which can lie past the largest value.
+        let quantile = |per_mille| quantile_ns(sums, per_mille).min(max_ns);
+        Times {
+            count: sums.iter().sum(),
+            p50: quantile(500),
+            p90: quantile(900),
+            p99: quantile(990),
+            p999: quantile(999),
+            max: max_ns,
+            histogram: (0..BUCKETS)
+                .filter(|b| sums[*b] > 0)
+                .map(|b| (bucket_floor_ns(b + 1), sums[b]))
+                .collect(),
+        }
+    }
 }
 
 #[derive(Serialize, Debug)]
@@ -173,12 +192,15 @@ struct FarMemory {
     repairs: u64,
     degraded_slabs: u64,
     agents: u32,
+    read_time_ns: Times,
 }
 
 impl FarMemory {
     fn new(far: &Far) -> FarMemory {
         let s = &far.stats;
         let slabs = |n: u64| n * SLAB_BYTES as u64;
+        let mut reads = [0; BUCKETS];
+        let longest_ns = s.read_ns.add_to(&mut reads);
         FarMemory {
             limit_bytes: slabs(far.slabs_max.load(Relaxed).min(SLABS_MAX as u64)),
             used_bytes: slabs(far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64) as u64),
@@ -191,6 +213,7 @@ impl FarMemory {
             repairs: s.repairs.load(Relaxed),
             degraded_slabs: s.degraded_slabs.load(Relaxed).max(0) as u64,
             agents: far.agent.load(Relaxed),
+            read_time_ns: Times::of(&reads, longest_ns),
         }
     }
 }
@@ -250,9 +273,6 @@ impl Report {
             .map(|s| s.fault_ns.add_to(&mut sums))
             .max()
             .unwrap_or(0);
-        // A quantile is the middle of its bucket, which can lie past the largest value.
-        let quantile = |per_mille| quantile_ns(&sums, per_mille).min(max_ns);
-
         let demand = total(Counter::FaultFar);
         let used = total(Counter::PrefetchUsed);
         let second_chance = total(Counter::FaultSecondChance);
@@ -320,18 +340,7 @@ impl Report {
                     pages(segment.footprint_pages_peak.load(Relaxed)),
                 ),
             },
-            fault_time_ns: FaultTime {
-                count: sums.iter().sum(),
-                p50: quantile(500),
-                p90: quantile(900),
-                p99: quantile(990),
-                p999: quantile(999),
-                histogram: (0..BUCKETS)
-                    .filter(|b| sums[*b] > 0)
-                    .map(|b| (bucket_floor_ns(b + 1), sums[b]))
-                    .collect(),
-                max: max_ns,
-            },
+            fault_time_ns: Times::of(&sums, max_ns),
             swap_cache: SwapCache {
                 second_chance_hits: second_chance,
                 prefetch_hits,

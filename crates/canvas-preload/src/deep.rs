@@ -569,7 +569,10 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
             let stored = &mut scratch.0[..len];
             f.copy_out(proc, i, place.offset as usize, stored);
             match pool().decode(stored, out) {
-                Ok(()) => Ok(()),
+                Ok(()) => {
+                    f.stats.read_ns.record(sig::now_ns().saturating_sub(begun));
+                    Ok(())
+                }
                 Err(LoadError::Verify | LoadError::NoCopy | LoadError::Deep(_)) => {
                     Err(Lost::Damaged)
                 }

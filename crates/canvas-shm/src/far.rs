@@ -12,11 +12,12 @@
 
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use crate::histogram::Histogram;
 use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_0001;
+pub const MAGIC: u64 = 0x0046_4152_0000_0002;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -70,6 +71,9 @@ pub struct FarStats {
     pub repairs: AtomicU64,
     /// Slabs with fewer copies than the policy asks for, now.
     pub degraded_slabs: AtomicI64,
+    /// Times of single reads that a fault waited for, from the request to the decoded page; the
+    /// programs' to write.
+    pub read_ns: Histogram,
 }
 
 /// The far area.

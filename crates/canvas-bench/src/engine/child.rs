@@ -169,9 +169,14 @@ impl Child {
             .to_owned()
     }
 
+    /// What it has said on standard error.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.err).unwrap_or_default()).into_owned()
+    }
+
     /// What it said last on standard error, or on standard output, for people.
     pub fn complaint(&self) -> String {
-        let text = String::from_utf8_lossy(&fs::read(&self.err).unwrap_or_default()).into_owned();
+        let text = self.log();
         let line = text.lines().rev().find(|l| !l.trim().is_empty());
         let line = line.map_or_else(|| self.last_line(), str::to_owned);
         line.trim().chars().take(300).collect()

@@ -1,6 +1,7 @@
 //! From what was asked for to the cells that run. Nothing is changed here.
 
 use std::collections::BTreeMap;
+use std::mem::discriminant;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use crate::experiments::{self, Below, Experiment, How, Part};
 use crate::host::swap;
 use crate::record::{NotYet, Skip};
 use crate::registry;
-use crate::variant::Variant;
+use crate::variant::{FarBelow, Variant};
 use crate::workload::{Place, Workload};
 
 /// What was asked for on the command line; `None` leaves it to the experiment.
@@ -110,8 +111,8 @@ impl Set {
         let home = repeat as usize % self.percents.len().max(1);
         let mut cells = Vec::new();
         if self.percents.is_empty() {
-            // The kernel's variants are nothing without a limit.
-            let free = (0..n).map(rotated).filter(|v| !v.is_kernel());
+            // Most variants are nothing without a limit.
+            let free = (0..n).map(rotated).filter(|v| !v.needs_limit());
             cells.extend(free.map(|v| cell(v, None)));
         }
         for (at, percent) in self.percents.iter().enumerate() {
@@ -140,10 +141,15 @@ pub struct Plan {
     pub time_max: Option<Duration>,
 }
 
-fn resolve(below: Below) -> Variant {
+/// The variant of a kind, without flags of the command line.
+pub fn resolve(below: Below) -> Variant {
     match below {
         Below::Local => Variant::Local,
         Below::Canvas(flags) => Variant::Canvas(flags.iter().map(|f| (*f).to_owned()).collect()),
+        Below::CanvasFar { copies, donor_dies } => Variant::CanvasFar(FarBelow {
+            donor_dies,
+            ..FarBelow::copies(copies)
+        }),
         Below::Zram => Variant::Zram,
         Below::Zswap => Variant::Zswap,
         Below::Disk => Variant::Disk,
@@ -155,6 +161,9 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
     let about = match below {
         Below::Local => "all in memory, no limit",
         Below::Canvas(_) => "canvas run, limited to the budget",
+        Below::CanvasFar { .. } => {
+            "canvas run with a small pool, and far memory on donors of the bench's own"
+        }
         Below::Zram => "kernel swap on zram (lz4), in a control group",
         Below::Zswap => "kernel swap on a file on disk behind zswap, in a control group",
         Below::Disk => "kernel swap on a file on disk, in a control group",
@@ -170,14 +179,12 @@ fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
             let mut all: Vec<Variant> = Vec::new();
             for variant in asked {
                 match variant {
-                    Variant::Canvas(_) => {
-                        let own = part
-                            .variants
-                            .iter()
-                            .filter(|b| matches!(b, Below::Canvas(_)));
-                        let own: Vec<Variant> = own.map(|b| resolve(*b)).collect();
+                    Variant::Canvas(_) | Variant::CanvasFar(_) => {
+                        let same = |v: &Variant| discriminant(v) == discriminant(variant);
+                        let own = part.variants.iter().map(|b| resolve(*b)).filter(same);
+                        let own: Vec<Variant> = own.collect();
                         if own.is_empty() {
-                            all.push(Variant::Canvas(Vec::new()));
+                            all.push(variant.clone());
                         }
                         all.extend(own);
                     }
@@ -194,6 +201,15 @@ fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
             Variant::Canvas(own) if !request.canvas_flags.is_empty() => {
                 let with =
                     |flags: &Vec<String>| Variant::Canvas([own.clone(), flags.clone()].concat());
+                all.extend(request.canvas_flags.iter().map(with));
+            }
+            Variant::CanvasFar(own) if !request.canvas_flags.is_empty() => {
+                let with = |flags: &Vec<String>| {
+                    Variant::CanvasFar(FarBelow {
+                        flags: [own.flags.clone(), flags.clone()].concat(),
+                        ..own.clone()
+                    })
+                };
                 all.extend(request.canvas_flags.iter().map(with));
             }
             other => all.push(other),
@@ -463,7 +479,7 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
 /// Why a variant cannot be had on this host.
 pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
     match variant {
-        Variant::Canvas(_) => canvas_missing(&request.canvas),
+        Variant::Canvas(_) | Variant::CanvasFar(_) => canvas_missing(&request.canvas),
         _ => swap::missing(variant, &request.cache),
     }
 }

@@ -56,6 +56,70 @@ fn flags_of_canvas_are_swept() {
     );
 }
 
+fn far(copies: &str, flags: &[&str]) -> Variant {
+    Variant::CanvasFar(FarBelow {
+        flags: flags.iter().map(|f| (*f).to_owned()).collect(),
+        ..FarBelow::copies(copies)
+    })
+}
+
+#[test]
+fn far_memory_is_of_the_experiments_kinds_unless_it_has_none() {
+    let asked = |r: &mut Request| r.variants = Some(vec![far("2", &[]), Variant::Disk]);
+    let all = crate::registry::workloads();
+    let mut r = request(&["far"]);
+    r.percents = None;
+    asked(&mut r);
+    // Any variant but those of programs that this host lacks.
+    let plan = make(&r, &all, nothing).unwrap();
+    let set = |workload: &str, percent: u32| {
+        let found = plan
+            .sets
+            .iter()
+            .find(|s| s.members[0].workload == workload && s.percents == [percent]);
+        found.map(|s| s.variants.as_slice())
+    };
+    let dies = Variant::CanvasFar(FarBelow {
+        donor_dies: true,
+        ..FarBelow::copies("2")
+    });
+    let kinds = [far("2", &[]), far("1+disk", &[]), far("none", &[])];
+    assert_eq!(
+        set("random-read", 50).unwrap(),
+        [&kinds[..], &[Variant::Disk, dies]].concat()
+    );
+    assert_eq!(
+        set("sequential", 10).unwrap(),
+        [far("none", &[]), Variant::Disk]
+    );
+    // Elsewhere it is what was asked for.
+    let plan = made(&["touch"], asked, nothing).unwrap();
+    assert_eq!(plan.sets[0].variants, [far("2", &[]), Variant::Disk]);
+}
+
+#[test]
+fn far_memory_takes_flags_and_needs_a_limit() {
+    let plan = made(
+        &["touch"],
+        |r| {
+            r.variants = Some(vec![Variant::Local, far("2", &[])]);
+            r.canvas_flags = vec![vec![], vec!["--links".into(), "1".into()]];
+        },
+        nothing,
+    )
+    .unwrap();
+    let set = &plan.sets[0];
+    let with = far("2", &["--links", "1"]);
+    assert_eq!(set.variants, [Variant::Local, far("2", &[]), with.clone()]);
+    assert_eq!(with.to_string(), "canvas-far[2 --links 1]");
+    let free = Set {
+        percents: vec![],
+        ..set.clone()
+    };
+    let below: Vec<&Variant> = free.cells(0).iter().map(|c| c.variant).collect();
+    assert_eq!(below, [&Variant::Local]);
+}
+
 #[test]
 fn what_cannot_be_had_is_skipped_unless_it_is_all_that_was_asked_for() {
     let plan = made(&["touch"], |_| (), no_root).unwrap();

@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use canvas_shm::far::EXTENT_BYTES;
+
 use super::child::{Child, Ended};
+use super::donors::{DONORS, Death, Donors};
+use super::tcp;
 use crate::canvas_report;
 use crate::host::cgroup::{Controller, Group};
 use crate::host::swap::Swap;
 use crate::host::undo::Undo;
-use crate::record::{Outcome, Sample};
+use crate::record::{Far, Outcome, Sample};
 use crate::sampler::{Sampler, Watch, merge_rates};
 use crate::variant::Variant;
 use crate::workload::{Answer, Argv, Place, Plan, Workload};
@@ -20,6 +24,10 @@ use crate::workload::{Answer, Argv, Place, Plan, Workload};
 /// How long a server may take to accept connections, and to end.
 const SERVER_START: Duration = Duration::from_secs(120);
 const SERVER_END: Duration = Duration::from_secs(60);
+/// Memory of the agent of far memory and of what it shares with the program, within the backstop.
+const AGENT_BYTES: u64 = 256 << 20;
+/// Most that a page takes beyond the pool, its hash and its tag included, about.
+const PAGE_BYTES: u64 = 4096 + 32;
 /// Time between two ticks of the timeline.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -51,6 +59,10 @@ pub struct Job<'a> {
     pub limit_bytes: Option<u64>,
     /// For canvas: bound on its pool.
     pub pool_bytes: u64,
+    /// For canvas over donors: bound on its far memory.
+    pub far_bytes: u64,
+    /// Whether no other program runs beside it.
+    pub alone: bool,
     /// Swap that it has to itself; that of a co-run is nobody's alone.
     pub swap: Option<&'a Swap>,
     /// Whether the kernel may swap it.
@@ -221,20 +233,32 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     let mut main = main;
     main.argv.extend(job.args.iter().cloned());
     let stats_path = dir.join("stats.json");
-    let canvas_flags = match job.variant {
-        Variant::Canvas(flags) => Some(flags),
-        _ => None,
-    };
-    if let Some(flags) = canvas_flags {
-        main = under_canvas(job, context, flags, &main, &stats_path);
+    let is_canvas = job.variant.is_canvas();
+    let mut donors = None;
+    match job.variant {
+        Variant::Canvas(flags) => main = under_canvas(job, context, flags, &main, &stats_path),
+        Variant::CanvasFar(below) => {
+            let started = Donors::start(context.canvas, job.far_bytes, &dir, context.undo)?;
+            let flags = started.flags(below, &job.place.cache.join("far"));
+            main = under_canvas(job, context, &flags, &main, &stats_path);
+            donors = Some((started, below));
+            sample.far = Some(Far {
+                donors: DONORS,
+                pool_bytes: job.pool_bytes,
+                ..Far::default()
+            });
+        }
+        _ => {}
     }
     let group = match context.controller {
         Some(controller) => {
             // Around canvas only a backstop: budgets are equal because the pool is added.
-            let limit = match canvas_flags {
-                Some(_) => job.limit_bytes.map(|l| l + job.pool_bytes),
-                None => job.limit_bytes,
+            let beside = match job.variant {
+                Variant::Canvas(_) => job.pool_bytes,
+                Variant::CanvasFar(_) => job.pool_bytes + AGENT_BYTES,
+                _ => 0,
             };
+            let limit = job.limit_bytes.map(|l| l + beside);
             let name = job.number.to_string();
             Some(Group::new(
                 controller,
@@ -250,11 +274,13 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         main = group.wrap(&main);
     }
     let mut child = Child::start(&main, &dir, "program", context.undo)?;
+    let dying = donors.as_ref().filter(|(_, below)| below.donor_dies);
+    let death = dying.map(|(donors, _)| donors.one_dies(child.pid()));
     let watch = Watch {
         group: group.as_ref(),
         pid: child.pid(),
         start_ticks: child.start_ticks,
-        is_canvas: canvas_flags.is_some(),
+        is_canvas,
         swap: job.swap,
     };
     let own = child.started + Duration::from_secs(job.workload.timeout_s(&job.place));
@@ -271,17 +297,18 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     };
     running.sampler.sample();
     let oom = group.as_ref().is_some_and(|g| g.oom_kills() > 0);
+    let recovery_s = death.and_then(Death::recovery_s);
     let outcome = finish(&mut running, &mut child, result, oom, sample);
     // Figures of the kernel's, while the group is still there.
     if let Some(group) = &group {
-        if canvas_flags.is_none() {
+        if !is_canvas {
             sample.faults = group.figures().major_faults;
         }
         if let Some((user_s, system_s)) = group.cpu_s() {
             (sample.cpu_user_s, sample.cpu_system_s) = (Some(user_s), Some(system_s));
         }
     }
-    if canvas_flags.is_none() {
+    if !is_canvas {
         // Around canvas the pool is in it too; its report tells them apart.
         sample.memory_peak_bytes = Some(running.sampler.memory_peak_bytes);
     }
@@ -299,7 +326,7 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         take_answer(answer, *offset_s, sample);
     }
     let mut outcome = outcome.1;
-    if canvas_flags.is_some() {
+    if is_canvas {
         let report = std::fs::read_to_string(&stats_path).unwrap_or_default();
         if let Err(e) = canvas_report::apply(&report, sample)
             && outcome == Outcome::Ok
@@ -307,7 +334,24 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
             outcome = Outcome::Failed(e);
         }
     }
+    if let (Some((donors, _)), Some(far)) = (donors, &mut sample.far) {
+        let work = donors.end();
+        (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
+        far.agent_peak_bytes = running.sampler.agent_peak_bytes;
+        far.recovery_s = recovery_s;
+        if job.alone {
+            far.tcp = Some(tcp::measure(read_bytes(far).unwrap_or(PAGE_BYTES))?);
+        }
+    }
     Ok(outcome)
+}
+
+/// What one page that was read by itself came to, on average: all reads but those of extents.
+fn read_bytes(far: &Far) -> Option<u64> {
+    let (reads, bytes, pages) = (far.reads?, far.in_bytes?, far.faults?);
+    let extents = reads.saturating_sub(pages) * EXTENT_BYTES as u64;
+    let each = bytes.saturating_sub(extents).checked_div(pages)?;
+    Some(each.clamp(64, PAGE_BYTES))
 }
 
 /// The answer and when, in seconds since the program's start, the process that printed it began.
@@ -437,4 +481,28 @@ pub fn run_dir(scratch: &Path, number: u32) -> Result<PathBuf, String> {
     std::fs::create_dir(&dir).map_err(fail)?;
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).map_err(fail)?;
     Ok(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_read_by_itself_is_what_extents_leave() {
+        let far = |reads, in_bytes, faults| Far {
+            reads: Some(reads),
+            in_bytes: Some(in_bytes),
+            faults: Some(faults),
+            ..Far::default()
+        };
+        let extent = EXTENT_BYTES as u64;
+        // Ten pages of 1,700 bytes and three extents.
+        let both = far(13, 17_000 + 3 * extent, 10);
+        assert_eq!(read_bytes(&both), Some(1700));
+        assert_eq!(read_bytes(&far(3, 3 * extent, 0)), None);
+        // Faults of processes that died have no answer here.
+        assert_eq!(read_bytes(&far(3, 12_000, 900)), Some(64));
+        assert_eq!(read_bytes(&far(1, 1 << 30, 1)), Some(PAGE_BYTES));
+        assert_eq!(read_bytes(&Far::default()), None);
+    }
 }

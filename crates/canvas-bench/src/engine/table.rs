@@ -183,10 +183,7 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
         .filter(|v| matches!(v, Variant::Zram | Variant::Zswap | Variant::Disk))
         .copied()
         .collect();
-    let canvas = variants
-        .iter()
-        .find(|v| matches!(v, Variant::Canvas(_)))
-        .copied();
+    let canvas = variants.iter().find(|v| v.is_canvas()).copied();
     let mut rows = vec![vec!["workload".to_owned(), "local".to_owned()]];
     for v in &variants {
         rows[0].push(v.to_string());

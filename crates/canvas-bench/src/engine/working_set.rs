@@ -78,6 +78,8 @@ impl Bench<'_> {
             variant: &Variant::Local,
             limit_bytes: None,
             pool_bytes: 0,
+            far_bytes: 0,
+            alone: true,
             swap: None,
             may_swap: false,
             place: plan::place(self.request, set.scale, &scratch),

@@ -225,7 +225,7 @@ impl Swap {
             held: Vec::new(),
         };
         match variant {
-            Variant::Local | Variant::Canvas(_) => return Ok(None),
+            Variant::Local | Variant::Canvas(_) | Variant::CanvasFar(_) => return Ok(None),
             Variant::Zram => swap.zram_on(bytes, undo)?,
             Variant::Zswap => {
                 swap.zswap = true;

@@ -36,7 +36,7 @@ impl Duel {
 fn duels(cells: &[Cell]) -> Vec<Duel> {
     let variants: BTreeSet<&Variant> = cells.iter().map(|c| &c.key.variant).collect();
     let mut duels = Vec::new();
-    for canvas in variants.iter().filter(|v| matches!(v, Variant::Canvas(_))) {
+    for canvas in variants.iter().filter(|v| v.is_canvas()) {
         for peer in [Variant::Zram, Variant::Zswap, Variant::Disk] {
             let mut ratios: Vec<(Ratio, String)> = cells
                 .iter()

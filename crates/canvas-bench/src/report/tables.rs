@@ -6,7 +6,8 @@ use maud::{Markup, html};
 
 use super::figures::{limited, offloadable, with_spread};
 use crate::cells::{Cell, Unit, company, local_of, peer_of, solo_of};
-use crate::record::{Outcome, Quantiles, Sample};
+use crate::far_targets;
+use crate::record::{Far, Outcome, Quantiles, Sample};
 use crate::stats::{Ratio, Verdict};
 use crate::variant::Variant;
 use crate::words::{bytes, digits, nanoseconds, quantity, seconds, share, times};
@@ -57,6 +58,7 @@ pub fn of(cells: &[Cell], experiment: &str) -> Markup {
         (table("Latencies and faults", false, &ours, &latency()))
         (table("Paging, processor and memory", false, &ours, &paging()))
         (table("Prefetching and swap entries", false, &ours, &prefetching()))
+        (table("Far memory over donors", true, &ours, &donors()))
     }
 }
 
@@ -138,7 +140,7 @@ fn speed<'f>(cells: &'f [Cell], ours: &[&Cell]) -> Vec<Column<'f>> {
     let present: BTreeSet<&Variant> = ours.iter().map(|c| &c.key.variant).collect();
     for peer in PEERS.into_iter().filter(|p| present.contains(p)) {
         columns.push(column(format!("over {peer} [95 %]"), move |c| {
-            if !matches!(c.key.variant, Variant::Canvas(_)) {
+            if !c.key.variant.is_canvas() {
                 return None;
             }
             c.speed_over(peer_of(cells, &c.key, &peer)?).map(ratio)
@@ -288,6 +290,40 @@ fn prefetching<'f>() -> Vec<Column<'f>> {
             |s| s.entries.map(|e| e.reserved as f64),
             quantity,
         ),
+    ]
+}
+
+/// Far memory over donors, and plain TCP beside it.
+fn donors<'f>() -> Vec<Column<'f>> {
+    fn over<'h>(
+        head: &'h str,
+        number: impl Fn(&Far) -> Option<f64> + 'h,
+        show: impl Fn(f64) -> String + 'h,
+    ) -> Column<'h> {
+        middle(head, move |s| number(s.far.as_ref()?), show)
+    }
+    vec![
+        over("pool", |f| Some(f.pool_bytes as f64), bytes),
+        over(
+            "pages out of it",
+            |f| f.pages_sunk.map(|n| n as f64),
+            quantity,
+        ),
+        over("faults there", |f| f.faults.map(|n| n as f64), quantity),
+        over("read p50", |f| Some(f.read_ns?.p50), nanoseconds),
+        over("read p99", |f| Some(f.read_ns?.p99), nanoseconds),
+        over("longest read", |f| f.read_ns?.max, nanoseconds),
+        over("TCP p50, busy", |f| Some(f.tcp?.busy_ns), nanoseconds),
+        over("TCP p50, asleep", |f| Some(f.tcp?.blocking_ns), nanoseconds),
+        over("read over TCP", far_targets::read_over_tcp, times),
+        over("read", |f| f.in_bytes.map(|n| n as f64), bytes),
+        over("written", |f| f.out_bytes.map(|n| n as f64), bytes),
+        middle("share of a TCP stream", far_targets::stream_of_tcp, share),
+        over("donors' CPU a GB", far_targets::donor_cpu_s_a_gb, seconds),
+        over("agent", |f| f.agent_peak_bytes.map(|n| n as f64), bytes),
+        over("failovers", |f| f.failovers.map(|n| n as f64), quantity),
+        over("repairs", |f| f.repairs.map(|n| n as f64), quantity),
+        over("recovery", |f| f.recovery_s, seconds),
     ]
 }
 

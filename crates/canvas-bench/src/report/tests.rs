@@ -9,8 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fixture;
-use crate::record::{Outcome, Sample};
-use crate::variant::Variant;
+use crate::record::{Far, Outcome, Sample};
+use crate::variant::{FarBelow, Variant};
 
 /// An element: its name, attributes, and the text below it.
 struct Element {
@@ -383,6 +383,33 @@ fn targets_are_a_table_of_their_experiment() {
     assert_eq!(row[4], "met");
     let row = page.row(&["V9", "java at 25 %"]);
     assert_eq!(row[3..], ["–", "not measured"]);
+}
+
+#[test]
+fn far_memory_over_donors_has_its_targets_and_figures() {
+    let mut results = fixture::small("1", 1);
+    assert!(!Page::of(&results).has("Far memory over donors"));
+    results.samples.clear();
+    for (variant, ops) in [
+        (Variant::CanvasFar(FarBelow::copies("2")), 6e5),
+        (Variant::Disk, 1e5),
+    ] {
+        let mut s = fixture::sample("redis-get95", variant.clone(), Some(50), 0, 1.0);
+        s.experiment = "far".into();
+        s.ops_per_s = Some(ops);
+        s.far = variant.is_canvas().then_some(Far {
+            failovers: Some(777),
+            ..Far::default()
+        });
+        results.samples.push(s);
+    }
+    let page = Page::of(&results);
+    let row = page.row(&["F1", "redis-get95 at 50 %, canvas-far[2]", "6.00×"]);
+    assert_eq!(row[4], "met");
+    let row = page.row(&["F2", "random-read at 50 %, canvas-far[none]"]);
+    assert_eq!(row[3..], ["–", "not measured"]);
+    assert!(page.has("Far memory over donors"));
+    page.row(&["redis-get95", "canvas-far[2]", "777"]);
 }
 
 #[test]

@@ -116,6 +116,21 @@ fn a_quantile_is_never_past_the_largest_value() {
 }
 
 #[test]
+fn reads_beyond_the_pool_have_times_of_their_own() {
+    let (fd, s) = Segment::create(true).unwrap();
+    let far = Far::map(&fd).unwrap();
+    far.stats.read_ns.record(40_000);
+    let text = Report::new(&run(End::Exit(0)), s, Some(far)).to_json();
+    let v: Value = serde_json::from_str(&text).unwrap();
+    let times = &v["far"]["read_time_ns"];
+    assert_eq!(
+        (&times["count"], &times["max"]),
+        (&1.into(), &40_000.into())
+    );
+    assert_eq!(v["fault_time_ns"]["count"], 0);
+}
+
+#[test]
 fn signals_limits_levels_and_classes() {
     let s = segment();
     s.config.local_ppm.store(250_000, Relaxed);

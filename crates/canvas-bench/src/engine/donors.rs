@@ -1,0 +1,338 @@
+//! Donors of the bench's own: `canvas serve` on this host for one program's far memory, and the death
+//! of one of them.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use canvas_shm::far::SLAB_BYTES;
+use canvas_shm::map::Lease;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::child::Child;
+use crate::host::undo::Undo;
+use crate::variant::FarBelow;
+use crate::workload::Argv;
+
+/// Donors of a program.
+pub const DONORS: u32 = 3;
+/// Part of the working set that the pool may hold, in percent: most of what is cold leaves it.
+const POOL_PERCENT: u64 = 5;
+/// The least that canvas works with, and a little for the pages that are on their way.
+const POOL_BYTES_MIN: u64 = 4 << 20;
+/// How long donors may take to listen, and to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Reads beyond the pool that say that the program is at work.
+const READS_UNDER_LOAD: u64 = 256;
+/// Time between two looks at the slabs after a death.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Bound on the pool of a program with this working set.
+pub fn pool_bytes(working_set: u64) -> u64 {
+    (working_set / 100 * POOL_PERCENT)
+        .max(POOL_BYTES_MIN)
+        .next_multiple_of(1 << 20)
+}
+
+/// Far memory of a program with this working set, in whole slabs: so much that its bound decides
+/// nothing. Each donor lends as much, so that any one of them can hold all of it.
+pub fn far_bytes(working_set: u64) -> u64 {
+    (2 * working_set).next_multiple_of(SLAB_BYTES as u64) + 4 * SLAB_BYTES as u64
+}
+
+/// What donors did until their end.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Processor time, user and kernel.
+    pub cpu_s: f64,
+    /// Bytes read and written for clients.
+    pub bytes: u64,
+}
+
+struct Donor {
+    child: Child,
+    address: String,
+    state: PathBuf,
+}
+
+/// Donors that run; they end with this.
+pub struct Donors {
+    donors: Vec<Donor>,
+    key: PathBuf,
+    far_bytes: u64,
+}
+
+/// Where a donor listens, by the first line of its log.
+fn listens_on(log: &str) -> Option<&str> {
+    let rest = log.split_once("listening on ")?.1;
+    // A line that is not whole yet may end within the number.
+    let (address, _) = rest.split_once(',')?;
+    Some(address)
+}
+
+/// Bytes lent, and bytes moved, by a donor's state.
+fn lent_and_moved(state: &str) -> Option<(u64, u64)> {
+    let v: Value = serde_json::from_str(state).ok()?;
+    let counter = |name: &str| v.get("counters")?.get(name)?.as_u64();
+    let moved = counter("read_bytes")? + counter("written_bytes")?;
+    Some((v.get("lent_bytes")?.as_u64()?, moved))
+}
+
+fn state_of(path: &Path) -> Option<(u64, u64)> {
+    lent_and_moved(&fs::read_to_string(path).ok()?)
+}
+
+impl Donors {
+    /// Starts donors that lend `far_bytes` each; files go to `dir`. An error is one sentence.
+    pub fn start(
+        canvas: &Path,
+        far_bytes: u64,
+        dir: &Path,
+        undo: &Arc<Undo>,
+    ) -> Result<Donors, String> {
+        let key = dir.join("cluster.key");
+        let made = Command::new(canvas).arg("keygen").arg(&key).output();
+        let made = made.map_err(|e| format!("{} cannot be run: {e}", canvas.display()))?;
+        if !made.status.success() {
+            let why = String::from_utf8_lossy(&made.stderr);
+            return Err(format!("no cluster key can be made: {}", why.trim()));
+        }
+        let mut donors = Vec::new();
+        for n in 0..DONORS {
+            let state = dir.join(format!("donor{n}.json"));
+            let text = |path: &Path| path.to_string_lossy().into_owned();
+            let command = Argv {
+                argv: [
+                    text(canvas),
+                    "serve".to_owned(),
+                    "--listen=127.0.0.1:0".to_owned(),
+                    format!("--memory={far_bytes}"),
+                    format!("--key-file={}", text(&key)),
+                    format!("--state-json={}", text(&state)),
+                    "--drain=100ms".to_owned(),
+                ]
+                .to_vec(),
+                env: Vec::new(),
+            };
+            let child = Child::start(&command, dir, &format!("donor{n}"), undo)?;
+            donors.push(Donor {
+                child,
+                address: String::new(),
+                state,
+            });
+        }
+        let until = Instant::now() + PATIENCE;
+        for donor in &mut donors {
+            donor.address = donor.listening(until)?;
+        }
+        Ok(Donors {
+            donors,
+            key,
+            far_bytes,
+        })
+    }
+
+    /// Flags of `canvas run` for far memory on them; its disk copies go to `far_dir`.
+    pub fn flags(&self, below: &FarBelow, far_dir: &Path) -> Vec<String> {
+        let servers: Vec<&str> = self.donors.iter().map(|d| d.address.as_str()).collect();
+        let mut flags = vec![
+            format!("--far={}", self.far_bytes),
+            format!("--far-dir={}", far_dir.display()),
+            format!("--server={}", servers.join(",")),
+            format!("--key-file={}", self.key.display()),
+            format!("--copies={}", below.copies),
+        ];
+        flags.extend(below.flags.iter().cloned());
+        flags
+    }
+
+    /// Has one of them killed when the program of `canvas` (a `canvas run`) reads far memory: the one
+    /// that lends most.
+    pub fn one_dies(&self, canvas: u32) -> Death {
+        let stop = Arc::new(AtomicBool::new(false));
+        let donors = self.donors.iter();
+        let donors: Vec<(u32, PathBuf)> =
+            donors.map(|d| (d.child.pid(), d.state.clone())).collect();
+        let stopped = Arc::clone(&stop);
+        Death {
+            stop,
+            thread: thread::spawn(move || die(canvas, &donors, &stopped)),
+        }
+    }
+
+    /// Ends them.
+    pub fn end(mut self) -> Work {
+        for donor in &self.donors {
+            donor.child.terminate();
+        }
+        let mut work = Work::default();
+        for donor in &mut self.donors {
+            if donor.child.wait(PATIENCE).is_none() {
+                donor.child.end();
+            }
+            if let Some(ended) = donor.child.wait(Duration::ZERO) {
+                work.cpu_s += ended.user_s + ended.system_s;
+            }
+            work.bytes += state_of(&donor.state).map_or(0, |(_, moved)| moved);
+        }
+        work
+    }
+}
+
+impl Donor {
+    fn listening(&mut self, until: Instant) -> Result<String, String> {
+        loop {
+            if let Some(address) = listens_on(&self.child.log()) {
+                return Ok(address.to_owned());
+            }
+            let ended = self.child.wait(Duration::from_millis(10)).is_some();
+            if ended || Instant::now() > until {
+                return Err(format!(
+                    "a donor does not start: {}",
+                    self.child.complaint()
+                ));
+            }
+        }
+    }
+}
+
+/// The death of a donor, awaited.
+pub struct Death {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Option<f64>>,
+}
+
+impl Death {
+    /// Seconds from the death until no slab had too few copies; `None` when the program ended before.
+    pub fn recovery_s(self) -> Option<f64> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().ok().flatten()
+    }
+}
+
+/// The far area of a `canvas run`.
+fn far_of(canvas: u32) -> Option<Lease> {
+    let entries = fs::read_dir(format!("/proc/{canvas}/fd")).ok()?;
+    entries.flatten().find_map(|entry| {
+        let link = fs::read_link(entry.path()).ok()?;
+        if !link.to_string_lossy().starts_with("/memfd:canvas-segment") {
+            return None;
+        }
+        let file = OpenOptions::new().read(true).write(true).open(entry.path());
+        Lease::map(&file.ok()?).ok()
+    })
+}
+
+fn die(canvas: u32, donors: &[(u32, PathBuf)], stop: &AtomicBool) -> Option<f64> {
+    let until_some = |look: &mut dyn FnMut() -> bool| {
+        while !stop.load(Ordering::Relaxed) {
+            if look() {
+                return Some(());
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        None
+    };
+    let mut lease = None;
+    until_some(&mut || {
+        lease = far_of(canvas);
+        lease.is_some()
+    })?;
+    let stats = &lease.as_ref()?.far().stats;
+    let mut victim = 0;
+    until_some(&mut || {
+        if stats.reads.load(Ordering::Relaxed) < READS_UNDER_LOAD {
+            return false;
+        }
+        let lent = |path: &Path| state_of(path).map_or(0, |(lent, _)| lent);
+        let most = donors.iter().map(|(pid, path)| (lent(path), *pid)).max();
+        let found = most.filter(|(bytes, _)| *bytes > 0);
+        victim = found.map_or(0, |(_, pid)| pid);
+        found.is_some()
+    })?;
+    let died = Instant::now();
+    kill(Pid::from_raw(victim.cast_signed()), Signal::SIGKILL).ok()?;
+    until_some(&mut || stats.degraded_slabs.load(Ordering::Relaxed) > 0)?;
+    // Slabs that are given up, as a program's are at its end, have nothing to recover.
+    until_some(&mut || {
+        stats.repairs.load(Ordering::Relaxed) > 0
+            && stats.degraded_slabs.load(Ordering::Relaxed) <= 0
+    })?;
+    Some(died.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canvas_shm::{Far, Segment};
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn an_address_is_read_when_its_line_is_there() {
+        let line = "serve: listening on 127.0.0.1:4242, lending up to 64 MiB";
+        assert_eq!(listens_on(line), Some("127.0.0.1:4242"));
+        assert_eq!(listens_on("serve: listening on 127.0.0.1:42"), None);
+        assert_eq!(listens_on("canvas: no address"), None);
+    }
+
+    #[test]
+    fn a_state_tells_what_is_lent_and_moved() {
+        let state = r#"{"lent_bytes":5,"counters":{"read_bytes":7,"written_bytes":11}}"#;
+        assert_eq!(lent_and_moved(state), Some((5, 18)));
+        assert_eq!(lent_and_moved(r#"{"lent_bytes":5,"counters":{}}"#), None);
+        assert_eq!(lent_and_moved(""), None);
+    }
+
+    #[test]
+    fn who_lends_most_dies_under_load_and_recovery_ends_with_repair() {
+        let (fd, _) = Segment::create(true).unwrap();
+        let stats = &Far::map(&fd).unwrap().stats;
+        let dir = tempfile::tempdir().unwrap();
+        let start = || Command::new("sleep").arg("600").spawn().unwrap();
+        let (mut less, mut most) = (start(), start());
+        let state = |lent: u64| {
+            let path = dir.path().join(lent.to_string());
+            let counters = r#"{"read_bytes":0,"written_bytes":0}"#;
+            let text = format!(r#"{{"lent_bytes":{lent},"counters":{counters}}}"#);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let donors = [(less.id(), state(1)), (most.id(), state(2))];
+        stats.reads.store(READS_UNDER_LOAD, Ordering::Relaxed);
+        let stop = AtomicBool::new(false);
+        let (ended, recovery_s) = thread::scope(|scope| {
+            let watch = scope.spawn(|| die(std::process::id(), &donors, &stop));
+            let ended = most.wait().unwrap();
+            // It may look at any time.
+            while !watch.is_finished() {
+                stats.degraded_slabs.store(1, Ordering::Relaxed);
+                thread::sleep(5 * LOOK_EVERY);
+                stats.repairs.store(1, Ordering::Relaxed);
+                stats.degraded_slabs.store(0, Ordering::Relaxed);
+                thread::sleep(5 * LOOK_EVERY);
+            }
+            (ended, watch.join().unwrap())
+        });
+        assert_eq!(ended.signal(), Some(Signal::SIGKILL as i32));
+        assert!(recovery_s.is_some_and(|s| s > 0.0));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(die(std::process::id(), &donors, &stop), None);
+        assert!(less.try_wait().unwrap().is_none(), "the other one lives");
+        less.kill().unwrap();
+        less.wait().unwrap();
+    }
+
+    #[test]
+    fn pools_are_small_and_far_memory_is_not() {
+        assert_eq!(pool_bytes(1 << 30), 52 << 20);
+        assert_eq!(pool_bytes(1 << 20), POOL_BYTES_MIN);
+        let far = far_bytes(100 << 20);
+        assert!(far > 200 << 20 && far.is_multiple_of(SLAB_BYTES as u64));
+    }
+}
