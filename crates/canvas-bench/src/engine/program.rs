@@ -239,7 +239,11 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         Variant::Canvas(flags) => main = under_canvas(job, context, flags, &main, &stats_path),
         Variant::CanvasFar(below) => {
             let started = Donors::start(context.canvas, job.far_bytes, &dir, context.undo)?;
-            let flags = started.flags(below, &job.place.cache.join("far"));
+            // On a disk, which the run's own directory need not be.
+            let far_dir = job.place.cache.join("far");
+            std::fs::create_dir_all(&far_dir)
+                .map_err(|e| format!("{} cannot be made: {e}", far_dir.display()))?;
+            let flags = started.flags(below, &far_dir);
             main = under_canvas(job, context, &flags, &main, &stats_path);
             donors = Some((started, below));
             sample.far = Some(Far {
