@@ -553,7 +553,7 @@ pub enum VariantArg {
     Local,
     /// `canvas run`.
     Canvas,
-    /// `canvas run --far` over donors of the bench's own.
+    /// `canvas run` with far memory on donors of the bench's own.
     CanvasFar,
     /// Kernel swap on zram.
     Zram,
