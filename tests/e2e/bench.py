@@ -7,6 +7,7 @@ import signal
 import time
 
 from lib.harness import Failure, check
+from net import hosts
 
 from .command import canvas_only, cli
 
@@ -23,7 +24,7 @@ def host():
         groups += glob.glob(f"{root}/canvas-bench*")
     return {
         "swaps": swaps, "zram": sorted(glob.glob("/dev/zram*")), "groups": sorted(set(groups)),
-        "journals": sorted(glob.glob("/run/canvas-bench/*")),
+        "journals": sorted(glob.glob("/run/canvas-bench/*")), "links": sorted(glob.glob("/sys/class/net/cb*n*")),
     }
 
 
@@ -116,6 +117,68 @@ def far(r):
     left = [line for line in processes() if r.path("canvas-bench-") in line]
     r.same(left, [], "donors that are left")
     r.note(f"read p50 {got['read_ns']['p50'] / 1000:.0f} us, TCP {got['tcp']['busy_ns'] / 1000:.0f} us")
+
+
+@check("bench-far-link", modes=("signal",), needs=hosts.missing, timeout_s=180)
+def far_link(r):
+    """Donors behind a link of 200 Mbit/s: nothing is faster than that; nothing of it is left, killed or not."""
+    canvas_only(r)
+    before = host()
+    results = r.path("results.jsonl")
+    common = ("--ratios", "25", "--variants", "canvas-far", "--far-link", "200mbit", "--cache", r.path("cache"))
+    p = cli(r, "bench", "sequential", "--scale", "0.12", "--repeats", "1", *common, "--out", results, timeout_s=100)
+    r.same(p.returncode, 0, f"code of the bench ({p.stderr[-1500:]})")
+    r.same(host(), before, "the host after the bench")
+    sample, = [s for s in lines(results) if s["kind"] == "sample"]
+    r.same((sample["outcome"], sample["variant"]["canvas_far"]["link_bits_per_s"]), ("ok", 200_000_000), "the run")
+    link = 200e6 / 8
+    r.require(0.5 * link < sample["far"]["tcp"]["stream_bytes_per_s"] < link, f"a stream: {sample['far']}")
+    begin, end = sample["measured_s"]
+    r.require(0 <= begin < end, f"the measured part: {begin} to {end}")
+    # Ticks are a quarter of a second, in which a full bucket is little.
+    rates = [t["far"]["in_bytes_per_s"] for t in sample["timeline"] if begin < t["at_s"] < end]
+    r.require(rates and 0 < max(rates) < 1.1 * link, f"rates of reading: {rates}")
+
+    child = r.start([r.session.canvas, "bench", "sequential", "--scale", "0.06", "--repeats", "99", *common, "--out",
+                     r.path("other.jsonl")], tag="bench", canvas_on=False)
+    first_sample(r, child, r.path("other.jsonl"))
+    end = time.monotonic() + 30
+    while host()["links"] == before["links"]:
+        r.require(time.monotonic() < end, "the next run has no link")
+        time.sleep(0.02)
+    child.signal(signal.SIGKILL)
+    r.wait(child, expect=None, timeout_s=30)
+    while host() != before:
+        r.require(time.monotonic() < end + 30, f"after SIGKILL: {host()}")
+        time.sleep(0.1)
+    left = [line for line in processes() if r.path("canvas-bench-") in line]
+    r.same(left, [], "processes that are left")
+    r.note(f"stream {sample['far']['tcp']['stream_bytes_per_s'] / 1e6:.1f} MB/s, reads up to {max(rates) / 1e6:.1f}")
+
+
+@check("bench-isolation", modes=("signal",), needs=hosts.missing, slow_only=True, timeout_s=340)
+def isolation(r):
+    """A program alone, and in company, at one agent behind a link: the company ends with it, and nothing is left."""
+    canvas_only(r)
+    before = host()
+    results = r.path("results.jsonl")
+    # What comes behind the first cells is left out.
+    p = cli(r, "bench", "isolation", "--variants", "canvas-far", "--scale", "0.1", "--repeats", "1", "--time-max",
+            "240s", "--out", results, "--cache", r.path("cache"), timeout_s=320)
+    r.require(p.returncode in (0, 1), f"code of the bench ({p.stderr[-1500:]})")
+    r.same(host(), before, "the host after the bench")
+    samples = [s for s in lines(results) if s["kind"] == "sample"]
+    beside = [s for s in samples if s.get("co_run") == "random-read+sequential"
+              and s["variant"]["canvas_far"]["tenancy"] == "each"]
+    r.same({s["workload"]: s["outcome"] for s in beside}, {"random-read": "ok", "sequential": "ok"}, "the co-run")
+    by_name = {s["workload"]: s for s in beside}
+    r.same(by_name["sequential"].get("answer"), None, "answer of company, which is ended")
+    r.require(all(s["far"]["in_bytes"] > 0 for s in beside), f"bytes of each tenant: {beside}")
+    link = by_name["random-read"]["link_to_host"]
+    carried = (link[-1][1] - link[0][1]) / (link[-1][0] - link[0][0])
+    r.require(0 < carried < 1.1 * 200e6 / 8, f"{carried} bytes a second over the link")
+    left = [line for line in processes() if r.path("canvas-bench-") in line]
+    r.same(left, [], "processes that are left")
 
 
 def processes():

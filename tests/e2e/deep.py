@@ -69,6 +69,23 @@ def deep_limit(r):
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
 
 
+@check("deep-clean", timeout_s=90, **hostile.C)
+def deep_clean(r):
+    """What was read from beyond the pool and not changed is not written again, read alone or in a stream."""
+    if not r.managed:
+        return
+    for pattern in ("random-read", "sequential"):
+        c = r.call([r.session.canvas, "workload", pattern, "--mib", "64", "--seconds", "1"], tag=pattern,
+                   local="8M", pool="4M", extra=[*FAR, "--far-dir", r.dir], timeout_s=60)
+        stats = r.load_stats(c)
+        far = {k: stats["far"][k] for k in ("bytes_in", "bytes_out")}
+        clean = canvas.find(stats, "pages_out_clean")
+        r.require(far["bytes_in"] > 0 and clean > 0, f"{pattern}: {far}, {clean} pages out clean")
+        # All of it has to be written once, and what is still under way twice.
+        r.require(far["bytes_out"] < 96 * MIB, f"{pattern}: {far}: written again and again")
+        r.note(f"{pattern}: {far}, {clean} pages out clean; {canvas.summary(stats)}")
+
+
 @check("deep-agent-killed", timeout_s=200, **hostile.C)
 def agent_killed(r):
     """The agent is killed again and again: the next one adopts everything, and every byte is right."""

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 
-from lib import canvas
+from lib import canvas, procs
+from lib.clients import Memcached, Redis, wait_socket
 from lib.harness import MIB, check
+from lib.values import Values, Zipf
 
-from . import hostile
+from . import hostile, servers
 
 # 48 MiB of pages that no two are alike, all of them checked at the end.
 HOLDER = """
@@ -100,3 +102,192 @@ def host_agent(r):
         r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
         r.require(canvas.find(stats, "pages_sunk") > 0, f"{c.argv}: nothing went to the agent")
     r.stop(third, expect=0)
+
+
+def sum_of_local_bytes(children):
+    """Anonymous memory of all processes of these runs, without their pools: a moment's sum."""
+    pids = [pid for c in children if c.alive() for pid in procs.tree(c.pid, False)]
+    before = procs.pool_bytes(pids)
+    return procs.anon_bytes(pids) - max(before, procs.pool_bytes(pids))
+
+
+def agent_of(r):
+    """A host agent of this test's, and the flags with which runs find it."""
+    socket = r.path("agent.sock")
+    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir], tag="agent", canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    return ["--far", "512M", f"--agent={socket}", "--tenant", f"joint{os.getpid()}"]
+
+
+@check("joined-tenant", timeout_s=300, modes=("signal",), needs=hostile.no_compiler)
+def joined_tenant(r):
+    """Programs of their own in one tenant: one bound for the sum of them; one that is killed is nobody else's end."""
+    if not r.managed:
+        return
+    flags, end = agent_of(r), r.path("end")
+    # A quarter of what the three of them hold.
+    local = 52 * MIB
+
+    def start(argv, tag):
+        return r.start(argv, tag=tag, local=local, pool=8 * MIB, extra=flags)
+
+    # The first one begins the tenant, and ends before the others do.
+    first = start([r.binary("mem"), "leaf", 64], "leaf")
+    victim = start([sys.executable, "-c", HOLDER, end], "victim")
+    holder = start([sys.executable, "-c", HOLDER, end], "holder")
+    sums = []
+
+    def look(runs=(first, victim, holder)):
+        sums.append(sum_of_local_bytes(runs))
+        return runs
+
+    def ready():
+        return all("ready" in c.out() or not c.alive() for c in look()[1:])
+
+    wait_until(r, "the programs have their memory", ready, timeout_s=90)
+    pids = procs.tree(victim.pid, False)
+    r.require(len(pids) == 1, f"{pids}: there is one victim")
+    os.kill(pids[0], signal.SIGKILL)
+    r.wait(victim, expect=137, timeout_s=20)
+
+    def swept():
+        lines = ask(r, "status", flags[-1], "--json").splitlines()
+        return all(pids[0] not in json.loads(line)["processes"] for line in lines)
+
+    wait_until(r, "the dead are swept", swept)
+    while first.alive():
+        look()
+        time.sleep(0.1)
+    r.wait(first, timeout_s=90)
+    r.require(max(sums) <= local + canvas.slack_bytes(local), f"{max(sums) / MIB:.1f} MiB at one time")
+    r.note(f"{max(sums) / MIB:.1f} of {local / MIB:.0f} MiB at most")
+    # A family of its own beside it, with forks that share far memory.
+    r.wait(start([r.binary("hammer"), 11, 2, 4000, 48], "hammer"), timeout_s=120)
+    open(end, "w").close()
+    r.wait(holder, timeout_s=90)
+    r.require("right" in holder.out(), f"no closing line\n{holder.tail()}")
+    last = r.load_stats(holder)
+    r.same(canvas.find(last, "verify_failures"), 0, "verify_failures")
+    r.same(canvas.find(last, "deep_failures"), 0, "deep_failures")
+    r.require(canvas.find(last, "pages_sunk") > 0, "nothing went to the agent")
+    r.require(canvas.find(last, "forks") > 0, "nobody forked")
+
+
+@check("joined-servers", timeout_s=200, modes=("signal",), as_user=True,
+       needs=servers.missing("redis-server", "memcached"))
+def joined_servers(r):
+    """redis and memcached in one tenant, every value verified; one ends, and the other has its memory."""
+    if not r.managed:
+        return
+    flags, n = agent_of(r), 30_000
+    values, local = Values(5, 1000), 24 * MIB
+    home, paths = r.path("redis.d"), [r.path("redis.sock"), r.path("memcached.sock")]
+    os.mkdir(home)
+    argvs = [["redis-server", "--port", "0", "--unixsocket", paths[0], "--unixsocketperm", "777", "--save", "",
+              "--appendonly", "no", "--dir", home],
+             ["memcached", "-t", "4", "-m", "256", "-s", paths[1], "-a", "777", "-c", "64"]]
+    if r.user:
+        os.chown(home, r.user.pw_uid, r.user.pw_gid)
+    runs = []
+    for argv, path in zip(argvs, paths):
+        runs.append(r.start(argv, tag=argv[0], local=local, pool=8 * MIB, extra=flags))
+        wait_socket(path, runs[-1], timeout_s=60)
+    redis, cached = Redis(paths[0]), Memcached(paths[1])
+    for at in range(0, n, 100):
+        cached.set_many([(b"key:%d" % k, values.get(k, 0)) for k in range(at, at + 100)])
+        for answer in redis.pipeline((b"SET", b"key:%d" % k, values.get(k, 0)) for k in range(at, at + 100)):
+            r.require(answer == b"OK", f"SET: {answer}")
+    r.require(sum_of_local_bytes(runs) <= local + canvas.slack_bytes(local), "the sum is over the limit")
+    zipf = Zipf(n, seed=9)
+    for _ in range(300):
+        keys = {zipf.next() for _ in range(50)}
+        found = cached.get_many([b"key:%d" % k for k in keys])
+        for k in keys:
+            r.require(found.get(b"key:%d" % k) == values.get(k, 0), f"memcached, key {k}")
+        for k, got in zip(sorted(keys), redis.pipeline((b"GET", b"key:%d" % k) for k in sorted(keys))):
+            r.require(got == values.get(k, 0), f"redis, key {k}")
+    cached.close()
+    r.stop(runs[1], signal.SIGTERM, timeout_s=60)
+    servers.redis_verify(redis, values, [0] * n, "when it is alone")
+    redis.close()
+    r.stop(runs[0], signal.SIGTERM, expect=0, timeout_s=60)
+    stats = r.load_stats(runs[0])
+    r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+    r.require(canvas.find(stats, "pages_sunk") > 0, "nothing went to the agent")
+
+
+# Pages that cannot be compressed, read in random order or left alone until a file is there, then all checked.
+SWAPPER = """
+import hashlib, os, random, sys, time
+end, n, busy = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "busy"
+page = lambda i: hashlib.shake_128(b"%d" % i).digest(4096)
+pages, draw = [page(i) for i in range(n)], random.Random(7)
+print("ready", flush=True)
+while not os.path.exists(end):
+    if busy:
+        i = draw.randrange(n)
+        assert pages[i] == page(i), i
+    else:
+        time.sleep(0.05)
+for i in range(n):
+    assert pages[i] == page(i), i
+print("right", flush=True)
+"""
+
+
+@check("elastic-pools", timeout_s=300, modes=("signal",), slow_only=True)
+def elastic_pools(r):
+    """One pool for two programs: the one that swaps gets what the idle one has, and all when that is over."""
+    if not r.managed:
+        return
+    socket = r.path("agent.sock")
+    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--pool", "64M"], tag="agent",
+            canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    ends = {}
+
+    def start(what, mib):
+        name = f"{what}{os.getpid()}"
+        ends[name] = r.path(f"{what}.end")
+        argv = [sys.executable, "-c", SWAPPER, ends[name], mib * 256, what]
+        c = r.start(argv, tag=what, local=24 * MIB, pool=256 * MIB,
+                    extra=["--far", "512M", f"--agent={socket}", "--tenant", name])
+        wait_until(r, f"{what} is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
+        return c, name
+
+    def status(name):
+        return json.loads(ask(r, "status", name, "--json"))
+
+    def grant(name):
+        return status(name)["limits"]["pool_grant_bytes"]
+
+    def end(c, name):
+        open(ends[name], "w").close()
+        r.wait(c, timeout_s=90)
+        r.require("right" in c.out(), f"no closing line\n{c.tail()}")
+        stats = r.load_stats(c)
+        for what in ("verify_failures", "deep_failures"):
+            r.same(canvas.find(stats, what), 0, what)
+        r.require(canvas.find(stats, "pages_sunk") > 0, f"{name}: nothing left its pool")
+
+    idle, idles = start("idle", 64)
+    r.require(grant(idles) == 62 * MIB, f"alone it is granted {grant(idles)}")
+    before = status(idles)["used"]["pool_bytes"]
+    r.require(before > 30 * MIB, f"{before} bytes are in its pool")
+    busy, busys = start("busy", 128)
+    began = time.monotonic()
+
+    def moved():
+        first, other = grant(idles), grant(busys)
+        least = min(first, grant(idles))
+        r.require(least + other <= 64 * MIB, f"{least} and {other} are more than the pool")
+        return least <= 10 * MIB and other >= 50 * MIB
+
+    wait_until(r, "slabs go to the busy one", moved, timeout_s=90)
+    took = time.monotonic() - began
+    r.require(grant(idles) >= 8 * MIB, "the idle one is below its floor")
+    wait_until(r, "the idle one writes its pages out", lambda: status(idles)["used"]["pool_bytes"] <= 10 * MIB)
+    end(idle, idles)
+    wait_until(r, "the busy one has all", lambda: grant(busys) == 62 * MIB)
+    end(busy, busys)
+    r.note(f"the idle one's slabs were the busy one's after {took:.0f} s")

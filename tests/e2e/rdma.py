@@ -147,6 +147,58 @@ def run(r):
     r.same(counters["refused"], 0, "requests that the donor refused")
 
 
+@check("rdma-evicted", modes=("signal",), timeout_s=240, needs=missing)
+def evicted(r):
+    """A donor takes back its memory, with the only copy in it: all of it goes to the other, over RDMA."""
+    needs_rdma(r)
+    result = rdma_boot(r, """
+        # What the host of donor $1 says of its memory, in MiB; in one step, or half of it could be read.
+        available() {
+            printf 'MemTotal: 67108864 kB\\nMemAvailable: %s kB\\n' $(($2 << 10)) > /run/$1/new
+            mv /run/$1/new /run/$1/meminfo
+        }
+        lender() {
+            mkdir /run/$1
+            available $1 32768
+            canvas serve --rdma --listen 127.0.0.1:$2 --memory 256M --reserve 1000M --evict-within 180s \\
+                --procfs /run/$1 --state-json /out/$1.json 2> /out/$1.log &
+            until_true 20 grep -q "listening on" /out/$1.log || { cat /out/$1.log; exit 21; }
+        }
+        lends() { grep -Eq '"lent_bytes": ?[1-9]' /out/$1.json; }
+        lends_nothing() { grep -Eq '"lent_bytes": ?0' /out/$1.json; }
+        lender a 7070; a=$!
+        lender b 7071; b=$!
+        program --copies none --server rdma://127.0.0.1:7071
+        reads 1000
+        # The state files are a second old at most.
+        sleep 1.2
+        if lends a; then from=a to=b; else from=b to=a; a=$b; fi
+        echo "$from $to" > /out/way
+        cp /out/$from.json /out/from-before.json
+        available $from 500
+        until_true 100 lends_nothing $from || { cat /out/$from.json /out/$from.log; exit 25; }
+        # Nothing is there any more that could be read.
+        cp /out/$from.json /out/from.json
+        kill -9 $a
+        reads 1000
+        sleep 1.2
+        cp /out/$to.json /out/donor.json
+        finish
+    """, files={"/usr/bin/far_pages": r.binary("far_pages")}, disks=(512,), timeout_s=220)
+    stats, to = judged(r, result)
+    before, came = (json.loads(text(result, name)) for name in ("from-before.json", "from.json"))
+    r.require(before["counters"]["exposed_slabs"] > 0 and to["exposed_slabs"] > 0, f"no slab was exposed: {before} {to}")
+    r.same(came["counters"]["evicted_slabs"], before["slabs"], "slabs that went")
+    r.same(came["counters"]["evicted_late_slabs"], 0, "slabs that were freed before they were moved")
+    r.same(to["evicted_slabs"], 0, "slabs that the other donor told to go")
+    # Only what came before a slab was exposed went over the session.
+    over_session = came["counters"]["reads"] + to["reads"]
+    r.require(over_session < stats["far"]["reads"] / 4,
+              f"{over_session} of {stats['far']['reads']} reads went over the session")
+    r.note(f"{before['slabs']} slabs, {before['touched_bytes'] / MIB:.0f} MiB, went from {text(result, 'way').strip()}; "
+           f"{to['written_bytes'] / MIB:.0f} MiB of it over the session")
+
+
 @check("rdma-donor-killed", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
 def donor_killed(r):
     """The donor is killed under load, again and again: the disk has it all, and it is used again."""

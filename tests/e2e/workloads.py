@@ -33,6 +33,11 @@ def random_write(r):
     return workload(r, "random-write", r.size(64, 512), "--seconds", "1", "--threads", "2")
 
 
+@program("workload-sequential-write", as_user=True, timeout_s=120, shares=(25,))
+def sequential_write(r):
+    return workload(r, "sequential-write", r.size(64, 512), "--seconds", "1", "--threads", "2")
+
+
 @program("workload-quicksort", as_user=True, timeout_s=120, shares=(25,))
 def quicksort(r):
     return workload(r, "quicksort", r.size(64, 512))

@@ -1,21 +1,30 @@
 //! The agent itself: events in, actions out, one thread.
+//!
+//! A request's way: from the mailbox to the desk, which says whether it may run ([`Agent::gather`]); to the
+//! lanes, which say when ([`crate::lanes`]); to the store ([`Agent::start`]); and what the store says of it
+//! back into the mailbox ([`Agent::reap`]).
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use canvas_sched::{Class, Decision, Ticket};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX, slab_state};
-use canvas_shm::mailbox::{Ask, Kind, Status};
+use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
+use canvas_shm::mailbox::{self, Ask, Kind, REQUESTS, Status};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_sys::proc::futex_wake;
 
 use crate::block::Block;
 use crate::desk::{Begun, Desk, From, Limits};
-use crate::host::Served;
+use crate::host::{Found, Served};
 use crate::idle::Idle;
+use crate::lanes::Lanes;
 use crate::log::{About, Log};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
+use crate::share::Live;
 use crate::store::{Event, Outcome, Store};
 
 /// Operations under way at one time.
@@ -23,6 +32,23 @@ const DEMANDS: usize = 128;
 const FETCHES: usize = 64;
 /// Not more than a link takes unsent beside repairs: a read behind them must not be refused.
 const WRITES: usize = 16;
+/// A request that is under way so long is taken to be on no link: its donor is silent. 32 KiB take less on all
+/// that is faster than 1.3 Mbit/s.
+const SILENT_NS: u64 = 200_000_000;
+/// How often the programs' figures are looked at, and silent requests looked for.
+const LOOK_NS: u64 = 50_000_000;
+/// What a look at the tenant costs is bounded, whatever its processes say: mailboxes looked at,
+const MAILBOXES: usize = 64;
+/// slabs looked at,
+const SLABS: u32 = 512;
+/// and slabs being freed at a time.
+const FREES: usize = 32;
+/// A request was posted no longer ago than that, whatever it says.
+const WAITED_NS_MAX: u64 = 60_000_000_000;
+/// Uses of one kind of page that count in one look: many more than the scheduler remembers.
+const USES_MAX: u64 = 1 << 16;
+/// The number of a tenant that is alone.
+const ALONE: u64 = 0;
 
 /// What an agent is made for.
 pub struct Setup {
@@ -30,6 +56,8 @@ pub struct Setup {
     pub far: &'static Far,
     /// Who the tenant is.
     pub tenant: [u8; 16],
+    /// What it is called in lines for the user. Not what its segment says: it could name another one there.
+    pub name: String,
     /// The tenant's key.
     pub key: [u8; KEY_BYTES],
     /// Slabs that the tenant may fill; asked again for each new one.
@@ -38,12 +66,20 @@ pub struct Setup {
     pub spin: Duration,
     /// Writes a line for the user.
     pub say: fn(&str),
+    /// What the tenant gets where it is not alone; it may change at any time.
+    pub share: Live,
 }
 
 /// A request being served.
 struct Work {
     from: From,
     ask: Ask,
+    class: Class,
+    posted_ns: u64,
+    /// While the lanes know of it.
+    ticket: Option<Ticket>,
+    /// When it was begun; 0 before.
+    begun_ns: u64,
     /// The seal of what is read or written.
     seal: u64,
     /// The copy that is tried, or was last.
@@ -68,13 +104,16 @@ pub fn tenant_id(far: &Far) -> [u8; 16] {
 /// Serves one tenant from one store.
 pub struct Agent<S> {
     far: &'static Far,
-    tenant: u64,
+    name: String,
     desk: Desk,
     slabs: Box<dyn Fn() -> usize + Send>,
     sealer: Sealer,
     store: S,
     idle: Idle,
     log: Log,
+    share: Live,
+    /// The version that the lanes know.
+    share_seen: u32,
     /// By operation.
     work: Vec<Option<Work>>,
     /// Blocks not in use.
@@ -82,6 +121,17 @@ pub struct Agent<S> {
     events: Vec<Event>,
     /// Least number that the next seal may have.
     seal_min: u64,
+    /// Operations that may run, and are not with the lanes yet.
+    ready: VecDeque<u32>,
+    /// Tickets of those that are over; true when bytes went over the link.
+    through: Vec<(Ticket, bool)>,
+    /// What is known of [`canvas_shm::far::FarStats::ahead_ns`].
+    ahead_seen: Box<[u64; BUCKETS]>,
+    looked_ns: u64,
+    /// Processes that have rung and were not looked at yet, a bit each.
+    rung: [u64; PROCS_MAX / 64],
+    /// The slab to look at next for those that are released; `None`: all were.
+    released: Option<u32>,
 }
 
 impl<S: Store> Agent<S> {
@@ -107,76 +157,262 @@ impl<S: Store> Agent<S> {
         far.released.store(1, SeqCst);
         Agent {
             far,
-            tenant: u64::from_le_bytes(*setup.tenant.first_chunk().expect("8 bytes")),
+            name: setup.name,
             desk,
             slabs: setup.slabs,
             sealer: Sealer::new(&setup.key, setup.tenant),
             store,
             idle: Idle::new(setup.spin),
             log: Log::new(setup.say),
+            share_seen: setup.share.version(),
+            share: setup.share,
             work: (0..DEMANDS + FETCHES + WRITES).map(|_| None).collect(),
             blocks: Vec::new(),
             events: Vec::new(),
             seal_min: 1,
+            ready: VecDeque::new(),
+            through: Vec::new(),
+            ahead_seen: Box::new([0; BUCKETS]),
+            looked_ns: 0,
+            rung: [0; PROCS_MAX / 64],
+            released: None,
         }
     }
 
-    /// Serves until `is_over` says so; it is asked between two looks, also after a quiet tenth of a
-    /// second.
+    /// Serves this tenant alone until `is_over` says so; it is asked between two looks, also after a quiet
+    /// tenth of a second.
     pub fn serve(&mut self, mut is_over: impl FnMut() -> bool) {
+        let mut lanes = Lanes::new();
+        lanes.add(ALONE, self.share.get().into());
         while !is_over() {
-            let worked = self.turn();
+            let worked = self.turn(&mut lanes);
             let expects = self.store.expects();
-            let due_in = if worked { None } else { self.store.due_in() };
+            let dues = if worked {
+                [None; 2]
+            } else {
+                [self.store.due_in(), lanes.due_in()]
+            };
+            let due_in = dues.into_iter().flatten().min();
             self.idle
                 .pause(worked, expects, due_in, self.far, || self.store.is_ready());
         }
     }
 
     /// Looks once at everything. True when there was something to do.
-    pub fn turn(&mut self) -> bool {
-        self.turn_of(usize::MAX)
+    fn turn(&mut self, lanes: &mut Lanes) -> bool {
+        let began = Instant::now();
+        lanes.look();
+        let found = self.gather(lanes, ALONE, usize::MAX);
+        let mut worked = found.work || found.more;
+        while let Some(decision) = lanes.decide() {
+            self.start(decision, lanes.now_ns());
+            worked = true;
+        }
+        worked |= self.reap(lanes, ALONE);
+        if worked {
+            let ns = began.elapsed().as_nanos() as u64;
+            self.far.stats.agent_ns.fetch_add(ns, Relaxed);
+        }
+        worked
     }
 
-    /// The same, with `most` requests begun at most; what has ended is bounded by what may be under way.
-    /// What is left waits for the next turn, so this has found something to do then.
-    pub fn turn_of(&mut self, most: usize) -> bool {
-        let (far, desk) = (self.far, &mut self.desk);
-        let mut worked = far.rung(|proc| desk.post(proc, far.mailboxes[proc].collect()));
-        if far.released.load(Relaxed) != 0 && far.released.swap(0, SeqCst) != 0 {
-            self.look_for_released();
-            worked = true;
+    /// Takes what the tenant's processes have posted, `most` requests at most, and gives what may run to the
+    /// lanes, where the tenant is `id`. What is left waits for the next turn.
+    pub fn gather(&mut self, lanes: &mut Lanes, id: u64, most: usize) -> Found {
+        let far = self.far;
+        let version = self.share.version();
+        if version != self.share_seen {
+            self.share_seen = version;
+            lanes.set(id, self.share.get().into());
         }
-        for _ in 0..most {
-            let Some(from) = self.desk.take() else {
+        let mut found = Found::default();
+        if self.rung.iter().all(|word| *word == 0) {
+            // Who rings while others wait for their turn comes after them.
+            far.rung(|proc| self.rung[proc / 64] |= 1 << (proc % 64));
+        }
+        for _ in 0..MAILBOXES {
+            let Some(w) = self.rung.iter().position(|word| *word != 0) else {
                 break;
             };
-            self.begin(from);
-            worked = true;
+            let proc = w * 64 + self.rung[w].trailing_zeros() as usize;
+            self.rung[w] &= self.rung[w] - 1;
+            found.work |= self.look_at(lanes, proc);
         }
+        found.more = self.rung.iter().any(|word| *word != 0);
+        if self.released.is_none()
+            && far.released.load(Relaxed) != 0
+            && far.released.swap(0, SeqCst) != 0
+        {
+            self.released = Some(0);
+        }
+        found.work |= self.look_for_released();
+        // When as many are being freed as may be, their end wakes the agent.
+        found.more |= self.released.is_some() && self.desk.releasing() < FREES;
+        while found.taken < most {
+            let Some((from, class)) = self.desk.take() else {
+                break;
+            };
+            self.begin(from, class, lanes.now_ns());
+            found.taken += 1;
+            found.work = true;
+        }
+        found.held_back = self.desk.may_take();
+        found.more |= found.held_back;
+        self.hand_over(lanes, id);
+        found
+    }
+
+    /// What a process that has rung wants. False when there is nothing.
+    fn look_at(&mut self, lanes: &mut Lanes, proc: usize) -> bool {
+        let mailbox = &self.far.mailboxes[proc];
+        let (posted, urged) = mailbox.news();
+        self.desk.post(proc, posted);
+        let urged = urged & mailbox::FETCHES;
+        let promoted = urged != 0 && self.urge(lanes, proc, urged);
+        posted != 0 || promoted
+    }
+
+    /// What the lanes have decided of one of this tenant's operations.
+    pub fn start(&mut self, decision: Decision, now_ns: u64) {
+        let request = match decision {
+            Decision::Send(request) | Decision::Drop(request) => request,
+        };
+        let id = request.tag as u32;
+        let stats = &self.far.stats;
+        let Some(work) = self.work.get_mut(id as usize).and_then(Option::as_mut) else {
+            debug_assert!(false, "the lanes know only what runs");
+            return;
+        };
+        if let Decision::Drop(_) = decision {
+            work.ticket = None;
+            stats.dropped.fetch_add(1, Relaxed);
+            return self.finish(id, Status::Late);
+        }
+        let class = request.class as usize;
+        work.begun_ns = now_ns;
+        let waited = now_ns.saturating_sub(work.posted_ns);
+        stats.waited_ns[class].fetch_add(waited, Relaxed);
+        stats.sent[class].fetch_add(1, Relaxed);
+        stats.sent_bytes[class].fetch_add(request.bytes.into(), Relaxed);
+        let (mailbox, i) = (&self.far.mailboxes[work.from.proc], work.from.i);
+        if work.ask.kind == Kind::Read && !mailbox.wanted(i) {
+            return self.finish(id, Status::Refused);
+        }
+        self.run(id);
+    }
+
+    /// Takes what the store has to say, and answers. True when there was something.
+    pub fn reap(&mut self, lanes: &mut Lanes, id: u64) -> bool {
         let mut events = std::mem::take(&mut self.events);
         self.store.poll(&mut events);
-        worked |= !events.is_empty();
+        let worked = !events.is_empty();
         for event in events.drain(..) {
             self.apply(event);
         }
         self.events = events;
+        self.hand_over(lanes, id);
+        if lanes.now_ns() > self.looked_ns + LOOK_NS {
+            self.looked_ns = lanes.now_ns();
+            self.learn_ahead(lanes, id);
+            self.look_for_silent(lanes);
+        }
         worked
     }
 
-    fn look_for_released(&mut self) {
-        for slab in 0..slabs_high(self.far) {
-            if self.far.is_released(slab) && self.desk.release(slab) {
-                self.store.free(slab);
+    /// Tells the lanes of what has ended and of what may run.
+    fn hand_over(&mut self, lanes: &mut Lanes, id: u64) {
+        for (ticket, moved) in self.through.drain(..) {
+            if moved {
+                lanes.done(ticket);
+            } else {
+                lanes.give_up(ticket);
+            }
+        }
+        while let Some(op) = self.ready.pop_front() {
+            let work = self.work[op as usize].as_mut().expect("begun");
+            let (lane, times) = self.store.lane(work.ask.kind == Kind::Write);
+            let bytes = match work.ask.kind {
+                Kind::Write => EXTENT_BYTES as u32,
+                Kind::Read => work.ask.len,
+            };
+            let posted_ns = work.posted_ns;
+            work.ticket = lanes.submit(id, work.class, lane, bytes * times, op, posted_ns);
+            if work.ticket.is_none() {
+                self.run(op);
             }
         }
     }
 
-    /// Takes a request and starts it, or answers at once.
-    fn begin(&mut self, from: From) {
-        let Some((ask, _)) = self.far.mailboxes[from.proc].take(from.i) else {
+    /// Threads wait for what was to be read ahead, a bit each. False when nothing of it waits here.
+    fn urge(&mut self, lanes: &mut Lanes, proc: usize, urged: u64) -> bool {
+        let waits = |i: &usize| urged & 1 << i != 0 && self.desk.urge(From { proc, i: *i });
+        let mut promoted = (0..REQUESTS).filter(waits).count();
+        // One walk, however many are urged.
+        for work in self.work.iter().flatten() {
+            let is_it = work.from.proc == proc && urged & 1 << work.from.i != 0;
+            if let Some(ticket) = work.ticket
+                && is_it
+                && work.begun_ns == 0
+                && lanes.promote(ticket)
+            {
+                promoted += 1;
+            }
+        }
+        let stats = &self.far.stats;
+        stats.promoted.fetch_add(promoted as u64, Relaxed);
+        promoted > 0
+    }
+
+    /// Tells the lanes how far ahead of their use pages were asked for, since the last look.
+    fn learn_ahead(&mut self, lanes: &mut Lanes, id: u64) {
+        let mut now = [0; BUCKETS];
+        self.far.stats.ahead_ns.add_to(&mut now);
+        for (bucket, (now, seen)) in now.iter().zip(self.ahead_seen.iter_mut()).enumerate() {
+            let count = now.saturating_sub(*seen).min(USES_MAX);
+            *seen = *now;
+            if count > 0 {
+                lanes.used_after(id, bucket_floor_ns(bucket), count as u32);
+            }
+        }
+    }
+
+    /// What a donor has been silent about for long keeps nobody else waiting.
+    fn look_for_silent(&mut self, lanes: &mut Lanes) {
+        let before = lanes.now_ns().saturating_sub(SILENT_NS);
+        for work in self.work.iter_mut().flatten() {
+            if work.begun_ns != 0
+                && work.begun_ns < before
+                && let Some(ticket) = work.ticket.take()
+            {
+                lanes.give_up(ticket);
+            }
+        }
+    }
+
+    /// Goes on looking for slabs that are released. True when there was one.
+    fn look_for_released(&mut self) -> bool {
+        let Some(from) = self.released else {
+            return false;
+        };
+        let high = slabs_high(self.far);
+        let before = self.desk.releasing();
+        let mut next = from;
+        while next < high.min(from.saturating_add(SLABS)) && self.desk.releasing() < FREES {
+            if self.far.is_released(next) && self.desk.release(next) {
+                self.store.free(next);
+            }
+            next += 1;
+        }
+        self.released = (next < high).then_some(next);
+        self.desk.releasing() > before
+    }
+
+    /// Takes a request, which may run now or later, or answers at once.
+    fn begin(&mut self, from: From, class: Class, now_ns: u64) {
+        let Some((ask, posted_ns)) = self.far.mailboxes[from.proc].take(from.i) else {
             return;
         };
+        let posted_ns = posted_ns.clamp(now_ns.saturating_sub(WAITED_NS_MAX), now_ns);
         if let Err(why) = self.judge(from, ask) {
             match why {
                 Some(why) => self.refuse(from, format_args!("{why}")),
@@ -187,7 +423,7 @@ impl<S: Store> Agent<S> {
         if ask.kind == Kind::Write && !self.desk.knows(ask.extent) {
             self.desk.set_slabs_max((self.slabs)());
         }
-        let begun = self.desk.begin(from, ask.kind, ask.extent);
+        let begun = self.desk.begin(class, ask.kind, ask.extent);
         let (Begun::Run(id) | Begun::Waits(id)) = begun else {
             match begun {
                 Begun::NoRoom => self.answer(from, Status::NoRoom),
@@ -202,6 +438,10 @@ impl<S: Store> Agent<S> {
         self.work[id as usize] = Some(Work {
             from,
             ask,
+            class,
+            posted_ns,
+            ticket: None,
+            begun_ns: 0,
             seal: 0,
             copy: 0,
             corrupt: false,
@@ -209,7 +449,7 @@ impl<S: Store> Agent<S> {
             block: Some(block),
         });
         if let Begun::Run(id) = begun {
-            self.run(id);
+            self.ready.push_back(id);
         }
     }
 
@@ -227,6 +467,10 @@ impl<S: Store> Agent<S> {
         self.far.is_released(ask.extent / SLAB_EXTENTS as u32);
         if slab.state.load(Acquire) != slab_state::USED {
             return Err(Some("the slab is nobody's"));
+        }
+        // The class goes by the place, and what is bounded and charged by the class.
+        if (mailbox::WRITES & 1 << from.i != 0) != (ask.kind == Kind::Write) {
+            return Err(Some("it stands in a place for other requests"));
         }
         match ask.kind {
             Kind::Write if ask.offset != 0 || ask.len as usize > EXTENT_BYTES => {
@@ -349,8 +593,8 @@ impl<S: Store> Agent<S> {
                 self.log.line(
                     About::Corrupt,
                     format_args!(
-                        "tenant {:016x}: a copy of extent {} is damaged or old",
-                        self.tenant, ask.extent
+                        "tenant {}: a copy of extent {} is damaged or old",
+                        self.name, ask.extent
                     ),
                 );
             }
@@ -394,8 +638,8 @@ impl<S: Store> Agent<S> {
         self.log.line(
             About::Refused,
             format_args!(
-                "tenant {:016x}: a request of process {} is refused: {why}",
-                self.tenant, from.proc
+                "tenant {}: a request of process {} is refused: {why}",
+                self.name, from.proc
             ),
         );
     }
@@ -403,15 +647,15 @@ impl<S: Store> Agent<S> {
     /// Ends an operation, and starts what waited for it.
     fn finish(&mut self, id: u32, status: Status) {
         let work = self.work[id as usize].take().expect("begun");
+        let moved = status == Status::Ok;
+        self.through.extend(work.ticket.map(|t| (t, moved)));
         self.blocks.extend(work.block);
         self.answer(work.from, status);
         let ended = self.desk.end(id);
         if let Some(slab) = ended.free {
             self.store.free(slab);
         }
-        if let Some(next) = ended.next {
-            self.run(next);
-        }
+        self.ready.extend(ended.next);
     }
 
     fn answer(&self, from: From, status: Status) {
@@ -423,8 +667,14 @@ impl<S: Store> Agent<S> {
 }
 
 impl<S: Store + Send> Served for Agent<S> {
-    fn turn_of(&mut self, most: usize) -> bool {
-        Agent::turn_of(self, most)
+    fn gather(&mut self, lanes: &mut Lanes, id: u64, most: usize) -> Found {
+        Agent::gather(self, lanes, id, most)
+    }
+    fn start(&mut self, decision: Decision, now_ns: u64) {
+        Agent::start(self, decision, now_ns);
+    }
+    fn reap(&mut self, lanes: &mut Lanes, id: u64) -> bool {
+        Agent::reap(self, lanes, id)
     }
     fn expects(&self) -> bool {
         self.store.expects()
@@ -432,8 +682,14 @@ impl<S: Store + Send> Served for Agent<S> {
     fn is_ready(&self) -> bool {
         self.store.is_ready()
     }
+    fn is_busy(&self) -> bool {
+        self.desk.under_way() > 0 || self.desk.releasing() > 0
+    }
     fn far(&self) -> &'static Far {
         self.far
+    }
+    fn share(&self) -> &Live {
+        &self.share
     }
 }
 

@@ -10,12 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use canvas_sched::Class;
 use canvas_shm::far::{SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, WRITES};
 use canvas_shm::segment::PROCS_MAX;
 
 /// Classes of requests, the most urgent first.
-const CLASSES: [u64; 3] = [DEMANDS, FETCHES, WRITES];
+const CLASSES: usize = Class::ALL.len();
 
 /// Bounds on operations under way, a class each.
 #[derive(Clone, Copy, Debug)]
@@ -75,15 +76,17 @@ struct Writers {
 
 /// The bookkeeping.
 pub struct Desk {
-    limits: [usize; CLASSES.len()],
+    limits: [usize; CLASSES],
     slabs_max: usize,
     /// Requests seen and not taken, a bit each, by process.
     waiting: Vec<u64>,
+    /// Of them, those that were to be read ahead and that a thread waits for.
+    urgent: Vec<u64>,
     /// Processes with such, a bit each, by class.
-    procs: [[u64; PROCS_MAX / 64]; CLASSES.len()],
+    procs: [[u64; PROCS_MAX / 64]; CLASSES],
     /// Where the next search begins, by class.
-    turn: [usize; CLASSES.len()],
-    running: [usize; CLASSES.len()],
+    turn: [usize; CLASSES],
+    running: [usize; CLASSES],
     ops: Vec<Option<Op>>,
     idle: Vec<u32>,
     writers: BTreeMap<u32, Writers>,
@@ -103,9 +106,10 @@ impl Desk {
             limits: bounds,
             slabs_max: limits.slabs,
             waiting: vec![0; PROCS_MAX],
-            procs: [[0; PROCS_MAX / 64]; CLASSES.len()],
-            turn: [0; CLASSES.len()],
-            running: [0; CLASSES.len()],
+            urgent: vec![0; PROCS_MAX],
+            procs: [[0; PROCS_MAX / 64]; CLASSES],
+            turn: [0; CLASSES],
+            running: [0; CLASSES],
             ops: (0..ops).map(|_| None).collect(),
             idle: (0..ops as u32).rev().collect(),
             writers: BTreeMap::new(),
@@ -118,32 +122,66 @@ impl Desk {
     /// Process `proc` has posted these requests, a bit each.
     pub fn post(&mut self, proc: usize, requests: u64) {
         self.waiting[proc] |= requests;
-        for (class, among) in CLASSES.iter().enumerate() {
-            if requests & among != 0 {
-                self.procs[class][proc / 64] |= 1 << (proc % 64);
-            }
+        self.note(proc);
+    }
+
+    /// A thread waits for what was to be read ahead: from here on it is needed now. False when it does not
+    /// wait here.
+    pub fn urge(&mut self, from: From) -> bool {
+        let From { proc, i } = from;
+        if self.waiting[proc] & FETCHES & 1 << i == 0 {
+            return false;
+        }
+        self.urgent[proc] |= 1 << i;
+        self.note(proc);
+        true
+    }
+
+    /// What waits of process `proc`, of one class.
+    fn waiting_of(&self, class: Class, proc: usize) -> u64 {
+        let urgent = self.urgent[proc];
+        let among = match class {
+            Class::Demand => DEMANDS | urgent,
+            Class::Prefetch => FETCHES & !urgent,
+            Class::SwapOut => WRITES,
+        };
+        self.waiting[proc] & among
+    }
+
+    /// Puts right in which classes the process has something waiting.
+    fn note(&mut self, proc: usize) {
+        for class in Class::ALL {
+            let any = self.waiting_of(class, proc) != 0;
+            let word = &mut self.procs[class as usize][proc / 64];
+            *word = *word & !(1 << (proc % 64)) | u64::from(any) << (proc % 64);
         }
     }
 
-    /// The next request to take, if one may run. It is forgotten here: the caller takes it from the
-    /// mailbox, and begins it or not.
-    pub fn take(&mut self) -> Option<From> {
-        for (class, among) in CLASSES.iter().enumerate() {
-            if self.running[class] == self.limits[class] {
+    /// The next request to take, if one may run, and what it is by now. It is forgotten here: the caller
+    /// takes it from the mailbox, and begins it or not.
+    pub fn take(&mut self) -> Option<(From, Class)> {
+        for class in Class::ALL {
+            let at = class as usize;
+            if self.running[at] == self.limits[at] {
                 continue;
             }
-            if let Some(proc) = self.next_proc(class) {
-                let bits = self.waiting[proc] & among;
-                let i = bits.trailing_zeros() as usize;
+            if let Some(proc) = self.next_proc(at) {
+                let i = self.waiting_of(class, proc).trailing_zeros() as usize;
                 self.waiting[proc] &= !(1 << i);
-                if bits.count_ones() == 1 {
-                    self.procs[class][proc / 64] &= !(1 << (proc % 64));
-                }
-                self.turn[class] = (proc + 1) % PROCS_MAX;
-                return Some(From { proc, i });
+                self.urgent[proc] &= !(1 << i);
+                self.note(proc);
+                self.turn[at] = (proc + 1) % PROCS_MAX;
+                return Some((From { proc, i }, class));
             }
         }
         None
+    }
+
+    /// Would [`Desk::take`] give something now?
+    pub fn may_take(&self) -> bool {
+        (0..CLASSES).any(|at| {
+            self.running[at] < self.limits[at] && self.procs[at].iter().any(|word| *word != 0)
+        })
     }
 
     /// The first process from the class's turn on that has something waiting.
@@ -164,7 +202,7 @@ impl Desk {
     ///
     /// # Panics
     /// When the request is not one that [`Desk::take`] gave.
-    pub fn begin(&mut self, from: From, kind: Kind, extent: u32) -> Begun {
+    pub fn begin(&mut self, class: Class, kind: Kind, extent: u32) -> Begun {
         let slab = extent / SLAB_EXTENTS as u32;
         let writes = kind == Kind::Write;
         if self.releasing.contains(&slab) || !writes && self.writers.contains_key(&extent) {
@@ -176,7 +214,7 @@ impl Desk {
             }
             self.live.insert(slab);
         }
-        let class = CLASSES.iter().position(|c| c & 1 << from.i != 0).unwrap();
+        let class = class as usize;
         let id = self.idle.pop().expect("as many numbers as may run");
         self.ops[id as usize] = Some(Op {
             extent,
@@ -223,6 +261,11 @@ impl Desk {
     /// each release: nothing new when it is known already.
     pub fn release(&mut self, slab: u32) -> bool {
         self.releasing.insert(slab) && self.busy[slab as usize] == 0
+    }
+
+    /// Slabs that were released and are not freed yet.
+    pub fn releasing(&self) -> usize {
+        self.releasing.len()
     }
 
     /// Nothing of the slab is kept any more.

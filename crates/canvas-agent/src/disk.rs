@@ -19,6 +19,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 
 use crate::block::{ALIGN, Block};
 use crate::idle::Waker;
+use crate::lanes::Lane;
 use crate::log::About;
 use crate::store::{Event, Outcome, Store};
 
@@ -113,6 +114,10 @@ impl Drop for Disk {
 }
 
 impl Store for Disk {
+    fn lane(&self, _writes: bool) -> (Lane, u32) {
+        (Lane::Disk, 1)
+    }
+
     fn write(&mut self, id: u32, extent: u32, block: Block) {
         self.put(|jobs| jobs.writes.push_back(Job::Write(id, at(extent), block)));
     }

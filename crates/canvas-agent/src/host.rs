@@ -1,34 +1,60 @@
 //! Many tenants, served by one thread: a turn of each after the other.
 //!
-//! A turn is bounded ([`REQUESTS`] begun, and no more ended than may be under way), so no tenant keeps
-//! another one waiting for long. A tenant that has been quiet for a while is *asleep* by itself: its
+//! A round is bounded, so no tenant keeps another one waiting for long: each takes what it may use of this
+//! thread's time by its weight and by what its requests cost lately ([`crate::turns`]), and no more is ended than
+//! may be under way. The thread's time is charged to whom it is used for. What is begun of what was taken, and in which order, say the
+//! lanes that they share ([`crate::lanes`]). A tenant that has been quiet for a while is *asleep* by itself: its
 //! programs must ring, and until they do a look at it is one load. When all are asleep the thread sleeps
-//! on all their bells at one time, and on [`Bell`], by which its owner reaches it.
+//! on all their bells at one time, and on [`Bell`], by which its owner reaches it. A tenant that rings for nothing
+//! again and again is looked at once in [`VAIN_PAUSE`] only.
 
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use canvas_sched::Decision;
 use canvas_shm::Far;
-use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake};
+use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake, thread_ns};
 
 use crate::idle::{EXPECT, SLEEP_MAX, looking, relax};
+use crate::lanes::Lanes;
+use crate::share::{Live, Share};
+use crate::turns::{Rings, Turns, VAIN_PAUSE};
 
-/// Requests begun in one turn of a tenant: some 32 x 10 us when all are writes to be sealed.
-const REQUESTS: usize = 32;
 /// Sleep when there are more tenants than the kernel lets one thread wait for.
 const CROWDED: Duration = Duration::from_millis(2);
 
+/// What a look at a tenant has found.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Found {
+    /// There was something to do.
+    pub work: bool,
+    /// There is something left to do.
+    pub more: bool,
+    /// Requests were left only because no more were to be taken.
+    pub held_back: bool,
+    /// Requests taken.
+    pub taken: usize,
+}
+
 /// A tenant's agent, whatever its store.
 pub trait Served: Send {
-    /// Looks once at everything, and begins `most` requests at most. True when there was something.
-    fn turn_of(&mut self, most: usize) -> bool;
+    /// See [`crate::Agent::gather`].
+    fn gather(&mut self, lanes: &mut Lanes, id: u64, most: usize) -> Found;
+    /// See [`crate::Agent::start`].
+    fn start(&mut self, decision: Decision, now_ns: u64);
+    /// See [`crate::Agent::reap`].
+    fn reap(&mut self, lanes: &mut Lanes, id: u64) -> bool;
     /// See [`crate::store::Store::expects`].
     fn expects(&self) -> bool;
     /// See [`crate::store::Store::is_ready`].
     fn is_ready(&self) -> bool;
+    /// Is something of it under way?
+    fn is_busy(&self) -> bool;
     /// The tenant's far area.
     fn far(&self) -> &'static Far;
+    /// What the tenant gets where it is not alone.
+    fn share(&self) -> &Live;
 }
 
 /// Wakes the thread that serves.
@@ -53,32 +79,75 @@ struct Seat {
     last_work: Instant,
     /// Its programs must ring, since then.
     asleep: Option<Instant>,
+    /// It has worked in this round.
+    worked: bool,
+    /// It had something left to do in its last turn.
+    more: bool,
+    /// It could not take all that it had, in its last turn.
+    held_back: bool,
+    turns: Turns,
+    rings: Rings,
+    /// Why it is looked at is that it was rung for, or said so when it was to rest.
+    roused: bool,
+    /// When it was last rung for nothing.
+    vain: Instant,
+    /// It rang for nothing again and again: it is left alone until then.
+    barred: Option<Instant>,
+    /// Time that this thread was at work for it in this round.
+    time: Duration,
 }
 
 impl Seat {
     /// True when it may have work now: after a ring, or a while.
     fn is_up(&mut self, now: Instant) -> bool {
+        if let Some(until) = self.barred {
+            if now < until {
+                return false;
+            }
+            self.barred = None;
+            self.roused = true;
+            self.wake();
+            return true;
+        }
         let Some(since) = self.asleep else {
             return true;
         };
-        let far = self.agent.far();
-        if far.asleep.load(Acquire) != 0 && now.duration_since(since) < SLEEP_MAX {
+        self.roused = self.agent.far().asleep.load(Acquire) == 0;
+        if !self.roused && now.duration_since(since) < SLEEP_MAX {
             return false;
         }
-        far.asleep.store(0, SeqCst);
-        self.asleep = None;
+        self.wake();
         true
+    }
+
+    fn wake(&mut self) {
+        if self.asleep.take().is_some() {
+            self.agent.far().asleep.store(0, SeqCst);
+        }
     }
 
     /// After a turn without work: asleep, if it has been quiet for long enough.
     fn rest(&mut self, now: Instant, spin: Duration) {
+        if std::mem::take(&mut self.roused) && !self.agent.is_busy() {
+            let since = now.saturating_duration_since(self.vain);
+            self.vain = now;
+            if self.rings.in_vain(since) {
+                self.barred = Some(now + VAIN_PAUSE);
+                self.asleep = Some(now);
+                return;
+            }
+        }
         let spin = if self.agent.expects() {
             spin.max(EXPECT)
         } else {
             spin
         };
         let far = self.agent.far();
-        if now.saturating_duration_since(self.last_work) < spin || !far.about_to_sleep() {
+        if now.saturating_duration_since(self.last_work) < spin {
+            return;
+        }
+        if !far.about_to_sleep() {
+            self.roused = true;
             return;
         }
         if self.agent.is_ready() {
@@ -92,9 +161,23 @@ impl Seat {
 /// The tenants of one thread.
 pub struct Host {
     seats: Vec<Seat>,
+    lanes: Lanes,
     spin: Duration,
     /// Who is first in the next round.
     first: usize,
+    /// What this thread had used of a processor after the last round, if it has not rested since.
+    used_ns: Option<u64>,
+}
+
+/// Tells what a round's time went to.
+struct Lap(Instant);
+
+impl Lap {
+    /// Time since the last call.
+    fn time(&mut self) -> Duration {
+        let now = Instant::now();
+        now.saturating_duration_since(std::mem::replace(&mut self.0, now))
+    }
 }
 
 impl Host {
@@ -102,29 +185,52 @@ impl Host {
     pub fn new(spin: Duration) -> Host {
         Host {
             seats: Vec::new(),
+            lanes: Lanes::new(),
             spin: looking(spin),
             first: 0,
+            used_ns: None,
         }
     }
 
-    /// One more tenant.
+    /// One more tenant, by a number that was never used before.
     pub fn add(&mut self, id: u64, agent: Box<dyn Served>) {
+        self.lanes.add(id, agent.share().get().into());
         self.seats.push(Seat {
             id,
             agent,
             last_work: Instant::now(),
             asleep: None,
+            worked: false,
+            more: false,
+            held_back: false,
+            turns: Turns::new(),
+            rings: Rings::default(),
+            roused: false,
+            vain: Instant::now(),
+            barred: None,
+            time: Duration::ZERO,
         });
     }
 
     /// Serves a tenant no more. Dropping its agent may wait for a disk: better not on this thread.
     pub fn remove(&mut self, id: u64) -> Option<Box<dyn Served>> {
         let at = self.seats.iter().position(|s| s.id == id)?;
+        self.lanes.remove(id);
         Some(self.seats.swap_remove(at).agent)
+    }
+
+    /// Changes what a tenant gets where it is not alone.
+    pub fn set_share(&mut self, id: u64, share: Share) {
+        if let Some(seat) = self.seats.iter().find(|s| s.id == id) {
+            seat.agent.share().set(share);
+        }
     }
 
     /// Serves nobody any more.
     pub fn remove_all(&mut self) -> Vec<(u64, Box<dyn Served>)> {
+        for seat in &self.seats {
+            self.lanes.remove(seat.id);
+        }
         self.seats.drain(..).map(|s| (s.id, s.agent)).collect()
     }
 
@@ -144,29 +250,104 @@ impl Host {
         }
     }
 
-    /// A turn of each tenant that is up. True when there was something to do.
+    /// A look at each tenant that is up. True when there was something to do, or is.
     fn round(&mut self) -> bool {
-        let now = Instant::now();
+        let mut lap = Lap(Instant::now());
+        let now = lap.0;
+        self.lanes.look();
         let n = self.seats.len();
-        let mut worked = false;
+        let weight = |s: &Seat| s.agent.share().get().weight;
+        let working = self.seats.iter().filter(|s| s.worked || s.more);
+        let heaviest = working.map(weight).max().unwrap_or(0);
         for k in 0..n {
             let seat = &mut self.seats[(self.first + k) % n];
+            seat.worked = false;
             if !seat.is_up(now) {
+                (seat.more, seat.held_back) = (false, false);
                 continue;
             }
-            if seat.agent.turn_of(REQUESTS) {
-                seat.last_work = now;
-                worked = true;
-            } else {
-                seat.rest(now, self.spin);
+            let weight = weight(seat);
+            seat.turns
+                .refill(weight, heaviest.max(weight), seat.held_back);
+            let most = seat.turns.most();
+            if most == 0 {
+                (seat.more, seat.held_back) = (true, true);
+                continue;
+            }
+            let found = seat.agent.gather(&mut self.lanes, seat.id, most);
+            seat.turns.took(found.taken);
+            (seat.worked, seat.more) = (found.work, found.more);
+            seat.held_back = found.held_back && found.taken == most;
+            if found.work || found.more || seat.roused {
+                seat.time += lap.time();
             }
         }
         self.first = if n == 0 { 0 } else { (self.first + 1) % n };
-        worked
+        self.begin(&mut lap);
+        for seat in &mut self.seats {
+            if (seat.asleep.is_none() || seat.barred.is_some())
+                && seat.agent.reap(&mut self.lanes, seat.id)
+            {
+                seat.worked = true;
+                seat.time += lap.time();
+            }
+        }
+        // What has ended made room on the links.
+        self.begin(&mut lap);
+        for seat in &mut self.seats {
+            if seat.worked {
+                seat.last_work = now;
+                seat.roused = false;
+                seat.rings.answered();
+            } else if seat.asleep.is_none() && !seat.more {
+                seat.rest(now, self.spin);
+            }
+        }
+        self.charge(now);
+        self.seats.iter().any(|s| s.worked || s.more)
+    }
+
+    /// Charges a round that began at `began` to those for whom there was something to do.
+    fn charge(&mut self, began: Instant) {
+        if self.seats.iter().all(|s| s.time.is_zero()) {
+            return;
+        }
+        let used_ns = thread_ns();
+        let before_ns = self.used_ns.replace(used_ns);
+        let round_ns = (began.elapsed().as_nanos() as u64).max(1);
+        // The time in which this thread only waited for a processor is nobody's.
+        let busy_ns = before_ns.map_or(round_ns, |ns| used_ns.saturating_sub(ns).min(round_ns));
+        for seat in &mut self.seats {
+            let time = std::mem::take(&mut seat.time);
+            if time.is_zero() {
+                continue;
+            }
+            let time = time.mul_f64(busy_ns as f64 / round_ns as f64);
+            seat.turns.spent(time);
+            let ns = time.as_nanos() as u64;
+            seat.agent.far().stats.agent_ns.fetch_add(ns, Relaxed);
+        }
+    }
+
+    /// Begins what the lanes let go.
+    fn begin(&mut self, lap: &mut Lap) {
+        while let Some(decision) = self.lanes.decide() {
+            let id = match decision {
+                Decision::Send(r) | Decision::Drop(r) => r.tenant.0,
+            };
+            // A linear search: there are as many decisions as requests, and few tenants work at a time.
+            if let Some(seat) = self.seats.iter_mut().find(|s| s.id == id) {
+                seat.wake();
+                seat.agent.start(decision, self.lanes.now_ns());
+                seat.worked = true;
+                seat.time += lap.time();
+            }
+        }
     }
 
     /// Until it is time to look again.
-    fn pause(&self, bell: &Bell, heard: u32) {
+    fn pause(&mut self, bell: &Bell, heard: u32) {
+        self.used_ns = None;
         if self.seats.iter().any(|s| s.asleep.is_none()) {
             relax();
             return;
@@ -174,11 +355,20 @@ impl Host {
         let bells = self
             .seats
             .iter()
+            .filter(|s| s.barred.is_none())
             .map(|s| WaitOn::new(&s.agent.far().asleep, 1));
         let mut words = vec![WaitOn::new(&bell.rung, heard)];
         words.extend(bells.take(WAIT_ANY_MAX - 1));
-        let all = words.len() == self.seats.len() + 1;
+        let barred = self.seats.iter().filter(|s| s.barred.is_some()).count();
+        let all = words.len() + barred == self.seats.len() + 1;
         let long = if all { SLEEP_MAX } else { CROWDED };
+        let long = if barred > 0 {
+            long.min(VAIN_PAUSE)
+        } else {
+            long
+        };
+        // A limit may let something go before.
+        let long = self.lanes.due_in().map_or(long, |due| due.min(long));
         if futex_wait_any(&words, long.as_nanos() as u64).is_err() {
             // An old kernel: everybody's bell is looked at, and not slept on.
             std::thread::sleep(CROWDED);
@@ -189,9 +379,9 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turns::REQUESTS_MAX;
     use canvas_shm::Segment;
     use std::sync::atomic::AtomicUsize;
-    use std::sync::atomic::Ordering::Relaxed;
     use std::sync::{Arc, Mutex};
 
     /// Answers rings, and writes down who was served.
@@ -201,18 +391,35 @@ mod tests {
         /// Requests that are left.
         left: Arc<AtomicUsize>,
         order: Arc<Mutex<Vec<(u64, usize)>>>,
+        share: Live,
+        /// Of the thread's time, for each request.
+        cost: Duration,
     }
 
     impl Served for Counts {
-        fn turn_of(&mut self, most: usize) -> bool {
-            let rung = self.far.rung(|_| ());
+        fn start(&mut self, _: Decision, _: u64) {}
+        fn reap(&mut self, _: &mut Lanes, _: u64) -> bool {
+            false
+        }
+        fn gather(&mut self, _: &mut Lanes, _: u64, most: usize) -> Found {
+            self.far.rung(|_| ());
             let left = self.left.load(Relaxed);
             let done = left.min(most);
             self.left.store(left - done, Relaxed);
             if done > 0 {
                 self.order.lock().unwrap().push((self.id, done));
+                let until = Instant::now() + self.cost * done as u32;
+                while Instant::now() < until {}
             }
-            rung || done > 0
+            Found {
+                work: done > 0,
+                more: left > done,
+                held_back: left > done,
+                taken: done,
+            }
+        }
+        fn is_busy(&self) -> bool {
+            false
         }
         fn expects(&self) -> bool {
             false
@@ -223,26 +430,37 @@ mod tests {
         fn far(&self) -> &'static Far {
             self.far
         }
+        fn share(&self) -> &Live {
+            &self.share
+        }
     }
 
     struct Tenants {
         host: Host,
+        share: Vec<Live>,
         far: Vec<&'static Far>,
         left: Vec<Arc<AtomicUsize>>,
         order: Arc<Mutex<Vec<(u64, usize)>>>,
     }
 
     fn tenants(n: u64) -> Tenants {
+        costly(&vec![Duration::ZERO; n as usize])
+    }
+
+    /// Tenants with requests that cost so much each.
+    fn costly(costs: &[Duration]) -> Tenants {
         let mut t = Tenants {
             host: Host::new(Duration::ZERO),
+            share: Vec::new(),
             far: Vec::new(),
             left: Vec::new(),
             order: Arc::default(),
         };
-        for id in 0..n {
+        for (id, cost) in (0..).zip(costs) {
             let (fd, _) = Segment::create(true).unwrap();
             let far = Far::map(&fd).unwrap();
             let left = Arc::new(AtomicUsize::new(0));
+            let share = Live::default();
             t.host.add(
                 id,
                 Box::new(Counts {
@@ -250,26 +468,110 @@ mod tests {
                     far,
                     left: left.clone(),
                     order: t.order.clone(),
+                    share: share.clone(),
+                    cost: *cost,
                 }),
             );
             t.far.push(far);
             t.left.push(left);
+            t.share.push(share);
         }
         t
     }
 
     #[test]
+    fn a_share_is_changed_of_one_tenant() {
+        let mut t = tenants(2);
+        let more = Share {
+            weight: 300,
+            ..Share::default()
+        };
+        let before = t.share[1].version();
+        t.host.set_share(1, more);
+        t.host.set_share(9, more);
+        assert_eq!(
+            (t.share[0].get(), t.share[1].get()),
+            (Share::default(), more)
+        );
+        assert_ne!(t.share[1].version(), before);
+    }
+
+    #[test]
     fn a_busy_tenant_does_not_keep_the_others_waiting() {
         let mut t = tenants(3);
-        t.left[0].store(REQUESTS * 4, Relaxed);
+        t.left[0].store(REQUESTS_MAX * 4, Relaxed);
         t.left[1].store(1, Relaxed);
-        t.left[2].store(REQUESTS + 1, Relaxed);
+        t.left[2].store(REQUESTS_MAX + 1, Relaxed);
         while t.host.round() {}
         let order = t.order.lock().unwrap();
         let of = |id| order.iter().position(|(who, _)| *who == id).unwrap();
         assert!(of(1) < 3 && of(2) < 3, "{order:?}");
-        assert!(order.iter().all(|(_, done)| *done <= REQUESTS), "{order:?}");
-        assert_eq!(order.len(), 4 + 1 + 2);
+        let most = order.iter().map(|(_, done)| *done).max();
+        assert!(most <= Some(REQUESTS_MAX), "{order:?}");
+        let of = |id| {
+            order
+                .iter()
+                .filter(move |(who, _)| *who == id)
+                .map(|(_, n)| n)
+        };
+        assert_eq!(of(0).sum::<usize>(), REQUESTS_MAX * 4);
+        assert_eq!(of(2).sum::<usize>(), REQUESTS_MAX + 1);
+    }
+
+    #[test]
+    fn a_tenant_whose_requests_are_dear_leaves_the_others_their_time() {
+        let us = Duration::from_micros;
+        let mut t = costly(&[us(200), us(5), us(5)]);
+        let heavy = Share {
+            weight: 2 * Share::default().weight,
+            ..Share::default()
+        };
+        t.host.set_share(2, heavy);
+        for left in &t.left {
+            left.store(1_000_000, Relaxed);
+        }
+        for _ in 0..400 {
+            assert!(t.host.round());
+        }
+        let done = |id: usize| 1_000_000 - t.left[id].load(Relaxed) as u64;
+        let ns = |id: usize| t.far[id].stats.agent_ns.load(Relaxed);
+        // By requests the dear one would have nearly all of the time: 40 times the others'.
+        assert!(done(1) > 10 * done(0), "{} and {}", done(1), done(0));
+        assert!(
+            ns(0) < 3 * ns(1) && ns(1) < 3 * ns(0),
+            "{} {}",
+            ns(0),
+            ns(1)
+        );
+        assert!(done(2) > done(1), "{} and {}", done(2), done(1));
+        assert!(done(0) > 0);
+    }
+
+    #[test]
+    fn a_tenant_that_rings_for_nothing_does_not_keep_the_thread_awake() {
+        let mut t = tenants(2);
+        let mut seen = 0;
+        for _ in 0..10_000 {
+            t.far[0].ring(5);
+            t.host.round();
+            seen += usize::from(t.host.seats[0].barred.is_some());
+        }
+        assert!(seen > 5_000, "{seen} of 10000 rounds");
+        // What it has is found all the same, and then it is heard at once.
+        t.left[0].store(1, Relaxed);
+        while t.left[0].load(Relaxed) > 0 {
+            t.host.round();
+        }
+        assert!(t.host.seats[0].barred.is_none());
+        // One that rings for what is there is never left alone.
+        for _ in 0..1000 {
+            t.left[1].store(1, Relaxed);
+            t.far[1].ring(5);
+            while t.left[1].load(Relaxed) > 0 {
+                assert!(t.host.seats[1].barred.is_none());
+                t.host.round();
+            }
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use canvas_shm::far::SLABS_MAX;
 use crate::copies::SERVERS_MAX;
 use crate::copies::map::LINE_BYTES;
 use crate::seal::KEY_BYTES;
+use crate::share::Share;
 use crate::status::AgentStatus;
 
 const MAGIC: &[u8; 16] = b"canvas journal 1";
@@ -28,6 +29,13 @@ const CLUSTER: u64 = 64;
 const CLUSTER_BYTES: usize = 64;
 /// Where it says how many slabs the tenant may fill.
 const SLABS_MAX_AT: u64 = 128;
+/// Where the tenant's share lies, and what of it was asked for: [`SHARE_WORDS`] numbers each.
+const SHARE_AT: u64 = 136;
+const ASKED_AT: u64 = 160;
+/// Where the tenant's pool lies: as many numbers, ceiling (0 when nothing was noted), grant, 0.
+const POOL_AT: u64 = 184;
+/// Weight (0 when nothing was noted), swap-in limit, swap-out limit (0 for none).
+const SHARE_WORDS: usize = 3;
 /// Where the donors' addresses lie: what slabs' lines number.
 const DONORS: u64 = 512;
 const DONOR_BYTES: usize = 20;
@@ -44,6 +52,15 @@ const STATUS_HEAD: usize = 24;
 /// The journal of one tenant.
 pub struct Journal {
     file: File,
+}
+
+/// A tenant's part of its host's pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolGrant {
+    /// What it asks for (`--pool`).
+    pub ceiling_bytes: u64,
+    /// What it may fill now.
+    pub grant_bytes: u64,
 }
 
 /// Random bytes from the kernel.
@@ -195,6 +212,68 @@ impl Journal {
         }
     }
 
+    /// Notes the tenant's share.
+    pub fn set_share(&self, share: Share) -> Result<(), Errno> {
+        let Share {
+            weight,
+            swap_in_limit,
+            swap_out_limit,
+        } = share;
+        let limits = [swap_in_limit, swap_out_limit].map(|l| l.unwrap_or(0));
+        self.put_words(SHARE_AT, [weight.into(), limits[0], limits[1]])
+    }
+
+    /// The tenant's share; `None` when it was not noted.
+    pub fn share(&self) -> Option<Share> {
+        let [weight, swap_in, swap_out] = self.words(SHARE_AT)?;
+        let share = Share {
+            weight: weight.try_into().unwrap_or(u32::MAX),
+            swap_in_limit: Some(swap_in).filter(|l| *l != 0),
+            swap_out_limit: Some(swap_out).filter(|l| *l != 0),
+        };
+        (weight != 0).then(|| share.clamped())
+    }
+
+    /// Agent of a host: notes what of its share the tenant asked for; the rest is its operator's.
+    pub fn set_asked(&self, asked: [Option<u64>; SHARE_WORDS]) -> Result<(), Errno> {
+        self.put_words(ASKED_AT, asked.map(|n| n.unwrap_or(0)))
+    }
+
+    /// What was noted: weight, swap-in limit and swap-out limit.
+    pub fn asked(&self) -> [Option<u64>; SHARE_WORDS] {
+        let words = self.words(ASKED_AT).unwrap_or_default();
+        words.map(|n| Some(n).filter(|n| *n != 0))
+    }
+
+    /// Agent of a host: notes what of its pool it grants to the tenant; `None` when that is not bounded.
+    pub fn set_pool(&self, pool: Option<PoolGrant>) -> Result<(), Errno> {
+        let words = pool.map_or([0; SHARE_WORDS], |p| [p.ceiling_bytes, p.grant_bytes, 0]);
+        self.put_words(POOL_AT, words)
+    }
+
+    /// What of the host's pool is granted to the tenant, if that is bounded.
+    pub fn pool(&self) -> Option<PoolGrant> {
+        let [ceiling_bytes, grant_bytes, _] = self.words(POOL_AT)?;
+        let grant = PoolGrant {
+            ceiling_bytes,
+            grant_bytes,
+        };
+        (ceiling_bytes != 0).then_some(grant)
+    }
+
+    fn put_words(&self, at: u64, words: [u64; SHARE_WORDS]) -> Result<(), Errno> {
+        // One write: a reader finds all of it or nothing.
+        let bytes = words.map(u64::to_le_bytes).concat();
+        self.file.write_all_at(&bytes, at).map_err(errno)
+    }
+
+    fn words(&self, at: u64) -> Option<[u64; SHARE_WORDS]> {
+        let mut bytes = [0; SHARE_WORDS * 8];
+        self.file.read_exact_at(&mut bytes, at).ok()?;
+        let words: &[[u8; 8]] = bytes.as_chunks().0;
+        Some(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
+    }
+
     /// Agent: says how it is. A reader finds this or what was said before, and waits for nothing.
     pub fn put_status(&self, status: &AgentStatus) {
         let count = self.newest().map_or(1, |(count, _)| count + 1);
@@ -322,6 +401,23 @@ mod tests {
         assert_eq!(j.slabs_max(), 0);
         j.set_slabs_max(77).unwrap();
         assert_eq!(j.slabs_max(), 77);
+    }
+
+    #[test]
+    fn the_share_is_found_again() {
+        let j = Journal::create().unwrap();
+        assert_eq!((j.share(), j.asked()), (None, [None; 3]));
+        let share = Share {
+            weight: 300,
+            swap_in_limit: None,
+            swap_out_limit: Some(1 << 20),
+        };
+        j.set_share(share).unwrap();
+        j.set_asked([Some(300), None, Some(1 << 21)]).unwrap();
+        assert_eq!(j.share(), Some(share));
+        assert_eq!(j.asked(), [Some(300), None, Some(1 << 21)]);
+        assert_eq!(j.slabs_max(), 0, "a place of its own");
+        assert!(j.donors().is_empty());
     }
 
     #[test]

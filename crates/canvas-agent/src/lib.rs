@@ -8,7 +8,8 @@
 //! which slab) and the journal ([`journal`]: the key). An agent that takes over from a dead one
 //! needs no more than these and the stores.
 //!
-//! [`host`] serves many tenants from one thread, a turn of each after the other.
+//! [`host`] serves many tenants from one thread, a turn of each after the other; [`lanes`] decides what is begun
+//! when links are short.
 //!
 //! The tenant's processes may write anything into the segment. What the agent reads there it copies
 //! once and judges then; a forged value harms the tenant's own pages only.
@@ -22,9 +23,13 @@ pub mod disk;
 pub mod host;
 pub mod idle;
 pub mod journal;
+pub mod lanes;
 pub mod log;
 pub mod seal;
+pub mod share;
 pub mod status;
 pub mod store;
+pub mod turns;
 
 pub use agent::{Agent, Setup};
+pub use share::Share;

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::block::Block;
+use crate::lanes::Lane;
 use crate::log::About;
 
 /// How an operation on a store ended.
@@ -58,6 +59,8 @@ pub trait Store {
     /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
     /// bytes may reach beyond the range.
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);
+    /// What a write or a read travels over, and how often.
+    fn lane(&self, writes: bool) -> (Lane, u32);
     /// Forgets a slab.
     fn free(&mut self, slab: u32);
     /// Adds what has happened to `events`, and does what is due.

@@ -1,6 +1,7 @@
 //! The agent's bookkeeping against a naive oracle: lists that are searched from the front.
 
 use canvas_agent::desk::{Begun, Desk, From, Limits};
+use canvas_sched::Class;
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, WRITES};
 use proptest::prelude::*;
@@ -38,13 +39,18 @@ enum Step {
     },
     /// The store has freed what it was asked to.
     Freed,
+    /// A thread waits for what was to be read ahead.
+    Urge {
+        proc: usize,
+        i: usize,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let bits = prop_oneof![
         Just(1),
         Just(0b11),
-        Just(1 << 32),
+        Just(3 << 32),
         Just(1 << 56),
         Just(3 << 60)
     ];
@@ -56,6 +62,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..4u32).prop_map(|slab| Step::Release { slab }),
         1 => (0..5usize).prop_map(|slabs| Step::Bound { slabs }),
         1 => Just(Step::Freed),
+        2 => (0..PROCS.len(), prop_oneof![Just(0), Just(32), Just(33), Just(56)])
+            .prop_map(|(p, i)| Step::Urge { proc: PROCS[p], i }),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -74,6 +82,7 @@ struct Op {
 #[derive(Default)]
 struct Oracle {
     posted: Vec<From>,
+    urged: Vec<From>,
     /// Process taken from last, by class.
     last: [usize; 3],
     ops: Vec<Op>,
@@ -90,7 +99,14 @@ fn class_of(i: usize) -> usize {
 }
 
 impl Oracle {
-    fn take(&mut self) -> Option<From> {
+    fn class(&self, from: From) -> usize {
+        if self.urged.contains(&from) {
+            0
+        } else {
+            class_of(from.i)
+        }
+    }
+    fn take(&mut self) -> Option<(From, Class)> {
         let limits = [LIMITS.demands, LIMITS.fetches, LIMITS.writes];
         for (class, limit) in limits.into_iter().enumerate() {
             if self.ops.iter().filter(|o| o.class == class).count() == limit {
@@ -101,13 +117,14 @@ impl Oracle {
             let best = self
                 .posted
                 .iter()
-                .filter(|f| class_of(f.i) == class)
+                .filter(|f| self.class(**f) == class)
                 .min_by_key(|f| ((f.proc + 1024 - from) % 1024, f.i))
                 .copied();
             if let Some(best) = best {
                 self.posted.retain(|f| *f != best);
+                self.urged.retain(|f| *f != best);
                 self.last[class] = (best.proc + 1) % 1024;
-                return Some(best);
+                return Some((best, Class::ALL[class]));
             }
         }
         None
@@ -138,10 +155,10 @@ proptest! {
                 Step::Take { writes, slab, extent } => {
                     let from = desk.take();
                     prop_assert_eq!(from, o.take());
-                    let Some(from) = from else { continue };
+                    let Some((_, class)) = from else { continue };
                     let extent = slab * SLAB_EXTENTS as u32 + extent;
                     let kind = if writes { Kind::Write } else { Kind::Read };
-                    let begun = desk.begin(from, kind, extent);
+                    let begun = desk.begin(class, kind, extent);
                     let writers = o.ops.iter().filter(|x| x.writes && x.extent == extent).count();
                     prop_assert_eq!(desk.knows(extent), o.live.contains(&slab) || matches!(begun, Begun::Run(_) | Begun::Waits(_)) && writes);
                     let refused = o.releasing.iter().any(|(s, _)| *s == slab)
@@ -165,7 +182,7 @@ proptest! {
                     if writes && !o.live.contains(&slab) {
                         o.live.push(slab);
                     }
-                    o.ops.push(Op { id, class: class_of(from.i), writes, slab, extent, runs });
+                    o.ops.push(Op { id, class: class as usize, writes, slab, extent, runs });
                 }
                 Step::End { which } => {
                     let running: Vec<_> = o.ops.iter().filter(|x| x.runs).copied().collect();
@@ -202,6 +219,14 @@ proptest! {
                 Step::Bound { slabs } => {
                     slabs_max = slabs;
                     desk.set_slabs_max(slabs);
+                }
+                Step::Urge { proc, i } => {
+                    let from = From { proc, i };
+                    let waits = class_of(i) == 1 && o.posted.contains(&from);
+                    prop_assert_eq!(desk.urge(from), waits);
+                    if waits && !o.urged.contains(&from) {
+                        o.urged.push(from);
+                    }
                 }
                 Step::Freed => {
                     if let Some(at) = o.releasing.iter().position(|(_, told)| *told) {

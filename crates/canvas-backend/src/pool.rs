@@ -38,7 +38,12 @@
 //! let slab_words = [const { AtomicU64::new(0) }; SLABS * SLAB_WORDS];
 //! let class_bytes = [const { AtomicI64::new(0) }; 32]; // in earnest: the segment's
 //! let pool = LocalPool::new(
-//!     PoolArrays { entries: &entries, slab_words: &slab_words, class_bytes: &class_bytes },
+//!     PoolArrays {
+//!         entries: &entries,
+//!         slab_words: &slab_words,
+//!         class_bytes: &class_bytes,
+//!         digests: &[], // nothing lies beyond this pool
+//!     },
 //!     NoLz,
 //!     Region(Mutex::new(vec![0; region_bytes(SLABS)])),
 //!     NoBound,
@@ -60,7 +65,8 @@ use canvas_swap::classes::{
     CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for,
 };
 use canvas_swap::codec::{Content, Hash, classify, fill, hash};
-use canvas_swap::entry::{EntryTable, Record};
+use canvas_swap::digests::Digests;
+use canvas_swap::entry::{EntryTable, HOME_BYTES, Record};
 use canvas_swap::fsm::{Alloc, on_swap_out};
 use canvas_swap::slots::{SlabRelease, SlotForkGuard, SlotId, SlotPool};
 use canvas_swap::{Lz, LzScratch, PoolBudget};
@@ -192,12 +198,15 @@ pub struct PoolArrays<'a> {
     pub slab_words: &'a [AtomicU64],
     /// Bytes in slots, by class; may be shared with other pools.
     pub class_bytes: &'a [AtomicI64],
+    /// Hashes of what lies beyond the pool ([`canvas_swap::digests::words_for`]).
+    pub digests: &'a [AtomicU64],
 }
 
 /// The pool. See the module's text.
 pub struct LocalPool<'a, L, M, B> {
     entries: EntryTable<'a>,
     slots: SlotPool<'a>,
+    digests: Digests<'a>,
     stored_bytes: AtomicI64,
     lz: L,
     mem: M,
@@ -210,6 +219,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         LocalPool {
             entries: EntryTable::new(arrays.entries, yield_now),
             slots: SlotPool::new(arrays.slab_words, arrays.class_bytes, yield_now),
+            digests: Digests::new(arrays.digests),
             stored_bytes: AtomicI64::new(0),
             lz,
             mem,
@@ -235,14 +245,19 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                 fill(out, pattern);
                 Ok(())
             }
-            Record::Stored { slot, len } => self.load_slot(slot, len as usize, out, scratch),
+            Record::Stored { slot, len, .. } => self.load_slot(slot, len as usize, out, scratch),
             Record::Deep(place) => Err(LoadError::Deep(place)),
         }
     }
 
     /// Brings a page back from the bytes of its record, hash and payload, as [`LocalPool::copy_stored`]
-    /// gave them. They may be damaged in any way.
-    pub fn decode(&self, stored: &[u8], out: &mut PageBuf) -> Result<(), LoadError> {
+    /// gave them. They may be damaged in any way. The hash is remembered for the next store.
+    pub fn decode(
+        &self,
+        entry: SwapEntry,
+        stored: &[u8],
+        out: &mut PageBuf,
+    ) -> Result<(), LoadError> {
         let (want, payload) = stored
             .split_first_chunk::<HEADER_BYTES>()
             .ok_or(LoadError::Verify)?;
@@ -252,6 +267,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             return Err(LoadError::Verify);
         }
         if hash(out) == *want {
+            self.digests.put(entry, want);
             Ok(())
         } else {
             Err(LoadError::Verify)
@@ -327,7 +343,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                     });
                 }
                 let (entry, locked) = self.take_entry(reserved)?;
-                self.free_slot(old);
+                self.drop_record(entry, old);
                 self.entries.set(entry, Record::SameFilled(pattern));
                 Ok(Outcome {
                     entry,
@@ -337,7 +353,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             }
             Content::SameFilled(_) | Content::Data => {
                 let digest = hash(page);
-                if has_far_copy && self.stored_hash(old) == Some(digest) {
+                if has_far_copy && self.is_copy(reserved, old, &digest) {
                     return Ok(Outcome {
                         entry: reserved,
                         kind: Kind::Clean,
@@ -386,6 +402,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         digest: &Hash,
         scratch: &mut Scratch,
     ) -> Option<Kind> {
+        let old = self.only_here(entry, old);
         scratch.stored[..HEADER_BYTES].copy_from_slice(digest);
         let room = &mut scratch.stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
         let compressed = self
@@ -415,6 +432,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             Record::Stored {
                 slot,
                 len: len as u16,
+                home: false,
             },
         );
         self.stored_bytes
@@ -430,7 +448,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// new one. The old copy counts as gone in any case, and on `None` the entry is empty.
     fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<SlotId> {
         let reused = match old {
-            Record::Stored { slot, len } if slot.class() == class => Some((slot, len)),
+            Record::Stored { slot, len, .. } if slot.class() == class => Some((slot, len)),
             _ => None,
         };
         if reused.is_none()
@@ -441,7 +459,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
         // Without a slab for the right size, a larger slot will do: the old one, or any.
         let reused = reused.or(match old {
-            Record::Stored { slot, len } if slot.class() > class => Some((slot, len)),
+            Record::Stored { slot, len, .. } if slot.class() > class => Some((slot, len)),
             _ => None,
         });
         if let Some((slot, len)) = reused {
@@ -459,14 +477,79 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     fn free_slot(&self, record: Record) {
         match record {
-            Record::Stored { slot, len }
-                if self.slots.free(slot, &self.budget, &Releaser(&self.mem)) =>
-            {
-                self.stored_bytes
-                    .fetch_sub(stored_len(len), Ordering::Relaxed);
+            Record::Stored { slot, len, .. } => {
+                let home = self.home(record);
+                if self.slots.free(slot, &self.budget, &Releaser(&self.mem)) {
+                    self.stored_bytes
+                        .fetch_sub(stored_len(len), Ordering::Relaxed);
+                }
+                if let Some(place) = home {
+                    self.budget.deep_gone(place);
+                }
             }
             Record::Deep(place) => self.budget.deep_gone(place),
             _ => {}
+        }
+    }
+
+    /// Where the place beyond the pool is kept with a slot.
+    fn home_offset(&self, slot: SlotId, len: u16) -> usize {
+        if slot.class() == RAW_CLASS {
+            self.slots.raw_header_offset(slot) + HEADER_BYTES
+        } else {
+            slot.offset() + HEADER_BYTES + len as usize
+        }
+    }
+
+    /// Where a copy in the pool lies beyond it, too.
+    fn home(&self, record: Record) -> Option<DeepPlace> {
+        let Record::Stored {
+            slot,
+            len,
+            home: true,
+        } = record
+        else {
+            return None;
+        };
+        let mut bytes = [0; HOME_BYTES];
+        self.mem.copy_out(self.home_offset(slot, len), &mut bytes);
+        let place = Record::home_of(bytes);
+        debug_assert!(place.is_some(), "written when it was raised");
+        place
+    }
+
+    /// What the entry held is needed no more.
+    fn drop_record(&self, entry: SwapEntry, old: Record) {
+        if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
+            self.digests.forget(entry);
+        }
+        self.free_slot(old);
+    }
+
+    /// The entry's copy is about to change: one beyond the pool is stale. What it holds then.
+    fn only_here(&self, entry: SwapEntry, old: Record) -> Record {
+        if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
+            self.digests.forget(entry);
+        }
+        let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
+            return old;
+        };
+        let alone = Record::Stored {
+            slot,
+            len,
+            home: false,
+        };
+        self.entries.set(entry, alone);
+        self.budget.deep_gone(place);
+        alone
+    }
+
+    /// Is `old`, the entry's copy, one of a page with this hash, as far as is known here?
+    fn is_copy(&self, entry: SwapEntry, old: Record, digest: &Hash) -> bool {
+        match old {
+            Record::Stored { .. } => self.stored_hash(old).as_ref() == Some(digest),
+            Record::Deep(_) => self.digests.is(entry, digest),
+            _ => false,
         }
     }
 
@@ -492,6 +575,11 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
+    /// Where a copy in the pool lies beyond it, too; `None` when it does not.
+    pub fn home_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+        self.home(self.entries.get(entry))
+    }
+
     /// Where a copy beyond the pool lies; `None` when the entry has none there.
     pub fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
         match self.entries.get(entry) {
@@ -503,7 +591,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// Copies a copy in the pool out as it is stored, hash and payload: [`LocalPool::stored_len`] and
     /// [`HEADER_BYTES`] bytes. False when the entry has none of this length.
     pub fn copy_stored(&self, entry: SwapEntry, out: &mut [u8]) -> bool {
-        let Record::Stored { slot, len } = self.entries.get(entry) else {
+        let Record::Stored { slot, len, .. } = self.entries.get(entry) else {
             return false;
         };
         if out.len() != HEADER_BYTES + len as usize {
@@ -534,9 +622,31 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         true
     }
 
+    /// Frees the slot of a copy that lies beyond the pool, too, so that this one is left. The bytes of
+    /// the slot; `None`, with nothing changed, when there is no other copy.
+    pub fn sink_home(&self, entry: SwapEntry) -> Option<usize> {
+        let old = self.entries.get(entry);
+        let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
+            return None;
+        };
+        // For a page that is local meanwhile; useless, and harmless, for one that is far.
+        if let Some(hash) = self.stored_hash(old) {
+            self.digests.put(entry, &hash);
+        }
+        self.entries.set(entry, Record::Deep(place));
+        self.free_slot(Record::Stored {
+            slot,
+            len,
+            home: false,
+        });
+        Some(CLASS_BYTES[slot.class()] as usize)
+    }
+
     /// Takes the copy at `place` back into the pool; `stored` is what lies there, hash and payload.
+    /// `keeps`: the entry goes on naming the place as well, so that the copy can leave the pool again
+    /// without being written ([`LocalPool::sink_home`]).
     /// False, with nothing changed, when the entry holds another copy by now, or the pool is full.
-    pub fn raise(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8]) -> bool {
+    pub fn raise(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8], keeps: bool) -> bool {
         let old = self.entries.get(entry);
         let len = place.len as usize;
         if old != Record::Deep(place) || stored.len() != HEADER_BYTES + len {
@@ -545,7 +655,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         let class = if len == PAGE_SIZE {
             RAW_CLASS
         } else {
-            class_for(stored.len())
+            class_for(stored.len() + if keeps { HOME_BYTES } else { 0 })
         };
         let Some(slot) = self.slots.alloc(class, &self.budget) else {
             return false;
@@ -557,16 +667,23 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         } else {
             self.mem.copy_in(slot.offset(), stored);
         }
+        if keeps {
+            let at = self.home_offset(slot, place.len);
+            self.mem.copy_in(at, &Record::home_bytes(place));
+        }
         self.entries.set(
             entry,
             Record::Stored {
                 slot,
                 len: place.len,
+                home: keeps,
             },
         );
         self.stored_bytes
             .fetch_add(stored_len(place.len), Ordering::Relaxed);
-        self.free_slot(old);
+        if !keeps {
+            self.free_slot(old);
+        }
         true
     }
 
@@ -576,7 +693,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             Record::Free | Record::Empty => false,
             old => {
                 self.entries.set(entry, Record::Empty);
-                self.free_slot(old);
+                self.drop_record(entry, old);
                 true
             }
         }
@@ -587,7 +704,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         match self.entries.get(entry) {
             Record::Free => false,
             old => {
-                self.free_slot(old);
+                self.drop_record(entry, old);
                 self.entries.free(entry)
             }
         }

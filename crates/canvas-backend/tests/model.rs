@@ -47,8 +47,13 @@ enum Op {
         page: usize,
         late: bool,
     },
-    /// It comes back up.
-    Raise(usize),
+    /// It comes back up, and `keeps` its extent or not.
+    Raise {
+        page: usize,
+        keeps: bool,
+    },
+    /// The copy in the pool goes, if there is one below.
+    SinkHome(usize),
 }
 
 /// What the pager would know of a page.
@@ -82,7 +87,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Trim),
         1 => (0..8i64).prop_map(Op::Limit),
         5 => (0..PAGES, any::<bool>()).prop_map(|(page, late)| Op::Sink { page, late }),
-        3 => (0..PAGES).prop_map(Op::Raise),
+        4 => (0..PAGES, any::<bool>()).prop_map(|(page, keeps)| Op::Raise { page, keeps }),
+        3 => (0..PAGES).prop_map(Op::SinkHome),
     ]
 }
 
@@ -102,7 +108,8 @@ fn store(
     }
     let unchanged = before == p.bytes;
     let had = p.clone();
-    let was_deep = matches!(pool.record(p.entry), Record::Deep(_));
+    let record = pool.record(p.entry);
+    let was_deep = matches!(record, Record::Deep(_));
     let result = pool.store(p.entry, p.has_copy, &p.bytes, scratch);
     seen.borrow_mut().insert(match result {
         Ok(o) => format!("{:?}", o.kind),
@@ -123,7 +130,13 @@ fn store(
                 Kind::SameFilled => {
                     prop_assert!(filled && pool.record(entry) == Record::SameFilled(word))
                 }
-                Kind::Clean => prop_assert!(had.has_copy && unchanged),
+                Kind::Clean => {
+                    prop_assert!(had.has_copy && unchanged);
+                    prop_assert_eq!(pool.record(entry), record);
+                    if was_deep {
+                        seen.borrow_mut().insert("Clean below".into());
+                    }
+                }
                 Kind::Raw | Kind::Compressed => {
                     let Record::Stored { len, .. } = pool.record(entry) else {
                         panic!("{kind:?} without a slot")
@@ -131,7 +144,7 @@ fn store(
                     prop_assert_eq!(kind == Kind::Raw, len as usize == PAGE_SIZE);
                 }
             }
-            // Nothing is written twice, but what lies beyond the pool is not compared with.
+            // Nothing is written twice, unless it lies beyond the pool and its hash is not known.
             prop_assert!(
                 !(had.has_copy && unchanged && entry.is_some()) || kind == Kind::Clean || was_deep
             );
@@ -183,9 +196,9 @@ fn load(
             let at = place.extent as usize % bytes.len();
             bytes[at] ^= 0x10;
             // One wrong bit is one too many.
-            assert_eq!(pool.decode(&bytes, out), Err(LoadError::Verify));
+            assert_eq!(pool.decode(entry, &bytes, out), Err(LoadError::Verify));
             bytes[at] ^= 0x10;
-            pool.decode(&bytes, out)
+            pool.decode(entry, &bytes, out)
         }
         other => other,
     }
@@ -257,18 +270,30 @@ fn check(codec: Codec) -> Vec<String> {
                             }
                         }
                     }
-                    Op::Raise(i) => {
-                        let entry = pages[i].entry;
+                    Op::Raise { page, keeps } => {
+                        let entry = pages[page].entry;
                         if let Record::Deep(place) = pool.record(entry) {
                             let wrong = DeepPlace {
                                 offset: place.offset ^ 16,
                                 ..place
                             };
                             let bytes = extents[&place.extent].clone();
-                            prop_assert!(!pool.raise(entry, wrong, &bytes));
-                            let raised = pool.raise(entry, place, &bytes);
+                            prop_assert!(!pool.raise(entry, wrong, &bytes, keeps));
+                            let raised = pool.raise(entry, place, &bytes, keeps);
                             seen.borrow_mut().insert(format!("raised {raised}"));
                             prop_assert_eq!(raised, read_out(&pool, entry) == bytes);
+                        }
+                    }
+                    Op::SinkHome(i) => {
+                        let entry = pages[i].entry;
+                        let (record, bytes) = (pool.record(entry), read_out(&pool, entry));
+                        let sunk = pool.sink_home(entry).is_some();
+                        seen.borrow_mut().insert(format!("sunk home {sunk}"));
+                        prop_assert_eq!(sunk, matches!(record, Record::Stored { home: true, .. }));
+                        if let (true, Record::Deep(place)) = (sunk, pool.record(entry)) {
+                            prop_assert_eq!(&extents[&place.extent], &bytes);
+                        } else {
+                            prop_assert_eq!(pool.record(entry), record);
                         }
                     }
                     Op::Trim => pool.trim(),
@@ -287,7 +312,10 @@ fn check(codec: Codec) -> Vec<String> {
                         _ => None,
                     })
                     .collect();
-                prop_assert!(deep.iter().eq(extents.keys()));
+                let records = || pages.iter().map(|p| pool.record(p.entry));
+                let homes = records().filter(|r| matches!(r, Record::Stored { home: true, .. }));
+                prop_assert!(deep.iter().all(|extent| extents.contains_key(extent)));
+                prop_assert_eq!(extents.len(), deep.len() + homes.count());
                 let stats = pool.stats();
                 let entries: BTreeSet<_> = pages
                     .iter()
@@ -356,6 +384,7 @@ const DROPPED: &str = "Full { copy_dropped: true }";
 fn behaves_like_a_map() {
     let all = [
         "Clean",
+        "Clean below",
         "Compressed",
         KEPT,
         DROPPED,
@@ -366,6 +395,8 @@ fn behaves_like_a_map() {
         "raised false",
         "raised true",
         "sunk false",
+        "sunk home false",
+        "sunk home true",
         "sunk true",
     ];
     assert_eq!(check(Codec::Lz4), all);
@@ -375,6 +406,7 @@ fn behaves_like_a_map() {
 fn behaves_like_a_map_uncompressed() {
     let all = [
         "Clean",
+        "Clean below",
         KEPT,
         DROPPED,
         "NoEntry",
@@ -384,6 +416,8 @@ fn behaves_like_a_map_uncompressed() {
         "raised false",
         "raised true",
         "sunk false",
+        "sunk home false",
+        "sunk home true",
         "sunk true",
     ];
     assert_eq!(check(Codec::None), all);

@@ -3,7 +3,9 @@
 mod common;
 
 use canvas_backend::*;
-use canvas_swap::classes::{CLASS_BYTES, RAW_CLASS, class_for};
+use canvas_swap::classes::{
+    CLASS_BYTES, RAW_CLASS, RAW_HEADER_BYTES, RAW_HEADERS_BYTES, SLAB_BYTES, class_for,
+};
 use canvas_swap::entry::Record;
 use canvas_swap::slots::{EMPTY_KEEP, SLAB_CHARGE_BYTES};
 use canvas_types::sync::Ordering;
@@ -17,14 +19,14 @@ fn put(pool: &Pool<'_>, page: &PageBuf, scratch: &mut Scratch) -> Outcome {
 
 /// Offset and length of the payload in slot memory; offset of the header.
 fn place(pool: &Pool<'_>, entry: SwapEntry, slabs: usize) -> (usize, usize, usize) {
-    let Record::Stored { slot, len } = pool.record(entry) else {
+    let Record::Stored { slot, len, .. } = pool.record(entry) else {
         panic!("not stored")
     };
     if slot.class() == RAW_CLASS {
         (
             slot.offset(),
             len as usize,
-            slabs * (32 << 10) + slot.slab() * 128 + slot.index() * 16,
+            slabs * SLAB_BYTES + slot.slab() * RAW_HEADERS_BYTES + slot.index() * RAW_HEADER_BYTES,
         )
     } else {
         (slot.offset() + 16, len as usize, slot.offset())
@@ -103,7 +105,7 @@ fn pages_that_hardly_shrink_are_raw() {
     for random in (0..=PAGE_SIZE).step_by(8) {
         let page = page_of(random as u64, random);
         let outcome = put(&pool, &page, &mut scratch);
-        let Record::Stored { slot, len } = pool.record(outcome.entry) else {
+        let Record::Stored { slot, len, .. } = pool.record(outcome.entry) else {
             panic!("{random} not stored")
         };
         match outcome.kind {

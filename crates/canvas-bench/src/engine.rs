@@ -7,6 +7,7 @@ pub mod plan;
 mod program;
 mod progress;
 mod results;
+mod shared;
 pub mod table;
 mod tcp;
 #[cfg(test)]
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use budget::Budget;
@@ -25,17 +26,19 @@ use plan::{Cell, Plan, Request, Set};
 use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
 use results::Results;
+use shared::{Carried, Shared};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use working_set::WorkingSets;
 
 use crate::host::cgroup::Controller;
 use crate::host::facts;
 use crate::host::lock::{self, Taken};
+use crate::host::net::Network;
 use crate::host::swap::Swap;
 use crate::host::undo::{Step, Undo};
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
 use crate::registry;
-use crate::variant::Variant;
+use crate::variant::{Tenancy, Variant};
 use crate::workload::Workload;
 
 /// Least local memory of any limited run, for all variants alike: canvas works with no less.
@@ -138,7 +141,10 @@ pub(crate) fn run_with(
     if let Taken::Others(pid) = &lock {
         refuse_beside(*pid, &asked)?;
     }
-    let plan = plan::make(request, all, |v| plan::missing_here(request, v))?;
+    let mut plan = plan::make(request, all, |v| plan::missing_here(request, v))?;
+    plan::leave_out_tenants(&mut plan, |flags| {
+        plan::flags_missing(&request.canvas, flags)
+    });
     if let Taken::Others(pid) = &lock {
         eprintln!(
             "canvas: {} too; the figures of both will be disturbed",
@@ -292,7 +298,8 @@ impl Bench<'_> {
     fn skip(&mut self, mut skip: Skip) -> Result<(), String> {
         skip.run_id.clone_from(&self.run_id);
         let about = match (&skip.variant, &skip.workload) {
-            (Some(v), _) => format!("{} on {v}", skip.experiment),
+            (Some(v), Some(w)) => format!("{}: {w} on {v}", skip.experiment),
+            (Some(v), None) => format!("{} on {v}", skip.experiment),
             // Reasons of a workload begin with its name, but for those of time.
             (None, Some(w)) if !skip.reason.starts_with(w.as_str()) => {
                 format!("{}: {w}", skip.experiment)
@@ -394,7 +401,11 @@ impl Bench<'_> {
         let mut words = Vec::new();
         for sample in samples {
             words.push(match &sample.outcome {
-                Outcome::Ok => format!("{:.2} s", sample.seconds.unwrap_or(0.0)),
+                Outcome::Ok => match sample.seconds {
+                    Some(seconds) => format!("{seconds:.2} s"),
+                    // It was company, and has no time of its own.
+                    None => "ok".to_owned(),
+                },
                 Outcome::Failed(why) => format!("FAILED: {why}"),
                 other => table::word(other).to_owned(),
             });
@@ -447,6 +458,18 @@ impl Bench<'_> {
         (0..cell.set.members.len()).map(failed).collect()
     }
 
+    /// What a cell is below cannot be set up: no samples.
+    fn cannot_run(&mut self, cell: &Cell, reason: String) -> Result<Vec<Sample>, Fail> {
+        self.skip(Skip {
+            run_id: String::new(),
+            experiment: cell.set.experiment.clone(),
+            workload: None,
+            variant: Some(cell.variant.clone()),
+            reason,
+        })?;
+        Ok(Vec::new())
+    }
+
     /// Runs the programs of a cell at the same time.
     fn run_cell(
         &mut self,
@@ -464,38 +487,72 @@ impl Bench<'_> {
             self.context.undo,
         ) {
             Ok(swap) => swap,
-            Err(reason) => {
-                self.skip(Skip {
-                    run_id: String::new(),
-                    experiment: cell.set.experiment.clone(),
-                    workload: None,
-                    variant: Some(cell.variant.clone()),
-                    reason,
-                })?;
-                return Ok(Vec::new());
-            }
+            Err(reason) => return self.cannot_run(cell, reason),
+        };
+        // One link for all programs of a cell, as a host has one.
+        let link = cell.variant.link();
+        let network = match link
+            .map(|r| Network::start(r, self.context.undo))
+            .transpose()
+        {
+            Ok(network) => network,
+            Err(reason) => return self.cannot_run(cell, reason),
+        };
+        let tenancy = cell.variant.tenancy();
+        let far: Vec<u64> = needs.iter().map(|n| donors::far_bytes(n.bytes)).collect();
+        let shared = match tenancy {
+            Tenancy::Own => None,
+            _ => match self.share(far.iter().sum(), network.as_ref()) {
+                Ok(shared) => Some(shared),
+                Err(sentence) => return Ok(self.failures(cell, repeat, &sentence)),
+            },
         };
         let alone = cell.set.members.len() == 1;
+        let members = cell.set.members.iter();
+        let left = AtomicUsize::new(members.filter(|m| m.company.is_none()).count());
+        let arguments = cell.set.members.iter().map(|m| {
+            let more = m.company.clone().unwrap_or_default();
+            [m.args.as_slice(), &more].concat()
+        });
+        let arguments: Vec<Vec<String>> = arguments.collect();
+        // One tenant has one budget: what all of them would have.
+        let sum = |all: Vec<u64>, own: u64| match tenancy {
+            Tenancy::One => all.into_iter().sum(),
+            _ => own,
+        };
+        let limit_of = |n: &working_set::Need| cell.percent.map(|p| limit_bytes(n.bytes, p));
+        let pool_of = |n: &working_set::Need| match cell.variant {
+            Variant::CanvasFar(_) => donors::pool_bytes(n.bytes),
+            _ => round_to_mib(2 * n.bytes) + (64 << 20),
+        };
         let mut jobs = Vec::new();
         for (i, (member, need)) in cell.set.members.iter().zip(needs).enumerate() {
             let number = self.next_number();
-            let limit = cell.percent.map(|p| limit_bytes(need.bytes, p));
+            let limits = || needs.iter().filter_map(limit_of).collect();
+            let limit = limit_of(need).map(|own| sum(limits(), own));
             let mut sample = self.blank(cell, i, repeat);
             sample.limit_bytes = limit;
             let workload = registry::find(self.all, &member.workload)
                 .ok_or_else(|| format!("{} is gone", member.workload))?;
             let scratch = program::run_dir(&self.scratch, number)?;
+            let far_bytes = sum(far.clone(), far[i]);
+            let flags = match (&shared, cell.variant) {
+                (Some(shared), Variant::CanvasFar(below)) => {
+                    Some(shared.flags(below, far_bytes, number, &member.tenant_flags))
+                }
+                _ => None,
+            };
             jobs.push((
                 Job {
                     workload,
-                    args: &member.args,
+                    args: &arguments[i],
                     variant: cell.variant,
                     limit_bytes: limit,
-                    pool_bytes: match cell.variant {
-                        Variant::CanvasFar(_) => donors::pool_bytes(need.bytes),
-                        _ => round_to_mib(2 * need.bytes) + (64 << 20),
-                    },
-                    far_bytes: donors::far_bytes(need.bytes),
+                    pool_bytes: sum(needs.iter().map(pool_of).collect(), pool_of(need)),
+                    far_bytes,
+                    network: network.as_ref(),
+                    shared: flags,
+                    company: member.company.is_some().then_some(&left),
                     alone,
                     swap: swap.as_ref().filter(|_| alone),
                     may_swap: swap.is_some(),
@@ -507,25 +564,73 @@ impl Bench<'_> {
                 sample,
             ));
         }
-        let context = &self.context;
-        let results: Vec<Result<Sample, Stopped>> = std::thread::scope(|scope| {
-            let mut threads = Vec::new();
-            for (job, sample) in jobs {
-                threads.push(scope.spawn(move || {
-                    let result = program::run(context, &job, sample);
-                    let _ = fs::remove_dir_all(&job.place.scratch);
-                    result
-                }));
-            }
-            let join = |t: std::thread::ScopedJoinHandle<'_, _>| match t.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
-            threads.into_iter().map(join).collect()
-        });
+        let watched = network.as_ref().filter(|_| shared.is_some() && !alone);
+        let (results, carried) = at_once(&self.context, jobs, &left, watched);
         drop(swap);
-        Ok(results.into_iter().collect::<Result<Vec<_>, _>>()?)
+        let mut samples = results.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let work = shared.map(Shared::end);
+        if let (Some((agent_cpu_s, work)), [one]) = (work, samples.as_mut_slice())
+            && let Some(far) = &mut one.far
+        {
+            far.agent_cpu_s = Some(agent_cpu_s);
+            (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
+        }
+        if let Some(first) = samples.first_mut() {
+            first.link_to_host = carried;
+        }
+        Ok(samples)
     }
+
+    /// Starts an agent for all programs of a cell, and its donors.
+    fn share(&self, far_bytes: u64, network: Option<&Network>) -> Result<Shared, String> {
+        let dir = program::run_dir(&self.scratch, self.next_number())?;
+        let far_dir = program::far_dir(&self.request.cache)?;
+        let (canvas, undo) = (self.context.canvas, self.context.undo);
+        Shared::start(canvas, far_bytes, network, &dir, &far_dir, undo)
+    }
+}
+
+/// Counts a program that is no company out, however its run ends.
+struct Leaves<'a>(Option<&'a AtomicUsize>);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        if let Some(left) = self.0 {
+            left.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs programs at the same time, of which so many as `left` says are no company, and looks at what a link
+/// carries meanwhile.
+fn at_once(
+    context: &Context,
+    jobs: Vec<(Job, Sample)>,
+    left: &AtomicUsize,
+    watched: Option<&Network>,
+) -> (Vec<Result<Sample, Stopped>>, Carried) {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = watched.map(|n| scope.spawn(|| shared::watch(n, context.began, &over)));
+        let mut threads = Vec::new();
+        for (job, sample) in jobs {
+            threads.push(scope.spawn(move || {
+                let _leaves = Leaves(job.company.is_none().then_some(left));
+                let result = program::run(context, &job, sample);
+                let _ = fs::remove_dir_all(&job.place.scratch);
+                result
+            }));
+        }
+        let joined: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+        over.store(true, Ordering::Relaxed);
+        let carried = watch.and_then(|thread| thread.join().ok());
+        let own = |result| match result {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        let results = joined.into_iter().map(own).collect();
+        (results, carried.unwrap_or_default())
+    })
 }
 
 fn round_to_mib(bytes: u64) -> u64 {

@@ -4,8 +4,12 @@
 //! each alone or all of them together. What a paper did with a feature that canvas does not have
 //! yet is named in `not_yet`.
 
+mod isolation;
+
 use std::time::Duration;
 
+use crate::rate::Rate;
+use crate::variant::Tenancy;
 use crate::{far_targets, targets};
 
 /// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
@@ -21,6 +25,10 @@ pub enum Below {
         copies: &'static str,
         /// Whether a donor is killed while the program reads.
         donor_dies: bool,
+        /// Rate of the link that they are behind.
+        link: Option<Rate>,
+        /// Whose agent keeps far memory.
+        tenancy: Tenancy,
     },
     /// Swap on zram.
     Zram,
@@ -37,6 +45,8 @@ pub enum How {
     Alone,
     /// All at once, and each alone too, for the slowdown.
     Together,
+    /// All at once, and none alone.
+    OnlyTogether,
 }
 
 /// A program of a part: its workload and what tells this run of it from others.
@@ -48,6 +58,11 @@ pub struct Program {
     pub args: &'static [&'static str],
     /// Parameters, for the results ("threads", "4").
     pub parameters: &'static [(&'static str, &'static str)],
+    /// Flags of `canvas run` where it is a tenant of its own.
+    pub tenant_flags: &'static [&'static str],
+    /// For company only: it runs, with these arguments too, until the others have ended. It does not
+    /// run alone.
+    pub company: Option<&'static [&'static str]>,
 }
 
 /// A part of an experiment.
@@ -87,10 +102,17 @@ pub struct Experiment {
 const fn program(workload: &'static str) -> Program {
     Program {
         workload,
-        args: &[],
-        parameters: &[],
+        ..NO_PROGRAM
     }
 }
+
+const NO_PROGRAM: Program = Program {
+    workload: "",
+    args: &[],
+    parameters: &[],
+    tenant_flags: &[],
+    company: None,
+};
 
 const CANVAS: Below = Below::Canvas(&[]);
 /// All five, in the order in which tables show them.
@@ -103,6 +125,18 @@ const fn far(copies: &'static str) -> Below {
     Below::CanvasFar {
         copies,
         donor_dies: false,
+        link: None,
+        tenancy: Tenancy::Own,
+    }
+}
+
+/// One copy over donors that are behind a link of this rate, in 10^6 bits a second.
+const fn behind(mbit: u32) -> Below {
+    Below::CanvasFar {
+        copies: "none",
+        donor_dies: false,
+        link: Some(Rate::mbit(mbit)),
+        tenancy: Tenancy::Own,
     }
 }
 
@@ -219,7 +253,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: far_targets::EXPERIMENT,
-        about: "far memory over three donors beside zram, disk and plain TCP; a donor that dies",
+        about: "far memory over three donors beside zram, disk and plain TCP, also over links of 1 and 2.5 Gbit/s; a donor that dies",
         paper: None,
         parts: &[
             Part {
@@ -233,11 +267,18 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 percents: &[50],
                 how: How::Alone,
             },
-            // Nearly every page is far: what the donors' bandwidth is compared with.
+            // Nearly every page is far: what the donors' bandwidth is compared with. The loopback
+            // device is faster than any network, so links with a rate are beside it.
             Part {
                 programs: &[program("sequential")],
-                variants: &[far("none")],
+                variants: &[far("none"), behind(1000), behind(2500)],
                 percents: &[10],
+                how: How::Alone,
+            },
+            Part {
+                programs: &[program("random-read")],
+                variants: &[behind(1000), behind(2500)],
+                percents: &[50],
                 how: How::Alone,
             },
             Part {
@@ -245,6 +286,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 variants: &[Below::CanvasFar {
                     copies: "2",
                     donor_dies: true,
+                    link: None,
+                    tenancy: Tenancy::Own,
                 }],
                 percents: &[50],
                 how: How::Alone,
@@ -255,6 +298,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         scale: 1.0,
         time_max: None,
     },
+    isolation::EXPERIMENT,
     Experiment {
         name: "infiniswap",
         about: "application performance with 100, 75 and 50 % of the working set in memory",
@@ -458,6 +502,7 @@ const fn writers(
         workload: "random-write",
         args,
         parameters,
+        ..NO_PROGRAM
     }
 }
 
@@ -469,6 +514,7 @@ const fn readers(
         workload: "random-read",
         args,
         parameters,
+        ..NO_PROGRAM
     }
 }
 
@@ -520,6 +566,11 @@ mod tests {
                     "{}",
                     e.name
                 );
+                // Company of nobody would never end.
+                let own = part.programs.iter().filter(|p| p.company.is_none());
+                assert!(part.programs.is_empty() || own.count() > 0, "{}", e.name);
+                let company = part.programs.iter().any(|p| p.company.is_some());
+                assert!(!company || part.how != How::Alone, "{}", e.name);
             }
         }
         assert!(find("quick").is_some() && find(SWEEP).is_some() && find("no").is_none());

@@ -3,6 +3,8 @@
 use canvas_shm::far::{SLAB_EXTENTS, Slab};
 
 use crate::cells::{Cell, peer_of};
+use crate::moved::measured;
+use crate::rate::Rate;
 use crate::record::{Far, Sample};
 use crate::targets::{Judged, Verdict};
 use crate::variant::{FarBelow, Variant};
@@ -20,8 +22,11 @@ pub enum Promise {
     BesideZram,
     /// Median of reads that faults wait for, at most so many times the faster round trip of plain TCP.
     ReadOverTcp(f64),
-    /// Bytes read a second, at least so much of a plain TCP stream's.
-    StreamOfTcp(f64),
+    /// Bytes read a second, as they are stored, as a share of a plain TCP stream's; at least so much
+    /// where that is promised.
+    StreamOfTcp(Option<f64>),
+    /// The same of the pages that came back, 4096 bytes each.
+    PagesOfTcp,
     /// Processor seconds of the donors for 10^9 bytes that they moved.
     DonorCpu,
     /// Time from a donor's death until no slab has too few copies.
@@ -47,6 +52,8 @@ pub struct Target {
     pub copies: &'static str,
     /// Whether a donor dies.
     pub donor_dies: bool,
+    /// Rate of the link that the donors are behind.
+    pub link: Option<Rate>,
     /// What must hold.
     pub promise: Promise,
 }
@@ -64,9 +71,28 @@ const fn at(
         percent,
         copies,
         donor_dies: matches!(promise, Promise::Recovery | Promise::LongestRead),
+        link: None,
         promise,
     }
 }
+
+/// One copy over donors behind a link of so many 10^6 bits a second.
+const fn behind(
+    mbit: u32,
+    number: &'static str,
+    workload: &'static str,
+    percent: u32,
+    promise: Promise,
+) -> Target {
+    Target {
+        link: Some(Rate::mbit(mbit)),
+        ..at(number, workload, percent, "none", promise)
+    }
+}
+
+const READ: Promise = Promise::ReadOverTcp(1.3);
+/// A stream is promised over what can be a network: the loopback device is none.
+const STREAM: Promise = Promise::StreamOfTcp(Some(0.8));
 
 /// All of them.
 pub const TARGETS: &[Target] = &[
@@ -74,8 +100,15 @@ pub const TARGETS: &[Target] = &[
     at("F1", "redis-get95", 50, "2", Promise::BesideZram),
     at("F1", "redis-set-get", 50, "2", Promise::OverDisk(5.0)),
     at("F1", "redis-set-get", 50, "2", Promise::BesideZram),
-    at("F2", "random-read", 50, "none", Promise::ReadOverTcp(1.3)),
-    at("F3", "sequential", 10, "none", Promise::StreamOfTcp(0.8)),
+    at("F2", "random-read", 50, "none", READ),
+    behind(1000, "F2", "random-read", 50, READ),
+    behind(2500, "F2", "random-read", 50, READ),
+    at("F3", "sequential", 10, "none", Promise::StreamOfTcp(None)),
+    at("F3", "sequential", 10, "none", Promise::PagesOfTcp),
+    behind(1000, "F3", "sequential", 10, STREAM),
+    behind(1000, "F3", "sequential", 10, Promise::PagesOfTcp),
+    behind(2500, "F3", "sequential", 10, STREAM),
+    behind(2500, "F3", "sequential", 10, Promise::PagesOfTcp),
     at("F4", "random-read", 50, "2", Promise::DonorCpu),
     at("F4", "sequential", 10, "none", Promise::DonorCpu),
     at("F5", "random-read", 50, "2", Promise::Recovery),
@@ -86,19 +119,31 @@ pub const TARGETS: &[Target] = &[
     at("F6", "random-read", 50, "2", Promise::AgentBytesAPage),
 ];
 
-/// Median read of a fault beyond the pool, over the faster of the two round trips of plain TCP.
+/// Median read of a fault beyond the pool in the measured part, over the faster of the two round trips of
+/// plain TCP.
 pub fn read_over_tcp(far: &Far) -> Option<f64> {
     let tcp = far.tcp?;
     let least = tcp.busy_ns.min(tcp.blocking_ns);
-    (least > 0.0).then_some(far.read_ns?.p50 / least)
+    (least > 0.0).then_some(far.measured_read_ns?.p50 / least)
 }
 
-/// Bytes read beyond the pool in a second of the measured part, as a share of a plain stream's.
+/// A number of bytes in a second as a share of a plain stream's.
+fn of_stream(sample: &Sample, bytes_per_s: f64) -> Option<f64> {
+    let tcp = sample.far.as_ref()?.tcp?;
+    (tcp.stream_bytes_per_s > 0.0).then(|| bytes_per_s / tcp.stream_bytes_per_s)
+}
+
+/// Bytes read beyond the pool in a second of the measured part, as they are stored, as a share of a
+/// plain stream's.
 pub fn stream_of_tcp(sample: &Sample) -> Option<f64> {
-    let far = sample.far.as_ref()?;
-    let seconds = sample.seconds.filter(|s| *s > 0.0)?;
-    let tcp = far.tcp.filter(|t| t.stream_bytes_per_s > 0.0)?;
-    Some(far.in_bytes? as f64 / seconds / tcp.stream_bytes_per_s)
+    let moved = measured(sample)?;
+    of_stream(sample, moved.in_bytes / moved.seconds)
+}
+
+/// The same of the pages that came back, as long as they are in memory.
+pub fn pages_of_tcp(sample: &Sample) -> Option<f64> {
+    let moved = measured(sample)?;
+    of_stream(sample, moved.in_pages * 4096.0 / moved.seconds)
 }
 
 /// Processor seconds of the donors for 10^9 bytes that they moved.
@@ -135,6 +180,10 @@ fn agent_bytes_a_page(sample: &Sample) -> Option<f64> {
     (cold > 0.0).then_some(far.agent_peak_bytes? as f64 / (cold / 4096.0))
 }
 
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
 fn far_of(sample: &Sample) -> Option<&Far> {
     sample.far.as_ref()
 }
@@ -143,6 +192,7 @@ impl Target {
     fn variant(&self) -> Variant {
         Variant::CanvasFar(FarBelow {
             donor_dies: self.donor_dies,
+            link: self.link,
             ..FarBelow::copies(self.copies)
         })
     }
@@ -174,8 +224,9 @@ impl Target {
             }
             Promise::StreamOfTcp(least) => {
                 let share = ours.median(stream_of_tcp)?;
-                (Some(share >= least), format!("{:.0} %", share * 100.0))
+                (least.map(|least| share >= least), percent(share))
             }
+            Promise::PagesOfTcp => (None, percent(ours.median(pages_of_tcp)?)),
             Promise::DonorCpu => {
                 let cpu_s = ours.median(|s| donor_cpu_s_a_gb(far_of(s)?))?;
                 (None, format!("{} a GB", seconds(cpu_s)))
@@ -224,9 +275,14 @@ impl Promise {
             Promise::ReadOverTcp(n) => {
                 format!("median read at most {} a plain TCP round trip", times(n))
             }
-            Promise::StreamOfTcp(share) => {
-                format!("at least {:.0} % of a plain TCP stream", share * 100.0)
+            Promise::StreamOfTcp(Some(least)) => {
+                format!(
+                    "stored bytes: at least {} of a plain TCP stream",
+                    percent(least)
+                )
             }
+            Promise::StreamOfTcp(None) => "stored bytes over a plain TCP stream".to_owned(),
+            Promise::PagesOfTcp => "page bytes over a plain TCP stream".to_owned(),
             Promise::DonorCpu => "processor time of the donors".to_owned(),
             Promise::Recovery => "from the death until all copies are there".to_owned(),
             Promise::LongestRead => "longest read that a fault waited for".to_owned(),
@@ -248,7 +304,7 @@ mod tests {
     use crate::engine::plan::resolve;
     use crate::experiments;
     use crate::fixture;
-    use crate::record::{Quantiles, Tcp};
+    use crate::record::{FarTick, Quantiles, Tcp, Tick};
 
     fn sample(workload: &str, variant: Variant, percent: u32, rate: f64) -> Sample {
         let mut s = fixture::sample(workload, variant, Some(percent), 0, 2.0);
@@ -310,7 +366,7 @@ mod tests {
     #[test]
     fn reads_and_streams_are_set_against_plain_tcp() {
         let far = Far {
-            read_ns: Some(Quantiles {
+            measured_read_ns: Some(Quantiles {
                 p50: 26_000.0,
                 ..Quantiles::default()
             }),
@@ -335,15 +391,59 @@ mod tests {
             judged(&[random], "random-read", "median read").0,
             Verdict::Missed
         );
-        let mut stream = sample("sequential", over_donors("none", false), 10, 1.0);
-        stream.far = Some(far);
-        // 3.2 GB in 2 s of 2 GB/s.
-        let share = judged(&[stream.clone()], "sequential", "stream");
-        assert_eq!(share, (Verdict::Met, Some("80 %".into())));
-        stream.seconds = Some(2.1);
-        assert_eq!(judged(&[stream], "sequential", "stream").0, Verdict::Missed);
         assert_eq!(donor_cpu_s_a_gb(&far), Some(0.5));
         assert_eq!(donor_cpu_s_a_gb(&Far::default()), None);
+    }
+
+    /// Bytes of before and after the measured part are not of it.
+    #[test]
+    fn a_stream_is_that_of_the_measured_part() {
+        let behind = |link| {
+            Variant::CanvasFar(FarBelow {
+                link,
+                ..FarBelow::copies("none")
+            })
+        };
+        let tick = |at_s, in_bytes_per_s| Tick {
+            at_s,
+            far: Some(FarTick {
+                in_bytes_per_s,
+                out_bytes_per_s: 0.0,
+                in_pages_per_s: in_bytes_per_s / 2048.0,
+            }),
+            ..Tick::default()
+        };
+        let mut s = sample("sequential", behind(Some(Rate::mbit(1000))), 10, 1.0);
+        s.timeline = vec![
+            tick(1.0, 9e9),
+            tick(2.0, 80e6),
+            tick(3.0, 112e6),
+            tick(4.0, 9e9),
+        ];
+        s.measured_s = Some((1.0, 3.0));
+        s.far = Some(Far {
+            tcp: Some(Tcp {
+                stream_bytes_per_s: 120e6,
+                ..Tcp::default()
+            }),
+            ..Far::default()
+        });
+        let place = "sequential at 10 %, canvas-far[none, link 1gbit]";
+        let stored = judged(&[s.clone()], place, "stored bytes");
+        assert_eq!(stored, (Verdict::Met, Some("80 %".into())));
+        let pages = judged(&[s.clone()], place, "page bytes");
+        assert_eq!(pages, (Verdict::Told, Some("160 %".into())));
+        s.timeline[1] = tick(2.0, 79e6);
+        assert_eq!(judged(&[s.clone()], place, "stored").0, Verdict::Missed);
+        s.variant = behind(None);
+        let loopback = judged(
+            &[s.clone()],
+            "sequential at 10 %, canvas-far[none]",
+            "stored",
+        );
+        assert_eq!(loopback.0, Verdict::Told, "that is no network");
+        s.measured_s = None;
+        assert_eq!(stream_of_tcp(&s), None);
     }
 
     #[test]

@@ -102,6 +102,7 @@ pub fn fill(sample: &mut Sample, random: &mut fastrand::Rng) {
             in_pages_per_s: 5000.0 * noise(random),
             out_pages_per_s: 4000.0 * noise(random),
             ops_per_s: Some(80_000.0 * noise(random)),
+            far: None,
         })
         .collect();
 }

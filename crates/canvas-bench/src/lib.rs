@@ -16,9 +16,12 @@ pub mod far_targets;
 #[cfg(test)]
 mod fixture;
 pub mod host;
+pub mod isolation_targets;
+pub mod moved;
 mod outside;
 pub mod papers;
 pub mod processes;
+pub mod rate;
 pub mod read;
 pub mod record;
 pub mod registry;

@@ -115,6 +115,10 @@ pub struct Sample {
     pub outcome: Outcome,
     /// Time of the part of the program that is measured (loading data excluded where it says so).
     pub seconds: Option<f64>,
+    /// When the measured part began and ended, in seconds since the program's start, where the program
+    /// says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_s: Option<(f64, f64)>,
     /// Throughput, for workloads that have one (requests, pages ...).
     pub ops_per_s: Option<f64>,
     /// Latency of requests.
@@ -156,6 +160,10 @@ pub struct Sample {
     /// Far memory beyond the pool, for runs over donors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<Far>,
+    /// What the link to the donors has carried to this host, all headers included: seconds since the run
+    /// began, and bytes. In the first sample of a co-run whose programs share an agent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub link_to_host: Vec<(f64, u64)>,
     /// Rates over time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Tick>,
@@ -191,6 +199,10 @@ pub struct Far {
     pub faults: Option<u64>,
     /// What they waited for it, from the request to the decoded page.
     pub read_ns: Option<Quantiles>,
+    /// The same of the measured part alone, where the program says when that was, in whole looks (four a
+    /// second); without the longest one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_read_ns: Option<Quantiles>,
     /// Reads that the agent answered: of single pages and of extents.
     pub reads: Option<u64>,
     /// Bytes read for them.
@@ -207,6 +219,9 @@ pub struct Far {
     pub donors_cpu_s: Option<f64>,
     /// Bytes that they read and wrote for their clients, as they count.
     pub donors_bytes: Option<u64>,
+    /// Processor time of an agent that programs share, of a program that has it to itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_cpu_s: Option<f64>,
     /// Most anonymous memory of the agent, looked at once a second.
     pub agent_peak_bytes: Option<u64>,
     /// From the death of a donor to the moment when no slab has too few copies.
@@ -248,6 +263,20 @@ pub struct Tick {
     pub out_pages_per_s: f64,
     /// Throughput since the tick before, where the workload reports it as it goes.
     pub ops_per_s: Option<f64>,
+    /// What moved beyond the pool since the tick before, for runs over donors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<FarTick>,
+}
+
+/// What moves beyond the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FarTick {
+    /// Bytes read, as they are stored.
+    pub in_bytes_per_s: f64,
+    /// Bytes written to the first copy.
+    pub out_bytes_per_s: f64,
+    /// Pages that came back: those that faults waited for, and their neighbours.
+    pub in_pages_per_s: f64,
 }
 
 /// A cell that was not run.

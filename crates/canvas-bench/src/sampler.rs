@@ -1,15 +1,18 @@
 //! What a program does to memory while it runs: peaks, and rates over time.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use canvas_shm::histogram::{BUCKETS, quantile_ns};
+use canvas_shm::map::Lease;
 use canvas_shm::segment::{Counter, Segment};
 
 use crate::host::cgroup::Group;
 use crate::host::swap::Swap;
 use crate::outside;
 use crate::processes;
-use crate::record::{Prefetch, Tick};
+use crate::record::{FarTick, Prefetch, Quantiles, Tick};
 
 /// Ticks of a run at most; past that, neighbours are joined.
 const TICKS_MAX: usize = 600;
@@ -45,27 +48,64 @@ impl Host {
     }
 }
 
-/// The counters of a canvas that runs, read from the memory that it shares with its processes.
-fn segment_of(canvas: u32) -> Option<&'static Segment> {
-    let dir = format!("/proc/{canvas}/fd");
-    for entry in fs::read_dir(dir).ok()?.flatten() {
+/// The memory that a canvas that runs shares with its processes.
+fn shared_memory(canvas: u32) -> Option<File> {
+    let entries = fs::read_dir(format!("/proc/{canvas}/fd")).ok()?;
+    let entry = entries.flatten().find(|entry| {
         let link = fs::read_link(entry.path()).unwrap_or_default();
-        if link.to_string_lossy().starts_with("/memfd:canvas-segment") {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(entry.path())
-                .ok()?;
-            return Segment::map(&file).ok();
-        }
-    }
-    None
+        link.to_string_lossy().starts_with("/memfd:canvas-segment")
+    })?;
+    let file = OpenOptions::new().read(true).write(true).open(entry.path());
+    file.ok()
+}
+
+/// Counters and far area of a `canvas run` with far memory.
+pub fn tenant_of(canvas: u32) -> Option<Lease> {
+    Lease::map(&shared_memory(canvas)?).ok()
 }
 
 /// Is it an agent of far memory, which `canvas run` starts?
 fn is_agent(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|b| *b == 0).nth(1) == Some(b"agent-worker".as_slice())
+}
+
+/// What moved since the beginning.
+#[derive(Clone, Copy)]
+struct Moved {
+    in_pages: u64,
+    out_pages: u64,
+    far: Option<FarMoved>,
+}
+
+/// What moved beyond the pool.
+#[derive(Clone, Copy, Default)]
+struct FarMoved {
+    in_bytes: u64,
+    out_bytes: u64,
+    in_pages: u64,
+}
+
+impl Moved {
+    /// The rates between two looks.
+    fn since(&self, before: &Moved, before_s: f64, at_s: f64) -> Tick {
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / (at_s - before_s);
+        let far = self.far.map(|now| {
+            let before = before.far.unwrap_or_default();
+            FarTick {
+                in_bytes_per_s: rate(now.in_bytes, before.in_bytes),
+                out_bytes_per_s: rate(now.out_bytes, before.out_bytes),
+                in_pages_per_s: rate(now.in_pages, before.in_pages),
+            }
+        });
+        Tick {
+            at_s,
+            in_pages_per_s: rate(self.in_pages, before.in_pages),
+            out_pages_per_s: rate(self.out_pages, before.out_pages),
+            ops_per_s: None,
+            far,
+        }
+    }
 }
 
 /// Where the memory of a program is looked at.
@@ -78,6 +118,8 @@ pub struct Watch<'a> {
     pub start_ticks: u64,
     /// Whether that process is `canvas run`.
     pub is_canvas: bool,
+    /// Whether it has far memory.
+    pub is_far: bool,
     /// The swap that it has to itself.
     pub swap: Option<&'a Swap>,
 }
@@ -88,8 +130,11 @@ pub struct Sampler<'a> {
     started: Instant,
     tick_every: Duration,
     segment: Option<&'static Segment>,
+    tenant: Option<Lease>,
     first: Host,
-    last: Option<(f64, u64, u64)>,
+    last: Option<(f64, Moved)>,
+    /// Reads beyond the pool that faults had waited for at each tick.
+    reads: Vec<(f64, [u64; BUCKETS])>,
     /// When local memory was looked at from outside.
     outside_s: f64,
     /// Most anonymous memory, sampled.
@@ -112,8 +157,10 @@ impl<'a> Sampler<'a> {
             started,
             tick_every,
             segment: None,
+            tenant: None,
             first: Host::now(),
             last: None,
+            reads: Vec::new(),
             memory_peak_bytes: 0,
             local_peak_bytes: None,
             agent_peak_bytes: None,
@@ -151,31 +198,57 @@ impl<'a> Sampler<'a> {
         }
         let due = self
             .last
-            .map_or(0.0, |(at, ..)| at + self.tick_every.as_secs_f64());
+            .map_or(0.0, |(at, _)| at + self.tick_every.as_secs_f64());
         if at_s < due {
             return;
         }
         if let Some((in_pages, out_pages)) = self.swapped() {
-            if let Some((before_s, in_before, out_before)) = self.last {
-                let rate =
-                    |now: u64, before: u64| now.saturating_sub(before) as f64 / (at_s - before_s);
-                self.ticks.push(Tick {
-                    at_s,
-                    in_pages_per_s: rate(in_pages, in_before),
-                    out_pages_per_s: rate(out_pages, out_before),
-                    ops_per_s: None,
-                });
+            let now = Moved {
+                in_pages,
+                out_pages,
+                far: self.far_moved(),
+            };
+            if let Some((before_s, before)) = self.last {
+                self.ticks.push(now.since(&before, before_s, at_s));
                 join_neighbours(&mut self.ticks);
             }
-            self.last = Some((at_s, in_pages, out_pages));
+            self.last = Some((at_s, now));
         }
+        if let Some(tenant) = &self.tenant {
+            let mut reads = [0; BUCKETS];
+            tenant.far().stats.read_ns.add_to(&mut reads);
+            self.reads.push((at_s, reads));
+        }
+    }
+
+    /// Times of the reads beyond the pool that faults waited for between two times, in whole ticks; `None`
+    /// when there were none.
+    pub fn reads_between(&self, from_s: f64, to_s: f64) -> Option<Quantiles> {
+        reads_between(&self.reads, from_s, to_s)
+    }
+
+    /// What came from and went beyond the pool since the beginning.
+    fn far_moved(&self) -> Option<FarMoved> {
+        let tenant = self.tenant.as_ref()?;
+        let (counters, stats) = (tenant.segment(), &tenant.far().stats);
+        Some(FarMoved {
+            in_bytes: stats.bytes_in.load(Relaxed),
+            out_bytes: stats.bytes_out.load(Relaxed),
+            in_pages: counters.total(Counter::FaultDeep) + counters.total(Counter::PagesRaised),
+        })
     }
 
     /// Pages in and out since the beginning, from whatever counts them.
     pub fn swapped(&mut self) -> Option<(u64, u64)> {
         if self.watch.is_canvas {
             if self.segment.is_none() {
-                self.segment = segment_of(self.watch.pid);
+                if self.watch.is_far {
+                    self.tenant = tenant_of(self.watch.pid);
+                    self.segment = self.tenant.as_ref().map(Lease::segment);
+                } else {
+                    let file = shared_memory(self.watch.pid)?;
+                    self.segment = Segment::map(&file).ok();
+                }
             }
             let segment = self.segment?;
             return Some((
@@ -210,6 +283,26 @@ impl<'a> Sampler<'a> {
     }
 }
 
+fn reads_between(seen: &[(f64, [u64; BUCKETS])], from_s: f64, to_s: f64) -> Option<Quantiles> {
+    let mut within = seen.iter().filter(|(at, _)| (from_s..=to_s).contains(at));
+    let (_, first) = within.next()?;
+    let (_, last) = within.next_back()?;
+    let mut reads = *last;
+    for (n, before) in reads.iter_mut().zip(first) {
+        *n = n.saturating_sub(*before);
+    }
+    if reads.iter().all(|n| *n == 0) {
+        return None;
+    }
+    let q = |per_mille| quantile_ns(&reads, per_mille) as f64;
+    Some(Quantiles {
+        p50: q(500),
+        p99: q(990),
+        p999: Some(q(999)),
+        max: None,
+    })
+}
+
 /// Halves the ticks when there are too many: two neighbours become their mean.
 fn join_neighbours(ticks: &mut Vec<Tick>) {
     if ticks.len() < TICKS_MAX {
@@ -220,7 +313,7 @@ fn join_neighbours(ticks: &mut Vec<Tick>) {
     for pair in ticks.chunks(2) {
         let last = pair[pair.len() - 1];
         let span = last.at_s - begin_s;
-        let mean = |of: fn(&Tick) -> f64| {
+        let mean = |of: &dyn Fn(&Tick) -> f64| {
             let mut from = begin_s;
             let mut sum = 0.0;
             for t in pair {
@@ -231,9 +324,17 @@ fn join_neighbours(ticks: &mut Vec<Tick>) {
         };
         joined.push(Tick {
             at_s: last.at_s,
-            in_pages_per_s: mean(|t| t.in_pages_per_s),
-            out_pages_per_s: mean(|t| t.out_pages_per_s),
+            in_pages_per_s: mean(&|t| t.in_pages_per_s),
+            out_pages_per_s: mean(&|t| t.out_pages_per_s),
             ops_per_s: last.ops_per_s,
+            far: last.far.map(|_| {
+                let of = |t: &Tick| t.far.unwrap_or_default();
+                FarTick {
+                    in_bytes_per_s: mean(&|t| of(t).in_bytes_per_s),
+                    out_bytes_per_s: mean(&|t| of(t).out_bytes_per_s),
+                    in_pages_per_s: mean(&|t| of(t).in_pages_per_s),
+                }
+            }),
         });
         begin_s = last.at_s;
     }
@@ -264,6 +365,7 @@ pub fn merge_rates(ticks: &mut Vec<Tick>, rates: &[(f64, f64)], offset_s: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use canvas_shm::histogram::bucket_of;
     use proptest::prelude::*;
 
     #[test]
@@ -293,6 +395,72 @@ mod tests {
     }
 
     #[test]
+    fn reads_of_a_part_are_told_from_those_before_and_after() {
+        let look = |at_s, fast, slow| {
+            let mut reads = [0; BUCKETS];
+            reads[bucket_of(1000)] = fast;
+            reads[bucket_of(1_000_000)] = slow;
+            (at_s, reads)
+        };
+        let seen = [
+            look(1.0, 0, 500),
+            look(2.0, 0, 500),
+            look(3.0, 60, 501),
+            look(4.0, 98, 502),
+            look(5.0, 98, 9000),
+        ];
+        let q = reads_between(&seen, 1.5, 4.5).unwrap();
+        assert!((800.0..1200.0).contains(&q.p50), "{q:?}");
+        assert!(q.p99 > 8e5 && q.max.is_none(), "{q:?}");
+        assert_eq!(
+            reads_between(&seen, 1.5, 2.5),
+            None,
+            "one look tells nothing"
+        );
+        assert_eq!(reads_between(&seen, 1.0, 2.0), None, "there were none");
+    }
+
+    #[test]
+    fn what_moves_beyond_the_pool_is_seen() {
+        use canvas_shm::Far;
+        let (fd, segment) = Segment::create(true).unwrap();
+        let stats = &Far::map(&fd).unwrap().stats;
+        let me = std::process::id();
+        let watch = Watch {
+            group: None,
+            pid: me,
+            start_ticks: processes::stat(me).unwrap().start_ticks,
+            is_canvas: true,
+            is_far: true,
+            swap: None,
+        };
+        let mut s = Sampler::new(watch, Instant::now(), Duration::from_millis(1));
+        // Tests beside this one have segments too: ours is given.
+        s.tenant = Some(Lease::map(&fd).unwrap());
+        s.segment = Some(segment);
+        s.sample();
+        stats.bytes_in.store(1 << 20, Relaxed);
+        stats.bytes_out.store(1 << 10, Relaxed);
+        segment.count(0, Counter::FaultDeep, 3);
+        segment.count(1, Counter::PagesRaised, 4);
+        stats.read_ns.record(5000);
+        std::thread::sleep(Duration::from_millis(5));
+        s.sample();
+        let far = s.ticks.last().unwrap().far.unwrap();
+        let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-6;
+        assert!(
+            close(far.in_bytes_per_s, 1024.0 * far.out_bytes_per_s),
+            "{far:?}"
+        );
+        assert!(close(
+            far.in_bytes_per_s / f64::from(1 << 20),
+            far.in_pages_per_s / 7.0
+        ));
+        let read = s.reads_between(0.0, 60.0).unwrap();
+        assert!((4000.0..6000.0).contains(&read.p50), "{read:?}");
+    }
+
+    #[test]
     fn a_process_of_ours_is_sampled() {
         let me = std::process::id();
         let watch = Watch {
@@ -300,6 +468,7 @@ mod tests {
             pid: me,
             start_ticks: processes::stat(me).unwrap().start_ticks,
             is_canvas: false,
+            is_far: false,
             swap: None,
         };
         let mut s = Sampler::new(watch, Instant::now(), Duration::from_millis(1));
@@ -313,7 +482,7 @@ mod tests {
     fn the_counters_of_another_process_are_found() {
         let (_fd, segment) = Segment::create(false).unwrap();
         segment.count(0, Counter::PagesIn, 42);
-        let seen = segment_of(std::process::id()).unwrap();
+        let seen = Segment::map(shared_memory(std::process::id()).unwrap()).unwrap();
         assert_eq!(seen.total(Counter::PagesIn), 42);
     }
 

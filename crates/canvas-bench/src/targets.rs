@@ -4,11 +4,11 @@
 use std::fmt::Write;
 
 use crate::cells::{Cell, local_of, peer_of};
-use crate::far_targets;
 use crate::outside::allowed_bytes;
 use crate::record::{Outcome, Sample};
 use crate::variant::Variant;
 use crate::words::{bytes, nanoseconds, seconds, times};
+use crate::{far_targets, isolation_targets};
 
 /// The experiment that they belong to.
 pub const EXPERIMENT: &str = "pager";
@@ -299,13 +299,18 @@ pub fn of(cells: &[Cell], experiment: &str) -> Vec<Judged> {
             all
         }
         far_targets::EXPERIMENT => far_targets::judge(cells),
+        isolation_targets::EXPERIMENT => isolation_targets::judge(cells),
         _ => Vec::new(),
     }
 }
 
 /// All targets, judged, of the experiments that were run.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
-    let with_targets = [EXPERIMENT, far_targets::EXPERIMENT];
+    let with_targets = [
+        EXPERIMENT,
+        far_targets::EXPERIMENT,
+        isolation_targets::EXPERIMENT,
+    ];
     with_targets.iter().flat_map(|e| of(cells, e)).collect()
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rate::Rate;
+
 /// What lies below a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -32,6 +34,39 @@ pub struct FarBelow {
     pub donor_dies: bool,
     /// Further flags of `canvas run`.
     pub flags: Vec<String>,
+    /// Rate of the link between this host and the donors, in either direction; over the loopback
+    /// device without one.
+    #[serde(
+        default,
+        rename = "link_bits_per_s",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub link: Option<Rate>,
+    /// Whose agent keeps it.
+    #[serde(default, skip_serializing_if = "Tenancy::is_own")]
+    pub tenancy: Tenancy,
+}
+
+/// Whose agent keeps the far memory of programs that run together, and on which donors.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Tenancy {
+    /// Each program's own, with donors of its own.
+    #[default]
+    Own,
+    /// One for all, and all are one tenant: first come, first served.
+    One,
+    /// One for all, and each is a tenant of its own.
+    Each,
+}
+
+impl Tenancy {
+    /// Whether nothing is shared.
+    pub fn is_own(&self) -> bool {
+        *self == Tenancy::Own
+    }
 }
 
 impl FarBelow {
@@ -55,6 +90,22 @@ impl Variant {
         matches!(self, Variant::Canvas(_) | Variant::CanvasFar(_))
     }
 
+    /// Rate of the link that donors are behind, if they are behind one.
+    pub fn link(&self) -> Option<Rate> {
+        match self {
+            Variant::CanvasFar(far) => far.link,
+            _ => None,
+        }
+    }
+
+    /// Whose agent keeps far memory.
+    pub fn tenancy(&self) -> Tenancy {
+        match self {
+            Variant::CanvasFar(far) => far.tenancy,
+            _ => Tenancy::Own,
+        }
+    }
+
     /// Whether it is nothing without a limit.
     pub fn needs_limit(&self) -> bool {
         self.is_kernel() || matches!(self, Variant::CanvasFar(_))
@@ -72,6 +123,14 @@ impl fmt::Display for Variant {
                 for flag in &far.flags {
                     write!(f, " {flag}")?;
                 }
+                if let Some(rate) = far.link {
+                    write!(f, ", link {rate}")?;
+                }
+                f.write_str(match far.tenancy {
+                    Tenancy::Own => "",
+                    Tenancy::One => ", one tenant",
+                    Tenancy::Each => ", isolated",
+                })?;
                 f.write_str(if far.donor_dies {
                     ", a donor dies]"
                 } else {
@@ -82,5 +141,31 @@ impl fmt::Display for Variant {
             Variant::Zswap => f.write_str("zswap"),
             Variant::Disk => f.write_str("disk"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Results of before there were links and shared agents are read, and written as they were.
+    #[test]
+    fn old_results_are_read() {
+        let old = r#"{"canvas_far":{"copies":"2","donor_dies":false,"flags":[]}}"#;
+        let variant: Variant = serde_json::from_str(old).unwrap();
+        assert_eq!(variant, Variant::CanvasFar(FarBelow::copies("2")));
+        assert_eq!(serde_json::to_string(&variant).unwrap(), old);
+        let new = Variant::CanvasFar(FarBelow {
+            link: Some(Rate::mbit(200)),
+            tenancy: Tenancy::Each,
+            ..FarBelow::copies("none")
+        });
+        let text = serde_json::to_string(&new).unwrap();
+        assert!(
+            text.contains(r#""link_bits_per_s":200000000,"tenancy":"each""#),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), new);
+        assert_eq!(new.to_string(), "canvas-far[none, link 200mbit, isolated]");
     }
 }

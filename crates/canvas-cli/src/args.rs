@@ -6,12 +6,18 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use canvas_bench::rate::Rate;
 use canvas_link::Address;
-use canvas_pager::replay::synthetic;
 use canvas_types::units::{Amount, Size, Span, UnitError};
 use canvas_types::{Codec, Prefetch};
-use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
+use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+mod share;
+mod tools;
+
+pub use share::{ShareArgs, rate_limit};
+pub use tools::{ReplayArgs, WorkloadArgs};
 
 /// Far memory for unmodified Linux programs.
 ///
@@ -125,7 +131,7 @@ pub enum Command {
 }
 
 /// Flags of `canvas run`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct RunArgs {
     /// Bound on local memory: a size (2G, 512M, 1.5GiB) or a share of the footprint (25%).
     ///
@@ -309,6 +315,9 @@ pub struct RunArgs {
 
     /// What the run is called (`canvas status`, the host's agent); section [tenant.NAME] of the
     /// configuration file has flags that are not written here [default: CMD's name].
+    ///
+    /// With --agent, a run whose NAME is there already joins it: one budget for all programs of the
+    /// tenant, which is over when the last of them has ended.
     #[arg(long, env = "CANVAS_TENANT", value_name = "NAME", value_parser = tenant_name, hide_env_values = true)]
     pub tenant: Option<String>,
 
@@ -320,6 +329,10 @@ pub struct RunArgs {
     /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect there.
     #[arg(long, env = "CANVAS_METRICS", value_name = "ADDR:PORT", value_parser = address, hide_env_values = true)]
     pub metrics: Option<SocketAddr>,
+
+    /// What it gets where it is not alone.
+    #[command(flatten)]
+    pub share: ShareArgs,
 }
 
 /// `--mode`.
@@ -436,48 +449,6 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// Flags of `canvas replay`.
-#[derive(Args)]
-pub struct ReplayArgs {
-    /// A trace written by `canvas run --trace`.
-    #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
-    pub file: Option<PathBuf>,
-    /// A made-up string of accesses instead of a file.
-    #[arg(long, value_name = "NAME", value_parser = synthetic_names())]
-    pub synthetic: Option<String>,
-    /// Memory that a made-up string touches.
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "128M",
-        requires = "synthetic"
-    )]
-    pub memory: Size,
-    /// Touches in a made-up string.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1_000_000,
-        requires = "synthetic"
-    )]
-    pub accesses: usize,
-    /// Seed of a made-up string.
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "synthetic")]
-    pub seed: u64,
-    /// Who prefetches in the columns with prefetch.
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = PrefetchArg::Streams)]
-    pub prefetch: PrefetchArg,
-    /// Local memory in percent of the footprint, separated by commas.
-    #[arg(
-        long,
-        value_name = "N,...",
-        value_delimiter = ',',
-        default_value = "10,20,30,40,50,60,70,80,90"
-    )]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub percent: Vec<u32>,
-}
-
 /// Flags of `canvas bench`.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -526,6 +497,11 @@ pub struct BenchArgs {
     /// List experiments, variants and workloads, and what is missing for them here.
     #[arg(long)]
     pub list: bool,
+    /// Rates of the link between this host and the donors of canvas-far, in either direction, separated
+    /// by commas (200mbit,1gbit,2.5gbit): a variant for each, in a network of the bench's own, as root
+    /// [default: the experiment's, mostly the loopback device].
+    #[arg(long, value_name = "RATE,...", value_delimiter = ',')]
+    pub far_link: Vec<Rate>,
 }
 
 /// What `canvas bench` does besides running.
@@ -670,6 +646,14 @@ pub struct AgentArgs {
     /// Far memory of all tenants together, at most [default: no bound].
     #[arg(long, value_name = "SIZE")]
     pub far_max: Option<Size>,
+    /// Members of the servers' gossip (`canvas serve --gossip`), separated by commas: one that lives is
+    /// enough to learn of all servers, also of those that come later.
+    #[arg(long = "seed", value_name = "HOST:PORT,...", value_delimiter = ',')]
+    pub seeds: Vec<String>,
+    /// Compressed memory of all tenants together, at most: each keeps a floor, and the rest goes to those
+    /// that swap [default: each tenant has its own --pool].
+    #[arg(long, value_name = "SIZE")]
+    pub pool: Option<Size>,
 }
 
 /// Flags of `canvas config`.
@@ -763,35 +747,6 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
-/// Flags of `canvas workload`.
-#[derive(Args)]
-pub struct WorkloadArgs {
-    /// The workload.
-    #[arg(value_parser = workload_names())]
-    pub name: String,
-    /// Factor on the default size.
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub scale: f64,
-    /// Seed of all data.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Data in MiB, in place of what follows from --scale.
-    #[arg(long, value_name = "N")]
-    pub mib: Option<u64>,
-    /// Measured time of a pattern.
-    #[arg(long, value_name = "S")]
-    pub seconds: Option<f64>,
-    /// Threads that work at once.
-    #[arg(long, value_name = "N")]
-    pub threads: Option<u32>,
-    /// Rounds of a workload that does a fixed amount of work.
-    #[arg(long, value_name = "N")]
-    pub rounds: Option<u32>,
-    /// Pages from one touch to the next (strided).
-    #[arg(long, value_name = "PAGES")]
-    pub stride: Option<u32>,
-}
-
 /// Flags of `canvas report`.
 #[derive(Args)]
 pub struct ReportArgs {
@@ -879,24 +834,6 @@ fn time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The made-up strings that the pager's replay knows, each with what it stands for.
-fn synthetic_names() -> PossibleValuesParser {
-    synthetic::NAMES
-        .iter()
-        .map(|(name, what)| PossibleValue::new(*name).help(*what))
-        .collect::<Vec<_>>()
-        .into()
-}
-
-/// The built-in workloads, each with what it does.
-fn workload_names() -> PossibleValuesParser {
-    canvas_workloads::PROGRAMS
-        .iter()
-        .map(|p| PossibleValue::new(p.name).help(p.about))
-        .collect::<Vec<_>>()
-        .into()
-}
-
 const EXIT_CODES: &str = "\
 Exit codes:
   0    done
@@ -951,7 +888,8 @@ Example:
 
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
-prefetch=streams|leap|readahead|none; they mean what the flags of `canvas run` mean. When local or
+prefetch=streams|leap|readahead|none, weight=N, swap-in-limit=RATE|none,
+swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean. When local or
 pool shrinks, what is too much is moved away. A run that was started without --local has no local to
 set, and one without --far no far.
 

@@ -95,6 +95,7 @@ fn request(args: &BenchArgs) -> Result<Request, Failure> {
         names: args.names.clone(),
         variants: Some(asked(&args.variants)).filter(|v| !v.is_empty()),
         canvas_flags: flags,
+        far_links: args.far_link.clone(),
         percents: Some(percents).filter(|p| !p.is_empty()),
         co_run: args.co_run,
         repeats: args.repeats,

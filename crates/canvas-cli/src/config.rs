@@ -4,10 +4,12 @@
 //! a string, a number, true or a list. So nothing is defined twice: what a section adds is put in front
 //! of the command's words and parsed with them. A flag or a CANVAS_* variable that is there wins.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use canvas_types::exit;
+use canvas_types::units::Size;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use toml::Spanned;
@@ -15,6 +17,8 @@ use toml::de::{DeTable, DeValue};
 
 use crate::args::{Cli, ConfigAction, ConfigArgs};
 use crate::error::{Failure, say};
+use crate::host::terms::Terms;
+use crate::options::SMALL_MIN;
 use crate::reason;
 
 /// The file that is read when nobody names one.
@@ -25,6 +29,9 @@ const VARIABLE: &str = "CANVAS_CONFIG";
 const BYTES_MAX: u64 = 1 << 20;
 /// Flags that make no sense in a file.
 const NOT_HERE: [&str; 5] = ["config", "replace", "help", "command", "tenant"];
+
+/// A key that only the operator of an agent has.
+const POOL_FLOOR: &str = "pool_floor";
 
 /// What is wrong with a command line.
 pub enum Wrong {
@@ -126,6 +133,27 @@ fn read(file: &Path) -> Result<String, String> {
     std::fs::read_to_string(file).map_err(|e| fail(&reason(&e)))
 }
 
+/// What sections [tenant.NAME] of an agent's file settle, by name.
+pub fn tenants(file: &Path) -> Result<BTreeMap<String, Terms>, Failure> {
+    let text = read(file).map_err(Failure::usage)?;
+    // The file was right when the command line was parsed.
+    let sections = judge(&text).map_err(|errors| {
+        let first = errors.into_iter().next().unwrap_or_default();
+        Failure::usage(format!("{}:{first}", file.display()))
+    })?;
+    let terms = |s: &Section| match &s.name[..] {
+        [kind, name] if kind == "tenant" => {
+            let values = s.flags.iter().filter_map(|(key, flag)| {
+                let (_, value) = flag.split_once('=')?;
+                Some((key.as_str(), value))
+            });
+            Some((name.clone(), Terms::of(values)))
+        }
+        _ => None,
+    };
+    Ok(sections.iter().filter_map(terms).collect())
+}
+
 /// `canvas config`.
 pub fn run(args: &ConfigArgs) -> Result<i32, Failure> {
     let ConfigAction::Check { file } = &args.action;
@@ -169,7 +197,7 @@ impl Section {
         };
         self.flags
             .into_iter()
-            .filter(|(key, _)| !wins(key))
+            .filter(|(key, _)| key != POOL_FLOOR && !wins(key))
             .map(|(_, flag)| flag.into())
             .collect()
     }
@@ -244,10 +272,14 @@ fn section(
 ) -> Section {
     let shown = name.join(".");
     let cli = Cli::command();
-    let known: Vec<&Arg> = cli
+    let mut known: Vec<&Arg> = cli
         .find_subcommand(command)
         .map(|c| c.get_arguments().collect())
         .unwrap_or_default();
+    let floor = pool_floor();
+    if command == "run" {
+        known.push(&floor);
+    }
     let mut flags = Vec::new();
     for (key, value) in keys {
         let line = at(key.span().start);
@@ -276,6 +308,18 @@ fn section(
         }
     }
     Section { name, flags }
+}
+
+/// A key of [tenant.NAME] that is no flag: a run cannot ask for it.
+fn pool_floor() -> Arg {
+    let size = |text: &str| match text.parse::<Size>() {
+        Ok(size) if size < SMALL_MIN => Err(format!(
+            "it is too little to work with; write {SMALL_MIN} or more"
+        )),
+        Ok(size) => Ok(size),
+        Err(e) => Err(e.to_string()),
+    };
+    Arg::new(POOL_FLOOR).long("pool-floor").value_parser(size)
 }
 
 /// A key that is written nearly so.
@@ -431,6 +475,19 @@ agent = true
             two[0].starts_with("2: ") && two[1].starts_with("4: "),
             "{two:?}"
         );
+    }
+
+    #[test]
+    fn what_only_an_operator_settles_is_no_flag_of_a_run() {
+        let text = "[tenant.web]\npool = \"1G\"\npool_floor = \"8M\"\n";
+        let mut sections = judge(text).unwrap();
+        let argv = ["canvas", "run", "--", "true"];
+        let given = Cli::command().try_get_matches_from(argv).unwrap();
+        let (_, given) = given.subcommand().unwrap();
+        assert_eq!(sections.remove(0).flags_beside(given), ["--pool=1G"]);
+        let small = "[tenant.web]\npool_floor = \"8K\"\n";
+        let want = "2: [tenant.web] pool_floor: it is too little to work with; write 1M or more";
+        assert_eq!(errors(small), [want]);
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use canvas_agent::Share;
 use canvas_agent::copies::Policy;
 use canvas_agent::disk;
-use canvas_agent::journal::{Journal, random};
+use canvas_agent::journal::{Journal, PoolGrant, random};
 use canvas_agent::status::AgentStatus;
 use canvas_shm::Far;
 use canvas_shm::far::{FAR_BYTES, OFFSET};
@@ -22,8 +23,9 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
 
 use crate::error::{Failure, say};
-use crate::host::hello::{Hello, VERSION, Wanted};
+use crate::host::hello::{Change, Hello, VERSION, Wanted};
 use crate::host::link::Link;
+use crate::host::terms::Terms;
 use crate::launch;
 use crate::options::FarOptions;
 
@@ -35,6 +37,11 @@ pub const JOURNAL_FD: RawFd = 4;
 pub const BACKING_FD: RawFd = 5;
 /// One past the last.
 pub const FDS_END: RawFd = 6;
+
+/// What is said through the pipe: the run is over.
+pub const OVER: u8 = b'e';
+/// The journal has another share of the tenant.
+pub const SHARE_CHANGED: u8 = b's';
 
 /// An agent that ends sooner has died young. After [`YOUNG_MAX`] of them in a row the next one has to
 /// wait, twice as long each time, at most so long.
@@ -102,14 +109,36 @@ impl Keeper {
         }
     }
 
-    /// Changes how many slabs the tenant may fill: not to fewer than it has. The error is one sentence.
-    pub fn set_slabs_max(&self, slabs: u64) -> Result<(), String> {
+    /// What the tenant gets where it is not alone.
+    pub fn share(&self) -> Share {
         match self {
-            Keeper::Own(agent) => agent.set_slabs_max(slabs),
-            Keeper::Host(_) => Err(
-                "far cannot be changed while the host's agent keeps it; start the run anew with another --far"
-                    .to_owned(),
-            ),
+            Keeper::Own(agent) => agent.journal.share().unwrap_or_default(),
+            Keeper::Host(link) => link.share(),
+        }
+    }
+
+    /// What of the host's pool the tenant is granted, if its agent bounds that.
+    pub fn pool(&self) -> Option<PoolGrant> {
+        match self {
+            Keeper::Own(_) => None,
+            Keeper::Host(link) => link.pool(),
+        }
+    }
+
+    /// What the operator of the host's agent has settled.
+    pub fn terms(&self) -> Terms {
+        match self {
+            Keeper::Own(_) => Terms::default(),
+            Keeper::Host(link) => link.terms().clone(),
+        }
+    }
+
+    /// Changes what the agent keeps: all of it, or nothing, for a reason that is one sentence. Slabs not
+    /// to fewer than there are.
+    pub fn change(&mut self, change: Change) -> Result<(), String> {
+        match self {
+            Keeper::Own(agent) => agent.change(&change),
+            Keeper::Host(link) => link.change(change),
         }
     }
 
@@ -155,7 +184,9 @@ pub fn check_limits() -> Result<(), Failure> {
 }
 
 /// Prepares far memory in the segment behind `segment_fd`, and has an agent keep it.
-pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failure> {
+///
+/// `None` when another run has begun a tenant of the same name at the host's agent meanwhile.
+pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper>, Failure> {
     let system = |what: &str, e: Errno| Failure::run(format!("far memory: {what}: {}", e.desc()));
     let far = Far::map(segment_fd).map_err(|e| system("its area cannot be mapped", e))?;
     let tenant: [u8; 16] = random().map_err(|e| system("there are no random numbers", e))?;
@@ -177,9 +208,10 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failu
             name: host.name.clone(),
             slabs: options.slabs,
             copies: options.policy.map(Wanted::from),
+            asked: options.asked,
         };
         let link = Link::start(host.path.clone(), hello, segment, far)?;
-        return Ok(Keeper::Host(Box::new(link)));
+        return Ok(link.map(|link| Keeper::Host(Box::new(link))));
     }
     // Without the host's agent it is settled.
     let policy = options.policy.unwrap_or(Policy {
@@ -191,6 +223,9 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failu
     let journal = Journal::create().map_err(|e| system("its journal cannot be created", e))?;
     journal
         .set_slabs_max(options.slabs as u64)
+        .map_err(|e| system("its journal cannot be written", e))?;
+    journal
+        .set_share(Terms::default().share(&options.asked))
         .map_err(|e| system("its journal cannot be written", e))?;
     if let Some(key) = &options.key {
         journal
@@ -217,7 +252,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Keeper, Failu
     agent
         .spawn()
         .map_err(|e| system("its agent cannot be started", e))?;
-    Ok(Keeper::Own(Box::new(agent)))
+    Ok(Some(Keeper::Own(Box::new(agent))))
 }
 
 impl AgentProcess {
@@ -229,6 +264,32 @@ impl AgentProcess {
     /// Has an agent died a moment ago?
     fn restarts(&self) -> bool {
         self.process.is_none() || self.starts > 1 && self.started.elapsed() < RECENT
+    }
+
+    /// Changes what the agent keeps.
+    fn change(&mut self, change: &Change) -> Result<(), String> {
+        if let Some(slabs) = change.slabs {
+            self.set_slabs_max(slabs as u64)?;
+        }
+        let before = self.journal.share().unwrap_or_default();
+        let rate = |new: Option<u64>, before| match new {
+            None => before,
+            Some(0) => None,
+            Some(bytes) => Some(bytes),
+        };
+        let share = Share {
+            weight: change.weight.unwrap_or(before.weight),
+            swap_in_limit: rate(change.swap_in_limit, before.swap_in_limit),
+            swap_out_limit: rate(change.swap_out_limit, before.swap_out_limit),
+        };
+        if share == before {
+            return Ok(());
+        }
+        let noted = self.journal.set_share(share.clamped());
+        noted.map_err(|e| format!("the journal of far memory cannot be written: {}", e.desc()))?;
+        // A closed pipe: the next agent reads the journal.
+        let _ = self.control.write_all(&[SHARE_CHANGED]);
+        Ok(())
     }
 
     /// Changes how many slabs the tenant may fill: not to fewer than it has. The error is one sentence.
@@ -307,7 +368,7 @@ impl AgentProcess {
     fn end(mut self, all: bool) {
         if all {
             // A closed pipe: it has died, which is an end too.
-            let _ = self.control.write_all(b"e");
+            let _ = self.control.write_all(&[OVER]);
         }
         drop(self.control);
         if !all {

@@ -10,6 +10,9 @@ mod elf;
 mod error;
 mod facts;
 mod far;
+mod finder;
+#[cfg(test)]
+mod fuzz_short;
 mod host;
 mod keygen;
 mod launch;
@@ -23,6 +26,7 @@ mod report;
 mod run;
 mod serve;
 mod set;
+mod signals;
 mod stat;
 mod stats;
 mod status;

@@ -160,8 +160,13 @@ impl Collector for Run {
             ),
             (
                 "canvas_pool_limit_bytes",
-                "Bound on the compressed pool.",
+                "Bound on the compressed pool (--pool).",
                 Some(limits.pool_bytes),
+            ),
+            (
+                "canvas_pool_grant_bytes",
+                "Of that, what the host's agent grants now, where it bounds pools.",
+                limits.pool_grant_bytes,
             ),
             (
                 "canvas_far_bytes",
@@ -172,6 +177,21 @@ impl Collector for Run {
                 "canvas_far_limit_bytes",
                 "Bound on far memory beyond the pool.",
                 limits.far_bytes,
+            ),
+            (
+                "canvas_weight",
+                "Weight among the tenants of the agent.",
+                limits.weight.map(u64::from),
+            ),
+            (
+                "canvas_swap_in_limit_bytes_per_second",
+                "Bound on what is read from far memory.",
+                limits.swap_in_limit_bytes_per_s,
+            ),
+            (
+                "canvas_swap_out_limit_bytes_per_second",
+                "Bound on what is written to far memory.",
+                limits.swap_out_limit_bytes_per_s,
             ),
             (
                 "canvas_processes",
@@ -219,6 +239,16 @@ impl Collector for Run {
                     "canvas_remote_repairs",
                     "Slabs whose lost copy was made anew.",
                     far.repairs,
+                ),
+                (
+                    "canvas_remote_dropped",
+                    "Reads ahead that would have come too late and were not done.",
+                    far.dropped,
+                ),
+                (
+                    "canvas_remote_promoted",
+                    "Reads ahead that a thread came to wait for before they were begun.",
+                    far.promoted,
                 ),
             ] {
                 out.counter(name, help, value)?;

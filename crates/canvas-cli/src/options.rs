@@ -1,7 +1,8 @@
 //! What `canvas run` was asked, with the defaults filled in and the values checked.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -15,8 +16,9 @@ use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
 
 use crate::args::{CopiesArg, ModeArg, RunArgs, SwitchArg};
+use crate::control::place::{Name, name_of};
 use crate::error::Failure;
-use crate::host::link::default_name;
+use crate::host::hello::Asked;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
 pub const LOCAL_MIN: Size = Size::from_bytes(LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64);
@@ -77,6 +79,8 @@ pub struct FarOptions {
     pub seeds: Vec<SocketAddr>,
     /// The host's agent keeps it; `None` for one of the run's own.
     pub host: Option<HostOptions>,
+    /// What of its share the tenant asks for.
+    pub asked: Asked,
 }
 
 /// A host agent.
@@ -86,6 +90,8 @@ pub struct HostOptions {
     pub path: PathBuf,
     /// What the tenant is called there.
     pub name: String,
+    /// Its user named it.
+    pub is_named: bool,
 }
 
 impl Options {
@@ -149,7 +155,13 @@ impl Options {
         config.codec.store(self.codec as u32, Relaxed);
         config.prefetch.store(self.prefetch as u32, Relaxed);
         config.runner_pid.store(std::process::id(), Relaxed);
+        config.pid_namespace.store(pid_namespace(), Relaxed);
     }
+}
+
+/// Where the numbers of this process's children hold; 0 when it cannot be known.
+pub fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino())
 }
 
 /// `--no-prefetch` is `--prefetch none` by another name.
@@ -171,6 +183,9 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
             ("--agent", args.agent.is_some()),
             ("--server", !args.servers.is_empty()),
             ("--seed", !args.seeds.is_empty()),
+            ("--weight", args.share.weight.is_some()),
+            ("--swap-in-limit", args.share.swap_in_limit.is_some()),
+            ("--swap-out-limit", args.share.swap_out_limit.is_some()),
         ];
         return match unused.iter().find(|(_, given)| *given) {
             None => Ok(None),
@@ -223,11 +238,12 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         links: args.links,
         seeds,
         host,
+        asked: Asked::of(args),
     }))
 }
 
 /// The host agent that is asked for.
-fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
+pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
     let Some(path) = &args.agent else {
         return Ok(None);
     };
@@ -246,12 +262,17 @@ fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
         Some(path) => path.clone(),
         None => crate::host::socket::path_to_ask().map_err(Failure::run)?,
     };
-    let program = args.command.first().map(|c| c.to_string_lossy());
-    let name = match &args.tenant {
-        Some(name) => name.clone(),
-        None => default_name(&program.unwrap_or_default()),
+    // Two runs of one program are two tenants of the agent.
+    let own = || Name {
+        tenant: name_of(args.command.first().map_or(Path::new(""), Path::new)),
+        pid: std::process::id(),
     };
-    Ok(Some(HostOptions { path, name }))
+    let name = args.tenant.clone().unwrap_or_else(|| own().to_string());
+    Ok(Some(HostOptions {
+        path,
+        name,
+        is_named: args.tenant.is_some(),
+    }))
 }
 
 /// The addresses of servers; those of other hosts want a key.
@@ -301,7 +322,7 @@ fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure
 }
 
 /// How many copies, and where.
-fn copies_of(copies: CopiesArg) -> Policy {
+pub fn copies_of(copies: CopiesArg) -> Policy {
     let (donors, disk) = match copies {
         CopiesArg::OneAndDisk => (1, true),
         CopiesArg::Two => (2, false),
@@ -524,6 +545,17 @@ mod tests {
             (c.codec(), c.reservations(), c.prefetch()),
             (Codec::None, false, Prefetch::Streams)
         );
+    }
+
+    #[test]
+    fn the_host_agent_calls_a_run_as_canvas_status_takes_it() {
+        let name = |flags: &[&str]| {
+            let always = ["--local", "64M", "--far", "64M", "--agent=/x"];
+            let far = options(&[&always, flags].concat()).unwrap().far;
+            far.and_then(|far| far.host).unwrap().name
+        };
+        assert_eq!(name(&[]), format!("true.{}", std::process::id()));
+        assert_eq!(name(&["--tenant", "web"]), "web");
     }
 
     #[test]

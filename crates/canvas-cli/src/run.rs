@@ -14,6 +14,7 @@ use canvas_types::exit;
 use nix::errno::Errno;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::Signal;
+use nix::sys::stat::fstat;
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::args::{ModeArg, RunArgs};
@@ -22,7 +23,10 @@ use crate::control::place::{self, Name};
 use crate::control::tenant::Tenant;
 use crate::error::{Failure, say};
 use crate::facts::{Facts, ram_bytes};
-use crate::options::Options;
+use crate::far::Keeper;
+use crate::host::join::{self, Begun};
+use crate::host::link::Link;
+use crate::options::{self, Options};
 use crate::program::Unmanaged;
 use crate::stats::{Place, Report, Run};
 use crate::supervise::{End, Signals, supervise};
@@ -33,8 +37,30 @@ use crate::{doctor, far, launch, preload, program};
 /// Share of the pages whose touches a trace records.
 const TRACE_RATE: SampleRate = SampleRate::one_in(16);
 
+/// Runs that begin a tenant of one name at one time find each other after so many tries at most.
+const TRIES: u32 = 20;
+
 /// Runs CMD and returns the exit code for `canvas`.
 pub fn run(args: &RunArgs) -> Result<i32, Failure> {
+    for _ in 0..TRIES {
+        if let Some(code) = try_run(args)? {
+            return Ok(code);
+        }
+    }
+    Err(Failure::run(
+        "the tenant ends and begins all the time; try again, or write another name after --tenant",
+    ))
+}
+
+/// The same; `None` when another run has begun the tenant meanwhile.
+fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
+    let begun = options::host(args)?.map(join::begin).transpose()?;
+    let (args, joined) = match begun {
+        None => (args.clone(), None),
+        Some(Begun::Vacant(terms)) => (terms.fill(args.clone())?, None),
+        Some(Begun::Joined(joined)) => (joined.fill(args.clone())?, Some(joined)),
+    };
+    let args = &args;
     let options = Options::new(args, ram_bytes())?;
     let place = options.stats.as_deref().map(stats_place).transpose()?;
     // Argument parsing sees to it that there is one.
@@ -53,7 +79,11 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     }
     // Children of an unmanaged program may be managed, so everything is set up for them, but what
     // is missing is no error then.
-    let mode = match chosen_mode(options.mode) {
+    let wanted = match &joined {
+        None => options.mode,
+        Some(joined) => joined.mode()?,
+    };
+    let mode = match chosen_mode(wanted) {
         Ok(mode) => Some(mode),
         Err(_) if unmanaged.is_some() => None,
         Err(why) => return Err(Failure::run(why)),
@@ -62,23 +92,46 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     if options.far.is_some() {
         far::check_limits()?;
     }
-    let (segment_fd, segment) = Segment::create(options.far.is_some())
-        .map_err(|e| system("the tenant's segment cannot be created", e))?;
-    options.write_to(&segment.config);
-    let mut agent = options
-        .far
-        .as_ref()
-        .map(|far| far::start(far, &segment_fd))
-        .transpose()?;
-    if let Some(mode) = mode {
-        segment.config.mode.store(mode as u32, Relaxed);
-    }
-    if let Some(trace) = &options.trace {
-        let fd = open_trace(trace, segment)?;
-        let fd = launch::inherit(fd)
-            .map_err(|e| system("the trace cannot be handed to the program", e))?;
-        segment.config.trace_fd.store(fd as u32, Relaxed);
-    }
+    let (segment_fd, segment, mut agent) = match joined {
+        Some(joined) => {
+            let (segment, far) = joined.map()?;
+            let fd = joined.segment.try_clone();
+            let fd = fd.map_err(|e| Failure::run(crate::reason(&e)))?;
+            let link = Link::joined(joined, far)?;
+            (fd, segment, Some(Keeper::Host(Box::new(link))))
+        }
+        None => {
+            let (fd, segment) = Segment::create(options.far.is_some())
+                .map_err(|e| system("the tenant's segment cannot be created", e))?;
+            options.write_to(&segment.config);
+            // Whoever joins it finds it complete.
+            if let Some(mode) = mode {
+                segment.config.mode.store(mode as u32, Relaxed);
+            }
+            if let Some(trace) = &options.trace {
+                let fd = open_trace(trace, segment)?;
+                let fd = launch::inherit(fd)
+                    .map_err(|e| system("the trace cannot be handed to the program", e))?;
+                segment.config.trace_fd.store(fd as u32, Relaxed);
+            }
+            let agent = match &options.far {
+                None => None,
+                Some(far) => match far::start(far, &fd)? {
+                    None => return Ok(None),
+                    agent => agent,
+                },
+            };
+            (fd, segment, agent)
+        }
+    };
+    let before = Before::of(segment);
+    // The programs cannot change this, as they can all that lies in the segment.
+    let shared = match &agent {
+        Some(Keeper::Host(_)) => fstat(&segment_fd)
+            .ok()
+            .map(|s| format!("{}:{}", s.st_dev, s.st_ino)),
+        _ => None,
+    };
     let library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
     let inherit = |fd: OwnedFd| {
         launch::inherit(fd).map_err(|e| system("a descriptor cannot be handed to the program", e))
@@ -94,12 +147,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         .unwrap_or_else(|| place::name_of(Path::new(&name)));
     let mut peers = Peers::new();
     if let Some(addr) = args.metrics {
-        peers.listen_to_scrapes(addr).map_err(|e| {
-            Failure::run(format!(
-                "metrics cannot be offered on {addr}: {}; write another address after --metrics",
-                crate::reason(&e)
-            ))
-        })?;
+        peers.offer_metrics(addr).map_err(Failure::run)?;
     }
     listen(&mut peers, &name);
 
@@ -116,6 +164,7 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
         mode: mode.filter(|_| unmanaged.is_none() && !aside),
         segment,
         start,
+        shared,
     };
     let end = supervise(
         child,
@@ -163,25 +212,47 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
     if let Some(agent) = agent {
         agent.end(!any_left(segment));
     }
-    Ok(judge(
-        &shown,
-        end,
-        segment,
-        unmanaged.is_none(),
-        options.require,
-    ))
+    let expected = unmanaged.is_none();
+    let code = judge(&shown, end, segment, before, expected, options.require);
+    Ok(Some(code))
+}
+
+/// What other runs of the tenant had counted when this one began.
+#[derive(Clone, Copy)]
+struct Before {
+    broken: u64,
+    managed: u32,
+    unmanaged: u32,
+}
+
+impl Before {
+    fn of(segment: &Segment) -> Before {
+        Before {
+            broken: segment.total(Counter::VerifyFailure),
+            managed: segment.managed.load(Relaxed),
+            unmanaged: segment.unmanaged.load(Relaxed),
+        }
+    }
 }
 
 /// The exit code, with a line for what the code alone does not tell.
-fn judge(shown: &str, end: End, segment: &Segment, expected: bool, require: bool) -> i32 {
-    let broken = segment.total(Counter::VerifyFailure);
+fn judge(
+    shown: &str,
+    end: End,
+    segment: &Segment,
+    before: Before,
+    expected: bool,
+    require: bool,
+) -> i32 {
+    let now = Before::of(segment);
+    let broken = now.broken.saturating_sub(before.broken);
     if broken > 0 && matches!(end, End::Signal(Signal::SIGBUS, _)) {
         say(format_args!(
             "{shown} was ended by SIGBUS because {broken} of its far pages came back damaged"
         ));
     }
-    let managed = segment.managed.load(Relaxed) > 0;
-    let refused = segment.unmanaged.load(Relaxed) > 0 || segment.refused.load(Relaxed) > 0;
+    let managed = now.managed != before.managed;
+    let refused = now.unmanaged != before.unmanaged || segment.refused.load(Relaxed) > 0;
     // The library says itself why it stayed out; when it was never loaded, nobody else does.
     if expected && !managed && !refused && end == End::Exit(exit::OK) {
         say(format_args!(

@@ -6,17 +6,15 @@ use canvas_gossip::Gossip;
 use canvas_server::{Config, Server};
 use canvas_types::exit;
 use canvas_wire::key::ClusterKey;
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 use std::os::fd::AsFd;
 
 use crate::args::ServeArgs;
 use crate::control::peers::{Asked, Peers};
 use crate::error::{Failure, say};
-use crate::metrics;
-use crate::options;
+use crate::{metrics, options, signals};
 
 /// Time between two looks at how far the draining is.
 const DRAIN_TICK_MS: u16 = 20;
@@ -49,15 +47,10 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     }
     let mut peers = Peers::new();
     if let Some(addr) = args.metrics {
-        peers.listen_to_scrapes(addr).map_err(|e| {
-            Failure::usage(format!(
-                "metrics cannot be offered on {addr}: {}; write another address after --metrics",
-                crate::reason(&e)
-            ))
-        })?;
+        peers.offer_metrics(addr).map_err(Failure::usage)?;
     }
     // Before the first thread, so that none of them ever gets one.
-    let signals = signals()
+    let signals = signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
     let server = Server::start(Config {
         listen: args.listen,
@@ -130,14 +123,6 @@ pub fn run(args: &ServeArgs) -> Result<i32, Failure> {
     }
     server.stop();
     Ok(exit::OK)
-}
-
-fn signals() -> Result<SignalFd, Errno> {
-    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
-        .into_iter()
-        .collect();
-    set.thread_block()?;
-    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
 /// The next signal, if one comes within `ms` (without: however long it takes). Who asks for metrics

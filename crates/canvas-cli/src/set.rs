@@ -22,7 +22,17 @@ pub fn run(args: &SetArgs) -> Result<i32, Failure> {
     // Files of runs that have ended tell nothing.
     let mut found = runs.find(wanted);
     if found.len() > 1 {
-        found.retain(|f| !matches!(runs.ask(f, Ask::Status), Err(NoAnswer::Gone)));
+        let mut tenants: Vec<String> = Vec::new();
+        found.retain(|f| match runs.ask(f, Ask::Status) {
+            Err(NoAnswer::Gone) => false,
+            // Of the runs of one tenant any will do.
+            Ok(Reply::Status(s)) => s.shared.is_none_or(|id| {
+                let is_first = !tenants.contains(&id);
+                tenants.push(id);
+                is_first
+            }),
+            _ => true,
+        });
     }
     let found = match &found[..] {
         [] => return Err(nobody(wanted)),

@@ -6,10 +6,10 @@ use std::time::Instant;
 use canvas_types::exit;
 
 use crate::args::StatArgs;
-use crate::control::client::{NoAnswer, Runs, nobody};
+use crate::control::client::{Stats, nobody};
 use crate::control::place::Name;
 use crate::control::rates::{Rates, unix_s};
-use crate::control::wire::{Ask, Reply, Stat};
+use crate::control::wire::Stat;
 use crate::error::{Failure, say};
 use crate::table::{Bytes, Count, Micros, print};
 
@@ -58,26 +58,13 @@ pub fn run(args: &StatArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// The runs that answer.
-pub fn look(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
-    let runs = Runs::look();
-    let mut stats = BTreeMap::new();
-    for found in runs.find(wanted) {
-        match runs.ask(&found, Ask::Stat) {
-            Ok(Reply::Stat(stat)) => {
-                stats.insert(found.name, *stat);
-            }
-            Ok(_) | Err(NoAnswer::Gone) => {}
-            Err(e) => {
-                let why = e.problem().map(|p| p.text).unwrap_or_default();
-                say(format_args!(
-                    "{}.{}: {why}",
-                    found.name.tenant, found.name.pid
-                ));
-            }
-        }
+/// The runs that answer; of the others it is told why they do not.
+fn look(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
+    let stats = Stats::look(wanted);
+    for (name, problem) in stats.silent {
+        say(format_args!("{name}: {}", problem.text));
     }
-    stats
+    stats.told
 }
 
 const HEADER: &str = "\

@@ -16,6 +16,7 @@ use canvas_types::PAGE_SIZE;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::control;
 use crate::supervise::End;
 use crate::sweep::Peaks;
 
@@ -183,36 +184,28 @@ struct Entries {
 struct FarMemory {
     limit_bytes: u64,
     used_bytes: u64,
-    extents_out: u64,
-    bytes_out: u64,
-    reads: u64,
-    bytes_in: u64,
-    failovers: u64,
-    corrupt: u64,
-    repairs: u64,
-    degraded_slabs: u64,
-    agents: u32,
+    #[serde(flatten)]
+    counts: control::wire::Far,
     read_time_ns: Times,
+}
+
+/// Slabs used, and at most. The program can write there: both are judged.
+pub fn slabs(far: &Far) -> (u64, u64) {
+    let used = far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64);
+    let most = far.slabs_max.load(Relaxed).min(SLABS_MAX as u64);
+    (used as u64, most)
 }
 
 impl FarMemory {
     fn new(far: &Far) -> FarMemory {
         let s = &far.stats;
-        let slabs = |n: u64| n * SLAB_BYTES as u64;
+        let (used, most) = slabs(far);
         let mut reads = [0; BUCKETS];
         let longest_ns = s.read_ns.add_to(&mut reads);
         FarMemory {
-            limit_bytes: slabs(far.slabs_max.load(Relaxed).min(SLABS_MAX as u64)),
-            used_bytes: slabs(far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64) as u64),
-            extents_out: s.extents_out.load(Relaxed),
-            bytes_out: s.bytes_out.load(Relaxed),
-            reads: s.reads.load(Relaxed),
-            bytes_in: s.bytes_in.load(Relaxed),
-            failovers: s.failovers.load(Relaxed),
-            corrupt: s.corrupt.load(Relaxed),
-            repairs: s.repairs.load(Relaxed),
-            degraded_slabs: s.degraded_slabs.load(Relaxed).max(0) as u64,
-            agents: far.agent.load(Relaxed),
+            limit_bytes: most * SLAB_BYTES as u64,
+            used_bytes: used * SLAB_BYTES as u64,
+            counts: control::wire::Far::of(far, s.degraded_slabs.load(Relaxed).max(0) as u64),
             read_time_ns: Times::of(&reads, longest_ns),
         }
     }

@@ -126,10 +126,14 @@ fn block(text: &mut String, s: &Status) {
             limits.local_percent
         )
     );
+    let granted = match limits.pool_grant_bytes {
+        Some(_) => format!(" granted of {}", Bytes(limits.pool_bytes)),
+        None => String::new(),
+    };
     let _ = writeln!(
         text,
-        "  pool  {}, holding {} of pages",
-        of(s.used.pool_bytes, Some(limits.pool_bytes), None),
+        "  pool  {}{granted}, holding {} of pages",
+        of(s.used.pool_bytes, Some(limits.pool_now_bytes()), None),
         Bytes(s.used.far_pages_bytes)
     );
     if limits.far_bytes.is_some() {
@@ -137,6 +141,18 @@ fn block(text: &mut String, s: &Status) {
             text,
             "  far   {}",
             of(s.used.far_bytes, limits.far_bytes, None)
+        );
+    }
+    if let Some(weight) = limits.weight {
+        let rate = |limit: Option<u64>| match limit {
+            Some(bytes) => format!("{}/s", Bytes(bytes)),
+            None => "none".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "  share weight {weight}, swap-in limit {}, swap-out limit {}",
+            rate(limits.swap_in_limit_bytes_per_s),
+            rate(limits.swap_out_limit_bytes_per_s)
         );
     }
     let pids: Vec<String> = s.processes.iter().map(u32::to_string).collect();

@@ -13,6 +13,9 @@ use canvas_types::procfs::Stat;
 
 /// Time between two looks at the processes of a tenant whose runner does not look any more.
 const ORPHAN_SWEEP: Duration = Duration::from_millis(500);
+/// Dead processes that one such look lets go. Each costs a look at all slabs, and a tenant can forge a thousand: whoever
+/// looks at many tenants has others to serve.
+const ORPHAN_DEAD: u32 = 32;
 
 /// State of process `pid`, `None` when there is none.
 pub fn proc_state(pid: u32) -> Option<Stat> {
@@ -48,8 +51,15 @@ fn is_dead(now: Option<Stat>, start_ticks: u64) -> bool {
 /// Frees the slots of dead processes, and the slabs of far memory that only they referred to, and
 /// returns how many processes there were.
 pub fn release_dead(segment: &Segment, far: Option<&Far>) -> u32 {
+    release_some(segment, far, u32::MAX)
+}
+
+fn release_some(segment: &Segment, far: Option<&Far>, most: u32) -> u32 {
     let mut released = 0;
     for slot in &segment.procs {
+        if released == most {
+            break;
+        }
         let pid = slot.pid.load(Acquire);
         if pid == 0 || pid == u32::MAX {
             continue;
@@ -99,7 +109,7 @@ impl Orphan {
             return false;
         }
         self.last = Some(Instant::now());
-        release_dead(segment, Some(far));
+        release_some(segment, Some(far), ORPHAN_DEAD);
         let before = std::mem::replace(&mut self.empty, !any_left(segment));
         before && self.empty
     }
@@ -254,6 +264,24 @@ mod tests {
             (slab_state::USED, slab_state::RELEASED)
         );
         assert!(far.rung(|p| assert_eq!(p, 4)), "the agent is told");
+    }
+
+    #[test]
+    fn one_look_at_an_orphan_lets_a_few_dead_go_whatever_their_number() {
+        let (fd, segment) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        let forge = |s: &canvas_shm::segment::ProcSlot| s.pid.store(1 << 23, Relaxed);
+        segment.procs.iter().for_each(forge);
+        let left = || segment.procs.iter().filter(|s| s.pid.load(Relaxed) != 0);
+        let mut orphan = Orphan::default();
+        let mut before = left().count();
+        while before > 0 {
+            assert!(!orphan.is_over(segment, far));
+            assert!((1..=32).contains(&(before - left().count())));
+            before = left().count();
+            orphan.last = None;
+        }
+        assert!(orphan.is_over(segment, far));
     }
 
     #[test]

@@ -5,8 +5,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use canvas_types::exit;
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
@@ -15,11 +14,12 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table};
 use ratatui::{DefaultTerminal, Frame};
 
 use crate::args::TopArgs;
-use crate::control::client::{NoAnswer, Runs};
+use crate::control::client::Stats;
 use crate::control::place::Name;
 use crate::control::rates::{Rates, unix_s};
-use crate::control::wire::{Ask, Problem, Reply, Stat};
+use crate::control::wire::{Problem, Stat};
 use crate::error::Failure;
+use crate::signals;
 use crate::status::duration;
 use crate::table::{Bytes, Count, Micros, plain};
 
@@ -35,13 +35,7 @@ pub fn run(args: &TopArgs) -> Result<i32, Failure> {
     }
     let fail = |what: &str, why: &str| Failure::usage(format!("{what}: {why}"));
     // Read between two looks, so that the terminal is as before when one of them ends this.
-    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
-        .into_iter()
-        .collect();
-    let signals = set
-        .thread_block()
-        .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
-        .map_err(|e| fail("signals cannot be waited for", e.desc()))?;
+    let signals = signals::ends().map_err(|e| fail("signals cannot be waited for", e.desc()))?;
     // Brings the terminal back after a panic, too.
     let mut terminal = ratatui::try_init()
         .map_err(|e| fail("this terminal cannot be used", &crate::reason(&e)))?;
@@ -97,21 +91,12 @@ struct View {
 impl View {
     fn look(&mut self) {
         let mut before = std::mem::take(&mut self.runs);
-        self.silent.clear();
-        let runs = Runs::look();
-        for found in runs.find(None) {
-            match runs.ask(&found, Ask::Stat) {
-                Ok(Reply::Stat(stat)) => {
-                    let old = before.remove(&found.name);
-                    let rates = old.and_then(|(old, _)| Rates::between(&old, &stat, unix_s()));
-                    self.runs.insert(found.name, (*stat, rates));
-                }
-                Ok(_) | Err(NoAnswer::Gone) => {}
-                Err(e) => {
-                    let problem = e.problem();
-                    self.silent.extend(problem.map(|p| (found.name, p)));
-                }
-            }
+        let now = Stats::look(None);
+        self.silent = now.silent;
+        for (name, stat) in now.told {
+            let old = before.remove(&name);
+            let rates = old.and_then(|(old, _)| Rates::between(&old, &stat, unix_s()));
+            self.runs.insert(name, (stat, rates));
         }
     }
 
@@ -140,16 +125,8 @@ impl View {
     }
 
     fn problems(&self) -> Vec<String> {
-        let line = |name: &Name, p: &Problem| {
-            format!(
-                "{}.{} {} {}: {}",
-                name.tenant,
-                name.pid,
-                p.code,
-                p.name,
-                plain(&p.text)
-            )
-        };
+        let line =
+            |name: &Name, p: &Problem| format!("{name} {} {}: {}", p.code, p.name, plain(&p.text));
         let of_runs = self
             .runs
             .iter()
@@ -160,8 +137,8 @@ impl View {
 
     fn table_of_runs(&self) -> Table<'_> {
         let head = [
-            "TENANT", "PID", "UP", "LOCAL", "LIMIT", "POOL", "FAR", "FAULT/s", "FAR/s", "DEEP/s",
-            "IN/s", "OUT/s", "p50us", "p99us", "RD MiB/s", "WR MiB/s",
+            "TENANT", "PID", "UP", "LOCAL", "LIMIT", "POOL", "GRANT", "FAR", "WGT", "FAULT/s",
+            "FAR/s", "DEEP/s", "IN/s", "OUT/s", "p50us", "p99us", "RD MiB/s", "WR MiB/s",
         ];
         let rows = self.runs.iter().map(|(name, (stat, rates))| {
             let (s, used) = (&stat.status, &stat.status.used);
@@ -178,6 +155,10 @@ impl View {
                 let bytes = rates.as_ref().map(of);
                 bytes.map_or("-".to_owned(), |b| format!("{:.1}", b / f64::from(1 << 20)))
             };
+            // Behind what is, what may be.
+            let most = |limit: Option<u64>| {
+                limit.map_or(String::new(), |b| format!("/{}", b.div_ceil(1 << 20)))
+            };
             let limit = s.limits.local_effective_bytes;
             let row = Row::new([
                 plain(&name.tenant),
@@ -186,7 +167,9 @@ impl View {
                 Bytes(used.local_bytes).to_string(),
                 limit.map_or("-".to_owned(), |b| Bytes(b).to_string()),
                 Bytes(used.pool_bytes).to_string(),
+                Bytes(s.limits.pool_now_bytes()).to_string(),
                 Bytes(used.far_bytes).to_string(),
+                s.limits.weight.map_or("-".to_owned(), |w| w.to_string()),
                 rate(|r| r.faults_first_touch_per_s + r.faults_cache_per_s + r.faults_far_per_s),
                 rate(|r| r.faults_far_per_s),
                 rate(|r| r.faults_deep_per_s),
@@ -194,8 +177,8 @@ impl View {
                 rate(|r| r.pages_out_per_s),
                 us(|r| r.fault_p50_ns),
                 us(|r| r.fault_p99_ns),
-                mib(|r| r.remote_read_bytes_per_s),
-                mib(|r| r.remote_written_bytes_per_s),
+                mib(|r| r.remote_read_bytes_per_s) + &most(s.limits.swap_in_limit_bytes_per_s),
+                mib(|r| r.remote_written_bytes_per_s) + &most(s.limits.swap_out_limit_bytes_per_s),
             ]);
             if s.healthy {
                 row
@@ -203,7 +186,8 @@ impl View {
                 row.style(Style::new().fg(Color::Red))
             }
         });
-        let widths = [18, 8, 8, 6, 6, 6, 6, 7, 6, 6, 6, 6, 6, 6, 8, 8].map(Constraint::Length);
+        let widths =
+            [18, 8, 8, 6, 6, 6, 6, 6, 4, 7, 6, 6, 6, 6, 6, 6, 9, 9].map(Constraint::Length);
         Table::new(rows, widths).header(header(&head))
     }
 
@@ -216,7 +200,7 @@ impl View {
         let rows = donors.map(|(name, d)| {
             let row = Row::new([
                 plain(&d.address),
-                format!("{}.{}", name.tenant, name.pid),
+                name.to_string(),
                 plain(&d.state),
                 d.slabs.to_string(),
                 Bytes(d.free_bytes).to_string(),

@@ -5,12 +5,10 @@
 //! tenant has no process any more.
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use canvas_agent::agent::tenant_id;
@@ -19,8 +17,8 @@ use canvas_agent::disk::Disk;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
 use canvas_agent::seal::Sealer;
+use canvas_agent::share::Live;
 use canvas_agent::{Agent, Setup};
-use canvas_gossip::Gossip;
 use canvas_shm::{Far, Segment};
 use canvas_types::exit;
 use canvas_wire::key::ClusterKey;
@@ -29,7 +27,8 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::args::WorkerArgs;
 use crate::error::{Failure, say};
-use crate::far::{BACKING_FD, FDS_END, JOURNAL_FD, SEGMENT_FD};
+use crate::far::{BACKING_FD, FDS_END, JOURNAL_FD, SEGMENT_FD, SHARE_CHANGED};
+use crate::finder::Finder;
 use crate::sweep::Orphan;
 
 /// What the runner has said: nothing yet; nothing any more; that the run is over.
@@ -61,7 +60,14 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
     alone(&keep).map_err(|e| fail("it cannot be alone", e.desc()))?;
 
     let waker = Waker(far);
-    let runner = watch(control.into(), waker).map_err(|e| fail("no thread", &e.to_string()))?;
+    let notes = journal
+        .file()
+        .try_clone()
+        .map_err(|e| fail("its journal", &crate::reason(&e)))?;
+    let notes = Journal::open(notes.into()).map_err(|e| fail("its journal", e.desc()))?;
+    let share = Live::new(notes.share().unwrap_or_default());
+    let runner = watch(control.into(), waker, notes, share.clone())
+        .map_err(|e| fail("no thread", &e.to_string()))?;
     let threads = |e: std::io::Error| fail("no thread", &crate::reason(&e));
     let disk = if args.disk {
         Some(Disk::new(backing.into(), waker).map_err(threads)?)
@@ -79,6 +85,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
     let setup = Setup {
         far,
         tenant,
+        name: format!("{:016x}", u128::from_be_bytes(tenant) >> 64),
         key,
         slabs: Box::new(move || match bounds.slabs_max() {
             0 => slabs,
@@ -86,6 +93,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         }),
         spin: Duration::from_nanos(args.spin.ns),
         say: |line| say(line),
+        share,
     };
     let mut orphan = Orphan::default();
     let is_over = || match runner.load(SeqCst) {
@@ -104,14 +112,8 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
             None => ClusterKey::without_secret(),
         };
         // It lives as long as the agent serves.
-        let (_gossip, found) = match args.seeds.first() {
-            Some(seed) => {
-                let (gossip, found) = listen(args, *seed, key.clone(), waker)
-                    .map_err(|why| fail("its gossip", &why))?;
-                (Some(gossip), Some(found))
-            }
-            None => (None, None),
-        };
+        let finder = Finder::start(&args.seeds, &key).map_err(|why| fail("its gossip", &why))?;
+        let found = finder.as_ref().map(|f| f.follow(waker));
         let config = copies::Config {
             servers: args.servers.clone(),
             found,
@@ -127,40 +129,6 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         Agent::new(setup, store).serve(is_over);
     }
     Ok(exit::OK)
-}
-
-/// Listens to the gossip of donors; the agent learns of those that live.
-fn listen(
-    args: &WorkerArgs,
-    seed: SocketAddr,
-    key: ClusterKey,
-    waker: Waker,
-) -> Result<(Gossip, Receiver<SocketAddr>), String> {
-    let (tell, found) = channel();
-    // Without a secret only this host is believed.
-    let this_host = key == ClusterKey::without_secret();
-    let ip: IpAddr = match seed.ip() {
-        IpAddr::V4(ip) if ip.is_loopback() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_loopback() => Ipv6Addr::LOCALHOST.into(),
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let gossip = Gossip::start(canvas_gossip::Config {
-        listen: SocketAddr::new(ip, 0),
-        seeds: args.seeds.clone(),
-        key,
-        lends: None,
-        changed: Box::new(move |members| {
-            for member in members.iter().filter(|m| m.live) {
-                let addr = member.donor.addr;
-                if !this_host || addr.ip().is_loopback() {
-                    let _ = tell.send(addr);
-                }
-            }
-            waker.wake();
-        }),
-    })?;
-    Ok((gossip, found))
 }
 
 /// A session and a directory of its own; no descriptors but the standard three and `keep`.
@@ -182,15 +150,30 @@ fn alone(keep: &[BorrowedFd]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Reads what the runner says; the result holds it.
-fn watch(mut control: File, waker: Waker) -> std::io::Result<Arc<AtomicU8>> {
+/// Reads what the runner says; the result holds whether it is there. It also says that `notes` have
+/// another share.
+fn watch(
+    mut control: File,
+    waker: Waker,
+    notes: Journal,
+    share: Live,
+) -> std::io::Result<Arc<AtomicU8>> {
     let state = Arc::new(AtomicU8::new(RUNS));
     let ours = state.clone();
     std::thread::Builder::new()
         .name("runner".to_owned())
         .spawn(move || {
             let mut byte = [0];
-            let said = matches!(control.read(&mut byte), Ok(1));
+            let said = loop {
+                match control.read(&mut byte) {
+                    Ok(1) if byte[0] == SHARE_CHANGED => {
+                        share.set(notes.share().unwrap_or_default());
+                        waker.wake();
+                    }
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                    said => break matches!(said, Ok(1)),
+                }
+            };
             state.store(if said { OVER } else { GONE }, SeqCst);
             waker.wake();
         })?;

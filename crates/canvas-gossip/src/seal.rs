@@ -102,7 +102,8 @@ impl Sealer {
             .collect()
     }
 
-    fn seal_one(&mut self, mut plain: Vec<u8>) -> Vec<u8> {
+    /// The datagram of one part: its header and bytes as the table above has them, which are not judged.
+    pub fn seal_one(&mut self, mut plain: Vec<u8>) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(HEADER_BYTES + plain.len() + MAX_TAG_LEN);
         datagram.push(VERSION);
         datagram.extend(self.salt);

@@ -3,6 +3,7 @@
 //! caller's seeded generator.
 //!
 //! * [`choose`]: which donor gets a slab;
+//! * [`elastic`]: how much of a host's pool each of its tenants may fill;
 //! * [`copies`]: which of its copies count, which is read, which is given up;
 //! * [`headroom`]: how much of its memory a donor lends, and when it takes some back;
 //! * [`pace`]: how long a donor is waited for before another copy is asked as well;
@@ -11,6 +12,7 @@
 
 pub mod choose;
 pub mod copies;
+pub mod elastic;
 pub mod headroom;
 pub mod pace;
 pub mod victims;

@@ -3,10 +3,11 @@
 use canvas_pager::regions::Region;
 use canvas_pager::table::PageTable;
 use canvas_shm::far;
+use canvas_swap::digests;
 use canvas_swap::extents::BookArrays;
 use canvas_sys::{Errno, mem};
 use canvas_types::layout::{self, WINDOW_BLOCKS, WINDOW_PAGES, WORDS_BASE};
-use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64};
+use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Swap cache buffers: one page a slot.
 pub const CACHE_BUFFERS: usize = layout::STORE_BASE;
@@ -45,10 +46,15 @@ pub const TRACE_BYTES: usize = 2 << 20;
 /// The book of extents of the far space: by extent, then twice by slab.
 const DEEP: usize = WORDS_BASE + 0x3a_0000_0000;
 const DEEP_SPANS: usize = WORDS_BASE + 0x3b_0000_0000;
+/// Hashes of local pages whose copy lies beyond the pool.
+const DIGESTS: usize = WORDS_BASE + 0x3c_0000_0000;
+/// Local pages that they are made for at most (128 GiB); of more, some are stored without need.
+const DIGESTS_PAGES_MAX: usize = 1 << 25;
 
 const _: () = {
     assert!(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8 <= DEEP_SPANS);
-    assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= WORDS_BASE + META_BYTES);
+    assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= DIGESTS);
+    assert!(DIGESTS + digests::words_for(DIGESTS_PAGES_MAX) * 8 <= WORDS_BASE + META_BYTES);
     assert!(TRACE + TRACE_BYTES <= DEEP);
     assert!(WINDOW_PAGES * 8 <= 0x10_0000_0000);
     assert!(WINDOW_BLOCKS * 4 <= 0x1_0000_0000);
@@ -114,6 +120,13 @@ pub fn touched_in_block() -> &'static [AtomicU32] {
     atomics32(TOUCHED_IN_BLOCK, WINDOW_BLOCKS)
 }
 
+/// Is no touched page of the block away from memory? Then a search for far pages may skip it.
+#[inline(always)]
+pub fn all_resident(block: usize) -> bool {
+    let touched = touched_in_block()[block].load(Ordering::Relaxed);
+    touched <= table().resident_in_block[block].load(Ordering::Relaxed)
+}
+
 /// The book of extents of the far space.
 pub fn extent_book() -> BookArrays<'static> {
     BookArrays {
@@ -123,6 +136,12 @@ pub fn extent_book() -> BookArrays<'static> {
         slab_live: atomics32(DEEP + far::EXTENTS_MAX, far::SLABS_MAX),
         roles: atomics32(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 4, far::SLABS_MAX),
     }
+}
+
+/// Hashes of what lies beyond the pool, for a process with so many local pages at most.
+pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
+    let words = digests::words_for(local_pages.min(DIGESTS_PAGES_MAX));
+    atomics64(DIGESTS, words)
 }
 
 /// The entry table's memory.

@@ -14,6 +14,7 @@ use canvas_backend::LoadError;
 use canvas_pager::spill::SpillHand;
 use canvas_pager::word::{self, State, flag};
 use canvas_shm::far::{self, Far, SLAB_EXTENTS};
+use canvas_shm::job::{Ended, Job};
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Mailbox, REQUESTS, Status, WRITES};
 use canvas_shm::segment::config_flag;
 use canvas_shm::{Counter, Segment};
@@ -24,12 +25,12 @@ use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
 use canvas_sys::gate::{self, yield_now};
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::sync::backoff;
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf};
+use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::pool::pool;
 use crate::state::{EPOCH, count};
-use crate::{account, areas, report, sig, state};
+use crate::{account, areas, reclaim, report, sig, state};
 
 const _: () = assert!(EXTENT_BYTES == far::EXTENT_BYTES);
 
@@ -58,23 +59,8 @@ const LOOK_MAX: usize = 1 << 18;
 /// Pause after a write that failed.
 const REST_NS: u64 = 200_000_000;
 
-/// What a request of ours is about; the request's index is the job's.
-struct Job {
-    /// [`IDLE`], [`UNDER_WAY`], or [`BUSY`]: a thread works on its end.
-    state: AtomicU32,
-    extent: AtomicU32,
-    bytes: AtomicI64,
-}
-const IDLE: u32 = 0;
-const UNDER_WAY: u32 = 1;
-const BUSY: u32 = 2;
-static JOBS: [Job; REQUESTS] = [const {
-    Job {
-        state: AtomicU32::new(IDLE),
-        extent: AtomicU32::new(0),
-        bytes: AtomicI64::new(0),
-    }
-}; REQUESTS];
+/// What our requests are about; the request's index is the job's.
+static JOBS: [Job; REQUESTS] = [const { Job::new() }; REQUESTS];
 
 /// Why a copy beyond the pool did not come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -295,18 +281,21 @@ fn write_some(f: &'static Far, look_max: Option<usize>) -> bool {
         m.release(i);
         return false;
     };
-    let (records, bytes) = pack(f, i, look_max);
-    if records == 0 {
-        FOUND_NONE_UNTIL_NS.store(proc::now_ns() + FOUND_NONE_NS, Ordering::Relaxed);
+    let packed = pack(f, i, look_max);
+    if packed.sunk > 0 {
+        count(Counter::PagesSunkUnwritten, packed.sunk);
+        ROOM_MADE.fetch_add(1, Ordering::Relaxed);
+    }
+    if packed.records == 0 {
         unhold(extent);
         m.release(i);
-        return false;
+        if packed.sunk == 0 {
+            FOUND_NONE_UNTIL_NS.store(proc::now_ns() + FOUND_NONE_NS, Ordering::Relaxed);
+        }
+        return packed.sunk > 0;
     }
-    let job = &JOBS[i];
-    job.extent.store(extent, Ordering::Relaxed);
-    job.bytes.store(bytes, Ordering::Relaxed);
-    WRITING_BYTES.fetch_add(bytes, Ordering::Relaxed);
-    job.state.store(UNDER_WAY, Ordering::Release);
+    WRITING_BYTES.fetch_add(packed.bytes, Ordering::Relaxed);
+    JOBS[i].begin(extent, packed.bytes);
     post_extent(f, i, Kind::Write, extent);
     true
 }
@@ -323,8 +312,19 @@ fn post_extent(f: &Far, i: usize, kind: Kind, extent: u32) {
     ring(f);
 }
 
-/// Fills the buffer of request `i`; records, and bytes of slots that they hold.
-fn pack(f: &Far, i: usize, look_max: Option<usize>) -> (usize, i64) {
+/// What a look at the pool's oldest pages came to.
+#[derive(Default)]
+struct Packed {
+    /// In the buffer, and bytes of slots that they hold.
+    records: usize,
+    bytes: i64,
+    /// Pages that have left the pool already: they were beyond it, too.
+    sunk: u64,
+}
+
+/// Fills the buffer of request `i`. What need not be written leaves the pool at once; when that made as
+/// much room as an extent would have, the buffer may stay empty.
+fn pack(f: &Far, i: usize, look_max: Option<usize>) -> Packed {
     // SAFETY: the buffer is this request's, which we have claimed and not posted; it is as long as an
     // extent. Other processes of the tenant do not touch it, and if they do, the bytes are verified.
     let buffer = unsafe {
@@ -333,24 +333,31 @@ fn pack(f: &Far, i: usize, look_max: Option<usize>) -> (usize, i64) {
             .cast::<[u8; EXTENT_BYTES]>()
     };
     let mut packer = Packer::new(buffer);
-    let mut bytes = 0;
+    let mut packed = Packed::default();
+    let mut sunk_bytes = 0;
     let table = areas::table();
-    let touched = areas::touched_in_block();
     HAND.scan(
         table.words,
         table.blocks(),
-        |b| {
-            touched[b].load(Ordering::Relaxed) <= table.resident_in_block[b].load(Ordering::Relaxed)
-        },
+        areas::all_resident,
         EPOCH.now(),
         look_max,
         |page, cur| {
+            if sunk_bytes >= EXTENT_BYTES && packed.records == 0 {
+                return false;
+            }
             let w = areas::word(page);
             if !word::transition(w, cur, cur.with_state(State::Filling)) {
                 return true;
             }
             let entry = cur.entry();
             let (mut next, mut fits) = (cur, true);
+            if let Some(freed) = pool().sink_home(entry) {
+                sunk_bytes += freed;
+                packed.sunk += 1;
+                word::publish(w, cur.set(flag::DEEP));
+                return true;
+            }
             match pool().stored_len(entry) {
                 Some(len) => {
                     fits = packer
@@ -358,7 +365,8 @@ fn pack(f: &Far, i: usize, look_max: Option<usize>) -> (usize, i64) {
                             pool().copy_stored(entry, b);
                         })
                         .is_some();
-                    bytes += i64::from(fits) * record_bytes(len as usize) as i64;
+                    packed.records += usize::from(fits);
+                    packed.bytes += i64::from(fits) * record_bytes(len as usize) as i64;
                 }
                 // One value, or beyond the pool already: not looked at again.
                 None => next = cur.set(flag::DEEP),
@@ -367,7 +375,8 @@ fn pack(f: &Far, i: usize, look_max: Option<usize>) -> (usize, i64) {
             fits
         },
     );
-    (packer.finish(), bytes)
+    packer.finish();
+    packed
 }
 
 /// Ends all jobs whose requests have ended. True when room was made, or pages were raised.
@@ -388,20 +397,14 @@ fn finish(i: usize) -> bool {
     let Some(f) = far() else { return false };
     let (proc, job) = (PROC.load(Ordering::Relaxed), &JOBS[i]);
     let m = &f.mailboxes[proc];
-    if job.state.load(Ordering::Acquire) != UNDER_WAY {
-        return false;
-    }
-    let Some(status) = m.ended(i) else {
+    let Some(Ended {
+        extent,
+        bytes,
+        status,
+    }) = job.end(|| m.ended(i))
+    else {
         return false;
     };
-    if job
-        .state
-        .compare_exchange(UNDER_WAY, BUSY, Ordering::AcqRel, Ordering::Relaxed)
-        .is_err()
-    {
-        return false;
-    }
-    let extent = job.extent.load(Ordering::Relaxed);
     let write = 1u64 << i & WRITES != 0;
     let done = match status {
         Status::Ok => for_each_line(f, proc, i, |line, stored| {
@@ -411,6 +414,10 @@ fn finish(i: usize) -> bool {
                 raise(&line, extent, stored)
             }
         }),
+        Status::Late => {
+            count(Counter::PrefetchDropped, 1);
+            0
+        }
         failed => {
             count(Counter::DeepFailure, 1);
             if write {
@@ -429,13 +436,13 @@ fn finish(i: usize) -> bool {
             ROOM_MADE.fetch_add(1, Ordering::Relaxed);
         }
         count(Counter::PagesSunk, done);
-        WRITING_BYTES.fetch_sub(job.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+        WRITING_BYTES.fetch_sub(bytes, Ordering::Relaxed);
     } else {
         count(Counter::PagesRaised, done);
     }
     // In this order: whoever sees the request free may use the job anew.
     unhold(extent);
-    job.state.store(IDLE, Ordering::Release);
+    job.through();
     m.release(i);
     done > 0
 }
@@ -534,16 +541,21 @@ fn sink(line: &extent::Line, at: u32, stored: &[u8]) -> bool {
 fn raise(line: &extent::Line, at: u32, stored: &[u8]) -> bool {
     with_page(line, || {
         pool()
-            .raise(line.entry, line.place(at), stored)
+            .raise(line.entry, line.place(at), stored, reclaim::reserves())
             .then_some(false)
     })
 }
 
 // ---- back ----
 
-/// Reads the record at `place`, and decodes it into `out`. The page's word is in our busy state, so
-/// the extent is kept meanwhile.
-pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result<(), Lost> {
+/// Reads the record at `place`, which `entry` names, and decodes it into `out`. The page's word is in our
+/// busy state, so the extent is kept meanwhile.
+pub fn load(
+    entry: SwapEntry,
+    place: DeepPlace,
+    out: &mut PageBuf,
+    scratch: &mut Stored,
+) -> Result<(), Lost> {
     let Some(f) = far() else {
         return Err(Lost::Unreachable);
     };
@@ -568,7 +580,7 @@ pub fn load(place: DeepPlace, out: &mut PageBuf, scratch: &mut Stored) -> Result
         Some(Status::Ok) => {
             let stored = &mut scratch.0[..len];
             f.copy_out(proc, i, place.offset as usize, stored);
-            match pool().decode(stored, out) {
+            match pool().decode(entry, stored, out) {
                 Ok(()) => {
                     f.stats.read_ns.record(sig::now_ns().saturating_sub(begun));
                     Ok(())
@@ -646,9 +658,36 @@ pub fn fetch(extent: u32) {
     let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
     let Some(i) = m.claim(FETCHES) else { return };
     book().hold(extent);
-    JOBS[i].extent.store(extent, Ordering::Relaxed);
-    JOBS[i].state.store(UNDER_WAY, Ordering::Release);
+    JOBS[i].begin(extent, 0);
+    let now_us = sig::now_ns() / 1000;
+    AHEAD[extent as usize % AHEAD_PLACES].store(
+        u64::from(extent) << 32 | now_us & US_MASK,
+        Ordering::Relaxed,
+    );
     post_extent(f, i, Kind::Read, extent);
+}
+
+/// Extents asked for ahead that are remembered.
+const AHEAD_PLACES: usize = 128;
+const US_MASK: u64 = 0xffff_ffff;
+/// By extent, the later over the earlier: its number (32 bits), and when it was asked for (us, 32 bits).
+/// 0 is none, and extent 0 at the clock's turn.
+static AHEAD: [AtomicU64; AHEAD_PLACES] = [const { AtomicU64::new(0) }; AHEAD_PLACES];
+
+/// A page was brought in from the pool: if it came there with an extent that was read ahead lately, this is
+/// how far ahead that was. Every page counts: an extent is too late when most of its pages were needed before.
+pub fn used(entry: SwapEntry) {
+    let Some(f) = far() else { return };
+    let Some(place) = pool().home_place(entry) else {
+        return;
+    };
+    let at = &AHEAD[place.extent as usize % AHEAD_PLACES];
+    let seen = at.load(Ordering::Relaxed);
+    if seen == 0 || (seen >> 32) as u32 != place.extent {
+        return;
+    }
+    let us = (sig::now_ns() / 1000).wrapping_sub(seen) & US_MASK;
+    f.stats.ahead_ns.record(us * 1000);
 }
 
 /// Pages that a stream is ahead of what is mapped for it, with its fetches.
@@ -686,9 +725,7 @@ fn under_way(extent: u32) -> Option<usize> {
     while used != 0 {
         let i = used.trailing_zeros() as usize;
         used &= used - 1;
-        if JOBS[i].state.load(Ordering::Acquire) != IDLE
-            && JOBS[i].extent.load(Ordering::Relaxed) == extent
-        {
+        if JOBS[i].is_about(extent) {
             return Some(i);
         }
     }
@@ -707,14 +744,15 @@ pub fn arrives(place: DeepPlace) {
         return;
     };
     let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
-    let ours = || {
-        JOBS[i].state.load(Ordering::Acquire) == UNDER_WAY
-            && JOBS[i].extent.load(Ordering::Relaxed) == place.extent
-    };
+    // It is needed now: if the agent has not begun, it goes before what is only read ahead.
+    if m.urge(i) {
+        ring(f);
+    }
+    let ours = || JOBS[i].is_open(place.extent);
     if wait(f, m, i, false, ours).is_some() {
         finish(i);
     } else if ours() {
-        give_up(m, i);
+        give_up(m, i, place.extent);
     } else {
         // Another thread ends it.
         yield_now();
@@ -722,16 +760,10 @@ pub fn arrives(place: DeepPlace) {
 }
 
 /// A fetch that takes too long: the page is read alone, and may be lost with a reason.
-fn give_up(m: &Mailbox, i: usize) {
-    let job = &JOBS[i];
-    if job
-        .state
-        .compare_exchange(UNDER_WAY, BUSY, Ordering::AcqRel, Ordering::Relaxed)
-        .is_ok()
-    {
+fn give_up(m: &Mailbox, i: usize, extent: u32) {
+    if JOBS[i].give_up(extent) {
         count(Counter::DeepFailure, 1);
-        let extent = job.extent.load(Ordering::Relaxed);
-        job.state.store(IDLE, Ordering::Release);
+        JOBS[i].through();
         m.abandon(i);
         unhold(extent);
     }
@@ -806,8 +838,8 @@ pub fn after_fork_in_child() {
     each_of_ours(f, |slab| f.slabs[slab as usize].inherit(proc));
     for job in &JOBS {
         // The parent's: what it has under way is not ours to wait for.
-        if job.state.swap(IDLE, Ordering::Relaxed) != IDLE {
-            unhold(job.extent.load(Ordering::Relaxed));
+        if let Some(extent) = job.forget() {
+            unhold(extent);
         }
     }
     book().forked(&OurSlabs(f));

@@ -346,8 +346,8 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
     Some(Resolved::Present)
 }
 
-/// Marks the word of a page whose far copy did not verify.
-fn poison(page: u32, cur: Word) {
+/// Marks the word of a page whose far copy did not verify, or is not where its entry says.
+fn poison(page: u32, cur: Word, why: LoadError) {
     use core::sync::atomic::AtomicU32;
     /// Told of; the rest is counted.
     const LINES: u32 = 8;
@@ -357,8 +357,13 @@ fn poison(page: u32, cur: Word) {
     if told < LINES {
         TOLD.store(told + 1, Ordering::Relaxed);
         report!(
-            "the far copy of page {:#x} does not verify; the program is told by SIGBUS{}",
+            "the far copy of page {:#x} does not verify ({}); the program is told by SIGBUS{}",
             PageId(page).addr(),
+            match why {
+                LoadError::Verify => "in the pool",
+                LoadError::NoCopy => "its entry has none",
+                LoadError::Deep(_) => "beyond the pool",
+            },
             if told + 1 == LINES {
                 " (further ones are counted as verify_failures only)"
             } else {
@@ -371,6 +376,10 @@ fn poison(page: u32, cur: Word) {
 
 /// The word of a far page that was just brought in.
 fn filled(cur: Word, kind: FillKind) -> Word {
+    // A stream comes by again after everything else: what lies beyond the pool need not wait in it.
+    if matches!(kind, FillKind::Stream | FillKind::StreamPrefetch) {
+        pool().sink_home(cur.entry());
+    }
     keep_or_release(
         CLOCK
             .params
@@ -407,6 +416,12 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
     let ctx = &mut *ctx;
     let mut loaded = pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch);
     let mut deep_extent = None;
+    // The page is as before: the copy may come back, or is gone for good.
+    let stay_far = |why| {
+        account::uncharge(1);
+        word::publish(w, cur);
+        why
+    };
     if let Err(LoadError::Deep(place)) = loaded {
         if deep::is_under_way(place) {
             // It comes with its whole extent: raised into the pool, or read alone after all.
@@ -415,27 +430,23 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
             deep::arrives(place);
             return None;
         }
-        match deep::load(place, &mut ctx.staging[0], &mut ctx.stored) {
+        match deep::load(cur.entry(), place, &mut ctx.staging[0], &mut ctx.stored) {
             Ok(()) => {
                 loaded = Ok(());
                 deep_extent = Some(place.extent);
             }
-            Err(why @ (deep::Lost::Unreachable | deep::Lost::Gone)) => {
-                account::uncharge(1);
-                word::publish(w, cur);
-                return Some(match why {
-                    deep::Lost::Gone => Resolved::Lost,
-                    _ => Resolved::Unreachable,
-                });
-            }
-            Err(deep::Lost::Damaged) => loaded = Err(LoadError::Verify),
+            // An error of that place still.
+            Err(deep::Lost::Damaged) => {}
+            Err(deep::Lost::Unreachable) => return Some(stay_far(Resolved::Unreachable)),
+            Err(deep::Lost::Gone) => return Some(stay_far(Resolved::Lost)),
         }
     }
-    if loaded.is_err() {
+    if let Err(why) = loaded {
         account::uncharge(1);
-        poison(page, cur);
+        poison(page, cur, why);
         return Some(Resolved::Poisoned);
     }
+    deep::used(cur.entry());
     let plan = learn(page, FaultKind::Demand);
     // Its neighbours (FastSwap §V), when there is room for them or a stream needs them. Now, while our
     // page's entry keeps the extent.
@@ -600,15 +611,18 @@ impl Pending {
             return None;
         }
         match pool().load(cur.entry(), &mut ctx.staging[self.n], &mut ctx.scratch) {
-            Ok(()) => Some(cur),
+            Ok(()) => {
+                deep::used(cur.entry());
+                Some(cur)
+            }
             Err(LoadError::Deep(place)) => {
                 // Nobody waits here: it comes to the pool, and from there with the next faults.
                 deep::fetch(place.extent);
                 word::publish(w, cur);
                 None
             }
-            Err(_) => {
-                poison(page, cur);
+            Err(why) => {
+                poison(page, cur, why);
                 None
             }
         }

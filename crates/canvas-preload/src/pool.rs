@@ -98,6 +98,11 @@ pub fn init() {
         entries: areas::entries(),
         slab_words: areas::pool_meta64(0, SLABS * SLAB_WORDS),
         class_bytes: &state::seg().class_bytes,
+        digests: areas::digests(
+            state::seg()
+                .local_limit_pages()
+                .map_or(0, |n| usize::try_from(n).unwrap_or(0)),
+        ),
     };
     let lz = Chosen {
         lz: Lz4,

@@ -290,7 +290,10 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     };
     let w = areas::word(job.page);
     let cur = word::load(w);
-    let far = far_word(cur, outcome.entry);
+    let mut far = far_word(cur, outcome.entry);
+    if outcome.kind == Kind::Clean && pool().deep_place(outcome.entry).is_some() {
+        far = far.set(flag::DEEP);
+    }
     // Counted before it can be taken back by a fault.
     state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
     let published = job.publish(w, cur, far);

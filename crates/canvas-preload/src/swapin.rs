@@ -34,14 +34,12 @@ pub fn background_round() -> bool {
         HAND.end();
         return false;
     }
-    let (table, touched) = (areas::table(), areas::touched_in_block());
+    let table = areas::table();
     let mut pages = [0; BATCH];
     let n = HAND.next(
         table.words,
         table.blocks(),
-        |b| {
-            touched[b].load(Ordering::Relaxed) <= table.resident_in_block[b].load(Ordering::Relaxed)
-        },
+        areas::all_resident,
         EPOCH.now(),
         LOOK_MAX,
         &mut pages,

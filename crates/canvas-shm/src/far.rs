@@ -17,7 +17,7 @@ use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_0002;
+pub const MAGIC: u64 = 0x0046_4152_0000_0004;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -28,6 +28,10 @@ pub const SLAB_BYTES: usize = EXTENT_BYTES * SLAB_EXTENTS;
 pub const SLABS_MAX: usize = 1 << 15;
 /// Extents that a tenant can have.
 pub const EXTENTS_MAX: usize = SLABS_MAX * SLAB_EXTENTS;
+
+/// How often the agent puts a slab back that was released by mistake. A tenant may release it again and again:
+/// the agent must not be kept busy by that, and looks at it when it is told next.
+const PUT_BACK_TRIES: usize = 8;
 
 const REF_WORDS: usize = PROCS_MAX / 64;
 
@@ -74,6 +78,33 @@ pub struct FarStats {
     /// Times of single reads that a fault waited for, from the request to the decoded page; the
     /// programs' to write.
     pub read_ns: Histogram,
+    /// Times from asking for an extent ahead to the use of each page that came with it; the
+    /// programs' to write. By it the agent judges which requests come too late (Canvas §5.3).
+    pub ahead_ns: Histogram,
+    /// What was begun, by [`class`].
+    pub sent: [AtomicU64; class::CLASSES],
+    /// Bytes of it.
+    pub sent_bytes: [AtomicU64; class::CLASSES],
+    /// How long it waited in the agent before, in ns.
+    pub waited_ns: [AtomicU64; class::CLASSES],
+    /// Reads ahead that would have come too late and were not done.
+    pub dropped: AtomicU64,
+    /// Reads ahead that a thread came to wait for before they were begun.
+    pub promoted: AtomicU64,
+    /// How long the agent's thread was at work for the tenant, in ns.
+    pub agent_ns: AtomicU64,
+}
+
+/// Kinds of requests, in the figures.
+pub mod class {
+    /// A fault waits for it.
+    pub const DEMAND: usize = 0;
+    /// Read ahead.
+    pub const PREFETCH: usize = 1;
+    /// Written.
+    pub const SWAP_OUT: usize = 2;
+    /// How many kinds there are.
+    pub const CLASSES: usize = 3;
 }
 
 /// The far area.
@@ -338,7 +369,10 @@ impl Far {
                 .compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok()
         };
-        while s.state.load(Ordering::SeqCst) == slab_state::RELEASED {
+        for _ in 0..PUT_BACK_TRIES {
+            if s.state.load(Ordering::SeqCst) != slab_state::RELEASED {
+                return false;
+            }
             if s.is_unused() {
                 return true;
             }

@@ -44,7 +44,8 @@ impl Histogram {
     /// Adds this histogram's counts to `sums` and returns its largest value in ns.
     pub fn add_to(&self, sums: &mut [u64; BUCKETS]) -> u64 {
         for (sum, b) in sums.iter_mut().zip(&self.buckets) {
-            *sum += b.load(Ordering::Relaxed);
+            // A program can have written anything here.
+            *sum = sum.saturating_add(b.load(Ordering::Relaxed));
         }
         self.max_ns.load(Ordering::Relaxed)
     }
@@ -53,14 +54,14 @@ impl Histogram {
 /// The value in ns below which a share of `per_mille`/1000 of the counted values lies (the middle
 /// of its bucket); 0 when nothing was counted.
 pub fn quantile_ns(sums: &[u64; BUCKETS], per_mille: u64) -> u64 {
-    let total: u64 = sums.iter().sum();
+    let total: u128 = sums.iter().map(|n| u128::from(*n)).sum();
     if total == 0 {
         return 0;
     }
-    let rank = (total * per_mille).div_ceil(1000).max(1);
-    let mut seen = 0;
+    let rank = (total * u128::from(per_mille)).div_ceil(1000).max(1);
+    let mut seen = 0u128;
     for (i, n) in sums.iter().enumerate() {
-        seen += n;
+        seen += u128::from(*n);
         if seen >= rank {
             return (bucket_floor_ns(i) + bucket_floor_ns(i + 1)) / 2;
         }

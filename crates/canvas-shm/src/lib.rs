@@ -9,6 +9,7 @@ extern crate std;
 
 pub mod far;
 pub mod histogram;
+pub mod job;
 pub mod mailbox;
 #[cfg(feature = "std")]
 pub mod map;

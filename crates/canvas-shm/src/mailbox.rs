@@ -63,6 +63,8 @@ pub enum Status {
     Refused = 5,
     /// Read: no copy is left; those that held it have lost it for good.
     Lost = 6,
+    /// Read ahead: it would have come too late, and was not done.
+    Late = 7,
 }
 
 impl Status {
@@ -73,6 +75,7 @@ impl Status {
             3 => Status::Corrupt,
             4 => Status::NoRoom,
             6 => Status::Lost,
+            7 => Status::Late,
             _ => Status::Refused,
         }
     }
@@ -109,6 +112,8 @@ pub struct Mailbox {
     posted: AtomicU64,
     /// A bit a request: in use.
     used: AtomicU64,
+    /// A bit a request: a thread waits for what was to be read ahead.
+    urged: AtomicU64,
     requests: [Request; REQUESTS],
 }
 
@@ -119,6 +124,7 @@ impl Mailbox {
         Mailbox {
             posted: AtomicU64::new(0),
             used: AtomicU64::new(0),
+            urged: AtomicU64::new(0),
             requests: core::array::from_fn(|_| Request {
                 state: AtomicU32::new(FREE),
                 waits: AtomicU32::new(0),
@@ -166,6 +172,10 @@ impl Mailbox {
         r.len.store(ask.len, Ordering::Relaxed);
         r.posted_ns.store(now_ns, Ordering::Relaxed);
         r.waits.store(0, Ordering::Relaxed);
+        if FETCHES & 1 << i != 0 {
+            // What was said was of the one before.
+            self.urged.fetch_and(!(1 << i), Ordering::Relaxed);
+        }
         r.state.store(POSTED, Ordering::Release);
         self.posted.fetch_or(1 << i, Ordering::SeqCst);
     }
@@ -175,6 +185,28 @@ impl Mailbox {
         let r = &self.requests[i];
         (r.state.load(Ordering::Acquire) == DONE)
             .then(|| Status::from_raw(r.status.load(Ordering::Relaxed)))
+    }
+
+    /// Program: a thread waits for a request that reads ahead. True when the agent is to be told
+    /// ([`crate::far::Far::ring`]). What is said of a request that has ended meanwhile may speed up the
+    /// next one of this number; nothing else comes of it.
+    pub fn urge(&self, i: usize) -> bool {
+        self.urged.fetch_or(1 << i, Ordering::SeqCst) & 1 << i == 0
+    }
+
+    /// Agent: the requests posted since the last call, and those that were urged, a bit each. Who is urged was
+    /// posted before, now or at an earlier call: urges are looked at first, or one could be taken for a
+    /// request that is seen only later, and be lost.
+    pub fn news(&self) -> (u64, u64) {
+        let urged = self.take_urged();
+        (self.collect(), urged)
+    }
+
+    fn take_urged(&self) -> u64 {
+        if self.urged.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.urged.swap(0, Ordering::SeqCst)
     }
 
     /// Program: the word to sleep on, and its value while the request is under way; `None` when it
@@ -358,6 +390,25 @@ mod tests {
         m.take(m.collect().trailing_zeros() as usize).unwrap();
         assert!(m.complete(i, Status::NoRoom));
         assert_eq!(m.ended(i), Some(Status::NoRoom));
+    }
+
+    #[test]
+    fn who_waits_for_what_is_read_ahead_says_so_once() {
+        let m = Mailbox::new();
+        let i = m.claim(FETCHES).unwrap();
+        m.post(i, ASK, 0);
+        assert_eq!(m.take_urged(), 0);
+        assert!(m.urge(i) && !m.urge(i));
+        assert_eq!((m.take_urged(), m.take_urged()), (1 << i, 0));
+        assert!(m.urge(i), "another thread, later");
+        m.collect();
+        m.take(i).unwrap();
+        m.complete(i, Status::Late);
+        assert_eq!(m.ended(i), Some(Status::Late));
+        m.release(i);
+        assert_eq!(m.claim(FETCHES), Some(i));
+        m.post(i, ASK, 0);
+        assert_eq!(m.take_urged(), 0, "it was for the one before");
     }
 
     #[test]

@@ -228,28 +228,21 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_changes_and_raises_are_counted() {
+    fn the_bound_changes() {
         use canvas_types::units::{Amount, Size};
         let (_fd, s) = Segment::create(false).unwrap();
         s.config.local_bytes.store(64 << 20, Ordering::Relaxed);
         s.footprint_pages_peak.store(100_000, Ordering::Relaxed);
         let set = |amount| {
             s.set_local(amount);
-            let raised = s.local_raised.load(Ordering::Relaxed);
-            (s.local_limit_pages(), raised)
+            s.local_limit_pages()
         };
         let size = |mib: u64| Amount::Size(Size::from_bytes(mib << 20));
-        assert_eq!(set(size(32)), (Some(8192), 0));
-        assert_eq!(
-            set(Amount::Share("25%".parse().unwrap())),
-            (Some(25_000), 1)
-        );
-        assert_eq!(
-            set(Amount::Share("50%".parse().unwrap())),
-            (Some(50_000), 2)
-        );
-        assert_eq!(set(size(64)), (Some(16_384), 2));
-        assert_eq!(set(size(64)), (Some(16_384), 2), "the same");
+        assert_eq!(set(size(32)), Some(8192));
+        assert_eq!(set(Amount::Share("25%".parse().unwrap())), Some(25_000));
+        assert_eq!(set(Amount::Share("50%".parse().unwrap())), Some(50_000));
+        assert_eq!(set(size(64)), Some(16_384));
+        assert_eq!(set(size(64)), Some(16_384), "the same");
     }
 
     #[test]

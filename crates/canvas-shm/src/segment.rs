@@ -11,7 +11,7 @@ use canvas_types::{Codec, Prefetch};
 use crate::histogram::Histogram;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0003;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0004;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -67,8 +67,11 @@ pub struct Config {
     pub prefetch: AtomicU32,
     /// File descriptor of the trace, or 0.
     pub trace_fd: AtomicU32,
-    /// Pid of the `canvas run` process.
+    /// Pid of the `canvas run` process that made the segment.
     pub runner_pid: AtomicU32,
+    /// The namespace in which the numbers of processes hold (inode of /proc/PID/ns/pid); 0 when it is
+    /// not known.
+    pub pid_namespace: AtomicU64,
 }
 
 impl Config {
@@ -114,6 +117,7 @@ counters! {
     FaultFar = "faults_far": "Faults that had to bring a page back from the far copy (demand).",
     FaultDeep = "faults_deep": "Of faults_far, those whose far copy lay beyond the pool and was waited for.",
     PagesSunk = "pages_sunk": "Far copies moved from the pool to the next tier.",
+    PagesSunkUnwritten = "pages_sunk_unwritten": "Far copies that left the pool without being written: the next tier had them already.",
     PagesRaised = "pages_raised": "Far copies brought back into the pool with their neighbours.",
     DeepFailure = "deep_failures": "Reads and writes beyond the pool that failed or were given up.",
     FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
@@ -132,6 +136,7 @@ counters! {
     PrefetchUsed = "prefetch_used": "Prefetched pages that were found used (sampled pages stand for their share).",
     PrefetchLate = "prefetch_late": "Faults that waited for a prefetch of the same page.",
     PrefetchUnused = "prefetch_unused": "Prefetched pages evicted without being found used.",
+    PrefetchDropped = "prefetch_dropped": "Batches asked for ahead that the agent did not fetch: they would have come too late.",
     CacheHitPrefetch = "cache_hits_prefetch": "Faults answered from the swap cache by a prefetched page.",
     ReclaimBackground = "reclaim_pages_background": "Pages unmapped by the reclaim thread.",
     ReclaimDirect = "reclaim_pages_direct": "Pages unmapped by a faulting thread past its limit.",
@@ -224,8 +229,6 @@ pub struct Segment {
     pub measure_took_ns: AtomicU64,
     /// Highest sum of swap-cache pages.
     pub cached_pages_peak: AtomicI64,
-    /// Counts how often the bound on local memory was raised while the program ran.
-    pub local_raised: AtomicU32,
     /// 1 while the far limit is reached and reclaim has stopped.
     pub far_full: AtomicU32,
     /// Processes that stayed unmanaged (static, or start-up failed).
@@ -297,7 +300,6 @@ impl Segment {
     /// Only for a tenant that has one ([`Segment::has_limit`]): without, its processes charge nothing.
     /// Afterwards the caller wakes those that sleep on [`ProcSlot::wake`].
     pub fn set_local(&self, amount: Amount) {
-        let before = self.local_limit_pages();
         let config = &self.config;
         match amount {
             Amount::Size(size) => {
@@ -311,9 +313,6 @@ impl Segment {
                     .store(share.ppm().into(), Ordering::Relaxed);
                 config.local_bytes.store(0, Ordering::Release);
             }
-        }
-        if self.local_limit_pages() > before {
-            self.local_raised.fetch_add(1, Ordering::Release);
         }
     }
     /// Changes the local charge of `slot` and of the tenant by `pages`; returns the tenant's sum.

@@ -4,6 +4,7 @@
 //! the wrong request, a request done for two owners and a request that is lost all show.
 #![cfg(feature = "shuttle")]
 
+use canvas_shm::job::Job;
 use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status};
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::Arc;
@@ -244,6 +245,196 @@ fn an_agent_that_takes_over_loses_nothing() {
         }
         agent(&w);
         owner.join().unwrap();
+        assert_eq!(w.mailbox.in_use(), 0);
+    });
+}
+
+/// Two places for what is read ahead.
+const AHEAD: u64 = 0b11 << 40;
+
+/// Claims and posts a read ahead; `None` when both places are in use.
+fn post_ahead(w: &World, mark: u32) -> Option<usize> {
+    let i = w.mailbox.claim(AHEAD)?;
+    w.buffers[i].store(mark.into(), Ordering::Relaxed);
+    w.mailbox.post(i, ask(mark), 0);
+    Some(i)
+}
+
+/// An agent that leaves what is read ahead alone until a thread waits for it, or nobody does any more. What it has
+/// collected and left it remembers, as the desk does.
+fn lazy_agent(w: &World) {
+    let mut left = 0;
+    loop {
+        let over = w.over.load(Ordering::Acquire) != 0;
+        let (posted, urged) = w.mailbox.news();
+        left |= posted;
+        let now = urged & left;
+        let now = if over { left } else { now };
+        serve(w, now);
+        left &= !now;
+        if over {
+            return;
+        }
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn an_urge_is_never_lost_for_a_request_that_stays() {
+    check(|| {
+        let w = world(8);
+        let served = {
+            let w = w.clone();
+            thread::spawn(move || lazy_agent(&w))
+        };
+        let owners: Vec<_> = (0..2u32)
+            .map(|t| {
+                let w = w.clone();
+                thread::spawn(move || {
+                    for n in 0..2 {
+                        let mark = t * 2 + n;
+                        let i = loop {
+                            match post_ahead(&w, mark) {
+                                Some(i) => break i,
+                                None => thread::yield_now(),
+                            }
+                        };
+                        // Several may come to wait for it. Nothing else makes the agent begin: were this lost, the
+                        // wait would never end.
+                        let other = {
+                            let w = w.clone();
+                            thread::spawn(move || {
+                                w.mailbox.urge(i);
+                            })
+                        };
+                        w.mailbox.urge(i);
+                        wait(&w, i, mark);
+                        // Its urge may come late, for whatever has the place then.
+                        if n == 1 {
+                            other.join().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for t in owners {
+            t.join().unwrap();
+        }
+        w.over.store(1, Ordering::Release);
+        served.join().unwrap();
+        for done in &w.done[..4] {
+            assert_eq!(done.load(Ordering::Relaxed), 1, "once each");
+        }
+        assert_eq!(w.mailbox.in_use(), 0);
+    });
+}
+
+#[test]
+fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
+    check(|| {
+        let w = world(6);
+        let served = {
+            let w = w.clone();
+            thread::spawn(move || lazy_agent(&w))
+        };
+        // Threads that urge whatever has these places, at any moment.
+        let stray = {
+            let w = w.clone();
+            thread::spawn(move || {
+                for n in 0..4 {
+                    w.mailbox.urge(40 + n % 2);
+                    thread::yield_now();
+                }
+            })
+        };
+        for mark in 0..2 {
+            if let Some(i) = post_ahead(&w, mark) {
+                if mark == 0 {
+                    w.mailbox.urge(i);
+                    w.mailbox.abandon(i);
+                }
+            }
+        }
+        // Another process takes the place of this one.
+        w.mailbox.reset();
+        for mark in 2..5 {
+            // What was abandoned may hold a place until somebody waits for it.
+            let i = loop {
+                match post_ahead(&w, mark) {
+                    Some(i) => break i,
+                    None => {
+                        w.mailbox.urge(40);
+                        w.mailbox.urge(41);
+                        thread::yield_now();
+                    }
+                }
+            };
+            if mark == 3 {
+                w.mailbox.abandon(i);
+                continue;
+            }
+            w.mailbox.urge(i);
+            wait(&w, i, mark);
+        }
+        stray.join().unwrap();
+        w.over.store(1, Ordering::Release);
+        served.join().unwrap();
+        for (mark, done) in w.done.iter().enumerate() {
+            let done = done.load(Ordering::Relaxed);
+            assert!(done <= 1, "{mark}");
+            assert!(![2, 4].contains(&mark) || done == 1, "{mark} is not done");
+        }
+        assert_eq!(w.mailbox.in_use(), 0, "all come back");
+    });
+}
+
+#[test]
+fn a_job_is_ended_once_and_with_its_own_answer() {
+    check(|| {
+        let w = world(6);
+        // One place, used again and again by whoever finds it free.
+        let job = Arc::new(Job::new());
+        let served = {
+            let w = w.clone();
+            thread::spawn(move || agent(&w))
+        };
+        let ended = Arc::new(AtomicU32::new(0));
+        let threads: Vec<_> = (0..3u32)
+            .map(|t| {
+                let (w, job, ended) = (w.clone(), job.clone(), ended.clone());
+                thread::spawn(move || {
+                    let mut next = 2 * t;
+                    while ended.load(Ordering::Acquire) < 6 {
+                        if let Some(end) = job.end(|| w.mailbox.ended(0)) {
+                            // The answer in the buffer is the one to what the job is about.
+                            assert_eq!(end.bytes, i64::from(end.extent));
+                            assert_eq!(
+                                w.buffers[0].load(Ordering::Relaxed),
+                                u64::from(end.extent) | ANSWER,
+                                "another job's answer"
+                            );
+                            ended.fetch_add(1, Ordering::AcqRel);
+                            job.through();
+                            w.mailbox.release(0);
+                        } else if next < 2 * t + 2 && w.mailbox.claim(1).is_some() {
+                            w.buffers[0].store(next.into(), Ordering::Relaxed);
+                            job.begin(next, next.into());
+                            w.mailbox.post(0, ask(next), 0);
+                            next += 1;
+                        }
+                        thread::yield_now();
+                    }
+                })
+            })
+            .collect();
+        for t in threads {
+            t.join().unwrap();
+        }
+        w.over.store(1, Ordering::Release);
+        served.join().unwrap();
+        for done in &w.done {
+            assert_eq!(done.load(Ordering::Relaxed), 1);
+        }
         assert_eq!(w.mailbox.in_use(), 0);
     });
 }

@@ -38,8 +38,10 @@ pub const CLASS_BYTES: [u16; CLASSES] = [
 pub const RAW_CLASS: usize = CLASSES - 1;
 /// Raw slots in a slab.
 pub const RAW_SLOTS: usize = SLAB_BYTES / PAGE_SIZE;
+/// Bytes of a raw slot's header: the hash, where the copy lies beyond the pool, 8 unused.
+pub const RAW_HEADER_BYTES: usize = 2 * HEADER_BYTES;
 /// Bytes of raw headers a slab.
-pub const RAW_HEADERS_BYTES: usize = RAW_SLOTS * HEADER_BYTES;
+pub const RAW_HEADERS_BYTES: usize = RAW_SLOTS * RAW_HEADER_BYTES;
 /// Longest compressed payload that is kept; anything longer is stored raw.
 pub const COMPRESSED_MAX: usize = CLASS_BYTES[RAW_CLASS - 1] as usize - HEADER_BYTES;
 /// Most slots in a slab.

@@ -9,7 +9,7 @@
 //! ┌───────────────────────────────────────────────────────┬─────┐
 //! │ free: next free entry (32) · empty: 0                 │ tag │
 //! │ same-filled: 60 bits of the pattern                   │     │
-//! │ stored: slot (40) | payload bytes << 40 (13)          │     │
+//! │ stored: slot (40) | payload bytes << 40 (13) | home << 53 │  │
 //! │ deep: extent (32) | offset / 16 << 32 (11) | payload << 43 (13) │
 //! └───────────────────────────────────────────────────────┴─────┘
 //! ```
@@ -21,6 +21,9 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
 use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::slots::SlotId;
+
+/// Bytes of a place beyond the pool, kept with a slot.
+pub const HOME_BYTES: usize = 8;
 
 const TAG_BITS: u32 = 4;
 const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
@@ -38,6 +41,7 @@ const TAG_DEEP: u64 = 7;
 const SLOT_BITS: u32 = 40;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 const LEN_MASK: u64 = (1 << 13) - 1;
+const HOME_BIT: u64 = 1 << 53;
 const UNIT: u32 = 16;
 const OFFSET_SHIFT: u32 = 32;
 const OFFSET_MASK: u64 = (1 << 11) - 1;
@@ -59,6 +63,8 @@ pub enum Record {
         slot: SlotId,
         /// Bytes of payload, without the header; a whole page means it is not compressed.
         len: u16,
+        /// The same copy lies beyond the pool, too: where, is kept with the slot.
+        home: bool,
     },
     /// The far copy lies beyond the pool, in an extent.
     Deep(DeepPlace),
@@ -82,9 +88,11 @@ impl Record {
                     None
                 }
             }
-            Record::Stored { slot, len } => {
+            Record::Stored { slot, len, home } => {
                 debug_assert!(slot.0 <= SLOT_MASK && len as u64 <= LEN_MASK);
-                Some(((slot.0 | ((len as u64) << SLOT_BITS)) << TAG_BITS) | TAG_STORED)
+                let home = if home { HOME_BIT } else { 0 };
+                let field = slot.0 | ((len as u64) << SLOT_BITS) | home;
+                Some((field << TAG_BITS) | TAG_STORED)
             }
             Record::Deep(p) => {
                 debug_assert!(p.offset.is_multiple_of(UNIT));
@@ -110,6 +118,7 @@ impl Record {
             TAG_STORED => Record::Stored {
                 slot: SlotId(field & SLOT_MASK),
                 len: (field >> SLOT_BITS & LEN_MASK) as u16,
+                home: field & HOME_BIT != 0,
             },
             TAG_DEEP => Record::Deep(DeepPlace {
                 extent: field as u32,
@@ -117,6 +126,20 @@ impl Record {
                 len: (field >> DEEP_LEN_SHIFT & LEN_MASK) as u16,
             }),
             _ => Record::Free,
+        }
+    }
+    /// A place beyond the pool, as it is kept with a slot.
+    #[inline]
+    pub fn home_bytes(place: DeepPlace) -> [u8; HOME_BYTES] {
+        let word = Record::Deep(place).encode().unwrap_or_default();
+        word.to_le_bytes()
+    }
+    /// The place in such bytes.
+    #[inline]
+    pub fn home_of(bytes: [u8; HOME_BYTES]) -> Option<DeepPlace> {
+        match Record::decode(u64::from_le_bytes(bytes)) {
+            Record::Deep(place) => Some(place),
+            _ => None,
         }
     }
     /// True when a page filled with `pattern` needs no slot.

@@ -16,6 +16,7 @@
 
 pub mod classes;
 pub mod codec;
+pub mod digests;
 pub mod entry;
 pub mod extent;
 pub mod extents;

@@ -18,7 +18,7 @@ use canvas_types::DeepPlace;
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, backoff};
 
 use crate::classes::{
-    CLASS_BYTES, CLASSES, HEADER_BYTES, RAW_CLASS, RAW_HEADERS_BYTES, SLAB_BYTES, SLOTS_MAX,
+    CLASS_BYTES, CLASSES, RAW_CLASS, RAW_HEADER_BYTES, RAW_HEADERS_BYTES, SLAB_BYTES, SLOTS_MAX,
     slots_per_slab,
 };
 
@@ -443,7 +443,7 @@ impl<'a> SlotPool<'a> {
         debug_assert!(slot.class() == RAW_CLASS);
         self.slabs as usize * SLAB_BYTES
             + slot.slab() * RAW_HEADERS_BYTES
-            + slot.index() * HEADER_BYTES
+            + slot.index() * RAW_HEADER_BYTES
     }
     /// Slots of `class` in use.
     pub fn class_live(&self, class: usize) -> u64 {

@@ -34,9 +34,10 @@ fn record() -> impl Strategy<Value = Record> {
                 len,
             })
         }),
-        (0..1u64 << 40, 0..=4096u16).prop_map(|(s, len)| Record::Stored {
+        (0..1u64 << 40, 0..=4096u16, any::<bool>()).prop_map(|(s, len, home)| Record::Stored {
             slot: SlotId(s),
-            len
+            len,
+            home
         }),
     ]
 }

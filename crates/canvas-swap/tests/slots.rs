@@ -247,7 +247,7 @@ fn raw_headers_lie_behind_the_slabs_and_apart() {
         .map(|_| pool.raw_header_offset(pool.alloc(RAW_CLASS, &budget).unwrap()))
         .collect();
     let want: BTreeSet<_> = (SLABS * SLAB_BYTES..region_bytes(SLABS))
-        .step_by(HEADER_BYTES)
+        .step_by(RAW_HEADER_BYTES)
         .collect();
     assert_eq!(offsets, want);
 }

@@ -26,6 +26,19 @@ pub fn now_ns() -> u64 {
     };
     t[0] as u64 * 1_000_000_000 + t[1] as u64
 }
+/// What this thread has used of a processor, in ns.
+pub fn thread_ns() -> u64 {
+    let mut t = [0i64; 2];
+    // SAFETY: the kernel writes `t` only.
+    let _ = unsafe {
+        sys2(
+            libc::SYS_clock_gettime,
+            libc::CLOCK_THREAD_CPUTIME_ID as usize,
+            &raw mut t as usize,
+        )
+    };
+    t[0] as u64 * 1_000_000_000 + t[1] as u64
+}
 /// Time stamp counter.
 #[inline(always)]
 pub fn ticks() -> u64 {

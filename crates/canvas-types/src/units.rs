@@ -1,4 +1,4 @@
-//! Sizes, shares and durations as people write them: `4G`, `25%`, `10ms`.
+//! Sizes, shares, durations and rates as people write them: `4G`, `25%`, `10ms`, `200M/s`.
 //!
 //! A unit is a power of 1024 (`K` and `KiB` mean the same), as in ulimit, docker and the JVM.
 //! `KB` and `MB` mean 1000 to some and 1024 to others, so they are refused rather than guessed.
@@ -36,6 +36,13 @@ pub enum Amount {
     Share(Share),
 }
 
+/// A bound on how much goes through in a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub struct RateLimit {
+    /// Bytes in a second; `None` for no bound.
+    pub bytes_per_s: Option<u64>,
+}
+
 /// What was to be read; decides the advice in the error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quantity {
@@ -47,6 +54,8 @@ pub enum Quantity {
     Span,
     /// An [`Amount`].
     Amount,
+    /// A [`RateLimit`].
+    RateLimit,
 }
 
 /// What is wrong with the text.
@@ -76,6 +85,10 @@ pub enum Fault {
     ZeroShare,
     /// A share of more than everything.
     ShareOverWhole,
+    /// A size that is not "in a second".
+    NoSecond,
+    /// A rate at which nothing ever gets through.
+    ZeroRate,
 }
 
 /// Why a text is not the quantity that it should be; its `Display` is one sentence that says what
@@ -103,6 +116,8 @@ impl fmt::Display for UnitError {
             Fault::TooFine => "it is finer than can be measured",
             Fault::ZeroShare => "it is a share of nothing",
             Fault::ShareOverWhole => "it is more than the whole",
+            Fault::NoSecond => "it does not end in /s",
+            Fault::ZeroRate => "nothing would ever get through",
         })?;
         f.write_str(match self.quantity {
             Quantity::Size => "; write a size such as 4G, 512M, 1.5GiB or a number of bytes",
@@ -111,6 +126,7 @@ impl fmt::Display for UnitError {
             Quantity::Amount => {
                 "; write a size such as 4G, 512M or 1.5GiB, a number of bytes, or a share such as 25%"
             }
+            Quantity::RateLimit => "; write a rate such as 200M/s or 1.5GiB/s, or none",
         })
     }
 }
@@ -251,6 +267,20 @@ fn amount(text: &str) -> Result<Amount, Fault> {
     }
 }
 
+fn rate_limit(text: &str) -> Result<RateLimit, Fault> {
+    if text == "none" {
+        return Ok(RateLimit::NONE);
+    }
+    let per_second = text.strip_suffix("/s");
+    // What is wrong with the size itself goes first.
+    let size = size(per_second.unwrap_or(text))?;
+    match (per_second, size.bytes) {
+        (None, _) => Err(Fault::NoSecond),
+        (_, 0) => Err(Fault::ZeroRate),
+        (_, bytes) => Ok(RateLimit::bytes_per_s(bytes)),
+    }
+}
+
 macro_rules! from_str {
     ($type:ident, $read:ident) => {
         impl FromStr for $type {
@@ -268,6 +298,26 @@ from_str!(Size, size);
 from_str!(Share, share);
 from_str!(Span, span);
 from_str!(Amount, amount);
+from_str!(RateLimit, rate_limit);
+
+impl RateLimit {
+    /// No bound.
+    pub const NONE: RateLimit = RateLimit { bytes_per_s: None };
+    /// This many bytes in a second.
+    pub const fn bytes_per_s(bytes: u64) -> RateLimit {
+        RateLimit {
+            bytes_per_s: Some(bytes),
+        }
+    }
+    /// Does it let more through than `other`?
+    pub const fn is_above(self, other: RateLimit) -> bool {
+        match (self.bytes_per_s, other.bytes_per_s) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(own), Some(other)) => own > other,
+        }
+    }
+}
 
 impl Size {
     /// This many bytes.
@@ -344,6 +394,16 @@ impl fmt::Display for Amount {
         match self {
             Amount::Size(s) => s.fmt(f),
             Amount::Share(s) => s.fmt(f),
+        }
+    }
+}
+
+/// Reading the text back gives the same value.
+impl fmt::Display for RateLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes_per_s {
+            Some(bytes) => write!(f, "{}/s", Size::from_bytes(bytes)),
+            None => f.write_str("none"),
         }
     }
 }

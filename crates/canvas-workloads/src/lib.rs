@@ -154,7 +154,7 @@ const fn kernel(
 }
 
 /// All programs, in the order of documents and reports.
-pub static PROGRAMS: [Program; 15] = [
+pub static PROGRAMS: [Program; 16] = [
     pattern(
         "sequential",
         "reads pages in address order, 8 words each",
@@ -178,6 +178,12 @@ pub static PROGRAMS: [Program; 15] = [
         "changes a word of a random page",
         PATTERN,
         patterns::random_write,
+    ),
+    pattern(
+        "sequential-write",
+        "changes a word of each page in address order",
+        PATTERN,
+        patterns::sequential_write,
     ),
     pattern(
         "zipf",

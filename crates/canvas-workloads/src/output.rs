@@ -30,6 +30,10 @@ pub struct Output {
     /// (seconds since the measurement began, operations a second), four times a second.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rates: Vec<(f64, f64)>,
+    /// When the measurement began and ended, in seconds since 1970: who watches from outside finds the
+    /// measured part by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured_unix_s: Option<(f64, f64)>,
 }
 
 /// Of a distribution, in ns.

@@ -8,7 +8,7 @@ mod walk;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::data::{Pages, Shared, Templates, WORDS, wrong_word};
 use crate::digest::Digest;
@@ -30,6 +30,10 @@ pub fn random_read(job: &Job) -> Result<Output, Failure> {
 
 pub fn random_write(job: &Job) -> Result<Output, Failure> {
     run(job, &Kind::Write)
+}
+
+pub fn sequential_write(job: &Job) -> Result<Output, Failure> {
+    run(job, &Kind::WriteOn)
 }
 
 pub fn zipf(job: &Job) -> Result<Output, Failure> {
@@ -80,7 +84,7 @@ fn run(job: &Job, kind: &Kind) -> Result<Output, Failure> {
         }
     }
     let mut writes = Vec::new();
-    if matches!(kind, Kind::Write) {
+    if kind.writes() {
         writes = crate::room(pages)?;
         writes.resize_with(pages, || AtomicU8::new(0));
     }
@@ -104,7 +108,7 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
     let counts: Vec<Count> = (0..job.threads).map(|_| Count::default()).collect();
     let done = || counts.iter().map(|c| c.0.load(Relaxed)).sum::<u64>();
     let mut rates = Vec::new();
-    let (times, seconds, ops) = thread::scope(|scope| {
+    let (times, seconds, ops, ended_s) = thread::scope(|scope| {
         let threads: Vec<_> = (0..job.threads)
             .map(|id| {
                 let count = &counts[id];
@@ -132,15 +136,18 @@ fn measure(arena: &Arena) -> Result<Output, Failure> {
             (then, before) = (now, count);
         }
         let (seconds, ops) = ((then - began).as_secs_f64(), before - first);
+        let ended = SystemTime::now().duration_since(UNIX_EPOCH);
+        let ended_s = ended.unwrap_or_default().as_secs_f64() - then.elapsed().as_secs_f64();
         arena.over.store(true, Relaxed);
         let mut times = Times::new();
         for t in threads {
             times.merge(&t.join().expect("a worker does not panic")?);
         }
-        Ok::<_, Failure>((times, seconds, ops))
+        Ok::<_, Failure>((times, seconds, ops, ended_s))
     })?;
     let mut output = Output::of_work(String::new(), ops as f64, seconds).with_accesses(&times);
     output.rates = rates;
+    output.measured_unix_s = Some((round(ended_s - seconds, 1e6), round(ended_s, 1e6)));
     Ok(output)
 }
 
@@ -213,7 +220,7 @@ fn touch(arena: &Arena, walk: &mut Walk, p: usize) -> Result<(), Failure> {
             walk.go_to(next as usize);
             Ok(())
         }
-        Kind::Write => {
+        Kind::Write | Kind::WriteOn => {
             let word = walk.word();
             let got = heap.page(p)[word].fetch_xor(FLIP, Relaxed);
             arena.writes[p].fetch_add(1, Relaxed);
@@ -245,7 +252,7 @@ fn answer(arena: &Arena) -> Result<String, Failure> {
                 Some(chain) if word == 1 => chain.next(p),
                 _ => arena.templates.expected(p, word),
             };
-            if matches!(arena.kind, Kind::Write) && got == want ^ FLIP {
+            if arena.kind.writes() && got == want ^ FLIP {
                 got ^= FLIP;
                 flipped = flipped.wrapping_add(1);
             }

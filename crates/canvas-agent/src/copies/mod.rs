@@ -41,6 +41,7 @@ use crate::block::Block;
 use crate::disk::Disk;
 use crate::idle::Waker;
 use crate::journal::Journal;
+use crate::lanes::Lane;
 use crate::log::About;
 use crate::seal::Sealer;
 use crate::store::{Event, Outcome, Store};
@@ -709,7 +710,7 @@ impl Copies {
                 d.free_bytes = pong.free_bytes;
                 d.pressure = pong.pressure;
                 d.suspect = d.suspect.filter(|since| sent.since < *since);
-                d.round_trip = Some(d.pinged.elapsed());
+                d.round_trip = Some(sent.since.elapsed());
             }
             (Call::Ping, _) => {}
             (Call::List, Some(Answer::Handles { more, slabs })) => {
@@ -781,6 +782,14 @@ impl Copies {
 }
 
 impl Store for Copies {
+    fn lane(&self, writes: bool) -> (Lane, u32) {
+        if writes {
+            (Lane::Out, self.policy.donors.max(1) as u32)
+        } else {
+            (Lane::In, 1)
+        }
+    }
+
     fn write(&mut self, id: u32, extent: u32, block: Block) {
         let slab = extent / SLAB_EXTENTS as u32;
         *self.writing.entry(extent).or_default() += 1;

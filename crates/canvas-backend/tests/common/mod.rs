@@ -3,6 +3,7 @@
 
 use canvas_backend::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
 use canvas_swap::classes::{SLAB_BYTES, region_bytes};
+use canvas_swap::digests::words_for;
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
@@ -124,6 +125,7 @@ pub struct World {
     pub entries: Vec<AtomicU64>,
     pub slab_words: Vec<AtomicU64>,
     pub class_bytes: Vec<AtomicI64>,
+    pub digests: Vec<AtomicU64>,
     pub mem: Mem,
     pub budget: Budget,
 }
@@ -136,6 +138,7 @@ impl World {
         World {
             entries: words(entries + 1),
             slab_words: words(slabs * SLAB_WORDS),
+            digests: words(words_for(entries)),
             class_bytes: (0..32).map(|_| AtomicI64::new(0)).collect(),
             mem: Mem::new(slabs),
             budget: Budget::new(budget_bytes),
@@ -149,6 +152,7 @@ impl World {
             entries: &self.entries,
             slab_words: &self.slab_words,
             class_bytes: &self.class_bytes,
+            digests: &self.digests,
         };
         let lz = Chosen { lz: Lz4, codec };
         LocalPool::new(arrays, lz, &self.mem, &self.budget, std::thread::yield_now)

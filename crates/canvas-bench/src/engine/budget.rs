@@ -113,8 +113,7 @@ mod tests {
             experiment: "quick".to_owned(),
             members: vec![Member {
                 workload: workload.to_owned(),
-                args: vec![],
-                parameters: BTreeMap::new(),
+                ..Member::default()
             }],
             variants: vec![Variant::Local, Variant::Zram],
             percents: vec![50, 25],

@@ -1,7 +1,8 @@
-//! Donors of the bench's own: `canvas serve` on this host for one program's far memory, and the death
-//! of one of them.
+//! Donors of the bench's own: `canvas serve` on this host for one program's far memory, in its network
+//! or behind a link, and the death of one of them.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -10,13 +11,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use canvas_shm::far::SLAB_BYTES;
-use canvas_shm::map::Lease;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::child::Child;
+use crate::host::net::Network;
 use crate::host::undo::Undo;
+use crate::sampler;
 use crate::variant::FarBelow;
 use crate::workload::Argv;
 
@@ -89,10 +91,12 @@ fn state_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Donors {
-    /// Starts donors that lend `far_bytes` each; files go to `dir`. An error is one sentence.
+    /// Starts donors that lend `far_bytes` each, in `network` if there is one; files go to `dir`. An
+    /// error is one sentence.
     pub fn start(
         canvas: &Path,
         far_bytes: u64,
+        network: Option<&Network>,
         dir: &Path,
         undo: &Arc<Undo>,
     ) -> Result<Donors, String> {
@@ -107,17 +111,19 @@ impl Donors {
         for n in 0..DONORS {
             let state = dir.join(format!("donor{n}.json"));
             let text = |path: &Path| path.to_string_lossy().into_owned();
+            let address = network.map_or(Ipv4Addr::LOCALHOST, Network::address);
+            let own = [
+                text(canvas),
+                "serve".to_owned(),
+                format!("--listen={address}:0"),
+                format!("--memory={far_bytes}"),
+                format!("--key-file={}", text(&key)),
+                format!("--state-json={}", text(&state)),
+                "--drain=100ms".to_owned(),
+            ];
+            let prefix = network.map_or_else(Vec::new, Network::prefix);
             let command = Argv {
-                argv: [
-                    text(canvas),
-                    "serve".to_owned(),
-                    "--listen=127.0.0.1:0".to_owned(),
-                    format!("--memory={far_bytes}"),
-                    format!("--key-file={}", text(&key)),
-                    format!("--state-json={}", text(&state)),
-                    "--drain=100ms".to_owned(),
-                ]
-                .to_vec(),
+                argv: [prefix.as_slice(), &own].concat(),
                 env: Vec::new(),
             };
             let child = Child::start(&command, dir, &format!("donor{n}"), undo)?;
@@ -138,16 +144,23 @@ impl Donors {
         })
     }
 
+    /// Flags of an agent for them.
+    pub fn servers(&self) -> [String; 2] {
+        let servers: Vec<&str> = self.donors.iter().map(|d| d.address.as_str()).collect();
+        [
+            format!("--server={}", servers.join(",")),
+            format!("--key-file={}", self.key.display()),
+        ]
+    }
+
     /// Flags of `canvas run` for far memory on them; its disk copies go to `far_dir`.
     pub fn flags(&self, below: &FarBelow, far_dir: &Path) -> Vec<String> {
-        let servers: Vec<&str> = self.donors.iter().map(|d| d.address.as_str()).collect();
         let mut flags = vec![
             format!("--far={}", self.far_bytes),
             format!("--far-dir={}", far_dir.display()),
-            format!("--server={}", servers.join(",")),
-            format!("--key-file={}", self.key.display()),
             format!("--copies={}", below.copies),
         ];
+        flags.extend(self.servers());
         flags.extend(below.flags.iter().cloned());
         flags
     }
@@ -216,19 +229,6 @@ impl Death {
     }
 }
 
-/// The far area of a `canvas run`.
-fn far_of(canvas: u32) -> Option<Lease> {
-    let entries = fs::read_dir(format!("/proc/{canvas}/fd")).ok()?;
-    entries.flatten().find_map(|entry| {
-        let link = fs::read_link(entry.path()).ok()?;
-        if !link.to_string_lossy().starts_with("/memfd:canvas-segment") {
-            return None;
-        }
-        let file = OpenOptions::new().read(true).write(true).open(entry.path());
-        Lease::map(&file.ok()?).ok()
-    })
-}
-
 fn die(canvas: u32, donors: &[(u32, PathBuf)], stop: &AtomicBool) -> Option<f64> {
     let until_some = |look: &mut dyn FnMut() -> bool| {
         while !stop.load(Ordering::Relaxed) {
@@ -241,7 +241,7 @@ fn die(canvas: u32, donors: &[(u32, PathBuf)], stop: &AtomicBool) -> Option<f64>
     };
     let mut lease = None;
     until_some(&mut || {
-        lease = far_of(canvas);
+        lease = sampler::tenant_of(canvas);
         lease.is_some()
     })?;
     let stats = &lease.as_ref()?.far().stats;

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use super::shared::needed_flags;
 use crate::experiments::{self, Below, Experiment, How, Part};
-use crate::host::swap;
+use crate::host::{net, swap};
+use crate::rate::Rate;
 use crate::record::{NotYet, Skip};
 use crate::registry;
 use crate::variant::{FarBelow, Variant};
@@ -22,6 +24,9 @@ pub struct Request {
     pub variants: Option<Vec<Variant>>,
     /// Flags of `canvas run` to compare; empty: none.
     pub canvas_flags: Vec<Vec<String>>,
+    /// Rates of the link between this host and the donors, for far variants that have none of their
+    /// own; empty: none.
+    pub far_links: Vec<Rate>,
     /// Local memory in percent of the working set.
     pub percents: Option<Vec<u32>>,
     /// Run the named workloads at the same time.
@@ -49,7 +54,7 @@ pub struct Request {
 }
 
 /// One program of a set, by its place in the registry.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// Name of the workload.
     pub workload: String,
@@ -57,6 +62,10 @@ pub struct Member {
     pub args: Vec<String>,
     /// For the results.
     pub parameters: BTreeMap<String, String>,
+    /// Flags of `canvas run` where it is a tenant of its own.
+    pub tenant_flags: Vec<String>,
+    /// For company only: further arguments, with which it runs until the others have ended.
+    pub company: Option<Vec<String>>,
 }
 
 /// Programs that run together (one: alone) in an experiment, and below what.
@@ -146,8 +155,15 @@ pub fn resolve(below: Below) -> Variant {
     match below {
         Below::Local => Variant::Local,
         Below::Canvas(flags) => Variant::Canvas(flags.iter().map(|f| (*f).to_owned()).collect()),
-        Below::CanvasFar { copies, donor_dies } => Variant::CanvasFar(FarBelow {
+        Below::CanvasFar {
+            copies,
             donor_dies,
+            link,
+            tenancy,
+        } => Variant::CanvasFar(FarBelow {
+            donor_dies,
+            link,
+            tenancy,
             ..FarBelow::copies(copies)
         }),
         Below::Zram => Variant::Zram,
@@ -216,6 +232,9 @@ fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
         }
     }
     let mut unique: Vec<Variant> = Vec::new();
+    let all = all
+        .into_iter()
+        .flat_map(|v| behind_links(v, &request.far_links));
     for variant in all {
         if !unique.contains(&variant) {
             unique.push(variant);
@@ -224,21 +243,43 @@ fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
     unique
 }
 
+/// A variant over each of the links that were asked for, when it is one over donors and its
+/// experiment does not say which.
+fn behind_links(variant: Variant, links: &[Rate]) -> Vec<Variant> {
+    match variant {
+        Variant::CanvasFar(own) if own.link.is_none() && !links.is_empty() => {
+            let over = |rate: &Rate| {
+                Variant::CanvasFar(FarBelow {
+                    link: Some(*rate),
+                    ..own.clone()
+                })
+            };
+            links.iter().map(over).collect()
+        }
+        other => vec![other],
+    }
+}
+
 fn member(program: &experiments::Program) -> Member {
     let own = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
     Member {
         workload: program.workload.to_owned(),
-        args: program.args.iter().map(|a| (*a).to_owned()).collect(),
+        args: strings(program.args),
         parameters: program.parameters.iter().map(own).collect(),
+        tenant_flags: strings(program.tenant_flags),
+        company: program.company.map(strings),
     }
 }
 
 fn plain(workload: &str) -> Member {
     Member {
         workload: workload.to_owned(),
-        args: Vec::new(),
-        parameters: BTreeMap::new(),
+        ..Member::default()
     }
+}
+
+fn strings(words: &[&str]) -> Vec<String> {
+    words.iter().map(|w| (*w).to_owned()).collect()
 }
 
 /// Names, split into experiments and workloads. An error is one sentence.
@@ -303,13 +344,15 @@ fn sets_of(
         scale: request.scale.unwrap_or(e.scale),
     };
     let mut alone: Vec<Member> = Vec::new();
-    for m in &members {
-        if !alone.contains(m) {
-            alone.push(m.clone());
+    if part.how != How::OnlyTogether {
+        for m in members.iter().filter(|m| m.company.is_none()) {
+            if !alone.contains(m) {
+                alone.push(m.clone());
+            }
         }
     }
     let mut sets: Vec<Set> = alone.into_iter().map(|m| set(vec![m])).collect();
-    let co_run = part.how == How::Together || (part.programs.is_empty() && request.co_run);
+    let co_run = part.how != How::Alone || (part.programs.is_empty() && request.co_run);
     if co_run {
         sets.push(set(members));
     }
@@ -465,6 +508,62 @@ fn leave_out_workloads(
     }
 }
 
+/// Takes out cells whose programs need flags of `canvas run` that there are not. `missing` says why a
+/// list of flags cannot be had.
+pub fn leave_out_tenants(plan: &mut Plan, missing: impl Fn(&[String]) -> Option<String>) {
+    for set in &mut plan.sets {
+        let needs = |v: &Variant| {
+            let of = |m: &Member| needed_flags(v.tenancy(), &m.tenant_flags);
+            let mut each = set.members.iter().map(of).filter(|f| !f.is_empty());
+            each.find_map(|flags| missing(&flags))
+        };
+        let reasons: Vec<Option<String>> = set.variants.iter().map(needs).collect();
+        let names: Vec<&str> = set.members.iter().map(|m| m.workload.as_str()).collect();
+        for (variant, reason) in set.variants.iter().zip(&reasons) {
+            let Some(reason) = reason else {
+                continue;
+            };
+            // One line for all programs that lack the same.
+            let same = plan.skips.iter_mut().find(|s| {
+                s.experiment == set.experiment
+                    && s.variant.as_ref() == Some(variant)
+                    && s.reason == *reason
+            });
+            match same.and_then(|s| s.workload.as_mut()) {
+                Some(others) => *others += &format!(", {}", names.join("+")),
+                None => plan.skips.push(Skip {
+                    run_id: String::new(),
+                    experiment: set.experiment.clone(),
+                    workload: Some(names.join("+")),
+                    variant: Some(variant.clone()),
+                    reason: reason.clone(),
+                }),
+            }
+        }
+        let mut kept = reasons.iter().map(Option::is_none);
+        set.variants.retain(|_| kept.next().unwrap_or(true));
+    }
+    plan.sets.retain(|s| !s.variants.is_empty());
+}
+
+/// Why `canvas run` does not take these flags.
+pub fn flags_missing(canvas: &Path, flags: &[String]) -> Option<String> {
+    // A flag that is not known is an error before help is given.
+    let out = Command::new(canvas)
+        .arg("run")
+        .args(flags)
+        .arg("--help")
+        .output();
+    match out {
+        Ok(out) if out.status.success() => None,
+        Ok(_) => Some(format!(
+            "this canvas shares nothing out between tenants (`canvas run` does not take {})",
+            flags.join(" ")
+        )),
+        Err(e) => Some(format!("{} cannot be run: {e}", canvas.display())),
+    }
+}
+
 /// Where things of a run go.
 pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
     Place {
@@ -479,7 +578,9 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
 /// Why a variant cannot be had on this host.
 pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
     match variant {
-        Variant::Canvas(_) | Variant::CanvasFar(_) => canvas_missing(&request.canvas),
+        Variant::Canvas(_) | Variant::CanvasFar(_) => {
+            canvas_missing(&request.canvas).or_else(|| variant.link().and_then(|_| net::missing()))
+        }
         _ => swap::missing(variant, &request.cache),
     }
 }

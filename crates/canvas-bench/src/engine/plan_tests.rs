@@ -63,6 +63,37 @@ fn far(copies: &str, flags: &[&str]) -> Variant {
     })
 }
 
+fn behind(copies: &str, mbit: u32) -> Variant {
+    Variant::CanvasFar(FarBelow {
+        link: Some(Rate::mbit(mbit)),
+        ..FarBelow::copies(copies)
+    })
+}
+
+#[test]
+fn links_are_swept_where_the_experiment_has_none() {
+    let asked = |r: &mut Request| {
+        r.variants = Some(vec![Variant::Local, far("2", &[])]);
+        r.far_links = vec![Rate::mbit(200), Rate::mbit(1000)];
+    };
+    let plan = made(&["touch"], asked, nothing).unwrap();
+    let both = [Variant::Local, behind("2", 200), behind("2", 1000)];
+    assert_eq!(plan.sets[0].variants, both);
+    assert_eq!(both[1].to_string(), "canvas-far[2, link 200mbit]");
+    let mut r = request(&["far"]);
+    r.variants = Some(vec![far("2", &[])]);
+    r.far_links = vec![Rate::mbit(200)];
+    r.percents = None;
+    let plan = make(&r, &crate::registry::workloads(), nothing).unwrap();
+    let set = plan.sets.iter().find(|s| s.percents == [10]).unwrap();
+    let own = [
+        behind("none", 200),
+        behind("none", 1000),
+        behind("none", 2500),
+    ];
+    assert_eq!(set.variants, own);
+}
+
 #[test]
 fn far_memory_is_of_the_experiments_kinds_unless_it_has_none() {
     let asked = |r: &mut Request| r.variants = Some(vec![far("2", &[]), Variant::Disk]);
@@ -84,13 +115,14 @@ fn far_memory_is_of_the_experiments_kinds_unless_it_has_none() {
         ..FarBelow::copies("2")
     });
     let kinds = [far("2", &[]), far("1+disk", &[]), far("none", &[])];
+    let links = [behind("none", 1000), behind("none", 2500)];
     assert_eq!(
         set("random-read", 50).unwrap(),
-        [&kinds[..], &[Variant::Disk, dies]].concat()
+        [&kinds[..], &[Variant::Disk], &links, &[dies]].concat()
     );
     assert_eq!(
         set("sequential", 10).unwrap(),
-        [far("none", &[]), Variant::Disk]
+        [&[far("none", &[])], &links[..], &[Variant::Disk]].concat()
     );
     // Elsewhere it is what was asked for.
     let plan = made(&["touch"], asked, nothing).unwrap();
@@ -143,6 +175,90 @@ fn a_co_run_has_its_programs_alone_too() {
     assert_eq!(sizes, [1, 1, 2]);
     let alone = made(&["touch"], |r| r.co_run = true, nothing);
     assert!(alone.unwrap_err().contains("two or more"));
+}
+
+/// The experiment `isolation`, where programs that this host lacks count as there.
+fn isolation(canvas_knows_weights: bool) -> Plan {
+    let mut r = request(&["isolation"]);
+    (r.variants, r.percents) = (None, None);
+    let mut plan = Plan::default();
+    for part in experiments::find("isolation").unwrap().parts {
+        let e = experiments::find("isolation").unwrap();
+        let all = crate::registry::workloads();
+        plan.sets.extend(sets_of(e, part, &[], &all, &r));
+    }
+    leave_out_tenants(&mut plan, |flags| {
+        assert_eq!(flags[0], "--weight");
+        (!canvas_knows_weights).then(|| "no weights".to_owned())
+    });
+    plan
+}
+
+#[test]
+fn company_does_not_run_alone_nor_do_equals() {
+    let plan = isolation(true);
+    assert_eq!(plan.skips, []);
+    let members = |names: &[&str]| {
+        let ours = |s: &&Set| {
+            s.members
+                .iter()
+                .map(|m| m.workload.as_str())
+                .eq(names.iter().copied())
+        };
+        plan.sets.iter().filter(ours).count()
+    };
+    assert_eq!(members(&["random-read"]), 1);
+    assert_eq!(members(&["random-read", "sequential"]), 1);
+    assert_eq!(members(&["sequential"]) + members(&["sequential-write"]), 0);
+    let four = plan.sets.iter().find(|s| s.members.len() == 4).unwrap();
+    let weights = four.members.iter().map(|m| m.tenant_flags.join(" "));
+    assert!(weights.eq(["1", "2", "4", "8"].map(|w| format!("--weight {w}"))));
+}
+
+#[test]
+fn cells_wait_for_the_flags_that_they_need() {
+    let plan = isolation(false);
+    let below = |v: &Variant| v.tenancy() == crate::variant::Tenancy::One;
+    assert!(
+        plan.sets
+            .iter()
+            .flat_map(|s| &s.variants)
+            .all(|v| !below(v))
+    );
+    let weighted = |s: &Set| s.members.iter().any(|m| !m.tenant_flags.is_empty());
+    assert!(!plan.sets.iter().any(weighted), "no variant of it is left");
+    let sequentials = "sequential+sequential+sequential+sequential";
+    let named = |s: &&Skip| {
+        s.workload
+            .as_ref()
+            .is_some_and(|w| w.starts_with(sequentials))
+    };
+    assert_eq!(
+        plan.skips.iter().filter(named).count(),
+        2,
+        "isolated, and one tenant"
+    );
+    let one = plan
+        .skips
+        .iter()
+        .filter(|s| s.variant.as_ref().is_some_and(below));
+    assert_eq!(one.count(), 2, "a line for each link");
+    assert!(plan.skips.iter().all(|s| s.reason == "no weights"));
+    let beside = plan.sets.iter().find(|s| s.members.len() == 2).unwrap();
+    assert_eq!(beside.variants.len(), 1, "isolated needs none");
+}
+
+#[test]
+fn flags_that_canvas_does_not_know_are_missing() {
+    let flags = ["--weight".to_owned(), "1".to_owned()];
+    assert_eq!(flags_missing(Path::new("/bin/true"), &flags), None);
+    let why = flags_missing(Path::new("/bin/false"), &flags).unwrap();
+    assert!(why.contains("does not take --weight 1"), "{why}");
+    assert!(
+        flags_missing(Path::new("/nonexistent"), &flags)
+            .unwrap()
+            .contains("cannot be run")
+    );
 }
 
 #[test]

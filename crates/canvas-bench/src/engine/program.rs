@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use canvas_shm::far::EXTENT_BYTES;
 
@@ -14,6 +14,7 @@ use super::donors::{DONORS, Death, Donors};
 use super::tcp;
 use crate::canvas_report;
 use crate::host::cgroup::{Controller, Group};
+use crate::host::net::Network;
 use crate::host::swap::Swap;
 use crate::host::undo::Undo;
 use crate::record::{Far, Outcome, Sample};
@@ -24,10 +25,14 @@ use crate::workload::{Answer, Argv, Place, Plan, Workload};
 /// How long a server may take to accept connections, and to end.
 const SERVER_START: Duration = Duration::from_secs(120);
 const SERVER_END: Duration = Duration::from_secs(60);
+const COMPANY_END: Duration = Duration::from_secs(20);
 /// Memory of the agent of far memory and of what it shares with the program, within the backstop.
 const AGENT_BYTES: u64 = 256 << 20;
 /// Most that a page takes beyond the pool, its hash and its tag included, about.
 const PAGE_BYTES: u64 = 4096 + 32;
+/// How much longer a program may take whose donors are behind a link.
+const OVER_A_LINK: Duration = Duration::from_secs(600);
+const A_DAY: Duration = Duration::from_secs(86_400);
 /// Time between two ticks of the timeline.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -61,6 +66,12 @@ pub struct Job<'a> {
     pub pool_bytes: u64,
     /// For canvas over donors: bound on its far memory.
     pub far_bytes: u64,
+    /// The network that its donors are in, behind a link; that of this host without one.
+    pub network: Option<&'a Network>,
+    /// Flags for the agent that it shares with the others; without them it has its own, and donors.
+    pub shared: Option<Vec<String>>,
+    /// For company only: it is ended when so many programs are left that are not.
+    pub company: Option<&'a AtomicUsize>,
     /// Whether no other program runs beside it.
     pub alone: bool,
     /// Swap that it has to itself; that of a co-run is nobody's alone.
@@ -107,6 +118,8 @@ enum Cut {
     Stopped(i32),
     Timeout,
     Oom,
+    /// It was company, and the others have ended.
+    NobodyLeft,
 }
 
 enum End {
@@ -121,6 +134,7 @@ struct Running<'a> {
     sampler: Sampler<'a>,
     look_every: Duration,
     deadline: Instant,
+    company: Option<&'a AtomicUsize>,
 }
 
 impl Running<'_> {
@@ -144,6 +158,12 @@ impl Running<'_> {
         }
         if self.group.is_some_and(|g| g.oom_kills() > 0) {
             return Some(Cut::Oom);
+        }
+        if self
+            .company
+            .is_some_and(|left| left.load(Ordering::Relaxed) == 0)
+        {
+            return Some(Cut::NobodyLeft);
         }
         (Instant::now() > self.deadline).then_some(Cut::Timeout)
     }
@@ -219,6 +239,13 @@ pub fn run(context: &Context, job: &Job, sample: Sample) -> Result<Sample, Stopp
     Ok(sample)
 }
 
+/// Where disk copies go: on a disk, which a run's own directory need not be.
+pub fn far_dir(cache: &Path) -> Result<PathBuf, String> {
+    let dir = cache.join("far");
+    std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
+    Ok(dir)
+}
+
 fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome, Fail> {
     let dir = job.place.scratch.clone();
     let plan = job.workload.plan(&job.place, job.number)?;
@@ -238,14 +265,16 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     match job.variant {
         Variant::Canvas(flags) => main = under_canvas(job, context, flags, &main, &stats_path),
         Variant::CanvasFar(below) => {
-            let started = Donors::start(context.canvas, job.far_bytes, &dir, context.undo)?;
-            // On a disk, which the run's own directory need not be.
-            let far_dir = job.place.cache.join("far");
-            std::fs::create_dir_all(&far_dir)
-                .map_err(|e| format!("{} cannot be made: {e}", far_dir.display()))?;
-            let flags = started.flags(below, &far_dir);
+            let flags = if let Some(flags) = &job.shared {
+                flags.clone()
+            } else {
+                let (bytes, net) = (job.far_bytes, job.network);
+                let started = Donors::start(context.canvas, bytes, net, &dir, context.undo)?;
+                let flags = started.flags(below, &far_dir(&job.place.cache)?);
+                donors = Some((started, below));
+                flags
+            };
             main = under_canvas(job, context, &flags, &main, &stats_path);
-            donors = Some((started, below));
             sample.far = Some(Far {
                 donors: DONORS,
                 pool_bytes: job.pool_bytes,
@@ -278,6 +307,7 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         main = group.wrap(&main);
     }
     let mut child = Child::start(&main, &dir, "program", context.undo)?;
+    sample.at_s = child.started.duration_since(context.began).as_secs_f64();
     let dying = donors.as_ref().filter(|(_, below)| below.donor_dies);
     let death = dying.map(|(donors, _)| donors.one_dies(child.pid()));
     let watch = Watch {
@@ -285,15 +315,20 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         pid: child.pid(),
         start_ticks: child.start_ticks,
         is_canvas,
+        is_far: sample.far.is_some(),
         swap: job.swap,
     };
-    let own = child.started + Duration::from_secs(job.workload.timeout_s(&job.place));
+    let slower = job.network.map_or(Duration::ZERO, |_| OVER_A_LINK);
+    let own = Duration::from_secs(job.workload.timeout_s(&job.place)) + slower;
+    // The end of company is that of the others.
+    let own = child.started + if job.company.is_some() { A_DAY } else { own };
     let mut running = Running {
         context,
         group: group.as_ref(),
         sampler: Sampler::new(watch, child.started, TICK),
         look_every: job.look_every,
         deadline: context.until.map_or(own, |until| own.min(until)),
+        company: job.company,
     };
     let result = match &socket {
         None => batch(&mut running, &mut child, job),
@@ -327,7 +362,12 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     sample.timeline = std::mem::take(&mut running.sampler.ticks);
     let outcome = outcome?;
     if let (Some((answer, offset_s)), Outcome::Ok) = &outcome {
-        take_answer(answer, *offset_s, sample);
+        let began_unix_s = unix_s() - child.started.elapsed().as_secs_f64();
+        sample.measured_s = answer
+            .measured_unix_s
+            .map(|(from, to)| (from - began_unix_s, to - began_unix_s));
+        let offset_s = sample.measured_s.map_or(*offset_s, |(from_s, _)| from_s);
+        take_answer(answer, offset_s, sample);
     }
     let mut outcome = outcome.1;
     if is_canvas {
@@ -338,16 +378,29 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
             outcome = Outcome::Failed(e);
         }
     }
-    if let (Some((donors, _)), Some(far)) = (donors, &mut sample.far) {
-        let work = donors.end();
-        (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
+    if let Some(far) = &mut sample.far {
+        if let Some((donors, _)) = donors {
+            let work = donors.end();
+            (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
+        }
         far.agent_peak_bytes = running.sampler.agent_peak_bytes;
         far.recovery_s = recovery_s;
+        if let Some((from_s, to_s)) = sample.measured_s {
+            far.measured_read_ns = running.sampler.reads_between(from_s, to_s);
+        }
         if job.alone {
-            far.tcp = Some(tcp::measure(read_bytes(far).unwrap_or(PAGE_BYTES))?);
+            far.tcp = Some(tcp::measure(
+                read_bytes(far).unwrap_or(PAGE_BYTES),
+                job.network,
+            )?);
         }
     }
     Ok(outcome)
+}
+
+fn unix_s() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs_f64()
 }
 
 /// What one page that was read by itself came to, on average: all reads but those of extents.
@@ -363,6 +416,12 @@ type Told = Option<(Answer, f64)>;
 
 fn batch(running: &mut Running, child: &mut Child, job: &Job) -> Result<(Told, Outcome), Cut> {
     match running.wait(child) {
+        End::Cut(Cut::NobodyLeft) => {
+            // In peace, so that there is a report; it has no answer.
+            child.terminate();
+            child.wait(COMPANY_END);
+            Ok((None, Outcome::Ok))
+        }
         End::Cut(cut) => Err(cut),
         End::Ended(e) if !e.status.success() => {
             Ok((None, describe(job.workload.name(), child, &e)))
@@ -458,6 +517,7 @@ fn finish(
         Err(Cut::Stopped(signal)) => Err(Fail::Stopped(signal)),
         Err(Cut::Oom) => Ok((None, Outcome::Oom)),
         Err(Cut::Timeout) => Ok((None, Outcome::Timeout)),
+        Err(Cut::NobodyLeft) => Ok((None, Outcome::Ok)),
         // A server that was killed shows as a client that failed.
         Ok(_) if oom => Ok((None, Outcome::Oom)),
         Ok(told) => Ok(told),

@@ -1,11 +1,13 @@
-//! Plain TCP over the loopback device between two threads: what far memory over donors is set
-//! against. Nothing is sealed, looked up or kept; the bytes are as many.
+//! Plain TCP between two threads, over the loopback device or through the link that donors were
+//! behind: what far memory over them is set against. Nothing is sealed, looked up or kept; the bytes
+//! are as many.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::host::net::Network;
 use crate::record::Tcp;
 
 /// Bytes on the wire of a request for one page, its frame and its message included (canvas-wire).
@@ -14,29 +16,40 @@ const REQUEST_BYTES: usize = 18 + 16 + 16;
 const ANSWER_EXTRA_BYTES: usize = 18 + 16;
 const ROUNDS: usize = 5000;
 const STREAM_BYTES: usize = 512 << 20;
+/// Through a slow link a stream is no longer than so.
+const STREAM_S: f64 = 3.0;
 /// Given to one call.
 const CHUNK_BYTES: usize = 256 << 10;
 /// Neither side waits longer for the other.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Measures all of it; an error is one sentence.
-pub fn measure(data_bytes: u64) -> Result<Tcp, String> {
+/// Measures all of it, to and from the other side of `network` if there is one; an error is one
+/// sentence.
+pub fn measure(data_bytes: u64, network: Option<&Network>) -> Result<Tcp, String> {
     let answer = data_bytes as usize + ANSWER_EXTRA_BYTES;
     let fail = |e: io::Error| format!("plain TCP cannot be measured: {e}");
+    let bytes = network.map_or(STREAM_BYTES, |n| {
+        STREAM_BYTES.min((n.rate.bytes_per_s() * STREAM_S) as usize)
+    });
     Ok(Tcp {
         answer_bytes: answer as u64,
-        blocking_ns: round_trip_ns(answer, false, ROUNDS).map_err(fail)?,
-        busy_ns: round_trip_ns(answer, true, ROUNDS).map_err(fail)?,
-        stream_bytes_per_s: stream(STREAM_BYTES).map_err(fail)?,
+        blocking_ns: round_trip_ns(answer, false, ROUNDS, network).map_err(fail)?,
+        busy_ns: round_trip_ns(answer, true, ROUNDS, network).map_err(fail)?,
+        stream_bytes_per_s: stream(bytes, network).map_err(fail)?,
     })
 }
 
-/// A connection to ourselves: one end for `other`, in a thread of its own, and one for the caller.
+/// A connection to ourselves: one end for `other`, in a thread of its own and beyond the link if there
+/// is one, and one for the caller.
 fn pair(
     busy: bool,
+    network: Option<&Network>,
     other: impl FnOnce(&mut TcpStream) -> io::Result<()> + Send + 'static,
 ) -> io::Result<(TcpStream, JoinHandle<io::Result<()>>)> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let listener = match network {
+        Some(network) => network.listen()?,
+        None => TcpListener::bind("127.0.0.1:0")?,
+    };
     let ours = TcpStream::connect(listener.local_addr()?)?;
     let (mut theirs, _) = listener.accept()?;
     for end in [&ours, &theirs] {
@@ -87,8 +100,13 @@ fn joined(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
 }
 
 /// Median of so many round trips.
-fn round_trip_ns(answer_bytes: usize, busy: bool, rounds: usize) -> io::Result<f64> {
-    let (mut s, echo) = pair(busy, move |s| {
+fn round_trip_ns(
+    answer_bytes: usize,
+    busy: bool,
+    rounds: usize,
+    network: Option<&Network>,
+) -> io::Result<f64> {
+    let (mut s, echo) = pair(busy, network, move |s| {
         let (mut asked, data) = ([0; REQUEST_BYTES], vec![1; answer_bytes]);
         while fill(s, &mut asked, busy)? {
             put(s, &data, busy)?;
@@ -111,8 +129,8 @@ fn round_trip_ns(answer_bytes: usize, busy: bool, rounds: usize) -> io::Result<f
 }
 
 /// Bytes a second of one stream.
-fn stream(bytes: usize) -> io::Result<f64> {
-    let (mut s, source) = pair(false, move |s| {
+fn stream(bytes: usize, network: Option<&Network>) -> io::Result<f64> {
+    let (mut s, source) = pair(false, network, move |s| {
         let data = vec![1; CHUNK_BYTES];
         for _ in 0..bytes.div_ceil(CHUNK_BYTES) {
             put(s, &data, false)?;
@@ -141,15 +159,15 @@ mod tests {
     fn both_ends_carry_all_bytes_however_they_wait() {
         for busy in [false, true] {
             for bytes in [1, 4096 + ANSWER_EXTRA_BYTES, 3 << 20] {
-                assert!(round_trip_ns(bytes, busy, 3).unwrap() > 0.0);
+                assert!(round_trip_ns(bytes, busy, 3, None).unwrap() > 0.0);
             }
         }
-        assert!(stream(CHUNK_BYTES + 1).unwrap() > 0.0);
+        assert!(stream(CHUNK_BYTES + 1, None).unwrap() > 0.0);
     }
 
     #[test]
     fn an_end_that_leaves_is_no_answer() {
-        let (mut s, gone) = pair(false, |_| Ok(())).unwrap();
+        let (mut s, gone) = pair(false, None, |_| Ok(())).unwrap();
         joined(gone).unwrap();
         assert!(!fill(&mut s, &mut [0; 8], false).unwrap());
     }

@@ -124,6 +124,7 @@ pub(crate) fn request(names: &[&str]) -> Request {
         names: names.iter().map(|n| (*n).to_owned()).collect(),
         variants: Some(vec![Variant::Local]),
         canvas_flags: vec![],
+        far_links: vec![],
         percents: Some(vec![50]),
         co_run: false,
         repeats: Some(1),
@@ -279,6 +280,18 @@ fn left_of(pid: u32) -> Vec<PathBuf> {
             if ours {
                 left.push(e.path());
             }
+        }
+    }
+    for e in fs::read_dir("/sys/class/net")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if e.file_name()
+            .to_string_lossy()
+            .starts_with(&format!("cb{pid}n"))
+        {
+            left.push(e.path());
         }
     }
     left

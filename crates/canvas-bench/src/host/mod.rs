@@ -3,5 +3,7 @@
 pub mod cgroup;
 pub mod facts;
 pub mod lock;
+pub mod net;
 pub mod swap;
+pub mod tool;
 pub mod undo;

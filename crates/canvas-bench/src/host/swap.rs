@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use canvas_types::procfs::memory_bytes;
 
 use super::cgroup::Controller;
+use super::tool::is_installed;
 use super::undo::{Held, Step, Undo};
 use crate::variant::Variant;
 
@@ -21,24 +22,8 @@ const BTRFS: i64 = 0x9123_683E;
 /// What must stay free on disk beside a swap file.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 
-/// Runs a tool; an error is one sentence with what the tool said.
 fn tool(argv: &[&str]) -> Result<(), String> {
-    let missing = |e: std::io::Error| format!("{} cannot be run: {e}", argv[0]);
-    let out = Command::new(argv[0])
-        .args(&argv[1..])
-        .output()
-        .map_err(missing)?;
-    if out.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&out.stderr);
-    let line = said.lines().last().unwrap_or("").trim().to_owned();
-    Err(format!("{} failed: {line}", argv.join(" ")))
-}
-
-fn is_installed(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|d| d.join(name).is_file())
+    super::tool::run(argv).map(drop)
 }
 
 fn write(path: impl AsRef<Path>, text: &str) -> Result<(), String> {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-use super::{cgroup, swap};
+use super::{cgroup, net, swap};
 use crate::processes;
 
 /// How long the guardian tries to undo what resists.
@@ -77,6 +77,11 @@ pub enum Step {
         /// Its path.
         path: PathBuf,
     },
+    /// A network link was made.
+    RemoveLink {
+        /// The host's end.
+        name: String,
+    },
 }
 
 impl Step {
@@ -109,6 +114,7 @@ impl Step {
                 format!("{} cannot be removed", path.display()),
                 fs::remove_dir_all(path),
             ),
+            Step::RemoveLink { name } => net::remove_link(name),
         }
     }
 }

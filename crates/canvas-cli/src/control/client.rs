@@ -1,5 +1,6 @@
 //! Asking runs, for the commands that do.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::health::Code;
 use super::place::{Name, Place};
-use super::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Request, VERSION};
+use super::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Request, Stat, VERSION};
 use crate::error::Failure;
 
 /// How long a run may take to answer. It looks ten times a second.
@@ -48,9 +49,7 @@ impl Runs {
     /// Those that `wanted` names: a tenant, a process, or TENANT.PID; all without.
     pub fn find(&self, wanted: Option<&str>) -> Vec<Found> {
         let meant = |n: &Name| {
-            wanted.is_none_or(|w| {
-                w == n.tenant || w == n.pid.to_string() || w == format!("{}.{}", n.tenant, n.pid)
-            })
+            wanted.is_none_or(|w| w == n.tenant || w == n.pid.to_string() || w == n.to_string())
         };
         let mut found = Vec::new();
         for (place, p) in self.places.iter().enumerate() {
@@ -80,6 +79,32 @@ impl Runs {
         let answer: Answer = serde_json::from_slice(&line)
             .map_err(|e| NoAnswer::Strange(format!("its answer makes no sense: {e}")))?;
         Ok(answer.answer)
+    }
+}
+
+/// What runs answer to [`Ask::Stat`], those that are there.
+pub struct Stats {
+    /// The answers.
+    pub told: BTreeMap<Name, Stat>,
+    /// Who gave none, and why.
+    pub silent: Vec<(Name, Problem)>,
+}
+
+impl Stats {
+    /// Asks all that `wanted` names ([`Runs::find`]).
+    pub fn look(wanted: Option<&str>) -> Stats {
+        let runs = Runs::look();
+        let (mut told, mut silent) = (BTreeMap::new(), Vec::new());
+        for found in runs.find(wanted) {
+            match runs.ask(&found, Ask::Stat) {
+                Ok(Reply::Stat(stat)) => {
+                    told.insert(found.name, *stat);
+                }
+                Ok(_) => {}
+                Err(e) => silent.extend(e.problem().map(|p| (found.name, p))),
+            }
+        }
+        Stats { told, silent }
     }
 }
 

@@ -92,7 +92,7 @@ pub fn judge(f: &Facts) -> Vec<Problem> {
             );
         }
         let limit = f.limits.far_bytes.unwrap_or(0);
-        let mark = f.limits.pool_bytes / 100 * f.limits.spill_at_percent.unwrap_or(100);
+        let mark = f.limits.pool_now_bytes() / 100 * f.limits.spill_at_percent.unwrap_or(100);
         if f.used.far_bytes >= limit && f.used.pool_bytes > mark {
             add(
                 Code::FarFull,
@@ -193,6 +193,10 @@ mod tests {
             spill_at_percent: Some(80),
             far_wait_ms: Some(1),
             prefetch: "none".to_owned(),
+            weight: Some(100),
+            swap_in_limit_bytes_per_s: None,
+            swap_out_limit_bytes_per_s: None,
+            pool_grant_bytes: None,
         }
     }
 

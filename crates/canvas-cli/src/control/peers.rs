@@ -64,12 +64,23 @@ impl Peers {
     }
 
     /// Lets the metrics be scraped; where it listens.
-    pub fn listen_to_scrapes(&mut self, addr: SocketAddr) -> std::io::Result<SocketAddr> {
+    fn listen_to_scrapes(&mut self, addr: SocketAddr) -> std::io::Result<SocketAddr> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
         self.metrics = Some(listener);
         Ok(addr)
+    }
+
+    /// The same for a command's `--metrics`: what to say when it cannot be.
+    pub fn offer_metrics(&mut self, addr: SocketAddr) -> Result<(), String> {
+        match self.listen_to_scrapes(addr) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(format!(
+                "metrics cannot be offered on {addr}: {}; write another address after --metrics",
+                crate::reason(&e)
+            )),
+        }
     }
 
     /// What to wait for.

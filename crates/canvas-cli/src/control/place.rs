@@ -3,6 +3,7 @@
 //! A socket is named after its tenant and the process that listens. It is reached through a descriptor
 //! of its directory, so that nobody swaps the directory under us and paths may be of any length.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,14 +24,18 @@ pub const ENV_RUN_DIR: &str = "CANVAS_RUN_DIR";
 /// Ends a socket's name.
 const END: &str = ".sock";
 
-/// A program's name as one for its tenant.
+/// Characters of a tenant's name at most when it is made from its program's: a point and the number of
+/// a process fit behind it.
+const NAME_OF_MAX: usize = NAME_MAX - 11;
+
+/// A program's name as one for its tenant: what a run is called when nobody says.
 pub fn name_of(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let fit = |c: char| match c {
         c if c.is_ascii_alphanumeric() || "._-".contains(c) => c,
         _ => '_',
     };
-    let name: String = name.chars().take(NAME_MAX).map(fit).collect();
+    let name: String = name.chars().take(NAME_OF_MAX).map(fit).collect();
     match judge_name(&name) {
         Ok(()) => name,
         Err(_) => "program".to_owned(),
@@ -53,9 +58,16 @@ pub struct Name {
     pub pid: u32,
 }
 
+/// As commands show and take it: `TENANT.PID`.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.tenant, self.pid)
+    }
+}
+
 impl Name {
     fn file(&self) -> String {
-        format!("{}.{}{END}", self.tenant, self.pid)
+        format!("{self}{END}")
     }
     fn parse(file: &str) -> Option<Name> {
         let (tenant, pid) = file.strip_suffix(END)?.rsplit_once('.')?;
@@ -255,7 +267,9 @@ mod tests {
         assert_eq!(name_of(Path::new("/usr/bin/redis-server")), "redis-server");
         assert_eq!(name_of(Path::new("./a b\u{e9}")), "a_b_");
         assert_eq!(name_of(Path::new("/")), "program");
-        assert_eq!(name_of(Path::new(&"y".repeat(100))).len(), 64);
+        assert_eq!(name_of(Path::new(&"y".repeat(100))).len(), 53);
+        let longest = name(&name_of(Path::new(&"y".repeat(100))), u32::MAX);
+        assert!(judge_name(&longest.to_string()).is_ok(), "{longest}");
     }
 
     #[test]

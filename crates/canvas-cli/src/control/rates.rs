@@ -32,6 +32,14 @@ pub struct Rates {
     pub remote_read_bytes_per_s: f64,
     pub remote_written_bytes_per_s: f64,
     pub healthy: bool,
+    /// `null` without far memory.
+    pub weight: Option<u32>,
+    pub swap_in_limit_bytes_per_s: Option<u64>,
+    pub swap_out_limit_bytes_per_s: Option<u64>,
+    /// Bound on the pool that is in force: `--pool`, or what the host's agent grants of it.
+    pub pool_limit_bytes: u64,
+    /// `null` where the host's agent bounds no pools.
+    pub pool_grant_bytes: Option<u64>,
 }
 
 impl Rates {
@@ -83,6 +91,11 @@ impl Rates {
             remote_read_bytes_per_s: remote(|f| f.bytes_in),
             remote_written_bytes_per_s: remote(|f| f.bytes_out),
             healthy: after.status.healthy,
+            weight: after.status.limits.weight,
+            swap_in_limit_bytes_per_s: after.status.limits.swap_in_limit_bytes_per_s,
+            swap_out_limit_bytes_per_s: after.status.limits.swap_out_limit_bytes_per_s,
+            pool_limit_bytes: limits.pool_now_bytes(),
+            pool_grant_bytes: limits.pool_grant_bytes,
         })
     }
 }

@@ -1,14 +1,19 @@
 //! Changing a tenant's bounds while it runs: what was written becomes a list of changes, or one
 //! sentence and nothing.
 
+use canvas_agent::share::WEIGHT_MAX;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_types::Prefetch;
-use canvas_types::units::{Amount, Size, Span};
+use canvas_types::units::{Amount, RateLimit, Size, Span};
 
+use crate::args::rate_limit;
+use crate::host::hello;
+use crate::host::terms::{Terms, check_local, check_size};
 use crate::options::{LOCAL_MIN, SMALL_MIN};
 
 /// What can be changed, for people.
-pub const KEYS: &str = "local, pool, far, spill-at, far-wait and prefetch";
+pub const KEYS: &str =
+    "local, pool, far, spill-at, far-wait, prefetch, weight, swap-in-limit and swap-out-limit";
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,10 +30,16 @@ pub enum Change {
     FarWait(u64),
     /// `--prefetch`.
     Prefetch(Prefetch),
+    /// `--weight`.
+    Weight(u32),
+    /// `--swap-in-limit`.
+    SwapIn(RateLimit),
+    /// `--swap-out-limit`.
+    SwapOut(RateLimit),
 }
 
 /// What the changes depend on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Now {
     /// The tenant has a bound on local memory.
     pub has_limit: bool,
@@ -36,10 +47,14 @@ pub struct Now {
     pub pool_used: u64,
     /// Slabs of far memory: used, and at most; `None` without far memory.
     pub slabs: Option<(u64, u64)>,
+    /// What the operator of the host's agent has settled.
+    pub terms: Terms,
+    /// What of the host's pool is granted, in bytes, where that is bounded.
+    pub pool_grant: Option<u64>,
 }
 
 /// The pairs as changes; the error is one sentence.
-pub fn plan(pairs: &[(String, String)], now: Now) -> Result<Vec<Change>, String> {
+pub fn plan(pairs: &[(String, String)], now: &Now) -> Result<Vec<Change>, String> {
     if pairs.is_empty() {
         return Err(format!(
             "nothing is to be changed; write KEY=VALUE, where KEY is one of {KEYS}"
@@ -56,7 +71,7 @@ pub fn plan(pairs: &[(String, String)], now: Now) -> Result<Vec<Change>, String>
     Ok(changes)
 }
 
-fn change(key: &str, value: &str, now: Now) -> Result<Change, String> {
+fn change(key: &str, value: &str, now: &Now) -> Result<Change, String> {
     let bad = |why: &dyn std::fmt::Display| format!("{key}={value}: {why}");
     let size = |min: Size| match value.parse::<Size>() {
         Err(e) => Err(bad(&e)),
@@ -75,11 +90,23 @@ fn change(key: &str, value: &str, now: Now) -> Result<Change, String> {
         "local" if !now.has_limit => Err(bad(
             &"this run has no bound on local memory, which must be there from the start (canvas run --local SIZE)",
         )),
-        "local" => match value.parse().map_err(|e| bad(&e))? {
-            Amount::Size(_) => Ok(Change::Local(Amount::Size(size(LOCAL_MIN)?))),
-            share => Ok(Change::Local(share)),
-        },
-        "pool" => Ok(Change::Pool(size(SMALL_MIN)?.bytes)),
+        "local" => {
+            let amount = match value.parse().map_err(|e| bad(&e))? {
+                Amount::Size(_) => Amount::Size(size(LOCAL_MIN)?),
+                share => share,
+            };
+            if let Some(most) = now.terms.local().map_err(|f| f.sentence)? {
+                check_local(amount, most).map_err(|why| format!("local={why}"))?;
+            }
+            Ok(Change::Local(amount))
+        }
+        "pool" => {
+            let pool = size(SMALL_MIN)?;
+            if let Some(most) = now.terms.pool_bytes {
+                check_size(pool, Size::from_bytes(most)).map_err(|why| format!("pool={why}"))?;
+            }
+            Ok(Change::Pool(pool.bytes))
+        }
         "far" => {
             with_far()?;
             let slabs = size(SMALL_MIN)?.bytes.div_ceil(SLAB_BYTES as u64);
@@ -116,14 +143,51 @@ fn change(key: &str, value: &str, now: Now) -> Result<Change, String> {
                 let names = Prefetch::ALL.map(Prefetch::name).join(", ");
                 bad(&format!("write one of {names}"))
             }),
+        "weight" => {
+            with_far()?;
+            match value.parse() {
+                Ok(weight @ 1..=WEIGHT_MAX) => Ok(Change::Weight(weight)),
+                _ => Err(bad(&format!("it is no weight; write 1 to {WEIGHT_MAX}"))),
+            }
+        }
+        "swap-in-limit" | "swap-out-limit" => {
+            with_far()?;
+            let limit = rate_limit(value).map_err(|why| bad(&why))?;
+            Ok(match key {
+                "swap-in-limit" => Change::SwapIn(limit),
+                _ => Change::SwapOut(limit),
+            })
+        }
         _ => Err(format!(
             "there is no key {key}; what can be changed is {KEYS}"
         )),
     }
 }
 
+/// Of the changes, those that the agent of far memory makes; `None` without any. The pool's bound is one of
+/// them where the agent grants pools (`is_pool_granted`).
+pub fn for_agent(changes: &[Change], is_pool_granted: bool) -> Option<hello::Change> {
+    let rate = |limit: RateLimit| Some(limit.bytes_per_s.unwrap_or(0));
+    let mut all = hello::Change {
+        version: hello::VERSION,
+        ..hello::Change::default()
+    };
+    let nothing = all;
+    for change in changes {
+        match *change {
+            Change::Far(slabs) => all.slabs = Some(slabs as usize),
+            Change::Weight(weight) => all.weight = Some(weight),
+            Change::SwapIn(limit) => all.swap_in_limit = rate(limit),
+            Change::SwapOut(limit) => all.swap_out_limit = rate(limit),
+            Change::Pool(bytes) if is_pool_granted => all.pool_bytes = Some(bytes),
+            _ => {}
+        }
+    }
+    (all != nothing).then_some(all)
+}
+
 /// Is there room for what is there already?
-fn fits(changes: &[Change], now: Now) -> Result<(), String> {
+fn fits(changes: &[Change], now: &Now) -> Result<(), String> {
     let slab = SLAB_BYTES as u64;
     let far = changes.iter().find_map(|c| match c {
         Change::Far(slabs) => Some(*slabs),
@@ -162,15 +226,54 @@ fn fits(changes: &[Change], now: Now) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    const NOW: Now = Now {
-        has_limit: true,
-        pool_used: 100 << 20,
-        slabs: Some((3, 4)),
-    };
+    fn now() -> Now {
+        Now {
+            has_limit: true,
+            pool_used: 100 << 20,
+            slabs: Some((3, 4)),
+            terms: Terms::default(),
+            pool_grant: None,
+        }
+    }
 
-    fn ask(pairs: &[(&str, &str)], now: Now) -> Result<Vec<Change>, String> {
+    fn ask(pairs: &[(&str, &str)], now: &Now) -> Result<Vec<Change>, String> {
         let own = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
         plan(&pairs.iter().map(own).collect::<Vec<_>>(), now)
+    }
+
+    #[test]
+    fn what_the_agents_operator_settled_holds() {
+        let terms = Terms {
+            local: Some("1G".to_owned()),
+            pool_bytes: Some(1 << 30),
+            ..Terms::default()
+        };
+        let now = Now { terms, ..now() };
+        assert!(ask(&[("local", "1G"), ("pool", "1G")], &now).is_ok());
+        for (pair, want) in [
+            (("local", "1025M"), "local=1025M is more than the agent's"),
+            (("local", "25%"), "local=25% cannot be compared"),
+            (("pool", "2G"), "pool=2G is more than the agent's"),
+        ] {
+            let why = ask(&[pair], &now).unwrap_err();
+            assert!(why.starts_with(want), "{why}");
+        }
+    }
+
+    #[test]
+    fn the_agent_is_asked_for_its_own_changes_only() {
+        let plan = ask(&[("local", "1G"), ("pool", "1G")], &now()).unwrap();
+        assert_eq!(for_agent(&plan, false), None);
+        let pool = for_agent(&plan, true).and_then(|c| c.pool_bytes);
+        assert_eq!(pool, Some(1 << 30));
+        let plan = ask(&[("far", "300M"), ("swap-in-limit", "none")], &now()).unwrap();
+        let want = hello::Change {
+            version: hello::VERSION,
+            slabs: Some(5),
+            swap_in_limit: Some(0),
+            ..hello::Change::default()
+        };
+        assert_eq!(for_agent(&plan, true), Some(want));
     }
 
     #[test]
@@ -182,6 +285,9 @@ mod tests {
             ("spill-at", "70"),
             ("far-wait", "1.5s"),
             ("prefetch", "leap"),
+            ("weight", "300"),
+            ("swap-in-limit", "200M/s"),
+            ("swap-out-limit", "none"),
         ];
         let want = [
             Change::Local(Amount::Share("25%".parse().unwrap())),
@@ -190,8 +296,11 @@ mod tests {
             Change::SpillAt(70),
             Change::FarWait(1500),
             Change::Prefetch(Prefetch::Leap),
+            Change::Weight(300),
+            Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
+            Change::SwapOut(RateLimit::NONE),
         ];
-        assert_eq!(ask(&all, NOW).unwrap(), want);
+        assert_eq!(ask(&all, &now()).unwrap(), want);
         for (key, _) in all {
             assert!(KEYS.contains(key));
         }
@@ -202,55 +311,59 @@ mod tests {
         let bare = Now {
             has_limit: false,
             slabs: None,
-            ..NOW
+            ..now()
         };
         for (pairs, now, want) in [
-            (&[][..], NOW, "nothing is to be changed"),
+            (&[][..], now(), "nothing is to be changed"),
             (
                 &[("x", "1")],
-                NOW,
+                now(),
                 "there is no key x; what can be changed is local, pool, far",
             ),
             (
                 &[("local", "1G"), ("local", "2G")],
-                NOW,
+                now(),
                 "local is given twice",
             ),
             (
                 &[("local", "1M")],
-                NOW,
+                now(),
                 "local=1M: it is too little to work with; write 8M or more",
             ),
-            (&[("local", "")], NOW, "local=: nothing is written there"),
-            (&[("local", "1G")], bare, "has no bound on local memory"),
-            (&[("pool", "5KB")], NOW, "pool=5KB: KB, MB"),
-            (&[("far", "1G")], bare, "has no far memory"),
-            (&[("far", "3T")], NOW, "write 2T or less"),
+            (&[("local", "")], now(), "local=: nothing is written there"),
+            (
+                &[("local", "1G")],
+                bare.clone(),
+                "has no bound on local memory",
+            ),
+            (&[("pool", "5KB")], now(), "pool=5KB: KB, MB"),
+            (&[("far", "1G")], bare.clone(), "has no far memory"),
+            (&[("far", "3T")], now(), "write 2T or less"),
             (
                 &[("far", "128M")],
-                NOW,
+                now(),
                 "far=128M: 192M of far memory are in use; write 192M or more",
             ),
-            (&[("spill-at", "100")], NOW, "write 1 to 99"),
-            (&[("far-wait", "1us")], NOW, "too short"),
+            (&[("spill-at", "100")], now(), "write 1 to 99"),
+            (&[("far-wait", "1us")], now(), "too short"),
             (
                 &[("prefetch", "all")],
-                NOW,
+                now(),
                 "write one of streams, leap, readahead, none",
             ),
             (
                 &[("pool", "35M")],
-                NOW,
+                now(),
                 "pool=35M: what is in the pool has no other place to go to; write 36M or more",
             ),
             (&[("pool", "99M")], bare, "write 100M or more"),
-            (&[("pool", "40M"), ("far", "192M")], NOW, "no other place"),
+            (&[("pool", "40M"), ("far", "192M")], now(), "no other place"),
         ] {
-            let why = ask(pairs, now).unwrap_err();
+            let why = ask(pairs, &now).unwrap_err();
             assert!(why.contains(want), "{pairs:?}: {why}");
         }
-        assert!(ask(&[("pool", "36M")], NOW).is_ok());
-        assert!(ask(&[("pool", "1M"), ("far", "1G")], NOW).is_ok());
+        assert!(ask(&[("pool", "36M")], &now()).is_ok());
+        assert!(ask(&[("pool", "1M"), ("far", "1G")], &now()).is_ok());
     }
 
     proptest::proptest! {
@@ -259,8 +372,8 @@ mod tests {
             pairs in proptest::collection::vec(("[a-z-]{0,9}|local|pool|far|spill-at", ".{0,9}"), 0..4),
             pool_used: u32, used in 0u64..10, max in 0u64..10,
         ) {
-            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)) };
-            if let Ok(changes) = plan(&pairs, now) {
+            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), terms: Terms::default(), pool_grant: None };
+            if let Ok(changes) = plan(&pairs, &now) {
                 proptest::prop_assert_eq!(changes.len(), pairs.len());
             }
         }

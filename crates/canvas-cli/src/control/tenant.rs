@@ -1,13 +1,13 @@
 //! A run as its `canvas run` shows and changes it.
 
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use canvas_agent::status::AgentStatus;
-use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_shm::far::SLAB_BYTES;
 use canvas_shm::histogram::BUCKETS;
 use canvas_shm::segment::{Counter, Mode, Segment};
-use canvas_sys::proc::{futex_wake, now_ns};
+use canvas_sys::proc::now_ns;
 use canvas_types::PAGE_SIZE;
 
 use super::health::{Facts, judge};
@@ -15,8 +15,9 @@ use super::peers::Asked;
 use super::set::{self, Change, Now};
 use super::wire::{Answer, Ask, Donor, Far, Limits, Reply, Request, Stat, Status, Used, VERSION};
 use crate::far::Keeper;
+use crate::host::pool::wake_all;
 use crate::metrics;
-use crate::stats::mode_name;
+use crate::stats::{mode_name, slabs};
 use crate::sweep::Sample;
 
 /// Name and version of the schema of [`Status`].
@@ -34,19 +35,12 @@ pub struct Tenant {
     pub segment: &'static Segment,
     /// When CMD was started.
     pub start: Instant,
+    /// What all runs of a tenant that can be joined have in common, and nobody else.
+    pub shared: Option<String>,
 }
 
 fn bytes(pages: i64) -> u64 {
     pages.max(0) as u64 * PAGE_SIZE as u64
-}
-
-/// Slabs used, and at most.
-fn slabs(far: &canvas_shm::Far) -> (u64, u64) {
-    let used = far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64);
-    (
-        used as u64,
-        far.slabs_max.load(Relaxed).min(SLABS_MAX as u64),
-    )
 }
 
 impl Tenant {
@@ -80,16 +74,22 @@ impl Tenant {
         let local_bytes = config.local_bytes.load(Relaxed);
         let local_ppm = config.local_ppm.load(Relaxed);
         let slab = SLAB_BYTES as u64;
+        let share = agent.map(Keeper::share);
+        let pool = agent.and_then(Keeper::pool);
         let limits = Limits {
             local_bytes: (local_bytes != 0).then_some(local_bytes),
             local_percent: (local_bytes == 0 && local_ppm != 0)
                 .then(|| local_ppm as f64 / 10_000.0),
             local_effective_bytes: segment.local_limit_pages().map(bytes),
-            pool_bytes: config.pool_bytes.load(Relaxed),
+            pool_bytes: pool.map_or(config.pool_bytes.load(Relaxed), |p| p.ceiling_bytes),
             far_bytes: area.map(|a| slabs(a).1 * slab),
             spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
             far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
             prefetch: config.prefetch().name().to_owned(),
+            weight: share.map(|s| s.weight),
+            swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
+            swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
+            pool_grant_bytes: pool.map(|p| p.grant_bytes),
         };
         let used = Used {
             local_bytes: bytes(segment.local_pages.load(Relaxed)),
@@ -102,7 +102,9 @@ impl Tenant {
             footprint_bytes: bytes(segment.footprint_pages.load(Relaxed)),
         };
         let said = agent.and_then(Keeper::status);
-        let far = area.map(|a| far(a, said.as_ref()));
+        // The program can write to its segment, and not to what the agent said.
+        let degraded_slabs = said.as_ref().map_or(0, |s| s.degraded_slabs);
+        let far = area.map(|a| Far::of(a, degraded_slabs));
         let age = |s: &AgentStatus| Duration::from_nanos(now_ns().saturating_sub(s.at_ns));
         let health = judge(&Facts {
             limits: &limits,
@@ -130,6 +132,7 @@ impl Tenant {
             processes: pids.filter(|p| !matches!(*p, 0 | u32::MAX)).collect(),
             far,
             donors: said.map(donors).unwrap_or_default(),
+            shared: self.shared.clone(),
         }
     }
 
@@ -148,54 +151,48 @@ impl Tenant {
     }
 
     /// Changes all of it, or nothing.
-    fn set(&self, pairs: &[(String, String)], agent: Option<&mut Keeper>) -> Result<(), String> {
+    fn set(
+        &self,
+        pairs: &[(String, String)],
+        mut agent: Option<&mut Keeper>,
+    ) -> Result<(), String> {
         let segment = self.segment;
         let area = agent.as_ref().map(|a| a.far());
         let now = Now {
             has_limit: segment.has_limit(),
             pool_used: segment.pool_bytes.load(Relaxed).max(0) as u64,
             slabs: area.map(slabs),
+            terms: agent.as_ref().map(|a| a.terms()).unwrap_or_default(),
+            pool_grant: agent.as_ref().and_then(|a| a.pool()).map(|p| p.grant_bytes),
         };
-        let changes = set::plan(pairs, now)?;
+        let changes = set::plan(pairs, &now)?;
         // What can fail comes first.
-        for change in &changes {
-            if let (Change::Far(max), Some(agent)) = (change, &agent) {
-                agent.set_slabs_max(*max)?;
-            }
+        let is_granted = now.pool_grant.is_some();
+        if let (Some(change), Some(agent)) = (set::for_agent(&changes, is_granted), agent.as_mut())
+        {
+            agent.change(change)?;
         }
         for change in changes {
             match (change, area) {
                 (Change::Local(amount), _) => segment.set_local(amount),
+                // The agent has seen to it.
+                (Change::Pool(_), _) if is_granted => {}
                 (Change::Pool(bytes), _) => segment.config.pool_bytes.store(bytes, Relaxed),
                 (Change::Prefetch(who), _) => segment.config.prefetch.store(who as u32, Relaxed),
                 (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
                 (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
-                // Done; or there is no far memory, and `plan` has refused it.
-                (Change::Far(_), _) | (_, None) => {}
+                // Done.
+                (
+                    Change::Far(_) | Change::Weight(_) | Change::SwapIn(_) | Change::SwapOut(_),
+                    _,
+                ) => {}
+                // There is no far memory, and `plan` has refused it.
+                (Change::SpillAt(_) | Change::FarWait(_), None) => {}
             }
         }
         // The reclaim threads look at the bounds when they wake.
-        for slot in segment.procs.iter().filter(|p| p.pid.load(Relaxed) != 0) {
-            slot.wake.fetch_add(1, Release);
-            futex_wake(&slot.wake, u32::MAX >> 1);
-        }
+        wake_all(segment);
         Ok(())
-    }
-}
-
-fn far(area: &canvas_shm::Far, said: Option<&AgentStatus>) -> Far {
-    let s = &area.stats;
-    Far {
-        extents_out: s.extents_out.load(Relaxed),
-        bytes_out: s.bytes_out.load(Relaxed),
-        reads: s.reads.load(Relaxed),
-        bytes_in: s.bytes_in.load(Relaxed),
-        failovers: s.failovers.load(Relaxed),
-        corrupt: s.corrupt.load(Relaxed),
-        repairs: s.repairs.load(Relaxed),
-        // The program can write to its segment, and not to what the agent said.
-        degraded_slabs: said.map_or(0, |s| s.degraded_slabs),
-        agents: area.agent.load(Relaxed),
     }
 }
 

@@ -1,7 +1,9 @@
 //! What is said over a control socket; docs/OPERATING.md is the schema.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
 
+use canvas_shm::far::class;
 use serde::{Deserialize, Serialize};
 
 /// Version of everything here. A field may be added to an answer without a new one.
@@ -107,6 +109,9 @@ pub struct Status {
     pub far: Option<Far>,
     /// Hosts that lend memory.
     pub donors: Vec<Donor>,
+    /// The same for all runs of one tenant at the host's agent; `null` for a run of its own.
+    #[serde(default)]
+    pub shared: Option<String>,
 }
 
 /// Something that is wrong; docs/OPERATING.md has the table.
@@ -139,6 +144,25 @@ pub struct Limits {
     pub far_wait_ms: Option<u64>,
     /// `--prefetch`.
     pub prefetch: String,
+    /// `--weight`; `null` without far memory.
+    #[serde(default)]
+    pub weight: Option<u32>,
+    /// `--swap-in-limit`.
+    #[serde(default)]
+    pub swap_in_limit_bytes_per_s: Option<u64>,
+    /// `--swap-out-limit`.
+    #[serde(default)]
+    pub swap_out_limit_bytes_per_s: Option<u64>,
+    /// Of `--pool`, what the host's agent grants now; `null` where it bounds no pools.
+    #[serde(default)]
+    pub pool_grant_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// The bound on the pool that is in force.
+    pub fn pool_now_bytes(&self) -> u64 {
+        self.pool_grant_bytes.unwrap_or(self.pool_bytes)
+    }
 }
 
 /// What a tenant uses.
@@ -183,6 +207,71 @@ pub struct Far {
     pub degraded_slabs: u64,
     /// Agents so far.
     pub agents: u32,
+    /// What was asked for because a thread waits for it.
+    #[serde(default)]
+    pub demand: Class,
+    /// What was asked for ahead.
+    #[serde(default)]
+    pub prefetch: Class,
+    /// What was written.
+    #[serde(default)]
+    pub swap_out: Class,
+    /// Of what was asked for ahead: not done, because it would have come too late.
+    #[serde(default)]
+    pub dropped: u64,
+    /// Of what was asked for ahead: put before the rest, because a thread came to wait for it.
+    #[serde(default)]
+    pub promoted: u64,
+    /// Seconds that the agent's thread was at work for the tenant.
+    #[serde(default)]
+    pub agent_cpu_s: f64,
+}
+
+/// Requests of one kind that the agent's scheduler let go.
+#[derive(Serialize, Deserialize, Clone, Copy, Default, PartialEq, Debug)]
+pub struct Class {
+    /// How many.
+    pub requests: u64,
+    /// Bytes that they were charged with: those of all copies.
+    pub bytes: u64,
+    /// How long they waited in the agent before, on average.
+    pub waited_us_mean: u64,
+}
+
+impl Class {
+    fn of(stats: &canvas_shm::far::FarStats, class: usize) -> Class {
+        let requests = stats.sent[class].load(Relaxed);
+        let waited_us = stats.waited_ns[class].load(Relaxed) / 1000;
+        Class {
+            requests,
+            bytes: stats.sent_bytes[class].load(Relaxed),
+            waited_us_mean: waited_us.checked_div(requests).unwrap_or_default(),
+        }
+    }
+}
+
+impl Far {
+    /// What the tenant's far area counts, and what its caller knows of degraded slabs.
+    pub fn of(area: &canvas_shm::Far, degraded_slabs: u64) -> Far {
+        let s = &area.stats;
+        Far {
+            extents_out: s.extents_out.load(Relaxed),
+            bytes_out: s.bytes_out.load(Relaxed),
+            reads: s.reads.load(Relaxed),
+            bytes_in: s.bytes_in.load(Relaxed),
+            failovers: s.failovers.load(Relaxed),
+            corrupt: s.corrupt.load(Relaxed),
+            repairs: s.repairs.load(Relaxed),
+            degraded_slabs,
+            agents: area.agent.load(Relaxed),
+            demand: Class::of(s, class::DEMAND),
+            prefetch: Class::of(s, class::PREFETCH),
+            swap_out: Class::of(s, class::SWAP_OUT),
+            dropped: s.dropped.load(Relaxed),
+            promoted: s.promoted.load(Relaxed),
+            agent_cpu_s: (s.agent_ns.load(Relaxed) / 1000) as f64 / 1e6,
+        }
+    }
 }
 
 /// A host that lends memory.

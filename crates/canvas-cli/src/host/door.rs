@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use canvas_agent::Share;
 use canvas_agent::host::{Bell, Host, Served};
 use canvas_agent::log::{About, Log};
 use canvas_shm::pass;
@@ -18,7 +19,8 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::socket::{getsockopt, sockopt};
 
-use super::hello::{Answer, Ask, BYTES_MAX, Hello, VERSION, Wanted};
+use super::hello::{Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, VERSION};
+use super::pool::HostPool;
 use super::socket::Listening;
 use super::tenant::{Service, Tenant};
 use crate::error::say;
@@ -26,6 +28,8 @@ use crate::sweep::Orphan;
 
 /// Tenants at one time.
 const TENANTS_MAX: usize = 1024;
+/// Runs of all tenants at one time: each has a descriptor here.
+const RUNS_MAX: usize = 4096;
 /// Connections that have said nothing yet; past it the oldest is closed.
 const STRANGERS_MAX: usize = 64;
 /// How long they may say nothing.
@@ -39,6 +43,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 enum Command {
     /// Serve this one too.
     Add(u64, Box<dyn Served>),
+    /// It gets this where it is not alone.
+    Share(u64, Share),
     /// Serve it no more; drop the rest when its agent has ended.
     Remove(u64, Box<dyn Send>),
     /// Serve nobody any more, and give all back.
@@ -55,12 +61,34 @@ struct Stranger {
 
 /// A tenant that is served.
 pub struct Seated {
-    id: u64,
+    /// Its number, here and for the thread that serves.
+    pub id: u64,
     /// It.
     pub tenant: Tenant,
-    /// Its runner's connection.
-    pub link: Option<OwnedFd>,
+    /// Its runners' connections.
+    pub links: Vec<OwnedFd>,
     orphan: Orphan,
+}
+
+/// Why a run is not served.
+struct No {
+    why: String,
+    /// Its tenant is there: it can be joined.
+    taken: bool,
+}
+
+impl From<String> for No {
+    fn from(why: String) -> No {
+        No { why, taken: false }
+    }
+}
+
+fn is_anothers(name: &str) -> String {
+    format!("tenant {name} is another user's; write another name after --tenant")
+}
+
+fn is_taken(name: &str) -> String {
+    format!("there is a tenant {name} already; write another name after --tenant")
 }
 
 /// How the agent ended.
@@ -77,6 +105,8 @@ pub struct Door {
     service: Service,
     /// Slabs of all tenants together.
     slabs_max: usize,
+    /// Compressed memory of all tenants together.
+    pool: HostPool,
     listening: Listening,
     signals: SignalFd,
     strangers: Vec<Stranger>,
@@ -94,6 +124,7 @@ impl Door {
     pub fn new(
         service: Service,
         slabs_max: usize,
+        pool: HostPool,
         spin: Duration,
         listening: Listening,
         signals: SignalFd,
@@ -107,6 +138,7 @@ impl Door {
         Ok(Door {
             service,
             slabs_max,
+            pool,
             listening,
             signals,
             strangers: Vec::new(),
@@ -133,8 +165,8 @@ impl Door {
                 let signal = Signal::try_from(info.ssi_signo as i32);
                 return End::Signal(signal.map_or("a signal", Signal::as_str));
             }
-            for at in links.into_iter().rev() {
-                self.hear_runner(at);
+            for (at, link) in links.into_iter().rev() {
+                self.hear_runner(at, link);
             }
             for at in strangers.into_iter().rev() {
                 if self.hear_stranger(at) {
@@ -148,26 +180,29 @@ impl Door {
         }
     }
 
-    /// Waits for something: a signal, a connection, strangers and runners (by index) that speak.
-    fn wait(&self) -> (bool, bool, Vec<usize>, Vec<usize>) {
+    /// Waits for something: a signal, a connection, strangers (by index) and runners (by their tenant's
+    /// index and their own) that speak.
+    fn wait(&self) -> (bool, bool, Vec<usize>, Vec<(usize, usize)>) {
         let now = Instant::now();
         let in_time = |at: Instant| at.saturating_duration_since(now);
         let hellos = self.strangers.iter().map(|s| in_time(s.since + HELLO_WAIT));
-        let orphans = self.seated.iter().filter(|s| s.link.is_none());
+        let orphans = self.seated.iter().filter(|s| s.links.is_empty());
         let least = hellos
             .chain(orphans.map(|_| SWEEP))
             .chain(self.accept_again.map(in_time))
+            .chain(self.pool.due().map(in_time))
             .min();
         let timeout = least.map_or(PollTimeout::NONE, |t| {
             PollTimeout::try_from(t.as_millis() + 1).unwrap_or(PollTimeout::MAX)
         });
         let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let linked: Vec<usize> = (0..self.seated.len())
-            .filter(|i| self.seated[*i].link.is_some())
+        let all = self.seated.iter().enumerate();
+        let linked: Vec<(usize, usize)> = all
+            .flat_map(|(i, s)| (0..s.links.len()).map(move |k| (i, k)))
             .collect();
         let mut fds = vec![input(self.signals.as_fd())];
         fds.extend(self.strangers.iter().map(|s| input(s.fd.as_fd())));
-        let links = self.seated.iter().filter_map(|s| s.link.as_ref());
+        let links = self.seated.iter().flat_map(|s| &s.links);
         fds.extend(links.map(|fd| input(fd.as_fd())));
         if self.accept_again.is_none() {
             fds.push(input(self.listening.socket.as_fd()));
@@ -227,12 +262,22 @@ impl Door {
 
     /// Says why not, and hangs up when `who` is dropped.
     fn refuse(&mut self, who: &Stranger, why: &str) {
+        self.refuse_as(who, &No::from(why.to_owned()));
+    }
+
+    fn refuse_as(&mut self, who: &Stranger, no: &No) {
+        let No { why, taken } = no;
         let answer = Answer::Refused {
             version: VERSION,
-            why: why.to_owned(),
+            why: why.clone(),
+            taken: *taken,
         };
         // It need not listen.
         let _ = pass::send(&who.fd, &answer.encode(), &[]);
+        if *taken {
+            // It joins now.
+            return;
+        }
         self.log.line(
             About::Hello,
             format_args!(
@@ -260,6 +305,7 @@ impl Door {
             return false;
         }
         match Ask::decode(&buf[..got.bytes]) {
+            Ok(Ask::Begin { name, join, .. }) => self.begin(who, &name, join),
             Ok(Ask::Tenant(hello)) => self.hello(who, hello, got.fds),
             Ok(Ask::Leave { .. }) => return self.leave(who),
             Ok(_) => self.refuse(&who, "it has no tenant here"),
@@ -268,83 +314,136 @@ impl Door {
         false
     }
 
-    fn hello(&mut self, who: Stranger, hello: Hello, fds: Vec<OwnedFd>) {
-        match self.seat(&who, hello, fds) {
-            Ok((copies, fds)) => {
-                let answer = Answer::Serves {
-                    version: VERSION,
-                    copies,
-                };
-                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    /// A run begins: alone, or as one more of a tenant that is there.
+    fn begin(&mut self, who: Stranger, name: &str, join: bool) {
+        let known = self.position(name);
+        let Some(at) = known else {
+            let answer = Answer::Vacant {
+                version: VERSION,
+                terms: self.service.terms(name).clone(),
+            };
+            let _ = pass::send(&who.fd, &answer.encode(), &[]);
+            return;
+        };
+        let there = &self.seated[at];
+        let why = if there.tenant.uid != who.uid {
+            Some(is_anothers(name))
+        } else if !join {
+            Some(is_taken(name))
+        } else {
+            self.is_full(at)
+        };
+        if let Some(why) = why {
+            return self.refuse(&who, &why);
+        }
+        match there.tenant.keepsakes() {
+            Ok(kept) => {
+                let answer = Answer::Joins(there.tenant.seat(&self.service));
+                let mut fds = vec![there.tenant.segment()];
+                fds.extend(kept.iter().map(AsFd::as_fd));
                 // A runner that is gone by now is noticed when its connection is read.
                 let _ = pass::send(&who.fd, &answer.encode(), &fds);
-                if let Some(seated) = self.seated.last_mut() {
-                    seated.link = Some(who.fd);
-                }
+                self.seated[at].links.push(who.fd);
             }
-            Err(why) => self.refuse(&who, &why),
+            Err(e) => {
+                let why = format!("its files cannot be kept: {}", crate::reason(&e));
+                self.refuse(&who, &why);
+            }
         }
     }
 
-    /// Serves what is asked for; it is the last of those seated then.
-    fn seat(
-        &mut self,
-        who: &Stranger,
-        hello: Hello,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(Wanted, Vec<OwnedFd>), String> {
+    /// Why no more runs can be a tenant's, if so.
+    fn is_full(&self, at: usize) -> Option<String> {
+        let there = &self.seated[at];
+        let all: usize = self.seated.iter().map(|s| s.links.len()).sum();
+        if there.links.len() >= LINKS_MAX {
+            let name = &there.tenant.hello.name;
+            return Some(format!("tenant {name} has {LINKS_MAX} runs already"));
+        }
+        (all >= RUNS_MAX).then(|| format!("{RUNS_MAX} runs are served already"))
+    }
+
+    fn position(&self, name: &str) -> Option<usize> {
+        self.seated.iter().position(|s| s.tenant.hello.name == name)
+    }
+
+    fn hello(&mut self, who: Stranger, hello: Hello, fds: Vec<OwnedFd>) {
+        let seated = self.seat(&who, hello, fds).and_then(|at| {
+            let kept = self.seated[at].tenant.keepsakes();
+            let kept =
+                kept.map_err(|e| format!("its files cannot be kept: {}", crate::reason(&e)))?;
+            Ok((at, kept))
+        });
+        match seated {
+            Ok((at, kept)) => {
+                let answer = Answer::Serves(self.seated[at].tenant.seat(&self.service));
+                let fds: Vec<_> = kept.iter().map(AsFd::as_fd).collect();
+                // A runner that is gone by now is noticed when its connection is read.
+                let _ = pass::send(&who.fd, &answer.encode(), &fds);
+                self.seated[at].links.push(who.fd);
+            }
+            Err(no) => self.refuse_as(&who, &no),
+        }
+    }
+
+    /// Serves what is asked for; where it is seated then.
+    fn seat(&mut self, who: &Stranger, hello: Hello, fds: Vec<OwnedFd>) -> Result<usize, No> {
         let name = hello.name.clone();
-        let known = self.seated.iter().position(|s| s.tenant.hello.name == name);
-        if let Some(at) = known {
+        if let Some(at) = self.position(&name) {
             let there = &self.seated[at];
             if there.tenant.uid != who.uid {
-                return Err(format!(
-                    "tenant {name} is another user's; write another name after --tenant"
-                ));
+                return Err(is_anothers(&name).into());
             }
             let segment = fds.first().and_then(|fd| nix::sys::stat::fstat(fd).ok());
-            if there.link.is_some()
-                || segment.map(|s| (s.st_dev, s.st_ino)) != Some(there.tenant.inode)
-            {
-                return Err(format!(
-                    "there is a tenant {name} already; write another name after --tenant"
-                ));
+            if segment.map(|s| (s.st_dev, s.st_ino)) != Some(there.tenant.inode) {
+                return Err(No {
+                    why: is_taken(&name),
+                    taken: true,
+                });
             }
-            // Its runner is back.
-            let seated = self.seated.remove(at);
-            self.seated.push(seated);
-            return self.welcome();
+            if let Some(why) = self.is_full(at) {
+                return Err(why.into());
+            }
+            // One of its runners is back.
+            return Ok(at);
         }
         if self.seated.len() >= TENANTS_MAX {
-            return Err(format!("{TENANTS_MAX} tenants are served already"));
+            return Err(format!("{TENANTS_MAX} tenants are served already").into());
         }
-        let used: usize = self.seated.iter().map(|s| s.tenant.hello.slabs).sum();
-        let left = self.slabs_max.saturating_sub(used);
-        if hello.slabs > left {
-            return Err(format!(
-                "{} MiB of far memory are left of what this agent gives (--far-max), and {name} wants {}",
-                left * 64,
-                hello.slabs * 64
-            ));
+        if let Some(why) = self.pool.is_full() {
+            return Err(why.into());
         }
         let tenant = Tenant::judge(hello, who.uid, fds, &self.service)?;
         if self.seated.iter().any(|s| s.tenant.inode == tenant.inode) {
-            return Err("its segment is another tenant's".to_owned());
+            return Err("its segment is another tenant's".to_owned().into());
         }
-        self.add(tenant, None)?;
-        self.welcome()
+        self.has_room(&name, tenant.hello.slabs, None)?;
+        self.add(tenant, Vec::new())?;
+        let at = self.seated.len() - 1;
+        // Before its runner is answered, and so before its programs start.
+        let new = &self.seated[at];
+        self.pool.arrive(&self.service, &[new], &self.seated);
+        Ok(at)
     }
 
-    /// What the runner of the tenant seated last is told.
-    fn welcome(&self) -> Result<(Wanted, Vec<OwnedFd>), String> {
-        let tenant = &self.seated.last().ok_or("it is gone again")?.tenant;
-        let kept = tenant.keepsakes();
-        let kept = kept.map_err(|e| format!("its files cannot be kept: {}", crate::reason(&e)))?;
-        Ok((tenant.policy(&self.service).into(), kept))
+    /// Is there far memory left for so many slabs, beside those of all tenants but `except`?
+    fn has_room(&self, name: &str, slabs: usize, except: Option<usize>) -> Result<(), String> {
+        let others = self.seated.iter().enumerate();
+        let others = others.filter(|(at, _)| Some(*at) != except);
+        let used: usize = others.map(|(_, s)| s.tenant.hello.slabs).sum();
+        let left = self.slabs_max.saturating_sub(used);
+        if slabs > left {
+            return Err(format!(
+                "{} MiB of far memory are left of what this agent gives (--far-max), and {name} wants {}",
+                left * 64,
+                slabs * 64
+            ));
+        }
+        Ok(())
     }
 
     /// Serves a tenant.
-    pub fn add(&mut self, tenant: Tenant, link: Option<OwnedFd>) -> Result<(), String> {
+    pub fn add(&mut self, tenant: Tenant, links: Vec<OwnedFd>) -> Result<(), String> {
         let agent = tenant.agent(&self.service)?;
         let id = self.next_id;
         self.next_id += 1;
@@ -352,10 +451,15 @@ impl Door {
         self.seated.push(Seated {
             id,
             tenant,
-            link,
+            links,
             orphan: Orphan::default(),
         });
         Ok(())
+    }
+
+    /// Tenants that were taken over get their parts of the host's pool, if it is bounded.
+    pub fn begin_pools(&mut self) {
+        self.pool.begin(&self.service, &self.seated);
     }
 
     /// What the agent does for its tenants.
@@ -364,30 +468,53 @@ impl Door {
     }
 
     /// A runner speaks, or has hung up.
-    fn hear_runner(&mut self, at: usize) {
-        let Some(link) = self.seated[at].link.as_ref() else {
-            return;
-        };
+    fn hear_runner(&mut self, at: usize, link: usize) {
+        let fd = &self.seated[at].links[link];
         let mut buf = [0; BYTES_MAX];
-        let said = match pass::receive(link, &mut buf) {
+        let said = match pass::receive(fd, &mut buf) {
             Ok(got) => Ask::decode(&buf[..got.bytes]),
             Err(Errno::EAGAIN | Errno::EINTR) => return,
             Err(e) => Err(e.desc().to_owned()),
         };
         match said {
-            Ok(Ask::Over { .. }) => self.end(at),
+            // The last one says when the tenant is over; the others only go.
+            Ok(Ask::Over { .. }) if self.seated[at].links.len() == 1 => self.end(at),
+            Ok(Ask::Change(change)) => {
+                let version = VERSION;
+                let answer = match self.change(at, &change) {
+                    Ok(()) => Answer::Changed { version },
+                    Err(why) => Answer::Unchanged { version, why },
+                };
+                // A runner that is gone is noticed when its connection is read.
+                let _ = pass::send(&self.seated[at].links[link], &answer.encode(), &[]);
+            }
             // It has hung up, or makes no sense: the tenant goes on as long as it has processes.
-            _ => self.seated[at].link = None,
+            _ => drop(self.seated[at].links.remove(link)),
         }
+    }
+
+    /// Changes a tenant: all of it, or nothing.
+    fn change(&mut self, at: usize, change: &Change) -> Result<(), String> {
+        if let Some(slabs) = change.slabs {
+            self.has_room(&self.seated[at].tenant.hello.name, slabs, Some(at))?;
+        }
+        let Seated { id, tenant, .. } = &mut self.seated[at];
+        tenant.change(change, &self.service)?;
+        let command = Command::Share(*id, tenant.share(&self.service));
+        self.tell(command);
+        let changed = &self.seated[at];
+        self.pool.change(&self.service, changed, &self.seated);
+        Ok(())
     }
 
     /// A tenant is over.
     fn end(&mut self, at: usize) {
         let Seated {
-            id, tenant, link, ..
+            id, tenant, links, ..
         } = self.seated.swap_remove(at);
+        self.pool.leave(id, &self.seated);
         // Its runner waits for the connection's end, which says that all is given back.
-        self.tell(Command::Remove(id, Box::new((tenant, link))));
+        self.tell(Command::Remove(id, Box::new((tenant, links))));
     }
 
     /// What time brings.
@@ -407,10 +534,11 @@ impl Door {
         for at in (0..self.seated.len()).rev() {
             let s = &mut self.seated[at];
             let lease = s.tenant.lease();
-            if s.link.is_none() && s.orphan.is_over(lease.segment(), lease.far()) {
+            if s.links.is_empty() && s.orphan.is_over(lease.segment(), lease.far()) {
                 self.end(at);
             }
         }
+        self.pool.tend(&self.seated);
     }
 
     /// Another agent wants to take over. True when it has.
@@ -434,12 +562,13 @@ impl Door {
                 say(format_args!(
                     "agent: the one that was to take over has not ({why}); this one goes on"
                 ));
-                for Seated { tenant, link, .. } in std::mem::take(&mut self.seated) {
+                for Seated { tenant, links, .. } in std::mem::take(&mut self.seated) {
                     let name = tenant.hello.name.clone();
-                    if let Err(why) = self.add(tenant, link) {
+                    if let Err(why) = self.add(tenant, links) {
                         say(format_args!("agent: tenant {name} is lost: {why}"));
                     }
                 }
+                self.begin_pools();
                 false
             }
         }
@@ -451,6 +580,7 @@ fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
     while let Ok(command) = told.try_recv() {
         match command {
             Command::Add(id, agent) => host.add(id, agent),
+            Command::Share(id, share) => host.set_share(id, share),
             Command::Remove(id, rest) => {
                 let agent = host.remove(id);
                 let ends = move || {

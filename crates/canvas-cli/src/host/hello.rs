@@ -2,12 +2,17 @@
 //!
 //! | from | message | descriptors |
 //! |---|---|---|
+//! | runner | [`Ask::Begin`] | – |
+//! | agent | [`Answer::Vacant`] | – ; it hangs up, and the runner makes a segment |
+//! | agent | [`Answer::Joins`] | segment; journal, backing file, both read-only: for the next agent |
 //! | runner | [`Ask::Tenant`] | segment; when another agent had it: journal, backing file |
-//! | agent | [`Answer::Serves`] | journal, backing file, both read-only: for the next agent |
+//! | agent | [`Answer::Serves`] | journal, backing file, both read-only |
 //! | agent | [`Answer::Refused`] | – ; it hangs up |
+//! | runner | [`Ask::Change`] | – |
+//! | agent | [`Answer::Changed`], [`Answer::Unchanged`] | – |
 //! | runner | [`Ask::Over`] | – ; the agent hangs up when all is given back |
 //! | new agent | [`Ask::Leave`] | – |
-//! | old agent | [`Answer::Leaves`], then as many [`Answer::Tenant`] | listening socket and its lock; segment, journal, backing file, and the runner's connection if it has one |
+//! | old agent | [`Answer::Leaves`], then as many [`Answer::Tenant`] | listening socket and its lock; segment, journal, backing file, and its runners' connections |
 //! | new agent | [`Ask::Taken`] | – |
 //! | old agent | [`Answer::Goes`] | – ; it ends, and the new one serves |
 //!
@@ -16,21 +21,39 @@
 use serde::{Deserialize, Serialize};
 
 use canvas_agent::copies::Policy;
+use canvas_agent::share::{RATE_MIN, WEIGHT_MAX};
 use canvas_shm::far::SLABS_MAX;
 
+use super::terms::Terms;
+use crate::options::SMALL_MIN;
+
 /// Version of these messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a message at most.
 pub const BYTES_MAX: usize = 4096;
 /// Characters of a tenant's name at most.
 pub const NAME_MAX: usize = 64;
 
+/// Runners that a tenant can have.
+pub const LINKS_MAX: usize = 64;
+
 /// What is asked of an agent.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Ask {
+    /// Whether a tenant is there already; to be one of its runners then.
+    Begin {
+        /// [`VERSION`].
+        version: u32,
+        /// What it is called.
+        name: String,
+        /// Its user named it; a name that was made up is nobody else's.
+        join: bool,
+    },
     /// To serve a tenant.
     Tenant(Hello),
+    /// To change this connection's tenant.
+    Change(Change),
     /// To end serving this connection's tenant: it has no process left.
     Over {
         /// [`VERSION`].
@@ -60,6 +83,40 @@ pub struct Hello {
     pub slabs: usize,
     /// Its copies; without, as the agent does it for everybody.
     pub copies: Option<Wanted>,
+    /// What of its share it asks for.
+    #[serde(default)]
+    pub asked: Asked,
+}
+
+/// What of its share a tenant asks for; the rest is its operator's, or the default.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// Its weight.
+    pub weight: Option<u32>,
+    /// Bound on what it reads from far memory, in bytes a second.
+    pub swap_in_limit: Option<u64>,
+    /// Bound on what it writes there, in bytes a second.
+    pub swap_out_limit: Option<u64>,
+}
+
+/// A change of a tenant that is served: what is there is changed, all of it or nothing.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Slabs that it may fill.
+    pub slabs: Option<usize>,
+    /// Its weight.
+    pub weight: Option<u32>,
+    /// Bytes that it reads in a second, at most; 0 for no bound.
+    pub swap_in_limit: Option<u64>,
+    /// The same of what it writes.
+    pub swap_out_limit: Option<u64>,
+    /// What it may fill of the host's pool at most, where that is bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_bytes: Option<u64>,
 }
 
 /// A tenant's copies.
@@ -94,15 +151,33 @@ impl From<Wanted> for Policy {
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(tag = "answer", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Answer {
-    /// It serves the tenant.
-    Serves {
+    /// There is no tenant of that name.
+    Vacant {
         /// [`VERSION`].
         version: u32,
-        /// The copies that it keeps.
-        copies: Wanted,
+        /// What the operator has settled for it.
+        terms: Terms,
     },
+    /// There is one, and the runner is one of its runners now.
+    Joins(Seat),
+    /// It serves the tenant.
+    Serves(Seat),
     /// It does not, and why.
     Refused {
+        /// [`VERSION`].
+        version: u32,
+        /// One sentence.
+        why: String,
+        /// Another run of this user has the name: it can be joined.
+        taken: bool,
+    },
+    /// What was asked for is done.
+    Changed {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// Nothing was done, and why.
+    Unchanged {
         /// [`VERSION`].
         version: u32,
         /// One sentence.
@@ -124,6 +199,20 @@ pub enum Answer {
     },
 }
 
+/// A tenant, as the agent keeps it.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Seat {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The copies that it keeps.
+    pub copies: Wanted,
+    /// Slabs that it may fill.
+    pub slabs: usize,
+    /// What the operator has settled for it.
+    pub terms: Terms,
+}
+
 /// A tenant, as one agent gives it to the next.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
@@ -134,8 +223,8 @@ pub struct Given {
     pub hello: Hello,
     /// Whose it is.
     pub uid: u32,
-    /// Its runner is there: the last descriptor is its connection.
-    pub linked: bool,
+    /// Its runners that are there: the last descriptors are their connections.
+    pub links: usize,
 }
 
 /// Only what every version has.
@@ -164,8 +253,11 @@ impl Ask {
     /// From a message's bytes; why not, otherwise.
     pub fn decode(bytes: &[u8]) -> Result<Ask, String> {
         let ask = decode(bytes)?;
-        if let Ask::Tenant(hello) = &ask {
-            hello.judge()?;
+        match &ask {
+            Ask::Tenant(hello) => hello.judge()?,
+            Ask::Begin { name, .. } => judge_name(name)?,
+            Ask::Change(change) => change.judge()?,
+            _ => {}
         }
         Ok(ask)
     }
@@ -182,6 +274,9 @@ impl Answer {
         let answer = decode(bytes)?;
         if let Answer::Tenant(given) = &answer {
             given.hello.judge()?;
+            if given.links > LINKS_MAX {
+                return Err(format!("{} runners are too many", given.links));
+            }
         }
         Ok(answer)
     }
@@ -195,18 +290,61 @@ impl Answer {
 impl Hello {
     fn judge(&self) -> Result<(), String> {
         judge_name(&self.name)?;
-        if !(1..=SLABS_MAX).contains(&self.slabs) {
-            return Err(format!(
-                "{} slabs are out of range; 1 to {SLABS_MAX} can be had",
-                self.slabs
-            ));
-        }
+        judge_slabs(self.slabs)?;
+        let Asked {
+            weight,
+            swap_in_limit,
+            swap_out_limit,
+        } = self.asked;
+        judge_weight(weight)?;
+        judge_rates([swap_in_limit, swap_out_limit])?;
         match self.copies {
             Some(c) if c.donors > 3 || c.donors == 0 && !c.disk => {
                 Err("there are no copies of that kind".to_owned())
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Change {
+    fn judge(&self) -> Result<(), String> {
+        self.slabs.map_or(Ok(()), judge_slabs)?;
+        judge_weight(self.weight)?;
+        if let Some(bytes) = self.pool_bytes.filter(|b| *b < SMALL_MIN.bytes) {
+            return Err(format!(
+                "a pool of {bytes} bytes is too little to work with; {SMALL_MIN} can be had"
+            ));
+        }
+        let bound = |limit: Option<u64>| limit.filter(|l| *l != 0);
+        judge_rates([self.swap_in_limit, self.swap_out_limit].map(bound))
+    }
+}
+
+fn judge_slabs(slabs: usize) -> Result<(), String> {
+    if (1..=SLABS_MAX).contains(&slabs) {
+        return Ok(());
+    }
+    Err(format!(
+        "{slabs} slabs are out of range; 1 to {SLABS_MAX} can be had"
+    ))
+}
+
+fn judge_weight(weight: Option<u32>) -> Result<(), String> {
+    match weight {
+        Some(w) if !(1..=WEIGHT_MAX).contains(&w) => Err(format!(
+            "weight {w} is out of range; write 1 to {WEIGHT_MAX}"
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn judge_rates(limits: [Option<u64>; 2]) -> Result<(), String> {
+    match limits.into_iter().flatten().find(|l| *l < RATE_MIN) {
+        Some(limit) => Err(format!(
+            "{limit} bytes a second are too few to work with; {RATE_MIN} can be had"
+        )),
+        None => Ok(()),
     }
 }
 
@@ -235,6 +373,27 @@ mod tests {
                 donors: 1,
                 disk: true,
             }),
+            asked: Asked {
+                weight: Some(300),
+                swap_in_limit: None,
+                swap_out_limit: Some(1 << 20),
+            },
+        }
+    }
+
+    fn seat() -> Seat {
+        Seat {
+            version: VERSION,
+            copies: Wanted {
+                donors: 2,
+                disk: false,
+            },
+            slabs: 9,
+            terms: Terms {
+                far_bytes: Some(1 << 30),
+                local: Some("25%".to_owned()),
+                ..Terms::default()
+            },
         }
     }
 
@@ -243,6 +402,16 @@ mod tests {
         let version = VERSION;
         for ask in [
             Ask::Tenant(hello()),
+            Ask::Begin {
+                version,
+                name: "web-1".to_owned(),
+                join: true,
+            },
+            Ask::Change(Change {
+                version,
+                swap_in_limit: Some(0),
+                ..Change::default()
+            }),
             Ask::Over { version },
             Ask::Leave { version },
             Ask::Taken { version },
@@ -250,17 +419,22 @@ mod tests {
             assert_eq!(Ask::decode(&ask.encode()), Ok(ask));
         }
         for answer in [
-            Answer::Serves {
+            Answer::Serves(seat()),
+            Answer::Joins(seat()),
+            Answer::Vacant {
                 version,
-                copies: Wanted {
-                    donors: 2,
-                    disk: false,
-                },
+                terms: Terms::default(),
             },
             Answer::Goes { version },
+            Answer::Changed { version },
+            Answer::Unchanged {
+                version,
+                why: "x".to_owned(),
+            },
             Answer::Refused {
                 version,
                 why: "x".to_owned(),
+                taken: true,
             },
             Answer::Leaves {
                 version,
@@ -270,7 +444,7 @@ mod tests {
                 version,
                 hello: hello(),
                 uid: 7,
-                linked: true,
+                links: 3,
             }),
         ] {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
@@ -284,25 +458,41 @@ mod tests {
             ("[1]", "it is no message of canvas"),
             (r#"{"ask":"over"}"#, "it is no message of canvas"),
             (
-                r#"{"ask":"over","version":2}"#,
-                "it is of version 2, and this canvas speaks 1; use the same release on both sides",
+                r#"{"ask":"over","version":1}"#,
+                "it is of version 1, and this canvas speaks 2; use the same release on both sides",
             ),
-            (r#"{"ask":"zebra","version":1}"#, "it cannot be understood"),
+            (r#"{"ask":"zebra","version":2}"#, "it cannot be understood"),
             (
-                r#"{"ask":"tenant","version":1,"name":"a/b","slabs":1,"copies":null}"#,
+                r#"{"ask":"tenant","version":2,"name":"a/b","slabs":1,"copies":null}"#,
                 "it is no name of a tenant",
             ),
             (
-                r#"{"ask":"tenant","version":1,"name":"a","slabs":0,"copies":null}"#,
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":0,"copies":null}"#,
                 "0 slabs are out of range",
             ),
             (
-                r#"{"ask":"tenant","version":1,"name":"a","slabs":1,"copies":null,"key":"x"}"#,
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":null,"key":"x"}"#,
                 "it cannot be understood",
             ),
             (
-                r#"{"ask":"tenant","version":1,"name":"a","slabs":1,"copies":{"donors":9,"disk":false}}"#,
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":{"donors":9,"disk":false}}"#,
                 "there are no copies of that kind",
+            ),
+            (
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":null,"asked":{"weight":0}}"#,
+                "weight 0 is out of range; write 1 to 1000",
+            ),
+            (
+                r#"{"ask":"change","version":2,"swap_in_limit":7}"#,
+                "7 bytes a second are too few",
+            ),
+            (
+                r#"{"ask":"change","version":2,"slabs":0}"#,
+                "0 slabs are out of range",
+            ),
+            (
+                r#"{"ask":"begin","version":2,"name":"../a","join":true}"#,
+                "it is no name of a tenant",
             ),
         ] {
             let why = Ask::decode(text.as_bytes()).unwrap_err();
@@ -321,7 +511,7 @@ mod tests {
         #[test]
         fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
                                  from in 0usize..200, len in 0usize..20) {
-            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false }) };
+            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false }), asked: Asked::default() };
             let mut bytes = Ask::Tenant(hello.clone()).encode();
             if let Ok(ask) = Ask::decode(&bytes) {
                 prop_assert!(judge_name(&hello.name).is_ok() && (1..=SLABS_MAX).contains(&slabs));

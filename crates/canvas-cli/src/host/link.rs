@@ -4,17 +4,20 @@
 //! again until somebody serves it, with the same descriptors: pages and requests are in them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use canvas_agent::journal::Journal;
+use canvas_agent::Share;
+use canvas_agent::journal::{Journal, PoolGrant};
 use canvas_agent::status::AgentStatus;
 use canvas_shm::{Far, pass};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::hello::{Answer, Ask, BYTES_MAX, Hello, VERSION};
+use super::hello::{Answer, Ask, Asked, BYTES_MAX, Change, Hello, VERSION};
+use super::join::Joined;
 use super::socket::receive_within;
+use super::terms::Terms;
 use crate::error::{Failure, say};
 
 /// How long an agent may take to answer.
@@ -22,6 +25,8 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// First and longest pause between two tries.
 const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long a change of the tenant may take.
+const CHANGE_WAIT: Duration = Duration::from_secs(2);
 /// How long the end of a run waits until its far memory is given back.
 const END_WAIT: Duration = Duration::from_secs(2);
 
@@ -42,6 +47,8 @@ pub struct Link {
     segment: OwnedFd,
     /// What the agent gave for the next one.
     kept: Vec<OwnedFd>,
+    /// What its operator has settled.
+    terms: Terms,
     state: State,
     pause: Duration,
     /// What was last said about it; empty when all is well.
@@ -49,19 +56,21 @@ pub struct Link {
 }
 
 impl Link {
-    /// Has the tenant served by the agent at `path`; waits for its answer.
+    /// Has the tenant served by the agent at `path`; waits for its answer. `None` when another run has
+    /// begun a tenant of this name meanwhile.
     pub fn start(
         path: PathBuf,
         hello: Hello,
         segment: OwnedFd,
         far: &'static Far,
-    ) -> Result<Link, Failure> {
+    ) -> Result<Option<Link>, Failure> {
         let mut link = Link {
             far,
             path,
             hello,
             segment,
             kept: Vec::new(),
+            terms: Terms::default(),
             state: State::Down(Instant::now()),
             pause: PAUSE,
             told: String::new(),
@@ -72,18 +81,82 @@ impl Link {
                 Ok(()) => {}
                 // Its queue is full (many runs begin at once), or it is being replaced.
                 Err(why) if why.transient && Instant::now() < until && link.path.exists() => {}
-                Err(why) => {
-                    return Err(Failure::run(format!(
-                        "the agent at {} cannot be used: {}; start one with `canvas agent`, or leave out --agent",
-                        link.path.display(),
-                        why.sentence
-                    )));
-                }
+                Err(why) if why.taken => return Ok(None),
+                Err(why) => return Err(unusable(&link.path, &why.sentence)),
             }
-            if matches!(link.state, State::Served(_)) {
-                return Ok(link);
+            if link.is_served() {
+                return Ok(Some(link));
             }
             link.wait(until);
+        }
+    }
+
+    /// The connection of a run that has joined a tenant.
+    pub fn joined(joined: Joined, far: &'static Far) -> Result<Link, Failure> {
+        let Joined {
+            fd,
+            host,
+            seat,
+            segment,
+            kept,
+        } = joined;
+        let segment = segment
+            .try_clone()
+            .map_err(|e| unusable(&host.path, &crate::reason(&e)))?;
+        Ok(Link {
+            far,
+            hello: Hello {
+                version: VERSION,
+                name: host.name,
+                slabs: seat.slabs,
+                copies: Some(seat.copies),
+                // The agent has noted what was asked for.
+                asked: Asked::default(),
+            },
+            path: host.path,
+            segment,
+            kept,
+            terms: seat.terms,
+            state: State::Served(fd),
+            pause: PAUSE,
+            told: String::new(),
+        })
+    }
+
+    /// What the agent's operator has settled for the tenant.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// What the tenant gets where it is not alone: the agent says so in its journal.
+    pub fn share(&self) -> Share {
+        share_in(&self.kept).unwrap_or_default()
+    }
+
+    /// What of the host's pool the tenant is granted, if the agent bounds that.
+    pub fn pool(&self) -> Option<PoolGrant> {
+        pool_in(&self.kept)
+    }
+
+    /// Has the agent change the tenant; one sentence why not.
+    pub fn change(&self, change: Change) -> Result<(), String> {
+        let State::Served(fd) = &self.state else {
+            return Err("the host's agent is not there now; try again when it is".to_owned());
+        };
+        let failed = |e: Errno| match e {
+            Errno::ETIMEDOUT => "the host's agent does not answer; try again".to_owned(),
+            e => format!("the host's agent cannot be asked: {}", e.desc()),
+        };
+        pass::send(fd, &Ask::Change(change).encode(), &[]).map_err(failed)?;
+        let mut buf = [0; BYTES_MAX];
+        let got = receive_within(fd, &mut buf, CHANGE_WAIT).map_err(failed)?;
+        if got.bytes == 0 {
+            return Err("the host's agent is gone; try again when it is back".to_owned());
+        }
+        match Answer::decode(&buf[..got.bytes])? {
+            Answer::Changed { .. } => Ok(()),
+            Answer::Unchanged { why, .. } => Err(why),
+            _ => Err("the host's agent says what makes no sense here".to_owned()),
         }
     }
 
@@ -132,7 +205,7 @@ impl Link {
 
     /// Looks whether the agent is there, and asks another one when it is not.
     pub fn tend(&mut self) {
-        let was_served = matches!(self.state, State::Served(_));
+        let was_served = self.is_served();
         let stepped = self.step();
         let path = self.path.display();
         let line = match stepped {
@@ -149,7 +222,7 @@ impl Link {
             say(&line);
             self.told = line;
         }
-        if matches!(self.state, State::Served(_)) && !self.told.is_empty() {
+        if self.is_served() && !self.told.is_empty() {
             self.told.clear();
             say(format_args!(
                 "the agent of far memory at {} serves again",
@@ -178,10 +251,7 @@ impl Link {
 
     fn ask(&mut self) -> Result<(), Why> {
         let why = |e: Errno| match e {
-            Errno::EAGAIN | Errno::ECONNREFUSED | Errno::ENOENT => Why {
-                transient: true,
-                sentence: e.desc().to_owned(),
-            },
+            Errno::EAGAIN | Errno::ECONNREFUSED | Errno::ENOENT => Why::transient(e.desc()),
             e => Why::lasting(e.desc()),
         };
         let fd = pass::connect(&self.path).map_err(why)?;
@@ -206,12 +276,13 @@ impl Link {
             Ok(got) => got,
         };
         match (Answer::decode(&buf[..got.bytes]), &self.state) {
-            (Ok(Answer::Serves { copies, .. }), State::Asked(..)) => {
+            (Ok(Answer::Serves(seat)), State::Asked(..)) => {
                 if !got.fds.is_empty() {
                     self.kept = got.fds;
                 }
                 // The next agent is to do as this one does, whatever its own habit is.
-                self.hello.copies = Some(copies);
+                self.hello.copies = Some(seat.copies);
+                self.terms = seat.terms;
                 self.pause = PAUSE;
                 let state = std::mem::replace(&mut self.state, State::Down(Instant::now()));
                 if let State::Asked(fd, _) = state {
@@ -219,7 +290,12 @@ impl Link {
                 }
                 Ok(())
             }
-            (Ok(Answer::Refused { why, .. }), _) => Err(Why::lasting(&why)),
+            (Ok(Answer::Refused { why, taken, .. }), _) => Err(Why {
+                taken,
+                ..Why::lasting(&why)
+            }),
+            // To a change that nobody waits for any more.
+            (Ok(Answer::Changed { .. } | Answer::Unchanged { .. }), State::Served(_)) => Ok(()),
             (Ok(_), _) => Err(Why::lasting("it says what makes no sense here")),
             (Err(why), _) => Err(Why::lasting(&why)),
         }
@@ -242,6 +318,8 @@ impl Link {
 struct Why {
     /// It is in the nature of an agent that is not there (yet).
     transient: bool,
+    /// Another run of this user has the name.
+    taken: bool,
     sentence: String,
 }
 
@@ -249,21 +327,35 @@ impl Why {
     fn lasting(sentence: &str) -> Why {
         Why {
             transient: false,
+            taken: false,
             sentence: sentence.to_owned(),
         }
     }
     fn transient(sentence: &str) -> Why {
         Why {
             transient: true,
+            taken: false,
             sentence: sentence.to_owned(),
         }
     }
 }
 
-/// What a run's tenant is called when nobody says: the program and the runner's number.
-pub fn default_name(program: &str) -> String {
-    let base = program.rsplit('/').next().unwrap_or_default();
-    let fits = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
-    let base: String = base.chars().filter(fits).take(40).collect();
-    format!("{base}-{}", std::process::id())
+/// There is no use in that agent.
+pub fn unusable(path: &Path, why: &str) -> Failure {
+    Failure::run(format!(
+        "the agent at {} cannot be used: {why}; start one with `canvas agent`, or leave out --agent",
+        path.display(),
+    ))
+}
+
+/// What a tenant gets, as its agent says in the first of these files.
+pub fn share_in(kept: &[OwnedFd]) -> Option<Share> {
+    let journal = kept.first()?.try_clone().ok()?;
+    Journal::open(journal).ok()?.share()
+}
+
+/// What of the host's pool it is granted, as its agent says there.
+pub fn pool_in(kept: &[OwnedFd]) -> Option<PoolGrant> {
+    let journal = kept.first()?.try_clone().ok()?;
+    Journal::open(journal).ok()?.pool()
 }

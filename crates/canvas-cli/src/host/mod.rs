@@ -6,16 +6,23 @@
 //! | [`socket`] | where it listens, and who may connect |
 //! | [`tenant`] | a tenant's descriptors, judged, and what serves it |
 //! | [`door`] | connections and tenants |
+//! | [`pool`] | one pool for all tenants, by swap traffic |
 //! | [`replace`] | one agent takes another one's tenants over |
+//! | [`terms`] | what the operator settles for a tenant |
 //! | [`link`] | the other side: a runner's connection |
+//! | [`join`] | the same: how a run begins, alone or in a tenant that is there |
 
 mod door;
 pub mod hello;
+pub mod join;
 pub mod link;
+pub mod pool;
 mod replace;
 pub mod socket;
 mod tenant;
+pub mod terms;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,12 +34,14 @@ use canvas_wire::key::ClusterKey;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 
 use crate::args::AgentArgs;
 use crate::error::{Failure, say};
-use crate::{far, options};
+use crate::finder::Finder;
+use crate::{config, far, options, signals};
 use door::{Door, End};
+use pool::HostPool;
 use replace::Taken;
 use socket::Listening;
 use tenant::{FarDir, Service, Tenant};
@@ -40,8 +49,11 @@ use tenant::{FarDir, Service, Tenant};
 /// Serves until a signal or the next agent ends it.
 pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
     let fail = |sentence: String| Failure::usage(format!("agent: {sentence}"));
+    // Before the first thread, so that none of them ever gets one.
+    let signals = signals().map_err(|e| fail(format!("signals cannot be had: {}", e.desc())))?;
     let service = service(args)?;
     let slabs_max = slabs(args.far_max)?;
+    let pool = HostPool::new(args.pool, &service.terms)?;
     // All that can be wrong, before another agent is asked to leave.
     let group = args.group.as_deref().map(socket::group).transpose();
     let group = group.map_err(fail)?;
@@ -49,8 +61,6 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         Some(path) => path.clone(),
         None => socket::own_path().map_err(fail)?,
     };
-    // Before the first thread, so that none of them ever gets one.
-    let signals = signals().map_err(|e| fail(format!("signals cannot be had: {}", e.desc())))?;
     // A tenant has up to seven descriptors, and two a server.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
@@ -62,17 +72,18 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         return Err(fail(why));
     }
     let spin = Duration::from_nanos(args.spin.ns);
-    let mut door = Door::new(service, slabs_max, spin, listening, signals)
+    let mut door = Door::new(service, slabs_max, pool, spin, listening, signals)
         .map_err(|e| fail(format!("there is no thread: {}", crate::reason(&e))))?;
     let n = tenants.len();
     for (given, fds) in tenants {
         let name = given.hello.name.clone();
         let added = Tenant::given(given, fds, door.service())
-            .and_then(|(tenant, link)| door.add(tenant, link));
+            .and_then(|(tenant, links)| door.add(tenant, links));
         if let Err(why) = added {
             say(format_args!("agent: tenant {name} is not served: {why}"));
         }
     }
+    door.begin_pools();
     say(format_args!(
         "agent: listening at {}{}",
         path.display(),
@@ -132,20 +143,32 @@ fn listen(path: &Path, replace: bool) -> Result<Taken, Failure> {
 fn service(args: &AgentArgs) -> Result<Service, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
     let servers = options::servers(&args.servers, args.key_file.is_some()).map_err(usage)?;
-    let policy: Policy = options::policy(args.copies, servers.len(), false).map_err(usage)?;
+    let seeds = options::seeds(&args.seeds, args.key_file.is_some()).map_err(usage)?;
+    let gossip = !seeds.is_empty();
+    let policy: Policy = options::policy(args.copies, servers.len(), gossip).map_err(usage)?;
     let key = match &args.key_file {
-        Some(file) if !servers.is_empty() => ClusterKey::read(file).map_err(Failure::usage)?,
+        Some(file) if !servers.is_empty() || gossip => {
+            ClusterKey::read(file).map_err(Failure::usage)?
+        }
         _ => ClusterKey::without_secret(),
     };
     let dir = match (&args.far_dir, policy.disk) {
         (None, false) => None,
         (dir, _) => Some(far_dir(dir.clone())?),
     };
+    let terms = match &args.config {
+        Some(file) => config::tenants(file)?,
+        None => BTreeMap::new(),
+    };
+    let finder = Finder::start(&seeds, &key)
+        .map_err(|why| Failure::usage(format!("agent: its gossip: {why}")))?;
     Ok(Service {
+        finder,
         dir,
         servers,
         key,
         policy,
+        terms,
     })
 }
 
@@ -180,11 +203,7 @@ fn slabs(far_max: Option<Size>) -> Result<usize, Failure> {
 }
 
 fn signals() -> Result<SignalFd, Errno> {
-    let ends: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
-        .into_iter()
-        .collect();
     // A limit on file sizes is an error like any other full disk.
-    let blocked: SigSet = ends.iter().chain([Signal::SIGXFSZ]).collect();
-    blocked.thread_block()?;
-    SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+    SigSet::from(Signal::SIGXFSZ).thread_block()?;
+    signals::ends()
 }

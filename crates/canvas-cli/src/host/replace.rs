@@ -1,7 +1,7 @@
 //! One agent takes another one's tenants over (`canvas agent --replace`).
 //!
 //! The old one stops between two turns, hands over its socket, its lock and every tenant's descriptors,
-//! the connection of its runner among them, and is told that all has come. Only its own last word makes
+//! the connections of its runners among them, and is told that all has come. Only its own last word makes
 //! the new one serve: until then the old one goes on when anything goes wrong.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,15 +39,15 @@ pub fn give(to: &OwnedFd, listening: &Listening, seated: &[Seated]) -> Result<()
     };
     let fds = [listening.socket.as_fd(), listening.lock.as_fd()];
     sent(send_within(to, &leaves.encode(), &fds, GIVE_WAIT))?;
-    for Seated { tenant, link, .. } in seated {
+    for Seated { tenant, links, .. } in seated {
         let given = Answer::Tenant(Given {
             version,
             hello: tenant.hello.clone(),
             uid: tenant.uid,
-            linked: link.is_some(),
+            links: links.len(),
         });
         let mut fds = tenant.descriptors();
-        fds.extend(link.as_ref().map(AsFd::as_fd));
+        fds.extend(links.iter().map(AsFd::as_fd));
         sent(send_within(to, &given.encode(), &fds, GIVE_WAIT))?;
     }
     let mut buf = [0; BYTES_MAX];

@@ -4,11 +4,14 @@
 //! runner keeps both open, read-only, so that the next agent finds them after a crash; that one opens
 //! them for writing by their name in /proc, which only their owner can.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
 use canvas_agent::agent::tenant_id;
@@ -16,9 +19,10 @@ use canvas_agent::copies::{self, Copies, Policy};
 use canvas_agent::disk::{self, Disk};
 use canvas_agent::host::Served;
 use canvas_agent::idle::Waker;
-use canvas_agent::journal::Journal;
+use canvas_agent::journal::{Journal, PoolGrant};
 use canvas_agent::seal::Sealer;
-use canvas_agent::{Agent, Setup};
+use canvas_agent::share::Live;
+use canvas_agent::{Agent, Setup, Share};
 use canvas_link::Address;
 use canvas_shm::map::Lease;
 use canvas_shm::pass;
@@ -26,8 +30,11 @@ use canvas_wire::key::ClusterKey;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-use super::hello::{Given, Hello, Wanted};
+use super::hello::{Asked, Change, Given, Hello, Seat, VERSION, Wanted};
+use super::terms::Terms;
 use crate::error::say;
+use crate::finder::Finder;
+use crate::options::SMALL_MIN;
 
 /// What the agent does for all its tenants.
 pub struct Service {
@@ -39,6 +46,10 @@ pub struct Service {
     pub key: ClusterKey,
     /// Copies of a tenant that asks for nothing special.
     pub policy: Policy,
+    /// Who finds more servers, if there is gossip.
+    pub finder: Option<Finder>,
+    /// What is settled for tenants, by name.
+    pub terms: BTreeMap<String, Terms>,
 }
 
 /// The far directory.
@@ -61,7 +72,7 @@ impl FarDir {
 
 /// A tenant.
 pub struct Tenant {
-    /// As its runner described it, with the copies that were settled.
+    /// As its runner described it, with what was settled since.
     pub hello: Hello,
     /// Whose it is.
     pub uid: u32,
@@ -69,8 +80,12 @@ pub struct Tenant {
     pub inode: (u64, u64),
     lease: Lease,
     segment: OwnedFd,
-    journal: File,
+    journal: Journal,
     backing: Option<File>,
+    /// Slabs that it may fill, for its agent.
+    slabs: Arc<AtomicUsize>,
+    /// What its pool may be at most, in bytes, whatever the others do.
+    pub pool_ceiling: u64,
 }
 
 impl Tenant {
@@ -81,22 +96,27 @@ impl Tenant {
         fds: Vec<OwnedFd>,
         service: &Service,
     ) -> Result<Tenant, String> {
-        let policy = hello.copies.map_or(service.policy, Policy::from);
+        let terms = service.terms(&hello.name);
+        let settled = hello.copies.or(terms.copies);
+        let policy = settled.map_or(service.policy, Policy::from);
         service.can(policy)?;
-        hello.copies = Some(Wanted::from(policy));
         let mut fds = fds.into_iter();
         let segment = fds.next().ok_or("it comes without a segment")?;
         let lease = lease(&segment)?;
         let system = |what, e: std::io::Error| format!("{what}: {}", crate::reason(&e));
         let (journal, backing) = match fds.next() {
             None => {
+                terms.allow_copies(hello.copies)?;
+                terms.allow_slabs(hello.slabs)?;
+                terms.allow(&hello.asked, is_trusted(uid))?;
                 let journal = Journal::create()
                     .map_err(|e| format!("there is no memory for its journal: {}", e.desc()))?;
-                let journal = journal.file().try_clone();
-                let journal = journal.map_err(|e| system("its journal cannot be kept", e))?;
                 let private = Permissions::from_mode(0o600);
-                let closed = journal.set_permissions(private);
+                let closed = journal.file().set_permissions(private);
                 closed.map_err(|e| system("its journal cannot be kept", e))?;
+                let noted = journal.set_slabs_max(hello.slabs as u64);
+                noted.map_err(|e| format!("its journal cannot be written: {}", e.desc()))?;
+                note(&journal, &hello.asked, terms)?;
                 let backing = match (&service.dir, policy.disk) {
                     (Some(dir), true) => Some(
                         disk::create(&dir.path)
@@ -108,6 +128,13 @@ impl Tenant {
             }
             Some(journal) => {
                 let journal = own_journal(journal)?;
+                // What an agent has noted counts, and not what is said now.
+                hello.slabs = match journal.slabs_max() {
+                    0 => hello.slabs,
+                    noted => noted as usize,
+                };
+                hello.asked = asked(&journal);
+                note(&journal, &hello.asked, terms)?;
                 let backing = match (fds.next(), &service.dir, policy.disk) {
                     (Some(backing), Some(dir), true) => Some(own_backing(backing, dir)?),
                     (None, _, false) => None,
@@ -119,30 +146,35 @@ impl Tenant {
         if fds.next().is_some() {
             return Err("it comes with too many descriptors".to_owned());
         }
-        Tenant::of(hello, uid, lease, segment, journal, backing)
+        hello.copies = Some(Wanted::from(policy));
+        Tenant::of(hello, uid, lease, segment, journal, backing, terms)
     }
 
-    /// What the agent before this one gives, which is to be trusted, and the connection of its runner.
+    /// What the agent before this one gives, which is to be trusted, and its runners' connections.
     pub fn given(
         given: Given,
         fds: Vec<OwnedFd>,
         service: &Service,
-    ) -> Result<(Tenant, Option<OwnedFd>), String> {
+    ) -> Result<(Tenant, Vec<OwnedFd>), String> {
         let missing = "a descriptor is missing";
         let mut fds = fds.into_iter();
         let policy = Policy::from(given.hello.copies.ok_or("its copies are not known")?);
         let segment = fds.next().ok_or(missing)?;
-        let journal = File::from(fds.next().ok_or(missing)?);
+        let journal = Journal::open(fds.next().ok_or(missing)?)
+            .map_err(|e| format!("its journal is none: {}", e.desc()))?;
         let backing = if policy.disk {
             Some(File::from(fds.next().ok_or(missing)?))
         } else {
             None
         };
-        let link = given.linked.then(|| fds.next()).flatten();
+        let links = fds.take(given.links).collect();
         service.can(policy)?;
+        let terms = service.terms(&given.hello.name);
+        note(&journal, &given.hello.asked, terms)?;
         let lease = lease(&segment)?;
-        let tenant = Tenant::of(given.hello, given.uid, lease, segment, journal, backing)?;
-        Ok((tenant, link))
+        let (hello, uid) = (given.hello, given.uid);
+        let tenant = Tenant::of(hello, uid, lease, segment, journal, backing, terms)?;
+        Ok((tenant, links))
     }
 
     fn of(
@@ -150,11 +182,18 @@ impl Tenant {
         uid: u32,
         lease: Lease,
         segment: OwnedFd,
-        journal: File,
+        journal: Journal,
         backing: Option<File>,
+        terms: &Terms,
     ) -> Result<Tenant, String> {
+        let slabs = Arc::new(AtomicUsize::new(hello.slabs));
         let at = nix::sys::stat::fstat(&segment).map_err(|e| e.desc())?;
+        // Where nothing was granted yet the bound is what its runner asked for.
+        let asked = lease.segment().config.pool_bytes.load(Relaxed);
+        let ceiling = journal.pool().map_or(asked, |p| p.ceiling_bytes);
+        let ceiling = ceiling.min(terms.pool_bytes.unwrap_or(u64::MAX));
         Ok(Tenant {
+            pool_ceiling: ceiling.max(SMALL_MIN.bytes),
             hello,
             uid,
             inode: (at.st_dev, at.st_ino),
@@ -162,7 +201,102 @@ impl Tenant {
             segment,
             journal,
             backing,
+            slabs,
         })
+    }
+
+    /// How a runner sees it.
+    pub fn seat(&self, service: &Service) -> Seat {
+        Seat {
+            version: VERSION,
+            copies: self.policy(service).into(),
+            slabs: self.hello.slabs,
+            terms: service.terms(&self.hello.name).clone(),
+        }
+    }
+
+    /// What it gets where it is not alone.
+    pub fn share(&self, service: &Service) -> Share {
+        service.terms(&self.hello.name).share(&self.hello.asked)
+    }
+
+    /// Its segment, for one more runner.
+    pub fn segment(&self) -> BorrowedFd<'_> {
+        self.segment.as_fd()
+    }
+
+    /// Changes all of it, or nothing; one sentence why not.
+    pub fn change(&mut self, change: &Change, service: &Service) -> Result<(), String> {
+        let terms = service.terms(&self.hello.name);
+        let asked = terms.change(self.hello.asked, change, is_trusted(self.uid))?;
+        if let Some(bytes) = change.pool_bytes {
+            terms.allow_pool(bytes)?;
+            if self.pool_grant().is_none() {
+                return Err(
+                    "the agent does not bound the pools of its tenants any more; try again"
+                        .to_owned(),
+                );
+            }
+        }
+        if let Some(slabs) = change.slabs {
+            terms.allow_slabs(slabs)?;
+            self.set_slabs(slabs)?;
+        }
+        self.hello.asked = asked;
+        self.pool_ceiling = change.pool_bytes.unwrap_or(self.pool_ceiling);
+        note(&self.journal, &asked, terms)
+    }
+
+    /// What of the host's pool it was granted last, in bytes.
+    pub fn pool_grant(&self) -> Option<u64> {
+        self.journal.pool().map(|p| p.grant_bytes)
+    }
+
+    /// Notes what of the host's pool it is granted, for its runners and the next agent.
+    pub fn grant_pool(&self, grant_bytes: u64) -> Result<(), String> {
+        let grant = PoolGrant {
+            ceiling_bytes: self.pool_ceiling,
+            grant_bytes,
+        };
+        if self.journal.pool() == Some(grant) {
+            return Ok(());
+        }
+        let noted = self.journal.set_pool(Some(grant));
+        noted.map_err(|e| format!("its journal cannot be written: {}", e.desc()))
+    }
+
+    /// Gives it all that it asked for, when an agent before this one had granted it a part.
+    pub fn free_pool(&self) -> Result<(), String> {
+        if self.pool_grant().is_none() {
+            return Ok(());
+        }
+        let bound = &self.lease.segment().config.pool_bytes;
+        bound.store(self.pool_ceiling, Relaxed);
+        let noted = self.journal.set_pool(None);
+        noted.map_err(|e| format!("its journal cannot be written: {}", e.desc()))
+    }
+
+    /// Bounds its far memory anew: not below what it has.
+    fn set_slabs(&mut self, slabs: usize) -> Result<(), String> {
+        let far = self.lease.far();
+        let before = self.hello.slabs;
+        // The agent must never allow less than the program takes.
+        let most = slabs.max(before);
+        let noted = self.journal.set_slabs_max(most as u64);
+        noted.map_err(|e| format!("its journal cannot be written: {}", e.desc()))?;
+        self.slabs.store(most, Relaxed);
+        far.slabs_max.store(slabs as u64, SeqCst);
+        let fits = far.slabs_used.load(SeqCst) <= slabs as i64;
+        let slabs = if fits { slabs } else { before };
+        far.slabs_max.store(slabs as u64, Relaxed);
+        self.slabs.store(slabs, Relaxed);
+        self.hello.slabs = slabs;
+        let noted = self.journal.set_slabs_max(slabs as u64);
+        noted.map_err(|e| format!("its journal cannot be written: {}", e.desc()))?;
+        if fits {
+            return Ok(());
+        }
+        Err("more far memory has come into use meanwhile; try again".to_owned())
     }
 
     /// The settled copies.
@@ -181,7 +315,7 @@ impl Tenant {
         let waker = Waker(far);
         let system = |e: std::io::Error| format!("it cannot be served: {}", crate::reason(&e));
         let none = |e: Errno| format!("its journal is none: {}", e.desc());
-        let journal = self.journal.try_clone().map_err(system)?;
+        let journal = self.journal.file().try_clone().map_err(system)?;
         let journal = Journal::open(journal.into()).map_err(none)?;
         let disk = match &self.backing {
             Some(file) => {
@@ -193,21 +327,23 @@ impl Tenant {
         let setup = Setup {
             far,
             tenant: tenant_id(far),
+            name: self.hello.name.clone(),
             key: journal.key().map_err(none)?,
             slabs: {
-                let slabs = self.hello.slabs;
-                Box::new(move || slabs)
+                let slabs = self.slabs.clone();
+                Box::new(move || slabs.load(Relaxed))
             },
             // The host's thread decides when to sleep.
             spin: Duration::ZERO,
             say: |line| say(line),
+            share: Live::new(self.share(service)),
         };
         match disk {
             Some(disk) if policy.donors == 0 => Ok(Box::new(Agent::new(setup, disk))),
             disk => {
                 let config = copies::Config {
                     servers: service.servers.clone(),
-                    found: None,
+                    found: service.finder.as_ref().map(|f| f.follow(waker)),
                     key: service.key.clone(),
                     policy,
                     sealer: Sealer::new(&setup.key, setup.tenant),
@@ -223,7 +359,7 @@ impl Tenant {
 
     /// What its runner keeps for the next agent: journal and backing file, read-only.
     pub fn keepsakes(&self) -> std::io::Result<Vec<OwnedFd>> {
-        let files = [Some(&self.journal), self.backing.as_ref()];
+        let files = [Some(self.journal.file()), self.backing.as_ref()];
         files
             .into_iter()
             .flatten()
@@ -233,19 +369,35 @@ impl Tenant {
 
     /// What the next agent gets.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let mut fds = vec![self.segment.as_fd(), self.journal.as_fd()];
+        let mut fds = vec![self.segment.as_fd(), self.journal.file().as_fd()];
         fds.extend(self.backing.as_ref().map(AsFd::as_fd));
         fds
     }
 }
 
 impl Service {
+    /// What is settled for a tenant.
+    pub fn terms(&self, name: &str) -> &Terms {
+        static NOTHING: Terms = Terms {
+            local: None,
+            pool_bytes: None,
+            far_bytes: None,
+            copies: None,
+            weight: None,
+            swap_in_limit: None,
+            swap_out_limit: None,
+            pool_floor_bytes: None,
+        };
+        self.terms.get(name).unwrap_or(&NOTHING)
+    }
+
     /// Can this agent keep copies so?
     pub fn can(&self, policy: Policy) -> Result<(), String> {
         if policy.disk && self.dir.is_none() {
             return Err("this agent keeps nothing on a disk".to_owned());
         }
-        if policy.donors > self.servers.len() {
+        // Gossip may find more at any time.
+        if policy.donors > self.servers.len() && self.finder.is_none() {
             return Err(format!(
                 "its copies need {} servers, and this agent has {}",
                 policy.donors,
@@ -254,6 +406,33 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// Root and the agent's own user could write the agent's file.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == nix::unistd::geteuid().as_raw()
+}
+
+/// What a tenant asked for, as an agent has noted it.
+fn asked(journal: &Journal) -> Asked {
+    let [weight, swap_in_limit, swap_out_limit] = journal.asked();
+    Asked {
+        weight: weight.and_then(|w| w.try_into().ok()),
+        swap_in_limit,
+        swap_out_limit,
+    }
+}
+
+/// Notes what a tenant asked for, and what it gets: its runners look there, and the next agent.
+fn note(journal: &Journal, asked: &Asked, terms: &Terms) -> Result<(), String> {
+    let words = [
+        asked.weight.map(u64::from),
+        asked.swap_in_limit,
+        asked.swap_out_limit,
+    ];
+    let noted = journal.set_asked(words);
+    let noted = noted.and_then(|()| journal.set_share(terms.share(asked)));
+    noted.map_err(|e| format!("its journal cannot be written: {}", e.desc()))
 }
 
 fn lease(segment: &OwnedFd) -> Result<Lease, String> {
@@ -274,11 +453,12 @@ fn in_proc(fd: BorrowedFd) -> PathBuf {
 }
 
 /// A journal that an agent of this user has made, to write in it.
-fn own_journal(fd: OwnedFd) -> Result<File, String> {
+fn own_journal(fd: OwnedFd) -> Result<Journal, String> {
     let no = "its journal was not made by an agent of this user";
     // Only a file in memory answers this, and without anybody's help.
     fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(|_| no)?;
-    reopened(fd, OFlag::empty(), no)
+    let file = reopened(fd, OFlag::empty(), no)?;
+    Journal::open(file.into()).map_err(|e| format!("its journal is none: {}", e.desc()))
 }
 
 /// The same of a backing file.
@@ -313,7 +493,6 @@ fn reopened(fd: OwnedFd, flags: OFlag, no: &str) -> Result<File, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hello::VERSION;
     use super::*;
     use canvas_shm::{Far, Segment};
 
@@ -327,6 +506,8 @@ mod tests {
                 donors: 0,
                 disk: true,
             },
+            finder: None,
+            terms: BTreeMap::new(),
         };
         (dir, service)
     }
@@ -337,6 +518,7 @@ mod tests {
             name: "a".to_owned(),
             slabs: 2,
             copies: None,
+            asked: Asked::default(),
         }
     }
 
@@ -365,10 +547,7 @@ mod tests {
             let flags = fcntl(file, FcntlArg::F_GETFL).unwrap();
             assert_eq!(flags & OFlag::O_ACCMODE.bits(), OFlag::O_RDONLY.bits());
         }
-        let key = |t: &Tenant| {
-            let journal = t.journal.try_clone().unwrap();
-            Journal::open(journal.into()).unwrap().key().unwrap()
-        };
+        let key = |t: &Tenant| t.journal.key().unwrap();
         let fds = vec![again(&fd), again(&kept[0]), again(&kept[1])];
         let second = Tenant::judge(hello(), 7, fds, &service).unwrap();
         assert_eq!((key(&first), first.inode), (key(&second), second.inode));
@@ -408,6 +587,66 @@ mod tests {
         let backing = OwnedFd::from(disk::create(dir.path()).unwrap());
         let fds = vec![segment(), journal(), backing, null()];
         assert_eq!(why(fds), "it comes with too many descriptors");
+    }
+
+    #[test]
+    fn what_was_settled_is_not_the_runners_to_say() {
+        let (_dir, mut service) = service();
+        let (fd, weight) = (segment(), |w| Asked {
+            weight: Some(w),
+            ..Asked::default()
+        });
+        let again = |fd: &OwnedFd| fd.try_clone().unwrap();
+        let first = Hello {
+            asked: weight(70),
+            ..hello()
+        };
+        let mut first = Tenant::judge(first, 7, vec![again(&fd)], &service).unwrap();
+        assert_eq!(first.share(&service).weight, 70);
+        let bound = || far_of(&fd).slabs_max.load(Relaxed);
+        let change = |slabs, weight| Change {
+            slabs,
+            weight,
+            ..Change::default()
+        };
+        first.change(&change(Some(5), Some(80)), &service).unwrap();
+        assert_eq!((first.hello.slabs, bound()), (5, 5));
+        assert_eq!(first.share(&service).weight, 80);
+        // All or nothing.
+        let why = first.change(&change(Some(9), Some(101)), &service);
+        assert!(why.unwrap_err().contains("only the agent's operator gives"));
+        assert_eq!((first.hello.slabs, bound()), (5, 5));
+        far_of(&fd).slabs_used.store(4, Relaxed);
+        assert!(first.change(&change(Some(3), None), &service).is_err());
+        assert_eq!((first.hello.slabs, bound()), (5, 5));
+        // Whatever lies in the segment, and whatever its runner says to the next agent.
+        far_of(&fd).slabs_max.store(1000, Relaxed);
+        let kept = first.keepsakes().unwrap();
+        let fds = || vec![again(&fd), again(&kept[0]), again(&kept[1])];
+        let greedy = || Hello {
+            slabs: 1000,
+            asked: weight(1000),
+            ..hello()
+        };
+        let next = Tenant::judge(greedy(), 7, fds(), &service).unwrap();
+        assert_eq!((next.hello.slabs, next.share(&service).weight), (5, 80));
+        // A new file of the operator's counts at once, for those that run too.
+        let terms = Terms {
+            weight: Some(30),
+            swap_in_limit: Some(1 << 20),
+            ..Terms::default()
+        };
+        service.terms.insert("a".to_owned(), terms);
+        let next = Tenant::judge(greedy(), 7, fds(), &service).unwrap();
+        let share = next.share(&service);
+        assert_eq!((share.weight, share.swap_in_limit), (30, Some(1 << 20)));
+        assert_eq!(next.journal.share(), Some(share));
+        let fresh = Tenant::judge(greedy(), 7, vec![segment()], &service).err();
+        assert!(fresh.unwrap().starts_with("weight 1000 is more than"));
+    }
+
+    fn far_of(fd: &OwnedFd) -> &'static Far {
+        Far::map(fd).unwrap()
     }
 
     #[test]

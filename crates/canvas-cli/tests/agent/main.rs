@@ -4,44 +4,26 @@
 mod client;
 mod donors;
 mod load;
+#[path = "../common/program.rs"]
+mod program;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::mailbox::{Ask, Kind, Status};
 use client::{Client, contents};
 use load::{load, wait_to_go_on};
+use program::{CANVAS, play};
 
-const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
-/// Names the part that the program plays.
-const PART: &str = "FAR_TEST_PART";
+type Run = program::Run<tempfile::TempDir>;
+
 /// Bytes of the file system that [`too_much`] fills.
 const SMALL_BYTES: u32 = 2 << 20;
-
-/// A library that does nothing.
-fn stub(dir: &Path) -> PathBuf {
-    let (c, so) = (dir.join("stub.c"), dir.join("stub.so"));
-    fs::write(&c, "int canvas_stub;\n").unwrap();
-    let cc = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&so, &c])
-        .status();
-    assert!(cc.unwrap().success());
-    so
-}
-
-/// A run under test.
-struct Run {
-    dir: tempfile::TempDir,
-    child: Child,
-    lines: std::sync::mpsc::Receiver<String>,
-}
 
 impl Run {
     /// Starts `part` of this program with these flags.
@@ -49,48 +31,6 @@ impl Run {
         let dir = tempfile::tempdir().unwrap();
         let command = command(dir.path(), dir.path(), &[], flags, part);
         Run::of(dir, command)
-    }
-
-    fn of(dir: tempfile::TempDir, mut command: Command) -> Run {
-        command.process_group(0);
-        let mut child = command.spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let (send, lines) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for line in out.lines().map_while(Result::ok) {
-                let _ = send.send(line);
-            }
-        });
-        Run { dir, child, lines }
-    }
-
-    /// Waits for a line of the program, and gives it back.
-    fn wait_for(&self, want: &str) -> String {
-        let until = Instant::now() + Duration::from_secs(120);
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left);
-            match line {
-                Ok(line) if line.contains(want) => return line,
-                Ok(_) => {}
-                Err(_) => panic!("no line '{want}'; stderr: {}", self.stderr()),
-            }
-        }
-    }
-
-    /// Tells the program to go on.
-    fn go_on(&mut self) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "go").unwrap();
-    }
-
-    /// What the command had to say about far memory.
-    fn stderr(&self) -> String {
-        let all = fs::read_to_string(self.dir.path().join("stderr")).unwrap();
-        let ours: Vec<&str> = all
-            .lines()
-            .filter(|line| !line.contains("did not load the library"))
-            .collect();
-        ours.join("\n")
     }
 
     /// The agent's process, once there is one that `not` does not name.
@@ -131,17 +71,6 @@ impl Run {
             .open(file)
             .unwrap()
     }
-
-    /// The program's end, which must be a good one, and the report's section on far memory.
-    fn finish(mut self) -> (serde_json::Value, String) {
-        drop(self.child.stdin.take());
-        let status = self.child.wait().unwrap();
-        let err = self.stderr();
-        assert!(status.success(), "{status}; stderr: {err}");
-        let stats = fs::read(self.dir.path().join("stats.json")).unwrap();
-        let report: serde_json::Value = serde_json::from_slice(&stats).unwrap();
-        (report["far"].clone(), err)
-    }
 }
 
 fn is_agent(pid: u32) -> bool {
@@ -157,19 +86,19 @@ fn kill(pid: u32) {
 #[test]
 #[ignore = "a part of the other tests"]
 fn program() {
-    match std::env::var(PART).as_deref() {
-        Ok("all kinds") => all_kinds(),
-        Ok("load") => load(),
-        Ok("patient load") => donors::patient_load(),
-        Ok("lost") => donors::lost(),
-        Ok("read on") => donors::read_on(),
-        Ok("read later") => donors::read_later(),
-        Ok("wait") => donors::wait(),
-        Ok("damage") => damage(),
-        Ok("too much") => too_much(),
-        Ok("beyond") => beyond(),
-        Ok("hostile") => hostile(),
-        Ok("orphan") => orphan(),
+    match program::part().as_str() {
+        "all kinds" => all_kinds(),
+        "load" => load(),
+        "patient load" => donors::patient_load(),
+        "lost" => donors::lost(),
+        "read on" => donors::read_on(),
+        "read later" => donors::read_later(),
+        "wait" => donors::wait(),
+        "damage" => damage(),
+        "too much" => too_much(),
+        "beyond" => beyond(),
+        "hostile" => hostile(),
+        "orphan" => orphan(),
         other => panic!("no part: {other:?}"),
     }
 }
@@ -320,15 +249,8 @@ fn command(dir: &Path, far_dir: &Path, before: &[&str], flags: &[&str], part: &s
         .arg(far_dir)
         .arg("--stats")
         .arg(dir.join("stats.json"))
-        .args(flags)
-        .arg("--")
-        .arg(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "program", "--nocapture"])
-        .env("CANVAS_PRELOAD_SO", stub(dir))
-        .env(PART, part)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(fs::File::create(dir.join("stderr")).unwrap());
+        .args(flags);
+    play(&mut command, dir, part);
     command
 }
 

@@ -408,6 +408,14 @@ fn bad_arguments_of_bench_are_2_and_change_nothing() {
             &["quick", "--time-max", "soonm"],
             "--time-max soonm: it does not start with a number",
         ),
+        (
+            &["quick", "--far-link", "1gbit,fast"],
+            "--far-link fast: it is no rate",
+        ),
+        (
+            &["quick", "--far-link", "1000gbit"],
+            "--far-link 1000gbit: it is out of range",
+        ),
         (&["quick", "--co-run"], "name two or more"),
         (
             &["quick", "--canvas-flags", "--local 1G"],

@@ -2,6 +2,8 @@
 //!
 //! Waits have bounds far above what they take; no test depends on how fast anything is.
 
+#[path = "../common/command.rs"]
+mod command;
 mod data;
 mod eviction;
 mod lives;
@@ -12,43 +14,14 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use canvas_link::{AskError, Completions, Link, LinkConfig, Timeouts};
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Range, Request, SlabKey};
 use canvas_wire::key::ClusterKey;
-
-/// The binary under test.
-const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
-/// Longer than anything here takes on a busy machine.
-const LONG: Duration = Duration::from_secs(60);
-
-/// `canvas` without a `CANVAS_*` variable of ours.
-fn canvas(args: &[&str]) -> Command {
-    let mut c = Command::new(CANVAS);
-    for (name, _) in std::env::vars_os() {
-        if name.as_encoded_bytes().starts_with(b"CANVAS_") {
-            c.env_remove(name);
-        }
-    }
-    c.args(args);
-    c
-}
-
-/// Tries until it is so.
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + LONG;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < until, "in vain waited for: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use command::{LONG, canvas, wait_for};
 
 /// A server in a process of its own, killed with the value.
 struct Donor {

@@ -4,46 +4,42 @@
 #[path = "../agent/client.rs"]
 mod client;
 mod hostile;
+mod joined;
 #[path = "../agent/load.rs"]
 mod load;
+mod pools;
+#[path = "../common/program.rs"]
+mod program;
+mod terms;
 mod users;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use canvas_shm::mailbox::Status;
 use client::Client;
+use program::{CANVAS, play, stub};
 
-const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
-/// Names the part that the program plays.
-const PART: &str = "HOST_TEST_PART";
+type Run = program::Run<PathBuf>;
 
 /// What runs under `canvas run`; by itself it does nothing.
 #[test]
 #[ignore = "a part of the other tests"]
 fn program() {
-    match std::env::var(PART).as_deref() {
-        Ok("load") => load::load(),
-        Ok("short") => short(),
-        Ok("orphan") => orphan(),
+    match program::part().as_str() {
+        "load" => load::load(),
+        "short" => short(),
+        "steady" => hostile::steady(),
+        "orphan" => orphan(),
+        "grow" => terms::grow(),
+        "one" => terms::one(),
+        "swaps" => pools::swaps(),
+        "lies" => pools::lies(),
         other => panic!("no part: {other:?}"),
     }
-}
-
-/// A library that does nothing.
-fn stub(dir: &Path) -> PathBuf {
-    let (c, so) = (dir.join("stub.c"), dir.join("stub.so"));
-    fs::write(&c, "int canvas_stub;\n").unwrap();
-    let cc = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&so, &c])
-        .status();
-    assert!(cc.unwrap().success());
-    so
 }
 
 /// A directory with agents and runs.
@@ -143,85 +139,63 @@ impl Host {
             .arg(dir.join("stats.json"))
             .arg(format!("--agent={}", self.socket().display()))
             .args(flags)
-            .arg("--")
-            .arg(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "program", "--nocapture"])
-            .env("CANVAS_PRELOAD_SO", stub(&dir))
-            .env(PART, part)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(fs::File::create(dir.join("stderr")).unwrap())
-            .process_group(0);
+            .env("CANVAS_RUN_DIR", self.dir.path().join("control"));
+        play(&mut command, &dir, part);
         (command, dir)
+    }
+
+    /// `canvas` with these words, for the runs here: its exit code, and what it says.
+    fn ask(&self, words: &[&str]) -> (Option<i32>, String) {
+        let out = Command::new(CANVAS)
+            .args(words)
+            .env("CANVAS_RUN_DIR", self.dir.path().join("control"))
+            .output()
+            .unwrap();
+        let said = [out.stdout, out.stderr].concat();
+        (out.status.code(), String::from_utf8(said).unwrap())
+    }
+
+    /// Bounds of a tenant, as the status of one of its runs has them.
+    fn limits(&self, tenant: &str) -> serde_json::Value {
+        let (_, said) = self.ask(&["status", "--json", tenant]);
+        let first = said.lines().next().unwrap_or_default();
+        let status: serde_json::Value = serde_json::from_str(first).expect(&said);
+        status["limits"].clone()
     }
 
     /// Starts `part` of this program with these flags.
     fn run(&self, part: &str, flags: &[&str]) -> Run {
-        let (mut command, dir) = self.command(part, flags);
-        let mut child = command.spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let (send, lines) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for line in out.lines().map_while(Result::ok) {
-                let _ = send.send(line);
-            }
-        });
-        Run { dir, child, lines }
+        let (command, dir) = self.command(part, flags);
+        Run::of(dir, command)
     }
-}
 
-/// A run under test.
-struct Run {
-    dir: PathBuf,
-    child: Child,
-    lines: std::sync::mpsc::Receiver<String>,
+    /// So many runs that use far memory until they are told to go on.
+    fn loaded(&self, runs: usize) -> Vec<Run> {
+        let runs: Vec<Run> = (0..runs)
+            .map(|_| self.run("load", &["--far", "128M"]))
+            .collect();
+        for run in &runs {
+            run.wait_for("ready");
+        }
+        runs
+    }
 }
 
 impl Run {
-    /// Waits for a line of the program.
-    fn wait_for(&self, want: &str) {
-        let until = Instant::now() + Duration::from_secs(120);
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok(line) if line.contains(want) => return,
-                Ok(_) => {}
-                Err(_) => panic!("no line '{want}'; stderr: {}", self.stderr()),
-            }
-        }
-    }
-
-    /// Tells the program to go on.
-    fn go_on(&mut self) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "go").unwrap();
-    }
-
-    /// What the command had to say about far memory.
-    fn stderr(&self) -> String {
-        let all = fs::read_to_string(self.dir.join("stderr")).unwrap();
-        let ours = all
-            .lines()
-            .filter(|line| !line.contains("did not load the library"));
-        ours.collect::<Vec<_>>().join("\n")
-    }
-
-    /// The program's end, which must be a good one: the report's section on far memory, and the lines.
-    fn finish(mut self) -> (serde_json::Value, String) {
-        drop(self.child.stdin.take());
-        let status = self.child.wait().unwrap();
-        let err = self.stderr();
-        assert!(status.success(), "{status}; stderr: {err}");
-        let stats = fs::read(self.dir.join("stats.json")).unwrap();
-        let report: serde_json::Value = serde_json::from_slice(&stats).unwrap();
-        (report["far"].clone(), err)
-    }
-
     /// The end of a run that could not begin.
     fn refused(mut self) -> String {
         let status = self.child.wait().unwrap();
         assert_eq!(status.code(), Some(125), "{}", self.stderr());
         self.stderr()
     }
+}
+
+/// Tells them all to go on; then their ends.
+fn ends(mut runs: Vec<Run>) -> impl Iterator<Item = (serde_json::Value, String)> {
+    for run in &mut runs {
+        run.go_on();
+    }
+    runs.into_iter().map(Run::finish)
 }
 
 /// Writes and reads a little.
@@ -240,18 +214,9 @@ fn short() {
 fn one_agent_serves_several_tenants_at_once() {
     let mut host = Host::new();
     let agent = host.agent(&[]);
-    let mut runs: Vec<Run> = (0..3)
-        .map(|_| host.run("load", &["--far", "128M"]))
-        .collect();
-    for run in &mut runs {
-        run.wait_for("ready");
-    }
+    let runs = host.loaded(3);
     std::thread::sleep(Duration::from_millis(500));
-    for run in &mut runs {
-        run.go_on();
-    }
-    for run in runs {
-        let (far, err) = run.finish();
+    for (far, err) in ends(runs) {
         assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""), "{far}");
         assert_eq!(far["corrupt"], 0);
         assert!(far["extents_out"].as_u64().unwrap() > 10, "{far}");
@@ -279,12 +244,7 @@ fn an_agent_may_be_killed_at_any_time() {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut host = Host::new();
     let mut agent = host.agent(&[]);
-    let mut runs: Vec<Run> = (0..2)
-        .map(|_| host.run("load", &["--far", "128M"]))
-        .collect();
-    for run in &mut runs {
-        run.wait_for("ready");
-    }
+    let runs = host.loaded(2);
     for _ in 0..kills {
         std::thread::sleep(Duration::from_micros(rng.u64(0..100_000)));
         agent.kill();
@@ -298,11 +258,7 @@ fn an_agent_may_be_killed_at_any_time() {
         assert!(Instant::now() < until, "{said:?}, {}", agent.said());
         std::thread::sleep(Duration::from_millis(5));
     }
-    for run in &mut runs {
-        run.go_on();
-    }
-    for run in runs {
-        let (far, err) = run.finish();
+    for (far, err) in ends(runs) {
         let agents = far["agents"].as_u64().unwrap();
         assert!((2..=kills + 1).contains(&agents), "{far} {err}");
         assert_eq!(far["corrupt"], 0, "{err}");
@@ -315,12 +271,7 @@ fn an_agent_may_be_killed_at_any_time() {
 fn an_agent_is_replaced_under_load() {
     let mut host = Host::new();
     let mut agent = host.agent(&[]);
-    let mut runs: Vec<Run> = (0..2)
-        .map(|_| host.run("load", &["--far", "128M"]))
-        .collect();
-    for run in &mut runs {
-        run.wait_for("ready");
-    }
+    let runs = host.loaded(2);
     for _ in 0..10 {
         let next = host.agent(&["--replace"]);
         assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
@@ -332,11 +283,7 @@ fn an_agent_is_replaced_under_load() {
         agent = next;
         std::thread::sleep(Duration::from_millis(50));
     }
-    for run in &mut runs {
-        run.go_on();
-    }
-    for run in runs {
-        let (far, err) = run.finish();
+    for (far, err) in ends(runs) {
         // Nobody noticed anything.
         assert_eq!(err, "");
         assert_eq!((&far["agents"], &far["corrupt"]), (&11.into(), &0.into()));
@@ -390,7 +337,7 @@ fn orphan() {
 
 #[test]
 fn without_an_agent_a_run_says_so() {
-    let host = Host::new();
+    let mut host = Host::new();
     let err = host.run("short", &["--far", "64M"]).refused();
     assert!(err.contains("start one with `canvas agent`"), "{err}");
     for flags in [&["--server", "127.0.0.1:1"][..], &["--far-dir", "/"]] {
@@ -399,6 +346,8 @@ fn without_an_agent_a_run_says_so() {
             .refused();
         assert!(err.contains("and --agent exclude each other"), "{err}");
     }
+    // Its operator could have settled how much.
+    let _agent = host.agent(&[]);
     let err = host.run("short", &[]).refused();
     assert!(err.contains("--agent without --far has no use"), "{err}");
 }
@@ -452,7 +401,7 @@ fn the_file_gives_what_no_flag_says() {
     let file = host.dir.path().join("canvas.toml");
     fs::write(
         &file,
-        "[agent]\nfar_max = \"128M\"\n[tenant.web]\nfar = \"192M\"\nlocal = \"64M\"\n",
+        "[agent]\nfar_max = \"128M\"\n[tenant.web]\nfar = \"192M\"\nlocal = \"2G\"\n",
     )
     .unwrap();
     let _agent = host.agent(&["--config", file.to_str().unwrap()]);

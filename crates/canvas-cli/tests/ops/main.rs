@@ -3,6 +3,8 @@
 //!
 //! Waits have bounds far above what they take; no test depends on how fast anything is.
 
+#[path = "../common/command.rs"]
+mod command;
 mod load;
 mod metrics;
 mod refusals;
@@ -16,26 +18,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use command::{CANVAS, LONG, wait_for};
 use load::Load;
 use serde_json::Value;
 
-/// The binary under test, its library inside.
-const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
-/// Longer than anything here takes on a busy machine.
-const LONG: Duration = Duration::from_secs(120);
 const MIB: u64 = 1 << 20;
-
-/// Tries until it is so.
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + LONG;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < until, "in vain waited for: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 fn signal(pid: u32, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal).unwrap();
@@ -60,13 +47,8 @@ impl Host {
 
     /// `canvas` on this host.
     fn canvas(&self, args: &[&str]) -> Command {
-        let mut c = Command::new(CANVAS);
-        for (name, _) in std::env::vars_os() {
-            if name.as_encoded_bytes().starts_with(b"CANVAS_") {
-                c.env_remove(name);
-            }
-        }
-        c.env("CANVAS_RUN_DIR", self.run_dir()).args(args);
+        let mut c = command::canvas(args);
+        c.env("CANVAS_RUN_DIR", self.run_dir());
         c.stdin(Stdio::null());
         c
     }

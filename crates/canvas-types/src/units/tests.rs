@@ -124,6 +124,51 @@ fn an_amount_is_a_size_or_a_share() {
 }
 
 #[test]
+fn rates_as_people_write_them() {
+    let read = |text: &str| text.parse::<RateLimit>().map_err(|e| e.fault);
+    for (text, want) in [
+        ("none", None),
+        ("200M/s", Some(200 << 20)),
+        ("1.5GiB/s", Some(3 << 29)),
+        ("65536/s", Some(1 << 16)),
+    ] {
+        assert_eq!(read(text), Ok(RateLimit { bytes_per_s: want }), "{text}");
+    }
+    for (text, want) in [
+        ("", Fault::Empty),
+        ("/s", Fault::Empty),
+        ("200M", Fault::NoSecond),
+        ("0/s", Fault::ZeroRate),
+        ("0", Fault::NoSecond),
+        ("None", Fault::NoNumber),
+        ("200MB/s", Fault::AmbiguousUnit),
+        ("200M/S", Fault::UnknownUnit),
+        ("10%/s", Fault::UnknownUnit),
+        ("-1/s", Fault::Negative),
+    ] {
+        assert_eq!(read(text), Err(want), "{text}");
+    }
+    let sentence = "200M".parse::<RateLimit>().unwrap_err().to_string();
+    assert_eq!(
+        sentence,
+        "it does not end in /s; write a rate such as 200M/s or 1.5GiB/s, or none"
+    );
+}
+
+#[test]
+fn no_bound_is_above_every_bound() {
+    let (none, one, two) = (
+        RateLimit::NONE,
+        RateLimit::bytes_per_s(1),
+        RateLimit::bytes_per_s(2),
+    );
+    assert!(none.is_above(two) && two.is_above(one));
+    assert!(
+        !one.is_above(two) && !one.is_above(one) && !none.is_above(none) && !two.is_above(none)
+    );
+}
+
+#[test]
 fn errors_are_one_sentence_with_advice() {
     assert_eq!(
         "4X".parse::<Size>().unwrap_err().to_string(),
@@ -144,6 +189,12 @@ proptest! {
     fn size_round_trip(bytes in any::<u64>(), shift in 0u32..64) {
         let size = Size { bytes: bytes >> shift << (shift / 2) };
         prop_assert_eq!(size.to_string().parse::<Size>(), Ok(size));
+    }
+
+    #[test]
+    fn rate_round_trip(bytes in prop::option::of(1u64..)) {
+        let rate = RateLimit { bytes_per_s: bytes };
+        prop_assert_eq!(rate.to_string().parse::<RateLimit>(), Ok(rate));
     }
 
     #[test]
@@ -175,6 +226,7 @@ proptest! {
             text.parse::<Share>().err(),
             text.parse::<Span>().err(),
             text.parse::<Amount>().err(),
+            text.parse::<RateLimit>().err(),
         ].into_iter().flatten() {
             prop_assert!(!error.to_string().contains('\n'));
         }

@@ -11,8 +11,9 @@ fn tiny(threads: u32, seed: u64) -> Options {
     }
 }
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "sequential",
+    "sequential-write",
     "strided",
     "random-read",
     "random-write",
@@ -49,6 +50,11 @@ fn operations_and_times_are_counted() {
         // A part is timed. At most the operations that were under way at either end of the time are in one count only.
         assert!(ops > 0.5 && timed > 0, "{name}: {ops} {timed}");
         assert!(!out.rates.is_empty(), "{name}");
+        let (from_s, to_s) = out.measured_unix_s.unwrap();
+        assert!(
+            (to_s - from_s - seconds).abs() < 1e-3,
+            "{name}: {from_s} {to_s}"
+        );
     }
 }
 

@@ -18,12 +18,21 @@ pub enum Kind {
     Uniform,
     /// Uniform, and changes what it reads.
     Write,
+    /// Address order, and changes what it reads.
+    WriteOn,
     /// A few pages often.
     Zipf,
     /// Where the page says.
     Chase,
     /// Uniform over a part that moves.
     Phases,
+}
+
+impl Kind {
+    /// Whether it changes what it reads.
+    pub fn writes(&self) -> bool {
+        matches!(self, Kind::Write | Kind::WriteOn)
+    }
 }
 
 /// Exponent of the popularity.
@@ -61,7 +70,7 @@ impl Walk {
     pub fn new(kind: &Kind, pages: usize, job: &Job, id: usize) -> Walk {
         let start = pages / job.threads * id;
         let next = match *kind {
-            Kind::Sequential => Next::Step {
+            Kind::Sequential | Kind::WriteOn => Next::Step {
                 page: start,
                 by: 1,
                 first: 0,

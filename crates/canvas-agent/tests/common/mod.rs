@@ -1,0 +1,101 @@
+//! What an agent must do with any bytes that come from outside.
+
+use std::os::unix::fs::FileExt;
+
+use canvas_agent::copies::map::Slab;
+use canvas_agent::journal::Journal;
+use canvas_agent::seal::Sealer;
+use canvas_agent::status::AgentStatus;
+use canvas_swap::extent::{EXTENT_BYTES, TAG_BYTES, directory_bytes, line, records};
+
+/// Where an agent says in its journal how it is.
+const STATUS: u64 = 64 << 20;
+/// Bytes of the two places there.
+const STATUS_BYTES: u64 = 16 << 10;
+
+/// The first byte says what the others are: a journal from its beginning, the place where it says how the
+/// agent is, or what stands there.
+pub fn journal_any(bytes: &[u8]) {
+    let Some((&what, rest)) = bytes.split_first() else {
+        return;
+    };
+    if what % 3 == 2 {
+        if let Some(status) = AgentStatus::decode(rest) {
+            assert!(AgentStatus::decode(&status.encode()) == Some(status));
+        }
+        return;
+    }
+    let journal = Journal::create().unwrap();
+    let at = if what % 3 == 0 { 0 } else { STATUS };
+    journal.file().write_all_at(rest, at).unwrap();
+    if at == STATUS {
+        // To the end of both places, as a file is in which both were written: a hole reads as zeros, and
+        // could end what was cut off.
+        journal.file().set_len(STATUS + STATUS_BYTES).unwrap();
+        let _ = journal.status();
+        // Whatever stands there, a new agent is heard.
+        let said = AgentStatus {
+            pid: 7,
+            ..AgentStatus::default()
+        };
+        journal.put_status(&said);
+        assert_eq!(journal.status(), Some(said));
+        return;
+    }
+    let Ok(journal) = Journal::open(journal.file().try_clone().unwrap().into()) else {
+        return;
+    };
+    let _ = (journal.key(), journal.client(), journal.slabs_max());
+    if let Some(line) = journal.cluster_key() {
+        let _ = canvas_wire::key::ClusterKey::from_line(&line);
+    }
+    for (i, donor) in journal.donors().into_iter().enumerate() {
+        journal.put_donor(i, donor);
+        assert_eq!(journal.donors()[i], donor);
+    }
+    for (slab, line) in journal.lines() {
+        let held = Slab::from_line(&line);
+        journal.put(slab, &held.line());
+        let again = Slab::from_line(&held.line());
+        assert_eq!(again.copies, held.copies, "slab {slab}");
+    }
+}
+
+/// The first byte says who made the others, an extent: the program, which is not trusted, or a donor.
+pub fn extent_any(bytes: &[u8]) {
+    let Some((&who, rest)) = bytes.split_first() else {
+        return;
+    };
+    let sealer = Sealer::new(&[5; 32], *b"tenant-id-16-byt");
+    let mut extent = rest[..rest.len().min(EXTENT_BYTES)].to_vec();
+    if who % 2 == 1 {
+        // Nothing that a donor makes up can be opened.
+        assert!(sealer.open_extent(7, 1, &mut extent.clone()).is_err());
+        assert!(sealer.open_record(7, 1, 16, &mut extent).is_err());
+        return;
+    }
+    extent.resize(EXTENT_BYTES, 0);
+    let clear = extent.clone();
+    if sealer.seal(7, 1, &mut extent).is_err() {
+        assert!(extent == clear, "it stays as it is");
+        return;
+    }
+    // What was sealed is opened, record by record and as a whole; all else is zero.
+    let n = records(&clear).expect("it was sealed");
+    let mut whole = extent.clone();
+    sealer.open_extent(7, 1, &mut whole).unwrap();
+    let mut want = vec![0; EXTENT_BYTES];
+    want[..directory_bytes(n)].copy_from_slice(&clear[..directory_bytes(n)]);
+    for i in 0..n {
+        let range = line(&clear, n, i).expect("it was sealed").range();
+        let body = range.start..range.end - TAG_BYTES;
+        want[body.clone()].copy_from_slice(&clear[body.clone()]);
+        let mut record = extent[range.clone()].to_vec();
+        sealer.open_record(7, 1, range.start, &mut record).unwrap();
+        assert!(record[..body.len()] == clear[body]);
+        // Another version of it does not verify.
+        let mut record = extent[range.clone()].to_vec();
+        assert!(sealer.open_record(7, 2, range.start, &mut record).is_err());
+    }
+    assert!(whole == want);
+}

@@ -1,0 +1,17 @@
+//! This crate's fuzz targets, shortly ([`short`]).
+
+mod common;
+#[path = "../../../fuzz/short.rs"]
+mod short;
+
+use short::short_run;
+
+#[test]
+fn journal() {
+    short_run("journal", 20_000, common::journal_any);
+}
+
+#[test]
+fn extent() {
+    short_run("extent", 10_000, common::extent_any);
+}

@@ -1,0 +1,210 @@
+//! What a tenant forges in its far area, one thing at a time: the agent does a bounded piece of work and goes on.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use canvas_agent::block::Block;
+use canvas_agent::lanes::{Lane, Lanes};
+use canvas_agent::share::Live;
+use canvas_agent::store::{Event, Outcome, Store};
+use canvas_agent::{Agent, Setup, Share};
+use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
+use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
+use canvas_shm::segment::PROCS_MAX;
+use canvas_shm::{Segment, far};
+
+/// Keeps nothing, and answers at once.
+#[derive(Default)]
+struct Nothing {
+    events: Vec<Event>,
+    frees: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Store for Nothing {
+    fn write(&mut self, id: u32, _: u32, block: Block) {
+        let outcome = Outcome::Done;
+        self.events.push(Event::Ended { id, outcome, block });
+    }
+    fn read(&mut self, id: u32, _: u32, _: Range<usize>, _: usize, block: Block) {
+        let outcome = Outcome::NoCopy;
+        self.events.push(Event::Ended { id, outcome, block });
+    }
+    fn lane(&self, writes: bool) -> (Lane, u32) {
+        (if writes { Lane::Out } else { Lane::In }, 1)
+    }
+    fn free(&mut self, slab: u32) {
+        self.frees.lock().unwrap().push(slab);
+        self.events.push(Event::Freed(slab));
+    }
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        events.append(&mut self.events);
+    }
+    fn is_ready(&self) -> bool {
+        !self.events.is_empty()
+    }
+}
+
+struct Tenant {
+    far: &'static Far,
+    agent: Agent<Nothing>,
+    lanes: Lanes,
+    frees: Arc<Mutex<Vec<u32>>>,
+}
+
+const ID: u64 = 7;
+
+impl Tenant {
+    fn new(say: fn(&str)) -> Tenant {
+        let (fd, _) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        far.slabs_max.store(1, Relaxed);
+        let setup = Setup {
+            far,
+            tenant: [9; 16],
+            name: "web".to_owned(),
+            key: [7; 32],
+            slabs: Box::new(|| 1),
+            spin: Duration::ZERO,
+            say,
+            share: Live::default(),
+        };
+        let store = Nothing::default();
+        let frees = store.frees.clone();
+        let mut lanes = Lanes::new();
+        lanes.add(ID, Share::default().into());
+        Tenant {
+            far,
+            agent: Agent::new(setup, store),
+            lanes,
+            frees,
+        }
+    }
+
+    fn post(&self, proc: usize, among: u64, kind: Kind, extent: u32, posted_ns: u64) -> usize {
+        let mailbox = &self.far.mailboxes[proc];
+        let i = mailbox.claim(among).unwrap();
+        let ask = Ask {
+            kind,
+            extent,
+            offset: 0,
+            len: EXTENT_BYTES as u32,
+        };
+        mailbox.post(i, ask, posted_ns);
+        self.far.ring(proc);
+        i
+    }
+
+    /// A turn; has it something left to do?
+    fn turn(&mut self) -> bool {
+        self.lanes.look();
+        let found = self.agent.gather(&mut self.lanes, ID, usize::MAX);
+        while let Some(decision) = self.lanes.decide() {
+            self.agent.start(decision, self.lanes.now_ns());
+        }
+        let reaped = self.agent.reap(&mut self.lanes, ID);
+        found.work || found.more || reaped
+    }
+
+    fn turns(&mut self) -> usize {
+        (0..100_000).take_while(|_| self.turn()).count()
+    }
+}
+
+/// Reads in the places of writes would be charged to the bound on writing, and the other way round.
+#[test]
+fn a_request_in_a_place_of_another_kind_is_refused_and_its_tenant_named() {
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut t = Tenant::new(|line| LINES.lock().unwrap().push(line.to_owned()));
+    let first = t.far.take_slab(0).unwrap() * SLAB_EXTENTS as u32;
+    for (among, kind) in [
+        (DEMANDS, Kind::Write),
+        (FETCHES, Kind::Write),
+        (WRITES, Kind::Read),
+    ] {
+        let i = t.post(0, among, kind, first, 0);
+        t.turns();
+        assert_eq!(t.far.mailboxes[0].ended(i), Some(Status::Refused));
+    }
+    let sent = &t.far.stats.sent;
+    assert!(sent.iter().all(|n| n.load(Relaxed) == 0), "none was begun");
+    let lines = LINES.lock().unwrap();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("tenant web: a request of process 0 is refused"));
+}
+
+#[test]
+fn forged_times_do_not_reach_the_figures() {
+    let mut t = Tenant::new(|_| ());
+    let first = t.far.take_slab(0).unwrap() * SLAB_EXTENTS as u32;
+    t.far.seals[first as usize].store(5, Relaxed);
+    for posted_ns in [0, 1, u64::MAX, u64::MAX / 2] {
+        let i = t.post(0, DEMANDS, Kind::Read, first, posted_ns);
+        t.turns();
+        assert!(t.far.mailboxes[0].ended(i).is_some());
+    }
+    let waited = t.far.stats.waited_ns[far::class::DEMAND].load(Relaxed);
+    assert!(waited <= 4 * 61_000_000_000, "{waited}");
+}
+
+#[test]
+fn all_processes_at_once_are_looked_at_in_several_turns_and_none_is_passed_over() {
+    let mut t = Tenant::new(|_| ());
+    for proc in 0..PROCS_MAX {
+        t.post(proc, DEMANDS, Kind::Read, u32::MAX, 0);
+    }
+    let ended = |t: &Tenant| {
+        let of = |m: &&canvas_shm::mailbox::Mailbox| m.ended(0).is_some();
+        t.far.mailboxes.iter().filter(of).count()
+    };
+    t.turn();
+    assert!((1..=64).contains(&ended(&t)), "{}", ended(&t));
+    for _ in 0..20 {
+        // One of them rings on and on.
+        t.far.ring(0);
+        t.turn();
+    }
+    assert_eq!(ended(&t), PROCS_MAX);
+}
+
+#[test]
+fn slabs_that_are_said_to_be_released_are_freed_a_few_at_a_time() {
+    let mut t = Tenant::new(|_| ());
+    for slab in &t.far.slabs {
+        slab.state.store(slab_state::RELEASED, Relaxed);
+    }
+    t.far.slabs_high.store(u32::MAX, Relaxed);
+    t.far.released.store(1, SeqCst);
+    let frees = |t: &Tenant| t.frees.lock().unwrap().len();
+    let mut before = 0;
+    loop {
+        t.far.released.store(1, SeqCst);
+        t.turn();
+        assert!(frees(&t) - before <= 32, "{before} to {}", frees(&t));
+        before = frees(&t);
+        if before == SLABS_MAX {
+            break;
+        }
+    }
+    // Each once, whatever was said meanwhile.
+    t.turns();
+    assert_eq!(frees(&t), SLABS_MAX);
+    let free = |s: &far::Slab| s.state.load(Relaxed) == slab_state::FREE;
+    assert!(t.far.slabs.iter().all(free));
+}
+
+#[test]
+fn rings_and_urges_for_nothing_are_no_work() {
+    let mut t = Tenant::new(|_| ());
+    t.turns();
+    for proc in [0, 63, 64, 1023] {
+        for i in 0..64 {
+            t.far.mailboxes[proc].urge(i);
+        }
+        t.far.ring(proc);
+        let found = t.agent.gather(&mut t.lanes, ID, usize::MAX);
+        assert!(!found.work && !found.more, "{found:?}");
+    }
+    assert_eq!(t.far.stats.promoted.load(Relaxed), 0);
+}

@@ -1,0 +1,355 @@
+//! The agent and its lanes, on a link that does nothing until the test says so: who goes first, what is not done
+//! at all, and that a silent donor keeps nobody waiting.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use canvas_agent::block::Block;
+use canvas_agent::lanes::{Lane, Lanes};
+use canvas_agent::share::Live;
+use canvas_agent::store::{Event, Outcome, Store};
+use canvas_agent::{Agent, Setup, Share};
+use canvas_sched::Decision;
+use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
+use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
+use canvas_shm::{Segment, far};
+use canvas_swap::extent::Packer;
+
+/// What the link of one tenant is at.
+#[derive(Default)]
+struct Link {
+    extents: HashMap<u32, Vec<u8>>,
+    /// Reads under way: number, extent, its buffer.
+    reads: VecDeque<(u32, u32, Block)>,
+    /// Extents in the order in which their reads were begun.
+    begun: Vec<u32>,
+    events: Vec<Event>,
+}
+
+struct Slow(Arc<Mutex<Link>>);
+
+impl Store for Slow {
+    fn write(&mut self, id: u32, extent: u32, block: Block) {
+        let mut link = self.0.lock().unwrap();
+        link.extents.insert(extent, block.to_vec());
+        let outcome = Outcome::Done;
+        link.events.push(Event::Ended { id, outcome, block });
+    }
+    fn read(&mut self, id: u32, extent: u32, _: Range<usize>, _: usize, block: Block) {
+        let mut link = self.0.lock().unwrap();
+        link.begun.push(extent);
+        link.reads.push_back((id, extent, block));
+    }
+    fn lane(&self, writes: bool) -> (Lane, u32) {
+        (if writes { Lane::Out } else { Lane::In }, 1)
+    }
+    fn free(&mut self, _: u32) {}
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        events.append(&mut self.0.lock().unwrap().events);
+    }
+    fn is_ready(&self) -> bool {
+        !self.0.lock().unwrap().events.is_empty()
+    }
+}
+
+struct Tenant {
+    id: u64,
+    far: &'static Far,
+    agent: Agent<Slow>,
+    link: Arc<Mutex<Link>>,
+    first: u32,
+    live: Live,
+}
+
+const PROC: usize = 0;
+/// Reads that are under way before anything is known of a link.
+const WINDOW: usize = canvas_sched::WINDOW_BYTES_START as usize / EXTENT_BYTES;
+
+impl Tenant {
+    /// A tenant with `n` extents written.
+    fn new(id: u64, n: u32, lanes: &mut Lanes, share: Share) -> Tenant {
+        let (fd, _) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        far.slabs_max.store(1, std::sync::atomic::Ordering::Relaxed);
+        let link = Arc::new(Mutex::new(Link::default()));
+        let live = Live::new(share);
+        let setup = Setup {
+            far,
+            tenant: [id as u8; 16],
+            name: id.to_string(),
+            key: [7; 32],
+            slabs: Box::new(|| 1),
+            spin: Duration::ZERO,
+            say: |line| panic!("{line}"),
+            share: live.clone(),
+        };
+        lanes.add(id, share.into());
+        let agent = Agent::new(setup, Slow(link.clone()));
+        let slab = far.take_slab(PROC).unwrap();
+        let first = slab * SLAB_EXTENTS as u32;
+        let mut t = Tenant {
+            id,
+            far,
+            agent,
+            link,
+            first,
+            live,
+        };
+        for extent in 0..n {
+            let i = t.far.mailboxes[PROC].claim(WRITES).unwrap();
+            let mut bytes = [0; EXTENT_BYTES];
+            let mut packer = Packer::new(&mut bytes);
+            packer
+                .add(extent, canvas_types::SwapEntry(1), 100, |b| {
+                    b.fill(extent as u8)
+                })
+                .unwrap();
+            packer.finish();
+            t.far.copy_in(PROC, i, 0, &bytes);
+            t.post(i, Kind::Write, extent);
+            for _ in 0..2 {
+                t.turn(lanes);
+            }
+            assert_eq!(t.far.mailboxes[PROC].ended(i), Some(Status::Ok));
+            t.far.mailboxes[PROC].release(i);
+        }
+        t
+    }
+
+    fn post(&self, i: usize, kind: Kind, extent: u32) {
+        let ask = Ask {
+            kind,
+            extent: self.first + extent,
+            offset: 0,
+            len: EXTENT_BYTES as u32,
+        };
+        self.far.mailboxes[PROC].post(i, ask, canvas_sys::proc::now_ns());
+        self.far.ring(PROC);
+    }
+
+    /// Reads extent 0, 1, ...: `n` of them; their places in the mailbox.
+    fn ask(&self, among: u64, n: u32) -> Vec<usize> {
+        (0..n)
+            .map(|extent| {
+                let i = self.far.mailboxes[PROC].claim(among).unwrap();
+                self.post(i, Kind::Read, extent);
+                i
+            })
+            .collect()
+    }
+
+    fn gather(&mut self, lanes: &mut Lanes) {
+        self.agent.gather(lanes, self.id, usize::MAX);
+    }
+
+    fn reap(&mut self, lanes: &mut Lanes) {
+        self.agent.reap(lanes, self.id);
+    }
+
+    /// Alone on its lanes.
+    fn turn(&mut self, lanes: &mut Lanes) {
+        lanes.look();
+        self.gather(lanes);
+        while let Some(decision) = lanes.decide() {
+            self.agent.start(decision, lanes.now_ns());
+        }
+        self.reap(lanes);
+    }
+
+    /// The link is through with its oldest read.
+    fn deliver(&self) -> bool {
+        let mut link = self.link.lock().unwrap();
+        let Some((id, extent, mut block)) = link.reads.pop_front() else {
+            return false;
+        };
+        block.copy_from_slice(&link.extents[&extent]);
+        let outcome = Outcome::Done;
+        link.events.push(Event::Ended { id, outcome, block });
+        true
+    }
+
+    fn begun(&self) -> Vec<u32> {
+        let link = self.link.lock().unwrap();
+        link.begun.iter().map(|e| e - self.first).collect()
+    }
+
+    fn ended(&self, i: usize) -> Option<Status> {
+        self.far.mailboxes[PROC].ended(i)
+    }
+}
+
+fn weighing(weight: u32) -> Share {
+    Share {
+        weight,
+        ..Share::default()
+    }
+}
+
+#[test]
+fn a_demand_goes_before_what_is_read_ahead_and_so_does_what_is_waited_for() {
+    let mut lanes = Lanes::new();
+    let mut t = Tenant::new(1, 20, &mut lanes, weighing(100));
+    let ahead = t.ask(FETCHES, 20);
+    t.turn(&mut lanes);
+    assert_eq!(
+        t.begun().len(),
+        WINDOW,
+        "the rest waits where the choice is"
+    );
+    let now = t.ask(DEMANDS, 1)[0];
+    let mailbox = &t.far.mailboxes[PROC];
+    assert!(mailbox.urge(ahead[17]));
+    t.far.ring(PROC);
+    t.turn(&mut lanes);
+    assert_eq!(t.begun().len(), WINDOW);
+    while t.deliver() {
+        t.turn(&mut lanes);
+        t.turn(&mut lanes);
+    }
+    let begun = t.begun();
+    assert_eq!(begun.len(), 21, "nothing is lost, or done twice");
+    let next: Vec<u32> = begun[WINDOW..][..2].to_vec();
+    assert!(next.contains(&0) && next.contains(&17), "{begun:?}");
+    assert!(
+        ahead
+            .iter()
+            .chain([&now])
+            .all(|i| t.ended(*i) == Some(Status::Ok))
+    );
+    let stats = &t.far.stats;
+    let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(count(&stats.promoted), 1);
+    assert_eq!(count(&stats.sent[far::class::DEMAND]), 2);
+    assert_eq!(count(&stats.sent[far::class::PREFETCH]), 19);
+}
+
+#[test]
+fn what_would_come_too_late_is_not_done_and_its_place_is_free() {
+    let mut lanes = Lanes::new();
+    let mut t = Tenant::new(1, 20, &mut lanes, weighing(100));
+    // Pages are used within a millisecond.
+    for _ in 0..500 {
+        t.far.stats.ahead_ns.record(1_000_000);
+    }
+    std::thread::sleep(Duration::from_millis(60));
+    t.turn(&mut lanes);
+    let ahead = t.ask(FETCHES, 20);
+    t.turn(&mut lanes);
+    std::thread::sleep(Duration::from_millis(30));
+    while t.deliver() {
+        t.turn(&mut lanes);
+        t.turn(&mut lanes);
+    }
+    let late: Vec<usize> = ahead
+        .iter()
+        .copied()
+        .filter(|i| t.ended(*i) == Some(Status::Late))
+        .collect();
+    assert_eq!(late.len(), 20 - t.begun().len());
+    assert!(late.len() > 5, "{} of 20", late.len());
+    assert!(ahead.iter().all(|i| t.ended(*i).is_some()));
+    // Who needs it asks anew.
+    for i in ahead {
+        t.far.mailboxes[PROC].release(i);
+    }
+    let again = t.ask(DEMANDS, 20);
+    while again.iter().any(|i| t.ended(*i).is_none()) {
+        t.turn(&mut lanes);
+        t.deliver();
+    }
+    assert!(again.iter().all(|i| t.ended(*i) == Some(Status::Ok)));
+}
+
+#[test]
+fn nobody_waits_for_reads_that_a_donor_is_silent_about() {
+    let mut lanes = Lanes::new();
+    let mut silent = Tenant::new(1, 20, &mut lanes, weighing(100));
+    let mut other = Tenant::new(2, 20, &mut lanes, weighing(100));
+    silent.ask(DEMANDS, 20);
+    silent.turn(&mut lanes);
+    assert_eq!(silent.begun().len(), WINDOW);
+    let asked = other.ask(DEMANDS, 20);
+    let mut rounds = 0;
+    while asked.iter().any(|i| other.ended(*i).is_none()) {
+        round(&mut lanes, &mut [&mut silent, &mut other]);
+        other.deliver();
+        std::thread::sleep(Duration::from_millis(1));
+        rounds += 1;
+        assert!(rounds < 20_000, "{:?} are begun", other.begun());
+    }
+    assert!(asked.iter().all(|i| other.ended(*i) == Some(Status::Ok)));
+}
+
+/// A look at both, as `canvas_agent::host::Host` does it.
+fn round(lanes: &mut Lanes, tenants: &mut [&mut Tenant]) {
+    lanes.look();
+    for t in tenants.iter_mut() {
+        t.gather(lanes);
+    }
+    while let Some(decision) = lanes.decide() {
+        let (Decision::Send(r) | Decision::Drop(r)) = decision;
+        let t = tenants.iter_mut().find(|t| t.id == r.tenant.0).unwrap();
+        t.agent.start(decision, lanes.now_ns());
+    }
+    for t in tenants.iter_mut() {
+        t.reap(lanes);
+    }
+}
+
+#[test]
+fn tenants_are_served_by_their_weights() {
+    let mut lanes = Lanes::new();
+    let mut light = Tenant::new(1, 24, &mut lanes, weighing(100));
+    let mut heavy = Tenant::new(2, 24, &mut lanes, weighing(300));
+    light.ask(FETCHES, 24);
+    heavy.ask(FETCHES, 24);
+    let begun = |light: &Tenant, heavy: &Tenant| (light.begun().len(), heavy.begun().len());
+    while begun(&light, &heavy).1 < 24 {
+        round(&mut lanes, &mut [&mut light, &mut heavy]);
+        let (l, h) = begun(&light, &heavy);
+        // One request beside the exact share, at any moment.
+        assert!((3 * l).abs_diff(h) <= 4, "{l} and {h}");
+        // One in one out, whoever's it is.
+        let _ = light.deliver() || heavy.deliver();
+    }
+    while light.deliver() || heavy.deliver() {
+        round(&mut lanes, &mut [&mut light, &mut heavy]);
+        round(&mut lanes, &mut [&mut light, &mut heavy]);
+    }
+    assert_eq!(begun(&light, &heavy), (24, 24));
+}
+
+#[test]
+fn a_limit_holds_on_an_idle_link() {
+    let mut lanes = Lanes::new();
+    let limited = Share {
+        swap_in_limit: Some(1 << 20),
+        ..Share::default()
+    };
+    let mut t = Tenant::new(1, 20, &mut lanes, limited);
+    t.ask(DEMANDS, 20);
+    t.turn(&mut lanes);
+    let burst = canvas_sched::burst_bytes(1 << 20) as usize / EXTENT_BYTES;
+    assert_eq!(t.begun().len(), burst.min(WINDOW));
+    while t.deliver() {
+        t.turn(&mut lanes);
+    }
+    assert!(
+        t.begun().len() < 20,
+        "20 extents at 1 MiB/s within a moment"
+    );
+    assert!(
+        lanes
+            .due_in()
+            .is_some_and(|due| due <= Duration::from_millis(40))
+    );
+    // Lifted, it holds no more, also for what waits.
+    t.live.set(Share::default());
+    while t.begun().len() < 20 {
+        t.turn(&mut lanes);
+        assert!(t.deliver());
+        t.turn(&mut lanes);
+    }
+}

@@ -1,0 +1,134 @@
+//! Tenants beside each other: what one takes from the others.
+
+use super::{Below, Experiment, How, NO_PROGRAM, Part, Program, REPEATS, program};
+use crate::isolation_targets;
+use crate::rate::Rate;
+use crate::variant::Tenancy;
+
+/// One copy over donors that are behind a link of so many 10^6 bits a second, and one agent for all
+/// programs.
+const fn shared(mbit: u32, tenancy: Tenancy) -> Below {
+    Below::CanvasFar {
+        copies: "none",
+        donor_dies: false,
+        link: Some(Rate::mbit(mbit)),
+        tenancy,
+    }
+}
+
+const ISOLATED: Below = shared(isolation_targets::LINK_MBIT, Tenancy::Each);
+const ONE_TENANT: Below = shared(isolation_targets::LINK_MBIT, Tenancy::One);
+/// What each of two tenants is due of the link.
+const ISOLATED_AT_ITS_SHARE: Below = shared(isolation_targets::LINK_MBIT / 2, Tenancy::Each);
+
+/// Beside Canvas's table 3; the link is not what they fight for.
+const TABLE_3: &[Below] = &[
+    Below::Local,
+    Below::Zram,
+    shared(isolation_targets::FAST_LINK_MBIT, Tenancy::One),
+    shared(isolation_targets::FAST_LINK_MBIT, Tenancy::Each),
+];
+
+/// A reader in address order, with its weight.
+const fn weighted(
+    parameters: &'static [(&'static str, &'static str)],
+    tenant_flags: &'static [&'static str],
+) -> Program {
+    Program {
+        workload: "sequential",
+        args: &["--mib", "128", "--seconds", "30"],
+        parameters,
+        tenant_flags,
+        company: None,
+    }
+}
+
+const WEIGHTED: &[Program] = &[
+    weighted(&[("weight", "1")], &["--weight", "1"]),
+    weighted(&[("weight", "2")], &["--weight", "2"]),
+    weighted(&[("weight", "4")], &["--weight", "4"]),
+    weighted(&[("weight", "8")], &["--weight", "8"]),
+];
+
+const VICTIM: Program = Program {
+    workload: "random-read",
+    args: &["--mib", "128", "--seconds", "20"],
+    ..NO_PROGRAM
+};
+
+/// Goes on for as long as the others do, a day at most.
+const fn neighbour(workload: &'static str) -> Program {
+    Program {
+        workload,
+        args: &["--mib", "256"],
+        company: Some(&["--seconds", "86400"]),
+        ..NO_PROGRAM
+    }
+}
+
+const fn with_spark(spark: &'static str) -> [Program; 4] {
+    [
+        program("snappy"),
+        program("memcached-get95"),
+        program("xgboost"),
+        program(spark),
+    ]
+}
+
+const fn table_3(programs: &'static [Program]) -> Part {
+    Part {
+        programs,
+        variants: TABLE_3,
+        percents: &[50, 25],
+        how: How::Together,
+    }
+}
+
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: isolation_targets::EXPERIMENT,
+    about: "tenants of one agent over donors behind a link: fair shares, latency beside a prefetcher and a writer, co-runs with Spark",
+    paper: Some("Canvas (NSDI '23), table 3 and sections 5.3, 6.2 and 6.3"),
+    parts: &[
+        Part {
+            programs: &[VICTIM, neighbour("sequential")],
+            variants: &[ISOLATED, ONE_TENANT],
+            percents: &[25],
+            how: How::Together,
+        },
+        Part {
+            programs: WEIGHTED,
+            variants: &[ISOLATED, ONE_TENANT],
+            percents: &[10],
+            how: How::OnlyTogether,
+        },
+        Part {
+            programs: &[program("memcached-get95"), neighbour("sequential-write")],
+            variants: &[ISOLATED, ONE_TENANT],
+            percents: &[50],
+            how: How::Together,
+        },
+        // Alone on what it is due of the link beside one other.
+        Part {
+            programs: &[program("memcached-get95")],
+            variants: &[ISOLATED_AT_ITS_SHARE],
+            percents: &[50],
+            how: How::Alone,
+        },
+        table_3(&with_spark("spark-lr")),
+        table_3(&with_spark("spark-kmeans")),
+        table_3(&with_spark("spark-bayes")),
+        table_3(&with_spark("spark-skewed-groupby")),
+        table_3(&with_spark("spark-pagerank")),
+        table_3(&with_spark("spark-cc")),
+        table_3(&with_spark("spark-sssp")),
+        table_3(&with_spark("spark-triangles")),
+    ],
+    not_yet: &[
+        "isolated and adaptive: the two-tier prefetcher; canvas has one tier",
+        "prefetch latency and contribution with the timeliness rule on and off (figure 13): it cannot be switched off; canvas-sched's simulation has both",
+    ],
+    repeats: REPEATS,
+    scale: 1.0,
+    time_max: None,
+};

@@ -1,0 +1,390 @@
+//! A network of the bench's own: a namespace behind a link of a bounded rate, in both directions.
+//!
+//! The link is a pair of virtual Ethernet devices with a token bucket (tbf) at either end. The
+//! namespace has no name: it lives as long as a process in it does, and the process that keeps it
+//! ends with its standard input, that is, with the bench.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+
+use super::tool;
+use super::undo::{Held, Step, Undo};
+use crate::processes;
+use crate::rate::Rate;
+
+/// Of the addresses for benchmarks of networks (RFC 2544, 198.18.0.0/15), four to a network.
+const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 0]);
+const SUBNETS: u32 = 1 << 15;
+/// The device inside.
+const INSIDE: &str = "eth0";
+/// The least that a bucket holds: whole segments as the kernel hands them on (64 KiB).
+const BURST_BYTES_MIN: u64 = 128 << 10;
+/// What a bucket holds, and what waits for it, in ms at the full rate.
+const BURST_MS: u64 = 1;
+const QUEUE_MS: u64 = 20;
+/// How long the namespace may take to be there, and a packet to go through it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there can be no such network here, as one sentence.
+pub fn missing() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("a link of its own rate needs root".to_owned());
+    }
+    for name in ["ip", "tc", "unshare", "nsenter", "cat"] {
+        if !tool::is_installed(name) {
+            let package = if matches!(name, "ip" | "tc") {
+                "; install iproute2"
+            } else {
+                ""
+            };
+            return Some(format!(
+                "a link of its own rate needs {name}, which is not installed{package}"
+            ));
+        }
+    }
+    tool::run(&["unshare", "--net", "true"])
+        .err()
+        .map(|e| format!("no network namespace can be made here: {e}"))
+}
+
+/// Takes the host's end of a link away, and the other end with it; nothing to take is no error.
+pub(super) fn remove_link(name: &str) -> Result<(), String> {
+    let there = || Path::new("/sys/class/net").join(name).exists();
+    if !there() {
+        return Ok(());
+    }
+    match tool::run(&["ip", "link", "delete", "dev", name]) {
+        Err(e) if there() => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Destinations of the routes in the answer of `ip -j route`, as address and length; the default
+/// route is none.
+fn destinations(routes: &str) -> Option<Vec<(u32, u32)>> {
+    let all: Vec<Value> = serde_json::from_str(routes).ok()?;
+    let of = |route: &Value| {
+        let text = route.get("dst")?.as_str()?;
+        let (address, length) = text.split_once('/').unwrap_or((text, "32"));
+        let address: Ipv4Addr = address.parse().ok()?;
+        Some((u32::from(address), length.parse().ok()?))
+    };
+    Some(all.iter().filter_map(of).collect())
+}
+
+/// The first network from number `from` on that no route has a part of.
+fn free_subnet(taken: &[(u32, u32)], from: u32) -> Option<u32> {
+    let overlaps = |base: u32, (address, length): (u32, u32)| {
+        let mask = u32::MAX.checked_shl(32 - length.min(30)).unwrap_or(0);
+        base & mask == address & mask
+    };
+    (0..SUBNETS)
+        .map(|n| FIRST + from.wrapping_add(n) % SUBNETS * 4)
+        .find(|base| !taken.iter().any(|route| overlaps(*base, *route)))
+}
+
+/// Flags of a token bucket.
+fn bucket(rate: Rate) -> [String; 3] {
+    let bytes_in_ms = rate.bits_per_s / 8000;
+    let burst = (bytes_in_ms * BURST_MS).max(BURST_BYTES_MIN);
+    let limit = burst + bytes_in_ms * QUEUE_MS;
+    [
+        format!("{}bit", rate.bits_per_s),
+        format!("{burst}b"),
+        format!("{limit}b"),
+    ]
+}
+
+/// Bytes that went through the first queue in the answer of `tc -s -j qdisc`.
+fn sent_bytes(answer: &str) -> Option<u64> {
+    let all: Vec<Value> = serde_json::from_str(answer).ok()?;
+    all.first()?.get("bytes")?.as_u64()
+}
+
+/// The process that keeps the namespace.
+struct Keeper {
+    child: Child,
+    _held: Held,
+}
+
+impl Keeper {
+    fn start(undo: &Arc<Undo>) -> Result<Keeper, String> {
+        let fail = |e: std::io::Error| format!("a network namespace cannot be made: {e}");
+        let mut child = Command::new("unshare")
+            .args(["--net", "--", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(fail)?;
+        let pid = child.id();
+        let start_ticks = processes::stat(pid).map_or(0, |s| s.start_ticks);
+        let held = match undo.hold(Step::EndTree { pid, start_ticks }) {
+            Ok(held) => held,
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(e);
+            }
+        };
+        let mut keeper = Keeper { child, _held: held };
+        let until = Instant::now() + PATIENCE;
+        // It is there when the process has become `cat`.
+        while std::fs::read(format!("/proc/{pid}/comm")).ok().as_deref() != Some(b"cat\n") {
+            let ended = keeper.child.try_wait().map_err(fail)?.is_some();
+            if ended || Instant::now() > until {
+                return Err("a network namespace cannot be made".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(keeper)
+    }
+
+    fn namespace(&self) -> String {
+        format!("/proc/{}/ns/net", self.child.id())
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // `cat` ends with its input.
+        drop(self.child.stdin.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The network, until it is dropped.
+pub struct Network {
+    /// Of the link, in each direction.
+    pub rate: Rate,
+    /// The host's end.
+    device: String,
+    /// The address inside.
+    inside: Ipv4Addr,
+    // Goes before the namespace.
+    _link: Held,
+    keeper: Keeper,
+}
+
+impl Network {
+    /// Makes one. An error is one sentence.
+    pub fn start(rate: Rate, undo: &Arc<Undo>) -> Result<Network, String> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let routes = tool::run(&["ip", "-4", "-j", "route", "show", "table", "all"])?;
+        let taken = destinations(&routes)
+            .ok_or("the host's routes cannot be read: this `ip` has no JSON; install iproute2")?;
+        let (n, device) = loop {
+            let n = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("cb{}n{n}", std::process::id());
+            // What is there is somebody else's, whatever it is called.
+            if !Path::new("/sys/class/net").join(&name).exists() {
+                break (n, name);
+            }
+        };
+        // Benches that run at the same time begin at different places.
+        let from = std::process::id().wrapping_mul(16).wrapping_add(n);
+        let base = free_subnet(&taken, from)
+            .ok_or("the host has routes to all of 198.18.0.0/15; no address is left for a link")?;
+        let (outside, inside) = (Ipv4Addr::from(base + 1), Ipv4Addr::from(base + 2));
+        let keeper = Keeper::start(undo)?;
+        let link = undo.hold(Step::RemoveLink {
+            name: device.clone(),
+        })?;
+        let network = Network {
+            rate,
+            device,
+            inside,
+            _link: link,
+            keeper,
+        };
+        network.set_up(outside)?;
+        network.try_it()?;
+        Ok(network)
+    }
+
+    fn set_up(&self, outside: Ipv4Addr) -> Result<(), String> {
+        let host = |argv: &[&str]| tool::run(argv).map(drop);
+        let device = self.device.as_str();
+        let pid = self.keeper.child.id().to_string();
+        host(&[
+            "ip", "link", "add", device, "type", "veth", "peer", "name", INSIDE, "netns", &pid,
+        ])?;
+        let [rate, burst, limit] = bucket(self.rate);
+        let shape = |device| {
+            [
+                "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", &rate, "burst",
+                &burst, "limit", &limit,
+            ]
+            .map(str::to_owned)
+        };
+        let words = |argv: [String; 13]| argv.to_vec();
+        let outside = format!("{outside}/30");
+        let inside = format!("{}/30", self.inside);
+        // Shaped before anything can go through.
+        for argv in [
+            words(shape(device)),
+            owned(&["ip", "addr", "add", &outside, "dev", device]),
+            owned(&["ip", "link", "set", device, "up"]),
+        ] {
+            host(&argv.iter().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        for argv in [
+            words(shape(INSIDE)),
+            owned(&["ip", "addr", "add", &inside, "dev", INSIDE]),
+            owned(&["ip", "link", "set", "lo", "up"]),
+            owned(&["ip", "link", "set", INSIDE, "up"]),
+        ] {
+            self.do_inside(&argv)?;
+        }
+        Ok(())
+    }
+
+    fn do_inside(&self, argv: &[String]) -> Result<String, String> {
+        let all = [self.prefix(), argv.to_vec()].concat();
+        tool::run(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Whether a connection gets through.
+    fn try_it(&self) -> Result<(), String> {
+        let fail = |e: std::io::Error| {
+            format!(
+                "nothing gets through the bench's own link ({e}); does a firewall drop what goes to 198.18.0.0/15?"
+            )
+        };
+        let address = self.listen().and_then(|l| Ok((l.local_addr()?, l)));
+        let (address, _listener) = address.map_err(fail)?;
+        TcpStream::connect_timeout(&address, PATIENCE)
+            .map(drop)
+            .map_err(fail)
+    }
+
+    /// In front of a command that is to run inside.
+    pub fn prefix(&self) -> Vec<String> {
+        let namespace = format!("--net={}", self.keeper.namespace());
+        vec!["nsenter".to_owned(), namespace, "--".to_owned()]
+    }
+
+    /// The address inside.
+    pub fn address(&self) -> Ipv4Addr {
+        self.inside
+    }
+
+    /// Listens inside, at a free port.
+    pub fn listen(&self) -> std::io::Result<TcpListener> {
+        let namespace = File::open(self.keeper.namespace())?;
+        let address = (self.inside, 0);
+        // A thread of its own goes there, and ends there; a socket stays where it was made.
+        let there = std::thread::spawn(move || {
+            setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            TcpListener::bind(address)
+        });
+        there
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Bytes that went through the link so far, to the host, as the bound counts them.
+    pub fn to_host_bytes(&self) -> Option<u64> {
+        let words = owned(&["tc", "-s", "-j", "qdisc", "show", "dev", INSIDE]);
+        sent_bytes(&self.do_inside(&words).ok()?)
+    }
+}
+
+fn owned(words: &[&str]) -> Vec<String> {
+    words.iter().map(|w| (*w).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::tests::{one_journal, request};
+    use std::io::{Read, Write};
+
+    fn taken(routes: &[&str]) -> Vec<(u32, u32)> {
+        let lines: Vec<String> = routes
+            .iter()
+            .map(|r| format!(r#"{{"dst":"{r}"}}"#))
+            .collect();
+        destinations(&format!("[{}]", lines.join(","))).unwrap()
+    }
+
+    #[test]
+    fn networks_keep_clear_of_the_hosts_routes() {
+        assert_eq!(destinations("no JSON"), None);
+        let none = taken(&["default", "192.0.2.0/24"]);
+        assert_eq!(none.len(), 1);
+        assert_eq!(free_subnet(&none, 0), Some(FIRST));
+        assert_eq!(free_subnet(&none, SUBNETS + 2), Some(FIRST + 8));
+        // An address, a network, and one that is larger than all of ours.
+        assert_eq!(free_subnet(&taken(&["198.18.0.1"]), 0), Some(FIRST + 4));
+        let half = taken(&["198.18.0.0/16"]);
+        assert_eq!(free_subnet(&half, 7), Some(FIRST + (1 << 16)));
+        assert_eq!(free_subnet(&taken(&["198.0.0.0/8"]), 0), None);
+        // Past the last one it goes on with the first.
+        let last = taken(&["198.19.255.254"]);
+        assert_eq!(free_subnet(&last, SUBNETS - 1), Some(FIRST));
+    }
+
+    #[test]
+    fn buckets_hold_whole_segments_and_a_moment() {
+        assert_eq!(
+            bucket(Rate::mbit(200)),
+            ["200000000bit", "131072b", "631072b"]
+        );
+        let [_, burst, limit] = bucket(Rate::mbit(10_000));
+        assert_eq!((burst.as_str(), limit.as_str()), ("1250000b", "26250000b"));
+    }
+
+    #[test]
+    fn a_queue_tells_what_went_through_it() {
+        let answer = r#"[{"kind":"tbf","handle":"8001:","options":{},"bytes":4711,"packets":3}]"#;
+        assert_eq!(sent_bytes(answer), Some(4711));
+        assert_eq!(sent_bytes("[]"), None);
+    }
+
+    /// Bytes go through, no faster than the rate, and nothing is left behind.
+    #[test]
+    fn a_link_bounds_what_goes_through_and_goes_away() {
+        if let Some(reason) = missing() {
+            println!("skipped: {reason}");
+            return;
+        }
+        let _one = one_journal();
+        let undo = Undo::begin(&request(&[]).guardian).unwrap();
+        let network = Network::start(Rate::mbit(80), &undo).unwrap();
+        let other = Network::start(Rate::mbit(80), &undo).unwrap();
+        assert_ne!(network.address(), other.address());
+        let device = Path::new("/sys/class/net").join(&network.device);
+        let keeper = format!("/proc/{}", network.keeper.child.id());
+        assert!(device.exists() && Path::new(&keeper).exists());
+        let before = network.to_host_bytes().unwrap();
+        let listener = network.listen().unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        const BYTES: u64 = 2 << 20;
+        let source = std::thread::spawn(move || theirs.write_all(&vec![7; BYTES as usize]));
+        let begun = Instant::now();
+        let mut all = Vec::new();
+        ours.read_to_end(&mut all).unwrap();
+        source.join().unwrap().unwrap();
+        let took_s = begun.elapsed().as_secs_f64();
+        assert_eq!(all.len() as u64, BYTES);
+        let through = network.to_host_bytes().unwrap() - before;
+        assert!((BYTES..BYTES * 5 / 4).contains(&through), "{through}");
+        // The bucket was full at first.
+        let least_s = (BYTES - 2 * BURST_BYTES_MIN) as f64 / network.rate.bytes_per_s();
+        assert!(took_s > least_s, "{took_s} s, at least {least_s} s");
+        drop((ours, network, other));
+        assert!(!device.exists() && !Path::new(&keeper).exists());
+        assert_eq!(undo.finish(), [""; 0]);
+    }
+}

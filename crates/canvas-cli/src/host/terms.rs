@@ -1,0 +1,444 @@
+//! What the operator of a host's agent settles for a tenant: sections [tenant.NAME] of the agent's file.
+//!
+//! For a run that says nothing they are defaults, for one that does they are bounds: it may ask for less
+//! and not for more. Local memory and the pool are counted by the tenant's own processes, so its runner
+//! keeps these bounds; the others are kept by the agent, whatever the tenant says or writes.
+
+use canvas_agent::share::{Share, WEIGHT};
+use canvas_shm::far::SLAB_BYTES;
+use canvas_types::units::{Amount, RateLimit, Size};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::hello::{Asked, Change, Wanted};
+use crate::args::{CopiesArg, RunArgs};
+use crate::error::Failure;
+use crate::options::copies_of;
+
+/// What is settled for a tenant; where there is nothing its runs decide.
+#[derive(Serialize, Deserialize, Clone, Default, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// Local memory, as it was written.
+    pub local: Option<String>,
+    /// The pool.
+    pub pool_bytes: Option<u64>,
+    /// Far memory.
+    pub far_bytes: Option<u64>,
+    /// Copies of it: these and no others.
+    pub copies: Option<Wanted>,
+    /// Weight.
+    pub weight: Option<u32>,
+    /// Bytes read from far memory in a second.
+    pub swap_in_limit: Option<u64>,
+    /// Bytes written there in a second.
+    pub swap_out_limit: Option<u64>,
+    /// What of the host's pool it keeps whatever the others do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_floor_bytes: Option<u64>,
+}
+
+impl Terms {
+    /// From the keys and values of a section, which have been judged as flags of `canvas run`; keys that
+    /// bound nothing are the runs' own matter.
+    pub fn of<'a>(section: impl Iterator<Item = (&'a str, &'a str)>) -> Terms {
+        let mut terms = Terms::default();
+        let size = |text: &str| text.parse::<Size>().ok().map(|s| s.bytes);
+        let rate = |text: &str| text.parse::<RateLimit>().ok().and_then(|r| r.bytes_per_s);
+        for (key, value) in section {
+            match key {
+                "local" => terms.local = Some(value.to_owned()),
+                "pool" => terms.pool_bytes = size(value),
+                "far" => terms.far_bytes = size(value),
+                "copies" => {
+                    let copies = CopiesArg::from_str(value, false).ok();
+                    terms.copies = copies.map(|c| copies_of(c).into());
+                }
+                "weight" => terms.weight = value.parse().ok(),
+                "swap_in_limit" => terms.swap_in_limit = rate(value),
+                "swap_out_limit" => terms.swap_out_limit = rate(value),
+                "pool_floor" => terms.pool_floor_bytes = size(value),
+                _ => {}
+            }
+        }
+        terms
+    }
+
+    /// Slabs of far memory at most.
+    fn slabs_max(&self) -> Option<usize> {
+        let slabs = |bytes: u64| bytes.div_ceil(SLAB_BYTES as u64);
+        self.far_bytes.map(|b| slabs(b) as usize)
+    }
+
+    /// The flags of a run, with what it does not say; an error when it asks for too much.
+    pub fn fill(&self, mut args: RunArgs) -> Result<RunArgs, Failure> {
+        if let Some(local) = self.local()? {
+            let asked = *args.local.get_or_insert(local);
+            check_local(asked, local).map_err(|why| Failure::run(format!("--local {why}")))?;
+        }
+        for (flag, value, most) in [
+            ("--pool", &mut args.pool, self.pool_bytes),
+            ("--far", &mut args.far, self.far_bytes),
+        ] {
+            let Some(most) = most.map(Size::from_bytes) else {
+                continue;
+            };
+            let asked = *value.get_or_insert(most);
+            check_size(asked, most).map_err(|why| Failure::run(format!("{flag} {why}")))?;
+        }
+        let asked = Asked::of(&args);
+        self.allow_copies(args.copies.map(|c| copies_of(c).into()))
+            .and_then(|()| self.allow(&asked, true))
+            .map_err(Failure::run)?;
+        let share = &args.share;
+        for (flag, limit, most) in [
+            ("--swap-in-limit", share.swap_in_limit, self.swap_in_limit),
+            (
+                "--swap-out-limit",
+                share.swap_out_limit,
+                self.swap_out_limit,
+            ),
+        ] {
+            if let (Some(RateLimit::NONE), Some(most)) = (limit, most) {
+                return Err(Failure::run(too_much_in_s(
+                    &format!("{flag} none"),
+                    RateLimit::bytes_per_s(most),
+                )));
+            }
+        }
+        Ok(args)
+    }
+
+    /// The bound on local memory.
+    pub fn local(&self) -> Result<Option<Amount>, Failure> {
+        let read = |text: &String| {
+            text.parse().map_err(|e| {
+                Failure::run(format!(
+                    "the agent's bound on local memory, {text}, makes no sense: {e}"
+                ))
+            })
+        };
+        self.local.as_ref().map(read).transpose()
+    }
+
+    /// May the tenant have these copies?
+    pub fn allow_copies(&self, copies: Option<Wanted>) -> Result<(), String> {
+        match (copies, self.copies) {
+            (Some(asked), Some(there)) if asked != there => {
+                Err("its copies are settled by the agent's operator; leave out --copies".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// May its pool be so large?
+    pub fn allow_pool(&self, bytes: u64) -> Result<(), String> {
+        let most = self.pool_bytes.unwrap_or(u64::MAX);
+        check_size(Size::from_bytes(bytes), Size::from_bytes(most))
+            .map_err(|why| format!("a pool of {why}"))
+    }
+
+    /// May it fill so many slabs?
+    pub fn allow_slabs(&self, slabs: usize) -> Result<(), String> {
+        let size = |slabs: usize| Size::from_bytes((slabs * SLAB_BYTES) as u64);
+        match self.slabs_max() {
+            Some(most) if slabs > most => Err(too_much(
+                &format!("{} of far memory", size(slabs)),
+                &size(most).to_string(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// May it have what it asks for? `trusted` is who could also change the operator's file.
+    pub fn allow(&self, asked: &Asked, trusted: bool) -> Result<(), String> {
+        match (asked.weight, self.weight) {
+            (Some(weight), Some(most)) if weight > most => {
+                return Err(too_much(&format!("weight {weight}"), &most.to_string()));
+            }
+            (Some(weight), None) if weight > WEIGHT && !trusted => {
+                return Err(format!(
+                    "weight {weight} is more than {WEIGHT}, which only the agent's operator gives; write {WEIGHT} or less"
+                ));
+            }
+            _ => {}
+        }
+        for (what, asked, most) in [
+            ("a swap-in limit", asked.swap_in_limit, self.swap_in_limit),
+            (
+                "a swap-out limit",
+                asked.swap_out_limit,
+                self.swap_out_limit,
+            ),
+        ] {
+            if let (Some(rate), Some(most)) = (asked, most)
+                && rate > most
+            {
+                let [rate, most] = [rate, most].map(RateLimit::bytes_per_s);
+                return Err(too_much_in_s(&format!("{what} of {rate}"), most));
+            }
+        }
+        Ok(())
+    }
+
+    /// May it be changed so? What it asks for from then on.
+    pub fn change(&self, asked: Asked, change: &Change, trusted: bool) -> Result<Asked, String> {
+        let rate =
+            |what, before: Option<u64>, new: Option<u64>, most: Option<u64>| match (new, most) {
+                (None, _) => Ok(before),
+                (Some(0), Some(most)) => Err(too_much_in_s(what, RateLimit::bytes_per_s(most))),
+                (Some(0), None) => Ok(None),
+                (new, _) => Ok(new),
+            };
+        let (swap_in, swap_out) = (self.swap_in_limit, self.swap_out_limit);
+        let asked = Asked {
+            weight: change.weight.or(asked.weight),
+            swap_in_limit: rate(
+                "no swap-in limit",
+                asked.swap_in_limit,
+                change.swap_in_limit,
+                swap_in,
+            )?,
+            swap_out_limit: rate(
+                "no swap-out limit",
+                asked.swap_out_limit,
+                change.swap_out_limit,
+                swap_out,
+            )?,
+        };
+        self.allow(&asked, trusted)?;
+        Ok(asked)
+    }
+
+    /// What a tenant gets that asks for this: never more than is settled for it.
+    pub fn share(&self, asked: &Asked) -> Share {
+        let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        let weight = asked.weight.or(self.weight).unwrap_or(WEIGHT);
+        let share = Share {
+            weight: weight.min(self.weight.unwrap_or(weight)),
+            swap_in_limit: least(asked.swap_in_limit, self.swap_in_limit),
+            swap_out_limit: least(asked.swap_out_limit, self.swap_out_limit),
+        };
+        share.clamped()
+    }
+}
+
+impl Asked {
+    /// What a run's flags ask for.
+    pub fn of(args: &RunArgs) -> Asked {
+        let share = &args.share;
+        Asked {
+            weight: share.weight,
+            swap_in_limit: share.swap_in_limit.and_then(|r| r.bytes_per_s),
+            swap_out_limit: share.swap_out_limit.and_then(|r| r.bytes_per_s),
+        }
+    }
+}
+
+fn too_much(what: &str, most: &str) -> String {
+    format!("{what} is more than the agent's operator gives this tenant; write {most} or less")
+}
+
+fn too_much_in_s(what: &str, most: RateLimit) -> String {
+    too_much(what, &most.to_string())
+}
+
+/// Is the size within the operator's?
+pub fn check_size(asked: Size, most: Size) -> Result<(), String> {
+    if asked <= most {
+        return Ok(());
+    }
+    Err(too_much(&asked.to_string(), &most.to_string()))
+}
+
+/// Is the bound on local memory within the operator's?
+pub fn check_local(asked: Amount, most: Amount) -> Result<(), String> {
+    let is_within = match (asked, most) {
+        (Amount::Size(asked), Amount::Size(most)) => asked <= most,
+        (Amount::Share(asked), Amount::Share(most)) => asked <= most,
+        // Which is less is known only when the program has run.
+        _ => {
+            return Err(format!(
+                "{asked} cannot be compared with what the agent's operator gives this tenant; write {most} or less"
+            ));
+        }
+    };
+    if is_within {
+        return Ok(());
+    }
+    Err(too_much(&asked.to_string(), &most.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+    use proptest::prelude::*;
+
+    fn args(flags: &[&str]) -> RunArgs {
+        let argv = [&["canvas", "run"], flags, &["--", "true"]].concat();
+        match Cli::try_parse_from(argv).unwrap().command {
+            Command::Run(args) => args,
+            _ => unreachable!(),
+        }
+    }
+
+    fn terms() -> Terms {
+        Terms::of(
+            [
+                ("local", "64M"),
+                ("pool", "128M"),
+                ("far", "1G"),
+                ("copies", "disk"),
+                ("weight", "50"),
+                ("swap_in_limit", "10M/s"),
+                ("swap_out_limit", "none"),
+                ("prefetch", "leap"),
+            ]
+            .into_iter(),
+        )
+    }
+
+    fn why(flags: &[&str]) -> String {
+        terms().fill(args(flags)).unwrap_err().sentence
+    }
+
+    #[test]
+    fn what_a_run_does_not_say_is_the_operators() {
+        let filled = terms().fill(args(&[])).unwrap();
+        assert_eq!(filled.local.unwrap().to_string(), "64M");
+        assert_eq!(filled.pool.unwrap().to_string(), "128M");
+        assert_eq!(filled.far.unwrap().to_string(), "1G");
+        // The agent has these, and keeps them when its file changes.
+        assert_eq!(Asked::of(&filled), Asked::default());
+        let share = terms().share(&Asked::default());
+        assert_eq!((share.weight, share.swap_in_limit), (50, Some(10 << 20)));
+        let less = [
+            "--local",
+            "32M",
+            "--far",
+            "64M",
+            "--weight",
+            "7",
+            "--swap-in-limit",
+            "1M/s",
+        ];
+        let filled = terms().fill(args(&less)).unwrap();
+        assert_eq!(filled.local.unwrap().to_string(), "32M");
+        let share = terms().share(&Asked::of(&filled));
+        assert_eq!((share.weight, share.swap_in_limit), (7, Some(1 << 20)));
+        let free = Terms::default().fill(args(&[])).unwrap();
+        assert!(free.local.is_none() && free.far.is_none());
+    }
+
+    #[test]
+    fn nobody_gets_more_than_the_operator_gives() {
+        for (flags, want) in [
+            (["--local", "65M"], "--local 65M is more than"),
+            (["--local", "10%"], "--local 10% cannot be compared"),
+            (["--pool", "1G"], "--pool 1G is more than"),
+            (["--far", "1025M"], "--far 1025M is more than"),
+            (["--copies", "1+disk"], "its copies are settled"),
+            (["--weight", "51"], "weight 51 is more than"),
+            (
+                ["--swap-in-limit", "11M/s"],
+                "a swap-in limit of 11M/s is more than",
+            ),
+            (
+                ["--swap-in-limit", "none"],
+                "--swap-in-limit none is more than",
+            ),
+        ] {
+            let why = why(&flags);
+            assert!(why.starts_with(want) && why.contains("; "), "{why}");
+        }
+        assert!(terms().fill(args(&["--swap-out-limit", "none"])).is_ok());
+        assert!(terms().allow_slabs(16).is_ok() && terms().allow_slabs(17).is_err());
+    }
+
+    #[test]
+    fn weight_beyond_the_usual_is_the_operators_to_give() {
+        let asked = Asked {
+            weight: Some(101),
+            ..Asked::default()
+        };
+        let why = Terms::default().allow(&asked, false).unwrap_err();
+        assert!(
+            why.contains("which only the agent's operator gives"),
+            "{why}"
+        );
+        assert!(Terms::default().allow(&asked, true).is_ok());
+        let given = Terms {
+            weight: Some(200),
+            ..Terms::default()
+        };
+        assert!(given.allow(&asked, false).is_ok());
+    }
+
+    #[test]
+    fn changes_are_bounded_too() {
+        let change = |change: Change| terms().change(Asked::default(), &change, true);
+        let weight = |weight| Change {
+            weight: Some(weight),
+            ..Change::default()
+        };
+        assert_eq!(change(weight(50)).unwrap().weight, Some(50));
+        assert!(change(weight(51)).is_err());
+        let none = Change {
+            swap_in_limit: Some(0),
+            ..Change::default()
+        };
+        assert!(
+            change(none)
+                .unwrap_err()
+                .starts_with("no swap-in limit is more")
+        );
+        let before = Asked {
+            swap_in_limit: Some(1 << 20),
+            ..Asked::default()
+        };
+        let after = Terms::default().change(before, &none, true).unwrap();
+        assert_eq!(after, Asked::default());
+        let kept = Terms::default().change(before, &weight(3), true).unwrap();
+        assert_eq!(kept.swap_in_limit, Some(1 << 20));
+    }
+
+    proptest! {
+        /// Whatever is asked for and however often it is changed: what was allowed is what one gets,
+        /// and never more than is settled.
+        #[test]
+        fn a_share_is_what_was_asked_for_within_the_terms(
+            weight in proptest::option::of(1u32..=1000),
+            rates in proptest::array::uniform2(proptest::option::of(1u64 << 16..1 << 20)),
+            changes in proptest::collection::vec(
+                (proptest::option::of(1u32..=1000), proptest::option::of(prop_oneof![Just(0u64), 1u64 << 16..1 << 20])),
+                0..8,
+            ),
+        ) {
+            let terms = Terms { weight, swap_in_limit: rates[0], swap_out_limit: rates[1], ..Terms::default() };
+            let mut asked = Asked::default();
+            for (weight, swap_in_limit) in changes {
+                let change = Change { weight, swap_in_limit, ..Change::default() };
+                let Ok(new) = terms.change(asked, &change, true) else { continue };
+                asked = new;
+                let share = terms.share(&asked);
+                if let Some(w) = weight {
+                    prop_assert_eq!(share.weight, w);
+                }
+                match swap_in_limit {
+                    Some(0) => prop_assert_eq!(share.swap_in_limit, None),
+                    Some(rate) => prop_assert_eq!(share.swap_in_limit, Some(rate)),
+                    None => {}
+                }
+                prop_assert!(share.weight <= terms.weight.unwrap_or(1000));
+                for (limit, most) in [
+                    (share.swap_in_limit, terms.swap_in_limit),
+                    (share.swap_out_limit, terms.swap_out_limit),
+                ] {
+                    prop_assert!(most.is_none_or(|m| limit.is_some_and(|l| l <= m)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A test's own file as the program under `canvas run`: its test `program` plays a part.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+pub const CANVAS: &str = env!("CARGO_BIN_EXE_canvas");
+/// Names the part that the program plays.
+const PART: &str = "TEST_PART";
+
+/// A library that does nothing.
+pub fn stub(dir: &Path) -> PathBuf {
+    let (c, so) = (dir.join("stub.c"), dir.join("stub.so"));
+    fs::write(&c, "int canvas_stub;\n").unwrap();
+    let cc = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&so, &c])
+        .status();
+    assert!(cc.unwrap().success());
+    so
+}
+
+/// The part to play, in the program.
+pub fn part() -> String {
+    std::env::var(PART).expect("a part to play")
+}
+
+/// Ends a command line of `canvas run`: CMD is this program, playing `part`. What it says to standard
+/// error goes to `dir`.
+pub fn play(command: &mut Command, dir: &Path, part: &str) {
+    command
+        .arg("--")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "program", "--nocapture"])
+        .env("CANVAS_PRELOAD_SO", stub(dir))
+        .env(PART, part)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(fs::File::create(dir.join("stderr")).unwrap())
+        .process_group(0);
+}
+
+/// A run under test, with its report and its words in `dir`.
+pub struct Run<D> {
+    pub dir: D,
+    pub child: Child,
+    pub lines: Receiver<String>,
+}
+
+impl<D: AsRef<Path>> Run<D> {
+    /// Starts what [`play`] has made.
+    pub fn of(dir: D, mut command: Command) -> Run<D> {
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+        });
+        Run { dir, child, lines }
+    }
+
+    /// Waits for a line of the program, and gives it back.
+    pub fn wait_for(&self, want: &str) -> String {
+        let until = Instant::now() + Duration::from_secs(120);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if line.contains(want) => return line,
+                Ok(_) => {}
+                Err(_) => panic!("no line '{want}'; stderr: {}", self.stderr()),
+            }
+        }
+    }
+
+    /// Tells the program to go on.
+    pub fn go_on(&mut self) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "go").unwrap();
+    }
+
+    /// What the command had to say about far memory.
+    pub fn stderr(&self) -> String {
+        let all = fs::read_to_string(self.dir.as_ref().join("stderr")).unwrap();
+        let ours = all
+            .lines()
+            .filter(|line| !line.contains("did not load the library"));
+        ours.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The program's end, which must be a good one: the report's section on far memory, and the lines.
+    pub fn finish(mut self) -> (serde_json::Value, String) {
+        drop(self.child.stdin.take());
+        let status = self.child.wait().unwrap();
+        let err = self.stderr();
+        assert!(status.success(), "{status}; stderr: {err}");
+        let stats = fs::read(self.dir.as_ref().join("stats.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&stats).unwrap();
+        (report["far"].clone(), err)
+    }
+}

@@ -1,0 +1,147 @@
+//! Several programs in one tenant: one budget, and each its own end.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{Host, Run};
+
+/// The program of a run.
+fn program(run: &Run) -> Pid {
+    let runner = run.child.id();
+    let children = format!("/proc/{runner}/task/{runner}/children");
+    let pids = fs::read_to_string(children).unwrap();
+    Pid::from_raw(pids.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn programs_join_a_tenant_and_it_is_over_with_the_last() {
+    let mut host = Host::new();
+    let mut agent = host.agent(&["--far-max", "384M"]);
+    let mut first = host.run("load", &["--far", "384M", "--tenant", "web"]);
+    first.wait_for("ready");
+    // All of the far memory is the tenant's: the second can only come into it.
+    let mut second = host.run("load", &["--tenant", "web"]);
+    second.wait_for("ready");
+    let mut third = host.run("load", &["--tenant", "web", "--far", "384M"]);
+    third.wait_for("ready");
+
+    // All of them are handed over, and all find the next one when theirs has died.
+    let next = host.agent(&["--replace", "--far-max", "384M"]);
+    assert_eq!(agent.end().code(), Some(0), "{}", agent.said());
+    assert!(
+        next.said().contains("1 tenants taken over"),
+        "{}",
+        next.said()
+    );
+    agent = next;
+    agent.kill();
+    let _agent = host.agent(&["--far-max", "384M"]);
+    let until = Instant::now() + Duration::from_secs(30);
+    let runs = [&first, &second, &third];
+    while !runs
+        .iter()
+        .all(|run| run.stderr().ends_with("serves again"))
+    {
+        let said = runs.map(|run| run.stderr());
+        assert!(Instant::now() < until, "{said:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+
+    // Each has its own end.
+    kill(program(&second), Signal::SIGKILL).unwrap();
+    assert_eq!(second.child.wait().unwrap().code(), Some(137));
+    first.go_on();
+    let (far, _) = first.finish();
+    assert_eq!(far["corrupt"], 0, "{far}");
+    let err = host.run("short", &["--far", "64M"]).refused();
+    assert!(err.contains("0 MiB of far memory are left"), "{err}");
+    third.go_on();
+    let (far, _) = third.finish();
+    assert_eq!(far["corrupt"], 0, "{far}");
+    // The name is free, and so is the memory.
+    let (far, err) = host
+        .run("short", &["--far", "64M", "--tenant", "web"])
+        .finish();
+    assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""));
+}
+
+#[test]
+fn runs_that_begin_at_one_time_find_each_other() {
+    let mut host = Host::new();
+    let agent = host.agent(&["--far-max", "64M"]);
+    for _ in 0..5 {
+        let runs: Vec<Run> = (0..4)
+            .map(|_| host.run("one", &["--far", "64M", "--tenant", "web"]))
+            .collect();
+        for run in &runs {
+            run.wait_for("ready");
+        }
+        for mut run in runs {
+            run.go_on();
+            let (far, err) = run.finish();
+            assert_eq!((&far["agents"], err.as_str()), (&1.into(), ""));
+        }
+    }
+    assert_eq!(agent.said().lines().count(), 1, "{}", agent.said());
+}
+
+#[test]
+fn what_a_joining_run_says_is_what_there_is() {
+    let mut host = Host::new();
+    let _agent = host.agent(&[]);
+    let flags = ["--far", "128M", "--tenant", "web", "--weight", "70"];
+    let first = host.run("load", &flags);
+    first.wait_for("ready");
+    for (flags, want) in [
+        (["--far", "64M"], "--far 64M is not what it has, 128M"),
+        (["--weight", "71"], "--weight 71 is not what it has, 70"),
+        (["--pool", "1M"], "--pool 1M is not what it has"),
+        (
+            ["--copies", "2"],
+            "--copies 2 is not what it has, 0 servers and a disk",
+        ),
+        (
+            ["--swap-in-limit", "1M/s"],
+            "--swap-in-limit 1M/s is not what it has, none",
+        ),
+        (
+            ["--prefetch", "leap"],
+            "--prefetch leap is not what it has, streams",
+        ),
+        (["--spill-at", "70"], "--spill-at 70 is not what it has, 80"),
+        (
+            ["--far-wait", "5s"],
+            "--far-wait 5s is not what it has, 30000ms",
+        ),
+        (["--trace", "/dev/null"], "a trace is of one run alone"),
+    ] {
+        let err = host
+            .run("one", &[&flags[..], &["--tenant", "web"]].concat())
+            .refused();
+        assert!(err.contains("tenant web is there: "), "{err}");
+        assert!(err.contains(want), "{want}: {err}");
+    }
+    let same = [
+        "--far", "100M", "--weight", "70", "--copies", "disk", "--tenant", "web",
+    ];
+    let second = host.run("one", &same);
+    second.wait_for("ready");
+    // Either of them answers for the tenant.
+    let (code, said) = host.ask(&["set", "web", "weight=30", "local=512M"]);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let limits = host.limits("web");
+    assert_eq!(limits["weight"], 30);
+    assert_eq!(limits["local_bytes"], 512u64 << 20);
+    let (_, said) = host.ask(&["status", "--json", "web"]);
+    assert_eq!(said.lines().count(), 2, "{said}");
+    for line in said.lines() {
+        assert!(line.contains("\"weight\":30"), "{line}");
+    }
+    for mut run in [first, second] {
+        run.go_on();
+        run.finish();
+    }
+}

@@ -1,0 +1,10 @@
+//! This crate's fuzz target, shortly ([`short`]).
+
+mod common;
+#[path = "../../../fuzz/short.rs"]
+mod short;
+
+#[test]
+fn gossip() {
+    short::short_run("gossip", 20_000, common::gossip_any);
+}

@@ -1,0 +1,355 @@
+use super::*;
+use proptest::prelude::*;
+
+/// A tenant that keeps to its bound: data that wants to be in the pool, and what of it is there.
+#[derive(Clone, Debug)]
+struct Honest {
+    id: u64,
+    /// Bytes that it would put in its pool were there room.
+    wants: u64,
+    used: u64,
+    pages: u64,
+}
+
+impl Honest {
+    fn new(id: u64, wants: u64, pages: u64) -> Honest {
+        let used = 0;
+        Honest {
+            id,
+            wants,
+            used,
+            pages,
+        }
+    }
+
+    /// A second: it fills what it may up to its mark, and writes out what is above, not all of it at once.
+    fn live(&mut self, grant: u64) {
+        let mark = grant * SLAB_BYTES / 100 * 80;
+        self.used = if self.used > mark {
+            self.used
+                .saturating_sub(20 * SLAB_BYTES)
+                .max(mark.min(self.wants))
+        } else {
+            self.wants.min(mark)
+        };
+    }
+
+    fn reading(&self) -> Reading {
+        Reading {
+            used_bytes: self.used,
+            spill_percent: 80,
+            pinned_bytes: 0,
+            pages: self.pages,
+        }
+    }
+}
+
+fn bounds(weight: u32, floor: Option<u64>, ceiling: u64) -> Bounds {
+    Bounds {
+        weight,
+        floor,
+        ceiling,
+    }
+}
+
+fn newcomer(id: u64, bounds: Bounds) -> Newcomer {
+    Newcomer {
+        id,
+        bounds,
+        had: None,
+        reading: Reading::default(),
+    }
+}
+
+fn rounds(pools: &mut Pools, tenants: &mut [Honest], n: usize) {
+    for _ in 0..n {
+        for t in tenants.iter_mut() {
+            t.live(pools.grant(t.id));
+            pools.read(t.id, t.reading());
+        }
+        pools.round();
+    }
+}
+
+fn grants(pools: &Pools) -> Vec<u64> {
+    pools.tenants.values().map(|t| t.grant).collect()
+}
+
+const ALL: u64 = 1 << 40;
+
+#[test]
+fn the_only_tenant_has_all_but_the_reserve() {
+    let mut pools = Pools::new(320);
+    pools.arrive(&[newcomer(1, bounds(100, None, 1000))]);
+    assert_eq!(
+        (pools.grant(1), pools.floor(1), pools.free()),
+        (310, 80, 10)
+    );
+    pools.set_bounds(1, bounds(100, None, 40));
+    assert_eq!((pools.grant(1), pools.floor(1)), (40, 40));
+}
+
+#[test]
+fn what_an_idle_tenant_has_goes_to_one_that_swaps_and_no_sooner() {
+    let mut pools = Pools::new(320);
+    let mut tenants = [Honest::new(1, ALL, 1000), Honest::new(2, 0, 0)];
+    pools.arrive(&[newcomer(1, bounds(100, None, 1000))]);
+    rounds(&mut pools, &mut tenants[..1], 20);
+    tenants[0].pages = 0;
+    pools.arrive(&[newcomer(2, bounds(100, None, 1000))]);
+    let floor = pools.floor(2);
+    assert_eq!((floor, pools.floor(1)), (40, 40));
+    rounds(&mut pools, &mut tenants, 40);
+    // Nobody swaps: nobody loses more than the other one's floor and the reserve.
+    assert_eq!(grants(&pools), [270, 40]);
+    tenants[1] = Honest::new(2, ALL, 1000);
+    rounds(&mut pools, &mut tenants, 60);
+    assert_eq!(grants(&pools), [40, 270]);
+    // And back, when the one becomes busy and the other one idle.
+    (tenants[0].pages, tenants[1].pages) = (1000, 0);
+    rounds(&mut pools, &mut tenants, 80);
+    assert_eq!(grants(&pools), [270, 40]);
+}
+
+#[test]
+fn weights_count_among_those_that_use_what_they_have() {
+    let mut pools = Pools::new(1000);
+    let weights = [100, 100, 200, 100];
+    let newcomers: Vec<Newcomer> = (0..4)
+        .map(|i| newcomer(i, bounds(weights[i as usize], Some(10), 1000)))
+        .collect();
+    pools.arrive(&newcomers);
+    // The last one swaps, but has enough with 50 slabs.
+    let mut tenants: Vec<Honest> = (0..4).map(|i| Honest::new(i, ALL, 1000 + i)).collect();
+    tenants[3].wants = 40 * SLAB_BYTES;
+    rounds(&mut pools, &mut tenants, 200);
+    let now = grants(&pools);
+    let rest = (1000 - 31 - now[3]) / 4;
+    assert!((50..=60).contains(&now[3]), "{now:?}");
+    for (got, want) in now.iter().zip([rest, rest, 2 * rest]) {
+        assert!(got.abs_diff(want) <= 2, "{now:?}");
+    }
+    let before = now;
+    rounds(&mut pools, &mut tenants, 200);
+    assert_eq!(grants(&pools), before);
+}
+
+#[test]
+fn a_newcomer_is_never_left_with_nothing() {
+    let mut pools = Pools::new(64);
+    let mut tenants = Vec::new();
+    for id in 0..16 {
+        assert!(tenants.len() < pools.tenants_max());
+        pools.arrive(&[newcomer(id, bounds(100, None, 64))]);
+        assert!(pools.grant(id) >= 1, "{id}: {:?}", grants(&pools));
+        tenants.push(Honest::new(id, ALL, 1000));
+        for t in &mut tenants {
+            // All of it, beyond the mark.
+            t.used = t.used.max(pools.grant(t.id) * SLAB_BYTES);
+            pools.read(t.id, t.reading());
+        }
+    }
+    assert_eq!(tenants.len(), pools.tenants_max());
+    rounds(&mut pools, &mut tenants, 60);
+    assert!(grants(&pools).iter().all(|g| (3..=5).contains(g)));
+}
+
+#[test]
+fn a_tenant_with_nowhere_to_write_keeps_its_part_and_no_more() {
+    let mut pools = Pools::new(320);
+    let pinned = Reading {
+        used_bytes: 300 * SLAB_BYTES,
+        spill_percent: 80,
+        pinned_bytes: 300 * SLAB_BYTES,
+        pages: 0,
+    };
+    pools.arrive(&[newcomer(1, bounds(100, None, 1000))]);
+    pools.read(1, pinned);
+    pools.arrive(&[newcomer(2, bounds(100, None, 1000))]);
+    let mut other = [Honest::new(2, ALL, 1000)];
+    for _ in 0..100 {
+        pools.read(1, pinned);
+        rounds(&mut pools, &mut other, 1);
+    }
+    assert_eq!(grants(&pools), [155, 155]);
+    assert!(pools.is_overdue(1) && !pools.is_overdue(2));
+}
+
+#[test]
+fn another_agent_goes_on_from_what_was_granted() {
+    let mut pools = Pools::new(320);
+    let had = |id, had, used: u64| Newcomer {
+        had: Some(had),
+        reading: Reading {
+            used_bytes: used * SLAB_BYTES,
+            spill_percent: 80,
+            ..Reading::default()
+        },
+        ..newcomer(id, bounds(100, None, 1000))
+    };
+    pools.arrive(&[had(1, 40, 40), had(2, 270, 270)]);
+    assert_eq!(grants(&pools), [40, 270]);
+    // One of a smaller pool divides it.
+    let mut pools = Pools::new(160);
+    pools.arrive(&[had(1, 40, 40), had(2, 270, 270)]);
+    assert_eq!(grants(&pools), [40, 115]);
+}
+
+/// What may happen.
+#[derive(Clone, Debug)]
+enum Event {
+    Arrive(Bounds, Option<u64>),
+    Leave(usize),
+    Change(usize, Bounds),
+    Round,
+}
+
+fn any_bounds() -> impl Strategy<Value = Bounds> {
+    (0u32..=1000, prop::option::of(0u64..30), 0u64..300).prop_map(|(w, f, c)| bounds(w, f, c))
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        1 => (any_bounds(), prop::option::of(any::<u64>())).prop_map(|(b, h)| Event::Arrive(b, h)),
+        1 => any::<usize>().prop_map(Event::Leave),
+        1 => (any::<usize>(), any_bounds()).prop_map(|(i, b)| Event::Change(i, b)),
+        6 => Just(Event::Round),
+    ]
+}
+
+fn lie() -> impl Strategy<Value = Reading> {
+    let bytes = || prop_oneof![any::<u64>(), 0u64..300 * SLAB_BYTES];
+    (bytes(), any::<u64>(), bytes(), any::<u64>()).prop_map(|(used, percent, pinned, pages)| {
+        Reading {
+            used_bytes: used,
+            spill_percent: percent,
+            pinned_bytes: pinned,
+            pages,
+        }
+    })
+}
+
+proptest! {
+    /// Whatever is read and whoever comes and goes.
+    #[test]
+    fn promises_hold_at_every_moment(
+        slabs in 128u64..400,
+        events in prop::collection::vec((event(), prop::collection::vec(lie(), 12)), 1..120),
+    ) {
+        let mut pools = Pools::new(slabs);
+        let mut next = 0;
+        // Rounds since the floors of all could last change.
+        let mut quiet = 0;
+        for (event, lies) in events {
+            let ids: Vec<u64> = pools.tenants.keys().copied().collect();
+            for (id, lie) in ids.iter().zip(&lies) {
+                pools.read(*id, *lie);
+            }
+            let before = pools.clone();
+            let pick = |i: usize| ids.get(i % ids.len().max(1)).copied();
+            quiet = if matches!(event, Event::Round) { quiet + 1 } else { 0 };
+            match event {
+                // Floors that were settled fit, as their agent has seen to.
+                Event::Arrive(b, had) if ids.len() < 3 => {
+                    pools.arrive(&[Newcomer { had, ..newcomer(next, b) }]);
+                    prop_assert!(pools.grant(next) >= 1);
+                    next += 1;
+                }
+                Event::Arrive(b, _) if ids.len() < 12 => {
+                    pools.arrive(&[newcomer(next, Bounds { floor: None, ..b })]);
+                    prop_assert!(pools.grant(next) >= 1);
+                    next += 1;
+                }
+                Event::Arrive(..) => {}
+                Event::Leave(i) => pick(i).into_iter().for_each(|id| pools.leave(id)),
+                Event::Change(i, b) => if let Some(id) = pick(i) {
+                    pools.set_bounds(id, Bounds { floor: pools.tenants[&id].bounds.floor, ..b });
+                },
+                Event::Round => pools.round(),
+            }
+            let held: u64 = pools.tenants.values().map(|t| t.held).sum();
+            prop_assert!(held <= slabs, "{held} of {slabs}");
+            for (id, t) in &pools.tenants {
+                prop_assert!(t.grant <= t.held && t.grant <= t.bounds.ceiling, "{t:?}");
+                prop_assert!(t.grant >= t.floor.min(before.grant(*id)), "{t:?}");
+                prop_assert!(quiet <= PATIENCE || t.grant >= t.floor, "{quiet} {t:?}");
+            }
+        }
+    }
+
+    /// One that scribbles in its counters gets what its weight gives, whatever it writes there.
+    #[test]
+    fn a_liar_gets_its_part_at_most(
+        weights in prop::array::uniform3(1u32..=300),
+        lies in prop::collection::vec(lie(), 300),
+    ) {
+        let mut pools = Pools::new(600);
+        // It was there first, and had all.
+        pools.arrive(&[newcomer(0, bounds(weights[0], None, 1000))]);
+        let mut honest: Vec<Honest> = (1..3).map(|id| Honest::new(id, ALL, 5000)).collect();
+        for t in &honest {
+            pools.arrive(&[newcomer(t.id, bounds(weights[t.id as usize], None, 1000))]);
+        }
+        for (n, lie) in lies.into_iter().enumerate() {
+            pools.read(0, lie);
+            rounds(&mut pools, &mut honest, 1);
+            if n < 200 {
+                continue;
+            }
+            let sum: u64 = weights.iter().map(|w| u64::from(*w)).sum();
+            let part = |id: u64| 582 * u64::from(weights[id as usize]) / sum;
+            let most = part(0).max(pools.floor(0));
+            // Whole slabs: less than one for each tenant cannot be divided.
+            prop_assert!(pools.grant(0) <= most + 3, "{} > {most}", pools.grant(0));
+            for t in &honest {
+                // The others' floors may leave less than a part.
+                let floors = 2 * pools.floor(0);
+                let least = part(t.id).min(582 - floors).saturating_sub(floors + 3).max(pools.floor(t.id));
+                prop_assert!(pools.grant(t.id) >= least);
+            }
+        }
+    }
+
+    /// With tenants that do the same all the time grants come to rest, and who is equal has as much.
+    #[test]
+    fn it_comes_to_rest(
+        slabs in 64u64..2000,
+        kinds in prop::collection::vec((0usize..3, 0usize..2, 0usize..2), 1..9),
+        order: bool,
+    ) {
+        let mut pools = Pools::new(slabs);
+        let mut tenants: Vec<Honest> = kinds
+            .iter()
+            .zip(0..)
+            .map(|((want, pages, _), id)| {
+                let wants = [ALL, slabs * SLAB_BYTES / 10, 0][*want];
+                Honest::new(id, wants, [5000, 0][*pages])
+            })
+            .collect();
+        let newcomers: Vec<Newcomer> = kinds
+            .iter()
+            .zip(0..)
+            .map(|((_, _, w), id)| newcomer(id, bounds([100, 300][*w], None, slabs)))
+            .collect();
+        if order {
+            pools.arrive(&newcomers);
+        } else {
+            for new in newcomers.iter().rev() {
+                pools.arrive(&[*new]);
+                rounds(&mut pools, &mut tenants, 3);
+            }
+        }
+        rounds(&mut pools, &mut tenants, 400);
+        let rest = grants(&pools);
+        for _ in 0..50 {
+            rounds(&mut pools, &mut tenants, 1);
+            prop_assert_eq!(grants(&pools), rest.clone());
+        }
+        for (a, b) in (0..kinds.len()).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            // Equal, and wanting all that they can get.
+            if kinds[a] == kinds[b] && (kinds[a].0, kinds[a].1) == (0, 0) {
+                prop_assert!(rest[a].abs_diff(rest[b]) <= 1, "{rest:?} {kinds:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Counts of durations in buckets that grow by a quarter of an octave.
+
+/// Octaves above the first bucket: up to 2^40 ns, some 18 minutes.
+const OCTAVES: usize = 40;
+/// Buckets of an octave: bounds are right within 25 %.
+const PARTS: usize = 4;
+const BUCKETS: usize = OCTAVES * PARTS;
+
+/// A histogram of nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    buckets: [u32; BUCKETS],
+    total: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram {
+            buckets: [0; BUCKETS],
+            total: 0,
+        }
+    }
+}
+
+impl Histogram {
+    /// Counts a duration `count` times. A bucket that is full stays full.
+    pub fn add(&mut self, ns: u64, count: u32) {
+        let bucket = &mut self.buckets[bucket_of(ns)];
+        let added = count.min(u32::MAX - *bucket);
+        *bucket += added;
+        self.total += u64::from(added);
+    }
+
+    /// Durations counted.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// All counts halved, rounded down: the older, the less they weigh.
+    pub fn halve(&mut self) {
+        self.total = 0;
+        for bucket in &mut self.buckets {
+            *bucket /= 2;
+            self.total += u64::from(*bucket);
+        }
+    }
+
+    /// The upper bound of the bucket that holds the quantile `per_mille` of 1000; `None` when empty.
+    pub fn quantile_ns(&self, per_mille: u32) -> Option<u64> {
+        if self.total == 0 {
+            return None;
+        }
+        let rank = (self.total * u64::from(per_mille)).div_ceil(1000).max(1);
+        let mut seen = 0;
+        let at = self.buckets.iter().position(|n| {
+            seen += u64::from(*n);
+            seen >= rank
+        })?;
+        Some(bound_ns(at))
+    }
+
+    /// Bounds (ns, the largest duration of the bucket) and counts of the buckets that are not empty.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
+        let used = self.buckets.iter().enumerate().filter(|(_, n)| **n > 0);
+        used.map(|(at, n)| (bound_ns(at), *n))
+    }
+}
+
+fn bucket_of(ns: u64) -> usize {
+    if ns < PARTS as u64 {
+        return ns as usize;
+    }
+    let octave = ns.ilog2() as usize;
+    let part = (ns >> (octave - 2)) as usize & (PARTS - 1);
+    ((octave - 1) * PARTS + part).min(BUCKETS - 1)
+}
+
+fn bound_ns(bucket: usize) -> u64 {
+    if bucket < PARTS {
+        return bucket as u64;
+    }
+    let (octave, part) = (bucket / PARTS + 1, bucket % PARTS);
+    ((PARTS + part + 1) as u64) * (1 << (octave - 2)) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_is_the_largest_of_its_bucket() {
+        for bucket in 0..BUCKETS - 1 {
+            let bound = bound_ns(bucket);
+            assert_eq!(bucket_of(bound), bucket);
+            assert_eq!(bucket_of(bound + 1), bucket + 1);
+        }
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn quantiles() {
+        let mut h = Histogram::default();
+        assert_eq!(h.quantile_ns(900), None);
+        for ns in 1..=1000 {
+            h.add(ns * 100, 1);
+        }
+        let p90 = h.quantile_ns(900).unwrap();
+        assert!((90_000..113_000).contains(&p90), "{p90}");
+        h.halve();
+        assert!(h.total() > 450 && h.total() <= 500);
+        assert!(h.quantile_ns(900).unwrap().abs_diff(p90) < 25_000);
+    }
+}

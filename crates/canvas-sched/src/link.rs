@@ -1,0 +1,396 @@
+//! A link: its window, and what is measured for it.
+//!
+//! **How wide the window is.** A link is used fully, without a queue of its own, when there is under way what
+//! it moves in one round trip (as BBR and Vegas do), and the request that it is moving: the highest
+//! rate of delivery seen lately times the shortest round trip seen lately, without the time that the bytes
+//! of that request took, and most of an extent. Requests are begun as long as *less* than the window is
+//! under way, so the bytes under way are less than window and request together, and what arrives waits
+//! for one to two extents at the link. A gain of 33/32 makes up for round trips that vary a little. A rate
+//! that has risen is found by a gain of 5/4 for two round trips in [`STEADY_ROUNDS`], as BBR does, and
+//! then on and on while that raises the rate: so seldom that what waits longer for it is less than 1 %.
+//! [`WINDOW_BYTES_MIN`] keeps a slow link busy: one extent being moved while the next is on its way.
+//!
+//! * Rates are measured as BBR does: bytes that were delivered between a request's being sent (from
+//!   the last delivery before it on) and its end. A request that left nothing waiting behind it tells nothing
+//!   of what the link could do, and counts only when it is faster than what is known.
+//! * A round trip that was measured behind our own window is longer than the link's. So when none was as
+//!   short as the known one for [`RTT_MEMORY_NS`], the link is let run dry, and one request goes alone.
+//! * Until the link was full once the window is [`WINDOW_BYTES_START`] at least.
+
+use crate::heap::IndexHeap;
+
+/// Window over rate and round trip, in 32nds: as a rule, and looking for a higher rate.
+const GAIN_32NDS: u128 = 33;
+const GAIN_UP_32NDS: u128 = 40;
+/// Round trips from one look for a higher rate to the next.
+const STEADY_ROUNDS: u32 = 512;
+/// Round trips of a look: one until more is under way, one to see what comes of it.
+const UP_ROUNDS: u32 = 2;
+/// The round trip that the window is made for at least, unless the caller says otherwise. Hosts answer in
+/// bursts: threads of peers and of programs wait for processors and wake-ups for so long, which the shortest round
+/// trip knows nothing of. With the shortest alone (40 us) a stream over loopback lost a sixth of its speed.
+pub const ROUND_TRIP_NS_MIN: u64 = 150_000;
+/// Added for the request that is being moved: less than an extent, because with a whole one
+/// there would be one too many as often as not, and the link is used to 95 % all the same.
+const MOVING_BYTES: u128 = 29 << 10;
+/// The smallest window unless the caller says otherwise: more than one extent of 32 KiB, so two of
+/// them are under way.
+pub const WINDOW_BYTES_MIN: u64 = 48 << 10;
+/// The largest: 100 Gbit/s at 1 ms.
+pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
+/// The window before anything is known: eight extents.
+pub const WINDOW_BYTES_START: u64 = 256 << 10;
+/// A shortest round trip is believed this long, and up to twice as long.
+const RTT_MEMORY_NS: u64 = 5_000_000_000;
+/// A highest rate is believed this many round trips, and up to twice as many: with fewer, a pause of
+/// the agent would pass for a slower link.
+const RATE_MEMORY_RTTS: u64 = 32;
+/// ... and this long at least.
+const RATE_MEMORY_NS_MIN: u64 = 20_000_000;
+
+/// Bounds of a link's window.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkConfig {
+    /// Bytes; at least 1.
+    pub window_bytes_min: u64,
+    /// Bytes. The same as the least: the window does not adapt.
+    pub window_bytes_max: u64,
+    /// The round trip that it is made for at least.
+    pub round_trip_ns_min: u64,
+}
+
+impl Default for LinkConfig {
+    fn default() -> LinkConfig {
+        LinkConfig {
+            window_bytes_min: WINDOW_BYTES_MIN,
+            window_bytes_max: WINDOW_BYTES_MAX,
+            round_trip_ns_min: ROUND_TRIP_NS_MIN,
+        }
+    }
+}
+
+/// A link's figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkStats {
+    /// Bytes that may be under way.
+    pub window_bytes: u64,
+    /// Bytes that are.
+    pub under_way_bytes: u64,
+    /// Bytes delivered since the link was added.
+    pub delivered_bytes: u64,
+    /// The highest rate seen lately, bytes a second; 0: not known yet.
+    pub rate_bytes_s: u64,
+    /// The shortest round trip seen lately; 0: not known yet.
+    pub rtt_ns_min: u64,
+    /// Tenants that have requests waiting for it and are not held back by a limit.
+    pub tenants_ready: usize,
+}
+
+/// What is written down when a request is sent, for the estimates.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Mark {
+    pub(crate) sent_ns: u64,
+    delivered: u64,
+    delivered_ns: u64,
+    /// Nothing waited behind it.
+    alone: bool,
+}
+
+/// Order of a flow: virtual start, then who came first.
+pub(crate) type Turn = (u128, u64);
+
+#[derive(Debug)]
+pub(crate) struct Link {
+    config: LinkConfig,
+    /// Flows (by seat) that have something to send.
+    pub(crate) ready: IndexHeap<Turn>,
+    /// Their weights' sum.
+    pub(crate) ready_weight: u64,
+    /// Virtual start of the request that was sent last.
+    pub(crate) clock: u128,
+    /// The last virtual finish of all.
+    pub(crate) finish_max: u128,
+    pub(crate) under_way: u64,
+    window: u64,
+    delivered: u64,
+    delivered_ns: u64,
+    /// Highest rate of this stretch and the one before, bytes a second.
+    rates: [u64; 2],
+    rates_since_ns: u64,
+    /// Shortest round trip of this stretch and the one before, and its request's bytes.
+    rtts: [(u64, u32); 2],
+    rtts_since_ns: u64,
+    /// Round trip beyond the time that the bytes take, smoothed.
+    base_ns: u64,
+    was_full: bool,
+    probe: Probe,
+    /// Looking for a higher rate than this one.
+    up_from: Option<u64>,
+    /// Round trips since that began or ended.
+    rounds: u32,
+    /// What was delivered when the round trip began.
+    round_from: u64,
+}
+
+/// Looking for the shortest round trip.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Probe {
+    Off,
+    /// Until nothing is under way.
+    Draining,
+    /// Until the one request that was sent then has ended.
+    Alone,
+}
+
+impl Link {
+    pub(crate) fn new(config: LinkConfig) -> Link {
+        let min = config.window_bytes_min.max(1);
+        let config = LinkConfig {
+            window_bytes_min: min,
+            window_bytes_max: config.window_bytes_max.max(min),
+            ..config
+        };
+        Link {
+            config,
+            ready: IndexHeap::new(),
+            ready_weight: 0,
+            clock: 0,
+            finish_max: 0,
+            under_way: 0,
+            window: WINDOW_BYTES_START.clamp(min, config.window_bytes_max),
+            delivered: 0,
+            delivered_ns: 0,
+            rates: [0; 2],
+            rates_since_ns: 0,
+            rtts: [(u64::MAX, 0); 2],
+            rtts_since_ns: 0,
+            base_ns: 0,
+            was_full: false,
+            probe: Probe::Off,
+            up_from: Some(0),
+            rounds: 0,
+            round_from: 0,
+        }
+    }
+
+    /// May one more request be begun?
+    pub(crate) fn has_room(&self) -> bool {
+        self.under_way < self.window
+    }
+
+    /// A request is begun; the flows that still wait are in `ready`.
+    pub(crate) fn send(&mut self, bytes: u32, now_ns: u64) -> Mark {
+        if self.under_way == 0 {
+            // The time in which nothing was asked for is not the link's.
+            self.delivered_ns = now_ns;
+        }
+        self.under_way += u64::from(bytes);
+        Mark {
+            sent_ns: now_ns,
+            delivered: self.delivered,
+            delivered_ns: self.delivered_ns,
+            alone: self.ready.len() == 0 || self.probe != Probe::Off,
+        }
+    }
+
+    /// A request has ended.
+    pub(crate) fn done(&mut self, bytes: u32, mark: Mark, now_ns: u64) {
+        debug_assert!(self.under_way >= u64::from(bytes));
+        self.under_way -= u64::from(bytes);
+        self.delivered += u64::from(bytes);
+        self.delivered_ns = self.delivered_ns.max(now_ns);
+        let rtt = now_ns.saturating_sub(mark.sent_ns).max(1);
+        self.learn_rtt(rtt, bytes, now_ns);
+        let took = now_ns.saturating_sub(mark.delivered_ns).max(1);
+        let moved = u128::from(self.delivered - mark.delivered);
+        let rate = (moved * 1_000_000_000 / u128::from(took)).min(u128::from(u64::MAX)) as u64;
+        self.learn_rate(rate, mark.alone, now_ns);
+        let base = rtt.saturating_sub(self.ns(bytes));
+        self.base_ns = if self.base_ns == 0 {
+            base
+        } else {
+            self.base_ns - self.base_ns / 8 + base / 8
+        };
+        self.step_probe();
+        if mark.delivered >= self.round_from {
+            self.round_from = self.delivered;
+            self.rounds += 1;
+            self.step_gain();
+        }
+        self.window = self.width();
+    }
+
+    /// A request makes room that has not ended and says nothing of the link.
+    pub(crate) fn lost(&mut self, bytes: u32) {
+        debug_assert!(self.under_way >= u64::from(bytes));
+        self.under_way -= u64::from(bytes);
+    }
+
+    fn learn_rtt(&mut self, rtt: u64, bytes: u32, now_ns: u64) {
+        if now_ns.saturating_sub(self.rtts_since_ns) > RTT_MEMORY_NS {
+            // The known one was not seen again while the link was in use: look for it.
+            if self.beyond(self.rtts[0]) > self.beyond(self.rtts[1])
+                && self.window > self.config.window_bytes_min
+            {
+                self.probe = Probe::Draining;
+            }
+            self.rtts = [(u64::MAX, 0), self.rtts[0]];
+            self.rtts_since_ns = now_ns;
+        }
+        if self.beyond((rtt, bytes)) < self.beyond(self.rtts[0]) {
+            self.rtts[0] = (rtt, bytes);
+        }
+    }
+
+    fn learn_rate(&mut self, rate: u64, alone: bool, now_ns: u64) {
+        if alone && rate <= self.rate() {
+            return;
+        }
+        self.was_full |= !alone;
+        let memory = (RATE_MEMORY_RTTS * self.shortest().0).max(RATE_MEMORY_NS_MIN);
+        if now_ns.saturating_sub(self.rates_since_ns) > memory {
+            self.rates = [0, self.rates[0]];
+            self.rates_since_ns = now_ns;
+        }
+        self.rates[0] = self.rates[0].max(rate);
+    }
+
+    fn step_probe(&mut self) {
+        self.probe = match self.probe {
+            Probe::Draining if self.under_way == 0 => Probe::Alone,
+            Probe::Draining => Probe::Draining,
+            _ => Probe::Off,
+        };
+    }
+
+    /// After a round trip.
+    fn step_gain(&mut self) {
+        match self.up_from {
+            Some(from) if self.rounds > UP_ROUNDS => {
+                let rate = self.rate();
+                self.up_from = (rate > from + from / 20).then_some(rate);
+                self.rounds = 0;
+            }
+            None if self.rounds > STEADY_ROUNDS => {
+                self.up_from = Some(self.rate());
+                self.rounds = 0;
+            }
+            _ => {}
+        }
+    }
+
+    fn width(&self) -> u64 {
+        let LinkConfig {
+            window_bytes_min: min,
+            window_bytes_max: max,
+            ..
+        } = self.config;
+        if self.probe != Probe::Off {
+            return 1;
+        }
+        let (rtt, bytes) = self.shortest();
+        let rtt = rtt.max(self.config.round_trip_ns_min);
+        let pipe = u128::from(self.rate()) * u128::from(rtt) / 1_000_000_000;
+        let gain = match self.up_from {
+            Some(_) => GAIN_UP_32NDS,
+            None => GAIN_32NDS,
+        };
+        let wide = pipe * gain / 32 + MOVING_BYTES;
+        let wide = wide.saturating_sub(u128::from(bytes)).min(u128::from(max)) as u64;
+        let min = if self.was_full {
+            min
+        } else {
+            min.max(WINDOW_BYTES_START.min(max))
+        };
+        wide.max(min)
+    }
+
+    /// The highest rate seen lately, bytes a second.
+    fn rate(&self) -> u64 {
+        self.rates[0].max(self.rates[1])
+    }
+
+    /// What a round trip took beyond the time that its bytes take: so requests of all sizes compare.
+    fn beyond(&self, (rtt, bytes): (u64, u32)) -> u64 {
+        rtt.saturating_sub(self.ns(bytes))
+    }
+
+    /// The shortest round trip seen lately, and its request's bytes; 0 when there was none.
+    fn shortest(&self) -> (u64, u32) {
+        let [now, before] = self.rtts;
+        let shortest = if self.beyond(now) <= self.beyond(before) {
+            now
+        } else {
+            before
+        };
+        if shortest.0 == u64::MAX {
+            (0, 0)
+        } else {
+            shortest
+        }
+    }
+
+    /// How long so many bytes take at the link's rate.
+    pub(crate) fn ns(&self, bytes: u32) -> u64 {
+        u64::from(bytes) * 1_000_000_000 / self.rate().max(1)
+    }
+
+    /// How long a request of so many bytes takes when it is sent now; 0 when nothing is known.
+    pub(crate) fn arrival_ns(&self, bytes: u32) -> u64 {
+        if self.rate() == 0 {
+            return 0;
+        }
+        self.base_ns + self.ns(bytes)
+    }
+
+    /// How long `bytes` wait that a flow of this weight has to send first, while the others that are
+    /// ready take their shares.
+    pub(crate) fn ahead_ns(&self, bytes: u64, weight: u32) -> u64 {
+        if bytes == 0 || self.rate() == 0 {
+            return 0;
+        }
+        let others = u128::from(self.ready_weight.max(u64::from(weight)));
+        let ns = u128::from(bytes) * 1_000_000_000 * others
+            / (u128::from(self.rate()) * u128::from(weight));
+        ns.min(u128::from(u64::MAX / 4)) as u64
+    }
+
+    pub(crate) fn stats(&self) -> LinkStats {
+        LinkStats {
+            window_bytes: self.window,
+            under_way_bytes: self.under_way,
+            delivered_bytes: self.delivered,
+            rate_bytes_s: self.rate(),
+            rtt_ns_min: self.shortest().0,
+            tenants_ready: self.ready.len(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_is_asked_for_little_does_not_pass_for_a_slow_one() {
+        let mut link = Link::new(LinkConfig::default());
+        link.ready.reserve(1);
+        link.ready.put(0, (0, 0));
+        let mut now = 0;
+        for _ in 0..1000 {
+            let mark = link.send(32 << 10, now);
+            now += 32_768;
+            link.done(32 << 10, mark, now);
+        }
+        let busy = link.stats().rate_bytes_s;
+        assert!(busy.abs_diff(1_000_000_000) < 10_000_000, "{busy}");
+        link.ready.remove(0);
+        for _ in 0..1000 {
+            let mark = link.send(512, now);
+            now += 1_000_000;
+            link.done(512, mark, now);
+        }
+        assert_eq!(link.stats().rate_bytes_s, busy);
+        assert!(link.stats().window_bytes >= WINDOW_BYTES_MIN);
+    }
+}

@@ -1,0 +1,149 @@
+//! What one tenant has waiting for one link, and which of its classes goes next.
+//!
+//! * A demand goes before a prefetch, always: a thread stands still for it. A prefetch that waits for
+//!   long because of that is dropped by its lateness, or promoted by who needs it.
+//! * A write goes when there is no demand, and by bytes in turn with prefetches. But it must not
+//!   starve behind demands, because reclaim that has nowhere to write to stops the program as
+//!   well: while demands go, one byte in [`SWAP_OUT_PACE`] is the writes', and one in
+//!   [`SWAP_OUT_PACE_PRESSED`] when [`SWAP_OUT_PRESSED`] of them wait. So a demand waits for one write of its
+//!   own tenant at most, and seldom for that.
+
+use crate::Class;
+use crate::bucket::Bucket;
+
+/// Bytes of demands that go for a byte of writes that waits behind them.
+pub const SWAP_OUT_PACE: u64 = 16;
+/// The same when writes press.
+pub const SWAP_OUT_PACE_PRESSED: u64 = 4;
+/// Writes press when so many of a tenant wait for a link: as many as the mailbox of one process
+/// has, whose reclaim then stands still.
+pub const SWAP_OUT_PRESSED: u32 = 8;
+
+/// No slot.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Slots in the order in which they came, linked through the slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    pub(crate) len: u32,
+    pub(crate) bytes: u64,
+}
+
+impl Default for List {
+    fn default() -> List {
+        List {
+            head: NONE,
+            tail: NONE,
+            len: 0,
+            bytes: 0,
+        }
+    }
+}
+
+/// What one tenant has for one link.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Flow {
+    /// By class.
+    pub(crate) lists: [List; 3],
+    /// Virtual finish of what was sent last.
+    pub(crate) finish: u128,
+    /// Bytes of demands that went while a write waited.
+    owed: u64,
+    /// Bytes of prefetches beyond those of writes, since both wait.
+    lead: i64,
+    /// The last decision was to drop: now a demand goes first, so that drops do not hold it up.
+    pub(crate) dropped: bool,
+}
+
+/// What a flow would do now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Choice {
+    Send(Class),
+    /// Its limits forbid all that it has, until then.
+    Wait(u64),
+}
+
+impl Flow {
+    pub(crate) fn list(&self, class: Class) -> &List {
+        &self.lists[class as usize]
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lists.iter().all(|l| l.len == 0)
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.lists.iter().map(|l| l.len).sum()
+    }
+
+    /// The class to serve. `head` is the size of the first request of each class (0: none waits).
+    pub(crate) fn choose(
+        &self,
+        head: [u32; 3],
+        reads: &Bucket,
+        writes: &Bucket,
+        now: u64,
+    ) -> Choice {
+        let [demand, prefetch, out] = head;
+        let out_due = (out > 0).then(|| writes.due_ns(out, now));
+        let read_class = if demand > 0 {
+            Class::Demand
+        } else {
+            Class::Prefetch
+        };
+        let read = demand.max(if demand > 0 { 0 } else { prefetch });
+        let read_due = (read > 0).then(|| reads.due_ns(read, now));
+        match (read_due, out_due) {
+            (Some(r), Some(o)) if r <= now && o <= now => {
+                let out_first = if demand > 0 {
+                    self.owed >= self.pace() * u64::from(out)
+                } else {
+                    self.lead > 0
+                };
+                Choice::Send(if out_first {
+                    Class::SwapOut
+                } else {
+                    read_class
+                })
+            }
+            (Some(r), _) if r <= now => Choice::Send(read_class),
+            (_, Some(o)) if o <= now => Choice::Send(Class::SwapOut),
+            (r, o) => Choice::Wait(r.unwrap_or(u64::MAX).min(o.unwrap_or(u64::MAX))),
+        }
+    }
+
+    fn pace(&self) -> u64 {
+        if self.list(Class::SwapOut).len >= SWAP_OUT_PRESSED {
+            SWAP_OUT_PACE_PRESSED
+        } else {
+            SWAP_OUT_PACE
+        }
+    }
+
+    /// A request of this class was taken from its list to be sent.
+    pub(crate) fn sent(&mut self, class: Class, bytes: u32) {
+        self.dropped = false;
+        let bytes = i64::from(bytes);
+        match class {
+            Class::Demand => self.owed += bytes as u64,
+            Class::Prefetch => self.lead += bytes,
+            Class::SwapOut => {
+                self.owed = 0;
+                self.lead -= bytes;
+            }
+        }
+        self.settle();
+    }
+
+    /// After any list got shorter: what counts only while others wait is forgotten.
+    pub(crate) fn settle(&mut self) {
+        if self.list(Class::SwapOut).len == 0 {
+            self.owed = 0;
+            self.lead = 0;
+        } else if self.list(Class::Prefetch).len == 0 {
+            self.lead = 0;
+        }
+    }
+}

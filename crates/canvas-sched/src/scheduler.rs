@@ -1,0 +1,499 @@
+//! The scheduler: tenants, links, and whose turn it is.
+
+use std::collections::BTreeMap;
+
+use crate::heap::IndexHeap;
+use crate::link::{Link, LinkConfig, LinkStats};
+use crate::queue::{Choice, NONE};
+use crate::tenant::{State, Tenant, TenantConfig, TenantStats};
+use crate::{
+    Class, Decision, LINKS_MAX, LinkId, Promoted, REQUEST_BYTES_MAX, Refused, Request, TENANTS_MAX,
+    TenantError, TenantId, Ticket, WEIGHTS,
+};
+
+/// Virtual time of a byte at weight 1: rounding is then below a millionth of the smallest request.
+const BYTE: u128 = 1 << 20;
+
+/// See the crate's documentation.
+#[derive(Debug)]
+pub struct Scheduler {
+    links: Vec<Link>,
+    /// Tenants by seat; an empty seat is in `free`.
+    seats: Vec<Option<Box<Tenant>>>,
+    free: Vec<u32>,
+    /// Seats by number; not of those that leave.
+    by_id: BTreeMap<TenantId, u32>,
+    /// Flows (`seat * LINKS_MAX + link`) that wait for a limit, by when it lets them go,
+    /// then who was first.
+    held_back: IndexHeap<(u64, u64)>,
+    /// The link to look at first.
+    turn: usize,
+    /// Requests and turns so far.
+    serial: u64,
+    timeliness: bool,
+    strays: u64,
+}
+
+impl Default for Scheduler {
+    fn default() -> Scheduler {
+        Scheduler::new()
+    }
+}
+
+impl Scheduler {
+    /// No links and no tenants. Prefetches that would come too late are dropped.
+    pub fn new() -> Scheduler {
+        Scheduler {
+            links: Vec::new(),
+            seats: Vec::new(),
+            free: Vec::new(),
+            by_id: BTreeMap::new(),
+            held_back: IndexHeap::new(),
+            turn: 0,
+            serial: 0,
+            timeliness: true,
+            strays: 0,
+        }
+    }
+
+    /// One more link; `None` when there are [`LINKS_MAX`]. Links stay.
+    pub fn add_link(&mut self, config: LinkConfig) -> Option<LinkId> {
+        if self.links.len() == LINKS_MAX {
+            return None;
+        }
+        let mut link = Link::new(config);
+        link.ready.reserve(self.seats.len());
+        self.links.push(link);
+        for tenant in self.seats.iter_mut().flatten() {
+            tenant.flows.push(Default::default());
+        }
+        Some(LinkId(self.links.len() as u8 - 1))
+    }
+
+    /// Switches the dropping of late prefetches off or on (Canvas fig. 13).
+    pub fn set_timeliness(&mut self, on: bool) {
+        self.timeliness = on;
+    }
+
+    /// One more tenant: all its storage is allocated here, some 100 KiB of addresses.
+    ///
+    /// # Errors
+    /// [`TenantError::Exists`], [`TenantError::TooMany`], [`TenantError::Weight`].
+    pub fn add_tenant(&mut self, id: TenantId, config: TenantConfig) -> Result<(), TenantError> {
+        if !WEIGHTS.contains(&config.weight) {
+            return Err(TenantError::Weight);
+        }
+        if self.by_id.contains_key(&id) {
+            return Err(TenantError::Exists);
+        }
+        let seat = match self.free.pop() {
+            Some(seat) => seat,
+            None if self.seats.len() == TENANTS_MAX => return Err(TenantError::TooMany),
+            None => {
+                self.seats.push(None);
+                let n = self.seats.len();
+                self.links.iter_mut().for_each(|l| l.ready.reserve(n));
+                self.held_back.reserve(n * LINKS_MAX);
+                n as u32 - 1
+            }
+        };
+        let tenant = Tenant::new(id, config, self.links.len());
+        self.seats[seat as usize] = Some(Box::new(tenant));
+        self.by_id.insert(id, seat);
+        Ok(())
+    }
+
+    /// Changes a tenant: weight and limits hold from now on, also for what waits.
+    ///
+    /// # Errors
+    /// [`TenantError::Unknown`], [`TenantError::Weight`].
+    pub fn set_tenant(
+        &mut self,
+        id: TenantId,
+        config: TenantConfig,
+        now_ns: u64,
+    ) -> Result<(), TenantError> {
+        if !WEIGHTS.contains(&config.weight) {
+            return Err(TenantError::Weight);
+        }
+        let seat = *self.by_id.get(&id).ok_or(TenantError::Unknown)?;
+        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let old = std::mem::replace(&mut tenant.weight, config.weight);
+        tenant.reads.set(config.swap_in_limit, now_ns);
+        tenant.writes.set(config.swap_out_limit, now_ns);
+        for link in 0..self.links.len() {
+            let l = &mut self.links[link];
+            if l.ready.contains(seat) {
+                l.ready_weight = l.ready_weight - u64::from(old) + u64::from(config.weight);
+            }
+            self.wake(seat, link);
+        }
+        Ok(())
+    }
+
+    /// Forgets a tenant, and returns what it had waiting, class by class in order of arrival. What is under way
+    /// counts on its links until it is done. The number may be used again at once. `None`: no such tenant.
+    pub fn remove_tenant(&mut self, id: TenantId) -> Option<Vec<Request>> {
+        let seat = self.by_id.remove(&id)?;
+        let mut waiting = Vec::new();
+        for link in 0..self.links.len() {
+            self.unready(seat, link);
+            self.held_back.remove(flow_id(seat, link));
+            let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+            for class in 0..Class::ALL.len() {
+                loop {
+                    let at = tenant.flows[link].lists[class].head;
+                    if at == NONE {
+                        break;
+                    }
+                    waiting.push(tenant.request(at, seat));
+                    tenant.unlink(at);
+                    tenant.release(at);
+                }
+            }
+        }
+        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        tenant.leaving = true;
+        self.vacate(seat);
+        Some(waiting)
+    }
+
+    /// Gives the seat of a tenant free that left, when nothing of it is under way.
+    fn vacate(&mut self, seat: u32) {
+        let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
+        if tenant.leaving && tenant.under_way == 0 {
+            self.seats[seat as usize] = None;
+            self.free.push(seat);
+        }
+    }
+
+    /// Takes a request of a tenant, posted at `posted_ns` on the clock of all the others. `tag` is the
+    /// caller's and comes back with the decision.
+    ///
+    /// # Errors
+    /// [`Refused`]; then the request is not here.
+    pub fn submit(
+        &mut self,
+        id: TenantId,
+        class: Class,
+        link: LinkId,
+        bytes: u32,
+        tag: u64,
+        posted_ns: u64,
+    ) -> Result<Ticket, Refused> {
+        if bytes > REQUEST_BYTES_MAX {
+            return Err(Refused::TooLarge);
+        }
+        let at = link.0 as usize;
+        if at >= self.links.len() {
+            return Err(Refused::NoLink);
+        }
+        let seat = *self.by_id.get(&id).ok_or(Refused::NoTenant)?;
+        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        self.serial += 1;
+        let serial = self.serial;
+        let slot = tenant
+            .push(class, link, bytes.max(1), tag, posted_ns, serial)
+            .ok_or(Refused::Full)?;
+        let flow = &tenant.flows[at];
+        if flow.len() == 1 {
+            self.make_ready(seat, at);
+        } else if flow.list(class).len == 1 {
+            // The limit that holds the others back may not be this one's.
+            self.wake(seat, at);
+        }
+        Ok(Ticket { seat, slot, serial })
+    }
+
+    /// Puts a flow among those that are ready: as late as it is served already, no earlier than the
+    /// link's clock.
+    fn make_ready(&mut self, seat: u32, link: usize) {
+        let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
+        let l = &mut self.links[link];
+        if l.ready.len() == 0 && l.under_way == 0 {
+            // Nobody wanted anything: what one was ahead of another is over.
+            l.clock = l.clock.max(l.finish_max);
+        }
+        let start = tenant.flows[link].finish.max(l.clock);
+        self.serial += 1;
+        l.ready.put(seat, (start, self.serial));
+        l.ready_weight += u64::from(tenant.weight);
+    }
+
+    /// Takes a flow from those that are ready.
+    fn unready(&mut self, seat: u32, link: usize) {
+        let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
+        let l = &mut self.links[link];
+        if l.ready.remove(seat) {
+            l.ready_weight -= u64::from(tenant.weight);
+        }
+    }
+
+    /// A flow that a limit holds back is looked at again.
+    fn wake(&mut self, seat: u32, link: usize) {
+        if self.held_back.remove(flow_id(seat, link)) {
+            self.make_ready(seat, link);
+        }
+    }
+
+    /// What is to be done now; call it until there is nothing. `None`: links are full, limits forbid
+    /// it ([`Scheduler::next_due`] says until when), or nothing waits.
+    pub fn next(&mut self, now_ns: u64) -> Option<Decision> {
+        while let Some(((due, _), flow)) = self.held_back.first() {
+            if due > now_ns {
+                break;
+            }
+            self.wake(flow / LINKS_MAX as u32, flow as usize % LINKS_MAX);
+        }
+        let n = self.links.len();
+        for k in 0..n {
+            let link = (self.turn + k) % n;
+            if let Some(decision) = self.next_of(link, now_ns) {
+                self.turn = (link + 1) % n;
+                return Some(decision);
+            }
+        }
+        None
+    }
+
+    fn next_of(&mut self, link: usize, now_ns: u64) -> Option<Decision> {
+        while self.links[link].has_room() {
+            let ((start, _), seat) = self.links[link].ready.first()?;
+            let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+            let head = tenant.heads(link as u8);
+            if self.timeliness
+                && head[Class::Prefetch as usize] > 0
+                && !(tenant.flows[link].dropped && head[Class::Demand as usize] > 0)
+                && is_late(tenant, &self.links[link], link, now_ns)
+            {
+                return Some(self.drop_prefetch(seat, link));
+            }
+            match tenant.flows[link].choose(head, &tenant.reads, &tenant.writes, now_ns) {
+                Choice::Send(class) => return Some(self.send(seat, link, class, start, now_ns)),
+                Choice::Wait(due) => {
+                    debug_assert!(due > now_ns);
+                    self.unready(seat, link);
+                    self.serial += 1;
+                    self.held_back.put(flow_id(seat, link), (due, self.serial));
+                }
+            }
+        }
+        None
+    }
+
+    fn drop_prefetch(&mut self, seat: u32, link: usize) -> Decision {
+        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let at = tenant.flows[link].list(Class::Prefetch).head;
+        let request = tenant.request(at, seat);
+        tenant.unlink(at);
+        tenant.release(at);
+        tenant.stats.classes[Class::Prefetch as usize].dropped += 1;
+        let flow = &mut tenant.flows[link];
+        flow.dropped = true;
+        flow.settle();
+        if flow.is_empty() {
+            self.unready(seat, link);
+        }
+        Decision::Drop(request)
+    }
+
+    fn send(&mut self, seat: u32, link: usize, class: Class, start: u128, now_ns: u64) -> Decision {
+        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let at = tenant.flows[link].list(class).head;
+        let request = tenant.request(at, seat);
+        let bytes = request.bytes;
+        tenant.unlink(at);
+        let bucket = match class {
+            Class::SwapOut => &mut tenant.writes,
+            _ => &mut tenant.reads,
+        };
+        bucket.take(bytes, now_ns);
+        let flow = &mut tenant.flows[link];
+        flow.sent(class, bytes);
+        flow.finish = start + u128::from(bytes) * BYTE / u128::from(tenant.weight);
+        let (finish, empty) = (flow.finish, flow.is_empty());
+        self.links[link].clock = start;
+        if empty {
+            self.unready(seat, link);
+        } else {
+            self.serial += 1;
+            self.links[link].ready.put(seat, (finish, self.serial));
+        }
+        let l = &mut self.links[link];
+        l.finish_max = l.finish_max.max(finish);
+        let mark = l.send(bytes, now_ns);
+        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let slot = tenant.slot_mut(at);
+        slot.state = State::UnderWay;
+        slot.mark = mark;
+        tenant.under_way += 1;
+        let waited = now_ns.saturating_sub(request.posted_ns);
+        let stats = &mut tenant.stats.classes[class as usize];
+        stats.under_way += 1;
+        stats.sent += 1;
+        stats.bytes += u64::from(bytes);
+        stats.waited_ns = stats.waited_ns.saturating_add(waited);
+        stats.waits.add(waited, 1);
+        Decision::Send(request)
+    }
+
+    /// A request that was sent has ended, well or not. False when the ticket is none of a request under
+    /// way: that is counted ([`Scheduler::strays`]) and changes nothing else.
+    pub fn done(&mut self, ticket: Ticket, now_ns: u64) -> bool {
+        self.ended(ticket, Some(now_ns))
+    }
+
+    /// A request that was sent is not on the link any more, for all that is known: a peer is silent, and the
+    /// others must not wait for it. It counts as done, and tells nothing of the link. False as for
+    /// [`Scheduler::done`].
+    pub fn give_up(&mut self, ticket: Ticket) -> bool {
+        self.ended(ticket, None)
+    }
+
+    fn ended(&mut self, ticket: Ticket, at_ns: Option<u64>) -> bool {
+        let seat = self.seats.get_mut(ticket.seat as usize);
+        let Some(tenant) = seat.and_then(Option::as_mut) else {
+            self.strays += 1;
+            return false;
+        };
+        let (bytes, link, class, mark) = match tenant.slot_of(ticket) {
+            Some(s) if s.state == State::UnderWay => (s.bytes, s.link, s.class, s.mark),
+            _ => {
+                self.strays += 1;
+                return false;
+            }
+        };
+        tenant.release(ticket.slot);
+        tenant.under_way -= 1;
+        let stats = &mut tenant.stats.classes[class as usize];
+        stats.under_way -= 1;
+        stats.done += 1;
+        let link = &mut self.links[link as usize];
+        match at_ns {
+            Some(now_ns) => link.done(bytes, mark, now_ns),
+            None => link.lost(bytes),
+        }
+        self.vacate(ticket.seat);
+        true
+    }
+
+    /// A thread waits for this request: if it is a prefetch that waits here, it becomes a demand. That a prefetch
+    /// is waited for tells of its timeliness as well: do not call [`Scheduler::used_after`] for it.
+    pub fn promote(&mut self, ticket: Ticket, now_ns: u64) -> Promoted {
+        let seat = self.seats.get_mut(ticket.seat as usize);
+        let Some(tenant) = seat.and_then(Option::as_mut) else {
+            return Promoted::Gone;
+        };
+        let Some(slot) = tenant.slot_of(ticket) else {
+            return Promoted::Gone;
+        };
+        let (state, class, link) = (slot.state, slot.class, slot.link as usize);
+        if class == Class::Prefetch {
+            tenant.needed(ticket.slot, now_ns);
+        }
+        if state == State::UnderWay {
+            return Promoted::UnderWay;
+        }
+        if class != Class::Prefetch {
+            return Promoted::Already;
+        }
+        tenant.promote(ticket.slot);
+        self.wake(ticket.seat, link);
+        Promoted::Moved
+    }
+
+    /// Of a tenant, `count` prefetched pages were used `ns` after their prefetch was posted. Pages that were
+    /// needed before they came belong here too (dropped ones, and those whose waiter asked anew).
+    pub fn used_after(&mut self, id: TenantId, ns: u64, count: u32) {
+        if let Some(seat) = self.by_id.get(&id) {
+            let tenant = self.seats[*seat as usize].as_mut().expect("it has a seat");
+            tenant.used_after(ns, count);
+        }
+    }
+
+    /// When a limit lets something go that waits for it: call [`Scheduler::next`] then. It must have said
+    /// `None` before. `None`: only a submission or an end can change anything.
+    pub fn next_due(&self) -> Option<u64> {
+        self.held_back.first().map(|((due, _), _)| due)
+    }
+
+    /// How long a request of so many bytes takes on the link when it is sent now; 0: not known yet.
+    pub fn arrival_ns(&self, link: LinkId, bytes: u32) -> u64 {
+        let link = self.links.get(link.0 as usize);
+        link.map_or(0, |l| l.arrival_ns(bytes))
+    }
+
+    /// A tenant's counters.
+    pub fn stats(&self, id: TenantId) -> Option<&TenantStats> {
+        let seat = self.by_id.get(&id)?;
+        self.seats[*seat as usize].as_ref().map(|t| &t.stats)
+    }
+
+    /// A link's figures.
+    pub fn link_stats(&self, link: LinkId) -> Option<LinkStats> {
+        self.links.get(link.0 as usize).map(Link::stats)
+    }
+
+    /// Ends that were told of requests that were not under way.
+    pub fn strays(&self) -> u64 {
+        self.strays
+    }
+
+    /// Verifies everything that must hold between calls; for tests, as it looks at all requests.
+    ///
+    /// # Panics
+    /// When something does not hold.
+    pub fn check(&self) {
+        let mut under_way = vec![0; self.links.len()];
+        let mut ready = vec![(0, 0); self.links.len()];
+        self.held_back.check();
+        for (seat, tenant) in self.seats.iter().enumerate() {
+            let Some(tenant) = tenant else { continue };
+            let seat = seat as u32;
+            tenant.check(&mut under_way);
+            assert_eq!(self.by_id.get(&tenant.id) == Some(&seat), !tenant.leaving);
+            assert!(!tenant.leaving || tenant.under_way > 0);
+            for (link, flow) in tenant.flows.iter().enumerate() {
+                let is_ready = self.links[link].ready.contains(seat);
+                let is_held = self.held_back.contains(flow_id(seat, link));
+                assert_eq!(!flow.is_empty(), is_ready || is_held);
+                assert!(!(is_ready && is_held));
+                if is_ready {
+                    ready[link].0 += 1;
+                    ready[link].1 += u64::from(tenant.weight);
+                }
+            }
+        }
+        for (link, l) in self.links.iter().enumerate() {
+            l.ready.check();
+            assert_eq!(l.under_way, under_way[link]);
+            assert_eq!((l.ready.len(), l.ready_weight), ready[link]);
+            let first = l.ready.first().map_or(u128::MAX, |((start, _), _)| start);
+            assert!(first >= l.clock, "nobody is ahead of the clock");
+        }
+        assert_eq!(
+            self.seats.len(),
+            self.free.len() + self.seats.iter().flatten().count()
+        );
+        assert!(self.by_id.len() <= self.seats.len());
+    }
+}
+
+fn flow_id(seat: u32, link: usize) -> u32 {
+    seat * LINKS_MAX as u32 + link as u32
+}
+
+/// Would the tenant's first prefetch come too late, if its demands go before it?
+fn is_late(tenant: &Tenant, link: &Link, at: usize, now_ns: u64) -> bool {
+    let Some(threshold) = tenant.stats.timeliness_ns else {
+        return false;
+    };
+    let slot = tenant.slot(tenant.flows[at].list(Class::Prefetch).head);
+    let ahead = link.ahead_ns(tenant.flows[at].list(Class::Demand).bytes, tenant.weight);
+    let waited = now_ns.saturating_sub(slot.posted_ns);
+    let takes = link.arrival_ns(slot.bytes);
+    let queued = waited.saturating_add(ahead);
+    // What waits here for less than it takes afterwards is late without our doing: to drop it makes room
+    // where there is enough.
+    queued > takes && queued.saturating_add(takes) > threshold
+}

@@ -1,0 +1,378 @@
+//! A scheduler that recomputes everything from plain lists: the oracle of `model.rs`. It knows the
+//! rules and none of the data structures.
+
+use canvas_sched::{Class, SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED, burst_bytes};
+
+pub const BYTE: u128 = 1 << 20;
+
+/// A request that waits; the oldest first.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    pub tenant: u64,
+    pub link: usize,
+    pub class: Class,
+    pub bytes: u32,
+    pub tag: u64,
+    pub posted: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Place {
+    Idle,
+    Ready(u128, u64),
+    Held(u64, u64),
+}
+
+#[derive(Debug)]
+struct Flow {
+    tenant: u64,
+    link: usize,
+    place: Place,
+    finish: u128,
+    owed: u64,
+    lead: i64,
+    dropped: bool,
+}
+
+#[derive(Debug)]
+struct Limit {
+    rate: Option<u64>,
+    sends: Vec<(u64, u64)>,
+}
+
+impl Limit {
+    /// By the definition: in no stretch that begins with a send more than rate and burst.
+    fn due(&self, bytes: u32, now: u64) -> u64 {
+        let Some(rate) = self.rate else { return now };
+        let (mut sum, mut due) = (u128::from(bytes), now);
+        for (at, sent) in self.sends.iter().rev() {
+            sum += u128::from(*sent);
+            let over = sum.saturating_sub(u128::from(burst_bytes(rate)));
+            let wait = (over * 1_000_000_000).div_ceil(u128::from(rate)) as u64;
+            if over > 0 {
+                due = due.max(at + wait);
+            }
+        }
+        due
+    }
+}
+
+#[derive(Debug)]
+struct Tenant {
+    id: u64,
+    weight: u32,
+    limits: [Limit; 2],
+}
+
+#[derive(Debug, PartialEq)]
+pub enum Act {
+    Send(u64, Class),
+    Drop(u64),
+}
+
+#[derive(Debug)]
+pub struct Naive {
+    window: u64,
+    tenants: Vec<Tenant>,
+    flows: Vec<Flow>,
+    pub waiting: Vec<Waiting>,
+    /// Tag, link, bytes.
+    pub under_way: Vec<(u64, usize, u32)>,
+    clocks: Vec<u128>,
+    finishes: Vec<u128>,
+    turn: usize,
+    order: u64,
+}
+
+impl Naive {
+    pub fn new(links: usize, window: u64) -> Naive {
+        Naive {
+            window,
+            tenants: Vec::new(),
+            flows: Vec::new(),
+            waiting: Vec::new(),
+            under_way: Vec::new(),
+            clocks: vec![0; links],
+            finishes: vec![0; links],
+            turn: 0,
+            order: 0,
+        }
+    }
+
+    pub fn add(&mut self, id: u64, weight: u32, reads: Option<u64>, writes: Option<u64>) {
+        let limit = |rate| Limit {
+            rate,
+            sends: Vec::new(),
+        };
+        self.tenants.push(Tenant {
+            id,
+            weight,
+            limits: [limit(reads), limit(writes)],
+        });
+        for link in 0..self.clocks.len() {
+            let place = Place::Idle;
+            self.flows.push(Flow {
+                tenant: id,
+                link,
+                place,
+                finish: 0,
+                owed: 0,
+                lead: 0,
+                dropped: false,
+            });
+        }
+    }
+
+    pub fn set_weight(&mut self, id: u64, weight: u32) {
+        self.tenants.iter_mut().find(|t| t.id == id).unwrap().weight = weight;
+        for f in 0..self.flows.len() {
+            if self.flows[f].tenant == id && matches!(self.flows[f].place, Place::Held(..)) {
+                self.ready(f);
+            }
+        }
+    }
+
+    /// Tags of what waited.
+    pub fn remove(&mut self, id: u64) -> Vec<u64> {
+        self.tenants.retain(|t| t.id != id);
+        self.flows.retain(|f| f.tenant != id);
+        let (gone, stay) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|w| w.tenant == id);
+        self.waiting = stay;
+        let gone: Vec<Waiting> = gone;
+        gone.iter().map(|w| w.tag).collect()
+    }
+
+    fn of(&self, f: usize, class: Class) -> impl Iterator<Item = &Waiting> {
+        let flow = &self.flows[f];
+        let mine =
+            move |w: &&Waiting| w.tenant == flow.tenant && w.link == flow.link && w.class == class;
+        self.waiting.iter().filter(mine)
+    }
+
+    fn flow(&self, tenant: u64, link: usize) -> usize {
+        self.flows
+            .iter()
+            .position(|f| f.tenant == tenant && f.link == link)
+            .unwrap()
+    }
+
+    fn tenant(&self, id: u64) -> &Tenant {
+        self.tenants.iter().find(|t| t.id == id).unwrap()
+    }
+
+    fn ready(&mut self, f: usize) {
+        let link = self.flows[f].link;
+        let nobody = !self
+            .flows
+            .iter()
+            .any(|g| g.link == link && matches!(g.place, Place::Ready(..)));
+        if nobody && self.busy(link) == 0 {
+            self.clocks[link] = self.clocks[link].max(self.finishes[link]);
+        }
+        self.order += 1;
+        let start = self.flows[f].finish.max(self.clocks[link]);
+        self.flows[f].place = Place::Ready(start, self.order);
+    }
+
+    fn busy(&self, link: usize) -> u64 {
+        self.under_way
+            .iter()
+            .filter(|u| u.1 == link)
+            .map(|u| u64::from(u.2))
+            .sum()
+    }
+
+    pub fn submit(&mut self, w: Waiting) {
+        let f = self.flow(w.tenant, w.link);
+        let first = self.of(f, w.class).next().is_none();
+        self.waiting.push(w);
+        match self.flows[f].place {
+            Place::Idle => self.ready(f),
+            Place::Held(..) if first => self.ready(f),
+            _ => {}
+        }
+    }
+
+    /// True when it was a waiting prefetch.
+    pub fn promote(&mut self, tag: u64) -> bool {
+        let at = self
+            .waiting
+            .iter()
+            .position(|w| w.tag == tag && w.class == Class::Prefetch);
+        let Some(at) = at else { return false };
+        let mut w = self.waiting.remove(at);
+        w.class = Class::Demand;
+        let f = self.flow(w.tenant, w.link);
+        self.waiting.push(w);
+        self.settle(f);
+        if matches!(self.flows[f].place, Place::Held(..)) {
+            self.ready(f);
+        }
+        true
+    }
+
+    pub fn done(&mut self, tag: u64) {
+        self.under_way.retain(|u| u.0 != tag);
+    }
+
+    fn settle(&mut self, f: usize) {
+        let none = |class| self.of(f, class).next().is_none();
+        let (no_out, no_ahead) = (none(Class::SwapOut), none(Class::Prefetch));
+        if no_out {
+            self.flows[f].owed = 0;
+        }
+        if no_out || no_ahead {
+            self.flows[f].lead = 0;
+        }
+    }
+
+    /// Something waits that could go on a link that has room.
+    pub fn could_send(&self, now: u64) -> bool {
+        self.flows.iter().enumerate().any(|(f, flow)| {
+            let first = |class| self.of(f, class).next().map(|w| w.bytes);
+            let limits = &self.tenant(flow.tenant).limits;
+            let read = first(Class::Demand).or(first(Class::Prefetch));
+            let reads = read.is_some_and(|b| limits[0].due(b, now) <= now);
+            let writes = first(Class::SwapOut).is_some_and(|b| limits[1].due(b, now) <= now);
+            self.busy(flow.link) < self.window && (reads || writes)
+        })
+    }
+
+    /// `late(request, bytes of demands ahead, weight, weights that are ready)` judges a prefetch.
+    pub fn next(
+        &mut self,
+        now: u64,
+        late: impl Fn(&Waiting, u64, u32, u64) -> bool,
+    ) -> Option<Act> {
+        let mut due: Vec<(u64, u64, usize)> = Vec::new();
+        for (f, flow) in self.flows.iter().enumerate() {
+            if let Place::Held(at, order) = flow.place
+                && at <= now
+            {
+                due.push((at, order, f));
+            }
+        }
+        due.sort();
+        due.into_iter().for_each(|(_, _, f)| self.ready(f));
+        let n = self.clocks.len();
+        for k in 0..n {
+            let link = (self.turn + k) % n;
+            if let Some(act) = self.next_of(link, now, &late) {
+                self.turn = (link + 1) % n;
+                return Some(act);
+            }
+        }
+        None
+    }
+
+    fn next_of(
+        &mut self,
+        link: usize,
+        now: u64,
+        late: &impl Fn(&Waiting, u64, u32, u64) -> bool,
+    ) -> Option<Act> {
+        while self.busy(link) < self.window {
+            let ready = self
+                .flows
+                .iter()
+                .enumerate()
+                .filter_map(|(f, flow)| match flow.place {
+                    Place::Ready(start, order) if flow.link == link => Some((start, order, f)),
+                    _ => None,
+                });
+            let (start, _, f) = ready.min()?;
+            let first = |class| self.of(f, class).next().cloned();
+            let (demand, ahead, out) = (
+                first(Class::Demand),
+                first(Class::Prefetch),
+                first(Class::SwapOut),
+            );
+            let tenant = self.tenant(self.flows[f].tenant);
+            if let Some(w) = &ahead
+                && !(self.flows[f].dropped && demand.is_some())
+            {
+                let before = self.of(f, Class::Demand).map(|w| u64::from(w.bytes)).sum();
+                let weights = self
+                    .flows
+                    .iter()
+                    .filter(|g| g.link == link && matches!(g.place, Place::Ready(..)));
+                let weights = weights
+                    .map(|g| u64::from(self.tenant(g.tenant).weight))
+                    .sum();
+                if late(w, before, tenant.weight, weights) {
+                    let tag = w.tag;
+                    self.waiting.retain(|w| w.tag != tag);
+                    self.flows[f].dropped = true;
+                    self.after(f, None);
+                    return Some(Act::Drop(tag));
+                }
+            }
+            let read = demand.clone().or(ahead);
+            let read_due = read.as_ref().map(|w| tenant.limits[0].due(w.bytes, now));
+            let out_due = out.as_ref().map(|w| tenant.limits[1].due(w.bytes, now));
+            let read_goes = read_due.is_some_and(|d| d <= now);
+            let out_goes = out_due.is_some_and(|d| d <= now);
+            let flow = &self.flows[f];
+            let pressed = self.of(f, Class::SwapOut).count() >= SWAP_OUT_PRESSED as usize;
+            let pace = if pressed {
+                SWAP_OUT_PACE_PRESSED
+            } else {
+                SWAP_OUT_PACE
+            };
+            let out_turn = match (&demand, &out) {
+                (Some(_), Some(w)) => flow.owed >= pace * u64::from(w.bytes),
+                _ => flow.lead > 0,
+            };
+            let w = match (read_goes, out_goes) {
+                (true, true) if out_turn => out.unwrap(),
+                (true, _) => read.unwrap(),
+                (false, true) => out.unwrap(),
+                (false, false) => {
+                    let due = read_due.into_iter().chain(out_due).min().unwrap();
+                    self.order += 1;
+                    self.flows[f].place = Place::Held(due, self.order);
+                    continue;
+                }
+            };
+            self.sent(f, &w, start, now);
+            return Some(Act::Send(w.tag, w.class));
+        }
+        None
+    }
+
+    fn sent(&mut self, f: usize, w: &Waiting, start: u128, now: u64) {
+        self.waiting.retain(|other| other.tag != w.tag);
+        let tenant = self.tenants.iter_mut().find(|t| t.id == w.tenant).unwrap();
+        let limit = &mut tenant.limits[(w.class == Class::SwapOut) as usize];
+        limit.sends.push((now, u64::from(w.bytes)));
+        let finish = start + u128::from(w.bytes) * BYTE / u128::from(tenant.weight);
+        let flow = &mut self.flows[f];
+        flow.finish = finish;
+        flow.dropped = false;
+        match w.class {
+            Class::Demand => flow.owed += u64::from(w.bytes),
+            Class::Prefetch => flow.lead += i64::from(w.bytes),
+            Class::SwapOut => {
+                flow.owed = 0;
+                flow.lead -= i64::from(w.bytes);
+            }
+        }
+        self.clocks[w.link] = start;
+        self.finishes[w.link] = self.finishes[w.link].max(finish);
+        self.under_way.push((w.tag, w.link, w.bytes));
+        self.after(f, Some(finish));
+    }
+
+    fn after(&mut self, f: usize, finish: Option<u128>) {
+        self.settle(f);
+        let empty = Class::ALL.iter().all(|c| self.of(f, *c).next().is_none());
+        if empty {
+            self.flows[f].place = Place::Idle;
+        } else if let Some(finish) = finish {
+            self.order += 1;
+            self.flows[f].place = Place::Ready(finish, self.order);
+        }
+    }
+}

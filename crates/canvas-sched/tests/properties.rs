@@ -1,0 +1,496 @@
+//! What is promised of any load: shares, starvation, limits, idle time, promotion.
+
+use std::collections::BTreeMap;
+
+use canvas_sched::{
+    BURST_BYTES_MIN, Class, Decision, LinkConfig, LinkId, Promoted, REQUEST_BYTES_MAX,
+    REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig, TenantError, TenantId, Ticket,
+    burst_bytes,
+};
+use proptest::prelude::*;
+
+/// One request under way at a time: the link of the fluid model.
+const ONE: LinkConfig = LinkConfig {
+    window_bytes_min: 1,
+    window_bytes_max: 1,
+    round_trip_ns_min: 0,
+};
+
+fn with(weights: &[u32], link: LinkConfig) -> (Scheduler, LinkId) {
+    let mut s = Scheduler::new();
+    let id = s.add_link(link).unwrap();
+    for (t, weight) in weights.iter().enumerate() {
+        let config = TenantConfig {
+            weight: *weight,
+            ..TenantConfig::default()
+        };
+        s.add_tenant(TenantId(t as u64), config).unwrap();
+    }
+    (s, id)
+}
+
+fn sent(d: Option<Decision>) -> Option<Request> {
+    match d {
+        Some(Decision::Send(r)) => Some(r),
+        Some(Decision::Drop(r)) => panic!("dropped {r:?}"),
+        None => None,
+    }
+}
+
+/// Sends one and ends it; the tenant and its bytes.
+fn step(s: &mut Scheduler, now: u64) -> Request {
+    let r = sent(s.next(now)).expect("somebody waits");
+    assert!(s.done(r.ticket, now));
+    r
+}
+
+/// Sizes and classes of a tenant's requests, in turn.
+type Load = Vec<(u8, u32)>;
+
+fn load() -> impl Strategy<Value = (u32, Load)> {
+    let request = (
+        0..3u8,
+        prop_oneof![Just(4096u32), Just(32 << 10), 1..=REQUEST_BYTES_MAX],
+    );
+    (1..=1000u32, prop::collection::vec(request, 1..8))
+}
+
+/// Keeps every tenant backlogged: `refill` submits until each class of the load is there.
+struct Backlog {
+    loads: Vec<Load>,
+    given: Vec<usize>,
+    waiting: Vec<usize>,
+}
+
+impl Backlog {
+    fn new(loads: Vec<Load>) -> Backlog {
+        let n = loads.len();
+        Backlog {
+            loads,
+            given: vec![0; n],
+            waiting: vec![0; n],
+        }
+    }
+
+    fn refill(&mut self, s: &mut Scheduler, link: LinkId, now: u64) {
+        for (t, load) in self.loads.iter().enumerate() {
+            while self.waiting[t] < 8 {
+                let (class, bytes) = load[self.given[t] % load.len()];
+                let class = Class::ALL[class as usize];
+                s.submit(TenantId(t as u64), class, link, bytes, 0, now)
+                    .unwrap();
+                self.given[t] += 1;
+                self.waiting[t] += 1;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// All backlogged from the start, largest request L, share s: at any time the service of each is at
+    /// most L ahead of the fluid model, and at most s * (n - 1) * L behind it.
+    #[test]
+    fn near_the_fluid_model(tenants in prop::collection::vec(load(), 1..12), steps in 50..400usize) {
+        let (weights, loads): (Vec<u32>, Vec<Load>) = tenants.into_iter().unzip();
+        let (mut s, link) = with(&weights, ONE);
+        let largest = loads.iter().flatten().map(|(_, b)| *b).max().unwrap() as f64;
+        let all: u32 = weights.iter().sum();
+        let mut backlog = Backlog::new(loads);
+        let mut service = vec![0.0; weights.len()];
+        for _ in 0..steps {
+            backlog.refill(&mut s, link, 0);
+            let r = step(&mut s, 0);
+            let t = r.tenant.0 as usize;
+            backlog.waiting[t] -= 1;
+            service[t] += f64::from(r.bytes);
+            let total: f64 = service.iter().sum();
+            for (got, weight) in service.iter().zip(&weights) {
+                let share = f64::from(*weight) / f64::from(all);
+                let ahead = got - total * share;
+                let others = (weights.len() - 1) as f64;
+                prop_assert!(ahead <= largest + 1.0, "{ahead} ahead");
+                prop_assert!(-ahead <= share * others * largest + 1.0, "{} behind", -ahead);
+            }
+        }
+        s.check();
+    }
+
+    /// A tenant that comes back after any idle time, or comes late, is no more ahead than one that was there.
+    #[test]
+    fn idle_time_is_no_credit(alone in 1..200usize, weight in 1..=1000u32, other in 1..=1000u32) {
+        let (mut s, link) = with(&[weight, other], ONE);
+        let mut backlog = Backlog::new(vec![vec![(0, 4096)], vec![]]);
+        let submit = |s: &mut Scheduler| s.submit(TenantId(1), Class::Demand, link, 4096, 0, 0).unwrap();
+        submit(&mut s);
+        step(&mut s, 0);
+        backlog.waiting[1] = 8;
+        for _ in 0..alone {
+            backlog.refill(&mut s, link, 0);
+            backlog.waiting[0] -= 1;
+            prop_assert_eq!(step(&mut s, 0).tenant.0, 0);
+        }
+        (0..REQUESTS_MAX).for_each(|_| { submit(&mut s); });
+        let mut service = [0.0; 2];
+        for _ in 0..REQUESTS_MAX {
+            backlog.refill(&mut s, link, 0);
+            let t = step(&mut s, 0).tenant.0 as usize;
+            service[t] += 4096.0;
+            if t == 0 {
+                backlog.waiting[0] -= 1;
+            }
+            let (a, b) = (service[0] / f64::from(weight), service[1] / f64::from(other));
+            let packets = 4096.0 / f64::from(weight) + 4096.0 / f64::from(other);
+            prop_assert!((a - b).abs() <= packets + 1e-3, "{a} {b}");
+        }
+    }
+
+    /// In no stretch of time more than rate and burst, whatever is asked for and when; and the limited
+    /// tenant gets its rate.
+    #[test]
+    fn limits_are_hard(
+        rate in 1_000_000..2_000_000_000u64,
+        load in prop::collection::vec((0..3u8, 1..=REQUEST_BYTES_MAX, 0..200_000u64), 20..150),
+    ) {
+        let (mut s, link) = with(&[100], LinkConfig {
+            window_bytes_min: 1 << 40,
+            window_bytes_max: 1 << 40,
+            ..LinkConfig::default()
+        });
+        let limit = |rate| TenantConfig { swap_in_limit: Some(rate), swap_out_limit: Some(rate / 2), ..Default::default() };
+        s.set_tenant(TenantId(0), limit(rate), 0).unwrap();
+        let mut sends: [Vec<(u64, u64)>; 2] = Default::default();
+        let mut now = 0;
+        let mut drain = |s: &mut Scheduler, now: u64| {
+            while let Some(r) = sent(s.next(now)) {
+                sends[(r.class == Class::SwapOut) as usize].push((now, u64::from(r.bytes)));
+            }
+        };
+        for (class, bytes, gap) in load {
+            s.submit(TenantId(0), Class::ALL[class as usize], link, bytes, 0, now).unwrap();
+            drain(&mut s, now);
+            now += gap;
+        }
+        drain(&mut s, now);
+        while let Some(due) = s.next_due() {
+            prop_assert!(due > now);
+            now = due;
+            drain(&mut s, now);
+        }
+        for (sends, rate) in sends.iter().zip([rate, rate / 2]) {
+            for from in 0..sends.len() {
+                let mut sum = 0;
+                for (at, bytes) in &sends[from..] {
+                    sum += bytes;
+                    let time = u128::from(at - sends[from].0);
+                    let most = u128::from(rate) * time / 1_000_000_000 + u128::from(burst_bytes(rate));
+                    prop_assert!(u128::from(sum) <= most + 1, "{sum} of {most}");
+                }
+            }
+        }
+        let left = s.stats(TenantId(0)).unwrap().classes.iter().map(|c| c.queued).sum::<u32>();
+        prop_assert_eq!(left, 0);
+    }
+
+    /// Every tenant's turn comes, and inside it that of its demands and writes, however much the others
+    /// and its own other classes have.
+    #[test]
+    fn nobody_starves(weights in prop::collection::vec(1..=1000u32, 2..10), slow in 0..10usize) {
+        let slow = slow % weights.len();
+        let (mut s, link) = with(&weights, ONE);
+        let mut loads: Vec<Load> = vec![vec![(0, 32 << 10), (1, 32 << 10)]; weights.len()];
+        loads[slow] = vec![(0, 4096), (0, 4096), (2, 32 << 10)];
+        let mut backlog = Backlog::new(loads);
+        let all: u64 = weights.iter().map(|w| u64::from(*w)).sum();
+        // A write's bytes at the tenant's share, with its demands before it, and a request of each other.
+        let own = (16 + 1) * (32u64 << 10) * all / u64::from(weights[slow]);
+        let most = own + weights.len() as u64 * (32 << 10) * 2;
+        let mut since = 0;
+        let mut writes = 0;
+        while writes < 3 {
+            backlog.refill(&mut s, link, 0);
+            let r = step(&mut s, 0);
+            backlog.waiting[r.tenant.0 as usize] -= 1;
+            since += u64::from(r.bytes);
+            if r.class == Class::SwapOut {
+                writes += 1;
+                since = 0;
+            }
+            prop_assert!(since <= most, "{since} bytes without a write");
+        }
+    }
+}
+
+#[test]
+fn a_newcomer_goes_next() {
+    let (mut s, link) = with(&[1000, 1], ONE);
+    for _ in 0..50 {
+        s.submit(TenantId(0), Class::Demand, link, 32 << 10, 0, 0)
+            .unwrap();
+    }
+    for _ in 0..20 {
+        step(&mut s, 0);
+    }
+    s.submit(TenantId(1), Class::Prefetch, link, 32 << 10, 0, 0)
+        .unwrap();
+    assert_eq!(step(&mut s, 0).tenant, TenantId(1));
+}
+
+#[test]
+fn demand_goes_before_prefetch_and_seldom_waits_for_a_write() {
+    let (mut s, link) = with(&[100], ONE);
+    let t = TenantId(0);
+    for class in [Class::Prefetch, Class::SwapOut, Class::Demand] {
+        for _ in 0..200 {
+            let bytes = if class == Class::Demand {
+                4096
+            } else {
+                32 << 10
+            };
+            s.submit(t, class, link, bytes, 0, 0).unwrap();
+        }
+    }
+    let order: Vec<Class> = (0..600).map(|_| step(&mut s, 0).class).collect();
+    let first = &order[..200];
+    assert_eq!(first.iter().filter(|c| **c == Class::Prefetch).count(), 0);
+    // Pressed: 32 KiB of writes for 4 x 32 KiB of demands.
+    let writes = first.iter().filter(|c| **c == Class::SwapOut).count();
+    assert!((5..=6).contains(&writes), "{writes}");
+    assert!(!first.windows(2).any(|w| w == [Class::SwapOut; 2]));
+    // Then writes and prefetches by bytes in turn.
+    let rest = &order[220..400];
+    let writes = rest.iter().filter(|c| **c == Class::SwapOut).count();
+    assert!(writes.abs_diff(90) <= 1, "{writes}");
+}
+
+#[test]
+fn a_limited_tenant_blocks_nobody_and_owes_nothing() {
+    let (mut s, link) = with(&[100, 100], ONE);
+    let limited = TenantConfig {
+        swap_in_limit: Some(1_000_000),
+        ..TenantConfig::default()
+    };
+    s.set_tenant(TenantId(0), limited, 0).unwrap();
+    for t in 0..2 {
+        for _ in 0..200 {
+            s.submit(TenantId(t), Class::Demand, link, 32 << 10, 0, 0)
+                .unwrap();
+        }
+    }
+    let served: Vec<u64> = (0..100).map(|_| step(&mut s, 0).tenant.0).collect();
+    let burst = BURST_BYTES_MIN as usize / (32 << 10);
+    assert_eq!(
+        served.iter().filter(|t| **t == 0).count(),
+        burst,
+        "the burst"
+    );
+    // Its writes are not held back by its reads' limit.
+    s.submit(TenantId(0), Class::SwapOut, link, 4096, 0, 0)
+        .unwrap();
+    assert_eq!(step(&mut s, 0).class, Class::SwapOut);
+    s.set_tenant(TenantId(0), TenantConfig::default(), 0)
+        .unwrap();
+    let served: Vec<u64> = (0..100).map(|_| step(&mut s, 0).tenant.0).collect();
+    let mine = served.iter().filter(|t| **t == 0).count();
+    assert!(mine.abs_diff(50) <= 1, "half of it again: {mine}");
+    s.check();
+}
+
+#[test]
+fn a_late_prefetch_is_dropped_when_the_rule_is_on() {
+    for on in [false, true] {
+        let (mut s, link) = with(&[100], ONE);
+        let t = TenantId(0);
+        s.set_timeliness(on);
+        // One round trip of 100 us is known.
+        s.submit(t, Class::Demand, link, 4096, 0, 0).unwrap();
+        let first = sent(s.next(0)).unwrap();
+        s.done(first.ticket, 100_000);
+        let prefetch = |s: &mut Scheduler, tag, posted| {
+            s.submit(t, Class::Prefetch, link, 4096, tag, posted)
+                .unwrap()
+        };
+        s.used_after(t, 300_000, 63);
+        prefetch(&mut s, 1, 0);
+        assert!(
+            sent(s.next(10_000_000)).is_some_and(|r| s.done(r.ticket, 10_100_000)),
+            "too few uses"
+        );
+        s.used_after(t, 300_000, 1000);
+        let now = 20_000_000;
+        let late = prefetch(&mut s, 2, now - 250_000);
+        prefetch(&mut s, 3, now - 150_000);
+        let got = s.next(now);
+        if on {
+            assert!(
+                matches!(got, Some(Decision::Drop(r)) if r.tag == 2),
+                "{got:?}"
+            );
+            assert_eq!(s.promote(late, now), Promoted::Gone);
+            assert!(!s.done(late, now), "a late answer changes nothing");
+            assert_eq!(sent(s.next(now)).unwrap().tag, 3);
+        } else {
+            assert_eq!(sent(got).unwrap().tag, 2);
+        }
+        s.check();
+    }
+}
+
+#[test]
+fn demands_ahead_count_for_the_arrival_and_drops_do_not_hold_them_up() {
+    let (mut s, link) = with(&[100], ONE);
+    let t = TenantId(0);
+    s.submit(t, Class::Demand, link, 4096, 0, 0).unwrap();
+    let first = sent(s.next(0)).unwrap();
+    s.done(first.ticket, 100_000);
+    s.used_after(t, 300_000, 1000);
+    let now = 1_000_000;
+    for tag in 0..3 {
+        s.submit(t, Class::Prefetch, link, 4096, tag, now).unwrap();
+    }
+    for tag in 10..20 {
+        s.submit(t, Class::Demand, link, 4096, tag, now).unwrap();
+    }
+    // Ten demands of 100 us each go first: 300 us are over by then.
+    assert!(matches!(s.next(now), Some(Decision::Drop(r)) if r.tag == 0));
+    let second = sent(s.next(now)).unwrap();
+    assert_eq!(second.tag, 10);
+    s.done(second.ticket, now + 100_000);
+    assert!(matches!(s.next(now + 100_000), Some(Decision::Drop(r)) if r.tag == 1));
+}
+
+#[test]
+fn promoted_once_and_counted() {
+    let (mut s, link) = with(&[100], ONE);
+    let t = TenantId(0);
+    let ahead: Vec<Ticket> = (0..5)
+        .map(|tag| {
+            s.submit(t, Class::Prefetch, link, 32 << 10, tag, 0)
+                .unwrap()
+        })
+        .collect();
+    assert_eq!(s.promote(ahead[3], 0), Promoted::Moved);
+    assert_eq!(s.promote(ahead[3], 0), Promoted::Already);
+    let r = sent(s.next(7_000)).unwrap();
+    assert_eq!((r.tag, r.class), (3, Class::Demand));
+    assert_eq!(s.promote(ahead[3], 0), Promoted::UnderWay);
+    assert!(s.done(ahead[3], 8_000) && !s.done(ahead[3], 8_000));
+    assert_eq!((s.promote(ahead[3], 0), s.strays()), (Promoted::Gone, 1));
+    let stats = s.stats(t).unwrap();
+    let [demand, prefetch, _] = &stats.classes;
+    assert_eq!(
+        (prefetch.submitted, prefetch.promoted, prefetch.queued),
+        (5, 1, 4)
+    );
+    assert_eq!(
+        (demand.submitted, demand.promoted, demand.sent, demand.done),
+        (0, 1, 1, 1)
+    );
+    assert_eq!(
+        (demand.bytes, demand.waited_ns, demand.waits.total()),
+        (32 << 10, 7_000, 1)
+    );
+    s.check();
+}
+
+#[test]
+fn a_tenant_that_left_and_came_back_is_another_one() {
+    let (mut s, link) = with(&[100], LinkConfig::default());
+    let t = TenantId(0);
+    let old: Vec<Ticket> = (0..40)
+        .map(|tag| s.submit(t, Class::Demand, link, 32 << 10, tag, 0).unwrap())
+        .collect();
+    let mut under_way = BTreeMap::new();
+    while let Some(r) = sent(s.next(0)) {
+        under_way.insert(r.tag, r.ticket);
+    }
+    let bytes = s.link_stats(link).unwrap().under_way_bytes;
+    let gone = s.remove_tenant(t).unwrap();
+    assert_eq!(gone.len() + under_way.len(), old.len());
+    assert!(s.remove_tenant(t).is_none() && s.stats(t).is_none());
+    s.add_tenant(t, TenantConfig::default()).unwrap();
+    s.check();
+    let new = s.submit(t, Class::Demand, link, 4096, 99, 0).unwrap();
+    assert_eq!(
+        s.link_stats(link).unwrap().under_way_bytes,
+        bytes,
+        "it is under way still"
+    );
+    for ticket in under_way.values() {
+        assert!(s.done(*ticket, 1000));
+    }
+    assert_eq!(s.link_stats(link).unwrap().under_way_bytes, 0);
+    for ticket in old {
+        assert!(!s.done(ticket, 2000));
+        assert_eq!(s.promote(ticket, 0), Promoted::Gone);
+    }
+    assert_eq!(s.promote(new, 0), Promoted::Already);
+    assert_eq!(s.stats(t).unwrap().classes[0].sent, 0);
+    s.check();
+}
+
+#[test]
+fn what_is_refused() {
+    let (mut s, link) = with(&[100], LinkConfig::default());
+    let t = TenantId(0);
+    let mut other = Scheduler::new();
+    let mut far = other.add_link(LinkConfig::default()).unwrap();
+    for _ in 0..3 {
+        far = other.add_link(LinkConfig::default()).unwrap();
+    }
+    assert_eq!(
+        s.submit(t, Class::Demand, far, 1, 0, 0),
+        Err(Refused::NoLink)
+    );
+    assert_eq!(
+        s.submit(TenantId(9), Class::Demand, link, 1, 0, 0),
+        Err(Refused::NoTenant)
+    );
+    let large = REQUEST_BYTES_MAX + 1;
+    assert_eq!(
+        s.submit(t, Class::Demand, link, large, 0, 0),
+        Err(Refused::TooLarge)
+    );
+    for _ in 0..REQUESTS_MAX {
+        s.submit(t, Class::SwapOut, link, 4096, 0, 0).unwrap();
+    }
+    assert_eq!(
+        s.submit(t, Class::SwapOut, link, 4096, 0, 0),
+        Err(Refused::Full)
+    );
+    s.submit(t, Class::Demand, link, 4096, 0, 0)
+        .expect("the other classes have room");
+    let heavy = TenantConfig {
+        weight: 1001,
+        ..TenantConfig::default()
+    };
+    assert_eq!(s.add_tenant(TenantId(1), heavy), Err(TenantError::Weight));
+    assert_eq!(
+        s.add_tenant(t, TenantConfig::default()),
+        Err(TenantError::Exists)
+    );
+    assert_eq!(
+        s.set_tenant(TenantId(1), TenantConfig::default(), 0),
+        Err(TenantError::Unknown)
+    );
+    s.check();
+}
+
+#[test]
+fn a_promoted_prefetch_is_none_in_the_turns_with_writes() {
+    let (mut s, link) = with(&[100], ONE);
+    let t = TenantId(0);
+    let submit = |s: &mut Scheduler, class| s.submit(t, class, link, 32 << 10, 0, 0).unwrap();
+    submit(&mut s, Class::Prefetch);
+    let second = submit(&mut s, Class::Prefetch);
+    (0..3).for_each(|_| {
+        submit(&mut s, Class::SwapOut);
+    });
+    assert_eq!(step(&mut s, 0).class, Class::Prefetch);
+    assert_eq!(s.promote(second, 0), Promoted::Moved);
+    // No prefetch waits any more: the next one begins without a debt.
+    submit(&mut s, Class::Prefetch);
+    let order: Vec<Class> = (0..3).map(|_| step(&mut s, 0).class).collect();
+    assert_eq!(order, [Class::Demand, Class::Prefetch, Class::SwapOut]);
+}

@@ -1,0 +1,110 @@
+//! Content hashes of pages that are local and have their far copy beyond the pool: what tells at the next
+//! swap-out that such a page has not changed, so that it need not be compressed, stored and written again.
+//!
+//! A cache of fixed size over memory that the caller provides: a hash that was pushed out by others costs
+//! one needless write, no more. Each place holds an entry's number and 96 bits of a hash in two words,
+//! which are read and written without a lock. What two threads leave behind that use one place at a time
+//! matches neither of them, as the second word is mixed with the entry's number, too.
+//!
+//! ```text
+//! bucket   4 places of 2 words (one cache line)
+//! word 0   entry (32) | hash bytes 0..4
+//! word 1   hash bytes 4..12, exclusive-or with the entry's number times an odd constant
+//! ```
+
+use canvas_types::SwapEntry;
+use canvas_types::sync::{AtomicU64, Ordering};
+
+use crate::codec::Hash;
+
+/// Places of a bucket.
+const WAYS: usize = 4;
+/// Words of a bucket.
+pub const BUCKET_WORDS: usize = 2 * WAYS;
+/// 2^64 divided by the golden ratio: spreads consecutive numbers (Knuth, TAOCP 6.4).
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Words for a process that may have so many pages in local memory: two places for each, so that few are
+/// pushed out.
+pub const fn words_for(local_pages: usize) -> usize {
+    (2 * local_pages / WAYS + 1).next_power_of_two() * BUCKET_WORDS
+}
+
+/// The hashes. See the module's text.
+#[derive(Clone, Copy)]
+pub struct Digests<'a> {
+    words: &'a [AtomicU64],
+}
+
+impl<'a> Digests<'a> {
+    /// Over `words`, all zero at first; as many buckets are used as are a power of two. Without a bucket
+    /// nothing is ever known.
+    pub fn new(words: &'a [AtomicU64]) -> Digests<'a> {
+        let buckets = words.len() / BUCKET_WORDS;
+        let used = (buckets + 1).next_power_of_two() / 2;
+        Digests {
+            words: &words[..used * BUCKET_WORDS],
+        }
+    }
+
+    /// The copy that the entry names has this hash. The entry's owner calls it.
+    pub fn put(&self, entry: SwapEntry, hash: &Hash) {
+        let Some(bucket) = self.bucket(entry) else {
+            return;
+        };
+        let holds = |place: &&[AtomicU64]| (place[0].load(Ordering::Relaxed) >> 32) as u32;
+        let place = bucket
+            .chunks_exact(2)
+            .find(|p| holds(p) == entry.0)
+            .or_else(|| bucket.chunks_exact(2).find(|p| holds(p) == 0))
+            // Any: the hash's last byte is as good as a draw.
+            .unwrap_or_else(|| {
+                let way = hash[15] as usize % WAYS;
+                &bucket[2 * way..2 * way + 2]
+            });
+        let (first, second) = words_of(entry, hash);
+        place[0].store(0, Ordering::Relaxed);
+        place[1].store(second, Ordering::Relaxed);
+        place[0].store(first, Ordering::Release);
+    }
+
+    /// The copy is another one from now on, or none. The entry's owner calls it.
+    pub fn forget(&self, entry: SwapEntry) {
+        let places = self.bucket(entry).unwrap_or_default().chunks_exact(2);
+        for place in places {
+            if (place[0].load(Ordering::Relaxed) >> 32) as u32 == entry.0 {
+                place[0].store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Is this known to be the hash of the copy that the entry names?
+    pub fn is(&self, entry: SwapEntry, hash: &Hash) -> bool {
+        let Some(bucket) = self.bucket(entry) else {
+            return false;
+        };
+        let (first, second) = words_of(entry, hash);
+        bucket.chunks_exact(2).any(|p| {
+            p[0].load(Ordering::Acquire) == first && p[1].load(Ordering::Relaxed) == second
+        })
+    }
+
+    fn bucket(&self, entry: SwapEntry) -> Option<&'a [AtomicU64]> {
+        let buckets = self.words.len() / BUCKET_WORDS;
+        if buckets == 0 || !entry.is_some() {
+            return None;
+        }
+        let at = (u64::from(entry.0).wrapping_mul(SPREAD) >> 32) as usize & (buckets - 1);
+        self.words.get(at * BUCKET_WORDS..(at + 1) * BUCKET_WORDS)
+    }
+}
+
+fn words_of(entry: SwapEntry, hash: &Hash) -> (u64, u64) {
+    let part = |at: usize| {
+        let bytes = [hash[at], hash[at + 1], hash[at + 2], hash[at + 3]];
+        u64::from(u32::from_le_bytes(bytes))
+    };
+    let first = u64::from(entry.0) << 32 | part(0);
+    let second = (part(8) << 32 | part(4)) ^ u64::from(entry.0).wrapping_mul(SPREAD);
+    (first, second)
+}
