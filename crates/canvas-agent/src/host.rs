@@ -95,9 +95,22 @@ struct Seat {
     barred: Option<Instant>,
     /// Time that this thread was at work for it in this round.
     time: Duration,
+    /// Its weight, and the version of its share that says so.
+    weight: (u32, u32),
 }
 
 impl Seat {
+    /// Its weight. One load while nobody changes it.
+    fn weight(&mut self) -> u32 {
+        let share = self.agent.share();
+        // Before the share, for a change between the two.
+        let version = share.version();
+        if self.weight.1 != version {
+            self.weight = (share.get().weight, version);
+        }
+        self.weight.0
+    }
+
     /// True when it may have work now: after a ring, or a while.
     fn is_up(&mut self, now: Instant) -> bool {
         if let Some(until) = self.barred {
@@ -194,7 +207,10 @@ impl Host {
 
     /// One more tenant, by a number that was never used before.
     pub fn add(&mut self, id: u64, agent: Box<dyn Served>) {
-        self.lanes.add(id, agent.share().get().into());
+        // The version first: a change between the two is seen again.
+        let version = agent.share().version();
+        let share = agent.share().get();
+        self.lanes.add(id, share.into());
         self.seats.push(Seat {
             id,
             agent,
@@ -209,6 +225,7 @@ impl Host {
             vain: Instant::now(),
             barred: None,
             time: Duration::ZERO,
+            weight: (share.weight, version),
         });
     }
 
@@ -256,9 +273,8 @@ impl Host {
         let now = lap.0;
         self.lanes.look();
         let n = self.seats.len();
-        let weight = |s: &Seat| s.agent.share().get().weight;
-        let working = self.seats.iter().filter(|s| s.worked || s.more);
-        let heaviest = working.map(weight).max().unwrap_or(0);
+        let working = self.seats.iter_mut().filter(|s| s.worked || s.more);
+        let heaviest = working.map(Seat::weight).max().unwrap_or(0);
         for k in 0..n {
             let seat = &mut self.seats[(self.first + k) % n];
             seat.worked = false;
@@ -266,7 +282,7 @@ impl Host {
                 (seat.more, seat.held_back) = (false, false);
                 continue;
             }
-            let weight = weight(seat);
+            let weight = seat.weight();
             seat.turns
                 .refill(weight, heaviest.max(weight), seat.held_back);
             let most = seat.turns.most();

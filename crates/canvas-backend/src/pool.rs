@@ -520,17 +520,20 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     /// What the entry held is needed no more.
     fn drop_record(&self, entry: SwapEntry, old: Record) {
+        self.forget_deep(entry, old);
+        self.free_slot(old);
+    }
+
+    /// The digest of the entry's copy beyond the pool is needed no more, where it has one.
+    fn forget_deep(&self, entry: SwapEntry, old: Record) {
         if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
             self.digests.forget(entry);
         }
-        self.free_slot(old);
     }
 
     /// The entry's copy is about to change: one beyond the pool is stale. What it holds then.
     fn only_here(&self, entry: SwapEntry, old: Record) -> Record {
-        if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
-            self.digests.forget(entry);
-        }
+        self.forget_deep(entry, old);
         let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
             return old;
         };

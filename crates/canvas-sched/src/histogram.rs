@@ -1,10 +1,6 @@
-//! Counts of durations in buckets that grow by a quarter of an octave.
+//! Counts of durations, which can be halved as they grow old.
 
-/// Octaves above the first bucket: up to 2^40 ns, some 18 minutes.
-const OCTAVES: usize = 40;
-/// Buckets of an octave: bounds are right within 25 %.
-const PARTS: usize = 4;
-const BUCKETS: usize = OCTAVES * PARTS;
+use canvas_types::buckets::{BUCKETS, bucket_floor_ns, bucket_of};
 
 /// A histogram of nanoseconds.
 #[derive(Clone, Debug)]
@@ -66,36 +62,13 @@ impl Histogram {
     }
 }
 
-fn bucket_of(ns: u64) -> usize {
-    if ns < PARTS as u64 {
-        return ns as usize;
-    }
-    let octave = ns.ilog2() as usize;
-    let part = (ns >> (octave - 2)) as usize & (PARTS - 1);
-    ((octave - 1) * PARTS + part).min(BUCKETS - 1)
-}
-
 fn bound_ns(bucket: usize) -> u64 {
-    if bucket < PARTS {
-        return bucket as u64;
-    }
-    let (octave, part) = (bucket / PARTS + 1, bucket % PARTS);
-    ((PARTS + part + 1) as u64) * (1 << (octave - 2)) - 1
+    bucket_floor_ns(bucket + 1) - 1
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bound_is_the_largest_of_its_bucket() {
-        for bucket in 0..BUCKETS - 1 {
-            let bound = bound_ns(bucket);
-            assert_eq!(bucket_of(bound), bucket);
-            assert_eq!(bucket_of(bound + 1), bucket + 1);
-        }
-        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
-    }
 
     #[test]
     fn quantiles() {

@@ -1,35 +1,15 @@
-//! A log-linear histogram of nanoseconds: four buckets a power of two, so a quantile is right
-//! to within an eighth.
+//! A histogram of nanoseconds in shared memory. A quantile is right to within an eighth: the middle of a bucket
+//! of [`canvas_types::buckets`].
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Buckets: four for each of 40 powers of two (up to 2^40 ns, about 18 minutes).
-pub const BUCKETS: usize = 160;
+pub use canvas_types::buckets::{BUCKETS, bucket_floor_ns, bucket_of};
 
 /// Counts by bucket, and the largest value seen.
 #[repr(C)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
     max_ns: AtomicU64,
-}
-
-/// The bucket that counts `ns`.
-pub fn bucket_of(ns: u64) -> usize {
-    if ns < 4 {
-        return ns as usize;
-    }
-    let log = 63 - ns.leading_zeros() as usize;
-    let sub = (ns >> (log - 2)) as usize & 3;
-    (((log - 1) << 2) + sub).min(BUCKETS - 1)
-}
-
-/// Smallest value that `bucket` counts, in ns.
-pub fn bucket_floor_ns(bucket: usize) -> u64 {
-    if bucket < 4 {
-        return bucket as u64;
-    }
-    let log = (bucket >> 2) + 1;
-    (1u64 << log) + ((bucket as u64 & 3) << (log - 2))
 }
 
 impl Histogram {
@@ -72,14 +52,6 @@ pub fn quantile_ns(sums: &[u64; BUCKETS], per_mille: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn buckets_are_contiguous_and_ordered() {
-        for b in 0..BUCKETS - 1 {
-            assert_eq!(bucket_of(bucket_floor_ns(b)), b, "floor of {b}");
-            assert_eq!(bucket_of(bucket_floor_ns(b + 1) - 1), b, "ceiling of {b}");
-        }
-    }
 
     #[test]
     fn quantile_of_one_value_is_near_it() {

@@ -15,28 +15,17 @@ pub fn tid() -> u32 {
 }
 /// Monotonic time in ns, by system call (the fault path uses the time stamp counter instead).
 pub fn now_ns() -> u64 {
-    let mut t = [0i64; 2];
-    // SAFETY: the kernel writes `t` only.
-    let _ = unsafe {
-        sys2(
-            libc::SYS_clock_gettime,
-            libc::CLOCK_MONOTONIC as usize,
-            &raw mut t as usize,
-        )
-    };
-    t[0] as u64 * 1_000_000_000 + t[1] as u64
+    clock_ns(libc::CLOCK_MONOTONIC)
 }
 /// What this thread has used of a processor, in ns.
 pub fn thread_ns() -> u64 {
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+/// What `clock` shows, in ns.
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut t = [0i64; 2];
     // SAFETY: the kernel writes `t` only.
-    let _ = unsafe {
-        sys2(
-            libc::SYS_clock_gettime,
-            libc::CLOCK_THREAD_CPUTIME_ID as usize,
-            &raw mut t as usize,
-        )
-    };
+    let _ = unsafe { sys2(libc::SYS_clock_gettime, clock as usize, &raw mut t as usize) };
     t[0] as u64 * 1_000_000_000 + t[1] as u64
 }
 /// Time stamp counter.

@@ -2,6 +2,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod buckets;
 pub mod exit;
 pub mod layout;
 pub mod page;

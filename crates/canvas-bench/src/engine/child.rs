@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-use crate::host::undo::{Held, Step, Undo};
+use crate::host::undo::{Held, Undo};
 use crate::processes;
 use crate::workload::Argv;
 
@@ -88,15 +88,7 @@ impl Child {
         let started = Instant::now();
         let mut child = c.spawn().map_err(fail)?;
         let pid = child.id();
-        let start_ticks = processes::stat(pid).map_or(0, |s| s.start_ticks);
-        let held = match undo.hold(Step::EndTree { pid, start_ticks }) {
-            Ok(held) => held,
-            Err(e) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(e);
-            }
-        };
+        let (start_ticks, held) = undo.hold_tree(&mut child)?;
         let (send, exits) = channel();
         std::thread::spawn(move || {
             let pid = Pid::from_raw(pid.cast_signed());

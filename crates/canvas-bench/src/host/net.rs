@@ -17,7 +17,6 @@ use serde_json::Value;
 
 use super::tool;
 use super::undo::{Held, Step, Undo};
-use crate::processes;
 use crate::rate::Rate;
 
 /// Of the addresses for benchmarks of networks (RFC 2544, 198.18.0.0/15), four to a network.
@@ -126,15 +125,7 @@ impl Keeper {
             .spawn()
             .map_err(fail)?;
         let pid = child.id();
-        let start_ticks = processes::stat(pid).map_or(0, |s| s.start_ticks);
-        let held = match undo.hold(Step::EndTree { pid, start_ticks }) {
-            Ok(held) => held,
-            Err(e) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(e);
-            }
-        };
+        let (_, held) = undo.hold_tree(&mut child)?;
         let mut keeper = Keeper { child, _held: held };
         let until = Instant::now() + PATIENCE;
         // It is there when the process has become `cat`.

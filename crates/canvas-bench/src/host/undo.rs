@@ -376,6 +376,24 @@ impl Undo {
         })
     }
 
+    /// The same for a process that was just started, and what it starts: they are ended. One that cannot be
+    /// noted is ended at once. When it started, in clock ticks, comes first.
+    pub fn hold_tree(
+        self: &Arc<Self>,
+        child: &mut std::process::Child,
+    ) -> Result<(u64, Held), String> {
+        let pid = child.id();
+        let start_ticks = processes::stat(pid).map_or(0, |s| s.start_ticks);
+        match self.hold(Step::EndTree { pid, start_ticks }) {
+            Ok(held) => Ok((start_ticks, held)),
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(e)
+            }
+        }
+    }
+
     /// Undoes one change.
     fn undo(&self, id: u64) -> Result<(), String> {
         let step = {
