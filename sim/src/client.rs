@@ -6,7 +6,6 @@ use canvas_place::copies::{
     AGAIN_NS, GiveUp, counting, give_up, is_away, is_durable, read_next, whole,
 };
 
-use crate::SLAB_BYTES;
 use crate::agent::{Call, Op, State, run_id};
 use crate::engine::Ns;
 use crate::host::{Life, Refused};
@@ -103,7 +102,7 @@ impl World {
 
     fn place(&mut self, a: usize, slab: u32) -> bool {
         let now = self.now();
-        let chooser = self.config.chooser;
+        let (chooser, slab_bytes) = (self.config.chooser, self.config.slab_bytes);
         let agent = &mut self.agents[a];
         let Some(entry) = agent.map.get_mut(&slab) else {
             return false;
@@ -129,9 +128,9 @@ impl World {
             .collect();
         let rng = &mut agent.rng;
         let chosen = match chooser {
-            Chooser::TwoChoices => choose(&candidates, SLAB_BYTES, |n| rng.usize(0..n)),
+            Chooser::TwoChoices => choose(&candidates, slab_bytes, |n| rng.usize(0..n)),
             Chooser::Random | Chooser::Best => {
-                let fits = |c: &Candidate| c.usable && !c.has_copy && c.free_bytes >= SLAB_BYTES;
+                let fits = |c: &Candidate| c.usable && !c.has_copy && c.free_bytes >= slab_bytes;
                 let fit: Vec<usize> = (0..candidates.len())
                     .filter(|i| fits(&candidates[*i]))
                     .collect();
@@ -153,7 +152,7 @@ impl World {
         }
         let agent = &mut self.agents[a];
         let free = &mut agent.donors[d].free_bytes;
-        *free = free.saturating_sub(SLAB_BYTES);
+        *free = free.saturating_sub(slab_bytes);
         agent.map.get_mut(&slab).expect("seen above").allocating += 1;
         true
     }
@@ -562,7 +561,7 @@ impl World {
     }
 
     fn let_go(&mut self, a: usize, slab: u32, now: Ns) {
-        let policy = self.config.policy;
+        let (policy, slab_bytes) = (self.config.policy, self.config.slab_bytes);
         let agent = &self.agents[a];
         let Some(entry) = agent.map.get(&slab) else {
             return;
@@ -570,7 +569,7 @@ impl World {
         let room = agent
             .donors
             .iter()
-            .any(|d| d.is_up() && !d.pressure && d.free_bytes >= SLAB_BYTES);
+            .any(|d| d.is_up() && !d.pressure && d.free_bytes >= slab_bytes);
         let given = give_up(&agent.held(entry, now), policy, room, now);
         let Some(GiveUp::Leaving(d) | GiveUp::Surplus(d)) = given else {
             return;

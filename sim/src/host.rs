@@ -9,7 +9,7 @@ use canvas_place::headroom::{Config, Decision, Headroom, Sample};
 use canvas_place::victims::{self, Activity};
 
 use crate::engine::{MS, Ns};
-use crate::{ClientId, SLAB_BYTES};
+use crate::{ClientId, world};
 
 /// Time between two looks of the keeper.
 pub const LOOK_NS: Ns = 100 * MS;
@@ -89,6 +89,7 @@ pub struct Host {
     budget: u64,
     query: Option<(usize, Ns)>,
     next_handle: u64,
+    slab_bytes: u64,
     extent_bytes: u64,
     extents: usize,
     touched_bytes: u64,
@@ -100,9 +101,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// One that works; `extents` of a slab are told apart.
-    pub fn new(config: Config, bytes: u64, own_bytes: u64, extents: usize, seed: u64) -> Host {
-        assert!(config.reserve_bytes < bytes && own_bytes <= bytes);
+    /// One that works, and lends as `lends` says.
+    pub fn new(lends: Config, world: &world::Config, own_bytes: u64, seed: u64) -> Host {
+        let bytes = world.host_bytes;
+        assert!(lends.reserve_bytes < bytes && own_bytes <= bytes);
         let mut host = Host {
             bytes,
             own_bytes,
@@ -113,12 +115,13 @@ impl Host {
             slabs: BTreeMap::new(),
             by_key: BTreeMap::new(),
             heard: BTreeMap::new(),
-            headroom: Headroom::new(config),
+            headroom: Headroom::new(lends),
             budget: 0,
             query: None,
             next_handle: 1,
-            extent_bytes: SLAB_BYTES / extents as u64,
-            extents,
+            slab_bytes: world.slab_bytes,
+            extent_bytes: world.extent_bytes(),
+            extents: world.extents,
             touched_bytes: 0,
             rng: fastrand::Rng::with_seed(seed),
             net_busy: 0,
@@ -142,7 +145,7 @@ impl Host {
 
     /// What is lent.
     pub fn lent_bytes(&self) -> u64 {
-        self.slabs.len() as u64 * SLAB_BYTES
+        self.slabs.len() as u64 * self.slab_bytes
     }
 
     /// What it leaves to its own programs in any case.

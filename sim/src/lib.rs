@@ -26,7 +26,7 @@ mod repair;
 pub mod scenario;
 pub mod world;
 
-/// Bytes of a slab.
+/// Bytes of a slab of the product.
 pub const SLAB_BYTES: u64 = canvas_wire::SLAB_BYTES as u64;
 /// Extents of a slab that can be told apart, at most.
 pub const EXTENTS_MAX: usize = SLAB_BYTES as usize / canvas_wire::EXTENT_BYTES;

@@ -3,15 +3,16 @@
 
 use std::process::ExitCode;
 
-use canvas_sim::scenario::{Size, balance, failures, pressure, utilization};
+use canvas_sim::scenario::{Size, balance, failures, pressure, slabs, utilization};
 
 type Report = fn(u64, Size) -> String;
 
-const ALL: [(&str, Report); 4] = [
+const ALL: [(&str, Report); 5] = [
     ("utilization", utilization::report),
     ("balance", balance::report),
     ("pressure", pressure::report),
     ("failures", failures::report),
+    ("slabs", slabs::report),
 ];
 
 fn main() -> ExitCode {
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
 
 fn bad(what: &str) -> ExitCode {
     eprintln!(
-        "canvas-sim: {what}; write canvas-sim [--seed N] [--full] [utilization|balance|pressure|failures]..."
+        "canvas-sim: {what}; write canvas-sim [--seed N] [--full] [utilization|balance|pressure|failures|slabs]..."
     );
     ExitCode::from(2)
 }

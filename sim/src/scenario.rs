@@ -3,6 +3,7 @@
 pub mod balance;
 pub mod failures;
 pub mod pressure;
+pub mod slabs;
 pub mod utilization;
 
 /// How large experiments are.

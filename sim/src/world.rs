@@ -53,6 +53,8 @@ pub struct Config {
     pub reserve_bytes: u64,
     /// What it lends at most.
     pub lend_bytes: u64,
+    /// Bytes of a slab; the product's by default.
+    pub slab_bytes: u64,
     /// Slabs of a tenant.
     pub slabs: usize,
     /// Where tenants run and how many slabs they have, when they differ.
@@ -89,6 +91,7 @@ impl Config {
             own_bytes: (16 << 30, 32 << 30),
             reserve_bytes: (64 << 30) / 10,
             lend_bytes: 64 << 30,
+            slab_bytes: SLAB_BYTES,
             slabs: 8,
             mix: Vec::new(),
             own: Vec::new(),
@@ -108,6 +111,7 @@ impl Config {
         assert!((1..=DONORS_MAX.min(self.hosts - 1)).contains(&self.donors));
         assert!((1..=EXTENTS_MAX).contains(&self.extents) && self.extents.is_power_of_two());
         assert!((1..=OPS_MAX).contains(&self.depth));
+        assert!(self.slab_bytes.is_power_of_two() && self.slab_bytes <= self.lend_bytes);
         assert!(self.slabs >= 1 && self.slabs <= 4096);
         assert!(self.policy.donors >= 1 && self.policy.donors <= 3);
         assert!(self.own_bytes.0 <= self.own_bytes.1 && self.own_bytes.1 <= self.host_bytes);
@@ -116,7 +120,7 @@ impl Config {
 
     /// Bytes that an extent stands for.
     pub fn extent_bytes(&self) -> u64 {
-        SLAB_BYTES / self.extents as u64
+        self.slab_bytes / self.extents as u64
     }
 }
 
@@ -238,12 +242,13 @@ impl World {
     pub fn new(config: Config) -> World {
         config.check();
         let mut rng = fastrand::Rng::with_seed(config.seed);
-        let bounds = headroom::Config::new(config.lend_bytes, config.reserve_bytes, SLAB_BYTES);
+        let bounds =
+            headroom::Config::new(config.lend_bytes, config.reserve_bytes, config.slab_bytes);
         let hosts: Vec<Host> = (0..config.hosts)
             .map(|h| {
                 let drawn = rng.u64(config.own_bytes.0..=config.own_bytes.1);
                 let own = config.own.get(h).copied().unwrap_or(drawn);
-                Host::new(bounds, config.host_bytes, own, config.extents, rng.u64(..))
+                Host::new(bounds, &config, own, rng.u64(..))
             })
             .collect();
         let mut world = World {

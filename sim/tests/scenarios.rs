@@ -2,7 +2,7 @@
 
 use canvas_sim::engine::SEC;
 use canvas_sim::scenario::failures::{POLICIES, Step, filled, step};
-use canvas_sim::scenario::{Size, balance, failures, pressure, utilization};
+use canvas_sim::scenario::{Size, balance, failures, pressure, slabs, utilization};
 use canvas_sim::world::{Chooser, Config};
 
 const SEED: u64 = 1;
@@ -31,6 +31,11 @@ fn donors_give_memory_back_in_time_and_nothing_is_lost() {
         assert!(f.stats.evicted > 0);
         assert_eq!((f.lost, f.stats.below_reserve), (0, 0));
     }
+}
+
+#[test]
+fn slabs_of_every_size_lose_nothing() {
+    println!("{}", slabs::report(SEED, Size::Short));
 }
 
 #[test]

@@ -23,15 +23,30 @@ pub struct Figures {
     pub refused: f64,
 }
 
+/// What each host borrows.
+const BORROWED_BYTES: u64 = 6 << 30;
+
 /// Every host lends and borrows; all begin at once. `age_s`: time between two looks at donors.
 pub fn run(seed: u64, hosts: usize, chooser: Chooser, age_s: u64) -> Figures {
+    run_in_slabs(seed, hosts, chooser, age_s, SLAB_BYTES)
+}
+
+/// The same bytes in slabs of another size.
+pub fn run_in_slabs(
+    seed: u64,
+    hosts: usize,
+    chooser: Chooser,
+    age_s: u64,
+    slab_bytes: u64,
+) -> Figures {
     let policy = Policy {
         donors: 1,
         disk: true,
     };
     let mut world = World::new(Config {
         chooser,
-        slabs: 96,
+        slab_bytes,
+        slabs: (BORROWED_BYTES / slab_bytes) as usize,
         extents: 1,
         load_ns: 20 * MS,
         depth: 4,
@@ -51,7 +66,7 @@ pub fn run(seed: u64, hosts: usize, chooser: Chooser, age_s: u64) -> Figures {
     let used: Vec<f64> = world
         .hosts
         .iter()
-        .map(|h| (h.own_bytes + h.slabs.len() as u64 * SLAB_BYTES) as f64 / h.bytes as f64)
+        .map(|h| (h.own_bytes + h.lent_bytes()) as f64 / h.bytes as f64)
         .collect();
     let (mean, deviation) = spread(&used);
     Figures {

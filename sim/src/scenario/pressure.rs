@@ -6,9 +6,9 @@ use std::fmt::Write;
 use canvas_place::copies::Policy;
 
 use super::Size;
-use crate::audit;
 use crate::engine::SEC;
 use crate::world::{Config, Stats, World};
+use crate::{SLAB_BYTES, audit};
 
 /// What a run shows.
 #[derive(Clone, Debug)]
@@ -21,11 +21,28 @@ pub struct Figures {
     pub lost: usize,
 }
 
+/// What each tenant keeps at donors, and the part of it that is told apart.
+const FAR_BYTES: u64 = 1536 << 20;
+const EXTENT_BYTES: u64 = 4 << 20;
+
 /// A quarter of the hosts grows by `mib_per_s` until its reserve is all that is left.
 pub fn run(seed: u64, hosts: usize, policy: Policy, mib_per_s: u64) -> Figures {
+    run_in_slabs(seed, hosts, policy, mib_per_s, FAR_BYTES, SLAB_BYTES)
+}
+
+/// The same with `far_bytes` of each tenant in slabs of another size.
+pub fn run_in_slabs(
+    seed: u64,
+    hosts: usize,
+    policy: Policy,
+    mib_per_s: u64,
+    far_bytes: u64,
+    slab_bytes: u64,
+) -> Figures {
     let mut world = World::new(Config {
-        slabs: 24,
-        extents: 16,
+        slab_bytes,
+        slabs: (far_bytes / slab_bytes) as usize,
+        extents: (slab_bytes / EXTENT_BYTES) as usize,
         ..Config::new(seed, hosts, policy)
     });
     // Extents of 4 MiB are sixteen times as long on the way as the product's; so is the network
