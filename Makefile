@@ -58,7 +58,7 @@ test: ## All quick tests: style, units, interleavings, real programs (minutes)
 
 # canvas-preload has no tests of its own: as a library it takes over the process that loads it.
 test-unit: ## Unit, model and command-line tests
-	$(CARGO) test --locked --workspace --exclude canvas-preload
+	$(CARGO) test --locked --workspace --exclude canvas-preload --no-fail-fast
 
 test-interleavings: ## Lock-free parts under shuttle's scheduler
 	$(CARGO) test --locked --package canvas-pager --features shuttle --test shuttle --test shuttle_slots

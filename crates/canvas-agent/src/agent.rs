@@ -21,7 +21,7 @@ use crate::block::Block;
 use crate::desk::{Begun, Desk, From, Limits};
 use crate::host::{Found, Served};
 use crate::idle::Idle;
-use crate::lanes::Lanes;
+use crate::lanes::{Lane, Lanes};
 use crate::log::{About, Log};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
 use crate::share::Live;
@@ -78,8 +78,13 @@ struct Work {
     posted_ns: u64,
     /// While the lanes know of it.
     ticket: Option<Ticket>,
-    /// When it was begun; 0 before.
+    /// When it, or its last piece, was begun; 0 before.
     begun_ns: u64,
+    /// Bytes of a read that are there, and those that were asked for after them.
+    got: u32,
+    piece: u32,
+    /// A thread waits for what was to be read ahead.
+    urged: bool,
     /// The seal of what is read or written.
     seal: u64,
     /// The copy that is tried, or was last.
@@ -290,9 +295,11 @@ impl<S: Store> Agent<S> {
         }
         let class = request.class as usize;
         work.begun_ns = now_ns;
-        let waited = now_ns.saturating_sub(work.posted_ns);
-        stats.waited_ns[class].fetch_add(waited, Relaxed);
-        stats.sent[class].fetch_add(1, Relaxed);
+        if work.got == 0 {
+            let waited = now_ns.saturating_sub(work.posted_ns);
+            stats.waited_ns[class].fetch_add(waited, Relaxed);
+            stats.sent[class].fetch_add(1, Relaxed);
+        }
         stats.sent_bytes[class].fetch_add(request.bytes.into(), Relaxed);
         let (mailbox, i) = (&self.far.mailboxes[work.from.proc], work.from.i);
         if work.ask.kind == Kind::Read && !mailbox.wanted(i) {
@@ -331,12 +338,31 @@ impl<S: Store> Agent<S> {
         while let Some(op) = self.ready.pop_front() {
             let work = self.work[op as usize].as_mut().expect("begun");
             let (lane, times) = self.store.lane(work.ask.kind == Kind::Write);
+            let class = if work.urged {
+                Class::Demand
+            } else {
+                work.class
+            };
             let bytes = match work.ask.kind {
                 Kind::Write => EXTENT_BYTES as u32,
-                Kind::Read => work.ask.len,
+                Kind::Read => {
+                    let left = work.ask.len - work.got;
+                    // What nobody waits for goes in pieces where it would hold others up: not on the disk.
+                    work.piece = if class == Class::Prefetch && lane == Lane::In {
+                        left.min(lanes.piece_bytes(lane))
+                    } else {
+                        left
+                    };
+                    work.piece
+                }
             };
-            let posted_ns = work.posted_ns;
-            work.ticket = lanes.submit(id, work.class, lane, bytes * times, op, posted_ns);
+            let (posted_ns, bytes) = (work.posted_ns, bytes * times);
+            work.begun_ns = 0;
+            work.ticket = if work.got == 0 {
+                lanes.submit(id, class, lane, bytes, op, posted_ns)
+            } else {
+                lanes.submit_rest(id, class, lane, bytes, op, posted_ns)
+            };
             if work.ticket.is_none() {
                 self.run(op);
             }
@@ -348,15 +374,18 @@ impl<S: Store> Agent<S> {
         let waits = |i: &usize| urged & 1 << i != 0 && self.desk.urge(From { proc, i: *i });
         let mut promoted = (0..REQUESTS).filter(waits).count();
         // One walk, however many are urged.
-        for work in self.work.iter().flatten() {
-            let is_it = work.from.proc == proc && urged & 1 << work.from.i != 0;
-            if let Some(ticket) = work.ticket
-                && is_it
-                && work.begun_ns == 0
-                && lanes.promote(ticket)
-            {
-                promoted += 1;
+        for work in self.work.iter_mut().flatten() {
+            if work.from.proc != proc || urged & 1 << work.from.i == 0 {
+                continue;
             }
+            // Of one that is under way the rest goes as a demand.
+            let rest = work.begun_ns != 0 && work.got + work.piece < work.ask.len;
+            let moved = match work.ticket {
+                Some(ticket) if work.begun_ns == 0 => lanes.promote(ticket),
+                _ => rest && !work.urged,
+            };
+            work.urged = true;
+            promoted += usize::from(moved);
         }
         let stats = &self.far.stats;
         stats.promoted.fetch_add(promoted as u64, Relaxed);
@@ -442,6 +471,9 @@ impl<S: Store> Agent<S> {
             posted_ns,
             ticket: None,
             begun_ns: 0,
+            got: 0,
+            piece: ask.len,
+            urged: false,
             seal: 0,
             copy: 0,
             corrupt: false,
@@ -490,8 +522,11 @@ impl<S: Store> Agent<S> {
         let seal = &self.far.seals[ask.extent as usize];
         match ask.kind {
             Kind::Read => {
-                work.seal = seal.load(Acquire);
-                if work.seal == 0 {
+                let now = seal.load(Acquire);
+                if work.got == 0 {
+                    work.seal = now;
+                }
+                if work.seal == 0 || work.seal != now {
                     self.finish(id, Status::Refused);
                     return;
                 }
@@ -520,8 +555,8 @@ impl<S: Store> Agent<S> {
     fn read(&mut self, id: u32) {
         let work = self.work[id as usize].as_mut().expect("begun");
         let block = work.block.take().unwrap_or_default();
-        let from = work.ask.offset as usize;
-        let range = from..from + work.ask.len as usize;
+        let from = (work.ask.offset + work.got) as usize;
+        let range = from..from + work.piece as usize;
         self.store
             .read(id, work.ask.extent, range, work.copy, block);
     }
@@ -568,6 +603,12 @@ impl<S: Store> Agent<S> {
             return;
         }
         match outcome {
+            Outcome::Done if work.got + work.piece < ask.len => {
+                work.got += work.piece;
+                self.through.extend(work.ticket.take().map(|t| (t, true)));
+                self.ready.push_back(id);
+                return;
+            }
             Outcome::Done => {
                 let block = work.block.as_mut().expect("just given back");
                 let (from, len) = (ask.offset as usize, ask.len as usize);
@@ -613,7 +654,14 @@ impl<S: Store> Agent<S> {
             }
             Outcome::Lost | Outcome::NoRoom => work.unread = true,
         }
-        work.copy += 1;
+        if work.got > 0 {
+            // Whose piece it was is not known. From here on it is read in one go, from each copy in turn.
+            work.got = 0;
+            work.corrupt = false;
+        } else {
+            work.copy += 1;
+        }
+        work.piece = ask.len;
         self.read(id);
     }
 

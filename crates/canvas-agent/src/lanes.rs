@@ -42,9 +42,14 @@ impl Default for Lanes {
 impl Lanes {
     /// Without tenants.
     pub fn new() -> Lanes {
+        Lanes::with(LinkConfig::default())
+    }
+
+    /// The same with other bounds of what may be under way.
+    pub fn with(config: LinkConfig) -> Lanes {
         let mut sched = Scheduler::new();
         let links = [Lane::In, Lane::Out, Lane::Disk].map(|_| {
-            let link = sched.add_link(LinkConfig::default());
+            let link = sched.add_link(config);
             link.expect("fewer links than a scheduler may have")
         });
         Lanes {
@@ -97,6 +102,29 @@ impl Lanes {
         self.sched
             .submit(TenantId(id), class, link, bytes, tag.into(), posted_ns)
             .ok()
+    }
+
+    /// The same for what is left of a request of which pieces are done: it goes before the tenant's others.
+    pub fn submit_rest(
+        &mut self,
+        id: u64,
+        class: Class,
+        lane: Lane,
+        bytes: u32,
+        tag: u32,
+        posted_ns: u64,
+    ) -> Option<Ticket> {
+        let posted_ns = posted_ns.min(self.now_ns);
+        let link = self.links[lane as usize];
+        self.sched
+            .submit_rest(TenantId(id), class, link, bytes, tag.into(), posted_ns)
+            .ok()
+    }
+
+    /// How large reads ahead should be on a lane, so that nobody waits long for them.
+    pub fn piece_bytes(&self, lane: Lane) -> u32 {
+        let stats = self.sched.link_stats(self.links[lane as usize]);
+        stats.map_or(u32::MAX, |s| s.piece_bytes)
     }
 
     /// What is to be done now.

@@ -11,7 +11,7 @@ use canvas_agent::lanes::{Lane, Lanes};
 use canvas_agent::share::Live;
 use canvas_agent::store::{Event, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
-use canvas_sched::Decision;
+use canvas_sched::{Decision, LinkConfig};
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
 use canvas_shm::{Segment, far};
@@ -21,10 +21,12 @@ use canvas_swap::extent::Packer;
 #[derive(Default)]
 struct Link {
     extents: HashMap<u32, Vec<u8>>,
-    /// Reads under way: number, extent, its buffer.
-    reads: VecDeque<(u32, u32, Block)>,
+    /// Reads under way: number, extent, what of it, its buffer.
+    reads: VecDeque<(u32, u32, Range<usize>, Block)>,
     /// Extents in the order in which their reads were begun.
     begun: Vec<u32>,
+    /// What of them, in the order of the pieces.
+    pieces: Vec<(u32, Range<usize>)>,
     events: Vec<Event>,
 }
 
@@ -37,10 +39,13 @@ impl Store for Slow {
         let outcome = Outcome::Done;
         link.events.push(Event::Ended { id, outcome, block });
     }
-    fn read(&mut self, id: u32, extent: u32, _: Range<usize>, _: usize, block: Block) {
+    fn read(&mut self, id: u32, extent: u32, range: Range<usize>, _: usize, block: Block) {
         let mut link = self.0.lock().unwrap();
-        link.begun.push(extent);
-        link.reads.push_back((id, extent, block));
+        if range.start == 0 {
+            link.begun.push(extent);
+        }
+        link.pieces.push((extent, range.clone()));
+        link.reads.push_back((id, extent, range, block));
     }
     fn lane(&self, writes: bool) -> (Lane, u32) {
         (if writes { Lane::Out } else { Lane::In }, 1)
@@ -64,6 +69,14 @@ struct Tenant {
 }
 
 const PROC: usize = 0;
+
+/// Lanes on which reads are not cut, however slow the machine is that runs the test.
+fn whole() -> Lanes {
+    Lanes::with(LinkConfig {
+        piece_bytes: (EXTENT_BYTES as u32, EXTENT_BYTES as u32),
+        ..LinkConfig::default()
+    })
+}
 /// Reads that are under way before anything is known of a link.
 const WINDOW: usize = canvas_sched::WINDOW_BYTES_START as usize / EXTENT_BYTES;
 
@@ -82,7 +95,7 @@ impl Tenant {
             key: [7; 32],
             slabs: Box::new(|| 1),
             spin: Duration::ZERO,
-            say: |line| panic!("{line}"),
+            say: |line| assert!(line.ends_with("is damaged or old"), "{line}"),
             share: live.clone(),
         };
         lanes.add(id, share.into());
@@ -161,10 +174,10 @@ impl Tenant {
     /// The link is through with its oldest read.
     fn deliver(&self) -> bool {
         let mut link = self.link.lock().unwrap();
-        let Some((id, extent, mut block)) = link.reads.pop_front() else {
+        let Some((id, extent, range, mut block)) = link.reads.pop_front() else {
             return false;
         };
-        block.copy_from_slice(&link.extents[&extent]);
+        block[range.clone()].copy_from_slice(&link.extents[&extent][range]);
         let outcome = Outcome::Done;
         link.events.push(Event::Ended { id, outcome, block });
         true
@@ -189,7 +202,7 @@ fn weighing(weight: u32) -> Share {
 
 #[test]
 fn a_demand_goes_before_what_is_read_ahead_and_so_does_what_is_waited_for() {
-    let mut lanes = Lanes::new();
+    let mut lanes = whole();
     let mut t = Tenant::new(1, 20, &mut lanes, weighing(100));
     let ahead = t.ask(FETCHES, 20);
     t.turn(&mut lanes);
@@ -225,9 +238,119 @@ fn a_demand_goes_before_what_is_read_ahead_and_so_does_what_is_waited_for() {
     assert_eq!(count(&stats.sent[far::class::PREFETCH]), 19);
 }
 
+/// Bytes of a piece in [`pieces`].
+const PIECE: usize = 8 << 10;
+
+/// Lanes on which reads ahead are cut, however fast the machine is.
+fn pieces() -> Lanes {
+    Lanes::with(LinkConfig {
+        piece_bytes: (PIECE as u32, PIECE as u32),
+        ..LinkConfig::default()
+    })
+}
+
+impl Tenant {
+    /// What was begun of one extent, in that order.
+    fn pieces(&self, extent: u32) -> Vec<Range<usize>> {
+        let link = self.link.lock().unwrap();
+        let of = link.pieces.iter();
+        of.filter(|(e, _)| *e == self.first + extent)
+            .map(|(_, range)| range.clone())
+            .collect()
+    }
+
+    fn deliver_all(&mut self, lanes: &mut Lanes) {
+        while self.deliver() {
+            self.turn(lanes);
+            self.turn(lanes);
+        }
+    }
+
+    /// Asserts that the answer in this place is the extent.
+    fn is_right(&self, i: usize, extent: u32) {
+        assert_eq!(self.ended(i), Some(Status::Ok));
+        let mut bytes = [0; EXTENT_BYTES];
+        self.far.copy_out(PROC, i, 0, &mut bytes);
+        assert_eq!(canvas_swap::extent::records(&bytes), Some(1));
+        let line = canvas_swap::extent::line(&bytes, 1, 0).unwrap();
+        let payload = &bytes[line.range()][..usize::from(line.len)];
+        assert!(payload.iter().all(|b| *b == extent as u8));
+    }
+}
+
+#[test]
+fn what_is_read_ahead_goes_in_pieces_and_a_demand_between_them() {
+    let mut lanes = pieces();
+    let mut t = Tenant::new(1, 12, &mut lanes, weighing(100));
+    let ahead = t.ask(FETCHES, 12);
+    t.turn(&mut lanes);
+    t.deliver();
+    let now = t.ask(DEMANDS, 1)[0];
+    t.turn(&mut lanes);
+    t.deliver_all(&mut lanes);
+    for (i, extent) in ahead.iter().zip(0..) {
+        t.is_right(*i, extent);
+    }
+    t.is_right(now, 0);
+    let cut: Vec<_> = (0..EXTENT_BYTES / PIECE)
+        .map(|p| p * PIECE..(p + 1) * PIECE)
+        .collect();
+    assert_eq!(t.pieces(5), cut);
+    assert!(
+        t.pieces(0).contains(&(0..EXTENT_BYTES)),
+        "who waits gets it whole"
+    );
+    let stats = &t.far.stats;
+    let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
+    let sent = |class| (count(&stats.sent[class]), count(&stats.sent_bytes[class]));
+    let bytes = EXTENT_BYTES as u64;
+    assert_eq!(sent(far::class::PREFETCH), (12, 12 * bytes));
+    assert_eq!(sent(far::class::DEMAND), (1, bytes));
+}
+
+#[test]
+fn what_is_waited_for_comes_whole_from_there_on() {
+    let mut lanes = pieces();
+    let mut t = Tenant::new(1, 2, &mut lanes, weighing(100));
+    let ahead = t.ask(FETCHES, 2);
+    t.turn(&mut lanes);
+    assert!(t.far.mailboxes[PROC].urge(ahead[1]));
+    t.far.ring(PROC);
+    t.turn(&mut lanes);
+    t.deliver_all(&mut lanes);
+    let (first, rest) = (0..PIECE, PIECE..EXTENT_BYTES);
+    assert_eq!(t.pieces(1), [first, rest]);
+    assert_eq!(t.pieces(0).len(), EXTENT_BYTES / PIECE);
+    t.is_right(ahead[0], 0);
+    t.is_right(ahead[1], 1);
+    let promoted = &t.far.stats.promoted;
+    assert_eq!(promoted.load(std::sync::atomic::Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_piece_that_is_damaged_is_read_again_with_all_the_others() {
+    let mut lanes = pieces();
+    let mut t = Tenant::new(1, 1, &mut lanes, weighing(100));
+    let i = t.ask(FETCHES, 1)[0];
+    t.turn(&mut lanes);
+    let whole = t.link.lock().unwrap().extents.clone();
+    let flip = |t: &Tenant| {
+        let mut link = t.link.lock().unwrap();
+        link.extents.values_mut().for_each(|bytes| bytes[10] ^= 1);
+    };
+    flip(&t);
+    t.deliver();
+    t.turn(&mut lanes);
+    t.turn(&mut lanes);
+    t.link.lock().unwrap().extents = whole;
+    t.deliver_all(&mut lanes);
+    t.is_right(i, 0);
+    assert_eq!(t.pieces(0).last(), Some(&(0..EXTENT_BYTES)));
+}
+
 #[test]
 fn what_would_come_too_late_is_not_done_and_its_place_is_free() {
-    let mut lanes = Lanes::new();
+    let mut lanes = whole();
     let mut t = Tenant::new(1, 20, &mut lanes, weighing(100));
     // Pages are used within a millisecond.
     for _ in 0..500 {
@@ -264,7 +387,7 @@ fn what_would_come_too_late_is_not_done_and_its_place_is_free() {
 
 #[test]
 fn nobody_waits_for_reads_that_a_donor_is_silent_about() {
-    let mut lanes = Lanes::new();
+    let mut lanes = whole();
     let mut silent = Tenant::new(1, 20, &mut lanes, weighing(100));
     let mut other = Tenant::new(2, 20, &mut lanes, weighing(100));
     silent.ask(DEMANDS, 20);
@@ -300,7 +423,7 @@ fn round(lanes: &mut Lanes, tenants: &mut [&mut Tenant]) {
 
 #[test]
 fn tenants_are_served_by_their_weights() {
-    let mut lanes = Lanes::new();
+    let mut lanes = whole();
     let mut light = Tenant::new(1, 24, &mut lanes, weighing(100));
     let mut heavy = Tenant::new(2, 24, &mut lanes, weighing(300));
     light.ask(FETCHES, 24);
@@ -323,7 +446,7 @@ fn tenants_are_served_by_their_weights() {
 
 #[test]
 fn a_limit_holds_on_an_idle_link() {
-    let mut lanes = Lanes::new();
+    let mut lanes = whole();
     let limited = Share {
         swap_in_limit: Some(1 << 20),
         ..Share::default()

@@ -42,8 +42,8 @@ pub use bucket::{BURST_BYTES_MIN, burst_bytes};
 pub use fair::{max_min, wmmr};
 pub use histogram::Histogram;
 pub use link::{
-    LinkConfig, LinkStats, ROUND_TRIP_NS_MIN, WINDOW_BYTES_MAX, WINDOW_BYTES_MIN,
-    WINDOW_BYTES_START,
+    LinkConfig, LinkStats, PIECE_BYTES_MAX, PIECE_BYTES_MIN, PIECE_NS, ROUND_TRIP_NS_MIN,
+    WINDOW_BYTES_MAX, WINDOW_BYTES_MIN, WINDOW_BYTES_START,
 };
 pub use queue::{SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED};
 pub use scheduler::Scheduler;

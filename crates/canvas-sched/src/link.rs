@@ -8,7 +8,12 @@
 //! for one to two extents at the link. A gain of 33/32 makes up for round trips that vary a little. A rate
 //! that has risen is found by a gain of 5/4 for two round trips in [`STEADY_ROUNDS`], as BBR does, and
 //! then on and on while that raises the rate: so seldom that what waits longer for it is less than 1 %.
-//! [`WINDOW_BYTES_MIN`] keeps a slow link busy: one extent being moved while the next is on its way.
+//! On a slow link the window is half as much again as the largest request of late: one is being moved while the next
+//! is on its way.
+//!
+//! **How large requests should be.** What arrives at a slow link waits for as long as those that are under way take: 2.6 ms
+//! for two extents of 32 KiB at 200 Mbit/s, ten times what a page takes alone. So what can be cut should
+//! be cut into pieces of [`PIECE_NS`] ([`LinkStats::piece_bytes`]).
 //!
 //! * Rates are measured as BBR does: bytes that were delivered between a request's being sent (from
 //!   the last delivery before it on) and its end. A request that left nothing waiting behind it tells nothing
@@ -30,12 +35,20 @@ const UP_ROUNDS: u32 = 2;
 /// bursts: threads of peers and of programs wait for processors and wake-ups for so long, which the shortest round
 /// trip knows nothing of. With the shortest alone (40 us) a stream over loopback lost a sixth of its speed.
 pub const ROUND_TRIP_NS_MIN: u64 = 150_000;
-/// Added for the request that is being moved: less than an extent, because with a whole one
+/// Added for the request that is being moved, in 32nds of the largest of late: less than a whole one, because with that
 /// there would be one too many as often as not, and the link is used to 95 % all the same.
-const MOVING_BYTES: u128 = 29 << 10;
-/// The smallest window unless the caller says otherwise: more than one extent of 32 KiB, so two of
-/// them are under way.
-pub const WINDOW_BYTES_MIN: u64 = 48 << 10;
+const MOVING_32NDS: u64 = 29;
+/// The smallest window unless the caller says otherwise: two pages and a half, so three are under way. It is half as
+/// much again as the largest request of late in any case, so that two of them are.
+pub const WINDOW_BYTES_MIN: u64 = 10 << 10;
+/// A largest request is remembered this long, and up to twice as long.
+const LARGEST_MEMORY_NS: u64 = 1_000_000_000;
+/// How long a link moves a piece of what can be cut.
+pub const PIECE_NS: u64 = 250_000;
+/// The smallest piece, a page, and the largest, an extent.
+pub const PIECE_BYTES_MIN: u32 = 4 << 10;
+/// See [`PIECE_BYTES_MIN`].
+pub const PIECE_BYTES_MAX: u32 = 32 << 10;
 /// The largest: 100 Gbit/s at 1 ms.
 pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
 /// The window before anything is known: eight extents.
@@ -57,6 +70,8 @@ pub struct LinkConfig {
     pub window_bytes_max: u64,
     /// The round trip that it is made for at least.
     pub round_trip_ns_min: u64,
+    /// What requests are cut into that can be: bytes, at least and at most.
+    pub piece_bytes: (u32, u32),
 }
 
 impl Default for LinkConfig {
@@ -65,6 +80,7 @@ impl Default for LinkConfig {
             window_bytes_min: WINDOW_BYTES_MIN,
             window_bytes_max: WINDOW_BYTES_MAX,
             round_trip_ns_min: ROUND_TRIP_NS_MIN,
+            piece_bytes: (PIECE_BYTES_MIN, PIECE_BYTES_MAX),
         }
     }
 }
@@ -84,6 +100,8 @@ pub struct LinkStats {
     pub rtt_ns_min: u64,
     /// Tenants that have requests waiting for it and are not held back by a limit.
     pub tenants_ready: usize,
+    /// How large requests should be that can be cut.
+    pub piece_bytes: u32,
 }
 
 /// What is written down when a request is sent, for the estimates.
@@ -120,6 +138,9 @@ pub(crate) struct Link {
     /// Shortest round trip of this stretch and the one before, and its request's bytes.
     rtts: [(u64, u32); 2],
     rtts_since_ns: u64,
+    /// Largest request of this stretch and the one before.
+    largest: [u32; 2],
+    largest_since_ns: u64,
     /// Round trip beyond the time that the bytes take, smoothed.
     base_ns: u64,
     was_full: bool,
@@ -164,6 +185,8 @@ impl Link {
             rates_since_ns: 0,
             rtts: [(u64::MAX, 0); 2],
             rtts_since_ns: 0,
+            largest: [0; 2],
+            largest_since_ns: 0,
             base_ns: 0,
             was_full: false,
             probe: Probe::Off,
@@ -185,6 +208,11 @@ impl Link {
             self.delivered_ns = now_ns;
         }
         self.under_way += u64::from(bytes);
+        if now_ns.saturating_sub(self.largest_since_ns) > LARGEST_MEMORY_NS {
+            self.largest = [0, self.largest[0]];
+            self.largest_since_ns = now_ns;
+        }
+        self.largest[0] = self.largest[0].max(bytes);
         Mark {
             sent_ns: now_ns,
             delivered: self.delivered,
@@ -295,14 +323,27 @@ impl Link {
             Some(_) => GAIN_UP_32NDS,
             None => GAIN_32NDS,
         };
-        let wide = pipe * gain / 32 + MOVING_BYTES;
+        let largest = u64::from(self.largest[0].max(self.largest[1]));
+        let wide = pipe * gain / 32 + u128::from(largest * MOVING_32NDS / 32);
         let wide = wide.saturating_sub(u128::from(bytes)).min(u128::from(max)) as u64;
-        let min = if self.was_full {
-            min
+        let least = if self.was_full {
+            largest * 3 / 2
         } else {
-            min.max(WINDOW_BYTES_START.min(max))
+            WINDOW_BYTES_START
         };
-        wide.max(min)
+        wide.max(least.min(max)).max(min)
+    }
+
+    /// How large requests should be that can be cut, in whole KiB; an extent while nothing is known.
+    fn piece_bytes(&self) -> u32 {
+        let (least, most) = self.config.piece_bytes;
+        let rate = self.rate();
+        if rate == 0 {
+            return most;
+        }
+        let bytes = u128::from(rate) * u128::from(PIECE_NS) / 1_000_000_000;
+        let bytes = bytes.min(most.into()) as u32;
+        bytes.next_multiple_of(1 << 10).min(most).max(least)
     }
 
     /// The highest rate seen lately, bytes a second.
@@ -363,6 +404,7 @@ impl Link {
             rate_bytes_s: self.rate(),
             rtt_ns_min: self.shortest().0,
             tenants_ready: self.ready.len(),
+            piece_bytes: self.piece_bytes(),
         }
     }
 }

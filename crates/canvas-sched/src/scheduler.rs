@@ -205,6 +205,28 @@ impl Scheduler {
         Ok(Ticket { seat, slot, serial })
     }
 
+    /// As [`Scheduler::submit`], for the rest of something of which a part has been done: it goes before what the
+    /// tenant has waiting in its class, as it did before. So what is cut into pieces is through no later.
+    ///
+    /// # Errors
+    /// [`Refused`]; then the request is not here.
+    pub fn submit_rest(
+        &mut self,
+        id: TenantId,
+        class: Class,
+        link: LinkId,
+        bytes: u32,
+        tag: u64,
+        posted_ns: u64,
+    ) -> Result<Ticket, Refused> {
+        let ticket = self.submit(id, class, link, bytes, tag, posted_ns)?;
+        let tenant = self.seats[ticket.seat as usize].as_mut();
+        tenant.expect("it has a seat").to_front(ticket.slot);
+        // The limit that holds what was first back may not be this one's.
+        self.wake(ticket.seat, link.0 as usize);
+        Ok(ticket)
+    }
+
     /// Puts a flow among those that are ready: as late as it is served already, no earlier than the
     /// link's clock.
     fn make_ready(&mut self, seat: u32, link: usize) {

@@ -226,6 +226,25 @@ impl Tenant {
         self.stats.classes[class].queued += 1;
     }
 
+    /// A waiting request goes before the others of its queue.
+    pub(crate) fn to_front(&mut self, at: u32) {
+        self.unlink(at);
+        let slot = &self.slots[at as usize];
+        let (link, class, bytes) = (slot.link as usize, slot.class as usize, slot.bytes);
+        let list: &mut List = &mut self.flows[link].lists[class];
+        let head = std::mem::replace(&mut list.head, at);
+        list.len += 1;
+        list.bytes += u64::from(bytes);
+        if head == NONE {
+            list.tail = at;
+        } else {
+            self.slots[head as usize].prev = at;
+        }
+        let slot = &mut self.slots[at as usize];
+        (slot.prev, slot.next) = (NONE, head);
+        self.stats.classes[class].queued += 1;
+    }
+
     /// Takes a waiting request out of its queue.
     pub(crate) fn unlink(&mut self, at: u32) {
         let slot = &self.slots[at as usize];

@@ -29,6 +29,7 @@ enum Op {
         class: u8,
         link: usize,
         bytes: u32,
+        rest: bool,
     },
     Next,
     Drain,
@@ -45,8 +46,8 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let size = prop_oneof![Just(4096u32), Just(32 << 10), 1..=65536u32];
     prop_oneof![
-        20 => (0..TENANTS, 0..3u8, 0..LINKS, size)
-            .prop_map(|(tenant, class, link, bytes)| Op::Submit { tenant, class, link, bytes }),
+        20 => (0..TENANTS, 0..3u8, 0..LINKS, size, prop::bool::weighted(0.2))
+            .prop_map(|(tenant, class, link, bytes, rest)| Op::Submit { tenant, class, link, bytes, rest }),
         8 => Just(Op::Next),
         3 => Just(Op::Drain),
         10 => any::<prop::sample::Index>().prop_map(Op::Done),
@@ -156,10 +157,17 @@ impl Both {
                 class,
                 link,
                 bytes,
+                rest,
             } => {
                 let class = Class::ALL[class as usize];
                 let tag = self.submitted;
-                let got = self.real.submit(
+                let submit = if rest {
+                    Scheduler::submit_rest
+                } else {
+                    Scheduler::submit
+                };
+                let got = submit(
+                    &mut self.real,
                     TenantId(tenant),
                     class,
                     self.links[link],
@@ -172,14 +180,19 @@ impl Both {
                     self.submitted += 1;
                     self.open.insert(tag, ticket);
                     let posted = self.now;
-                    self.naive.submit(Waiting {
+                    let w = Waiting {
                         tenant,
                         link,
                         class,
                         bytes,
                         tag,
                         posted,
-                    });
+                    };
+                    if rest {
+                        self.naive.submit_rest(w);
+                    } else {
+                        self.naive.submit(w);
+                    }
                 }
             }
             Op::Next => {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use canvas_sched::{
-    BURST_BYTES_MIN, Class, Decision, LinkConfig, LinkId, Promoted, REQUEST_BYTES_MAX,
-    REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig, TenantError, TenantId, Ticket,
-    burst_bytes,
+    BURST_BYTES_MIN, Class, Decision, LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN,
+    Promoted, REQUEST_BYTES_MAX, REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig,
+    TenantError, TenantId, Ticket, burst_bytes,
 };
 use proptest::prelude::*;
 
@@ -14,6 +14,7 @@ const ONE: LinkConfig = LinkConfig {
     window_bytes_min: 1,
     window_bytes_max: 1,
     round_trip_ns_min: 0,
+    piece_bytes: (PIECE_BYTES_MIN, PIECE_BYTES_MAX),
 };
 
 fn with(weights: &[u32], link: LinkConfig) -> (Scheduler, LinkId) {

@@ -93,6 +93,7 @@ impl Copies {
     ) {
         if again && let Some(r) = self.reads.by_id.get_mut(&id) {
             r.block = Some(block);
+            r.range = range;
             r.handed = false;
             if let Some(donor) = r.from.take() {
                 let (slab, within) = place(extent);

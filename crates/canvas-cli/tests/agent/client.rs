@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, slab_state};
 use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status, WRITES};
 use canvas_shm::segment::ENV_SEGMENT_FD;
 use canvas_shm::{Far, Segment};
@@ -131,14 +131,14 @@ impl Client {
         Some(self.far.take_slab(self.proc)? * SLAB_EXTENTS as u32)
     }
 
-    /// Gives a slab up, and waits until it is free.
+    /// Gives a slab up, and waits until it is free, or another program's of the tenant already.
     pub fn drop_slab(&self, first: u32) {
         let slab = first / SLAB_EXTENTS as u32;
         if self.far.drop_slab(slab, self.proc) {
             self.bell();
         }
         let until = Instant::now() + Duration::from_secs(60);
-        while self.far.slabs[slab as usize].state.load(Relaxed) != 0 {
+        while self.far.slabs[slab as usize].state.load(Relaxed) == slab_state::RELEASED {
             assert!(Instant::now() < until, "slab {slab} is not freed");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -195,6 +195,17 @@ impl Naive {
         }
     }
 
+    /// It goes before the others of its queue.
+    pub fn submit_rest(&mut self, w: Waiting) {
+        let f = self.flow(w.tenant, w.link);
+        let alike = |v: &Waiting| (v.tenant, v.link, v.class) == (w.tenant, w.link, w.class);
+        let at = self.waiting.iter().position(alike);
+        self.waiting.insert(at.unwrap_or(self.waiting.len()), w);
+        if !matches!(self.flows[f].place, Place::Ready(..)) {
+            self.ready(f);
+        }
+    }
+
     /// True when it was a waiting prefetch.
     pub fn promote(&mut self, tag: u64) -> bool {
         let at = self

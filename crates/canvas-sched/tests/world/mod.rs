@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use canvas_sched::{
-    Class, Decision, LinkConfig, LinkId, LinkStats, Scheduler, TenantConfig, TenantId, Ticket,
-    WINDOW_BYTES_MAX, WINDOW_BYTES_MIN,
+    Class, Decision, LinkConfig, LinkId, LinkStats, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Scheduler,
+    TenantConfig, TenantId, Ticket, WINDOW_BYTES_MAX, WINDOW_BYTES_MIN,
 };
 
 /// Hosts that answer at once: the shortest round trip is all of it.
@@ -13,6 +13,7 @@ const IDEAL: LinkConfig = LinkConfig {
     window_bytes_min: WINDOW_BYTES_MIN,
     window_bytes_max: WINDOW_BYTES_MAX,
     round_trip_ns_min: 0,
+    piece_bytes: (PIECE_BYTES_MIN, PIECE_BYTES_MAX),
 };
 
 /// A link: first come, first served at `bytes_s`, and half of `base_ns` each way.
