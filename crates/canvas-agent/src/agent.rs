@@ -209,6 +209,7 @@ impl<S: Store> Agent<S> {
         lanes.look();
         let found = self.gather(lanes, ALONE, usize::MAX);
         let mut worked = found.work || found.more;
+        lanes.look();
         while let Some(decision) = lanes.decide() {
             self.start(decision, lanes.now_ns());
             worked = true;
@@ -313,6 +314,11 @@ impl<S: Store> Agent<S> {
         let mut events = std::mem::take(&mut self.events);
         self.store.poll(&mut events);
         let worked = !events.is_empty();
+        if worked {
+            // After they are there: with an earlier time (the thread may have waited for a processor since) links
+            // would seem faster than they are.
+            lanes.look();
+        }
         for event in events.drain(..) {
             self.apply(event);
         }
@@ -347,11 +353,10 @@ impl<S: Store> Agent<S> {
                 Kind::Write => EXTENT_BYTES as u32,
                 Kind::Read => {
                     let left = work.ask.len - work.got;
-                    // What nobody waits for goes in pieces where it would hold others up: not on the disk.
-                    work.piece = if class == Class::Prefetch && lane == Lane::In {
-                        left.min(lanes.piece_bytes(lane))
-                    } else {
-                        left
+                    // In pieces where a whole one would hold others up: not on the disk.
+                    work.piece = match lane {
+                        Lane::In => left.min(lanes.piece_bytes(lane)),
+                        Lane::Out | Lane::Disk => left,
                     };
                     work.piece
                 }

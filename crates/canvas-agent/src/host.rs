@@ -347,6 +347,7 @@ impl Host {
 
     /// Begins what the lanes let go.
     fn begin(&mut self, lap: &mut Lap) {
+        self.lanes.look();
         while let Some(decision) = self.lanes.decide() {
             let id = match decision {
                 Decision::Send(r) | Decision::Drop(r) => r.tenant.0,

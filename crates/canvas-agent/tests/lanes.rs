@@ -241,10 +241,12 @@ fn a_demand_goes_before_what_is_read_ahead_and_so_does_what_is_waited_for() {
 /// Bytes of a piece in [`pieces`].
 const PIECE: usize = 8 << 10;
 
-/// Lanes on which reads ahead are cut, however fast the machine is.
+/// Lanes on which reads are cut, however fast the machine is, and two pieces are under way.
 fn pieces() -> Lanes {
     Lanes::with(LinkConfig {
         piece_bytes: (PIECE as u32, PIECE as u32),
+        window_bytes_min: 2 * PIECE as u64,
+        window_bytes_max: 2 * PIECE as u64,
         ..LinkConfig::default()
     })
 }
@@ -296,10 +298,6 @@ fn what_is_read_ahead_goes_in_pieces_and_a_demand_between_them() {
         .map(|p| p * PIECE..(p + 1) * PIECE)
         .collect();
     assert_eq!(t.pieces(5), cut);
-    assert!(
-        t.pieces(0).contains(&(0..EXTENT_BYTES)),
-        "who waits gets it whole"
-    );
     let stats = &t.far.stats;
     let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
     let sent = |class| (count(&stats.sent[class]), count(&stats.sent_bytes[class]));
@@ -309,22 +307,33 @@ fn what_is_read_ahead_goes_in_pieces_and_a_demand_between_them() {
 }
 
 #[test]
-fn what_is_waited_for_comes_whole_from_there_on() {
+fn the_rest_of_what_is_waited_for_goes_before_what_is_not() {
     let mut lanes = pieces();
-    let mut t = Tenant::new(1, 2, &mut lanes, weighing(100));
-    let ahead = t.ask(FETCHES, 2);
+    let mut t = Tenant::new(1, 12, &mut lanes, weighing(100));
+    let ahead = t.ask(FETCHES, 12);
     t.turn(&mut lanes);
-    assert!(t.far.mailboxes[PROC].urge(ahead[1]));
+    // One that is under way, and one that waits.
+    for waited_for in [0, 7] {
+        assert!(t.far.mailboxes[PROC].urge(ahead[waited_for]));
+    }
     t.far.ring(PROC);
     t.turn(&mut lanes);
+    while t.ended(ahead[0]).is_none() || t.ended(ahead[7]).is_none() {
+        assert!(t.deliver());
+        t.turn(&mut lanes);
+        t.turn(&mut lanes);
+    }
+    let ended = ahead.iter().filter(|i| t.ended(**i).is_some()).count();
+    assert_eq!(ended, 2);
     t.deliver_all(&mut lanes);
-    let (first, rest) = (0..PIECE, PIECE..EXTENT_BYTES);
-    assert_eq!(t.pieces(1), [first, rest]);
-    assert_eq!(t.pieces(0).len(), EXTENT_BYTES / PIECE);
-    t.is_right(ahead[0], 0);
-    t.is_right(ahead[1], 1);
-    let promoted = &t.far.stats.promoted;
-    assert_eq!(promoted.load(std::sync::atomic::Ordering::Relaxed), 1);
+    for (i, extent) in ahead.iter().zip(0..) {
+        t.is_right(*i, extent);
+        assert_eq!(t.pieces(extent).len(), EXTENT_BYTES / PIECE);
+    }
+    let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(count(&t.far.stats.promoted), 2);
+    let bytes = count(&t.far.stats.sent_bytes[far::class::DEMAND]) as usize;
+    assert_eq!(bytes, 2 * EXTENT_BYTES - PIECE, "all but the first piece");
 }
 
 #[test]

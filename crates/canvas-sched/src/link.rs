@@ -16,8 +16,10 @@
 //! be cut into pieces of [`PIECE_NS`] ([`LinkStats::piece_bytes`]).
 //!
 //! * Rates are measured as BBR does: bytes that were delivered between a request's being sent (from
-//!   the last delivery before it on) and its end. A request that left nothing waiting behind it tells nothing
-//!   of what the link could do, and counts only when it is faster than what is known.
+//!   the last delivery before it on) and its end, by the time of that, or by the time in which they were sent when
+//!   that is longer: what lay there when the agent came back from a pause was not delivered at once. A request
+//!   that left nothing waiting behind it tells nothing of what the link could do, and counts only when it is faster
+//!   than what is known.
 //! * A round trip that was measured behind our own window is longer than the link's. So when none was as
 //!   short as the known one for [`RTT_MEMORY_NS`], the link is let run dry, and one request goes alone.
 //! * Until the link was full once the window is [`WINDOW_BYTES_START`] at least.
@@ -43,8 +45,11 @@ const MOVING_32NDS: u64 = 29;
 pub const WINDOW_BYTES_MIN: u64 = 10 << 10;
 /// A largest request is remembered this long, and up to twice as long.
 const LARGEST_MEMORY_NS: u64 = 1_000_000_000;
+/// Highest rates of so many stretches in a row are kept, the least of which pieces go by: a highest rate may be that of
+/// a burst, which shapers let through after each pause. (The window cannot: it would find a faster link too late.)
+const STRETCHES: usize = 4;
 /// How long a link moves a piece of what can be cut.
-pub const PIECE_NS: u64 = 250_000;
+pub const PIECE_NS: u64 = 80_000;
 /// The smallest piece, a page, and the largest, an extent.
 pub const PIECE_BYTES_MIN: u32 = 4 << 10;
 /// See [`PIECE_BYTES_MIN`].
@@ -108,6 +113,8 @@ pub struct LinkStats {
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Mark {
     pub(crate) sent_ns: u64,
+    /// When that was sent which was delivered last.
+    first_sent_ns: u64,
     delivered: u64,
     delivered_ns: u64,
     /// Nothing waited behind it.
@@ -132,6 +139,8 @@ pub(crate) struct Link {
     window: u64,
     delivered: u64,
     delivered_ns: u64,
+    /// When that was sent which was delivered last.
+    first_sent_ns: u64,
     /// Highest rate of this stretch and the one before, bytes a second.
     rates: [u64; 2],
     rates_since_ns: u64,
@@ -141,6 +150,9 @@ pub(crate) struct Link {
     /// Largest request of this stretch and the one before.
     largest: [u32; 2],
     largest_since_ns: u64,
+    /// Highest rates of the last stretches that are over; 0: none.
+    before: [u64; STRETCHES],
+    stretches: usize,
     /// Round trip beyond the time that the bytes take, smoothed.
     base_ns: u64,
     was_full: bool,
@@ -181,12 +193,15 @@ impl Link {
             window: WINDOW_BYTES_START.clamp(min, config.window_bytes_max),
             delivered: 0,
             delivered_ns: 0,
+            first_sent_ns: 0,
             rates: [0; 2],
             rates_since_ns: 0,
             rtts: [(u64::MAX, 0); 2],
             rtts_since_ns: 0,
             largest: [0; 2],
             largest_since_ns: 0,
+            before: [0; STRETCHES],
+            stretches: 0,
             base_ns: 0,
             was_full: false,
             probe: Probe::Off,
@@ -206,6 +221,7 @@ impl Link {
         if self.under_way == 0 {
             // The time in which nothing was asked for is not the link's.
             self.delivered_ns = now_ns;
+            self.first_sent_ns = now_ns;
         }
         self.under_way += u64::from(bytes);
         if now_ns.saturating_sub(self.largest_since_ns) > LARGEST_MEMORY_NS {
@@ -215,6 +231,7 @@ impl Link {
         self.largest[0] = self.largest[0].max(bytes);
         Mark {
             sent_ns: now_ns,
+            first_sent_ns: self.first_sent_ns,
             delivered: self.delivered,
             delivered_ns: self.delivered_ns,
             alone: self.ready.len() == 0 || self.probe != Probe::Off,
@@ -229,7 +246,11 @@ impl Link {
         self.delivered_ns = self.delivered_ns.max(now_ns);
         let rtt = now_ns.saturating_sub(mark.sent_ns).max(1);
         self.learn_rtt(rtt, bytes, now_ns);
-        let took = now_ns.saturating_sub(mark.delivered_ns).max(1);
+        self.first_sent_ns = self.first_sent_ns.max(mark.sent_ns);
+        let arriving = now_ns.saturating_sub(mark.delivered_ns);
+        let took = arriving
+            .max(mark.sent_ns.saturating_sub(mark.first_sent_ns))
+            .max(1);
         let moved = u128::from(self.delivered - mark.delivered);
         let rate = (moved * 1_000_000_000 / u128::from(took)).min(u128::from(u64::MAX)) as u64;
         self.learn_rate(rate, mark.alone, now_ns);
@@ -277,6 +298,8 @@ impl Link {
         self.was_full |= !alone;
         let memory = (RATE_MEMORY_RTTS * self.shortest().0).max(RATE_MEMORY_NS_MIN);
         if now_ns.saturating_sub(self.rates_since_ns) > memory {
+            self.before[self.stretches % STRETCHES] = self.rates[0];
+            self.stretches += 1;
             self.rates = [0, self.rates[0]];
             self.rates_since_ns = now_ns;
         }
@@ -334,16 +357,22 @@ impl Link {
         wide.max(least.min(max)).max(min)
     }
 
-    /// How large requests should be that can be cut, in whole KiB; an extent while nothing is known.
+    /// How large requests should be that can be cut, in whole KiB; the largest while nothing is known.
     fn piece_bytes(&self) -> u32 {
         let (least, most) = self.config.piece_bytes;
-        let rate = self.rate();
+        let rate = self.lasting();
         if rate == 0 {
-            return most;
+            return most.max(least);
         }
         let bytes = u128::from(rate) * u128::from(PIECE_NS) / 1_000_000_000;
         let bytes = bytes.min(most.into()) as u32;
         bytes.next_multiple_of(1 << 10).min(most).max(least)
+    }
+
+    /// The highest rate that lasts: the least of the highest ones of several stretches; 0: not known.
+    fn lasting(&self) -> u64 {
+        let known = self.before.iter().copied().filter(|rate| *rate > 0);
+        known.min().unwrap_or(self.rates[0])
     }
 
     /// The highest rate seen lately, bytes a second.
@@ -412,6 +441,34 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slow_link_is_asked_for_pieces_whatever_its_bursts() {
+        let mut link = Link::new(LinkConfig::default());
+        link.ready.reserve(1);
+        link.ready.put(0, (0, 0));
+        assert_eq!(
+            link.stats().piece_bytes,
+            PIECE_BYTES_MAX,
+            "nothing is known"
+        );
+        let mut now = 0;
+        // 25 MB/s, but for eight extents in a row that a shaper lets through in no time after a pause.
+        for _ in 0..50 {
+            let mut mark = link.send(32 << 10, now);
+            for i in 0..64 {
+                now += if i < 8 { 30_000 } else { 1_310_720 };
+                let next = link.send(32 << 10, now);
+                link.done(32 << 10, mark, now);
+                mark = next;
+            }
+            now += 1_310_720;
+            link.done(32 << 10, mark, now);
+            now += 5_000_000;
+        }
+        let piece = link.stats().piece_bytes;
+        assert!((PIECE_BYTES_MIN..=8 << 10).contains(&piece), "{piece}");
+    }
 
     #[test]
     fn a_link_that_is_asked_for_little_does_not_pass_for_a_slow_one() {
