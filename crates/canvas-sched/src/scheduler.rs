@@ -221,7 +221,7 @@ impl Scheduler {
     ) -> Result<Ticket, Refused> {
         let ticket = self.submit(id, class, link, bytes, tag, posted_ns)?;
         let tenant = self.seats[ticket.seat as usize].as_mut();
-        tenant.expect("it has a seat").to_front(ticket.slot);
+        tenant.expect("it has a seat").put_first(ticket.slot);
         // The limit that holds what was first back may not be this one's.
         self.wake(ticket.seat, link.0 as usize);
         Ok(ticket)

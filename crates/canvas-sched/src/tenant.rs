@@ -227,7 +227,7 @@ impl Tenant {
     }
 
     /// A waiting request goes before the others of its queue.
-    pub(crate) fn to_front(&mut self, at: u32) {
+    pub(crate) fn put_first(&mut self, at: u32) {
         self.unlink(at);
         let slot = &self.slots[at as usize];
         let (link, class, bytes) = (slot.link as usize, slot.class as usize, slot.bytes);
