@@ -110,10 +110,11 @@ pub fn give_up(bytes: usize) -> bool {
     sweep_at(&NONE_UNTIL_NS, spare, |gone| gone.bytes >= bytes) > 0
 }
 
-/// The pool is full: frees as much as an extent takes. True when a store may fit now.
+/// The pool is full: frees as much as an extent takes. True when a store may fit now. Not at the far limit:
+/// that is to be noticed, and not put off by a few pages at a time.
 #[cold]
 pub fn make_room() -> bool {
-    give_up(EXTENT_BYTES)
+    deep::takes_more() && give_up(EXTENT_BYTES)
 }
 
 /// Gives back what others in the tenant ask for, if they do: empty slabs, then those that copies of resident

@@ -336,6 +336,11 @@ fn others_give() -> bool {
     false
 }
 
+/// Did the last write find a place? While none does, resident pages give up all that they have there, at once.
+pub fn takes_more() -> bool {
+    far().is_none() || !NO_ROOM.load(Ordering::Relaxed)
+}
+
 /// Has far memory stopped answering?
 pub fn is_stalled() -> bool {
     STALLED.load(Ordering::Relaxed)
