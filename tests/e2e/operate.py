@@ -173,6 +173,55 @@ def joined_tenant(r):
     r.require(canvas.find(last, "forks") > 0, "nobody forked")
 
 
+# Pages that do not shrink, read all the time, and checked at the end.
+RESIDENT = """
+import hashlib, os, sys, time
+page = lambda i: hashlib.shake_128(b"%d" % i).digest(4000)
+pages = [page(i) for i in range(6144)]
+print("ready", flush=True)
+while not os.path.exists(sys.argv[1]):
+    sum(p[2000] for p in pages)
+    time.sleep(0.1)
+for i, p in enumerate(pages):
+    assert p == page(i), i
+print("right", flush=True)
+"""
+
+
+@check("joined-pool", timeout_s=150, modes=("signal",), needs=hostile.no_compiler)
+def joined_pool(r):
+    """A pool full of copies of pages that are in local memory: it follows its bound, and others of the tenant have it."""
+    if not r.managed:
+        return
+    flags, end = agent_of(r), r.path("end")
+    name = flags[-1]
+    idle = r.start([sys.executable, "-c", RESIDENT, end], tag="idle", local=16 * MIB, pool=8 * MIB,
+                   extra=flags)
+    wait_until(r, "the program is ready", lambda: "ready" in idle.out() or not idle.alive())
+
+    def used():
+        return json.loads(ask(r, "status", name, "--json").splitlines()[0])["used"]
+
+    # All of it comes back, and its copies stay.
+    ask(r, "set", name, "local=72M")
+    wait_until(r, "pages come back", lambda: used()["far_pages_bytes"] < 4 * MIB)
+    r.require(used()["pool_bytes"] > 4 * MIB, f"no copies are in the pool: {used()}")
+    ask(r, "set", name, "pool=3M")
+    wait_until(r, "copies leave the pool", lambda: used()["pool_bytes"] <= 3 * MIB)
+    r.require(used()["resident_bytes"] > 24 * MIB, f"its pages left instead: {used()}")
+    other = r.start([r.binary("mem"), "leaf", 96], tag="other", local=72 * MIB, pool=3 * MIB, extra=flags)
+    r.wait(other, timeout_s=90)
+    open(end, "w").close()
+    r.wait(idle, timeout_s=30)
+    r.require("right" in idle.out(), f"no closing line\n{idle.tail()}")
+    for c in (idle, other):
+        r.same(c.err().count("far limit is reached"), 0, f"far limit, told by {c.argv}")
+    stats = r.load_stats(idle)
+    r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+    dropped = canvas.find(stats, "pool_copies_dropped")
+    r.require(dropped > 500, f"stats: pool_copies_dropped = {dropped}")
+
+
 @check("joined-servers", timeout_s=200, modes=("signal",), as_user=True,
        needs=servers.missing("redis-server", "memcached"))
 def joined_servers(r):

@@ -19,6 +19,6 @@ pub use backend::{Backend, BufId, Completion, Done, Failure, Op, PageBuffers, Re
 pub use canvas_swap::{Chosen, Lz, LzScratch, PoolBudget};
 pub use pool::{
     Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard, PoolStats, Scratch, SlotMem,
-    StoreError,
+    Spared, StoreError,
 };
 pub use queue::LocalQueue;

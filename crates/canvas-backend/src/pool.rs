@@ -68,7 +68,7 @@ use canvas_swap::codec::{Content, Hash, classify, fill, hash};
 use canvas_swap::digests::Digests;
 use canvas_swap::entry::{EntryTable, HOME_BYTES, Record};
 use canvas_swap::fsm::{Alloc, on_swap_out};
-use canvas_swap::slots::{SlabRelease, SlotForkGuard, SlotId, SlotPool};
+use canvas_swap::slots::{SLAB_CHARGE_BYTES, SlabRelease, SlotForkGuard, SlotId, SlotPool};
 use canvas_swap::{Lz, LzScratch, PoolBudget};
 use canvas_types::sync::{AtomicI64, AtomicU64, Ordering, RawGuard};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
@@ -168,6 +168,17 @@ pub enum StoreError {
     },
     /// All entries are in use. The page had none.
     NoEntry,
+}
+
+/// What became of a copy that was a cache only ([`LocalPool::spare`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spared {
+    /// Nothing: it has no slot in the pool.
+    Nothing,
+    /// It is left beyond the pool; so many bytes of slots are free.
+    Sunk(usize),
+    /// There is no far copy any more, the entry stays reserved; so many bytes of slots are free.
+    Dropped(usize),
 }
 
 /// Figures of a pool, each read by itself.
@@ -645,6 +656,21 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         Some(CLASS_BYTES[slot.class()] as usize)
     }
 
+    /// Frees the slot of a page that is in local memory. What lies beyond the pool takes none of it and
+    /// stays, so that the page goes on being known as clean.
+    pub fn spare(&self, entry: SwapEntry) -> Spared {
+        if let Some(bytes) = self.sink_home(entry) {
+            return Spared::Sunk(bytes);
+        }
+        let old = self.entries.get(entry);
+        let Record::Stored { slot, .. } = old else {
+            return Spared::Nothing;
+        };
+        self.entries.set(entry, Record::Empty);
+        self.drop_record(entry, old);
+        Spared::Dropped(CLASS_BYTES[slot.class()] as usize)
+    }
+
     /// Takes the copy at `place` back into the pool; `stored` is what lies there, hash and payload.
     /// `keeps`: the entry goes on naming the place as well, so that the copy can leave the pool again
     /// without being written ([`LocalPool::sink_home`]).
@@ -716,6 +742,16 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// Gives all empty slabs back; for quiet moments and for pressure on the tenant's far limit.
     pub fn trim(&self) {
         self.slots.trim(&self.budget, &Releaser(&self.mem));
+    }
+
+    /// Bytes of the budget that empty slabs hold, which [`LocalPool::trim`] gives back.
+    pub fn empty_bytes(&self) -> i64 {
+        self.slots.slabs_empty() as i64 * SLAB_CHARGE_BYTES
+    }
+
+    /// Bytes charged to the budget now.
+    pub fn charged_bytes(&self) -> i64 {
+        self.slots.charged_bytes()
     }
 
     /// Bounds the number of entries.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use canvas_backend::{Kind, LoadError, Outcome, Scratch, StoreError};
+use canvas_backend::{Kind, LoadError, Outcome, Scratch, Spared, StoreError};
 use canvas_swap::entry::Record;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
 use canvas_types::sync::Ordering;
@@ -54,6 +54,8 @@ enum Op {
     },
     /// The copy in the pool goes, if there is one below.
     SinkHome(usize),
+    /// The copy in the pool goes in any case.
+    Spare(usize),
 }
 
 /// What the pager would know of a page.
@@ -89,6 +91,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (0..PAGES, any::<bool>()).prop_map(|(page, late)| Op::Sink { page, late }),
         4 => (0..PAGES, any::<bool>()).prop_map(|(page, keeps)| Op::Raise { page, keeps }),
         3 => (0..PAGES).prop_map(Op::SinkHome),
+        2 => (0..PAGES).prop_map(Op::Spare),
     ]
 }
 
@@ -296,7 +299,41 @@ fn check(codec: Codec) -> Vec<String> {
                             prop_assert_eq!(pool.record(entry), record);
                         }
                     }
-                    Op::Trim => pool.trim(),
+                    Op::Spare(i) => {
+                        let entry = pages[i].entry;
+                        let (record, before) = (pool.record(entry), pool.stats());
+                        let spared = pool.spare(entry);
+                        let freed = match (spared, record, pool.record(entry)) {
+                            (Spared::Sunk(n), Record::Stored { home: true, .. }, now) => {
+                                prop_assert!(matches!(now, Record::Deep(_)));
+                                n
+                            }
+                            (Spared::Dropped(n), Record::Stored { home: false, .. }, now) => {
+                                prop_assert_eq!(now, Record::Empty);
+                                pages[i].has_copy = false;
+                                n
+                            }
+                            (Spared::Nothing, was, now) => {
+                                let stored = matches!(was, Record::Stored { .. });
+                                prop_assert!(was == now && !stored);
+                                0
+                            }
+                            other => return Err(TestCaseError::fail(format!("{other:?}"))),
+                        };
+                        let stats = pool.stats();
+                        prop_assert_eq!(before.slot_bytes - stats.slot_bytes, freed as i64);
+                        prop_assert_eq!(before.entries_live, stats.entries_live);
+                        let kind = format!("{spared:?}");
+                        let kind = kind.split('(').next().unwrap_or_default();
+                        seen.borrow_mut().insert(format!("spared {kind}"));
+                    }
+                    Op::Trim => {
+                        let before = pool.charged_bytes();
+                        let empty = pool.empty_bytes();
+                        pool.trim();
+                        prop_assert_eq!(before - pool.charged_bytes(), empty);
+                        prop_assert_eq!(pool.empty_bytes(), 0);
+                    }
                     Op::Limit(slabs) => world
                         .budget
                         .limit
@@ -394,6 +431,9 @@ fn behaves_like_a_map() {
         "Zero",
         "raised false",
         "raised true",
+        "spared Dropped",
+        "spared Nothing",
+        "spared Sunk",
         "sunk false",
         "sunk home false",
         "sunk home true",
@@ -415,6 +455,9 @@ fn behaves_like_a_map_uncompressed() {
         "Zero",
         "raised false",
         "raised true",
+        "spared Dropped",
+        "spared Nothing",
+        "spared Sunk",
         "sunk false",
         "sunk home false",
         "sunk home true",

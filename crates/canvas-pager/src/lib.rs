@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod copies;
 pub mod prefetch;
 pub mod regions;
 #[cfg(any(test, feature = "std"))]

@@ -167,28 +167,46 @@ fn poke_largest(pages: i64) {
     }
 }
 
-/// Asks the process with the largest part of the pool (not us) to let some of it go. False when there
-/// is none.
-pub fn ask_for_pool() -> bool {
-    let me = state::slot() as *const _;
-    let other = state::seg()
-        .procs
-        .iter()
-        .filter(|p| {
-            !core::ptr::eq(*p, me) && !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX)
-        })
-        .max_by_key(|p| p.pool_bytes.load(Ordering::Relaxed))
-        .filter(|p| p.pool_bytes.load(Ordering::Relaxed) > 0);
-    if let Some(p) = other {
+/// Whom to ask for room in the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whom {
+    /// The process that has the largest part of it, if that is larger than ours.
+    Larger,
+    /// The process that has the largest part of it, other than ours.
+    Largest,
+    /// All others that have any of it.
+    All,
+}
+
+/// Asks other processes to give back some of the pool. The one that was asked, or one of them; `None` when
+/// there is none.
+pub fn ask_for_pool(whom: Whom) -> Option<&'static canvas_shm::ProcSlot> {
+    /// A few slabs: more than one page wants to go somewhere.
+    const BYTES: i64 = 128 << 10;
+    let me = state::slot();
+    let has = |p: &canvas_shm::ProcSlot| p.pool_bytes.load(Ordering::Relaxed);
+    let least = if whom == Whom::Larger { has(me) } else { 0 };
+    let others = state::seg().procs.iter().filter(|p| {
+        !core::ptr::eq(*p, me)
+            && !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX)
+            && has(p) > least
+    });
+    let ask = |p: &'static canvas_shm::ProcSlot| {
         let pid = p.pid.load(Ordering::Relaxed);
         if proc::alive(pid) {
+            p.pool_wanted_bytes.fetch_max(BYTES, Ordering::Relaxed);
             p.wake.fetch_add(1, Ordering::Release);
             proc::futex_wake(&p.wake, 1);
         } else {
             procs::release_slot(p, pid);
         }
+        p
+    };
+    if whom == Whom::All {
+        others.map(ask).last()
+    } else {
+        others.max_by_key(|p| has(p)).map(ask)
     }
-    other.is_some()
 }
 
 /// Wakes (or, after a fork, starts) the reclaim thread.
@@ -209,7 +227,9 @@ pub fn sleep_until_woken(timeout_ns: u64) {
     let seen = slot.wake.load(Ordering::Acquire);
     ASLEEP.store(true, Ordering::Release);
     // A wake between the check of the limit and here has changed `wake` or will see ASLEEP.
-    if slot.reclaim_wanted.load(Ordering::Relaxed) == 0 && !short_of_room() {
+    let asked = slot.reclaim_wanted.load(Ordering::Relaxed) != 0
+        || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0;
+    if !asked && !short_of_room() {
         proc::futex_wait(&slot.wake, seen, timeout_ns);
     }
     ASLEEP.store(false, Ordering::Release);

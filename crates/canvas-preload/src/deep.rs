@@ -28,9 +28,10 @@ use canvas_types::sync::backoff;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crate::account::Whom;
 use crate::pool::pool;
 use crate::state::{EPOCH, count};
-use crate::{account, areas, reclaim, report, sig, state};
+use crate::{account, areas, copies, reclaim, report, sig, state};
 
 const _: () = assert!(EXTENT_BYTES == far::EXTENT_BYTES);
 
@@ -180,14 +181,24 @@ pub fn unhold(extent: u32) {
 fn excess_bytes(f: &Far) -> i64 {
     let seg = state::seg();
     let percent = f.spill_percent.load(Ordering::Relaxed).min(100) as i64;
-    let mark = (seg.config.pool_bytes.load(Ordering::Relaxed) / 100) as i64 * percent;
+    let bound = seg.config.pool_bytes.load(Ordering::Relaxed) as i64;
+    let mark = bound / 100 * percent;
     let used = seg.pool_bytes.load(Ordering::Relaxed);
     if used <= mark {
         return 0;
     }
     let stats = pool().stats();
+    // Room in our own slabs will do, unless the bound itself was lowered: that is about whole slabs.
     let free_within = stats.charged_bytes - stats.slot_bytes;
-    used - free_within - WRITING_BYTES.load(Ordering::Relaxed) - mark
+    let writing = WRITING_BYTES.load(Ordering::Relaxed);
+    let over = (used - bound).min(stats.charged_bytes);
+    (used - free_within - mark).max(over) - writing
+}
+
+/// Does the pool hold more than its bound, which was lowered?
+fn is_over() -> bool {
+    let seg = state::seg();
+    seg.pool_bytes.load(Ordering::Relaxed) > seg.config.pool_bytes.load(Ordering::Relaxed) as i64
 }
 
 /// The reclaim thread's round: ends what has ended, writes what the pool has too much. True when it
@@ -195,13 +206,35 @@ fn excess_bytes(f: &Far) -> i64 {
 pub fn background_round() -> bool {
     let Some(f) = far() else { return false };
     let mut worked = finish_all();
-    while excess_bytes(f) > 0
-        && FOUND_NONE_UNTIL_NS.load(Ordering::Relaxed) < proc::now_ns()
-        && write_some(f, Some(LOOK_MAX))
-    {
+    loop {
+        if is_over() {
+            pool().trim();
+        }
+        let excess = excess_bytes(f);
+        if excess <= 0 {
+            break;
+        }
+        // What costs least goes first: what lies beyond the pool as well; what has to be written; what
+        // will have to be compressed again.
+        let gone = copies::sink(excess as usize)
+            || FOUND_NONE_UNTIL_NS.load(Ordering::Relaxed) < proc::now_ns()
+                && write_some(f, Some(LOOK_MAX))
+            || WRITING_BYTES.load(Ordering::Relaxed) == 0 && copies::give_up(excess as usize);
+        if !gone {
+            break;
+        }
         worked = true;
     }
     worked
+}
+
+/// Writes what was swapped out longest ago, whether the pool is full or not, as another process asks for
+/// `bytes` of it. True when something is under way.
+pub fn write_for_others(bytes: i64) -> bool {
+    let Some(f) = far() else { return false };
+    finish_all();
+    while WRITING_BYTES.load(Ordering::Relaxed) < bytes && write_some(f, Some(LOOK_MAX)) {}
+    WRITING_BYTES.load(Ordering::Relaxed) > 0
 }
 
 /// How long the reclaim thread may sleep: what is being written leaves the pool when it looks.
@@ -222,14 +255,19 @@ pub fn make_room() -> bool {
     const LOOK_NS: u64 = 10_000;
     /// The same while donors are away.
     const AWAY_LOOK_NS: u64 = 1_000_000;
-    /// How long other processes are waited for, when they have all of the pool.
+    /// How long other processes are waited for, when they have all of the pool; and how long the one that
+    /// has most of it, before all are asked.
     const OTHERS_WAIT_NS: u64 = 1_000_000_000;
-    let Some(f) = far() else { return false };
+    const LARGEST_WAIT_NS: u64 = 20_000_000;
+    let Some(f) = far() else {
+        return others_give();
+    };
     let seg = state::seg();
     let begun = proc::now_ns();
     let wait_ns = f.wait_ms_max.load(Ordering::Relaxed) * 1_000_000;
     let made_before = ROOM_MADE.load(Ordering::Relaxed);
     let used_before = seg.pool_bytes.load(Ordering::Relaxed);
+    let mut asked = false;
     loop {
         finish_all();
         if ROOM_MADE.load(Ordering::Relaxed) != made_before
@@ -250,16 +288,57 @@ pub fn make_room() -> bool {
             && now.saturating_sub(away) < wait_ns
             && WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > now;
         if under_way || rests {
+            // Who has less than another need not live on what little that is alone.
+            if !asked {
+                account::ask_for_pool(Whom::Larger);
+                asked = true;
+            }
             if waited_ns > wait_ns {
                 STALLED.store(under_way, Ordering::Relaxed);
                 NO_ROOM.store(true, Ordering::Relaxed);
                 return false;
             }
-        } else if !account::ask_for_pool() || waited_ns > OTHERS_WAIT_NS {
-            return false;
+        } else {
+            let whom = if waited_ns < LARGEST_WAIT_NS {
+                Whom::Largest
+            } else {
+                Whom::All
+            };
+            if account::ask_for_pool(whom).is_none() || waited_ns > OTHERS_WAIT_NS {
+                return false;
+            }
         }
         gate::wait(if rests { AWAY_LOOK_NS } else { LOOK_NS });
     }
+}
+
+/// There is nothing beyond the pool: others in the tenant may hold more of it than they need. True when
+/// one has given something back.
+fn others_give() -> bool {
+    /// Asked again so long after asking in vain, and waited for so long.
+    const VAIN_NS: u64 = 20_000_000;
+    const LOOK_NS: u64 = 50_000;
+    static VAIN_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+    let used = || state::seg().pool_bytes.load(Ordering::Relaxed);
+    let (begun, before) = (proc::now_ns(), used());
+    if begun < VAIN_UNTIL_NS.load(Ordering::Relaxed) {
+        return false;
+    }
+    if account::ask_for_pool(Whom::All).is_some() {
+        while proc::now_ns() < begun + VAIN_NS {
+            gate::wait(LOOK_NS);
+            if used() < before {
+                return true;
+            }
+        }
+    }
+    VAIN_UNTIL_NS.store(proc::now_ns() + VAIN_NS, Ordering::Relaxed);
+    false
+}
+
+/// Did the last write find a place? While none does, resident pages give up all that they have there, at once.
+pub fn takes_more() -> bool {
+    far().is_none() || !NO_ROOM.load(Ordering::Relaxed)
 }
 
 /// Has far memory stopped answering?

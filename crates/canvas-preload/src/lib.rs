@@ -8,6 +8,7 @@ mod args;
 mod cache;
 mod chunk;
 mod context;
+mod copies;
 mod deep;
 mod family;
 mod fault;

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::context::{self, BATCH_PAGES, Reclaim};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHERS, count, uffd};
-use crate::{account, areas, cache, deep, family, fault, smaps, state, trace};
+use crate::{account, areas, cache, copies, deep, family, fault, smaps, state, trace};
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
@@ -268,9 +268,10 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
                     .store(job.entry, far_copy, data, &mut ctx.scratch)
                     .ok()
             };
-            // What lies there longest moves on, if it can; else far copies of resident pages go.
+            // Copies of resident pages go; then what lies there longest moves on, if it can; then all that
+            // resident pages keep in far memory, of any kind.
             let mut stored = None;
-            while stored.is_none() && deep::make_room() {
+            while stored.is_none() && (copies::make_room() || deep::make_room()) {
                 stored = retry();
             }
             if stored.is_none() && drop_resident_copies() {
@@ -367,7 +368,7 @@ fn far_word(cached: Word, entry: SwapEntry) -> Word {
     }
 }
 
-/// The pool is full: gives up the far copies that resident pages keep. True when there were any.
+/// Far memory is full: gives up the far copies that resident pages keep, and their entries. True when there were any.
 #[cold]
 fn drop_resident_copies() -> bool {
     let mut dropped = 0u64;
@@ -394,6 +395,7 @@ pub fn background_round() -> bool {
         let mut ctx = context::reclaim();
         worked |= write_out(&mut ctx, (cap / 4 - avail).min(32)) > 0;
     }
+    worked |= copies::give_to_others();
     worked |= deep::background_round();
     if excess > 0 {
         let done = run(excess.min(128) as u32, false);

@@ -11,7 +11,7 @@ use canvas_types::{Codec, Prefetch};
 use crate::histogram::Histogram;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0004;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0005;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -118,6 +118,7 @@ counters! {
     FaultDeep = "faults_deep": "Of faults_far, those whose far copy lay beyond the pool and was waited for.",
     PagesSunk = "pages_sunk": "Far copies moved from the pool to the next tier.",
     PagesSunkUnwritten = "pages_sunk_unwritten": "Far copies that left the pool without being written: the next tier had them already.",
+    PoolCopiesDropped = "pool_copies_dropped": "Copies of pages in local memory that left the pool to make room.",
     PagesRaised = "pages_raised": "Far copies brought back into the pool with their neighbours.",
     DeepFailure = "deep_failures": "Reads and writes beyond the pool that failed or were given up.",
     FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
@@ -193,6 +194,8 @@ pub struct ProcSlot {
     pub pool_bytes: AtomicI64,
     /// Bytes that its pool would take if no relative shared any of it.
     pub pool_whole_bytes: AtomicI64,
+    /// Bytes of the pool that others ask this process to give back; 0 when it has seen to that.
+    pub pool_wanted_bytes: AtomicI64,
 }
 
 /// The tenant segment.
@@ -411,6 +414,7 @@ impl Segment {
             n.store(0, Ordering::Relaxed);
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);
+        slot.pool_wanted_bytes.store(0, Ordering::Relaxed);
         slot.start_ticks.store(0, Ordering::Relaxed);
         also(self.index_of(slot));
         slot.pid.store(0, Ordering::Release);

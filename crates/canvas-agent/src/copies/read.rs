@@ -258,12 +258,23 @@ impl Copies {
             r.tried &= !(1 << donor);
             return;
         }
+        let (slab, within) = place(r.extent);
+        let lacks = |map: &mut super::map::Map| {
+            let copy = map.get_mut(&slab).and_then(|e| e.at(donor));
+            copy.is_none_or(|c| !c.has(within))
+        };
+        if let Some(Answer::Data(data)) = answer
+            && data.iter().all(|b| *b == 0)
+            && lacks(&mut self.map)
+        {
+            // A copy that was placed anew, and nothing has been written there: it is not damaged.
+            return self.go_on(id);
+        }
         if let Some(Answer::Data(data)) = answer {
             let mut block = r.block.take().unwrap_or_default();
             block[r.range.clone()].copy_from_slice(data);
             r.handed = true;
             r.from = Some(donor);
-            let (slab, _) = place(r.extent);
             if let Some(copy) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
                 copy.ops += 1;
             }

@@ -453,6 +453,41 @@ fn what_a_donor_has_not_got_any_more_is_made_good() {
     assert_eq!(far["corrupt"], 0, "{err}");
 }
 
+/// Writes, and reads what all donors have freed.
+pub fn freed() {
+    let c = Client::join();
+    let first = c.take_slab().unwrap();
+    let write = |extent| {
+        let until = Instant::now() + Duration::from_secs(30);
+        while c.write(extent, 1) != Status::Ok {
+            assert!(Instant::now() < until);
+            rest(5);
+        }
+    };
+    write(first);
+    wait_to_go_on();
+    // Its slab is placed anew.
+    write(first + 1);
+    for _ in 0..3 {
+        assert_eq!(c.read_record(first, 1, 100), Status::Lost);
+        assert_eq!(c.read_record(first + 1, 1, 100), Status::Ok);
+    }
+}
+
+#[test]
+fn what_all_donors_have_freed_is_lost_and_not_damaged() {
+    let ([a, b], servers) = donors();
+    let flags = ["--far", "64M", "--server", &servers, "--copies", "2"];
+    let mut run = Run::start("freed", &flags);
+    run.wait_for("ready");
+    for donor in [&a, &b] {
+        free_all(&run, donor);
+    }
+    run.go_on();
+    let (far, err) = run.finish();
+    assert_eq!(far["corrupt"], 0, "{err}");
+}
+
 /// Pages of slabs that the donor holds; changes a bit of each if told to, in its memory, as its
 /// operator may.
 fn pages(donor: &Donor, change: bool) -> usize {

@@ -92,6 +92,7 @@ fn program() {
         "patient load" => donors::patient_load(),
         "lost" => donors::lost(),
         "read on" => donors::read_on(),
+        "freed" => donors::freed(),
         "read later" => donors::read_later(),
         "wait" => donors::wait(),
         "damage" => damage(),
