@@ -39,6 +39,8 @@ struct World {
     alive: [Cell<bool>; PROCS],
     /// Pages that each process has pinned.
     pinned: RefCell<[Option<u32>; PROCS]>,
+    /// Those that a call of it is using: pinned, and found present.
+    used: RefCell<[Option<u32>; PROCS]>,
     file: RefCell<Vec<Option<Page>>>,
     pipe: RefCell<Vec<Page>>,
     /// Bytes of the first page in the pipe that were read already.
@@ -72,6 +74,7 @@ impl World {
             lock: Cell::new(0),
             alive: [const { Cell::new(true) }; PROCS],
             pinned: RefCell::default(),
+            used: RefCell::default(),
             file: RefCell::new(vec![None; PAGES]),
             pipe: RefCell::default(),
             read: Cell::new(0),
@@ -112,16 +115,26 @@ impl World {
         if let Err(why) = catch_unwind(AssertUnwindSafe(|| what(process))) {
             assert!(why.is::<Killed>(), "a process failed");
             self.alive[me].set(false);
-            self.pinned.borrow_mut()[me] = None;
+            self.unpin(me);
             self.killed.set(self.killed.get() + 1);
         }
         self.depth.set(depth);
     }
+    fn unpin(&self, me: usize) {
+        self.used.borrow_mut()[me] = None;
+        self.pinned.borrow_mut()[me] = None;
+    }
     fn anything(&self, me: usize) {
+        if let Some(page) = self.used.borrow()[me] {
+            assert!(
+                self.file.borrow()[page as usize].is_some(),
+                "a pinned page is gone"
+            );
+        }
         self.act(me, |p| match self.draw(8) {
             0 | 1 => p.evict(),
             2 => p.pin(),
-            3 => self.pinned.borrow_mut()[me] = None,
+            3 => self.unpin(me),
             _ => p.touch(self.draw(PAGES) as u32),
         });
     }
@@ -215,22 +228,20 @@ impl Process<'_> {
     /// A system call: pins first, looks afterwards, and then the kernel must find the page.
     fn pin(&self) {
         let page = self.world.draw(PAGES) as u32;
+        self.world.unpin(self.me);
         self.world.pinned.borrow_mut()[self.me] = Some(page);
         self.step();
         for _ in 0..4 {
             if load(&self.world.words[page as usize]).state() == State::Resident {
                 // It stays now, however long the call takes.
-                for _ in 0..4 {
-                    self.step();
-                    assert!(self.access(page), "a pinned page is gone");
-                }
+                self.world.used.borrow_mut()[self.me] = Some(page);
                 return;
             }
             if !self.bring(page) {
                 break;
             }
         }
-        self.world.pinned.borrow_mut()[self.me] = None;
+        self.world.unpin(self.me);
     }
 }
 
@@ -407,7 +418,7 @@ fn run(seed: u64, steps: usize) -> (u32, u32, u32) {
     // Whoever is left finds everything.
     w.deadly.set(false);
     w.depth.set(NESTED_MAX);
-    *w.pinned.borrow_mut() = Default::default();
+    (0..PROCS).for_each(|p| w.unpin(p));
     let me = (0..PROCS).find(|p| w.alive[*p].get()).unwrap_or(0);
     let p = Process { world: &w, me };
     assert!(p.lock());
