@@ -16,6 +16,7 @@ pub mod map;
 #[cfg(feature = "std")]
 pub mod pass;
 pub mod segment;
+pub mod shared;
 
 pub use far::Far;
 pub use mailbox::Mailbox;
