@@ -21,6 +21,8 @@ mod protect;
 mod reclaim;
 mod remap;
 mod report;
+mod shared;
+mod shared_map;
 mod sig;
 mod smaps;
 mod state;
@@ -222,6 +224,7 @@ fn try_start() -> Result<(), Failure> {
     if seg.has_limit() {
         threads::start_reclaimer();
     }
+    shared::start();
     trace::start();
     Ok(())
 }

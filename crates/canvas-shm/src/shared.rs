@@ -105,6 +105,8 @@ pub struct Control {
     pub hand: AtomicU32,
     /// Where the search for room in the store goes on.
     pub next_unit: AtomicU32,
+    /// Pages of the store in which anything was ever looked for.
+    pub store_end: AtomicU32,
     /// One past the highest process that ever was.
     pub procs_end: AtomicU32,
     /// Processes.
