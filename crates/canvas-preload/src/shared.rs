@@ -11,7 +11,7 @@ use canvas_swap::codec::{self, Content, Lz};
 use canvas_swap::units::{Place, Units, units_of};
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::{Errno, mem, proc, shmem};
-use canvas_types::layout::{SHARED_BASE, SHARED_BYTES, in_partition};
+use canvas_types::layout::{SHARED_BASE, SHARED_BYTES};
 use canvas_types::procfs::Stat;
 use canvas_types::{Codec, PAGE_SIZE, PageBuf};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -188,7 +188,13 @@ fn leave(held: &Held, i: usize) {
 
 /// The process is about to end. Nobody else is inside, and nobody comes in any more.
 pub fn before_exit() {
-    if is_on() && state::PID.load(Ordering::Relaxed) == proc::pid() {
+    if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
+        return;
+    }
+    // Other threads could write to what is somebody else's then: such a process is buried like one that was
+    // killed. (Our own thread writes nowhere.)
+    let ours = u64::from(account::RECLAIMER.load(Ordering::Relaxed) != 0);
+    if stat(proc::pid()).is_some_and(|s| s.threads <= 1 + ours) {
         let _ = canvas_sys::signal::set_mask(u64::MAX);
         core::mem::forget(freeze::freeze());
         leave(&lock(), me());
@@ -214,12 +220,18 @@ pub fn after_fork_in_child() -> Result<(), Errno> {
         return Ok(());
     }
     let parent = my_proc();
+    let parent_pid = (MY_LOCK.load(Ordering::Relaxed) >> 32) as u32;
     let joined = join().and_then(|()| shared_map::inherit(&lock()));
     if joined.is_err() {
         ON.store(false, Ordering::Release);
     }
-    parent.forking.store(0, Ordering::SeqCst);
-    proc::futex_wake(&parent.forking, 1);
+    // Was it killed, its place may be another's by now.
+    let waits = parent
+        .forking
+        .compare_exchange(parent_pid, 0, Ordering::SeqCst, Ordering::Relaxed);
+    if waits.is_ok() {
+        proc::futex_wake(&parent.forking, 1);
+    }
     // Without regions of its parent's it can do without.
     if shared_map::has_any() {
         joined
@@ -232,7 +244,7 @@ pub fn after_fork_in_child() -> Result<(), Errno> {
 pub fn before_fork() -> bool {
     let waits = is_on() && shared_map::has_any();
     if waits {
-        my_proc().forking.store(1, Ordering::SeqCst);
+        my_proc().forking.store(proc::pid(), Ordering::SeqCst);
     }
     waits
 }
@@ -246,8 +258,12 @@ pub fn wait_for_child(pid: u32) {
         return;
     }
     let born = stat(pid).map_or(0, |s| s.start_ticks);
-    while p.forking.load(Ordering::SeqCst) != 0 {
-        proc::futex_wait(&p.forking, 1, 2_000_000);
+    loop {
+        let waits = p.forking.load(Ordering::SeqCst);
+        if waits == 0 {
+            return;
+        }
+        proc::futex_wait(&p.forking, waits, 2_000_000);
         if is_dead(pid, born) {
             p.forking.store(0, Ordering::SeqCst);
         }
@@ -318,7 +334,7 @@ fn try_lock() -> Option<Held> {
             Ordering::Relaxed,
         )
         .is_ok()
-        .then_some(Held(()))
+        .then(|| Held(()))
 }
 
 /// Takes the lock. The caller is inside, and holds no page that it claimed.
@@ -579,10 +595,10 @@ fn make_room() -> bool {
                     return false;
                 }
                 // Everything is pinned, or busy: it cannot be helped.
-                if done.refused == 0 && fruitless > 20 {
+                if done.refused == 0 && fruitless > 4 {
                     break;
                 }
-                gate::wait(500_000);
+                gate::wait(if done.refused > 0 { 1_000_000 } else { 100_000 });
             }
             now = resident();
         }
@@ -615,16 +631,18 @@ fn note_store() {
 /// The reclaim thread's round: room ahead of need, and once a second a look for dead processes. False when
 /// there is nothing to do.
 pub fn background_round() -> bool {
-    static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
     static DRAINS: AtomicBool = AtomicBool::new(false);
     if !is_on() {
         return false;
     }
     let now_ns = proc::now_ns();
-    if now_ns > LOOKED_NS.load(Ordering::Relaxed) + 1_000_000_000
+    // One process does it for all.
+    let looked = &control().looked_ns;
+    let last = looked.load(Ordering::Relaxed);
+    if now_ns > last + 1_000_000_000
+        && account::take_turn(looked, last, now_ns)
         && let Some(held) = lock_in_background()
     {
-        LOOKED_NS.store(now_ns, Ordering::Relaxed);
         bury_dead(&held);
     }
     let limit = control().limit_pages.load(Ordering::Relaxed);

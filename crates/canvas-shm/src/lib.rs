@@ -8,6 +8,8 @@
 extern crate std;
 
 pub mod far;
+#[cfg(feature = "std")]
+pub mod files;
 pub mod histogram;
 pub mod job;
 pub mod mailbox;

@@ -24,7 +24,7 @@ pub const STORE_PAGES: usize = 1 << 26;
 pub struct Proc {
     /// The process.
     pub pid: AtomicU32,
-    /// 1 while a fork waits for its child.
+    /// Its pid while a fork of it waits for its child.
     pub forking: AtomicU32,
     /// Start time of the process in clock ticks; 0 while it is not known.
     pub start_ticks: AtomicU64,
@@ -93,6 +93,8 @@ pub struct Control {
     pub resident_peak: AtomicI64,
     /// Highest number of pages of the store seen.
     pub store_peak: AtomicI64,
+    /// When dead processes were last looked for (CLOCK_MONOTONIC).
+    pub looked_ns: AtomicU64,
     /// Who holds the lock: pid in the upper half, number of the process plus one in the lower; 0 for nobody.
     pub lock: AtomicU64,
     /// The journal of `canvas_pager::shared`.
