@@ -2,7 +2,7 @@
  *
  * usage: shared SEED WORKERS PAGES SECONDS KILL_EVERY_US
  *
- * Each worker owns a slot in each page. It writes a new version to the slot of a random page, by stores or by
+ * Each worker is a process of two threads, each of which owns a slot in each page. It writes a new version to the slot of a random page, by stores or by
  * read(2), after it has found the last version there, by loads or by write(2). Workers fork children that
  * check what their parents wrote, and share small mappings with them for a while. With KILL_EVERY_US the
  * parent kills a random worker again and again, and starts another in its place. At the end every byte of
@@ -12,17 +12,20 @@
  * to write: of what it leaves when it is killed each word is of the old version or of the new one.
  */
 #include "common.h"
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 
-#define WORKERS_MAX 16
-#define SLOT_WORDS (WORDS / WORKERS_MAX)
+/* Worker w's threads own slots w and w + WORKERS_MAX. */
+#define WORKERS_MAX 8
+#define SLOTS (2 * WORKERS_MAX)
+#define SLOT_WORDS (WORDS / SLOTS)
 #define SLOT_BYTES (SLOT_WORDS * 8)
 
 struct oracle {
     volatile uint64_t stop, ops, calls, children, mappings;
     /* Page that a worker writes to, plus one. */
-    volatile uint32_t pending[WORKERS_MAX];
-    volatile uint32_t version[][WORKERS_MAX];
+    volatile uint32_t pending[SLOTS];
+    volatile uint32_t version[][SLOTS];
 };
 
 static struct oracle *oracle;
@@ -110,6 +113,22 @@ static void one_step(struct rng *rng, unsigned w, int file) {
     oracle->ops++;
 }
 
+struct thread {
+    uint64_t seed;
+    unsigned slot;
+};
+
+/* Reads what nobody writes to meanwhile. */
+static void *reads(void *arg) {
+    struct thread *t = arg;
+    struct rng rng = {mix64(t->seed)};
+    for (;;) {
+        size_t page = rng_below(&rng, page_count);
+        check_words(slot_of(page, t->slot), page, t->slot, oracle->version[page][t->slot], "before exec");
+    }
+    return NULL;
+}
+
 static void wait_for(pid_t child, const char *what) {
     int status = 0;
     CHECK(waitpid(child, &status, 0) == child, "waitpid: %s", strerror(errno));
@@ -123,9 +142,13 @@ static void with_child(struct rng *rng, unsigned w) {
     CHECK(own != MAP_FAILED, "mmap: %s", strerror(errno));
     for (size_t p = 0; p < n; p++)
         own[p * WORDS + 1] = p + 7;
-    pid_t child = fork();
+    pid_t parent = getpid(), child = fork();
     CHECK(child >= 0, "fork: %s", strerror(errno));
     if (child == 0) {
+        /* Whoever comes in a killed one's place writes to its slots. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(0);
         for (int k = 0; k < 20; k++) {
             size_t page = rng_below(rng, page_count);
             check_words(slot_of(page, w), page, w, oracle->version[page][w], "in a child");
@@ -135,6 +158,14 @@ static void with_child(struct rng *rng, unsigned w) {
             own[p * WORDS + 2] = p + 9;
         }
         if (rng_below(rng, 4) == 0) {
+            /* Ends a thread that is in the middle of something. */
+            struct thread t = {rng_next(rng), w};
+            pthread_t reader;
+            if (rng_below(rng, 2)) {
+                int e = pthread_create(&reader, NULL, reads, &t);
+                CHECK(e == 0, "pthread_create: %s", strerror(e));
+                usleep((unsigned)rng_below(rng, 3000));
+            }
             execl("/bin/true", "true", (char *)NULL);
             _exit(1);
         }
@@ -156,23 +187,35 @@ static void with_child(struct rng *rng, unsigned w) {
     oracle->mappings++;
 }
 
-static void __attribute__((noreturn)) worker(uint64_t seed, unsigned w) {
-    struct rng rng = {mix64(seed * 131 + w)};
+static void *work(void *arg) {
+    struct thread *t = arg;
+    struct rng rng = {mix64(t->seed * 131 + t->slot)};
     int file = (int)syscall(SYS_memfd_create, "scratch", 0);
     CHECK(file >= 0, "memfd_create: %s", strerror(errno));
-    repair(w);
+    repair(t->slot);
     while (!oracle->stop) {
-        if (rng_below(&rng, 3000) == 0)
-            with_child(&rng, w);
+        if (rng_below(&rng, 5000) == 0)
+            with_child(&rng, t->slot);
         else
-            one_step(&rng, w, file);
+            one_step(&rng, t->slot, file);
     }
+    return NULL;
+}
+
+static void __attribute__((noreturn)) worker(uint64_t seed, unsigned w) {
+    struct thread both[2] = {{seed, w}, {seed, w + WORKERS_MAX}};
+    pthread_t other;
+    int e = pthread_create(&other, NULL, work, &both[1]);
+    CHECK(e == 0, "pthread_create: %s", strerror(e));
+    work(&both[0]);
+    e = pthread_join(other, NULL);
+    CHECK(e == 0, "pthread_join: %s", strerror(e));
     _exit(0);
 }
 
 static void check_all(const char *who) {
     for (size_t page = 0; page < page_count; page++)
-        for (unsigned w = 0; w < WORKERS_MAX; w++)
+        for (unsigned w = 0; w < SLOTS; w++)
             check_words(slot_of(page, w), page, w, oracle->version[page][w], who);
 }
 
@@ -190,7 +233,7 @@ int main(int argc, char **argv) {
     double seconds = atof(argv[4]);
     long kill_every_us = atol(argv[5]);
     CHECK(workers >= 1 && workers <= WORKERS_MAX, "1 to %d workers", WORKERS_MAX);
-    size_t bytes = sizeof(struct oracle) + page_count * WORKERS_MAX * 4;
+    size_t bytes = sizeof(struct oracle) + page_count * SLOTS * 4;
     int file = (int)syscall(SYS_memfd_create, "oracle", 0);
     CHECK(file >= 0 && ftruncate(file, (off_t)bytes) == 0, "memfd: %s", strerror(errno));
     oracle = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
