@@ -35,7 +35,7 @@ def counting(r, workers, kill_every_us):
         c = r.call([r.binary("shared"), seed, workers, 2000, r.size(4, 30), kill_every_us],
                    tag=f"shared-{seed}", local=64 * MIB, extra=("--shared", "2M"))
         r.same(c.out(), f"shared seed {seed}: every byte right\n", "answer")
-        r.note(f"seed {seed}: {c.err().strip().splitlines()[-1] if hasattr(c, 'err') else ''}")
+        r.note(f"seed {seed}: {c.err().strip().splitlines()[-1]}")
         judge_shared(r, c, 2 * MIB, workers + 1)
 
 
@@ -60,6 +60,27 @@ def shared_off(r):
     r.require(stats["shared"] is None, f"{stats['shared']}")
     for name, n in stats["counters"].items():
         r.require(n == 0 or not name.startswith("shared_"), f"{name}: {n}")
+
+
+@check("shared-hammer", timeout_s=180, paged=False, **SIGNAL, **C)
+def shared_hammer(r):
+    """Everything at once in private memory, by four threads, forks and execs, whose oracle is shared memory."""
+    c = r.call([r.binary("hammer"), 3, 4, r.size(3000, 20_000), 96], local=48 * MIB,
+               extra=("--shared", "1M"))
+    r.require(c.out().startswith("hammer seed 3: "), f"no closing line\n{c.tail()}")
+    judge_shared(r, c, MIB, 40)
+
+
+@check("shared-full", timeout_s=120, paged=False, **SIGNAL, **C)
+def shared_full(r):
+    """With the pool full as well a worker ends by SIGBUS, with a line, and no byte is wrong until then."""
+    c = r.call([r.binary("shared"), 1, 2, 2000, 60, 0], expect=1, local=64 * MIB, pool="1M",
+               extra=("--shared", "1M"))
+    r.require("shared and far memory are both full" in c.err(), f"no line\n{c.tail()}")
+    r.require("instead of" not in c.err(), f"wrong bytes\n{c.tail()}")
+    counters = r.load_stats(c)["counters"]
+    for what in ("verify_failures", "anomalies"):
+        r.require(counters[what] == 0, f"{what}: {counters[what]}")
 
 
 @check("shared-postgres", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)

@@ -210,7 +210,13 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
             );
         }
         if why == Resolved::NoMemory {
-            report!("{}; the program is ended by SIGBUS", why.reason());
+            if shared {
+                report!(
+                    "shared and far memory are both full (raise --pool or --shared); the program is ended by SIGBUS"
+                );
+            } else {
+                report!("{}; the program is ended by SIGBUS", why.reason());
+            }
         }
     }
     chain(

@@ -13,7 +13,7 @@ proptest! {
         let words: Vec<AtomicU32> = (0..PAGES).map(|_| AtomicU32::new(0)).collect();
         let next = AtomicU32::new(0);
         let units = Units { used: &words, next: &next };
-        let mut oracle = vec![false; PAGES * PAGE_UNITS];
+        let mut oracle = [false; PAGES * PAGE_UNITS];
         let mut held: Vec<(usize, usize)> = Vec::new();
         for (take, n, which) in ops {
             if take || held.is_empty() {
