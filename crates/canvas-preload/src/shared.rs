@@ -107,7 +107,7 @@ pub fn start() {
     }
     let joined = mem::map_shared(fd(shared_fd::CONTROL), 0, layout::CONTROL_BYTES).and_then(|at| {
         CONTROL.store(at, Ordering::Release);
-        join()
+        join(numbers_are_the_runs())
     });
     match joined {
         Ok(()) => ON.store(true, Ordering::Release),
@@ -118,11 +118,15 @@ pub fn start() {
     }
 }
 
-/// Takes a number and maps the partition, inaccessible, with our userfaultfd.
-fn join() -> Result<(), Errno> {
-    // Whether a process is dead is asked by its number, which must mean the same to all.
+/// Whether a process is dead is asked by its number, which must mean the same to all.
+fn numbers_are_the_runs() -> bool {
     let namespace = state::seg().config.pid_namespace.load(Ordering::Relaxed);
-    if namespace == 0 || shmem::inode(c"/proc/self/ns/pid") != Ok(namespace) {
+    namespace != 0 && shmem::inode(c"/proc/self/ns/pid") == Ok(namespace)
+}
+
+/// Maps the partition, inaccessible, with our userfaultfd, and takes a number.
+fn join(same_numbers: bool) -> Result<(), Errno> {
+    if !same_numbers {
         return Err(Errno(libc::EXDEV));
     }
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
@@ -221,7 +225,10 @@ pub fn after_fork_in_child() -> Result<(), Errno> {
     }
     let parent = my_proc();
     let parent_pid = (MY_LOCK.load(Ordering::Relaxed) >> 32) as u32;
-    let joined = join().and_then(|()| shared_map::inherit(&lock()));
+    // In a namespace of its own it sees no parent. (/proc may be out of reach by now.)
+    // SAFETY: no memory.
+    let sees = unsafe { canvas_sys::sys0(libc::SYS_getppid) } == Ok(parent_pid as usize);
+    let joined = join(sees || numbers_are_the_runs()).and_then(|()| shared_map::inherit(&lock()));
     if joined.is_err() {
         ON.store(false, Ordering::Release);
     }
