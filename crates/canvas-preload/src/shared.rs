@@ -359,7 +359,7 @@ pub fn lock() -> Held {
         } else {
             gate::wait(20_000);
             let holder = control().lock.load(Ordering::SeqCst);
-            if spins % 32 == 0
+            if spins.is_multiple_of(32)
                 && holder != 0
                 && is_dead_number((holder as u32 - 1) as usize, (holder >> 32) as u32)
                 && let Some(held) = take_over(holder)
@@ -491,7 +491,7 @@ pub fn resolve(page: u32) -> Resolved {
                     give_way();
                 } else {
                     gate::wait(20_000);
-                    if waits % 64 == 0 {
+                    if waits.is_multiple_of(64) {
                         look_after(owner);
                     }
                 }
