@@ -10,7 +10,7 @@ use canvas_types::layout::{self, in_partition, in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 
 use crate::fault::{self, Resolved};
-use crate::{areas, freeze, shared, state};
+use crate::{areas, freeze, shared_pin, state};
 
 /// What a pointer argument points to.
 #[derive(Clone, Copy)]
@@ -300,7 +300,7 @@ pub struct Pins {
     ranges: [(u32, u32); PINS],
     n: usize,
     more: *mut Block,
-    shared: shared::Pin,
+    shared: shared_pin::Pin,
 }
 
 impl Pins {
@@ -309,7 +309,7 @@ impl Pins {
             ranges: [(0, 0); PINS],
             n: 0,
             more: core::ptr::null_mut(),
-            shared: shared::Pin::new(),
+            shared: shared_pin::Pin::new(),
         }
     }
     /// Remembers a range for [`Pins::drop`]. False when there is no memory to do so.

@@ -2,24 +2,22 @@
 //! whoever comes by. The states and what is done after a death are `canvas_pager::shared`; here are the lock,
 //! the processes, faults, eviction and pins. See docs/SHARED.md.
 
-use canvas_pager::shared::word::{Entry, State, Word, load};
-use canvas_pager::shared::{Fill, Journal, Kernel, Look, Partition};
+use canvas_pager::shared::word::{State, Word, load};
+use canvas_pager::shared::{Fill, Journal, Look, Partition};
 use canvas_shm::Counter;
 use canvas_shm::segment::shared_fd;
-use canvas_shm::shared::{self as layout, Control, Map, PINS, Proc};
-use canvas_swap::codec::{self, Content, Lz};
-use canvas_swap::units::{Place, Units, units_of};
+use canvas_shm::shared::{self as layout, Control, Map, Proc};
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::{Errno, mem, proc, shmem};
+use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{SHARED_BASE, SHARED_BYTES};
 use canvas_types::procfs::Stat;
-use canvas_types::{Codec, PAGE_SIZE, PageBuf};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::fault::Resolved;
-use crate::pool::Lz4;
+use crate::shared_kernel::Here;
 use crate::state::{count, uffd};
-use crate::{account, areas, context, freeze, mm, procs, report, shared_map, state};
+use crate::{account, freeze, mm, procs, report, shared_map, state};
 
 /// This process maps the partition.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -37,7 +35,8 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-fn map() -> Map {
+/// The control file.
+pub fn map() -> Map {
     // SAFETY: `attach` mapped all of the file there, for good.
     unsafe { Map::at(CONTROL.load(Ordering::Relaxed)) }
 }
@@ -47,7 +46,8 @@ pub fn control() -> &'static Control {
     map().control()
 }
 
-fn fd(which: usize) -> i32 {
+/// One of our descriptors ([`shared_fd`]).
+pub fn fd(which: usize) -> i32 {
     FDS[which].load(Ordering::Relaxed)
 }
 
@@ -56,7 +56,8 @@ pub fn me() -> usize {
     ME.load(Ordering::Relaxed)
 }
 
-fn my_proc() -> &'static Proc {
+/// Our place among the processes.
+pub fn my_proc() -> &'static Proc {
     &control().procs[me()]
 }
 
@@ -674,327 +675,5 @@ fn lock_in_background() -> Option<Held> {
         let dead =
             holder != 0 && is_dead_number((holder as u32 - 1) as usize, (holder >> 32) as u32);
         dead.then(|| take_over(holder)).flatten()
-    })
-}
-
-/// Pages of the partition that a system call needs, until it is dropped: one range of all that it named.
-pub struct Pin {
-    range: (u32, u32),
-    /// Which of our ranges; [`PINS`] when none was free.
-    at: Option<usize>,
-    /// Our number then: a fork's child has pinned nothing.
-    owner: usize,
-}
-
-impl Pin {
-    /// None yet.
-    pub const fn new() -> Pin {
-        Pin {
-            range: (0, 0),
-            at: None,
-            owner: 0,
-        }
-    }
-    /// Makes the pages of `addr..addr+bytes` present, and keeps them.
-    pub fn pin(&mut self, addr: usize, bytes: usize) -> bool {
-        if !is_on() || bytes == 0 {
-            return false;
-        }
-        let last = addr
-            .saturating_add(bytes - 1)
-            .min(SHARED_BASE + SHARED_BYTES - 1);
-        let (first, end) = (page_of(addr), page_of(last) + 1);
-        self.note(first, end);
-        for page in first..end {
-            while load(&partition().words[page as usize]).state() != State::Resident {
-                let _inside = freeze::enter();
-                if resolve(page) != Resolved::Present {
-                    return false;
-                }
-                count(Counter::FaultSyscall, 1);
-            }
-        }
-        true
-    }
-    fn note(&mut self, first: u32, end: u32) {
-        let p = my_proc();
-        self.range = match self.at {
-            None => (first, end),
-            Some(_) => (self.range.0.min(first), self.range.1.max(end)),
-        };
-        self.owner = me();
-        let at = *self.at.get_or_insert_with(|| {
-            let i = take_bit(p).unwrap_or(PINS);
-            if i == PINS {
-                p.pin_all.fetch_add(1, Ordering::SeqCst);
-            }
-            i
-        });
-        if at < PINS {
-            let (first, end) = self.range;
-            p.pins[at].store(u64::from(first) << 32 | u64::from(end), Ordering::SeqCst);
-        }
-        // Whoever evicts marks its victims before it looks at this: one of the two sees the other.
-        fence(Ordering::SeqCst);
-    }
-}
-
-fn take_bit(p: &Proc) -> Option<usize> {
-    for (i, word) in p.used.iter().enumerate() {
-        let mut bits = word.load(Ordering::Relaxed);
-        while bits != u64::MAX {
-            let free = bits.trailing_ones();
-            match word.compare_exchange(bits, bits | 1 << free, Ordering::SeqCst, Ordering::Relaxed)
-            {
-                Ok(_) => return Some(i * 64 + free as usize),
-                Err(now) => bits = now,
-            }
-        }
-    }
-    None
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let Some(at) = self.at.filter(|_| self.owner == me()) else {
-            return;
-        };
-        let p = my_proc();
-        if at == PINS {
-            p.pin_all.fetch_sub(1, Ordering::SeqCst);
-            return;
-        }
-        p.pins[at].store(0, Ordering::SeqCst);
-        p.used[at / 64].fetch_and(!(1 << (at % 64)), Ordering::SeqCst);
-    }
-}
-
-/// The kernel and the store, as the pages' states need them.
-pub struct Here;
-
-fn units() -> Units<'static> {
-    Units {
-        used: map().units(),
-        next: &control().next_unit,
-    }
-}
-
-/// Copies a page in, unless it is there.
-fn copy(page: u32, src: usize) -> bool {
-    let mut tries = 0u32;
-    loop {
-        // SAFETY: the page's word is ours, and absent pages of the partition are filled by copies alone.
-        let p = unsafe { uffd().copy(addr_of(page), src, PAGE_SIZE) };
-        match p.stopped {
-            None | Some(Errno(libc::EEXIST)) => return true,
-            Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => give_way(),
-            Some(Errno(libc::ENOMEM)) if tries < 10_000 => {
-                tries += 1;
-                proc::sleep_ns(100_000);
-            }
-            Some(_) => return false,
-        }
-    }
-}
-
-impl Kernel for Here {
-    fn splice(&self, page: u32, n: u32) -> u32 {
-        let (from, want) = (page as usize * PAGE_SIZE, n as usize * PAGE_SIZE);
-        let mut done = 0;
-        loop {
-            match shmem::splice(
-                fd(shared_fd::PARTITION),
-                from + done,
-                want - done,
-                fd(shared_fd::PIPE_IN),
-            ) {
-                Ok(bytes) if bytes > 0 => done += bytes,
-                Err(Errno(libc::EINTR)) => continue,
-                _ if done.is_multiple_of(PAGE_SIZE) => break,
-                _ => {
-                    // Half a page cannot be taken back. Whoever comes next throws all of it away.
-                    report!("internal error: a page was cut in two on its way to the pipe");
-                    proc::exit_group(canvas_types::exit::RUN_FAILED);
-                }
-            }
-            if done == want || done.is_multiple_of(PAGE_SIZE) {
-                break;
-            }
-        }
-        (done / PAGE_SIZE) as u32
-    }
-    fn punch(&self, page: u32, n: u32) {
-        let (at, bytes) = (page as usize * PAGE_SIZE, n as usize * PAGE_SIZE);
-        while shmem::punch(fd(shared_fd::PARTITION), at, bytes).is_err() {
-            gate::yield_now();
-        }
-    }
-    fn in_pipe(&self) -> usize {
-        loop {
-            if let Ok(bytes) = shmem::readable(fd(shared_fd::PIPE_OUT)) {
-                return bytes;
-            }
-            gate::yield_now();
-        }
-    }
-    fn read_pipe(&self, place: usize, offset: usize) -> usize {
-        let map = map();
-        // SAFETY: we hold the lock, and have no other reference.
-        let page = unsafe { map.staging(place) };
-        shmem::read(fd(shared_fd::PIPE_OUT), &mut page[offset..]).unwrap_or(0)
-    }
-    fn drain(&self) {
-        let map = map();
-        // SAFETY: as above; nothing in the buffer is needed while nothing was taken out.
-        let page = unsafe { map.staging(0) };
-        while self.in_pipe() > 0 {
-            let _ = shmem::read(fd(shared_fd::PIPE_OUT), page);
-        }
-    }
-    fn is_pinned(&self, page: u32) -> bool {
-        let c = control();
-        c.procs[..c.procs_end.load(Ordering::SeqCst) as usize]
-            .iter()
-            .any(|p| has_pinned(p, page))
-    }
-    fn save(&self, place: usize, old: Entry) -> Option<Entry> {
-        let map = map();
-        // SAFETY: as above.
-        let page: &PageBuf = unsafe { map.staging(place) };
-        if codec::classify(page) == Content::Zero {
-            return Some(Entry::NONE);
-        }
-        let hash = codec::hash(page);
-        if old.is_some() {
-            let mut header = codec::Hash::default();
-            let at = Place::of(old.0).offset();
-            if shmem::read_at(fd(shared_fd::STORE), at, &mut header) && header == hash {
-                return Some(old);
-            }
-        }
-        let store = fd(shared_fd::STORE);
-        let seg = state::seg();
-        let pages = shmem::pages(store).map_or(usize::MAX, |n| n as usize);
-        let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as usize;
-        let most = seg.config.pool_bytes.load(Ordering::Relaxed) as usize;
-        // A record lies in two pages at most.
-        if pages.saturating_add(2).saturating_mul(PAGE_SIZE) + used > most {
-            return None;
-        }
-        let mut ctx = context::fill();
-        let ctx = &mut *ctx;
-        let room = ctx.staging.as_flattened_mut();
-        let header = hash.len();
-        room[..header].copy_from_slice(&hash);
-        let packed = match seg.config.codec() {
-            Codec::Lz4 => {
-                let most = canvas_swap::classes::COMPRESSED_MAX;
-                Lz4.compress(page, &mut room[header..header + most], &mut ctx.scratch.lz)
-            }
-            Codec::None => None,
-        };
-        let bytes = packed.unwrap_or_else(|| {
-            room[header..header + PAGE_SIZE].copy_from_slice(page);
-            PAGE_SIZE
-        });
-        // Some more than there is: what is looked for is found soon, and the file stays dense.
-        let end = (pages + pages / 4 + 256).min(layout::STORE_PAGES);
-        control().store_end.fetch_max(end as u32, Ordering::SeqCst);
-        let unit = units().take(units_of(bytes), end)?;
-        let new = Place { unit, bytes };
-        if !shmem::write_at(store, new.offset(), &room[..header + bytes]) {
-            free(new);
-            return None;
-        }
-        Some(Entry(new.number()))
-    }
-    fn freed(&self, entry: Entry) {
-        free(Place::of(entry.0));
-    }
-    fn put_back(&self, page: u32, place: usize) {
-        let map = map();
-        // SAFETY: as above.
-        let content: &PageBuf = unsafe { map.staging(place) };
-        while !copy(page, content.as_ptr() as usize) {
-            gate::yield_now();
-        }
-    }
-    fn fill_new(&self, page: u32) -> Fill {
-        if copy(page, areas::ZEROS) {
-            Fill::Present
-        } else {
-            Fill::Failed
-        }
-    }
-    fn fill_far(&self, page: u32, entry: Entry) -> Fill {
-        if !entry.is_some() {
-            return self.fill_new(page);
-        }
-        let place = Place::of(entry.0);
-        let mut ctx = context::fill();
-        let (to, room) = ctx.staging.split_at_mut(1);
-        let to = &mut to[0];
-        let header = codec::Hash::default().len();
-        let record = &mut room.as_flattened_mut()[..header + place.bytes];
-        if !shmem::read_at(fd(shared_fd::STORE), place.offset(), record) {
-            return Fill::Failed;
-        }
-        let (hash, payload) = record.split_at(header);
-        let decoded = match payload.first_chunk::<PAGE_SIZE>() {
-            Some(raw) => {
-                *to = *raw;
-                true
-            }
-            None => Lz4.decompress(payload, to),
-        };
-        if !decoded || codec::hash(to) != *hash {
-            return Fill::Damaged;
-        }
-        if copy(page, to.as_ptr() as usize) {
-            Fill::Present
-        } else {
-            Fill::Failed
-        }
-    }
-    fn is_present(&self, page: u32) -> bool {
-        loop {
-            match shmem::has_page(fd(shared_fd::PARTITION), page as usize * PAGE_SIZE) {
-                Ok(there) => return there,
-                Err(_) => gate::yield_now(),
-            }
-        }
-    }
-    fn forget_entries(&self) {
-        units().forget(control().store_end.load(Ordering::SeqCst) as usize);
-    }
-    fn keep(&self, entry: Entry) {
-        let place = Place::of(entry.0);
-        units().mark(place.unit, place.units());
-    }
-}
-
-fn free(place: Place) {
-    units().free(place.unit, place.units(), |page| {
-        let _ = shmem::punch(fd(shared_fd::STORE), page * PAGE_SIZE, PAGE_SIZE);
-    });
-}
-
-fn has_pinned(p: &Proc, page: u32) -> bool {
-    if p.pid.load(Ordering::Relaxed) == 0 {
-        return false;
-    }
-    if p.pin_all.load(Ordering::SeqCst) > 0 {
-        return true;
-    }
-    p.used.iter().enumerate().any(|(i, used)| {
-        let mut bits = used.load(Ordering::SeqCst);
-        while bits != 0 {
-            let range = p.pins[i * 64 + bits.trailing_zeros() as usize].load(Ordering::SeqCst);
-            bits &= bits - 1;
-            if ((range >> 32) as u32..range as u32).contains(&page) {
-                return true;
-            }
-        }
-        false
     })
 }
