@@ -127,8 +127,7 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
         }
     };
     let files = match &options.shared {
-        Some(bound) if mode == Some(Mode::Thread) => {
-            let _ = bound;
+        Some(_) if mode == Some(Mode::Thread) => {
             return Err(Failure::run(options::THREAD_MODE_SHARES_NOTHING));
         }
         Some(bound) => shared_files(*bound, segment)?,
