@@ -39,13 +39,13 @@ def counting(r, workers, kill_every_us):
         judge_shared(r, c, 2 * MIB, workers + 1)
 
 
-@check("shared", timeout_s=180, paged=False, **SIGNAL, **C)
+@check("shared", timeout_s=400, paged=False, **SIGNAL, **C)
 def shared(r):
     """Four processes write to and check 8 MiB under a bound of 2 MiB, by stores and by system calls."""
     counting(r, 4, 0)
 
 
-@check("shared-kill", timeout_s=180, paged=False, **SIGNAL, **C)
+@check("shared-kill", timeout_s=400, paged=False, **SIGNAL, **C)
 def shared_kill(r):
     """The same with a random one killed every 5 ms, and seven of them."""
     counting(r, 7, 5000)
