@@ -96,7 +96,8 @@ impl<M: SlotMem> SlabRelease for Releaser<'_, M> {
 /// Working memory of one thread's calls. All-zero memory is valid.
 #[repr(C, align(64))]
 pub struct Scratch {
-    lz: LzScratch,
+    /// The compressor's.
+    pub lz: LzScratch,
     /// Header and payload, as stored.
     stored: [u8; STORED_MAX],
 }

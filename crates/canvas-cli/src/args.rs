@@ -150,6 +150,18 @@ pub struct RunArgs {
     #[arg(long, env = "CANVAS_POOL", value_name = "SIZE", hide_env_values = true)]
     pub pool: Option<Size>,
 
+    /// Manage memory that CMD's forks share (MAP_SHARED|MAP_ANONYMOUS), with this bound of its own on what of it is
+    /// in local memory [default: such memory stays native].
+    ///
+    /// Its compressed pages count toward --pool. Needs --local and signal mode; not with --agent.
+    #[arg(
+        long,
+        env = "CANVAS_SHARED",
+        value_name = "SIZE",
+        hide_env_values = true
+    )]
+    pub shared: Option<Size>,
+
     /// Far memory beyond the pool: what has been in the full pool longest goes there, encrypted
     /// [default: none].
     #[arg(long, env = "CANVAS_FAR", value_name = "SIZE", hide_env_values = true)]

@@ -50,6 +50,8 @@ pub struct Options {
     pub reservations: bool,
     /// Who prefetches.
     pub prefetch: Prefetch,
+    /// Bound on memory that forks share; `None`: it stays native.
+    pub shared: Option<Size>,
     /// Far memory beyond the pool.
     pub far: Option<FarOptions>,
 }
@@ -126,6 +128,7 @@ impl Options {
             codec: args.codec.into(),
             reservations: args.reservations == SwitchArg::On,
             prefetch: prefetch(args)?,
+            shared: shared(args)?,
             far: far(args)?,
         })
     }
@@ -175,6 +178,29 @@ fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
         (false, chosen) => Ok(chosen.unwrap_or(Prefetch::Streams)),
     }
 }
+
+/// Shared memory, where it can be managed.
+fn shared(args: &RunArgs) -> Result<Option<Size>, Failure> {
+    at_least("--shared", args.shared, SMALL_MIN, "")?;
+    if args.shared.is_some() && args.local.is_none() {
+        return Err(Failure::run(
+            "--shared without --local has no use: canvas stands aside without a bound; write --local SIZE too",
+        ));
+    }
+    if args.shared.is_some() && args.agent.is_some() {
+        return Err(Failure::run(
+            "--shared and --agent exclude each other: programs of several runs share nothing; leave out one of them",
+        ));
+    }
+    if args.shared.is_some() && args.mode == ModeArg::Thread {
+        return Err(Failure::run(THREAD_MODE_SHARES_NOTHING));
+    }
+    Ok(args.shared)
+}
+
+/// Why `--shared` is refused in thread mode.
+pub const THREAD_MODE_SHARES_NOTHING: &str =
+    "--shared works in signal mode only; leave it out, or see `canvas doctor` for signal mode";
 
 /// Far memory in whole slabs.
 fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
@@ -470,6 +496,30 @@ mod tests {
             (
                 &["--local", "16M", "--far", "1G", "--copies", "none"][..],
                 "--copies none needs 1 servers and there are 0; write more after --server",
+            ),
+            (
+                &["--shared", "1G"][..],
+                "--shared without --local has no use: canvas stands aside without a bound; write --local SIZE too",
+            ),
+            (
+                &["--local", "64M", "--shared", "1K"][..],
+                "--shared 1K is too little to work with; write 1M or more",
+            ),
+            (
+                &["--local", "64M", "--shared", "16M", "--mode", "thread"][..],
+                THREAD_MODE_SHARES_NOTHING,
+            ),
+            (
+                &[
+                    "--local",
+                    "64M",
+                    "--shared",
+                    "16M",
+                    "--far",
+                    "64M",
+                    "--agent=/x",
+                ][..],
+                "--shared and --agent exclude each other: programs of several runs share nothing; leave out one of them",
             ),
             (
                 &["--far", "1G"][..],

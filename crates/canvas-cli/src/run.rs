@@ -9,8 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use canvas_pager::trace::{Header, SampleRate};
 use canvas_shm::Segment;
+use canvas_shm::files::Files;
 use canvas_shm::segment::{Counter, Mode};
-use canvas_types::exit;
+use canvas_types::units::Size;
+use canvas_types::{PAGE_SIZE, exit};
 use nix::errno::Errno;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::Signal;
@@ -124,6 +126,13 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
             (fd, segment, agent)
         }
     };
+    let files = match &options.shared {
+        Some(_) if mode == Some(Mode::Thread) => {
+            return Err(Failure::run(options::THREAD_MODE_SHARES_NOTHING));
+        }
+        Some(bound) => shared_files(*bound, segment)?,
+        None => None,
+    };
     let before = Before::of(segment);
     // The programs cannot change this, as they can all that lies in the segment.
     let shared = match &agent {
@@ -199,9 +208,15 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
             max_rss_bytes: usage.as_ref().map_or(0, |u| u.max_rss().max(0) as u64) << 10,
             peaks,
         };
-        if let Err(e) =
-            place.write(&Report::new(&run, segment, agent.as_ref().map(|a| a.far())).to_json())
-        {
+        if let Err(e) = place.write(
+            &Report::new(
+                &run,
+                segment,
+                agent.as_ref().map(|a| a.far()),
+                files.as_ref(),
+            )
+            .to_json(),
+        ) {
             say(format_args!(
                 "the report cannot be written: {}",
                 crate::reason(&e)
@@ -215,6 +230,35 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
     let expected = unmanaged.is_none();
     let code = judge(&shown, end, segment, before, expected, options.require);
     Ok(Some(code))
+}
+
+/// Makes what processes share about shared memory; `None`, with one line, where the kernel does not do what that
+/// needs: such memory stays native then.
+fn shared_files(bound: Size, segment: &Segment) -> Result<Option<Files>, Failure> {
+    let native = |why: &str| {
+        say(format_args!("shared memory stays native: {why}"));
+        Ok(None)
+    };
+    // Pieces of huge pages would be zeroed in place (docs/SHARED.md).
+    let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let chosen = |way: &str| huge.as_ref().is_ok_and(|t| t.contains(&format!("[{way}]")));
+    if ["always", "within_size", "force"].into_iter().any(chosen) {
+        return native("the kernel makes huge pages of it (transparent_hugepage/shmem_enabled)");
+    }
+    match canvas_sys::shmem::late_writes_are_seen() {
+        Ok(true) => {}
+        Ok(false) => return native("this kernel copies pages where it should hand them over"),
+        Err(e) => return native(Errno::from_raw(e.0).desc()),
+    }
+    let made = |e| system("the files of shared memory cannot be made", e);
+    let files = Files::create((bound.bytes / PAGE_SIZE as u64) as i64).map_err(made)?;
+    let copies = files
+        .copies()
+        .map_err(|e| Failure::run(crate::reason(&e)))?;
+    for (fd, place) in copies.into_iter().zip(&segment.config.shared_fds) {
+        place.store(launch::inherit(fd).map_err(made)? as u32, Relaxed);
+    }
+    Ok(Some(files))
 }
 
 /// What other runs of the tenant had counted when this one began.

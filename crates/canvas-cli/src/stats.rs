@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use canvas_shm::Far;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_shm::files::Files;
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns, quantile_ns};
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_swap::classes::CLASS_BYTES;
@@ -61,6 +62,7 @@ pub struct Report {
     prefetch: Prefetch,
     entries: Entries,
     classes: Vec<Class>,
+    shared: Option<SharedMemory>,
     far: Option<FarMemory>,
     verify_failures: u64,
     counters: Map<String, Value>,
@@ -189,6 +191,30 @@ struct FarMemory {
     read_time_ns: Times,
 }
 
+/// Memory that forks share.
+#[derive(Serialize, Debug)]
+struct SharedMemory {
+    limit_bytes: u64,
+    resident_bytes: Level,
+    store_bytes: Level,
+}
+
+impl SharedMemory {
+    fn new(files: &Files) -> SharedMemory {
+        let c = files.control();
+        let bytes = |pages: i64| pages.max(0) as u64 * PAGE_SIZE as u64;
+        let level = |now: i64, peak: i64| Level {
+            now: bytes(now),
+            peak: bytes(peak.max(now)),
+        };
+        SharedMemory {
+            limit_bytes: bytes(c.limit_pages.load(Relaxed)),
+            resident_bytes: level(files.resident_pages(), c.resident_peak.load(Relaxed)),
+            store_bytes: level(files.store_pages(), c.store_peak.load(Relaxed)),
+        }
+    }
+}
+
 /// Slabs used, and at most. The program can write there: both are judged.
 pub fn slabs(far: &Far) -> (u64, u64) {
     let used = far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64);
@@ -243,7 +269,7 @@ pub fn mode_name(mode: Mode) -> &'static str {
 impl Report {
     /// Reads the segment. Call it before the slots of the last processes are released, or "now" is
     /// nothing.
-    pub fn new(run: &Run, segment: &Segment, far: Option<&Far>) -> Report {
+    pub fn new(run: &Run, segment: &Segment, far: Option<&Far>, shared: Option<&Files>) -> Report {
         let total = |c| segment.total(c);
         let pages = |n: i64| n.max(0) as u64 * PAGE_SIZE as u64;
         let bytes = |n: i64| n.max(0) as u64;
@@ -368,6 +394,7 @@ impl Report {
                     peak_bytes: bytes(*peak),
                 })
                 .collect(),
+            shared: shared.map(SharedMemory::new),
             far: far.map(FarMemory::new),
             verify_failures: total(Counter::VerifyFailure),
             counters: Counter::ALL

@@ -9,6 +9,7 @@ pub mod prefetch;
 pub mod regions;
 #[cfg(any(test, feature = "std"))]
 pub mod replay;
+pub mod shared;
 pub mod slot;
 pub mod spill;
 pub mod swapin;

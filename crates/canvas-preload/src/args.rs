@@ -6,11 +6,11 @@
 
 use canvas_pager::word;
 use canvas_sys::{gate, mem};
-use canvas_types::layout::{self, in_window};
+use canvas_types::layout::{self, in_partition, in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 
 use crate::fault::{self, Resolved};
-use crate::{areas, freeze, state};
+use crate::{areas, freeze, shared_pin, state};
 
 /// What a pointer argument points to.
 #[derive(Clone, Copy)]
@@ -300,6 +300,7 @@ pub struct Pins {
     ranges: [(u32, u32); PINS],
     n: usize,
     more: *mut Block,
+    shared: shared_pin::Pin,
 }
 
 impl Pins {
@@ -308,6 +309,7 @@ impl Pins {
             ranges: [(0, 0); PINS],
             n: 0,
             more: core::ptr::null_mut(),
+            shared: shared_pin::Pin::new(),
         }
     }
     /// Remembers a range for [`Pins::drop`]. False when there is no memory to do so.
@@ -338,6 +340,10 @@ impl Pins {
     /// Pins `addr..addr+bytes` as far as it lies in the window and is mapped; the kernel finds out
     /// about the rest itself.
     fn pin(&mut self, addr: usize, bytes: usize) {
+        if in_partition(addr) {
+            self.shared.pin(addr, bytes);
+            return;
+        }
         if bytes == 0 || !in_window(addr) {
             return;
         }
@@ -365,10 +371,15 @@ impl Pins {
     }
     fn pin_string(&mut self, addr: usize) {
         let mut at = addr;
-        while in_window(at) && at - addr < 2 * PAGE_SIZE {
+        while may_be_far(at) && at - addr < 2 * PAGE_SIZE {
             let end = (at & !(PAGE_SIZE - 1)) + PAGE_SIZE;
-            self.pin(at, end - at);
-            if word::load(areas::word(PageId::of_addr(at).0)).pins() == 0 {
+            let pinned = if in_partition(at) {
+                self.shared.pin(at, end - at)
+            } else {
+                self.pin(at, end - at);
+                in_window(at) && word::load(areas::word(PageId::of_addr(at).0)).pins() > 0
+            };
+            if !pinned {
                 return;
             }
             // SAFETY: the page is present and pinned.
@@ -606,7 +617,7 @@ pub fn run(nr: usize, a: &[usize; 6]) -> isize {
     let spec = spec(nr);
     let nested = |to: &To| matches!(to, Iov(_) | Msg | Mmsg(_) | SigPair);
     let direct =
-        |arg: &u8, to: &To| in_window(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
+        |arg: &u8, to: &To| may_be_far(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
     if !spec.iter().any(|(arg, to)| direct(arg, to)) {
         // SAFETY: the program's call, as it is.
         return unsafe { gate::raw(nr, *a) };

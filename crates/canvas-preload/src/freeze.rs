@@ -39,8 +39,13 @@ fn enter_with(mask: Option<u64>) -> Inside {
         if FROZEN.load(Ordering::SeqCst) == 0 {
             return Inside { stripe, mask };
         }
+        let by = FROZEN.load(Ordering::SeqCst);
+        if by > 1 && by == proc::tid() {
+            // A signal's handler on the thread that is about to call exec.
+            return Inside { stripe, mask };
+        }
         stripe.fetch_sub(1, Ordering::SeqCst);
-        proc::futex_wait(&FROZEN, 1, 10_000_000);
+        proc::futex_wait(&FROZEN, by, 10_000_000);
     }
 }
 
@@ -71,11 +76,18 @@ pub struct Frozen;
 
 /// Freezes. The caller has all signals blocked and is not inside.
 pub fn freeze() -> Frozen {
-    while FROZEN
-        .compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed)
-        .is_err()
-    {
-        proc::futex_wait(&FROZEN, 1, 10_000_000);
+    freeze_as(1)
+}
+
+/// The same before exec, which ends the other threads where they are. This thread's signals may be open again
+/// until then: its own operations go on.
+pub fn freeze_for_exec() -> Frozen {
+    freeze_as(proc::tid())
+}
+
+fn freeze_as(by: u32) -> Frozen {
+    while let Err(other) = FROZEN.compare_exchange(0, by, Ordering::SeqCst, Ordering::Relaxed) {
+        proc::futex_wait(&FROZEN, other, 10_000_000);
     }
     for s in &INSIDE {
         while s.0.load(Ordering::SeqCst) != 0 {

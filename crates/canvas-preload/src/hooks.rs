@@ -5,7 +5,7 @@ use canvas_sys::gate::raw;
 use core::sync::atomic::Ordering;
 
 use crate::stub::{Call, WANTED};
-use crate::{account, altstack, args, mm, procs, remap, sig, state, trace};
+use crate::{account, altstack, args, mm, procs, remap, shared, shared_map, sig, state, trace};
 
 /// Marks the calls that [`dispatch`] wants. Before anything is patched.
 pub fn init() {
@@ -106,7 +106,10 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         // SAFETY: the program's call.
         unsafe { raw(nr, *a) }
     };
-    let ours = |r: Option<Result<usize, Errno>>| r.map_or_else(as_it_is, answer);
+    let ours = |r: Option<Result<usize, Errno>>| {
+        r.or_else(|| shared_map::call(nr, a))
+            .map_or_else(as_it_is, answer)
+    };
     match nr as i64 {
         // A new thread's first pushes come before it can have a signal stack.
         nr if nr as usize == crate::stub::BEFORE_CLONE3 => {
@@ -171,6 +174,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         libc::SYS_execveat => procs::execveat(a),
         libc::SYS_exit_group => {
             trace::at_exit();
+            shared::before_exit();
             as_it_is()
         }
         libc::SYS_getrlimit => procs::prlimit(0, a[0], 0, a[1]),

@@ -22,6 +22,10 @@ mod protect;
 mod reclaim;
 mod remap;
 mod report;
+mod shared;
+mod shared_kernel;
+mod shared_map;
+mod shared_pin;
 mod sig;
 mod smaps;
 mod state;
@@ -223,6 +227,7 @@ fn try_start() -> Result<(), Failure> {
     if seg.has_limit() {
         threads::start_reclaimer();
     }
+    shared::start();
     trace::start();
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Processes and descriptors: fork, exec, and keeping our descriptors out of the program's reach.
 
+use canvas_shm::segment::shared_fd;
 use canvas_shm::{Counter, ProcSlot};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{proc, signal, uffd};
@@ -7,10 +8,14 @@ use canvas_types::procfs::Stat;
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::state::{self, count};
-use crate::{deep, family, freeze, mm, pool, report, threads, trace};
+use crate::{deep, family, freeze, mm, pool, report, shared, threads, trace};
 
-/// Descriptors that are ours: the segment, the library, the userfaultfd, the pidfd, the trace.
-static OURS: [AtomicI32; 5] = [const { AtomicI32::new(-1) }; 5];
+/// Descriptors that are ours: the segment, the library, the userfaultfd, the pidfd, the trace, and those of
+/// shared memory.
+static OURS: [AtomicI32; FIRST_SHARED_FD + shared_fd::COUNT] =
+    [const { AtomicI32::new(-1) }; FIRST_SHARED_FD + shared_fd::COUNT];
+/// Place of the first one of shared memory.
+pub const FIRST_SHARED_FD: usize = 5;
 
 /// Keeps a descriptor from the program.
 pub fn guard_fd(i: usize, fd: i32) {
@@ -141,11 +146,15 @@ pub fn fork(nr: usize, a: &[usize; 6]) -> isize {
     mm::inherit_window(true);
     family::note_fork();
     deep::before_fork();
+    let waits = shared::before_fork();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
     mm::inherit_window(false);
     drop(pool_locks);
     if r != 0 {
+        if waits {
+            shared::wait_for_child(u32::try_from(r).unwrap_or(0));
+        }
         if r > 0 {
             state::FORKED.store(true, Ordering::Relaxed);
             count(Counter::Forks, 1);
@@ -195,6 +204,7 @@ fn child(g: &canvas_types::sync::RawGuard<'_>) -> Result<(), canvas_sys::Errno> 
     deep::after_fork_in_child();
     mm::after_fork_in_child(g)?;
     pool::after_fork_in_child();
+    shared::after_fork_in_child()?;
     if thread_mode {
         threads::start_handlers()?;
     }
@@ -324,8 +334,10 @@ fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
         crate::args::touch_string(a[path]);
         touch_vector(a[argv]);
         touch_vector(a[envp]);
+        let alone = shared::before_exec();
         // SAFETY: the program's call; `room` lives across it.
         let r = unsafe { raw(nr as usize, a) };
+        drop(alone);
         if r != -(libc::EFAULT as isize) {
             return r;
         }

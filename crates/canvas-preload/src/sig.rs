@@ -6,12 +6,12 @@ use canvas_sys::gate::{self, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc};
 use canvas_types::PageId;
-use canvas_types::layout::in_window;
+use canvas_types::layout::{in_partition, in_window};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::fault::{self, Resolved};
-use crate::{altstack, freeze, report, state};
+use crate::{altstack, freeze, report, shared, shared_map, state};
 
 /// Signals that must never be blocked: a fault would end the program.
 pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
@@ -183,12 +183,17 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
         )
     };
     let mut why = Resolved::NotOurs;
-    if code > 0 && in_window(addr) {
+    let shared = in_partition(addr) && shared::is_on();
+    if code > 0 && (shared || in_window(addr)) {
         let begun = now_ns();
         let write = uc.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0;
         {
             let _inside = freeze::enter_masked();
-            why = fault::resolve(PageId::of_addr(addr).0, write);
+            why = if shared {
+                shared::resolve(shared::page_of(addr))
+            } else {
+                fault::resolve(PageId::of_addr(addr).0, write)
+            };
         }
         if why == Resolved::Present {
             let stripe = freeze::thread_hash() % canvas_shm::segment::STRIPES;
@@ -205,7 +210,13 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
             );
         }
         if why == Resolved::NoMemory {
-            report!("{}; the program is ended by SIGBUS", why.reason());
+            if shared {
+                report!(
+                    "shared and far memory are both full (raise --pool or --shared); the program is ended by SIGBUS"
+                );
+            } else {
+                report!("{}; the program is ended by SIGBUS", why.reason());
+            }
         }
     }
     chain(
@@ -464,7 +475,9 @@ unsafe extern "C" fn on_sigsegv(sig: i32, info: *mut libc::siginfo_t, context: *
     let i = unsafe { &mut *info };
     // SAFETY: a fault's siginfo has an address.
     let addr = unsafe { i.si_addr() } as usize;
-    if i.si_code > 0 && in_window(addr) && crate::mm::is_hole(PageId::of_addr(addr).0) {
+    let hole = (in_window(addr) && crate::mm::is_hole(PageId::of_addr(addr).0))
+        || (in_partition(addr) && shared_map::is_hole(addr));
+    if i.si_code > 0 && hole {
         i.si_code = SEGV_MAPERR;
     }
     let handler = SEGV_HANDLER.load(Ordering::Acquire);

@@ -9,7 +9,7 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::fault::{self, Resolved};
-use crate::{account, deep, freeze, reclaim, report, sig, state, swapin, trace};
+use crate::{account, deep, freeze, reclaim, report, shared, sig, state, swapin, trace};
 
 const STACK_BYTES: usize = 256 << 10;
 
@@ -87,7 +87,8 @@ extern "C" fn reclaimer() -> ! {
                 account::measure_native();
                 account::size_cache();
             }
-            reclaim::background_round() || swapin::background_round()
+            // Both: neither waits for the other's work to be done.
+            shared::background_round() | reclaim::background_round() || swapin::background_round()
         };
         let pause_ns = trace::background();
         if !worked {

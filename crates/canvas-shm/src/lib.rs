@@ -8,6 +8,8 @@
 extern crate std;
 
 pub mod far;
+#[cfg(feature = "std")]
+pub mod files;
 pub mod histogram;
 pub mod job;
 pub mod mailbox;
@@ -16,6 +18,7 @@ pub mod map;
 #[cfg(feature = "std")]
 pub mod pass;
 pub mod segment;
+pub mod shared;
 
 pub use far::Far;
 pub use mailbox::Mailbox;

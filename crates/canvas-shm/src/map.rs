@@ -185,7 +185,7 @@ fn check(fd: impl AsFd, bytes: usize) -> Result<SealFlag, Errno> {
 }
 
 /// Maps a part of a sealed file, shared and writable, where the kernel likes.
-fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usize, Errno> {
+pub(crate) fn map_part(fd: impl AsFd, offset: usize, bytes: usize) -> Result<usize, Errno> {
     check(&fd, offset + bytes)?;
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
     unsafe { map_at(&fd, offset, bytes, None) }

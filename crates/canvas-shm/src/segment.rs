@@ -72,6 +72,24 @@ pub struct Config {
     /// The namespace in which the numbers of processes hold (inode of /proc/PID/ns/pid); 0 when it is
     /// not known.
     pub pid_namespace: AtomicU64,
+    /// File descriptors of shared memory, as numbered by [`shared_fd`]; 0 when there is none of it.
+    pub shared_fds: [AtomicU32; shared_fd::COUNT],
+}
+
+/// Places in [`Config::shared_fds`].
+pub mod shared_fd {
+    /// The control file ([`crate::shared`]).
+    pub const CONTROL: usize = 0;
+    /// The partition's pages.
+    pub const PARTITION: usize = 1;
+    /// Compressed pages.
+    pub const STORE: usize = 2;
+    /// The pipe's end for reading.
+    pub const PIPE_OUT: usize = 3;
+    /// The pipe's end for writing.
+    pub const PIPE_IN: usize = 4;
+    /// How many there are.
+    pub const COUNT: usize = 5;
 }
 
 impl Config {
@@ -153,6 +171,13 @@ counters! {
     MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because the far limit is reached.",
     StallNs = "stall_ns": "Time that faulting threads spent in direct reclaim, in ns.",
     FaultsManaged = "fault_time_count": "Faults whose time was measured.",
+    SharedNew = "shared_pages_new": "Shared pages given to the program as zeros on first touch.",
+    SharedIn = "shared_pages_in": "Shared pages brought back from their far copies, once for all processes.",
+    SharedOut = "shared_pages_out": "Shared pages taken out of memory, from all processes at once.",
+    SharedOutClean = "shared_pages_out_clean": "Of shared_pages_out, those whose far copy was still right.",
+    SharedPinned = "shared_victims_pinned": "Shared pages that stayed because a system call needed them.",
+    SharedTakenOver = "shared_locks_taken_over": "Evictions of shared pages that a process was killed in and another one ended.",
+    SharedNative = "shared_mappings_native": "Shared mappings left to the kernel because the partition had no room.",
     TraceDropped = "trace_records_dropped": "Records that a trace lacks because its ring or its file was full.",
 }
 
@@ -213,6 +238,9 @@ pub struct Segment {
     pub pool_bytes: AtomicI64,
     /// Highest value of `pool_bytes`.
     pub pool_bytes_peak: AtomicI64,
+    /// Bytes of the store of shared memory, which count toward the pool's bound. Set, never added to: its
+    /// writer may die.
+    pub shared_store_bytes: AtomicI64,
     /// Footprint now: local pages and far-only pages of all processes.
     pub footprint_pages: AtomicI64,
     /// Highest value of `footprint_pages`: what `--local N%` is a share of.
@@ -348,7 +376,8 @@ impl Segment {
     #[inline]
     pub fn charge_pool(&self, slot: &ProcSlot, bytes: i64) -> bool {
         let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if bytes > 0 && now > self.config.pool_bytes.load(Ordering::Relaxed) as i64 {
+        let all = now + self.shared_store_bytes.load(Ordering::Relaxed);
+        if bytes > 0 && all > self.config.pool_bytes.load(Ordering::Relaxed) as i64 {
             self.pool_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return false;
         }

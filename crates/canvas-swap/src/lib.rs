@@ -7,6 +7,7 @@
 //! * [`slots`]: the allocator of such slots over slabs of one lazily backed region;
 //! * [`extent`]: batches of stored pages, for what lies beyond the pool;
 //! * [`extents`]: which of them a process uses, and which it may use anew after forks;
+//! * [`units`]: the store of pages that processes share;
 //! * [`codec`]: page classification, content hash, compression and the stored form.
 //!
 //! Nothing here allocates, makes a system call, or knows about threads: all arrays come from the
@@ -22,6 +23,7 @@ pub mod extent;
 pub mod extents;
 pub mod fsm;
 pub mod slots;
+pub mod units;
 
 pub use codec::{Chosen, Lz, LzScratch};
 pub use entry::{EntryTable, Record};

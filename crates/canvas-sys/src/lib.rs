@@ -10,6 +10,7 @@ pub mod lz4;
 pub mod mem;
 pub mod proc;
 pub mod seccomp;
+pub mod shmem;
 pub mod signal;
 pub mod uffd;
 

@@ -131,9 +131,10 @@ pub fn install(pointers: &[(u32, u8)]) -> Result<(), Errno> {
                 continue;
             }
             p.load_high(arg);
-            // base <= high < end, on the upper halves: the window is 4 GiB-aligned.
+            // base <= high < end, on the upper halves: window and partition are 4 GiB-aligned, and
+            // between them no program has anything.
             p.op(JGE, 0, 2, (layout::WINDOW_BASE >> 32) as u32);
-            p.op(JGE, 1, 0, (layout::WINDOW_END >> 32) as u32);
+            p.op(JGE, 1, 0, (layout::SHARED_END >> 32) as u32);
             p.op(RET, 0, 0, TRAP);
         }
         p.op(RET, 0, 0, ALLOW);

@@ -19,6 +19,15 @@ pub const WINDOW_PAGES: usize = WINDOW_BYTES / PAGE_SIZE;
 /// First byte of what canvas keeps behind the window: swap cache buffers, the pool.
 pub const STORE_BASE: usize = WINDOW_BASE + WINDOW_BYTES;
 
+/// First byte of the partition of shared memory (`canvas run --shared`).
+pub const SHARED_BASE: usize = 0x6f00_0000_0000;
+/// Bytes in the partition.
+pub const SHARED_BYTES: usize = 0x0080_0000_0000;
+/// One past the partition's last byte.
+pub const SHARED_END: usize = SHARED_BASE + SHARED_BYTES;
+/// Pages in the partition.
+pub const SHARED_PAGES: usize = SHARED_BYTES / PAGE_SIZE;
+
 /// Page words, one `u64` a page of the window.
 pub const WORDS_BASE: usize = 0x7000_0000_0000;
 
@@ -39,6 +48,20 @@ pub const fn in_window(addr: usize) -> bool {
     addr.wrapping_sub(WINDOW_BASE) < WINDOW_BYTES
 }
 
+/// True when `addr` lies in the partition of shared memory.
+#[inline(always)]
+pub const fn in_partition(addr: usize) -> bool {
+    addr.wrapping_sub(SHARED_BASE) < SHARED_BYTES
+}
+
+/// True for all addresses of the window and the partition, and for none of the program's other ones: between
+/// the two lies what is canvas's own.
+#[inline(always)]
+pub const fn may_be_far(addr: usize) -> bool {
+    addr.wrapping_sub(WINDOW_BASE) < SHARED_END - WINDOW_BASE
+}
+
+const _: () = assert!(SHARED_BASE > STORE_BASE && SHARED_END <= WORDS_BASE);
 const _: () = assert!(WINDOW_PAGES <= u32::MAX as usize);
 const _: () = assert!(STORE_BASE == WINDOW_END);
 const _: () = assert!(STORE_BASE + WINDOW_BYTES <= WORDS_BASE);

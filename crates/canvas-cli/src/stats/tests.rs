@@ -16,7 +16,7 @@ fn run(end: End) -> Run {
 }
 
 fn json(run: &Run, segment: &Segment) -> Value {
-    serde_json::from_str(&Report::new(run, segment, None).to_json()).unwrap()
+    serde_json::from_str(&Report::new(run, segment, None, None).to_json()).unwrap()
 }
 
 fn segment() -> &'static Segment {
@@ -120,7 +120,7 @@ fn reads_beyond_the_pool_have_times_of_their_own() {
     let (fd, s) = Segment::create(true).unwrap();
     let far = Far::map(&fd).unwrap();
     far.stats.read_ns.record(40_000);
-    let text = Report::new(&run(End::Exit(0)), s, Some(far)).to_json();
+    let text = Report::new(&run(End::Exit(0)), s, Some(far), None).to_json();
     let v: Value = serde_json::from_str(&text).unwrap();
     let times = &v["far"]["read_time_ns"];
     assert_eq!(

@@ -74,6 +74,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "reservations",
             "seed",
             "server",
+            "shared",
             "spill-at",
             "stats",
             "swap-cache",

@@ -1,0 +1,145 @@
+//! The word of a shared page: state, owner and the entry of its far copy.
+//!
+//! ```text
+//!  63                          20 19            8   4 3     0
+//! ┌──────────────────────────────┬───────────────┬───┬───────┐
+//! │ entry                        │ owner         │ R │ state │
+//! └──────────────────────────────┴───────────────┴───┴───────┘
+//! ```
+//!
+//! The words lie in memory that all processes of the tenant share. A word of zero is a page that was
+//! never touched. The owner (a process slot) counts in the Filling states alone.
+
+use canvas_types::sync::{AtomicU64, Ordering};
+
+/// Where a shared page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// Never touched: reads as zeros.
+    Untouched = 0,
+    /// A first touch is under way, by the owner.
+    FillingNew = 1,
+    /// In memory, for all mappers.
+    Resident = 2,
+    /// Being taken out, by whoever holds the lock.
+    Evicting = 3,
+    /// Only the far copy exists; without an entry the page is zeros.
+    Far = 4,
+    /// The far copy is being brought in, by the owner.
+    FillingFar = 5,
+    /// The far copy did not verify: a touch delivers SIGBUS.
+    Poisoned = 6,
+}
+
+impl State {
+    /// Decodes the low four bits of a word.
+    pub fn of(raw: u64) -> State {
+        match raw & 0xf {
+            0 => State::Untouched,
+            1 => State::FillingNew,
+            2 => State::Resident,
+            3 => State::Evicting,
+            4 => State::Far,
+            5 => State::FillingFar,
+            _ => State::Poisoned,
+        }
+    }
+    /// The legal transitions, but those of a region that nobody has any more.
+    pub fn may_become(self, next: State) -> bool {
+        use State::*;
+        match self {
+            Untouched => next == FillingNew,
+            FillingNew => matches!(next, Resident | Untouched),
+            Resident => next == Evicting,
+            Evicting => matches!(next, Resident | Far),
+            Far => next == FillingFar,
+            FillingFar => matches!(next, Resident | Far | Poisoned),
+            Poisoned => false,
+        }
+    }
+}
+
+/// Where a far copy lies; what the bits mean is the store's affair. Zero: there is none.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Entry(pub u64);
+
+/// Bits of an entry.
+pub const ENTRY_BITS: u32 = 44;
+
+impl Entry {
+    /// No copy.
+    pub const NONE: Entry = Entry(0);
+    /// Is there a copy?
+    pub fn is_some(self) -> bool {
+        self != Entry::NONE
+    }
+}
+
+/// Filled since the hand last passed.
+const REFERENCED: u64 = 1 << 4;
+const OWNER_SHIFT: u32 = 8;
+const OWNER_MASK: u64 = 0xfff << OWNER_SHIFT;
+const ENTRY_SHIFT: u32 = 20;
+
+/// A word's value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word(pub u64);
+
+impl Word {
+    /// A word from its parts.
+    pub fn new(state: State, owner: u16, entry: Entry) -> Word {
+        debug_assert!(entry.0 < 1 << ENTRY_BITS && owner < 1 << 12);
+        Word(entry.0 << ENTRY_SHIFT | u64::from(owner) << OWNER_SHIFT | state as u64)
+    }
+    /// The state.
+    pub fn state(self) -> State {
+        State::of(self.0)
+    }
+    /// The process slot that fills the page.
+    pub fn owner(self) -> u16 {
+        ((self.0 & OWNER_MASK) >> OWNER_SHIFT) as u16
+    }
+    /// The far copy.
+    pub fn entry(self) -> Entry {
+        Entry(self.0 >> ENTRY_SHIFT)
+    }
+    /// Filled since the hand last passed?
+    pub fn is_referenced(self) -> bool {
+        self.0 & REFERENCED != 0
+    }
+    /// Filled just now.
+    pub fn referenced(self) -> Word {
+        Word(self.0 | REFERENCED)
+    }
+    /// The hand has passed.
+    pub fn unreferenced(self) -> Word {
+        Word(self.0 & !REFERENCED)
+    }
+    /// Does `owner` fill the page?
+    pub fn is_filled_by(self, owner: u16) -> bool {
+        matches!(self.state(), State::FillingNew | State::FillingFar) && self.owner() == owner
+    }
+    /// What the word of a page that is being filled becomes when it is, or when that failed.
+    pub fn filled(self, is_present: bool) -> Word {
+        let state = match (is_present, self.state()) {
+            (true, _) => State::Resident,
+            (false, State::FillingNew) => State::Untouched,
+            (false, _) => State::Far,
+        };
+        let word = Word::new(state, 0, self.entry());
+        if is_present { word.referenced() } else { word }
+    }
+}
+
+/// Reads a word.
+pub fn load(w: &AtomicU64) -> Word {
+    Word(w.load(Ordering::Acquire))
+}
+
+/// Moves a word from `old` to `new`; false when somebody else was faster.
+pub fn transition(w: &AtomicU64, old: Word, new: Word) -> bool {
+    debug_assert!(old.state() == new.state() || old.state().may_become(new.state()));
+    w.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::Relaxed)
+        .is_ok()
+}

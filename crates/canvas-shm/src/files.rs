@@ -1,0 +1,99 @@
+//! Making the files of shared memory ([`crate::shared`]), for the `canvas` command.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use canvas_types::PAGE_SIZE;
+use canvas_types::layout::SHARED_BYTES;
+use core::sync::atomic::Ordering::Relaxed;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{ftruncate, pipe2};
+
+use crate::map::map_part;
+use crate::segment::shared_fd;
+use crate::shared::{CONTROL_BYTES, Control, Map, STORE_PAGES, VICTIMS};
+
+/// The files of one tenant's shared memory.
+#[derive(Debug)]
+pub struct Files {
+    fds: [OwnedFd; shared_fd::COUNT],
+    map: Map,
+}
+
+impl Files {
+    /// Makes them, for so many pages in memory at most.
+    pub fn create(limit_pages: i64) -> Result<Files, Errno> {
+        let control = memory(c"canvas-shared-control", CONTROL_BYTES)?;
+        let partition = memory(c"canvas-shared", SHARED_BYTES)?;
+        let store = memory(c"canvas-shared-store", STORE_PAGES * PAGE_SIZE)?;
+        let (pipe_out, pipe_in) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        // A user without privilege may make it so large, or not: then batches are smaller.
+        let _ = fcntl(
+            &pipe_in,
+            FcntlArg::F_SETPIPE_SZ((VICTIMS * PAGE_SIZE) as i32),
+        );
+        let pipe_bytes = fcntl(&pipe_in, FcntlArg::F_GETPIPE_SZ)?.max(0) as usize;
+        let addr = map_part(&control, 0, CONTROL_BYTES)?;
+        // SAFETY: a fresh mapping of the full size, shared and writable; nothing ever unmaps it, and the
+        // file cannot shrink.
+        let map = unsafe { Map::at(addr) };
+        let c = map.control();
+        c.limit_pages.store(limit_pages, Relaxed);
+        let pages = (pipe_bytes / PAGE_SIZE).clamp(1, VICTIMS);
+        c.pipe_pages.store(pages as u32, Relaxed);
+        Ok(Files {
+            fds: [control, partition, store, pipe_out, pipe_in],
+            map,
+        })
+    }
+    /// Copies of the descriptors, in the order of [`shared_fd`].
+    pub fn copies(&self) -> std::io::Result<std::vec::Vec<OwnedFd>> {
+        self.fds.iter().map(OwnedFd::try_clone).collect()
+    }
+    /// The control file's beginning.
+    pub fn control(&self) -> &'static Control {
+        self.map.control()
+    }
+    /// Pages in memory now.
+    pub fn resident_pages(&self) -> i64 {
+        pages(&self.fds[shared_fd::PARTITION])
+    }
+    /// Pages of compressed ones now.
+    pub fn store_pages(&self) -> i64 {
+        pages(&self.fds[shared_fd::STORE])
+    }
+}
+
+fn pages(file: impl AsFd) -> i64 {
+    nix::sys::stat::fstat(file).map_or(0, |s| s.st_blocks / (PAGE_SIZE as i64 / 512))
+}
+
+/// A file in memory whose size is fixed.
+fn memory(name: &core::ffi::CStr, bytes: usize) -> Result<OwnedFd, Errno> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let fd = memfd_create(name, flags)?;
+    ftruncate(&fd, bytes as i64)?;
+    let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+    Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_cost_nothing_until_they_are_used() {
+        let files = Files::create(100).unwrap();
+        assert_eq!(files.control().limit_pages.load(Relaxed), 100);
+        assert!(files.control().pipe_pages.load(Relaxed) >= 1);
+        assert_eq!((files.resident_pages(), files.store_pages()), (0, 0));
+        assert!(pages(&files.fds[shared_fd::CONTROL]) < 4);
+        let one = [7u8; 1];
+        nix::sys::uio::pwrite(&files.fds[shared_fd::PARTITION], &one, 1 << 30).unwrap();
+        assert_eq!(files.resident_pages(), 1);
+        assert_eq!(files.map.words().len(), SHARED_BYTES / PAGE_SIZE);
+        assert_eq!(files.copies().unwrap().len(), shared_fd::COUNT);
+    }
+}

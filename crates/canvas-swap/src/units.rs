@@ -1,0 +1,135 @@
+//! The store of shared pages: a file of which pieces of [`UNIT_BYTES`] are given out, as many in a row
+//! as a compressed page needs. One bit a piece, in memory that processes share; whoever calls holds their lock.
+//! The bits can be made anew from the entries of all pages.
+
+use canvas_types::PAGE_SIZE;
+use canvas_types::sync::{AtomicU32, Ordering};
+
+use crate::classes::HEADER_BYTES;
+
+/// Bytes of a unit.
+pub const UNIT_BYTES: usize = 128;
+/// Units in a page of the file: the bits of a word.
+pub const PAGE_UNITS: usize = PAGE_SIZE / UNIT_BYTES;
+/// Units that the longest record takes.
+pub const UNITS_MAX: usize = (PAGE_SIZE + HEADER_BYTES).div_ceil(UNIT_BYTES);
+
+const _: () = assert!(PAGE_UNITS == u32::BITS as usize);
+
+/// Bits of a record's payload length.
+const LENGTH_BITS: u32 = 13;
+
+/// Where a record lies: its first unit, and the bytes of its payload (1 to a page).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// First unit.
+    pub unit: u32,
+    /// Bytes behind the header.
+    pub bytes: usize,
+}
+
+impl Place {
+    /// As a number below 2^44, and not 0.
+    pub fn number(self) -> u64 {
+        u64::from(self.unit) << LENGTH_BITS | self.bytes as u64
+    }
+    /// From [`Place::number`].
+    pub fn of(number: u64) -> Place {
+        Place {
+            unit: (number >> LENGTH_BITS) as u32,
+            bytes: (number & ((1 << LENGTH_BITS) - 1)) as usize,
+        }
+    }
+    /// Units that it takes.
+    pub fn units(self) -> usize {
+        units_of(self.bytes)
+    }
+    /// Its first byte in the file.
+    pub fn offset(self) -> usize {
+        self.unit as usize * UNIT_BYTES
+    }
+}
+
+/// Units of a record with such a payload.
+pub fn units_of(payload: usize) -> usize {
+    (HEADER_BYTES + payload).div_ceil(UNIT_BYTES)
+}
+
+/// The units of a file.
+#[derive(Clone, Copy)]
+pub struct Units<'a> {
+    /// One word a page of the file, one bit a unit.
+    pub used: &'a [AtomicU32],
+    /// Unit from which on the next one is looked for.
+    pub next: &'a AtomicU32,
+}
+
+impl Units<'_> {
+    /// Takes `n` units in a row in the first `pages` pages of the file.
+    pub fn take(&self, n: usize, pages: usize) -> Option<u32> {
+        let end = pages.min(self.used.len()) * PAGE_UNITS;
+        let next = (self.next.load(Ordering::Relaxed) as usize).min(end);
+        // What begins before `next` may end behind it.
+        let unit = self
+            .find(n, next, end)
+            .or_else(|| self.find(n, 0, (next + n).min(end)))?;
+        self.mark(unit as u32, n);
+        self.next.store((unit + n) as u32, Ordering::Relaxed);
+        Some(unit as u32)
+    }
+    fn find(&self, n: usize, from: usize, end: usize) -> Option<usize> {
+        let (mut at, mut run) = (from, 0);
+        while at < end {
+            let word = self.used[at / PAGE_UNITS].load(Ordering::Relaxed);
+            let here = word >> (at % PAGE_UNITS);
+            let left = (PAGE_UNITS - at % PAGE_UNITS).min(end - at);
+            let free = (here.trailing_zeros() as usize).min(left);
+            run += free;
+            at += free;
+            if run >= n {
+                return Some(at - run);
+            }
+            if free < left {
+                run = 0;
+                at += ((here >> free).trailing_ones() as usize).min(left - free);
+            }
+        }
+        None
+    }
+    /// Marks units as used.
+    pub fn mark(&self, unit: u32, n: usize) {
+        self.each_word(unit, n, |w, bits| {
+            let now = w.load(Ordering::Relaxed);
+            debug_assert!(now & bits == 0);
+            w.store(now | bits, Ordering::Relaxed);
+        });
+    }
+    /// Frees units; calls `empty` with each page of the file that has none left.
+    pub fn free(&self, unit: u32, n: usize, mut empty: impl FnMut(usize)) {
+        let mut page = unit as usize / PAGE_UNITS;
+        self.each_word(unit, n, |w, bits| {
+            let now = w.load(Ordering::Relaxed) & !bits;
+            w.store(now, Ordering::Relaxed);
+            if now == 0 {
+                empty(page);
+            }
+            page += 1;
+        });
+    }
+    /// Nothing is used.
+    pub fn forget(&self, pages: usize) {
+        for w in &self.used[..pages.min(self.used.len())] {
+            w.store(0, Ordering::Relaxed);
+        }
+    }
+    fn each_word(&self, unit: u32, n: usize, mut f: impl FnMut(&AtomicU32, u32)) {
+        let (mut at, end) = (unit as usize, unit as usize + n);
+        while at < end {
+            let first = at % PAGE_UNITS;
+            let here = (PAGE_UNITS - first).min(end - at);
+            let bits = (u32::MAX >> (PAGE_UNITS - here)) << first;
+            f(&self.used[at / PAGE_UNITS], bits);
+            at += here;
+        }
+    }
+}

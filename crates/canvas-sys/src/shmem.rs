@@ -1,0 +1,223 @@
+//! Files in memory that several processes map: taking pages out of them by way of a pipe, asking what is
+//! in them (docs/SHARED.md, Facts).
+
+use crate::gate::{Errno, sys1, sys2, sys3, sys4, sys6};
+
+const PAGE: usize = 4096;
+
+/// Puts pages of a file into a pipe: not copies, the pages themselves. `EAGAIN` when the pipe is full.
+pub fn splice(file: i32, offset: usize, bytes: usize, pipe: i32) -> Result<usize, Errno> {
+    let mut at = offset as i64;
+    // SAFETY: the kernel reads and writes `at` only.
+    unsafe {
+        sys6(
+            libc::SYS_splice,
+            file as usize,
+            &raw mut at as usize,
+            pipe as usize,
+            0,
+            bytes,
+            libc::SPLICE_F_NONBLOCK as usize,
+        )
+    }
+}
+
+/// Takes a part of a file out of memory, and from all that map it: zeros from now on.
+pub fn punch(file: i32, offset: usize, bytes: usize) -> Result<(), Errno> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: no memory of Rust's is in the files that this is called for.
+    unsafe {
+        sys4(
+            libc::SYS_fallocate,
+            file as usize,
+            mode as usize,
+            offset,
+            bytes,
+        )
+    }
+    .map(|_| ())
+}
+
+/// Bytes that can be read from a pipe.
+pub fn readable(pipe: i32) -> Result<usize, Errno> {
+    let mut bytes = 0i32;
+    // SAFETY: the kernel writes `bytes` only.
+    unsafe {
+        sys3(
+            libc::SYS_ioctl,
+            pipe as usize,
+            libc::FIONREAD as usize,
+            &raw mut bytes as usize,
+        )
+    }
+    .map(|_| bytes as usize)
+}
+
+/// Reads from a pipe; exactly what it returns is gone from it.
+pub fn read(pipe: i32, buf: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel writes into `buf` only.
+    unsafe {
+        sys3(
+            libc::SYS_read,
+            pipe as usize,
+            buf.as_mut_ptr() as usize,
+            buf.len(),
+        )
+    }
+}
+
+/// Reads all of `buf` from `offset` of a file; false when that cannot be.
+pub fn read_at(file: i32, offset: usize, buf: &mut [u8]) -> bool {
+    let mut done = 0;
+    while done < buf.len() {
+        let rest = &mut buf[done..];
+        // SAFETY: the kernel writes into `buf` only.
+        let got = unsafe {
+            sys4(
+                libc::SYS_pread64,
+                file as usize,
+                rest.as_mut_ptr() as usize,
+                rest.len(),
+                offset + done,
+            )
+        };
+        match got {
+            Ok(n) if n > 0 => done += n,
+            Err(Errno(libc::EINTR)) => {}
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Writes all of `buf` to `offset` of a file; false when that cannot be.
+pub fn write_at(file: i32, offset: usize, buf: &[u8]) -> bool {
+    let mut done = 0;
+    while done < buf.len() {
+        let rest = &buf[done..];
+        // SAFETY: the kernel reads `buf` only.
+        let got = unsafe {
+            sys4(
+                libc::SYS_pwrite64,
+                file as usize,
+                rest.as_ptr() as usize,
+                rest.len(),
+                offset + done,
+            )
+        };
+        match got {
+            Ok(n) if n > 0 => done += n,
+            Err(Errno(libc::EINTR)) => {}
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Is the page at `offset` in the file?
+pub fn has_page(file: i32, offset: usize) -> Result<bool, Errno> {
+    // SAFETY: moves the file's position, which nobody uses.
+    match unsafe {
+        sys3(
+            libc::SYS_lseek,
+            file as usize,
+            offset,
+            libc::SEEK_DATA as usize,
+        )
+    } {
+        Ok(at) => Ok(at < offset + PAGE),
+        Err(Errno(libc::ENXIO)) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Pages that a file in memory has.
+pub fn pages(file: i32) -> Result<u64, Errno> {
+    // struct stat: the ninth word is st_blocks, in units of 512 bytes.
+    let mut stat = [0u64; 18];
+    // SAFETY: the kernel writes 144 bytes.
+    unsafe { sys2(libc::SYS_fstat, file as usize, stat.as_mut_ptr() as usize) }?;
+    Ok(stat[8] / (PAGE as u64 / 512))
+}
+
+/// The inode of the file that `path` leads to.
+pub fn inode(path: &core::ffi::CStr) -> Result<u64, Errno> {
+    let mut stat = [0u64; 18];
+    // SAFETY: the kernel reads the path and writes 144 bytes.
+    unsafe {
+        sys4(
+            libc::SYS_newfstatat,
+            libc::AT_FDCWD as usize,
+            path.as_ptr() as usize,
+            stat.as_mut_ptr() as usize,
+            0,
+        )
+    }?;
+    Ok(stat[1])
+}
+
+/// Does a write that comes after a splice, and before the page is punched, get into the pipe? On a kernel
+/// that copied instead it would be lost.
+pub fn late_writes_are_seen() -> Result<bool, Errno> {
+    let mut ends = [0i32; 2];
+    // SAFETY: the kernel reads the name, and writes both ends.
+    let file = unsafe {
+        let file = sys2(
+            libc::SYS_memfd_create,
+            c"canvas-probe".as_ptr() as usize,
+            libc::MFD_CLOEXEC as usize,
+        )? as i32;
+        if let Err(e) = sys2(
+            libc::SYS_pipe2,
+            ends.as_mut_ptr() as usize,
+            (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize,
+        ) {
+            let _ = sys1(libc::SYS_close, file as usize);
+            return Err(e);
+        }
+        file
+    };
+    let seen = probe_with(file, ends);
+    for fd in [file, ends[0], ends[1]] {
+        // SAFETY: our own descriptors.
+        let _ = unsafe { sys1(libc::SYS_close, fd as usize) };
+    }
+    seen
+}
+
+fn probe_with(file: i32, ends: [i32; 2]) -> Result<bool, Errno> {
+    let mut page = [0xa5u8; PAGE];
+    let failed = Errno(libc::EIO);
+    if !write_at(file, 0, &page) {
+        return Err(failed);
+    }
+    if splice(file, 0, PAGE, ends[1])? != PAGE {
+        return Ok(false);
+    }
+    if !write_at(file, 1000, &[0x5a; 8]) {
+        return Err(failed);
+    }
+    punch(file, 0, PAGE)?;
+    let mut done = 0;
+    while done < PAGE {
+        done += read(ends[0], &mut page[done..])?;
+    }
+    let right = |i: usize| {
+        if (1000..1008).contains(&i) {
+            0x5a
+        } else {
+            0xa5
+        }
+    };
+    Ok(page.iter().enumerate().all(|(i, b)| *b == right(i)) && !has_page(file, 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_kernel_shows_late_writes() {
+        assert_eq!(late_writes_are_seen(), Ok(true));
+    }
+}

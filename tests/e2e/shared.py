@@ -1,0 +1,142 @@
+"""Memory that forks share (`canvas run --shared`): evicted once for all, right for each, whoever is killed."""
+
+import os
+import signal
+import subprocess
+import time
+
+from e2e.hostile import C, seeds
+from e2e.servers import pg_bin, pg_missing
+from lib.harness import MIB, Failure, check
+
+SIGNAL = {"modes": ("signal",)}
+
+
+def judge_shared(r, child, bound_bytes, threads, least_out=1000):
+    """What the report says of the shared pages: they were evicted, within the bound, and none was damaged."""
+    stats = r.load_stats(child)
+    shared, counters = stats["shared"], stats["counters"]
+    r.require(shared["limit_bytes"] == bound_bytes, f"limit: {shared}")
+    # A fill for each thread at most.
+    most = bound_bytes + (threads + 1) * 4096
+    r.require(shared["resident_bytes"]["peak"] <= most, f"over the bound: {shared}")
+    r.require(counters["shared_pages_out"] >= least_out, f"hardly anything was evicted: {counters}")
+    r.require(counters["shared_pages_in"] > 0, "nothing came back")
+    for what in ("verify_failures", "anomalies", "shared_mappings_native"):
+        r.require(counters[what] == 0, f"{what}: {counters[what]}")
+    r.note(f"out {counters['shared_pages_out']} (clean {counters['shared_pages_out_clean']}), "
+           f"in {counters['shared_pages_in']}, pinned {counters['shared_victims_pinned']}, "
+           f"taken over {counters['shared_locks_taken_over']}")
+    return stats
+
+
+def counting(r, workers, kill_every_us):
+    for seed in seeds(r, r.size(2, 4)):
+        c = r.call([r.binary("shared"), seed, workers, 2000, r.size(4, 30), kill_every_us],
+                   tag=f"shared-{seed}", local=64 * MIB, extra=("--shared", "2M"))
+        r.same(c.out(), f"shared seed {seed}: every byte right\n", "answer")
+        r.note(f"seed {seed}: {c.err().strip().splitlines()[-1]}")
+        judge_shared(r, c, 2 * MIB, workers + 1)
+
+
+@check("shared", timeout_s=400, paged=False, **SIGNAL, **C)
+def shared(r):
+    """Four processes write to and check 8 MiB under a bound of 2 MiB, by stores and by system calls."""
+    counting(r, 4, 0)
+
+
+@check("shared-kill", timeout_s=400, paged=False, **SIGNAL, **C)
+def shared_kill(r):
+    """The same with a random one killed every 5 ms, and seven of them."""
+    counting(r, 7, 5000)
+
+
+@check("shared-off", timeout_s=60, paged=False, **SIGNAL, **C)
+def shared_off(r):
+    """Without --shared such memory is the kernel's own."""
+    c = r.call([r.binary("shared"), 1, 2, 500, 1, 0], local=64 * MIB)
+    r.same(c.out(), "shared seed 1: every byte right\n", "answer")
+    stats = r.load_stats(c)
+    r.require(stats["shared"] is None, f"{stats['shared']}")
+    for name, n in stats["counters"].items():
+        r.require(n == 0 or not name.startswith("shared_"), f"{name}: {n}")
+
+
+@check("shared-hammer", timeout_s=180, paged=False, **SIGNAL, **C)
+def shared_hammer(r):
+    """Everything at once in private memory, by four threads, forks and execs, whose oracle is shared memory."""
+    c = r.call([r.binary("hammer"), 3, 4, r.size(3000, 20_000), 96], local=48 * MIB,
+               extra=("--shared", "1M"))
+    r.require(c.out().startswith("hammer seed 3: "), f"no closing line\n{c.tail()}")
+    judge_shared(r, c, MIB, 40)
+
+
+@check("shared-full", timeout_s=120, paged=False, **SIGNAL, **C)
+def shared_full(r):
+    """With the pool full as well a worker ends by SIGBUS, with a line, and no byte is wrong until then."""
+    c = r.call([r.binary("shared"), 1, 2, 2000, 60, 0], expect=1, local=64 * MIB, pool="1M",
+               extra=("--shared", "1M"))
+    r.require("shared and far memory are both full" in c.err(), f"no line\n{c.tail()}")
+    r.require("instead of" not in c.err(), f"wrong bytes\n{c.tail()}")
+    counters = r.load_stats(c)["counters"]
+    for what in ("verify_failures", "anomalies"):
+        r.require(counters[what] == 0, f"{what}: {counters[what]}")
+
+
+@check("shared-postgres", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)
+def shared_postgres(r):
+    """PostgreSQL's shared buffers, four times what is let into memory; a backend is killed in the middle."""
+    bin_dir, data = pg_bin(), r.path("data")
+    who, env = r._user_prefix(), r._environment({})
+    server = None
+
+    def tool(name, *args, text=None):
+        p = subprocess.run([*who, f"{bin_dir}/{name}", *args], cwd=r.dir, env=env, input=text,
+                           capture_output=True, text=True, timeout=200)
+        if p.returncode:
+            tail = server.tail(30) if server else ""
+            raise Failure(f"{name}: {p.stdout[-500:]}{p.stderr[-1500:]}\n{tail}")
+        return p.stdout
+
+    tool("initdb", "-D", data, "-U", "canvas", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
+    server = r.start(
+        [f"{bin_dir}/postgres", "-D", data, "-k", r.dir, "-c", "listen_addresses=",
+         "-c", "shared_buffers=128MB", "-c", "fsync=off", "-c", "autovacuum=off",
+         "-c", "max_parallel_workers_per_gather=0"],
+        tag="postgres", local=128 * MIB, extra=("--shared", "32M"))
+    at = ["-h", r.dir, "-U", "canvas"]
+
+    def wait_for_server():
+        end = time.monotonic() + 90
+        while subprocess.run([f"{bin_dir}/pg_isready", *at, "-q"]).returncode:
+            if not server.alive() or time.monotonic() > end:
+                raise Failure(f"postmaster does not answer\n{server.tail(30)}")
+            time.sleep(0.1)
+
+    wait_for_server()
+    tool("psql", *at, "-q", "-d", "postgres", "-c", "create database bench")
+    tool("pgbench", *at, "-i", "-q", "-s", str(r.size(8, 20)), "bench")
+    out = tool("pgbench", *at, "-c", "4", "-j", "2", "-t", str(r.size(500, 5000)), "-n",
+               "--random-seed=42", "bench")
+    if "number of failed transactions: 0" not in out and "failed" in out:
+        raise Failure(out)
+    sums = """
+      select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history),
+             (select sum(tbalance) from pgbench_tellers) = (select sum(delta) from pgbench_history),
+             (select sum(bbalance) from pgbench_branches) = (select sum(delta) from pgbench_history);
+      select count(*), sum(aid), count(distinct aid) from pgbench_accounts;
+    """
+    n = r.size(8, 20) * 100_000
+    want = ["t|t|t", f"{n}|{n * (n + 1) // 2}|{n}"]
+    got = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", text=sums).split()
+    r.same(got, want, "balances and rows")
+    # The postmaster restarts all of them with new shared memory, and replays its log into it.
+    victim = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", "-c",
+                  "select pid from pg_stat_activity where backend_type = 'checkpointer'").strip()
+    os.kill(int(victim), signal.SIGKILL)
+    time.sleep(1)
+    wait_for_server()
+    got = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", text=sums).split()
+    r.same(got, want, "balances and rows after a crash")
+    r.stop(server, signal.SIGINT, expect=0, timeout_s=90)
+    judge_shared(r, server, 32 * MIB, 40)
