@@ -7,7 +7,7 @@ import time
 
 from e2e.hostile import C, seeds
 from e2e.servers import pg_bin, pg_missing
-from lib.harness import MIB, Failure, check
+from lib.harness import MIB, PATIENCE, Failure, check
 
 SIGNAL = {"modes": ("signal",)}
 
@@ -60,6 +60,25 @@ def shared_off(r):
     r.require(stats["shared"] is None, f"{stats['shared']}")
     for name, n in stats["counters"].items():
         r.require(n == 0 or not name.startswith("shared_"), f"{name}: {n}")
+
+
+@check("shared-file-limit", timeout_s=60, paged=False, **SIGNAL, **C)
+def shared_file_limit(r):
+    """A bound on the size of files, outside or inside, does not end the program: its shared memory stays native."""
+    limited = ["sh", "-c", 'ulimit -f 200000; exec "$0" "$@"']
+    workload = [r.binary("shared"), "1", "2", "500", "1", "0"]
+    c = r.call([*limited, *workload], tag="inside", local=64 * MIB, extra=("--shared", "2M"))
+    r.same(c.out(), "shared seed 1: every byte right\n", "answer")
+    r.require("its own stays native" in c.err(), f"no line\n{c.tail()}")
+    out = subprocess.run([*limited, r.session.canvas, "run", "--local", "64M", "--shared", "2M", "--", *workload],
+                         capture_output=True, text=True, timeout=60 * PATIENCE)
+    r.same((out.returncode, out.stdout), (0, "shared seed 1: every byte right\n"), "answer")
+    r.require("shared memory stays native: the size of files is limited" in out.stderr, f"no line: {out.stderr}")
+    limited[2] = limited[2].replace("200000", "100")
+    out = subprocess.run([*limited, r.session.canvas, "run", "--local", "64M", "--", "true"],
+                         capture_output=True, text=True, timeout=60 * PATIENCE)
+    r.require(out.returncode == 125 and out.stderr.endswith("raise the limit (ulimit -f)\n"),
+              f"{out.returncode}: {out.stderr}")
 
 
 @check("shared-hammer", timeout_s=180, paged=False, **SIGNAL, **C)

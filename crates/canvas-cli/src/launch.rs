@@ -37,6 +37,17 @@ pub fn inherit(fd: OwnedFd) -> Result<RawFd, Errno> {
     fcntl(&fd, FcntlArg::F_DUPFD(least))
 }
 
+/// Can files of so many bytes be made? The kernel would end this process for larger ones than are allowed.
+pub fn check_limits(bytes: u64) -> Result<(), Failure> {
+    match getrlimit(Resource::RLIMIT_FSIZE) {
+        Ok((soft, _)) if soft < bytes => Err(Failure::run(format!(
+            "canvas needs files in memory of {} MiB, and files may not be so large here; raise the limit (ulimit -f)",
+            bytes.div_ceil(1 << 20)
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// The library in a memfd.
 pub fn library_file(bytes: &[u8]) -> Result<OwnedFd, Failure> {
     let fail = |e: &dyn std::fmt::Display| {

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use canvas_pager::trace::{Header, SampleRate};
 use canvas_shm::Segment;
 use canvas_shm::files::Files;
-use canvas_shm::segment::{Counter, Mode};
+use canvas_shm::segment::{Counter, Mode, SEGMENT_BYTES};
 use canvas_types::units::Size;
 use canvas_types::{PAGE_SIZE, exit};
 use nix::errno::Errno;
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage};
 use nix::sys::signal::Signal;
 use nix::sys::stat::fstat;
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -91,6 +91,8 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
         Err(why) => return Err(Failure::run(why)),
     };
 
+    let library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
+    launch::check_limits(library.len().max(SEGMENT_BYTES) as u64)?;
     if options.far.is_some() {
         far::check_limits()?;
     }
@@ -141,7 +143,6 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
             .map(|s| format!("{}:{}", s.st_dev, s.st_ino)),
         _ => None,
     };
-    let library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
     let inherit = |fd: OwnedFd| {
         launch::inherit(fd).map_err(|e| system("a descriptor cannot be handed to the program", e))
     };
@@ -239,6 +240,10 @@ fn shared_files(bound: Size, segment: &Segment) -> Result<Option<Files>, Failure
         say(format_args!("shared memory stays native: {why}"));
         Ok(None)
     };
+    // What is written to the store, which is a file to the kernel, would end the program by SIGXFSZ.
+    if !matches!(getrlimit(Resource::RLIMIT_FSIZE), Ok((RLIM_INFINITY, _))) {
+        return native("the size of files is limited here (ulimit -f unlimited lifts that)");
+    }
     // Pieces of huge pages would be zeroed in place (docs/SHARED.md).
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let chosen = |way: &str| huge.as_ref().is_ok_and(|t| t.contains(&format!("[{way}]")));

@@ -130,6 +130,10 @@ fn join(same_numbers: bool) -> Result<(), Errno> {
     if !same_numbers {
         return Err(Errno(libc::EXDEV));
     }
+    // What is written to the store would end the program by SIGXFSZ.
+    if proc::file_size_max() != Some(u64::MAX) {
+        return Err(Errno(libc::EFBIG));
+    }
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
     // SAFETY: never replaces a mapping; nothing of Rust's lies in the partition. The advices discard
     // nothing.
@@ -280,17 +284,7 @@ pub fn wait_for_child(pid: u32) {
 
 /// What /proc/PID/stat says; `None` when it cannot be read.
 fn stat(pid: u32) -> Option<Stat> {
-    let mut path = [0u8; 24];
-    path[..6].copy_from_slice(b"/proc/");
-    let (mut digits, mut n, mut rest) = ([0u8; 10], 0, pid);
-    while n == 0 || rest > 0 {
-        digits[n] = b'0' + (rest % 10) as u8;
-        (n, rest) = (n + 1, rest / 10);
-    }
-    for (i, d) in digits[..n].iter().rev().enumerate() {
-        path[6 + i] = *d;
-    }
-    path[6 + n..11 + n].copy_from_slice(b"/stat");
+    let path = proc::path_of(pid, b"stat");
     let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
     let mut buf = [0u8; 1024];
     let n = proc::read_file(path, &mut buf).ok()?;

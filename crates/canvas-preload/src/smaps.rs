@@ -21,18 +21,7 @@ struct Lines {
 
 impl Lines {
     fn open(pid: u32) -> Option<Lines> {
-        // "/proc/4294967295/smaps" and its end.
-        let mut path = [0u8; 24];
-        path[..6].copy_from_slice(b"/proc/");
-        let (mut digits, mut n, mut rest) = ([0u8; 10], 0, pid);
-        while n == 0 || rest > 0 {
-            digits[n] = b'0' + (rest % 10) as u8;
-            (n, rest) = (n + 1, rest / 10);
-        }
-        for (i, d) in digits[..n].iter().rev().enumerate() {
-            path[6 + i] = *d;
-        }
-        path[6 + n..12 + n].copy_from_slice(b"/smaps");
+        let path = canvas_sys::proc::path_of(pid, b"smaps");
         Some(Lines {
             file: File::open(CStr::from_bytes_until_nul(&path).ok()?).ok()?,
             buf: [0; 4096],

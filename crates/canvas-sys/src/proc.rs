@@ -171,6 +171,23 @@ impl Drop for File {
     }
 }
 
+/// "/proc/PID/NAME" and its end. NAME has 8 bytes at most.
+pub fn path_of(pid: u32, name: &[u8]) -> [u8; 32] {
+    let mut path = [0u8; 32];
+    path[..6].copy_from_slice(b"/proc/");
+    let (mut digits, mut n, mut rest) = ([0u8; 10], 0, pid);
+    while n == 0 || rest > 0 {
+        digits[n] = b'0' + (rest % 10) as u8;
+        (n, rest) = (n + 1, rest / 10);
+    }
+    for (i, d) in digits[..n].iter().rev().enumerate() {
+        path[6 + i] = *d;
+    }
+    path[6 + n] = b'/';
+    path[7 + n..][..name.len()].copy_from_slice(name);
+    path
+}
+
 /// Reads a small file from the start; returns the bytes read.
 pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno> {
     let file = File::open(path)?;
@@ -182,6 +199,21 @@ pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno>
         }
     }
     Ok(n)
+}
+/// RLIMIT_FSIZE as it holds now, in bytes; `u64::MAX` is none.
+pub fn file_size_max() -> Option<u64> {
+    let mut l = [0u64; 2];
+    // SAFETY: the kernel writes `l` only.
+    let read = unsafe {
+        sys4(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_FSIZE as usize,
+            0,
+            l.as_mut_ptr() as usize,
+        )
+    };
+    read.is_ok().then_some(l[0])
 }
 /// Minor faults of this process so far (getrusage, all threads); 0 when the kernel does not say.
 pub fn minor_faults() -> u64 {
@@ -303,4 +335,19 @@ pub fn pidfd_self() -> Result<i32, Errno> {
 pub unsafe fn prctl(op: i32, a: usize, b: usize, c: usize, d: usize) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     unsafe { sys6(libc::SYS_prctl, op as usize, a, b, c, d, 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_processes_end_with_a_zero() {
+        let is = |pid, name: &[u8], text: &core::ffi::CStr| {
+            let path = path_of(pid, name);
+            core::ffi::CStr::from_bytes_until_nul(&path) == Ok(text)
+        };
+        assert!(is(0, b"stat", c"/proc/0/stat"));
+        assert!(is(u32::MAX, b"smaps567", c"/proc/4294967295/smaps567"));
+    }
 }

@@ -68,11 +68,10 @@ pub fn read(pipe: i32, buf: &mut [u8]) -> Result<usize, Errno> {
 
 /// Reads all of `buf` from `offset` of a file; false when that cannot be.
 pub fn read_at(file: i32, offset: usize, buf: &mut [u8]) -> bool {
-    let mut done = 0;
-    while done < buf.len() {
+    in_full(buf.len(), |done| {
         let rest = &mut buf[done..];
         // SAFETY: the kernel writes into `buf` only.
-        let got = unsafe {
+        unsafe {
             sys4(
                 libc::SYS_pread64,
                 file as usize,
@@ -80,23 +79,16 @@ pub fn read_at(file: i32, offset: usize, buf: &mut [u8]) -> bool {
                 rest.len(),
                 offset + done,
             )
-        };
-        match got {
-            Ok(n) if n > 0 => done += n,
-            Err(Errno(libc::EINTR)) => {}
-            _ => return false,
         }
-    }
-    true
+    })
 }
 
 /// Writes all of `buf` to `offset` of a file; false when that cannot be.
 pub fn write_at(file: i32, offset: usize, buf: &[u8]) -> bool {
-    let mut done = 0;
-    while done < buf.len() {
+    in_full(buf.len(), |done| {
         let rest = &buf[done..];
         // SAFETY: the kernel reads `buf` only.
-        let got = unsafe {
+        unsafe {
             sys4(
                 libc::SYS_pwrite64,
                 file as usize,
@@ -104,8 +96,15 @@ pub fn write_at(file: i32, offset: usize, buf: &[u8]) -> bool {
                 rest.len(),
                 offset + done,
             )
-        };
-        match got {
+        }
+    })
+}
+
+/// Calls `move_on` with the bytes that are done until `len` are; it says how many more are.
+fn in_full(len: usize, mut move_on: impl FnMut(usize) -> Result<usize, Errno>) -> bool {
+    let mut done = 0;
+    while done < len {
+        match move_on(done) {
             Ok(n) if n > 0 => done += n,
             Err(Errno(libc::EINTR)) => {}
             _ => return false,
