@@ -363,13 +363,11 @@ impl<S: Store> Agent<S> {
             };
             let (posted_ns, bytes) = (work.posted_ns, bytes * times);
             work.begun_ns = 0;
-            work.ticket = if work.got == 0 {
-                lanes.submit(id, class, lane, bytes, op, posted_ns)
-            } else {
-                lanes.submit_rest(id, class, lane, bytes, op, posted_ns)
-            };
-            if work.ticket.is_none() {
-                self.run(op);
+            work.ticket = lanes.submit(id, class, lane, bytes, op, posted_ns);
+            match work.ticket {
+                Some(ticket) if work.got > 0 => lanes.put_first(ticket),
+                Some(_) => {}
+                None => self.run(op),
             }
         }
     }

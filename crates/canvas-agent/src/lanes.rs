@@ -104,21 +104,9 @@ impl Lanes {
             .ok()
     }
 
-    /// The same for what is left of a request of which pieces are done: it goes before the tenant's others.
-    pub fn submit_rest(
-        &mut self,
-        id: u64,
-        class: Class,
-        lane: Lane,
-        bytes: u32,
-        tag: u32,
-        posted_ns: u64,
-    ) -> Option<Ticket> {
-        let posted_ns = posted_ns.min(self.now_ns);
-        let link = self.links[lane as usize];
-        self.sched
-            .submit_rest(TenantId(id), class, link, bytes, tag.into(), posted_ns)
-            .ok()
+    /// A request that waits goes before the tenant's others of its class: what is left of one of which pieces are done.
+    pub fn put_first(&mut self, ticket: Ticket) {
+        self.sched.put_first(ticket);
     }
 
     /// How large reads ahead should be on a lane, so that nobody waits long for them.

@@ -205,26 +205,23 @@ impl Scheduler {
         Ok(Ticket { seat, slot, serial })
     }
 
-    /// As [`Scheduler::submit`], for the rest of something of which a part has been done: it goes before what the
-    /// tenant has waiting in its class, as it did before. So what is cut into pieces is through no later.
-    ///
-    /// # Errors
-    /// [`Refused`]; then the request is not here.
-    pub fn submit_rest(
-        &mut self,
-        id: TenantId,
-        class: Class,
-        link: LinkId,
-        bytes: u32,
-        tag: u64,
-        posted_ns: u64,
-    ) -> Result<Ticket, Refused> {
-        let ticket = self.submit(id, class, link, bytes, tag, posted_ns)?;
-        let tenant = self.seats[ticket.seat as usize].as_mut();
-        tenant.expect("it has a seat").put_first(ticket.slot);
+    /// A request that waits goes before what else the tenant has waiting in its class for the link. For the rest of
+    /// something of which a part has been done: so what is cut into pieces is through no later.
+    pub fn put_first(&mut self, ticket: Ticket) {
+        let Some(tenant) = self
+            .seats
+            .get_mut(ticket.seat as usize)
+            .and_then(Option::as_mut)
+        else {
+            return;
+        };
+        let Some(slot) = tenant.slot_of(ticket).filter(|s| s.state == State::Waiting) else {
+            return;
+        };
+        let link = slot.link as usize;
+        tenant.put_first(ticket.slot);
         // The limit that holds what was first back may not be this one's.
-        self.wake(ticket.seat, link.0 as usize);
-        Ok(ticket)
+        self.wake(ticket.seat, link);
     }
 
     /// Puts a flow among those that are ready: as late as it is served already, no earlier than the

@@ -161,13 +161,7 @@ impl Both {
             } => {
                 let class = Class::ALL[class as usize];
                 let tag = self.submitted;
-                let submit = if rest {
-                    Scheduler::submit_rest
-                } else {
-                    Scheduler::submit
-                };
-                let got = submit(
-                    &mut self.real,
+                let got = self.real.submit(
                     TenantId(tenant),
                     class,
                     self.links[link],
@@ -177,6 +171,9 @@ impl Both {
                 );
                 assert_eq!(got.is_ok(), self.tenants.contains_key(&tenant));
                 if let Ok(ticket) = got {
+                    if rest {
+                        self.real.put_first(ticket);
+                    }
                     self.submitted += 1;
                     self.open.insert(tag, ticket);
                     let posted = self.now;
