@@ -109,7 +109,7 @@ impl Lanes {
         self.sched.put_first(ticket);
     }
 
-    /// How large reads ahead should be on a lane, so that nobody waits long for them.
+    /// How large reads should be on a lane, so that nobody waits long for them.
     pub fn piece_bytes(&self, lane: Lane) -> u32 {
         let stats = self.sched.link_stats(self.links[lane as usize]);
         stats.map_or(u32::MAX, |s| s.piece_bytes)

@@ -96,6 +96,16 @@ fn check(f: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || f(), 2000, 3);
 }
 
+/// The place of a request, when there is one.
+fn place(mut post: impl FnMut() -> Option<usize>) -> usize {
+    loop {
+        match post() {
+            Some(i) => break i,
+            None => thread::yield_now(),
+        }
+    }
+}
+
 #[test]
 fn every_request_is_done_once_and_answered_to_its_owner() {
     check(|| {
@@ -110,12 +120,7 @@ fn every_request_is_done_once_and_answered_to_its_owner() {
                 thread::spawn(move || {
                     for n in 0..3 {
                         let mark = t * 3 + n;
-                        let i = loop {
-                            match post(&w, mark) {
-                                Some(i) => break i,
-                                None => thread::yield_now(),
-                            }
-                        };
+                        let i = place(|| post(&w, mark));
                         wait(&w, i, mark);
                     }
                 })
@@ -185,12 +190,7 @@ fn a_new_process_in_the_place_of_a_dead_one_gets_its_own_answers_only() {
         }
         w.mailbox.reset();
         for mark in 2..4 {
-            let i = loop {
-                match post(&w, mark) {
-                    Some(i) => break i,
-                    None => thread::yield_now(),
-                }
-            };
+            let i = place(|| post(&w, mark));
             wait(&w, i, mark);
         }
         w.over.store(1, Ordering::Release);
@@ -210,12 +210,7 @@ fn an_agent_that_takes_over_loses_nothing() {
             let w = w.clone();
             thread::spawn(move || {
                 for mark in 0..4 {
-                    let i = loop {
-                        match post(&w, mark) {
-                            Some(i) => break i,
-                            None => thread::yield_now(),
-                        }
-                    };
+                    let i = place(|| post(&w, mark));
                     if mark == 1 {
                         w.mailbox.abandon(i);
                         continue;
@@ -293,12 +288,7 @@ fn an_urge_is_never_lost_for_a_request_that_stays() {
                 thread::spawn(move || {
                     for n in 0..2 {
                         let mark = t * 2 + n;
-                        let i = loop {
-                            match post_ahead(&w, mark) {
-                                Some(i) => break i,
-                                None => thread::yield_now(),
-                            }
-                        };
+                        let i = place(|| post_ahead(&w, mark));
                         // Several may come to wait for it. Nothing else makes the agent begin: were this lost, the
                         // wait would never end.
                         let other = {
