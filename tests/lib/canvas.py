@@ -56,10 +56,15 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
         limit = limit_bytes
         if share_percent is not None:
             limit = max(LOCAL_MIN_BYTES, (memory(stats, "footprint_bytes") or 0) * share_percent // 100)
-        if limit and peak > limit + slack_bytes(limit, stats):
+        slack = slack_bytes(limit, stats)
+        if find(stats, "forks", 0) > 0:
+            # The books of a family run ahead of its memory: between two measurements each minor
+            # fault counts as a copy. What it has in truth is sampled (harness.py).
+            slack += limit
+        if limit and peak > limit + slack:
             wrong.append(
                 f"stats: local peak {peak / MIB:.1f} MiB is over the limit {limit / MIB:.1f} MiB "
-                f"by more than {slack_bytes(limit, stats) / MIB:.1f} MiB"
+                f"by more than {slack / MIB:.1f} MiB"
             )
     return wrong
 
