@@ -80,7 +80,7 @@ struct Work {
     ticket: Option<Ticket>,
     /// When it, or its last piece, was begun; 0 before.
     begun_ns: u64,
-    /// Bytes of a read that are there, and those that were asked for after them.
+    /// Bytes that are through, and those that are under way, or go next.
     got: u32,
     piece: u32,
     /// A thread waits for what was to be read ahead.
@@ -95,6 +95,16 @@ struct Work {
     unread: bool,
     /// While the agent has it and not the store.
     block: Option<Block>,
+}
+
+impl Work {
+    /// What moves in all: writes are of whole extents.
+    fn bytes(&self) -> u32 {
+        match self.ask.kind {
+            Kind::Read => self.ask.len,
+            Kind::Write => EXTENT_BYTES as u32,
+        }
+    }
 }
 
 /// Who the tenant is, as its far area says.
@@ -349,19 +359,13 @@ impl<S: Store> Agent<S> {
             } else {
                 work.class
             };
-            let bytes = match work.ask.kind {
-                Kind::Write => EXTENT_BYTES as u32,
-                Kind::Read => {
-                    let left = work.ask.len - work.got;
-                    // In pieces where a whole one would hold others up: not on the disk.
-                    work.piece = match lane {
-                        Lane::In => left.min(lanes.piece_bytes(lane)),
-                        Lane::Out | Lane::Disk => left,
-                    };
-                    work.piece
-                }
+            let left = work.bytes() - work.got;
+            // In pieces where a whole one would hold others up: not on the disk.
+            work.piece = match lane {
+                Lane::In | Lane::Out => left.min(lanes.piece_bytes(lane)),
+                Lane::Disk => left,
             };
-            let (posted_ns, bytes) = (work.posted_ns, bytes * times);
+            let (posted_ns, bytes) = (work.posted_ns, work.piece * times);
             work.begun_ns = 0;
             work.ticket = lanes.submit(id, class, lane, bytes, op, posted_ns);
             match work.ticket {
@@ -535,7 +539,12 @@ impl<S: Store> Agent<S> {
                 }
                 self.read(id);
             }
+            Kind::Write if work.got > 0 => {
+                let to = work.got + work.piece;
+                self.store.write_on(id, to as usize);
+            }
             Kind::Write => {
+                let to = work.piece as usize;
                 let mut block = work.block.take().expect("not started");
                 // A copy of our own first: the tenant can write to the buffer at any time.
                 let len = ask.len as usize;
@@ -547,7 +556,9 @@ impl<S: Store> Agent<S> {
                 let number = work.seal;
                 self.seal_min = number.saturating_add(1);
                 match self.sealer.seal(ask.extent, number, &mut block) {
-                    Ok(()) if self.seal_min != u64::MAX => self.store.write(id, ask.extent, block),
+                    Ok(()) if self.seal_min != u64::MAX => {
+                        self.store.write(id, ask.extent, block, to);
+                    }
                     Ok(()) => self.refuse_work(id, block, "the tenant's seal numbers are used up"),
                     Err(why) => self.refuse_bytes(id, block, why),
                 }
@@ -567,6 +578,7 @@ impl<S: Store> Agent<S> {
     fn apply(&mut self, event: Event) {
         match event {
             Event::Ended { id, outcome, block } => self.ended(id, outcome, block),
+            Event::Part(id) => self.piece_ended(id),
             Event::Freed(slab) => {
                 self.desk.freed(slab);
                 self.far.slab_freed(slab);
@@ -607,10 +619,7 @@ impl<S: Store> Agent<S> {
         }
         match outcome {
             Outcome::Done if work.got + work.piece < ask.len => {
-                work.got += work.piece;
-                self.through.extend(work.ticket.take().map(|t| (t, true)));
-                self.ready.push_back(id);
-                return;
+                return self.piece_ended(id);
             }
             Outcome::Done => {
                 let block = work.block.as_mut().expect("just given back");
@@ -666,6 +675,14 @@ impl<S: Store> Agent<S> {
         }
         work.piece = ask.len;
         self.read(id);
+    }
+
+    /// A piece is through, and there are more of them: the next one waits for its turn.
+    fn piece_ended(&mut self, id: u32) {
+        let work = self.work[id as usize].as_mut().expect("begun");
+        work.got += work.piece;
+        self.through.extend(work.ticket.take().map(|t| (t, true)));
+        self.ready.push_back(id);
     }
 
     fn refuse_bytes(&mut self, id: u32, block: Block, why: Bad) {

@@ -118,7 +118,7 @@ impl Store for Disk {
         (Lane::Disk, 1)
     }
 
-    fn write(&mut self, id: u32, extent: u32, block: Block) {
+    fn write(&mut self, id: u32, extent: u32, block: Block, _: usize) {
         self.put(|jobs| jobs.writes.push_back(Job::Write(id, at(extent), block)));
     }
 

@@ -34,6 +34,8 @@ pub enum Event {
         /// The bytes; those of a read at their place in the extent.
         block: Block,
     },
+    /// What a write was let send has arrived; there is more of it ([`Store::write_on`]).
+    Part(u32),
     /// Nothing of the slab is kept any more.
     Freed(u32),
     /// Something to tell.
@@ -54,8 +56,13 @@ pub enum Event {
 /// The caller has one operation on an extent at a time that writes, frees a slab only when nothing of
 /// it is under way, and bounds how many operations are. No call waits.
 pub trait Store {
-    /// Writes an extent, whole.
-    fn write(&mut self, id: u32, extent: u32, block: Block);
+    /// Writes an extent. Over a link its first `to` bytes may go now; when they have arrived, and there is anybody who
+    /// takes more, that is told by [`Event::Part`]. What needs no link is written whole.
+    fn write(&mut self, id: u32, extent: u32, block: Block, to: usize);
+    /// After [`Event::Part`]: the write may go on, as far as `to`.
+    fn write_on(&mut self, _id: u32, _to: usize) {
+        debug_assert!(false, "told of no Event::Part");
+    }
     /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
     /// bytes may reach beyond the range.
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);

@@ -23,7 +23,7 @@ struct Nothing {
 }
 
 impl Store for Nothing {
-    fn write(&mut self, id: u32, _: u32, block: Block) {
+    fn write(&mut self, id: u32, _: u32, block: Block, _: usize) {
         let outcome = Outcome::Done;
         self.events.push(Event::Ended { id, outcome, block });
     }

@@ -28,13 +28,31 @@ struct Link {
     /// What of them, in the order of the pieces.
     pieces: Vec<(u32, Range<usize>)>,
     events: Vec<Event>,
+    /// Writes of which more is to come: number, extent, its bytes, and how much of them has arrived.
+    writes: HashMap<u32, (u32, Block, usize)>,
+    /// Pieces of writes, in their order: which extent, and how far it is.
+    wrote: Vec<(u32, usize)>,
 }
 
 struct Slow(Arc<Mutex<Link>>);
 
 impl Store for Slow {
-    fn write(&mut self, id: u32, extent: u32, block: Block) {
+    fn write(&mut self, id: u32, extent: u32, block: Block, to: usize) {
         let mut link = self.0.lock().unwrap();
+        link.writes.insert(id, (extent, block, 0));
+        drop(link);
+        self.write_on(id, to);
+    }
+    fn write_on(&mut self, id: u32, to: usize) {
+        let mut link = self.0.lock().unwrap();
+        let (extent, block, got) = link.writes.remove(&id).unwrap();
+        assert!(got < to && to <= EXTENT_BYTES);
+        link.wrote.push((extent, to));
+        if to < EXTENT_BYTES {
+            link.writes.insert(id, (extent, block, to));
+            link.events.push(Event::Part(id));
+            return;
+        }
         link.extents.insert(extent, block.to_vec());
         let outcome = Outcome::Done;
         link.events.push(Event::Ended { id, outcome, block });
@@ -80,6 +98,19 @@ fn whole() -> Lanes {
 /// Reads that are under way before anything is known of a link.
 const WINDOW: usize = canvas_sched::WINDOW_BYTES_START as usize / EXTENT_BYTES;
 
+/// An extent of one record.
+fn packed(extent: u32) -> [u8; EXTENT_BYTES] {
+    let mut bytes = [0; EXTENT_BYTES];
+    let mut packer = Packer::new(&mut bytes);
+    packer
+        .add(extent, canvas_types::SwapEntry(1), 100, |b| {
+            b.fill(extent as u8)
+        })
+        .unwrap();
+    packer.finish();
+    bytes
+}
+
 impl Tenant {
     /// A tenant with `n` extents written.
     fn new(id: u64, n: u32, lanes: &mut Lanes, share: Share) -> Tenant {
@@ -112,17 +143,10 @@ impl Tenant {
         };
         for extent in 0..n {
             let i = t.far.mailboxes[PROC].claim(WRITES).unwrap();
-            let mut bytes = [0; EXTENT_BYTES];
-            let mut packer = Packer::new(&mut bytes);
-            packer
-                .add(extent, canvas_types::SwapEntry(1), 100, |b| {
-                    b.fill(extent as u8)
-                })
-                .unwrap();
-            packer.finish();
-            t.far.copy_in(PROC, i, 0, &bytes);
+            t.far.copy_in(PROC, i, 0, &packed(extent));
             t.post(i, Kind::Write, extent);
-            for _ in 0..2 {
+            // A round for each piece.
+            for _ in 0..2 * EXTENT_BYTES / PIECE {
                 t.turn(lanes);
             }
             assert_eq!(t.far.mailboxes[PROC].ended(i), Some(Status::Ok));
@@ -334,6 +358,43 @@ fn the_rest_of_what_is_waited_for_goes_before_what_is_not() {
     assert_eq!(count(&t.far.stats.promoted), 2);
     let bytes = count(&t.far.stats.sent_bytes[far::class::DEMAND]) as usize;
     assert_eq!(bytes, 2 * EXTENT_BYTES - PIECE, "all but the first piece");
+}
+
+#[test]
+fn writes_go_in_pieces_and_tenants_take_turns_between_them() {
+    let mut lanes = pieces();
+    let (mut a, mut b) = (
+        Tenant::new(1, 1, &mut lanes, weighing(100)),
+        Tenant::new(2, 1, &mut lanes, weighing(100)),
+    );
+    let whole = a.link.lock().unwrap().wrote.clone();
+    let cut: Vec<_> = (1..=EXTENT_BYTES / PIECE)
+        .map(|p| (a.first, p * PIECE))
+        .collect();
+    assert_eq!(whole, cut);
+    // Both write; a round of the agent is one look at each.
+    let places = [&a, &b].map(|t| {
+        let i = t.far.mailboxes[PROC].claim(WRITES).unwrap();
+        t.far.copy_in(PROC, i, 0, &packed(1));
+        t.post(i, Kind::Write, 1);
+        i
+    });
+    let begun = |t: &Tenant| t.link.lock().unwrap().wrote.len() - cut.len();
+    while [&a, &b].map(begun) != [cut.len(); 2] {
+        round(&mut lanes, &mut [&mut a, &mut b]);
+        let (a, b) = (begun(&a), begun(&b));
+        assert!(a.abs_diff(b) <= 1, "{a} and {b} pieces");
+    }
+    round(&mut lanes, &mut [&mut a, &mut b]);
+    for (t, i) in [(&a, places[0]), (&b, places[1])] {
+        assert_eq!(t.ended(i), Some(Status::Ok));
+        let stats = &t.far.stats;
+        let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(count(&stats.sent[far::class::SWAP_OUT]), 2);
+        let bytes = count(&stats.sent_bytes[far::class::SWAP_OUT]);
+        assert_eq!(bytes, 2 * EXTENT_BYTES as u64);
+        assert_eq!(count(&stats.extents_out), 2);
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod repair;
 mod status;
 mod upkeep;
 mod watch;
+mod write;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -32,7 +33,7 @@ use canvas_place::choose::{Candidate, choose};
 pub use canvas_place::copies::Policy;
 use canvas_place::copies::{AGAIN_NS, GRACE_NS, Held, TICK_NS, counting, is_durable};
 use canvas_shm::Far;
-use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLAB_EXTENTS};
+use canvas_shm::far::{SLAB_BYTES, SLAB_EXTENTS};
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Call as Asked, Items, Reply, Request, SlabKey, Used};
 use canvas_wire::key::ClusterKey;
@@ -44,12 +45,13 @@ use crate::journal::Journal;
 use crate::lanes::Lane;
 use crate::log::About;
 use crate::seal::Sealer;
-use crate::store::{Event, Outcome, Store};
+use crate::store::{Event, Store};
 use donor::{Donor, PROMPT_BYTES, State};
-use map::{COPIES_MAX, Copy, Map, Slab};
+use map::{Copy, Map, Slab};
 use read::Reads;
 use repair::Repairs;
 use watch::Watch;
+use write::Op;
 
 const GRACE: Duration = Duration::from_nanos(GRACE_NS);
 const TICK: Duration = Duration::from_nanos(TICK_NS);
@@ -102,18 +104,6 @@ struct Sent {
     call: Call,
 }
 
-/// A write under way.
-struct Op {
-    extent: u32,
-    block: Option<Block>,
-    /// Donors that it was sent to and that have not refused it, a bit each; answers that are awaited,
-    /// donors that have it, what the disk says.
-    sent: u64,
-    parts: usize,
-    donors: usize,
-    disk: Option<Outcome>,
-}
-
 /// What is needed to meet donors that nobody knew of at the start.
 struct Meeting {
     found: Option<Receiver<SocketAddr>>,
@@ -136,6 +126,8 @@ pub struct Copies {
     reads: Reads,
     /// Writes.
     ops: HashMap<u32, Op>,
+    /// Blocks of writes in pieces that the disk has given back.
+    spare: Vec<Block>,
     /// Writes under way by extent, until their end was handed out: only then does the seal tell that
     /// the extent is written.
     writing: HashMap<u32, u32>,
@@ -221,6 +213,7 @@ impl Copies {
             sealer: config.sealer,
             reads: Reads::default(),
             ops: HashMap::new(),
+            spare: Vec::new(),
             writing: HashMap::new(),
             wrote: Vec::new(),
             calls: HashMap::new(),
@@ -402,115 +395,6 @@ impl Copies {
         for id in std::mem::take(&mut entry.waiting) {
             self.send_write(id);
         }
-    }
-
-    // Writing.
-
-    fn send_write(&mut self, id: u32) {
-        let op = self.ops.get_mut(&id).expect("under way");
-        let extent = op.extent;
-        let slab = extent / SLAB_EXTENTS as u32;
-        let within = extent as usize % SLAB_EXTENTS;
-        if self.repairs.holds_back(extent, id) {
-            return;
-        }
-        let block = op.block.take().expect("not sent");
-        let copies: Vec<(usize, u64)> = self
-            .map
-            .get(&slab)
-            .map(|e| e.copies.iter().map(|c| (c.donor, c.handle)).collect())
-            .unwrap_or_default();
-        let (mut parts, mut sent_to) = (0, 0);
-        for (donor, handle) in copies {
-            let request = Request::Write {
-                handle,
-                offset: (within * EXTENT_BYTES) as u32,
-                data: &block,
-            };
-            let sent = self.donors[donor].is_up() && self.submit(donor, Call::Write(id), &request);
-            if sent {
-                parts += 1;
-                sent_to |= 1 << donor;
-            } else {
-                self.lacks(slab, donor, within);
-            }
-        }
-        let op = self.ops.get_mut(&id).expect("under way");
-        op.parts = parts;
-        op.sent = sent_to;
-        match &mut self.disk {
-            Some(disk) => {
-                op.parts += 1;
-                disk.write(id, extent, block);
-            }
-            None => op.block = Some(block),
-        }
-        self.write_ended(id);
-    }
-
-    /// A donor has not got an extent.
-    fn lacks(&mut self, slab: u32, donor: usize, within: usize) {
-        let was_whole = self
-            .map
-            .get_mut(&slab)
-            .and_then(|e| e.at(donor))
-            .is_some_and(|c| c.lacks(within));
-        if was_whole {
-            self.save(slab);
-        }
-    }
-
-    fn donor_wrote(&mut self, donor: usize, id: u32, ok: bool) {
-        let Some(op) = self.ops.get_mut(&id) else {
-            return;
-        };
-        op.parts -= 1;
-        let (slab, within) = (
-            op.extent / SLAB_EXTENTS as u32,
-            op.extent as usize % SLAB_EXTENTS,
-        );
-        if ok {
-            op.donors += 1;
-            if let Some(copy) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
-                copy.gained(within);
-                copy.ops += 1;
-            }
-        } else {
-            // A copy that is made there meanwhile has not got it either.
-            op.sent &= !(1 << donor);
-            self.lacks(slab, donor, within);
-        }
-        self.write_ended(id);
-    }
-
-    /// Ends a write that waits for nothing any more.
-    fn write_ended(&mut self, id: u32) {
-        if self.ops.get(&id).is_none_or(|op| op.parts > 0) {
-            return;
-        }
-        let op = self.ops.remove(&id).expect("just seen");
-        // A copy that was made meanwhile has not got it.
-        let slab = op.extent / SLAB_EXTENTS as u32;
-        let unsent: Vec<usize> = self.map.get(&slab).map_or_else(Vec::new, |e| {
-            let donors = e.copies.iter().map(|c| c.donor);
-            donors.filter(|d| op.sent & 1 << d == 0).collect()
-        });
-        for donor in unsent {
-            self.lacks(slab, donor, op.extent as usize % SLAB_EXTENTS);
-        }
-        self.wrote.push(op.extent);
-        let on_disk = op.disk.map(|outcome| outcome == Outcome::Done);
-        let outcome = match op.disk {
-            _ if is_durable(self.policy, op.donors, on_disk) => Outcome::Done,
-            Some(outcome) => outcome,
-            None if self.no_other_has_room(slab) => Outcome::NoRoom,
-            None => Outcome::Lost,
-        };
-        self.events.push(Event::Ended {
-            id,
-            outcome,
-            block: op.block.unwrap_or_default(),
-        });
     }
 
     // Freeing.
@@ -790,42 +674,12 @@ impl Store for Copies {
         }
     }
 
-    fn write(&mut self, id: u32, extent: u32, block: Block) {
-        let slab = extent / SLAB_EXTENTS as u32;
-        *self.writing.entry(extent).or_default() += 1;
-        self.ops.insert(
-            id,
-            Op {
-                extent,
-                block: Some(block),
-                sent: 0,
-                parts: 0,
-                donors: 0,
-                disk: None,
-            },
-        );
-        let now = self.now_ns();
-        let entry = self.map.entry(slab).or_default();
-        // Without a disk a write with too few copies fails, so a donor that is away is not waited for
-        // here: what is one too many later is given up.
-        let counts = |c: &&Copy| self.disk.is_some() || self.donors[c.donor].is_up();
-        let have = entry.copies.iter().filter(counts).count();
-        let missing = self
-            .policy
-            .donors
-            .saturating_sub(have)
-            .min(COPIES_MAX.saturating_sub(entry.copies.len()));
-        if entry.allocating == 0 && now >= entry.again_ns {
-            for _ in 0..missing {
-                self.place(slab);
-            }
-        }
-        let entry = self.map.get_mut(&slab).expect("just made");
-        if entry.allocating > 0 {
-            entry.waiting.push(id);
-        } else {
-            self.send_write(id);
-        }
+    fn write(&mut self, id: u32, extent: u32, block: Block, to: usize) {
+        self.begin_write(id, extent, block, to);
+    }
+
+    fn write_on(&mut self, id: u32, to: usize) {
+        self.go_on_writing(id, to);
     }
 
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
@@ -864,14 +718,7 @@ impl Store for Copies {
                 Event::Ended { id, outcome, block } if self.reads.is_ours(id) => {
                     self.disk_read(id, outcome, block);
                 }
-                Event::Ended { id, outcome, block } => {
-                    if let Some(op) = self.ops.get_mut(&id) {
-                        op.parts -= 1;
-                        op.disk = Some(outcome);
-                        op.block = Some(block);
-                        self.write_ended(id);
-                    }
-                }
+                Event::Ended { id, outcome, block } => self.disk_wrote(id, outcome, block),
                 Event::Freed(slab) => self.freed_part(slab),
                 other => self.events.push(other),
             }

@@ -1,0 +1,252 @@
+//! Copies of extents at donors of this process: writes in pieces of any size, and donors that go meanwhile.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use canvas_agent::block::Block;
+use canvas_agent::copies::{Config, Copies, Policy};
+use canvas_agent::disk::{self, Disk};
+use canvas_agent::idle::Waker;
+use canvas_agent::journal::Journal;
+use canvas_agent::seal::{KEY_BYTES, Sealer};
+use canvas_agent::store::{Event, Outcome, Store};
+use canvas_link::Address;
+use canvas_server::Server;
+use canvas_shm::Segment;
+use canvas_shm::far::{EXTENT_BYTES, Far};
+use canvas_swap::extent::Packer;
+use canvas_types::SwapEntry;
+use canvas_wire::key::ClusterKey;
+use std::sync::atomic::Ordering::Relaxed;
+
+const TENANT: [u8; 16] = [9; 16];
+const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
+/// Long: only that it ends is of interest.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn donor() -> Server {
+    Server::start(canvas_server::Config {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        memory_bytes: 1 << 30,
+        reserve_bytes: Some(0),
+        key: None,
+        lease: PATIENCE,
+        evict_within: PATIENCE,
+        spin: Duration::ZERO,
+        state_json: None,
+        procfs: "/proc".into(),
+        links_max: 16,
+        rdma: false,
+    })
+    .unwrap()
+}
+
+/// The store, and what it should hold.
+struct Rig {
+    far: &'static Far,
+    store: Copies,
+    sealer: Sealer,
+    seal: u64,
+    rng: fastrand::Rng,
+    next: u32,
+    /// Extents that were written: the seal of the last write that was durable, and the byte it is of.
+    oracle: HashMap<u32, (u64, u8)>,
+    pieces: usize,
+}
+
+impl Rig {
+    fn new(donors: &[Server], policy: Policy, dir: Option<&std::path::Path>, seed: u64) -> Rig {
+        let (fd, _) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        let config = Config {
+            servers: donors
+                .iter()
+                .map(|d| Address {
+                    addr: d.listening(),
+                    rdma: false,
+                })
+                .collect(),
+            found: None,
+            key: ClusterKey::without_secret(),
+            policy,
+            sealer: Sealer::new(&KEY, TENANT),
+            links: 2,
+        };
+        let waker = Waker(far);
+        let disk = dir.map(|dir| Disk::new(disk::create(dir).unwrap(), waker).unwrap());
+        let journal = Journal::create().unwrap();
+        let mut rig = Rig {
+            far,
+            store: Copies::new(far, TENANT, config, journal, disk, waker).unwrap(),
+            sealer: Sealer::new(&KEY, TENANT),
+            seal: 0,
+            rng: fastrand::Rng::with_seed(seed),
+            next: 0,
+            oracle: HashMap::new(),
+            pieces: 0,
+        };
+        // Until they are connected to, donors get nothing.
+        let until = Instant::now() + PATIENCE;
+        while rig.write(&[0], |_| {}) != [Outcome::Done] || rig.pieces == 0 {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        rig
+    }
+
+    fn packed(&self, fill: u8) -> [u8; EXTENT_BYTES] {
+        let mut bytes = [0; EXTENT_BYTES];
+        let mut packer = Packer::new(&mut bytes);
+        for i in 0..7 {
+            let add = packer.add(i, SwapEntry(i + 1), 4096, |b| b.fill(fill));
+            add.unwrap();
+        }
+        packer.finish();
+        bytes
+    }
+
+    /// Writes these extents at once, in pieces of random sizes; `between` is called before each further one.
+    /// Says how each ended.
+    fn write(&mut self, extents: &[u32], mut between: impl FnMut(usize)) -> Vec<Outcome> {
+        let mut under_way: HashMap<u32, (usize, u32, u64, u8, usize)> = HashMap::new();
+        let mut outcomes = vec![None; extents.len()];
+        for (place, extent) in extents.iter().enumerate() {
+            let (id, fill) = (self.next, self.rng.u8(1..));
+            self.next += 1;
+            self.seal += 1;
+            let mut block = Block::new();
+            block.copy_from_slice(&self.packed(fill));
+            self.sealer.seal(*extent, self.seal, &mut block).unwrap();
+            let to = self.rng.usize(1..=EXTENT_BYTES);
+            self.far.seals[*extent as usize].store(0, Relaxed);
+            under_way.insert(id, (place, *extent, self.seal, fill, to));
+            self.store.write(id, *extent, block, to);
+        }
+        let until = Instant::now() + PATIENCE;
+        let mut events = Vec::new();
+        while !under_way.is_empty() {
+            assert!(Instant::now() < until, "{} have not ended", under_way.len());
+            self.store.poll(&mut events);
+            for event in events.drain(..) {
+                match event {
+                    Event::Part(id) => {
+                        between(self.pieces);
+                        self.pieces += 1;
+                        let to = &mut under_way.get_mut(&id).unwrap().4;
+                        assert!(*to < EXTENT_BYTES, "there is nothing more of it");
+                        *to = self.rng.usize(*to + 1..=EXTENT_BYTES);
+                        self.store.write_on(id, *to);
+                    }
+                    Event::Ended { id, outcome, .. } => {
+                        let (place, extent, seal, fill, _) = under_way.remove(&id).unwrap();
+                        outcomes[place] = Some(outcome);
+                        self.oracle.remove(&extent);
+                        if outcome == Outcome::Done {
+                            self.far.seals[extent as usize].store(seal, Relaxed);
+                            self.oracle.insert(extent, (seal, fill));
+                        }
+                    }
+                    Event::Freed(_) => panic!("nothing is freed here"),
+                    Event::Line(..) | Event::Health { .. } => {}
+                }
+            }
+        }
+        outcomes.into_iter().map(Option::unwrap).collect()
+    }
+
+    /// All that was written is there, from whichever copy is read.
+    fn check(&mut self) {
+        let oracle: Vec<_> = self.oracle.clone().into_iter().collect();
+        for (extent, (seal, fill)) in oracle {
+            let mut verified = 0;
+            for copy in 0.. {
+                let id = self.next;
+                self.next += 1;
+                let whole = 0..EXTENT_BYTES;
+                self.store.read(id, extent, whole, copy, Block::new());
+                let (outcome, mut block) = self.ended(id);
+                match outcome {
+                    Outcome::Done => {
+                        let opened = self.sealer.open_extent(extent, seal, &mut block);
+                        assert_eq!(opened, Ok(()), "extent {extent}, copy {copy}");
+                        assert!(block[..] == self.packed(fill)[..]);
+                        verified += 1;
+                    }
+                    Outcome::NoCopy | Outcome::Away => break,
+                    Outcome::Lost => {}
+                    Outcome::NoRoom => panic!("a read takes no room"),
+                }
+                if copy > 0 && verified > 0 {
+                    break;
+                }
+            }
+            assert!(verified > 0, "extent {extent} is lost");
+        }
+    }
+
+    fn ended(&mut self, wanted: u32) -> (Outcome, Block) {
+        let until = Instant::now() + PATIENCE;
+        let mut events = Vec::new();
+        loop {
+            assert!(Instant::now() < until);
+            self.store.poll(&mut events);
+            for event in events.drain(..) {
+                if let Event::Ended { id, outcome, block } = event {
+                    assert_eq!(id, wanted);
+                    return (outcome, block);
+                }
+            }
+        }
+    }
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("CANVAS_TEST_SEED").ok();
+    let seed = seed.map_or_else(|| fastrand::u64(..), |s| s.parse().unwrap());
+    println!("CANVAS_TEST_SEED={seed}");
+    seed
+}
+
+#[test]
+fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    for (donors, disk) in [(1, false), (1, true), (2, false), (3, true)] {
+        let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+        let policy = Policy { donors, disk };
+        let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
+        let extents: Vec<u32> = (0..12).collect();
+        for _ in 0..3 {
+            let outcomes = rig.write(&extents, |_| {});
+            assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+            rig.check();
+        }
+        assert!(rig.pieces > 36, "{} pieces", rig.pieces);
+        drop(rig);
+        servers.into_iter().for_each(Server::stop);
+    }
+}
+
+#[test]
+fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
+    let mut servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    let policy = Policy {
+        donors: 2,
+        disk: true,
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(&servers, policy, Some(dir.path()), seed());
+    let extents: Vec<u32> = (0..12).collect();
+    for round in 0..3 {
+        let kill_at = rig.pieces + rig.rng.usize(1..20);
+        let outcomes = rig.write(&extents, |pieces| {
+            // The second one and the third; one is left.
+            if pieces == kill_at && round > 0 {
+                servers.pop().unwrap().stop();
+            }
+        });
+        assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+        rig.check();
+    }
+    servers.into_iter().for_each(Server::stop);
+}
