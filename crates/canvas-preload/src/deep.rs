@@ -517,6 +517,7 @@ fn finish(i: usize) -> bool {
         count(Counter::PagesSunk, done);
         WRITING_BYTES.fetch_sub(bytes, Ordering::Relaxed);
     } else {
+        learn_ahead(false);
         count(Counter::PagesRaised, done);
     }
     // In this order: whoever sees the request free may use the job anew.
@@ -769,8 +770,30 @@ pub fn used(entry: SwapEntry) {
     f.stats.ahead_ns.record(us * 1000);
 }
 
-/// Pages that a stream is ahead of what is mapped for it, with its fetches.
-const AHEAD_PAGES: i64 = 64;
+/// How many pages a stream is ahead of what is mapped for it with its fetches: [`AHEAD_PAGES_MIN`] while they come in
+/// time, more while it has to wait for them. On a link that others use too, what is under way of it is all that
+/// its share can be taken with.
+static AHEAD_PAGES: AtomicI64 = AtomicI64::new(AHEAD_PAGES_MIN);
+const AHEAD_PAGES_MIN: i64 = 64;
+/// Some twenty extents: there are requests for 24.
+const AHEAD_PAGES_MAX: i64 = 256;
+/// For each extent that is waited for; it falls by one for each that came in time.
+const AHEAD_PAGES_STEP: i64 = 16;
+
+/// An extent that was fetched is there, or (`late`) a thread waits for it.
+fn learn_ahead(late: bool) {
+    let now = AHEAD_PAGES.load(Ordering::Relaxed);
+    let next = if late {
+        // What was fetched must stay in the pool until it is used.
+        let pool = state::seg().config.pool_bytes.load(Ordering::Relaxed) / PAGE_SIZE as u64;
+        let most = (pool / 8).min(AHEAD_PAGES_MAX as u64) as i64;
+        (now + AHEAD_PAGES_STEP).min(most.max(AHEAD_PAGES_MIN))
+    } else {
+        (now - 1).max(AHEAD_PAGES_MIN)
+    };
+    // Two at once count as one.
+    AHEAD_PAGES.store(next, Ordering::Relaxed);
+}
 
 /// Fetches what a stream needs after the `n` pages from `start` on, so that they lie in the pool when
 /// they are mapped ahead.
@@ -779,8 +802,11 @@ pub fn fetch_ahead(start: u32, stride: i32, n: u32) {
         return;
     }
     let words = areas::table().words;
-    for i in 0..i64::from(n) {
-        let page = i64::from(start) + (i + AHEAD_PAGES) * i64::from(stride);
+    let ahead = AHEAD_PAGES.load(Ordering::Relaxed);
+    // What was passed over when that grew is looked at again.
+    let from = (ahead - AHEAD_PAGES_STEP).max(AHEAD_PAGES_MIN);
+    for i in from..ahead + i64::from(n) {
+        let page = i64::from(start) + i * i64::from(stride);
         let Some(w) = usize::try_from(page).ok().and_then(|p| words.get(p)) else {
             return;
         };
@@ -825,6 +851,7 @@ pub fn arrives(place: DeepPlace) {
     let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
     // It is needed now: if the agent has not begun, it goes before what is only read ahead.
     if m.urge(i) {
+        learn_ahead(true);
         ring(f);
     }
     let ours = || JOBS[i].is_open(place.extent);
