@@ -50,7 +50,7 @@ def wait_for_agent(r, child, not_pid=None):
     return None
 
 
-@check("deep-limit", timeout_s=90, **hostile.C)
+@check("deep-limit", timeout_s=90, normal=(("signal", None),), **hostile.C)
 def deep_limit(r):
     """--pool and --far used up: mmap says ENOMEM, everything is right, freed memory can be had again."""
     if not r.managed:

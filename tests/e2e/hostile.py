@@ -97,7 +97,7 @@ mem("dontfork", 64, normal=(("signal", 25),))
 mem("closes", 64)
 
 
-@check("far-limit", timeout_s=90, **C)
+@check("far-limit", timeout_s=90, normal=(("signal", None),), **C)
 def far_limit(r):
     """--pool used up: mmap says ENOMEM, everything stored is right, freed memory can be had again."""
     c = r.call([r.binary("mem"), "enomem", "1024"], tag="enomem", local="64M", pool="64M")

@@ -147,7 +147,7 @@ def run(r):
     r.same(counters["refused"], 0, "requests that the donor refused")
 
 
-@check("rdma-evicted", modes=("signal",), timeout_s=240, needs=missing)
+@check("rdma-evicted", modes=("signal",), slow_only=True, timeout_s=240, needs=missing)
 def evicted(r):
     """A donor takes back its memory, with the only copy in it: all of it goes to the other, over RDMA."""
     needs_rdma(r)

@@ -81,7 +81,7 @@ int unit{i}(const std::string &s) {{
 
 
 @program("gcc-build", as_user=True, timeout_s=120, needs=missing("g++", "make"),
-         normal=(("signal", 50), ("thread", 25)), shares=(25, 50))
+         normal=(("signal", 50),), shares=(25, 50))
 def gcc_build(r):
     """make -j2: a tree of make, shells, compilers, assemblers and the linker; same objects."""
     units = r.size(4, 24)

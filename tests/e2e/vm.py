@@ -132,7 +132,7 @@ def judge(r, samples, variants):
         r.same(len({s["answer"] for s in own}), 1, f"answers of {name}: {[s['answer'] for s in own]}")
 
 
-@check("vm-cgroup2-bench", modes=("signal",), timeout_s=240, needs=guest.missing)
+@check("vm-cgroup2-bench", modes=("signal",), slow_only=True, timeout_s=240, needs=guest.missing)
 def bench(r):
     """The kernel's variants on cgroup v2: limits in force, right answers, the host left as it was."""
     names = r.size(("zipf",), ("zipf", "quicksort"))

@@ -43,7 +43,7 @@ def quicksort(r):
     return workload(r, "quicksort", r.size(64, 512))
 
 
-@program("workload-rmat-bfs", as_user=True, timeout_s=180, shares=(25,))
+@program("workload-rmat-bfs", as_user=True, timeout_s=180, shares=(25,), normal=(("signal", 25),))
 def rmat_bfs(r):
     return workload(r, "rmat-bfs", r.size(48, 256), "--rounds", "2")
 
