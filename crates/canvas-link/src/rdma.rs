@@ -401,6 +401,10 @@ impl Transport for RdmaLink {
         self.session.has_unsent()
     }
 
+    fn outstanding(&self) -> usize {
+        self.session.outstanding() + self.under.len() - self.free.len()
+    }
+
     fn poll(
         &mut self,
         completions: &mut Completions,

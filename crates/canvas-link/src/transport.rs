@@ -68,6 +68,8 @@ pub trait Transport: Send {
     fn flush(&mut self) -> Result<bool, LinkError>;
     /// [`Link::has_unsent`].
     fn has_unsent(&self) -> bool;
+    /// [`Link::outstanding`].
+    fn outstanding(&self) -> usize;
     /// [`Link::poll`].
     fn poll(
         &mut self,
@@ -99,6 +101,10 @@ impl Transport for Link {
 
     fn has_unsent(&self) -> bool {
         Link::has_unsent(self)
+    }
+
+    fn outstanding(&self) -> usize {
+        Link::outstanding(self)
     }
 
     fn poll(

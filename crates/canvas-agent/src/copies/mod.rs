@@ -55,6 +55,8 @@ use write::Op;
 
 const GRACE: Duration = Duration::from_nanos(GRACE_NS);
 const TICK: Duration = Duration::from_nanos(TICK_NS);
+/// A link that owes no answer is looked at so often while the agent is awake; asleep, it is woken.
+const QUIET: Duration = Duration::from_millis(1);
 /// Lease that is asked for: a donor that hears nothing so long frees our slabs.
 const LEASE_MS: u32 = 30_000;
 /// Operations of ours on the disk have numbers from here on.
@@ -142,6 +144,8 @@ pub struct Copies {
     rng: fastrand::Rng,
     started: Instant,
     ticked: Instant,
+    /// When all links were last looked at.
+    looked_at_all: Instant,
     completions: Completions,
     events: Vec<Event>,
     disk_events: Vec<Event>,
@@ -224,6 +228,7 @@ impl Copies {
             rng: fastrand::Rng::with_seed(seed),
             started: Instant::now(),
             ticked: Instant::now(),
+            looked_at_all: Instant::now(),
             completions: Completions::new(),
             events: Vec::new(),
             disk_events: Vec::new(),
@@ -439,7 +444,8 @@ impl Copies {
             .push(Event::Line(about, format!("donor {addr}: {text}")));
     }
 
-    fn poll_donor(&mut self, donor: usize) {
+    /// Looks at a donor's links: at `all` of them, or at those that owe an answer.
+    fn poll_donor(&mut self, donor: usize, all: bool) {
         if let Some(connected) = self.donors[donor].connected() {
             match connected {
                 Ok(()) => self.connected(donor),
@@ -454,6 +460,10 @@ impl Copies {
         completions.clear();
         let mut broken = None;
         for link in &mut self.donors[donor].links {
+            // Each look at a link is a system call; with many donors hardly any of them has something to say.
+            if !all && link.outstanding() == 0 && !link.has_unsent() {
+                continue;
+            }
             if let Err(e) = link.poll(&mut completions, Duration::ZERO) {
                 broken = Some(e.to_string());
             }
@@ -694,7 +704,10 @@ impl Store for Copies {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
-        self.watch.take_ready();
+        let all = self.watch.take_ready() || self.looked_at_all.elapsed() >= QUIET;
+        if all {
+            self.looked_at_all = Instant::now();
+        }
         for extent in std::mem::take(&mut self.wrote) {
             if let Some(n) = self.writing.get_mut(&extent) {
                 *n -= 1;
@@ -704,7 +717,7 @@ impl Store for Copies {
             }
         }
         for donor in 0..self.donors.len() {
-            self.poll_donor(donor);
+            self.poll_donor(donor, all);
         }
         if let Some(disk) = &mut self.disk {
             disk.poll(&mut self.disk_events);
