@@ -64,7 +64,7 @@ def redis(r):
     bench = subprocess.run(
         ["redis-benchmark", "-s", path, "-n", str(n), "-r", str(n), "-P", "8", "-c", "16",
          "-d", "600", "-q", "-t", "set,get,lpush,lpop,sadd,zadd,mset"],
-        capture_output=True, text=True, timeout=100)
+        capture_output=True, text=True, timeout=r.size(300, 900))
     if bench.returncode != 0 or "requests per second" not in bench.stdout:
         raise Failure(f"redis-benchmark: {bench.stdout}{bench.stderr}")
     for a in client.pipeline([(b"DEL", k) for k in (b"mylist", b"myset", b"myzset")]):

@@ -68,7 +68,7 @@ def record(r, local, extra=()):
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "trace_records_dropped"), 0, "trace_records_dropped")
     p = subprocess.run([*r._user_prefix(), r.session.canvas, "replay", path], cwd=r.dir,
-                       env=r._environment({}), capture_output=True, text=True, timeout=60)
+                       env=r._environment({}), capture_output=True, text=True, timeout=180)
     r.same(p.returncode, 0, f"exit code of canvas replay ({p.stderr.strip()[:300]})")
     rate, found = records(path)
     r.note(f"{len(found)} records")
