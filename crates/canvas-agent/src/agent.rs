@@ -25,7 +25,7 @@ use crate::lanes::{Lane, Lanes};
 use crate::log::{About, Log};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
 use crate::share::Live;
-use crate::store::{Event, Outcome, Store};
+use crate::store::{Event, OWN_MAX, Outcome, Store};
 
 /// Operations under way at one time.
 const DEMANDS: usize = 128;
@@ -47,6 +47,8 @@ const FREES: usize = 32;
 const WAITED_NS_MAX: u64 = 60_000_000_000;
 /// Uses of one kind of page that count in one look: many more than the scheduler remembers.
 const USES_MAX: u64 = 1 << 16;
+/// Operations have numbers below; what the store moves for itself from here on.
+const OWN: u32 = 1 << 31;
 /// The number of a tenant that is alone.
 const ALONE: u64 = 0;
 
@@ -107,6 +109,17 @@ impl Work {
     }
 }
 
+/// What the store moves for itself.
+#[derive(Clone, Copy, Default)]
+struct Own {
+    /// What it wants to move next, until the lanes have it.
+    wants: Option<(Lane, u32)>,
+    /// While the lanes know of it.
+    ticket: Option<Ticket>,
+    bytes: u32,
+    begun_ns: u64,
+}
+
 /// Who the tenant is, as its far area says.
 pub fn tenant_id(far: &Far) -> [u8; 16] {
     let mut id = [0; 16];
@@ -138,6 +151,8 @@ pub struct Agent<S> {
     seal_min: u64,
     /// Operations that may run, and are not with the lanes yet.
     ready: VecDeque<u32>,
+    /// By slot of the store's.
+    own: [Own; OWN_MAX],
     /// Tickets of those that are over; true when bytes went over the link.
     through: Vec<(Ticket, bool)>,
     /// What is known of [`canvas_shm::far::FarStats::ahead_ns`].
@@ -186,6 +201,7 @@ impl<S: Store> Agent<S> {
             events: Vec::new(),
             seal_min: 1,
             ready: VecDeque::new(),
+            own: [Own::default(); OWN_MAX],
             through: Vec::new(),
             ahead_seen: Box::new([0; BUCKETS]),
             looked_ns: 0,
@@ -294,6 +310,11 @@ impl<S: Store> Agent<S> {
             Decision::Send(request) | Decision::Drop(request) => request,
         };
         let id = request.tag as u32;
+        if id >= OWN {
+            let own = &mut self.own[(id - OWN) as usize];
+            own.begun_ns = now_ns;
+            return self.store.move_own(id - OWN, own.bytes as usize);
+        }
         let stats = &self.far.stats;
         let Some(work) = self.work.get_mut(id as usize).and_then(Option::as_mut) else {
             debug_assert!(false, "the lanes know only what runs");
@@ -374,6 +395,27 @@ impl<S: Store> Agent<S> {
                 None => self.run(op),
             }
         }
+        self.hand_over_own(lanes, id);
+    }
+
+    /// Tells the lanes what the store wants to move for itself: it takes turns with what is written, on every lane, so
+    /// demands and what is read ahead go before it, and it is never left out.
+    fn hand_over_own(&mut self, lanes: &mut Lanes, id: u64) {
+        for (slot, own) in self.own.iter_mut().enumerate() {
+            let Some((lane, left)) = own.wants.take() else {
+                continue;
+            };
+            own.bytes = match lane {
+                Lane::In | Lane::Out => left.min(lanes.piece_bytes(lane)),
+                Lane::Disk => left,
+            };
+            own.begun_ns = 0;
+            let (tag, now_ns) = (OWN + slot as u32, lanes.now_ns());
+            own.ticket = lanes.submit(id, Class::SwapOut, lane, own.bytes, tag, now_ns);
+            if own.ticket.is_none() {
+                self.store.move_own(slot as u32, own.bytes as usize);
+            }
+        }
     }
 
     /// Threads wait for what was to be read ahead, a bit each. False when nothing of it waits here.
@@ -419,6 +461,14 @@ impl<S: Store> Agent<S> {
             if work.begun_ns != 0
                 && work.begun_ns < before
                 && let Some(ticket) = work.ticket.take()
+            {
+                lanes.give_up(ticket);
+            }
+        }
+        for own in &mut self.own {
+            if own.begun_ns != 0
+                && own.begun_ns < before
+                && let Some(ticket) = own.ticket.take()
             {
                 lanes.give_up(ticket);
             }
@@ -579,6 +629,14 @@ impl<S: Store> Agent<S> {
         match event {
             Event::Ended { id, outcome, block } => self.ended(id, outcome, block),
             Event::Part(id) => self.piece_ended(id),
+            Event::Wants { slot, lane, bytes } => {
+                self.own[slot as usize].wants = Some((lane, bytes));
+            }
+            Event::Moved { slot, ok } => {
+                let own = &mut self.own[slot as usize];
+                own.begun_ns = 0;
+                self.through.extend(own.ticket.take().map(|t| (t, ok)));
+            }
             Event::Freed(slab) => {
                 self.desk.freed(slab);
                 self.far.slab_freed(slab);

@@ -7,6 +7,9 @@ use crate::block::Block;
 use crate::lanes::Lane;
 use crate::log::About;
 
+/// What a store moves for itself at one time.
+pub const OWN_MAX: usize = canvas_place::copies::REPAIRS;
+
 /// How an operation on a store ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
@@ -36,6 +39,23 @@ pub enum Event {
     },
     /// What a write was let send has arrived; there is more of it ([`Store::write_on`]).
     Part(u32),
+    /// The store wants to move bytes of its own, to make copies good ([`Store::move_own`]); one wish for each of
+    /// [`OWN_MAX`] slots at a time.
+    Wants {
+        /// Which.
+        slot: u32,
+        /// Over what.
+        lane: Lane,
+        /// How much is left.
+        bytes: u32,
+    },
+    /// What a slot was let move is through, or (not `ok`) given up.
+    Moved {
+        /// Which.
+        slot: u32,
+        /// It went over the link.
+        ok: bool,
+    },
     /// Nothing of the slab is kept any more.
     Freed(u32),
     /// Something to tell.
@@ -62,6 +82,10 @@ pub trait Store {
     /// After [`Event::Part`]: the write may go on, as far as `to`.
     fn write_on(&mut self, _id: u32, _to: usize) {
         debug_assert!(false, "told of no Event::Part");
+    }
+    /// After [`Event::Wants`]: so many of these bytes may move now. [`Event::Moved`] follows.
+    fn move_own(&mut self, _slot: u32, _bytes: usize) {
+        debug_assert!(false, "told of no Event::Wants");
     }
     /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
     /// bytes may reach beyond the range.

@@ -1,4 +1,5 @@
-//! Copies of extents at donors of this process: writes in pieces of any size, and donors that go meanwhile.
+//! Copies of extents at donors of this process: writes and repairs in pieces of any size, and donors that go
+//! meanwhile.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,8 +10,9 @@ use canvas_agent::copies::{Config, Copies, Policy};
 use canvas_agent::disk::{self, Disk};
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
+use canvas_agent::lanes::Lane;
 use canvas_agent::seal::{KEY_BYTES, Sealer};
-use canvas_agent::store::{Event, Outcome, Store};
+use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
 use canvas_link::Address;
 use canvas_server::Server;
 use canvas_shm::Segment;
@@ -53,6 +55,13 @@ struct Rig {
     /// Extents that were written: the seal of the last write that was durable, and the byte it is of.
     oracle: HashMap<u32, (u64, u8)>,
     pieces: usize,
+    /// What each slot of the store's wants to move, and those that were let move something.
+    wants: [Option<(Lane, u32)>; OWN_MAX],
+    moving: [bool; OWN_MAX],
+    /// Pieces that the store was let move for itself.
+    own: usize,
+    /// Slabs with too few copies, as was last told.
+    degraded: u64,
 }
 
 impl Rig {
@@ -85,6 +94,10 @@ impl Rig {
             next: 0,
             oracle: HashMap::new(),
             pieces: 0,
+            wants: [None; OWN_MAX],
+            moving: [false; OWN_MAX],
+            own: 0,
+            degraded: 0,
         };
         // Until they are connected to, donors get nothing.
         let until = Instant::now() + PATIENCE;
@@ -106,6 +119,56 @@ impl Rig {
         bytes
     }
 
+    /// What the store has to say of what it was asked for. What it wants for itself it is let do, sooner or later.
+    fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.store.poll(&mut events);
+        events.retain(|event| {
+            match *event {
+                Event::Wants { slot, lane, bytes } => {
+                    let slot = slot as usize;
+                    assert!(bytes > 0 && !self.moving[slot]);
+                    assert!(self.wants[slot].replace((lane, bytes)).is_none());
+                }
+                Event::Moved { slot, .. } => {
+                    assert!(std::mem::take(&mut self.moving[slot as usize]));
+                }
+                Event::Health { degraded, .. } => self.degraded = degraded,
+                Event::Line(..) => {}
+                _ => return true,
+            }
+            false
+        });
+        for slot in 0..OWN_MAX {
+            if let Some((lane, bytes)) = self.wants[slot]
+                && self.rng.bool()
+            {
+                self.wants[slot] = None;
+                self.moving[slot] = true;
+                self.own += 1;
+                let piece = match lane {
+                    Lane::Disk => bytes,
+                    _ => self.rng.u32(1..=bytes),
+                };
+                self.store.move_own(slot as u32, piece as usize);
+            }
+        }
+        events
+    }
+
+    /// Until all slabs have as many copies as they should.
+    fn repaired(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        while self.degraded == 0 {
+            assert!(Instant::now() < until, "nobody misses the donor");
+            assert!(self.poll().is_empty());
+        }
+        while self.degraded > 0 {
+            assert!(Instant::now() < until, "{} slabs", self.degraded);
+            assert!(self.poll().is_empty());
+        }
+    }
+
     /// Writes these extents at once, in pieces of random sizes; `between` is called before each further one.
     /// Says how each ended.
     fn write(&mut self, extents: &[u32], mut between: impl FnMut(usize)) -> Vec<Outcome> {
@@ -124,11 +187,9 @@ impl Rig {
             self.store.write(id, *extent, block, to);
         }
         let until = Instant::now() + PATIENCE;
-        let mut events = Vec::new();
         while !under_way.is_empty() {
             assert!(Instant::now() < until, "{} have not ended", under_way.len());
-            self.store.poll(&mut events);
-            for event in events.drain(..) {
+            for event in self.poll() {
                 match event {
                     Event::Part(id) => {
                         between(self.pieces);
@@ -147,8 +208,7 @@ impl Rig {
                             self.oracle.insert(extent, (seal, fill));
                         }
                     }
-                    Event::Freed(_) => panic!("nothing is freed here"),
-                    Event::Line(..) | Event::Health { .. } => {}
+                    other => panic!("{other:?}"),
                 }
             }
         }
@@ -187,11 +247,9 @@ impl Rig {
 
     fn ended(&mut self, wanted: u32) -> (Outcome, Block) {
         let until = Instant::now() + PATIENCE;
-        let mut events = Vec::new();
         loop {
             assert!(Instant::now() < until);
-            self.store.poll(&mut events);
-            for event in events.drain(..) {
+            for event in self.poll() {
                 if let Event::Ended { id, outcome, block } = event {
                     assert_eq!(id, wanted);
                     return (outcome, block);
@@ -246,6 +304,42 @@ fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
             }
         });
         assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+        rig.check();
+    }
+    servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
+    let mut servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    for disk in [false, true] {
+        while servers.len() < 3 {
+            servers.push(donor());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let policy = Policy { donors: 2, disk };
+        let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
+        let extents: Vec<u32> = (0..24).collect();
+        let outcomes = rig.write(&extents, |_| {});
+        assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+        let holds = servers.iter().rposition(|s| s.lent_slabs() > 0).unwrap();
+        servers.remove(holds).stop();
+        // Some are written while they are repaired.
+        let until = Instant::now() + PATIENCE;
+        while rig.own < 40 {
+            assert!(Instant::now() < until, "nothing is repaired");
+            let some = [rig.rng.u32(..4)];
+            // Without a disk a write fails, and leaves nothing, for as long as there is one donor for it.
+            rig.write(&some, |_| {});
+            for _ in 0..100 {
+                assert!(rig.poll().is_empty());
+            }
+        }
+        rig.check();
+        rig.repaired();
+        // What is left of the first copies goes as well.
+        let holds = servers.iter().position(|s| s.lent_slabs() > 0).unwrap();
+        servers.remove(holds).stop();
         rig.check();
     }
     servers.into_iter().for_each(Server::stop);

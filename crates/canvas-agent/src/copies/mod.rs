@@ -692,6 +692,10 @@ impl Store for Copies {
         self.go_on_writing(id, to);
     }
 
+    fn move_own(&mut self, slot: u32, bytes: usize) {
+        self.move_own(slot as usize, bytes);
+    }
+
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
         self.begin_read(id, extent, range, copy > 0, block);
     }

@@ -5,6 +5,10 @@
 //!
 //! A write of an extent that is being repaired supersedes the repair: while the old bytes are being
 //! read the repair is given up; while they are on their way to the copy the write waits for that.
+//!
+//! What a repair moves is its tenant's, and takes its turn on the links as what is written does: a job says what it
+//! wants to move next ([`Event::Wants`]), is told how much of that it may ([`Copies::move_own`]), and says when that
+//! is through ([`Event::Moved`]).
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,8 +19,10 @@ use canvas_place::copies::{REPAIRS, repair_from};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
+use super::write::Target;
 use super::{Call, Copies, OURS};
 use crate::block::Block;
+use crate::lanes::Lane;
 use crate::log::About;
 use crate::store::{Event, Outcome, Store};
 
@@ -31,15 +37,20 @@ struct Job {
     extent: u32,
     /// The seal that its bytes have, unless they are written anew.
     seal: u64,
-    /// The donor whose bytes are being read.
-    from: Option<usize>,
-    /// The donor that lacks it.
+    /// The copy whose bytes are being read, or were; none: the disk's.
+    from: Option<Target>,
+    /// The donor that lacks it, and the copy there once it is written to.
     to: usize,
+    target: Option<Target>,
     /// Donors that were asked for it, a bit each.
     tried: u64,
     tried_disk: bool,
-    /// The bytes are on their way to the donor.
+    /// It is verified, and goes to the donor. With `sent`: some of it is on its way there, or there.
     writes: bool,
+    sent: bool,
+    /// Bytes that are through, of those that are read or written, and those that go next.
+    got: usize,
+    piece: usize,
     /// It was written anew meanwhile, or its slab is gone.
     void: bool,
     /// Writes that wait.
@@ -71,7 +82,7 @@ impl Repairs {
         for job in self.jobs.iter_mut().flatten() {
             if job.extent == extent {
                 job.void = true;
-                if job.writes {
+                if job.sent {
                     job.held_back.push(id);
                     return true;
                 }
@@ -159,9 +170,13 @@ impl Copies {
                 seal: far.seals[extent as usize].load(Acquire),
                 from: None,
                 to,
+                target: None,
                 tried: 1 << to,
                 tried_disk: false,
                 writes: false,
+                sent: false,
+                got: 0,
+                piece: 0,
                 void: false,
                 held_back: Vec::new(),
                 block: Some(Block::new()),
@@ -171,7 +186,7 @@ impl Copies {
         found.is_some()
     }
 
-    /// Reads the extent from the next copy that may have it.
+    /// Chooses the next copy that may have the extent, and asks for leave to read it.
     fn read_for_repair(&mut self, slot: usize) {
         let Some(job) = &self.repairs.jobs[slot] else {
             return;
@@ -181,36 +196,76 @@ impl Copies {
         let within = extent as usize % SLAB_EXTENTS;
         let source = self.map.get(&slab).and_then(|e| {
             let donor = repair_from(self.sources(e, within), within, tried)?;
-            let copy = e.copies.iter().find(|c| c.donor == donor)?;
-            Some((donor, copy.handle))
+            e.copies.iter().find(|c| c.donor == donor).map(Target::of)
         });
         let Some(job) = &mut self.repairs.jobs[slot] else {
             return;
         };
-        if let Some((donor, handle)) = source {
-            job.tried |= 1 << donor;
-            job.from = Some(donor);
-            let range = canvas_wire::frame::Range {
-                offset: (within * EXTENT_BYTES) as u32,
-                len: EXTENT_BYTES as u32,
-            };
-            let request = Request::Read { handle, range };
-            if self.submit(donor, Call::RepairRead(slot), &request) {
-                return;
-            }
-            return self.read_for_repair(slot);
+        job.got = 0;
+        job.from = source;
+        if let Some(source) = source {
+            job.tried |= 1 << source.donor;
+            return self.want(slot, Lane::In);
         }
-        match &mut self.disk {
-            Some(disk) if !job.tried_disk && !self.repairs.bad_on_disk.contains(&extent) => {
-                job.tried_disk = true;
-                job.from = None;
-                let block = job.block.take().unwrap_or_default();
+        if self.disk.is_some() && !job.tried_disk && !self.repairs.bad_on_disk.contains(&extent) {
+            job.tried_disk = true;
+            return self.want(slot, Lane::Disk);
+        }
+        self.repairs.hopeless.insert(extent);
+        self.end_repair(slot, false);
+    }
+
+    /// A job wants to move what is left of what it reads or writes.
+    fn want(&mut self, slot: usize, lane: Lane) {
+        let Some(job) = &self.repairs.jobs[slot] else {
+            return;
+        };
+        self.events.push(Event::Wants {
+            slot: slot as u32,
+            lane,
+            bytes: (EXTENT_BYTES - job.got) as u32,
+        });
+    }
+
+    /// What a job was let move is through, or (not `ok`) will not be.
+    fn moved(&mut self, slot: usize, ok: bool) {
+        let slot = slot as u32;
+        self.events.push(Event::Moved { slot, ok });
+    }
+
+    /// A job may move so many bytes.
+    pub(super) fn move_own(&mut self, slot: usize, bytes: usize) {
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            debug_assert!(false, "a job ends when nothing of it waits for its turn");
+            return self.moved(slot, false);
+        };
+        job.piece = bytes;
+        if job.void {
+            self.moved(slot, false);
+            return self.end_repair(slot, false);
+        }
+        if job.writes {
+            return self.write_piece_for_repair(slot);
+        }
+        let Some(source) = job.from else {
+            let (extent, block) = (job.extent, job.block.take().unwrap_or_default());
+            if let Some(disk) = &mut self.disk {
                 disk.read(OURS + slot as u32, extent, WHOLE, 0, block);
             }
-            _ => {
-                self.repairs.hopeless.insert(extent);
-                self.end_repair(slot, false);
-            }
+            return;
+        };
+        let range = canvas_wire::frame::Range {
+            offset: (job.extent as usize % SLAB_EXTENTS * EXTENT_BYTES + job.got) as u32,
+            len: bytes as u32,
+        };
+        let slab = job.extent / SLAB_EXTENTS as u32;
+        let handle = source.handle;
+        let request = Request::Read { handle, range };
+        if !self.is_there(slab, source)
+            || !self.submit(source.donor, Call::RepairRead(slot), &request)
+        {
+            self.moved(slot, false);
+            self.read_for_repair(slot);
         }
     }
 
@@ -218,51 +273,87 @@ impl Copies {
         let Some(job) = &mut self.repairs.jobs[slot] else {
             return;
         };
+        let piece = job.got..job.got + job.piece;
         match data {
-            Some(data) => {
-                let mut block = job.block.take().unwrap_or_default();
-                block.copy_from_slice(data);
-                self.write_for_repair(slot, block);
+            Some(data) if data.len() == job.piece => {
+                let block = job.block.get_or_insert_default();
+                block[piece.clone()].copy_from_slice(data);
+                job.got = piece.end;
+                let whole = job.got == EXTENT_BYTES;
+                self.moved(slot, true);
+                if whole {
+                    self.write_for_repair(slot);
+                } else {
+                    self.want(slot, Lane::In);
+                }
             }
-            None => self.read_for_repair(slot),
+            _ => {
+                self.moved(slot, false);
+                self.read_for_repair(slot);
+            }
         }
     }
 
     pub(super) fn repair_from_disk(&mut self, slot: usize, outcome: Outcome, block: Block) {
+        self.moved(slot, outcome == Outcome::Done);
+        if let Some(job) = &mut self.repairs.jobs[slot] {
+            job.block = Some(block);
+        }
         if outcome == Outcome::Done {
-            self.write_for_repair(slot, block);
+            self.write_for_repair(slot);
         } else {
             self.read_for_repair(slot);
         }
     }
 
-    fn write_for_repair(&mut self, slot: usize, block: Block) {
+    /// All has been read: if it verifies, asks for leave to write it to the copy that lacks it.
+    fn write_for_repair(&mut self, slot: usize) {
         let Some(job) = &mut self.repairs.jobs[slot] else {
             return;
         };
-        let (to, extent, seal) = (job.to, job.extent, job.seal);
-        if !job.void && !self.verifies(extent, seal, &block) {
-            return self.is_bad(slot, block);
-        }
-        let Some(job) = &mut self.repairs.jobs[slot] else {
+        let (to, extent, seal, void) = (job.to, job.extent, job.seal, job.void);
+        let Some(block) = job.block.take() else {
             return;
         };
+        let good = void || self.verifies(extent, seal, &block);
         let slab = extent / SLAB_EXTENTS as u32;
-        let handle = self
-            .map
-            .get_mut(&slab)
-            .and_then(|e| e.at(to))
-            .map(|c| c.handle);
-        let (Some(handle), false) = (handle, job.void) else {
+        let target = self.map.get_mut(&slab).and_then(|e| e.at(to));
+        let target = target.map(|c| Target::of(c));
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
+        job.block = Some(block);
+        if !good {
+            return self.is_bad(slot);
+        }
+        if target.is_none() || void {
             return self.end_repair(slot, false);
+        }
+        (job.target, job.writes, job.got) = (target, true, 0);
+        self.want(slot, Lane::Out);
+    }
+
+    fn write_piece_for_repair(&mut self, slot: usize) {
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
         };
+        let (extent, piece) = (job.extent, job.got..job.got + job.piece);
+        let Some((target, block)) = job.target.zip(job.block.take()) else {
+            return;
+        };
+        job.sent = true;
         let request = Request::Write {
-            handle,
-            offset: (extent as usize % SLAB_EXTENTS * EXTENT_BYTES) as u32,
-            data: &block,
+            handle: target.handle,
+            offset: (extent as usize % SLAB_EXTENTS * EXTENT_BYTES + piece.start) as u32,
+            data: &block[piece],
         };
-        job.writes = true;
-        if !self.submit(to, Call::RepairWrite(slot), &request) {
+        let sent = self.is_there(extent / SLAB_EXTENTS as u32, target)
+            && self.submit(target.donor, Call::RepairWrite(slot), &request);
+        if let Some(job) = &mut self.repairs.jobs[slot] {
+            job.block = Some(block);
+        }
+        if !sent {
+            self.moved(slot, false);
             self.end_repair(slot, false);
         }
     }
@@ -275,20 +366,19 @@ impl Copies {
     }
 
     /// What a repair has read is damaged or old: it goes nowhere, and another copy is looked for.
-    fn is_bad(&mut self, slot: usize, block: Block) {
+    fn is_bad(&mut self, slot: usize) {
         let Some(job) = &mut self.repairs.jobs[slot] else {
             return;
         };
-        job.block = Some(block);
         let (extent, from) = (job.extent, job.from);
         if self.far.seals[extent as usize].load(Acquire) != job.seal {
             // The tenant has changed its seals itself.
             return self.end_repair(slot, false);
         }
         match from {
-            Some(donor) => {
+            Some(source) => {
                 let within = extent as usize % SLAB_EXTENTS;
-                self.lacks(extent / SLAB_EXTENTS as u32, donor, within);
+                self.lacks(extent / SLAB_EXTENTS as u32, source.donor, within);
             }
             None => {
                 self.repairs.bad_on_disk.insert(extent);
@@ -301,9 +391,20 @@ impl Copies {
     }
 
     pub(super) fn repair_wrote(&mut self, slot: usize, ok: bool) {
-        self.end_repair(slot, ok);
+        let Some(job) = &mut self.repairs.jobs[slot] else {
+            return;
+        };
+        job.got += job.piece;
+        let more = ok && !job.void && job.got < EXTENT_BYTES;
+        self.moved(slot, ok);
+        if more {
+            self.want(slot, Lane::Out);
+        } else {
+            self.end_repair(slot, ok);
+        }
     }
 
+    /// Ends a job of which nothing is under way, and nothing waits for its turn.
     fn end_repair(&mut self, slot: usize, ok: bool) {
         let Some(job) = self.repairs.jobs[slot].take() else {
             return;

@@ -15,16 +15,17 @@ use super::{Call, Copies, is_durable};
 use crate::block::Block;
 use crate::store::{Event, Outcome, Store};
 
-/// A copy that a write goes to: the donor, its run, and what it calls the slab.
+/// A copy that is read or written in pieces: the donor, its run, and what it calls the slab. The copy there may be another
+/// one by the next piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Target {
-    donor: usize,
-    run: DonorId,
-    handle: u64,
+pub(super) struct Target {
+    pub donor: usize,
+    pub run: DonorId,
+    pub handle: u64,
 }
 
 impl Target {
-    fn of(copy: &Copy) -> Target {
+    pub fn of(copy: &Copy) -> Target {
         Target {
             donor: copy.donor,
             run: copy.run,
@@ -153,14 +154,12 @@ impl Copies {
         let block = op.block.take().expect("kept until all is sent");
         let mut targets = std::mem::take(&mut op.targets);
         targets.retain(|target| {
-            let entry = self.map.get(&slab);
-            let is_there = entry.is_some_and(|e| e.copies.iter().any(|c| Target::of(c) == *target));
             let request = Request::Write {
                 handle: target.handle,
                 offset: (within * EXTENT_BYTES + piece.start) as u32,
                 data: &block[piece.clone()],
             };
-            let sent = is_there
+            let sent = self.is_there(slab, *target)
                 && self.donors[target.donor].is_up()
                 && self.submit(target.donor, Call::Write(id), &request);
             if !sent {
@@ -172,6 +171,12 @@ impl Copies {
         op.block = Some(block);
         op.parts = targets.len();
         op.targets = targets;
+    }
+
+    /// Is the slab's copy at this donor still the one that it was?
+    pub(super) fn is_there(&self, slab: u32, target: Target) -> bool {
+        let entry = self.map.get(&slab);
+        entry.is_some_and(|e| e.copies.iter().any(|c| Target::of(c) == target))
     }
 
     /// A donor has not got an extent.
