@@ -235,7 +235,7 @@ def postgres(r):
       select sum(length(pad)), min(h), max(h) from t;
     """
     answer = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", "-v", "ON_ERROR_STOP=1",
-                  text=sql, timeout_s=160)
+                  text=sql, timeout_s=r.size(300, 900))
     r.stop(server, signal.SIGINT, expect=0, timeout_s=60)
     if not answer.startswith("t|"):
         raise Failure(f"balances do not add up: {answer.splitlines()[0]}")
