@@ -243,6 +243,23 @@ fn a_key_is_its_links_own(server: &Server, key: &ClusterKey, addr: IpAddr) -> Ou
     same("its own link again", owner.fetch(secret)?, true)
 }
 
+/// What its client has begun anew shuts the older links, whoever still has their queue pairs.
+fn a_replaced_link_is_shut(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
+    for (old, new) in [(0, 0), (1, 1), (1, 0)] {
+        let mut older = Thief::new(server, key, addr, 7, old)?;
+        let secret = older.secret()?;
+        same("an older link", older.fetch(secret)?, true)?;
+        let newer = client(server, key, 7, new, false)?;
+        // At once, without a look at its session. Nobody answers any more, which ends it after a while.
+        match older.fetch(secret) {
+            Err(why) if why.contains("retry") => {}
+            other => return Err(format!("link {old}, replaced by {new}: {other:?}")),
+        }
+        drop(newer);
+    }
+    Ok(())
+}
+
 /// With the lease the memory is shut, whoever still has a queue pair.
 fn the_lease_ends_it(key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     let server = server(addr, key, Duration::from_millis(600))?;
@@ -369,6 +386,10 @@ fn run(addr: IpAddr, rounds: usize) -> Outcome<String> {
     step("data", data_is_right(&server, &key))?;
     step("a freed slab", a_freed_slab_is_shut(&server, &key))?;
     step("a link's key", a_key_is_its_links_own(&server, &key, addr))?;
+    step(
+        "a replaced link",
+        a_replaced_link_is_shut(&server, &key, addr),
+    )?;
     step("a lease", the_lease_ends_it(&key, addr))?;
     let times = latency(&server, &key, rounds)?;
     Ok(format!("{{\"latency\": {times}}}"))
