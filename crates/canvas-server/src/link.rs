@@ -369,6 +369,13 @@ struct Link<'s> {
     next_call: u64,
 }
 
+impl Drop for Link<'_> {
+    /// Also when its thread panics: a queue pair would live on with the outbox.
+    fn drop(&mut self) {
+        self.outbox.fence();
+    }
+}
+
 impl Link<'_> {
     fn run(&mut self) -> End {
         match self.run_inner() {

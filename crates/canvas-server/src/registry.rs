@@ -218,24 +218,18 @@ impl Registry {
         });
         let client = Arc::clone(client);
         let mut links = client.links();
-        let mut older = std::mem::take(&mut links.up);
-        if link != 0 {
-            links.up = older;
-            older = links
-                .up
-                .remove(&link)
-                .map(|o| (link, o))
-                .into_iter()
-                .collect();
-        }
+        let older: Vec<_> = match link {
+            0 => std::mem::take(&mut links.up).into_values().collect(),
+            _ => links.up.remove(&link).into_iter().collect(),
+        };
         if links.up.len() >= LINKS_OF_A_CLIENT_MAX {
             return Err(ErrorCode::TooManyLinks);
         }
         links.up.insert(link, Arc::clone(outbox));
-        for outbox in older.values() {
+        for outbox in &older {
             outbox.close();
         }
-        links.replaced.extend(older.into_values());
+        links.replaced.extend(older);
         // Also those that another thread is fencing: it may not be there yet.
         let replaced = links.replaced.clone();
         drop(links);
