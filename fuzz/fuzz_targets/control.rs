@@ -3,6 +3,10 @@
 // Modules of the command, of which this needs the decoders.
 #![allow(dead_code)]
 
+mod options {
+    /// As it is there; nothing decoded here depends on it.
+    pub const SMALL_MIN: canvas_types::units::Size = canvas_types::units::Size::from_bytes(1 << 20);
+}
 #[path = "../../crates/canvas-cli/src/control"]
 mod control {
     pub mod wire;

@@ -43,7 +43,8 @@
 //! * Every submitted request completes exactly once: as an answer (which may be an error), as timed
 //!   out, or as lost with the connection. After `TimedOut` and `Lost` nobody knows whether the donor
 //!   did it. All requests may be repeated: `Alloc` gives the same handle again, and the others name
-//!   what they mean.
+//!   what they mean. Once the link was connected again, by whatever process, the donor does nothing
+//!   more of what the older one had sent ([`LinkConfig::link`]).
 //! * Two outstanding writes of the same bytes may be done in any order, and so may a read and a
 //!   write. Wait for the first.
 //! * Answer [`Completion::Call`]s with [`Link::reply`]; a donor does not wait longer than it said.
@@ -114,6 +115,8 @@ pub struct LinkConfig {
     /// [`canvas_wire::key::random_bytes`]; it is a secret of the client and the donors.
     pub client_id: ClientId,
     /// This link's number among the client's. The donor sends its calls over the lowest that lives.
+    /// The donor closes an older link of the same number, and with link 0 all older ones of the client:
+    /// connect link 0 first, and when it was lost connect the others again, too.
     pub link: u32,
     /// How long the donor shall keep our slabs after our last sign of life.
     pub lease_ms: u32,

@@ -22,6 +22,10 @@ use canvas_wire::key::ClusterKey;
 const PAGE: u32 = 4096;
 /// Longest wait for one answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// For one that must not come; many times what one takes.
+const SILENCE: Duration = Duration::from_secs(2);
+/// What is said of an operation that nobody answered.
+const SILENT: &str = "neither done nor refused";
 
 type Outcome<T> = Result<T, String>;
 type Client = Box<dyn Transport>;
@@ -243,6 +247,24 @@ fn a_key_is_its_links_own(server: &Server, key: &ClusterKey, addr: IpAddr) -> Ou
     same("its own link again", owner.fetch(secret)?, true)
 }
 
+/// What its client has begun anew shuts the older links, whoever still has their queue pairs.
+fn a_replaced_link_is_shut(server: &Server, key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
+    for (old, new) in [(0, 0), (1, 1), (1, 0)] {
+        let mut older = Thief::new(server, key, addr, 7, old)?;
+        let secret = older.secret()?;
+        same("an older link", older.fetch(secret)?, true)?;
+        let newer = client(server, key, 7, new, false)?;
+        // At once, without a look at its session. Nobody answers any more; how long a device asks again
+        // is its own matter.
+        match older.fetch_within(secret, SILENCE) {
+            Err(why) if why.contains("retry") || why == SILENT => {}
+            other => return Err(format!("link {old}, replaced by {new}: {other:?}")),
+        }
+        drop(newer);
+    }
+    Ok(())
+}
+
 /// With the lease the memory is shut, whoever still has a queue pair.
 fn the_lease_ends_it(key: &ClusterKey, addr: IpAddr) -> Outcome<()> {
     let server = server(addr, key, Duration::from_millis(600))?;
@@ -347,9 +369,13 @@ impl Thief {
     }
 
     /// Whether a page can be read so.
-    fn fetch(&mut self, (at, key): (u64, u32)) -> Outcome<bool> {
+    fn fetch(&mut self, secret: (u64, u32)) -> Outcome<bool> {
+        self.fetch_within(secret, PATIENCE)
+    }
+
+    fn fetch_within(&mut self, (at, key): (u64, u32), patience: Duration) -> Outcome<bool> {
         self.queue.read(0, PAGE as usize, at, key)?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience;
         while Instant::now() < until {
             match self.queue.poll(|_, _, _| {}) {
                 Ok(0) => std::thread::yield_now(),
@@ -358,7 +384,7 @@ impl Thief {
                 Err(why) => return Err(why),
             }
         }
-        Err("neither done nor refused".to_owned())
+        Err(SILENT.to_owned())
     }
 }
 
@@ -369,6 +395,10 @@ fn run(addr: IpAddr, rounds: usize) -> Outcome<String> {
     step("data", data_is_right(&server, &key))?;
     step("a freed slab", a_freed_slab_is_shut(&server, &key))?;
     step("a link's key", a_key_is_its_links_own(&server, &key, addr))?;
+    step(
+        "a replaced link",
+        a_replaced_link_is_shut(&server, &key, addr),
+    )?;
     step("a lease", the_lease_ends_it(&key, addr))?;
     let times = latency(&server, &key, rounds)?;
     Ok(format!("{{\"latency\": {times}}}"))

@@ -18,7 +18,8 @@
 //!
 //! Nothing that a client does or leaves undone blocks another one: a link that does not take its
 //! answers is not read any more, and is closed when it is silent for its lease; an eviction waits for
-//! its deadline and not for its client.
+//! its deadline and not for its client. A link that replaces older ones waits, before its client is
+//! welcomed, for the one message of each that is being served (`Outbox::fence`), and not for its client.
 #![forbid(unsafe_code)]
 
 pub mod host;

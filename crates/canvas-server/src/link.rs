@@ -148,11 +148,10 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
         plain,
         frame: Vec::with_capacity(FRAME_BYTES_MAX),
         next_call: 1,
-        rdma: None,
     };
     let end = link.run();
-    // Nobody reaches a slab past the end of its link.
-    link.rdma = None;
+    // Nobody reaches a slab past the end of its link, devices included.
+    outbox.fence();
     link.wire.last_words();
     shared.registry.leave(&client, hello.link, &outbox);
     end
@@ -368,7 +367,13 @@ struct Link<'s> {
     /// The answer before it is sealed.
     frame: Vec<u8>,
     next_call: u64,
-    rdma: Option<Rdma>,
+}
+
+impl Drop for Link<'_> {
+    /// Also when its thread panics: a queue pair would live on with the outbox.
+    fn drop(&mut self) {
+        self.outbox.fence();
+    }
 }
 
 impl Link<'_> {
@@ -412,8 +417,10 @@ impl Link<'_> {
         }
     }
 
-    /// Serves the messages that have come whole, as long as answers find room.
+    /// Serves the messages that have come whole, as long as answers find room and no newer link has
+    /// replaced this one: its client may be another process by now, which has written the same bytes.
     fn take_messages(&mut self) -> Result<bool, End> {
+        let outbox = Arc::clone(&self.outbox);
         let mut any = false;
         while self.wire.backlog() <= UNSENT_BYTES_MAX {
             let Some(message) = self.wire.incoming.message() else {
@@ -424,7 +431,10 @@ impl Link<'_> {
             plain.clear();
             let opened = self.session.open(message, &mut plain);
             let served = match opened {
-                Ok(_) => self.serve(&plain),
+                Ok(_) => match outbox.serve() {
+                    Some(mut rdma) => self.serve(&mut rdma, &plain),
+                    None => Err(End::Closed),
+                },
                 Err(e) => Err(End::Session(e)),
             };
             self.plain = plain;
@@ -436,9 +446,9 @@ impl Link<'_> {
         Ok(any)
     }
 
-    fn serve(&mut self, plain: &[u8]) -> Result<(), End> {
+    fn serve(&mut self, rdma: &mut Option<Rdma>, plain: &[u8]) -> Result<(), End> {
         match FromClient::decode(plain).map_err(End::Decode)? {
-            (id, FromClient::Request(request)) => self.request(id, request),
+            (id, FromClient::Request(request)) => self.request(rdma, id, request),
             (_, FromClient::Reply(Reply::Activity(used))) => {
                 for u in used.iter() {
                     self.shared
@@ -454,7 +464,12 @@ impl Link<'_> {
         }
     }
 
-    fn request(&mut self, id: u64, request: Request<'_>) -> Result<(), End> {
+    fn request(
+        &mut self,
+        rdma: &mut Option<Rdma>,
+        id: u64,
+        request: Request<'_>,
+    ) -> Result<(), End> {
         let counters = &self.shared.counters;
         match request {
             Request::Hello(_) => Err(End::Protocol("a second Hello")),
@@ -495,8 +510,8 @@ impl Link<'_> {
                 self.answer(id, Answer::Handles { more, slabs })
             }
             Request::Ping => self.answer(id, Answer::Pong(self.shared.registry.pong())),
-            Request::Join(peer) => self.join(id, &peer),
-            Request::Expose { handle } => match (self.slab(handle), &self.rdma) {
+            Request::Join(peer) => self.join(rdma, id, &peer),
+            Request::Expose { handle } => match (self.slab(handle), rdma) {
                 (Ok(slab), Some(rdma)) => {
                     rdma.expose(id, slab);
                     Ok(())
@@ -507,14 +522,14 @@ impl Link<'_> {
         }
     }
 
-    fn join(&mut self, id: u64, peer: &QueuePair) -> Result<(), End> {
+    fn join(&mut self, rdma: &mut Option<Rdma>, id: u64, peer: &QueuePair) -> Result<(), End> {
         // The old one's slabs are hidden before a new one's are exposed.
-        self.rdma = None;
+        *rdma = None;
         let local = self.wire.stream.local_addr().map_err(End::Io)?.ip();
         match Rdma::join(self.shared, &self.outbox, local, peer) {
-            Ok(rdma) => {
-                let end = rdma.local();
-                self.rdma = Some(rdma);
+            Ok(joined) => {
+                let end = joined.local();
+                *rdma = Some(joined);
                 self.answer(id, Answer::Joined(end))
             }
             Err(mut text) => {

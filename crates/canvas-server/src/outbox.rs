@@ -1,16 +1,19 @@
-//! What other threads have to say to a client, on its way to the thread of one of its links.
+//! What other threads have to say to a client, on its way to the thread of one of its links; and how
+//! they shut that thread off from the slabs.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Relaxed, Release},
 };
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::Exposed;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::rdma::Rdma;
 
 /// Calls that wait at most; a link that does not take them loses the others, and their deadlines
 /// pass without it.
@@ -44,6 +47,9 @@ pub struct Outbox {
     /// Something changed since the thread last looked.
     bell: AtomicBool,
     closed: AtomicBool,
+    /// Held by the link's thread while it serves one message. The devices' way to the slabs is in it,
+    /// because they serve, too.
+    serving: Mutex<Option<Rdma>>,
     wake: EventFd,
 }
 
@@ -53,6 +59,7 @@ impl Outbox {
             calls: Mutex::default(),
             bell: false.into(),
             closed: false.into(),
+            serving: Mutex::default(),
             wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
         })
     }
@@ -79,9 +86,32 @@ impl Outbox {
         self.ring();
     }
 
+    /// Makes the link end. After this nothing more that came over it is done, neither by its thread
+    /// nor by devices. Waits for the one message that may be being served: not for a client, nor for the
+    /// link's thread to notice.
+    pub fn fence(&self) {
+        self.close();
+        // Devices are shut out before the lock is given back: whoever fences after this finds nothing
+        // left to wait for.
+        *self.serving() = None;
+    }
+
     /// Whether the link is to end. For its thread.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
+    }
+
+    /// For the link's thread, to serve one message while it holds this; `None` when the link is to end.
+    /// Nothing that waits for a client may be done meanwhile.
+    pub(crate) fn serve(&self) -> Option<MutexGuard<'_, Option<Rdma>>> {
+        let serving = self.serving();
+        // Who fences closes first. If that one had the lock before, this sees it; else it waits for us.
+        (!self.is_closed()).then_some(serving)
+    }
+
+    fn serving(&self) -> MutexGuard<'_, Option<Rdma>> {
+        // A thread that panicked serves no more, which is all that the lock is about.
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What waits, if anything came since the last time. For the link's thread.

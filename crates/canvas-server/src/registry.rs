@@ -26,8 +26,16 @@ pub struct Client {
     /// When it was last heard of.
     last_ms: AtomicU64,
     lease_ms: AtomicU64,
-    /// Its links by number.
-    links: Mutex<BTreeMap<u32, Arc<Outbox>>>,
+    links: Mutex<Links>,
+}
+
+/// The links of a client.
+#[derive(Debug, Default)]
+struct Links {
+    /// By number.
+    up: BTreeMap<u32, Arc<Outbox>>,
+    /// Replaced by newer ones, and perhaps not fenced yet.
+    replaced: Vec<Arc<Outbox>>,
 }
 
 impl Client {
@@ -46,18 +54,18 @@ impl Client {
         self.lease_ms.load(Relaxed)
     }
 
-    fn links(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Outbox>>> {
+    fn links(&self) -> MutexGuard<'_, Links> {
         self.links.lock().expect("nobody panics with a client")
     }
 
     /// How many links it has.
     pub fn link_count(&self) -> usize {
-        self.links().len()
+        self.links().up.len()
     }
 
     /// Calls it over the lowest of its links; a client without links is not called.
     fn call(&self, call: OwnedCall) {
-        if let Some(outbox) = self.links().values().next() {
+        if let Some(outbox) = self.links().up.values().next() {
             outbox.send(call);
         }
     }
@@ -184,7 +192,10 @@ impl Registry {
     }
 
     /// A link of this client begins. An older link of the same number is closed: the client has
-    /// given it up. Slabs that are on their way out are told again.
+    /// given it up. With link 0, which is a client's first, all older ones are: the client has begun anew,
+    /// perhaps as another process. Slabs that are on their way out are told again.
+    ///
+    /// When this returns nothing more is done that comes over a link that was replaced, now or earlier.
     pub fn join(
         &self,
         id: ClientId,
@@ -207,12 +218,20 @@ impl Registry {
         });
         let client = Arc::clone(client);
         let mut links = client.links();
-        if links.len() >= LINKS_OF_A_CLIENT_MAX && !links.contains_key(&link) {
+        let older: Vec<_> = match link {
+            0 => std::mem::take(&mut links.up).into_values().collect(),
+            _ => links.up.remove(&link).into_iter().collect(),
+        };
+        if links.up.len() >= LINKS_OF_A_CLIENT_MAX {
             return Err(ErrorCode::TooManyLinks);
         }
-        if let Some(older) = links.insert(link, Arc::clone(outbox)) {
-            older.close();
+        links.up.insert(link, Arc::clone(outbox));
+        for outbox in &older {
+            outbox.close();
         }
+        links.replaced.extend(older);
+        // Also those that another thread is fencing: it may not be there yet.
+        let replaced = links.replaced.clone();
         drop(links);
         client.heard(now_ms);
         client.lease_ms.store(lease_ms, Relaxed);
@@ -224,14 +243,20 @@ impl Registry {
                 });
             }
         }
+        drop(inner);
+        for outbox in &replaced {
+            outbox.fence();
+        }
+        let is_fenced = |o: &Arc<Outbox>| replaced.iter().any(|r| Arc::ptr_eq(o, r));
+        client.links().replaced.retain(|o| !is_fenced(o));
         Ok(client)
     }
 
     /// A link ends. What the client has stays for its lease.
     pub fn leave(&self, client: &Client, link: u32, outbox: &Arc<Outbox>) {
         let mut links = client.links();
-        if links.get(&link).is_some_and(|o| Arc::ptr_eq(o, outbox)) {
-            links.remove(&link);
+        if links.up.get(&link).is_some_and(|o| Arc::ptr_eq(o, outbox)) {
+            links.up.remove(&link);
         }
     }
 
@@ -359,7 +384,7 @@ impl Registry {
                 .map(|(&h, _)| h)
                 .collect();
             slabs.extend(its.iter().filter_map(|&h| inner.remove(h)));
-            for outbox in client.links().values() {
+            for outbox in client.links().up.values() {
                 outbox.close();
             }
             gone.push(Expired {

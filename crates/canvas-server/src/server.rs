@@ -321,3 +321,6 @@ pub(crate) fn reason(e: &std::io::Error) -> String {
         None => text,
     }
 }
+
+#[cfg(test)]
+mod tests;

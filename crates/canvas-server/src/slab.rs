@@ -234,6 +234,14 @@ impl Slab {
     }
 }
 
+#[cfg(test)]
+impl Slab {
+    /// Whoever reads or writes the slab waits until this is dropped.
+    pub fn hold(&self) -> impl Drop + '_ {
+        self.memory.write().expect("nobody panics with a slab")
+    }
+}
+
 /// The range, if it lies in a slab.
 fn bounds(offset: usize, len: usize) -> Option<std::ops::Range<usize>> {
     let end = offset.checked_add(len)?;

@@ -138,7 +138,9 @@ pub struct Hello {
     pub version_max: u16,
     /// Who it is: the slabs are its, over whatever link.
     pub client_id: ClientId,
-    /// Number of this link among the client's.
+    /// Number of this link among the client's. It replaces the older link of that number; 0, which is a
+    /// client's first, replaces all older links of the client. What came over those and was not done
+    /// before the Welcome is never done.
     pub link: u32,
     /// How long its slabs shall be kept after its last sign of life; the donor's own bound holds
     /// where it is shorter.

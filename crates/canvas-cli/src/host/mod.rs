@@ -9,10 +9,12 @@
 //! | [`pool`] | one pool for all tenants, by swap traffic |
 //! | [`replace`] | one agent takes another one's tenants over |
 //! | [`terms`] | what the operator settles for a tenant |
+//! | [`flags`] | the same, out of the agent's file and into a run's flags |
 //! | [`link`] | the other side: a runner's connection |
 //! | [`join`] | the same: how a run begins, alone or in a tenant that is there |
 
 mod door;
+mod flags;
 pub mod hello;
 pub mod join;
 pub mod link;

@@ -2,18 +2,15 @@
 //!
 //! For a run that says nothing they are defaults, for one that does they are bounds: it may ask for less
 //! and not for more. Local memory and the pool are counted by the tenant's own processes, so its runner
-//! keeps these bounds; the others are kept by the agent, whatever the tenant says or writes.
+//! keeps these bounds; the others are kept by the agent, whatever the tenant says or writes. How they
+//! come out of the file and into a run's flags is in [`super::flags`]: this much is part of messages.
 
 use canvas_agent::share::{Share, WEIGHT};
 use canvas_shm::far::SLAB_BYTES;
 use canvas_types::units::{Amount, RateLimit, Size};
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::hello::{Asked, Change, Wanted};
-use crate::args::{CopiesArg, RunArgs};
-use crate::error::Failure;
-use crate::options::copies_of;
 
 /// What is settled for a tenant; where there is nothing its runs decide.
 #[derive(Serialize, Deserialize, Clone, Default, PartialEq, Eq, Debug)]
@@ -39,86 +36,10 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// From the keys and values of a section, which have been judged as flags of `canvas run`; keys that
-    /// bound nothing are the runs' own matter.
-    pub fn of<'a>(section: impl Iterator<Item = (&'a str, &'a str)>) -> Terms {
-        let mut terms = Terms::default();
-        let size = |text: &str| text.parse::<Size>().ok().map(|s| s.bytes);
-        let rate = |text: &str| text.parse::<RateLimit>().ok().and_then(|r| r.bytes_per_s);
-        for (key, value) in section {
-            match key {
-                "local" => terms.local = Some(value.to_owned()),
-                "pool" => terms.pool_bytes = size(value),
-                "far" => terms.far_bytes = size(value),
-                "copies" => {
-                    let copies = CopiesArg::from_str(value, false).ok();
-                    terms.copies = copies.map(|c| copies_of(c).into());
-                }
-                "weight" => terms.weight = value.parse().ok(),
-                "swap_in_limit" => terms.swap_in_limit = rate(value),
-                "swap_out_limit" => terms.swap_out_limit = rate(value),
-                "pool_floor" => terms.pool_floor_bytes = size(value),
-                _ => {}
-            }
-        }
-        terms
-    }
-
     /// Slabs of far memory at most.
     fn slabs_max(&self) -> Option<usize> {
         let slabs = |bytes: u64| bytes.div_ceil(SLAB_BYTES as u64);
         self.far_bytes.map(|b| slabs(b) as usize)
-    }
-
-    /// The flags of a run, with what it does not say; an error when it asks for too much.
-    pub fn fill(&self, mut args: RunArgs) -> Result<RunArgs, Failure> {
-        if let Some(local) = self.local()? {
-            let asked = *args.local.get_or_insert(local);
-            check_local(asked, local).map_err(|why| Failure::run(format!("--local {why}")))?;
-        }
-        for (flag, value, most) in [
-            ("--pool", &mut args.pool, self.pool_bytes),
-            ("--far", &mut args.far, self.far_bytes),
-        ] {
-            let Some(most) = most.map(Size::from_bytes) else {
-                continue;
-            };
-            let asked = *value.get_or_insert(most);
-            check_size(asked, most).map_err(|why| Failure::run(format!("{flag} {why}")))?;
-        }
-        let asked = Asked::of(&args);
-        self.allow_copies(args.copies.map(|c| copies_of(c).into()))
-            .and_then(|()| self.allow(&asked, true))
-            .map_err(Failure::run)?;
-        let share = &args.share;
-        for (flag, limit, most) in [
-            ("--swap-in-limit", share.swap_in_limit, self.swap_in_limit),
-            (
-                "--swap-out-limit",
-                share.swap_out_limit,
-                self.swap_out_limit,
-            ),
-        ] {
-            if let (Some(RateLimit::NONE), Some(most)) = (limit, most) {
-                return Err(Failure::run(too_much_in_s(
-                    &format!("{flag} none"),
-                    RateLimit::bytes_per_s(most),
-                )));
-            }
-        }
-        Ok(args)
-    }
-
-    /// The bound on local memory.
-    pub fn local(&self) -> Result<Option<Amount>, Failure> {
-        let read = |text: &String| {
-            text.parse().map_err(|e| {
-                Failure::run(format!(
-                    "the agent's bound on local memory, {text}, makes no sense: {e}"
-                ))
-            })
-        };
-        self.local.as_ref().map(read).transpose()
     }
 
     /// May the tenant have these copies?
@@ -223,23 +144,11 @@ impl Terms {
     }
 }
 
-impl Asked {
-    /// What a run's flags ask for.
-    pub fn of(args: &RunArgs) -> Asked {
-        let share = &args.share;
-        Asked {
-            weight: share.weight,
-            swap_in_limit: share.swap_in_limit.and_then(|r| r.bytes_per_s),
-            swap_out_limit: share.swap_out_limit.and_then(|r| r.bytes_per_s),
-        }
-    }
-}
-
 fn too_much(what: &str, most: &str) -> String {
     format!("{what} is more than the agent's operator gives this tenant; write {most} or less")
 }
 
-fn too_much_in_s(what: &str, most: RateLimit) -> String {
+pub(super) fn too_much_in_s(what: &str, most: RateLimit) -> String {
     too_much(what, &most.to_string())
 }
 
@@ -272,7 +181,7 @@ pub fn check_local(asked: Amount, most: Amount) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, Command, RunArgs};
     use clap::Parser;
     use proptest::prelude::*;
 

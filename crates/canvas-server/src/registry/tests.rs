@@ -73,6 +73,64 @@ fn links_of_a_client_are_bounded_and_replaced_by_number() {
 }
 
 #[test]
+fn with_its_first_link_a_client_begins_anew() {
+    let r = registry(1);
+    let older: Vec<_> = (0..3).map(|link| join(&r, 1, link, 0).1).collect();
+    let (_, other) = join(&r, 2, 1, 0);
+    let (client, newer) = join(&r, 1, 0, 0);
+    assert!(older.iter().all(|o| o.is_closed() && o.serve().is_none()));
+    assert!(!newer.is_closed() && !other.is_closed());
+    assert_eq!(client.link_count(), 1);
+    // Its next links replace nobody.
+    let (_, second) = join(&r, 1, 1, 0);
+    assert!(!newer.is_closed() && !second.is_closed());
+    // A client with all links that it can have begins anew, too.
+    for link in 2..LINKS_OF_A_CLIENT_MAX as u32 {
+        join(&r, 1, link, 0);
+    }
+    let (client, _newest) = join(&r, 1, 0, 0);
+    assert_eq!(client.link_count(), 1);
+}
+
+/// Also one that replaces a link which is still waiting for the one that it replaced.
+#[test]
+fn newer_links_wait_for_what_an_older_one_is_doing() {
+    let r = registry(1);
+    let (_, oldest) = join(&r, 1, 1, 0);
+    let older = outbox();
+    let said = Mutex::new(Vec::new());
+    std::thread::scope(|s| {
+        let serving = oldest.serve().unwrap();
+        s.spawn(|| {
+            r.join([1; 16], 0, &older, 1000, 0).unwrap();
+            said.lock().unwrap().push("welcome");
+        });
+        until(|| oldest.is_closed());
+        for newer in 0..2 {
+            let (r, said) = (&r, &said);
+            s.spawn(move || {
+                r.join([1; 16], newer, &outbox(), 1000, 0).unwrap();
+                said.lock().unwrap().push("welcome");
+            });
+        }
+        until(|| older.is_closed());
+        // Time to do it wrong in; it is never long enough to fail when it is right.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        said.lock().unwrap().push("served");
+        drop(serving);
+    });
+    let said = said.into_inner().unwrap();
+    assert_eq!(said, ["served", "welcome", "welcome", "welcome"]);
+    assert!(r.clients()[0].client.links().replaced.is_empty());
+}
+
+fn until(so: impl Fn() -> bool) {
+    while !so() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn leases_end_one_by_one() {
     let r = registry(4);
     let (early, outbox) = join(&r, 1, 0, 0);
@@ -98,16 +156,16 @@ fn leases_end_one_by_one() {
 #[test]
 fn clients_are_called_over_their_lowest_link_and_answers_of_others_do_not_count() {
     let r = registry(8);
-    let (a, a1) = join(&r, 1, 1, 0);
-    let a0 = outbox();
-    r.join(a.id, 0, &a0, 1000, 0).unwrap();
+    let (a, a2) = join(&r, 1, 2, 0);
+    let a1 = outbox();
+    r.join(a.id, 1, &a1, 1000, 0).unwrap();
     let (b, b0) = join(&r, 2, 0, 0);
     let ours: Vec<u64> = (0..3).map(|n| r.alloc(&a, key(n)).unwrap()).collect();
     let theirs = r.alloc(&b, key(0)).unwrap();
     let mut rng = fastrand::Rng::with_seed(1);
     assert_eq!(r.query(&mut rng, 1), 4);
-    assert!(a1.take().is_empty());
-    assert_eq!(a0.take().len(), 1);
+    assert!(a2.take().is_empty());
+    assert_eq!(a1.take().len(), 1);
     assert_eq!(b0.take(), [OwnedCall::Query(vec![theirs])]);
     for &h in &ours {
         r.note_activity(&a.id, h, 10);
@@ -124,7 +182,7 @@ fn clients_are_called_over_their_lowest_link_and_answers_of_others_do_not_count(
         handles: vec![theirs],
     };
     assert_eq!(b0.take(), [stop]);
-    assert!(a0.take().is_empty());
+    assert!(a1.take().is_empty());
     // Nobody else can free it, and the deadline does.
     r.evict_done(&a.id, theirs);
     r.evict_done(&a.id, ours[0]);
