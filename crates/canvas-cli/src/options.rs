@@ -614,6 +614,24 @@ mod tests {
     }
 
     #[test]
+    fn the_rule_of_timeliness_is_the_agents_that_keeps_far_memory() {
+        let far = ["--local", "64M", "--far", "64M"];
+        let is_on = |flags: &[&str]| {
+            let options = options(&[&far, flags].concat())?;
+            Ok::<_, Failure>(options.far.unwrap().timeliness)
+        };
+        assert!(is_on(&[]).unwrap() && is_on(&["--far-timeliness", "on"]).unwrap());
+        assert!(!is_on(&["--far-timeliness", "off"]).unwrap());
+        assert!(is_on(&["--agent=/x", "--far-timeliness", "on"]).unwrap());
+        let f = is_on(&["--agent=/x", "--far-timeliness", "off"]).unwrap_err();
+        let want = "--far-timeliness and --agent exclude each other: the agent has its own; leave out one of them";
+        assert_eq!((f.code, f.sentence.as_str()), (125, want));
+        let f = options(&["--far-timeliness", "off"]).unwrap_err();
+        let want = "--far-timeliness without --far has no use; write --far SIZE for how much memory may go there";
+        assert_eq!((f.code, f.sentence.as_str()), (125, want));
+    }
+
+    #[test]
     fn no_prefetch_is_another_name_for_none() {
         let who = |flags: &[&str]| options(flags).map(|o| o.prefetch);
         for (flags, want) in [
