@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::cells::{Cell, Key, solo_of};
 use crate::moved::between;
 use crate::rate::Rate;
-use crate::record::{Ahead, Outcome, Sample};
+use crate::record::{Ahead, Far, Outcome, Sample};
 use crate::stats::Spread;
 use crate::targets::{Judged, Verdict};
 use crate::variant::{FarBelow, Tenancy, Variant};
@@ -399,6 +399,13 @@ const AHEAD: &str = "sequential";
 const AHEAD_CO_RUN: &str = "sequential+random-read";
 const AHEAD_PERCENT: u32 = 25;
 
+/// Of the pages that came back from beyond the pool, the share that did so with a whole extent.
+fn not_alone(far: &Far) -> Option<f64> {
+    let (raised, alone) = (far.pages_raised?, far.faults?);
+    let all = raised + alone;
+    (all > 0).then(|| raised as f64 / all as f64)
+}
+
 /// The reader ahead with the rule of timeliness and without it: what is told, in words.
 fn figure_13(cells: &[Cell]) -> Vec<Judged> {
     let without = match below(LINK_MBIT, Tenancy::Each) {
@@ -437,7 +444,12 @@ fn figure_13(cells: &[Cell]) -> Vec<Judged> {
             both(ahead(|a| a.p50_ns), ahead(|a| a.p90_ns), nanoseconds),
         );
         tell(
-            "contribution: of the far pages that were used, those that prefetching had brought before",
+            "of the pages that came from beyond the pool, those that did not come alone",
+            cell.and_then(|c| c.median(|s| not_alone(s.far.as_ref()?)))
+                .map(percent),
+        );
+        tell(
+            "contribution: of the uses of far pages, those that found their page in memory",
             cell.and_then(|c| c.median(|s| s.prefetch.as_ref()?.contribution))
                 .map(percent),
         );
@@ -479,7 +491,7 @@ mod tests {
     use crate::engine::plan::resolve;
     use crate::experiments::{self, How};
     use crate::fixture;
-    use crate::record::{Far, FarTick, Prefetch, Quantiles, Tick};
+    use crate::record::{FarTick, Prefetch, Quantiles, Tick};
     use proptest::prelude::*;
 
     fn sample(workload: &str, variant: Variant, at: Option<u32>, co_run: Option<&str>) -> Sample {
@@ -668,6 +680,8 @@ mod tests {
                 ..Prefetch::default()
             });
             s.far = Some(Far {
+                pages_raised: Some(99),
+                faults: Some(1),
                 ahead: Some(Ahead {
                     done: 100 - dropped,
                     dropped,
@@ -693,19 +707,21 @@ mod tests {
         let part = e.parts.iter().find(names).unwrap();
         assert_eq!(part.percents, [AHEAD_PERCENT]);
         let below: Vec<Variant> = part.variants.iter().map(|b| resolve(*b)).collect();
-        assert_eq!(told(&[]), vec![(Verdict::Unknown, String::new()); 6]);
+        assert_eq!(told(&[]), vec![(Verdict::Unknown, String::new()); 8]);
         let all = [at(&below[0], 20, 3e6), at(&below[1], 0, 9e6)];
         let words = [
             "2.00 ms, 3.00 ms",
+            "99.0 %",
             "87.5 %",
             "20.0 %, 50.0 %",
             "2.00 ms, 9.00 ms",
+            "99.0 %",
             "87.5 %",
             "0.0 %, 50.0 %",
         ];
         assert_eq!(told(&all), words.map(|w| (Verdict::Told, w.to_owned())));
         let unknown = told(&all[..1]);
-        assert_eq!(unknown[3..], vec![(Verdict::Unknown, String::new()); 3]);
+        assert_eq!(unknown[4..], vec![(Verdict::Unknown, String::new()); 4]);
         // A report without times of reads ahead.
         let mut old = all[0].clone();
         old.far.as_mut().unwrap().ahead = None;
