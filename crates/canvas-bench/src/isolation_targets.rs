@@ -479,8 +479,8 @@ pub fn judge(cells: &[Cell]) -> Vec<Judged> {
             all.push(target.judge(cells, tenancy));
         }
     }
-    all.extend(figure_13(cells));
     all.extend(table_3(cells));
+    all.extend(figure_13(cells));
     all
 }
 
