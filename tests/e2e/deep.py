@@ -58,8 +58,8 @@ def far_timeliness(r):
         return
     answers = {}
     for rule in ("on", "off") if r.slow else ("off",):
-        # Streams of four threads, and a limit behind which what they ask for ahead waits: with the rule a tenth of it is
-        # dropped, on most machines.
+        # Streams of four threads, and a limit behind which what they ask for ahead waits: with the rule some of it is
+        # dropped, as a rule.
         argv = [r.session.canvas, "workload", "sequential", "--mib", "24", "--seconds", "0.5", "--threads", "4"]
         extra = ["--far", "256M", "--far-dir", r.dir, "--far-timeliness", rule, "--swap-in-limit", "6M/s"]
         c = r.call(argv, tag=rule, local=8 * MIB, pool=2 * MIB, extra=extra, timeout_s=50)
