@@ -1,5 +1,6 @@
 """Programs with a pool that is far too small, and far memory on a disk below it."""
 
+import json
 import os
 import random
 import signal
@@ -48,6 +49,29 @@ def wait_for_agent(r, child, not_pid=None):
         r.require(time.monotonic() < end, f"no agent after 30 s\n{child.tail()}")
         time.sleep(0.01)
     return None
+
+
+@check("far-timeliness", modes=("signal",), timeout_s=60)
+def far_timeliness(r):
+    """--far-timeliness off reaches the agent's scheduler: whatever waits there, nothing read ahead is dropped."""
+    if not r.managed:
+        return
+    answers = {}
+    for rule in ("on", "off") if r.slow else ("off",):
+        # Streams of four threads, and a limit behind which what they ask for ahead waits: with the rule some of it is
+        # dropped, as a rule.
+        argv = [r.session.canvas, "workload", "sequential", "--mib", "24", "--seconds", "0.5", "--threads", "4"]
+        extra = ["--far", "256M", "--far-dir", r.dir, "--far-timeliness", rule, "--swap-in-limit", "6M/s"]
+        c = r.call(argv, tag=rule, local=8 * MIB, pool=2 * MIB, extra=extra, timeout_s=50)
+        answers[rule] = json.loads(c.out().splitlines()[-1])["answer"]
+        stats = r.load_stats(c)
+        far, told = stats["far"], canvas.find(stats, "prefetch_dropped")
+        came = far["prefetch_time_ns"]["count"]
+        r.require(came > 0, f"nothing was read ahead: {far}")
+        if rule == "off":
+            r.same((far["dropped"], told), (0, 0), "reads ahead that were dropped, by the agent and the program")
+        r.note(f"{rule}: {came} reads ahead came, {far['dropped']} were dropped")
+    r.same(len(set(answers.values())), 1, f"answers: {answers}")
 
 
 @check("deep-limit", timeout_s=90, normal=(("signal", None),), **hostile.C)

@@ -210,10 +210,9 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Serves this tenant alone until `is_over` says so; it is asked between two looks, also after a quiet
-    /// tenth of a second.
-    pub fn serve(&mut self, mut is_over: impl FnMut() -> bool) {
-        let mut lanes = Lanes::new();
+    /// Serves this tenant alone, on `lanes` without others, until `is_over` says so; it is asked between two looks,
+    /// also after a quiet tenth of a second.
+    pub fn serve(&mut self, mut lanes: Lanes, mut is_over: impl FnMut() -> bool) {
         lanes.add(ALONE, self.share.get().into());
         while !is_over() {
             let worked = self.turn(&mut lanes);
@@ -351,7 +350,7 @@ impl<S: Store> Agent<S> {
             lanes.look();
         }
         for event in events.drain(..) {
-            self.apply(event);
+            self.apply(event, lanes.now_ns());
         }
         self.events = events;
         self.hand_over(lanes, id);
@@ -625,9 +624,9 @@ impl<S: Store> Agent<S> {
             .read(id, work.ask.extent, range, work.copy, block);
     }
 
-    fn apply(&mut self, event: Event) {
+    fn apply(&mut self, event: Event, now_ns: u64) {
         match event {
-            Event::Ended { id, outcome, block } => self.ended(id, outcome, block),
+            Event::Ended { id, outcome, block } => self.ended(id, outcome, block, now_ns),
             Event::Part(id) => self.piece_ended(id),
             Event::Wants { slot, lane, bytes } => {
                 self.own[slot as usize].wants = Some((lane, bytes));
@@ -656,7 +655,7 @@ impl<S: Store> Agent<S> {
     }
 
     /// The store is through with an operation.
-    fn ended(&mut self, id: u32, outcome: Outcome, block: Block) {
+    fn ended(&mut self, id: u32, outcome: Outcome, block: Block, now_ns: u64) {
         let stats = &self.far.stats;
         let work = self.work[id as usize].as_mut().expect("begun");
         work.block = Some(block);
@@ -696,6 +695,11 @@ impl<S: Store> Agent<S> {
                     }
                     let at = work.from;
                     self.far.copy_in(at.proc, at.i, from, bytes);
+                    // By the place: one that a thread came to wait for meanwhile is a demand by now.
+                    if mailbox::FETCHES & 1 << at.i != 0 {
+                        let ns = now_ns.saturating_sub(work.posted_ns);
+                        stats.prefetch_ns.record(ns);
+                    }
                     self.finish(id, Status::Ok);
                     return;
                 }

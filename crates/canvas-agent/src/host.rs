@@ -194,11 +194,11 @@ impl Lap {
 }
 
 impl Host {
-    /// Nobody yet. Each tenant is looked at for `spin` after its last work.
-    pub fn new(spin: Duration) -> Host {
+    /// Nobody yet, on `lanes` without tenants. Each is looked at for `spin` after its last work.
+    pub fn new(spin: Duration, lanes: Lanes) -> Host {
         Host {
             seats: Vec::new(),
-            lanes: Lanes::new(),
+            lanes,
             spin: looking(spin),
             first: 0,
             used_ns: None,
@@ -467,7 +467,7 @@ mod tests {
     /// Tenants with requests that cost so much each.
     fn costly(costs: &[Duration]) -> Tenants {
         let mut t = Tenants {
-            host: Host::new(Duration::ZERO),
+            host: Host::new(Duration::ZERO, Lanes::new()),
             share: Vec::new(),
             far: Vec::new(),
             left: Vec::new(),

@@ -59,6 +59,13 @@ impl Lanes {
         }
     }
 
+    /// The same, where what is read ahead and would come too late is not done (`on`, which it is unless told
+    /// otherwise), or done all the same.
+    pub fn with_timeliness(mut self, on: bool) -> Lanes {
+        self.sched.set_timeliness(on);
+        self
+    }
+
     /// One more tenant; nothing when there are too many or there is one of this number: its requests are
     /// then begun as they come.
     pub fn add(&mut self, id: u64, config: TenantConfig) {

@@ -88,7 +88,7 @@ pub trait Store {
         debug_assert!(false, "told of no Event::Wants");
     }
     /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
-    /// bytes may reach beyond the range.
+    /// bytes may reach beyond the range; those before it stay as they are in `block`, or become what a copy has there.
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);
     /// What a write or a read travels over, and how often.
     fn lane(&self, writes: bool) -> (Lane, u32);

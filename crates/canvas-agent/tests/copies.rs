@@ -2,7 +2,10 @@
 //! meanwhile.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use canvas_agent::block::Block;
@@ -20,7 +23,6 @@ use canvas_shm::far::{EXTENT_BYTES, Far};
 use canvas_swap::extent::Packer;
 use canvas_types::SwapEntry;
 use canvas_wire::key::ClusterKey;
-use std::sync::atomic::Ordering::Relaxed;
 
 const TENANT: [u8; 16] = [9; 16];
 const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
@@ -42,6 +44,43 @@ fn donor() -> Server {
         rdma: false,
     })
     .unwrap()
+}
+
+/// A way to a donor that can be held up: the donor is silent then, and not gone.
+struct Way {
+    addr: SocketAddr,
+    held: Arc<AtomicBool>,
+}
+
+impl Way {
+    fn to(donor: SocketAddr) -> Way {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let held = Arc::new(AtomicBool::new(false));
+        let hold = held.clone();
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let far = TcpStream::connect(donor).unwrap();
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let hold = hold.clone();
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 4096];
+                        while let Ok(n @ 1..) = from.read(&mut bytes) {
+                            while hold.load(Relaxed) {
+                                std::thread::sleep(Duration::from_millis(1));
+                            }
+                            if to.write_all(&bytes[..n]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Way { addr, held }
+    }
 }
 
 /// The store, and what it should hold.
@@ -66,16 +105,20 @@ struct Rig {
 
 impl Rig {
     fn new(donors: &[Server], policy: Policy, dir: Option<&std::path::Path>, seed: u64) -> Rig {
+        let addrs: Vec<SocketAddr> = donors.iter().map(Server::listening).collect();
+        Rig::over(&addrs, policy, dir, seed)
+    }
+
+    fn over(
+        donors: &[SocketAddr],
+        policy: Policy,
+        dir: Option<&std::path::Path>,
+        seed: u64,
+    ) -> Rig {
         let (fd, _) = Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
         let config = Config {
-            servers: donors
-                .iter()
-                .map(|d| Address {
-                    addr: d.listening(),
-                    rdma: false,
-                })
-                .collect(),
+            servers: donors.iter().map(|addr| Address::from(*addr)).collect(),
             found: None,
             key: ClusterKey::without_secret(),
             policy,
@@ -343,4 +386,37 @@ fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
         rig.check();
     }
     servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
+    let donor = donor();
+    let way = Way::to(donor.listening());
+    let dir = tempfile::tempdir().unwrap();
+    let policy = Policy {
+        donors: 1,
+        disk: true,
+    };
+    let mut rig = Rig::over(&[way.addr], policy, Some(dir.path()), seed());
+    let extents: Vec<u32> = (0..8).collect();
+    let outcomes = rig.write(&extents, |_| {});
+    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+    for extent in extents {
+        let (seal, fill) = rig.oracle[&extent];
+        let cut = rig.rng.usize(1..EXTENT_BYTES);
+        let id = rig.next;
+        rig.next += 1;
+        rig.store.read(id, extent, 0..cut, 0, Block::new());
+        let (outcome, block) = rig.ended(id);
+        assert_eq!(outcome, Outcome::Done);
+        way.held.store(true, Relaxed);
+        rig.store.read(id, extent, cut..EXTENT_BYTES, 0, block);
+        let (outcome, mut block) = rig.ended(id);
+        assert_eq!(outcome, Outcome::Done);
+        let opened = rig.sealer.open_extent(extent, seal, &mut block);
+        assert_eq!(opened, Ok(()), "extent {extent}, cut at {cut}");
+        assert!(block[..] == rig.packed(fill)[..]);
+        way.held.store(false, Relaxed);
+    }
+    donor.stop();
 }

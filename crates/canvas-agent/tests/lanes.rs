@@ -13,6 +13,7 @@ use canvas_agent::store::{Event, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_sched::{Decision, LinkConfig};
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
+use canvas_shm::histogram::BUCKETS;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
 use canvas_shm::{Segment, far};
 use canvas_swap::extent::Packer;
@@ -418,23 +419,57 @@ fn a_piece_that_is_damaged_is_read_again_with_all_the_others() {
     assert_eq!(t.pieces(0).last(), Some(&(0..EXTENT_BYTES)));
 }
 
-#[test]
-fn what_would_come_too_late_is_not_done_and_its_place_is_free() {
-    let mut lanes = whole();
-    let mut t = Tenant::new(1, 20, &mut lanes, weighing(100));
-    // Pages are used within a millisecond.
+/// A tenant that uses pages within a millisecond, and 20 extents that it asked for ahead 30 ms ago, all answered.
+fn asked_late(lanes: &mut Lanes) -> (Tenant, Vec<usize>) {
+    let mut t = Tenant::new(1, 20, lanes, weighing(100));
     for _ in 0..500 {
         t.far.stats.ahead_ns.record(1_000_000);
     }
     std::thread::sleep(Duration::from_millis(60));
-    t.turn(&mut lanes);
+    t.turn(lanes);
     let ahead = t.ask(FETCHES, 20);
-    t.turn(&mut lanes);
+    t.turn(lanes);
     std::thread::sleep(Duration::from_millis(30));
-    while t.deliver() {
-        t.turn(&mut lanes);
-        t.turn(&mut lanes);
-    }
+    t.deliver_all(lanes);
+    (t, ahead)
+}
+
+/// How many reads ahead were done, and the longest time of one.
+fn times_of_ahead(t: &Tenant) -> (u64, u64) {
+    let mut sums = [0; BUCKETS];
+    let longest_ns = t.far.stats.prefetch_ns.add_to(&mut sums);
+    (sums.iter().sum(), longest_ns)
+}
+
+#[test]
+fn what_would_come_too_late_is_done_when_nothing_is_to_be_dropped() {
+    let mut lanes = whole().with_timeliness(false);
+    let (mut t, ahead) = asked_late(&mut lanes);
+    assert!(ahead.iter().all(|i| t.ended(*i) == Some(Status::Ok)));
+    assert_eq!(t.begun().len(), 20);
+    let dropped = &t.far.stats.dropped;
+    assert_eq!(dropped.load(std::sync::atomic::Ordering::Relaxed), 0);
+    let (done, longest_ns) = times_of_ahead(&t);
+    assert_eq!(done, 20);
+    assert!(
+        longest_ns >= 30_000_000,
+        "from the request on: {longest_ns} ns"
+    );
+    // One that was waited for on its way is one of them; what was never ahead is none.
+    let mailbox = &t.far.mailboxes[PROC];
+    ahead.iter().for_each(|i| mailbox.release(*i));
+    let waited_for = t.ask(FETCHES, 1)[0];
+    assert!(t.far.mailboxes[PROC].urge(waited_for));
+    t.ask(DEMANDS, 3);
+    t.turn(&mut lanes);
+    t.deliver_all(&mut lanes);
+    assert_eq!(times_of_ahead(&t).0, 21);
+}
+
+#[test]
+fn what_would_come_too_late_is_not_done_and_its_place_is_free() {
+    let mut lanes = whole();
+    let (mut t, ahead) = asked_late(&mut lanes);
     let late: Vec<usize> = ahead
         .iter()
         .copied()
@@ -442,6 +477,8 @@ fn what_would_come_too_late_is_not_done_and_its_place_is_free() {
         .collect();
     assert_eq!(late.len(), 20 - t.begun().len());
     assert!(late.len() > 5, "{} of 20", late.len());
+    let done = 20 - late.len() as u64;
+    assert_eq!(times_of_ahead(&t).0, done, "what was dropped has no time");
     assert!(ahead.iter().all(|i| t.ended(*i).is_some()));
     // Who needs it asks anew.
     for i in ahead {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::record::{Entries, Far, Prefetch, Quantiles, Sample};
+use crate::record::{Ahead, Entries, Far, Prefetch, Quantiles, Sample};
 
 fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
@@ -71,6 +71,17 @@ fn apply_far(v: &Value, far: &mut Far) {
     far.out_bytes = get(&["far", "bytes_out"]);
     far.failovers = get(&["far", "failovers"]);
     far.repairs = get(&["far", "repairs"]);
+    // Older ones have no times of reads ahead.
+    if let Some(done) = get(&["far", "prefetch_time_ns", "count"]) {
+        let q = |name| get(&["far", "prefetch_time_ns", name]).map(|n| n as f64);
+        far.ahead = Some(Ahead {
+            done,
+            dropped: get(&["far", "dropped"]).unwrap_or_default(),
+            promoted: get(&["far", "promoted"]).unwrap_or_default(),
+            p50_ns: q("p50").filter(|_| done > 0),
+            p90_ns: q("p90").filter(|_| done > 0),
+        });
+    }
     if get(&["far", "read_time_ns", "count"]).is_some_and(|n| n > 0) {
         let q = |name| get(&["far", "read_time_ns", name]).map(|n| n as f64);
         if let (Some(p50), Some(p99)) = (q("p50"), q("p99")) {
@@ -114,7 +125,9 @@ mod tests {
     fn far_memory_over_donors_becomes_fields() {
         let text = r#"{"schema":"canvas-stats/1","counters":{"pages_sunk":1,"pages_raised":2,"faults_deep":3},
             "far":{"extents_out":4,"bytes_out":5,"reads":6,"bytes_in":7,"failovers":8,"repairs":9,
-            "read_time_ns":{"count":3,"p50":10,"p90":11,"p99":12,"p999":13,"max":14,"histogram":[[10,3]]}}}"#;
+            "read_time_ns":{"count":3,"p50":10,"p90":11,"p99":12,"p999":13,"max":14,"histogram":[[10,3]]},
+            "prefetch_time_ns":{"count":16,"p50":17,"p90":18,"p99":19,"p999":20,"max":21,"histogram":[[17,16]]},
+            "dropped":22,"promoted":23}}"#;
         let before = Far {
             donors: 3,
             pool_bytes: 15,
@@ -141,9 +154,21 @@ mod tests {
                 p999: Some(13.0),
                 max: Some(14.0),
             }),
+            ahead: Some(Ahead {
+                done: 16,
+                dropped: 22,
+                promoted: 23,
+                p50_ns: Some(17.0),
+                p90_ns: Some(18.0),
+            }),
             ..before
         };
         assert_eq!(s.far, Some(expected));
+        // Times of none are no times.
+        let none =
+            r#"{"schema":"canvas-stats/1","far":{"prefetch_time_ns":{"count":0,"p50":0,"p90":0}}}"#;
+        apply(none, &mut s).unwrap();
+        assert_eq!(s.far.unwrap().ahead, Some(Ahead::default()));
     }
 
     #[test]

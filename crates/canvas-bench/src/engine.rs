@@ -38,7 +38,7 @@ use crate::host::swap::Swap;
 use crate::host::undo::{Step, Undo};
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
 use crate::registry;
-use crate::variant::{Tenancy, Variant};
+use crate::variant::{FarBelow, Tenancy, Variant};
 use crate::workload::Workload;
 
 /// Least local memory of any limited run, for all variants alike: canvas works with no less.
@@ -500,12 +500,14 @@ impl Bench<'_> {
         };
         let tenancy = cell.variant.tenancy();
         let far: Vec<u64> = needs.iter().map(|n| donors::far_bytes(n.bytes)).collect();
-        let shared = match tenancy {
-            Tenancy::Own => None,
-            _ => match self.share(far.iter().sum(), network.as_ref()) {
-                Ok(shared) => Some(shared),
-                Err(sentence) => return Ok(self.failures(cell, repeat, &sentence)),
-            },
+        let shared = match cell.variant {
+            Variant::CanvasFar(below) if tenancy != Tenancy::Own => {
+                match self.share(below, far.iter().sum(), network.as_ref()) {
+                    Ok(shared) => Some(shared),
+                    Err(sentence) => return Ok(self.failures(cell, repeat, &sentence)),
+                }
+            }
+            _ => None,
         };
         let alone = cell.set.members.len() == 1;
         let members = cell.set.members.iter();
@@ -582,11 +584,16 @@ impl Bench<'_> {
     }
 
     /// Starts an agent for all programs of a cell, and its donors.
-    fn share(&self, far_bytes: u64, network: Option<&Network>) -> Result<Shared, String> {
+    fn share(
+        &self,
+        below: &FarBelow,
+        far_bytes: u64,
+        network: Option<&Network>,
+    ) -> Result<Shared, String> {
         let dir = program::run_dir(&self.scratch, self.next_number())?;
         let far_dir = program::far_dir(&self.request.cache)?;
         let (canvas, undo) = (self.context.canvas, self.context.undo);
-        Shared::start(canvas, far_bytes, network, &dir, &far_dir, undo)
+        Shared::start(canvas, below, far_bytes, network, &dir, &far_dir, undo)
     }
 }
 

@@ -29,6 +29,8 @@ pub enum Below {
         link: Option<Rate>,
         /// Whose agent keeps far memory.
         tenancy: Tenancy,
+        /// Flags of an agent that programs share.
+        agent_flags: &'static [&'static str],
     },
     /// Swap on zram.
     Zram,
@@ -127,6 +129,7 @@ const fn far(copies: &'static str) -> Below {
         donor_dies: false,
         link: None,
         tenancy: Tenancy::Own,
+        agent_flags: &[],
     }
 }
 
@@ -137,6 +140,7 @@ const fn behind(mbit: u32) -> Below {
         donor_dies: false,
         link: Some(Rate::mbit(mbit)),
         tenancy: Tenancy::Own,
+        agent_flags: &[],
     }
 }
 
@@ -288,6 +292,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
                     donor_dies: true,
                     link: None,
                     tenancy: Tenancy::Own,
+                    agent_flags: &[],
                 }],
                 percents: &[50],
                 how: How::Alone,

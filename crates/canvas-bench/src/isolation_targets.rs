@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use crate::cells::{Cell, Key, solo_of};
 use crate::moved::between;
 use crate::rate::Rate;
-use crate::record::{Outcome, Sample};
+use crate::record::{Ahead, Far, Outcome, Sample};
 use crate::stats::Spread;
 use crate::targets::{Judged, Verdict};
 use crate::variant::{FarBelow, Tenancy, Variant};
-use crate::words::{quantity, times};
+use crate::words::{nanoseconds, quantity, times};
 
 /// The experiment that they belong to.
 pub const EXPERIMENT: &str = "isolation";
@@ -17,6 +17,8 @@ pub const EXPERIMENT: &str = "isolation";
 pub const LINK_MBIT: u32 = 200;
 /// Of the one that decides nothing.
 pub const FAST_LINK_MBIT: u32 = 10_000;
+/// Flags of an agent that reads all that is asked for ahead, however late.
+pub const NOTHING_DROPPED: &[&str] = &["--timeliness", "off"];
 /// Parameter of a program that has a weight.
 const WEIGHT: &str = "weight";
 
@@ -392,6 +394,83 @@ fn table_3(cells: &[Cell]) -> Vec<Judged> {
     all
 }
 
+/// Canvas's figure 13: who reads ahead, in whose company, and at which share of local memory.
+const AHEAD: &str = "sequential";
+const AHEAD_CO_RUN: &str = "sequential+random-read";
+const AHEAD_PERCENT: u32 = 25;
+
+/// Of the pages that came back from beyond the pool, the share that did so with a whole extent.
+fn not_alone(far: &Far) -> Option<f64> {
+    let (raised, alone) = (far.pages_raised?, far.faults?);
+    let all = raised + alone;
+    (all > 0).then(|| raised as f64 / all as f64)
+}
+
+/// The reader ahead with the rule of timeliness and without it: what is told, in words.
+fn figure_13(cells: &[Cell]) -> Vec<Judged> {
+    let without = match below(LINK_MBIT, Tenancy::Each) {
+        Variant::CanvasFar(far) => Variant::CanvasFar(FarBelow {
+            agent_flags: NOTHING_DROPPED.iter().map(|f| (*f).to_owned()).collect(),
+            ..far
+        }),
+        other => other,
+    };
+    let mut all = Vec::new();
+    for variant in [below(LINK_MBIT, Tenancy::Each), without] {
+        let cell = cells.iter().find(|c| {
+            c.key.experiment == EXPERIMENT
+                && c.key.workload == AHEAD
+                && c.key.co_run.as_deref() == Some(AHEAD_CO_RUN)
+                && c.key.local_percent == Some(AHEAD_PERCENT)
+                && c.key.variant == variant
+        });
+        let ahead = |number: fn(&Ahead) -> Option<f64>| {
+            cell?.median(|s| number(s.far.as_ref()?.ahead.as_ref()?))
+        };
+        let mut tell = |what: &str, measured: Option<String>| {
+            all.push(Judged {
+                number: "I5",
+                place: format!("{AHEAD} beside random-read at {AHEAD_PERCENT} %, {variant}"),
+                promise: what.to_owned(),
+                verdict: verdict(measured.as_ref().map(|_| true), false),
+                measured,
+            });
+        };
+        let both = |a: Option<f64>, b: Option<f64>, show: fn(f64) -> String| {
+            Some(format!("{}, {}", show(a?), show(b?)))
+        };
+        tell(
+            "reads ahead, from the request to the answer: median, 90th percentile",
+            both(ahead(|a| a.p50_ns), ahead(|a| a.p90_ns), nanoseconds),
+        );
+        tell(
+            "of the pages that came from beyond the pool, those that did not come alone",
+            cell.and_then(|c| c.median(|s| not_alone(s.far.as_ref()?)))
+                .map(percent),
+        );
+        tell(
+            "contribution: of the uses of far pages, those that found their page in memory",
+            cell.and_then(|c| c.median(|s| s.prefetch.as_ref()?.contribution))
+                .map(percent),
+        );
+        tell(
+            "reads ahead dropped as too late, of all; those that a thread came to wait for",
+            both(
+                ahead(|a| {
+                    let all = a.done + a.dropped;
+                    (all > 0).then(|| a.dropped as f64 / all as f64)
+                }),
+                ahead(|a| {
+                    let all = a.done + a.dropped;
+                    (all > 0).then(|| a.promoted as f64 / all as f64)
+                }),
+                percent,
+            ),
+        );
+    }
+    all
+}
+
 /// All of them, judged.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     let mut all = Vec::new();
@@ -401,6 +480,7 @@ pub fn judge(cells: &[Cell]) -> Vec<Judged> {
         }
     }
     all.extend(table_3(cells));
+    all.extend(figure_13(cells));
     all
 }
 
@@ -411,7 +491,7 @@ mod tests {
     use crate::engine::plan::resolve;
     use crate::experiments::{self, How};
     use crate::fixture;
-    use crate::record::{FarTick, Quantiles, Tick};
+    use crate::record::{FarTick, Prefetch, Quantiles, Tick};
     use proptest::prelude::*;
 
     fn sample(workload: &str, variant: Variant, at: Option<u32>, co_run: Option<&str>) -> Sample {
@@ -584,6 +664,68 @@ mod tests {
         let p99 = judged(&all, "I3", "percentile");
         assert_eq!(p99, (Verdict::Missed, Some("1.20×".into())));
         assert_eq!(judged(&all, "I2", "percentile").0, Verdict::Unknown);
+    }
+
+    #[test]
+    fn reading_ahead_is_told_with_the_rule_and_without_it() {
+        let at = |variant: &Variant, dropped, p90_ns| {
+            let mut s = sample(
+                AHEAD,
+                variant.clone(),
+                Some(AHEAD_PERCENT),
+                Some(AHEAD_CO_RUN),
+            );
+            s.prefetch = Some(Prefetch {
+                contribution: Some(0.875),
+                ..Prefetch::default()
+            });
+            s.far = Some(Far {
+                pages_raised: Some(99),
+                faults: Some(1),
+                ahead: Some(Ahead {
+                    done: 100 - dropped,
+                    dropped,
+                    promoted: 50,
+                    p50_ns: Some(2e6),
+                    p90_ns: Some(p90_ns),
+                }),
+                ..Far::default()
+            });
+            s
+        };
+        let told = |all: &[Sample]| {
+            let judged = judge(&gather(all)).into_iter().filter(|j| j.number == "I5");
+            let words = judged.map(|j| (j.verdict, j.measured.unwrap_or_default()));
+            words.collect::<Vec<_>>()
+        };
+        let e = experiments::find(EXPERIMENT).unwrap();
+        let names = |p: &&experiments::Part| {
+            let all: Vec<&str> = p.programs.iter().map(|p| p.workload).collect();
+            all.join("+") == AHEAD_CO_RUN
+        };
+        // Of the cells that run, so that what is told is what they have.
+        let part = e.parts.iter().find(names).unwrap();
+        assert_eq!(part.percents, [AHEAD_PERCENT]);
+        let below: Vec<Variant> = part.variants.iter().map(|b| resolve(*b)).collect();
+        assert_eq!(told(&[]), vec![(Verdict::Unknown, String::new()); 8]);
+        let all = [at(&below[0], 20, 3e6), at(&below[1], 0, 9e6)];
+        let words = [
+            "2.00 ms, 3.00 ms",
+            "99.0 %",
+            "87.5 %",
+            "20.0 %, 50.0 %",
+            "2.00 ms, 9.00 ms",
+            "99.0 %",
+            "87.5 %",
+            "0.0 %, 50.0 %",
+        ];
+        assert_eq!(told(&all), words.map(|w| (Verdict::Told, w.to_owned())));
+        let unknown = told(&all[..1]);
+        assert_eq!(unknown[4..], vec![(Verdict::Unknown, String::new()); 4]);
+        // A report without times of reads ahead.
+        let mut old = all[0].clone();
+        old.far.as_mut().unwrap().ahead = None;
+        assert_eq!(told(&[old])[0].0, Verdict::Unknown);
     }
 
     #[test]

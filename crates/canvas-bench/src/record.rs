@@ -203,6 +203,9 @@ pub struct Far {
     /// second); without the longest one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_read_ns: Option<Quantiles>,
+    /// What was asked for ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<Ahead>,
     /// Reads that the agent answered: of single pages and of extents.
     pub reads: Option<u64>,
     /// Bytes read for them.
@@ -228,6 +231,21 @@ pub struct Far {
     pub recovery_s: Option<f64>,
     /// Plain TCP over the loopback device; absent in co-runs.
     pub tcp: Option<Tcp>,
+}
+
+/// Extents asked for ahead beyond the pool (Canvas §5.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ahead {
+    /// Those that came.
+    pub done: u64,
+    /// Those that were not read, because they would have come too late.
+    pub dropped: u64,
+    /// Those that a thread came to wait for before they were begun, or all of them was.
+    pub promoted: u64,
+    /// Median time of those that came, from the request to the answer; absent where none came.
+    pub p50_ns: Option<f64>,
+    /// The 90th percentile.
+    pub p90_ns: Option<f64>,
 }
 
 /// Plain TCP between two threads of the bench, with nothing else to do.

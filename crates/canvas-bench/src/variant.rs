@@ -45,6 +45,9 @@ pub struct FarBelow {
     /// Whose agent keeps it.
     #[serde(default, skip_serializing_if = "Tenancy::is_own")]
     pub tenancy: Tenancy,
+    /// Further flags of an agent that programs share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub agent_flags: Vec<String>,
 }
 
 /// Whose agent keeps the far memory of programs that run together, and on which donors.
@@ -131,6 +134,9 @@ impl fmt::Display for Variant {
                     Tenancy::One => ", one tenant",
                     Tenancy::Each => ", isolated",
                 })?;
+                if !far.agent_flags.is_empty() {
+                    write!(f, ", agent {}", far.agent_flags.join(" "))?;
+                }
                 f.write_str(if far.donor_dies {
                     ", a donor dies]"
                 } else {
@@ -167,5 +173,16 @@ mod tests {
         );
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), new);
         assert_eq!(new.to_string(), "canvas-far[none, link 200mbit, isolated]");
+        let Variant::CanvasFar(below) = new else {
+            unreachable!()
+        };
+        let flagged = Variant::CanvasFar(FarBelow {
+            agent_flags: vec!["--timeliness".into(), "off".into()],
+            ..below
+        });
+        let text = serde_json::to_string(&flagged).unwrap();
+        assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), flagged);
+        let shown = "canvas-far[none, link 200mbit, isolated, agent --timeliness off]";
+        assert_eq!(flagged.to_string(), shown);
     }
 }

@@ -190,6 +190,10 @@ pub struct RunArgs {
     )]
     pub far_spin: Span,
 
+    /// Whether the agent leaves out what was asked for ahead and would come too late.
+    #[arg(long, env = "CANVAS_FAR_TIMELINESS", value_enum, default_value_t = TimelinessArg::On, hide_env_values = true)]
+    pub far_timeliness: TimelinessArg,
+
     /// Hosts that lend memory (`canvas serve`), separated by commas; rdma://HOST:PORT for pages over
     /// RDMA (`canvas serve --rdma`).
     #[arg(
@@ -376,6 +380,22 @@ pub enum SwitchArg {
     Off,
 }
 
+/// `--far-timeliness`, and `--timeliness` of the host's agent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum TimelinessArg {
+    /// What would come later than nearly all that is read ahead is used is not read (Canvas, section 5.3).
+    On,
+    /// All is read, however late it comes.
+    Off,
+}
+
+impl TimelinessArg {
+    /// Is the rule on?
+    pub fn is_on(self) -> bool {
+        self == TimelinessArg::On
+    }
+}
+
 /// `--prefetch`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum PrefetchArg {
@@ -445,6 +465,9 @@ pub struct WorkerArgs {
     /// How long to look for requests after the last one.
     #[arg(long, default_value = "50us")]
     pub spin: Span,
+    /// Whether what would come too late is left out.
+    #[arg(long, value_enum, default_value_t = TimelinessArg::On)]
+    pub timeliness: TimelinessArg,
     /// Connections to each server.
     #[arg(long, default_value_t = 1)]
     pub links: usize,
@@ -637,6 +660,9 @@ pub struct AgentArgs {
     /// How long a tenant's requests are looked for after its last one before sleeping; 0s saves CPU.
     #[arg(long, value_name = "TIME", default_value = "50us")]
     pub spin: Span,
+    /// Whether what tenants asked for ahead and would come too late is left out.
+    #[arg(long, value_enum, default_value_t = TimelinessArg::On)]
+    pub timeliness: TimelinessArg,
     /// Directory of the disk copies, best on a disk of its own [default: ~/.cache/canvas/far].
     #[arg(long, value_name = "DIR")]
     pub far_dir: Option<PathBuf>,

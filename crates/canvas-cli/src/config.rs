@@ -400,6 +400,7 @@ mod tests {
         let all = r#"
 [agent]
 far_max = "64G"
+timeliness = "off"
 servers = ["a:1", "b:2"]
 copies = 2
 [serve]
@@ -410,6 +411,7 @@ links = 16
 local = "25%"
 far = "4G"
 spill_at = 70
+far_timeliness = "off"
 no_prefetch = true
 agent = true
 "#;
@@ -457,6 +459,10 @@ agent = true
                 "2: [agent] far_max: its value is neither a string nor a number",
             ),
             ("[agent\n", "1: it is no TOML: "),
+            (
+                "[agent]\ntimeliness = \"no\"\n",
+                "2: [agent] timeliness: write one of on, off",
+            ),
             (
                 "[agent]\nspin = \"1ms\"\nspin = \"2ms\"\n",
                 "3: it is no TOML: ",

@@ -388,6 +388,8 @@ fn flags(options: &FarOptions, policy: Policy) -> Vec<String> {
         flags.extend(["--server".to_owned(), server.to_string()]);
     }
     flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
+    let timeliness = if options.timeliness { "on" } else { "off" };
+    flags.extend(["--timeliness".to_owned(), timeliness.to_owned()]);
     flags.extend(["--donors".to_owned(), policy.donors.to_string()]);
     for seed in &options.seeds {
         flags.extend(["--seed".to_owned(), seed.to_string()]);

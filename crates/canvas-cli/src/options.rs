@@ -69,6 +69,8 @@ pub struct FarOptions {
     pub spill_percent: u64,
     /// How long the agent looks for requests before it sleeps.
     pub spin: Span,
+    /// What is read ahead and would come too late is not done.
+    pub timeliness: bool,
     /// Hosts that lend memory.
     pub servers: Vec<Address>,
     /// How many copies, and where; `None` for what the host agent does.
@@ -209,6 +211,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
             ("--agent", args.agent.is_some()),
             ("--server", !args.servers.is_empty()),
             ("--seed", !args.seeds.is_empty()),
+            ("--far-timeliness", !args.far_timeliness.is_on()),
             ("--weight", args.share.weight.is_some()),
             ("--swap-in-limit", args.share.swap_in_limit.is_some()),
             ("--swap-out-limit", args.share.swap_out_limit.is_some()),
@@ -261,6 +264,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
         spin: args.far_spin,
+        timeliness: args.far_timeliness.is_on(),
         links: args.links,
         seeds,
         host,
@@ -278,6 +282,7 @@ pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
         ("--seed", !args.seeds.is_empty()),
         ("--key-file", args.key_file.is_some()),
         ("--far-dir", args.far_dir.is_some()),
+        ("--far-timeliness", !args.far_timeliness.is_on()),
     ];
     if let Some((flag, _)) = its_own.iter().find(|(_, given)| *given) {
         return Err(Failure::run(format!(
@@ -606,6 +611,24 @@ mod tests {
         };
         assert_eq!(name(&[]), format!("true.{}", std::process::id()));
         assert_eq!(name(&["--tenant", "web"]), "web");
+    }
+
+    #[test]
+    fn the_rule_of_timeliness_is_the_agents_that_keeps_far_memory() {
+        let far = ["--local", "64M", "--far", "64M"];
+        let is_on = |flags: &[&str]| {
+            let options = options(&[&far, flags].concat())?;
+            Ok::<_, Failure>(options.far.unwrap().timeliness)
+        };
+        assert!(is_on(&[]).unwrap() && is_on(&["--far-timeliness", "on"]).unwrap());
+        assert!(!is_on(&["--far-timeliness", "off"]).unwrap());
+        assert!(is_on(&["--agent=/x", "--far-timeliness", "on"]).unwrap());
+        let f = is_on(&["--agent=/x", "--far-timeliness", "off"]).unwrap_err();
+        let want = "--far-timeliness and --agent exclude each other: the agent has its own; leave out one of them";
+        assert_eq!((f.code, f.sentence.as_str()), (125, want));
+        let f = options(&["--far-timeliness", "off"]).unwrap_err();
+        let want = "--far-timeliness without --far has no use; write --far SIZE for how much memory may go there";
+        assert_eq!((f.code, f.sentence.as_str()), (125, want));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use canvas_shm::Far;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
-use canvas_shm::histogram::{BUCKETS, bucket_floor_ns, quantile_ns};
+use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
@@ -189,6 +189,7 @@ struct FarMemory {
     #[serde(flatten)]
     counts: control::wire::Far,
     read_time_ns: Times,
+    prefetch_time_ns: Times,
 }
 
 /// Memory that forks share.
@@ -226,13 +227,17 @@ impl FarMemory {
     fn new(far: &Far) -> FarMemory {
         let s = &far.stats;
         let (used, most) = slabs(far);
-        let mut reads = [0; BUCKETS];
-        let longest_ns = s.read_ns.add_to(&mut reads);
+        let times = |of: &Histogram| {
+            let mut sums = [0; BUCKETS];
+            let longest_ns = of.add_to(&mut sums);
+            Times::of(&sums, longest_ns)
+        };
         FarMemory {
             limit_bytes: most * SLAB_BYTES as u64,
             used_bytes: used * SLAB_BYTES as u64,
             counts: control::wire::Far::of(far, s.degraded_slabs.load(Relaxed).max(0) as u64),
-            read_time_ns: Times::of(&reads, longest_ns),
+            read_time_ns: times(&s.read_ns),
+            prefetch_time_ns: times(&s.prefetch_ns),
         }
     }
 }

@@ -16,6 +16,7 @@ use canvas_agent::copies::{self, Copies, Policy};
 use canvas_agent::disk::Disk;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
+use canvas_agent::lanes::Lanes;
 use canvas_agent::seal::Sealer;
 use canvas_agent::share::Live;
 use canvas_agent::{Agent, Setup};
@@ -95,6 +96,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
         say: |line| say(line),
         share,
     };
+    let lanes = Lanes::new().with_timeliness(args.timeliness.is_on());
     let mut orphan = Orphan::default();
     let is_over = || match runner.load(SeqCst) {
         RUNS => false,
@@ -103,7 +105,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
     };
     if args.servers.is_empty() && args.seeds.is_empty() {
         let disk = disk.ok_or_else(|| fail("its flags", "there is neither a server nor a disk"))?;
-        Agent::new(setup, disk).serve(is_over);
+        Agent::new(setup, disk).serve(lanes, is_over);
     } else {
         let key = match journal.cluster_key() {
             Some(line) => {
@@ -126,7 +128,7 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
             links: args.links,
         };
         let store = Copies::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
-        Agent::new(setup, store).serve(is_over);
+        Agent::new(setup, store).serve(lanes, is_over);
     }
     Ok(exit::OK)
 }

@@ -16,7 +16,8 @@
 //!   largest request of each other tenant. Idle time is no credit: who comes back begins at the
 //!   link's clock.
 //! * **Horizontal**, inside a tenant: demand before prefetch; `queue.rs` has the rule for writes.
-//!   Prefetches that would come too late are dropped (`Decision::Drop`).
+//!   Prefetches that would come too late are dropped (`Decision::Drop`), unless that is switched off
+//!   ([`Scheduler::set_timeliness`]).
 //! * **Limits** in bytes a second, of reads and of writes, hold whether links are idle or not. A tenant
 //!   that waits for its limit is as one that is idle: it blocks nobody, and owes nothing afterwards.
 //!

@@ -30,6 +30,7 @@ pub struct Scheduler {
     turn: usize,
     /// Requests and turns so far.
     serial: u64,
+    /// Prefetches that would come too late are dropped.
     timeliness: bool,
     strays: u64,
 }
@@ -70,7 +71,8 @@ impl Scheduler {
         Some(LinkId(self.links.len() as u8 - 1))
     }
 
-    /// Switches the dropping of late prefetches off or on (Canvas fig. 13).
+    /// Switches the dropping of late prefetches off or on (Canvas fig. 13), also of those that wait already. Uses
+    /// are learned from either way.
     pub fn set_timeliness(&mut self, on: bool) {
         self.timeliness = on;
     }

@@ -41,6 +41,7 @@ enum Op {
     Leave(u64),
     Join(u64, u32, usize, usize),
     Used(u64, u64),
+    Timeliness(bool),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -59,6 +60,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..TENANTS, 1..=1000u32, 0..RATES.len(), 0..RATES.len())
             .prop_map(|(t, w, i, o)| Op::Join(t, w, i, o)),
         1 => (0..TENANTS, 1000..2_000_000u64).prop_map(|(t, ns)| Op::Used(t, ns)),
+        1 => prop::bool::weighted(0.7).prop_map(Op::Timeliness),
     ]
 }
 
@@ -67,6 +69,7 @@ struct Both {
     naive: Naive,
     links: Vec<LinkId>,
     now: u64,
+    timeliness: bool,
     tenants: BTreeMap<u64, TenantConfig>,
     /// Tag by tag: tickets of requests that are not over.
     open: BTreeMap<u64, Ticket>,
@@ -90,6 +93,7 @@ impl Both {
             naive: Naive::new(LINKS, WINDOW),
             links,
             now: 0,
+            timeliness: true,
             tenants: BTreeMap::new(),
             open: BTreeMap::new(),
             under_way: BTreeSet::new(),
@@ -102,7 +106,11 @@ impl Both {
     /// What the oracle does with the estimates, which are measured elsewhere.
     fn next_naive(&mut self) -> Option<Act> {
         let (real, links, now) = (&self.real, &self.links, self.now);
+        let timeliness = self.timeliness;
         self.naive.next(now, |w, before, weight, weights| {
+            if !timeliness {
+                return false;
+            }
             let stats = real.stats(TenantId(w.tenant)).unwrap();
             let Some(threshold) = stats.timeliness_ns else {
                 return false;
@@ -267,6 +275,10 @@ impl Both {
                 }
             }
             Op::Used(t, ns) => self.real.used_after(TenantId(t), ns, 40),
+            Op::Timeliness(on) => {
+                self.real.set_timeliness(on);
+                self.timeliness = on;
+            }
             _ => {}
         }
     }

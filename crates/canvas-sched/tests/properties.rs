@@ -118,6 +118,49 @@ proptest! {
         s.check();
     }
 
+    /// However late they are and whatever was learned of uses: with the rule off every prefetch is sent, and with it
+    /// on again what waits is judged.
+    #[test]
+    fn without_the_rule_nothing_is_dropped(
+        prefetches in prop::collection::vec((1..=REQUEST_BYTES_MAX, 0..50_000_000u64), 1..200),
+        demands in 0..50usize,
+        uses_ns in prop::collection::vec(1..1_000_000u64, 64..200),
+        took_ns in 1..5_000_000u64,
+    ) {
+        let (mut s, link) = with(&[100], ONE);
+        let t = TenantId(0);
+        s.set_timeliness(false);
+        s.submit(t, Class::Demand, link, 4096, 0, 0).unwrap();
+        let first = sent(s.next(0)).unwrap();
+        s.done(first.ticket, took_ns);
+        for ns in uses_ns {
+            s.used_after(t, ns, 1);
+        }
+        let mut now = 100_000_000;
+        for (bytes, waited_ns) in &prefetches {
+            s.submit(t, Class::Prefetch, link, *bytes, 1, now - waited_ns).unwrap();
+        }
+        for _ in 0..demands {
+            s.submit(t, Class::Demand, link, 4096, 0, now).unwrap();
+        }
+        let mut ahead = 0;
+        while let Some(r) = sent(s.next(now)) {
+            ahead += r.tag as usize;
+            now += took_ns;
+            s.done(r.ticket, now);
+        }
+        prop_assert_eq!(ahead, prefetches.len());
+        let threshold = s.stats(t).unwrap().timeliness_ns;
+        prop_assert!(threshold.is_some(), "uses are learned from all the same");
+        // However slow the link seems.
+        now += 1_000_000_000_000;
+        s.submit(t, Class::Prefetch, link, 4096, 1, 0).unwrap();
+        s.set_timeliness(true);
+        let last = s.next(now);
+        prop_assert!(matches!(last, Some(Decision::Drop(_))), "{last:?}");
+        s.check();
+    }
+
     /// A tenant that comes back after any idle time, or comes late, is no more ahead than one that was there.
     #[test]
     fn idle_time_is_no_credit(alone in 1..200usize, weight in 1..=1000u32, other in 1..=1000u32) {

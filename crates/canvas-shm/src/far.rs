@@ -17,7 +17,7 @@ use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_0004;
+pub const MAGIC: u64 = 0x0046_4152_0000_0005;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -81,6 +81,9 @@ pub struct FarStats {
     /// Times from asking for an extent ahead to the use of each page that came with it; the
     /// programs' to write. By it the agent judges which requests come too late (Canvas §5.3).
     pub ahead_ns: Histogram,
+    /// Times of reads ahead that were done, from the request to the answer, whether a thread came to wait for them
+    /// or not.
+    pub prefetch_ns: Histogram,
     /// What was begun, by [`class`].
     pub sent: [AtomicU64; class::CLASSES],
     /// Bytes of it.

@@ -233,8 +233,12 @@ impl Copies {
         };
         r.tried_disk = true;
         r.asked_disk = true;
-        // A donor that has been asked may be faster: its bytes need a place too.
-        let block = if r.asked == 0 { r.block.take() } else { None };
+        // A donor that has been asked may be faster, and pieces that came before must not be lost: then the disk gets
+        // a block of its own.
+        let block = match r.asked {
+            0 if r.range.start == 0 => r.block.take(),
+            _ => None,
+        };
         let number = ON_DISK | (self.reads.disk_serial % ON_DISK);
         self.reads.disk_serial = self.reads.disk_serial.wrapping_add(1);
         self.reads.on_disk.insert(number, (id, r.serial));
@@ -306,6 +310,13 @@ impl Copies {
         } else if outcome == Outcome::Done {
             r.handed = true;
             r.from = None;
+            let block = match r.block.take() {
+                Some(mut ours) => {
+                    ours[r.range.clone()].copy_from_slice(&block[r.range.clone()]);
+                    ours
+                }
+                None => block,
+            };
             self.events.push(Event::Ended { id, outcome, block });
         } else {
             r.disk_failed = true;

@@ -160,10 +160,12 @@ pub fn resolve(below: Below) -> Variant {
             donor_dies,
             link,
             tenancy,
+            agent_flags,
         } => Variant::CanvasFar(FarBelow {
             donor_dies,
             link,
             tenancy,
+            agent_flags: strings(agent_flags),
             ..FarBelow::copies(copies)
         }),
         Below::Zram => Variant::Zram,

@@ -210,6 +210,7 @@ fn company_does_not_run_alone_nor_do_equals() {
     assert_eq!(members(&["random-read"]), 1);
     assert_eq!(members(&["random-read", "sequential"]), 1);
     assert_eq!(members(&["sequential"]) + members(&["sequential-write"]), 0);
+    assert_eq!(members(&["sequential", "random-read"]), 1, "figure 13");
     let four = plan.sets.iter().find(|s| s.members.len() == 4).unwrap();
     let weights = four.members.iter().map(|m| m.tenant_flags.join(" "));
     assert!(weights.eq(["1", "2", "4", "8"].map(|w| format!("--weight {w}"))));

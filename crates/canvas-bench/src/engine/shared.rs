@@ -26,10 +26,11 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Starts donors that lend `far_bytes` each, and the agent; files go to `dir`, disk copies to
-    /// `far_dir`. An error is one sentence.
+    /// Starts donors that lend `far_bytes` each, and the agent, with the flags that `below` has for it; files go
+    /// to `dir`, disk copies to `far_dir`. An error is one sentence.
     pub fn start(
         canvas: &Path,
+        below: &FarBelow,
         far_bytes: u64,
         network: Option<&Network>,
         dir: &Path,
@@ -45,7 +46,7 @@ impl Shared {
             format!("--far-dir={}", far_dir.display()),
         ];
         let command = Argv {
-            argv: [own.as_slice(), &donors.servers()].concat(),
+            argv: [own.as_slice(), &donors.servers(), &below.agent_flags].concat(),
             env: Vec::new(),
         };
         let mut agent = Child::start(&command, dir, "agent", undo)?;

@@ -318,6 +318,18 @@ fn donors<'f>() -> Vec<Column<'f>> {
         ),
         over("read p99", |f| Some(f.read_ns?.p99), nanoseconds),
         over("longest read", |f| f.read_ns?.max, nanoseconds),
+        over("read ahead p50", |f| f.ahead?.p50_ns, nanoseconds),
+        over("read ahead p90", |f| f.ahead?.p90_ns, nanoseconds),
+        over(
+            "dropped as too late",
+            |f| Some(f.ahead?.dropped as f64),
+            quantity,
+        ),
+        over(
+            "waited for before they came",
+            |f| Some(f.ahead?.promoted as f64),
+            quantity,
+        ),
         over("TCP p50, busy", |f| Some(f.tcp?.busy_ns), nanoseconds),
         over("TCP p50, asleep", |f| Some(f.tcp?.blocking_ns), nanoseconds),
         over("read over TCP", far_targets::read_over_tcp, times),

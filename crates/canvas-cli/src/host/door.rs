@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use canvas_agent::Share;
 use canvas_agent::host::{Bell, Host, Served};
+use canvas_agent::lanes::Lanes;
 use canvas_agent::log::{About, Log};
 use canvas_shm::pass;
 use nix::errno::Errno;
@@ -126,6 +127,7 @@ impl Door {
         slabs_max: usize,
         pool: HostPool,
         spin: Duration,
+        lanes: Lanes,
         listening: Listening,
         signals: SignalFd,
     ) -> std::io::Result<Door> {
@@ -134,7 +136,7 @@ impl Door {
         let theirs = bell.clone();
         std::thread::Builder::new()
             .name("serve".to_owned())
-            .spawn(move || Host::new(spin).serve(&theirs, |host| obey(host, &told)))?;
+            .spawn(move || Host::new(spin, lanes).serve(&theirs, |host| obey(host, &told)))?;
         Ok(Door {
             service,
             slabs_max,

@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use canvas_agent::copies::Policy;
+use canvas_agent::lanes::Lanes;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_types::exit;
 use canvas_types::units::Size;
@@ -74,7 +75,8 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         return Err(fail(why));
     }
     let spin = Duration::from_nanos(args.spin.ns);
-    let mut door = Door::new(service, slabs_max, pool, spin, listening, signals)
+    let lanes = Lanes::new().with_timeliness(args.timeliness.is_on());
+    let mut door = Door::new(service, slabs_max, pool, spin, lanes, listening, signals)
         .map_err(|e| fail(format!("there is no thread: {}", crate::reason(&e))))?;
     let n = tenants.len();
     for (given, fds) in tenants {

@@ -122,6 +122,18 @@ fn reads_beyond_the_pool_have_times_of_their_own() {
     far.stats.read_ns.record(40_000);
     let text = Report::new(&run(End::Exit(0)), s, Some(far), None).to_json();
     let v: Value = serde_json::from_str(&text).unwrap();
+    let ahead = &v["far"]["prefetch_time_ns"];
+    assert_eq!((&ahead["count"], &ahead["max"]), (&0.into(), &0.into()));
+    far.stats.prefetch_ns.record(1_000_000);
+    far.stats.prefetch_ns.record(9_000_000);
+    let text = Report::new(&run(End::Exit(0)), s, Some(far), None).to_json();
+    let later: Value = serde_json::from_str(&text).unwrap();
+    let ahead = &later["far"]["prefetch_time_ns"];
+    assert_eq!(
+        (&ahead["count"], &ahead["max"]),
+        (&2.into(), &9_000_000.into())
+    );
+    assert!(ahead["p50"].as_u64() < ahead["p90"].as_u64(), "{ahead}");
     let times = &v["far"]["read_time_ns"];
     assert_eq!(
         (&times["count"], &times["max"]),
