@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Display;
+use std::io::Write as _;
 
 use canvas_types::exit;
 use clap::CommandFactory;
@@ -37,7 +38,9 @@ impl Failure {
 
 /// Writes one line to standard error.
 pub fn say(sentence: impl Display) {
-    eprintln!("canvas: {sentence}");
+    // In one write: others write there too, and a reader shall not see half a line. A closed stderr is the caller's choice.
+    let line = format!("canvas: {sentence}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Prints what the parser has to say and returns the exit code.
