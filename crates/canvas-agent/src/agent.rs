@@ -380,11 +380,7 @@ impl<S: Store> Agent<S> {
                 work.class
             };
             let left = work.bytes() - work.got;
-            // In pieces where a whole one would hold others up: not on the disk.
-            work.piece = match lane {
-                Lane::In | Lane::Out => left.min(lanes.piece_bytes(lane)),
-                Lane::Disk => left,
-            };
+            work.piece = left.min(lanes.piece_bytes(lane));
             let (posted_ns, bytes) = (work.posted_ns, work.piece * times);
             work.begun_ns = 0;
             work.ticket = lanes.submit(id, class, lane, bytes, op, posted_ns);
@@ -404,10 +400,7 @@ impl<S: Store> Agent<S> {
             let Some((lane, left)) = own.wants.take() else {
                 continue;
             };
-            own.bytes = match lane {
-                Lane::In | Lane::Out => left.min(lanes.piece_bytes(lane)),
-                Lane::Disk => left,
-            };
+            own.bytes = left.min(lanes.piece_bytes(lane));
             own.begun_ns = 0;
             let (tag, now_ns) = (OWN + slot as u32, lanes.now_ns());
             own.ticket = lanes.submit(id, Class::SwapOut, lane, own.bytes, tag, now_ns);

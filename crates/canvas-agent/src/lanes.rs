@@ -116,8 +116,12 @@ impl Lanes {
         self.sched.put_first(ticket);
     }
 
-    /// How large reads should be on a lane, so that nobody waits long for them.
+    /// How large a part of a request should go over a lane at one time, so that nobody waits long for it.
     pub fn piece_bytes(&self, lane: Lane) -> u32 {
+        if lane == Lane::Disk {
+            // What is asked of it is done whole.
+            return u32::MAX;
+        }
         let stats = self.sched.link_stats(self.links[lane as usize]);
         stats.map_or(u32::MAX, |s| s.piece_bytes)
     }
