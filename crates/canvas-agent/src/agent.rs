@@ -449,21 +449,19 @@ impl<S: Store> Agent<S> {
     /// What a donor has been silent about for long keeps nobody else waiting.
     fn look_for_silent(&mut self, lanes: &mut Lanes) {
         let before = lanes.now_ns().saturating_sub(SILENT_NS);
-        for work in self.work.iter_mut().flatten() {
-            if work.begun_ns != 0
-                && work.begun_ns < before
-                && let Some(ticket) = work.ticket.take()
+        let mut judge = |begun_ns: u64, ticket: &mut Option<Ticket>| {
+            if begun_ns != 0
+                && begun_ns < before
+                && let Some(ticket) = ticket.take()
             {
                 lanes.give_up(ticket);
             }
+        };
+        for work in self.work.iter_mut().flatten() {
+            judge(work.begun_ns, &mut work.ticket);
         }
         for own in &mut self.own {
-            if own.begun_ns != 0
-                && own.begun_ns < before
-                && let Some(ticket) = own.ticket.take()
-            {
-                lanes.give_up(ticket);
-            }
+            judge(own.begun_ns, &mut own.ticket);
         }
     }
 
