@@ -8,6 +8,7 @@ import time
 
 from lib import canvas, procs
 from lib.harness import MIB, check, deep
+from net.load import Here, Pages
 
 from . import hostile, languages, servers, workloads  # noqa: F401  (they register what is run again)
 
@@ -91,6 +92,31 @@ def deep_limit(r):
     told = c.err().count("far limit is reached")
     r.require(1 <= told <= 3, f"the far limit is told of {told} times\n{c.tail()}")
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
+
+
+@check("deep-compaction", timeout_s=150, **hostile.C)
+def compaction(r):
+    """Pages that are rewritten at random leave far memory mostly empty everywhere, and it is used again:
+    what --far holds is not what was once written there. Agents die meanwhile."""
+    if not r.managed:
+        return
+    pages = Pages(r, Here, ("--far", "64M", "--far-dir", r.dir), 104)
+    rng, kills, last, end = random.Random(6), 0, None, time.monotonic() + r.size(40, 120)
+    # By then all of it has been written anew about once, which would take another 64M.
+    while pages.writes() < r.size(20_000, 100_000) and time.monotonic() < end:
+        pages.alive()
+        time.sleep(rng.uniform(0.2, 1))
+        if kills < 3:
+            last = wait_for_agent(r, pages.child, last)
+            os.kill(last, signal.SIGKILL)
+            kills += 1
+    written = pages.writes()
+    r.require(written >= 10_000, f"only {written} pages were written anew in that time")
+    stats = pages.finish()
+    emptied = canvas.find(stats, "extents_compacted")
+    r.require(emptied > 0, "stats: extents_compacted = 0")
+    r.require(stats["far"]["limit_bytes"] == 64 * MIB, f"far: {stats['far']}")
+    r.note(f"{written} pages written anew, {emptied} extents emptied; {canvas.summary(stats)}")
 
 
 @check("deep-clean", timeout_s=90, **hostile.C)

@@ -22,6 +22,14 @@ def far_flags(donors, copies, key, run, wait="30s", far="512M"):
             "--key-file", key, "--far-wait", wait)
 
 
+class Here:
+    """This host, for what needs no other."""
+
+    @staticmethod
+    def prefix():
+        return []
+
+
 class Managed:
     """A program under `canvas run` on a host."""
 
@@ -108,6 +116,9 @@ class Pages(Managed):
 
     def reads(self):
         return self.word(1)
+
+    def writes(self):
+        return self.word(2)
 
     def longest_ms(self):
         """The longest access since the last call."""

@@ -93,6 +93,15 @@ impl<M: SlotMem> SlabRelease for Releaser<'_, M> {
     }
 }
 
+/// The budget, past its bound.
+struct PastBound<'b, B>(&'b B);
+
+impl<B: PoolBudget> PoolBudget for PastBound<'_, B> {
+    fn charge(&self, bytes: i64) -> bool {
+        self.0.charge_past_bound(bytes)
+    }
+}
+
 /// Working memory of one thread's calls. All-zero memory is valid.
 #[repr(C, align(64))]
 pub struct Scratch {
@@ -677,6 +686,39 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// without being written ([`LocalPool::sink_home`]).
     /// False, with nothing changed, when the entry holds another copy by now, or the pool is full.
     pub fn raise(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8], keeps: bool) -> bool {
+        self.raise_on(&self.budget, entry, place, stored, keeps)
+    }
+
+    /// The copy at `place`, of a page that is far, is to be there no more: it comes back as with
+    /// [`LocalPool::raise`], or the one in the pool is left. `past_bound`: even if the pool has no room.
+    /// False, with nothing changed, when the entry has no copy there by now, or the pool is full.
+    pub fn vacate(
+        &self,
+        entry: SwapEntry,
+        place: DeepPlace,
+        stored: &[u8],
+        past_bound: bool,
+    ) -> bool {
+        let old = self.entries.get(entry);
+        if self.home(old) == Some(place) {
+            self.only_here(entry, old);
+            return true;
+        }
+        if past_bound {
+            self.raise_on(&PastBound(&self.budget), entry, place, stored, false)
+        } else {
+            self.raise_on(&self.budget, entry, place, stored, false)
+        }
+    }
+
+    fn raise_on(
+        &self,
+        budget: &impl PoolBudget,
+        entry: SwapEntry,
+        place: DeepPlace,
+        stored: &[u8],
+        keeps: bool,
+    ) -> bool {
         let old = self.entries.get(entry);
         let len = place.len as usize;
         if old != Record::Deep(place) || stored.len() != HEADER_BYTES + len {
@@ -687,7 +729,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         } else {
             class_for(stored.len() + if keeps { HOME_BYTES } else { 0 })
         };
-        let Some(slot) = self.slots.alloc(class, &self.budget) else {
+        let Some(slot) = self.slots.alloc(class, budget) else {
             return false;
         };
         let (header, payload) = stored.split_at(HEADER_BYTES);

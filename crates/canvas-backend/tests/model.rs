@@ -52,6 +52,11 @@ enum Op {
         page: usize,
         keeps: bool,
     },
+    /// Its extent is emptied: it comes back up, past the bound if need be, or only leaves its extent.
+    Vacate {
+        page: usize,
+        past_bound: bool,
+    },
     /// The copy in the pool goes, if there is one below.
     SinkHome(usize),
     /// The copy in the pool goes in any case.
@@ -90,6 +95,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..8i64).prop_map(Op::Limit),
         5 => (0..PAGES, any::<bool>()).prop_map(|(page, late)| Op::Sink { page, late }),
         4 => (0..PAGES, any::<bool>()).prop_map(|(page, keeps)| Op::Raise { page, keeps }),
+        3 => (0..PAGES, any::<bool>()).prop_map(|(page, past_bound)| Op::Vacate { page, past_bound }),
         3 => (0..PAGES).prop_map(Op::SinkHome),
         2 => (0..PAGES).prop_map(Op::Spare),
     ]
@@ -287,6 +293,35 @@ fn check(codec: Codec) -> Vec<String> {
                             prop_assert_eq!(raised, read_out(&pool, entry) == bytes);
                         }
                     }
+                    Op::Vacate { page, past_bound } => {
+                        let entry = pages[page].entry;
+                        let (record, before) = (pool.record(entry), read_out(&pool, entry));
+                        let place = match record {
+                            Record::Deep(place) => Some(place),
+                            _ => pool.home_place(entry),
+                        };
+                        let Some(place) = place else { continue };
+                        let bytes = extents[&place.extent].clone();
+                        let other = DeepPlace {
+                            extent: place.extent + 1,
+                            ..place
+                        };
+                        prop_assert!(!pool.vacate(entry, other, &bytes, past_bound));
+                        prop_assert_eq!(pool.record(entry), record);
+                        let left = pool.vacate(entry, place, &bytes, past_bound);
+                        let home = matches!(record, Record::Stored { .. });
+                        seen.borrow_mut().insert(format!("vacated {left}"));
+                        prop_assert!(left || !(past_bound || home));
+                        if left {
+                            prop_assert!(!home || before == bytes);
+                            prop_assert_eq!(read_out(&pool, entry), bytes);
+                            prop_assert_eq!(pool.home_place(entry), None);
+                            let gone = world.budget.deep_gone.lock().unwrap();
+                            prop_assert_eq!(gone.last(), Some(&place.extent));
+                        } else {
+                            prop_assert_eq!(pool.record(entry), record);
+                        }
+                    }
                     Op::SinkHome(i) => {
                         let entry = pages[i].entry;
                         let (record, bytes) = (pool.record(entry), read_out(&pool, entry));
@@ -438,6 +473,8 @@ fn behaves_like_a_map() {
         "sunk home false",
         "sunk home true",
         "sunk true",
+        "vacated false",
+        "vacated true",
     ];
     assert_eq!(check(Codec::Lz4), all);
 }
@@ -462,6 +499,8 @@ fn behaves_like_a_map_uncompressed() {
         "sunk home false",
         "sunk home true",
         "sunk true",
+        "vacated false",
+        "vacated true",
     ];
     assert_eq!(check(Codec::None), all);
 }

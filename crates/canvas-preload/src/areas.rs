@@ -43,8 +43,9 @@ pub const TRACE: usize = WORDS_BASE + 0x39_0000_0000;
 /// Bytes that they may take.
 pub const TRACE_BYTES: usize = 2 << 20;
 
-/// The book of extents of the far space: by extent, then twice by slab.
+/// The book of extents of the far space: by extent, twice by slab, then by extent again.
 const DEEP: usize = WORDS_BASE + 0x3a_0000_0000;
+const DEEP_WRITTEN: usize = DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8;
 const DEEP_SPANS: usize = WORDS_BASE + 0x3b_0000_0000;
 /// Hashes of local pages whose copy lies beyond the pool.
 const DIGESTS: usize = WORDS_BASE + 0x3c_0000_0000;
@@ -52,7 +53,7 @@ const DIGESTS: usize = WORDS_BASE + 0x3c_0000_0000;
 const DIGESTS_PAGES_MAX: usize = 1 << 25;
 
 const _: () = {
-    assert!(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8 <= DEEP_SPANS);
+    assert!(DEEP_WRITTEN + far::EXTENTS_MAX <= DEEP_SPANS);
     assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= DIGESTS);
     assert!(DIGESTS + digests::words_for(DIGESTS_PAGES_MAX) * 8 <= WORDS_BASE + META_BYTES);
     assert!(TRACE + TRACE_BYTES <= DEEP);
@@ -86,6 +87,11 @@ pub fn map() -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+fn atomics8(addr: usize, n: usize) -> &'static [AtomicU8] {
+    // SAFETY: as below.
+    unsafe { core::slice::from_raw_parts(addr as *const AtomicU8, n) }
 }
 
 fn atomics32(addr: usize, n: usize) -> &'static [AtomicU32] {
@@ -130,8 +136,8 @@ pub fn all_resident(block: usize) -> bool {
 /// The book of extents of the far space.
 pub fn extent_book() -> BookArrays<'static> {
     BookArrays {
-        // SAFETY: as above.
-        live: unsafe { core::slice::from_raw_parts(DEEP as *const AtomicU8, far::EXTENTS_MAX) },
+        live: atomics8(DEEP, far::EXTENTS_MAX),
+        written: atomics8(DEEP_WRITTEN, far::EXTENTS_MAX),
         spans: atomics64(DEEP_SPANS, far::EXTENTS_MAX),
         slab_live: atomics32(DEEP + far::EXTENTS_MAX, far::SLABS_MAX),
         roles: atomics32(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 4, far::SLABS_MAX),

@@ -31,7 +31,7 @@ use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsiz
 use crate::account::Whom;
 use crate::pool::pool;
 use crate::state::{EPOCH, count};
-use crate::{account, areas, copies, reclaim, report, sig, state};
+use crate::{account, ahead, areas, compact, copies, reclaim, report, sig, state};
 
 const _: () = assert!(EXTENT_BYTES == far::EXTENT_BYTES);
 
@@ -103,14 +103,20 @@ pub fn take_channel() {
 }
 
 #[inline]
-fn far() -> Option<&'static Far> {
+/// The far area, if the tenant has one.
+pub fn far() -> Option<&'static Far> {
     let at = FAR.load(Ordering::Relaxed);
     // SAFETY: `init` mapped the full area, for good.
     (at != 0).then(|| unsafe { Far::at(at) })
 }
 
 fn mailbox() -> Option<&'static Mailbox> {
-    far().map(|f| &f.mailboxes[PROC.load(Ordering::Relaxed)])
+    far().map(our_mailbox)
+}
+
+/// This process's requests.
+pub fn our_mailbox(f: &Far) -> &Mailbox {
+    &f.mailboxes[PROC.load(Ordering::Relaxed)]
 }
 
 /// Drops what process `proc` refers to; its slot is being released.
@@ -122,7 +128,8 @@ pub fn drop_process(proc: usize) {
     }
 }
 
-fn ring(f: &Far) {
+/// Tells the agent that we have posted.
+pub fn ring(f: &Far) {
     if f.ring(PROC.load(Ordering::Relaxed)) {
         proc::futex_wake(&f.asleep, 1);
     }
@@ -134,7 +141,8 @@ static BOOK: BookState = BookState::new();
 /// The forks that what we inherited stems from ([`Span`]), 0 for none.
 static BORN: AtomicU64 = AtomicU64::new(0);
 
-fn book() -> ExtentBook<'static> {
+/// Which extents we use.
+pub fn book() -> ExtentBook<'static> {
     ExtentBook {
         arrays: areas::extent_book(),
         state: &BOOK,
@@ -144,7 +152,7 @@ fn book() -> ExtentBook<'static> {
 }
 
 /// The far area's slabs, as this process sees them.
-struct OurSlabs(&'static Far);
+pub struct OurSlabs(pub &'static Far);
 
 impl Slabs for OurSlabs {
     fn high(&self) -> u32 {
@@ -195,6 +203,13 @@ fn excess_bytes(f: &Far) -> i64 {
     (used - free_within - mark).max(over) - writing
 }
 
+/// What the pool's bound leaves, room in our own slabs included.
+pub fn pool_room_bytes() -> i64 {
+    let (seg, stats) = (state::seg(), pool().stats());
+    let bound = seg.config.pool_bytes.load(Ordering::Relaxed) as i64;
+    bound - seg.pool_bytes.load(Ordering::Relaxed) + stats.charged_bytes - stats.slot_bytes
+}
+
 /// Does the pool hold more than its bound, which was lowered?
 fn is_over() -> bool {
     let seg = state::seg();
@@ -225,7 +240,7 @@ pub fn background_round() -> bool {
         }
         worked = true;
     }
-    worked
+    compact::round(f, false) || worked
 }
 
 /// Writes what was swapped out longest ago, whether the pool is full or not, as another process asks for
@@ -239,7 +254,7 @@ pub fn write_for_others(bytes: i64) -> bool {
 
 /// How long the reclaim thread may sleep: what is being written leaves the pool when it looks.
 pub fn idle_ns() -> u64 {
-    if WRITING_BYTES.load(Ordering::Relaxed) > 0 {
+    if WRITING_BYTES.load(Ordering::Relaxed) > 0 || compact::works() {
         300_000
     } else {
         u64::MAX
@@ -280,9 +295,12 @@ pub fn make_room() -> bool {
         }
         // As much as there are requests for.
         while write_some(f, None) {}
+        if NO_ROOM.load(Ordering::Relaxed) {
+            compact::round(f, true);
+        }
         let now = proc::now_ns();
         let waited_ns = now - begun;
-        let under_way = WRITING_BYTES.load(Ordering::Relaxed) > 0;
+        let under_way = WRITING_BYTES.load(Ordering::Relaxed) > 0 || compact::works();
         let away = WRITES_AWAY_SINCE_NS.load(Ordering::Relaxed);
         let rests = away != 0
             && now.saturating_sub(away) < wait_ns
@@ -346,12 +364,17 @@ pub fn is_stalled() -> bool {
     STALLED.load(Ordering::Relaxed)
 }
 
+/// Are there no writes for a while, as the last one failed?
+pub fn writes_rest(now_ns: u64) -> bool {
+    WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > now_ns
+}
+
 /// Packs and posts one extent. False when there is nothing to write, nowhere, or nobody to ask.
 fn write_some(f: &'static Far, look_max: Option<usize>) -> bool {
-    if WRITES_REST_UNTIL_NS.load(Ordering::Relaxed) > proc::now_ns() {
+    if writes_rest(proc::now_ns()) {
         return false;
     }
-    let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
+    let m = our_mailbox(f);
     let Some(i) = m.claim(WRITES) else {
         return false;
     };
@@ -485,14 +508,20 @@ fn finish(i: usize) -> bool {
         return false;
     };
     let write = 1u64 << i & WRITES != 0;
+    let compacts = compact::is_for_us(i);
+    // Nothing can leave the pool before an extent is free.
+    let past_bound = compacts && NO_ROOM.load(Ordering::Relaxed);
     let done = match status {
         Status::Ok => for_each_line(f, proc, i, |line, stored| {
             if write {
                 sink(&line, extent, stored)
+            } else if compacts {
+                compact::vacate(&line, extent, stored, past_bound)
             } else {
                 raise(&line, extent, stored)
             }
         }),
+        Status::Late if compacts => 0,
         Status::Late => {
             count(Counter::PrefetchDropped, 1);
             0
@@ -515,9 +544,13 @@ fn finish(i: usize) -> bool {
             ROOM_MADE.fetch_add(1, Ordering::Relaxed);
         }
         count(Counter::PagesSunk, done);
+        book().written(extent, done);
         WRITING_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+    } else if compacts {
+        count(Counter::ExtentsCompacted, u64::from(done > 0));
+        compact::over(i);
     } else {
-        learn_ahead(false);
+        ahead::learn(false);
         count(Counter::PagesRaised, done);
     }
     // In this order: whoever sees the request free may use the job anew.
@@ -732,96 +765,25 @@ fn wait(f: &Far, m: &Mailbox, i: usize, spins: bool, ours: impl Fn() -> bool) ->
 pub fn fetch(extent: u32) {
     let Some(f) = far() else { return };
     // Nothing can leave the pool, so nothing can be raised into it.
-    if NO_ROOM.load(Ordering::Relaxed) || under_way(extent).is_some() {
+    if NO_ROOM.load(Ordering::Relaxed) || is_fetched(extent) {
         return;
     }
-    let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
+    let m = our_mailbox(f);
     let Some(i) = m.claim(FETCHES) else { return };
     book().hold(extent);
+    post_fetch(f, i, extent);
+    ahead::asked_for(extent);
+}
+
+/// Posts request `i`, which has been claimed, for a whole extent that is held for it.
+pub fn post_fetch(f: &Far, i: usize, extent: u32) {
     JOBS[i].begin(extent, 0);
-    let now_us = sig::now_ns() / 1000;
-    AHEAD[extent as usize % AHEAD_PLACES].store(
-        u64::from(extent) << 32 | now_us & US_MASK,
-        Ordering::Relaxed,
-    );
     post_extent(f, i, Kind::Read, extent);
 }
 
-/// Extents asked for ahead that are remembered.
-const AHEAD_PLACES: usize = 128;
-const US_MASK: u64 = 0xffff_ffff;
-/// By extent, the later over the earlier: its number (32 bits), and when it was asked for (us, 32 bits).
-/// 0 is none, and extent 0 at the clock's turn.
-static AHEAD: [AtomicU64; AHEAD_PLACES] = [const { AtomicU64::new(0) }; AHEAD_PLACES];
-
-/// A page was brought in from the pool: if it came there with an extent that was read ahead lately, this is
-/// how far ahead that was. Every page counts: an extent is too late when most of its pages were needed before.
-pub fn used(entry: SwapEntry) {
-    let Some(f) = far() else { return };
-    let Some(place) = pool().home_place(entry) else {
-        return;
-    };
-    let at = &AHEAD[place.extent as usize % AHEAD_PLACES];
-    let seen = at.load(Ordering::Relaxed);
-    if seen == 0 || (seen >> 32) as u32 != place.extent {
-        return;
-    }
-    let us = (sig::now_ns() / 1000).wrapping_sub(seen) & US_MASK;
-    f.stats.ahead_ns.record(us * 1000);
-}
-
-/// How many pages a stream is ahead of what is mapped for it with its fetches: [`AHEAD_PAGES_MIN`] while they come in
-/// time, more while it has to wait for them. On a link that others use too, what is under way of it is all that
-/// its share can be taken with.
-static AHEAD_PAGES: AtomicI64 = AtomicI64::new(AHEAD_PAGES_MIN);
-const AHEAD_PAGES_MIN: i64 = 64;
-/// Some twenty extents: there are requests for 24.
-const AHEAD_PAGES_MAX: i64 = 256;
-/// For each extent that is waited for; it falls by one for each that came in time.
-const AHEAD_PAGES_STEP: i64 = 16;
-
-/// An extent that was fetched is there, or (`late`) a thread waits for it.
-fn learn_ahead(late: bool) {
-    let now = AHEAD_PAGES.load(Ordering::Relaxed);
-    let next = if late {
-        // What was fetched must stay in the pool until it is used.
-        let pool = state::seg().config.pool_bytes.load(Ordering::Relaxed) / PAGE_SIZE as u64;
-        let most = (pool / 8).min(AHEAD_PAGES_MAX as u64) as i64;
-        (now + AHEAD_PAGES_STEP).min(most.max(AHEAD_PAGES_MIN))
-    } else {
-        (now - 1).max(AHEAD_PAGES_MIN)
-    };
-    // Two at once count as one.
-    AHEAD_PAGES.store(next, Ordering::Relaxed);
-}
-
-/// Fetches what a stream needs after the `n` pages from `start` on, so that they lie in the pool when
-/// they are mapped ahead.
-pub fn fetch_ahead(start: u32, stride: i32, n: u32) {
-    if FAR.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    let words = areas::table().words;
-    let ahead = AHEAD_PAGES.load(Ordering::Relaxed);
-    // What was passed over when that grew is looked at again.
-    let from = (ahead - AHEAD_PAGES_STEP).max(AHEAD_PAGES_MIN);
-    for i in from..ahead + i64::from(n) {
-        let page = i64::from(start) + i * i64::from(stride);
-        let Some(w) = usize::try_from(page).ok().and_then(|p| words.get(p)) else {
-            return;
-        };
-        let cur = word::load(w);
-        if cur.state() != State::Far
-            || !cur.has(flag::DEEP)
-            || !word::transition(w, cur, cur.with_state(State::Filling))
-        {
-            continue;
-        }
-        if let Some(place) = pool().deep_place(cur.entry()) {
-            fetch(place.extent);
-        }
-        word::publish(w, cur);
-    }
+/// Is the extent being fetched?
+pub fn is_fetched(extent: u32) -> bool {
+    under_way(extent).is_some()
 }
 
 /// The job that fetches this extent.
@@ -839,7 +801,7 @@ fn under_way(extent: u32) -> Option<usize> {
 
 /// Is the page on its way with its whole extent?
 pub fn is_under_way(place: DeepPlace) -> bool {
-    under_way(place.extent).is_some()
+    is_fetched(place.extent)
 }
 
 /// Waits for the extent that the page is on its way with, and raises its pages. The caller must not
@@ -848,10 +810,12 @@ pub fn arrives(place: DeepPlace) {
     let (Some(f), Some(i)) = (far(), under_way(place.extent)) else {
         return;
     };
-    let m = &f.mailboxes[PROC.load(Ordering::Relaxed)];
+    let m = our_mailbox(f);
     // It is needed now: if the agent has not begun, it goes before what is only read ahead.
     if m.urge(i) {
-        learn_ahead(true);
+        if !compact::is_for_us(i) {
+            ahead::learn(true);
+        }
         ring(f);
     }
     let ours = || JOBS[i].is_open(place.extent);
@@ -869,6 +833,7 @@ pub fn arrives(place: DeepPlace) {
 fn give_up(m: &Mailbox, i: usize, extent: u32) {
     if JOBS[i].give_up(extent) {
         count(Counter::DeepFailure, 1);
+        compact::over(i);
         JOBS[i].through();
         m.abandon(i);
         unhold(extent);
@@ -942,6 +907,7 @@ pub fn after_fork_in_child() {
     BORN.store(born, Ordering::Relaxed);
     f.set_born(proc, born);
     each_of_ours(f, |slab| f.slabs[slab as usize].inherit(proc));
+    compact::forget();
     for job in &JOBS {
         // The parent's: what it has under way is not ours to wait for.
         if let Some(extent) = job.forget() {

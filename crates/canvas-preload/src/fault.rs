@@ -21,7 +21,7 @@ use core::sync::atomic::Ordering;
 use crate::context::{self, STAGING_PAGES};
 use crate::pool::pool;
 use crate::state::{CLOCK, EPOCH, PREFETCHERS, count, uffd};
-use crate::{account, areas, cache, chunk, deep, freeze, mm, reclaim, report, state, trace};
+use crate::{account, ahead, areas, cache, chunk, deep, freeze, mm, reclaim, report, state, trace};
 
 /// How a fault ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -446,7 +446,7 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
         poison(page, cur, why);
         return Some(Resolved::Poisoned);
     }
-    deep::used(cur.entry());
+    ahead::used(cur.entry());
     let plan = learn(page, FaultKind::Demand);
     // Its neighbours (FastSwap §V), when there is room for them or a stream needs them. Now, while our
     // page's entry keeps the extent.
@@ -541,7 +541,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     }
     run.flush(ctx, kind);
     if plan.stream {
-        deep::fetch_ahead(plan.start.0, plan.stride, plan.count);
+        ahead::fetch(plan.start.0, plan.stride, plan.count);
     }
     PREFETCHERS
         .streams
@@ -612,7 +612,7 @@ impl Pending {
         }
         match pool().load(cur.entry(), &mut ctx.staging[self.n], &mut ctx.scratch) {
             Ok(()) => {
-                deep::used(cur.entry());
+                ahead::used(cur.entry());
                 Some(cur)
             }
             Err(LoadError::Deep(place)) => {

@@ -2,11 +2,13 @@
 //! pages it. See ARCHITECTURE.md for a page's way through it.
 
 mod account;
+mod ahead;
 mod altstack;
 mod areas;
 mod args;
 mod cache;
 mod chunk;
+mod compact;
 mod context;
 mod copies;
 mod deep;

@@ -137,6 +137,7 @@ counters! {
     PagesSunk = "pages_sunk": "Far copies moved from the pool to the next tier.",
     PagesSunkUnwritten = "pages_sunk_unwritten": "Far copies that left the pool without being written: the next tier had them already.",
     PoolCopiesDropped = "pool_copies_dropped": "Copies of pages in local memory that left the pool to make room.",
+    ExtentsCompacted = "extents_compacted": "Mostly empty extents whose pages were brought back into the pool, because no more slabs were to be had.",
     PagesRaised = "pages_raised": "Far copies brought back into the pool with their neighbours.",
     DeepFailure = "deep_failures": "Reads and writes beyond the pool that failed or were given up.",
     FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
@@ -381,12 +382,20 @@ impl Segment {
             self.pool_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return false;
         }
+        self.charged_pool(slot, bytes, now);
+        true
+    }
+    /// The same, past the bound if need be.
+    pub fn charge_pool_past_bound(&self, slot: &ProcSlot, bytes: i64) {
+        let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.charged_pool(slot, bytes, now);
+    }
+    fn charged_pool(&self, slot: &ProcSlot, bytes: i64, now: i64) {
         slot.pool_bytes.fetch_add(bytes, Ordering::Relaxed);
         slot.pool_whole_bytes.fetch_add(bytes, Ordering::Relaxed);
         if bytes > 0 {
             self.pool_bytes_peak.fetch_max(now, Ordering::Relaxed);
         }
-        true
     }
     /// Corrects the pool charge by `bytes`, whatever the bound: memory that is there already.
     pub fn correct_pool(&self, slot: &ProcSlot, bytes: i64) {

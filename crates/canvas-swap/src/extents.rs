@@ -64,7 +64,7 @@ pub trait Slabs {
 }
 
 /// How a slab is ours: see the module's text.
-mod role {
+pub(crate) mod role {
     pub const NONE: u32 = 0;
     pub const READER: u32 = 1;
     pub const OWNER: u32 = 2;
@@ -75,6 +75,8 @@ mod role {
 pub struct BookArrays<'a> {
     /// Reasons to keep each extent.
     pub live: &'a [AtomicU8],
+    /// Pages that each extent was written with; 0 until it is durable.
+    pub written: &'a [AtomicU8],
     /// Forks that each extent lived through.
     pub spans: &'a [AtomicU64],
     /// Extents kept, by slab.
@@ -86,7 +88,7 @@ pub struct BookArrays<'a> {
 /// The book's other state.
 pub struct BookState {
     /// Extents are taken, and slabs given up, by one thread at a time.
-    taking: RawSpin,
+    pub(crate) taking: RawSpin,
     /// The slab that extents are taken from, plus one.
     current: AtomicU32,
     /// Where in it the search goes on.
@@ -126,14 +128,14 @@ const OTHERS_MAX: usize = 32;
 const LOOK_MAX: usize = 16;
 
 /// Who else may know extents of a slab.
-struct Others {
+pub(crate) struct Others {
     spans: [Span; OTHERS_MAX],
     n: usize,
     all_known: bool,
 }
 
 impl Others {
-    fn see(slabs: &impl Slabs, slab: u32) -> Others {
+    pub(crate) fn see(slabs: &impl Slabs, slab: u32) -> Others {
         let (mut spans, mut n) = ([Span::ALL; OTHERS_MAX], 0);
         let all_known = slabs.others(slab, &mut |s| {
             if n < OTHERS_MAX {
@@ -151,10 +153,10 @@ impl Others {
             all_known,
         }
     }
-    fn nobody(&self) -> bool {
+    pub(crate) fn nobody(&self) -> bool {
         self.all_known && self.n == 0
     }
-    fn may_know(&self, lived: Option<Span>) -> bool {
+    pub(crate) fn may_know(&self, lived: Option<Span>) -> bool {
         lived.is_some_and(|l| !self.all_known || self.spans[..self.n].iter().any(|s| s.meets(l)))
     }
 }
@@ -178,6 +180,31 @@ impl ExtentBook<'_> {
     pub fn hold(&self, extent: u32) {
         let before = self.arrays.live[extent as usize].fetch_add(1, Ordering::AcqRel);
         debug_assert!(before != 0, "an extent is held first by whoever takes it");
+    }
+
+    /// The same, unless there is none.
+    pub(crate) fn hold_if_kept(&self, extent: u32) -> bool {
+        let live = &self.arrays.live[extent as usize];
+        let more = |n: u8| if n == 0 { None } else { n.checked_add(1) };
+        live.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more)
+            .is_ok()
+    }
+
+    /// The extent, which the caller keeps, is durable, with so many pages.
+    pub fn written(&self, extent: u32, pages: u64) {
+        let pages = pages.min(u64::from(u8::MAX)) as u8;
+        self.arrays.written[extent as usize].store(pages, Ordering::Release);
+    }
+
+    /// Extents of the slabs that we refer to, and how many of them are not kept.
+    pub fn room(&self, high: u32) -> (u64, u64) {
+        let (mut all, mut free) = (0, 0);
+        self.each_slab(high, |slab| {
+            let kept = self.arrays.slab_live[slab as usize].load(Ordering::Relaxed);
+            all += u64::from(self.slab_extents);
+            free += u64::from(self.slab_extents.saturating_sub(kept));
+        });
+        (all, free)
     }
 
     /// One reason less. The last one frees the extent, and with its slab's last the slab is given up,
@@ -285,6 +312,7 @@ impl ExtentBook<'_> {
             a.live[*e as usize].load(Ordering::Acquire) == 0 && !others.may_know(lived)
         })?;
         // Only here does one that is not kept become kept, and we have the lock.
+        a.written[extent as usize].store(0, Ordering::Relaxed);
         a.live[extent as usize].store(1, Ordering::Release);
         a.spans[extent as usize].store(0, Ordering::Relaxed);
         a.slab_live[slab as usize].fetch_add(1, Ordering::AcqRel);

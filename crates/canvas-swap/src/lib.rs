@@ -7,6 +7,7 @@
 //! * [`slots`]: the allocator of such slots over slabs of one lazily backed region;
 //! * [`extent`]: batches of stored pages, for what lies beyond the pool;
 //! * [`extents`]: which of them a process uses, and which it may use anew after forks;
+//! * [`compaction`]: which of them are worth emptying, when there are no more;
 //! * [`units`]: the store of pages that processes share;
 //! * [`codec`]: page classification, content hash, compression and the stored form.
 //!
@@ -17,6 +18,7 @@
 
 pub mod classes;
 pub mod codec;
+pub mod compaction;
 pub mod digests;
 pub mod entry;
 pub mod extent;

@@ -91,6 +91,10 @@ pub trait PoolBudget {
     /// Changes the charge by `bytes` (a slab's worth, up or down). False, with nothing charged, when
     /// that would pass the bound; never for a decrease. Called under a lock: must not block.
     fn charge(&self, bytes: i64) -> bool;
+    /// The same, past the bound if need be; a budget that cannot be passed keeps to it.
+    fn charge_past_bound(&self, bytes: i64) -> bool {
+        self.charge(bytes)
+    }
     /// A copy beyond the pool is no longer needed. Not called under a lock.
     fn deep_gone(&self, place: DeepPlace) {
         let _ = place;
@@ -100,6 +104,9 @@ pub trait PoolBudget {
 impl<T: PoolBudget + ?Sized> PoolBudget for &T {
     fn charge(&self, bytes: i64) -> bool {
         (**self).charge(bytes)
+    }
+    fn charge_past_bound(&self, bytes: i64) -> bool {
+        (**self).charge_past_bound(bytes)
     }
     fn deep_gone(&self, place: DeepPlace) {
         (**self).deep_gone(place)

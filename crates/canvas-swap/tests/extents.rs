@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use canvas_swap::compaction::{CompactionHand, Look};
 use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
@@ -27,6 +28,8 @@ struct Tenant {
 
 struct Memory {
     live: Vec<AtomicU8>,
+    written: Vec<AtomicU8>,
+    hand: CompactionHand,
     spans: Vec<AtomicU64>,
     slab_live: Vec<AtomicU32>,
     roles: Vec<AtomicU32>,
@@ -38,6 +41,8 @@ impl Memory {
     fn new() -> Memory {
         Memory {
             live: (0..SLABS * PER_SLAB).map(|_| AtomicU8::new(0)).collect(),
+            written: (0..SLABS * PER_SLAB).map(|_| AtomicU8::new(0)).collect(),
+            hand: CompactionHand::new(),
             spans: (0..SLABS * PER_SLAB).map(|_| AtomicU64::new(0)).collect(),
             slab_live: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),
             roles: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),
@@ -58,6 +63,9 @@ impl Memory {
         for (t, f) in c.live.iter().zip(&self.live) {
             t.store(f.load(Relaxed), Relaxed);
         }
+        for (t, f) in c.written.iter().zip(&self.written) {
+            t.store(f.load(Relaxed), Relaxed);
+        }
         for (t, f) in c.spans.iter().zip(&self.spans) {
             t.store(f.load(Relaxed), Relaxed);
         }
@@ -70,6 +78,7 @@ impl Memory {
         ExtentBook {
             arrays: BookArrays {
                 live: &self.live,
+                written: &self.written,
                 spans: &self.spans,
                 slab_live: &self.slab_live,
                 roles: &self.roles,
@@ -119,6 +128,10 @@ enum Op {
     Take(usize),
     Hold(usize, usize),
     Drop(usize, usize),
+    /// One of those that are held becomes durable, with so many pages.
+    Written(usize, usize, u64),
+    /// The next extent that is worth emptying.
+    Sparse(usize, u32),
     Fork(usize),
     Arrive(usize),
     End(usize),
@@ -129,6 +142,8 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (0..9usize).prop_map(Op::Take),
         2 => (0..9usize, 0..99usize).prop_map(|(p, e)| Op::Hold(p, e)),
         9 => (0..9usize, 0..99usize).prop_map(|(p, e)| Op::Drop(p, e)),
+        4 => (0..9usize, 0..99usize, 1..6u64).prop_map(|(p, e, n)| Op::Written(p, e, n)),
+        4 => (0..9usize, 1..40u32).prop_map(|(p, n)| Op::Sparse(p, n)),
         2 => (0..9usize).prop_map(Op::Fork),
         2 => (0..9usize).prop_map(Op::Arrive),
         1 => (0..9usize).prop_map(Op::End),
@@ -148,7 +163,9 @@ fn run(ops: &[Op]) {
     let view = |id| View(tenant.clone(), id);
     for op in ops {
         let n = all.len();
-        let (Op::Take(p) | Op::Hold(p, _) | Op::Drop(p, _)) = *op else {
+        let (Op::Take(p) | Op::Hold(p, _) | Op::Drop(p, _) | Op::Written(p, ..) | Op::Sparse(p, _)) =
+            *op
+        else {
             match *op {
                 Op::Fork(p) if n < 9 && all[p % n].fork.is_none() => {
                     let parent = &all[p % n];
@@ -217,6 +234,28 @@ fn run(ops: &[Op]) {
                             !other.held.contains(&e),
                             "process {} writes extent {e}, which process {} refers to",
                             all[p].id,
+                            other.id
+                        );
+                    }
+                    all[p].held.push(e);
+                }
+            }
+            Op::Written(_, e, pages) if !all[p].held.is_empty() => {
+                let e = all[p].held[e % all[p].held.len()];
+                book.written(e, pages);
+            }
+            Op::Sparse(_, look_max) => {
+                let id = all[p].id;
+                if let Look::Found(e) = book.sparse(&all[p].memory.hand, look_max, &view(id)) {
+                    let kept = all[p].held.iter().filter(|h| **h == e).count();
+                    let written = all[p].memory.written[e as usize].load(Relaxed);
+                    // To empty it is of use: it is ours, fewer pages are left than were written, and nobody
+                    // else needs it, or it would not be free afterwards.
+                    assert!(kept > 0 && kept * 8 <= usize::from(written) * 7);
+                    for other in all.iter().filter(|o| o.id != id) {
+                        assert!(
+                            !other.held.contains(&e),
+                            "extent {e} is needed by {}",
                             other.id
                         );
                     }
@@ -319,4 +358,50 @@ fn overlapping_children_do_not_use_up_the_slabs() {
             held.push(parent.book().take(&view(0)).expect("there is room"));
         }
     }
+}
+
+/// Of one process's extents, whatever their state, those that kept half or less are found within one round, and
+/// fuller ones later; what is full, is being written or is free never.
+#[test]
+fn the_emptiest_extents_are_found_first() {
+    let tenant = Rc::new(RefCell::new(Tenant::default()));
+    tenant.borrow_mut().born.insert(0, None);
+    let memory = Memory::new();
+    let (book, view) = (memory.book(), View(tenant.clone(), 0));
+    // Of 16 pages each, so many are left; 0 is an extent that is being written.
+    let left = [16, 8, 3, 0, 9, 14, 15, 1];
+    let extents: Vec<u32> = left
+        .iter()
+        .map(|left| {
+            let e = book.take(&view).unwrap();
+            for _ in 1..*left {
+                book.hold(e);
+            }
+            if *left != 0 {
+                book.written(e, 16);
+            }
+            e
+        })
+        .collect();
+    assert_eq!(book.room(SLABS as u32), (8, 0));
+    let mut rounds = Vec::new();
+    let mut found = Vec::new();
+    loop {
+        match book.sparse(&memory.hand, 3, &view) {
+            Look::Found(e) => {
+                let i = extents.iter().position(|x| *x == e).unwrap();
+                found.push(left[i]);
+                // Emptied: all pages, and our hold.
+                for _ in 0..=left[i] {
+                    book.unhold(e, &view);
+                }
+            }
+            Look::NotYet => rounds.push(found.len()),
+            Look::None => break,
+        }
+        assert!(rounds.len() < 200, "it ends");
+    }
+    assert_eq!(found, [8, 3, 1, 9, 14]);
+    assert_eq!(book.room(SLABS as u32), (8, 5));
+    assert_eq!(book.sparse(&memory.hand, 99, &view), Look::None);
 }
