@@ -108,6 +108,7 @@ def compaction(r):
         time.sleep(rng.uniform(0.2, 1))
         if kills < 3:
             last = wait_for_agent(r, pages.child, last)
+            pages.alive()
             os.kill(last, signal.SIGKILL)
             kills += 1
     written = pages.writes()

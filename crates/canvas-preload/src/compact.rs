@@ -93,8 +93,10 @@ pub fn round(f: &'static Far, in_need: bool) -> bool {
                 begun = true;
             }
             Look::Found(extent) => {
+                // Once round: what is worth emptying is on its way, and has to be ended first.
                 deep::unhold(extent);
                 m.release(i);
+                return begun;
             }
             Look::NotYet => {
                 m.release(i);

@@ -4,7 +4,8 @@
 //! extents with a few pages each. Their pages are brought back into the pool, and leave it again together.
 //! Extents that are emptiest are worth most: one that kept `k` of `n` pages gives room for `n - k` more. The
 //! hand takes those that kept half or less, and when a whole round finds none, a little more each time, to
-//! seven eighths: beyond, what is moved is more than seven times what is won, and far memory counts as full.
+//! three quarters: beyond, what is moved is more than three times what is won, pages that were rewritten once
+//! are moved for those that soon will be, and far memory counts as full.
 
 use canvas_types::sync::{AtomicU32, Ordering};
 
@@ -13,7 +14,7 @@ use crate::extents::{ExtentBook, Others, Slabs, Span, role};
 /// Part of an extent's pages that it may have kept, in sixteenths, that the hand begins with.
 const PART_START: u32 = 8;
 /// And ends with.
-const PART_MAX: u32 = 14;
+const PART_MAX: u32 = 12;
 
 /// The hand. It is moved under the book's lock.
 pub struct CompactionHand {

@@ -251,7 +251,7 @@ fn run(ops: &[Op]) {
                     let written = all[p].memory.written[e as usize].load(Relaxed);
                     // To empty it is of use: it is ours, fewer pages are left than were written, and nobody
                     // else needs it, or it would not be free afterwards.
-                    assert!(kept > 0 && kept * 8 <= usize::from(written) * 7);
+                    assert!(kept > 0 && kept * 4 <= usize::from(written) * 3);
                     for other in all.iter().filter(|o| o.id != id) {
                         assert!(
                             !other.held.contains(&e),
@@ -369,7 +369,7 @@ fn the_emptiest_extents_are_found_first() {
     let memory = Memory::new();
     let (book, view) = (memory.book(), View(tenant.clone(), 0));
     // Of 16 pages each, so many are left; 0 is an extent that is being written.
-    let left = [16, 8, 3, 0, 9, 14, 15, 1];
+    let left = [16, 8, 3, 0, 9, 12, 13, 1];
     let extents: Vec<u32> = left
         .iter()
         .map(|left| {
@@ -401,7 +401,7 @@ fn the_emptiest_extents_are_found_first() {
         }
         assert!(rounds.len() < 200, "it ends");
     }
-    assert_eq!(found, [8, 3, 1, 9, 14]);
+    assert_eq!(found, [8, 3, 1, 9, 12]);
     assert_eq!(book.room(SLABS as u32), (8, 5));
     assert_eq!(book.sparse(&memory.hand, 99, &view), Look::None);
 }
