@@ -34,6 +34,7 @@ use crate::host::cgroup::Controller;
 use crate::host::facts;
 use crate::host::lock::{self, Taken};
 use crate::host::net::Network;
+use crate::host::processors::Confined;
 use crate::host::swap::Swap;
 use crate::host::undo::{Step, Undo};
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
@@ -487,6 +488,12 @@ impl Bench<'_> {
             self.context.undo,
         ) {
             Ok(swap) => swap,
+            Err(reason) => return self.cannot_run(cell, reason),
+        };
+        // For all that is started from here on, to the cell's end.
+        let confined = cell.variant.cpu_percent().map(Confined::to).transpose();
+        let _confined = match confined {
+            Ok(confined) => confined,
             Err(reason) => return self.cannot_run(cell, reason),
         };
         // One link for all programs of a cell, as a host has one.

@@ -31,6 +31,8 @@ pub enum Below {
         tenancy: Tenancy,
         /// Flags of an agent that programs share.
         agent_flags: &'static [&'static str],
+        /// Part of the processors that all of it has, in percent.
+        cpu_percent: Option<u32>,
     },
     /// Swap on zram.
     Zram,
@@ -130,6 +132,7 @@ const fn far(copies: &'static str) -> Below {
         link: None,
         tenancy: Tenancy::Own,
         agent_flags: &[],
+        cpu_percent: None,
     }
 }
 
@@ -141,6 +144,7 @@ const fn behind(mbit: u32) -> Below {
         link: Some(Rate::mbit(mbit)),
         tenancy: Tenancy::Own,
         agent_flags: &[],
+        cpu_percent: None,
     }
 }
 
@@ -293,6 +297,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
                     link: None,
                     tenancy: Tenancy::Own,
                     agent_flags: &[],
+                    cpu_percent: None,
                 }],
                 percents: &[50],
                 how: How::Alone,

@@ -37,6 +37,44 @@ enum Promise {
     Slowdown(f64, f64),
 }
 
+/// What a program has when it runs alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Alone {
+    /// Rate of its link, in 10^6 bits a second.
+    mbit: u32,
+    /// Part of the processors, if not all.
+    cpu_percent: Option<u32>,
+}
+
+/// Everything.
+const ALONE: Alone = Alone {
+    mbit: LINK_MBIT,
+    cpu_percent: None,
+};
+
+impl Alone {
+    fn variant(self) -> Variant {
+        match below(self.mbit, Tenancy::Each) {
+            Variant::CanvasFar(far) => Variant::CanvasFar(FarBelow {
+                cpu_percent: self.cpu_percent,
+                ..far
+            }),
+            other => other,
+        }
+    }
+
+    fn words(self) -> String {
+        let link = (self.mbit != LINK_MBIT).then(|| Rate::mbit(self.mbit).to_string());
+        let processors = self.cpu_percent.map(|p| format!("{p} % of the processors"));
+        let share: Vec<String> = [link, processors].into_iter().flatten().collect();
+        if share.is_empty() {
+            "alone".to_owned()
+        } else {
+            format!("alone at its share ({})", share.join(", "))
+        }
+    }
+}
+
 /// A promise about programs that run together.
 #[derive(Clone, Copy, Debug)]
 struct Target {
@@ -46,8 +84,8 @@ struct Target {
     /// In whose company, as samples write it.
     co_run: &'static str,
     percent: u32,
-    /// Rate of the link of the run alone, in 10^6 bits a second, that it is compared with.
-    alone_mbit: u32,
+    /// What the run alone has that it is compared with.
+    alone: Alone,
     promise: Promise,
 }
 
@@ -65,15 +103,18 @@ const fn at(
         workload,
         co_run,
         percent,
-        alone_mbit: LINK_MBIT,
+        alone: ALONE,
         promise,
     }
 }
 
-/// memcached beside a writer, against memcached on its share of the link: half of it.
-const fn beside_writer(promise: Promise) -> Target {
+/// memcached beside a writer, against memcached on its share of the link, half of it, and of the processors.
+const fn beside_writer(cpu_percent: Option<u32>, promise: Promise) -> Target {
     Target {
-        alone_mbit: LINK_MBIT / 2,
+        alone: Alone {
+            mbit: LINK_MBIT / 2,
+            cpu_percent,
+        },
         ..at(
             "I3",
             "memcached-get95",
@@ -94,8 +135,23 @@ const TARGETS: &[Target] = &[
         25,
         Promise::P99(1.1),
     ),
-    beside_writer(Promise::Throughput(0.9)),
-    beside_writer(Promise::P99(1.1)),
+    Target {
+        alone: Alone {
+            cpu_percent: Some(50),
+            ..ALONE
+        },
+        ..at(
+            "I2",
+            "random-read",
+            "random-read+sequential",
+            25,
+            Promise::P99(1.1),
+        )
+    },
+    beside_writer(None, Promise::Throughput(0.9)),
+    beside_writer(None, Promise::P99(1.1)),
+    beside_writer(Some(50), Promise::Throughput(0.9)),
+    beside_writer(Some(50), Promise::P99(1.1)),
 ];
 
 /// Local memory of the co-runs with Spark.
@@ -222,7 +278,7 @@ impl Target {
             })
         };
         let both = || {
-            let alone = below(self.alone_mbit, Tenancy::Each);
+            let alone = self.alone.variant();
             Some((cell(Some(self.co_run), &variant)?, cell(None, &alone)?))
         };
         match self.promise {
@@ -259,7 +315,7 @@ impl Target {
         Judged {
             number: self.number,
             place: format!("{who} at {} %, {variant}", self.percent),
-            promise: self.promise.words(self.alone_mbit),
+            promise: self.promise.words(self.alone),
             // One tenant for all promises nothing: it is there to be compared with.
             verdict: verdict(found.as_ref().map(|f| f.0), tenancy == Tenancy::Each),
             measured: found.map(|(_, words)| words),
@@ -277,11 +333,8 @@ fn verdict(found: Option<bool>, is_promised: bool) -> Verdict {
 }
 
 impl Promise {
-    fn words(self, alone_mbit: u32) -> String {
-        let alone = match alone_mbit {
-            LINK_MBIT => "alone".to_owned(),
-            share => format!("alone at its share ({})", Rate::mbit(share)),
-        };
+    fn words(self, alone: Alone) -> String {
+        let alone = alone.words();
         match self {
             Promise::Shares(least) => format!("weighted min-max ratio at least {least}"),
             Promise::LinkUse(least) => format!("link used to at least {}", percent(least)),
@@ -385,7 +438,7 @@ fn table_3(cells: &[Cell]) -> Vec<Judged> {
             all.push(Judged {
                 number: "I4",
                 place,
-                promise: TABLE_3.words(LINK_MBIT),
+                promise: TABLE_3.words(ALONE),
                 measured: in_words(&corrected),
                 verdict: verdict(held, *variant == isolated),
             });
@@ -540,19 +593,19 @@ mod tests {
             all.join("+")
         };
         for t in TARGETS {
-            let has = |p: &experiments::Part, mbit| {
-                let variant = below(mbit, Tenancy::Each);
-                p.percents.contains(&t.percent) && p.variants.iter().any(|b| resolve(*b) == variant)
+            let has = |p: &experiments::Part, variant: &Variant| {
+                p.percents.contains(&t.percent)
+                    && p.variants.iter().any(|b| resolve(*b) == *variant)
             };
             let together = e
                 .parts
                 .iter()
-                .any(|p| names(p) == t.co_run && has(p, LINK_MBIT));
+                .any(|p| names(p) == t.co_run && has(p, &ALONE.variant()));
             assert!(together, "{t:?}");
             if matches!(t.promise, Promise::P99(_) | Promise::Throughput(_)) {
                 let alone = e.parts.iter().any(|p| {
                     let ours = p.programs.iter().any(|p| p.workload == t.workload);
-                    ours && p.how != How::OnlyTogether && has(p, t.alone_mbit)
+                    ours && p.how != How::OnlyTogether && has(p, &t.alone.variant())
                 });
                 assert!(alone, "{t:?}");
             }
@@ -654,15 +707,25 @@ mod tests {
             sample("memcached-get95", variant, Some(50), co_run)
         };
         let beside = at(LINK_MBIT, Some("memcached-get95+sequential-write"));
+        let confined = Alone {
+            mbit: LINK_MBIT / 2,
+            cpu_percent: Some(50),
+        };
+        let confined = sample("memcached-get95", confined.variant(), Some(50), None);
         let all = [
             slow(beside, 920.0, 1200.0),
             slow(at(LINK_MBIT, None), 2000.0, 500.0),
             slow(at(LINK_MBIT / 2, None), 1000.0, 1000.0),
+            slow(confined, 1150.0, 1100.0),
         ];
         let fast = judged(&all, "I3", "as fast");
         assert_eq!(fast, (Verdict::Met, Some("0.920×".into())));
         let p99 = judged(&all, "I3", "percentile");
         assert_eq!(p99, (Verdict::Missed, Some("1.20×".into())));
+        let fast = judged(&all, "I3", "as fast as alone at its share (100mbit, 50 %");
+        assert_eq!(fast, (Verdict::Missed, Some("0.800×".into())));
+        let p99 = judged(&all, "I3", "alone at its share (100mbit, 50 %");
+        assert_eq!(p99.0, Verdict::Missed);
         assert_eq!(judged(&all, "I2", "percentile").0, Verdict::Unknown);
     }
 

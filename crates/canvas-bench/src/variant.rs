@@ -48,6 +48,9 @@ pub struct FarBelow {
     /// Further flags of an agent that programs share.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agent_flags: Vec<String>,
+    /// Part of the processors that all of it has, program, agent and donors, in percent; all without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_percent: Option<u32>,
 }
 
 /// Whose agent keeps the far memory of programs that run together, and on which donors.
@@ -101,6 +104,14 @@ impl Variant {
         }
     }
 
+    /// Part of the processors that it has, in percent, if not all.
+    pub fn cpu_percent(&self) -> Option<u32> {
+        match self {
+            Variant::CanvasFar(far) => far.cpu_percent,
+            _ => None,
+        }
+    }
+
     /// Whose agent keeps far memory.
     pub fn tenancy(&self) -> Tenancy {
         match self {
@@ -136,6 +147,9 @@ impl fmt::Display for Variant {
                 })?;
                 if !far.agent_flags.is_empty() {
                     write!(f, ", agent {}", far.agent_flags.join(" "))?;
+                }
+                if let Some(percent) = far.cpu_percent {
+                    write!(f, ", on {percent} % of the processors")?;
                 }
                 f.write_str(if far.donor_dies {
                     ", a donor dies]"
@@ -184,5 +198,13 @@ mod tests {
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), flagged);
         let shown = "canvas-far[none, link 200mbit, isolated, agent --timeliness off]";
         assert_eq!(flagged.to_string(), shown);
+        let confined = Variant::CanvasFar(FarBelow {
+            cpu_percent: Some(50),
+            ..FarBelow::copies("none")
+        });
+        let text = serde_json::to_string(&confined).unwrap();
+        assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), confined);
+        let shown = "canvas-far[none, on 50 % of the processors]";
+        assert_eq!(confined.to_string(), shown);
     }
 }

@@ -161,11 +161,13 @@ pub fn resolve(below: Below) -> Variant {
             link,
             tenancy,
             agent_flags,
+            cpu_percent,
         } => Variant::CanvasFar(FarBelow {
             donor_dies,
             link,
             tenancy,
             agent_flags: strings(agent_flags),
+            cpu_percent,
             ..FarBelow::copies(copies)
         }),
         Below::Zram => Variant::Zram,

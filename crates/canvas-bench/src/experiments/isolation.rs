@@ -8,17 +8,23 @@ use crate::variant::Tenancy;
 /// One copy over donors that are behind a link of so many 10^6 bits a second, and one agent for all
 /// programs.
 const fn shared(mbit: u32, tenancy: Tenancy) -> Below {
-    flagged(mbit, tenancy, &[])
+    flagged(mbit, tenancy, &[], None)
 }
 
-/// The same with flags of the agent.
-const fn flagged(mbit: u32, tenancy: Tenancy, agent_flags: &'static [&'static str]) -> Below {
+/// The same with flags of the agent, and with a part of the processors.
+const fn flagged(
+    mbit: u32,
+    tenancy: Tenancy,
+    agent_flags: &'static [&'static str],
+    cpu_percent: Option<u32>,
+) -> Below {
     Below::CanvasFar {
         copies: "none",
         donor_dies: false,
         link: Some(Rate::mbit(mbit)),
         tenancy,
         agent_flags,
+        cpu_percent,
     }
 }
 
@@ -28,10 +34,20 @@ const NOTHING_DROPPED: Below = flagged(
     isolation_targets::LINK_MBIT,
     Tenancy::Each,
     isolation_targets::NOTHING_DROPPED,
+    None,
 );
 const ONE_TENANT: Below = shared(isolation_targets::LINK_MBIT, Tenancy::One);
 /// What each of two tenants is due of the link.
 const ISOLATED_AT_ITS_SHARE: Below = shared(isolation_targets::LINK_MBIT / 2, Tenancy::Each);
+/// The same, and what it is due of the processors.
+const AT_ITS_SHARE_OF_BOTH: Below = flagged(
+    isolation_targets::LINK_MBIT / 2,
+    Tenancy::Each,
+    &[],
+    Some(50),
+);
+const AT_ITS_SHARE_OF_PROCESSORS: Below =
+    flagged(isolation_targets::LINK_MBIT, Tenancy::Each, &[], Some(50));
 
 /// Beside Canvas's table 3; the link is not what they fight for.
 const TABLE_3: &[Below] = &[
@@ -136,11 +152,17 @@ pub const EXPERIMENT: Experiment = Experiment {
             percents: &[50],
             how: How::Together,
         },
-        // Alone on what it is due of the link beside one other.
+        // Alone on what it is due beside one other.
         Part {
             programs: &[program("memcached-get95")],
-            variants: &[ISOLATED_AT_ITS_SHARE],
+            variants: &[ISOLATED_AT_ITS_SHARE, AT_ITS_SHARE_OF_BOTH],
             percents: &[50],
+            how: How::Alone,
+        },
+        Part {
+            programs: &[VICTIM],
+            variants: &[AT_ITS_SHARE_OF_PROCESSORS],
+            percents: &[25],
             how: How::Alone,
         },
         Part {

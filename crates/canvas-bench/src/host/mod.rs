@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod facts;
 pub mod lock;
 pub mod net;
+pub mod processors;
 pub mod swap;
 pub mod tool;
 pub mod undo;

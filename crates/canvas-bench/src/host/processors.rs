@@ -1,0 +1,67 @@
+//! A part of the processors for a while: what a program that runs alone has when it has its share.
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// While this lives, this thread runs on a part of its processors, and so does all that it starts, programs and
+/// threads. What was there before is not moved.
+pub struct Confined(CpuSet);
+
+impl Confined {
+    /// To the first of them: `percent` of their number, one at least.
+    pub fn to(percent: u32) -> Result<Confined, String> {
+        let failed = |e| {
+            format!(
+                "the processors that a program may use cannot be changed ({e}); is another policy in force?"
+            )
+        };
+        let before = sched_getaffinity(Pid::from_raw(0)).map_err(failed)?;
+        let ours: Vec<usize> = (0..CpuSet::count())
+            .filter(|i| before.is_set(*i).unwrap_or(false))
+            .collect();
+        let mut part = CpuSet::new();
+        for i in &ours[..share(ours.len(), percent)] {
+            part.set(*i).map_err(failed)?;
+        }
+        sched_setaffinity(Pid::from_raw(0), &part).map_err(failed)?;
+        Ok(Confined(before))
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        // They were ours a moment ago.
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
+    }
+}
+
+/// So many of `all` are `percent` of them.
+fn share(all: usize, percent: u32) -> usize {
+    (all * percent as usize).div_ceil(100).clamp(1, all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_never_nothing_and_never_more_than_all() {
+        assert_eq!(
+            [(2, 50), (1, 50), (3, 50), (4, 25), (4, 1), (4, 900)].map(|(all, p)| share(all, p)),
+            [1, 1, 2, 1, 1, 4]
+        );
+    }
+
+    #[test]
+    fn what_is_started_meanwhile_is_confined_and_the_thread_is_free_afterwards() {
+        let now = || std::thread::available_parallelism().unwrap().get();
+        let all = now();
+        {
+            let _one = Confined::to(1).unwrap();
+            assert_eq!(std::thread::spawn(now).join().unwrap(), 1);
+            let child = std::process::Command::new("nproc").output().unwrap();
+            assert_eq!(child.stdout, b"1\n");
+        }
+        assert_eq!(now(), all);
+    }
+}
