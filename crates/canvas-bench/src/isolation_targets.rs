@@ -54,13 +54,10 @@ const ALONE: Alone = Alone {
 
 impl Alone {
     fn variant(self) -> Variant {
-        match below(self.mbit, Tenancy::Each) {
-            Variant::CanvasFar(far) => Variant::CanvasFar(FarBelow {
-                cpu_percent: self.cpu_percent,
-                ..far
-            }),
-            other => other,
-        }
+        Variant::CanvasFar(FarBelow {
+            cpu_percent: self.cpu_percent,
+            ..far_below(self.mbit, Tenancy::Each)
+        })
     }
 
     fn words(self) -> String {
@@ -108,6 +105,23 @@ const fn at(
     }
 }
 
+/// Random reads beside a program that reads ahead, against the same alone, or on its share of the processors.
+const fn beside_reader(cpu_percent: Option<u32>) -> Target {
+    Target {
+        alone: Alone {
+            cpu_percent,
+            ..ALONE
+        },
+        ..at(
+            "I2",
+            "random-read",
+            "random-read+sequential",
+            25,
+            Promise::P99(1.1),
+        )
+    }
+}
+
 /// memcached beside a writer, against memcached on its share of the link, half of it, and of the processors.
 const fn beside_writer(cpu_percent: Option<u32>, promise: Promise) -> Target {
     Target {
@@ -128,26 +142,8 @@ const fn beside_writer(cpu_percent: Option<u32>, promise: Promise) -> Target {
 const TARGETS: &[Target] = &[
     at("I1", "sequential", SEQUENTIALS, 10, Promise::Shares(0.95)),
     at("I1", "sequential", SEQUENTIALS, 10, Promise::LinkUse(0.95)),
-    at(
-        "I2",
-        "random-read",
-        "random-read+sequential",
-        25,
-        Promise::P99(1.1),
-    ),
-    Target {
-        alone: Alone {
-            cpu_percent: Some(50),
-            ..ALONE
-        },
-        ..at(
-            "I2",
-            "random-read",
-            "random-read+sequential",
-            25,
-            Promise::P99(1.1),
-        )
-    },
+    beside_reader(None),
+    beside_reader(Some(50)),
     beside_writer(None, Promise::Throughput(0.9)),
     beside_writer(None, Promise::P99(1.1)),
     beside_writer(Some(50), Promise::Throughput(0.9)),
@@ -161,11 +157,15 @@ const TABLE_3: Promise = Promise::Slowdown(1.05, 0.03);
 
 /// Shared far memory behind a link, as the experiment has it.
 fn below(mbit: u32, tenancy: Tenancy) -> Variant {
-    Variant::CanvasFar(FarBelow {
+    Variant::CanvasFar(far_below(mbit, tenancy))
+}
+
+fn far_below(mbit: u32, tenancy: Tenancy) -> FarBelow {
+    FarBelow {
         link: Some(Rate::mbit(mbit)),
         tenancy,
         ..FarBelow::copies("none")
-    })
+    }
 }
 
 /// Who ran at the same time: run and repeat.
@@ -461,13 +461,10 @@ fn not_alone(far: &Far) -> Option<f64> {
 
 /// The reader ahead with the rule of timeliness and without it: what is told, in words.
 fn figure_13(cells: &[Cell]) -> Vec<Judged> {
-    let without = match below(LINK_MBIT, Tenancy::Each) {
-        Variant::CanvasFar(far) => Variant::CanvasFar(FarBelow {
-            agent_flags: NOTHING_DROPPED.iter().map(|f| (*f).to_owned()).collect(),
-            ..far
-        }),
-        other => other,
-    };
+    let without = Variant::CanvasFar(FarBelow {
+        agent_flags: NOTHING_DROPPED.iter().map(|f| (*f).to_owned()).collect(),
+        ..far_below(LINK_MBIT, Tenancy::Each)
+    });
     let mut all = Vec::new();
     for variant in [below(LINK_MBIT, Tenancy::Each), without] {
         let cell = cells.iter().find(|c| {

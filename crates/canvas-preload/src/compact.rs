@@ -6,7 +6,7 @@
 //! take it past its bound, by [`AT_ONCE`] extents at most.
 
 use canvas_pager::word::{self, State, flag};
-use canvas_shm::far::{self, EXTENT_BYTES, Far};
+use canvas_shm::far::{EXTENT_BYTES, Far};
 use canvas_shm::mailbox::FETCHES;
 use canvas_swap::compaction::{CompactionHand, Look};
 use canvas_swap::extent::Line;
@@ -57,12 +57,12 @@ pub fn works() -> bool {
 /// Begins what is needed. True when something was begun. `in_need`: no extent is free, and a thread waits.
 pub fn round(f: &'static Far, in_need: bool) -> bool {
     let slabs = deep::OurSlabs(f);
-    let more = f.slabs_used.load(Ordering::Relaxed)
-        < f.slabs_max
-            .load(Ordering::Relaxed)
-            .min(far::SLABS_MAX as u64) as i64;
+    let (used, max) = deep::slabs_used_and_max(f);
+    if used < max {
+        return false;
+    }
     let now = proc::now_ns();
-    if more || deep::writes_rest(now) || RESTS_UNTIL_NS.load(Ordering::Relaxed) > now {
+    if deep::writes_rest(now) || RESTS_UNTIL_NS.load(Ordering::Relaxed) > now {
         return false;
     }
     let book = deep::book();
@@ -84,7 +84,7 @@ pub fn round(f: &'static Far, in_need: bool) -> bool {
             return begun;
         };
         match book.sparse(&HAND, LOOK_MAX, &slabs) {
-            Look::Found(extent) if !deep::is_fetched(extent) => {
+            Look::Found(extent) if !deep::is_under_way(extent) => {
                 UNDER_WAY.fetch_or(1 << i, Ordering::Relaxed);
                 deep::post_fetch(f, i, extent);
                 if in_need && m.urge(i) {

@@ -765,7 +765,7 @@ fn wait(f: &Far, m: &Mailbox, i: usize, spins: bool, ours: impl Fn() -> bool) ->
 pub fn fetch(extent: u32) {
     let Some(f) = far() else { return };
     // Nothing can leave the pool, so nothing can be raised into it.
-    if NO_ROOM.load(Ordering::Relaxed) || is_fetched(extent) {
+    if NO_ROOM.load(Ordering::Relaxed) || is_under_way(extent) {
         return;
     }
     let m = our_mailbox(f);
@@ -781,11 +781,6 @@ pub fn post_fetch(f: &Far, i: usize, extent: u32) {
     post_extent(f, i, Kind::Read, extent);
 }
 
-/// Is the extent being fetched?
-pub fn is_fetched(extent: u32) -> bool {
-    under_way(extent).is_some()
-}
-
 /// The job that fetches this extent.
 fn under_way(extent: u32) -> Option<usize> {
     let mut used = mailbox()?.in_use() & FETCHES;
@@ -799,9 +794,9 @@ fn under_way(extent: u32) -> Option<usize> {
     None
 }
 
-/// Is the page on its way with its whole extent?
-pub fn is_under_way(place: DeepPlace) -> bool {
-    is_fetched(place.extent)
+/// Is the whole extent on its way?
+pub fn is_under_way(extent: u32) -> bool {
+    under_way(extent).is_some()
 }
 
 /// Waits for the extent that the page is on its way with, and raises its pages. The caller must not
@@ -847,14 +842,17 @@ pub fn absorb() {
     }
 }
 
+/// Slabs that the tenant uses, and that it may use.
+pub fn slabs_used_and_max(f: &Far) -> (u64, u64) {
+    let used = f.slabs_used.load(Ordering::Relaxed).max(0) as u64;
+    let max = f.slabs_max.load(Ordering::Relaxed);
+    (used, max.min(far::SLABS_MAX as u64))
+}
+
 /// What is used beyond the pool and what may be, in bytes: slabs are counted whole.
 pub fn used_and_limit() -> (u64, u64) {
     far().map_or((0, 0), |f| {
-        let used = f.slabs_used.load(Ordering::Relaxed).max(0) as u64;
-        let max = f
-            .slabs_max
-            .load(Ordering::Relaxed)
-            .min(far::SLABS_MAX as u64);
+        let (used, max) = slabs_used_and_max(f);
         if NO_ROOM.load(Ordering::Relaxed) {
             // Whatever the bound says.
             return (used * far::SLAB_BYTES as u64, used * far::SLAB_BYTES as u64);

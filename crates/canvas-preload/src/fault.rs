@@ -423,7 +423,7 @@ fn demand(page: u32, cur: Word) -> Option<Resolved> {
         why
     };
     if let Err(LoadError::Deep(place)) = loaded {
-        if deep::is_under_way(place) {
+        if deep::is_under_way(place.extent) {
             // It comes with its whole extent: raised into the pool, or read alone after all.
             word::publish(w, cur);
             account::uncharge(1);

@@ -9,7 +9,7 @@
 
 use canvas_types::sync::{AtomicU32, Ordering};
 
-use crate::extents::{ExtentBook, Others, Slabs, Span, role};
+use crate::extents::{ExtentBook, Slabs};
 
 /// Part of an extent's pages that it may have kept, in sixteenths, that the hand begins with.
 const PART_START: u32 = 8;
@@ -79,11 +79,10 @@ impl ExtentBook<'_> {
     /// is empty. Looks at about `look_max` extents.
     pub fn sparse(&self, hand: &CompactionHand, look_max: u32, slabs: &impl Slabs) -> Look {
         let _held = self.state.taking.lock(self.yield_now);
-        let (a, n) = (&self.arrays, self.slab_extents);
+        let n = self.slab_extents;
         let end = slabs.high() * n;
         let mut at = hand.at.load(Ordering::Relaxed);
-        let mut looked = 0;
-        let mut look = Look::NotYet;
+        let (mut looked, mut look) = (0, Look::NotYet);
         while looked < look_max && look == Look::NotYet {
             if at >= end {
                 at = 0;
@@ -92,34 +91,22 @@ impl ExtentBook<'_> {
                     break;
                 }
             }
-            let slab = at / n;
-            let slab_end = (slab + 1) * n;
-            let ours = a.roles[slab as usize].load(Ordering::Acquire);
-            if ours == role::NONE || a.slab_live[slab as usize].load(Ordering::Relaxed) == 0 {
+            let slab_end = (at / n + 1) * n;
+            let Some(others) = self.writable(at / n, slabs) else {
                 at = slab_end;
                 looked += 1;
                 continue;
-            }
-            let others = Others::see(slabs, slab);
-            // A slab of our parent's is ours when nobody else refers to it any more: see `find_in`.
-            if ours != role::OWNER && !others.nobody() {
-                at = slab_end;
-                looked += 1;
-                continue;
-            }
+            };
             let part = hand.part.load(Ordering::Relaxed);
-            while at < slab_end && looked < look_max {
-                let e = at;
-                at += 1;
-                looked += 1;
-                if self.kept_at_most(e, part)
-                    && !others.may_know(Span::of(a.spans[e as usize].load(Ordering::Relaxed)))
-                    && self.hold_if_kept(e)
-                {
-                    hand.found.fetch_add(1, Ordering::Relaxed);
-                    look = Look::Found(e);
-                    break;
-                }
+            let until = slab_end.min(at + look_max - looked);
+            looked += until - at;
+            let found = (at..until).find(|e| {
+                self.kept_at_most(*e, part) && !self.known_to(&others, *e) && self.hold_if_kept(*e)
+            });
+            at = found.map_or(until, |e| e + 1);
+            if let Some(e) = found {
+                hand.found.fetch_add(1, Ordering::Relaxed);
+                look = Look::Found(e);
             }
         }
         hand.at.store(at, Ordering::Relaxed);

@@ -64,7 +64,7 @@ pub trait Slabs {
 }
 
 /// How a slab is ours: see the module's text.
-pub(crate) mod role {
+mod role {
     pub const NONE: u32 = 0;
     pub const READER: u32 = 1;
     pub const OWNER: u32 = 2;
@@ -135,7 +135,7 @@ pub(crate) struct Others {
 }
 
 impl Others {
-    pub(crate) fn see(slabs: &impl Slabs, slab: u32) -> Others {
+    fn see(slabs: &impl Slabs, slab: u32) -> Others {
         let (mut spans, mut n) = ([Span::ALL; OTHERS_MAX], 0);
         let all_known = slabs.others(slab, &mut |s| {
             if n < OTHERS_MAX {
@@ -153,10 +153,10 @@ impl Others {
             all_known,
         }
     }
-    pub(crate) fn nobody(&self) -> bool {
+    fn nobody(&self) -> bool {
         self.all_known && self.n == 0
     }
-    pub(crate) fn may_know(&self, lived: Option<Span>) -> bool {
+    fn may_know(&self, lived: Option<Span>) -> bool {
         lived.is_some_and(|l| !self.all_known || self.spans[..self.n].iter().any(|s| s.meets(l)))
     }
 }
@@ -294,22 +294,38 @@ impl ExtentBook<'_> {
         self.arrays.roles[slab as usize].store(role::OWNER, Ordering::Release);
     }
 
+    /// Who else may know extents of the slab, if it is ours to write: taken, or inherited and nobody else's any
+    /// more. With the lock.
+    pub(crate) fn writable(&self, slab: u32, slabs: &impl Slabs) -> Option<Others> {
+        let role = self.arrays.roles[slab as usize].load(Ordering::Acquire);
+        if role == role::NONE {
+            return None;
+        }
+        let others = Others::see(slabs, slab);
+        match role {
+            role::OWNER => {}
+            role::READER if others.nobody() => self.own(slab),
+            _ => return None,
+        }
+        Some(others)
+    }
+
+    /// May one of the others need the extent?
+    pub(crate) fn known_to(&self, others: &Others, extent: u32) -> bool {
+        let lived = self.arrays.spans[extent as usize].load(Ordering::Relaxed);
+        others.may_know(Span::of(lived))
+    }
+
     fn find_in(&self, slab: u32, from: u32, slabs: &impl Slabs) -> Option<u32> {
         let (a, n) = (&self.arrays, self.slab_extents);
         if a.slab_live[slab as usize].load(Ordering::Relaxed) >= n {
             return None;
         }
-        let others = Others::see(slabs, slab);
-        match a.roles[slab as usize].load(Ordering::Acquire) {
-            role::OWNER => {}
-            role::READER if others.nobody() => self.own(slab),
-            _ => return None,
-        }
+        let others = self.writable(slab, slabs)?;
         let first = slab * n;
         let from = from.min(n);
         let extent = (from..n).chain(0..from).map(|i| first + i).find(|e| {
-            let lived = Span::of(a.spans[*e as usize].load(Ordering::Relaxed));
-            a.live[*e as usize].load(Ordering::Acquire) == 0 && !others.may_know(lived)
+            a.live[*e as usize].load(Ordering::Acquire) == 0 && !self.known_to(&others, *e)
         })?;
         // Only here does one that is not kept become kept, and we have the lock.
         a.written[extent as usize].store(0, Ordering::Relaxed);
