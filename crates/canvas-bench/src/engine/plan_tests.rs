@@ -177,6 +177,29 @@ fn a_co_run_has_its_programs_alone_too() {
     assert!(alone.unwrap_err().contains("two or more"));
 }
 
+#[test]
+fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
+    let planned = |with: &[&str], missing| {
+        let mut r = request(&["isolation"]);
+        (r.variants, r.percents) = (None, None);
+        r.with = with.iter().map(|w| (*w).to_owned()).collect();
+        make(&r, &crate::registry::workloads(), missing)
+    };
+    let plan = planned(&["sequential-write", "random-read"], nothing).unwrap();
+    let runs = |plan: &Plan, workload: &str| {
+        plan.sets
+            .iter()
+            .filter(|s| s.members.iter().any(|m| m.workload == workload))
+            .count()
+    };
+    assert!(runs(&plan, "random-read") > 0);
+    // What runs beside the one that was named runs too.
+    assert!(runs(&plan, "sequential") > 0);
+    assert_eq!(runs(&plan, "snappy"), 0);
+    let why = planned(&["random-read", "touch"], nothing).unwrap_err();
+    assert!(why.contains("--with touch"), "{why}");
+}
+
 /// The experiment `isolation`, where programs that this host lacks count as there.
 fn isolation(canvas_knows_weights: bool) -> Plan {
     let mut r = request(&["isolation"]);
