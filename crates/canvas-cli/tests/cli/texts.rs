@@ -98,6 +98,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "cache",
             "canvas-flags",
             "co-run",
+            "with",
             "far-link",
             "list",
             "out",
