@@ -532,6 +532,10 @@ pub struct BenchArgs {
     /// List experiments, variants and workloads, and what is missing for them here.
     #[arg(long)]
     pub list: bool,
+    /// Of the experiments, only parts in which one of these workloads runs, separated by commas [default:
+    /// all parts].
+    #[arg(long, value_name = "WORKLOAD,...", value_delimiter = ',')]
+    pub with: Vec<String>,
     /// Rates of the link between this host and the donors of canvas-far, in either direction, separated
     /// by commas (200mbit,1gbit,2.5gbit): a variant for each, in a network of the bench's own, as root
     /// [default: the experiment's, mostly the loopback device].

@@ -93,6 +93,7 @@ fn request(args: &BenchArgs) -> Result<Request, Failure> {
     percents.dedup();
     Ok(Request {
         names: args.names.clone(),
+        with: args.with.clone(),
         variants: Some(asked(&args.variants)).filter(|v| !v.is_empty()),
         canvas_flags: flags,
         far_links: args.far_link.clone(),

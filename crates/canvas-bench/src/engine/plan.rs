@@ -20,6 +20,8 @@ use crate::workload::{Place, Workload};
 pub struct Request {
     /// Experiments and workloads by name.
     pub names: Vec<String>,
+    /// Of the experiments, only parts in which one of these workloads runs; empty: all parts.
+    pub with: Vec<String>,
     /// Which variants; canvas without flags stands for canvas with each of `canvas_flags`.
     pub variants: Option<Vec<Variant>>,
     /// Flags of `canvas run` to compare; empty: none.
@@ -322,6 +324,25 @@ fn names<'a>(
     Ok((chosen, workloads))
 }
 
+/// Whether this part is asked for: all are unless `--with` names workloads.
+fn is_asked_for(part: &Part, request: &Request) -> bool {
+    let named = |p: &experiments::Program| request.with.iter().any(|w| w == p.workload);
+    request.with.is_empty() || part.programs.iter().any(named)
+}
+
+/// The workloads of `--with` must be there, and each must run in what was asked for.
+fn judge_with(request: &Request, chosen: &[&Experiment]) -> Result<(), String> {
+    for workload in &request.with {
+        let has = |part: &Part| part.programs.iter().any(|p| p.workload == workload);
+        if !chosen.iter().any(|e| e.parts.iter().any(has)) {
+            return Err(format!(
+                "--with {workload}: no part of what is to run names this workload; `canvas bench --list` shows what there is"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Sets of a part.
 fn sets_of(
     e: &Experiment,
@@ -371,6 +392,7 @@ pub fn make(
     missing: impl Fn(&Variant) -> Option<String>,
 ) -> Result<Plan, String> {
     let (chosen, named) = names(request, all)?;
+    judge_with(request, &chosen)?;
     let own = match chosen[..] {
         [one] => one.time_max,
         // The time of one experiment says nothing about several.
@@ -386,7 +408,7 @@ pub fn make(
             experiment: e.name.to_owned(),
             waits_for: (*sentence).to_owned(),
         }));
-        for part in e.parts {
+        for part in e.parts.iter().filter(|p| is_asked_for(p, request)) {
             for set in sets_of(e, part, &named, all, request) {
                 // A program that runs alone in two parts runs once.
                 match plan.sets.iter_mut().find(|s| {

@@ -125,6 +125,7 @@ pub(crate) fn request(names: &[&str]) -> Request {
         variants: Some(vec![Variant::Local]),
         canvas_flags: vec![],
         far_links: vec![],
+        with: vec![],
         percents: Some(vec![50]),
         co_run: false,
         repeats: Some(1),
