@@ -324,17 +324,21 @@ fn names<'a>(
     Ok((chosen, workloads))
 }
 
+/// Does the part itself name this workload?
+fn names_it(part: &Part, workload: &str) -> bool {
+    part.programs.iter().any(|p| p.workload == workload)
+}
+
 /// Whether this part is asked for: all are unless `--with` names workloads.
 fn is_asked_for(part: &Part, request: &Request) -> bool {
-    let named = |p: &experiments::Program| request.with.iter().any(|w| w == p.workload);
-    request.with.is_empty() || part.programs.iter().any(named)
+    request.with.is_empty() || request.with.iter().any(|w| names_it(part, w))
 }
 
 /// The workloads of `--with` must be there, and each must run in what was asked for.
 fn judge_with(request: &Request, chosen: &[&Experiment]) -> Result<(), String> {
     for workload in &request.with {
-        let has = |part: &Part| part.programs.iter().any(|p| p.workload == workload);
-        if !chosen.iter().any(|e| e.parts.iter().any(has)) {
+        let mut parts = chosen.iter().flat_map(|e| e.parts);
+        if !parts.any(|p| names_it(p, workload)) {
             return Err(format!(
                 "--with {workload}: no part of what is to run names this workload; `canvas bench --list` shows what there is"
             ));

@@ -179,13 +179,13 @@ fn a_co_run_has_its_programs_alone_too() {
 
 #[test]
 fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
-    let planned = |with: &[&str], missing| {
+    let planned = |with: &[&str]| {
         let mut r = request(&["isolation"]);
         (r.variants, r.percents) = (None, None);
         r.with = with.iter().map(|w| (*w).to_owned()).collect();
-        make(&r, &crate::registry::workloads(), missing)
+        make(&r, &crate::registry::workloads(), nothing)
     };
-    let plan = planned(&["sequential-write", "random-read"], nothing).unwrap();
+    let plan = planned(&["sequential-write", "random-read"]).unwrap();
     let runs = |plan: &Plan, workload: &str| {
         plan.sets
             .iter()
@@ -196,7 +196,7 @@ fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
     // What runs beside the one that was named runs too.
     assert!(runs(&plan, "sequential") > 0);
     assert_eq!(runs(&plan, "snappy"), 0);
-    let why = planned(&["random-read", "touch"], nothing).unwrap_err();
+    let why = planned(&["random-read", "touch"]).unwrap_err();
     assert!(why.contains("--with touch"), "{why}");
 }
 
