@@ -6,6 +6,7 @@ client saw it, and the seed of what it did at random.
 """
 
 import functools
+import json
 import os
 import random
 import signal
@@ -13,13 +14,15 @@ import struct
 import subprocess
 import time
 
-from lib.harness import ROOT, Failure, check
+from lib import procs
+from lib.harness import MIB, ROOT, Failure, check
 
 from net import hosts
 from net.donors import PORT, Donor, Donors, answered, key_file
 from net.hosts import Network
 from net.load import Pages, RedisLoad, far_flags
 
+from .operate import wait_until
 from .servers import missing
 
 COPIES = ("1+disk", "2", "3")
@@ -430,3 +433,37 @@ def narrow(r):
         stalls.note([(c.tag, c.finish())])
         r.note("sent, Mbit/s: " + " ".join(f"{x:.0f}" for x in rates))
         r.require(max(rates[:2]) < 210, f"the caps did not hold: {rates}")
+
+
+# -- (6) one link for many ---------------------------------------------------------------------
+@net_check("net-shared", timeout_s=150, slow_only=False)
+def shared(r):
+    """Tenants of one agent come and go over a narrow link, killed while they read; who stays is served by weight."""
+    key, socket, seconds = key_file(r), r.path("agent.sock"), r.size(8, 60)
+    weights, passing = (1, 2, 4, 8), r.size(10, 40)
+    with Network(2) as net, Donors() as donors:
+        net.hosts[0].cap(200)
+        donors.append(Donor(r, net.hosts[0], key))
+        r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--server", donors.flag(),
+                 "--key-file", key], tag="agent", canvas_on=False, prefix=[*net.hosts[1].prefix(), *hosts.BOUND])
+        wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+
+        def tenant(name, mib, weight):
+            flags = ["--far", "256M", f"--agent={socket}", "--copies", "none", "--tenant", f"{name}-{os.getpid()}",
+                     "--weight", str(weight)]
+            argv = [*hosts.BOUND, r.session.canvas, "workload", "sequential", "--mib", mib, "--seconds", seconds]
+            return r.start(argv, tag=name, local=mib * MIB // 6, pool=mib * MIB // 12, extra=flags)
+
+        stay = [tenant(f"stays{w}", 48, w) for w in weights]
+        for n in range(0, passing, 2):
+            pair = [tenant(f"passes{n + k}", 48, 8) for k in range(2)]
+            time.sleep(seconds / passing)
+            for c in pair:
+                os.kill(procs.tree(c.pid, False)[0], signal.SIGKILL)
+                r.wait(c, expect=137, timeout_s=20)
+        for c in stay:
+            r.wait(c, timeout_s=seconds + 60)
+    rates = [json.loads(c.out().splitlines()[-1])["ops_per_s"] for c in stay]
+    r.note("pages/s: " + " ".join(f"{rate:.0f}" for rate in rates))
+    shares = [rate / w for rate, w in zip(rates, weights)]
+    r.require(min(shares) > max(shares) / 4, f"somebody starves: {rates}")

@@ -396,7 +396,9 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lanes::Lane;
     use crate::turns::REQUESTS_MAX;
+    use canvas_sched::Class;
     use canvas_shm::Segment;
     use std::sync::atomic::AtomicUsize;
     use std::sync::{Arc, Mutex};
@@ -637,6 +639,40 @@ mod tests {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             });
+        }
+    }
+
+    #[test]
+    fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
+        let mut t = tenants(1);
+        for id in 1..1000 {
+            let far = t.far[0];
+            let agent = Counts {
+                id,
+                far,
+                left: Arc::default(),
+                order: Arc::default(),
+                share: Live::default(),
+                cost: Duration::ZERO,
+            };
+            t.host.add(id, Box::new(agent));
+            let lanes = &mut t.host.lanes;
+            for lane in [Lane::In, Lane::Out, Lane::Disk] {
+                for class in Class::ALL {
+                    let taken = lanes.submit(id, class, lane, 32 << 10, 7, 0);
+                    assert!(taken.is_some());
+                }
+            }
+            let mut begun = 0;
+            while lanes.decide().is_some() {
+                begun += 1;
+            }
+            assert_eq!(begun, 9, "the links have room for tenant {id}");
+            // What it has under way nobody will say has ended.
+            assert!(t.host.remove(id).is_some());
+        }
+        for lane in [Lane::In, Lane::Out, Lane::Disk] {
+            assert_eq!(t.host.lanes.lane(lane).unwrap().under_way_bytes, 0);
         }
     }
 

@@ -56,7 +56,7 @@ pub use tenant::{
 pub const REQUEST_BYTES_MAX: u32 = 128 << 10;
 /// Links of a scheduler.
 pub const LINKS_MAX: usize = 16;
-/// Tenants of a scheduler, with those that were removed and have requests under way.
+/// Tenants of a scheduler.
 pub const TENANTS_MAX: usize = 4096;
 /// Requests of one tenant and class, waiting and under way together. More than a link's window
 /// takes, and enough for 8 processes that use all of their mailboxes; the rest waits there.

@@ -21,7 +21,7 @@ pub struct Scheduler {
     /// Tenants by seat; an empty seat is in `free`.
     seats: Vec<Option<Box<Tenant>>>,
     free: Vec<u32>,
-    /// Seats by number; not of those that leave.
+    /// Seats by number.
     by_id: BTreeMap<TenantId, u32>,
     /// Flows (`seat * LINKS_MAX + link`) that wait for a limit, by when it lets them go,
     /// then who was first.
@@ -134,7 +134,8 @@ impl Scheduler {
     }
 
     /// Forgets a tenant, and returns what it had waiting, class by class in order of arrival. What is under way
-    /// counts on its links until it is done. The number may be used again at once. `None`: no such tenant.
+    /// makes room on its links as if it had been given up: who would say that it has ended is gone, and a link on which
+    /// it counted for ever would be full one day. The number may be used again at once. `None`: no such tenant.
     pub fn remove_tenant(&mut self, id: TenantId) -> Option<Vec<Request>> {
         let seat = self.by_id.remove(&id)?;
         let mut waiting = Vec::new();
@@ -154,19 +155,12 @@ impl Scheduler {
                 }
             }
         }
-        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
-        tenant.leaving = true;
-        self.vacate(seat);
-        Some(waiting)
-    }
-
-    /// Gives the seat of a tenant free that left, when nothing of it is under way.
-    fn vacate(&mut self, seat: u32) {
-        let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
-        if tenant.leaving && tenant.under_way == 0 {
-            self.seats[seat as usize] = None;
-            self.free.push(seat);
+        let tenant = self.seats[seat as usize].take().expect("it has a seat");
+        for (link, bytes) in tenant.under_way() {
+            self.links[link].lost(bytes);
         }
+        self.free.push(seat);
+        Some(waiting)
     }
 
     /// Takes a request of a tenant, posted at `posted_ns` on the clock of all the others. `tag` is the
@@ -347,7 +341,6 @@ impl Scheduler {
         let slot = tenant.slot_mut(at);
         slot.state = State::UnderWay;
         slot.mark = mark;
-        tenant.under_way += 1;
         let waited = now_ns.saturating_sub(request.posted_ns);
         let stats = &mut tenant.stats.classes[class as usize];
         stats.under_way += 1;
@@ -385,7 +378,6 @@ impl Scheduler {
             }
         };
         tenant.release(ticket.slot);
-        tenant.under_way -= 1;
         let stats = &mut tenant.stats.classes[class as usize];
         stats.under_way -= 1;
         stats.done += 1;
@@ -394,7 +386,6 @@ impl Scheduler {
             Some(now_ns) => link.done(bytes, mark, now_ns),
             None => link.lost(bytes),
         }
-        self.vacate(ticket.seat);
         true
     }
 
@@ -472,8 +463,7 @@ impl Scheduler {
             let Some(tenant) = tenant else { continue };
             let seat = seat as u32;
             tenant.check(&mut under_way);
-            assert_eq!(self.by_id.get(&tenant.id) == Some(&seat), !tenant.leaving);
-            assert!(!tenant.leaving || tenant.under_way > 0);
+            assert_eq!(self.by_id.get(&tenant.id), Some(&seat));
             for (link, flow) in tenant.flows.iter().enumerate() {
                 let is_ready = self.links[link].ready.contains(seat);
                 let is_held = self.held_back.contains(flow_id(seat, link));
@@ -496,7 +486,7 @@ impl Scheduler {
             self.seats.len(),
             self.free.len() + self.seats.iter().flatten().count()
         );
-        assert!(self.by_id.len() <= self.seats.len());
+        assert_eq!(self.by_id.len(), self.seats.iter().flatten().count());
     }
 }
 

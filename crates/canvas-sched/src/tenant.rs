@@ -106,8 +106,6 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) id: TenantId,
-    /// Removed: only what is under way is left.
-    pub(crate) leaving: bool,
     pub(crate) weight: u32,
     pub(crate) reads: Bucket,
     pub(crate) writes: Bucket,
@@ -117,7 +115,6 @@ pub(crate) struct Tenant {
     free: Vec<u32>,
     /// By home class.
     held: [u32; 3],
-    pub(crate) under_way: u32,
     uses: Histogram,
     uses_new: u32,
     pub(crate) stats: TenantStats,
@@ -128,7 +125,6 @@ impl Tenant {
         let slots = Class::ALL.len() * REQUESTS_MAX;
         Tenant {
             id,
-            leaving: false,
             weight: config.weight,
             reads: Bucket::new(config.swap_in_limit),
             writes: Bucket::new(config.swap_out_limit),
@@ -136,7 +132,6 @@ impl Tenant {
             slots: Vec::with_capacity(slots),
             free: Vec::with_capacity(slots),
             held: [0; 3],
-            under_way: 0,
             uses: Histogram::default(),
             uses_new: 0,
             stats: TenantStats::default(),
@@ -318,6 +313,12 @@ impl Tenant {
         }
     }
 
+    /// Link and bytes of each request that is under way.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = (usize, u32)> {
+        let slots = self.slots.iter().filter(|s| s.state == State::UnderWay);
+        slots.map(|s| (s.link as usize, s.bytes))
+    }
+
     /// `count` prefetched pages were used `ns` after they were asked for.
     pub(crate) fn used_after(&mut self, ns: u64, count: u32) {
         self.uses.add(ns, count);
@@ -358,10 +359,9 @@ impl Tenant {
         }
         let of = |state| self.slots.iter().filter(move |s| s.state == state);
         assert_eq!(of(State::Waiting).count(), waiting);
-        assert_eq!(of(State::UnderWay).count() as u32, self.under_way);
         assert_eq!(of(State::Free).count(), self.free.len());
-        for slot in of(State::UnderWay) {
-            under_way[slot.link as usize] += u64::from(slot.bytes);
+        for (link, bytes) in self.under_way() {
+            under_way[link] += u64::from(bytes);
         }
         for class in Class::ALL {
             let (at, s) = (class as usize, &self.stats.classes[class as usize]);
@@ -381,10 +381,7 @@ impl Tenant {
                 Class::Demand => (s.submitted + s.promoted, s.sent),
                 _ => (s.submitted, s.sent + s.dropped + s.promoted),
             };
-            assert!(
-                self.leaving || came == left + u64::from(s.queued),
-                "{class:?} {s:?}"
-            );
+            assert_eq!(came, left + u64::from(s.queued), "{class:?} {s:?}");
         }
     }
 }

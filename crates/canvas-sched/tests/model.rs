@@ -256,9 +256,13 @@ impl Both {
                 let mut tags: Vec<u64> = gone.iter().map(|r| r.tag).collect();
                 tags.iter().for_each(|tag| self.end(*tag));
                 tags.sort();
-                let mut expected = self.naive.remove(t);
+                let [mut expected, lost] = self.naive.remove(t);
                 expected.sort();
                 assert_eq!(tags, expected);
+                for tag in lost {
+                    assert!(self.under_way.remove(&tag));
+                    self.end(tag);
+                }
             }
             Op::Join(t, weight, reads, writes) => {
                 let (reads, writes) = (RATES[reads], RATES[writes]);

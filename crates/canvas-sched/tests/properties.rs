@@ -1,7 +1,5 @@
 //! What is promised of any load: shares, starvation, limits, idle time, promotion.
 
-use std::collections::BTreeMap;
-
 use canvas_sched::{
     BURST_BYTES_MIN, Class, Decision, LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN,
     Promoted, REQUEST_BYTES_MAX, REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig,
@@ -445,25 +443,18 @@ fn a_tenant_that_left_and_came_back_is_another_one() {
     let old: Vec<Ticket> = (0..40)
         .map(|tag| s.submit(t, Class::Demand, link, 32 << 10, tag, 0).unwrap())
         .collect();
-    let mut under_way = BTreeMap::new();
-    while let Some(r) = sent(s.next(0)) {
-        under_way.insert(r.tag, r.ticket);
+    let mut under_way = 0;
+    while sent(s.next(0)).is_some() {
+        under_way += 1;
     }
-    let bytes = s.link_stats(link).unwrap().under_way_bytes;
+    assert!(s.link_stats(link).unwrap().under_way_bytes > 0);
     let gone = s.remove_tenant(t).unwrap();
-    assert_eq!(gone.len() + under_way.len(), old.len());
+    assert_eq!(gone.len() + under_way, old.len());
     assert!(s.remove_tenant(t).is_none() && s.stats(t).is_none());
     s.add_tenant(t, TenantConfig::default()).unwrap();
     s.check();
     let new = s.submit(t, Class::Demand, link, 4096, 99, 0).unwrap();
-    assert_eq!(
-        s.link_stats(link).unwrap().under_way_bytes,
-        bytes,
-        "it is under way still"
-    );
-    for ticket in under_way.values() {
-        assert!(s.done(*ticket, 1000));
-    }
+    // Nobody is left who would say that it has ended.
     assert_eq!(s.link_stats(link).unwrap().under_way_bytes, 0);
     for ticket in old {
         assert!(!s.done(ticket, 2000));

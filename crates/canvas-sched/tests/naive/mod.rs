@@ -76,8 +76,7 @@ pub struct Naive {
     tenants: Vec<Tenant>,
     flows: Vec<Flow>,
     pub waiting: Vec<Waiting>,
-    /// Tag, link, bytes.
-    pub under_way: Vec<(u64, usize, u32)>,
+    pub under_way: Vec<Waiting>,
     clocks: Vec<u128>,
     finishes: Vec<u128>,
     turn: usize,
@@ -132,16 +131,19 @@ impl Naive {
         }
     }
 
-    /// Tags of what waited.
-    pub fn remove(&mut self, id: u64) -> Vec<u64> {
+    /// Tags of what waited, and of what was under way.
+    pub fn remove(&mut self, id: u64) -> [Vec<u64>; 2] {
         self.tenants.retain(|t| t.id != id);
         self.flows.retain(|f| f.tenant != id);
         let (gone, stay) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(|w| w.tenant == id);
         self.waiting = stay;
-        let gone: Vec<Waiting> = gone;
-        gone.iter().map(|w| w.tag).collect()
+        let (lost, stay) = std::mem::take(&mut self.under_way)
+            .into_iter()
+            .partition(|w| w.tenant == id);
+        self.under_way = stay;
+        [gone, lost].map(|all: Vec<Waiting>| all.iter().map(|w| w.tag).collect())
     }
 
     fn of(&self, f: usize, class: Class) -> impl Iterator<Item = &Waiting> {
@@ -179,8 +181,8 @@ impl Naive {
     fn busy(&self, link: usize) -> u64 {
         self.under_way
             .iter()
-            .filter(|u| u.1 == link)
-            .map(|u| u64::from(u.2))
+            .filter(|w| w.link == link)
+            .map(|w| u64::from(w.bytes))
             .sum()
     }
 
@@ -225,7 +227,7 @@ impl Naive {
     }
 
     pub fn done(&mut self, tag: u64) {
-        self.under_way.retain(|u| u.0 != tag);
+        self.under_way.retain(|w| w.tag != tag);
     }
 
     fn settle(&mut self, f: usize) {
@@ -372,7 +374,7 @@ impl Naive {
         }
         self.clocks[w.link] = start;
         self.finishes[w.link] = self.finishes[w.link].max(finish);
-        self.under_way.push((w.tag, w.link, w.bytes));
+        self.under_way.push(w.clone());
         self.after(f, Some(finish));
     }
 
