@@ -61,17 +61,19 @@ mod pending;
 mod rdma;
 mod transport;
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use canvas_wire::frame::{Answer, FromDonor, Reply, Request, Welcome};
 use canvas_wire::key::ClusterKey;
 use canvas_wire::session::Session;
 use canvas_wire::stream::Incoming;
-use canvas_wire::{ClientId, FRAME_BYTES_MAX};
+use canvas_wire::{APART_BYTES_MAX, ClientId, FRAME_BYTES_MAX};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, send};
 
 pub use completions::{Completion, Completions};
 pub use error::{AskError, LinkError, SubmitError};
@@ -82,6 +84,10 @@ pub use transport::{Address, RDMA_PREFIX, Transport, connect};
 pub const UNSENT_BYTES_MAX: usize = 1 << 20;
 /// Messages that one [`Link::poll`] takes at most.
 pub const MESSAGES_OF_A_POLL: usize = 256;
+/// Each call sends a record of its own, see [`APART_BYTES_MAX`].
+const APART: MsgFlags = MsgFlags::MSG_EOR.union(MsgFlags::MSG_NOSIGNAL);
+/// The least piece of what is written. Less is sent together: a call costs more.
+const PIECE_BYTES_MIN: usize = 2 << 10;
 /// The tag that [`Link::ask`] uses; not for [`Link::submit`].
 pub const ASK_TAG: u64 = u64::MAX;
 
@@ -268,6 +274,7 @@ impl Link {
         let id = self
             .pending
             .begin(tag, request, Instant::now() + self.config.timeouts.request)?;
+        up.send_apart();
         let sealed = request
             .encode(id, &mut self.frame)
             .map_err(|_| SubmitError::Invalid)
@@ -413,15 +420,23 @@ impl Link {
 }
 
 impl Up {
+    /// Sends a piece that waits, before something is put behind it. What fails here fails again with the next
+    /// [`Up::send`], which says so.
+    fn send_apart(&mut self) {
+        if (PIECE_BYTES_MIN..=APART_BYTES_MAX).contains(&(self.unsent.len() - self.sent)) {
+            let _ = self.send();
+        }
+    }
+
     /// Hands bytes to the kernel until it takes no more; true when all are gone.
     fn send(&mut self) -> std::io::Result<bool> {
         while self.sent < self.unsent.len() {
-            match self.stream.write(&self.unsent[self.sent..]) {
+            match send(self.stream.as_raw_fd(), &self.unsent[self.sent..], APART) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(n) => self.sent += n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(e) => return Err(e),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(false),
+                Err(e) => return Err(e.into()),
             }
         }
         self.unsent.clear();

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -20,8 +20,12 @@ use canvas_wire::frame::{
 };
 use canvas_wire::session::{self, HANDSHAKE_BYTES, Session, SessionError};
 use canvas_wire::stream::Incoming;
-use canvas_wire::{FRAME_BYTES_MAX, SLAB_BYTES, TEXT_BYTES_MAX, VERSION_MAX, VERSION_MIN};
+use canvas_wire::{
+    APART_BYTES_MAX, FRAME_BYTES_MAX, SLAB_BYTES, TEXT_BYTES_MAX, VERSION_MAX, VERSION_MIN,
+};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, send};
 
 use crate::outbox::{Outbox, OwnedCall};
 use crate::rdma::Rdma;
@@ -32,6 +36,8 @@ use crate::{HANDSHAKE_TIME, LEASE_MIN, UNSENT_BYTES_MAX};
 
 /// Slabs that a link remembers; beyond, it forgets all and asks the table again.
 const KNOWN_MAX: usize = 4096;
+/// Each call sends a record of its own, see [`APART_BYTES_MAX`].
+const APART: MsgFlags = MsgFlags::MSG_EOR.union(MsgFlags::MSG_NOSIGNAL);
 /// The shortest look for more traffic, as a part of the full one.
 const SPIN_PARTS: u32 = 16;
 /// How long a link that ends waits for its last words to be taken.
@@ -185,15 +191,16 @@ impl Wire {
         }
     }
 
-    /// Sends what the kernel takes; true when it took something.
+    /// Sends what the kernel takes, apart from what was sent before; true when it took something.
     fn send(&mut self) -> Result<bool, End> {
         let before = self.sent;
         while self.sent < self.unsent.len() {
-            match self.stream.write(&self.unsent[self.sent..]) {
+            let left = &self.unsent[self.sent..];
+            match send(self.stream.as_raw_fd(), left, APART) {
                 Ok(n) => self.sent += n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(self.sent > before),
-                Err(e) => return Err(End::Io(e)),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(self.sent > before),
+                Err(e) => return Err(End::Io(e.into())),
             }
         }
         let progress = self.sent > before;
@@ -220,7 +227,7 @@ impl Wire {
             &mut fds,
             PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX),
         ) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(e) => Err(End::Io(e.into())),
         }
     }
@@ -439,6 +446,9 @@ impl Link<'_> {
             };
             self.plain = plain;
             served?;
+            if self.wire.backlog() <= APART_BYTES_MAX {
+                self.wire.send()?;
+            }
         }
         if any {
             self.client.heard(self.shared.now_ms());
