@@ -16,7 +16,7 @@ use canvas_sched::Decision;
 use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake, thread_ns};
 
-use crate::idle::{EXPECT, SLEEP_MAX, looking, relax};
+use crate::idle::{EXPECT, SLEEP_MAX, is_crowded, looking, relax};
 use crate::lanes::Lanes;
 use crate::share::{Live, Share};
 use crate::turns::{Rings, Turns, VAIN_PAUSE};
@@ -156,7 +156,7 @@ impl Seat {
             spin
         };
         let far = self.agent.far();
-        if now.saturating_duration_since(self.last_work) < spin {
+        if now.saturating_duration_since(self.last_work) < spin && !is_crowded() {
             return;
         }
         if !far.about_to_sleep() {

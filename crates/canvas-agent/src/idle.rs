@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use canvas_shm::Far;
 use canvas_sys::proc::{futex_wait, futex_wake};
+use canvas_types::crowd::Crowd;
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -57,7 +58,7 @@ impl Idle {
         } else {
             self.spin
         };
-        if self.last_work.elapsed() < spin {
+        if self.last_work.elapsed() < spin && !is_crowded() {
             relax();
             return;
         }
@@ -71,12 +72,27 @@ impl Idle {
     }
 }
 
+static CROWD: Crowd = Crowd::new();
+
+/// The clock of [`CROWD`]: without a system call.
+fn clock_ns() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_nanos() as u64
+}
+
+/// Whether other threads want the processors: then it is better to sleep than to look.
+pub(crate) fn is_crowded() -> bool {
+    CROWD.is_here(clock_ns())
+}
+
 /// Between two looks: where processors are few, whoever is to make work may need this one.
 pub(crate) fn relax() {
     static FEW: LazyLock<bool> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1, |n| n.get()) <= 2);
     if *FEW {
+        let began_ns = clock_ns();
         std::thread::yield_now();
+        CROWD.gave_way(began_ns, clock_ns());
     } else {
         std::hint::spin_loop();
     }

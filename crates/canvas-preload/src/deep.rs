@@ -24,6 +24,7 @@ use canvas_swap::extent::{self, EXTENT_BYTES, Packer, record_bytes};
 use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
 use canvas_sys::gate::{self, yield_now};
 use canvas_sys::{Errno, mem, proc};
+use canvas_types::crowd::Crowd;
 use canvas_types::sync::backoff;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -732,6 +733,9 @@ fn claim_demand(f: &Far) -> usize {
     }
 }
 
+/// Whether other threads want the processors.
+static CROWD: Crowd = Crowd::new();
+
 /// Waits for request `i`: if it `spins`, for about as long as a near donor takes; then sleeps. `None`
 /// when it takes longer than the tenant wants to wait, or when it is not `ours` to wait for any more.
 fn wait(f: &Far, m: &Mailbox, i: usize, spins: bool, ours: impl Fn() -> bool) -> Option<Status> {
@@ -746,9 +750,10 @@ fn wait(f: &Far, m: &Mailbox, i: usize, spins: bool, ours: impl Fn() -> bool) ->
             return None;
         }
         let waited = sig::now_ns() - begun;
-        if spins && waited < SPIN_NS {
+        if spins && waited < SPIN_NS && !CROWD.is_here(begun + waited) {
             // Where processors are few, the agent or its disk's thread may need this one.
             gate::give_way();
+            CROWD.gave_way(begun + waited, sig::now_ns());
             continue;
         }
         if waited > f.wait_ms_max.load(Ordering::Relaxed) * 1_000_000 {

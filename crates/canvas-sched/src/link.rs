@@ -1,8 +1,8 @@
 //! A link: its window, and what is measured for it.
 //!
 //! **How wide the window is.** A link is used fully, without a queue of its own, when there is under way what
-//! it moves in one round trip (as BBR and Vegas do), and the request that it is moving: the highest
-//! rate of delivery seen lately times the shortest round trip seen lately, without the time that the bytes
+//! it moves in one round trip (as BBR and Vegas do), and the request that it is moving: the usual one of the highest
+//! rates of delivery seen lately times the shortest round trip seen lately, without the time that the bytes
 //! of that request took, and most of an extent. Requests are begun as long as *less* than the window is
 //! under way, so the bytes under way are less than window and request together, and what arrives waits
 //! for one to two extents at the link. A gain of 33/32 makes up for round trips that vary a little. A rate
@@ -46,8 +46,8 @@ pub const WINDOW_BYTES_MIN: u64 = 6 << 10;
 /// A largest request is remembered this long, and up to twice as long.
 const LARGEST_MEMORY_NS: u64 = 1_000_000_000;
 /// Highest rates of so many stretches in a row are kept: a highest rate may be that of a burst, which shapers let through
-/// after each pause. Pieces go by the least of them. The window goes by the one in the middle: with the least it would find a
-/// faster link too late, and with the highest it was twice as wide as the link for a tenth of the time, at 200 Mbit/s.
+/// after each pause. Pieces go by the least of them, the window by the one in the middle of the last three: with the least it
+/// would find a faster link too late, and with the highest it was too wide by half for a tenth of the time, at 200 Mbit/s.
 const STRETCHES: usize = 4;
 /// How long a link moves a piece of what can be cut.
 pub const PIECE_NS: u64 = 80_000;
@@ -485,6 +485,33 @@ mod tests {
         }
         let piece = link.stats().piece_bytes;
         assert!((PIECE_BYTES_MIN..=8 << 10).contains(&piece), "{piece}");
+    }
+
+    #[test]
+    fn a_burst_leaves_no_queue_at_a_slow_link() {
+        let mut link = Link::new(LinkConfig::default());
+        link.ready.reserve(1);
+        link.ready.put(0, (0, 0));
+        let (mut now, mut wide, mut all) = (0, 0, 0);
+        for k in 0..20 {
+            let mut mark = link.send(4 << 10, now);
+            for i in 0..3000 {
+                // 25 MB/s, but for what a shaper lets through in no time after a pause.
+                now += if i < 20 { 10_000 } else { 163_840 };
+                let next = link.send(4 << 10, now);
+                link.done(4 << 10, mark, now);
+                mark = next;
+                if k > 0 {
+                    all += 1;
+                    wide += u32::from(link.stats().window_bytes > 16 << 10);
+                }
+            }
+            now += 163_840;
+            link.done(4 << 10, mark, now);
+            now += 5_000_000;
+        }
+        // Less than the hundredth whose requests would wait for that queue.
+        assert!(wide * 100 < all, "{wide} of {all}");
     }
 
     #[test]

@@ -408,9 +408,12 @@ impl Link<'_> {
                 spin.hit(now);
                 continue;
             }
-            if spin.goes_on(now) {
+            let crowd = &self.shared.crowd;
+            let began_ns = self.shared.now_ns();
+            if !crowd.is_here(began_ns) && spin.goes_on(now) {
                 // With few processors the peer may be waiting for this one.
                 std::thread::yield_now();
+                crowd.gave_way(began_ns, self.shared.now_ns());
                 continue;
             }
             let silent_ms = self.shared.now_ms().saturating_sub(self.client.last_ms());

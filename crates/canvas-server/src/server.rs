@@ -21,6 +21,7 @@ use crate::registry::Registry;
 use crate::slab::Budget;
 use crate::state::{Counters, State};
 use crate::{Config, HANDSHAKES_MAX, link};
+use canvas_types::crowd::Crowd;
 
 /// Stack of a link's thread; its buffers are on the heap.
 const LINK_STACK_BYTES: usize = 256 << 10;
@@ -46,6 +47,8 @@ pub(crate) struct Shared {
     /// Everything that must be closed at the end.
     outboxes: Mutex<Vec<Weak<Outbox>>>,
     start: Instant,
+    /// Whether this host's other threads want its processors.
+    pub crowd: Crowd,
     ending: AtomicBool,
     stopped: Mutex<bool>,
     stop: Condvar,
@@ -57,6 +60,11 @@ impl Shared {
     /// Milliseconds since the start.
     pub fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
+    }
+
+    /// Nanoseconds since the start.
+    pub fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
     }
 
     pub fn is_ending(&self) -> bool {
@@ -165,6 +173,7 @@ impl Server {
             links: AtomicUsize::new(0),
             outboxes: Mutex::default(),
             start: Instant::now(),
+            crowd: Crowd::new(),
             ending: AtomicBool::new(false),
             stopped: Mutex::new(false),
             stop: Condvar::new(),

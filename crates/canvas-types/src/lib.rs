@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod buckets;
+pub mod crowd;
 pub mod exit;
 pub mod layout;
 pub mod page;
