@@ -20,20 +20,7 @@ pub enum Below {
     /// Canvas, with these flags before those of the command line.
     Canvas(&'static [&'static str]),
     /// Canvas with far memory over donors of the bench's own.
-    CanvasFar {
-        /// `--copies`.
-        copies: &'static str,
-        /// Whether a donor is killed while the program reads.
-        donor_dies: bool,
-        /// Rate of the link that they are behind.
-        link: Option<Rate>,
-        /// Whose agent keeps far memory.
-        tenancy: Tenancy,
-        /// Flags of an agent that programs share.
-        agent_flags: &'static [&'static str],
-        /// Part of the processors that all of it has, in percent.
-        cpu_percent: Option<u32>,
-    },
+    CanvasFar(FarParts),
     /// Swap on zram.
     Zram,
     /// zswap before a swap file.
@@ -41,6 +28,36 @@ pub enum Below {
     /// A swap file.
     Disk,
 }
+
+/// What [`Below::CanvasFar`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FarParts {
+    /// `--copies`.
+    pub copies: &'static str,
+    /// Whether a donor is killed while the program reads.
+    pub donor_dies: bool,
+    /// Further flags of `canvas run`.
+    pub flags: &'static [&'static str],
+    /// Rate of the link that the donors are behind.
+    pub link: Option<Rate>,
+    /// Whose agent keeps far memory.
+    pub tenancy: Tenancy,
+    /// Flags of an agent that programs share.
+    pub agent_flags: &'static [&'static str],
+    /// Part of the processors that all of it has, in percent.
+    pub cpu_percent: Option<u32>,
+}
+
+/// One copy over the loopback device, and nothing else.
+const FAR: FarParts = FarParts {
+    copies: "none",
+    donor_dies: false,
+    flags: &[],
+    link: None,
+    tenancy: Tenancy::Own,
+    agent_flags: &[],
+    cpu_percent: None,
+};
 
 /// How the programs of a part run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,26 +143,15 @@ const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
 const NO_RESERVATIONS: Below = Below::Canvas(&["--reservations", "off"]);
 const UNCOMPRESSED: Below = Below::Canvas(&["--codec", "none"]);
 const fn far(copies: &'static str) -> Below {
-    Below::CanvasFar {
-        copies,
-        donor_dies: false,
-        link: None,
-        tenancy: Tenancy::Own,
-        agent_flags: &[],
-        cpu_percent: None,
-    }
+    Below::CanvasFar(FarParts { copies, ..FAR })
 }
 
 /// One copy over donors that are behind a link of this rate, in 10^6 bits a second.
 const fn behind(mbit: u32) -> Below {
-    Below::CanvasFar {
-        copies: "none",
-        donor_dies: false,
+    Below::CanvasFar(FarParts {
         link: Some(Rate::mbit(mbit)),
-        tenancy: Tenancy::Own,
-        agent_flags: &[],
-        cpu_percent: None,
-    }
+        ..FAR
+    })
 }
 
 /// Far memory over donors beside what the kernel has.
@@ -291,14 +297,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
             },
             Part {
                 programs: &[program("random-read"), program("redis-get95")],
-                variants: &[Below::CanvasFar {
+                variants: &[Below::CanvasFar(FarParts {
                     copies: "2",
                     donor_dies: true,
-                    link: None,
-                    tenancy: Tenancy::Own,
-                    agent_flags: &[],
-                    cpu_percent: None,
-                }],
+                    ..FAR
+                })],
                 percents: &[50],
                 how: How::Alone,
             },

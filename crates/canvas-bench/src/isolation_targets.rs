@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::cells::{Cell, Key, solo_of};
+use crate::engine::plan::strings;
 use crate::moved::between;
 use crate::rate::Rate;
 use crate::record::{Ahead, Far, Outcome, Sample};
@@ -19,6 +20,9 @@ pub const LINK_MBIT: u32 = 200;
 pub const FAST_LINK_MBIT: u32 = 10_000;
 /// Flags of an agent that reads all that is asked for ahead, however late.
 pub const NOTHING_DROPPED: &[&str] = &["--timeliness", "off"];
+/// Flags of `canvas run` for tenants as Canvas has them before its 5.1 and 5.2: the kernel's readahead, and an entry from
+/// the lock at each swap-out.
+pub const NOT_ADAPTIVE: &[&str] = &["--reservations", "off", "--prefetch", "readahead"];
 /// Parameter of a program that has a weight.
 const WEIGHT: &str = "weight";
 
@@ -166,6 +170,15 @@ fn far_below(mbit: u32, tenancy: Tenancy) -> FarBelow {
         tenancy,
         ..FarBelow::copies("none")
     }
+}
+
+/// Tenants without what adapts to each of them, in the co-runs with Spark.
+fn not_adaptive() -> Variant {
+    Variant::CanvasFar(FarBelow {
+        flags: strings(NOT_ADAPTIVE),
+        agent_flags: strings(NOTHING_DROPPED),
+        ..far_below(FAST_LINK_MBIT, Tenancy::Each)
+    })
 }
 
 /// Who ran at the same time: run and repeat.
@@ -423,6 +436,7 @@ fn table_3(cells: &[Cell]) -> Vec<Judged> {
     let variants = [
         Variant::Zram,
         below(FAST_LINK_MBIT, Tenancy::One),
+        not_adaptive(),
         isolated.clone(),
     ];
     for percent in TABLE_3_PERCENTS {
@@ -462,7 +476,7 @@ fn not_alone(far: &Far) -> Option<f64> {
 /// The reader ahead with the rule of timeliness and without it: what is told, in words.
 fn figure_13(cells: &[Cell]) -> Vec<Judged> {
     let without = Variant::CanvasFar(FarBelow {
-        agent_flags: NOTHING_DROPPED.iter().map(|f| (*f).to_owned()).collect(),
+        agent_flags: strings(NOTHING_DROPPED),
         ..far_below(LINK_MBIT, Tenancy::Each)
     });
     let mut all = Vec::new();
@@ -624,6 +638,7 @@ mod tests {
             assert!(has(Variant::Local) && has(Variant::Zram));
             assert!(has(below(FAST_LINK_MBIT, Tenancy::Each)));
             assert!(has(below(FAST_LINK_MBIT, Tenancy::One)));
+            assert!(has(not_adaptive()));
         }
     }
 

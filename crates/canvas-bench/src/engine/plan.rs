@@ -157,20 +157,14 @@ pub fn resolve(below: Below) -> Variant {
     match below {
         Below::Local => Variant::Local,
         Below::Canvas(flags) => Variant::Canvas(flags.iter().map(|f| (*f).to_owned()).collect()),
-        Below::CanvasFar {
-            copies,
-            donor_dies,
-            link,
-            tenancy,
-            agent_flags,
-            cpu_percent,
-        } => Variant::CanvasFar(FarBelow {
-            donor_dies,
-            link,
-            tenancy,
-            agent_flags: strings(agent_flags),
-            cpu_percent,
-            ..FarBelow::copies(copies)
+        Below::CanvasFar(far) => Variant::CanvasFar(FarBelow {
+            copies: far.copies.to_owned(),
+            donor_dies: far.donor_dies,
+            flags: strings(far.flags),
+            link: far.link,
+            tenancy: far.tenancy,
+            agent_flags: strings(far.agent_flags),
+            cpu_percent: far.cpu_percent,
         }),
         Below::Zram => Variant::Zram,
         Below::Zswap => Variant::Zswap,
@@ -183,7 +177,7 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
     let about = match below {
         Below::Local => "all in memory, no limit",
         Below::Canvas(_) => "canvas run, limited to the budget",
-        Below::CanvasFar { .. } => {
+        Below::CanvasFar(_) => {
             "canvas run with a small pool, and far memory on donors of the bench's own"
         }
         Below::Zram => "kernel swap on zram (lz4), in a control group",
@@ -284,7 +278,8 @@ fn plain(workload: &str) -> Member {
     }
 }
 
-fn strings(words: &[&str]) -> Vec<String> {
+/// Flags, owned.
+pub(crate) fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
 
@@ -329,9 +324,11 @@ fn names_it(part: &Part, workload: &str) -> bool {
     part.programs.iter().any(|p| p.workload == workload)
 }
 
-/// Whether this part is asked for: all are unless `--with` names workloads.
-fn is_asked_for(part: &Part, request: &Request) -> bool {
-    request.with.is_empty() || request.with.iter().any(|w| names_it(part, w))
+/// Whether this part is asked for: all are unless `--with` names workloads, which says nothing of those that were `named` by
+/// themselves.
+fn is_asked_for(part: &Part, named: &[&str], request: &Request) -> bool {
+    let is_of_named = part.programs.is_empty() && !named.is_empty();
+    is_of_named || request.with.is_empty() || request.with.iter().any(|w| names_it(part, w))
 }
 
 /// The workloads of `--with` must be there, and each must run in what was asked for.
@@ -412,7 +409,7 @@ pub fn make(
             experiment: e.name.to_owned(),
             waits_for: (*sentence).to_owned(),
         }));
-        for part in e.parts.iter().filter(|p| is_asked_for(p, request)) {
+        for part in e.parts.iter().filter(|p| is_asked_for(p, &named, request)) {
             for set in sets_of(e, part, &named, all, request) {
                 // A program that runs alone in two parts runs once.
                 match plan.sets.iter_mut().find(|s| {

@@ -179,12 +179,13 @@ fn a_co_run_has_its_programs_alone_too() {
 
 #[test]
 fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
-    let planned = |with: &[&str]| {
-        let mut r = request(&["isolation"]);
+    let with = |names: &[&str], with: &[&str]| {
+        let mut r = request(names);
         (r.variants, r.percents) = (None, None);
         r.with = with.iter().map(|w| (*w).to_owned()).collect();
         make(&r, &crate::registry::workloads(), nothing)
     };
+    let planned = |workloads: &[&str]| with(&["isolation"], workloads);
     let plan = planned(&["sequential-write", "random-read"]).unwrap();
     let runs = |plan: &Plan, workload: &str| {
         plan.sets
@@ -198,6 +199,10 @@ fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
     assert_eq!(runs(&plan, "snappy"), 0);
     let why = planned(&["random-read", "touch"]).unwrap_err();
     assert!(why.contains("--with touch"), "{why}");
+    // A workload that is named by itself is of no part, and runs all the same.
+    let plan = with(&["isolation", "snappy"], &["random-read"]).unwrap();
+    assert!(runs(&plan, "snappy") > 0 && runs(&plan, "random-read") > 0);
+    assert_eq!(runs(&plan, "xgboost"), 0);
 }
 
 /// The experiment `isolation`, where programs that this host lacks count as there.
