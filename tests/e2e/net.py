@@ -444,9 +444,16 @@ def shared(r):
     with Network(2) as net, Donors() as donors:
         net.hosts[0].cap(200)
         donors.append(Donor(r, net.hosts[0], key))
-        r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--server", donors.flag(),
-                 "--key-file", key], tag="agent", canvas_on=False, prefix=[*net.hosts[1].prefix(), *hosts.BOUND])
+        agent = r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--server", donors.flag(),
+                         "--key-file", key], tag="agent", canvas_on=False,
+                        prefix=[*net.hosts[1].prefix(), *hosts.BOUND])
         wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+
+        def held():
+            """Threads and descriptors of the agent."""
+            return [len(os.listdir(f"/proc/{agent.pid}/{what}")) for what in ("task", "fd")]
+
+        before = held()
 
         def tenant(name, mib, weight):
             flags = ["--far", "256M", f"--agent={socket}", "--copies", "none", "--tenant", f"{name}-{os.getpid()}",
@@ -463,6 +470,8 @@ def shared(r):
                 r.wait(c, expect=137, timeout_s=20)
         for c in stay:
             r.wait(c, timeout_s=seconds + 60)
+        wait_until(r, f"{before} threads and descriptors are left of {held()}",
+                   lambda: all(now <= then for now, then in zip(held(), before)))
     rates = [json.loads(c.out().splitlines()[-1])["ops_per_s"] for c in stay]
     r.note("pages/s: " + " ".join(f"{rate:.0f}" for rate in rates))
     shares = [rate / w for rate, w in zip(rates, weights)]

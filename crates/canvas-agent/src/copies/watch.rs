@@ -15,8 +15,8 @@ use crate::idle::Waker;
 pub struct Watch {
     epoll: Arc<Epoll>,
     ready: Arc<AtomicBool>,
-    /// Ends the thread.
-    end: EventFd,
+    /// Ends the thread, which has it too: what is closed before the thread has seen it is forgotten.
+    end: Arc<EventFd>,
 }
 
 /// Names [`Watch::end`] among the links, which are all 0.
@@ -27,12 +27,16 @@ impl Watch {
     pub fn new(waker: Waker) -> std::io::Result<Watch> {
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
         let ready = Arc::new(AtomicBool::new(false));
-        let end = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        epoll.add(&end, EpollEvent::new(EpollFlags::EPOLLIN, END))?;
+        let end = Arc::new(EventFd::from_flags(
+            EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
+        )?);
+        epoll.add(&*end, EpollEvent::new(EpollFlags::EPOLLIN, END))?;
         let (theirs, flag) = (epoll.clone(), ready.clone());
+        let open = end.clone();
         std::thread::Builder::new()
             .name("links".to_owned())
             .spawn(move || {
+                let _open = open;
                 let mut events = [EpollEvent::empty(); 16];
                 loop {
                     match theirs.wait(&mut events, EpollTimeout::NONE) {
@@ -79,5 +83,35 @@ impl Drop for Watch {
     fn drop(&mut self) {
         // Full only after 2^64 - 2 writes.
         let _ = self.end.write(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// Threads of this process that wait for links.
+    fn waiting() -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "links").count()
+    }
+
+    #[test]
+    fn nothing_stays_of_those_that_are_over() {
+        let (fd, _) = canvas_shm::Segment::create(true).unwrap();
+        let far = canvas_shm::Far::map(&fd).unwrap();
+        for _ in 0..300 {
+            let watch = Watch::new(Waker(far)).unwrap();
+            // Some end before their threads have begun to wait, some after.
+            std::thread::yield_now();
+            drop(watch);
+        }
+        let end = Instant::now() + Duration::from_secs(20);
+        while waiting() > 0 {
+            assert!(Instant::now() < end, "{} threads wait", waiting());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
