@@ -456,22 +456,22 @@ def shared(r):
 
         before = held()
 
-        def tenant(name, mib, weight):
+        def tenant(name, weight):
             flags = ["--far", "256M", f"--agent={socket}", "--copies", "none", "--tenant", f"{name}-{os.getpid()}",
                      "--weight", str(weight)]
-            argv = [*hosts.BOUND, r.session.canvas, "workload", "sequential", "--mib", mib, "--seconds", seconds]
-            return r.start(argv, tag=name, local=mib * MIB // 6, pool=mib * MIB // 12, extra=flags)
+            argv = [*hosts.BOUND, r.session.canvas, "workload", "sequential", "--mib", 48, "--seconds", seconds]
+            return r.start(argv, tag=name, local=8 * MIB, pool=4 * MIB, extra=flags)
 
-        stay = [tenant(f"stays{w}", 48, w) for w in weights]
+        stay = [tenant(f"stays{w}", w) for w in weights]
         for n in range(0, passing, 2):
-            pair = [tenant(f"passes{n + k}", 48, 8) for k in range(2)]
+            pair = [tenant(f"passes{n + k}", 8) for k in range(2)]
             time.sleep(seconds / passing)
             for c in pair:
                 os.kill(procs.tree(c.pid, False)[0], signal.SIGKILL)
                 r.wait(c, expect=137, timeout_s=20)
         for c in stay:
             r.wait(c, timeout_s=seconds + 60)
-        wait_until(r, f"{before} threads and descriptors are left of {held()}",
+        wait_until(r, f"of {held()} threads and descriptors of the agent {before} are left",
                    lambda: all(now <= then for now, then in zip(held(), before)))
     rates = [json.loads(c.out().splitlines()[-1])["ops_per_s"] for c in stay]
     r.note("pages/s: " + " ".join(f"{rate:.0f}" for rate in rates))

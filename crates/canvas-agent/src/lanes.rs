@@ -78,7 +78,7 @@ impl Lanes {
         let _ = self.sched.set_tenant(TenantId(id), config, self.now_ns);
     }
 
-    /// Forgets a tenant and what it has waiting.
+    /// Forgets a tenant, what it has waiting and what it has under way.
     pub fn remove(&mut self, id: u64) {
         self.sched.remove_tenant(TenantId(id));
     }

@@ -12,37 +12,39 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::idle::Waker;
 
 /// Watches links.
-pub struct Watch {
-    epoll: Arc<Epoll>,
-    ready: Arc<AtomicBool>,
-    /// Ends the thread, which has it too: what is closed before the thread has seen it is forgotten.
-    end: Arc<EventFd>,
+pub struct Watch(Arc<Both>);
+
+/// What the thread has too: of an eventfd that is closed before the thread has seen it nothing is heard.
+struct Both {
+    epoll: Epoll,
+    ready: AtomicBool,
+    /// Ends the thread.
+    end: EventFd,
 }
 
-/// Names [`Watch::end`] among the links, which are all 0.
+/// Names [`Both::end`] among the links, which are all 0.
 const END: u64 = 1;
 
 impl Watch {
     /// Starts the thread.
     pub fn new(waker: Waker) -> std::io::Result<Watch> {
-        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
-        let ready = Arc::new(AtomicBool::new(false));
-        let end = Arc::new(EventFd::from_flags(
-            EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
-        )?);
-        epoll.add(&*end, EpollEvent::new(EpollFlags::EPOLLIN, END))?;
-        let (theirs, flag) = (epoll.clone(), ready.clone());
-        let open = end.clone();
+        let both = Arc::new(Both {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            ready: AtomicBool::new(false),
+            end: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        });
+        let end = EpollEvent::new(EpollFlags::EPOLLIN, END);
+        both.epoll.add(&both.end, end)?;
+        let theirs = both.clone();
         std::thread::Builder::new()
             .name("links".to_owned())
             .spawn(move || {
-                let _open = open;
                 let mut events = [EpollEvent::empty(); 16];
                 loop {
-                    match theirs.wait(&mut events, EpollTimeout::NONE) {
+                    match theirs.epoll.wait(&mut events, EpollTimeout::NONE) {
                         Ok(n) if events[..n].iter().any(|e| e.data() == END) => return,
                         Ok(_) => {
-                            flag.store(true, Ordering::SeqCst);
+                            theirs.ready.store(true, Ordering::SeqCst);
                             waker.wake();
                         }
                         Err(Errno::EINTR) => {}
@@ -52,7 +54,7 @@ impl Watch {
                     }
                 }
             })?;
-        Ok(Watch { epoll, ready, end })
+        Ok(Watch(both))
     }
 
     /// From now on the agent is woken, once, when something comes over a link.
@@ -62,27 +64,27 @@ impl Watch {
             flags |= EpollFlags::EPOLLOUT;
         }
         let mut event = EpollEvent::new(flags, 0);
-        if self.epoll.modify(link, &mut event) == Err(Errno::ENOENT) {
+        if self.0.epoll.modify(link, &mut event) == Err(Errno::ENOENT) {
             // A new connection; the kernel forgot the old one when it was closed.
-            let _ = self.epoll.add(link, event);
+            let _ = self.0.epoll.add(link, event);
         }
     }
 
     /// Did something come since the last call?
     pub fn take_ready(&self) -> bool {
-        self.ready.swap(false, Ordering::SeqCst)
+        self.0.ready.swap(false, Ordering::SeqCst)
     }
 
     /// Did something come?
     pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::SeqCst)
+        self.0.ready.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         // Full only after 2^64 - 2 writes.
-        let _ = self.end.write(1);
+        let _ = self.0.end.write(1);
     }
 }
 

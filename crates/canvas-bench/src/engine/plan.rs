@@ -156,7 +156,7 @@ pub struct Plan {
 pub fn resolve(below: Below) -> Variant {
     match below {
         Below::Local => Variant::Local,
-        Below::Canvas(flags) => Variant::Canvas(flags.iter().map(|f| (*f).to_owned()).collect()),
+        Below::Canvas(flags) => Variant::Canvas(strings(flags)),
         Below::CanvasFar(far) => Variant::CanvasFar(FarBelow {
             copies: far.copies.to_owned(),
             donor_dies: far.donor_dies,

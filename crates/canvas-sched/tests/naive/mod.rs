@@ -135,15 +135,10 @@ impl Naive {
     pub fn remove(&mut self, id: u64) -> [Vec<u64>; 2] {
         self.tenants.retain(|t| t.id != id);
         self.flows.retain(|f| f.tenant != id);
-        let (gone, stay) = std::mem::take(&mut self.waiting)
-            .into_iter()
-            .partition(|w| w.tenant == id);
-        self.waiting = stay;
-        let (lost, stay) = std::mem::take(&mut self.under_way)
-            .into_iter()
-            .partition(|w| w.tenant == id);
-        self.under_way = stay;
-        [gone, lost].map(|all: Vec<Waiting>| all.iter().map(|w| w.tag).collect())
+        [&mut self.waiting, &mut self.under_way].map(|all| {
+            let theirs = all.extract_if(.., |w| w.tenant == id);
+            theirs.map(|w| w.tag).collect()
+        })
     }
 
     fn of(&self, f: usize, class: Class) -> impl Iterator<Item = &Waiting> {
