@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
-from lib.harness import TESTS, Failure, Skip, program
+from lib import procs
+from lib.harness import MIB, TESTS, Failure, Skip, check, program
 from lib.venv import python_with
 
 
@@ -43,6 +45,40 @@ def python_fork(r):
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
     c = r.call([exe, os.path.join(TESTS, "py", "pool.py"), r.size(600_000, 4_000_000)], tag="pool")
     return c.out()
+
+
+SPAWNER = """
+import os, sys
+kept = os.urandom(1 << 20) * 48
+# Until its exec, for which it waits here, the child has its parent's memory and no more.
+wait = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+child = os.posix_spawn("/bin/true", ["true"], {}, file_actions=wait)
+ended = os.waitpid(child, 0)[1]
+print("right" if ended == 0 and kept == kept[: 1 << 20] * 48 else "wrong")
+"""
+
+
+@check("spawn", timeout_s=60, needs=lambda: None)
+def spawn(r):
+    """A child of posix_spawn that takes its time: its parent's memory is not counted twice."""
+    if not r.managed:
+        return
+    fifo = r.path("fifo")
+    os.mkfifo(fifo)
+    c = r.start([sys.executable, "-c", SPAWNER, fifo], tag="spawn", local=24 * MIB)
+
+    def counted_once():
+        pids = procs.tree(c.pid, False)
+        return not c.alive() or len(procs.memories(pids)) < len(pids)
+
+    until_s = time.monotonic() + 30
+    while not counted_once() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    time.sleep(0.5)  # The harness samples meanwhile, every 20 ms.
+    open(fifo, "w").close()
+    r.wait(c)
+    r.same(c.out(), "right\n", "what the program says")
+    r.judge(paged=True)
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def host_agent(r):
 
 def sum_of_local_bytes(children):
     """Anonymous memory of all processes of these runs, without their pools: a moment's sum."""
-    pids = [pid for c in children if c.alive() for pid in procs.tree(c.pid, False)]
+    pids = procs.memories([pid for c in children if c.alive() for pid in procs.tree(c.pid, False)])
     before = procs.pool_bytes(pids)
     return procs.anon_bytes(pids) - max(before, procs.pool_bytes(pids))
 

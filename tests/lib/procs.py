@@ -9,6 +9,8 @@ import threading
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
+SYS_KCMP = {"x86_64": 312, "aarch64": 272}[os.uname().machine]
+KCMP_VM = 1
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -48,6 +50,17 @@ def tree(root, include_root=True):
             out.append(pid)
         todo.extend(children.get(pid, ()))
     return out
+
+
+def memories(pids):
+    """These processes without those whose memory is another's: a child of vfork, until its exec."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = []
+    for pid in pids:
+        # 0 is "the same"; when one of them is gone, or the kernel cannot tell, it counts as another.
+        if all(libc.syscall(SYS_KCMP, pid, other, KCMP_VM, 0, 0) != 0 for other in found):
+            found.append(pid)
+    return found
 
 
 _ROLLUP = re.compile(rb"^(Pss_Anon|Anonymous|Swap|SwapPss|Rss):\s+(\d+) kB", re.M)
@@ -131,7 +144,7 @@ class Sampler:
                 continue
 
     def once(self):
-        pids = tree(self.root, not self.managed)
+        pids = memories(tree(self.root, not self.managed))
         before = pool_bytes(pids) if self.managed else 0
         anon = anon_bytes(pids)
         self.samples += 1

@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use canvas_sys::proc::same_memory;
 use canvas_types::layout::STORE_BASE;
 use canvas_types::procfs::memory_bytes;
 
@@ -40,9 +41,21 @@ fn pools(pids: &[u32]) -> u64 {
     pids.iter().map(|pid| pool_in(&read(*pid, "smaps"))).sum()
 }
 
+/// These processes without those whose memory is another's: a child of vfork, until its exec.
+fn memories(pids: &[u32]) -> Vec<u32> {
+    let mut found: Vec<u32> = Vec::new();
+    for pid in pids {
+        if !found.iter().any(|other| same_memory(*pid, *other)) {
+            found.push(*pid);
+        }
+    }
+    found
+}
+
 /// Local memory of these processes together, in bytes. The pools may change while the maps are
 /// read: only what is certain counts.
 pub fn local_bytes(pids: &[u32]) -> u64 {
+    let pids = &memories(pids)[..];
     let before = pools(pids);
     let anonymous: u64 = pids.iter().map(|pid| anonymous(*pid)).sum();
     anonymous.saturating_sub(before.max(pools(pids)))
@@ -55,6 +68,10 @@ pub fn allowed_bytes(limit_bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use crate::processes::{stat, tree};
+
     use super::*;
 
     #[test]
@@ -80,6 +97,35 @@ mod tests {
         assert!(after >= before + (24 << 20), "{before} {after}");
         drop(filled);
         assert_eq!(local_bytes(&[]), 0);
+    }
+
+    #[test]
+    fn memory_of_two_processes_counts_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a fifo");
+        // posix_spawn's child has its parent's memory until its exec, for which it waits here.
+        let script = format!(
+            "import os; os.posix_spawn('/bin/true', ['true'], {{}}, \
+             file_actions=[(os.POSIX_SPAWN_OPEN, 0, {fifo:?}, os.O_RDONLY, 0)])"
+        );
+        let mut python = std::process::Command::new("python3")
+            .args(["-c", &script])
+            .spawn()
+            .expect("python3");
+        let start = stat(python.id()).expect("it lives").start_ticks;
+        let until = Instant::now() + Duration::from_secs(30);
+        let (mut pids, mut found) = (Vec::new(), Vec::new());
+        while pids.len() == found.len() && Instant::now() < until {
+            pids = tree(python.id(), start);
+            found = memories(&pids);
+        }
+        std::fs::write(&fifo, "").expect("the child reads");
+        let status = python.wait().expect("it ends");
+        assert_eq!((pids.len(), found), (2, vec![python.id()]));
+        assert!(status.success());
+        let me = std::process::id();
+        assert_eq!(memories(&[me, 1, me]), [me, 1]);
     }
 
     #[test]

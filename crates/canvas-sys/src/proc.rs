@@ -34,6 +34,14 @@ pub fn ticks() -> u64 {
     // SAFETY: reads a counter.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
+/// Is the memory of one process also the other's, as that of a child of vfork until its exec? False
+/// when one of them is gone or may not be looked at, too (kcmp(2)).
+pub fn same_memory(pid: u32, other: u32) -> bool {
+    const KCMP_VM: usize = 1;
+    // SAFETY: no memory.
+    let order = unsafe { sys4(libc::SYS_kcmp, pid as usize, other as usize, KCMP_VM, 0) };
+    order == Ok(0)
+}
 /// Sleeps.
 pub fn sleep_ns(ns: u64) {
     let t = [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64];
