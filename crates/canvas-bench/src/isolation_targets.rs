@@ -361,9 +361,25 @@ impl Promise {
     }
 }
 
-/// Slowdowns of the programs of co-runs with Spark under a variant, over each alone under the same; and
+/// A figure of a co-run's program over that of the same alone.
+type OverAlone = fn(&Cell, &Cell) -> Option<f64>;
+
+/// How many times as long it takes.
+const SLOWDOWN: OverAlone = |cell, alone| cell.slowdown(alone);
+/// How many times as much of the processors its own threads use.
+const PROCESSOR_TIME: OverAlone = |cell, alone| {
+    let used = |cell: &Cell| cell.median(|s| Some(s.cpu_user_s? + s.cpu_system_s?));
+    Some(used(cell)? / used(alone).filter(|s| *s > 0.0)?)
+};
+
+/// A figure of the programs of co-runs with Spark under a variant, over each alone under the same; and
 /// the same over what the all-local co-run's are, which fight for processors alone.
-fn slowdowns(cells: &[Cell], percent: u32, variant: &Variant) -> (Vec<f64>, Vec<f64>) {
+fn over_alone(
+    cells: &[Cell],
+    percent: u32,
+    variant: &Variant,
+    figure: OverAlone,
+) -> (Vec<f64>, Vec<f64>) {
     let local = *variant == Variant::Local;
     let (mut plain, mut corrected) = (Vec::new(), Vec::new());
     for cell in cells {
@@ -380,16 +396,16 @@ fn slowdowns(cells: &[Cell], percent: u32, variant: &Variant) -> (Vec<f64>, Vec<
         if !ours {
             continue;
         }
-        let Some(slowdown) = solo_of(cells, key).and_then(|solo| cell.slowdown(solo)) else {
+        let Some(value) = solo_of(cells, key).and_then(|solo| figure(cell, solo)) else {
             continue;
         };
-        plain.push(slowdown);
+        plain.push(value);
         let mut of_local = key.clone();
         of_local.variant = Variant::Local;
         of_local.local_percent = None;
         let at_local = cells.iter().find(|c| c.key == of_local);
-        let processors = at_local.and_then(|c| c.slowdown(solo_of(cells, &c.key)?));
-        corrected.extend(processors.map(|p| slowdown / p));
+        let processors = at_local.and_then(|c| figure(c, solo_of(cells, &c.key)?));
+        corrected.extend(processors.map(|p| value / p));
     }
     (plain, corrected)
 }
@@ -417,21 +433,23 @@ fn in_words(values: &[f64]) -> Option<String> {
     ))
 }
 
-/// Canvas's table 3: a line for each variant as it is, and one with the processors taken out.
+/// Canvas's table 3: a line for each variant as it is, one with the processors taken out, and what its programs use
+/// of these.
 fn table_3(cells: &[Cell]) -> Vec<Judged> {
     let place = |variant: &Variant, percent: Option<u32>| {
         let at = percent.map_or(String::new(), |p| format!(" at {p} %"));
         format!("co-runs with Spark{at}, {variant}")
     };
-    let told = |place: String, values: &[f64]| Judged {
+    let told = |place: String, what: &str, values: &[f64]| Judged {
         number: "I4",
         place,
-        promise: "slowdown over each alone".to_owned(),
+        promise: what.to_owned(),
         measured: in_words(values),
         verdict: verdict((!values.is_empty()).then_some(true), false),
     };
-    let (local, _) = slowdowns(cells, 0, &Variant::Local);
-    let mut all = vec![told(place(&Variant::Local, None), &local)];
+    let plainly = "slowdown over each alone";
+    let (local, _) = over_alone(cells, 0, &Variant::Local, SLOWDOWN);
+    let mut all = vec![told(place(&Variant::Local, None), plainly, &local)];
     let isolated = below(FAST_LINK_MBIT, Tenancy::Each);
     let variants = [
         Variant::Zram,
@@ -441,9 +459,13 @@ fn table_3(cells: &[Cell]) -> Vec<Judged> {
     ];
     for percent in TABLE_3_PERCENTS {
         for variant in &variants {
-            let (plain, corrected) = slowdowns(cells, percent, variant);
+            let (plain, corrected) = over_alone(cells, percent, variant, SLOWDOWN);
             let place = place(variant, Some(percent));
-            all.push(told(place.clone(), &plain));
+            all.push(told(place.clone(), plainly, &plain));
+            let (_, used) = over_alone(cells, percent, variant, PROCESSOR_TIME);
+            let what =
+                "time on processors of each program's own threads over alone, over that of `local`";
+            all.push(told(place.clone(), what, &used));
             let Promise::Slowdown(mean_max, deviation_max) = TABLE_3 else {
                 continue;
             };
@@ -828,7 +850,8 @@ mod tests {
             let mut ours = judged
                 .into_iter()
                 .filter(|j| j.number == "I4" && j.place.contains("isolated"));
-            ours.rfind(|j| j.promise.contains("processors")).unwrap()
+            ours.rfind(|j| j.promise.contains("processors taken out"))
+                .unwrap()
         };
         let j = at_25(&all);
         assert!(j.place.contains("25 %"), "{j:?}");
@@ -841,6 +864,37 @@ mod tests {
         let last = all.last_mut().unwrap();
         last.seconds = Some(17.0);
         assert_eq!(at_25(&all).verdict, Verdict::Missed);
+    }
+
+    #[test]
+    fn what_programs_use_of_processors_is_set_against_local() {
+        const SET: &str = "snappy+memcached-get95+xgboost+spark-lr";
+        let isolated = below(FAST_LINK_MBIT, Tenancy::Each);
+        let used = |variant: &Variant, at, co_run, user_s, system_s| {
+            let mut s = sample("snappy", variant.clone(), at, co_run);
+            (s.cpu_user_s, s.cpu_system_s) = (Some(user_s), Some(system_s));
+            s
+        };
+        let mut all = vec![
+            used(&Variant::Local, None, None, 1.5, 0.5),
+            used(&Variant::Local, None, Some(SET), 2.0, 0.5),
+            used(&isolated, Some(50), None, 2.0, 2.0),
+            used(&isolated, Some(50), Some(SET), 4.0, 3.5),
+        ];
+        let ours = |all: &[Sample]| {
+            let place = format!("at 50 %, {isolated}");
+            let mut judged = judge(&gather(all)).into_iter();
+            judged
+                .find(|j| j.promise.contains("own threads") && j.place.ends_with(&place))
+                .unwrap()
+        };
+        // 1.875 times over 1.25 times.
+        let told = ours(&all);
+        assert_eq!(told.verdict, Verdict::Told);
+        assert!(told.measured.unwrap().starts_with("mean 1.50×"));
+        // Without a figure of `local` there is nothing to take out.
+        all.remove(0);
+        assert_eq!(ours(&all).verdict, Verdict::Unknown);
     }
 
     proptest! {

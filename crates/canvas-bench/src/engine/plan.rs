@@ -324,11 +324,24 @@ fn names_it(part: &Part, workload: &str) -> bool {
     part.programs.iter().any(|p| p.workload == workload)
 }
 
-/// Whether this part is asked for: all are unless `--with` names workloads, which says nothing of those that were `named` by
-/// themselves.
-fn is_asked_for(part: &Part, named: &[&str], request: &Request) -> bool {
+/// Does the part run programs of the other one alone, for that to be compared with?
+fn goes_with(part: &Part, other: &Part) -> bool {
+    part.how == How::Alone
+        && other.how != How::Alone
+        && part.percents == other.percents
+        && !part.programs.is_empty()
+        && part.programs.iter().all(|p| other.programs.contains(p))
+}
+
+/// Whether this part of an experiment is asked for: all are unless `--with` names workloads, which says nothing of those
+/// that were `named` by themselves. What a part is compared with comes with it.
+fn is_asked_for(e: &Experiment, part: &Part, named: &[&str], request: &Request) -> bool {
     let is_of_named = part.programs.is_empty() && !named.is_empty();
-    is_of_named || request.with.is_empty() || request.with.iter().any(|w| names_it(part, w))
+    let is_named = |part: &Part| request.with.iter().any(|w| names_it(part, w));
+    is_of_named
+        || request.with.is_empty()
+        || is_named(part)
+        || e.parts.iter().any(|o| is_named(o) && goes_with(part, o))
 }
 
 /// The workloads of `--with` must be there, and each must run in what was asked for.
@@ -409,7 +422,10 @@ pub fn make(
             experiment: e.name.to_owned(),
             waits_for: (*sentence).to_owned(),
         }));
-        for part in e.parts.iter().filter(|p| is_asked_for(p, &named, request)) {
+        for part in e.parts {
+            if !is_asked_for(e, part, &named, request) {
+                continue;
+            }
             for set in sets_of(e, part, &named, all, request) {
                 // A program that runs alone in two parts runs once.
                 match plan.sets.iter_mut().find(|s| {

@@ -197,6 +197,14 @@ fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
     // What runs beside the one that was named runs too.
     assert!(runs(&plan, "sequential") > 0);
     assert_eq!(runs(&plan, "snappy"), 0);
+    // What it is compared with comes with a part, and nothing else does.
+    let plan = planned(&["sequential-write"]).unwrap();
+    let at_a_share = |plan: &Plan| {
+        let cells = |s: &&Set| s.variants.iter().any(|v| v.to_string().contains("100mbit"));
+        plan.sets.iter().filter(cells).count()
+    };
+    assert_eq!((runs(&plan, "memcached-get95"), at_a_share(&plan)), (2, 1));
+    assert_eq!(at_a_share(&planned(&["snappy"]).unwrap()), 0);
     let why = planned(&["random-read", "touch"]).unwrap_err();
     assert!(why.contains("--with touch"), "{why}");
     // A workload that is named by itself is of no part, and runs all the same.
