@@ -443,8 +443,8 @@ def shared(r):
     weights, passing = (1, 2, 4, 8), r.size(10, 40)
     with Network(2) as net, Donors() as donors:
         net.hosts[0].cap(200)
-        # Slabs of those that are killed stay lent until their lease is over.
-        donors.append(Donor(r, net.hosts[0], key, memory="6G"))
+        # Enough for those that are there at one time: who ends gives its slabs back at once.
+        donors.append(Donor(r, net.hosts[0], key, memory="1G"))
         agent = r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--server", donors.flag(),
                          "--key-file", key], tag="agent", canvas_on=False,
                         prefix=[*net.hosts[1].prefix(), *hosts.BOUND])

@@ -49,6 +49,8 @@ const WAITED_NS_MAX: u64 = 60_000_000_000;
 const USES_MAX: u64 = 1 << 16;
 /// Operations have numbers below; what the store moves for itself from here on.
 const OWN: u32 = 1 << 31;
+/// How long the end of a tenant waits for its store: as long as a request to a donor.
+const LEAVE: Duration = Duration::from_secs(1);
 /// The number of a tenant that is alone.
 const ALONE: u64 = 0;
 
@@ -226,6 +228,12 @@ impl<S: Store> Agent<S> {
             self.idle
                 .pause(worked, expects, due_in, self.far, || self.store.is_ready());
         }
+    }
+
+    /// The tenant is over: gives its slabs back, and waits for that for a second at most. Nothing of it is served any
+    /// more. Donors that cannot be told free them when its lease is over.
+    pub fn leave(&mut self) {
+        self.store.leave(LEAVE);
     }
 
     /// Looks once at everything. True when there was something to do.
@@ -805,6 +813,9 @@ impl<S: Store + Send> Served for Agent<S> {
     }
     fn is_busy(&self) -> bool {
         self.desk.under_way() > 0 || self.desk.releasing() > 0
+    }
+    fn leave(&mut self) {
+        Agent::leave(self);
     }
     fn far(&self) -> &'static Far {
         self.far

@@ -51,6 +51,8 @@ pub trait Served: Send {
     fn is_ready(&self) -> bool;
     /// Is something of it under way?
     fn is_busy(&self) -> bool;
+    /// See [`crate::Agent::leave`].
+    fn leave(&mut self);
     /// The tenant's far area.
     fn far(&self) -> &'static Far;
     /// What the tenant gets where it is not alone.
@@ -446,6 +448,7 @@ mod tests {
         fn is_ready(&self) -> bool {
             self.left.load(Relaxed) > 0
         }
+        fn leave(&mut self) {}
         fn far(&self) -> &'static Far {
             self.far
         }

@@ -74,7 +74,7 @@ pub enum Event {
 /// Keeps sealed extents. Bytes are opaque here: who reads verifies.
 ///
 /// The caller has one operation on an extent at a time that writes, frees a slab only when nothing of
-/// it is under way, and bounds how many operations are. No call waits.
+/// it is under way, and bounds how many operations are. No call waits but [`Store::leave`].
 pub trait Store {
     /// Writes an extent. Over a link its first `to` bytes may go now; when they have arrived, and there is anybody who
     /// takes more, that is told by [`Event::Part`]. What needs no link is written whole.
@@ -96,6 +96,9 @@ pub trait Store {
     fn free(&mut self, slab: u32);
     /// Adds what has happened to `events`, and does what is due.
     fn poll(&mut self, events: &mut Vec<Event>);
+    /// The tenant is over: what is kept for it in other places is given back, as far as that is done within `patience`.
+    /// The only call that waits, and the last one.
+    fn leave(&mut self, _patience: Duration) {}
     /// Is an answer on its way that takes less time than to sleep and be woken?
     fn expects(&self) -> bool {
         false

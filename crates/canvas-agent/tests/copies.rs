@@ -19,7 +19,7 @@ use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
 use canvas_link::Address;
 use canvas_server::Server;
 use canvas_shm::Segment;
-use canvas_shm::far::{EXTENT_BYTES, Far};
+use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
 use canvas_swap::extent::Packer;
 use canvas_types::SwapEntry;
 use canvas_wire::key::ClusterKey;
@@ -419,4 +419,79 @@ fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
         way.held.store(false, Relaxed);
     }
     donor.stop();
+}
+
+/// An extent of each of these slabs.
+fn of_slabs(slabs: std::ops::Range<u32>) -> Vec<u32> {
+    slabs.map(|slab| slab * SLAB_EXTENTS as u32).collect()
+}
+
+#[test]
+fn a_tenant_that_ends_leaves_no_slab_lent() {
+    let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    let policy = Policy {
+        donors: 2,
+        disk: false,
+    };
+    let mut rig = Rig::new(&servers, policy, None, seed());
+    let outcomes = rig.write(&of_slabs(0..5), |_| {});
+    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+    let lent = |servers: &[Server]| servers.iter().map(Server::lent_slabs).sum::<usize>();
+    assert_eq!(lent(&servers), 10);
+    // Reads and writes that are under way keep nothing.
+    rig.store.read(900, 0, 0..4096, 0, Block::new());
+    rig.store.write(901, 1, Block::new(), EXTENT_BYTES);
+    rig.store.leave(PATIENCE);
+    assert_eq!(lent(&servers), 0);
+    servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
+    let donor = donor();
+    let way = Way::to(donor.listening());
+    let policy = Policy {
+        donors: 1,
+        disk: false,
+    };
+    let mut rig = Rig::over(&[way.addr], policy, None, seed());
+    assert_eq!(donor.lent_slabs(), 1);
+    way.held.store(true, Relaxed);
+    rig.store
+        .write(900, SLAB_EXTENTS as u32, Block::new(), EXTENT_BYTES);
+    rig.poll();
+    let held = way.held.clone();
+    let opens = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        held.store(false, Relaxed);
+    });
+    rig.store.leave(PATIENCE);
+    assert_eq!(donor.lent_slabs(), 0);
+    opens.join().unwrap();
+    donor.stop();
+}
+
+#[test]
+fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
+    let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    let way = Way::to(servers[0].listening());
+    let addrs = [way.addr, servers[1].listening(), servers[2].listening()];
+    let policy = Policy {
+        donors: 3,
+        disk: false,
+    };
+    let mut rig = Rig::over(&addrs, policy, None, seed());
+    rig.write(&of_slabs(0..4), |_| {});
+    way.held.store(true, Relaxed);
+    let mut servers = servers.into_iter();
+    let (silent, gone, there) = (servers.next(), servers.next(), servers.next().unwrap());
+    gone.unwrap().stop();
+    assert!(there.lent_slabs() > 0);
+    let began = Instant::now();
+    rig.store.leave(Duration::from_millis(300));
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    assert_eq!(there.lent_slabs(), 0);
+    way.held.store(false, Relaxed);
+    silent.unwrap().stop();
+    there.stop();
 }

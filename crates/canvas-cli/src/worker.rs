@@ -128,7 +128,9 @@ pub fn serve(args: &WorkerArgs) -> Result<i32, Failure> {
             links: args.links,
         };
         let store = Copies::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
-        Agent::new(setup, store).serve(lanes, is_over);
+        let mut agent = Agent::new(setup, store);
+        agent.serve(lanes, is_over);
+        agent.leave();
     }
     Ok(exit::OK)
 }

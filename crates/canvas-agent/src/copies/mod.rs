@@ -14,6 +14,7 @@
 //!   verified before.
 
 pub mod donor;
+mod leave;
 pub mod map;
 mod read;
 mod repair;
@@ -754,6 +755,10 @@ impl Store for Copies {
             }
         }
         events.append(&mut self.events);
+    }
+
+    fn leave(&mut self, patience: Duration) {
+        self.leave(patience);
     }
 
     fn expects(&self) -> bool {

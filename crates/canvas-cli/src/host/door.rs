@@ -586,7 +586,9 @@ fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
             Command::Remove(id, rest) => {
                 let agent = host.remove(id);
                 let ends = move || {
-                    drop(agent);
+                    if let Some(mut agent) = agent {
+                        agent.leave();
+                    }
                     drop(rest);
                 };
                 // Without a thread it ends here, and the others wait for it.
