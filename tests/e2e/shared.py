@@ -1,12 +1,16 @@
 """Memory that forks share (`canvas run --shared`): evicted once for all, right for each, whoever is killed."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 from e2e.hostile import C, seeds
+from e2e.operate import ask, wait_until
 from e2e.servers import pg_bin, pg_missing
+from lib import canvas
 from lib.harness import MIB, PATIENCE, Failure, check
 
 SIGNAL = {"modes": ("signal",)}
@@ -60,6 +64,58 @@ def shared_off(r):
     r.require(stats["shared"] is None, f"{stats['shared']}")
     for name, n in stats["counters"].items():
         r.require(n == 0 or not name.startswith("shared_"), f"{name}: {n}")
+
+
+# 16 MiB that its child shares, no two pages alike; both check all of them at the end.
+HOLDER = """
+import hashlib, mmap, os, sys, time
+PAGES = 4096
+shared = mmap.mmap(-1, PAGES * 4096)
+page = lambda i: hashlib.sha512(b"%d" % i).digest() * 64
+for i in range(PAGES):
+    shared[i * 4096:(i + 1) * 4096] = page(i)
+child = os.fork()
+if child:
+    print("ready", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+for i in range(PAGES):
+    assert shared[i * 4096:(i + 1) * 4096] == page(i), i
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("right", flush=True)
+"""
+
+
+@check("shared-set", timeout_s=60, **SIGNAL)
+def shared_set(r):
+    """`canvas set NAME shared=`: lowered, pages leave all processes; `status` tells."""
+    if not r.managed:
+        return
+    name, end = f"shared{os.getpid()}", r.path("end")
+    c = r.start([sys.executable, "-c", HOLDER, end], tag="holder", local=64 * MIB,
+                extra=("--shared", "24M", "--tenant", name))
+    wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive())
+
+    def told():
+        status = json.loads(ask(r, "status", name, "--json"))
+        return (status["limits"]["shared_bytes"], status["used"]["shared_bytes"],
+                status["used"]["shared_store_bytes"])
+
+    r.same(told(), (24 * MIB, 16 * MIB, 0), "status")
+    ask(r, "set", name, "shared=2M")
+    wait_until(r, "pages leave", lambda: told()[1] <= 2 * MIB)
+    limit, _, store = told()
+    r.require(limit == 2 * MIB and store > 0, f"status: {told()}")
+    r.require("  shared " in ask(r, "status", name), "status has no line")
+    open(end, "w").close()
+    r.wait(c)
+    r.same(c.out(), "ready\nright\n", "what the program says")
+    stats = r.load_stats(c)
+    r.same(stats["shared"]["limit_bytes"], 2 * MIB, "the report's limit")
+    r.require(stats["counters"]["shared_pages_in"] >= 3000, f"{stats['counters']}")
+    r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+    r.note(f"in {stats['counters']['shared_pages_in']}, store {store >> 10} KiB")
 
 
 @check("shared-file-limit", timeout_s=60, paged=False, **SIGNAL, **C)

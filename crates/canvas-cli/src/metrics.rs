@@ -169,6 +169,21 @@ impl Collector for Run {
                 limits.pool_grant_bytes,
             ),
             (
+                "canvas_shared_bytes",
+                "Memory that forks share: pages in memory, each counted once.",
+                limits.shared_bytes.map(|_| used.shared_bytes),
+            ),
+            (
+                "canvas_shared_limit_bytes",
+                "Bound on them (--shared).",
+                limits.shared_bytes,
+            ),
+            (
+                "canvas_shared_store_bytes",
+                "Far copies of the others; part of the compressed pool.",
+                limits.shared_bytes.map(|_| used.shared_store_bytes),
+            ),
+            (
                 "canvas_far_bytes",
                 "Far memory beyond the pool in use, in whole slabs.",
                 status.far.map(|_| used.far_bytes),

@@ -175,6 +175,7 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
         segment,
         start,
         shared,
+        shared_memory: files,
     };
     let end = supervise(
         child,
@@ -214,7 +215,7 @@ fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
                 &run,
                 segment,
                 agent.as_ref().map(|a| a.far()),
-                files.as_ref(),
+                tenant.shared_memory.as_ref(),
             )
             .to_json(),
         ) {

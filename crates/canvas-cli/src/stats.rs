@@ -203,7 +203,8 @@ struct SharedMemory {
 impl SharedMemory {
     fn new(files: &Files) -> SharedMemory {
         let c = files.control();
-        let bytes = |pages: i64| pages.max(0) as u64 * PAGE_SIZE as u64;
+        // The program may have written there anything.
+        let bytes = |pages: i64| (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64);
         let level = |now: i64, peak: i64| Level {
             now: bytes(now),
             peak: bytes(peak.max(now)),

@@ -126,6 +126,14 @@ fn block(text: &mut String, s: &Status) {
             limits.local_percent
         )
     );
+    if limits.shared_bytes.is_some() {
+        let _ = writeln!(
+            text,
+            "  shared {}, {} of others in the pool",
+            of(s.used.shared_bytes, limits.shared_bytes, None),
+            Bytes(s.used.shared_store_bytes)
+        );
+    }
     let granted = match limits.pool_grant_bytes {
         Some(_) => format!(" granted of {}", Bytes(limits.pool_bytes)),
         None => String::new(),

@@ -200,6 +200,7 @@ mod tests {
             swap_in_limit_bytes_per_s: None,
             swap_out_limit_bytes_per_s: None,
             pool_grant_bytes: None,
+            shared_bytes: None,
         }
     }
 

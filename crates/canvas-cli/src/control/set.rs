@@ -3,8 +3,8 @@
 
 use canvas_agent::share::WEIGHT_MAX;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
-use canvas_types::Prefetch;
 use canvas_types::units::{Amount, RateLimit, Size, Span};
+use canvas_types::{PAGE_SIZE, Prefetch};
 
 use crate::args::rate_limit;
 use crate::host::hello;
@@ -12,14 +12,16 @@ use crate::host::terms::{Terms, check_local, check_size};
 use crate::options::{LOCAL_MIN, SMALL_MIN};
 
 /// What can be changed, for people.
-pub const KEYS: &str =
-    "local, pool, far, spill-at, far-wait, prefetch, weight, swap-in-limit and swap-out-limit";
+pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, weight, \
+    swap-in-limit and swap-out-limit";
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// `--local`.
     Local(Amount),
+    /// `--shared`, in pages.
+    Shared(i64),
     /// `--pool`, in bytes.
     Pool(u64),
     /// `--far`, in slabs.
@@ -51,6 +53,8 @@ pub struct Now {
     pub terms: Terms,
     /// What of the host's pool is granted, in bytes, where that is bounded.
     pub pool_grant: Option<u64>,
+    /// Memory that forks share is managed.
+    pub has_shared: bool,
 }
 
 /// The pairs as changes; the error is one sentence.
@@ -100,6 +104,12 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, String> {
             }
             Ok(Change::Local(amount))
         }
+        "shared" if !now.has_shared => Err(bad(
+            &"shared memory of this run is the kernel's, and must be managed from the start (canvas run --shared SIZE)",
+        )),
+        "shared" => Ok(Change::Shared(
+            (size(SMALL_MIN)?.bytes / PAGE_SIZE as u64) as i64,
+        )),
         "pool" => {
             let pool = size(SMALL_MIN)?;
             if let Some(most) = now.terms.pool_bytes {
@@ -233,6 +243,7 @@ mod tests {
             slabs: Some((3, 4)),
             terms: Terms::default(),
             pool_grant: None,
+            has_shared: true,
         }
     }
 
@@ -280,6 +291,7 @@ mod tests {
     fn each_key_is_known() {
         let all = [
             ("local", "25%"),
+            ("shared", "5000K"),
             ("pool", "1G"),
             ("far", "300M"),
             ("spill-at", "70"),
@@ -291,6 +303,7 @@ mod tests {
         ];
         let want = [
             Change::Local(Amount::Share("25%".parse().unwrap())),
+            Change::Shared(1250),
             Change::Pool(1 << 30),
             Change::Far(5),
             Change::SpillAt(70),
@@ -310,6 +323,7 @@ mod tests {
     fn what_is_wrong_is_said() {
         let bare = Now {
             has_limit: false,
+            has_shared: false,
             slabs: None,
             ..now()
         };
@@ -318,7 +332,7 @@ mod tests {
             (
                 &[("x", "1")],
                 now(),
-                "there is no key x; what can be changed is local, pool, far",
+                "there is no key x; what can be changed is local, shared, pool, far",
             ),
             (
                 &[("local", "1G"), ("local", "2G")],
@@ -337,6 +351,8 @@ mod tests {
                 "has no bound on local memory",
             ),
             (&[("pool", "5KB")], now(), "pool=5KB: KB, MB"),
+            (&[("shared", "1023K")], now(), "write 1M or more"),
+            (&[("shared", "1G")], bare.clone(), "is the kernel's"),
             (&[("far", "1G")], bare.clone(), "has no far memory"),
             (&[("far", "3T")], now(), "write 2T or less"),
             (
@@ -372,7 +388,7 @@ mod tests {
             pairs in proptest::collection::vec(("[a-z-]{0,9}|local|pool|far|spill-at", ".{0,9}"), 0..4),
             pool_used: u32, used in 0u64..10, max in 0u64..10,
         ) {
-            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), terms: Terms::default(), pool_grant: None };
+            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), terms: Terms::default(), pool_grant: None, has_shared: used % 2 == 0 };
             if let Ok(changes) = plan(&pairs, &now) {
                 proptest::prop_assert_eq!(changes.len(), pairs.len());
             }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use canvas_agent::status::AgentStatus;
 use canvas_shm::far::SLAB_BYTES;
+use canvas_shm::files::Files;
 use canvas_shm::histogram::BUCKETS;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_sys::proc::now_ns;
@@ -37,10 +38,13 @@ pub struct Tenant {
     pub start: Instant,
     /// What all runs of a tenant that can be joined have in common, and nobody else.
     pub shared: Option<String>,
+    /// The memory that forks share, where it is managed.
+    pub shared_memory: Option<Files>,
 }
 
 fn bytes(pages: i64) -> u64 {
-    pages.max(0) as u64 * PAGE_SIZE as u64
+    // The program may have written there anything.
+    (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64)
 }
 
 impl Tenant {
@@ -76,6 +80,7 @@ impl Tenant {
         let slab = SLAB_BYTES as u64;
         let share = agent.map(Keeper::share);
         let pool = agent.and_then(Keeper::pool);
+        let files = self.shared_memory.as_ref();
         let limits = Limits {
             local_bytes: (local_bytes != 0).then_some(local_bytes),
             local_percent: (local_bytes == 0 && local_ppm != 0)
@@ -90,6 +95,7 @@ impl Tenant {
             swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
             swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
             pool_grant_bytes: pool.map(|p| p.grant_bytes),
+            shared_bytes: files.map(|f| bytes(f.control().limit_pages.load(Relaxed))),
         };
         let used = Used {
             local_bytes: bytes(segment.local_pages.load(Relaxed)),
@@ -100,6 +106,8 @@ impl Tenant {
             pool_bytes: segment.pool_bytes.load(Relaxed).max(0) as u64,
             far_bytes: area.map_or(0, |a| slabs(a).0 * slab),
             footprint_bytes: bytes(segment.footprint_pages.load(Relaxed)),
+            shared_bytes: files.map_or(0, |f| bytes(f.resident_pages())),
+            shared_store_bytes: files.map_or(0, |f| bytes(f.store_pages())),
         };
         let said = agent.and_then(Keeper::status);
         // The program can write to its segment, and not to what the agent said.
@@ -164,6 +172,7 @@ impl Tenant {
             slabs: area.map(slabs),
             terms: agent.as_ref().map(|a| a.terms()).unwrap_or_default(),
             pool_grant: agent.as_ref().and_then(|a| a.pool()).map(|p| p.grant_bytes),
+            has_shared: self.shared_memory.is_some(),
         };
         let changes = set::plan(pairs, &now)?;
         // What can fail comes first.
@@ -175,6 +184,11 @@ impl Tenant {
         for change in changes {
             match (change, area) {
                 (Change::Local(amount), _) => segment.set_local(amount),
+                (Change::Shared(pages), _) => {
+                    if let Some(files) = &self.shared_memory {
+                        files.control().limit_pages.store(pages, Relaxed);
+                    }
+                }
                 // The agent has seen to it.
                 (Change::Pool(_), _) if is_granted => {}
                 (Change::Pool(bytes), _) => segment.config.pool_bytes.store(bytes, Relaxed),

@@ -156,6 +156,9 @@ pub struct Limits {
     /// Of `--pool`, what the host's agent grants now; `null` where it bounds no pools.
     #[serde(default)]
     pub pool_grant_bytes: Option<u64>,
+    /// `--shared`; `null` where memory that forks share is the kernel's.
+    #[serde(default)]
+    pub shared_bytes: Option<u64>,
 }
 
 impl Limits {
@@ -184,6 +187,12 @@ pub struct Used {
     pub far_bytes: u64,
     /// Local and far pages together.
     pub footprint_bytes: u64,
+    /// Memory that forks share: pages that are in memory, each counted once.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    /// Far copies of the others; part of the pool.
+    #[serde(default)]
+    pub shared_store_bytes: u64,
 }
 
 /// Far memory beyond the pool, since the beginning.

@@ -118,6 +118,7 @@ fn what_a_run_was_not_started_with_cannot_be_set() {
     let (child, _) = cat(&host, &["--tenant", "c"]);
     for (change, want) in [
         ("local=1G", "this run has no bound on local memory"),
+        ("shared=1G", "shared memory of this run is the kernel's"),
         ("far=1G", "this run has no far memory"),
         ("spill-at=5", "this run has no far memory"),
     ] {
