@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+from e2e.operate import wait_until
 from lib import procs
 from lib.harness import MIB, TESTS, Failure, Skip, check, program
 from lib.venv import python_with
@@ -67,13 +68,11 @@ def spawn(r):
     os.mkfifo(fifo)
     c = r.start([sys.executable, "-c", SPAWNER, fifo], tag="spawn", local=24 * MIB)
 
-    def counted_once():
+    def is_one_memory():
         pids = procs.tree(c.pid, False)
         return not c.alive() or len(procs.memories(pids)) < len(pids)
 
-    until_s = time.monotonic() + 30
-    while not counted_once() and time.monotonic() < until_s:
-        time.sleep(0.02)
+    wait_until(r, "the child waits with its parent's memory", is_one_memory, timeout_s=30)
     time.sleep(0.5)  # The harness samples meanwhile, every 20 ms.
     open(fifo, "w").close()
     r.wait(c)

@@ -203,18 +203,21 @@ struct SharedMemory {
 impl SharedMemory {
     fn new(files: &Files) -> SharedMemory {
         let c = files.control();
-        // The program may have written there anything.
-        let bytes = |pages: i64| (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64);
         let level = |now: i64, peak: i64| Level {
-            now: bytes(now),
-            peak: bytes(peak.max(now)),
+            now: page_bytes(now),
+            peak: page_bytes(peak.max(now)),
         };
         SharedMemory {
-            limit_bytes: bytes(c.limit_pages.load(Relaxed)),
+            limit_bytes: page_bytes(c.limit_pages.load(Relaxed)),
             resident_bytes: level(files.resident_pages(), c.resident_peak.load(Relaxed)),
             store_bytes: level(files.store_pages(), c.store_peak.load(Relaxed)),
         }
     }
+}
+
+/// Bytes of so many pages. The program can write where they are counted.
+pub fn page_bytes(pages: i64) -> u64 {
+    (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64)
 }
 
 /// Slabs used, and at most. The program can write there: both are judged.
@@ -277,7 +280,6 @@ impl Report {
     /// nothing.
     pub fn new(run: &Run, segment: &Segment, far: Option<&Far>, shared: Option<&Files>) -> Report {
         let total = |c| segment.total(c);
-        let pages = |n: i64| n.max(0) as u64 * PAGE_SIZE as u64;
         let bytes = |n: i64| n.max(0) as u64;
         let level = |now: u64, peak: u64| Level {
             now,
@@ -337,7 +339,7 @@ impl Report {
             limits: Limits {
                 local_bytes: (local_bytes != 0).then_some(local_bytes),
                 local_percent: (local_ppm != 0).then(|| percent(local_ppm)),
-                local_effective_bytes: segment.local_limit_pages().map(pages),
+                local_effective_bytes: segment.local_limit_pages().map(page_bytes),
                 pool_bytes: config.pool_bytes.load(Relaxed),
                 swap_cache_bytes: config.swap_cache_bytes.load(Relaxed),
                 far_full: segment.far_full.load(Relaxed) != 0,
@@ -349,20 +351,23 @@ impl Report {
             },
             memory: Memory {
                 local_bytes: level(
-                    pages(segment.local_pages.load(Relaxed)),
-                    pages(segment.local_pages_peak.load(Relaxed)),
+                    page_bytes(segment.local_pages.load(Relaxed)),
+                    page_bytes(segment.local_pages_peak.load(Relaxed)),
                 ),
-                resident_bytes: level(pages(last.resident_pages), pages(peak.resident_pages)),
-                cache_bytes: level(pages(last.cached_pages), pages(cached_peak)),
-                native_bytes: level(pages(last.native_pages), pages(peak.native_pages)),
-                far_bytes: level(pages(last.far_pages), pages(peak.far_pages)),
+                resident_bytes: level(
+                    page_bytes(last.resident_pages),
+                    page_bytes(peak.resident_pages),
+                ),
+                cache_bytes: level(page_bytes(last.cached_pages), page_bytes(cached_peak)),
+                native_bytes: level(page_bytes(last.native_pages), page_bytes(peak.native_pages)),
+                far_bytes: level(page_bytes(last.far_pages), page_bytes(peak.far_pages)),
                 pool_bytes: level(
                     bytes(segment.pool_bytes.load(Relaxed)),
                     bytes(segment.pool_bytes_peak.load(Relaxed)),
                 ),
                 footprint_bytes: level(
-                    pages(segment.footprint_pages.load(Relaxed)),
-                    pages(segment.footprint_pages_peak.load(Relaxed)),
+                    page_bytes(segment.footprint_pages.load(Relaxed)),
+                    page_bytes(segment.footprint_pages_peak.load(Relaxed)),
                 ),
             },
             fault_time_ns: Times::of(&sums, max_ns),

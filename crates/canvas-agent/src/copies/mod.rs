@@ -138,6 +138,8 @@ pub struct Copies {
     wrote: Vec<u32>,
     calls: HashMap<u64, Sent>,
     next_tag: u64,
+    /// Slabs that donors lend to a tenant that is over ([`Copies::leave`]): donor and handle.
+    useless: Vec<(usize, u64)>,
     /// Slabs being freed: answers that are awaited.
     freeing: HashMap<u32, usize>,
     repairs: Repairs,
@@ -223,6 +225,7 @@ impl Copies {
             wrote: Vec::new(),
             calls: HashMap::new(),
             next_tag: 1,
+            useless: Vec::new(),
             freeing: HashMap::new(),
             repairs: Repairs::default(),
             watch: Watch::new(waker)?,
@@ -351,6 +354,7 @@ impl Copies {
     fn allocated(&mut self, donor: usize, slab: u32, handle: Option<u64>) {
         let run = self.donors[donor].run;
         let Some(entry) = self.map.get_mut(&slab) else {
+            self.useless.extend(handle.map(|handle| (donor, handle)));
             return;
         };
         entry.allocating -= 1;

@@ -422,10 +422,8 @@ pub fn make(
             experiment: e.name.to_owned(),
             waits_for: (*sentence).to_owned(),
         }));
-        for part in e.parts {
-            if !is_asked_for(e, part, &named, request) {
-                continue;
-            }
+        let is_asked_for = |part: &&Part| is_asked_for(e, part, &named, request);
+        for part in e.parts.iter().filter(is_asked_for) {
             for set in sets_of(e, part, &named, all, request) {
                 // A program that runs alone in two parts runs once.
                 match plan.sets.iter_mut().find(|s| {

@@ -9,7 +9,6 @@ use canvas_shm::files::Files;
 use canvas_shm::histogram::BUCKETS;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_sys::proc::now_ns;
-use canvas_types::PAGE_SIZE;
 
 use super::health::{Facts, judge};
 use super::peers::Asked;
@@ -18,7 +17,7 @@ use super::wire::{Answer, Ask, Donor, Far, Limits, Reply, Request, Stat, Status,
 use crate::far::Keeper;
 use crate::host::pool::wake_all;
 use crate::metrics;
-use crate::stats::{mode_name, slabs};
+use crate::stats::{mode_name, page_bytes, slabs};
 use crate::sweep::Sample;
 
 /// Name and version of the schema of [`Status`].
@@ -40,11 +39,6 @@ pub struct Tenant {
     pub shared: Option<String>,
     /// The memory that forks share, where it is managed.
     pub shared_memory: Option<Files>,
-}
-
-fn bytes(pages: i64) -> u64 {
-    // The program may have written there anything.
-    (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64)
 }
 
 impl Tenant {
@@ -85,7 +79,7 @@ impl Tenant {
             local_bytes: (local_bytes != 0).then_some(local_bytes),
             local_percent: (local_bytes == 0 && local_ppm != 0)
                 .then(|| local_ppm as f64 / 10_000.0),
-            local_effective_bytes: segment.local_limit_pages().map(bytes),
+            local_effective_bytes: segment.local_limit_pages().map(page_bytes),
             pool_bytes: pool.map_or(config.pool_bytes.load(Relaxed), |p| p.ceiling_bytes),
             far_bytes: area.map(|a| slabs(a).1 * slab),
             spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
@@ -95,19 +89,19 @@ impl Tenant {
             swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
             swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
             pool_grant_bytes: pool.map(|p| p.grant_bytes),
-            shared_bytes: files.map(|f| bytes(f.control().limit_pages.load(Relaxed))),
+            shared_bytes: files.map(|f| page_bytes(f.control().limit_pages.load(Relaxed))),
         };
         let used = Used {
-            local_bytes: bytes(segment.local_pages.load(Relaxed)),
-            resident_bytes: bytes(sample.resident_pages),
-            cache_bytes: bytes(sample.cached_pages),
-            native_bytes: bytes(sample.native_pages),
-            far_pages_bytes: bytes(sample.far_pages),
+            local_bytes: page_bytes(segment.local_pages.load(Relaxed)),
+            resident_bytes: page_bytes(sample.resident_pages),
+            cache_bytes: page_bytes(sample.cached_pages),
+            native_bytes: page_bytes(sample.native_pages),
+            far_pages_bytes: page_bytes(sample.far_pages),
             pool_bytes: segment.pool_bytes.load(Relaxed).max(0) as u64,
             far_bytes: area.map_or(0, |a| slabs(a).0 * slab),
-            footprint_bytes: bytes(segment.footprint_pages.load(Relaxed)),
-            shared_bytes: files.map_or(0, |f| bytes(f.resident_pages())),
-            shared_store_bytes: files.map_or(0, |f| bytes(f.store_pages())),
+            footprint_bytes: page_bytes(segment.footprint_pages.load(Relaxed)),
+            shared_bytes: files.map_or(0, |f| page_bytes(f.resident_pages())),
+            shared_store_bytes: files.map_or(0, |f| page_bytes(f.store_pages())),
         };
         let said = agent.and_then(Keeper::status);
         // The program can write to its segment, and not to what the agent said.
