@@ -3,21 +3,22 @@
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 CANVAS := $(TARGET)/release/canvas
+# What `make test` tests: the command as cargo's tests are built, the library inside optimised as ever.
+TESTED := $(TARGET)/debug/canvas
 PREFIX ?= /usr/local
 MAN_DIR := $(DESTDIR)$(PREFIX)/share/man/man1
 SHARE_DIR := $(DESTDIR)$(PREFIX)/share
 
-# RDMA is built in where its bindings can be made (cmake and libclang); RDMA= leaves it out.
-RDMA ?= $(shell command -v cmake >/dev/null && ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib*/libclang*.so* \
-	/usr/lib/*/libclang*.so* 2>/dev/null | grep -q . && echo rdma)
-
 TEST_PACKAGES := $(shell sed 's/\#.*//' tests/packages.txt 2>/dev/null) strace
-DEMO_PACKAGES := redis-server redis-tools python3
+DEMO_PACKAGES := redis-server redis-tools python3 iproute2 util-linux kmod
+# `make demo DEMO_ARGS='--scale 0.2'` is a short one.
+DEMO_ARGS ?=
+FRESH_PACKAGES := debootstrap
 
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
-.PHONY: help build install uninstall demo test test-unit test-interleavings test-e2e test-slow sim \
+.PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
 	bench bench-quick lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
@@ -27,8 +28,7 @@ help: ## List the targets
 
 build: ## Build the canvas command, its library inside, optimised
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing; install Rust from https://rustup.rs" >&2; exit 1; }
-	$(CARGO) build --release --locked --package canvas-cli --features '$(RDMA)'
-	@[ -n "$(RDMA)" ] || echo "make: built without RDMA (for it: cmake and libclang-dev, then make build again)"
+	$(CARGO) build --release --locked --package canvas-cli
 
 install: build ## Install canvas, its manual pages and completions under PREFIX (/usr/local)
 	install -D -s -m 755 $(CANVAS) $(DESTDIR)$(PREFIX)/bin/canvas
@@ -44,29 +44,45 @@ uninstall: ## Remove what `make install` installed
 		$(SHARE_DIR)/bash-completion/completions/canvas $(SHARE_DIR)/zsh/site-functions/_canvas \
 		$(SHARE_DIR)/fish/vendor_completions.d/canvas.fish
 
-demo: deps-demo build ## Run redis at 25 % local memory beside plain and zram, and show a table
-	tests/demo
+deb: build ## Make a Debian package under target/deb (docs/OPERATING.md)
+	CARGO=$(CARGO) etc/deb/build $(CANVAS) $(TARGET)/deb
+
+demo: deps-demo build ## Three scenes in a few minutes, and a report: redis beside zram, a donor killed, tenants
+	python3 tests/demo $(DEMO_ARGS)
 
 # One after the other even under -j: the parts load the machine and time out together.
+TEST_STEPS := lint test-unit test-interleavings test-e2e
+# One selection of packages, so that each dependency is built once (docs/TESTING.md).
+CARGO_TEST = $(CARGO) test --locked --workspace --exclude canvas-preload
+# What is built from nothing and thrown away needs no incremental cache: it is only written.
+ifeq ($(CI),true)
+export CARGO_INCREMENTAL := 0
+endif
+SHUTTLE := canvas-pager/shuttle,canvas-swap/shuttle,canvas-shm/shuttle,canvas-far/shuttle
+
 test: ## All quick tests: style, units, interleavings, real programs (minutes)
 	@$(MAKE) --no-print-directory deps-test
-	@$(MAKE) --no-print-directory build
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-unit
-	@$(MAKE) --no-print-directory test-interleavings
-	@$(MAKE) --no-print-directory test-e2e
+	@MAKE='$(MAKE)' tests/all $(TEST_STEPS)
+
+test-all: ## `make test` and `make test-fresh`: what continuous integration runs
+	@$(MAKE) --no-print-directory deps-test
+	@MAKE='$(MAKE)' tests/all $(TEST_STEPS) test-fresh
 
 # canvas-preload has no tests of its own: as a library it takes over the process that loads it.
 test-unit: ## Unit, model and command-line tests
-	$(CARGO) test --locked --workspace --exclude canvas-preload --no-fail-fast
+	TMPDIR=$$(python3 tests/lib/scratch.py) && export TMPDIR && \
+		$(CARGO_TEST) --no-fail-fast
 
 test-interleavings: ## Lock-free parts under shuttle's scheduler
-	$(CARGO) test --locked --package canvas-pager --features shuttle --test shuttle --test shuttle_slots
-	$(CARGO) test --locked --package canvas-swap --features shuttle --test shuttle
-	$(CARGO) test --locked --package canvas-shm --features shuttle --test shuttle
+	$(CARGO_TEST) --features $(SHUTTLE) --test shuttle --test shuttle_slots --test shuttle_locks
 
 test-e2e: ## Real and hostile programs under canvas, small sizes
-	tests/run --suite normal --canvas $(CANVAS)
+	$(CARGO_TEST) --no-run --quiet
+	tests/run --suite normal --canvas $(TESTED)
+
+test-fresh: ## README's build and demo in a bare Debian of its own (root; docs/TESTING.md)
+	$(call install,$(FRESH_PACKAGES))
+	tests/fresh
 
 test-slow: deps-test build ## The long tests: all programs, all modes, 10^7 steps of the page model
 	CANVAS_TEST_OPS=$(SLOW_OPS) $(CARGO) test --locked --release --package canvas-pager --test page_model
@@ -84,11 +100,14 @@ bench: deps-test build ## The pager's targets against zram and plain runs (docs/
 bench-quick: build ## Measure built-in programs beside plain runs and zram, in about three minutes (docs/BENCH.md)
 	$(CANVAS) bench quick
 
-lint: ## Formatting, clippy, and (where cargo-deny is installed) licences and advisories
+lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check
+	python3 tests/lib/documents.py
 	CANVAS_SKIP_PRELOAD=1 $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
-		else echo "lint: 1 skipped: cargo-deny is not installed (cargo install cargo-deny)"; fi
+	@if ! command -v cargo-deny >/dev/null; then echo "lint: 1 skipped: cargo-deny is not installed (cargo install cargo-deny)"; \
+		else $(CARGO) deny --all-features check bans licenses sources && \
+		if $(CARGO) deny --all-features fetch db 2>/dev/null; then $(CARGO) deny --all-features check --disable-fetch advisories; \
+		else echo "lint: 1 skipped: the database of advisories cannot be fetched"; fi; fi
 
 # $(call install,PACKAGES): installs what is missing, with one update of the lists.
 define install
@@ -98,8 +117,10 @@ done; \
 [ -n "$$missing" ] || exit 0; \
 command -v apt-get >/dev/null || { echo "make: no apt-get here; install these, or their tests are skipped:$$missing" >&2; exit 0; }; \
 sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+[ -z "$$sudo" ] || command -v sudo >/dev/null || { echo "make: no root and no sudo here; have these installed, or what needs them is left out:$$missing" >&2; exit 0; }; \
 echo "installing$$missing"; \
-$$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+$$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing || \
+	{ [ -n "$$sudo" ] && echo "make: sudo did not do it; have these installed, or what needs them is left out:$$missing" >&2; }
 endef
 
 deps-test: ## Install the programs that the tests run (Debian packages; sudo when not root)

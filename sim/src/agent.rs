@@ -2,35 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use canvas_agent::copies::map::{Map, Slab};
-use canvas_place::copies::{GRACE_NS, Held, Source};
+use canvas_place::pace::Pace;
+use canvas_place::replicas::read::Read;
+use canvas_place::replicas::repair::Repairs;
+use canvas_place::replicas::{DonorView, Donors, Map, RunId, Standing};
 
 use crate::ClientId;
 use crate::engine::Ns;
-use crate::repair::Repairs;
 
 /// Requests of a tenant's program at one time, at most.
 pub const OPS_MAX: usize = 64;
 /// Donors of a tenant, at most (a bit each in masks).
 pub const DONORS_MAX: usize = 64;
 
-/// Where a donor stands, as in the agent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    /// No link; since then.
-    Down(Ns),
-    /// Connected; it is asked what it holds.
-    Listing,
-    /// It serves.
-    Up,
-}
-
 /// A donor as its client sees it.
 pub struct Donor {
     /// Which host.
     pub host: u32,
     /// Where it stands.
-    pub state: State,
+    pub state: Standing,
     /// Which connection it is; what belongs to an earlier one is not heard.
     pub link: u32,
     /// The run of it that is, or was, connected.
@@ -39,19 +29,54 @@ pub struct Donor {
     pub free_bytes: u64,
     /// It takes memory back.
     pub pressure: bool,
+    /// How long its answers to reads take.
+    pub pace: Pace,
+    /// It has been silent since then for longer than usual, and has not answered a ping.
+    pub suspect: Option<Ns>,
+    /// The next pause between two tries to connect.
+    pub pause_ns: Ns,
 }
 
 impl Donor {
     /// Serves it?
     pub fn is_up(&self) -> bool {
-        self.state == State::Up
+        self.state == Standing::Up
     }
-    /// Serves it, or may it again in a moment?
-    pub fn may_serve(&self, now: Ns) -> bool {
-        match self.state {
-            State::Down(since) => now - since < GRACE_NS,
-            _ => true,
+    /// There is no link.
+    pub fn is_down(&self) -> bool {
+        matches!(self.state, Standing::Down { .. })
+    }
+}
+
+/// The donors that a tenant knows.
+#[derive(Default)]
+pub struct Known(pub Vec<Donor>);
+
+impl Donors for Known {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn view(&self, donor: usize) -> DonorView {
+        let d = &self.0[donor];
+        DonorView {
+            standing: d.state,
+            pressure: d.pressure,
+            free_bytes: d.free_bytes,
+            suspect: d.suspect.is_some(),
         }
+    }
+}
+
+impl std::ops::Index<usize> for Known {
+    type Output = Donor;
+    fn index(&self, donor: usize) -> &Donor {
+        &self.0[donor]
+    }
+}
+
+impl std::ops::IndexMut<usize> for Known {
+    fn index_mut(&mut self, donor: usize) -> &mut Donor {
+        &mut self.0[donor]
     }
 }
 
@@ -76,18 +101,29 @@ pub enum Call {
     RepairWrite(usize),
 }
 
+/// A request that waits for its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sent {
+    /// Whom it was sent to.
+    pub donor: usize,
+    /// What the donor calls the slab that it names, or 0.
+    pub handle: u64,
+    /// What was asked.
+    pub call: Call,
+    /// Since when.
+    pub since: Ns,
+}
+
 /// A request of the program.
 pub struct Op {
     /// Which extent.
     pub extent: u32,
     /// Version that is written; `None` is a read.
     pub version: Option<u64>,
-    /// Read: donors that were asked, a bit each, and the one that is.
-    pub tried: u64,
-    /// See there.
-    pub at: Option<usize>,
-    /// Read: the disk was asked.
-    pub tried_disk: bool,
+    /// Read: who was asked.
+    pub read: Read,
+    /// When it began.
+    pub since: Ns,
     /// Write: donors that it was sent to, a bit each.
     pub sent: u64,
     /// Write: answers that are awaited.
@@ -107,7 +143,7 @@ pub struct Agent {
     /// Its host did not die.
     pub alive: bool,
     /// Donors.
-    pub donors: Vec<Donor>,
+    pub donors: Known,
     /// Slabs.
     pub map: Map,
     /// The version of each extent that the program will read; 0 is none, or being written.
@@ -120,8 +156,10 @@ pub struct Agent {
     pub ops: BTreeMap<u32, Op>,
     /// Numbers of requests so far.
     pub next_op: u32,
-    /// Requests to donors: whom, what, since when.
-    pub calls: BTreeMap<u64, (usize, Call, Ns)>,
+    /// Requests to donors.
+    pub calls: BTreeMap<u64, Sent>,
+    /// Reads that wait for donors to come back.
+    pub away: Vec<u32>,
     /// Repairs.
     pub repairs: Repairs,
     /// A tick will come.
@@ -141,32 +179,10 @@ impl Agent {
     pub fn is_busy(&self, extent: u32) -> bool {
         self.ops.values().any(|op| op.extent == extent)
     }
-
-    /// A slab's copies, as decisions see them.
-    pub fn held(&self, entry: &Slab, now: Ns) -> Vec<Held> {
-        let see = |c: &canvas_agent::copies::map::Copy| Held {
-            donor: c.donor,
-            up: self.donors[c.donor].is_up(),
-            may_serve: self.donors[c.donor].may_serve(now),
-            whole: c.missing.is_none(),
-            leaving_until_ns: c.leaving.map(|(_, until)| until),
-        };
-        entry.copies.iter().map(see).collect()
-    }
-
-    /// The copies of an extent of it.
-    pub fn sources(&self, entry: &Slab, within: usize) -> impl Iterator<Item = Source> + Clone {
-        entry.copies.iter().map(move |c| Source {
-            donor: c.donor,
-            up: self.donors[c.donor].is_up(),
-            has: c.has(within),
-            suspect: false,
-        })
-    }
 }
 
 /// A run's number in the form of the wire.
-pub fn run_id(run: u64) -> [u8; 16] {
+pub fn run_id(run: u64) -> RunId {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&run.to_le_bytes());
     id

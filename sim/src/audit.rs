@@ -1,6 +1,6 @@
 //! What must be true of a world, looked at from outside: what agents believe beside what hosts hold.
 
-use canvas_place::copies::whole;
+use canvas_place::replicas::whole;
 
 use crate::agent::run_id;
 use crate::host::Life;
@@ -16,7 +16,7 @@ pub fn lost(world: &World) -> usize {
                 continue;
             }
             let (slab, within) = world.place_of(extent as u32);
-            let copies = agent.map.get(&slab).map_or(&[][..], |e| &e.copies[..]);
+            let copies = agent.map.get(&slab).map_or(&[][..], |e| &e.replicas[..]);
             let somewhere = copies.iter().any(|c| {
                 let host = &world.hosts[agent.donors[c.donor].host as usize];
                 host.life != Life::Dead
@@ -35,7 +35,7 @@ pub fn false_beliefs(world: &World) -> Vec<String> {
     let mut wrong = Vec::new();
     for agent in world.agents.iter().filter(|a| a.alive) {
         for (slab, entry) in &agent.map {
-            for copy in entry.copies.iter().filter(|c| c.leaving.is_none()) {
+            for copy in entry.replicas.iter().filter(|c| c.leaving.is_none()) {
                 let donor = &agent.donors[copy.donor];
                 let host = &world.hosts[donor.host as usize];
                 if !donor.is_up() || host.life != Life::Up || run_id(host.run) != copy.run {
@@ -72,12 +72,11 @@ pub fn short_slabs(world: &World) -> usize {
             if agent.seals[first..first + extents].iter().all(|s| *s == 0) {
                 continue;
             }
-            let mut held = agent.held(entry, now);
-            held.retain(|c| {
+            let held = entry.held(&agent.donors, now).filter(|c| {
                 let host = &world.hosts[agent.donors[c.donor].host as usize];
                 host.life == Life::Up && host.run == agent.donors[c.donor].run
             });
-            short += usize::from(whole(&held) < world.config.policy.donors);
+            short += usize::from(whole(held) < world.config.policy.donors);
         }
     }
     short

@@ -1,17 +1,17 @@
-//! What a tenant's agent does: the loop of `canvas_agent::copies`, step by step, over events.
+//! What a tenant's agent does: carries out what `canvas_place::replicas` decides, over events.
 
-use canvas_agent::copies::map::{self, Copy};
 use canvas_place::choose::{Candidate, choose};
-use canvas_place::copies::{
-    AGAIN_NS, GiveUp, counting, give_up, is_away, is_durable, read_next, whole,
-};
+use canvas_place::replicas::placement::{self, Due, Placed, has_room};
+use canvas_place::replicas::read::{self, Ask, Otherwise, Read, Then};
+use canvas_place::replicas::{REQUEST_NS, Standing, is_durable, map};
 
-use crate::agent::{Call, Op, State, run_id};
+use crate::agent::{Call, Op, Sent, run_id};
 use crate::engine::Ns;
 use crate::host::{Life, Refused};
-use crate::repair::OURS;
-use crate::world::{Answer, Chooser, Event, REQUEST_NS, Request, Via, World};
+use crate::world::{Answer, Chooser, Event, Request, Via, World};
 
+/// Requests of repairs to the disk have numbers from here on.
+pub(crate) const OURS: u32 = 1 << 31;
 /// Of a hundred requests of a program that has written everything once, so many write.
 const WRITES_PERCENT: u32 = 30;
 
@@ -23,14 +23,24 @@ impl World {
 
     /// Sends a request to a donor; false when that is not possible now.
     pub(crate) fn submit(&mut self, a: usize, d: usize, call: Call, request: Request) -> bool {
-        if matches!(self.agents[a].donors[d].state, State::Down(_)) {
+        if self.agents[a].donors[d].is_down() {
             return false;
         }
         let via = self.via(a, d);
         let tag = self.next_tag;
         self.next_tag += 1;
         let now = self.now();
-        self.agents[a].calls.insert(tag, (d, call, now));
+        let handle = match request {
+            Request::Read(handle, _) | Request::Write(handle, ..) => handle,
+            _ => 0,
+        };
+        let sent = Sent {
+            donor: d,
+            handle,
+            call,
+            since: now,
+        };
+        self.agents[a].calls.insert(tag, sent);
         let bytes = match request {
             Request::Write(..) => self.config.extent_bytes(),
             _ => 64,
@@ -76,15 +86,15 @@ impl World {
     }
 
     fn new_op(&mut self, a: usize, extent: u32, version: Option<u64>) -> u32 {
+        let since = self.now();
         let agent = &mut self.agents[a];
         let id = agent.next_op;
         agent.next_op = (id + 1) % OURS;
         let op = Op {
             extent,
             version,
-            tried: 0,
-            at: None,
-            tried_disk: false,
+            read: Read::default(),
+            since,
             parts: 0,
             sent: 0,
             confirmed: 0,
@@ -104,56 +114,22 @@ impl World {
         let now = self.now();
         let (chooser, slab_bytes) = (self.config.chooser, self.config.slab_bytes);
         let agent = &mut self.agents[a];
-        let Some(entry) = agent.map.get_mut(&slab) else {
-            return false;
-        };
-        if entry.again_ns != 0 && now >= entry.again_ns {
-            entry.refused = 0;
-        }
-        let (refused, entry) = (entry.refused, &agent.map[&slab]);
-        let holds = |slab: Option<u32>, donor| {
-            slab.and_then(|s| agent.map.get(&s))
-                .is_some_and(|e| e.copies.iter().any(|c| c.donor == donor))
-        };
-        let candidates: Vec<Candidate> = agent
-            .donors
-            .iter()
-            .enumerate()
-            .map(|(i, d)| Candidate {
-                usable: d.is_up() && !d.pressure && refused & 1 << i == 0,
-                has_copy: entry.copies.iter().any(|c| c.donor == i),
-                has_neighbour: holds(slab.checked_sub(1), i) || holds(slab.checked_add(1), i),
-                free_bytes: d.free_bytes,
-            })
-            .collect();
         let rng = &mut agent.rng;
-        let chosen = match chooser {
-            Chooser::TwoChoices => choose(&candidates, slab_bytes, |n| rng.usize(0..n)),
-            Chooser::Random | Chooser::Best => {
-                let fits = |c: &Candidate| c.usable && !c.has_copy && c.free_bytes >= slab_bytes;
-                let fit: Vec<usize> = (0..candidates.len())
-                    .filter(|i| fits(&candidates[*i]))
-                    .collect();
-                match chooser {
-                    _ if fit.is_empty() => None,
-                    Chooser::Random => Some(fit[rng.usize(0..fit.len())]),
-                    _ => fit.into_iter().max_by_key(|i| candidates[*i].free_bytes),
-                }
-            }
-        };
+        let chosen = placement::place(&mut agent.map, slab, &agent.donors, now, |candidates| {
+            choose_by(chooser, candidates, slab_bytes, rng)
+        });
         let Some(d) = chosen else {
             return false;
         };
-        let entry = agent.map.get_mut(&slab).expect("seen above");
-        entry.refused |= 1 << d;
-        entry.again_ns = now + AGAIN_NS;
         if !self.submit(a, d, Call::Alloc(slab), Request::Alloc(slab)) {
             return false;
         }
         let agent = &mut self.agents[a];
         let free = &mut agent.donors[d].free_bytes;
         *free = free.saturating_sub(slab_bytes);
-        agent.map.get_mut(&slab).expect("seen above").allocating += 1;
+        if let Some(entry) = agent.map.get_mut(&slab) {
+            entry.asked();
+        }
         true
     }
 
@@ -161,33 +137,26 @@ impl World {
         let (now, extents) = (self.now(), self.config.extents);
         let want = self.config.policy.donors;
         let agent = &mut self.agents[a];
-        let run = agent.donors[d].run;
-        let Some(entry) = agent.map.get_mut(&slab) else {
-            return;
-        };
-        entry.allocating -= 1;
-        if let Some(handle) = handle {
-            let mut copy = Copy {
-                donor: d,
-                run: run_id(run),
-                handle,
-                missing: None,
-                leaving: None,
-                ops: 0,
-            };
-            let first = slab as usize * extents;
-            if agent.seals[first..first + extents].iter().any(|s| *s != 0) {
-                copy.lacks_all();
-            }
-            entry.refused &= !(1 << d);
-            entry.copies.retain(|c| c.donor != d);
-            entry.copies.push(copy);
-            self.stats.placed += 1;
-        } else {
-            self.stats.refused += 1;
-            let agent = &self.agents[a];
-            if counting(&agent.held(&agent.map[&slab], now)) < want {
-                self.place(a, slab);
+        let (seals, donors) = (&agent.seals, &agent.donors);
+        let granted = handle.map(|handle| (run_id(donors[d].run), handle));
+        let first = slab as usize * extents;
+        let placed = placement::allocated(
+            &mut agent.map,
+            slab,
+            d,
+            granted,
+            || seals[first..first + extents].iter().any(|s| *s != 0),
+            |entry| entry.is_short(donors, want, now),
+        );
+        match placed {
+            // No slab of a living tenant is ever freed.
+            Placed::Useless => return,
+            Placed::Yes => self.stats.placed += 1,
+            Placed::No { again } => {
+                self.stats.refused += 1;
+                if again {
+                    self.place(a, slab);
+                }
             }
         }
         let Some(entry) = self.agents[a].map.get_mut(&slab) else {
@@ -205,25 +174,16 @@ impl World {
     pub(crate) fn begin_write(&mut self, a: usize, extent: u32) {
         let now = self.now();
         let (slab, _) = self.place_of(extent);
-        let want = self.config.policy.donors;
         let agent = &mut self.agents[a];
         let version = agent.next_seal;
         agent.next_seal += 1;
         agent.seals[extent as usize] = 0;
         let id = self.new_op(a, extent, Some(version));
-        let disk = self.config.policy.disk;
+        let policy = self.config.policy;
         let agent = &mut self.agents[a];
         let entry = agent.map.entry(slab).or_default();
-        // A donor that is away is not waited for where the write would fail without it.
-        let counts = |c: &&Copy| disk || agent.donors[c.donor].is_up();
-        let have = entry.copies.iter().filter(counts).count();
-        let missing = want
-            .saturating_sub(have)
-            .min(map::COPIES_MAX.saturating_sub(entry.copies.len()));
-        if entry.allocating == 0 && now >= entry.again_ns {
-            for _ in 0..missing {
-                self.place(a, slab);
-            }
+        for _ in 0..entry.to_ask(&agent.donors, policy, now) {
+            self.place(a, slab);
         }
         let entry = self.agents[a].map.get_mut(&slab).expect("made above");
         if entry.allocating > 0 {
@@ -248,7 +208,7 @@ impl World {
         let copies: Vec<(usize, u64)> = agent
             .map
             .get(&slab)
-            .map(|e| e.copies.iter().map(|c| (c.donor, c.handle)).collect())
+            .map(|e| e.replicas.iter().map(|c| (c.donor, c.handle)).collect())
             .unwrap_or_default();
         let (mut parts, mut sent_to) = (0, 0);
         for (d, handle) in copies {
@@ -310,7 +270,7 @@ impl World {
         let op = self.agents[a].ops.remove(&id).expect("just seen");
         // A copy that was made meanwhile has not got it.
         let (slab, within) = self.place_of(op.extent);
-        let copies = self.agents[a].map.get_mut(&slab).map(|e| &mut e.copies);
+        let copies = self.agents[a].map.get_mut(&slab).map(|e| &mut e.replicas);
         for copy in copies.into_iter().flatten() {
             if op.sent & 1 << copy.donor == 0 {
                 copy.lacks(within);
@@ -333,63 +293,129 @@ impl World {
         self.kick(a);
     }
 
+    /// Asks the next copy, or finds out what becomes of the read without one.
     fn send_read(&mut self, a: usize, id: u32) {
-        let extent = self.agents[a].ops[&id].extent;
-        let (slab, within) = self.place_of(extent);
-        let disk = self.config.policy.disk;
-        loop {
-            let agent = &self.agents[a];
-            let tried = agent.ops[&id].tried;
-            let next = agent.map.get(&slab).and_then(|e| {
-                let last_resort = !disk && !is_away(agent.sources(e, within));
-                let d = read_next(agent.sources(e, within), within, tried, last_resort)?.donor;
-                let copy = e.copies.iter().find(|c| c.donor == d)?;
-                Some((d, copy.handle))
-            });
-            let Some((d, handle)) = next else {
-                break;
-            };
-            let sent = self.submit(a, d, Call::Read(id), Request::Read(handle, within));
-            let op = self.agents[a].ops.get_mut(&id).expect("under way");
-            op.tried |= 1 << d;
-            if sent {
-                op.at = Some(d);
-                return;
-            }
+        if self.ask_next(a, id, false) {
+            return;
         }
-        let op = self.agents[a].ops.get_mut(&id).expect("under way");
-        op.at = None;
-        if disk && !op.tried_disk {
-            op.tried_disk = true;
-            self.use_disk(a, id);
-        } else {
-            self.agents[a].ops.remove(&id);
-            self.stats.unanswered += 1;
+        let (now, wait_ns) = (self.now(), self.config.wait_ns);
+        let Some(extent) = self.agents[a].ops.get(&id).map(|op| op.extent) else {
+            return;
+        };
+        let (slab, within) = self.place_of(extent);
+        let agent = &mut self.agents[a];
+        let op = agent.ops.get_mut(&id).expect("just seen");
+        let waited_ns = || now - op.since;
+        let slab = agent.map.get(&slab);
+        let otherwise = op
+            .read
+            .otherwise(slab, within, &agent.donors, waited_ns, wait_ns);
+        match otherwise {
+            Otherwise::Waits => {}
+            Otherwise::Later => agent.away.push(id),
+            Otherwise::Ends { .. } => {
+                agent.ops.remove(&id);
+                self.stats.unanswered += 1;
+            }
         }
     }
 
-    fn donor_read(&mut self, a: usize, d: usize, id: u32, version: Option<u64>) {
-        let Some(op) = self.agents[a].ops.get(&id) else {
+    /// Asks the next copy that was not tried; false when there is none.
+    fn ask_next(&mut self, a: usize, id: u32, besides: bool) -> bool {
+        let disk = self.config.policy.disk;
+        loop {
+            let agent = &self.agents[a];
+            let Some(op) = agent.ops.get(&id) else {
+                return false;
+            };
+            let (slab, within) = self.place_of(op.extent);
+            let slab = agent.map.get(&slab);
+            let next = op.read.next(slab, within, &agent.donors, disk, besides);
+            let (d, handle) = match next {
+                Ask::Donor(d, handle) => (d, handle),
+                Ask::Disk => {
+                    let op = self.agents[a].ops.get_mut(&id).expect("just seen");
+                    op.read.asked_disk();
+                    self.use_disk(a, id);
+                    return true;
+                }
+                Ask::Nobody => return false,
+            };
+            let sent = self.submit(a, d, Call::Read(id), Request::Read(handle, within));
+            let now = self.now();
+            let agent = &mut self.agents[a];
+            let op = agent.ops.get_mut(&id).expect("just seen");
+            op.read.asked(d, sent);
+            if sent {
+                let due = now + agent.donors[d].pace.hedge_ns();
+                let event = Event::Hedge(a as u32, agent.id, id, d as u32);
+                self.queue.put(due, event);
+                return true;
+            }
+        }
+    }
+
+    /// A donor has been silent about a read for longer than usual.
+    pub(crate) fn hedge(&mut self, a: usize, life: u64, id: u32, d: usize) {
+        let now = self.now();
+        let agent = &mut self.agents[a];
+        let read = agent.ops.get(&id).filter(|op| op.version.is_none());
+        if agent.id != life || !read.is_some_and(|op| op.read.waits_for(d)) {
+            return;
+        }
+        if agent.donors[d].suspect.is_none() {
+            agent.donors[d].suspect = Some(now);
+            self.submit(a, d, Call::Ping, Request::Ping);
+        }
+        if self.ask_next(a, id, true) {
+            self.stats.hedged += 1;
+        }
+    }
+
+    fn donor_read(&mut self, a: usize, d: usize, id: u32, said: read::Answer, version: u64) {
+        let Some(extent) = self.agents[a].ops.get(&id).map(|op| op.extent) else {
             return;
         };
-        let extent = op.extent;
         let (slab, within) = self.place_of(extent);
-        match version {
-            Some(v) if v == self.agents[a].seals[extent as usize] => {
-                if let Some(copy) = self.agents[a].map.get_mut(&slab).and_then(|e| e.at(d)) {
-                    copy.ops += 1;
-                }
-                self.agents[a].ops.remove(&id);
-                self.stats.reads += 1;
-            }
-            Some(_) => {
-                // It does not verify: not believed, and the copy lacks it.
-                self.stats.stale += 1;
-                self.lacks(a, slab, d, within);
+        let agent = &mut self.agents[a];
+        let op = agent.ops.get_mut(&id).expect("just seen");
+        match op.read.answered(&mut agent.map, slab, within, d, said) {
+            Then::Nothing => {}
+            Then::HandOut => self.hand_out(a, id, version),
+            Then::GoOn { failover } => {
+                self.stats.failovers += u64::from(failover);
                 self.send_read(a, id);
             }
-            None => {
-                self.stats.failovers += 1;
+        }
+    }
+
+    /// The reader gets a version: the right one, or it does not verify and another copy is asked.
+    fn hand_out(&mut self, a: usize, id: u32, version: u64) {
+        let agent = &mut self.agents[a];
+        let op = agent.ops.get_mut(&id).expect("under way");
+        let extent = op.extent;
+        if version == agent.seals[extent as usize] {
+            agent.ops.remove(&id);
+            self.stats.reads += 1;
+            return;
+        }
+        self.stats.stale += 1;
+        let from = op.read.is_bad();
+        let (slab, within) = self.place_of(extent);
+        if let Some(d) = from {
+            self.lacks(a, slab, d, within);
+        }
+        self.send_read(a, id);
+    }
+
+    /// Asks again for what was at donors that were away.
+    fn retry_away(&mut self, a: usize) {
+        let agent = &mut self.agents[a];
+        let donors = agent.donors.0.iter().enumerate();
+        let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
+        for id in std::mem::take(&mut agent.away) {
+            if let Some(op) = self.agents[a].ops.get_mut(&id) {
+                op.read.try_again(up);
                 self.send_read(a, id);
             }
         }
@@ -414,13 +440,10 @@ impl World {
                 self.write_ended(a, id);
             }
             None => {
-                let agent = &mut self.agents[a];
-                agent.ops.remove(&id);
-                if agent.disk[extent] == agent.seals[extent] {
-                    self.stats.reads += 1;
-                    self.stats.disk_reads += 1;
-                } else {
-                    self.stats.unanswered += 1;
+                if op.read.disk_answered(true) == Then::HandOut {
+                    let version = self.agents[a].disk[extent];
+                    self.stats.disk_reads += u64::from(version == self.agents[a].seals[extent]);
+                    self.hand_out(a, id, version);
                 }
             }
         }
@@ -440,13 +463,28 @@ impl World {
         for handle in garbage {
             self.submit(a, d, Call::Free, Request::Free(handle));
         }
-        self.agents[a].donors[d].state = State::Up;
+        self.agents[a].donors[d].state = Standing::Up;
     }
 
-    pub(crate) fn answered(&mut self, a: usize, d: usize, call: Call, answer: Option<Answer>) {
+    pub(crate) fn answered(&mut self, a: usize, sent: Sent, answer: Option<Answer>) {
+        let Sent { donor: d, call, .. } = sent;
+        let is_unknown = matches!(answer, Some(Answer::Refused(Refused::Unknown)));
+        if is_unknown && sent.handle != 0 {
+            map::gone(&mut self.agents[a].map, d, sent.handle);
+        }
         match (call, answer) {
-            (Call::Read(id), Some(Answer::Data(v))) => self.donor_read(a, d, id, Some(v)),
-            (Call::Read(id), _) => self.donor_read(a, d, id, None),
+            (Call::Read(id), Some(Answer::Data(version))) => {
+                let ns = self.now() - sent.since;
+                self.agents[a].donors[d].pace.answered(ns);
+                let said = read::Answer::Data {
+                    blank: version == 0,
+                };
+                self.donor_read(a, d, id, said, version);
+            }
+            (Call::Read(id), _) if is_unknown => {
+                self.donor_read(a, d, id, read::Answer::Unknown, 0);
+            }
+            (Call::Read(id), _) => self.donor_read(a, d, id, read::Answer::No, 0),
             (Call::Write(id), answer) => {
                 self.donor_wrote(a, d, id, matches!(answer, Some(Answer::Done)));
             }
@@ -459,6 +497,17 @@ impl World {
             }
             (Call::List, Some(Answer::Handles(held))) => self.listed(a, d, &held),
             (Call::List, _) => self.lost(a, d),
+            (
+                Call::Ping,
+                Some(Answer::Pong {
+                    free_bytes,
+                    pressure,
+                }),
+            ) => {
+                let donor = &mut self.agents[a].donors[d];
+                (donor.free_bytes, donor.pressure) = (free_bytes, pressure);
+                donor.suspect = donor.suspect.filter(|since| sent.since < *since);
+            }
             (Call::Free | Call::Ping, _) => {}
             (Call::RepairRead(slot), Some(Answer::Data(v))) => self.repair_read(a, slot, Some(v)),
             (Call::RepairRead(slot), _) => self.repair_read(a, slot, None),
@@ -475,7 +524,7 @@ impl World {
         if !self.agents[a].alive {
             return;
         }
-        for d in 0..self.agents[a].donors.len() {
+        for d in 0..self.agents[a].donors.0.len() {
             let agent = &mut self.agents[a];
             let donor = &mut agent.donors[d];
             if !donor.is_up() {
@@ -486,11 +535,9 @@ impl World {
                 host.hear(agent.id, now);
                 donor.free_bytes = host.free_bytes();
                 donor.pressure = host.pressure();
+                donor.suspect = None;
             } else {
-                self.next_tag += 1;
-                agent.calls.insert(self.next_tag, (d, Call::Ping, now));
-                self.next_tag += 1;
-                self.kick(a);
+                self.submit(a, d, Call::Ping, Request::Ping);
             }
         }
     }
@@ -500,9 +547,8 @@ impl World {
             return;
         }
         let (a, d) = (via.agent as usize, via.donor as usize);
-        let copies = self.agents[a].map.values_mut().filter_map(|e| e.at(d));
-        let copy = copies.into_iter().find(|c| c.handle == handle);
-        let ops = copy.map_or(0, |c| std::mem::take(&mut c.ops));
+        let replica = map::with_handle(&mut self.agents[a].map, d, handle);
+        let ops = replica.map_or(0, |c| std::mem::take(&mut c.ops));
         self.tell(a, d, Request::Activity(handle, ops));
     }
 
@@ -511,10 +557,8 @@ impl World {
             return;
         }
         let (a, d) = (via.agent as usize, via.donor as usize);
-        let mut copies = self.agents[a].map.values_mut().filter_map(|e| e.at(d));
-        match copies.find(|c| c.handle == handle) {
-            Some(copy) => copy.leaving = Some((handle, until)),
-            None => self.tell(a, d, Request::EvictDone(handle)),
+        if !map::wanted_back(&mut self.agents[a].map, d, handle, handle, until) {
+            self.tell(a, d, Request::EvictDone(handle));
         }
         self.agents[a].donors[d].pressure = true;
         self.kick(a);
@@ -528,30 +572,33 @@ impl World {
         }
         let (now, want) = (self.now(), self.config.policy.donors);
         // Requests are in order of their times.
-        while let Some((&tag, &(d, call, since))) = self.agents[a].calls.first_key_value() {
-            if now - since < REQUEST_NS {
+        while let Some((&tag, &sent)) = self.agents[a].calls.first_key_value() {
+            if now - sent.since < REQUEST_NS {
                 break;
             }
             self.agents[a].calls.remove(&tag);
-            self.answered(a, d, call, None);
-            self.lost(a, d);
+            self.answered(a, sent, None);
+            self.lost(a, sent.donor);
         }
         let slabs: Vec<u32> = self.agents[a].map.keys().copied().collect();
         let (mut degraded, mut restless) = (0, false);
         for slab in slabs {
             let agent = &self.agents[a];
             let entry = &agent.map[&slab];
-            let held = agent.held(entry, now);
-            if whole(&held) < want {
-                degraded += 1;
-            }
-            restless |= held.len() > want || held.iter().any(|c| c.leaving_until_ns.is_some());
-            if counting(&held) < want && entry.allocating == 0 && now >= entry.again_ns {
+            let Due {
+                degraded: short,
+                place,
+            } = entry.due(&agent.donors, want, now);
+            degraded += usize::from(short);
+            restless |= entry.replicas.len() > want;
+            restless |= entry.replicas.iter().any(|c| c.leaving.is_some());
+            if place {
                 self.place(a, slab);
             }
             self.let_go(a, slab, now);
         }
         self.agents[a].degraded = degraded;
+        self.retry_away(a);
         self.repair(a);
         let agent = &self.agents[a];
         let idle = agent.calls.is_empty() && agent.ops.is_empty() && agent.repairs.is_idle();
@@ -562,32 +609,41 @@ impl World {
 
     fn let_go(&mut self, a: usize, slab: u32, now: Ns) {
         let (policy, slab_bytes) = (self.config.policy, self.config.slab_bytes);
-        let agent = &self.agents[a];
-        let Some(entry) = agent.map.get(&slab) else {
+        let agent = &mut self.agents[a];
+        let donors = &agent.donors;
+        let room = || has_room(donors, slab_bytes);
+        let entry = agent.map.get_mut(&slab);
+        let Some(given) = entry.and_then(|e| e.let_go(donors, policy, room, now)) else {
             return;
         };
-        let room = agent
-            .donors
-            .iter()
-            .any(|d| d.is_up() && !d.pressure && d.free_bytes >= slab_bytes);
-        let given = give_up(&agent.held(entry, now), policy, room, now);
-        let Some(GiveUp::Leaving(d) | GiveUp::Surplus(d)) = given else {
-            return;
-        };
-        let copy = entry
-            .copies
-            .iter()
-            .find(|c| c.donor == d)
-            .expect("given up");
-        let (handle, leaving) = (copy.handle, copy.leaving.is_some());
+        let (d, handle) = (given.donor, given.handle);
         let up = agent.donors[d].is_up();
-        let entry = self.agents[a].map.get_mut(&slab).expect("seen above");
-        entry.copies.retain(|c| c.donor != d);
-        if leaving {
+        if given.call.is_some() {
             self.stats.moved += 1;
             self.tell(a, d, Request::EvictDone(handle));
         } else if up {
             self.submit(a, d, Call::Free, Request::Free(handle));
         }
+    }
+}
+
+/// The product's way to choose, or one that it is compared with.
+fn choose_by(
+    chooser: Chooser,
+    candidates: &[Candidate],
+    slab_bytes: u64,
+    rng: &mut fastrand::Rng,
+) -> Option<usize> {
+    if chooser == Chooser::TwoChoices {
+        return choose(candidates, slab_bytes, |n| rng.usize(0..n));
+    }
+    let fits = |c: &Candidate| c.usable && !c.has_copy && c.free_bytes >= slab_bytes;
+    let fit: Vec<usize> = (0..candidates.len())
+        .filter(|i| fits(&candidates[*i]))
+        .collect();
+    match chooser {
+        _ if fit.is_empty() => None,
+        Chooser::Random => Some(fit[rng.usize(0..fit.len())]),
+        _ => fit.into_iter().max_by_key(|i| candidates[*i].free_bytes),
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use canvas_place::headroom::{Config, Decision, Headroom, Sample};
+use canvas_place::lease;
 use canvas_place::victims::{self, Activity};
 
 use crate::engine::{MS, Ns};
@@ -43,6 +44,9 @@ pub struct Lent {
     pub deadline: Option<Ns>,
     queried: bool,
     activity: Option<u64>,
+    /// Operations on it, and how many there were when it was last sampled.
+    ops: u64,
+    ops_before: u64,
 }
 
 /// Why a donor says no.
@@ -88,6 +92,7 @@ pub struct Host {
     headroom: Headroom,
     budget: u64,
     query: Option<(usize, Ns)>,
+    looked: Option<Ns>,
     next_handle: u64,
     slab_bytes: u64,
     extent_bytes: u64,
@@ -118,6 +123,7 @@ impl Host {
             headroom: Headroom::new(lends),
             budget: 0,
             query: None,
+            looked: None,
             next_handle: 1,
             slab_bytes: world.slab_bytes,
             extent_bytes: world.extent_bytes(),
@@ -186,6 +192,8 @@ impl Host {
             deadline: None,
             queried: false,
             activity: None,
+            ops: 0,
+            ops_before: 0,
         };
         self.slabs.insert(handle, lent);
         assert_eq!(self.by_key.len(), self.slabs.len());
@@ -218,6 +226,7 @@ impl Host {
             self.touched_bytes += self.extent_bytes;
         }
         lent.versions[extent] = version;
+        lent.ops += 1;
         Ok(())
     }
 
@@ -225,6 +234,13 @@ impl Host {
     pub fn read(&self, client: ClientId, handle: u64, extent: usize) -> Result<u64, Refused> {
         let lent = self.slabs.get(&handle).filter(|l| l.client == client);
         Ok(lent.ok_or(Refused::Unknown)?.versions[extent])
+    }
+
+    /// A client has read from a slab.
+    pub fn note_read(&mut self, handle: u64) {
+        if let Some(lent) = self.slabs.get_mut(&handle) {
+            lent.ops += 1;
+        }
     }
 
     /// Frees a client's slab.
@@ -279,6 +295,7 @@ impl Host {
         self.heard.clear();
         self.touched_bytes = 0;
         self.query = None;
+        self.looked = None;
         self.headroom = Headroom::new(*self.headroom.config());
     }
 
@@ -323,10 +340,19 @@ impl Host {
     /// The keeper's look.
     pub fn look(&mut self, now: Ns) -> Orders {
         let mut orders = Orders::default();
+        let before = self.looked.replace(now).unwrap_or(now);
+        if let Some(gap) = lease::gap(before, now, LOOK_NS) {
+            for heard in self.heard.values_mut() {
+                *heard = lease::postponed(*heard, gap, now);
+            }
+            for deadline in self.slabs.values_mut().filter_map(|l| l.deadline.as_mut()) {
+                *deadline += gap;
+            }
+        }
         let late: Vec<ClientId> = self
             .heard
             .iter()
-            .filter(|(_, heard)| now - **heard > LEASE_NS)
+            .filter(|(_, heard)| lease::is_over(**heard, LEASE_NS, now))
             .map(|(c, _)| *c)
             .collect();
         for client in late {
@@ -378,7 +404,10 @@ impl Host {
         let mut sampled = Vec::new();
         for (&slab, l) in self.slabs.iter_mut().filter(|(_, l)| l.queried) {
             l.queried = false;
-            let ops = l.activity.take().unwrap_or(0);
+            // Of a slab whose client has not answered, the donor's own count is taken.
+            let own = l.ops - l.ops_before;
+            l.ops_before = l.ops;
+            let ops = l.activity.take().unwrap_or(own);
             sampled.push(Activity { slab, ops });
         }
         let deadline = now + EVICT_WITHIN_NS;

@@ -1,10 +1,9 @@
 //! A seeded simulator of the far pool: many hosts that lend memory, and tenants that use it.
 //!
-//! The decisions are the product's own code: `canvas_place` (which donor gets a slab, what a donor
-//! lends and takes back, which copies count, are read, are given up) and `canvas_agent::copies::map`
-//! (which extents a copy lacks, what a new connection changes). What carries them out (links, disks,
-//! memory, the agent's and the keeper's loops) is modelled here, in events with times: docs/SIMULATION.md
-//! tells the two apart.
+//! The decisions are the product's own code, all of it in `canvas_place`: where replicas are placed,
+//! which count, which is read, repaired and given up, what a donor lends and takes back. What carries
+//! them out (links, disks, memory) is modelled here, in events with times: docs/SIMULATION.md tells the
+//! two apart.
 //!
 //! One thread, one queue, one seed: no clock, no other random source, no iteration over hashed
 //! tables. The same [`world::Config`] gives the same [`engine::Trace`].

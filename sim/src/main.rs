@@ -1,9 +1,10 @@
-//! `canvas-sim [--seed N] [--full] [SCENARIO...]`: runs experiments and prints their figures.
+//! `canvas-sim [--seed N] [--full | --hosts N] [SCENARIO...]`: runs experiments and prints their figures.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
 use canvas_sim::scenario::{Size, balance, failures, pressure, slabs, utilization};
+use canvas_sim::world::HOSTS_MAX;
 
 type Report = fn(u64, Size) -> String;
 
@@ -21,6 +22,10 @@ fn main() -> ExitCode {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--full" => size = Size::Full,
+            "--hosts" => match args.next().and_then(|n| n.parse().ok()) {
+                Some(n) if (8..=HOSTS_MAX).contains(&n) => size = Size::Hosts(n),
+                _ => return bad("--hosts wants a number from 8 to 10000"),
+            },
             "--seed" => match args.next().and_then(|n| n.parse().ok()) {
                 Some(n) => seed = n,
                 None => return bad("--seed wants a number"),
@@ -42,7 +47,7 @@ fn main() -> ExitCode {
 
 fn bad(what: &str) -> ExitCode {
     eprintln!(
-        "canvas-sim: {what}; write canvas-sim [--seed N] [--full] [utilization|balance|pressure|failures|slabs]..."
+        "canvas-sim: {what}; write canvas-sim [--seed N] [--full | --hosts N] [utilization|balance|pressure|failures|slabs]..."
     );
     ExitCode::from(2)
 }

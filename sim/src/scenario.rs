@@ -13,6 +13,8 @@ pub enum Size {
     Short,
     /// Minutes, up to 10,000 hosts.
     Full,
+    /// So many hosts; experiments that are of fixed size are short.
+    Hosts(usize),
 }
 
 /// Mean and standard deviation.

@@ -1,23 +1,21 @@
 //! All hosts and tenants, the network between them, and faults.
 
-use canvas_agent::copies::map::Map;
-use canvas_place::copies::{Policy, TICK_NS};
 use canvas_place::headroom;
+use canvas_place::pace::Pace;
+use canvas_place::replicas::repair::Repairs;
+use canvas_place::replicas::{
+    CONNECT_PAUSE_NS, CONNECT_PAUSE_NS_MAX, Map, Policy, Standing, TICK_NS,
+};
 
-use crate::agent::{Agent, Call, DONORS_MAX, Donor, OPS_MAX, State};
+use crate::agent::{Agent, DONORS_MAX, Donor, Known, OPS_MAX, Sent};
 use crate::engine::{MS, Ns, Queue, SEC, Trace, US};
 use crate::host::{Host, LOOK_NS, Life, Refused};
-use crate::repair::Repairs;
 use crate::{EXTENTS_MAX, SLAB_BYTES};
 
 /// Hosts of a simulation, at most.
 pub const HOSTS_MAX: usize = 10_000;
-/// A donor that does not answer for so long has hung up, as in the agent.
-pub const REQUEST_NS: Ns = 500 * MS;
-/// Between two tries to connect: a time that covers a failed one.
+/// What a try to connect takes that fails: the agent's bound on it.
 const CONNECT_NS: Ns = SEC;
-/// The first one.
-const CONNECT_FIRST_NS: Ns = 50 * MS;
 
 /// How a tenant chooses a donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +67,8 @@ pub struct Config {
     pub depth: usize,
     /// Time between two looks at what donors could lend: the age of what placement knows.
     pub ping_ns: Ns,
+    /// How long a read waits for donors that may come back (`--far-wait`).
+    pub wait_ns: Ns,
     /// One way through the network.
     pub latency_ns: Ns,
     /// What a host's link carries (bytes a microsecond: 1250 is 10 Gbit/s).
@@ -99,6 +99,7 @@ impl Config {
             extents: 16,
             load_ns: 2 * MS,
             ping_ns: SEC,
+            wait_ns: 30 * SEC,
             latency_ns: 25 * US,
             net_bytes_per_us: 1250,
             disk_bytes_per_us: 500,
@@ -143,6 +144,7 @@ pub(crate) enum Request {
     Read(u64, usize),
     Free(u64),
     List,
+    Ping,
     Activity(u64, u64),
     EvictDone(u64),
 }
@@ -155,6 +157,7 @@ pub(crate) enum Answer {
     Done,
     Data(u64),
     Handles(Vec<u64>),
+    Pong { free_bytes: u64, pressure: bool },
 }
 
 /// Whom a message concerns: tenant, donor of its, connection, run of the donor.
@@ -177,7 +180,9 @@ pub(crate) enum Event {
     Answer(Via, u64, Answer),
     Query(Via, u64),
     Stop(Via, u64, Ns),
-    /// The disk did it: tenant, its life, request (or repair from [`crate::repair::OURS`] on).
+    /// A donor has been silent for too long about a read: tenant, its life, request, donor.
+    Hedge(u32, u64, u32, u32),
+    /// The disk did it: tenant, its life, request (or repair from [`crate::client::OURS`] on).
     Disk(u32, u64, u32),
 }
 
@@ -194,6 +199,8 @@ pub struct Stats {
     pub disk_reads: u64,
     /// Times that a read went on to another copy.
     pub failovers: u64,
+    /// Times that another copy was asked as well because a donor was silent.
+    pub hedged: u64,
     /// Times that a copy had another version than the program's, and was not believed.
     pub stale: u64,
     /// Reads that no copy could answer then.
@@ -297,14 +304,18 @@ impl World {
                 there.hear(id, 0);
                 Donor {
                     host: h,
-                    state: State::Up,
+                    state: Standing::Up,
                     link: 0,
                     run: there.run,
                     free_bytes: there.free_bytes(),
                     pressure: there.pressure(),
+                    pace: Pace::default(),
+                    suspect: None,
+                    pause_ns: CONNECT_PAUSE_NS,
                 }
             })
             .collect();
+        let donors = Known(donors);
         let extents = slabs * self.config.extents;
         Agent {
             id,
@@ -318,7 +329,8 @@ impl World {
             ops: Default::default(),
             next_op: 0,
             calls: Default::default(),
-            repairs: Repairs::default(),
+            away: Vec::new(),
+            repairs: Repairs::new(self.config.extents),
             ticking: false,
             degraded: 0,
             fill: 0,
@@ -365,6 +377,7 @@ impl World {
             Event::Query(via, handle) => [8, via.client, *handle],
             Event::Stop(via, handle, _) => [9, via.client, *handle],
             Event::Disk(a, _, id) => [10, (*a).into(), (*id).into()],
+            Event::Hedge(_, life, id, _) => [12, *life, (*id).into()],
         };
         self.trace.add(&[now, words[0], words[1], words[2]]);
         match event {
@@ -381,13 +394,14 @@ impl World {
             Event::Connect(a, d) => self.connect(a as usize, d as usize),
             Event::Request(via, tag, request) => self.request(via, tag, request),
             Event::Answer(via, tag, answer) => {
-                if let Some(call) = self.heard(via, tag) {
-                    self.answered(via.agent as usize, via.donor as usize, call, Some(answer));
+                if let Some(sent) = self.heard(via, tag) {
+                    self.answered(via.agent as usize, sent, Some(answer));
                 }
             }
             Event::Query(via, handle) => self.asked_activity(via, handle),
             Event::Stop(via, handle, until) => self.asked_stop(via, handle, until),
             Event::Disk(a, life, id) => self.disk_did(a as usize, life, id),
+            Event::Hedge(a, life, id, d) => self.hedge(a as usize, life, id, d as usize),
         }
     }
 
@@ -395,18 +409,15 @@ impl World {
     pub(crate) fn stands(&self, via: Via) -> bool {
         let agent = &self.agents[via.agent as usize];
         let donor = &agent.donors[via.donor as usize];
-        agent.alive
-            && agent.id == via.client
-            && donor.link == via.link
-            && !matches!(donor.state, State::Down(_))
+        agent.alive && agent.id == via.client && donor.link == via.link && !donor.is_down()
     }
 
-    fn heard(&mut self, via: Via, tag: u64) -> Option<Call> {
+    fn heard(&mut self, via: Via, tag: u64) -> Option<Sent> {
         if !self.stands(via) {
             return None;
         }
         let calls = &mut self.agents[via.agent as usize].calls;
-        calls.remove(&tag).map(|(_, call, _)| call)
+        calls.remove(&tag)
     }
 
     pub(crate) fn via(&self, a: usize, d: usize) -> Via {
@@ -463,14 +474,22 @@ impl World {
             Request::Write(handle, within, version) => host
                 .write(client, handle, within, version)
                 .map_or_else(or, |()| Answer::Done),
-            Request::Read(handle, within) => host
-                .read(client, handle, within)
-                .map_or_else(or, Answer::Data),
+            Request::Read(handle, within) => {
+                let read = host.read(client, handle, within);
+                if read.is_ok() {
+                    host.note_read(handle);
+                }
+                read.map_or_else(or, Answer::Data)
+            }
             Request::Free(handle) => {
                 host.free(client, handle);
                 Answer::Done
             }
             Request::List => Answer::Handles(host.list(client)),
+            Request::Ping => Answer::Pong {
+                free_bytes: host.free_bytes(),
+                pressure: host.pressure(),
+            },
             Request::Activity(handle, ops) => return host.note_activity(client, handle, ops),
             Request::EvictDone(handle) => return host.evict_done(client, handle),
         };
@@ -517,7 +536,7 @@ impl World {
     /// The connection of a donor's client, if it stands.
     fn owner(&self, h: u32, client: u64) -> Option<Via> {
         let a = self.agent_of(client)?;
-        let d = self.agents[a].donors.iter().position(|d| d.host == h)?;
+        let d = self.agents[a].donors.0.iter().position(|d| d.host == h)?;
         let via = self.via(a, d);
         self.stands(via).then_some(via)
     }
@@ -534,20 +553,24 @@ impl World {
     /// A try to connect ends.
     fn connect(&mut self, a: usize, d: usize) {
         let agent = &self.agents[a];
-        if !agent.alive || !matches!(agent.donors[d].state, State::Down(_)) {
+        if !agent.alive || !agent.donors[d].is_down() {
             return;
         }
         let (id, h, now) = (agent.id, agent.donors[d].host as usize, self.now());
         if self.hosts[h].life != Life::Up {
-            self.queue
-                .put(now + CONNECT_NS, Event::Connect(a as u32, d as u32));
+            let donor = &mut self.agents[a].donors[d];
+            let pause = donor.pause_ns;
+            donor.pause_ns = (2 * pause).min(CONNECT_PAUSE_NS_MAX);
+            let at = now + CONNECT_NS + pause;
+            self.queue.put(at, Event::Connect(a as u32, d as u32));
             return;
         }
         let host = &mut self.hosts[h];
         host.hear(id, now);
         let (run, free_bytes, leaving) = (host.run, host.free_bytes(), host.leaving(id));
         let donor = &mut self.agents[a].donors[d];
-        donor.state = State::Listing;
+        donor.state = Standing::Listing;
+        donor.suspect = None;
         (donor.run, donor.free_bytes, donor.pressure) = (run, free_bytes, false);
         self.connected(a, d);
         let via = self.via(a, d);
@@ -564,14 +587,16 @@ impl World {
         let now = self.now();
         let agent = &mut self.agents[a];
         let donor = &mut agent.donors[d];
-        if matches!(donor.state, State::Down(_)) {
+        if donor.is_down() {
             return;
         }
-        donor.state = State::Down(now);
+        donor.state = Standing::Down { since_ns: now };
         donor.link += 1;
-        self.queue
-            .put(now + CONNECT_FIRST_NS, Event::Connect(a as u32, d as u32));
-        let its = |c: &(usize, Call, Ns)| c.0 == d;
+        donor.pause_ns = CONNECT_PAUSE_NS;
+        // The first try is made at once.
+        let at = now + 4 * self.config.latency_ns;
+        self.queue.put(at, Event::Connect(a as u32, d as u32));
+        let its = |c: &Sent| c.donor == d;
         let tags: Vec<u64> = agent
             .calls
             .iter()
@@ -579,8 +604,8 @@ impl World {
             .map(|(t, _)| *t)
             .collect();
         for tag in tags {
-            if let Some((_, call, _)) = self.agents[a].calls.remove(&tag) {
-                self.answered(a, d, call, None);
+            if let Some(sent) = self.agents[a].calls.remove(&tag) {
+                self.answered(a, sent, None);
             }
         }
         self.kick(a);
@@ -636,7 +661,8 @@ impl World {
         agent.map.clear();
         agent.seals.fill(0);
         agent.disk.fill(0);
-        agent.repairs = Repairs::default();
+        agent.away.clear();
+        agent.repairs = Repairs::new(self.config.extents);
         agent.degraded = 0;
     }
 }

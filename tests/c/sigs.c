@@ -4,9 +4,16 @@
  * behave as they would without far memory.
  */
 #include "common.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/time.h>
+#include <sys/utsname.h>
+#include <ucontext.h>
 
 static struct ballast ballast;
 static sigjmp_buf *far_jump; /* in far memory */
@@ -259,6 +266,113 @@ static void waits(void) {
     ballast_sweep(&ballast);
 }
 
+/* Filters of the program's own that trap: the signal is the program's, whoever made the call. */
+#define TRAP_DATA 7
+
+static int filter_calls(const int *calls, int n, uint32_t answer) {
+    struct sock_filter ops[16] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
+    int len = 1;
+    for (int i = 0; i < n; i++) {
+        ops[len++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)calls[i], 0, 1);
+        ops[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, answer);
+    }
+    ops[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    /* The filter lies in far memory: the kernel reads it by two pointers. */
+    struct sock_filter *far_ops = (struct sock_filter *)far_page;
+    struct sock_fprog *prog = (struct sock_fprog *)((char *)far_page + 2048);
+    memcpy(far_ops, ops, (size_t)len * sizeof *ops);
+    *prog = (struct sock_fprog){.len = (unsigned short)len, .filter = far_ops};
+    ballast_sweep(&ballast);
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs: %s", strerror(errno));
+    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, prog);
+}
+
+static volatile int trapped_nr;
+
+static void on_trap(int sig, siginfo_t *info, void *context) {
+    (void)sig;
+    ucontext_t *uc = context;
+    hits++;
+    trapped_nr = info->si_syscall;
+    CHECK(info->si_code == 1 && info->si_errno == TRAP_DATA, "si_code %d, si_errno %d", info->si_code, info->si_errno);
+    CHECK(uc->uc_mcontext.gregs[REG_RAX] == info->si_syscall, "rax %lld", uc->uc_mcontext.gregs[REG_RAX]);
+    touch_far();
+    uc->uc_mcontext.gregs[REG_RAX] = 4242;
+}
+
+static long raw_call(long nr, void *a) {
+    long rc;
+    __asm__ volatile("syscall" : "=a"(rc) : "a"(nr), "D"(a), "S"(0), "d"(0) : "rcx", "r11", "memory");
+    return rc;
+}
+
+static void trap(void) {
+    static const int calls[] = {SYS_getppid, SYS_uname, SYS_times};
+    handle(SIGSYS, on_trap, 0);
+    CHECK(filter_calls(calls, 3, SECCOMP_RET_TRAP | TRAP_DATA) == 0, "seccomp: %s", strerror(errno));
+    struct utsname *name = (struct utsname *)(ballast.base + 50 * WORDS);
+    struct sysinfo *info = (struct sysinfo *)((char *)far_page + 1024);
+    for (int i = 0; i < 60; i++) {
+        int before = hits;
+        /* By libc, without and with a far buffer; by an instruction of our own. */
+        CHECK(syscall(SYS_getppid) == 4242 && trapped_nr == SYS_getppid, "getppid");
+        CHECK(uname(name) == 4242 && trapped_nr == SYS_uname, "uname");
+        CHECK(raw_call(SYS_uname, name) == 4242 && trapped_nr == SYS_uname, "raw uname");
+        CHECK(raw_call(SYS_times, NULL) == 4242 && trapped_nr == SYS_times, "raw times");
+        CHECK(hits == before + 4, "%d traps", (int)hits - before);
+        /* Not the filter's. */
+        CHECK(raw_call(SYS_sysinfo, info) == 0 && info->totalram > 0, "raw sysinfo");
+        CHECK(hits == before + 4, "another call was trapped");
+        if (i % 20 == 0)
+            ballast_sweep(&ballast);
+    }
+    for (int how = 0; how < 2; how++) { /* without a handler, or ignored: the end */
+        pid_t pid = fork();
+        CHECK(pid >= 0, "fork: %s", strerror(errno));
+        if (pid == 0) {
+            signal(SIGSYS, how ? SIG_IGN : SIG_DFL);
+            ballast_sweep(&ballast);
+            syscall(SYS_getppid);
+            _exit(7);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid, "waitpid");
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS, "%d: status %#x", how, status);
+    }
+}
+
+/* The kernel discards nothing any more: what cannot leave must stay, and stay right. */
+static void kept(void) {
+    static const int calls[] = {SYS_madvise, SYS_process_madvise};
+    size_t n = ballast.pages / 2;
+    uint64_t *area = map_pages(n, PROT_READ | PROT_WRITE);
+    CHECK(filter_calls(calls, 2, SECCOMP_RET_ERRNO | EPERM) == 0, "seccomp: %s", strerror(errno));
+    /* Past its limit the program goes on slowly: as much as a few seconds allow. */
+    double end = now_s() + 6;
+    for (uint64_t round = 1; round <= 3; round++) {
+        size_t filled = 0;
+        while (filled < n && (filled < 1 || now_s() < end)) {
+            pattern_fill(area + filled * WORDS, round * n + filled);
+            filled++;
+        }
+        for (size_t p = 0; p < ballast.pages && now_s() < end; p++)
+            CHECK(pattern_check(ballast.base + p * WORDS, ballast.tag + p + 1) < 0, "ballast page %zu", p);
+        for (size_t i = 0; i < filled; i++)
+            CHECK(pattern_check(area + i * WORDS, round * n + i) < 0, "round %d, page %zu", (int)round, i);
+    }
+    printf("sigs kept: right\n");
+    fflush(stdout);
+    _exit(0);
+}
+
+/* A filter that forbids what canvas needs: told when it is installed. */
+static void forbid(void) {
+    static const int calls[] = {SYS_ioctl};
+    CHECK(filter_calls(calls, 1, SECCOMP_RET_KILL_PROCESS) == 0, "seccomp: %s", strerror(errno));
+    ssize_t done = write(1, "forbidden\n", 10);
+    (void)done;
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 3, "usage: sigs WHAT BALLAST_MIB");
     far_jump = map_pages(1, PROT_READ | PROT_WRITE);
@@ -275,6 +389,12 @@ int main(int argc, char **argv) {
         sigbus();
     else if (!strcmp(argv[1], "waits"))
         waits();
+    else if (!strcmp(argv[1], "trap"))
+        trap();
+    else if (!strcmp(argv[1], "kept"))
+        kept();
+    else if (!strcmp(argv[1], "forbid"))
+        forbid();
     else
         fail("unknown part %s", argv[1]);
     ballast_sweep(&ballast);

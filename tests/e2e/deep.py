@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 
 from lib import canvas, procs
@@ -191,6 +192,33 @@ def agent_stopped(r):
     reasons = ("cannot be reached", "does not answer")
     r.require(any(why in c.err() for why in reasons), f"no line on stderr tells why\n{c.tail()}")
     r.require(len(c.err().splitlines()) <= 8, f"the same is told again and again\n{c.tail()}")
+
+
+@check("deep-vfork-killed", timeout_s=90, modes=("signal",), **hostile.C)
+def vfork_killed(r):
+    """A child of vfork is killed inside of a fault: its parent's fork fails with a sentence, and does not hang."""
+    if not r.managed:
+        return
+    c = r.start([r.binary("door"), "vfork"], tag="vfork", local=16 * MIB, pool=4 * MIB, stdin=subprocess.PIPE,
+                extra=[*FAR, "--far-dir", r.dir, "--far-wait", "1s"])
+    agent = wait_for_agent(r, c)
+    r.require(agent, f"it ended too soon\n{c.tail()}")
+    end = time.monotonic() + 30
+    while c.alive() and "ready" not in c.out():
+        r.require(time.monotonic() < end, f"it is not ready\n{c.tail()}")
+        time.sleep(0.01)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        c.p.stdin.write(b"g")
+        c.p.stdin.close()
+        r.wait(c, timeout_s=60)
+    finally:
+        try:
+            os.kill(agent, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+    r.same(c.out(), "ready\nfork: EAGAIN\n", "output")
+    r.require("a child of vfork was killed" in c.err(), f"no line tells why\n{c.tail()}")
 
 
 def written_bytes(pid):

@@ -3,14 +3,13 @@
 Downloads (PyPI, Maven Central) and data are kept under the user's cache, as for the bench itself.
 """
 
-import functools
 import json
 import os
 import shutil
 import subprocess
 import time
 
-from lib.harness import ROOT, Failure, Skip, program
+from lib.harness import Failure, Skip, example, program
 
 SCALE = {"redis": 0.05, "memcached": 0.05, "xgboost": 0.05, "sklearn": 0.04, "spark": 0.03, "java": 0.1}
 
@@ -19,23 +18,12 @@ def cargo_missing():
     return None if shutil.which("cargo") else "cargo is not installed"
 
 
-@functools.cache
-def planner():
-    """The program that prepares a workload and prints how to run it."""
-    argv = ["cargo", "build", "--quiet", "--locked", "--package", "canvas-bench", "--example", "external"]
-    r = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    if r.returncode:
-        raise Failure(f"{' '.join(argv)}:\n{r.stderr[-2000:]}")
-    return os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "debug", "examples",
-                        "external")
-
-
 def plan(r, name):
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     scratch = r.path("scratch")
     os.makedirs(scratch, exist_ok=True)
     scale = SCALE[name.split("-")[0]]
-    out = subprocess.run([planner(), "plan", name, "--cache", os.path.join(cache, "canvas-tests", "bench"),
+    out = subprocess.run([example("external"), "plan", name, "--cache", os.path.join(cache, "canvas-tests", "bench"),
                           "--scratch", scratch, "--scale", str(scale), "--seed", "11"], capture_output=True, text=True)
     if out.returncode == 3:
         raise Skip(out.stdout.strip())

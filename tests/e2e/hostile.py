@@ -2,7 +2,9 @@
 
 import os
 import random
+import re
 import shutil
+import subprocess
 import time
 
 from lib import canvas
@@ -16,17 +18,18 @@ def no_compiler():
 C = {"needs": no_compiler, "as_user": True}
 
 
-def seeds(r, count):
+def seeds(r, count, first=1):
     """Fixed seeds in the normal suite, one new one besides in the slow suite; all printed."""
     given = os.environ.get("CANVAS_TEST_SEED")
     if given:
         return [int(given)]
-    base = list(range(1, count + 1))
+    base = list(range(first, first + count))
     return base + [random.SystemRandom().randrange(1 << 32)] if r.slow else base
 
 
 def hammer(r, threads, extra=(), env=None):
-    for seed in seeds(r, r.size(2, 6)):
+    # In the normal suite each mode has a seed of its own.
+    for seed in seeds(r, r.size(1, 6), r.size(2 if r.mode == "thread" else 1, 1)):
         began = time.monotonic()
         c = r.call([r.binary("hammer"), seed, threads, r.size(6000, 40_000), r.size(160, 512), *extra],
                    tag=f"hammer-{seed}", env=env)
@@ -63,16 +66,163 @@ def sigs(part):
     @program(f"signals-{part}", timeout_s=60, shares=(25,), normal=(("signal", 25), ("thread", 25)),
              footprint_mib=96, **C)
     def test(r):
-        env = dict(os.environ)
-        if r.mode == "signal":
-            env["CANVAS_TEST_NO_RAW_MASK"] = "1"
+        env = {"CANVAS_TEST_NO_RAW_MASK": "1"} if r.mode == "signal" else {}
         return r.call([r.binary("sigs"), part, 96 * r.size(1, 3)], tag=part, env=env).out()
 
     return test
 
 
-for _part in ("segv", "blockall", "sigbus", "waits"):
+for _part in ("segv", "blockall", "sigbus", "waits", "trap"):
     sigs(_part)
+
+
+@check("filter-forbids", timeout_s=60, modes=("signal",), **C)
+def filter_forbids(r):
+    """A program's own seccomp filter that kills by a call which canvas needs: told when it is installed."""
+    c = r.call([r.binary("sigs"), "forbid", 64], tag="forbid", local="16M",
+               expect={159, -31} if r.managed else 0)
+    if not r.managed:
+        return
+    r.same(c.out(), "forbidden\n", "output")
+    r.same(c.err().count("seccomp filter forbids ioctl"), 1, f"lines that tell of the filter ({c.err()!r})")
+
+
+def places(maps):
+    """Gate page and window in a text of /proc/PID/maps (canvas-types, layout.rs)."""
+    found = {}
+    for line in maps.splitlines():
+        ends, access = line.split()[:2]
+        begin = int(ends.split("-")[0], 16)
+        if 0x5700_0000_0000 <= begin < 0x5800_0000_0000 and access == "r-xp":
+            found["gate"] = begin
+        elif 0x5800_0000_0000 <= begin:
+            found.setdefault("window", begin)
+    return found
+
+
+@check("addresses", timeout_s=60, **C)
+def addresses(r):
+    """Where a run has its memory is drawn anew for each, and is the same in all its processes."""
+    if not r.managed:
+        return
+    seen = []
+    for i in range(4):
+        c = r.call(["sh", "-c", "cat /proc/self/maps; echo; exec cat /proc/self/maps"], tag=f"maps{i}", local="16M")
+        first, second = (places(maps) for maps in c.out().split("\n\n"))
+        r.require(len(first) == 2, f"gate and window were not found in\n{c.out()}")
+        r.same(second, first, "gate and window of the run's second program")
+        seen.append(first)
+    # Where the kernel moves programs further than usual there is room for the gate only.
+    with open("/proc/sys/vm/mmap_rnd_bits") as f:
+        drawn = ["gate", "window"] if int(f.read()) <= 28 else ["gate"]
+    for what in drawn:
+        r.same(len({s[what] for s in seen}), 4, f"places of the {what} in four runs, {seen}")
+
+
+@check("discard-fails", timeout_s=120, modes=("signal",), **C)
+def discard_fails(r):
+    """A kernel that keeps what it is asked to discard: every byte is right, and the pages stay."""
+    c = r.call([r.binary("sigs"), "kept", 64], tag="kept", local="32M")
+    r.same(c.out(), "sigs kept: right\n", "output")
+    if r.managed:
+        stats = r.load_stats(c)
+        for what in ("verify_failures", "anomalies"):
+            r.same(canvas.find(stats, what), 0, what)
+        r.note(canvas.summary(stats))
+
+
+@check("device-held", timeout_s=90, normal=(("signal", None), ("thread", None)), **C)
+def device_held(r):
+    """During an ioctl on a device no page leaves memory, whoever it belongs to; afterwards they do again."""
+    if r.managed:
+        c = r.call([r.binary("device"), "held", 48], tag="held", local="16M")
+        r.same(c.out(), "device held: right\n", "output")
+
+
+@check("device-busy", timeout_s=90, **C)
+def device_busy(r):
+    """A program that never stops making such calls is kept to its limit."""
+    if r.managed:
+        c = r.call([r.binary("device"), "busy", 64], tag="busy", local="16M")
+        r.same(c.out(), "device busy: right\n", "output")
+
+
+def with_other_libc(r, *argv):
+    """A command with a copy of libc, for which `canvas run` has prepared nothing: it is patched in place."""
+    libc = re.search(r"/\S*/libc\.so\.6", open("/proc/self/maps").read()).group()
+    shutil.copy(libc, r.path("libc.so.6"))
+    return ["env", f"LD_LIBRARY_PATH={r.path('.')}", *argv]
+
+
+@check("code-stays-open", timeout_s=60, **C)
+def code_stays_open(r):
+    """Where patched code cannot be closed to writing again the program does not run."""
+    if not r.managed:
+        return
+    c = r.call(with_other_libc(r, "true"), tag="open", local="16M", prefix=[r.binary("deny"), "close-code"], expect=125)
+    r.same(c.err().count("cannot be closed to writing again"), 1, f"lines that say why ({c.err()!r})")
+
+
+@check("two-tenants", timeout_s=60, modes=("signal",), **C)
+def two_tenants(r):
+    """A program of one run that is started with the environment of another one stays unmanaged, and right."""
+    if not r.managed:
+        return
+    # The shell writes where its own run has its segment, and waits.
+    hold = "echo $$ $CANVAS_SEGMENT_FD; read end"
+    other = r.start(["sh", "-c", hold], tag="other", local="16M", stdin=subprocess.PIPE, extra=["--allow-unmanaged"])
+    end = time.monotonic() + 20
+    while not other.out().endswith("\n"):
+        r.require(time.monotonic() < end, f"the other run did not start\n{other.tail()}")
+        time.sleep(0.01)
+    pid, fd = other.out().split()
+    script = f"exec 7<>/proc/{pid}/fd/{fd} && CANVAS_SEGMENT_FD=7 exec {r.binary('mem')} leaf 32"
+    c = r.call(["sh", "-c", script], tag="foreign", local="16M", extra=["--allow-unmanaged"])
+    r.same(c.out(), "mem leaf: right\n", "output")
+    r.same(c.err().count("belongs to another tenant"), 1, f"lines that say why ({c.err()!r})")
+    other.p.stdin.close()
+    r.wait(other, expect=None)
+
+
+def not_root():
+    return None if os.getuid() == 0 else "giving up rights takes root's"
+
+
+@check("door-library", timeout_s=60, needs=lambda: no_compiler() or not_root())
+def door_library(r):
+    """A child that gave up its rights cannot write to the library that its root parent runs."""
+    c = r.call([r.binary("door"), "write"], tag="write", local="16M")
+    r.same(c.out().count("successes 0\n"), 2, "children that wrote nothing")
+    if r.managed:
+        r.require("tries 0" not in c.out(), f"the library was not found: {c.out()!r}")
+
+
+def no_noexec():
+    known = os.path.exists("/proc/sys/vm/memfd_noexec")
+    return not_root() or (None if known else "this kernel has no vm.memfd_noexec (Linux 6.3)")
+
+
+@check("door-noexec", timeout_s=60, modes=("signal",), needs=lambda: no_compiler() or no_noexec())
+def door_noexec(r):
+    """On a host that allows no executable files in memory (vm.memfd_noexec) the library is loaded all the same."""
+    for level in (1, 2):
+        # The setting is a PID namespace's own.
+        script = f'echo {level} > /proc/sys/vm/memfd_noexec && exec "$@"'
+        prefix = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh"]
+        c = r.call([r.binary("door"), "write"], tag=f"noexec{level}", local="16M", prefix=prefix)
+        r.same(c.out().count("successes 0\n"), 2, "children that wrote nothing")
+        if r.managed:
+            r.require("tries 0" not in c.out(), f"the library was not found: {c.out()!r}")
+
+
+@check("door-users", timeout_s=60, needs=lambda: no_compiler() or not_root())
+def door_users(r):
+    """A run whose processes change their user says that it is one trust domain: once, in one line."""
+    c = r.call([r.binary("door"), "users"], tag="users", local="16M")
+    r.same(c.err().count("give each a run of its own"), 1 if r.managed else 0, f"lines of warning ({c.err()!r})")
+    # One that does not is told nothing.
+    c = r.call(["true"], tag="quiet", local="16M")
+    r.same(c.err(), "", "standard error")
 
 
 def mem(part, mib=96, more=(), normal=(("signal", 25), ("thread", 25)), **o):
@@ -125,6 +275,25 @@ def damaged_copies(r):
     r.require("does not verify" in c.err(), "no line on stderr tells of the damage")
     r.require(c.err().count("\n") < 30, "the damage is told of again and again")
     r.note(c.out().strip())
+
+
+def crafted(r, kind, tag, clean, **o):
+    """Runs tests/c/crafted.c: no write may be lost, of pages that went out unchanged before."""
+    mib = r.size(32, 128)
+    c = r.call([r.binary("crafted"), kind, mib], tag=tag, **o)
+    r.same(c.out(), f"crafted: {mib << 8} pages, lost writes of one's own 0, beside a neighbour 0\n", "answer")
+    if r.managed:
+        found = canvas.find(r.load_stats(c), clean)
+        r.require(found >= mib << 7, f"{tag}: {clean} = {found}: whether pages change was hardly asked")
+        r.note(f"{tag}: {clean} {found}")
+
+
+@check("crafted", timeout_s=60, **C)
+def crafted_private(r):
+    """Writes, also a neighbour's, that are made to be taken for none by a hash without a key: all are there."""
+    crafted(r, "private", "pool", "pages_out_clean", local=12 * MIB)
+    crafted(r, "private", "far", "pages_out_clean", local=12 * MIB, pool="4M",
+            extra=["--far", "1G", "--far-dir", r.dir])
 
 
 @check("both-full", timeout_s=60, **C)

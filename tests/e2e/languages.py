@@ -33,7 +33,7 @@ def python_missing():
          normal=(("signal", 25), ("signal", 50), ("thread", 25)), shares=(25, 50, "50%"))
 def python(r):
     """numpy and scikit-learn: digests of arrays and models."""
-    c = r.call([science_python(), os.path.join(TESTS, "py", "model.py"),
+    c = r.call([science_python(), r.source("py/model.py"),
                 r.size(100_000, 600_000), r.size(12, 40)], tag="model",
                env={"OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"})
     return c.out()
@@ -44,7 +44,7 @@ def python(r):
 def python_fork(r):
     """multiprocessing over fork, subprocess with close_fds."""
     exe = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-    c = r.call([exe, os.path.join(TESTS, "py", "pool.py"), r.size(600_000, 4_000_000)], tag="pool")
+    c = r.call([exe, r.source("py/pool.py"), r.size(600_000, 4_000_000)], tag="pool")
     return c.out()
 
 
@@ -130,6 +130,6 @@ def pyspark(r):
     exe = python_with("pyspark")
     if exe is None:
         raise Skip("pyspark cannot be installed here (needs pip and PyPI)")
-    c = r.call([exe, os.path.join(TESTS, "py", "spark.py"), 1_500_000, "1g"], tag="spark",
+    c = r.call([exe, r.source("py/spark.py"), 1_500_000, "1g"], tag="spark",
                env={"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": r.dir})
     return c.out()

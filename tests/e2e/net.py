@@ -15,7 +15,7 @@ import subprocess
 import time
 
 from lib import procs
-from lib.harness import MIB, ROOT, Failure, check
+from lib.harness import MIB, Failure, check, example
 
 from net import hosts
 from net.donors import PORT, Donor, Donors, answered, key_file
@@ -37,23 +37,12 @@ def net_missing():
     return hosts.missing() or missing("cargo", "redis-server")()
 
 
-@functools.cache
-def example(package, name):
-    """A test program of a crate, built once."""
-    argv = ["cargo", "build", "--quiet", "--locked", "--package", package, "--example", name]
-    r = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    if r.returncode:
-        raise Failure(f"{' '.join(argv)}:\n{r.stderr[-2000:]}")
-    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
-    return os.path.join(target, "debug", "examples", name)
-
-
 def net_check(name, **o):
     """A test with hosts; its body gets a run that knows the test programs."""
 
     def wrap(fn):
         def body(r):
-            r.session.far_state = example("canvas-agent", "far_state")
+            r.session.far_state = example("far_state")
             fn(r)
 
         o.setdefault("slow_only", True)
@@ -330,7 +319,7 @@ def refusals(r):
         c.finish()
     # Another version: a donor whose handshake is right and whose Welcome is of version 9.
     with Network(2) as net, Donors() as donors:
-        program = [example("canvas-server", "evil_donor"), "--how", "version", "--when", r.dir]
+        program = [example("evil_donor"), "--how", "version", "--when", r.dir]
         donors.append(Donor(r, net.hosts[0], right, program=program))
         c = Pages(r, net.hosts[1], far_flags(donors, "1+disk", right, r), tag="version")
         goes_on(c, c.reads(), "wrong version")
@@ -358,7 +347,7 @@ WAYS = ("corrupt", "stale", "swap", "zeros", "truncate")
 
 
 def liar(r, host, key, way, start_file):
-    program = [example("canvas-server", "evil_donor"), "--how", way, "--when", start_file]
+    program = [example("evil_donor"), "--how", way, "--when", start_file]
     return Donor(r, host, key, program=program)
 
 

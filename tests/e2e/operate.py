@@ -9,7 +9,7 @@ import time
 
 from lib import canvas, procs
 from lib.clients import Memcached, Redis, wait_socket
-from lib.harness import MIB, check
+from lib.harness import MIB, TESTS, Skip, check
 from lib.values import Values, Zipf
 
 from . import hostile, servers
@@ -44,6 +44,15 @@ def wait_until(r, what, probe, timeout_s=60):
         time.sleep(0.1)
 
 
+# What is local once the holder's pages have come back, at least: they alone are more than the rest of what
+# a limit of 24 MiB leaves away.
+CAME_BACK = 52 * MIB
+
+
+def local_bytes(r, name):
+    return json.loads(ask(r, "status", name, "--json"))["used"]["local_bytes"]
+
+
 @check("raise-local", timeout_s=150)
 def raise_local(r):
     """`canvas set NAME local=`: raised, pages come back before they are touched; lowered, they leave."""
@@ -55,11 +64,11 @@ def raise_local(r):
     wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive())
 
     def local():
-        return json.loads(ask(r, "status", name, "--json"))["used"]["local_bytes"]
+        return local_bytes(r, name)
 
     r.require(local() <= 24 * MIB, f"{local()} bytes are local at 24 MiB")
     ask(r, "set", name, "local=200M")
-    wait_until(r, "pages come back by themselves", lambda: local() > 56 * MIB)
+    wait_until(r, "pages come back by themselves", lambda: local() > CAME_BACK)
     ask(r, "set", name, "local=24M")
     wait_until(r, "pages leave", lambda: local() <= 24 * MIB)
     open(end, "w").close()
@@ -70,6 +79,27 @@ def raise_local(r):
     r.require(came >= 6000, f"stats: pages_in_proactive = {came}")
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
     r.note(f"{came} pages came back")
+
+
+@check("raise-local-late", timeout_s=150, modes=("signal",))
+def raise_local_late(r):
+    """The limit is raised before the background thread has looked at it once: it sees the raise all the same."""
+    if not r.managed:
+        return
+    name, end, looks = f"late{os.getpid()}", r.path("end"), r.path("looks")
+    tracer = [sys.executable, os.path.join(TESTS, "py", "late_thread.py"), looks, sys.executable]
+    c = r.start([sys.executable, "-c", HOLDER, end], tag="holder", local=24 * MIB, pool=64 * MIB,
+                extra=["--tenant", name], prefix=tracer)
+    wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive())
+    if "ptrace is not allowed" in c.tail():
+        raise Skip("ptrace is not allowed here")
+    ask(r, "set", name, "local=200M")
+    r.require(local_bytes(r, name) <= 28 * MIB, "the background thread has run already: the order was not forced")
+    open(looks, "w").close()
+    wait_until(r, "pages come back by themselves", lambda: local_bytes(r, name) > CAME_BACK)
+    open(end, "w").close()
+    r.wait(c, timeout_s=60)
+    r.require("right" in c.out(), f"no closing line\n{c.tail()}")
 
 
 @check("host-agent", timeout_s=200, modes=("signal",), **hostile.C)

@@ -1,13 +1,13 @@
 """Far memory over RDMA, in a virtual machine (tests/vm) with the kernel's software device, rdma_rxe."""
 
-import functools
 import glob
 import json
 import os
+import re
 import subprocess
 
 from lib import canvas
-from lib.harness import MIB, ROOT, Failure, Skip, check
+from lib.harness import MIB, ROOT, check, example
 from vm import guest
 from vm.initramfs import libraries
 
@@ -73,38 +73,49 @@ def verbs():
     return {**files, LIBRARY: os.path.realpath(LIBRARY), DRIVER: DRIVER}
 
 
-@functools.cache
-def example():
-    """The test program of crates/canvas-server/examples, built once."""
-    argv = ["cargo", "build", "--quiet", "--locked", "--package", "canvas-server", "--features", "rdma",
-            "--example", "rdma_check"]
-    p = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    if p.returncode:
-        if "libclang" in p.stderr or "cmake" in p.stderr:
-            raise Skip("it cannot be built without cmake and libclang (Debian packages cmake, libclang-dev)")
-        raise Failure(f"{' '.join(argv)}:\n{p.stderr[-2000:]}")
-    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
-    return os.path.join(target, "debug", "examples", "rdma_check")
-
-
-def needs_rdma(r):
-    """Skips when the command under test was built without RDMA."""
-    p = subprocess.run([r.session.canvas, "serve", "--rdma", "--listen", "127.0.0.1:0", "--memory", "64M"],
-                       capture_output=True, text=True, timeout=20)
-    if "built without RDMA" in p.stderr:
-        raise Skip("this canvas was built without RDMA (cmake and libclang-dev were missing)")
-
-
 def rdma_boot(r, script, **o):
     files = {**verbs(), **o.pop("files", {})}
     return boot(r, DEVICE + UNTIL + COMMANDS + script, modules=MODULES, programs=("rdma",), files=files, **o)
+
+
+HEADER = "/usr/include/infiniband/verbs.h"
+
+
+@check("rdma-layout", modes=("signal",), timeout_s=30,
+       needs=lambda: None if os.path.exists(HEADER) else f"no {HEADER} (Debian package libibverbs-dev)")
+def layout(r):
+    """The bindings' sizes, offsets and numbers are those of the C header, says the C compiler."""
+    with open(os.path.join(ROOT, "crates", "canvas-rdma", "src", "abi.rs"), encoding="utf-8") as f:
+        source = f.read()
+    claims = [f"{name} == {value}" for name, value in re.findall(r"pub const (IBV_\w+): \w+ = ([\d <]+);", source)]
+    table = re.findall(r"^    \w+ is (\w+), (\d+): (.*);$", source, re.MULTILINE)
+    for name, size, fields in table:
+        kind = "union" if name == "ibv_gid" else "struct"
+        if int(size):
+            claims.append(f"sizeof({kind} {name}) == {size}")
+        offsets = re.findall(r'\w+ (\d+) \("([\w.]+)"\)', fields)
+        r.same(len(offsets), fields.count("(") , f"fields of {name} that were understood")
+        claims += [f"offsetof({kind} {name}, {path}) == {offset}" for offset, path in offsets]
+    r.same(len(table), source.count(" is ibv_"), "structures that were understood")
+    r.require(len(claims) > 80, f"only {len(claims)} claims were found")
+
+    def compiles(claims):
+        lines = ["#include <stddef.h>", "#include <infiniband/verbs.h>"]
+        lines += [f'_Static_assert({claim}, "{claim}");' for claim in claims]
+        return subprocess.run(["gcc", "-fsyntax-only", "-x", "c", "-"], input="\n".join(lines), capture_output=True,
+                              text=True)
+
+    p = compiles(claims)
+    r.require(p.returncode == 0, p.stderr[-2000:])
+    r.require(compiles(["sizeof(struct ibv_wc) == 49"]).returncode != 0, "a wrong claim was believed")
+    r.note(f"{len(claims)} claims hold")
 
 
 @check("rdma-rights", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
 def rights(r):
     """Keys open what they were given for, as long as it is lent, and reads are timed beside TCP."""
     result = rdma_boot(r, "rdma_check 127.0.0.1 1000 > /out/check.json || exit 10\n",
-                       files={"/usr/bin/rdma_check": example()}, timeout_s=300)
+                       files={"/usr/bin/rdma_check": example("rdma_check")}, timeout_s=300)
     for turn in json.loads(text(result, "check.json"))["latency"]:
         ratio = turn["rdma_p50_us"] / turn["tcp_p50_us"]
         r.note(f"4 KiB read, RDMA {turn['rdma_p50_us']:.0f} us, TCP {turn['tcp_p50_us']:.0f} us: "
@@ -127,7 +138,6 @@ def judged(r, result):
 @check("rdma-run", modes=("signal",), timeout_s=240, needs=missing)
 def run(r):
     """A program pages over RDMA, with no other copy: every byte right, and not through the donor's hands."""
-    needs_rdma(r)
     result = rdma_boot(r, """
         donor
         program --copies none
@@ -150,7 +160,6 @@ def run(r):
 @check("rdma-evicted", modes=("signal",), slow_only=True, timeout_s=240, needs=missing)
 def evicted(r):
     """A donor takes back its memory, with the only copy in it: all of it goes to the other, over RDMA."""
-    needs_rdma(r)
     result = rdma_boot(r, """
         # What the host of donor $1 says of its memory, in MiB; in one step, or half of it could be read.
         available() {
@@ -202,7 +211,6 @@ def evicted(r):
 @check("rdma-donor-killed", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
 def donor_killed(r):
     """The donor is killed under load, again and again: the disk has it all, and it is used again."""
-    needs_rdma(r)
     kills = 5
     result = rdma_boot(r, f"""
         donor

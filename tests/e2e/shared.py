@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from e2e.hostile import C, seeds
+from e2e.hostile import C, crafted, seeds
 from e2e.operate import ask, wait_until
 from e2e.servers import pg_bin, pg_missing
 from lib import canvas
@@ -53,6 +53,12 @@ def shared(r):
 def shared_kill(r):
     """The same with a random one killed every 5 ms, and seven of them."""
     counting(r, 7, 5000)
+
+
+@check("shared-crafted", timeout_s=60, paged=False, **SIGNAL, **C)
+def shared_crafted(r):
+    """Writes of two processes to one page, of which one hides the other from a hash without a key."""
+    crafted(r, "shared", "shared", "shared_pages_out_clean", local=64 * MIB, extra=("--shared", "4M"))
 
 
 @check("shared-off", timeout_s=60, paged=False, **SIGNAL, **C)
@@ -148,7 +154,7 @@ def shared_hammer(r):
 
 @check("shared-full", timeout_s=120, paged=False, **SIGNAL, **C)
 def shared_full(r):
-    """With the pool full as well a worker ends by SIGBUS, with a line, and no byte is wrong until then."""
+    """With the pool full as well a worker ends by SIGBUS, or a call fails, with a line; no byte is wrong until then."""
     c = r.call([r.binary("shared"), 1, 2, 2000, 60, 0], expect=1, local=64 * MIB, pool="1M",
                extra=("--shared", "1M"))
     r.require("shared and far memory are both full" in c.err(), f"no line\n{c.tail()}")

@@ -5,6 +5,7 @@ footprint, and under canvas at a share of that footprint; both answers must be e
 decides for itself. Tests run strictly one after another.
 """
 
+import functools
 import os
 import pwd
 import shutil
@@ -14,7 +15,7 @@ import tempfile
 import time
 import traceback
 
-from . import canvas, procs
+from . import canvas, procs, scratch
 
 MIB = canvas.MIB
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -34,8 +35,28 @@ class Skip(Exception):
     """The test cannot run here; says why."""
 
 
+class NeedsRoot(Skip):
+    """The test needs root; where root is promised, which is in continuous integration, it fails."""
+
+
+class WantOfRoot(str):
+    """What a test's `needs` answers when the reason is that we are not root."""
+
+
 class Timeout(BaseException):
     """Raised by the alarm; not an Exception, so that scenarios do not swallow it."""
+
+
+@functools.cache
+def example(name):
+    """A test program that is an example of some crate, built once. The selection of packages is that of
+    `make test-unit`, which has built it then: another one would build dependencies anew."""
+    argv = ["cargo", "build", "--quiet", "--locked", "--workspace", "--exclude", "canvas-preload", "--example", name]
+    p = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    if p.returncode:
+        raise Failure(f"{' '.join(argv)}:\n{p.stderr[-2000:]}")
+    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
+    return os.path.join(target, "debug", "examples", name)
 
 
 class Test:
@@ -139,6 +160,11 @@ class Run:
         """A C test program, compiled once per session."""
         return self.session.compile(name)
 
+    def source(self, name):
+        """A file of tests/, copied to where the test's user can read it: the work tree may lie in a
+        home that is closed to others."""
+        return self.session.source(name)
+
     def _user_prefix(self):
         u = self.user
         if not u:
@@ -187,6 +213,8 @@ class Run:
         stats_path = os.path.join(self.dir, f"{tag}.stats.json")
         if wrapped:
             argv = self.canvas_prefix(stats_path, local, pool, extra) + argv
+        if self.user:
+            self._reachable([*argv, *(env or {}).values()])
         child = procs.Child([*prefix, *self._user_prefix(), *argv], self.dir, self._environment(env), tag, stdin)
         child.wrapped = wrapped
         child.stats_path = stats_path
@@ -197,6 +225,13 @@ class Run:
         child.sampler = procs.Sampler(child.pid, managed=wrapped)
         self.children.append(child)
         return child
+
+    def _reachable(self, words):
+        """Says so here, and not only where the work tree is closed to others."""
+        for word in words:
+            if ROOT + os.sep in str(word):
+                raise Failure(f"{word}: the work tree may lie where {self.user.pw_name} cannot read it: "
+                              f"use source() or binary()")
 
     def wait(self, child, expect=0, timeout_s=None):
         """Waits for the end; `expect` is an exit code, a set of them, or None."""
@@ -298,7 +333,9 @@ class Session:
         self.suite = suite
         self.plain_only = plain_only
         self.keep = keep
-        self.dir = tempfile.mkdtemp(prefix="canvas-e2e-")
+        # What is made here (programs, copies) is for the ordinary user as well.
+        os.umask(0o022)
+        self.dir = tempfile.mkdtemp(prefix="canvas-e2e-", dir=scratch.find())
         os.chmod(self.dir, 0o755)
         self.user = self._ordinary_user()
         self.canvas = None
@@ -333,6 +370,12 @@ class Session:
             self.compiled[name] = target
         return self.compiled[name]
 
+    def source(self, name):
+        copy = os.path.join(self.dir, name.replace("/", "-"))
+        if not os.path.exists(copy):
+            shutil.copyfile(os.path.join(TESTS, name), copy)
+        return copy
+
     def fresh_dir(self, label):
         self.count += 1
         path = os.path.join(self.dir, f"{self.count:03d}-{label.replace('/', '-')}")
@@ -366,9 +409,9 @@ class Session:
         if test.needs:
             reason = test.needs()
             if reason:
-                raise Skip(reason)
+                raise NeedsRoot(reason) if isinstance(reason, WantOfRoot) else Skip(reason)
         if mode == "thread" and os.getuid() != 0 and not self.plain_only:
-            raise Skip("thread mode needs privilege here")
+            raise NeedsRoot("thread mode needs root here")
         if test.as_user and os.getuid() == 0 and self.user is None:
             raise Skip("no user 'nobody' to run as")
         answer, limit = None, None
@@ -451,8 +494,12 @@ def run_all(session, only=None, mode=None):
             passed += 1
             word, text = "ok  ", "; ".join(notes)
         except Skip as e:
-            skipped += 1
             word, text = "skip", str(e)
+            if isinstance(e, NeedsRoot) and os.environ.get("CI") in ("true", "1"):
+                failed += 1
+                word, text = "FAIL", f"{e}, which CI=true promises; run the tests as root, or unset CI"
+            else:
+                skipped += 1
         except Failure as e:
             failed += 1
             word, text = "FAIL", str(e)
@@ -469,9 +516,12 @@ def run_all(session, only=None, mode=None):
         for line in rest.splitlines():
             print(f"       | {line}", flush=True)
         if word == "FAIL":
-            failures.append(label)
+            failures.append((label, text))
     if failures:
-        print("failed: " + " ".join(failures))
+        print("failed: " + " ".join(label for label, _ in failures))
+        # Once more, where they are found: logs are cut in the middle.
+        for label, text in failures[:20]:
+            print(f"failed: {label}: {' | '.join(text.splitlines())[:600]}")
         print(f"their files: {session.dir}")
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     return passed, failed, skipped

@@ -95,8 +95,16 @@ def anon_bytes(pids):
     return sum(min(rollup(p).get("Pss_Anon", 0), rss_anon(p)) for p in pids)
 
 
-# Where libcanvas keeps the compressed pool in every process (canvas-preload, areas.rs).
-POOL_BASE, POOL_END = 0x6900_0000_0000, 0x6D00_0000_0000
+# Bytes of the mapping in which libcanvas keeps the compressed pool in every process (canvas-preload,
+# areas.rs); where it lies is drawn for each run.
+POOL_BYTES = 4 << 40
+
+
+def is_pool(head):
+    """Is this the pool, as /proc/PID/smaps heads a mapping?"""
+    ends, access = head.split()[:2]
+    begin, end = (int(n, 16) for n in ends.split(b"-"))
+    return access.startswith(b"rw") and end - begin == POOL_BYTES
 
 
 def pool_bytes(pids):
@@ -111,7 +119,7 @@ def pool_bytes(pids):
                         if inside:
                             total += int(line.split()[1]) * 1024
                     elif line[0] in b"0123456789abcdef":
-                        inside = POOL_BASE <= int(line.split(b"-", 1)[0], 16) < POOL_END
+                        inside = is_pool(line)
         except OSError:
             continue
     return total

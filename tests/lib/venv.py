@@ -7,6 +7,8 @@ import sys
 
 SETS = {
     "pyspark": ("pyspark==3.5.3", "numpy==1.26.4"),
+    # The API's schemas, of each Kubernetes version since 1.25, and a validator.
+    "kubernetes": ("kubernetes-validate==1.37.0", "PyYAML==6.0.3"),
     "xgboost": ("xgboost==2.1.3", "numpy==1.26.4", "scipy==1.14.1"),
 }
 

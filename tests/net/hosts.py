@@ -10,13 +10,15 @@ import shutil
 import subprocess
 import time
 
+from lib.harness import WantOfRoot
+
 NET = "10.77.0."
 
 
 def missing():
     """Why there can be no hosts here; None when there can."""
     if os.getuid() != 0:
-        return "network namespaces need root"
+        return WantOfRoot("network namespaces need root")
     for command in ("ip", "tc", "nft", "nsenter", "unshare", "setpriv"):
         if not shutil.which(command):
             return f"{command} is not installed (tests/packages.txt)"

@@ -62,7 +62,7 @@ def _run(argv, **o):
     return p.stdout
 
 
-def _mirror():
+def mirror():
     """Where this host gets Debian 12 from."""
     try:
         targets = _run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(CODENAME)|$(REPO_URI)"])
@@ -85,7 +85,7 @@ def fetch():
             os.makedirs(os.path.join(work, name))
         sources = os.path.join(work, "sources.list")
         with open(sources, "w") as f:
-            f.write(f"deb [arch=amd64 signed-by={KEYRING}] {_mirror()} {SUITE} main\n")
+            f.write(f"deb [arch=amd64 signed-by={KEYRING}] {mirror()} {SUITE} main\n")
         options = {
             "Dir::Etc::sourcelist": sources, "Dir::Etc::sourceparts": "/dev/null", "Dir::State": work,
             "Dir::State::status": "/dev/null", "Dir::Cache": work, "APT::Architecture": "amd64",

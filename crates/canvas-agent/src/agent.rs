@@ -1,7 +1,7 @@
 //! The agent itself: events in, actions out, one thread.
 //!
-//! A request's way: from the mailbox to the desk, which says whether it may run ([`Agent::gather`]); to the
-//! lanes, which say when ([`crate::lanes`]); to the store ([`Agent::start`]); and what the store says of it
+//! A request's way: from the mailbox to the request table, which says whether it may run ([`Agent::gather`]); to the
+//! dispatcher, which says when ([`crate::dispatch`]); to the store ([`Agent::start`]); and what the store says of it
 //! back into the mailbox ([`Agent::reap`]).
 
 use std::collections::VecDeque;
@@ -16,13 +16,15 @@ use canvas_shm::mailbox::{self, Ask, Kind, REQUESTS, Status};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_sys::proc::futex_wake;
+use nix::errno::Errno;
 
 use crate::block::Block;
-use crate::desk::{Begun, Desk, From, Limits};
+use crate::dispatch::{Dispatch, Lane};
 use crate::host::{Found, Served};
 use crate::idle::Idle;
-use crate::lanes::{Lane, Lanes};
 use crate::log::{About, Log};
+use crate::numbers::SealNumbers;
+use crate::request_table::{Begun, From, Limits, RequestTable};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
 use crate::share::Live;
 use crate::store::{Event, OWN_MAX, Outcome, Store};
@@ -64,6 +66,8 @@ pub struct Setup {
     pub name: String,
     /// The tenant's key.
     pub key: [u8; KEY_BYTES],
+    /// Numbers of what is sealed with it.
+    pub numbers: SealNumbers,
     /// Slabs that the tenant may fill; asked again for each new one.
     pub slabs: Box<dyn Fn() -> usize + Send>,
     /// How long to look for requests after the last one before sleeping.
@@ -80,7 +84,7 @@ struct Work {
     ask: Ask,
     class: Class,
     posted_ns: u64,
-    /// While the lanes know of it.
+    /// While the dispatcher knows of it.
     ticket: Option<Ticket>,
     /// When it, or its last piece, was begun; 0 before.
     begun_ns: u64,
@@ -114,9 +118,9 @@ impl Work {
 /// What the store moves for itself.
 #[derive(Clone, Copy, Default)]
 struct Own {
-    /// What it wants to move next, until the lanes have it.
+    /// What it wants to move next, until the dispatcher has it.
     wants: Option<(Lane, u32)>,
-    /// While the lanes know of it.
+    /// While the dispatcher knows of it.
     ticket: Option<Ticket>,
     bytes: u32,
     begun_ns: u64,
@@ -135,23 +139,22 @@ pub fn tenant_id(far: &Far) -> [u8; 16] {
 pub struct Agent<S> {
     far: &'static Far,
     name: String,
-    desk: Desk,
+    requests: RequestTable,
     slabs: Box<dyn Fn() -> usize + Send>,
     sealer: Sealer,
     store: S,
     idle: Idle,
     log: Log,
     share: Live,
-    /// The version that the lanes know.
+    /// The version that the dispatcher knows.
     share_seen: u32,
     /// By operation.
     work: Vec<Option<Work>>,
     /// Blocks not in use.
     blocks: Vec<Block>,
     events: Vec<Event>,
-    /// Least number that the next seal may have.
-    seal_min: u64,
-    /// Operations that may run, and are not with the lanes yet.
+    numbers: SealNumbers,
+    /// Operations that may run, and are not with the dispatcher yet.
     ready: VecDeque<u32>,
     /// By slot of the store's.
     own: [Own; OWN_MAX],
@@ -171,7 +174,7 @@ impl<S: Store> Agent<S> {
     pub fn new(setup: Setup, store: S) -> Agent<S> {
         let far = setup.far;
         let slabs = (setup.slabs)();
-        let mut desk = Desk::new(Limits {
+        let mut requests = RequestTable::new(Limits {
             demands: DEMANDS,
             fetches: FETCHES,
             writes: WRITES,
@@ -180,17 +183,17 @@ impl<S: Store> Agent<S> {
         far.agent.fetch_add(1, AcqRel);
         let used = |slab: &u32| far.slabs[*slab as usize].state.load(Acquire) == slab_state::USED;
         for slab in (0..slabs_high(far)).filter(used).take(slabs) {
-            desk.found(slab);
+            requests.found(slab);
         }
         for proc in 0..PROCS_MAX {
-            desk.post(proc, far.mailboxes[proc].recover());
+            requests.post(proc, far.mailboxes[proc].recover());
         }
         // Slabs may have been released while no agent looked.
         far.released.store(1, SeqCst);
         Agent {
             far,
             name: setup.name,
-            desk,
+            requests,
             slabs: setup.slabs,
             sealer: Sealer::new(&setup.key, setup.tenant),
             store,
@@ -201,7 +204,7 @@ impl<S: Store> Agent<S> {
             work: (0..DEMANDS + FETCHES + WRITES).map(|_| None).collect(),
             blocks: Vec::new(),
             events: Vec::new(),
-            seal_min: 1,
+            numbers: setup.numbers,
             ready: VecDeque::new(),
             own: [Own::default(); OWN_MAX],
             through: Vec::new(),
@@ -212,17 +215,17 @@ impl<S: Store> Agent<S> {
         }
     }
 
-    /// Serves this tenant alone, on `lanes` without others, until `is_over` says so; it is asked between two looks,
+    /// Serves this tenant alone, on `dispatch` without others, until `is_over` says so; it is asked between two looks,
     /// also after a quiet tenth of a second.
-    pub fn serve(&mut self, mut lanes: Lanes, mut is_over: impl FnMut() -> bool) {
-        lanes.add(ALONE, self.share.get().into());
+    pub fn serve(&mut self, mut dispatch: Dispatch, mut is_over: impl FnMut() -> bool) {
+        dispatch.add(ALONE, self.share.get().into());
         while !is_over() {
-            let worked = self.turn(&mut lanes);
+            let worked = self.turn(&mut dispatch);
             let expects = self.store.expects();
             let dues = if worked {
                 [None; 2]
             } else {
-                [self.store.due_in(), lanes.due_in()]
+                [self.store.due_in(), dispatch.due_in()]
             };
             let due_in = dues.into_iter().flatten().min();
             self.idle
@@ -237,17 +240,17 @@ impl<S: Store> Agent<S> {
     }
 
     /// Looks once at everything. True when there was something to do.
-    fn turn(&mut self, lanes: &mut Lanes) -> bool {
+    fn turn(&mut self, dispatch: &mut Dispatch) -> bool {
         let began = Instant::now();
-        lanes.look();
-        let found = self.gather(lanes, ALONE, usize::MAX);
+        dispatch.look();
+        let found = self.gather(dispatch, ALONE, usize::MAX);
         let mut worked = found.work || found.more;
-        lanes.look();
-        while let Some(decision) = lanes.decide() {
-            self.start(decision, lanes.now_ns());
+        dispatch.look();
+        while let Some(decision) = dispatch.decide() {
+            self.start(decision, dispatch.now_ns());
             worked = true;
         }
-        worked |= self.reap(lanes, ALONE);
+        worked |= self.reap(dispatch, ALONE);
         if worked {
             let ns = began.elapsed().as_nanos() as u64;
             self.far.stats.agent_ns.fetch_add(ns, Relaxed);
@@ -256,13 +259,13 @@ impl<S: Store> Agent<S> {
     }
 
     /// Takes what the tenant's processes have posted, `most` requests at most, and gives what may run to the
-    /// lanes, where the tenant is `id`. What is left waits for the next turn.
-    pub fn gather(&mut self, lanes: &mut Lanes, id: u64, most: usize) -> Found {
+    /// dispatcher, where the tenant is `id`. What is left waits for the next turn.
+    pub fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
         let far = self.far;
         let version = self.share.version();
         if version != self.share_seen {
             self.share_seen = version;
-            lanes.set(id, self.share.get().into());
+            dispatch.set(id, self.share.get().into());
         }
         let mut found = Found::default();
         if self.rung.iter().all(|word| *word == 0) {
@@ -275,7 +278,7 @@ impl<S: Store> Agent<S> {
             };
             let proc = w * 64 + self.rung[w].trailing_zeros() as usize;
             self.rung[w] &= self.rung[w] - 1;
-            found.work |= self.look_at(lanes, proc);
+            found.work |= self.look_at(dispatch, proc);
         }
         found.more = self.rung.iter().any(|word| *word != 0);
         if self.released.is_none()
@@ -286,32 +289,32 @@ impl<S: Store> Agent<S> {
         }
         found.work |= self.look_for_released();
         // When as many are being freed as may be, their end wakes the agent.
-        found.more |= self.released.is_some() && self.desk.releasing() < FREES;
+        found.more |= self.released.is_some() && self.requests.releasing() < FREES;
         while found.taken < most {
-            let Some((from, class)) = self.desk.take() else {
+            let Some((from, class)) = self.requests.take() else {
                 break;
             };
-            self.begin(from, class, lanes.now_ns());
+            self.begin(from, class, dispatch.now_ns());
             found.taken += 1;
             found.work = true;
         }
-        found.held_back = self.desk.may_take();
+        found.held_back = self.requests.may_take();
         found.more |= found.held_back;
-        self.hand_over(lanes, id);
+        self.hand_over(dispatch, id);
         found
     }
 
     /// What a process that has rung wants. False when there is nothing.
-    fn look_at(&mut self, lanes: &mut Lanes, proc: usize) -> bool {
+    fn look_at(&mut self, dispatch: &mut Dispatch, proc: usize) -> bool {
         let mailbox = &self.far.mailboxes[proc];
         let (posted, urged) = mailbox.news();
-        self.desk.post(proc, posted);
+        self.requests.post(proc, posted);
         let urged = urged & mailbox::FETCHES;
-        let promoted = urged != 0 && self.urge(lanes, proc, urged);
+        let promoted = urged != 0 && self.urge(dispatch, proc, urged);
         posted != 0 || promoted
     }
 
-    /// What the lanes have decided of one of this tenant's operations.
+    /// What the dispatcher has decided of one of this tenant's operations.
     pub fn start(&mut self, decision: Decision, now_ns: u64) {
         let request = match decision {
             Decision::Send(request) | Decision::Drop(request) => request,
@@ -324,7 +327,7 @@ impl<S: Store> Agent<S> {
         }
         let stats = &self.far.stats;
         let Some(work) = self.work.get_mut(id as usize).and_then(Option::as_mut) else {
-            debug_assert!(false, "the lanes know only what runs");
+            debug_assert!(false, "the dispatch know only what runs");
             return;
         };
         if let Decision::Drop(_) = decision {
@@ -348,35 +351,35 @@ impl<S: Store> Agent<S> {
     }
 
     /// Takes what the store has to say, and answers. True when there was something.
-    pub fn reap(&mut self, lanes: &mut Lanes, id: u64) -> bool {
+    pub fn reap(&mut self, dispatch: &mut Dispatch, id: u64) -> bool {
         let mut events = std::mem::take(&mut self.events);
         self.store.poll(&mut events);
         let worked = !events.is_empty();
         if worked {
             // After they are there: with an earlier time (the thread may have waited for a processor since) links
             // would seem faster than they are.
-            lanes.look();
+            dispatch.look();
         }
         for event in events.drain(..) {
-            self.apply(event, lanes.now_ns());
+            self.apply(event, dispatch.now_ns());
         }
         self.events = events;
-        self.hand_over(lanes, id);
-        if lanes.now_ns() > self.looked_ns + LOOK_NS {
-            self.looked_ns = lanes.now_ns();
-            self.learn_ahead(lanes, id);
-            self.look_for_silent(lanes);
+        self.hand_over(dispatch, id);
+        if dispatch.now_ns() > self.looked_ns + LOOK_NS {
+            self.looked_ns = dispatch.now_ns();
+            self.learn_ahead(dispatch, id);
+            self.look_for_silent(dispatch);
         }
         worked
     }
 
-    /// Tells the lanes of what has ended and of what may run.
-    fn hand_over(&mut self, lanes: &mut Lanes, id: u64) {
+    /// Tells the dispatcher of what has ended and of what may run.
+    fn hand_over(&mut self, dispatch: &mut Dispatch, id: u64) {
         for (ticket, moved) in self.through.drain(..) {
             if moved {
-                lanes.done(ticket);
+                dispatch.done(ticket);
             } else {
-                lanes.give_up(ticket);
+                dispatch.give_up(ticket);
             }
         }
         while let Some(op) = self.ready.pop_front() {
@@ -388,30 +391,30 @@ impl<S: Store> Agent<S> {
                 work.class
             };
             let left = work.bytes() - work.got;
-            work.piece = left.min(lanes.piece_bytes(lane));
+            work.piece = left.min(dispatch.piece_bytes(lane));
             let (posted_ns, bytes) = (work.posted_ns, work.piece * times);
             work.begun_ns = 0;
-            work.ticket = lanes.submit(id, class, lane, bytes, op, posted_ns);
+            work.ticket = dispatch.submit(id, class, lane, bytes, op, posted_ns);
             match work.ticket {
-                Some(ticket) if work.got > 0 => lanes.put_first(ticket),
+                Some(ticket) if work.got > 0 => dispatch.put_first(ticket),
                 Some(_) => {}
                 None => self.run(op),
             }
         }
-        self.hand_over_own(lanes, id);
+        self.hand_over_own(dispatch, id);
     }
 
-    /// Tells the lanes what the store wants to move for itself: it takes turns with what is written, on every lane, so
+    /// Tells the dispatcher what the store wants to move for itself: it takes turns with what is written, on every lane, so
     /// demands and what is read ahead go before it, and it is never left out.
-    fn hand_over_own(&mut self, lanes: &mut Lanes, id: u64) {
+    fn hand_over_own(&mut self, dispatch: &mut Dispatch, id: u64) {
         for (slot, own) in self.own.iter_mut().enumerate() {
             let Some((lane, left)) = own.wants.take() else {
                 continue;
             };
-            own.bytes = left.min(lanes.piece_bytes(lane));
+            own.bytes = left.min(dispatch.piece_bytes(lane));
             own.begun_ns = 0;
-            let (tag, now_ns) = (OWN + slot as u32, lanes.now_ns());
-            own.ticket = lanes.submit(id, Class::SwapOut, lane, own.bytes, tag, now_ns);
+            let (tag, now_ns) = (OWN + slot as u32, dispatch.now_ns());
+            own.ticket = dispatch.submit(id, Class::SwapOut, lane, own.bytes, tag, now_ns);
             if own.ticket.is_none() {
                 self.store.move_own(slot as u32, own.bytes as usize);
             }
@@ -419,8 +422,8 @@ impl<S: Store> Agent<S> {
     }
 
     /// Threads wait for what was to be read ahead, a bit each. False when nothing of it waits here.
-    fn urge(&mut self, lanes: &mut Lanes, proc: usize, urged: u64) -> bool {
-        let waits = |i: &usize| urged & 1 << i != 0 && self.desk.urge(From { proc, i: *i });
+    fn urge(&mut self, dispatch: &mut Dispatch, proc: usize, urged: u64) -> bool {
+        let waits = |i: &usize| urged & 1 << i != 0 && self.requests.urge(From { proc, i: *i });
         let mut promoted = (0..REQUESTS).filter(waits).count();
         // One walk, however many are urged.
         for work in self.work.iter_mut().flatten() {
@@ -430,7 +433,7 @@ impl<S: Store> Agent<S> {
             // Of one that is under way the rest goes as a demand.
             let rest = work.begun_ns != 0 && work.got + work.piece < work.ask.len;
             let moved = match work.ticket {
-                Some(ticket) if work.begun_ns == 0 => lanes.promote(ticket),
+                Some(ticket) if work.begun_ns == 0 => dispatch.promote(ticket),
                 _ => rest && !work.urged,
             };
             work.urged = true;
@@ -441,28 +444,28 @@ impl<S: Store> Agent<S> {
         promoted > 0
     }
 
-    /// Tells the lanes how far ahead of their use pages were asked for, since the last look.
-    fn learn_ahead(&mut self, lanes: &mut Lanes, id: u64) {
+    /// Tells the dispatcher how far ahead of their use pages were asked for, since the last look.
+    fn learn_ahead(&mut self, dispatch: &mut Dispatch, id: u64) {
         let mut now = [0; BUCKETS];
         self.far.stats.ahead_ns.add_to(&mut now);
         for (bucket, (now, seen)) in now.iter().zip(self.ahead_seen.iter_mut()).enumerate() {
             let count = now.saturating_sub(*seen).min(USES_MAX);
             *seen = *now;
             if count > 0 {
-                lanes.used_after(id, bucket_floor_ns(bucket), count as u32);
+                dispatch.used_after(id, bucket_floor_ns(bucket), count as u32);
             }
         }
     }
 
     /// What a donor has been silent about for long keeps nobody else waiting.
-    fn look_for_silent(&mut self, lanes: &mut Lanes) {
-        let before = lanes.now_ns().saturating_sub(SILENT_NS);
+    fn look_for_silent(&mut self, dispatch: &mut Dispatch) {
+        let before = dispatch.now_ns().saturating_sub(SILENT_NS);
         let mut judge = |begun_ns: u64, ticket: &mut Option<Ticket>| {
             if begun_ns != 0
                 && begun_ns < before
                 && let Some(ticket) = ticket.take()
             {
-                lanes.give_up(ticket);
+                dispatch.give_up(ticket);
             }
         };
         for work in self.work.iter_mut().flatten() {
@@ -479,16 +482,16 @@ impl<S: Store> Agent<S> {
             return false;
         };
         let high = slabs_high(self.far);
-        let before = self.desk.releasing();
+        let before = self.requests.releasing();
         let mut next = from;
-        while next < high.min(from.saturating_add(SLABS)) && self.desk.releasing() < FREES {
-            if self.far.is_released(next) && self.desk.release(next) {
+        while next < high.min(from.saturating_add(SLABS)) && self.requests.releasing() < FREES {
+            if self.far.is_released(next) && self.requests.release(next) {
                 self.store.free(next);
             }
             next += 1;
         }
         self.released = (next < high).then_some(next);
-        self.desk.releasing() > before
+        self.requests.releasing() > before
     }
 
     /// Takes a request, which may run now or later, or answers at once.
@@ -504,10 +507,10 @@ impl<S: Store> Agent<S> {
             }
             return;
         }
-        if ask.kind == Kind::Write && !self.desk.knows(ask.extent) {
-            self.desk.set_slabs_max((self.slabs)());
+        if ask.kind == Kind::Write && !self.requests.knows(ask.extent) {
+            self.requests.set_slabs_max((self.slabs)());
         }
-        let begun = self.desk.begin(class, ask.kind, ask.extent);
+        let begun = self.requests.begin(class, ask.kind, ask.extent);
         let (Begun::Run(id) | Begun::Waits(id)) = begun else {
             match begun {
                 Begun::NoRoom => self.answer(from, Status::NoRoom),
@@ -598,20 +601,34 @@ impl<S: Store> Agent<S> {
                 let len = ask.len as usize;
                 self.far.copy_out(from.proc, from.i, 0, &mut block[..len]);
                 block[len..].fill(0);
+                let number = match self.numbers.take() {
+                    Ok(number) => number,
+                    Err(e) => return self.no_number(id, block, e),
+                };
                 // Whatever comes of the write, the extent's former content is gone.
                 seal.store(0, SeqCst);
-                work.seal = self.far.seal_next.fetch_add(1, SeqCst).max(self.seal_min);
-                let number = work.seal;
-                self.seal_min = number.saturating_add(1);
+                work.seal = number;
                 match self.sealer.seal(ask.extent, number, &mut block) {
-                    Ok(()) if self.seal_min != u64::MAX => {
-                        self.store.write(id, ask.extent, block, to);
-                    }
-                    Ok(()) => self.refuse_work(id, block, "the tenant's seal numbers are used up"),
+                    Ok(()) => self.store.write(id, ask.extent, block, to),
                     Err(why) => self.refuse_bytes(id, block, why),
                 }
             }
         }
+    }
+
+    /// Nothing is sealed without a number that nobody has had: what was to be written stays where it is.
+    fn no_number(&mut self, id: u32, block: Block, e: Errno) {
+        let work = self.work[id as usize].as_mut().expect("begun");
+        work.block = Some(block);
+        self.log.line(
+            About::Refused,
+            format_args!(
+                "tenant {}: nothing can be written for it: its journal cannot note more seal numbers: {}",
+                self.name,
+                e.desc()
+            ),
+        );
+        self.finish(id, Status::NoRoom);
     }
 
     fn read(&mut self, id: u32) {
@@ -636,7 +653,7 @@ impl<S: Store> Agent<S> {
                 self.through.extend(own.ticket.take().map(|t| (t, ok)));
             }
             Event::Freed(slab) => {
-                self.desk.freed(slab);
+                self.requests.freed(slab);
                 self.far.slab_freed(slab);
             }
             Event::Line(about, text) => self.log.line(about, text),
@@ -780,7 +797,7 @@ impl<S: Store> Agent<S> {
         self.through.extend(work.ticket.map(|t| (t, moved)));
         self.blocks.extend(work.block);
         self.answer(work.from, status);
-        let ended = self.desk.end(id);
+        let ended = self.requests.end(id);
         if let Some(slab) = ended.free {
             self.store.free(slab);
         }
@@ -796,14 +813,14 @@ impl<S: Store> Agent<S> {
 }
 
 impl<S: Store + Send> Served for Agent<S> {
-    fn gather(&mut self, lanes: &mut Lanes, id: u64, most: usize) -> Found {
-        Agent::gather(self, lanes, id, most)
+    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
+        Agent::gather(self, dispatch, id, most)
     }
     fn start(&mut self, decision: Decision, now_ns: u64) {
         Agent::start(self, decision, now_ns);
     }
-    fn reap(&mut self, lanes: &mut Lanes, id: u64) -> bool {
-        Agent::reap(self, lanes, id)
+    fn reap(&mut self, dispatch: &mut Dispatch, id: u64) -> bool {
+        Agent::reap(self, dispatch, id)
     }
     fn expects(&self) -> bool {
         self.store.expects()
@@ -811,8 +828,11 @@ impl<S: Store + Send> Served for Agent<S> {
     fn is_ready(&self) -> bool {
         self.store.is_ready()
     }
+    fn due_in(&self) -> Option<Duration> {
+        self.store.due_in()
+    }
     fn is_busy(&self) -> bool {
-        self.desk.under_way() > 0 || self.desk.releasing() > 0
+        self.requests.under_way() > 0 || self.requests.releasing() > 0
     }
     fn leave(&mut self) {
         Agent::leave(self);

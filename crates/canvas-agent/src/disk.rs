@@ -8,20 +8,28 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use canvas_shm::far::SLAB_BYTES;
 use canvas_swap::extent::EXTENT_BYTES;
+use canvas_types::units::Amount;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
+use nix::sys::statvfs::fstatvfs;
+use nix::unistd::{Whence, lseek};
 
 use crate::block::{ALIGN, Block};
+use crate::dispatch::Lane;
 use crate::idle::Waker;
-use crate::lanes::Lane;
 use crate::log::About;
 use crate::store::{Event, Outcome, Store};
+
+/// What stays free on the disk unless somebody says otherwise, for all of its other uses: this part of it,
+const RESERVE_PARTS: u128 = 20;
+/// and no more than this.
+const RESERVE_BYTES_MAX: u128 = 1 << 30;
 
 /// Threads that read and write, and those of them that only read.
 const THREADS: usize = 4;
@@ -44,6 +52,7 @@ struct Jobs {
 
 struct Shared {
     file: File,
+    reserve: Option<Amount>,
     jobs: Mutex<Jobs>,
     /// For all threads.
     more: Condvar,
@@ -76,10 +85,12 @@ pub fn create(dir: &Path) -> io::Result<File> {
 }
 
 impl Disk {
-    /// Over `file`, which [`create`] made; `waker` is told when something has ended.
-    pub fn new(file: File, waker: Waker) -> io::Result<Disk> {
+    /// Over `file`, which [`create`] made; `reserve` stays free on its disk, whatever tenants write. `waker` is
+    /// told when something has ended.
+    pub fn new(file: File, reserve: Option<Amount>, waker: Waker) -> io::Result<Disk> {
         let shared = Arc::new(Shared {
             file,
+            reserve,
             jobs: Mutex::default(),
             more: Condvar::new(),
             done: Mutex::default(),
@@ -180,7 +191,9 @@ fn work(shared: &Shared, reads_only: bool) {
                 events.push(Event::Ended { id, outcome, block });
             }
             Job::Write(id, at, block) => {
-                let outcome = match shared.file.write_all_at(&block, at) {
+                let written = leave(&shared.file, shared.reserve, at)
+                    .and_then(|()| shared.file.write_all_at(&block, at));
+                let outcome = match written {
                     Ok(()) => Outcome::Done,
                     Err(e) => {
                         events.push(trouble("written", &e));
@@ -231,7 +244,43 @@ fn next(shared: &Shared, reads_only: bool) -> Option<Job> {
     }
 }
 
+/// Is there room for an extent beside the reserve? One that has its place on the disk takes no more; the others
+/// are told as by a disk that is full.
+fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
+    let disk = fstatvfs(file)?;
+    let bytes = |blocks: u64| u128::from(blocks) * u128::from(disk.fragment_size());
+    let reserve = match reserve {
+        None => (bytes(disk.blocks()) / RESERVE_PARTS).min(RESERVE_BYTES_MAX),
+        Some(Amount::Size(size)) => u128::from(size.bytes),
+        Some(Amount::Share(share)) => bytes(disk.blocks()) * u128::from(share.ppm()) / 1_000_000,
+    };
+    // A file system without a size has no room to leave.
+    if disk.blocks() == 0
+        || bytes(disk.blocks_available()) >= reserve + EXTENT_BYTES as u128
+        || is_there(file, at)
+    {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::StorageFull,
+        format!("{} MiB of its disk stay free, --far-reserve", reserve >> 20),
+    ))
+}
+
+/// Has the extent its place on the disk?
+fn is_there(file: &File, at: u64) -> bool {
+    let Ok(from) = i64::try_from(at) else {
+        return false;
+    };
+    // Nobody uses the file's position.
+    lseek(file, from, Whence::SeekData) == Ok(from)
+        && lseek(file, from, Whence::SeekHole).is_ok_and(|hole| hole >= from + EXTENT_BYTES as i64)
+}
+
 fn is_full(e: &io::Error) -> bool {
+    if e.kind() == io::ErrorKind::StorageFull {
+        return true;
+    }
     let full = [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG];
     full.iter().any(|f| e.raw_os_error() == Some(*f as i32))
 }
@@ -252,5 +301,47 @@ fn trouble(what: &str, e: &io::Error) -> Event {
             About::Disk,
             format!("the backing file cannot be {what}: {why}"),
         )
+    }
+}
+
+/// `~/.cache/canvas/far`, or where XDG_CACHE_HOME points; /var/tmp without a home.
+pub fn default_dir() -> PathBuf {
+    let set = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    match set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))) {
+        Some(cache) => cache.join("canvas/far"),
+        None => "/var/tmp".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canvas_types::units::{Share, Size};
+
+    fn size(bytes: u64) -> Option<Amount> {
+        Some(Amount::Size(Size { bytes }))
+    }
+
+    #[test]
+    fn the_reserve_is_left_and_what_has_its_place_is_written_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = create(dir.path()).unwrap();
+        let whole = size(1 << 62);
+        let full = |e: io::Error| is_full(&e);
+        assert!(leave(&file, size(0), 0).is_ok());
+        assert!(leave(&file, whole, 0).is_err_and(full));
+        let all = Share::from_ppm(1_000_000).map(Amount::Share);
+        assert!(leave(&file, all, 0).is_err_and(full));
+        let block = Block::default();
+        file.write_all_at(&block, at(3)).unwrap();
+        file.sync_all().unwrap();
+        assert!(leave(&file, whole, at(3)).is_ok(), "it takes no more");
+        for extent in [0, 2, 4, 9] {
+            assert!(leave(&file, whole, at(extent)).is_err_and(full), "{extent}");
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! Many tenants, served by one thread: a turn of each after the other.
 //!
 //! A round is bounded, so no tenant keeps another one waiting for long: each takes what it may use of this
-//! thread's time by its weight and by what its requests cost lately ([`crate::turns`]), and no more is ended than
-//! may be under way. The thread's time is charged to whom it is used for. What is begun of what was taken, and in which order, say the
-//! lanes that they share ([`crate::lanes`]). A tenant that has been quiet for a while is *asleep* by itself: its
+//! thread's time by its weight and by what its requests cost lately ([`crate::round_robin`]), and no more is ended than
+//! may be under way. The thread's time is charged to whom it is used for. What is begun of what was taken, and in which order, says the
+//! dispatcher that they share ([`crate::dispatch`]). A tenant that has been quiet for a while is *asleep* by itself: its
 //! programs must ring, and until they do a look at it is one load. When all are asleep the thread sleeps
 //! on all their bells at one time, and on [`Bell`], by which its owner reaches it. A tenant that rings for nothing
 //! again and again is looked at once in [`VAIN_PAUSE`] only.
@@ -16,13 +16,13 @@ use canvas_sched::Decision;
 use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake, thread_ns};
 
-use crate::idle::{EXPECT, SLEEP_MAX, is_crowded, looking, relax};
-use crate::lanes::Lanes;
+use crate::dispatch::Dispatch;
+use crate::idle::{EXPECT, SLEEP_MAX, is_contended, looking, relax};
+use crate::round_robin::{Rings, RoundRobin, VAIN_PAUSE};
 use crate::share::{Live, Share};
-use crate::turns::{Rings, Turns, VAIN_PAUSE};
 
 /// Sleep when there are more tenants than the kernel lets one thread wait for.
-const CROWDED: Duration = Duration::from_millis(2);
+const CONTENDED: Duration = Duration::from_millis(2);
 
 /// What a look at a tenant has found.
 #[derive(Clone, Copy, Default, Debug)]
@@ -40,15 +40,17 @@ pub struct Found {
 /// A tenant's agent, whatever its store.
 pub trait Served: Send {
     /// See [`crate::Agent::gather`].
-    fn gather(&mut self, lanes: &mut Lanes, id: u64, most: usize) -> Found;
+    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found;
     /// See [`crate::Agent::start`].
     fn start(&mut self, decision: Decision, now_ns: u64);
     /// See [`crate::Agent::reap`].
-    fn reap(&mut self, lanes: &mut Lanes, id: u64) -> bool;
+    fn reap(&mut self, dispatch: &mut Dispatch, id: u64) -> bool;
     /// See [`crate::store::Store::expects`].
     fn expects(&self) -> bool;
     /// See [`crate::store::Store::is_ready`].
     fn is_ready(&self) -> bool;
+    /// See [`crate::store::Store::due_in`].
+    fn due_in(&self) -> Option<Duration>;
     /// Is something of it under way?
     fn is_busy(&self) -> bool;
     /// See [`crate::Agent::leave`].
@@ -81,13 +83,15 @@ struct Seat {
     last_work: Instant,
     /// Its programs must ring, since then.
     asleep: Option<Instant>,
+    /// While it is asleep: when its store has something to do that nobody rings for.
+    due: Option<Instant>,
     /// It has worked in this round.
     worked: bool,
     /// It had something left to do in its last turn.
     more: bool,
     /// It could not take all that it had, in its last turn.
     held_back: bool,
-    turns: Turns,
+    round_robin: RoundRobin,
     rings: Rings,
     /// Why it is looked at is that it was rung for, or said so when it was to rest.
     roused: bool,
@@ -113,7 +117,7 @@ impl Seat {
         self.weight.0
     }
 
-    /// True when it may have work now: after a ring, or a while.
+    /// True when it may have work now: after a ring, when something of its store is due, or after a while.
     fn is_up(&mut self, now: Instant) -> bool {
         if let Some(until) = self.barred {
             if now < until {
@@ -128,7 +132,8 @@ impl Seat {
             return true;
         };
         self.roused = self.agent.far().asleep.load(Acquire) == 0;
-        if !self.roused && now.duration_since(since) < SLEEP_MAX {
+        let is_due = self.due.is_some_and(|due| due <= now);
+        if !self.roused && !is_due && now.duration_since(since) < SLEEP_MAX {
             return false;
         }
         self.wake();
@@ -136,6 +141,7 @@ impl Seat {
     }
 
     fn wake(&mut self) {
+        self.due = None;
         if self.asleep.take().is_some() {
             self.agent.far().asleep.store(0, SeqCst);
         }
@@ -148,7 +154,7 @@ impl Seat {
             self.vain = now;
             if self.rings.in_vain(since) {
                 self.barred = Some(now + VAIN_PAUSE);
-                self.asleep = Some(now);
+                (self.asleep, self.due) = (Some(now), None);
                 return;
             }
         }
@@ -158,7 +164,7 @@ impl Seat {
             spin
         };
         let far = self.agent.far();
-        if now.saturating_duration_since(self.last_work) < spin && !is_crowded() {
+        if now.saturating_duration_since(self.last_work) < spin && !is_contended() {
             return;
         }
         if !far.about_to_sleep() {
@@ -169,6 +175,8 @@ impl Seat {
             far.asleep.store(0, SeqCst);
         } else {
             self.asleep = Some(now);
+            // Nothing begins while it sleeps, so this stays true.
+            self.due = self.agent.due_in().map(|due| Instant::now() + due);
         }
     }
 }
@@ -176,7 +184,7 @@ impl Seat {
 /// The tenants of one thread.
 pub struct Host {
     seats: Vec<Seat>,
-    lanes: Lanes,
+    dispatch: Dispatch,
     spin: Duration,
     /// Who is first in the next round.
     first: usize,
@@ -196,11 +204,11 @@ impl Lap {
 }
 
 impl Host {
-    /// Nobody yet, on `lanes` without tenants. Each is looked at for `spin` after its last work.
-    pub fn new(spin: Duration, lanes: Lanes) -> Host {
+    /// Nobody yet, on `dispatch` without tenants. Each is looked at for `spin` after its last work.
+    pub fn new(spin: Duration, dispatch: Dispatch) -> Host {
         Host {
             seats: Vec::new(),
-            lanes,
+            dispatch,
             spin: looking(spin),
             first: 0,
             used_ns: None,
@@ -212,16 +220,17 @@ impl Host {
         // The version first: a change between the two is seen again.
         let version = agent.share().version();
         let share = agent.share().get();
-        self.lanes.add(id, share.into());
+        self.dispatch.add(id, share.into());
         self.seats.push(Seat {
             id,
             agent,
             last_work: Instant::now(),
             asleep: None,
+            due: None,
             worked: false,
             more: false,
             held_back: false,
-            turns: Turns::new(),
+            round_robin: RoundRobin::new(),
             rings: Rings::default(),
             roused: false,
             vain: Instant::now(),
@@ -234,7 +243,7 @@ impl Host {
     /// Serves a tenant no more. Dropping its agent may wait for a disk: better not on this thread.
     pub fn remove(&mut self, id: u64) -> Option<Box<dyn Served>> {
         let at = self.seats.iter().position(|s| s.id == id)?;
-        self.lanes.remove(id);
+        self.dispatch.remove(id);
         Some(self.seats.swap_remove(at).agent)
     }
 
@@ -248,7 +257,7 @@ impl Host {
     /// Serves nobody any more.
     pub fn remove_all(&mut self) -> Vec<(u64, Box<dyn Served>)> {
         for seat in &self.seats {
-            self.lanes.remove(seat.id);
+            self.dispatch.remove(seat.id);
         }
         self.seats.drain(..).map(|s| (s.id, s.agent)).collect()
     }
@@ -273,7 +282,7 @@ impl Host {
     fn round(&mut self) -> bool {
         let mut lap = Lap(Instant::now());
         let now = lap.0;
-        self.lanes.look();
+        self.dispatch.look();
         let n = self.seats.len();
         let working = self.seats.iter_mut().filter(|s| s.worked || s.more);
         let heaviest = working.map(Seat::weight).max().unwrap_or(0);
@@ -285,15 +294,15 @@ impl Host {
                 continue;
             }
             let weight = seat.weight();
-            seat.turns
+            seat.round_robin
                 .refill(weight, heaviest.max(weight), seat.held_back);
-            let most = seat.turns.most();
+            let most = seat.round_robin.most();
             if most == 0 {
                 (seat.more, seat.held_back) = (true, true);
                 continue;
             }
-            let found = seat.agent.gather(&mut self.lanes, seat.id, most);
-            seat.turns.took(found.taken);
+            let found = seat.agent.gather(&mut self.dispatch, seat.id, most);
+            seat.round_robin.took(found.taken);
             (seat.worked, seat.more) = (found.work, found.more);
             seat.held_back = found.held_back && found.taken == most;
             if found.work || found.more || seat.roused {
@@ -304,7 +313,7 @@ impl Host {
         self.begin(&mut lap);
         for seat in &mut self.seats {
             if (seat.asleep.is_none() || seat.barred.is_some())
-                && seat.agent.reap(&mut self.lanes, seat.id)
+                && seat.agent.reap(&mut self.dispatch, seat.id)
             {
                 seat.worked = true;
                 seat.time += lap.time();
@@ -341,27 +350,44 @@ impl Host {
                 continue;
             }
             let time = time.mul_f64(busy_ns as f64 / round_ns as f64);
-            seat.turns.spent(time);
+            seat.round_robin.spent(time);
             let ns = time.as_nanos() as u64;
             seat.agent.far().stats.agent_ns.fetch_add(ns, Relaxed);
         }
     }
 
-    /// Begins what the lanes let go.
+    /// Begins what the dispatcher lets go.
     fn begin(&mut self, lap: &mut Lap) {
-        self.lanes.look();
-        while let Some(decision) = self.lanes.decide() {
+        self.dispatch.look();
+        while let Some(decision) = self.dispatch.decide() {
             let id = match decision {
                 Decision::Send(r) | Decision::Drop(r) => r.tenant.0,
             };
             // A linear search: there are as many decisions as requests, and few tenants work at a time.
             if let Some(seat) = self.seats.iter_mut().find(|s| s.id == id) {
                 seat.wake();
-                seat.agent.start(decision, self.lanes.now_ns());
+                seat.agent.start(decision, self.dispatch.now_ns());
                 seat.worked = true;
                 seat.time += lap.time();
             }
         }
+    }
+
+    /// How long to sleep on `bells` tenants' bells at most.
+    fn rest_in(&self, bells: usize, now: Instant) -> Duration {
+        let barred = self.seats.iter().filter(|s| s.barred.is_some()).count();
+        let all = bells + barred == self.seats.len();
+        let long = if all { SLEEP_MAX } else { CONTENDED };
+        let long = if barred > 0 {
+            long.min(VAIN_PAUSE)
+        } else {
+            long
+        };
+        // A limit may let something go before, or another copy be due to be asked.
+        let due = self.seats.iter().filter_map(|s| s.due).min();
+        let due = due.map(|due| due.saturating_duration_since(now));
+        let dues = [self.dispatch.due_in(), due].into_iter().flatten();
+        dues.fold(long, Duration::min)
     }
 
     /// Until it is time to look again.
@@ -378,19 +404,10 @@ impl Host {
             .map(|s| WaitOn::new(&s.agent.far().asleep, 1));
         let mut words = vec![WaitOn::new(&bell.rung, heard)];
         words.extend(bells.take(WAIT_ANY_MAX - 1));
-        let barred = self.seats.iter().filter(|s| s.barred.is_some()).count();
-        let all = words.len() + barred == self.seats.len() + 1;
-        let long = if all { SLEEP_MAX } else { CROWDED };
-        let long = if barred > 0 {
-            long.min(VAIN_PAUSE)
-        } else {
-            long
-        };
-        // A limit may let something go before.
-        let long = self.lanes.due_in().map_or(long, |due| due.min(long));
+        let long = self.rest_in(words.len() - 1, Instant::now());
         if futex_wait_any(&words, long.as_nanos() as u64).is_err() {
             // An old kernel: everybody's bell is looked at, and not slept on.
-            std::thread::sleep(CROWDED);
+            std::thread::sleep(CONTENDED);
         }
     }
 }
@@ -398,8 +415,8 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::Lane;
-    use crate::turns::REQUESTS_MAX;
+    use crate::dispatch::Lane;
+    use crate::round_robin::REQUESTS_MAX;
     use canvas_sched::Class;
     use canvas_shm::Segment;
     use std::sync::atomic::AtomicUsize;
@@ -415,14 +432,22 @@ mod tests {
         share: Live,
         /// Of the thread's time, for each request.
         cost: Duration,
+        /// See [`Served::due_in`].
+        due_in: Option<Duration>,
+        /// Looks at the store.
+        reaped: Arc<AtomicUsize>,
     }
 
     impl Served for Counts {
         fn start(&mut self, _: Decision, _: u64) {}
-        fn reap(&mut self, _: &mut Lanes, _: u64) -> bool {
+        fn reap(&mut self, _: &mut Dispatch, _: u64) -> bool {
+            self.reaped.fetch_add(1, Relaxed);
             false
         }
-        fn gather(&mut self, _: &mut Lanes, _: u64, most: usize) -> Found {
+        fn due_in(&self) -> Option<Duration> {
+            self.due_in
+        }
+        fn gather(&mut self, _: &mut Dispatch, _: u64, most: usize) -> Found {
             self.far.rung(|_| ());
             let left = self.left.load(Relaxed);
             let done = left.min(most);
@@ -472,7 +497,7 @@ mod tests {
     /// Tenants with requests that cost so much each.
     fn costly(costs: &[Duration]) -> Tenants {
         let mut t = Tenants {
-            host: Host::new(Duration::ZERO, Lanes::new()),
+            host: Host::new(Duration::ZERO, Dispatch::new()),
             share: Vec::new(),
             far: Vec::new(),
             left: Vec::new(),
@@ -492,6 +517,8 @@ mod tests {
                     order: t.order.clone(),
                     share: share.clone(),
                     cost: *cost,
+                    due_in: None,
+                    reaped: Arc::default(),
                 }),
             );
             t.far.push(far);
@@ -610,6 +637,44 @@ mod tests {
         assert_eq!(t.left[1].load(Relaxed), 0);
     }
 
+    /// A read that is to be asked of another copy, for example: nobody rings when its time has come.
+    #[test]
+    fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
+        let mut t = tenants(1);
+        let reaped: Vec<Arc<AtomicUsize>> = (1..4).map(|_| Arc::default()).collect();
+        let dues = [Some(Duration::from_secs(3600)), Some(Duration::ZERO), None];
+        for (id, (due_in, reaped)) in (1..).zip(dues.into_iter().zip(&reaped)) {
+            let (fd, _) = Segment::create(true).unwrap();
+            let agent = Counts {
+                id,
+                far: Far::map(&fd).unwrap(),
+                left: Arc::default(),
+                order: t.order.clone(),
+                share: Live::default(),
+                cost: Duration::ZERO,
+                due_in,
+                reaped: reaped.clone(),
+            };
+            t.host.add(id, Box::new(agent));
+        }
+        let bells = t.host.seats.len();
+        while t.host.seats.iter().any(|s| s.asleep.is_none()) {
+            t.host.round();
+        }
+        let looks = || reaped.iter().map(|r| r.load(Relaxed)).collect::<Vec<_>>();
+        let now = Instant::now();
+        assert_eq!(t.host.rest_in(bells, now), Duration::ZERO);
+        let before = looks();
+        t.host.round();
+        assert_eq!(looks(), [before[0], before[1] + 1, before[2]]);
+        // Without it the thread sleeps as long as ever; with one that is due later, until then.
+        t.host.remove(2);
+        let asleep = |t: &Tenants| t.host.rest_in(bells - 1, now);
+        assert_eq!(asleep(&t), SLEEP_MAX);
+        t.host.seats[1].due = Some(now + Duration::from_millis(7));
+        assert_eq!(asleep(&t), Duration::from_millis(7));
+    }
+
     #[test]
     fn all_bells_wake_the_thread() {
         // More than one call can wait for, too.
@@ -649,15 +714,15 @@ mod tests {
     fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
         let mut t = tenants(1);
         for id in 0..1000 {
-            let lanes = &mut t.host.lanes;
+            let dispatch = &mut t.host.dispatch;
             for lane in [Lane::In, Lane::Out, Lane::Disk] {
                 for class in Class::ALL {
-                    let taken = lanes.submit(id, class, lane, 32 << 10, 7, 0);
+                    let taken = dispatch.submit(id, class, lane, 32 << 10, 7, 0);
                     assert!(taken.is_some());
                 }
             }
             let mut begun = 0;
-            while lanes.decide().is_some() {
+            while dispatch.decide().is_some() {
                 begun += 1;
             }
             assert_eq!(begun, 9, "the links have room for tenant {id}");
@@ -666,7 +731,7 @@ mod tests {
             t.host.add(id + 1, agent);
         }
         for lane in [Lane::In, Lane::Out, Lane::Disk] {
-            assert_eq!(t.host.lanes.lane(lane).unwrap().under_way_bytes, 0);
+            assert_eq!(t.host.dispatch.lane(lane).unwrap().under_way_bytes, 0);
         }
     }
 

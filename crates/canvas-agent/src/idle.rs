@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use canvas_shm::Far;
 use canvas_sys::proc::{futex_wait, futex_wake};
-use canvas_types::crowd::Crowd;
+use canvas_types::contention::Contention;
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -58,7 +58,7 @@ impl Idle {
         } else {
             self.spin
         };
-        if self.last_work.elapsed() < spin && !is_crowded() {
+        if self.last_work.elapsed() < spin && !is_contended() {
             relax();
             return;
         }
@@ -72,17 +72,17 @@ impl Idle {
     }
 }
 
-static CROWD: Crowd = Crowd::new();
+static CONTENTION: Contention = Contention::new();
 
-/// The clock of [`CROWD`]: without a system call.
+/// The clock of [`CONTENTION`]: without a system call.
 fn clock_ns() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_nanos() as u64
 }
 
 /// Whether other threads want the processors: then it is better to sleep than to look.
-pub(crate) fn is_crowded() -> bool {
-    CROWD.is_here(clock_ns())
+pub(crate) fn is_contended() -> bool {
+    CONTENTION.is_here(clock_ns())
 }
 
 /// Between two looks: where processors are few, whoever is to make work may need this one.
@@ -92,7 +92,7 @@ pub(crate) fn relax() {
     if *FEW {
         let began_ns = clock_ns();
         std::thread::yield_now();
-        CROWD.gave_way(began_ns, clock_ns());
+        CONTENTION.gave_way(began_ns, clock_ns());
     } else {
         std::hint::spin_loop();
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
@@ -13,13 +14,16 @@ use ring::rand::{SecureRandom, SystemRandom};
 use canvas_link::Address;
 use canvas_shm::far::SLABS_MAX;
 
-use crate::copies::SERVERS_MAX;
-use crate::copies::map::LINE_BYTES;
+use crate::replicas::SERVERS_MAX;
+use crate::replicas::line::LINE_BYTES;
 use crate::seal::KEY_BYTES;
 use crate::share::Share;
-use crate::status::AgentStatus;
+use canvas_control::status::AgentStatus;
 
-const MAGIC: &[u8; 16] = b"canvas journal 1";
+const MAGIC: &[u8; 16] = b"canvas journal 2";
+/// Of an agent that reserved no seal numbers and took them from the tenant's memory. It is read, and becomes
+/// one of today's when the first numbers are reserved; such an agent does not read today's.
+const MAGIC_1: &[u8; 16] = b"canvas journal 1";
 /// Where the key lies.
 const KEY: u64 = 16;
 /// Where the name lies under which donors know the tenant's agents.
@@ -34,6 +38,8 @@ const SHARE_AT: u64 = 136;
 const ASKED_AT: u64 = 160;
 /// Where the tenant's pool lies: as many numbers, ceiling (0 when nothing was noted), grant, 0.
 const POOL_AT: u64 = 184;
+/// Where the first seal number lies that is not reserved.
+const SEALS_AT: u64 = 208;
 /// Weight (0 when nothing was noted), swap-in limit, swap-out limit (0 for none).
 const SHARE_WORDS: usize = 3;
 /// Where the donors' addresses lie: what slabs' lines number.
@@ -80,6 +86,7 @@ impl Journal {
         let write = |at, bytes: &[u8]| file.write_all_at(bytes, at).map_err(errno);
         write(KEY, &random::<KEY_BYTES>()?)?;
         write(CLIENT, &random::<16>()?)?;
+        write(SEALS_AT, &1u64.to_le_bytes())?;
         write(0, MAGIC)?;
         Ok(Journal { file })
     }
@@ -87,12 +94,51 @@ impl Journal {
     /// The one behind `fd`; `EINVAL` when that is none.
     pub fn open(fd: OwnedFd) -> Result<Journal, Errno> {
         let file = File::from(fd);
-        let mut magic = [0; 16];
-        file.read_exact_at(&mut magic, 0).map_err(errno)?;
-        if &magic != MAGIC {
+        let journal = Journal { file };
+        if !matches!(&journal.magic()?, MAGIC | MAGIC_1) {
             return Err(Errno::EINVAL);
         }
+        Ok(journal)
+    }
+
+    /// The same journal once more.
+    pub fn try_clone(&self) -> Result<Journal, Errno> {
+        let file = self.file.try_clone().map_err(errno)?;
         Ok(Journal { file })
+    }
+
+    fn magic(&self) -> Result<[u8; 16], Errno> {
+        let mut magic = [0; 16];
+        self.file.read_exact_at(&mut magic, 0).map_err(errno)?;
+        Ok(magic)
+    }
+
+    /// Agent: reserves the next `count` seal numbers. No two calls return the same one, of this agent or of
+    /// any that takes over; there is one at a time. After an error none is reserved, and none may be used.
+    pub fn reserve_seals(&self, count: u64) -> Result<Range<u64>, Errno> {
+        let is_old = &self.magic()? == MAGIC_1;
+        let start = if is_old {
+            // What was used is not known: the tenant could write it. So it begins where nobody could
+            // have guessed, far from the end.
+            u64::from_le_bytes(random::<8>()?) >> 2 | 1 << 62
+        } else {
+            let mut bytes = [0; 8];
+            self.file
+                .read_exact_at(&mut bytes, SEALS_AT)
+                .map_err(errno)?;
+            u64::from_le_bytes(bytes)
+        };
+        if start == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let end = start.checked_add(count).ok_or(Errno::EOVERFLOW)?;
+        self.file
+            .write_all_at(&end.to_le_bytes(), SEALS_AT)
+            .map_err(errno)?;
+        if is_old {
+            self.file.write_all_at(MAGIC, 0).map_err(errno)?;
+        }
+        Ok(start..end)
     }
 
     /// The tenant's key.
@@ -470,6 +516,37 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    fn reserved_seal_numbers_follow_each_other() {
+        let j = Journal::create().unwrap();
+        assert_eq!(j.reserve_seals(10), Ok(1..11));
+        let again = j.try_clone().unwrap();
+        assert_eq!(again.reserve_seals(5), Ok(11..16));
+        assert_eq!(j.reserve_seals(1), Ok(16..17));
+        assert_eq!((j.slabs_max(), j.pool()), (0, None), "a place of its own");
+    }
+
+    /// What an agent of before has used is not known.
+    #[test]
+    fn a_journal_of_before_begins_its_seal_numbers_where_nobody_can_guess() {
+        let old = || {
+            let j = Journal::create().unwrap();
+            j.file().write_all_at(MAGIC_1, 0).unwrap();
+            j.file().write_all_at(&[0; 8], SEALS_AT).unwrap();
+            Journal::open(j.file().try_clone().unwrap().into()).unwrap()
+        };
+        let (a, b) = (old(), old());
+        let first = a.reserve_seals(10).unwrap();
+        assert!(first.start >= 1 << 62 && first.end < 1 << 63);
+        assert!(b.reserve_seals(10).unwrap().start.abs_diff(first.start) > 1 << 20);
+        assert_eq!(
+            a.magic().as_ref(),
+            Ok(MAGIC),
+            "such an agent does not read it any more"
+        );
+        assert_eq!(a.reserve_seals(10), Ok(first.end..first.end + 10));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::block::Block;
-use crate::lanes::Lane;
+use crate::dispatch::Lane;
 use crate::log::About;
 
 /// What a store moves for itself at one time.
-pub const OWN_MAX: usize = canvas_place::copies::REPAIRS;
+pub const OWN_MAX: usize = canvas_place::replicas::REPAIRS;
 
 /// How an operation on a store ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

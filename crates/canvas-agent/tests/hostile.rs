@@ -1,12 +1,15 @@
 //! What a tenant forges in its far area, one thing at a time: the agent does a bounded piece of work and goes on.
 
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canvas_agent::block::Block;
-use canvas_agent::lanes::{Lane, Lanes};
+use canvas_agent::dispatch::{Dispatch, Lane};
+use canvas_agent::journal::Journal;
+use canvas_agent::numbers::SealNumbers;
 use canvas_agent::share::Live;
 use canvas_agent::store::{Event, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
@@ -14,6 +17,7 @@ use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_shm::{Segment, far};
+use canvas_swap::extent::Packer;
 
 /// Keeps nothing, and answers at once.
 #[derive(Default)]
@@ -49,7 +53,7 @@ impl Store for Nothing {
 struct Tenant {
     far: &'static Far,
     agent: Agent<Nothing>,
-    lanes: Lanes,
+    dispatch: Dispatch,
     frees: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -60,11 +64,17 @@ impl Tenant {
         let (fd, _) = Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
         far.slabs_max.store(1, Relaxed);
+        Tenant::served(far, Journal::create().unwrap(), say)
+    }
+
+    /// The tenant whose far area and journal these are, by a new agent.
+    fn served(far: &'static Far, journal: Journal, say: fn(&str)) -> Tenant {
         let setup = Setup {
             far,
             tenant: [9; 16],
             name: "web".to_owned(),
             key: [7; 32],
+            numbers: SealNumbers::new(journal),
             slabs: Box::new(|| 1),
             spin: Duration::ZERO,
             say,
@@ -72,12 +82,12 @@ impl Tenant {
         };
         let store = Nothing::default();
         let frees = store.frees.clone();
-        let mut lanes = Lanes::new();
-        lanes.add(ID, Share::default().into());
+        let mut dispatch = Dispatch::new();
+        dispatch.add(ID, Share::default().into());
         Tenant {
             far,
             agent: Agent::new(setup, store),
-            lanes,
+            dispatch,
             frees,
         }
     }
@@ -98,12 +108,12 @@ impl Tenant {
 
     /// A turn; has it something left to do?
     fn turn(&mut self) -> bool {
-        self.lanes.look();
-        let found = self.agent.gather(&mut self.lanes, ID, usize::MAX);
-        while let Some(decision) = self.lanes.decide() {
-            self.agent.start(decision, self.lanes.now_ns());
+        self.dispatch.look();
+        let found = self.agent.gather(&mut self.dispatch, ID, usize::MAX);
+        while let Some(decision) = self.dispatch.decide() {
+            self.agent.start(decision, self.dispatch.now_ns());
         }
-        let reaped = self.agent.reap(&mut self.lanes, ID);
+        let reaped = self.agent.reap(&mut self.dispatch, ID);
         found.work || found.more || reaped
     }
 
@@ -203,8 +213,59 @@ fn rings_and_urges_for_nothing_are_no_work() {
             t.far.mailboxes[proc].urge(i);
         }
         t.far.ring(proc);
-        let found = t.agent.gather(&mut t.lanes, ID, usize::MAX);
+        let found = t.agent.gather(&mut t.dispatch, ID, usize::MAX);
         assert!(!found.work && !found.more, "{found:?}");
     }
     assert_eq!(t.far.stats.promoted.load(Relaxed), 0);
+}
+
+/// An extent of one record.
+fn packed() -> [u8; EXTENT_BYTES] {
+    let mut bytes = [0; EXTENT_BYTES];
+    let mut packer = Packer::new(&mut bytes);
+    let entry = canvas_types::SwapEntry(1);
+    packer.add(3, entry, 100, |b| b.fill(7)).unwrap();
+    packer.finish();
+    bytes
+}
+
+/// They are the nonces of its key: two texts under one of them tell of both.
+#[test]
+fn no_seal_number_comes_again_after_a_restart_whatever_the_tenant_wrote() {
+    let journal = Journal::create().unwrap();
+    let (fd, _) = Segment::create(true).unwrap();
+    let far = Far::map(&fd).unwrap();
+    far.slabs_max.store(1, Relaxed);
+    let first = far.take_slab(0).unwrap() * SLAB_EXTENTS as u32;
+    let file = std::fs::File::from(fd);
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..4 {
+        let mut t = Tenant::served(far, journal.try_clone().unwrap(), |_| ());
+        for n in 0..5 {
+            let extent = first + n % 3;
+            let mailbox = &far.mailboxes[0];
+            let i = mailbox.claim(WRITES).unwrap();
+            far.copy_in(0, i, 0, &packed());
+            let ask = Ask {
+                kind: Kind::Write,
+                extent,
+                offset: 0,
+                len: EXTENT_BYTES as u32,
+            };
+            mailbox.post(i, ask, 0);
+            far.ring(0);
+            t.turns();
+            assert_eq!(mailbox.ended(i), Some(Status::Ok));
+            mailbox.release(i);
+            let number = far.seals[extent as usize].load(Relaxed);
+            assert!(seen.insert(number), "{number} comes again");
+        }
+        drop(t);
+        // The number of the next seal lay there once; and what the tenant says of its extents.
+        file.write_all_at(&[0; 8], far::OFFSET as u64 + 56).unwrap();
+        for seal in &far.seals[first as usize..first as usize + 3] {
+            seal.store(1, Relaxed);
+        }
+    }
+    assert_eq!(seen.len(), 20);
 }

@@ -1,10 +1,10 @@
 //! `canvas bench compare OLD NEW`: is the new one faster, and how sure is that?
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::cells::{Cell, Key, Unit, gather};
-use crate::read::{self, Results};
+use crate::read::{self, ReadError, Results};
 use crate::record::{Outcome, Sample};
 use crate::stats::Verdict;
 use crate::words::{quantity, seconds};
@@ -12,18 +12,26 @@ use crate::words::{quantity, seconds};
 /// One side, cells by scale and key: other sizes are other programs.
 type Side<'a> = BTreeMap<(String, Key), Cell<'a>>;
 
+/// Why two results files cannot be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// One of them cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// One of them has nothing to compare.
+    #[error("{} has no sample to compare; run canvas bench to its end first", .0.display())]
+    NoSample(PathBuf),
+}
+
 /// Compares two results files cell by cell; the table with its notes, ready to print. Ratios are
-/// of speeds, new over old: above 1 the new one is faster. An error is one sentence.
-pub fn run(old: &Path, new: &Path) -> Result<String, String> {
+/// of speeds, new over old: above 1 the new one is faster.
+pub fn run(old: &Path, new: &Path) -> Result<String, CompareError> {
     let old_results = read::read(&[old.to_path_buf()])?;
     let new_results = read::read(&[new.to_path_buf()])?;
     let (before, after) = (side(&old_results), side(&new_results));
     for (path, cells) in [(old, &before), (new, &after)] {
         if cells.is_empty() {
-            return Err(format!(
-                "{} has no sample to compare; run canvas bench to its end first",
-                path.display()
-            ));
+            return Err(CompareError::NoSample(path.to_owned()));
         }
     }
     let mut text = settings(&old_results, &new_results);
@@ -220,7 +228,7 @@ mod tests {
         let (a, b) = (dir.join("old.jsonl"), dir.join("new.jsonl"));
         std::fs::write(&a, fixture::text(old)).unwrap();
         std::fs::write(&b, fixture::text(new)).unwrap();
-        let result = run(&a, &b);
+        let result = run(&a, &b).map_err(|e| e.to_string());
         std::fs::remove_dir_all(&dir).unwrap();
         result
     }

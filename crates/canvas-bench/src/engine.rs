@@ -22,6 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use budget::Budget;
+use nix::errno::Errno;
+use nix::unistd::mkdtemp;
 use plan::{Cell, Plan, Request, Set};
 use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
@@ -35,8 +37,10 @@ use crate::host::facts;
 use crate::host::lock::{self, Taken};
 use crate::host::net::Network;
 use crate::host::processors::Confined;
+use crate::host::reverse::Host;
+use crate::host::step::Step;
 use crate::host::swap::Swap;
-use crate::host::undo::{Step, Undo};
+use crate::host::undo::Undo;
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
 use crate::registry;
 use crate::variant::{FarBelow, Tenancy, Variant};
@@ -124,10 +128,43 @@ struct Bench<'a> {
     hung: Vec<(Variant, Option<u32>, Vec<plan::Member>)>,
 }
 
+/// What lies below all programs of a cell.
+struct Beneath<'b> {
+    needs: &'b [working_set::Need],
+    /// Far memory of each.
+    far: &'b [u64],
+    arguments: &'b [Vec<String>],
+    /// How many programs are left that others are company for.
+    left: &'b AtomicUsize,
+    network: Option<&'b Network>,
+    shared: Option<&'b Shared>,
+    swap: Option<&'b Swap>,
+}
+
+/// A member's arguments, with those of company.
+fn with_company(member: &plan::Member) -> Vec<String> {
+    let more = member.company.as_deref().unwrap_or_default();
+    [&member.args, more].concat()
+}
+
 /// Runs what was asked for; the table goes to `print`. An error is one sentence about bad input or
 /// a host that cannot do it; then nothing was changed, or it was changed back.
 pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, String> {
     run_with(request, &registry::workloads(), print)
+}
+
+/// A directory of the run's own, which goes with it. It is noted when it is there and ours: one whose name
+/// could be guessed might be somebody else's by then. (Killed in between, an empty one stays.)
+fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, String> {
+    let template = dir.join(format!("canvas-bench-{}-XXXXXX", std::process::id()));
+    let fail = |e: Errno| format!("{} cannot be made: {}", template.display(), e.desc());
+    let path = mkdtemp(&template).map_err(fail)?;
+    let noted = undo.note(Step::RemoveTree { path: path.clone() });
+    if let Err(e) = noted {
+        let _ = fs::remove_dir(&path);
+        return Err(e);
+    }
+    Ok(path)
 }
 
 pub(crate) fn run_with(
@@ -155,13 +192,9 @@ pub(crate) fn run_with(
     let results = Results::open(&request.out)?;
     fs::create_dir_all(&request.cache)
         .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
-    let undo = Undo::begin(&request.guardian)?;
+    let undo = Undo::begin(&Host, &request.guardian)?;
     let run_id = new_run_id();
-    let scratch = std::env::temp_dir().join(format!("canvas-bench-{run_id}"));
-    undo.note(Step::RemoveTree {
-        path: scratch.clone(),
-    })?;
-    fs::create_dir(&scratch).map_err(|e| format!("{} cannot be made: {e}", scratch.display()))?;
+    let scratch = own_dir(&std::env::temp_dir(), &undo)?;
     let stop = signals()?;
     let controller = Controller::find().ok();
     let budget = Budget::new(began, plan.time_max);
@@ -241,7 +274,7 @@ fn total_runs(plan: &Plan) -> u64 {
     plan.sets.iter().map(of).sum()
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
     fn all_of(&mut self, plan: Plan) -> Result<(), Fail> {
         self.head(&plan)?;
         let sets = self.prepare(plan.sets)?;
@@ -383,7 +416,9 @@ impl Bench<'_> {
         for member in &cell.set.members {
             let need = self.working_set(cell.set, member)?;
             needs.push(need.and_then(|n| match (cell.percent, n.bytes) {
-                (Some(_), 0) => Err("it ended before its memory could be looked at".to_owned()),
+                (Some(_), 0) if member.ratio_of_bytes.is_none() => {
+                    Err("it ended before its memory could be looked at".to_owned())
+                }
                 _ => Ok(n),
             }));
         }
@@ -519,59 +554,19 @@ impl Bench<'_> {
         let alone = cell.set.members.len() == 1;
         let members = cell.set.members.iter();
         let left = AtomicUsize::new(members.filter(|m| m.company.is_none()).count());
-        let arguments = cell.set.members.iter().map(|m| {
-            let more = m.company.clone().unwrap_or_default();
-            [m.args.as_slice(), &more].concat()
-        });
-        let arguments: Vec<Vec<String>> = arguments.collect();
-        // One tenant has one budget: what all of them would have.
-        let sum = |all: Vec<u64>, own: u64| match tenancy {
-            Tenancy::One => all.into_iter().sum(),
-            _ => own,
-        };
-        let limit_of = |n: &working_set::Need| cell.percent.map(|p| limit_bytes(n.bytes, p));
-        let pool_of = |n: &working_set::Need| match cell.variant {
-            Variant::CanvasFar(_) => donors::pool_bytes(n.bytes),
-            _ => round_to_mib(2 * n.bytes) + (64 << 20),
+        let arguments: Vec<Vec<String>> = cell.set.members.iter().map(with_company).collect();
+        let beneath = Beneath {
+            needs,
+            far: &far,
+            arguments: &arguments,
+            left: &left,
+            network: network.as_ref(),
+            shared: shared.as_ref(),
+            swap: swap.as_ref(),
         };
         let mut jobs = Vec::new();
-        for (i, (member, need)) in cell.set.members.iter().zip(needs).enumerate() {
-            let number = self.next_number();
-            let limits = || needs.iter().filter_map(limit_of).collect();
-            let limit = limit_of(need).map(|own| sum(limits(), own));
-            let mut sample = self.blank(cell, i, repeat);
-            sample.limit_bytes = limit;
-            let workload = registry::find(self.all, &member.workload)
-                .ok_or_else(|| format!("{} is gone", member.workload))?;
-            let scratch = program::run_dir(&self.scratch, number)?;
-            let far_bytes = sum(far.clone(), far[i]);
-            let flags = match (&shared, cell.variant) {
-                (Some(shared), Variant::CanvasFar(below)) => {
-                    Some(shared.flags(below, far_bytes, number, &member.tenant_flags))
-                }
-                _ => None,
-            };
-            jobs.push((
-                Job {
-                    workload,
-                    args: &arguments[i],
-                    variant: cell.variant,
-                    limit_bytes: limit,
-                    pool_bytes: sum(needs.iter().map(pool_of).collect(), pool_of(need)),
-                    far_bytes,
-                    network: network.as_ref(),
-                    shared: flags,
-                    company: member.company.is_some().then_some(&left),
-                    alone,
-                    swap: swap.as_ref().filter(|_| alone),
-                    may_swap: swap.is_some(),
-                    place: plan::place(self.request, cell.set.scale, &scratch),
-                    number,
-                    look_every: LOOK_EVERY,
-                    expected: need.answer.as_deref(),
-                },
-                sample,
-            ));
+        for i in 0..cell.set.members.len() {
+            jobs.push(self.job(cell, repeat, i, &beneath)?);
         }
         let watched = network.as_ref().filter(|_| shared.is_some() && !alone);
         let (results, carried) = at_once(&self.context, jobs, &left, watched);
@@ -588,6 +583,70 @@ impl Bench<'_> {
             first.link_to_host = carried;
         }
         Ok(samples)
+    }
+
+    /// One program of a cell, and its sample as far as it is known before.
+    fn job<'b>(
+        &mut self,
+        cell: &'b Cell,
+        repeat: u32,
+        i: usize,
+        beneath: &Beneath<'b>,
+    ) -> Result<(Job<'b>, Sample), Fail>
+    where
+        'a: 'b,
+    {
+        let (member, need) = (&cell.set.members[i], &beneath.needs[i]);
+        let alone = cell.set.members.len() == 1;
+        let tenancy = cell.variant.tenancy();
+        // One tenant has one budget: what all of them would have.
+        let sum = |all: Vec<u64>, own: u64| match tenancy {
+            Tenancy::One => all.into_iter().sum(),
+            _ => own,
+        };
+        let limit_of = |m: &plan::Member, n: &working_set::Need| {
+            let whole = m.ratio_of_bytes.unwrap_or(n.bytes);
+            cell.percent.map(|p| limit_bytes(whole, p))
+        };
+        let pool_of = |n: &working_set::Need| match cell.variant {
+            Variant::CanvasFar(_) => donors::pool_bytes(n.bytes),
+            _ => round_to_mib(2 * n.bytes) + (64 << 20),
+        };
+        let number = self.next_number();
+        let all = cell.set.members.iter().zip(beneath.needs);
+        let limits = || all.filter_map(|(m, n)| limit_of(m, n)).collect();
+        let limit = limit_of(member, need).map(|own| sum(limits(), own));
+        let mut sample = self.blank(cell, i, repeat);
+        sample.limit_bytes = limit;
+        let workload = registry::find(self.all, &member.workload)
+            .ok_or_else(|| format!("{} is gone", member.workload))?;
+        let scratch = program::run_dir(&self.scratch, number)?;
+        let far_bytes = sum(beneath.far.to_vec(), beneath.far[i]);
+        let flags = match (beneath.shared, cell.variant) {
+            (Some(shared), Variant::CanvasFar(below)) => {
+                Some(shared.flags(below, far_bytes, number, &member.tenant_flags))
+            }
+            _ => None,
+        };
+        let job = Job {
+            workload,
+            args: &beneath.arguments[i],
+            variant: cell.variant,
+            limit_bytes: limit,
+            pool_bytes: sum(beneath.needs.iter().map(pool_of).collect(), pool_of(need)),
+            far_bytes,
+            network: beneath.network,
+            shared: flags,
+            company: member.company.is_some().then_some(beneath.left),
+            alone,
+            swap: beneath.swap.filter(|_| alone),
+            may_swap: beneath.swap.is_some(),
+            place: plan::place(self.request, cell.set.scale, &scratch),
+            number,
+            look_every: LOOK_EVERY,
+            expected: need.answer.as_deref(),
+        };
+        Ok((job, sample))
     }
 
     /// Starts an agent for all programs of a cell, and its donors.

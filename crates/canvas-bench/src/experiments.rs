@@ -4,13 +4,14 @@
 //! each alone or all of them together. What a paper did with a feature that canvas does not have
 //! yet is named in `not_yet`.
 
+mod demo;
 mod isolation;
 
 use std::time::Duration;
 
 use crate::rate::Rate;
+use crate::targets;
 use crate::variant::Tenancy;
-use crate::{far_targets, targets};
 
 /// Kinds of variants; [`Below::Canvas`] stands for canvas with the flags of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +85,8 @@ pub struct Program {
     /// For company only: it runs, with these arguments too, until the others have ended. It does not
     /// run alone.
     pub company: Option<&'static [&'static str]>,
+    /// What the ratio is of, in bytes, where that is not the working set.
+    pub ratio_of_bytes: Option<u64>,
 }
 
 /// A part of an experiment.
@@ -127,12 +130,27 @@ const fn program(workload: &'static str) -> Program {
     }
 }
 
+/// Within so much memory, whatever it takes.
+const fn within(
+    workload: &'static str,
+    mib: u64,
+    parameters: &'static [(&'static str, &'static str)],
+) -> Program {
+    Program {
+        workload,
+        parameters,
+        ratio_of_bytes: Some(mib << 20),
+        ..NO_PROGRAM
+    }
+}
+
 const NO_PROGRAM: Program = Program {
     workload: "",
     args: &[],
     parameters: &[],
     tenant_flags: &[],
     company: None,
+    ratio_of_bytes: None,
 };
 
 const CANVAS: Below = Below::Canvas(&[]);
@@ -218,7 +236,32 @@ pub const EXPERIMENTS: &[Experiment] = &[
         time_max: None,
     },
     Experiment {
-        name: targets::EXPERIMENT,
+        name: "tight",
+        about: "several processes, forks and mapping calls at a tight limit, beside zram",
+        paper: None,
+        parts: &[Part {
+            programs: &[
+                within("crowd", 48, &[("local", "48M")]),
+                within("fork-storm", 32, &[("local", "32M")]),
+                within("redis-tests", 48, &[("local", "48M")]),
+                within("redis-tests", 96, &[("local", "96M")]),
+                within("stress-fork", 64, &[("local", "64M")]),
+                within("stress-malloc", 64, &[("local", "64M")]),
+                within("stress-mremap", 64, &[("local", "64M")]),
+                within("stress-brk", 64, &[("local", "64M")]),
+                within("stress-bigheap", 64, &[("local", "64M")]),
+            ],
+            variants: PEERS,
+            percents: &[100],
+            how: How::Alone,
+        }],
+        not_yet: &[],
+        repeats: 3,
+        scale: 1.0,
+        time_max: None,
+    },
+    Experiment {
+        name: targets::pager::EXPERIMENT,
         about: "the pager's targets: patterns, threads, servers, Java, learning; without a limit; starting",
         paper: None,
         parts: &[
@@ -266,7 +309,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         time_max: None,
     },
     Experiment {
-        name: far_targets::EXPERIMENT,
+        name: targets::far::EXPERIMENT,
         about: "far memory over three donors beside zram, disk and plain TCP, also over links of 1 and 2.5 Gbit/s; a donor that dies",
         paper: None,
         parts: &[
@@ -312,6 +355,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         time_max: None,
     },
     isolation::EXPERIMENT,
+    demo::EXPERIMENT,
     Experiment {
         name: "infiniswap",
         about: "application performance with 100, 75 and 50 % of the working set in memory",
@@ -566,7 +610,9 @@ mod tests {
                 e.name
             );
             assert!(!e.parts.is_empty() || !e.not_yet.is_empty(), "{}", e.name);
-            assert!(e.repeats >= 3 && e.scale > 0.0, "{}", e.name);
+            // The demonstration shows what there is; it proves nothing.
+            let repeats = if e.name == "demo" { 1 } else { 3 };
+            assert!(e.repeats >= repeats && e.scale > 0.0, "{}", e.name);
             for part in e.parts {
                 assert!(!part.variants.is_empty(), "{}", e.name);
                 assert!(

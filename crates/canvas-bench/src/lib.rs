@@ -12,11 +12,9 @@ pub mod compare;
 pub mod engine;
 pub mod experiments;
 pub mod external;
-pub mod far_targets;
 #[cfg(test)]
 mod fixture;
 pub mod host;
-pub mod isolation_targets;
 pub mod moved;
 mod outside;
 pub mod papers;

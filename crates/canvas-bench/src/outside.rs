@@ -4,11 +4,22 @@
 use std::fs;
 
 use canvas_sys::proc::same_memory;
-use canvas_types::layout::STORE_BASE;
 use canvas_types::procfs::memory_bytes;
 
-/// Where libcanvas keeps the compressed pool in each process (canvas-preload, `areas.rs`).
-const POOL: std::ops::Range<usize> = STORE_BASE + (1 << 40)..STORE_BASE + (5 << 40);
+/// Bytes of the mapping in which libcanvas keeps the compressed pool in each process (canvas-preload,
+/// `areas.rs`). Where it lies is drawn for each tenant; no other mapping that can be written to has this size.
+const POOL_BYTES: usize = 4 << 40;
+
+/// Is this the pool, as /proc/PID/smaps heads a mapping?
+fn is_pool(head: &str) -> bool {
+    let Some((range, rest)) = head.split_once(' ') else {
+        return false;
+    };
+    let hex = |text| usize::from_str_radix(text, 16).ok();
+    let ends = range.split_once('-').and_then(|(a, b)| hex(a).zip(hex(b)));
+    rest.starts_with("rw")
+        && ends.is_some_and(|(begin, end)| end.checked_sub(begin) == Some(POOL_BYTES))
+}
 
 /// Memory of the pool in the text of /proc/PID/smaps; what forks share counts in parts.
 fn pool_in(smaps: &str) -> u64 {
@@ -17,10 +28,8 @@ fn pool_in(smaps: &str) -> u64 {
     for line in smaps.lines() {
         if let Some(bytes) = memory_bytes(line.as_bytes(), "Pss") {
             total += if inside { bytes } else { 0 };
-        } else if let Some((begin, _)) = line.split_once('-')
-            && let Ok(begin) = usize::from_str_radix(begin, 16)
-        {
-            inside = POOL.contains(&begin);
+        } else if line.starts_with(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c)) {
+            inside = is_pool(line);
         }
     }
     total
@@ -78,13 +87,13 @@ mod tests {
     fn only_the_pool_is_the_pool() {
         let smaps = "600000000000-600000100000 rw-p 00000000 00:00 0 \n\
                      Rss: 900 kB\nPss: 800 kB\nPss_Anon: 800 kB\n\
-                     690000000000-690000100000 rw-p 00000000 00:00 0 \n\
+                     690000000000-6d0000000000 rw-p 00000000 00:00 0 \n\
                      Rss: 90 kB\nPss:                70 kB\nPss_Dirty: 5 kB\n\
-                     6cffffff0000-6d0000000000 rw-p 00000000 00:00 0 \n\
+                     700000000000-740000000000 ---p 00000000 00:00 0 \n\
                      Pss: 1 kB\n\
-                     6d0000000000-6d0000001000 rw-p 00000000 00:00 0 \n\
+                     7e0000000000-7e0000001000 rw-p 00000000 00:00 0 \n\
                      Pss: 500 kB\n";
-        assert_eq!(pool_in(smaps), 71 << 10);
+        assert_eq!(pool_in(smaps), 70 << 10);
         assert_eq!(pool_in(""), 0);
     }
 

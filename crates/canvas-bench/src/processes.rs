@@ -137,23 +137,10 @@ mod tests {
 
     #[test]
     fn a_name_need_not_be_utf_8() {
-        use std::io::Read;
-        use std::process::Stdio;
-        let mut child = Command::new("sh")
-            .args(["-c", r"printf 'caf\351' >/proc/$$/comm; echo; read -r line"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut renamed = [0];
-        child
-            .stdout
-            .as_mut()
-            .unwrap()
-            .read_exact(&mut renamed)
-            .unwrap();
+        let mut child = canvas_testing::process::with_name_not_utf8();
         let pid = child.id();
-        assert_eq!(fs::read(format!("/proc/{pid}/comm")).unwrap(), b"caf\xe9\n");
+        let name = fs::read(format!("/proc/{pid}/comm")).unwrap();
+        assert_eq!(name, canvas_testing::process::NAME_NOT_UTF8);
         assert_eq!(tree(pid, stat(pid).unwrap().start_ticks), [pid]);
         assert!(anonymous_bytes(&[pid]) > 0);
         drop(child.stdin.take());

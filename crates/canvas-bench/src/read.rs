@@ -20,6 +20,79 @@ pub struct Results {
     pub not_yet: Vec<NotYet>,
 }
 
+/// Why results cannot be read: which file, and which of its lines.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The system does not give the file.
+    #[error("{} cannot be read: {}", .path.display(), said(.source))]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// There is nothing in it.
+    #[error("{} is empty; give a file that canvas bench wrote", .0.display())]
+    Empty(PathBuf),
+    /// A line is not as the bench writes it.
+    #[error("{} line {line} is damaged ({why}); remove that line", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A line is of another kind of file.
+    #[error(
+        "{} line {line} is not of a results file ({what}); give a file that canvas bench wrote",
+        .path.display()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// By what it is known.
+        what: String,
+    },
+    /// A run is of another version of results.
+    #[error(
+        "{} line {line} is of the form {form}, and this canvas reads {}; use the canvas that wrote it",
+        .path.display(),
+        SCHEMA
+    )]
+    OtherForm {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The version's name.
+        form: String,
+    },
+    /// A line names a run that no file has.
+    #[error(
+        "{} line {line} belongs to the run {run_id:?}, which no file begins; give the file with its first line too",
+        .path.display()
+    )]
+    Orphan {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The run.
+        run_id: String,
+    },
+}
+
+/// What the system says, without Rust's "(os error 2)".
+fn said(e: &std::io::Error) -> String {
+    let text = e.to_string();
+    let why = text.split(" (os error").next().unwrap_or_default();
+    why.to_owned()
+}
+
 /// What every line has; tells a foreign line from a damaged one.
 #[derive(Deserialize)]
 struct Head {
@@ -28,27 +101,24 @@ struct Head {
 }
 
 /// Reads files that `canvas bench` wrote; a line that several files share (a copy, a longer
-/// version of the same file) counts once. An error is one sentence with file and line.
-pub fn read(paths: &[PathBuf]) -> Result<Results, String> {
+/// version of the same file) counts once.
+pub fn read(paths: &[PathBuf]) -> Result<Results, ReadError> {
     let mut results = Results::default();
     let mut seen = HashSet::new();
     let mut known = BTreeSet::new();
     // Lines that name a run, looked at when all runs are known: files come in any order.
     let mut names: Vec<(&Path, usize, String)> = Vec::new();
     for path in paths {
-        let name = path.display();
-        let bytes = std::fs::read(path).map_err(|e| {
-            // Without Rust's "(os error 2)".
-            let text = e.to_string();
-            let why = text.split(" (os error").next().unwrap_or_default();
-            format!("{name} cannot be read: {why}")
+        let bytes = std::fs::read(path).map_err(|source| ReadError::File {
+            path: path.clone(),
+            source,
         })?;
         let before = results.runs.len() + names.len();
         let mut lines = 0;
         for (index, bytes) in bytes.split(|b| *b == b'\n').enumerate() {
             let number = index + 1;
             let text = std::str::from_utf8(bytes)
-                .map_err(|_| damaged(path, number, "it is not text"))?
+                .map_err(|_| damaged(path, number, "it is not text".to_owned()))?
                 .trim();
             if text.is_empty() {
                 continue;
@@ -78,53 +148,46 @@ pub fn read(paths: &[PathBuf]) -> Result<Results, String> {
             }
         }
         if lines == 0 && results.runs.len() + names.len() == before {
-            return Err(format!(
-                "{name} is empty; give a file that canvas bench wrote"
-            ));
+            return Err(ReadError::Empty(path.clone()));
         }
     }
-    for (path, number, run_id) in names {
+    for (path, line, run_id) in names {
         if !known.contains(&run_id) {
-            return Err(format!(
-                "{} line {number} belongs to the run {run_id:?}, which no file begins; give the file with its first line too",
-                path.display()
-            ));
+            let path = path.to_owned();
+            return Err(ReadError::Orphan { path, line, run_id });
         }
     }
     Ok(results)
 }
 
-fn damaged(path: &Path, number: usize, why: &str) -> String {
-    format!(
-        "{} line {number} is damaged ({why}); remove that line",
-        path.display()
-    )
+fn damaged(path: &Path, line: usize, why: String) -> ReadError {
+    let path = path.to_owned();
+    ReadError::Damaged { path, line, why }
 }
 
-fn parse(path: &Path, number: usize, text: &str) -> Result<Line, String> {
-    let foreign = |what: &str| {
-        format!(
-            "{} line {number} is not of a results file ({what}); give a file that canvas bench wrote",
-            path.display()
-        )
+fn parse(path: &Path, number: usize, text: &str) -> Result<Line, ReadError> {
+    let foreign = |what: &str| ReadError::Foreign {
+        path: path.to_owned(),
+        line: number,
+        what: what.to_owned(),
     };
     let value: serde_json::Value =
-        serde_json::from_str(text).map_err(|e| damaged(path, number, &reason(&e)))?;
+        serde_json::from_str(text).map_err(|e| damaged(path, number, reason(&e)))?;
     let head = Head::deserialize(&value).map_err(|_| foreign("no object with a kind"))?;
     match head.kind.as_deref() {
         None => return Err(foreign("it has no kind")),
         Some("run") if head.schema.as_deref() != Some(SCHEMA) => {
-            return Err(format!(
-                "{} line {number} is of the form {}, and this canvas reads {SCHEMA}; use the canvas that wrote it",
-                path.display(),
-                head.schema
-                    .map_or("without a name".to_owned(), |s| format!("{s:?}"))
-            ));
+            let form = head.schema.map(|s| format!("{s:?}"));
+            return Err(ReadError::OtherForm {
+                path: path.to_owned(),
+                line: number,
+                form: form.unwrap_or_else(|| "without a name".to_owned()),
+            });
         }
         Some("run" | "sample" | "skip" | "not_yet") => {}
         Some(other) => return Err(foreign(&format!("its kind is {other:?}"))),
     }
-    serde_json::from_value(value).map_err(|e| damaged(path, number, &reason(&e)))
+    serde_json::from_value(value).map_err(|e| damaged(path, number, reason(&e)))
 }
 
 /// The parser's complaint without its own line number, which would confuse: each line is parsed
@@ -230,14 +293,14 @@ mod tests {
         ];
         for (bytes, want, advice) in cases {
             let path = files.write("f", &bytes);
-            let error = read(&[path]).unwrap_err();
+            let error = read(&[path]).unwrap_err().to_string();
             assert!(
                 error.contains(&want) && error.contains(advice),
                 "{error} does not say {want:?} and {advice:?}"
             );
             assert_eq!(error.lines().count(), 1);
         }
-        let error = read(&[files.0.join("absent")]).unwrap_err();
+        let error = read(&[files.0.join("absent")]).unwrap_err().to_string();
         assert!(error.contains("absent cannot be read"), "{error}");
         assert!(read(std::slice::from_ref(&files.0)).is_err(), "a directory");
     }

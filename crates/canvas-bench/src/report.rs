@@ -19,7 +19,7 @@ use time::macros::format_description;
 use crate::cells::{Cell, gather};
 use crate::read::Results;
 use crate::record::{NotYet, Run, Skip};
-use crate::targets::{self, Judged};
+use crate::targets::{self, judged::Judged};
 use crate::words::{bytes, count, digits};
 use figures::{Figure, Group};
 use palette::Palette;

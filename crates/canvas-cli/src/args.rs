@@ -7,17 +7,27 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use canvas_bench::rate::Rate;
+use canvas_control::names::{NameError, judge_name};
 use canvas_link::Address;
 use canvas_types::units::{Amount, Size, Span, UnitError};
-use canvas_types::{Codec, Prefetch};
 use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod end;
+mod inspect;
+mod native;
+mod reserve;
+mod run_values;
 mod share;
 mod tools;
 
-pub use share::{ShareArgs, rate_limit};
-pub use tools::{ReplayArgs, WorkloadArgs};
+pub use end::EndArgs;
+pub use inspect::{DumpArgs, ReadArgs};
+pub use native::NativeSwapArgs;
+pub use reserve::FarReserveArgs;
+pub use run_values::{CodecArg, CopiesArg, ModeArg, PrefetchArg, SwitchArg, TimelinessArg};
+pub use share::ShareArgs;
+pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
 
 /// Far memory for unmodified Linux programs.
 ///
@@ -106,6 +116,21 @@ pub enum Command {
     /// Change the bounds of a run while it runs: all of what is written, or nothing.
     #[command(after_long_help = SET_NOTES)]
     Set(SetArgs),
+    /// Print memory of a managed process, far pages included.
+    ///
+    /// The process may run, be stopped or be in a debugger's hands; it takes no part. Exit code 1 when a
+    /// page's far copy is damaged or cannot be reached, 2 when there is no such process or memory, it is
+    /// not managed, or it may not be read: the rights that a debugger needs are needed.
+    #[command(after_long_help = inspect::READ_NOTES)]
+    Read(ReadArgs),
+    /// Write a core dump of a managed process, far pages included; the process goes on.
+    ///
+    /// It is stopped while the dump is written. Exit code 0 when the dump is whole; 1 when pages are
+    /// missing in it, whose far copies are damaged or cannot be reached; 2 when there is no dump.
+    #[command(after_long_help = inspect::DUMP_NOTES)]
+    Dump(DumpArgs),
+    /// End a tenant of the host's agent that no run has any more: what it has is given back.
+    End(EndArgs),
     /// Make a cluster key.
     ///
     /// All hosts of a far pool share one: who has it may store, read and free in the pool. Copy the
@@ -137,7 +162,7 @@ pub struct RunArgs {
     ///
     /// The bound holds for the anonymous memory of CMD and all its children together, with canvas's
     /// own metadata and swap cache. A share is taken of the largest footprint so far. Without this
-    /// flag nothing is evicted, and canvas stands aside.
+    /// flag nothing is evicted, and canvas stands aside, which it says in one line.
     #[arg(
         long,
         env = "CANVAS_LOCAL",
@@ -146,7 +171,8 @@ pub struct RunArgs {
     )]
     pub local: Option<Amount>,
 
-    /// Bound on the compressed pool that holds evicted pages [default: half of this host's RAM].
+    /// Bound on the compressed pool that holds evicted pages [default: half of this host's memory, or of the control
+    /// group's limit where that is smaller].
     #[arg(long, env = "CANVAS_POOL", value_name = "SIZE", hide_env_values = true)]
     pub pool: Option<Size>,
 
@@ -163,7 +189,7 @@ pub struct RunArgs {
     pub shared: Option<Size>,
 
     /// Far memory beyond the pool: what has been in the full pool longest goes there, encrypted
-    /// [default: none].
+    /// [default: with --server or --seed as much as this host has memory, else none].
     #[arg(long, env = "CANVAS_FAR", value_name = "SIZE", hide_env_values = true)]
     pub far: Option<Size>,
 
@@ -179,6 +205,9 @@ pub struct RunArgs {
         hide_env_values = true
     )]
     pub far_dir: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub disk_reserve: FarReserveArgs,
 
     /// How long the agent looks for requests after the last one before it sleeps; 0s saves CPU.
     #[arg(
@@ -245,7 +274,7 @@ pub struct RunArgs {
         long,
         env = "CANVAS_LINKS",
         value_name = "N",
-        default_value_t = LINKS,
+        default_value_t = canvas_agent::replicas::LINKS,
         value_parser = clap::value_parser!(u8).range(1..=4),
         hide_env_values = true
     )]
@@ -261,6 +290,10 @@ pub struct RunArgs {
         hide_env_values = true
     )]
     pub seeds: Vec<String>,
+
+    /// What is left to the host.
+    #[command(flatten)]
+    pub reserve: inspect::HostReserveArgs,
 
     /// How faults are delivered.
     #[arg(long, env = "CANVAS_MODE", value_enum, default_value_t = ModeArg::Auto, hide_env_values = true)]
@@ -296,6 +329,9 @@ pub struct RunArgs {
     /// lock.
     #[arg(long, env = "CANVAS_RESERVATIONS", value_enum, default_value_t = SwitchArg::On, hide_env_values = true)]
     pub reservations: SwitchArg,
+
+    #[command(flatten)]
+    pub native_swap: NativeSwapArgs,
 
     /// Who decides which pages are brought back before they are touched [default: streams].
     #[arg(long, env = "CANVAS_PREFETCH", value_enum, hide_env_values = true)]
@@ -351,102 +387,6 @@ pub struct RunArgs {
     pub share: ShareArgs,
 }
 
-/// `--mode`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum ModeArg {
-    /// Signal mode where it works, else thread mode.
-    Auto,
-    /// The faulting thread resolves its own fault in a signal handler; needs no privilege.
-    Signal,
-    /// Handler threads resolve faults; needs privilege, serves programs that signal mode cannot.
-    Thread,
-}
-
-/// `--codec`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum CodecArg {
-    /// Compressed with lz4 where that saves enough.
-    Lz4,
-    /// As they are; pages of one repeated value take no room all the same.
-    None,
-}
-
-/// `--reservations`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum SwitchArg {
-    /// Entries stay with their pages (Canvas, section 5.1).
-    On,
-    /// The entry is freed when its page comes in, and each eviction allocates one, as in Linux.
-    Off,
-}
-
-/// `--far-timeliness`, and `--timeliness` of the host's agent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum TimelinessArg {
-    /// What would come later than nearly all that is read ahead is used is not read (Canvas, section 5.3).
-    On,
-    /// All is read, however late it comes.
-    Off,
-}
-
-impl TimelinessArg {
-    /// Is the rule on?
-    pub fn is_on(self) -> bool {
-        self == TimelinessArg::On
-    }
-}
-
-/// `--prefetch`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum PrefetchArg {
-    /// Streams of each thread, gated by measured accuracy.
-    Streams,
-    /// Leap: the majority of the last 32 fault deltas of the process.
-    Leap,
-    /// The kernel's swap readahead: up to 8 pages around the fault, by the hits of the last ones.
-    Readahead,
-    /// Nobody.
-    None,
-}
-
-impl From<PrefetchArg> for Prefetch {
-    fn from(arg: PrefetchArg) -> Prefetch {
-        match arg {
-            PrefetchArg::Streams => Prefetch::Streams,
-            PrefetchArg::Leap => Prefetch::Leap,
-            PrefetchArg::Readahead => Prefetch::Readahead,
-            PrefetchArg::None => Prefetch::None,
-        }
-    }
-}
-
-impl From<CodecArg> for Codec {
-    fn from(arg: CodecArg) -> Codec {
-        match arg {
-            CodecArg::Lz4 => Codec::Lz4,
-            CodecArg::None => Codec::None,
-        }
-    }
-}
-
-/// `--copies`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum CopiesArg {
-    /// One server, and a disk of this host.
-    #[value(name = "1+disk")]
-    OneAndDisk,
-    /// Two servers.
-    #[value(name = "2")]
-    Two,
-    /// Three servers.
-    #[value(name = "3")]
-    Three,
-    /// One server, and nothing else: what it held is lost with it.
-    None,
-    /// A disk of this host.
-    Disk,
-}
-
 /// Flags of the agent that `canvas run` starts. The descriptors are at fixed numbers.
 #[derive(Args)]
 pub struct WorkerArgs {
@@ -462,6 +402,8 @@ pub struct WorkerArgs {
     /// There is a copy on disk.
     #[arg(long)]
     pub disk: bool,
+    #[command(flatten)]
+    pub disk_reserve: FarReserveArgs,
     /// How long to look for requests after the last one.
     #[arg(long, default_value = "50us")]
     pub spin: Span,
@@ -474,14 +416,6 @@ pub struct WorkerArgs {
     /// Members of the gossip that are known.
     #[arg(long = "seed")]
     pub seeds: Vec<SocketAddr>,
-}
-
-/// Flags of `canvas doctor`.
-#[derive(Args)]
-pub struct DoctorArgs {
-    /// Print JSON (its fields: docs/CLI.md).
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Flags of `canvas bench`.
@@ -524,7 +458,14 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Where results are appended, as JSON lines.
-    #[arg(long, value_name = "FILE", default_value = "canvas-bench.jsonl")]
+    #[arg(
+        short = 'o',
+        long,
+        visible_alias = "output",
+        value_name = "FILE",
+        default_value = "canvas-bench.jsonl",
+        value_hint = clap::ValueHint::FilePath
+    )]
     pub out: PathBuf,
     /// Where downloads and generated data stay [default: ~/.cache/canvas/bench].
     #[arg(long, value_name = "DIR")]
@@ -642,9 +583,6 @@ pub struct ServeArgs {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Connections to each server, unless told otherwise.
-pub const LINKS: u8 = 2;
-
 /// Flags of `canvas agent`.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
@@ -670,6 +608,8 @@ pub struct AgentArgs {
     /// Directory of the disk copies, best on a disk of its own [default: ~/.cache/canvas/far].
     #[arg(long, value_name = "DIR")]
     pub far_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub disk_reserve: FarReserveArgs,
     /// Hosts that lend memory (`canvas serve`), separated by commas.
     #[arg(long = "server", value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub servers: Vec<String>,
@@ -766,22 +706,6 @@ pub struct SetArgs {
     pub changes: Vec<String>,
 }
 
-/// Flags of `canvas keygen`.
-#[derive(Args, Debug)]
-pub struct KeygenArgs {
-    /// Where the key goes; a file that exists is not touched. Without FILE it is printed.
-    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    pub file: Option<PathBuf>,
-}
-
-/// Flags of `canvas man`.
-#[derive(Args)]
-pub struct ManArgs {
-    /// Write canvas.1, canvas-run.1 and so on into DIR instead of printing canvas(1).
-    #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-}
-
 /// Flags of `canvas completions`.
 #[derive(Args)]
 pub struct CompletionsArgs {
@@ -799,6 +723,7 @@ pub struct ReportArgs {
     #[arg(
         short,
         long,
+        visible_alias = "out",
         value_name = "FILE.html",
         default_value = "report.html",
         value_hint = clap::ValueHint::FilePath
@@ -828,8 +753,8 @@ fn agent_path() -> ValueParser {
 }
 
 /// A tenant's name.
-fn tenant_name(text: &str) -> Result<String, String> {
-    crate::host::hello::judge_name(text).map(|()| text.to_owned())
+fn tenant_name(text: &str) -> Result<String, NameError> {
+    judge_name(text).map(|()| text.to_owned())
 }
 
 /// Time between two lines: seconds, or a duration.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use canvas_bench::compare;
 use canvas_bench::engine::{self, Ended, plan::Request};
+use canvas_bench::host::reverse::Host;
 use canvas_bench::host::undo;
 use canvas_bench::variant::{FarBelow, Variant};
 use canvas_types::exit;
@@ -146,7 +147,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
 
 /// `canvas bench-guardian`: waits for the end of the bench that started it.
 pub fn guard(journal: &Path) -> i32 {
-    undo::guard(journal)
+    undo::guard(&Host, journal)
 }
 
 #[cfg(test)]

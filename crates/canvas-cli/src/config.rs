@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use canvas_types::exit;
 use canvas_types::units::Size;
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use toml::Spanned;
@@ -17,9 +18,10 @@ use toml::de::{DeTable, DeValue};
 
 use crate::args::{Cli, ConfigAction, ConfigArgs};
 use crate::error::{Failure, say};
-use crate::host::terms::Terms;
-use crate::options::SMALL_MIN;
 use crate::reason;
+use crate::tenant_flags as flags;
+use canvas_control::hello::SMALL_MIN;
+use canvas_control::terms::Terms;
 
 /// The file that is read when nobody names one.
 const DEFAULT: &str = "/etc/canvas/canvas.toml";
@@ -147,7 +149,7 @@ pub fn tenants(file: &Path) -> Result<BTreeMap<String, Terms>, Failure> {
                 let (_, value) = flag.split_once('=')?;
                 Some((key.as_str(), value))
             });
-            Some((name.clone(), Terms::of(values)))
+            Some((name.clone(), flags::terms_of(values)))
         }
         _ => None,
     };
@@ -229,7 +231,7 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
                 for (tenant, value) in tenants {
                     let line = at(tenant.span().start);
                     let named = tenant.get_ref().as_ref();
-                    if let Err(why) = crate::host::hello::judge_name(named) {
+                    if let Err(why) = canvas_control::names::judge_name(named) {
                         errors.push((line, format!("[tenant.{named}]: {why}")));
                     } else if let DeValue::Table(keys) = value.get_ref() {
                         let name = vec!["tenant".to_owned(), named.to_owned()];
@@ -299,7 +301,7 @@ fn section(
             continue;
         };
         match flag(arg, value) {
-            Ok(Some(flag)) => match try_flag(arg, &flag) {
+            Ok(Some(flag)) => match try_flag(&known, &flag) {
                 Ok(()) => flags.push((named.to_owned(), flag)),
                 Err(why) => errors.push((line, format!("[{shown}] {named}: {why}"))),
             },
@@ -373,14 +375,17 @@ fn plain(value: &DeValue) -> Option<String> {
     }
 }
 
-/// Would the flag be taken?
-fn try_flag(arg: &Arg, flag: &str) -> Result<(), String> {
-    let alone = clap::Command::new("canvas")
+/// Would the flag be taken, beside the flags that it asks for?
+fn try_flag(known: &[&Arg], flag: &str) -> Result<(), String> {
+    let all = known.iter().map(|arg| (*arg).clone().required(false));
+    let command = clap::Command::new("canvas")
         .disable_help_flag(true)
-        .arg(arg.clone().required(false));
-    match alone.try_get_matches_from(["canvas", flag]) {
-        Ok(_) => Ok(()),
-        Err(e) => Err(crate::error::value_sentence(&e)),
+        .args(all);
+    match command.try_get_matches_from(["canvas", flag]) {
+        Err(e) if e.kind() != ErrorKind::MissingRequiredArgument => {
+            Err(crate::error::value_sentence(&e))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -407,6 +412,8 @@ copies = 2
 listen = "127.0.0.1:0"
 memory = "1G"
 links = 16
+gossip = "127.0.0.1:0"
+seeds = ["a:3"]
 [tenant.web]
 local = "25%"
 far = "4G"

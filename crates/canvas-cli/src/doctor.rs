@@ -5,98 +5,45 @@
 
 use std::io::{self, Write};
 
-use canvas_shm::Mode;
-use canvas_sys::uffd::{Probe, feature, probe};
+use canvas_sys::clmul::Width;
+use canvas_sys::trial::{Call, Refusal};
+use canvas_sys::uffd::feature;
 use canvas_types::exit;
 use nix::errno::Errno;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::args::ModeArg;
-use crate::facts::{Facts, Seccomp};
-use crate::stats::mode_name;
+use crate::args::DoctorArgs;
+use canvas_runner::container::{self, Container, Runtime, refusal_name};
+use canvas_runner::facts::{Facts, Rdma, Seccomp, probe_userfaultfd};
+use canvas_runner::mode::{Choice, RESERVED_BYTES, choose, thread_works};
+use canvas_runner::mode_name;
 
-/// Address space that a managed process reserves, in bytes: the window, its mirror, the page words.
-const RESERVED_BYTES: u64 = {
-    use canvas_types::layout::{WINDOW_BYTES, WINDOW_PAGES};
-    (2 * WINDOW_BYTES + 8 * WINDOW_PAGES) as u64
-};
 /// Mappings that a large threaded program may need.
 const MAPS_COMFORT: u64 = 65_530;
 /// Descriptors below which our own get in the way.
 const NOFILE_COMFORT: u64 = 256;
 
-/// A mode and the reason for it.
-pub type Choice = (Mode, &'static str);
+/// What a client's link by RDMA pins, with a little more for its queues.
+const RDMA_LOCKED_BYTES: u64 = 4 << 20;
 
-/// Does signal mode work, and if not, why not?
-fn signal_works(p: &Probe, seccomp: &Seccomp) -> Result<(), String> {
-    if p.user_mode_errno != 0 {
-        return Err(match Errno::from_raw(p.user_mode_errno) {
-            Errno::ENOSYS => "this kernel has no userfaultfd (CONFIG_USERFAULTFD)".into(),
-            Errno::EPERM => {
-                "userfaultfd is forbidden here, as Docker's default seccomp profile does".into()
-            }
-            Errno::EINVAL => {
-                "this kernel is older than 5.11 and has no user-mode userfaultfd".into()
-            }
-            e => format!("userfaultfd fails: {}", e.desc()),
-        });
+/// How to have userfaultfd where it is refused, as one line.
+fn how_to_allow(f: &Facts) -> String {
+    match &f.container {
+        Some(c) if f.seccomp.filtered && c.runtime != Runtime::Other => format!(
+            "to allow userfaultfd in {}: `{}`, then `{}`",
+            c.runtime.name(),
+            c.runtime.prepare(),
+            c.runtime.allow()
+        ),
+        _ if f.seccomp.filtered => "to allow userfaultfd: start this with another seccomp profile; `canvas doctor --containers` has the lines for Docker, Podman and Kubernetes".into(),
+        _ => "to allow userfaultfd: ask the security module of this host (SELinux, AppArmor, a BPF program) for it".into(),
     }
-    if p.features & feature::SIGBUS == 0 {
-        return Err(
-            "this kernel's userfaultfd has no SIGBUS feature (4.14 and later have it)".into(),
-        );
-    }
-    if !seccomp.trap {
-        return Err("seccomp filters that trap are not available (CONFIG_SECCOMP_FILTER)".into());
-    }
-    Ok(())
 }
 
-/// Does thread mode work, and if not, why not?
-fn thread_works(p: &Probe) -> Result<(), String> {
-    if p.full_errno == 0 || p.device_errno == 0 {
-        return Ok(());
-    }
-    Err("thread mode needs CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1 or access to /dev/userfaultfd".into())
-}
-
-/// The mode that `canvas run --mode wanted` uses, and why; one sentence when none works.
-pub fn choose(wanted: ModeArg, facts: &Facts) -> Result<Choice, String> {
-    let p = &facts.probe;
-    if let Some(limit) = facts.limits.address_space_bytes
-        && limit < RESERVED_BYTES
-    {
-        return Err(format!(
-            "the limit on address space (ulimit -v) is {} KiB, and canvas reserves {} TiB of addresses; raise it with `ulimit -v unlimited`",
-            limit >> 10,
-            RESERVED_BYTES >> 40,
-        ));
-    }
-    let signal = signal_works(p, &facts.seccomp);
-    let thread = thread_works(p);
-    match (wanted, signal, thread) {
-        (ModeArg::Auto, Ok(()), _) => Ok((
-            Mode::Signal,
-            "user-mode userfaultfd with SIGBUS works, and needs no privilege",
-        )),
-        (ModeArg::Signal, Ok(()), _) => Ok((Mode::Signal, "it was asked for, and works")),
-        (ModeArg::Thread, _, Ok(())) => Ok((Mode::Thread, "it was asked for, and works")),
-        (ModeArg::Auto, Err(_), Ok(())) => Ok((
-            Mode::Thread,
-            "signal mode does not work here, and this user may handle all faults",
-        )),
-        (ModeArg::Auto, Err(s), Err(t)) => Err(format!(
-            "no mode works here: {s}, and {t}; see `canvas doctor`"
-        )),
-        (ModeArg::Signal, Err(s), _) => Err(format!(
-            "signal mode does not work here: {s}; see `canvas doctor`"
-        )),
-        (ModeArg::Thread, _, Err(t)) => {
-            Err(format!("{t}; use --mode signal or see `canvas doctor`"))
-        }
-    }
+/// Is it a filter that refuses, and not a kernel that does not know the call?
+fn is_filters(f: &Facts, refusal: Refusal) -> bool {
+    f.seccomp.filtered || refusal != Refusal::Error(Errno::ENOSYS as i32)
 }
 
 /// One line for each limit that stands in the way, or will.
@@ -105,14 +52,26 @@ pub fn advice(f: &Facts) -> Vec<String> {
     let mut say = |line: String| lines.push(line);
     match Errno::from_raw(f.probe.user_mode_errno) {
         _ if f.probe.user_mode_errno == 0 => {}
-        Errno::EPERM => say("userfaultfd is forbidden: in Docker, run with a seccomp profile that allows userfaultfd, or with --security-opt seccomp=unconfined".into()),
-        Errno::ENOSYS => say("userfaultfd is missing: use a kernel with CONFIG_USERFAULTFD, 5.15 or later".into()),
+        _ if f.userfaultfd_is_refused() => say(how_to_allow(f)),
+        Errno::ENOSYS => say(
+            "userfaultfd is missing: use a kernel with CONFIG_USERFAULTFD, 5.15 or later".into(),
+        ),
         _ => say("user-mode userfaultfd is missing: use a kernel of 5.15 or later".into()),
     }
     if f.probe.user_mode_errno == 0 && f.probe.features & feature::PAGEFAULT_FLAG_WP == 0 {
         say("userfaultfd cannot write-protect: use a kernel of 5.15 or later".into());
     }
-    if thread_works(&f.probe).is_err() {
+    for (call, refusal) in &f.refused {
+        if *call != Call::Userfaultfd && is_filters(f, *refusal) {
+            let (_, without) = container::purpose(*call);
+            say(format!(
+                "{} is refused ({}): {without}; see `canvas doctor --containers`",
+                container::name(*call),
+                refusal_name(*refusal)
+            ));
+        }
+    }
+    if thread_works(&f.probe).is_err() && !f.userfaultfd_is_refused() {
         say("thread mode is closed to this user: for programs that signal mode cannot serve, allow /dev/userfaultfd or set vm.unprivileged_userfaultfd=1".into());
     }
     if !f.seccomp.trap {
@@ -136,6 +95,20 @@ pub fn advice(f: &Facts) -> Vec<String> {
         say(format!(
             "few mappings are allowed a process: set vm.max_map_count={MAPS_COMFORT} or more"
         ));
+    }
+    if let Some(why) = &f.rdma.error
+        && !f.rdma.kernel_devices.is_empty()
+    {
+        say(format!("this host has an RDMA device, but: {why}"));
+    }
+    if f.rdma.ok && f.limits.locked_bytes.is_some_and(|b| b < RDMA_LOCKED_BYTES) {
+        say(format!(
+            "RDMA pins memory, and little may be locked: raise `ulimit -l` to {} KiB or more for each donor that is used, without a limit for `canvas serve --rdma`",
+            RDMA_LOCKED_BYTES >> 10
+        ));
+    }
+    if f.page_hash.is_none() {
+        say("this processor shows no PCLMULQDQ, so each page that is evicted or comes back costs about 6 us more for its hash: in a virtual machine, give the guest the flag `pclmulqdq` (and `avx2`, `vpclmulqdq`)".into());
     }
     if f.overcommit == Some(2) {
         say("vm.overcommit_memory=2 counts memory that is far as if it were local: set it to 0, or raise vm.overcommit_ratio".into());
@@ -170,11 +143,24 @@ struct Json<'a> {
     library_bytes: usize,
     kernel: &'a str,
     machine: &'a str,
+    page_hash: Option<&'static str>,
     glibc: Option<&'a str>,
     userfaultfd: serde_json::Value,
     seccomp: &'a Seccomp,
     limits: serde_json::Value,
     memory: serde_json::Value,
+    rdma: &'a Rdma,
+    container: serde_json::Value,
+    refused: Vec<serde_json::Value>,
+}
+
+/// The same for programs.
+fn page_hash_name(by: Width) -> &'static str {
+    match by {
+        Width::Bits512 => "vpclmulqdq-avx512",
+        Width::Bits256 => "vpclmulqdq-avx2",
+        Width::Bits128 => "pclmulqdq",
+    }
 }
 
 fn feature_names(bits: u64) -> Vec<&'static str> {
@@ -201,6 +187,7 @@ fn to_json(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
         library_bytes: f.library_bytes,
         kernel: &f.kernel,
         machine: &f.machine,
+        page_hash: f.page_hash.map(page_hash_name),
         glibc: f.glibc.as_deref(),
         userfaultfd: json!({
             "user_mode": way(f.probe.user_mode_errno),
@@ -224,8 +211,46 @@ fn to_json(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
             "available_bytes": f.available_bytes,
             "swap_total_bytes": f.swap_bytes,
         }),
+        rdma: &f.rdma,
+        container: json!({
+            "runtime": f.container.as_ref().map(|c| c.runtime.name()),
+            "evidence": f.container.as_ref().map(|c| &c.evidence),
+        }),
+        refused: refused_json(f),
     };
     serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
+}
+
+/// What is refused, for programs.
+fn refused_json(f: &Facts) -> Vec<serde_json::Value> {
+    let one = |(call, refusal): &(Call, Refusal)| {
+        let (what, without) = container::purpose(*call);
+        json!({
+            "call": container::name(*call), "error": refusal_name(*refusal),
+            "for": what, "without": without,
+        })
+    };
+    f.refused.iter().map(one).collect()
+}
+
+/// What is refused, for people.
+fn refused_text(f: &Facts) -> String {
+    let one = |(call, refusal): &(Call, Refusal)| {
+        format!("{} ({})", container::name(*call), refusal_name(*refusal))
+    };
+    let all: Vec<_> = f.refused.iter().map(one).collect();
+    if all.is_empty() {
+        "none of those that canvas makes".into()
+    } else {
+        all.join(", ")
+    }
+}
+
+fn container_text(container: Option<&Container>) -> String {
+    container.map_or_else(
+        || "none found".into(),
+        |c| format!("{} ({})", c.runtime.name(), c.evidence),
+    )
 }
 
 fn yes(errno: i32) -> String {
@@ -238,6 +263,23 @@ fn mib(bytes: u64) -> String {
 
 fn limit(value: Option<u64>, unit: &str) -> String {
     value.map_or_else(|| "unlimited".into(), |v| format!("{v}{unit}"))
+}
+
+/// With which instructions pages are hashed.
+fn page_hash(by: Option<Width>) -> &'static str {
+    match by {
+        Some(Width::Bits512) => "VPCLMULQDQ with AVX-512",
+        Some(Width::Bits256) => "VPCLMULQDQ with AVX2",
+        Some(Width::Bits128) => "PCLMULQDQ",
+        None => "no instruction for it",
+    }
+}
+
+fn rdma(rdma: &Rdma) -> String {
+    match &rdma.error {
+        Some(why) => format!("no: {why}"),
+        None => format!("yes, {}", rdma.devices.join(", ")),
+    }
 }
 
 fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> String {
@@ -253,6 +295,7 @@ fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
             ),
         ),
         ("kernel", format!("{} {}", f.kernel, f.machine)),
+        ("page hash", page_hash(f.page_hash).into()),
         (
             "glibc",
             f.glibc.clone().unwrap_or_else(|| "not found".into()),
@@ -288,6 +331,12 @@ fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
                 (true, false) => "yes".into(),
             },
         ),
+        ("container", container_text(f.container.as_ref())),
+        (
+            "filter on this process",
+            if f.seccomp.filtered { "yes" } else { "no" }.into(),
+        ),
+        ("refused system calls", refused_text(f)),
         ("vm.overcommit_memory", number(f.overcommit)),
         ("vm.max_map_count", number(f.max_map_count)),
         (
@@ -299,6 +348,7 @@ fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
             "locked memory (ulimit -l)",
             limit(f.limits.locked_bytes.map(|b| b >> 10), " KiB"),
         ),
+        ("RDMA", rdma(&f.rdma)),
     ];
     let mut text = String::new();
     for (name, value) in rows {
@@ -314,23 +364,44 @@ fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> Str
     text
 }
 
+/// Prints what was asked for.
+fn print(text: &str) -> i32 {
+    // A closed pipe is the reader's choice.
+    let _ = io::stdout().write_all(text.as_bytes());
+    exit::OK
+}
+
+/// The mode that `canvas run` chooses here, and why; one sentence when it finds none.
+fn chosen(f: &Facts) -> Result<Choice, String> {
+    choose(None, f).map_err(|e| e.to_string())
+}
+
 /// `canvas doctor`; returns the exit code.
-pub fn run(as_json: bool) -> i32 {
-    let facts = Facts::gather(probe()).with_glibc();
-    let choice = choose(ModeArg::Auto, &facts).and_then(|choice| {
+pub fn run(args: &DoctorArgs) -> i32 {
+    if let Some(runtime) = args.seccomp {
+        return print(Runtime::from(runtime).profile());
+    }
+    match (args.containers, args.json) {
+        (true, false) => return print(&container::matrix_text()),
+        (true, true) => return print(&format!("{:#}\n", container::matrix_json())),
+        _ => {}
+    }
+    let facts = Facts::gather(probe_userfaultfd())
+        .with_glibc()
+        .with_trials()
+        .with_rdma();
+    let choice = chosen(&facts).and_then(|choice| {
         if facts.library_bytes == 0 {
             return Err("this binary was built without its library".into());
         }
         Ok(choice)
     });
     let advice = advice(&facts);
-    let text = if as_json {
+    print(&if args.json {
         to_json(&facts, &choice, &advice)
     } else {
         to_text(&facts, &choice, &advice)
-    };
-    // A closed pipe is the reader's choice.
-    let _ = io::stdout().write_all(text.as_bytes());
+    });
     if choice.is_ok() {
         exit::OK
     } else {

@@ -2,18 +2,21 @@
 
 use std::ffi::OsStr;
 use std::fmt::Display;
-use std::io::Write as _;
 
+use canvas_agent::daemon::error::DaemonError;
+use canvas_runner::RunError;
 use canvas_types::exit;
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::args::Cli;
 
+pub use canvas_control::text::say;
+
 /// Why a command ends: the sentence, and the exit code.
 #[derive(Debug)]
 pub struct Failure {
-    /// Exit code (see `canvas_types::exit`).
+    /// Exit code (see [`canvas_types::exit`]).
     pub code: i32,
     /// One sentence, without a final stop.
     pub sentence: String,
@@ -21,26 +24,40 @@ pub struct Failure {
 
 impl Failure {
     /// `canvas run` itself failed.
-    pub fn run(sentence: impl Into<String>) -> Failure {
+    pub fn run(sentence: impl Display) -> Failure {
         Failure {
             code: exit::RUN_FAILED,
-            sentence: sentence.into(),
+            sentence: sentence.to_string(),
         }
     }
     /// Bad input to another command.
-    pub fn usage(sentence: impl Into<String>) -> Failure {
+    pub fn usage(sentence: impl Display) -> Failure {
         Failure {
             code: exit::USAGE,
-            sentence: sentence.into(),
+            sentence: sentence.to_string(),
         }
     }
 }
 
-/// Writes one line to standard error.
-pub fn say(sentence: impl Display) {
-    // In one write: others write there too, and a reader shall not see half a line. A closed stderr is the caller's choice.
-    let line = format!("canvas: {sentence}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
+impl From<RunError> for Failure {
+    fn from(e: RunError) -> Failure {
+        Failure {
+            code: e.code(),
+            sentence: e.to_string(),
+        }
+    }
+}
+
+impl From<DaemonError> for Failure {
+    fn from(e: DaemonError) -> Failure {
+        Failure {
+            code: match e {
+                DaemonError::NotReplaced { .. } => exit::NEGATIVE,
+                _ => exit::USAGE,
+            },
+            sentence: e.to_string(),
+        }
+    }
 }
 
 /// Prints what the parser has to say and returns the exit code.

@@ -11,16 +11,22 @@ use crate::error::Failure;
 /// Makes a key, in a file that only its owner can read, or on standard output.
 pub fn run(args: &KeygenArgs) -> Result<i32, Failure> {
     let key = ClusterKey::generate().map_err(Failure::usage)?;
+    let mut out = std::io::stdout().lock();
     match &args.file {
-        Some(file) => key.write(file).map_err(Failure::usage)?,
-        None => {
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "{}", key.to_line())
-                .and_then(|()| out.flush())
-                .map_err(|e| {
-                    Failure::usage(format!("the key cannot be printed: {}", crate::reason(&e)))
-                })?;
+        Some(file) => {
+            key.write(file).map_err(Failure::usage)?;
+            // The key is made, whether anybody reads this or not.
+            let _ = writeln!(
+                out,
+                "{} is a new cluster key, which only its owner can read; copy it to every host of the pool",
+                file.display()
+            );
         }
+        None => writeln!(out, "{}", key.to_line())
+            .and_then(|()| out.flush())
+            .map_err(|e| {
+                Failure::usage(format!("the key cannot be printed: {}", crate::reason(&e)))
+            })?,
     }
     Ok(exit::OK)
 }

@@ -1,26 +1,19 @@
 //! The `canvas` command.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod args;
 mod bench;
 mod config;
 mod control;
 mod doctor;
-mod elf;
+mod end;
 mod error;
-mod facts;
-mod far;
-mod finder;
-#[cfg(test)]
-mod fuzz_short;
-mod host;
+mod inspect;
+mod joined_flags;
 mod keygen;
-mod launch;
 mod manual;
-mod metrics;
 mod options;
-mod preload;
-mod program;
 mod replay;
 mod report;
 mod run;
@@ -28,25 +21,15 @@ mod serve;
 mod set;
 mod signals;
 mod stat;
-mod stats;
 mod status;
-mod supervise;
-mod sweep;
 mod table;
+mod tenant_flags;
 mod top;
-mod tree;
 mod worker;
 mod workload;
 
 use args::Command;
-
-/// What the system says, without Rust's "(os error 2)".
-fn reason(e: &std::io::Error) -> String {
-    match e.raw_os_error() {
-        Some(code) => nix::errno::Errno::from_raw(code).desc().to_owned(),
-        None => e.to_string(),
-    }
-}
+use canvas_control::text::reason;
 
 fn main() {
     let argv: Vec<_> = std::env::args_os().collect();
@@ -55,18 +38,21 @@ fn main() {
         Err(config::Wrong::File(failure)) => Err(failure),
         Ok(cli) => match &cli.command {
             Command::Run(args) => run::run(args),
-            Command::Doctor(args) => Ok(doctor::run(args.json)),
+            Command::Doctor(args) => Ok(doctor::run(args)),
             Command::Replay(args) => replay::run(args),
             Command::AgentWorker(args) => worker::serve(args),
             Command::Bench(args) => bench::run(args),
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Serve(args) => serve::run(args),
-            Command::Agent(args) => host::run(args),
+            Command::Agent(args) => agent::run(args),
             Command::Config(args) => config::run(args),
             Command::Status(args) => status::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Top(args) => top::run(args),
             Command::Set(args) => set::run(args),
+            Command::Read(args) => inspect::read(args),
+            Command::Dump(args) => inspect::dump(args),
+            Command::End(args) => end::run(args),
             Command::Keygen(args) => keygen::run(args),
             Command::Man(args) => manual::man(args.dir.as_deref()),
             Command::Completions(args) => Ok(manual::completions(args.shell)),

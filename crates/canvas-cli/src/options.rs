@@ -1,172 +1,68 @@
-//! What `canvas run` was asked, with the defaults filled in and the values checked.
+//! The flags of `canvas run`, checked, and with the defaults filled in.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
+use std::path::Path;
 use std::time::Duration;
 
-use canvas_agent::copies::{Policy, SERVERS_MAX};
+use canvas_agent::replicas::{Policy, SERVERS_MAX};
 use canvas_link::Address;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
-use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, config_flag};
-use canvas_types::units::{Amount, Size, Span};
-use canvas_types::{Codec, PAGE_SIZE, Prefetch};
+use canvas_types::Prefetch;
+use canvas_types::units::{Amount, Size};
 use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
 
 use crate::args::{CopiesArg, ModeArg, RunArgs, SwitchArg};
-use crate::control::place::{Name, name_of};
 use crate::error::Failure;
-use crate::host::hello::Asked;
+use crate::tenant_flags as flags;
+use canvas_control::hello::SMALL_MIN;
+use canvas_control::names::{Name, name_of};
+use canvas_runner::options::{
+    FarOptions, HostMemory, HostOptions, LOCAL_MIN, Options, THREAD_MODE_SHARES_NOTHING,
+};
 
-/// Smallest `--local`: the smallest limit that a share comes to, too.
-pub const LOCAL_MIN: Size = Size::from_bytes(LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64);
-/// Smallest `--pool` and `--swap-cache`.
-pub const SMALL_MIN: Size = Size::from_bytes(1 << 20);
 /// The swap cache at start.
 const SWAP_CACHE: Size = Size::from_bytes(32 << 20);
 
-/// What `canvas run` was asked.
-#[derive(Debug)]
-pub struct Options {
-    /// Bound on local memory; `None` for no bound.
-    pub local: Option<Amount>,
-    /// Bound on the pool.
-    pub pool: Size,
-    /// Swap cache at start.
-    pub swap_cache: Size,
-    /// How faults are delivered.
-    pub mode: ModeArg,
-    /// Where the report goes.
-    pub stats: Option<PathBuf>,
-    /// Where the trace goes.
-    pub trace: Option<PathBuf>,
-    /// A program that cannot be managed is an error.
-    pub require: bool,
-    /// How far pages are stored.
-    pub codec: Codec,
-    /// A page keeps its swap entry when it comes in.
-    pub reservations: bool,
-    /// Who prefetches.
-    pub prefetch: Prefetch,
-    /// Bound on memory that forks share; `None`: it stays native.
-    pub shared: Option<Size>,
-    /// Far memory beyond the pool.
-    pub far: Option<FarOptions>,
-}
-
-/// Far memory beyond the pool.
-#[derive(Debug)]
-pub struct FarOptions {
-    /// Slabs that the tenant may fill.
-    pub slabs: usize,
-    /// Directory of the disk copy; `None` for the default.
-    pub dir: Option<PathBuf>,
-    /// Longest that a fault may wait.
-    pub wait: Duration,
-    /// The pool's oldest pages leave it past this part of its bound (FastSwap §IV).
-    pub spill_percent: u64,
-    /// How long the agent looks for requests before it sleeps.
-    pub spin: Span,
-    /// What is read ahead and would come too late is not done.
-    pub timeliness: bool,
-    /// Hosts that lend memory.
-    pub servers: Vec<Address>,
-    /// How many copies, and where; `None` for what the host agent does.
-    pub policy: Option<Policy>,
-    /// The servers' key; `None` for servers on this host that have none.
-    pub key: Option<ClusterKey>,
-    /// Connections to each server.
-    pub links: u8,
-    /// Members of the servers' gossip.
-    pub seeds: Vec<SocketAddr>,
-    /// The host's agent keeps it; `None` for one of the run's own.
-    pub host: Option<HostOptions>,
-    /// What of its share the tenant asks for.
-    pub asked: Asked,
-}
-
-/// A host agent.
-#[derive(Debug)]
-pub struct HostOptions {
-    /// Where it listens.
-    pub path: PathBuf,
-    /// What the tenant is called there.
-    pub name: String,
-    /// Its user named it.
-    pub is_named: bool,
-}
-
-impl Options {
-    /// Checks `args` and fills in the defaults; `ram_bytes` is this host's memory.
-    pub fn new(args: &RunArgs, ram_bytes: u64) -> Result<Options, Failure> {
-        at_least(
-            "--local",
-            args.local.and_then(size_of),
-            LOCAL_MIN,
-            ", or a share such as 25%",
-        )?;
-        at_least("--pool", args.pool, SMALL_MIN, "")?;
-        at_least("--swap-cache", args.swap_cache, SMALL_MIN, "")?;
-        let swap_cache = match (args.swap_cache, args.local.and_then(size_of)) {
-            (Some(cache), Some(local)) if cache >= local => {
-                return Err(Failure::run(format!(
-                    "--swap-cache {cache} is part of --local {local}; write less than that, a sixteenth of it for example"
-                )));
-            }
-            (Some(cache), _) => cache,
-            (None, Some(local)) => SWAP_CACHE.min(Size::from_bytes(local.bytes / 16)),
-            (None, None) => SWAP_CACHE,
-        };
-        Ok(Options {
-            local: args.local,
-            pool: args.pool.unwrap_or(Size::from_bytes(ram_bytes / 2)),
-            swap_cache,
-            mode: args.mode,
-            stats: args.stats.clone(),
-            trace: args.trace.clone(),
-            require: args.require,
-            codec: args.codec.into(),
-            reservations: args.reservations == SwitchArg::On,
-            prefetch: prefetch(args)?,
-            shared: shared(args)?,
-            far: far(args)?,
-        })
-    }
-
-    /// Writes what the processes of the tenant need to know, all but the mode and the trace.
-    pub fn write_to(&self, config: &Config) {
-        match self.local {
-            None => {}
-            Some(Amount::Size(size)) => config.local_bytes.store(size.bytes, Relaxed),
-            Some(Amount::Share(share)) => config.local_ppm.store(share.ppm().into(), Relaxed),
+/// Checks `args` and fills in the defaults.
+pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
+    at_least(
+        "--local",
+        args.local.and_then(size_of),
+        LOCAL_MIN,
+        ", or a share such as 25%",
+    )?;
+    at_least("--pool", args.pool, SMALL_MIN, "")?;
+    at_least("--swap-cache", args.swap_cache, SMALL_MIN, "")?;
+    let swap_cache = match (args.swap_cache, args.local.and_then(size_of)) {
+        (Some(cache), Some(local)) if cache >= local => {
+            return Err(Failure::run(format!(
+                "--swap-cache {cache} is part of --local {local}; write less than that, a sixteenth of it for example"
+            )));
         }
-        config.pool_bytes.store(self.pool.bytes, Relaxed);
-        config
-            .swap_cache_bytes
-            .store(self.swap_cache.bytes, Relaxed);
-        let flags = [
-            (self.require, config_flag::REQUIRE),
-            (self.trace.is_some(), config_flag::TRACE),
-            (!self.reservations, config_flag::NO_RESERVATIONS),
-            (self.far.is_some(), config_flag::FAR),
-        ];
-        let bits = flags
-            .iter()
-            .filter(|(set, _)| *set)
-            .fold(0, |bits, (_, bit)| bits | bit);
-        config.flags.store(bits, Relaxed);
-        config.codec.store(self.codec as u32, Relaxed);
-        config.prefetch.store(self.prefetch as u32, Relaxed);
-        config.runner_pid.store(std::process::id(), Relaxed);
-        config.pid_namespace.store(pid_namespace(), Relaxed);
-    }
-}
-
-/// Where the numbers of this process's children hold; 0 when it cannot be known.
-pub fn pid_namespace() -> u64 {
-    std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino())
+        (Some(cache), _) => cache,
+        (None, Some(local)) => SWAP_CACHE.min(Size::from_bytes(local.bytes / 16)),
+        (None, None) => SWAP_CACHE,
+    };
+    Ok(Options {
+        command: args.command.clone(),
+        tenant: args.tenant.clone(),
+        metrics: args.metrics,
+        host_reserve: args.reserve.host_reserve.0,
+        local: args.local,
+        pool: args.pool.unwrap_or(Size::from_bytes(host.usable_bytes / 2)),
+        swap_cache,
+        mode: args.mode.wanted(),
+        stats: args.stats.clone(),
+        trace: args.trace.clone(),
+        require: args.require,
+        codec: args.codec.into(),
+        reservations: args.reservations == SwitchArg::On,
+        native_swap: args.native_swap.is_on(),
+        prefetch: prefetch(args)?,
+        shared: shared(args)?,
+        far: far(args, host.ram_bytes)?,
+    })
 }
 
 /// `--no-prefetch` is `--prefetch none` by another name.
@@ -200,17 +96,21 @@ fn shared(args: &RunArgs) -> Result<Option<Size>, Failure> {
     Ok(args.shared)
 }
 
-/// Why `--shared` is refused in thread mode.
-pub const THREAD_MODE_SHARES_NOTHING: &str =
-    "--shared works in signal mode only; leave it out, or see `canvas doctor` for signal mode";
-
-/// Far memory in whole slabs.
-fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
-    let Some(size) = args.far else {
+/// Far memory in whole slabs. Servers lend as much as this host has memory, unless the user says how
+/// much.
+fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
+    let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
+    let lenders = [
+        ("--server", !args.servers.is_empty()),
+        ("--seed", !args.seeds.is_empty()),
+    ];
+    let lender = lenders.iter().find(|(_, given)| *given);
+    let lent = lender
+        .filter(|_| args.agent.is_none())
+        .map(|_| Size::from_bytes(ram_bytes).max(SMALL_MIN).min(most));
+    let Some(size) = args.far.or(lent) else {
         let unused = [
             ("--agent", args.agent.is_some()),
-            ("--server", !args.servers.is_empty()),
-            ("--seed", !args.seeds.is_empty()),
             ("--far-timeliness", !args.far_timeliness.is_on()),
             ("--weight", args.share.weight.is_some()),
             ("--swap-in-limit", args.share.swap_in_limit.is_some()),
@@ -225,16 +125,19 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
     };
     at_least("--far", Some(size), SMALL_MIN, "")?;
     let slabs = size.bytes.div_ceil(SLAB_BYTES as u64);
-    let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
     if slabs > SLABS_MAX as u64 {
         return Err(Failure::run(format!(
             "--far {size} is more than canvas can number; write {most} or less"
         )));
     }
     if args.local.is_none() {
-        return Err(Failure::run(
-            "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
-        ));
+        let flag = match (args.far, lender) {
+            (None, Some((flag, _))) => flag,
+            _ => "--far",
+        };
+        return Err(Failure::run(format!(
+            "{flag} without --local has no use: nothing leaves memory without a bound; write --local SIZE too"
+        )));
     }
     if args.far_wait.ns < 1_000_000 {
         return Err(Failure::run(
@@ -261,6 +164,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         key,
         slabs: slabs as usize,
         dir: args.far_dir.clone(),
+        reserve: args.disk_reserve.far_reserve,
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
         spin: args.far_spin,
@@ -268,7 +172,7 @@ fn far(args: &RunArgs) -> Result<Option<FarOptions>, Failure> {
         links: args.links,
         seeds,
         host,
-        asked: Asked::of(args),
+        asked: flags::asked_of(args),
     }))
 }
 
@@ -282,6 +186,7 @@ pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
         ("--seed", !args.seeds.is_empty()),
         ("--key-file", args.key_file.is_some()),
         ("--far-dir", args.far_dir.is_some()),
+        ("--far-reserve", args.disk_reserve.far_reserve.is_some()),
         ("--far-timeliness", !args.far_timeliness.is_on()),
     ];
     if let Some((flag, _)) = its_own.iter().find(|(_, given)| *given) {
@@ -291,7 +196,7 @@ pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
     }
     let path = match path {
         Some(path) => path.clone(),
-        None => crate::host::socket::path_to_ask().map_err(Failure::run)?,
+        None => canvas_agent::daemon::socket::path_to_ask().map_err(Failure::run)?,
     };
     // Two runs of one program are two tenants of the agent.
     let own = || Name {
@@ -414,14 +319,28 @@ fn at_least(flag: &str, size: Option<Size>, min: Size, or: &str) -> Result<(), F
 mod tests {
     use super::*;
     use crate::args::{Cli, Command};
+    use canvas_shm::segment::config_flag;
+    use canvas_types::Codec;
     use clap::Parser;
+    use std::sync::atomic::Ordering::Relaxed;
 
-    fn options(flags: &[&str]) -> Result<Options, Failure> {
+    fn of(ram_bytes: u64) -> HostMemory {
+        HostMemory {
+            ram_bytes,
+            usable_bytes: ram_bytes,
+        }
+    }
+
+    fn run_args(flags: &[&str]) -> RunArgs {
         let argv = [&["canvas", "run"], flags, &["--", "true"]].concat();
         let Command::Run(args) = Cli::try_parse_from(argv).unwrap().command else {
             unreachable!()
         };
-        Options::new(&args, 8 << 30)
+        args
+    }
+
+    fn options(flags: &[&str]) -> Result<Options, Failure> {
+        of_run(&run_args(flags), of(8 << 30))
     }
 
     #[test]
@@ -431,10 +350,10 @@ mod tests {
             (o.local, o.pool.bytes, o.swap_cache.bytes),
             (None, 4 << 30, 32 << 20)
         );
-        assert_eq!(o.mode, ModeArg::Auto);
+        assert_eq!(o.mode, None);
         assert_eq!(
-            (o.codec, o.reservations, o.prefetch),
-            (Codec::Lz4, true, Prefetch::Streams)
+            (o.codec, o.reservations, o.prefetch, o.native_swap),
+            (Codec::Lz4, true, Prefetch::Streams, true)
         );
     }
 
@@ -530,16 +449,25 @@ mod tests {
                 &["--far", "1G"][..],
                 "--far without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
             ),
+            (
+                &["--server", "127.0.0.1:7"][..],
+                "--server without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+            ),
+            (
+                &["--local", "64M", "--agent=/x"][..],
+                "--agent without --far has no use; write --far SIZE for how much memory may go there",
+            ),
         ] {
             let f = options(flags).unwrap_err();
             assert_eq!((f.code, f.sentence.as_str()), (125, want));
         }
     }
 
-    /// Whatever the reason on the host that runs this: no RDMA in the build, no library, no device.
+    /// Whatever the reason on the host that runs this: no library, no device.
     #[test]
     fn rdma_that_cannot_be_had_is_one_sentence() {
         let Err(why) = canvas_rdma::check() else {
+            canvas_testing::skip("RDMA can be had here");
             return;
         };
         let flags = [
@@ -554,6 +482,35 @@ mod tests {
         let want = format!("--server rdma://127.0.0.1:7: {why}; write 127.0.0.1:7 to go over TCP");
         assert_eq!((f.code, f.sentence), (125, want));
         assert!(why.contains("RDMA") && !why.ends_with('.'), "{why}");
+    }
+
+    #[test]
+    fn the_pool_is_half_of_what_can_be_used() {
+        let host = HostMemory {
+            usable_bytes: 1 << 30,
+            ..of(8 << 30)
+        };
+        let pool = |flags: &[&str]| of_run(&run_args(flags), host).unwrap().pool;
+        assert_eq!(pool(&[]).bytes, 512 << 20);
+        assert_eq!(pool(&["--pool", "3G"]).bytes, 3 << 30);
+    }
+
+    #[test]
+    fn servers_lend_as_much_as_this_host_has_memory_unless_told_otherwise() {
+        let slabs = |flags: &[&str], ram_bytes| {
+            let args = run_args(&[&["--local", "64M"], flags].concat());
+            let far = of_run(&args, of(ram_bytes)).unwrap().far;
+            far.map(|far| far.slabs)
+        };
+        let server = ["--server", "127.0.0.1:7"];
+        assert_eq!(slabs(&server, 1 << 30), Some(16));
+        assert_eq!(slabs(&["--seed", "127.0.0.1:7"], 1 << 30), Some(16));
+        assert_eq!(slabs(&server, 1 << 60), Some(SLABS_MAX));
+        assert_eq!(
+            slabs(&[&server[..], &["--far", "128M"]].concat(), 1 << 30),
+            Some(2)
+        );
+        assert_eq!(slabs(&[], 1 << 30), None);
     }
 
     #[test]
@@ -593,9 +550,12 @@ mod tests {
             (c.codec(), c.reservations(), c.prefetch()),
             (Codec::Lz4, true, Prefetch::None)
         );
-        options(&["--codec", "none", "--reservations", "off"])
+        assert!(c.native_swap());
+        let off = ["--reservations", "off", "--native-swap", "off"];
+        options(&[&["--codec", "none"], &off[..]].concat())
             .unwrap()
             .write_to(c);
+        assert!(!c.native_swap());
         assert_eq!(
             (c.codec(), c.reservations(), c.prefetch()),
             (Codec::None, false, Prefetch::Streams)

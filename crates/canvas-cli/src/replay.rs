@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, Write};
 
-use canvas_pager::replay::{self, Trace, synthetic};
+use canvas_replay::{Trace, synthetic};
 use canvas_types::exit;
 
 use crate::args::ReplayArgs;
@@ -54,7 +54,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
             "the trace touches no page twice, so there is nothing to compare; record a longer one",
         ));
     }
-    let table = replay::run(&trace, &args.percent, args.prefetch.into());
+    let table = canvas_replay::run(&trace, &args.percent, args.prefetch.into());
     // A closed pipe is the reader's choice.
     let _ = write!(io::stdout(), "{table}");
     Ok(exit::OK)

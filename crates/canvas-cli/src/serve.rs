@@ -1,9 +1,11 @@
 //! `canvas serve`: the memory server, from its flags to its end.
 
+mod metrics;
+
 use std::time::{Duration, Instant};
 
+use canvas_donor::{Config, Server};
 use canvas_gossip::Gossip;
-use canvas_server::{Config, Server};
 use canvas_types::exit;
 use canvas_wire::key::ClusterKey;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,9 +14,9 @@ use nix::sys::signalfd::SignalFd;
 use std::os::fd::AsFd;
 
 use crate::args::ServeArgs;
-use crate::control::peers::{Asked, Peers};
 use crate::error::{Failure, say};
-use crate::{metrics, options, signals};
+use crate::{options, signals};
+use canvas_control::peers::{Asked, Peers};
 
 /// Time between two looks at how far the draining is.
 const DRAIN_TICK_MS: u16 = 20;

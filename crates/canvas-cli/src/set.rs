@@ -4,9 +4,9 @@ use canvas_types::exit;
 
 use crate::args::SetArgs;
 use crate::control::client::{NoAnswer, Runs, nobody};
-use crate::control::set::KEYS;
-use crate::control::wire::{Ask, Reply};
 use crate::error::Failure;
+use canvas_control::wire::{Ask, Reply};
+use canvas_runner::KEYS;
 
 /// Changes one run.
 pub fn run(args: &SetArgs) -> Result<i32, Failure> {

@@ -7,11 +7,11 @@ use canvas_types::exit;
 
 use crate::args::StatArgs;
 use crate::control::client::{Stats, nobody};
-use crate::control::place::Name;
 use crate::control::rates::{Rates, unix_s};
-use crate::control::wire::Stat;
 use crate::error::{Failure, say};
 use crate::table::{Bytes, Count, Micros, print};
+use canvas_control::names::Name;
+use canvas_control::wire::Stat;
 
 /// Lines between two headers.
 const HEADER_EVERY: u64 = 20;

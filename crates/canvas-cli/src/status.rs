@@ -7,10 +7,10 @@ use serde_json::json;
 
 use crate::args::StatusArgs;
 use crate::control::client::{Found, Runs, nobody};
-use crate::control::tenant::SCHEMA;
-use crate::control::wire::{Ask, Problem, Reply, Status};
 use crate::error::Failure;
 use crate::table::{Bytes, plain, print};
+use canvas_control::wire::{Ask, Problem, Reply, Status};
+use canvas_runner::STATUS_SCHEMA;
 
 /// What is known of a run.
 enum Known {
@@ -29,7 +29,7 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
             let known = match runs.ask(&found, Ask::Status) {
                 Ok(Reply::Status(status)) => Known::Answer(status),
                 Ok(Reply::Refused(why)) => {
-                    Known::Silent(crate::control::health::Code::RunnerSilent.problem(why))
+                    Known::Silent(canvas_control::health::Code::RunnerSilent.problem(why))
                 }
                 Ok(_) => return None,
                 Err(e) => Known::Silent(e.problem()?),
@@ -55,7 +55,7 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
             }
             (Known::Silent(problem), true) => {
                 let line = json!({
-                    "schema": SCHEMA,
+                    "schema": STATUS_SCHEMA,
                     "tenant": found.name.tenant,
                     "pid": found.name.pid,
                     "healthy": false,
@@ -126,6 +126,26 @@ fn block(text: &mut String, s: &Status) {
             limits.local_percent
         )
     );
+    if limits.local_effective_bytes.is_some() {
+        let _ = writeln!(
+            text,
+            "        {} mapped, {} in the swap cache, {} native{}",
+            Bytes(s.used.resident_bytes),
+            Bytes(s.used.cache_bytes),
+            Bytes(s.used.native_bytes),
+            s.used
+                .metadata_bytes
+                .map(|own| format!(" (of which {} are canvas's own)", Bytes(own)))
+                .unwrap_or_default()
+        );
+        if s.used.swapped_bytes > 0 {
+            let _ = writeln!(
+                text,
+                "        {} more in the host's swap",
+                Bytes(s.used.swapped_bytes)
+            );
+        }
+    }
     if limits.shared_bytes.is_some() {
         let _ = writeln!(
             text,
@@ -149,6 +169,18 @@ fn block(text: &mut String, s: &Status) {
             text,
             "  far   {}",
             of(s.used.far_bytes, limits.far_bytes, None)
+        );
+    }
+    if limits.local_effective_bytes.is_some() {
+        let agent = match s.used.agent_bytes {
+            0 => String::new(),
+            bytes => format!(", {} in its agent", Bytes(bytes)),
+        };
+        let _ = writeln!(
+            text,
+            "  all   {} of this host's memory, of which {} in its segment{agent}",
+            Bytes(s.used.memory_bytes),
+            Bytes(s.used.segment_bytes)
         );
     }
     if let Some(weight) = limits.weight {

@@ -3,27 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
-/// Bytes, with three digits or so: `1.5G`.
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut value = self.0 as f64;
-        let mut unit = "";
-        for next in ["K", "M", "G", "T"] {
-            if value < 999.5 {
-                break;
-            }
-            value /= 1024.0;
-            unit = next;
-        }
-        let text = match value {
-            v if unit.is_empty() || v >= 9.95 => format!("{v:.0}{unit}"),
-            v => format!("{v:.1}{unit}"),
-        };
-        f.pad(&text)
-    }
-}
+pub use canvas_control::text::Bytes;
 
 /// A count with a unit of a thousand: `12k`.
 pub struct Count(pub f64);

@@ -15,13 +15,13 @@ use ratatui::{DefaultTerminal, Frame};
 
 use crate::args::TopArgs;
 use crate::control::client::Stats;
-use crate::control::place::Name;
 use crate::control::rates::{Rates, unix_s};
-use crate::control::wire::{Problem, Stat};
 use crate::error::Failure;
 use crate::signals;
 use crate::status::duration;
 use crate::table::{Bytes, Count, Micros, plain};
+use canvas_control::names::Name;
+use canvas_control::wire::{Problem, Stat};
 
 /// Time between two looks at signals.
 const TICK: Duration = Duration::from_millis(100);

@@ -54,7 +54,7 @@ pub struct Donor {
     pub free_bytes: u64,
     /// What it lends, in bytes.
     pub lent_bytes: u64,
-    /// Its canvas.
+    /// Version of canvas that it runs.
     pub version: String,
     /// When it was started, in seconds since 1970.
     pub started_s: u64,
@@ -235,7 +235,7 @@ fn our_ip(config: &Config) -> Result<IpAddr, String> {
     })
 }
 
-/// The thread.
+/// What the gossip's own thread runs, until it is told to end.
 fn run(
     config: ChitchatConfig,
     state: Vec<(String, String)>,

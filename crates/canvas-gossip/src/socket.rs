@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Opens the one socket that it was made with.
 pub struct SealedUdp {
-    /// Bound.
+    /// The socket, bound to the address that others know.
     pub socket: UdpSocket,
     /// The pool's key.
     pub key: ClusterKey,

@@ -28,7 +28,7 @@ pub enum Completion<'a> {
     },
     /// The donor asks.
     Call {
-        /// For [`crate::Link::reply`].
+        /// Names the call in [`crate::Link::reply`].
         id: u64,
         /// What it asks.
         call: Call<'a>,
@@ -87,7 +87,7 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// None yet.
+    /// Room for what [`crate::Link::poll`] finds, empty.
     pub fn new() -> Completions {
         Completions::default()
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use canvas_wire::frame::{Answer, FromDonor, Hello, Request, Welcome};
 use canvas_wire::session::{Initiator, Session};
-use canvas_wire::stream::Incoming;
+use canvas_wire::stream::{Incoming, Outgoing};
 use canvas_wire::{SLAB_BYTES, VERSION_MAX, VERSION_MIN};
 
 use crate::{LinkConfig, LinkError, Up};
@@ -50,8 +50,7 @@ pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welc
         stream: wire.stream,
         session,
         incoming: wire.incoming,
-        unsent: Vec::new(),
-        sent: 0,
+        outgoing: Outgoing::new(),
     };
     Ok((up, welcome))
 }

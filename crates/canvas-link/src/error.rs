@@ -18,7 +18,7 @@ pub enum LinkError {
     NotAdmitted,
     /// The donor knows the key, and said no.
     Refused {
-        /// Why.
+        /// The donor's reason for refusing.
         code: ErrorCode,
         /// The donor's sentence.
         text: String,
@@ -93,7 +93,7 @@ pub enum AskError {
     Link(LinkError),
     /// The donor answered with an error.
     Refused {
-        /// Which.
+        /// The kind of error that the donor answered with.
         code: ErrorCode,
         /// The donor's sentence.
         text: String,

@@ -69,7 +69,7 @@ use std::time::{Duration, Instant};
 use canvas_wire::frame::{Answer, FromDonor, Reply, Request, Welcome};
 use canvas_wire::key::ClusterKey;
 use canvas_wire::session::Session;
-use canvas_wire::stream::Incoming;
+use canvas_wire::stream::{Incoming, Outgoing};
 use canvas_wire::{APART_BYTES_MAX, ClientId, FRAME_BYTES_MAX};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -159,9 +159,8 @@ struct Up {
     stream: TcpStream,
     session: Session,
     incoming: Incoming,
-    /// Sealed bytes; those before `sent` are with the kernel.
-    unsent: Vec<u8>,
-    sent: usize,
+    /// Sealed bytes that the socket has not taken yet.
+    outgoing: Outgoing,
 }
 
 /// A link to one donor. See the crate's documentation.
@@ -256,7 +255,7 @@ impl Link {
 
     /// Whether bytes wait for room in the kernel's buffer: wait for `POLLOUT` too, then.
     pub fn has_unsent(&self) -> bool {
-        self.up.as_ref().is_some_and(|up| up.sent < up.unsent.len())
+        self.up.as_ref().is_some_and(|up| !up.outgoing.is_empty())
     }
 
     /// Queues a request. `tag` comes back with its completion and means nothing to the link; it
@@ -268,7 +267,7 @@ impl Link {
     /// [`SubmitError::Invalid`] (it is more than a frame carries, or a `Hello`).
     pub fn submit(&mut self, tag: u64, request: &Request<'_>) -> Result<(), SubmitError> {
         let up = self.up.as_mut().ok_or(SubmitError::Down)?;
-        if up.unsent.len() - up.sent > UNSENT_BYTES_MAX {
+        if up.outgoing.backlog() > UNSENT_BYTES_MAX {
             return Err(SubmitError::Full);
         }
         let id = self
@@ -280,7 +279,7 @@ impl Link {
             .map_err(|_| SubmitError::Invalid)
             .and_then(|len| {
                 up.session
-                    .seal(&self.frame[..len], &mut up.unsent)
+                    .seal(&self.frame[..len], up.outgoing.end())
                     .map_err(|_| SubmitError::Down)
             });
         if sealed.is_err() {
@@ -296,14 +295,14 @@ impl Link {
     /// As [`Link::submit`].
     pub fn reply(&mut self, call: u64, reply: &Reply<'_>) -> Result<(), SubmitError> {
         let up = self.up.as_mut().ok_or(SubmitError::Down)?;
-        if up.unsent.len() - up.sent > UNSENT_BYTES_MAX {
+        if up.outgoing.backlog() > UNSENT_BYTES_MAX {
             return Err(SubmitError::Full);
         }
         let len = reply
             .encode(call, &mut self.frame)
             .map_err(|_| SubmitError::Invalid)?;
         up.session
-            .seal(&self.frame[..len], &mut up.unsent)
+            .seal(&self.frame[..len], up.outgoing.end())
             .map_err(|_| SubmitError::Down)
     }
 
@@ -423,24 +422,22 @@ impl Up {
     /// Sends a piece that waits, before something is put behind it. What fails here fails again with the next
     /// [`Up::send`], which says so.
     fn send_apart(&mut self) {
-        if (PIECE_BYTES_MIN..=APART_BYTES_MAX).contains(&(self.unsent.len() - self.sent)) {
+        if (PIECE_BYTES_MIN..=APART_BYTES_MAX).contains(&self.outgoing.backlog()) {
             let _ = self.send();
         }
     }
 
     /// Hands bytes to the kernel until it takes no more; true when all are gone.
     fn send(&mut self) -> std::io::Result<bool> {
-        while self.sent < self.unsent.len() {
-            match send(self.stream.as_raw_fd(), &self.unsent[self.sent..], APART) {
+        while !self.outgoing.is_empty() {
+            match send(self.stream.as_raw_fd(), self.outgoing.unsent(), APART) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => self.sent += n,
+                Ok(n) => self.outgoing.sent(n),
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return Ok(false),
                 Err(e) => return Err(e.into()),
             }
         }
-        self.unsent.clear();
-        self.sent = 0;
         Ok(true)
     }
 
@@ -484,7 +481,7 @@ impl Up {
     /// Sleeps until the socket is ready, at most so long.
     fn wait(&self, time: Duration) -> std::io::Result<()> {
         let mut flags = PollFlags::POLLIN;
-        if self.sent < self.unsent.len() {
+        if !self.outgoing.is_empty() {
             flags |= PollFlags::POLLOUT;
         }
         let mut fds = [PollFd::new(self.stream.as_fd(), flags)];

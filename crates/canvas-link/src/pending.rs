@@ -13,7 +13,7 @@ use crate::error::{LinkError, SubmitError};
 
 /// Bits of an id that are the slot; those above count up.
 const SLOT_BITS: u32 = 12;
-/// Largest window.
+/// The most requests that can be under way at one time.
 const WINDOW_MAX: usize = 1 << SLOT_BITS;
 
 /// Which answer fits a request; an error always does.
@@ -68,7 +68,7 @@ struct Slot {
     expired: bool,
 }
 
-/// What came.
+/// What an answer that came turned out to be.
 pub(crate) enum Arrival {
     /// The answer to the request of this tag.
     Answer(u64),

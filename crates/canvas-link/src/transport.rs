@@ -58,19 +58,19 @@ impl FromStr for Address {
 /// A link to one donor, whatever carries it. What each method does, and what the caller must do, is
 /// said at [`Link`].
 pub trait Transport: Send {
-    /// [`Link::welcome`].
+    /// What the donor said when the link was made; as [`Link::welcome`].
     fn welcome(&self) -> &Welcome;
     /// [`Link::submit`]. Tags below 2^63 are the caller's.
     fn submit(&mut self, tag: u64, request: &Request<'_>) -> Result<(), SubmitError>;
-    /// [`Link::reply`].
+    /// Answers a call of the donor's; as [`Link::reply`].
     fn reply(&mut self, call: u64, reply: &Reply<'_>) -> Result<(), SubmitError>;
-    /// [`Link::flush`].
+    /// Sends what waits, true when nothing is left; as [`Link::flush`].
     fn flush(&mut self) -> Result<bool, LinkError>;
-    /// [`Link::has_unsent`].
+    /// Whether bytes wait to be sent; as [`Link::has_unsent`].
     fn has_unsent(&self) -> bool;
-    /// [`Link::outstanding`].
+    /// Requests without an answer; as [`Link::outstanding`].
     fn outstanding(&self) -> usize;
-    /// [`Link::poll`].
+    /// Takes what has come, and waits for it up to `timeout`; as [`Link::poll`].
     fn poll(
         &mut self,
         completions: &mut Completions,

@@ -34,7 +34,7 @@ const YIELD_WINDOW: u32 = 4096;
 enum Level {
     /// Referenced and hot pages.
     Normal,
-    /// Hot pages.
+    /// Hot pages; referenced ones may go.
     IgnoreReferenced,
     /// Nothing that can be evicted.
     TakeAll,
@@ -44,7 +44,7 @@ enum Level {
 enum Verdict {
     /// Not evictable, or changed under us.
     Skip,
-    /// Evict it.
+    /// The page is a victim.
     Take,
     /// Spare it, with this word from now on.
     Keep(Word),

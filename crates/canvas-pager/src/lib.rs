@@ -3,12 +3,15 @@
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod ages;
 pub mod clock;
 pub mod copies;
+pub mod floor;
+pub mod holds;
+pub mod locks;
+pub mod native;
 pub mod prefetch;
 pub mod regions;
-#[cfg(any(test, feature = "std"))]
-pub mod replay;
 pub mod shared;
 pub mod slot;
 pub mod spill;

@@ -68,7 +68,7 @@ pub enum FaultKind {
 /// where the mapping ends. Where the faulting page lies among them it is not far any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// First page.
+    /// Number of the first page to bring in.
     pub start: PageId,
     /// Distance from page to page, in pages; never 0 when `count` is not 0.
     pub stride: i32,
@@ -90,7 +90,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Nothing.
+    /// A plan that brings nothing in.
     pub const NONE: Plan = Plan {
         start: PageId(0),
         stride: 0,

@@ -8,9 +8,9 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Attr {
-    /// PROT_ bits.
+    /// Bits of `PROT_READ`, `PROT_WRITE` and `PROT_EXEC`.
     pub prot: u8,
-    /// [`kind`] bits.
+    /// Bits of [`kind`].
     pub kind: u8,
 }
 
@@ -28,7 +28,7 @@ pub mod kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Region {
-    /// First page.
+    /// Number of its first page in the window.
     pub start: u32,
     /// One past the last page.
     pub end: u32,
@@ -45,7 +45,6 @@ pub struct Regions<'a> {
     items: &'a mut [Region],
     len: usize,
     pages: u64,
-    natives: usize,
 }
 
 impl<'a> Regions<'a> {
@@ -55,20 +54,15 @@ impl<'a> Regions<'a> {
             items,
             len: 0,
             pages: 0,
-            natives: 0,
         }
     }
     /// All regions, in order.
     pub fn as_slice(&self) -> &[Region] {
         &self.items[..self.len]
     }
-    /// Pages mapped.
+    /// Pages of all regions together, unreadable ones included.
     pub fn pages(&self) -> u64 {
         self.pages
-    }
-    /// Are there regions of kind NATIVE?
-    pub fn has_native(&self) -> bool {
-        self.natives != 0
     }
     /// Index of the first region that ends after `page`.
     fn first_after(&self, page: u32) -> usize {
@@ -127,14 +121,12 @@ impl<'a> Regions<'a> {
         }
         for r in &self.items[from..to] {
             self.pages -= u64::from(r.end - r.start);
-            self.natives -= usize::from(r.attr.kind & kind::NATIVE != 0);
         }
         self.items.copy_within(to..self.len, from + with.len());
         self.items[from..from + with.len()].copy_from_slice(with);
         self.len = new_len;
         for r in with {
             self.pages += u64::from(r.end - r.start);
-            self.natives += usize::from(r.attr.kind & kind::NATIVE != 0);
         }
         Ok(())
     }
@@ -274,7 +266,6 @@ mod tests {
                     prop_assert_eq!(regions.at(p).map(|r| r.attr.prot), oracle[p as usize]);
                 }
                 prop_assert_eq!(regions.pages(), oracle.iter().flatten().count() as u64);
-                prop_assert_eq!(regions.has_native(), oracle.iter().flatten().any(|p| p & 1 != 0));
                 prop_assert_eq!(regions.covers(3, 9), oracle[3..9].iter().all(Option::is_some));
                 for w in regions.as_slice().windows(2) {
                     prop_assert!(w[0].end < w[1].start || (w[0].end == w[1].start && w[0].attr != w[1].attr));

@@ -76,9 +76,9 @@ pub trait Kernel {
 /// The one eviction that can be under way. Written by the lock's holder.
 #[derive(Clone, Copy)]
 pub struct Journal<'a> {
-    /// [`phase`].
+    /// How far the eviction has come, a number of [`phase`].
     pub phase: &'a AtomicU32,
-    /// Victims.
+    /// How many places of `pages` are in use.
     pub count: &'a AtomicU32,
     /// Their pages; those whose word is not Evicting are none.
     pub pages: &'a [AtomicU32],
@@ -89,7 +89,7 @@ pub struct Journal<'a> {
 pub struct Partition<'a> {
     /// A word a page.
     pub words: &'a [AtomicU64],
-    /// See there.
+    /// What the lock's holder is in the middle of, for whoever takes over.
     pub journal: Journal<'a>,
     /// Where the search for victims goes on.
     pub hand: &'a AtomicU32,

@@ -31,6 +31,10 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
 
 use crate::word::{self, State, Word};
 
+/// Places of the FIFO at first: it goes round in them, and the rest of its memory stays untouched, until
+/// more slots are in use.
+const RING_START: usize = if cfg!(test) { 2 } else { 512 };
+
 /// Where a slot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -105,7 +109,7 @@ impl Place {
     fn new(slot: u32, generation: u32) -> Place {
         Place(u64::from(slot) | (u64::from(generation) << 32))
     }
-    /// The slot.
+    /// Number of the slot.
     #[inline(always)]
     pub fn slot(self) -> u32 {
         self.0 as u32
@@ -114,11 +118,17 @@ impl Place {
 
 /// What the threads share besides the arrays of a [`SlotTable`].
 pub struct Control {
-    /// Guards the free stack and the FIFO.
+    /// Guards the free stacks and the FIFO.
     lock: RawSpin,
     free_top: AtomicU32,
-    /// Slots ever handed out: their buffers have memory.
+    /// Least of `free_top` since idle slots were last asked for.
+    free_low: AtomicU32,
+    /// Free slots whose buffers were given back.
+    bare_top: AtomicU32,
+    /// Slots ever handed out.
     high: AtomicU32,
+    /// Places of the FIFO in use; 0 for the first [`RING_START`].
+    ring_len: AtomicU32,
     capacity: AtomicU32,
     head: AtomicU64,
     tail: AtomicU64,
@@ -129,7 +139,10 @@ macro_rules! control_new {
         Control {
             lock: RawSpin::new(),
             free_top: AtomicU32::new(0),
+            free_low: AtomicU32::new(0),
+            bare_top: AtomicU32::new(0),
             high: AtomicU32::new(0),
+            ring_len: AtomicU32::new(0),
             capacity: AtomicU32::new(0),
             head: AtomicU64::new(0),
             tail: AtomicU64::new(0),
@@ -166,9 +179,9 @@ pub struct SlotTable<'a> {
     pub entries: &'a [AtomicU64],
     /// Counts the places that each slot has had.
     pub generations: &'a [AtomicU32],
-    /// Free slots.
+    /// Free slots: those with a buffer from the start, those whose buffers were given back from the end.
     pub free_stack: &'a [AtomicU32],
-    /// The FIFO: a power of two, and twice the slots, because stale places are in it too.
+    /// The FIFO: a power of two, and at least twice the slots, because stale places are in it too.
     pub ring: &'a [AtomicU64],
     /// For waiting long for the lock.
     pub yield_now: fn(),
@@ -178,9 +191,9 @@ pub struct SlotTable<'a> {
 /// [`SlotTable::end_write`] or [`SlotTable::abort_write`].
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// The slot.
+    /// Number of the slot.
     pub slot: u32,
-    /// The page.
+    /// Number of the page that lies in it.
     pub page: u32,
     /// Entry that the page owns.
     pub entry: SwapEntry,
@@ -243,8 +256,16 @@ impl<'a> SlotTable<'a> {
     }
     #[inline(always)]
     fn ring(&self, i: u64) -> &'a AtomicU64 {
+        &self.ring[i as usize & (self.ring_len() - 1)]
+    }
+    /// Places of the FIFO in use: a power of two. Changes only under the lock.
+    #[inline(always)]
+    fn ring_len(&self) -> usize {
         debug_assert!(self.ring.len().is_power_of_two());
-        &self.ring[i as usize & (self.ring.len() - 1)]
+        match self.control.ring_len.load(Ordering::Relaxed) {
+            0 => RING_START.min(self.ring.len()),
+            n => n as usize,
+        }
     }
     /// The place that counts for a slot; changes only under the lock.
     #[inline(always)]
@@ -269,7 +290,7 @@ impl<'a> SlotTable<'a> {
             .capacity
             .store(slots.min(self.states.len()) as u32, Ordering::Relaxed);
     }
-    /// The bound.
+    /// The bound in slots that is in force.
     #[inline]
     pub fn capacity(&self) -> u32 {
         self.control.capacity.load(Ordering::Relaxed)
@@ -281,6 +302,7 @@ impl<'a> SlotTable<'a> {
             .high
             .load(Ordering::Relaxed)
             .saturating_sub(self.control.free_top.load(Ordering::Relaxed))
+            .saturating_sub(self.control.bare_top.load(Ordering::Relaxed))
     }
     /// Slots that can be had without writing out.
     #[inline]
@@ -297,12 +319,20 @@ impl<'a> SlotTable<'a> {
         let (mut n, mut fresh) = (0, 0);
         while n < out.len() {
             let top = c.free_top.load(Ordering::Relaxed);
+            let bare = c.bare_top.load(Ordering::Relaxed);
             let high = c.high.load(Ordering::Relaxed);
-            let slot = if high - top >= self.capacity() {
+            let slot = if high - top - bare >= self.capacity() {
                 break;
             } else if top > 0 {
                 c.free_top.store(top - 1, Ordering::Relaxed);
+                if top - 1 < c.free_low.load(Ordering::Relaxed) {
+                    c.free_low.store(top - 1, Ordering::Relaxed);
+                }
                 self.free_stack[top as usize - 1].load(Ordering::Relaxed)
+            } else if bare > 0 {
+                c.bare_top.store(bare - 1, Ordering::Relaxed);
+                fresh += 1;
+                self.bare_place(bare - 1).load(Ordering::Relaxed)
             } else {
                 c.high.store(high + 1, Ordering::Relaxed);
                 fresh += 1;
@@ -321,6 +351,47 @@ impl<'a> SlotTable<'a> {
         for s in slots {
             self.free_locked(s.slot(), &g);
         }
+    }
+
+    /// Takes slots that were free, with a buffer, all the time since this was last called; returns how
+    /// many. When `out` is full there may be more. The caller gives their buffers' memory back, and then
+    /// the slots, by [`SlotTable::give_back_bare`].
+    pub fn take_idle(&self, out: &mut [Place]) -> usize {
+        let c = self.control;
+        let _g = self.lock();
+        let top = c.free_top.load(Ordering::Relaxed);
+        let idle = c.free_low.load(Ordering::Relaxed).min(top);
+        let n = (idle as usize).min(out.len());
+        for (i, place) in out[..n].iter_mut().enumerate() {
+            let slot = self.free_stack[top as usize - 1 - i].load(Ordering::Relaxed);
+            self.set(slot, SlotState::Owned);
+            *place = self.place(slot);
+        }
+        let top = top - n as u32;
+        c.free_top.store(top, Ordering::Relaxed);
+        let all = n < out.len();
+        c.free_low
+            .store(if all { top } else { idle - n as u32 }, Ordering::Relaxed);
+        n
+    }
+
+    /// Gives slots back whose buffers have no memory any more.
+    pub fn give_back_bare(&self, slots: &[Place]) {
+        let _g = self.lock();
+        for s in slots {
+            let slot = s.slot();
+            self.generations[slot as usize].fetch_add(1, Ordering::Relaxed);
+            self.set(slot, SlotState::Free);
+            let bare = self.control.bare_top.load(Ordering::Relaxed);
+            self.bare_place(bare).store(slot, Ordering::Relaxed);
+            self.control.bare_top.store(bare + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the `i`-th slot without a buffer stands. The two stacks never meet: a slot is on one of them.
+    #[inline(always)]
+    fn bare_place(&self, i: u32) -> &'a AtomicU32 {
+        &self.free_stack[self.free_stack.len() - 1 - i as usize]
     }
 
     #[inline]
@@ -376,7 +447,7 @@ impl<'a> SlotTable<'a> {
 
     fn push(&self, place: Place, _lock: &RawGuard<'_>) {
         let (head, tail) = (&self.control.head, &self.control.tail);
-        if tail.load(Ordering::Relaxed) - head.load(Ordering::Relaxed) >= self.ring.len() as u64 - 1
+        if tail.load(Ordering::Relaxed) - head.load(Ordering::Relaxed) >= self.ring_len() as u64 - 1
         {
             self.compact();
         }
@@ -391,10 +462,11 @@ impl<'a> SlotTable<'a> {
         head.store(first, Ordering::Relaxed);
     }
 
-    /// Takes the stale places out of a full ring; at most half of it is live.
+    /// Takes the stale places out of a full ring, and makes it larger when more than half of it is live
+    /// (of the whole ring at most half is).
     #[cold]
     fn compact(&self) {
-        let head = self.control.head.load(Ordering::Relaxed);
+        let mut head = self.control.head.load(Ordering::Relaxed);
         let tail = self.control.tail.load(Ordering::Relaxed);
         let mut to = head;
         for i in head..tail {
@@ -403,6 +475,22 @@ impl<'a> SlotTable<'a> {
                 self.ring(to).store(place.0, Ordering::Relaxed);
                 to += 1;
             }
+        }
+        let len = self.ring_len();
+        if (to - head) as usize > len / 2 && len < self.ring.len() {
+            // Counted anew from where the head stands: what lies before it is past the old end then.
+            let live = to - head;
+            let first = head & (len as u64 - 1);
+            for i in (first..first + live).filter(|i| *i >= len as u64) {
+                let place = self.ring[i as usize - len].load(Ordering::Relaxed);
+                self.ring[i as usize].store(place, Ordering::Relaxed);
+            }
+            self.control
+                .ring_len
+                .store(2 * len as u32, Ordering::Relaxed);
+            head = first;
+            to = first + live;
+            self.control.head.store(head, Ordering::Relaxed);
         }
         self.control.tail.store(to, Ordering::Relaxed);
     }

@@ -21,6 +21,8 @@ pub struct SwapInHand {
     at: AtomicU64,
     /// Greatest age that this round takes; past [`AGE_ALL`] it is through.
     age_max: AtomicU32,
+    /// The limit in bytes when it was last looked at.
+    limit_bytes: AtomicU64,
 }
 
 impl SwapInHand {
@@ -31,6 +33,21 @@ impl SwapInHand {
         SwapInHand {
             at: AtomicU64::new(0),
             age_max: AtomicU32::new(2 * AGE_ALL),
+            limit_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// The limit as it is when the process begins, before it has lost any page. Whoever looks for the first
+    /// time may do so after the limit was raised.
+    pub fn start(&self, limit_bytes: u64) {
+        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+    }
+
+    /// Looks at the limit: when it is higher than before, the hand begins. 0 is a limit of another kind.
+    pub fn look(&self, limit_bytes: u64) {
+        let before = self.limit_bytes.swap(limit_bytes, Ordering::Relaxed);
+        if before != 0 && limit_bytes > before {
+            self.begin();
         }
     }
 
@@ -40,7 +57,7 @@ impl SwapInHand {
         self.age_max.store(AGE_FIRST, Ordering::Relaxed);
     }
 
-    /// Stops.
+    /// Stops bringing pages in, until the limit is raised again.
     pub fn end(&self) {
         self.age_max.store(2 * AGE_ALL, Ordering::Relaxed);
     }
@@ -140,6 +157,27 @@ mod tests {
         hand.begin();
         hand.end();
         assert!(bring_in(&hand, &w, 10, 4).is_empty());
+    }
+
+    #[test]
+    fn a_raise_before_the_first_look_is_seen() {
+        let hand = SwapInHand::new();
+        hand.start(24 << 20);
+        hand.look(200 << 20);
+        assert!(hand.goes_on());
+    }
+
+    #[test]
+    fn only_a_raise_begins() {
+        let hand = SwapInHand::new();
+        hand.start(24 << 20);
+        // As it was, lowered, a share of the footprint, a size again.
+        for limit_bytes in [24 << 20, 16 << 20, 0, 24 << 20] {
+            hand.look(limit_bytes);
+            assert!(!hand.goes_on(), "{limit_bytes}");
+        }
+        hand.look((24 << 20) + 1);
+        assert!(hand.goes_on());
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub const RECORD_BYTES: usize = 16;
 pub struct SampleRate(pub u32);
 
 impl SampleRate {
-    /// Every page.
+    /// Every page is sampled.
     pub const ALL: SampleRate = SampleRate(u32::MAX);
     /// One page of `n`.
     pub const fn one_in(n: u32) -> SampleRate {
@@ -112,7 +112,7 @@ pub mod record_flag {
     pub const SAMPLED: u8 = 4;
 }
 
-/// One event.
+/// One event of one sampled page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
     /// Time since the trace began, in us; wraps after 71 minutes.
@@ -121,9 +121,9 @@ pub struct Record {
     pub page: PageId,
     /// The thread, hashed.
     pub thread: u16,
-    /// What happened.
+    /// What happened to the page.
     pub kind: Kind,
-    /// [`record_flag`] bits.
+    /// Bits of [`record_flag`].
     pub flags: u8,
     /// The process's slot in the tenant segment: pages of different processes are different.
     pub process: u16,
@@ -132,7 +132,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// As bytes.
+    /// The record as it stands in a trace, little-endian.
     #[inline]
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut b = [0; RECORD_BYTES];
@@ -171,7 +171,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// As bytes.
+    /// The header as it stands at the beginning of a trace, little-endian.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut b = [0; HEADER_BYTES];
         b[0..8].copy_from_slice(&MAGIC.to_le_bytes());

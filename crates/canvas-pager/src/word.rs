@@ -127,7 +127,7 @@ impl core::fmt::Debug for Word {
 }
 
 impl Word {
-    /// The state.
+    /// The page's state, from the word's low four bits.
     #[inline(always)]
     pub fn state(self) -> State {
         State::of(self.0)

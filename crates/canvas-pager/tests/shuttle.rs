@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use canvas_pager::clock::{Clock, ClockParams, EpochClock, VictimBatch, take_reservation};
+use canvas_pager::holds::Holds;
 use canvas_pager::prefetch::{FaultKind, Prefetcher};
 use canvas_pager::table::PageTable;
 use canvas_pager::word::{self, State, Word, flag};
@@ -287,4 +288,55 @@ fn a_busy_table_gives_no_plan_and_no_wait() {
             assert!(t.join().unwrap() <= 16);
         }
     });
+}
+
+/// Reclaim takes pages out of a device's reach in two steps; a device writes between the two steps of a call. Never
+/// both at once, also with more calls than places.
+#[test]
+fn no_batch_of_reclaim_runs_during_a_device_call() {
+    shuttle::check_random(
+        || {
+            let holds = Arc::new(Holds::new());
+            let devices = Arc::new(AtomicU32::new(0));
+            let callers: Vec<_> = (1..3u64)
+                .map(|now| {
+                    let (holds, devices) = (holds.clone(), devices.clone());
+                    thread::spawn(move || {
+                        let call = holds.begin(now);
+                        let mut waits = 0;
+                        while !holds.is_settled() {
+                            waits += 1;
+                            assert!(waits < 10_000, "a batch has no end");
+                            thread::yield_now();
+                        }
+                        devices.fetch_add(1, Ordering::SeqCst);
+                        thread::yield_now();
+                        devices.fetch_sub(1, Ordering::SeqCst);
+                        holds.end(call);
+                    })
+                })
+                .collect();
+            let reclaimers: Vec<_> = (0..2)
+                .map(|_| {
+                    let (holds, devices) = (holds.clone(), devices.clone());
+                    thread::spawn(move || {
+                        for _ in 0..3 {
+                            let Some(_batch) = holds.batch(3) else {
+                                thread::yield_now();
+                                continue;
+                            };
+                            assert_eq!(devices.load(Ordering::SeqCst), 0);
+                            thread::yield_now();
+                            assert_eq!(devices.load(Ordering::SeqCst), 0);
+                        }
+                    })
+                })
+                .collect();
+            for t in callers.into_iter().chain(reclaimers) {
+                t.join().unwrap();
+            }
+            assert!(!holds.is_held(3) && holds.is_settled());
+        },
+        20_000,
+    );
 }

@@ -73,7 +73,7 @@ pub struct Sample {
 /// What is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
-    /// Nothing.
+    /// Nothing is to be done.
     Hold,
     /// Take so many slabs back.
     Evict {

@@ -14,7 +14,7 @@ pub const EXTRA: usize = 5;
 /// How much a slab was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity<T> {
-    /// The slab.
+    /// The slab, by the caller's name for it.
     pub slab: T,
     /// Operations on it since it was last asked for.
     pub ops: u64,

@@ -1,47 +1,28 @@
 //! libcanvas: loaded into a program by LD_PRELOAD, it captures the program's anonymous memory and
 //! pages it. See ARCHITECTURE.md for a page's way through it.
 
-mod account;
-mod ahead;
-mod altstack;
-mod areas;
-mod args;
-mod cache;
-mod chunk;
-mod compact;
-mod context;
-mod copies;
-mod deep;
-mod family;
-mod fault;
-mod freeze;
-mod hooks;
-mod mm;
-mod patch;
-mod pool;
-mod procs;
-mod protect;
-mod reclaim;
-mod remap;
-mod report;
+mod base;
+mod capture;
+mod far_tier;
+mod memory;
+mod paging;
+mod process;
 mod shared;
-mod shared_kernel;
-mod shared_map;
-mod shared_pin;
-mod sig;
-mod smaps;
-mod state;
-mod stub;
-mod swapin;
-mod threads;
-mod trace;
 
+use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, own, regions, state, upcalls};
+use crate::capture::{hooks, patch};
+use crate::far_tier::pool;
+use crate::memory::{brk, mm};
+use crate::paging::{account, swapin, trace};
+use crate::process::{altstack, procs, sig, threads, users};
+use crate::shared::{mapping, pages};
+use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
-use canvas_shm::{Mode, Segment};
 use canvas_sys::{Errno, gate, mem, proc};
-use canvas_types::exit;
+use canvas_types::{exit, layout};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::Ordering;
+use std::ffi::CString;
 
 /// Runs before the program's own constructors and main.
 #[used]
@@ -52,7 +33,7 @@ unsafe extern "C" {
     /// The break as libc remembers it (exported by glibc).
     static mut __curbrk: usize;
     /// The environment: strings "NAME=value" up to a null, as libc knows it.
-    static environ: *mut *const c_char;
+    static environ: *mut *mut c_char;
 }
 
 /// Why a program stays unmanaged.
@@ -101,8 +82,39 @@ fn refuse() {
 
 static SEGMENT_OK: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
-/// The value of an environment variable, and the whole "NAME=value" string.
-fn variable(name: &str) -> Option<(&'static [u8], *const u8)> {
+/// A variable of the environment: "NAME=value", as long as nobody changes it.
+struct Variable {
+    text: *mut c_char,
+    name_len: usize,
+}
+
+impl Variable {
+    fn value(&self) -> &[u8] {
+        &self.whole().to_bytes()[self.name_len + 1..]
+    }
+    fn whole(&self) -> &CStr {
+        // SAFETY: a C string of the environment, by `variable`; start-up has one thread, and changes a string
+        // only with the variable itself in hand ([`Variable::cut`]).
+        unsafe { CStr::from_ptr(self.text) }
+    }
+    /// A copy that outlives the program's changes to its environment.
+    fn keep(&self) -> &'static CStr {
+        Box::leak(self.whole().to_owned().into_boxed_c_str())
+    }
+    /// Takes the first `n` bytes away from the value.
+    fn cut(self, n: usize) {
+        let left = self.value().len() - n;
+        // SAFETY: within the string and its end, which a process may write to; no reference to it is left,
+        // because all borrow from `self`.
+        unsafe {
+            let value = self.text.add(self.name_len + 1);
+            core::ptr::copy(value.add(n), value, left + 1);
+        }
+    }
+}
+
+/// A variable of the environment. To be used by start-up only, which has one thread.
+fn variable(name: &str) -> Option<Variable> {
     // SAFETY: start-up has one thread; the environment is as the kernel and loader left it.
     unsafe {
         let mut at = environ;
@@ -112,7 +124,10 @@ fn variable(name: &str) -> Option<(&'static [u8], *const u8)> {
                 && text.starts_with(name.as_bytes())
                 && text[name.len()] == b'='
             {
-                return Some((&text[name.len() + 1..], (*at).cast()));
+                return Some(Variable {
+                    text: *at,
+                    name_len: name.len(),
+                });
             }
             at = at.add(1);
         }
@@ -124,13 +139,74 @@ fn number(text: &[u8]) -> Option<i32> {
     core::str::from_utf8(text).ok()?.parse().ok()
 }
 
+/// In words, for an error of the kernel's.
+fn because(what: &'static str) -> impl FnOnce(Errno) -> Failure {
+    move |e| Failure::Because(what, e)
+}
+
 fn try_start() -> Result<(), Failure> {
-    let Some((fd_text, fd_var)) = variable(segment::ENV_SEGMENT_FD) else {
+    let Some(fd_variable) = variable(segment::ENV_SEGMENT_FD) else {
         return Err(Failure::NotAsked);
     };
-    let because = |what| move |e| Failure::Because(what, e);
+    let fd = attach_segment(&fd_variable)?;
+    let seg = state::seg();
+    SEGMENT_OK.store(true, Ordering::Relaxed);
+    if seg.stands_aside() {
+        stand_aside();
+        return Err(Failure::NoLimit);
+    }
+    // Asked before the gate opens: what goes through it no filter answers.
+    let filter = canvas_sys::seccomp::installed();
+    // Its traps would take our own calls for the program's.
+    if filter.is_some_and(|there| there != seg.config.bases()) {
+        return Err(Failure::Because(
+            "the program that started this one belongs to another tenant of canvas, whose system call filter \
+             stays in place",
+            Errno(libc::EEXIST),
+        ));
+    }
+    keep_from_the_program(fd, &fd_variable);
+    let thread_mode = seg.config.mode.load(Ordering::Relaxed) == Mode::Thread as u32;
+    map_memory(thread_mode)?;
+    join_tenant(fd)?;
+    if thread_mode {
+        threads::start_handlers().map_err(because("fault handler threads cannot be started"))?;
+    } else {
+        sig::install().map_err(because("the SIGBUS handler cannot be installed"))?;
+    }
+    upcalls::set(threads::start_reclaimer, hooks::dispatch);
+    hooks::init();
+    patch_calls()?;
+    // From here on the heap grows in the window. It lies above the native one: to malloc the
+    // break has moved up, which it takes for a foreign sbrk.
+    let break_at = brk::begin().map_err(because("the break cannot be moved"))?;
+    // SAFETY: start-up has one thread.
+    unsafe { __curbrk = break_at };
+    if !thread_mode {
+        altstack::init();
+        sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
+        // An exec leaves the filter of the image before in place, which is the same. Without one only calls from
+        // outside of libc are affected: they see EFAULT.
+        if filter.is_none() {
+            let _ = hooks::install_filter();
+        }
+    }
+    mm::inherit_window(false);
+    account::measure_native();
+    if seg.has_limit() {
+        threads::start_reclaimer();
+    }
+    pages::start();
+    users::start(fd);
+    trace::start();
+    Ok(())
+}
+
+/// Maps the tenant segment and takes the addresses that it names; its descriptor.
+fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
     let bad = Errno(libc::EBADF);
-    let fd = number(fd_text).ok_or(Failure::Because("CANVAS_SEGMENT_FD is not a number", bad))?;
+    let fd = number(variable.value())
+        .ok_or(Failure::Because("CANVAS_SEGMENT_FD is not a number", bad))?;
     let at = mem::map_shared(fd, 0, segment::SEGMENT_BYTES)
         .map_err(because("the tenant segment cannot be mapped"))?;
     // SAFETY: a fresh shared mapping of the full size, which stays.
@@ -141,19 +217,25 @@ fn try_start() -> Result<(), Failure> {
             bad,
         ));
     }
-    SEGMENT_OK.store(true, Ordering::Relaxed);
-    let seg: &Segment = state::seg();
-    if seg.stands_aside() {
-        stand_aside();
-        return Err(Failure::NoLimit);
+    if !layout::place(state::seg().config.bases()) {
+        return Err(Failure::Because(
+            "the tenant segment is damaged: it names no addresses",
+            bad,
+        ));
     }
-    procs::guard_fd(0, fd);
-    procs::remember_var(0, leak(fd_var));
-    if let Some((text, var)) = variable(segment::ENV_PRELOAD_FD) {
-        procs::guard_fd(1, number(text).unwrap_or(-1));
-        procs::remember_var(1, leak(var));
+    Ok(fd)
+}
+
+/// Our descriptors are not the program's to close, and programs that it starts get our variables.
+fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
+    fds::guard(Fd::Segment, fd);
+    procs::remember_var(0, fd_variable.keep());
+    if let Some(library) = variable(segment::ENV_PRELOAD_FD) {
+        fds::guard(Fd::Library, number(library.value()).unwrap_or(-1));
+        procs::remember_var(1, library.keep());
     }
-    if let Some((text, _)) = variable("LD_PRELOAD") {
+    if let Some(preload) = variable("LD_PRELOAD") {
+        let text = preload.value();
         // Only our own part of it, for programs started with an empty environment.
         let ours = text
             .split(|b| matches!(b, b':' | b' '))
@@ -161,26 +243,37 @@ fn try_start() -> Result<(), Failure> {
             .unwrap_or(text);
         let mut var = b"LD_PRELOAD=".to_vec();
         var.extend_from_slice(ours);
-        var.push(0);
-        procs::remember_var(2, Box::leak(var.into_boxed_slice()).as_ptr());
+        if let Ok(var) = CString::new(var) {
+            procs::remember_var(2, Box::leak(var.into_boxed_c_str()));
+        }
     }
-    let trace = seg.config.trace_fd.load(Ordering::Relaxed) as i32;
+    let trace = state::seg().config.trace_fd.load(Ordering::Relaxed) as i32;
     if trace > 0 {
-        procs::guard_fd(4, trace);
+        fds::guard(Fd::Trace, trace);
     }
+}
+
+/// Maps and registers all memory of ours, the window last.
+fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     gate::open().map_err(because("the call gate cannot be mapped"))?;
+    own::note_fixed();
     raise_limits();
     areas::map().map_err(because("address space for page tables cannot be reserved"))?;
-    threads::init_fd_floor();
-    let thread_mode = seg.config.mode.load(Ordering::Relaxed) == Mode::Thread as u32;
+    fds::init_floor();
     state::THREAD_MODE.store(thread_mode, Ordering::Relaxed);
     let u = procs::open_uffd(thread_mode)
         .map_err(because("userfaultfd is not available; see `canvas doctor`"))?;
     state::set_uffd(u);
-    mm::init();
+    // SAFETY: one thread, once, after `areas::map`; what locks comes later.
+    unsafe { regions::init(mapping::region_memory()) };
     mm::reserve_window().map_err(because("the window cannot be reserved or registered"))?;
     state::PID.store(proc::pid(), Ordering::Relaxed);
-    deep::map(fd).map_err(because(
+    Ok(())
+}
+
+/// Takes a slot of the tenant's, and what goes with it.
+fn join_tenant(fd: i32) -> Result<(), Failure> {
+    far_area::map(fd).map_err(because(
         "the far area of the tenant segment cannot be mapped",
     ))?;
     let slot = procs::take_slot().ok_or(Failure::Because(
@@ -188,25 +281,38 @@ fn try_start() -> Result<(), Failure> {
         Errno(libc::EAGAIN),
     ))?;
     state::set_slot(slot);
-    deep::take_channel();
+    far_area::take_mailbox();
+    keys::init().map_err(because("the kernel gives no random bytes (getrandom)"))?;
     pool::init();
-    state::PREFETCHERS.choose(seg.config.prefetch());
+    state::PREFETCHERS.choose(state::seg().config.prefetch());
     trace::init();
     threads::open_pidfd();
     account::size_cache();
-    if thread_mode {
-        threads::start_handlers().map_err(because("fault handler threads cannot be started"))?;
-    } else {
-        sig::install().map_err(because("the SIGBUS handler cannot be installed"))?;
-    }
-    hooks::init();
-    let summary = patch::patch_libc(variable("CANVAS_DEBUG_START").is_some());
+    swapin::start();
+    Ok(())
+}
+
+/// Patches the system calls of libc and the loader.
+fn patch_calls() -> Result<(), Failure> {
+    let report_left = variable("CANVAS_DEBUG_START").is_some();
+    // SAFETY: the summary is all that is kept of it; the decoder is used nowhere else.
+    let summary = unsafe { alloc::decode(|| patch::patch_libc(report_left)) };
     if variable("CANVAS_DEBUG_START").is_some() {
         report!(
-            "system call sites patched {}, left {}",
+            "system call sites patched {} (prepared {}), left {}",
             summary.patched,
+            summary.prepared,
             summary.left
         );
+    }
+    if let Some(e) = summary.left_writable {
+        // It cannot be taken back either: what is patched leads to us.
+        report!(
+            "the code of the C library cannot be closed to writing again (error {}), so this program is not run",
+            e.0
+        );
+        state::seg().refused.store(1, Ordering::Relaxed);
+        proc::exit_group(exit::RUN_FAILED);
     }
     if !summary.complete() {
         return Err(Failure::Because(
@@ -214,23 +320,6 @@ fn try_start() -> Result<(), Failure> {
             Errno(libc::ENOSYS),
         ));
     }
-    // From here on the heap grows in the window. It lies above the native one: to malloc the
-    // break has moved up, which it takes for a foreign sbrk.
-    // SAFETY: start-up has one thread.
-    unsafe { __curbrk = canvas_types::layout::WINDOW_BASE };
-    if !thread_mode {
-        altstack::init();
-        sig::install_trap().map_err(because("the SIGSYS handler cannot be installed"))?;
-        // Without the filter only calls from outside of libc are affected: they see EFAULT.
-        let _ = hooks::install_filter();
-    }
-    mm::inherit_window(false);
-    account::measure_native();
-    if seg.has_limit() {
-        threads::start_reclaimer();
-    }
-    shared::start();
-    trace::start();
     Ok(())
 }
 
@@ -238,34 +327,35 @@ fn try_start() -> Result<(), Failure> {
 /// a program that is not paged, and a child that has closed them could not load the library.
 fn stand_aside() {
     for name in [segment::ENV_SEGMENT_FD, segment::ENV_PRELOAD_FD] {
-        let Some((text, var)) = variable(name) else {
+        let Some(var) = variable(name) else {
             continue;
         };
-        if let Some(fd) = number(text) {
+        if let Some(fd) = number(var.value()) {
             // SAFETY: closes a descriptor that `canvas run` made for us.
             let _ = unsafe { canvas_sys::sys1(libc::SYS_close, fd as usize) };
         }
-        forget_variable(var);
+        forget_variable(&var);
     }
-    let Some((text, var)) = variable("LD_PRELOAD") else {
+    let Some(preload) = variable("LD_PRELOAD") else {
         return;
     };
     // Ours is the first of the list.
-    let Some(end) = text.iter().position(|b| matches!(b, b':' | b' ')) else {
-        return forget_variable(var);
-    };
-    let rest = &text[end + 1..];
-    // SAFETY: a string of the environment's, which the process may write to; what is left of it
-    // and its end move down within it. Start-up has one thread, and `text` is not used after this.
-    unsafe { core::ptr::copy(rest.as_ptr(), text.as_ptr().cast_mut(), rest.len() + 1) };
+    match preload
+        .value()
+        .iter()
+        .position(|b| matches!(b, b':' | b' '))
+    {
+        None => forget_variable(&preload),
+        Some(end) => preload.cut(end + 1),
+    }
 }
 
 /// Takes a string out of the environment.
-fn forget_variable(var: *const u8) {
+fn forget_variable(var: &Variable) {
     // SAFETY: start-up has one thread; the array ends with null, which moves down with the rest.
     unsafe {
         let mut at = environ;
-        while !(*at).is_null() && (*at).cast() != var {
+        while !(*at).is_null() && *at != var.text {
             at = at.add(1);
         }
         while !(*at).is_null() {
@@ -273,13 +363,6 @@ fn forget_variable(var: *const u8) {
             at = at.add(1);
         }
     }
-}
-
-/// A C string that outlives the program's changes to its environment.
-fn leak(text: *const u8) -> *const u8 {
-    // SAFETY: a C string of the environment.
-    let bytes = unsafe { CStr::from_ptr(text.cast()) }.to_bytes_with_nul();
-    Box::leak(bytes.to_vec().into_boxed_slice()).as_ptr()
 }
 
 /// Our reservations do not fit under a limit on address space: the program's soft limits are

@@ -14,12 +14,13 @@
 //!
 //! Who talks to whom, and with which keys, is agreed elsewhere (a session of `canvas-wire`).
 //!
-//! Without the feature `verbs` all of it is there but devices: [`Domain::open`] says so.
+//! libibverbs is opened when it is first needed, and nothing of it is needed to build: where it is
+//! missing, [`Domain::open`] and [`check`] say what to install.
 
+mod abi;
+mod library;
 mod memory;
-#[cfg_attr(feature = "verbs", path = "verbs.rs")]
-#[cfg_attr(not(feature = "verbs"), path = "absent.rs")]
 mod verbs;
 
 pub use memory::Memory;
-pub use verbs::{Domain, Initiator, Region, Responder, check};
+pub use verbs::{Domain, Initiator, Region, Responder, check, kernel_devices};

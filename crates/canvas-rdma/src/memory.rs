@@ -29,7 +29,6 @@ impl Memory {
     }
 
     /// Where it is, for a device.
-    #[cfg_attr(not(feature = "verbs"), allow(dead_code))]
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.as_mut_ptr()
     }

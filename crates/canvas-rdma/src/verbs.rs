@@ -1,20 +1,20 @@
-//! Verbs through libibverbs, as `rdma-mummy-sys` loads it.
+//! Verbs: devices, memory and queue pairs, by the functions of libibverbs.
 //!
 //! Only basic completion queues: the extended ones overflow on rdma_rxe, the kernel's software device.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 use std::io::Error;
-use std::mem::zeroed;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use canvas_wire::frame::{Exposed, QueuePair};
-use rdma_mummy_sys as sys;
 
 use crate::Memory;
+use crate::abi::{self as sys, Functions};
+use crate::library::library;
 
 /// Reads that one end serves, or has under way, at most; devices may do less.
 const READS_MAX: i32 = 16;
@@ -51,74 +51,102 @@ fn some<T>(what: &str, pointer: *mut T) -> Result<NonNull<T>, String> {
     NonNull::new(pointer).ok_or_else(|| system(what))
 }
 
-/// The devices of this host; freed when dropped.
+/// The devices of this host that libibverbs has drivers for; freed when dropped.
 struct Devices {
-    list: NonNull<*mut sys::ibv_device>,
+    lib: &'static Functions,
+    list: NonNull<*mut sys::Device>,
     count: usize,
 }
 
 impl Devices {
     fn get() -> Result<Devices, String> {
+        let lib = library()?;
         let mut count = 0;
         // SAFETY: `count` is written and may be.
-        let list = unsafe { sys::ibv_get_device_list(&mut count) };
+        let list = unsafe { (lib.ibv_get_device_list)(&mut count) };
         match (NonNull::new(list), usize::try_from(count)) {
-            (Some(list), Ok(count)) => Ok(Devices { list, count }),
+            (Some(list), Ok(count)) => Ok(Devices { lib, list, count }),
             _ => Err(match Error::last_os_error().raw_os_error() {
-                // The library is there, the kernel's part is not; or the library is not.
-                Some(libc_errno::ENOSYS) => "this host has no RDMA device (the kernel's module \
-                                             ib_uverbs is not loaded)"
-                    .to_owned(),
-                Some(libc_errno::EOPNOTSUPP) => {
-                    "libibverbs.so.1 is not installed (Debian packages libibverbs1 and \
-                     ibverbs-providers)"
-                        .to_owned()
-                }
+                Some(ENOSYS) => NO_MODULE.to_owned(),
                 _ => system("RDMA devices cannot be listed"),
             }),
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = *mut sys::ibv_device> {
+    fn iter(&self) -> impl Iterator<Item = *mut sys::Device> {
         // SAFETY: the list has `count` entries and is freed with `self` only.
         (0..self.count).map(|i| unsafe { *self.list.as_ptr().add(i) })
+    }
+
+    /// What is wrong when there are none.
+    fn why_none() -> String {
+        match kernel_devices().first() {
+            Some(name) => format!(
+                "libibverbs has no driver for the RDMA device {name} (Debian package \
+                 ibverbs-providers)"
+            ),
+            None => "this host has no RDMA device".to_owned(),
+        }
     }
 }
 
 impl Drop for Devices {
     fn drop(&mut self) {
         // SAFETY: the list is the library's own, given back once.
-        unsafe { sys::ibv_free_device_list(self.list.as_ptr()) }
+        unsafe { (self.lib.ibv_free_device_list)(self.list.as_ptr()) }
     }
 }
 
-/// The two errors that are looked at; the crate needs no libc beside.
-mod libc_errno {
-    pub const ENOSYS: i32 = 38;
-    pub const EOPNOTSUPP: i32 = 95;
+/// The kernel's part of verbs is missing.
+const ENOSYS: i32 = 38;
+const NO_MODULE: &str = "this host has no RDMA device (the kernel's module ib_uverbs is not loaded; modprobe ib_uverbs)";
+
+/// The RDMA devices that the kernel knows, whether programs can use them or not.
+pub fn kernel_devices() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/sys/class/infiniband") else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
 }
 
-/// Whether this host has an RDMA device with a port that is up; the error is one sentence.
-pub fn check() -> Result<(), String> {
+/// The RDMA devices of this host with a port that is up, by name: one at least.
+///
+/// # Errors
+///
+/// One sentence: what is missing, and what to install.
+pub fn check() -> Result<Vec<String>, String> {
     let devices = Devices::get()?;
+    let mut why = None;
+    let mut up = Vec::new();
     for device in devices.iter() {
-        if let Ok(context) = Context::open(device)
-            && (1..=context.ports()).any(|p| context.port(p).is_some())
-        {
-            return Ok(());
+        match Context::open(devices.lib, device) {
+            Ok(context) if (1..=context.ports()).any(|p| context.port(p).is_some()) => {
+                up.push(context.name.clone());
+            }
+            Ok(context) => why = Some(no_port(&context.name)),
+            Err(e) => why = Some(e),
         }
     }
-    Err(if devices.count == 0 {
-        "this host has no RDMA device".to_owned()
-    } else {
-        "no RDMA device of this host has a port that is up, or may be opened by this user"
-            .to_owned()
-    })
+    match why {
+        _ if !up.is_empty() => Ok(up),
+        Some(why) => Err(why),
+        None => Err(Devices::why_none()),
+    }
+}
+
+fn no_port(name: &str) -> String {
+    format!("RDMA device {name} has no port that is up")
 }
 
 /// An opened device.
 struct Context {
-    context: NonNull<sys::ibv_context>,
+    lib: &'static Functions,
+    context: NonNull<sys::Context>,
     name: String,
 }
 
@@ -128,28 +156,28 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    fn open(device: *mut sys::ibv_device) -> Result<Context, String> {
+    fn open(lib: &'static Functions, device: *mut sys::Device) -> Result<Context, String> {
         // SAFETY: the device is one of a list that has not been freed; its name lives as long.
-        let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name(device)) };
+        let name = unsafe { CStr::from_ptr((lib.ibv_get_device_name)(device)) };
         let name = name.to_string_lossy().into_owned();
         // SAFETY: as above.
-        let context = unsafe { sys::ibv_open_device(device) };
+        let context = unsafe { (lib.ibv_open_device)(device) };
         let what = || format!("RDMA device {name} cannot be opened");
         Ok(Context {
+            lib,
             context: NonNull::new(context).ok_or_else(|| system(&what()))?,
             name,
         })
     }
 
-    fn raw(&self) -> *mut sys::ibv_context {
+    fn raw(&self) -> *mut sys::Context {
         self.context.as_ptr()
     }
 
-    fn attributes(&self) -> Option<sys::ibv_device_attr> {
-        // SAFETY: plain numbers, for which zeros are values.
-        let mut attr: sys::ibv_device_attr = unsafe { zeroed() };
+    fn attributes(&self) -> Option<sys::DeviceAttr> {
+        let mut attr = sys::DeviceAttr::default();
         // SAFETY: an open context; `attr` is written.
-        (unsafe { sys::ibv_query_device(self.raw(), &mut attr) } == 0).then_some(attr)
+        (unsafe { (self.lib.ibv_query_device)(self.raw(), &mut attr) } == 0).then_some(attr)
     }
 
     /// Ports are numbered from 1.
@@ -158,21 +186,18 @@ impl Context {
     }
 
     /// A port that is up.
-    fn port(&self, number: u8) -> Option<sys::ibv_port_attr> {
-        // SAFETY: plain numbers, for which zeros are values.
-        let mut attr: sys::ibv_port_attr = unsafe { zeroed() };
+    fn port(&self, number: u8) -> Option<sys::PortAttr> {
+        let mut attr = sys::PortAttr::default();
         // SAFETY: an open context; `attr` is written.
-        let code = unsafe { sys::ibv_query_port(self.raw(), number, &mut attr) };
-        (code == 0 && attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE).then_some(attr)
+        let code = unsafe { (self.lib.ibv_query_port)(self.raw(), number, &mut attr) };
+        (code == 0 && attr.state == sys::IBV_PORT_ACTIVE).then_some(attr)
     }
 
     fn gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
-        let mut gid = sys::ibv_gid { raw: [0; 16] };
+        let mut gid = sys::Gid::default();
         // SAFETY: an open context; `gid` is written.
-        let code = unsafe { sys::ibv_query_gid(self.raw(), port, index, &mut gid) };
-        // SAFETY: all bytes are initialised, by us or by the call.
-        let raw = unsafe { gid.raw };
-        (code == 0 && raw != [0; 16]).then_some(raw)
+        let code = unsafe { (self.lib.ibv_query_gid)(self.raw(), port, index, &mut gid) };
+        (code == 0 && gid.raw != [0; 16]).then_some(gid.raw)
     }
 
     /// The kind of this address, as the kernel calls it: "IB/RoCE v1" or "RoCE v2".
@@ -189,7 +214,7 @@ impl Context {
     fn best_gid(
         &self,
         port: u8,
-        attr: &sys::ibv_port_attr,
+        attr: &sys::PortAttr,
         local: IpAddr,
     ) -> Option<(u8, u8, [u8; 16])> {
         let wanted = match local {
@@ -201,7 +226,7 @@ impl Context {
                 let gid = self.gid(port, index)?;
                 let rank = match (gid == wanted, attr.link_layer) {
                     // Not Ethernet: the first address is the port's own.
-                    (_, layer) if layer != LINK_LAYER_ETHERNET => 2,
+                    (_, layer) if layer != sys::IBV_LINK_LAYER_ETHERNET => 2,
                     (_, _) if !self.gid_type(port, index).starts_with("RoCE v2") => return None,
                     (true, _) => 0,
                     (false, _) => 3,
@@ -212,18 +237,16 @@ impl Context {
     }
 }
 
-const LINK_LAYER_ETHERNET: u8 = 2;
-
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened once, closed once; everything made from it holds it.
-        unsafe { sys::ibv_close_device(self.raw()) };
+        unsafe { (self.lib.ibv_close_device)(self.raw()) };
     }
 }
 
 /// An opened device with a protection domain, and the port to use.
 pub struct Domain {
-    pd: NonNull<sys::ibv_pd>,
+    pd: NonNull<sys::Pd>,
     port: u8,
     gid_index: u8,
     gid: [u8; 16],
@@ -248,12 +271,12 @@ impl Domain {
     /// One sentence: no library, no device, no port, no right to open it.
     pub fn open(local: IpAddr) -> Result<Arc<Domain>, String> {
         let devices = Devices::get()?;
-        let (mut best, mut why) = (None, "this host has no RDMA device".to_owned());
+        let (mut best, mut why) = (None, None);
         for device in devices.iter() {
-            let context = match Context::open(device) {
+            let context = match Context::open(devices.lib, device) {
                 Ok(context) => context,
                 Err(e) => {
-                    why = e;
+                    why = Some(e);
                     continue;
                 }
             };
@@ -269,13 +292,14 @@ impl Domain {
                     best = Some((f.0, f, context));
                 }
                 Some(_) => {}
-                None => why = format!("RDMA device {} has no port that is up", context.name),
+                None => why = Some(no_port(&context.name)),
             }
         }
-        let (_, (_, port, attr, gid_index, gid), context) = best.ok_or(why)?;
+        let (_, (_, port, attr, gid_index, gid), context) =
+            best.ok_or_else(|| why.unwrap_or_else(Devices::why_none))?;
         // SAFETY: an open context.
         let pd = some("no RDMA protection domain", unsafe {
-            sys::ibv_alloc_pd(context.raw())
+            (context.lib.ibv_alloc_pd)(context.raw())
         })?;
         let reads = context
             .attributes()
@@ -308,15 +332,15 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: made once, freed once; regions and queue pairs hold it, so they are gone.
-        unsafe { sys::ibv_dealloc_pd(self.pd.as_ptr()) };
+        unsafe { (self.context.lib.ibv_dealloc_pd)(self.pd.as_ptr()) };
     }
 }
 
 /// Memory that a device may use.
 struct Registration {
-    mr: NonNull<sys::ibv_mr>,
+    mr: NonNull<sys::Mr>,
     memory: Arc<Memory>,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 // SAFETY: as for the context.
@@ -329,7 +353,7 @@ impl Registration {
         // SAFETY: the memory is mapped, and stays so: it is held until the device has forgotten it.
         // There are no references into it that the device's writes could contradict.
         let mr = unsafe {
-            sys::ibv_reg_mr_iova2(
+            (domain.context.lib.ibv_reg_mr_iova2)(
                 domain.pd.as_ptr(),
                 memory.start().cast(),
                 memory.len(),
@@ -344,7 +368,7 @@ impl Registration {
                 mr,
             )?,
             memory: Arc::clone(memory),
-            _domain: Arc::clone(domain),
+            domain: Arc::clone(domain),
         })
     }
 
@@ -362,7 +386,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: made once, ended once. The memory is still mapped: fields go after this.
-        let code = unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
+        let code = unsafe { (self.domain.context.lib.ibv_dereg_mr)(self.mr.as_ptr()) };
         if code != 0 {
             // The device may still reach it: it must never become something else's.
             std::mem::forget(Arc::clone(&self.memory));
@@ -381,10 +405,9 @@ impl Region {
     ///
     /// One sentence; most often a limit on pinned memory.
     pub fn expose(domain: &Arc<Domain>, memory: &Arc<Memory>) -> Result<Region, String> {
-        use sys::ibv_access_flags as a;
-        let access = a::IBV_ACCESS_LOCAL_WRITE.0
-            | a::IBV_ACCESS_REMOTE_READ.0
-            | a::IBV_ACCESS_REMOTE_WRITE.0;
+        let access = sys::IBV_ACCESS_LOCAL_WRITE
+            | sys::IBV_ACCESS_REMOTE_READ
+            | sys::IBV_ACCESS_REMOTE_WRITE;
         Registration::new(domain, memory, access).map(Region)
     }
 
@@ -399,23 +422,23 @@ impl Region {
 
 /// A completion channel; made for queues that somebody waits for.
 struct Channel {
-    channel: NonNull<sys::ibv_comp_channel>,
-    _domain: Arc<Domain>,
+    channel: NonNull<sys::CompChannel>,
+    domain: Arc<Domain>,
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
         // SAFETY: made once, ended once; its queue is gone (field order of those that hold both).
-        unsafe { sys::ibv_destroy_comp_channel(self.channel.as_ptr()) };
+        unsafe { (self.domain.context.lib.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
 
 /// A completion queue.
 struct Queue {
-    cq: NonNull<sys::ibv_cq>,
+    cq: NonNull<sys::Cq>,
     /// Ended behind the queue.
     channel: Option<Channel>,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 impl Queue {
@@ -426,12 +449,14 @@ impl Queue {
     ) -> Result<Queue, String> {
         let raw = channel.as_ref().map_or(null_mut(), |c| c.channel.as_ptr());
         // SAFETY: an open context; the channel, if any, is of the same one.
-        let cq =
-            unsafe { sys::ibv_create_cq(domain.context.raw(), entries as i32, null_mut(), raw, 0) };
+        let cq = unsafe {
+            let create = domain.context.lib.ibv_create_cq;
+            create(domain.context.raw(), entries as i32, null_mut(), raw, 0)
+        };
         Ok(Queue {
             cq: some("no RDMA completion queue", cq)?,
             channel,
-            _domain: Arc::clone(domain),
+            domain: Arc::clone(domain),
         })
     }
 }
@@ -440,30 +465,29 @@ impl Drop for Queue {
     fn drop(&mut self) {
         // SAFETY: made once, ended once; every event was acknowledged when it was taken, and queue pairs
         // that use it are gone (field order of those that hold both).
-        unsafe { sys::ibv_destroy_cq(self.cq.as_ptr()) };
+        unsafe { (self.domain.context.lib.ibv_destroy_cq)(self.cq.as_ptr()) };
     }
 }
 
 /// A queue pair.
 struct Pair {
-    qp: NonNull<sys::ibv_qp>,
+    qp: NonNull<sys::Qp>,
     domain: Arc<Domain>,
 }
 
 impl Pair {
     fn new(domain: &Arc<Domain>, queue: &Queue, requests: usize) -> Result<Pair, String> {
-        // SAFETY: pointers and numbers, for which zeros are values.
-        let mut init: sys::ibv_qp_init_attr = unsafe { zeroed() };
+        let mut init = sys::QpInitAttr::default();
         init.send_cq = queue.cq.as_ptr();
         init.recv_cq = queue.cq.as_ptr();
         init.cap.max_send_wr = requests as u32;
         init.cap.max_recv_wr = 1;
         init.cap.max_send_sge = 1;
         init.cap.max_recv_sge = 1;
-        init.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
+        init.qp_type = sys::IBV_QPT_RC;
         init.sq_sig_all = 1;
         // SAFETY: a domain and a queue of the same context.
-        let qp = unsafe { sys::ibv_create_qp(domain.pd.as_ptr(), &mut init) };
+        let qp = unsafe { (domain.context.lib.ibv_create_qp)(domain.pd.as_ptr(), &mut init) };
         Ok(Pair {
             qp: some("no RDMA queue pair", qp)?,
             domain: Arc::clone(domain),
@@ -478,29 +502,26 @@ impl Pair {
     fn modify(
         &self,
         what: &str,
-        mask: &[sys::ibv_qp_attr_mask],
-        set: impl FnOnce(&mut sys::ibv_qp_attr),
+        mask: u32,
+        set: impl FnOnce(&mut sys::QpAttr),
     ) -> Result<(), String> {
-        // SAFETY: plain numbers and arrays, for which zeros are values.
-        let mut attr: sys::ibv_qp_attr = unsafe { zeroed() };
+        let mut attr = sys::QpAttr::default();
         set(&mut attr);
-        let mask = mask.iter().fold(0, |all, m| all | m.0);
         // SAFETY: a queue pair that is there; `attr` has what `mask` names.
-        let code = unsafe { sys::ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask as i32) };
+        let code = unsafe {
+            (self.domain.context.lib.ibv_modify_qp)(self.qp.as_ptr(), &mut attr, mask as i32)
+        };
         check_code(what, code)
     }
 
     /// Made ready for a peer; `access` is what the peer may do.
     fn init(&self, access: u32) -> Result<(), String> {
-        use sys::ibv_qp_attr_mask as m;
-        let mask = [
-            m::IBV_QP_STATE,
-            m::IBV_QP_PKEY_INDEX,
-            m::IBV_QP_PORT,
-            m::IBV_QP_ACCESS_FLAGS,
-        ];
-        self.modify("the RDMA queue pair cannot be set up", &mask, |a| {
-            a.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_PKEY_INDEX
+            | sys::IBV_QP_PORT
+            | sys::IBV_QP_ACCESS_FLAGS;
+        self.modify("the RDMA queue pair cannot be set up", mask, |a| {
+            a.qp_state = sys::IBV_QPS_INIT;
             a.port_num = self.domain.port;
             a.qp_access_flags = access;
         })
@@ -508,18 +529,15 @@ impl Pair {
 
     /// Connected: it takes the peer's packets.
     fn receive_from(&self, peer: &QueuePair) -> Result<(), String> {
-        use sys::ibv_qp_attr_mask as m;
-        let mask = [
-            m::IBV_QP_STATE,
-            m::IBV_QP_AV,
-            m::IBV_QP_PATH_MTU,
-            m::IBV_QP_DEST_QPN,
-            m::IBV_QP_RQ_PSN,
-            m::IBV_QP_MAX_DEST_RD_ATOMIC,
-            m::IBV_QP_MIN_RNR_TIMER,
-        ];
-        self.modify("the RDMA queue pair cannot be connected", &mask, |a| {
-            a.qp_state = sys::ibv_qp_state::IBV_QPS_RTR;
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_AV
+            | sys::IBV_QP_PATH_MTU
+            | sys::IBV_QP_DEST_QPN
+            | sys::IBV_QP_RQ_PSN
+            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+            | sys::IBV_QP_MIN_RNR_TIMER;
+        self.modify("the RDMA queue pair cannot be connected", mask, |a| {
+            a.qp_state = sys::IBV_QPS_RTR;
             a.path_mtu = self.domain.mtu.min(peer.mtu).into();
             a.dest_qp_num = peer.number;
             a.rq_psn = peer.psn;
@@ -536,17 +554,14 @@ impl Pair {
 
     /// It may send.
     fn send_to(&self, peer: &QueuePair, psn: u32) -> Result<(), String> {
-        use sys::ibv_qp_attr_mask as m;
-        let mask = [
-            m::IBV_QP_STATE,
-            m::IBV_QP_TIMEOUT,
-            m::IBV_QP_RETRY_CNT,
-            m::IBV_QP_RNR_RETRY,
-            m::IBV_QP_SQ_PSN,
-            m::IBV_QP_MAX_QP_RD_ATOMIC,
-        ];
-        self.modify("the RDMA queue pair cannot send", &mask, |a| {
-            a.qp_state = sys::ibv_qp_state::IBV_QPS_RTS;
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_SQ_PSN
+            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify("the RDMA queue pair cannot send", mask, |a| {
+            a.qp_state = sys::IBV_QPS_RTS;
             a.timeout = RESEND;
             a.retry_cnt = RETRIES;
             a.rnr_retry = RETRIES;
@@ -559,7 +574,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: made once, ended once. After this the device touches nothing for it any more.
-        unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) };
+        unsafe { (self.domain.context.lib.ibv_destroy_qp)(self.qp.as_ptr()) };
     }
 }
 
@@ -581,10 +596,9 @@ impl Responder {
     ///
     /// One sentence.
     pub fn connect(domain: &Arc<Domain>, peer: &QueuePair, psn: u32) -> Result<Responder, String> {
-        use sys::ibv_access_flags as a;
         let queue = Queue::new(domain, 1, None)?;
         let pair = Pair::new(domain, &queue, 1)?;
-        pair.init(a::IBV_ACCESS_REMOTE_READ.0 | a::IBV_ACCESS_REMOTE_WRITE.0)?;
+        pair.init(sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE)?;
         pair.receive_from(peer)?;
         Ok(Responder {
             pair,
@@ -607,7 +621,7 @@ pub struct Initiator {
     busy: Vec<Option<usize>>,
     slot_bytes: usize,
     /// Completions that [`Initiator::arm`] found.
-    found: RefCell<Vec<sys::ibv_wc>>,
+    found: RefCell<Vec<sys::Wc>>,
     armed: Cell<bool>,
     /// Ended behind the pair, so that nothing is under way.
     queue: Queue,
@@ -631,13 +645,13 @@ impl Initiator {
     ) -> Result<Initiator, String> {
         let memory = Memory::new(slots * slot_bytes)
             .map_err(|e| format!("no memory for RDMA: {}", reason(&e)))?;
-        let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        let access = sys::IBV_ACCESS_LOCAL_WRITE;
         let registration = Registration::new(domain, &Arc::new(memory), access)?;
         // SAFETY: an open context.
-        let channel = unsafe { sys::ibv_create_comp_channel(domain.context.raw()) };
+        let channel = unsafe { (domain.context.lib.ibv_create_comp_channel)(domain.context.raw()) };
         let channel = Channel {
             channel: some("no RDMA completion channel", channel)?,
-            _domain: Arc::clone(domain),
+            domain: Arc::clone(domain),
         };
         let queue = Queue::new(domain, slots, Some(channel))?;
         let initiator = Initiator {
@@ -675,7 +689,7 @@ impl Initiator {
     ///
     /// One sentence; nothing is under way then. Panics when the slot is busy or too short.
     pub fn read(&mut self, slot: usize, len: usize, at: u64, key: u32) -> Result<(), String> {
-        let read = sys::ibv_wr_opcode::IBV_WR_RDMA_READ;
+        let read = sys::IBV_WR_RDMA_READ;
         self.post(slot, len, at, key, read)
     }
 
@@ -687,7 +701,7 @@ impl Initiator {
     pub fn write(&mut self, slot: usize, data: &[u8], at: u64, key: u32) -> Result<(), String> {
         assert!(self.busy[slot].is_none() && data.len() <= self.slot_bytes);
         self.slots.memory.write(slot * self.slot_bytes, data);
-        let write = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        let write = sys::IBV_WR_RDMA_WRITE;
         self.post(slot, data.len(), at, key, write)
     }
 
@@ -697,29 +711,26 @@ impl Initiator {
         len: usize,
         at: u64,
         key: u32,
-        opcode: sys::ibv_wr_opcode::Type,
+        opcode: u32,
     ) -> Result<(), String> {
         assert!(self.busy[slot].is_none() && len <= self.slot_bytes);
-        let mut piece = sys::ibv_sge {
+        let mut piece = sys::Sge {
             // The registration counts from zero, as peers' do.
             addr: (slot * self.slot_bytes) as u64,
             length: len as u32,
             lkey: self.slots.local_key(),
         };
-        // SAFETY: pointers, numbers and unions of these, for which zeros are values.
-        let mut request: sys::ibv_send_wr = unsafe { zeroed() };
+        let mut request = sys::SendWr::default();
         request.wr_id = slot as u64;
         request.sg_list = &mut piece;
         request.num_sge = 1;
         request.opcode = opcode;
-        request.wr.rdma = sys::rdma_t {
-            remote_addr: at,
-            rkey: key,
-        };
+        request.remote_addr = at;
+        request.rkey = key;
         let mut bad = null_mut();
         // SAFETY: the queue pair is there; the call copies request and piece. The slot lies in memory
         // that is registered until the pair is gone (field order), and is busy until it completes.
-        let code = unsafe { sys::ibv_post_send(self.pair.qp.as_ptr(), &mut request, &mut bad) };
+        let code = unsafe { sys::post_send(self.pair.qp.as_ptr(), &mut request, &mut bad) };
         check_code("an RDMA request was not taken", code)?;
         self.busy[slot] = Some(len);
         Ok(())
@@ -744,8 +755,11 @@ impl Initiator {
                 true
             };
             for wc in taken.drain(..) {
-                if wc.status != sys::ibv_wc_status::IBV_WC_SUCCESS {
-                    return Err(format!("RDMA failed: {}", status(wc.status)));
+                if wc.status != sys::IBV_WC_SUCCESS {
+                    return Err(format!(
+                        "RDMA failed: {}",
+                        status(self.pair.domain.context.lib, wc.status)
+                    ));
                 }
                 let slot = wc.wr_id as usize;
                 if self.busy.get_mut(slot).and_then(Option::take).is_some() {
@@ -760,12 +774,10 @@ impl Initiator {
     }
 
     /// Takes what has completed; whether there may be more.
-    fn take(&self, into: &mut Vec<sys::ibv_wc>) -> Result<bool, String> {
-        // SAFETY: plain numbers, for which zeros are values.
-        let mut batch: [sys::ibv_wc; BATCH] = unsafe { zeroed() };
+    fn take(&self, into: &mut Vec<sys::Wc>) -> Result<bool, String> {
+        let mut batch = [sys::Wc::default(); BATCH];
         // SAFETY: the queue is there; the call writes at most so many entries.
-        let n =
-            unsafe { sys::ibv_poll_cq(self.queue.cq.as_ptr(), BATCH as i32, batch.as_mut_ptr()) };
+        let n = unsafe { sys::poll_cq(self.queue.cq.as_ptr(), BATCH as i32, batch.as_mut_ptr()) };
         let n = usize::try_from(n).map_err(|_| "RDMA completions cannot be taken".to_owned())?;
         into.extend_from_slice(&batch[..n]);
         Ok(n == BATCH)
@@ -780,7 +792,7 @@ impl Initiator {
     pub fn arm(&self) -> Result<bool, String> {
         if !self.armed.replace(true) {
             // SAFETY: the queue is there.
-            let code = unsafe { sys::ibv_req_notify_cq(self.queue.cq.as_ptr(), 0) };
+            let code = unsafe { sys::req_notify_cq(self.queue.cq.as_ptr(), 0) };
             check_code("RDMA completions cannot be waited for", code)?;
         }
         let mut found = self.found.borrow_mut();
@@ -790,20 +802,21 @@ impl Initiator {
 
     /// What the channel says is taken and acknowledged; then the queue must be armed anew.
     fn take_events(&self) {
+        let lib = self.pair.domain.context.lib;
         while readable(self.fd()) {
             let (mut cq, mut context) = (null_mut(), null_mut());
             let channel = self.channel().as_ptr();
             // SAFETY: the channel is there; both are written. It does not block: there is an event.
-            if unsafe { sys::ibv_get_cq_event(channel, &mut cq, &mut context) } != 0 {
+            if unsafe { (lib.ibv_get_cq_event)(channel, &mut cq, &mut context) } != 0 {
                 return;
             }
             // SAFETY: one event of this queue was taken.
-            unsafe { sys::ibv_ack_cq_events(cq, 1) };
+            unsafe { (lib.ibv_ack_cq_events)(cq, 1) };
             self.armed.set(false);
         }
     }
 
-    fn channel(&self) -> NonNull<sys::ibv_comp_channel> {
+    fn channel(&self) -> NonNull<sys::CompChannel> {
         let channel = self.queue.channel.as_ref();
         channel.expect("an initiator's queue has one").channel
     }
@@ -823,9 +836,9 @@ fn readable(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// What a failed completion says.
-fn status(code: sys::ibv_wc_status::Type) -> String {
+fn status(lib: &Functions, code: u32) -> String {
     // SAFETY: the library returns a static text, or null when it is not there.
-    let text = unsafe { sys::ibv_wc_status_str(code) };
+    let text = unsafe { (lib.ibv_wc_status_str)(code) };
     match NonNull::new(text.cast_mut()) {
         // SAFETY: as above.
         Some(text) => unsafe { CStr::from_ptr(text.as_ptr()) }

@@ -71,7 +71,7 @@ impl Bucket {
         now_ns.max(paid.saturating_sub(self.burst_ns))
     }
 
-    /// They go.
+    /// Charges `bytes` that go now; the caller saw that they may.
     pub(crate) fn take(&mut self, bytes: u32, now_ns: u64) {
         debug_assert_eq!(self.due_ns(bytes, now_ns), now_ns, "past the limit");
         if self.rate != 0 {

@@ -27,7 +27,7 @@ impl Histogram {
         self.total += u64::from(added);
     }
 
-    /// Durations counted.
+    /// How many durations were counted.
     pub fn total(&self) -> u64 {
         self.total
     }

@@ -81,7 +81,7 @@ pub enum Class {
     Demand = 0,
     /// A read ahead.
     Prefetch = 1,
-    /// A write.
+    /// What is written: pages that leave the host's memory.
     SwapOut = 2,
 }
 
@@ -101,9 +101,9 @@ pub struct Ticket {
 /// A request, as it leaves the scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// From [`Scheduler::submit`].
+    /// The name that [`Scheduler::submit`] gave the request.
     pub ticket: Ticket,
-    /// Its owner.
+    /// The tenant that the request is charged to.
     pub tenant: TenantId,
     /// The caller's, as it was submitted.
     pub tag: u64,
@@ -111,7 +111,7 @@ pub struct Request {
     pub class: Class,
     /// The link it is for.
     pub link: LinkId,
-    /// Bytes charged.
+    /// Bytes that are charged to the tenant and to the link's window.
     pub bytes: u32,
     /// When it was posted, as the caller said.
     pub posted_ns: u64,

@@ -53,7 +53,7 @@ const STRETCHES: usize = 4;
 pub const PIECE_NS: u64 = 80_000;
 /// The smallest piece, a page, and the largest, an extent.
 pub const PIECE_BYTES_MIN: u32 = 4 << 10;
-/// See [`PIECE_BYTES_MIN`].
+/// The largest piece of a request, in bytes; the smallest is [`PIECE_BYTES_MIN`].
 pub const PIECE_BYTES_MAX: u32 = 32 << 10;
 /// The largest: 100 Gbit/s at 1 ms.
 pub const WINDOW_BYTES_MAX: u64 = 16 << 20;

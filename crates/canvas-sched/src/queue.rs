@@ -19,7 +19,7 @@ pub const SWAP_OUT_PACE_PRESSED: u64 = 4;
 /// has, whose reclaim then stands still.
 pub const SWAP_OUT_PRESSED: u32 = 8;
 
-/// No slot.
+/// In place of a slot's number: there is none.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Slots in the order in which they came, linked through the slots.
@@ -45,7 +45,7 @@ impl Default for List {
 /// What one tenant has for one link.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Flow {
-    /// By class.
+    /// Requests that wait, by class.
     pub(crate) lists: [List; 3],
     /// Virtual finish of what was sent last.
     pub(crate) finish: u128,

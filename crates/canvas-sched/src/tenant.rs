@@ -51,15 +51,15 @@ pub struct ClassStats {
     pub queued: u32,
     /// Requests sent and not done.
     pub under_way: u32,
-    /// Requests sent.
+    /// Requests that were let go to their link.
     pub sent: u64,
-    /// Requests done.
+    /// Requests that have ended.
     pub done: u64,
     /// Prefetches dropped because they would have come too late.
     pub dropped: u64,
     /// Prefetch: requests that became demands. Demand: requests that were prefetches.
     pub promoted: u64,
-    /// Bytes sent.
+    /// Bytes of the requests that were let go.
     pub bytes: u64,
     /// Time from posting to sending, all requests sent.
     pub waited_ns: u64,
@@ -70,7 +70,7 @@ pub struct ClassStats {
 /// Counters of a tenant.
 #[derive(Clone, Default, Debug)]
 pub struct TenantStats {
-    /// By [`Class`].
+    /// Figures by [`Class`] as a number.
     pub classes: [ClassStats; 3],
     /// Prefetches are dropped past this; `None`: too few uses seen.
     pub timeliness_ns: Option<u64>,
@@ -83,7 +83,7 @@ pub(crate) enum State {
     UnderWay,
 }
 
-/// One request.
+/// One request that waits or is under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) serial: u64,
@@ -102,14 +102,14 @@ pub(crate) struct Slot {
     pub(crate) state: State,
 }
 
-/// A tenant.
+/// A tenant with its requests, its limits and its place in each link's turns.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) id: TenantId,
     pub(crate) weight: u32,
     pub(crate) reads: Bucket,
     pub(crate) writes: Bucket,
-    /// By link.
+    /// What waits, by link.
     pub(crate) flows: Vec<Flow>,
     slots: Vec<Slot>,
     free: Vec<u32>,

@@ -37,7 +37,7 @@ const REF_WORDS: usize = PROCS_MAX / 64;
 
 /// A slab's states. Only the agent leaves [`slab_state::RELEASED`].
 pub mod slab_state {
-    /// Nobody's.
+    /// No process refers to it and nothing of it is kept: it can be taken.
     pub const FREE: u32 = 0;
     /// Referred to by processes.
     pub const USED: u32 = 1;
@@ -61,7 +61,7 @@ pub struct Slab {
 pub struct FarStats {
     /// Extents written, durable.
     pub extents_out: AtomicU64,
-    /// Requests read.
+    /// Reads that were answered, of single pages or whole extents.
     pub reads: AtomicU64,
     /// Bytes read for them, as stored.
     pub bytes_in: AtomicU64,
@@ -102,9 +102,9 @@ pub struct FarStats {
 pub mod class {
     /// A fault waits for it.
     pub const DEMAND: usize = 0;
-    /// Read ahead.
+    /// Index of what is read ahead, for which no thread waits yet.
     pub const PREFETCH: usize = 1;
-    /// Written.
+    /// Index of what is written.
     pub const SWAP_OUT: usize = 2;
     /// How many kinds there are.
     pub const CLASSES: usize = 3;
@@ -129,8 +129,8 @@ pub struct Far {
     pub agent: AtomicU32,
     /// 1 when a slab may be [`slab_state::RELEASED`]; the agent clears it before it looks.
     pub released: AtomicU32,
-    /// Number of the next seal. Every write of an extent takes one, so none is used twice.
-    pub seal_next: AtomicU64,
+    /// Free. (Numbers of seals are none of the tenant's: they lie in the agent's journal.)
+    _free: AtomicU64,
     /// Part of the pool's bound, in percent, past which its oldest pages leave for the far space.
     pub spill_percent: AtomicU64,
     /// Longest that a fault may wait for a far read, in ms.
@@ -139,11 +139,11 @@ pub struct Far {
     forks: AtomicU32,
     /// The first and last fork that what a process inherited stems from, by process; 0 for none.
     born: [AtomicU64; PROCS_MAX],
-    /// Figures.
+    /// Counters that the agent writes and the runner reads.
     pub stats: FarStats,
     /// A bit a process: it has posted.
     active: [AtomicU64; REF_WORDS],
-    /// Slabs.
+    /// The tenant's slabs, by number: state, and which processes refer to each.
     pub slabs: [Slab; SLABS_MAX],
     /// Requests, by process.
     pub mailboxes: [Mailbox; PROCS_MAX],

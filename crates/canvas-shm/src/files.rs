@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use canvas_types::PAGE_SIZE;
 use canvas_types::layout::SHARED_BYTES;
+use canvas_types::{PAGE_SIZE, PageBuf};
 use core::sync::atomic::Ordering::Relaxed;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
@@ -22,8 +22,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Makes them, for so many pages in memory at most.
-    pub fn create(limit_pages: i64) -> Result<Files, Errno> {
+    /// Makes them, for so many pages in memory at most, whose content is told by this key.
+    pub fn create(limit_pages: i64, page_key: &PageBuf) -> Result<Files, Errno> {
         let control = memory(c"canvas-shared-control", CONTROL_BYTES)?;
         let partition = memory(c"canvas-shared", SHARED_BYTES)?;
         let store = memory(c"canvas-shared-store", STORE_PAGES * PAGE_SIZE)?;
@@ -40,6 +40,7 @@ impl Files {
         let map = unsafe { Map::at(addr) };
         let c = map.control();
         c.limit_pages.store(limit_pages, Relaxed);
+        map.set_page_key(page_key);
         let pages = (pipe_bytes / PAGE_SIZE).clamp(1, VICTIMS);
         c.pipe_pages.store(pages as u32, Relaxed);
         Ok(Files {
@@ -85,11 +86,15 @@ mod tests {
 
     #[test]
     fn they_cost_nothing_until_they_are_used() {
-        let files = Files::create(100).unwrap();
+        let key = core::array::from_fn(|i| (i * 7 + (i >> 8)) as u8);
+        let files = Files::create(100, &key).unwrap();
         assert_eq!(files.control().limit_pages.load(Relaxed), 100);
         assert!(files.control().pipe_pages.load(Relaxed) >= 1);
         assert_eq!((files.resident_pages(), files.store_pages()), (0, 0));
-        assert!(pages(&files.fds[shared_fd::CONTROL]) < 4);
+        assert!(pages(&files.fds[shared_fd::CONTROL]) < 6);
+        let mut back = [0; PAGE_SIZE];
+        files.map.page_key(&mut back);
+        assert_eq!(back, key);
         let one = [7u8; 1];
         nix::sys::uio::pwrite(&files.fds[shared_fd::PARTITION], &one, 1 << 30).unwrap();
         assert_eq!(files.resident_pages(), 1);

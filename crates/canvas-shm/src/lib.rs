@@ -11,7 +11,7 @@ pub mod far;
 #[cfg(feature = "std")]
 pub mod files;
 pub mod histogram;
-pub mod job;
+pub mod host;
 pub mod mailbox;
 #[cfg(feature = "std")]
 pub mod map;

@@ -38,11 +38,11 @@ pub enum Kind {
 pub struct Ask {
     /// What is asked for.
     pub kind: Kind,
-    /// Extent number.
+    /// Number of the extent in the tenant's far space.
     pub extent: u32,
     /// First byte within the extent.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes, at most that of an extent.
     pub len: u32,
 }
 
@@ -90,7 +90,7 @@ const ABANDONED: u32 = 4;
 const KIND_READ: u32 = 0;
 const KIND_WRITE: u32 = 1;
 
-/// One request.
+/// A place for one request to the agent: its state, what it asks for, and how it ended.
 #[repr(C, align(64))]
 pub struct Request {
     state: AtomicU32,

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
 use canvas_types::PAGE_SIZE;
+use canvas_types::layout::Bases;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -39,6 +40,7 @@ impl Segment {
         let seals = SealFlag::F_SEAL_GROW | SEALS | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         let segment = Segment::map(&fd)?;
+        segment.config.set_bases(Bases::DEFAULT);
         segment.magic.store(MAGIC, Ordering::Release);
         Ok((fd, segment))
     }

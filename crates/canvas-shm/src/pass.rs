@@ -11,16 +11,18 @@ use std::vec;
 use std::vec::Vec;
 
 use nix::errno::Errno;
+use nix::fcntl::AT_FDCWD;
 use nix::libc;
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
     connect as connect_to, listen as listen_on, recvmsg, sendmsg, socket,
 };
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 
 /// Descriptors that a message can carry (the kernel's SCM_MAX_FD).
 const FDS_MAX: usize = 253;
 
-/// What came.
+/// What one receive gave: a message and the descriptors that came with it.
 #[derive(Debug)]
 pub struct Received {
     /// Bytes of the message; 0 also when the other side has hung up.
@@ -36,10 +38,18 @@ fn new() -> Result<OwnedFd, Errno> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
 }
 
-/// A socket that listens at `path`, which must not exist. It does not block.
+/// A socket that listens at `path`, which must not exist, for this user alone (mode 0600). It does
+/// not block.
 pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
     let fd = new()?;
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    // Nobody connects before there is a backlog, so nobody slips in under the process's umask.
+    fchmodat(
+        AT_FDCWD,
+        path,
+        Mode::S_IRUSR | Mode::S_IWUSR,
+        FchmodatFlags::FollowSymlink,
+    )?;
     listen_on(&fd, Backlog::new(128)?)?;
     Ok(fd)
 }

@@ -5,19 +5,23 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use canvas_types::layout::Bases;
 use canvas_types::units::Amount;
 use canvas_types::{Codec, Prefetch};
 
 use crate::histogram::Histogram;
+use crate::host::HostWatch;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0005;
+pub const MAGIC: u64 = 0x4341_4e56_4153_000a;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
 pub const ENV_PRELOAD_FD: &str = "CANVAS_PRELOAD_FD";
 /// Processes that a tenant can have at one time.
 pub const PROCS_MAX: usize = 1024;
+/// Generations of pages that a process publishes.
+pub const GENERATIONS: usize = 16;
 /// Copies of the counters; a thread adds to one of them, a reader sums them.
 pub const STRIPES: usize = 8;
 /// Classes of stored size that are counted (see canvas-swap for their bounds).
@@ -43,6 +47,8 @@ pub mod config_flag {
     pub const NO_RESERVATIONS: u32 = 8;
     /// The far area ([`crate::far`]) follows the segment.
     pub const FAR: u32 = 16;
+    /// Native memory is not given to the kernel's swap.
+    pub const NATIVE_STAYS: u32 = 32;
 }
 
 /// What the user asked for; written before the program starts. The sizes may change while it runs
@@ -59,7 +65,7 @@ pub struct Config {
     pub swap_cache_bytes: AtomicU64,
     /// [`Mode`] as a number.
     pub mode: AtomicU32,
-    /// [`config_flag`] bits.
+    /// Bits of [`config_flag`], written before the first process starts.
     pub flags: AtomicU32,
     /// [`Codec`] as a number.
     pub codec: AtomicU32,
@@ -72,6 +78,10 @@ pub struct Config {
     /// The namespace in which the numbers of processes hold (inode of /proc/PID/ns/pid); 0 when it is
     /// not known.
     pub pid_namespace: AtomicU64,
+    /// First byte of the window in all processes of the tenant ([`canvas_types::layout::Bases`]).
+    pub window_base: AtomicU64,
+    /// The page of the call gate in all processes of the tenant.
+    pub gate_page: AtomicU64,
     /// File descriptors of shared memory, as numbered by [`shared_fd`]; 0 when there is none of it.
     pub shared_fds: [AtomicU32; shared_fd::COUNT],
 }
@@ -82,7 +92,7 @@ pub mod shared_fd {
     pub const CONTROL: usize = 0;
     /// The partition's pages.
     pub const PARTITION: usize = 1;
-    /// Compressed pages.
+    /// Index of the memory file with the compressed pages.
     pub const STORE: usize = 2;
     /// The pipe's end for reading.
     pub const PIPE_OUT: usize = 3;
@@ -97,9 +107,26 @@ impl Config {
     pub fn codec(&self) -> Codec {
         Codec::from_number(self.codec.load(Ordering::Relaxed))
     }
-    /// Who prefetches.
+    /// The prefetcher that is chosen now; `canvas set` can change it while programs run.
     pub fn prefetch(&self) -> Prefetch {
         Prefetch::from_number(self.prefetch.load(Ordering::Relaxed))
+    }
+    /// Where the tenant's processes have the window and the gate.
+    pub fn bases(&self) -> Bases {
+        Bases {
+            window: self.window_base.load(Ordering::Relaxed) as usize,
+            gate: self.gate_page.load(Ordering::Relaxed) as usize,
+        }
+    }
+    /// Sets them. Before the first program starts: they hold for as long as the tenant lives.
+    pub fn set_bases(&self, bases: Bases) {
+        self.window_base
+            .store(bases.window as u64, Ordering::Relaxed);
+        self.gate_page.store(bases.gate as u64, Ordering::Relaxed);
+    }
+    /// May native memory leave through the kernel's swap?
+    pub fn native_swap(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & config_flag::NATIVE_STAYS == 0
     }
     /// Does a page keep its swap entry when it comes in?
     pub fn reservations(&self) -> bool {
@@ -168,6 +195,7 @@ counters! {
     Anomaly = "anomalies": "Pages whose kernel state contradicted ours and were resolved from the truth.",
     Forks = "forks": "Forks of managed processes.",
     Execs = "execs": "Images that became managed.",
+    NativeOut = "native_pages_out": "Native pages that left through the kernel's swap, because they were in the way.",
     SyscallsTrapped = "syscalls_trapped": "System calls caught by the seccomp filter.",
     MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because the far limit is reached.",
     StallNs = "stall_ns": "Time that faulting threads spent in direct reclaim, in ns.",
@@ -202,7 +230,7 @@ pub struct ProcSlot {
     pub wake: AtomicU32,
     /// Pages that others ask this process to give up.
     pub reclaim_wanted: AtomicU32,
-    /// 1 when it has forked or was forked: relatives may map its pages too.
+    /// Whether relatives may map pages that it has charged ([`shares`]).
     pub shares: AtomicU32,
     /// Start time of the process in clock ticks (field 22 of /proc/PID/stat).
     pub start_ticks: AtomicU64,
@@ -222,12 +250,90 @@ pub struct ProcSlot {
     pub pool_whole_bytes: AtomicI64,
     /// Bytes of the pool that others ask this process to give back; 0 when it has seen to that.
     pub pool_wanted_bytes: AtomicI64,
+    /// Faults on pages that this process had and lost, ever.
+    pub came_back: AtomicU64,
+    /// What it wants to keep of local memory by those faults, in pages; 0 when that is not known yet.
+    pub demand_pages: AtomicI64,
+    /// Of its charge, what relatives map too, as last measured ([`shares::CHILD`]).
+    pub borrowed_pages: AtomicI64,
+    /// 1 when it is ending, and has given back what it alone had charged.
+    pub ending: AtomicU32,
+    /// Of the native pages: canvas's own, as last counted; [`ProcSlot::UNKNOWN`] where the kernel does not tell.
+    pub metadata_pages: AtomicI64,
+    /// Its anonymous memory that the host's swap holds, which is not charged.
+    pub swapped_pages: AtomicI64,
+}
+
+/// Values of [`ProcSlot::shares`].
+pub mod shares {
+    /// No relatives.
+    pub const NOBODY: u32 = 0;
+    /// Its parent may map what it began with, and nobody what it has charged since: copies that it made.
+    pub const CHILD: u32 = 1;
+    /// It has forked: its children may map any of its pages.
+    pub const PARENT: u32 = 2;
+}
+
+impl ProcSlot {
+    /// In place of a number of pages.
+    pub const UNKNOWN: i64 = -1;
+
+    /// Local pages that reclaim could take from this process; of what it shares with relatives each has
+    /// to give up its own.
+    pub fn held_pages(&self) -> i64 {
+        let cached = self.cached_pages.load(Ordering::Relaxed);
+        let held = self
+            .resident_pages
+            .load(Ordering::Relaxed)
+            .saturating_add(cached);
+        held.max(0)
+    }
+
+    /// Of its charge, what is free when it ends: nobody else maps it. Not known of one that has forked.
+    fn own_pages(&self) -> i64 {
+        let charged = self.charged_pages.load(Ordering::Relaxed);
+        match self.shares.load(Ordering::Relaxed) {
+            shares::NOBODY => charged,
+            shares::CHILD => charged
+                .saturating_sub(self.borrowed_pages.load(Ordering::Relaxed))
+                .max(0),
+            _ => 0,
+        }
+    }
+}
+
+/// How old the pages of one process are (canvas-pager's `ages`).
+#[repr(C, align(64))]
+pub struct PageAges {
+    /// Its generations, the oldest first; 0 where there is none.
+    pub generations: [AtomicU64; GENERATIONS],
+    /// When its program was last seen running (CLOCK_MONOTONIC, in ms).
+    pub ran_ms: AtomicU64,
+    /// Since when others wait for what they asked it to give up, in ms; 0 when nobody does.
+    pub asked_ms: AtomicU64,
+}
+
+impl PageAges {
+    /// Of a process that is no more.
+    fn clear(&self) {
+        // What was never written stays so, and takes no memory.
+        if self.generations[0].load(Ordering::Relaxed) != 0 {
+            for g in &self.generations {
+                g.store(0, Ordering::Relaxed);
+            }
+        }
+        for n in [&self.ran_ms, &self.asked_ms] {
+            if n.load(Ordering::Relaxed) != 0 {
+                n.store(0, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 /// The tenant segment.
 #[repr(C)]
 pub struct Segment {
-    /// [`MAGIC`].
+    /// [`MAGIC`]; anything else is a segment of another version.
     pub magic: AtomicU64,
     /// What the user asked for.
     pub config: Config,
@@ -246,8 +352,22 @@ pub struct Segment {
     pub footprint_pages: AtomicI64,
     /// Highest value of `footprint_pages`: what `--local N%` is a share of.
     pub footprint_pages_peak: AtomicI64,
-    /// Of the local pages: native memory of all processes, which cannot be paged.
+    /// Of the local pages: native memory of all processes, which canvas does not page.
     pub native_pages: AtomicI64,
+    /// 1 while native memory is to leave through the kernel, where the host has swap.
+    pub native_in_the_way: AtomicU32,
+    /// No process has ever had a slot from this index on.
+    pub procs_end: AtomicU32,
+    /// Largest floor of a process, as the room was last divided (canvas-pager's `floor`).
+    pub floor_level_pages: AtomicI64,
+    /// All floors together.
+    pub floor_pages: AtomicI64,
+    /// When the room was last divided (CLOCK_MONOTONIC).
+    pub divided_ns: AtomicU64,
+    /// Limit that the tenant would need, in pages, while the one that it has cannot be kept; else 0.
+    pub needed_pages: AtomicI64,
+    /// Highest value of `needed_pages`.
+    pub needed_pages_peak: AtomicI64,
     /// Of the local pages: charged by processes that have ended and shared pages with relatives, which
     /// may hold them still. Until the next measurement of all.
     pub orphan_pages: AtomicI64,
@@ -261,6 +381,8 @@ pub struct Segment {
     pub measure_took_ns: AtomicU64,
     /// Highest sum of swap-cache pages.
     pub cached_pages_peak: AtomicI64,
+    /// What the host has left, and what that allows.
+    pub host: HostWatch,
     /// 1 while the far limit is reached and reclaim has stopped.
     pub far_full: AtomicU32,
     /// Processes that stayed unmanaged (static, or start-up failed).
@@ -269,12 +391,17 @@ pub struct Segment {
     pub managed: AtomicU32,
     /// Set by a process that refuses to run unmanaged under `--require`.
     pub refused: AtomicU32,
+    /// 1 when it was told that processes of the tenant run as different users.
+    pub told_user: AtomicU32,
     /// Bytes stored now, by class of stored size.
     pub class_bytes: [AtomicI64; CLASSES_MAX],
-    /// Counters.
+    /// The counters, in stripes so that threads seldom write to one line; a counter is the sum over
+    /// all.
     pub stripes: [Stripe; STRIPES],
-    /// Processes.
+    /// A place for each process of the tenant.
     pub procs: [ProcSlot; PROCS_MAX],
+    /// By the same index: how old their pages are.
+    pub page_ages: [PageAges; PROCS_MAX],
 }
 
 /// Bytes to give the segment's file.
@@ -314,9 +441,21 @@ impl Segment {
     pub fn stands_aside(&self) -> bool {
         !self.has_limit() && self.config.trace_fd.load(Ordering::Relaxed) == 0
     }
-    /// The bound on local memory now, in pages; `None` when there is no limit.
+    /// The bound on local memory now, in pages; `None` when there is no limit. While the host is short of memory
+    /// it may be lower than what was asked for.
     #[inline]
     pub fn local_limit_pages(&self) -> Option<i64> {
+        let asked = self.local_asked_pages()?;
+        Some(self.host.local_max().map_or(asked, |most| asked.min(most)))
+    }
+    /// The bound on the pool now, in bytes; while the host is short of memory it may be lower than what was asked for.
+    #[inline]
+    pub fn pool_bound(&self) -> i64 {
+        let asked = self.config.pool_bytes.load(Ordering::Relaxed) as i64;
+        self.host.pool_max().map_or(asked, |most| asked.min(most))
+    }
+    #[inline]
+    fn local_asked_pages(&self) -> Option<i64> {
         let bytes = self.config.local_bytes.load(Ordering::Relaxed);
         if bytes != 0 {
             return Some((bytes / 4096) as i64);
@@ -351,7 +490,8 @@ impl Segment {
     #[inline]
     pub fn charge_local(&self, slot: &ProcSlot, pages: i64) -> i64 {
         slot.charged_pages.fetch_add(pages, Ordering::Relaxed);
-        self.local_pages.fetch_add(pages, Ordering::Relaxed) + pages
+        let before = self.local_pages.fetch_add(pages, Ordering::Relaxed);
+        before.wrapping_add(pages)
     }
     /// Changes the native memory of `slot`, part of its local charge, by `pages`.
     pub fn charge_native(&self, slot: &ProcSlot, pages: i64) {
@@ -378,7 +518,7 @@ impl Segment {
     pub fn charge_pool(&self, slot: &ProcSlot, bytes: i64) -> bool {
         let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let all = now + self.shared_store_bytes.load(Ordering::Relaxed);
-        if bytes > 0 && all > self.config.pool_bytes.load(Ordering::Relaxed) as i64 {
+        if bytes > 0 && (all > self.pool_bound() || self.host.is_past_step(now)) {
             self.pool_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return false;
         }
@@ -417,10 +557,18 @@ impl Segment {
     /// Changes the footprint (pages that exist anywhere) by `pages`.
     #[inline]
     pub fn charge_footprint(&self, pages: i64) {
-        let now = self.footprint_pages.fetch_add(pages, Ordering::Relaxed) + pages;
+        let before = self.footprint_pages.fetch_add(pages, Ordering::Relaxed);
+        let now = before.wrapping_add(pages);
         if pages > 0 && now > self.footprint_pages_peak.load(Ordering::Relaxed) {
             self.footprint_pages_peak.fetch_max(now, Ordering::Relaxed);
         }
+    }
+    /// A process that ends, or has ended, gives back what it alone had charged, `most` pages at most.
+    pub fn give_back_own(&self, slot: &ProcSlot, most: i64) {
+        // The numbers are the tenant's: whatever stands there, the sums that others keep only wrap.
+        let back = slot.own_pages().min(most).wrapping_neg();
+        self.charge_local(slot, back);
+        self.charge_footprint(back);
     }
     /// Gives back all that a dead process had charged, and frees its slot. The caller knows that
     /// no thread of that process runs any more. Of several callers, one does the work; it also calls
@@ -433,6 +581,7 @@ impl Segment {
         {
             return;
         }
+        self.give_back_own(slot, i64::MAX);
         let local = slot.charged_pages.swap(0, Ordering::Relaxed);
         let pool = slot.pool_bytes.swap(0, Ordering::Relaxed);
         let far = slot.far_pages.swap(0, Ordering::Relaxed);
@@ -453,9 +602,21 @@ impl Segment {
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);
         slot.pool_wanted_bytes.store(0, Ordering::Relaxed);
+        slot.demand_pages.store(0, Ordering::Relaxed);
+        slot.came_back.store(0, Ordering::Relaxed);
+        slot.borrowed_pages.store(0, Ordering::Relaxed);
+        slot.ending.store(0, Ordering::Relaxed);
+        slot.metadata_pages.store(0, Ordering::Relaxed);
+        slot.swapped_pages.store(0, Ordering::Relaxed);
         slot.start_ticks.store(0, Ordering::Relaxed);
         also(self.index_of(slot));
+        self.page_ages[self.index_of(slot)].clear();
         slot.pid.store(0, Ordering::Release);
+    }
+    /// The slots that have ever been taken.
+    pub fn procs_used(&self) -> &[ProcSlot] {
+        let end = self.procs_end.load(Ordering::Relaxed) as usize;
+        &self.procs[..end.min(PROCS_MAX)]
     }
     /// The index of one of [`Segment::procs`].
     pub fn index_of(&self, slot: &ProcSlot) -> usize {

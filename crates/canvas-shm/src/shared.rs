@@ -19,10 +19,13 @@ pub const VICTIMS: usize = 256;
 /// Pages that the store can have (256 GiB).
 pub const STORE_PAGES: usize = 1 << 26;
 
+/// Words of the key.
+pub const KEY_WORDS: usize = PAGE_SIZE / 8;
+
 /// A process. One with pid 0 is free.
 #[repr(C, align(64))]
 pub struct Proc {
-    /// The process.
+    /// Number of the process that has the place; 0 when it is free.
     pub pid: AtomicU32,
     /// Its pid while a fork of it waits for its child.
     pub forking: AtomicU32,
@@ -38,9 +41,9 @@ pub struct Proc {
 
 /// Values of [`Region::state`].
 pub mod region_state {
-    /// None.
+    /// The place holds no region.
     pub const FREE: u32 = 0;
-    /// Mapped.
+    /// Some process has a part of the region.
     pub const USED: u32 = 1;
     /// No process has any part of it any more; it is being emptied.
     pub const DYING: u32 = 2;
@@ -49,11 +52,11 @@ pub mod region_state {
 /// A mapping that forks have made several processes'.
 #[repr(C, align(64))]
 pub struct Region {
-    /// [`region_state`].
+    /// A number of [`region_state`].
     pub state: AtomicU32,
     /// Counts the mappings that were here.
     pub generation: AtomicU32,
-    /// First page.
+    /// Number of its first page in the partition.
     pub start: AtomicU32,
     /// One past the last page.
     pub end: AtomicU32,
@@ -73,10 +76,6 @@ impl Region {
     /// Notes that it has none.
     pub fn let_go(&self, i: usize) {
         self.holders[i / 64].fetch_and(!(1 << (i % 64)), Ordering::SeqCst);
-    }
-    /// Has process `i` a part of it?
-    pub fn is_held_by(&self, i: usize) -> bool {
-        self.holders[i / 64].load(Ordering::SeqCst) & 1 << (i % 64) != 0
     }
 }
 
@@ -99,9 +98,9 @@ pub struct Control {
     pub lock: AtomicU64,
     /// The journal of `canvas_pager::shared`.
     pub phase: AtomicU32,
-    /// See there.
+    /// How many pages the journal names (`canvas_pager::shared::Journal::count`).
     pub victims: AtomicU32,
-    /// See there.
+    /// The pages that the journal names (`canvas_pager::shared::Journal::pages`).
     pub pages: [AtomicU32; VICTIMS],
     /// Where the search for victims goes on.
     pub hand: AtomicU32,
@@ -111,10 +110,13 @@ pub struct Control {
     pub store_end: AtomicU32,
     /// One past the highest process that ever was.
     pub procs_end: AtomicU32,
-    /// Processes.
+    /// A place for each process that maps the partition.
     pub procs: [Proc; PROCS],
-    /// Regions.
+    /// A place for each mapping that processes share.
     pub regions: [Region; REGIONS],
+    /// Key of the content hash of shared pages (`canvas_swap::hash`): random, written before the first
+    /// process starts. Whoever brings a page back verifies it, whoever evicted it.
+    pub page_key: [AtomicU64; KEY_WORDS],
 }
 
 const fn up(bytes: usize) -> usize {
@@ -149,6 +151,18 @@ impl Map {
     pub fn control(self) -> &'static Control {
         // SAFETY: the promise of `at`; all fields are atomics, for which every bit pattern is valid.
         unsafe { &*(self.addr as *const Control) }
+    }
+    /// Writes the key, before any process maps the file.
+    pub fn set_page_key(self, key: &PageBuf) {
+        for (word, bytes) in self.control().page_key.iter().zip(key.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+    /// Copies the key.
+    pub fn page_key(self, key: &mut PageBuf) {
+        for (word, bytes) in self.control().page_key.iter().zip(key.as_chunks_mut().0) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
     }
     /// Words of pages.
     pub fn words(self) -> &'static [AtomicU64] {

@@ -4,7 +4,6 @@
 //! the wrong request, a request done for two owners and a request that is lost all show.
 #![cfg(feature = "shuttle")]
 
-use canvas_shm::job::Job;
 use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status};
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::Arc;
@@ -256,7 +255,7 @@ fn post_ahead(w: &World, mark: u32) -> Option<usize> {
 }
 
 /// An agent that leaves what is read ahead alone until a thread waits for it, or nobody does any more. What it has
-/// collected and left it remembers, as the desk does.
+/// collected and left it remembers, as the request table does.
 fn lazy_agent(w: &World) {
     let mut left = 0;
     loop {
@@ -375,56 +374,5 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
             assert!(![2, 4].contains(&mark) || done == 1, "{mark} is not done");
         }
         assert_eq!(w.mailbox.in_use(), 0, "all come back");
-    });
-}
-
-#[test]
-fn a_job_is_ended_once_and_with_its_own_answer() {
-    check(|| {
-        let w = world(6);
-        // One place, used again and again by whoever finds it free.
-        let job = Arc::new(Job::new());
-        let served = {
-            let w = w.clone();
-            thread::spawn(move || agent(&w))
-        };
-        let ended = Arc::new(AtomicU32::new(0));
-        let threads: Vec<_> = (0..3u32)
-            .map(|t| {
-                let (w, job, ended) = (w.clone(), job.clone(), ended.clone());
-                thread::spawn(move || {
-                    let mut next = 2 * t;
-                    while ended.load(Ordering::Acquire) < 6 {
-                        if let Some(end) = job.end(|| w.mailbox.ended(0)) {
-                            // The answer in the buffer is the one to what the job is about.
-                            assert_eq!(end.bytes, i64::from(end.extent));
-                            assert_eq!(
-                                w.buffers[0].load(Ordering::Relaxed),
-                                u64::from(end.extent) | ANSWER,
-                                "another job's answer"
-                            );
-                            ended.fetch_add(1, Ordering::AcqRel);
-                            job.through();
-                            w.mailbox.release(0);
-                        } else if next < 2 * t + 2 && w.mailbox.claim(1).is_some() {
-                            w.buffers[0].store(next.into(), Ordering::Relaxed);
-                            job.begin(next, next.into());
-                            w.mailbox.post(0, ask(next), 0);
-                            next += 1;
-                        }
-                        thread::yield_now();
-                    }
-                })
-            })
-            .collect();
-        for t in threads {
-            t.join().unwrap();
-        }
-        w.over.store(1, Ordering::Release);
-        served.join().unwrap();
-        for done in &w.done {
-            assert_eq!(done.load(Ordering::Relaxed), 1);
-        }
-        assert_eq!(w.mailbox.in_use(), 0);
     });
 }

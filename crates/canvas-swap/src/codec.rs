@@ -2,12 +2,10 @@
 //!
 //! A far copy is `[content hash, 16 B][payload]`; the payload's length is in the entry
 //! ([`crate::entry::Record::Stored`]), and a payload as long as a page is the page itself. The hash
-//! is of the *uncompressed* content: it tells a clean page from a dirty one at swap-out without any
-//! help from the page tables, and proves at swap-in that the page is what it was.
+//! ([`crate::hash`]) is of the *uncompressed* content: it tells a clean page from a dirty one at swap-out
+//! without any help from the page tables, and proves at swap-in that the page is what it was.
 
 use canvas_types::{Codec, PAGE_SIZE, PageBuf};
-
-use crate::classes::HEADER_BYTES;
 
 /// Working memory of a compressor. All-zero memory is valid.
 #[repr(C, align(64))]
@@ -17,7 +15,7 @@ pub struct LzScratch(pub [u8; LZ_SCRATCH_BYTES]);
 pub const LZ_SCRATCH_BYTES: usize = 16448;
 
 impl LzScratch {
-    /// Zeroed.
+    /// Working memory of zeros, as the compressor wants it at first.
     pub const fn new() -> LzScratch {
         LzScratch([0; LZ_SCRATCH_BYTES])
     }
@@ -41,7 +39,7 @@ pub trait Lz {
 /// A compressor that is used, or not: without one every page of data is stored as it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen<L> {
-    /// The compressor.
+    /// Compresses where `codec` says so, and decompresses in any case.
     pub lz: L,
     /// Whether it is used for what is stored from now on. What is compressed can be read either way.
     pub codec: Codec,
@@ -68,7 +66,7 @@ pub enum Content {
     Zero,
     /// One 64-bit value (native byte order), repeated.
     SameFilled(u64),
-    /// Anything else.
+    /// Bytes that differ: to be compressed.
     Data,
 }
 
@@ -108,15 +106,6 @@ pub fn fill(page: &mut PageBuf, pattern: u64) {
     for word in page.as_chunks_mut::<8>().0 {
         *word = pattern.to_ne_bytes();
     }
-}
-
-/// The hash of a page's content, as stored.
-pub type Hash = [u8; HEADER_BYTES];
-
-/// xxh3-128 of a page's content.
-#[inline]
-pub fn hash(page: &PageBuf) -> Hash {
-    xxhash_rust::xxh3::xxh3_128(page).to_le_bytes()
 }
 
 const _: () = assert!(

@@ -2,9 +2,10 @@
 //! swap-out that such a page has not changed, so that it need not be compressed, stored and written again.
 //!
 //! A cache of fixed size over memory that the caller provides: a hash that was pushed out by others costs
-//! one needless write, no more. Each place holds an entry's number and 96 bits of a hash in two words,
-//! which are read and written without a lock. What two threads leave behind that use one place at a time
-//! matches neither of them, as the second word is mixed with the entry's number, too.
+//! one needless write, no more. Each place holds an entry's number and 96 bits of a hash in two words
+//! (a changed page has those of the old one with a probability of 2^-96), which are read and written without
+//! a lock. What two threads leave behind that use one place at a time matches neither of them, as the second
+//! word is mixed with the entry's number, too. Nothing here depends on a hash but the answer: hashes are secret.
 //!
 //! ```text
 //! bucket   4 places of 2 words (one cache line)
@@ -15,7 +16,7 @@
 use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU64, Ordering};
 
-use crate::codec::Hash;
+use crate::hash::Hash;
 
 /// Places of a bucket.
 const WAYS: usize = 4;
@@ -57,9 +58,9 @@ impl<'a> Digests<'a> {
             .chunks_exact(2)
             .find(|p| holds(p) == entry.0)
             .or_else(|| bucket.chunks_exact(2).find(|p| holds(p) == 0))
-            // Any: the hash's last byte is as good as a draw.
+            // Any; not by the hash, which would tell of it.
             .unwrap_or_else(|| {
-                let way = hash[15] as usize % WAYS;
+                let way = spread(entry) as usize % WAYS;
                 &bucket[2 * way..2 * way + 2]
             });
         let (first, second) = words_of(entry, hash);
@@ -85,7 +86,8 @@ impl<'a> Digests<'a> {
         };
         let (first, second) = words_of(entry, hash);
         bucket.chunks_exact(2).any(|p| {
-            p[0].load(Ordering::Acquire) == first && p[1].load(Ordering::Relaxed) == second
+            let different = p[0].load(Ordering::Acquire) ^ first;
+            different | (p[1].load(Ordering::Relaxed) ^ second) == 0
         })
     }
 
@@ -94,9 +96,13 @@ impl<'a> Digests<'a> {
         if buckets == 0 || !entry.is_some() {
             return None;
         }
-        let at = (u64::from(entry.0).wrapping_mul(SPREAD) >> 32) as usize & (buckets - 1);
+        let at = (spread(entry) >> 32) as usize & (buckets - 1);
         self.words.get(at * BUCKET_WORDS..(at + 1) * BUCKET_WORDS)
     }
+}
+
+fn spread(entry: SwapEntry) -> u64 {
+    u64::from(entry.0).wrapping_mul(SPREAD)
 }
 
 fn words_of(entry: SwapEntry, hash: &Hash) -> (u64, u64) {
@@ -105,6 +111,6 @@ fn words_of(entry: SwapEntry, hash: &Hash) -> (u64, u64) {
         u64::from(u32::from_le_bytes(bytes))
     };
     let first = u64::from(entry.0) << 32 | part(0);
-    let second = (part(8) << 32 | part(4)) ^ u64::from(entry.0).wrapping_mul(SPREAD);
+    let second = (part(8) << 32 | part(4)) ^ spread(entry);
     (first, second)
 }

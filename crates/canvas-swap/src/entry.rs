@@ -59,7 +59,7 @@ pub enum Record {
     SameFilled(u64),
     /// The far copy lies in a slot.
     Stored {
-        /// Where.
+        /// The slot of the pool that holds the bytes.
         slot: SlotId,
         /// Bytes of payload, without the header; a whole page means it is not compressed.
         len: u16,
@@ -106,9 +106,9 @@ impl Record {
             }
         }
     }
-    /// The record in a word.
+    /// The record in a word of the table.
     #[inline]
-    fn decode(word: u64) -> Record {
+    pub fn decode(word: u64) -> Record {
         let field = word >> TAG_BITS;
         match word & TAG_MASK {
             TAG_EMPTY => Record::Empty,
@@ -158,7 +158,7 @@ pub struct EntryTable<'a> {
     /// Entries ever handed out: indices up to this one have been touched.
     high: AtomicU32,
     live: AtomicU64,
-    capacity: AtomicU64,
+    capacity: u64,
     yield_now: fn(),
 }
 
@@ -173,7 +173,7 @@ impl<'a> EntryTable<'a> {
             free_head: AtomicU32::new(0),
             high: AtomicU32::new(0),
             live: AtomicU64::new(0),
-            capacity: AtomicU64::new(usable as u64),
+            capacity: usable as u64,
             yield_now,
         }
     }
@@ -182,7 +182,7 @@ impl<'a> EntryTable<'a> {
     pub fn alloc(&self) -> Option<SwapEntry> {
         let _held = self.lock.lock(self.yield_now);
         let live = self.live.load(Ordering::Relaxed);
-        if live >= self.capacity.load(Ordering::Relaxed) {
+        if live >= self.capacity {
             return None;
         }
         let head = self.free_head.load(Ordering::Relaxed);
@@ -256,14 +256,6 @@ impl<'a> EntryTable<'a> {
     /// Entries ever touched: the table's memory in use is this many words.
     pub fn high_water(&self) -> u64 {
         self.high.load(Ordering::Relaxed) as u64
-    }
-    /// Entries that may be allocated at one time.
-    pub fn capacity(&self) -> u64 {
-        self.capacity.load(Ordering::Relaxed)
-    }
-    /// Changes the capacity; entries above it stay until freed.
-    pub fn set_capacity(&self, entries: u64) {
-        self.capacity.store(entries, Ordering::Relaxed);
     }
     /// Keeps the allocator still across a fork, so that the child's copy of the lock is its own.
     pub fn fork_guard(&self) -> RawGuard<'_> {

@@ -13,9 +13,9 @@ use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, RawSpin};
 /// Forks, numbered in the order in which they happened in the tenant, from 1; both ends belong to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// The first.
+    /// Number of the first fork of the range.
     pub first: u32,
-    /// The last.
+    /// Number of the last fork of the range.
     pub last: u32,
 }
 
@@ -164,9 +164,9 @@ impl Others {
 /// The book of one process. Calls may come from several threads, except where they say otherwise.
 #[derive(Clone, Copy)]
 pub struct ExtentBook<'a> {
-    /// Arrays.
+    /// Arrays by extent and by slab, in memory of the process.
     pub arrays: BookArrays<'a>,
-    /// State.
+    /// Counters and the lock.
     pub state: &'a BookState,
     /// Extents of a slab.
     pub slab_extents: u32,

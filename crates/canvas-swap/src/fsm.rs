@@ -29,14 +29,14 @@ pub enum PageState {
     ColdNoEntry = 2,
     /// Resident and hot; its entry was removed.
     HotNoEntry = 3,
-    /// Swapped out.
+    /// The page is swapped out: its entry holds its only copy.
     InRemote = 4,
     /// Resident and still owns the entry it came from.
     ColdWithEntry = 5,
 }
 
 impl PageState {
-    /// All states.
+    /// All states, by number.
     pub const ALL: [PageState; 5] = [
         PageState::Init,
         PageState::ColdNoEntry,
@@ -81,7 +81,7 @@ pub enum Event {
 /// What is to be done on an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Nothing.
+    /// Nothing is to be done.
     None,
     /// Allocate an entry under the lock and write the page there.
     SwapOutLocked,

@@ -9,7 +9,10 @@
 //! * [`extents`]: which of them a process uses, and which it may use anew after forks;
 //! * [`compaction`]: which of them are worth emptying, when there are no more;
 //! * [`units`]: the store of pages that processes share;
-//! * [`codec`]: page classification, content hash, compression and the stored form.
+//! * [`codec`]: page classification, compression and the stored form;
+//! * [`hash`]: the content hash, under a key;
+//! * [`digests`]: such hashes of local pages whose copy lies beyond the pool;
+//! * [`pool`]: [`LocalPool`], the compressed pool in this process's own memory, which joins these.
 //!
 //! Nothing here allocates, makes a system call, or knows about threads: all arrays come from the
 //! caller, all-zero memory is a valid start, and a forked child can go on with its copy.
@@ -24,9 +27,15 @@ pub mod entry;
 pub mod extent;
 pub mod extents;
 pub mod fsm;
+pub mod hash;
+pub mod pool;
 pub mod slots;
 pub mod units;
 
 pub use codec::{Chosen, Lz, LzScratch};
 pub use entry::{EntryTable, Record};
+pub use pool::{
+    Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard, PoolStats, Scratch, SlotMem,
+    Spared, StoreError,
+};
 pub use slots::{PoolBudget, SlabRelease, SlotId, SlotPool};

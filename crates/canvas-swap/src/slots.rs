@@ -61,12 +61,12 @@ impl SlotId {
     pub fn index(self) -> usize {
         (self.0 & ((1 << INDEX_BITS) - 1)) as usize
     }
-    /// Its slab.
+    /// Number of the slab that the slot lies in.
     #[inline(always)]
     pub fn slab(self) -> usize {
         ((self.0 >> INDEX_BITS) & ((1 << SLAB_BITS) - 1)) as usize
     }
-    /// Its class.
+    /// Number of its size class.
     #[inline(always)]
     pub fn class(self) -> usize {
         (self.0 >> (INDEX_BITS + SLAB_BITS)) as usize
@@ -85,6 +85,14 @@ impl SlotId {
 
 const _: () =
     assert!(SLOTS_MAX <= 1 << INDEX_BITS && CLASSES <= 32 && SLOTS_MAX.is_multiple_of(64));
+
+/// Offset of a raw slot's header in a region of so many slabs; the header of any other slot is at its
+/// start.
+#[inline(always)]
+pub fn raw_header_offset(slabs: usize, slot: SlotId) -> usize {
+    debug_assert!(slot.class() == RAW_CLASS);
+    slabs * SLAB_BYTES + slot.slab() * RAW_HEADERS_BYTES + slot.index() * RAW_HEADER_BYTES
+}
 
 /// The bound on pool memory, shared with other pools.
 pub trait PoolBudget {
@@ -447,10 +455,7 @@ impl<'a> SlotPool<'a> {
     /// Offset of a raw slot's header in the region; the header of any other slot is at its start.
     #[inline(always)]
     pub fn raw_header_offset(&self, slot: SlotId) -> usize {
-        debug_assert!(slot.class() == RAW_CLASS);
-        self.slabs as usize * SLAB_BYTES
-            + slot.slab() * RAW_HEADERS_BYTES
-            + slot.index() * RAW_HEADER_BYTES
+        raw_header_offset(self.slabs as usize, slot)
     }
     /// Slots of `class` in use.
     pub fn class_live(&self, class: usize) -> u64 {

@@ -22,7 +22,7 @@ const LENGTH_BITS: u32 = 13;
 /// Where a record lies: its first unit, and the bytes of its payload (1 to a page).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// First unit.
+    /// Number of its first unit in the store.
     pub unit: u32,
     /// Bytes behind the header.
     pub bytes: usize,
@@ -33,7 +33,7 @@ impl Place {
     pub fn number(self) -> u64 {
         u64::from(self.unit) << LENGTH_BITS | self.bytes as u64
     }
-    /// From [`Place::number`].
+    /// The place that [`Place::number`] made this number of.
     pub fn of(number: u64) -> Place {
         Place {
             unit: (number >> LENGTH_BITS) as u32,

@@ -1,8 +1,8 @@
 //! Hashes of pages beyond the pool against a map.
 #![cfg(not(feature = "shuttle"))]
 
-use canvas_swap::codec::Hash;
 use canvas_swap::digests::{BUCKET_WORDS, Digests, words_for};
+use canvas_swap::hash::Hash;
 use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU64, Ordering};
 use proptest::prelude::*;

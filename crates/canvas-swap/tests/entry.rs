@@ -17,7 +17,6 @@ enum Op {
     Alloc,
     Free(prop::sample::Index),
     Set(prop::sample::Index, Record),
-    Capacity(u64),
 }
 
 fn record() -> impl Strategy<Value = Record> {
@@ -47,7 +46,6 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::Alloc),
         3 => any::<prop::sample::Index>().prop_map(Op::Free),
         4 => (any::<prop::sample::Index>(), record()).prop_map(|(i, r)| Op::Set(i, r)),
-        1 => (0..60u64).prop_map(Op::Capacity),
     ]
 }
 
@@ -58,15 +56,14 @@ fn behaves_like_a_map() {
             let words = common::words(50);
             let table = EntryTable::new(&words, no_yield);
             let mut model: BTreeMap<u32, Record> = BTreeMap::new();
-            let mut capacity = 49u64;
             for op in ops {
                 match op {
                     Op::Alloc => match table.alloc() {
                         Some(e) => {
-                            prop_assert!((model.len() as u64) < capacity && e.is_some());
+                            prop_assert!(model.len() < 49 && e.is_some());
                             prop_assert_eq!(model.insert(e.0, Record::Empty), None);
                         }
-                        None => prop_assert!(model.len() as u64 >= capacity.min(49)),
+                        None => prop_assert_eq!(model.len(), 49),
                     },
                     Op::Free(i) => {
                         // Any index, allocated or not, and one past the end.
@@ -84,10 +81,6 @@ fn behaves_like_a_map() {
                         }
                     }
                     Op::Set(..) => {}
-                    Op::Capacity(n) => {
-                        table.set_capacity(n);
-                        capacity = n;
-                    }
                 }
                 prop_assert_eq!(table.live(), model.len() as u64);
             }

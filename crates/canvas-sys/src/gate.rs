@@ -1,9 +1,9 @@
 //! Raw system calls.
 //!
 //! Every call that canvas makes in a managed program goes through one `syscall` instruction on a
-//! page at a fixed address ([`layout::GATE_PAGE`]). The seccomp filter lets that instruction
-//! through unexamined, and because a filter survives `execve`, the address is the same in every
-//! process. Before [`open`] (and in the `canvas` command) a local instruction serves.
+//! page of its own ([`layout::gate_page`]). The seccomp filter lets that instruction through
+//! unexamined, and because a filter survives `execve`, the address is the same in every process of
+//! the tenant. Before [`open`] (and in the `canvas` command) a local instruction serves.
 
 use canvas_types::layout;
 use core::arch::{asm, naked_asm};
@@ -94,33 +94,35 @@ sys_n!(sys6, a, b, c, d, e, f ; );
 
 /// Maps the gate page and sends all further calls through it.
 pub fn open() -> Result<(), Errno> {
+    let page = layout::gate_page();
     // SAFETY: MAP_FIXED_NOREPLACE never replaces a mapping; the page is ours alone afterwards.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         sys6(
             libc::SYS_mmap,
-            layout::GATE_PAGE,
+            page,
             4096,
             prot as usize,
             flags as usize,
             usize::MAX,
             0,
         )?;
-        core::ptr::copy_nonoverlapping(
-            GATE_CODE.as_ptr(),
-            layout::GATE_PAGE as *mut u8,
-            GATE_CODE.len(),
-        );
+        core::ptr::copy_nonoverlapping(GATE_CODE.as_ptr(), page as *mut u8, GATE_CODE.len());
         sys3(
             libc::SYS_mprotect,
-            layout::GATE_PAGE,
+            page,
             4096,
             (libc::PROT_READ | libc::PROT_EXEC) as usize,
         )?;
     }
-    GATE.store(layout::GATE_PAGE, Ordering::Relaxed);
+    GATE.store(page, Ordering::Relaxed);
     Ok(())
+}
+
+/// What the kernel takes for the place of our calls: the address behind the `syscall`.
+pub fn return_address() -> usize {
+    gate() + 2
 }
 
 /// Threads in [`wait`].

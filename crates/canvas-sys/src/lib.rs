@@ -1,17 +1,21 @@
 //! The kernel as canvas uses it.
 //!
 //! Raw system calls through one instruction at a fixed address, userfaultfd, memory, signals,
-//! seccomp, and lz4's block functions. Nothing here calls libc or allocates: all of it may run
+//! seccomp, lz4's block functions and carry-less products. Nothing here calls libc or allocates: all of it may run
 //! between a fault and the moment the faulting thread goes on.
 #![no_std]
 
+pub mod clmul;
+pub mod file;
 pub mod gate;
 pub mod lz4;
 pub mod mem;
+pub mod pagemap;
 pub mod proc;
 pub mod seccomp;
 pub mod shmem;
 pub mod signal;
+pub mod trial;
 pub mod uffd;
 
 pub use gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};

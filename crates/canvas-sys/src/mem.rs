@@ -42,6 +42,40 @@ pub fn map_shared(fd: i32, offset: usize, bytes: usize) -> Result<usize, Errno> 
     }
 }
 
+/// Maps `bytes` of a file from `offset` on, private, anywhere.
+pub fn map_file(fd: i32, offset: usize, bytes: usize, prot: i32) -> Result<usize, Errno> {
+    let (prot, flags) = (prot as usize, libc::MAP_PRIVATE as usize);
+    // SAFETY: never replaces an existing mapping.
+    unsafe { sys6(libc::SYS_mmap, 0, bytes, prot, flags, fd as usize, offset) }
+}
+
+/// Maps `bytes` of a file from `offset` on, private, in the place of what is at `addr`.
+///
+/// # Safety
+/// What is at `addr` is the caller's to replace: nothing may rely on it but on what the file has there.
+pub unsafe fn map_file_over(
+    addr: usize,
+    fd: i32,
+    offset: usize,
+    bytes: usize,
+    prot: i32,
+) -> Result<(), Errno> {
+    let flags = (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize;
+    // SAFETY: the caller's promise.
+    unsafe {
+        sys6(
+            libc::SYS_mmap,
+            addr,
+            bytes,
+            prot as usize,
+            flags,
+            fd as usize,
+            offset,
+        )
+    }
+    .map(|_| ())
+}
+
 /// `madvise`.
 ///
 /// # Safety

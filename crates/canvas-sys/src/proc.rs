@@ -3,16 +3,38 @@
 use crate::gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// This process.
+/// Number of the calling process (getpid).
 pub fn pid() -> u32 {
     // SAFETY: no memory.
     unsafe { sys0(libc::SYS_getpid) }.unwrap_or(0) as u32
 }
-/// This thread.
+/// Number of the calling thread (gettid).
 pub fn tid() -> u32 {
     // SAFETY: no memory.
     unsafe { sys0(libc::SYS_gettid) }.unwrap_or(0) as u32
 }
+/// Fills `buf` with random bytes that nobody can foretell. Waits for the kernel's generator early at boot.
+pub fn random_bytes(buf: &mut [u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < buf.len() {
+        let rest = &mut buf[done..];
+        // SAFETY: the kernel writes `rest` only.
+        match unsafe {
+            sys3(
+                libc::SYS_getrandom,
+                rest.as_mut_ptr() as usize,
+                rest.len(),
+                0,
+            )
+        } {
+            Ok(n) => done += n,
+            Err(Errno(libc::EINTR)) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
 /// Monotonic time in ns, by system call (the fault path uses the time stamp counter instead).
 pub fn now_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
@@ -20,6 +42,10 @@ pub fn now_ns() -> u64 {
 /// What this thread has used of a processor, in ns.
 pub fn thread_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+/// What this process has used of all processors, in ns.
+pub fn process_ns() -> u64 {
+    clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 /// What `clock` shows, in ns.
 fn clock_ns(clock: libc::clockid_t) -> u64 {
@@ -42,7 +68,7 @@ pub fn same_memory(pid: u32, other: u32) -> bool {
     let order = unsafe { sys4(libc::SYS_kcmp, pid as usize, other as usize, KCMP_VM, 0) };
     order == Ok(0)
 }
-/// Sleeps.
+/// Sleeps for `ns` nanoseconds, or until a signal comes.
 pub fn sleep_ns(ns: u64) {
     let t = [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64];
     // SAFETY: the kernel reads `t` only.
@@ -170,6 +196,10 @@ impl File {
         };
         bytes.map(|n| n / 8)
     }
+    /// Its descriptor, for calls of this crate.
+    pub(crate) fn fd(&self) -> usize {
+        self.0
+    }
 }
 
 impl Drop for File {
@@ -194,6 +224,68 @@ pub fn path_of(pid: u32, name: &[u8]) -> [u8; 32] {
     path[6 + n] = b'/';
     path[7 + n..][..name.len()].copy_from_slice(name);
     path
+}
+
+/// Random numbers of the kernel's; it waits for its generator, when the host has just been started.
+pub fn random<const N: usize>() -> Result<[u64; N], Errno> {
+    let mut numbers = [0u64; N];
+    for n in &mut numbers {
+        let mut bytes = [0; 8];
+        random_bytes(&mut bytes)?;
+        *n = u64::from_ne_bytes(bytes);
+    }
+    Ok(numbers)
+}
+
+/// What a file is, and whose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileFacts {
+    /// Type and permissions, as `st_mode`.
+    pub mode: u32,
+    /// Number of the user that owns it.
+    pub user: u32,
+}
+
+/// Bytes of the kernel's `struct stat`.
+const STAT_BYTES: usize = 144;
+
+/// As `struct stat` has it: device, inode and links take eight bytes each, then mode and user.
+fn facts(stat: &[u64; STAT_BYTES / 8]) -> FileFacts {
+    FileFacts {
+        mode: stat[3] as u32,
+        user: (stat[3] >> 32) as u32,
+    }
+}
+
+/// Of the file behind a descriptor.
+pub fn file_facts(fd: i32) -> Result<FileFacts, Errno> {
+    let mut stat = [0u64; STAT_BYTES / 8];
+    // SAFETY: the kernel writes 144 bytes into `stat`.
+    unsafe { sys2(libc::SYS_fstat, fd as usize, stat.as_mut_ptr() as usize) }?;
+    Ok(facts(&stat))
+}
+
+/// Of the file that a program's path names, as `newfstatat` takes it.
+pub fn file_facts_at(dir: usize, path: usize, flags: usize) -> Result<FileFacts, Errno> {
+    let mut stat = [0u64; STAT_BYTES / 8];
+    // SAFETY: the kernel reads the path itself, and answers EFAULT where it cannot; it writes 144 bytes
+    // into `stat`.
+    unsafe {
+        sys4(
+            libc::SYS_newfstatat,
+            dir,
+            path,
+            stat.as_mut_ptr() as usize,
+            flags,
+        )
+    }?;
+    Ok(facts(&stat))
+}
+
+/// The effective user.
+pub fn user() -> u32 {
+    // SAFETY: no memory.
+    unsafe { sys0(libc::SYS_geteuid) }.unwrap_or(0) as u32
 }
 
 /// Reads a small file from the start; returns the bytes read.
@@ -348,6 +440,28 @@ pub unsafe fn prctl(op: i32, a: usize, b: usize, c: usize, d: usize) -> Result<u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_have_a_kind_and_a_user() {
+        let at = |path: &core::ffi::CStr| {
+            file_facts_at(libc::AT_FDCWD as usize, path.as_ptr() as usize, 0)
+        };
+        let root = at(c"/").unwrap();
+        assert_eq!((root.mode & libc::S_IFMT, root.user), (libc::S_IFDIR, 0));
+        assert_eq!(at(c"/dev/null").unwrap().mode & libc::S_IFMT, libc::S_IFCHR);
+        assert_eq!(at(c"/no/such/file"), Err(Errno(libc::ENOENT)));
+        let bad = file_facts_at(libc::AT_FDCWD as usize, 16, 0);
+        assert_eq!(bad, Err(Errno(libc::EFAULT)));
+        assert_eq!(file_facts(-1), Err(Errno(libc::EBADF)));
+        let own = at(c"/proc/self").unwrap();
+        assert_eq!(own.user, user());
+    }
+
+    #[test]
+    fn random_numbers_differ() {
+        let [a, b]: [u64; 2] = random().unwrap();
+        assert_ne!(a, b);
+    }
 
     #[test]
     fn paths_of_processes_end_with_a_zero() {

@@ -7,10 +7,10 @@
 
 use crate::gate::Errno;
 use crate::proc::prctl;
-use canvas_types::layout;
+use canvas_types::layout::{Bases, SHARED_BYTES, SHARED_OFFSET};
 use core::mem::{offset_of, size_of};
 
-/// `struct seccomp_data`.
+/// What a filter is given of a call: the kernel's `struct seccomp_data`.
 #[repr(C)]
 struct Data {
     nr: i32,
@@ -20,14 +20,27 @@ struct Data {
 }
 const _: () = assert!(size_of::<Data>() == 64 && offset_of!(Data, args) == 16);
 
-/// `struct sock_filter`.
+/// `struct sock_filter`: one instruction of a filter.
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct Op {
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
     code: u16,
     jt: u8,
     jf: u8,
     k: u32,
+}
+const _: () = assert!(size_of::<Op>() == 8);
+
+impl Op {
+    /// The instruction in a word of a program's memory.
+    pub const fn of_word(word: u64) -> Op {
+        Op {
+            code: word as u16,
+            jt: (word >> 16) as u8,
+            jf: (word >> 24) as u8,
+            k: (word >> 32) as u32,
+        }
+    }
 }
 
 const LD: u16 = 0x20;
@@ -40,12 +53,17 @@ const TRAP: u32 = 0x0003_0000;
 const ERRNO: u32 = 0x0005_0000;
 const ARCH_X86_64: u32 = 0xc000_003e;
 
-/// A call that no kernel has, to ask whether the filter is installed already.
-const ASK: (i32, usize) = (libc::PR_GET_SECCOMP, 0x6361_6e76);
-/// The answer.
-const PRESENT: i32 = 0x7a6;
+/// What our TRAP carries as `si_errno` ("cv"): a program's own filter traps as well, and its traps are not
+/// ours to answer.
+pub const TRAP_TAG: u16 = 0x6376;
 
-/// Longest program.
+/// A call that no kernel has, to ask whether the filter is installed already: an argument that prctl
+/// ignores. The numbers behind it ask where the tenant has its window and gate.
+const ASK: (i32, u32) = (libc::PR_GET_SECCOMP, 0x6361_6e76);
+/// The errno with which the filter answers whoever asks whether it is installed.
+const PRESENT: u32 = 0x7a6;
+
+/// The most instructions that a filter may have here; the kernel's bound is 4096.
 const OPS_MAX: usize = 2048;
 
 struct Program {
@@ -63,95 +81,123 @@ impl Program {
     }
 }
 
-/// Is the filter installed in this process?
-pub fn is_installed() -> bool {
+fn ask(number: u32) -> Result<usize, Errno> {
     // SAFETY: an argument that prctl ignores, or the filter's question.
-    unsafe { prctl(ASK.0, ASK.1, 0, 0, 0) == Err(Errno(PRESENT)) }
+    unsafe { prctl(ASK.0, number as usize, 0, 0, 0) }
 }
 
-/// Installs the filter for all threads. `pointers`: call numbers, each with a mask of the
-/// arguments that are pointers. Sets no_new_privs where the process has no privilege: set-uid
-/// programs below it run without theirs then.
-pub fn install(pointers: &[(u32, u8)]) -> Result<(), Errno> {
-    if is_installed() {
-        return Ok(());
+/// Where the tenant whose filter is installed in this process has its window and gate; `None` without
+/// such a filter. To be asked before the gate is open: the filter lets through what goes by it, and answers nothing.
+pub fn installed() -> Option<Bases> {
+    if ask(ASK.1) != Err(Errno(PRESENT as i32)) {
+        return None;
     }
-    let mut p = Program {
-        ops: [Op {
+    Bases::of_parts(|i| match ask(ASK.1 + 1 + i as u32) {
+        Err(Errno(n)) => u32::try_from(n).ok()?.checked_sub(1),
+        Ok(_) => None,
+    })
+}
+
+impl Program {
+    const fn new() -> Program {
+        let none = Op {
             code: 0,
             jt: 0,
             jf: 0,
             k: 0,
-        }; OPS_MAX],
-        n: 0,
-    };
-    // Every fault's way back. First, so that the kernel's cache of answers that depend on nothing
-    // but the number knows it. (Harmless whatever it means on another architecture.)
-    p.op(LD, 0, 0, offset_of!(Data, nr) as u32);
-    p.op(JEQ, 0, 1, libc::SYS_rt_sigreturn as u32);
-    p.op(RET, 0, 0, ALLOW);
-    // Our gate: the instruction pointer is behind its `syscall`.
-    p.op(LD, 0, 0, offset_of!(Data, ip) as u32 + 4);
-    p.op(JEQ, 0, 3, (layout::GATE_PAGE >> 32) as u32);
-    p.op(LD, 0, 0, offset_of!(Data, ip) as u32);
-    p.op(JEQ, 0, 1, layout::GATE_PAGE as u32 + 2);
-    p.op(RET, 0, 0, ALLOW);
-    p.op(LD, 0, 0, offset_of!(Data, arch) as u32);
-    p.op(JEQ, 1, 0, ARCH_X86_64);
-    p.op(RET, 0, 0, ALLOW);
-    // The question.
-    p.op(LD, 0, 0, offset_of!(Data, nr) as u32);
-    p.op(JEQ, 0, 4, libc::SYS_prctl as u32);
-    p.op(LD, 0, 0, (offset_of!(Data, args) + 8) as u32);
-    p.op(JEQ, 0, 1, ASK.1 as u32);
-    p.op(RET, 0, 0, ERRNO | PRESENT as u32);
-    p.op(LD, 0, 0, offset_of!(Data, nr) as u32);
-    // By mask of pointer arguments: a table of numbers, then the checks.
-    let mut masks = [0u8; 64];
-    let mut count = 0;
-    for (_, m) in pointers {
-        if !masks[..count].contains(m) {
-            masks[count] = *m;
-            count += 1;
+        };
+        Program {
+            ops: [none; OPS_MAX],
+            n: 0,
         }
     }
-    for mask in &masks[..count] {
-        let numbers = || pointers.iter().filter(|(_, m)| m == mask);
-        let n = numbers().count();
-        for (i, (nr, _)) in numbers().enumerate() {
-            // To the checks; the last one that differs goes to the next table.
-            let to_checks = n - 1 - i;
-            // A hit jumps over the rest of the table and the jump behind it.
-            p.op(JEQ, (to_checks + 1) as u8, 0, *nr);
+
+    /// What is let through whatever its arguments are, and the question.
+    fn begin(&mut self, bases: Bases) {
+        // Every fault's way back. First, so that the kernel's cache of answers that depend on nothing
+        // but the number knows it. (Harmless whatever it means on another architecture.)
+        self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
+        self.op(JEQ, 0, 1, libc::SYS_rt_sigreturn as u32);
+        self.op(RET, 0, 0, ALLOW);
+        // Our gate: the instruction pointer is behind its `syscall`.
+        self.op(LD, 0, 0, offset_of!(Data, ip) as u32 + 4);
+        self.op(JEQ, 0, 3, (bases.gate >> 32) as u32);
+        self.op(LD, 0, 0, offset_of!(Data, ip) as u32);
+        self.op(JEQ, 0, 1, bases.gate as u32 + 2);
+        self.op(RET, 0, 0, ALLOW);
+        self.op(LD, 0, 0, offset_of!(Data, arch) as u32);
+        self.op(JEQ, 1, 0, ARCH_X86_64);
+        self.op(RET, 0, 0, ALLOW);
+        // The question.
+        const PARTS: u8 = Bases::PARTS as u8;
+        self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
+        self.op(JEQ, 0, 3 + 2 * PARTS, libc::SYS_prctl as u32);
+        self.op(LD, 0, 0, (offset_of!(Data, args) + 8) as u32);
+        self.op(JEQ, 0, 1, ASK.1);
+        self.op(RET, 0, 0, ERRNO | PRESENT);
+        for i in 0..Bases::PARTS {
+            // Never 0, which is no error.
+            self.op(JEQ, 0, 1, ASK.1 + 1 + i as u32);
+            self.op(RET, 0, 0, ERRNO | (bases.part(i) + 1));
         }
-        let over = p.n;
-        p.op(JA, 0, 0, 0);
-        for arg in 0..6 {
-            if mask & (1 << arg) == 0 {
-                continue;
+        self.op(LD, 0, 0, offset_of!(Data, nr) as u32);
+    }
+
+    /// By mask of pointer arguments: a table of numbers, then the checks.
+    fn check_pointers(&mut self, pointers: &[(u32, u8)], bases: Bases) {
+        let mut masks = [0u8; 64];
+        let mut count = 0;
+        for (_, m) in pointers {
+            if !masks[..count].contains(m) {
+                masks[count] = *m;
+                count += 1;
             }
-            p.load_high(arg);
-            // base <= high < end, on the upper halves: window and partition are 4 GiB-aligned, and
-            // between them no program has anything.
-            p.op(JGE, 0, 2, (layout::WINDOW_BASE >> 32) as u32);
-            p.op(JGE, 1, 0, (layout::SHARED_END >> 32) as u32);
-            p.op(RET, 0, 0, TRAP);
         }
-        p.op(RET, 0, 0, ALLOW);
-        p.ops[over].k = (p.n - over - 1) as u32;
+        // On the upper halves: what lies within 4 GiB of the window and the partition may be trapped
+        // too, and acts as if it was not. Between them no program has anything.
+        let end = (bases.window + SHARED_OFFSET + SHARED_BYTES).next_multiple_of(1 << 32);
+        for mask in &masks[..count] {
+            let numbers = || pointers.iter().filter(|(_, m)| m == mask);
+            let n = numbers().count();
+            for (i, (nr, _)) in numbers().enumerate() {
+                // To the checks; the last one that differs goes to the next table.
+                let to_checks = n - 1 - i;
+                // A hit jumps over the rest of the table and the jump behind it.
+                self.op(JEQ, (to_checks + 1) as u8, 0, *nr);
+            }
+            let over = self.n;
+            self.op(JA, 0, 0, 0);
+            for arg in 0..6 {
+                if mask & (1 << arg) == 0 {
+                    continue;
+                }
+                self.load_high(arg);
+                self.op(JGE, 0, 2, (bases.window >> 32) as u32);
+                self.op(JGE, 1, 0, (end >> 32) as u32);
+                self.op(RET, 0, 0, TRAP | u32::from(TRAP_TAG));
+            }
+            self.op(RET, 0, 0, ALLOW);
+            self.ops[over].k = (self.n - over - 1) as u32;
+        }
+        self.op(RET, 0, 0, ALLOW);
     }
-    p.op(RET, 0, 0, ALLOW);
-    #[repr(C)]
-    struct Fprog {
-        len: u16,
-        ops: *const Op,
-    }
+}
+
+/// Installs the filter, which exec and fork hand on: where one is there ([`installed`]), each call would pass both.
+/// `pointers`: call numbers, each with a mask of
+/// the arguments that are pointers. Sets no_new_privs where the process has no privilege: set-uid
+/// programs below it run without theirs then.
+pub fn install(pointers: &[(u32, u8)], bases: Bases) -> Result<(), Errno> {
+    let mut p = Program::new();
+    p.begin(bases);
+    p.check_pointers(pointers, bases);
     let prog = Fprog {
         len: p.n as u16,
         ops: p.ops.as_ptr(),
     };
     let set = || {
-        // SAFETY: SECCOMP_SET_MODE_FILTER with TSYNC unused (one thread); the program lives.
+        // SAFETY: SECCOMP_SET_MODE_FILTER with TSYNC unused (one thread); the kernel reads `prog` and the
+        // operations, which live across the call.
         unsafe { crate::gate::sys3(libc::SYS_seccomp, 1, 0, &raw const prog as usize) }
     };
     match set() {
@@ -161,5 +207,210 @@ pub fn install(pointers: &[(u32, u8)]) -> Result<(), Errno> {
             set().map(|_| ())
         }
         r => r.map(|_| ()),
+    }
+}
+
+/// What a filter answers to a call: SECCOMP_RET_..., with its data. `None` for a filter that the kernel
+/// would refuse.
+///
+/// `ip` is the address behind the call's instruction.
+pub fn answer(filter: &[Op], nr: i64, args: [usize; 6], ip: usize) -> Option<u32> {
+    let mut data = [0u32; 16];
+    data[0] = nr as u32;
+    data[1] = ARCH_X86_64;
+    for (i, word) in core::iter::once(ip).chain(args).enumerate() {
+        data[2 + 2 * i] = word as u32;
+        data[3 + 2 * i] = (word >> 32) as u32;
+    }
+    let (mut a, mut x, mut mem) = (0u32, 0u32, [0u32; 16]);
+    let mut pc = 0usize;
+    // Jumps go forwards only, so this ends.
+    loop {
+        let op = filter.get(pc)?;
+        pc += 1;
+        // Bit 3 of jumps and arithmetic: the operand is X.
+        let operand = if op.code & 8 != 0 { x } else { op.k };
+        match op.code {
+            LD => a = *data.get(op.k as usize / 4)?,
+            0x80 => a = 64,
+            0x81 => x = 64,
+            0x00 => a = op.k,
+            0x01 => x = op.k,
+            0x60 => a = *mem.get(op.k as usize)?,
+            0x61 => x = *mem.get(op.k as usize)?,
+            0x02 => *mem.get_mut(op.k as usize)? = a,
+            0x03 => *mem.get_mut(op.k as usize)? = x,
+            0x07 => x = a,
+            0x87 => a = x,
+            RET => return Some(op.k),
+            0x16 => return Some(a),
+            JA => pc = pc.checked_add(op.k as usize)?,
+            code if code & 7 == 4 => a = calculate(code & 0xf0, a, operand)?,
+            code if code & 7 == 5 => {
+                let yes = match code & 0xf0 {
+                    0x10 => a == operand,
+                    0x20 => a > operand,
+                    0x30 => a >= operand,
+                    0x40 => a & operand != 0,
+                    _ => return None,
+                };
+                pc += usize::from(if yes { op.jt } else { op.jf });
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Arithmetic of a filter.
+fn calculate(operation: u16, a: u32, b: u32) -> Option<u32> {
+    Some(match operation {
+        0x00 => a.wrapping_add(b),
+        0x10 => a.wrapping_sub(b),
+        0x20 => a.wrapping_mul(b),
+        0x30 => a.checked_div(b)?,
+        0x40 => a | b,
+        0x50 => a & b,
+        0x60 => a.checked_shl(b)?,
+        0x70 => a.checked_shr(b)?,
+        0x80 => a.wrapping_neg(),
+        0xa0 => a ^ b,
+        _ => return None,
+    })
+}
+
+/// Lets an answer of a filter the call through?
+pub const fn allows(answer: u32) -> bool {
+    const LOG: u32 = 0x7ffc_0000;
+    matches!(answer & 0xffff_0000, ALLOW | LOG)
+}
+
+/// A filter as seccomp(2) takes it: the kernel's `struct sock_fprog`.
+#[repr(C)]
+struct Fprog {
+    len: u16,
+    ops: *const Op,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASES: Bases = Bases {
+        window: 0x5a34_5660_0000,
+        gate: 0x57ab_cdef_1000,
+    };
+    const READ: u32 = libc::SYS_read as u32;
+
+    /// What our filter answers.
+    fn ours(nr: i64, args: [usize; 6], ip: usize) -> u32 {
+        let mut p = Program::new();
+        p.begin(BASES);
+        p.check_pointers(&[(READ, 0b10), (libc::SYS_mremap as u32, 0b10001)], BASES);
+        answer(&p.ops[..p.n], nr, args, ip).expect("a valid filter")
+    }
+
+    #[test]
+    fn pointers_into_the_window_are_trapped_with_our_tag() {
+        let trap = TRAP | u32::from(TRAP_TAG);
+        let end = BASES.window + SHARED_OFFSET + SHARED_BYTES;
+        let read = |at| ours(libc::SYS_read, [3, at, 100, 0, 0, 0], 0x1000);
+        for at in [BASES.window, BASES.window + 12345, end - 1] {
+            assert_eq!(read(at), trap, "{at:#x}");
+        }
+        // 4 GiB on either side may be, too.
+        for at in [
+            0,
+            0x5555_5555_4000,
+            BASES.window - (1 << 32),
+            end + (1 << 32),
+            0x7fff_0000_0000,
+        ] {
+            assert_eq!(read(at), ALLOW, "{at:#x}");
+        }
+        let mremap = |new| ours(libc::SYS_mremap, [4096, 1, 1, 0, new, 0], 0);
+        assert_eq!((mremap(BASES.window), mremap(0)), (trap, ALLOW));
+        // Not a pointer there, not a call of the table, our own gate.
+        assert_eq!(
+            ours(libc::SYS_read, [BASES.window, 0, 0, 0, 0, 0], 0),
+            ALLOW
+        );
+        assert_eq!(
+            ours(libc::SYS_write, [1, BASES.window, 1, 0, 0, 0], 0),
+            ALLOW
+        );
+        let gate = BASES.gate + 2;
+        assert_eq!(
+            ours(libc::SYS_read, [3, BASES.window, 1, 0, 0, 0], gate),
+            ALLOW
+        );
+        assert_eq!(
+            ours(libc::SYS_read, [3, BASES.window, 1, 0, 0, 0], gate + 4096),
+            trap
+        );
+    }
+
+    #[test]
+    fn the_filter_says_where_its_tenant_lies() {
+        let ask = |i| {
+            ours(
+                libc::SYS_prctl,
+                [ASK.0 as usize, (ASK.1 + i) as usize, 0, 0, 0, 0],
+                0,
+            )
+        };
+        assert_eq!(ask(0), ERRNO | PRESENT);
+        let told = Bases::of_parts(|i| {
+            let answer = ask(1 + i as u32);
+            assert!(answer & 0xffff_0000 == ERRNO && (1..4096).contains(&(answer & 0xffff)));
+            Some((answer & 0xffff) - 1)
+        });
+        assert_eq!(told, Some(BASES));
+        assert_eq!(ask(1 + Bases::PARTS as u32), ALLOW);
+        assert_eq!(installed(), None, "no filter in this process");
+    }
+
+    #[test]
+    fn filters_are_followed_as_the_kernel_does() {
+        let op = |code, jt, jf, k| Op { code, jt, jf, k };
+        let run = |ops: &[Op]| answer(ops, 5, [7, 1 << 40, 0, 0, 0, 0], 9);
+        // (nr * 2 + args[0] - 1) << 1 = 32, kept and fetched again.
+        let sum = [
+            op(LD, 0, 0, 0),
+            op(0x24, 0, 0, 2),
+            op(0x07, 0, 0, 0),
+            op(LD, 0, 0, 16),
+            op(0x0c, 0, 0, 0),
+            op(0x14, 0, 0, 1),
+            op(0x64, 0, 0, 1),
+            op(0x02, 0, 0, 3),
+            op(0x00, 0, 0, 0),
+            op(0x60, 0, 0, 3),
+            op(0x16, 0, 0, 0),
+        ];
+        assert_eq!(run(&sum), Some(32));
+        let upper = [
+            op(LD, 0, 0, 28),
+            op(JEQ, 0, 1, 1 << 8),
+            op(RET, 0, 0, 1),
+            op(RET, 0, 0, 2),
+        ];
+        assert_eq!(run(&upper), Some(1));
+        let jumps = [
+            op(JA, 0, 0, 1),
+            op(RET, 0, 0, 1),
+            op(0x45, 0, 1, 1),
+            op(RET, 0, 0, 2),
+            op(RET, 0, 0, 3),
+        ];
+        assert_eq!(run(&jumps), Some(3), "the accumulator begins as 0");
+        // Past the end, unknown, out of bounds.
+        assert_eq!(run(&[op(JA, 0, 0, u32::MAX)]), None);
+        assert_eq!(run(&[op(0xff, 0, 0, 0), op(RET, 0, 0, 1)]), None);
+        assert_eq!(run(&[op(LD, 0, 0, 64), op(RET, 0, 0, 1)]), None);
+        assert_eq!(run(&[op(0x34, 0, 0, 0), op(RET, 0, 0, 1)]), None);
+        assert!(allows(ALLOW) && allows(0x7ffc_0001) && !allows(ERRNO | 1) && !allows(0));
+        let word = 0x0011_2233_0405_0020u64;
+        let of = Op::of_word(word);
+        assert_eq!((of.code, of.jt, of.jf, of.k), (0x20, 5, 4, 0x0011_2233));
     }
 }

@@ -8,7 +8,7 @@ use crate::gate::{Errno, sys4};
 pub struct KernelSigaction {
     /// Handler, or SIG_DFL (0) / SIG_IGN (1).
     pub handler: usize,
-    /// SA_ flags.
+    /// Bits such as `SA_SIGINFO` and `SA_ONSTACK`.
     pub flags: u64,
     /// Where the handler returns to.
     pub restorer: usize,
@@ -17,7 +17,7 @@ pub struct KernelSigaction {
 }
 const _: () = assert!(core::mem::size_of::<KernelSigaction>() == 32);
 
-/// `SA_RESTORER`.
+/// The kernel's flag that says that `restorer` is set.
 pub const SA_RESTORER: u64 = 0x0400_0000;
 
 /// The bit of `signal` in a signal set.

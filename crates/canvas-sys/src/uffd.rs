@@ -6,7 +6,7 @@ use core::mem::{offset_of, size_of};
 /// Pass faults of user mode only: needs no privilege.
 pub const USER_MODE_ONLY: usize = 1;
 
-/// Features (`uffdio_api.features`).
+/// Bits of `uffdio_api.features`, by the kernel's names.
 pub mod feature {
     #![allow(missing_docs)]
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
@@ -75,6 +75,14 @@ struct UffdioCopy {
     copy: i64,
 }
 #[repr(C)]
+struct UffdioMove {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    moved: i64,
+}
+#[repr(C)]
 struct UffdioWriteprotect {
     range: UffdioRange,
     mode: u64,
@@ -88,7 +96,7 @@ pub struct Msg {
     reserved: [u8; 7],
     /// Flags of the fault: [`FAULT_WRITE`], [`FAULT_WP`].
     pub flags: u64,
-    /// Faulting address.
+    /// Address of the access that faulted.
     pub address: u64,
     /// Thread id (with THREAD_ID).
     pub ptid: u64,
@@ -108,15 +116,19 @@ const _: () = {
     assert!(size_of::<Msg>() == 32);
     assert!(offset_of!(Msg, address) == 16);
     assert!(offset_of!(UffdioCopy, copy) == 32);
+    assert!(offset_of!(UffdioMove, moved) == 32);
     assert!(iowr(0x3f, size_of::<UffdioApi>()) == 0xc018_aa3f);
     assert!(iowr(0x03, size_of::<UffdioCopy>()) == 0xc028_aa03);
+    assert!(iowr(0x05, size_of::<UffdioMove>()) == 0xc028_aa05);
     assert!(ior(0x01, size_of::<UffdioRange>()) == 0x8010_aa01);
 };
 
 const IOC_API: usize = iowr(0x3f, size_of::<UffdioApi>());
 const IOC_REGISTER: usize = iowr(0x00, size_of::<UffdioRegister>());
 const IOC_WAKE: usize = ior(0x02, size_of::<UffdioRange>());
-const IOC_COPY: usize = iowr(0x03, size_of::<UffdioCopy>());
+/// The request number of UFFDIO_COPY.
+pub const IOC_COPY: usize = iowr(0x03, size_of::<UffdioCopy>());
+const IOC_MOVE: usize = iowr(0x05, size_of::<UffdioMove>());
 const IOC_WRITEPROTECT: usize = iowr(0x06, size_of::<UffdioWriteprotect>());
 /// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
 const DEV_NEW: usize = 0xaa00;
@@ -124,14 +136,14 @@ const DEV_NEW: usize = 0xaa00;
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
 
-/// A userfaultfd.
+/// A userfaultfd by the number of its descriptor, which is not closed when this is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Uffd(pub i32);
 
 /// How a copy or move ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Partial {
-    /// Bytes done.
+    /// Bytes that were done before it stopped.
     pub done_bytes: usize,
     /// Why it stopped early.
     pub stopped: Option<Errno>,
@@ -236,6 +248,40 @@ impl Uffd {
             },
             Err(e) => Partial {
                 done_bytes: if c.copy > 0 { c.copy as usize } else { 0 },
+                stopped: Some(e),
+            },
+        }
+    }
+    /// Moves present pages at `src` to absent ones at `dst`, in the same order; the source is absent then. From
+    /// Linux 6.8 on, and not pages that a fork shares.
+    ///
+    /// # Safety
+    /// Both ranges must be registered, and the caller's: nobody else reads, fills or discards pages of them
+    /// meanwhile.
+    pub unsafe fn move_pages(self, dst: usize, src: usize, bytes: usize) -> Partial {
+        let mut m = UffdioMove {
+            dst: dst as u64,
+            src: src as u64,
+            len: bytes as u64,
+            mode: 0,
+            moved: 0,
+        };
+        // SAFETY: the caller's promise.
+        let r = unsafe {
+            sys3(
+                libc::SYS_ioctl,
+                self.0 as usize,
+                IOC_MOVE,
+                &raw mut m as usize,
+            )
+        };
+        match r {
+            Ok(_) => Partial {
+                done_bytes: bytes,
+                stopped: None,
+            },
+            Err(e) => Partial {
+                done_bytes: usize::try_from(m.moved).unwrap_or(0),
                 stopped: Some(e),
             },
         }

@@ -1,38 +1,51 @@
 //! Where canvas lives in a managed program's address space.
 //!
 //! All far memory lies in one window of addresses, so "is this ours?" is one comparison and page
-//! metadata is a flat array. The addresses are fixed, because a seccomp filter survives `execve`
-//! and must mean the same in every process of a tenant. They lie above the native heap (a break
-//! that moves up is what malloc expects), below `mmap_base`, and clear of ZGC's heap views.
+//! metadata is a flat array. Everything else that is canvas's lies at a fixed distance from the
+//! window, but for the gate page. Where both are is drawn for each tenant ([`Bases`]) and is the same
+//! in all its processes, because a seccomp filter survives `execve` and must mean the same there.
+//!
+//! They lie above the native heap (a break that moves up is what malloc expects), below `mmap_base`,
+//! and clear of ZGC's heap views.
+
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::page::PAGE_SIZE;
 
-/// First byte of the window.
-pub const WINDOW_BASE: usize = 0x6000_0000_0000;
 /// Bytes in the window.
 pub const WINDOW_BYTES: usize = 0x0800_0000_0000;
-/// One past the window's last byte.
-pub const WINDOW_END: usize = WINDOW_BASE + WINDOW_BYTES;
 /// Pages in the window.
 pub const WINDOW_PAGES: usize = WINDOW_BYTES / PAGE_SIZE;
 
-/// First byte of what canvas keeps behind the window: swap cache buffers, the pool.
-pub const STORE_BASE: usize = WINDOW_BASE + WINDOW_BYTES;
+/// From the window's first byte to what canvas keeps behind it: swap cache buffers, the pool.
+pub const STORE_OFFSET: usize = WINDOW_BYTES;
 
-/// First byte of the partition of shared memory (`canvas run --shared`).
-pub const SHARED_BASE: usize = 0x6f00_0000_0000;
+/// From the window's first byte to the partition of shared memory (`canvas run --shared`).
+pub const SHARED_OFFSET: usize = 0x0f00_0000_0000;
 /// Bytes in the partition.
 pub const SHARED_BYTES: usize = 0x0080_0000_0000;
-/// One past the partition's last byte.
-pub const SHARED_END: usize = SHARED_BASE + SHARED_BYTES;
 /// Pages in the partition.
 pub const SHARED_PAGES: usize = SHARED_BYTES / PAGE_SIZE;
 
-/// Page words, one `u64` a page of the window.
-pub const WORDS_BASE: usize = 0x7000_0000_0000;
+/// From the window's first byte to the page words, one `u64` a page of the window, and other tables.
+pub const WORDS_OFFSET: usize = 0x1000_0000_0000;
+/// Bytes of the words and of all other tables.
+pub const META_BYTES: usize = 0x40_0000_0000;
+/// From the window's first byte to the end of all that lies at a fixed distance from it.
+pub const SPAN_BYTES: usize = WORDS_OFFSET + META_BYTES;
 
-/// The page that holds the syscall instruction which the filter lets through.
-pub const GATE_PAGE: usize = 0x70f0_0000_0000;
+/// Pages of swap cache at most (128 MiB): its metadata is touched all over, so it is bounded too.
+pub const CACHE_SLOTS_MAX: usize = 1 << 15;
+/// Slabs of the pool's region (32 KiB each: 2 TiB of pool at most).
+pub const POOL_SLABS: usize = 1 << 26;
+/// Among the tables, the swap cache's: states of its slots, then their pages, a `u32` each, and more.
+pub const CACHE_META: usize = 0x13_0000_0000;
+/// Among the tables, swap entries, one `u64` each.
+pub const ENTRIES: usize = 0x18_0000_0000;
+/// Among the tables, the key of the content hash of the process's own pages, then that of shared ones.
+pub const KEYS: usize = 0x3d_0000_0000;
+/// Entries that the table can have.
+pub const ENTRIES_MAX: usize = 1 << 31;
 
 /// The break area starts the window and has this size; a program that needs more gets it by mmap.
 pub const BRK_BYTES: usize = 64 << 30;
@@ -42,27 +55,285 @@ pub const BLOCK_PAGES: usize = 512;
 /// Blocks in the window.
 pub const WINDOW_BLOCKS: usize = WINDOW_PAGES / BLOCK_PAGES;
 
+/// What the window's address is a multiple of.
+const WINDOW_ALIGN: usize = BLOCK_PAGES * PAGE_SIZE;
+
+/// Addresses that are a tenant's own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bases {
+    /// First byte of the window.
+    pub window: usize,
+    /// The page that holds the syscall instruction which the filter lets through.
+    pub gate: usize,
+}
+
+impl Bases {
+    /// Where a tenant lies that has drawn nothing.
+    pub const DEFAULT: Bases = Bases {
+        window: 0x6000_0000_0000,
+        gate: GATE_FIRST,
+    };
+
+    /// The addresses that `random` bits choose, on a host whose kernel moves programs and mappings by
+    /// up to 2^`rnd_bits` pages (vm.mmap_rnd_bits). Where these leave no room to choose from, only the
+    /// gate's address is drawn.
+    pub const fn draw(random: [u64; 2], rnd_bits: u32) -> Bases {
+        let (low, high) = window_range(rnd_bits);
+        let window = if low < high {
+            low + (random[0] % ((high - low) / WINDOW_ALIGN) as u64) as usize * WINDOW_ALIGN
+        } else {
+            Bases::DEFAULT.window
+        };
+        let gate = GATE_FIRST + (random[1] % GATES as u64) as usize * PAGE_SIZE;
+        Bases { window, gate }
+    }
+
+    /// Are these addresses that [`Bases::draw`] can give? (The segment is the tenant's to write to.)
+    pub const fn are_valid(self) -> bool {
+        self.window.is_multiple_of(WINDOW_ALIGN)
+            && self.window >= WINDOW_FIRST
+            && self.window < WINDOW_LAST
+            && self.gate.is_multiple_of(PAGE_SIZE)
+            && self.gate >= GATE_FIRST
+            && self.gate < GATE_FIRST + GATES * PAGE_SIZE
+    }
+
+    /// The same as numbers of as many bits as [`Bases::PARTS`] parts of `BITS` bits can hold, for a
+    /// channel that carries small numbers only.
+    pub const fn part(self, i: usize) -> u32 {
+        let window = ((self.window - WINDOW_FIRST) / WINDOW_ALIGN) as u64;
+        let gate = ((self.gate - GATE_FIRST) / PAGE_SIZE) as u64;
+        let all = window << GATE_BITS | gate;
+        (all >> (i * Bases::PART_BITS)) as u32 & ((1 << Bases::PART_BITS) - 1)
+    }
+
+    /// What [`Bases::part`] was made from.
+    pub fn of_parts(mut part: impl FnMut(usize) -> Option<u32>) -> Option<Bases> {
+        let mut all = 0u64;
+        for i in 0..Bases::PARTS {
+            all |= u64::from(part(i)?) << (i * Bases::PART_BITS);
+        }
+        let bases = Bases {
+            window: WINDOW_FIRST + (all >> GATE_BITS) as usize * WINDOW_ALIGN,
+            gate: GATE_FIRST + (all as usize & (GATES - 1)) * PAGE_SIZE,
+        };
+        bases.are_valid().then_some(bases)
+    }
+
+    /// Bits of a part.
+    pub const PART_BITS: usize = 11;
+    /// How many numbers of [`Bases::PART_BITS`] bits the addresses are told in ([`Bases::part`]).
+    pub const PARTS: usize = 5;
+}
+
+/// The window begins here at the lowest.
+const WINDOW_FIRST: usize = 0x5800_0000_0000;
+/// The window begins below this.
+const WINDOW_LAST: usize = 0x6800_0000_0000;
+/// The gate lies here at the lowest: below all windows, above programs and their native breaks.
+const GATE_FIRST: usize = 0x5700_0000_0000;
+const GATE_BITS: usize = 28;
+/// Pages that the gate is one of.
+const GATES: usize = 1 << GATE_BITS;
+
+/// The kernel's ELF_ET_DYN_BASE: the lowest address of a position-independent program.
+const PROGRAM_FIRST: usize = 0x5555_5555_4000;
+/// What a program and its native break may take above its address.
+const PROGRAM_BYTES: usize = 0x80_0000_0000;
+/// The end of user addresses.
+const USER_END: usize = 0x8000_0000_0000;
+/// What lies between that and the first mapping (stack, its own random offset), and the room that
+/// native mappings are left, which grow downwards.
+const NATIVE_BYTES: usize = 0x0200_0000_0000;
+
+/// Where a window can begin that no program and no native mapping comes into.
+const fn window_range(rnd_bits: u32) -> (usize, usize) {
+    let moves = PAGE_SIZE << (if rnd_bits < 32 { rnd_bits } else { 32 });
+    let low = (PROGRAM_FIRST + moves + PROGRAM_BYTES).next_multiple_of(WINDOW_ALIGN);
+    let high = USER_END - NATIVE_BYTES - moves - SPAN_BYTES;
+    let low = if low > WINDOW_FIRST {
+        low
+    } else {
+        WINDOW_FIRST
+    };
+    let high = if high < WINDOW_LAST {
+        high
+    } else {
+        WINDOW_LAST
+    };
+    (low, high)
+}
+
+static WINDOW: AtomicUsize = AtomicUsize::new(Bases::DEFAULT.window);
+static GATE: AtomicUsize = AtomicUsize::new(Bases::DEFAULT.gate);
+static PLACED: AtomicBool = AtomicBool::new(false);
+
+/// Says where this process has the window and the gate. Once, before anything is mapped there: later
+/// calls change nothing, and answer false.
+pub fn place(bases: Bases) -> bool {
+    if !bases.are_valid() || PLACED.swap(true, Ordering::Relaxed) {
+        return false;
+    }
+    WINDOW.store(bases.window, Ordering::Relaxed);
+    GATE.store(bases.gate, Ordering::Relaxed);
+    true
+}
+
+/// Where this process has the window and the gate.
+pub fn bases() -> Bases {
+    Bases {
+        window: window_base(),
+        gate: gate_page(),
+    }
+}
+
+/// First byte of the window.
+#[inline(always)]
+pub fn window_base() -> usize {
+    WINDOW.load(Ordering::Relaxed)
+}
+
+/// One past the window's last byte.
+#[inline(always)]
+pub fn window_end() -> usize {
+    window_base() + WINDOW_BYTES
+}
+
+/// Swap cache buffers: one page a slot.
+#[inline(always)]
+pub fn cache_buffers() -> usize {
+    window_base() + STORE_OFFSET
+}
+
+/// The compressed pool.
+#[inline(always)]
+pub fn pool() -> usize {
+    window_base() + STORE_OFFSET + (1 << 40)
+}
+
+/// Address of a table; at 0 lie the page words.
+#[inline(always)]
+pub fn tables(offset: usize) -> usize {
+    window_base() + WORDS_OFFSET + offset
+}
+
+/// First byte of the partition of shared memory.
+#[inline(always)]
+pub fn shared_base() -> usize {
+    window_base() + SHARED_OFFSET
+}
+
+/// One past the partition's last byte.
+#[inline(always)]
+pub fn shared_end() -> usize {
+    shared_base() + SHARED_BYTES
+}
+
+/// The page that holds the syscall instruction which the filter lets through.
+pub fn gate_page() -> usize {
+    GATE.load(Ordering::Relaxed)
+}
+
 /// True when `addr` lies in the window.
 #[inline(always)]
-pub const fn in_window(addr: usize) -> bool {
-    addr.wrapping_sub(WINDOW_BASE) < WINDOW_BYTES
+pub fn in_window(addr: usize) -> bool {
+    addr.wrapping_sub(window_base()) < WINDOW_BYTES
 }
 
 /// True when `addr` lies in the partition of shared memory.
 #[inline(always)]
-pub const fn in_partition(addr: usize) -> bool {
-    addr.wrapping_sub(SHARED_BASE) < SHARED_BYTES
+pub fn in_partition(addr: usize) -> bool {
+    addr.wrapping_sub(shared_base()) < SHARED_BYTES
 }
 
 /// True for all addresses of the window and the partition, and for none of the program's other ones: between
 /// the two lies what is canvas's own.
 #[inline(always)]
-pub const fn may_be_far(addr: usize) -> bool {
-    addr.wrapping_sub(WINDOW_BASE) < SHARED_END - WINDOW_BASE
+pub fn may_be_far(addr: usize) -> bool {
+    addr.wrapping_sub(window_base()) < SHARED_OFFSET + SHARED_BYTES
 }
 
-const _: () = assert!(SHARED_BASE > STORE_BASE && SHARED_END <= WORDS_BASE);
+const _: () = assert!(SHARED_OFFSET > STORE_OFFSET && SHARED_OFFSET + SHARED_BYTES <= WORDS_OFFSET);
 const _: () = assert!(WINDOW_PAGES <= u32::MAX as usize);
-const _: () = assert!(STORE_BASE == WINDOW_END);
-const _: () = assert!(STORE_BASE + WINDOW_BYTES <= WORDS_BASE);
-const _: () = assert!(WORDS_BASE + WINDOW_PAGES * 8 <= GATE_PAGE);
+const _: () = assert!(STORE_OFFSET + WINDOW_BYTES <= WORDS_OFFSET);
+const _: () = assert!(WINDOW_PAGES * 8 <= META_BYTES);
+const _: () = assert!(GATE_FIRST + GATES * PAGE_SIZE <= WINDOW_FIRST);
+const _: () = assert!(Bases::DEFAULT.are_valid());
+const _: () = assert!(
+    ((WINDOW_LAST - WINDOW_FIRST) / WINDOW_ALIGN) << GATE_BITS
+        <= 1 << (Bases::PARTS * Bases::PART_BITS)
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USUAL_BITS: u32 = 28;
+
+    #[test]
+    fn draws_use_the_whole_range_and_keep_clear_of_everything_else() {
+        let (low, high) = window_range(USUAL_BITS);
+        assert_eq!((low, high), (WINDOW_FIRST, WINDOW_LAST), "23 bits");
+        let program_end = PROGRAM_FIRST + (PAGE_SIZE << USUAL_BITS) + PROGRAM_BYTES;
+        assert!(program_end <= GATE_FIRST);
+        let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = || {
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            seed ^ seed >> 29
+        };
+        let mut seen = [0u32; 16];
+        for _ in 0..4096 {
+            let b = Bases::draw([next(), next()], USUAL_BITS);
+            assert!(b.are_valid(), "{b:x?}");
+            let end = b.window + SPAN_BYTES;
+            assert!(
+                end + NATIVE_BYTES + (PAGE_SIZE << USUAL_BITS) <= USER_END,
+                "{b:x?}"
+            );
+            seen[(b.window - WINDOW_FIRST) * 16 / (WINDOW_LAST - WINDOW_FIRST)] += 1;
+        }
+        assert!(seen.iter().all(|n| *n > 128), "{seen:?}");
+    }
+
+    #[test]
+    fn a_host_that_leaves_no_room_draws_the_gate_only() {
+        for bits in [32, 40] {
+            let a = Bases::draw([1 << 40, 77], bits);
+            assert_eq!(a.window, Bases::DEFAULT.window, "{bits}");
+            assert_eq!(a.gate, GATE_FIRST + 77 * PAGE_SIZE);
+            assert!(a.are_valid());
+        }
+    }
+
+    #[test]
+    fn bases_travel_in_parts() {
+        for random in [
+            [0, 0],
+            [u64::MAX, u64::MAX],
+            [0x1234_5678_9abc, 0xdead_beef_cafe],
+        ] {
+            let b = Bases::draw(random, USUAL_BITS);
+            assert!((0..Bases::PARTS).all(|i| b.part(i) < 1 << Bases::PART_BITS));
+            assert_eq!(Bases::of_parts(|i| Some(b.part(i))), Some(b));
+        }
+        assert_eq!(Bases::of_parts(|_| None), None);
+    }
+
+    #[test]
+    fn what_was_not_drawn_is_refused() {
+        let b = Bases::DEFAULT;
+        for window in [
+            0,
+            b.window + PAGE_SIZE,
+            WINDOW_FIRST - WINDOW_ALIGN,
+            WINDOW_LAST,
+        ] {
+            assert!(!Bases { window, ..b }.are_valid());
+        }
+        for gate in [0, b.gate + 1, GATE_FIRST - PAGE_SIZE, WINDOW_FIRST] {
+            assert!(!Bases { gate, ..b }.are_valid());
+        }
+    }
+}

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod buckets;
-pub mod crowd;
+pub mod contention;
 pub mod exit;
 pub mod layout;
 pub mod page;

@@ -19,12 +19,12 @@ impl PageId {
     #[inline(always)]
     pub fn of_addr(addr: usize) -> PageId {
         debug_assert!(layout::in_window(addr));
-        PageId(((addr - layout::WINDOW_BASE) >> PAGE_SHIFT) as u32)
+        PageId(((addr - layout::window_base()) >> PAGE_SHIFT) as u32)
     }
     /// Address of the page's first byte in the window.
     #[inline(always)]
     pub fn addr(self) -> usize {
-        layout::WINDOW_BASE + ((self.0 as usize) << PAGE_SHIFT)
+        layout::window_base() + ((self.0 as usize) << PAGE_SHIFT)
     }
     /// Index into per-page arrays.
     #[inline(always)]
@@ -38,7 +38,7 @@ impl PageId {
 pub struct SwapEntry(pub u32);
 
 impl SwapEntry {
-    /// No entry.
+    /// The entry of a page that has none.
     pub const NONE: SwapEntry = SwapEntry(0);
     /// True when this names an entry.
     #[inline(always)]

@@ -15,9 +15,9 @@ const START_TICKS: usize = 22;
 pub struct Stat {
     /// Letter of its state: R, S, D, T; Z is a zombie.
     pub state: u8,
-    /// Parent.
+    /// Process number of its parent; 0 for one that the namespace does not show.
     pub parent: u32,
-    /// Process group.
+    /// Number of its process group.
     pub group: u32,
     /// Threads that are left.
     pub threads: u64,
@@ -51,6 +51,37 @@ pub fn memory_bytes(text: &[u8], name: &str) -> Option<u64> {
         .find_map(|l| l.strip_prefix(name.as_bytes())?.strip_prefix(b":"))?;
     let kib: u64 = number(words(value).next()?)?;
     kib.checked_mul(1024)
+}
+
+/// A mapping: a line of /proc/PID/maps (proc_pid_maps(5)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping<'a> {
+    /// Its first byte.
+    pub start: usize,
+    /// One past its last.
+    pub end: usize,
+    /// Writes to it are the process's own.
+    pub is_private: bool,
+    /// Its file, or what it is for, up to the first blank; empty for most of anonymous memory.
+    pub name: &'a [u8],
+}
+
+impl<'a> Mapping<'a> {
+    /// Reads the line.
+    pub fn parse(line: &'a [u8]) -> Option<Mapping<'a>> {
+        let hex = |digits| usize::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok();
+        let mut words = words(line);
+        let range = words.next()?;
+        let dash = range.iter().position(|b| *b == b'-')?;
+        let rights = words.next()?;
+        Some(Mapping {
+            start: hex(&range[..dash])?,
+            end: hex(&range[dash + 1..])?,
+            is_private: rights.get(3) == Some(&b'p'),
+            // Behind offset, device and number of the file.
+            name: words.nth(3).unwrap_or(b""),
+        })
+    }
 }
 
 fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -102,6 +133,34 @@ mod tests {
         assert_eq!(memory_bytes(text, "RssAnonX"), Some(1 << 10));
         for none in ["Rss", "RssFile", "RssShmem", "Empty", "Huge"] {
             assert_eq!(memory_bytes(text, none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn mappings_have_a_range_rights_and_sometimes_a_name() {
+        let file =
+            b"7f12a000-7f12c000 r--p 00001000 fe:00 1234                     /usr/lib/a b.so";
+        let mapping = |start, end, is_private, name| Mapping {
+            start,
+            end,
+            is_private,
+            name,
+        };
+        let want = mapping(0x7f12_a000, 0x7f12_c000, true, b"/usr/lib/a");
+        assert_eq!(Mapping::parse(file), Some(want));
+        let shared = b"600000000000-600000001000 rw-s 00000000 00:01 9 ";
+        let want = mapping(0x6000_0000_0000, 0x6000_0000_1000, false, b"");
+        assert_eq!(Mapping::parse(shared), Some(want));
+        let stack = b"7ffc0000-7ffc1000 rw-p 00000000 00:00 0                          [stack]";
+        assert_eq!(Mapping::parse(stack).unwrap().name, b"[stack]");
+        for bad in [
+            &b""[..],
+            b"x",
+            b"1000 rw-p",
+            b"1000-2000",
+            b"10x0-2000 rw-p 0 0 0",
+        ] {
+            assert_eq!(Mapping::parse(bad), None);
         }
     }
 }

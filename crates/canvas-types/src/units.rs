@@ -10,7 +10,7 @@ use core::str::FromStr;
 /// A number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 pub struct Size {
-    /// Bytes.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
@@ -23,7 +23,7 @@ pub struct Share {
 /// A span of time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 pub struct Span {
-    /// Nanoseconds.
+    /// The duration in nanoseconds.
     pub ns: u64,
 }
 
@@ -46,15 +46,15 @@ pub struct RateLimit {
 /// What was to be read; decides the advice in the error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quantity {
-    /// A [`Size`].
+    /// The text should be a [`Size`], such as `4G`.
     Size,
-    /// A [`Share`].
+    /// The text should be a [`Share`], such as `25%`.
     Share,
-    /// A [`Span`].
+    /// The text should be a [`Span`], such as `10ms`.
     Span,
-    /// An [`Amount`].
+    /// The text should be an [`Amount`]: a size or a share.
     Amount,
-    /// A [`RateLimit`].
+    /// The text should be a [`RateLimit`], such as `200M/s` or `none`.
     RateLimit,
 }
 
@@ -301,20 +301,12 @@ from_str!(Amount, amount);
 from_str!(RateLimit, rate_limit);
 
 impl RateLimit {
-    /// No bound.
+    /// Any number of bytes a second may go.
     pub const NONE: RateLimit = RateLimit { bytes_per_s: None };
     /// This many bytes in a second.
     pub const fn bytes_per_s(bytes: u64) -> RateLimit {
         RateLimit {
             bytes_per_s: Some(bytes),
-        }
-    }
-    /// Does it let more through than `other`?
-    pub const fn is_above(self, other: RateLimit) -> bool {
-        match (self.bytes_per_s, other.bytes_per_s) {
-            (_, None) => false,
-            (None, Some(_)) => true,
-            (Some(own), Some(other)) => own > other,
         }
     }
 }

@@ -61,7 +61,7 @@ pub enum Request<'a> {
     Alloc(SlabKey),
     /// Store bytes in a slab.
     Write {
-        /// The slab.
+        /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
         /// Where, in bytes from its beginning.
         offset: u32,
@@ -70,21 +70,21 @@ pub enum Request<'a> {
     },
     /// Read bytes of a slab. What was never written reads as zeros.
     Read {
-        /// The slab.
+        /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
         /// What; at most [`DATA_BYTES_MAX`].
         range: Range,
     },
     /// Read several ranges of a slab; the answer has them one behind the other.
     ReadMany {
-        /// The slab.
+        /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
         /// What; together at most [`READ_MANY_BYTES_MAX`].
         ranges: Items<'a, Range>,
     },
     /// Give a slab back; its content is gone.
     Free {
-        /// The slab.
+        /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
     },
     /// This client's slabs, by handle, those above `after`.
@@ -98,7 +98,7 @@ pub enum Request<'a> {
     Join(QueuePair),
     /// Let this link's queue pair read and write the slab.
     Expose {
-        /// The slab.
+        /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
     },
 }
@@ -150,9 +150,9 @@ pub struct Hello {
 /// What a donor answers.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Answer<'a> {
-    /// To Hello.
+    /// The answer to [`Request::Hello`]: what the donor is and allows.
     Welcome(Welcome),
-    /// To Alloc.
+    /// The answer to [`Request::Alloc`]: a slab of zeros.
     Allocated {
         /// Names the slab from now on; never used for another slab by this run of the donor.
         handle: u64,
@@ -161,22 +161,22 @@ pub enum Answer<'a> {
     Done,
     /// To Read and ReadMany.
     Data(&'a [u8]),
-    /// To List.
+    /// The answer to [`Request::List`].
     Handles {
         /// Whether there are handles above the last one here.
         more: bool,
         /// The slabs, by handle.
         slabs: Items<'a, Lent>,
     },
-    /// To Ping.
+    /// The answer to [`Request::Ping`]: what the donor has free.
     Pong(Pong),
     /// To Join: the donor's end.
     Joined(QueuePair),
-    /// To Expose.
+    /// The answer to [`Request::Expose`]: address and key of the slab.
     Exposed(Exposed),
-    /// To anything.
+    /// The answer to any request that the donor did not do.
     Error {
-        /// Which.
+        /// What kind of error it is.
         code: ErrorCode,
         /// For people; at most [`TEXT_BYTES_MAX`] bytes.
         text: &'a str,
@@ -216,14 +216,14 @@ pub struct Pong {
 pub enum Call<'a> {
     /// How much are these slabs used?
     EvictQuery {
-        /// The slabs.
+        /// The slabs' handles at this donor.
         handles: Items<'a, u64>,
     },
     /// These slabs go at the deadline; move them before.
     EvictStop {
         /// Time until they are freed, whatever happens.
         deadline_ms: u32,
-        /// The slabs.
+        /// The slabs' handles at this donor.
         handles: Items<'a, u64>,
     },
 }
@@ -231,11 +231,11 @@ pub enum Call<'a> {
 /// What a client answers to a donor's call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reply<'a> {
-    /// To EvictQuery.
+    /// The answer to [`Call::EvictQuery`]: how much each slab was used.
     Activity(Items<'a, Used>),
     /// To EvictStop, once for each slab that has been moved: free it.
     EvictDone {
-        /// The slab.
+        /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
     },
 }
@@ -243,7 +243,7 @@ pub enum Reply<'a> {
 /// What a client sends.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FromClient<'a> {
-    /// It asks.
+    /// A request, which the donor answers.
     Request(Request<'a>),
     /// It answers a call.
     Reply(Reply<'a>),
@@ -252,9 +252,9 @@ pub enum FromClient<'a> {
 /// What a donor sends.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FromDonor<'a> {
-    /// It answers.
+    /// The answer to a request of the client.
     Answer(Answer<'a>),
-    /// It asks.
+    /// A call, which the client answers.
     Call(Call<'a>),
 }
 

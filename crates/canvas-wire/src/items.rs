@@ -46,7 +46,7 @@ impl<'a, T: Item> Items<'a, T> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The elements.
+    /// The elements in order, decoded one by one where they came over the wire.
     pub fn iter(&self) -> impl Iterator<Item = T> + 'a {
         let (slice, wire): (&[T], &[u8]) = match self.0 {
             Form::Slice(s) => (s, &[]),
@@ -108,7 +108,7 @@ impl Item for u64 {
 pub struct Range {
     /// Where it begins, in bytes from the slab's beginning.
     pub offset: u32,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u32,
 }
 
@@ -131,7 +131,7 @@ impl Item for Range {
 /// Names a slab to its client: a tenant's slab of this number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SlabKey {
-    /// The tenant.
+    /// Random number of the tenant, drawn for each run.
     pub tenant: [u8; 16],
     /// Number of the slab in the tenant's far space.
     pub slab: u32,
@@ -169,7 +169,7 @@ impl Item for Lent {
 /// How much a slab is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// The slab.
+    /// The slab's handle at this donor.
     pub handle: u64,
     /// Operations on it since it was last asked for, or since it was lent. What the client's own
     /// buffers and caches absorbed is not among them.

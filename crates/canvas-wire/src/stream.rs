@@ -1,4 +1,4 @@
-//! Cutting a stream of bytes into messages.
+//! Cutting a stream of bytes into messages, and sealed messages on their way into one.
 
 use crate::session::LENGTH_BYTES;
 
@@ -74,9 +74,67 @@ impl Incoming {
         Some(usize::from(u16::from_le_bytes(*length)))
     }
 
-    /// Forgets everything.
+    /// Drops all bytes that came and were not taken yet.
     pub fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
+    }
+}
+
+/// Bytes that are sent already may stay in [`Outgoing`] up to this, or up to a quarter of what waits,
+/// so that each byte is moved a few times at most.
+const SENT_BYTES_MAX: usize = 64 << 10;
+
+/// Messages on their way to the kernel. What is sent does not stay: the memory is in proportion to what
+/// waits, however much has gone through and however slowly the peer reads.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    bytes: Vec<u8>,
+    /// Those before are with the kernel.
+    sent: usize,
+}
+
+impl Outgoing {
+    /// A buffer without bytes to send.
+    pub fn new() -> Outgoing {
+        Outgoing::default()
+    }
+
+    /// What waits to be sent.
+    pub fn unsent(&self) -> &[u8] {
+        &self.bytes[self.sent..]
+    }
+
+    /// How much that is.
+    pub fn backlog(&self) -> usize {
+        self.bytes.len() - self.sent
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.backlog() == 0
+    }
+
+    /// Where the next message is put, behind what waits. To be appended to, and nothing else.
+    pub fn end(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// Says that the first `len` bytes of [`Outgoing::unsent`] are with the kernel.
+    pub fn sent(&mut self, len: usize) {
+        self.sent = self.sent.saturating_add(len).min(self.bytes.len());
+        let backlog = self.backlog();
+        if backlog == 0 {
+            self.bytes.clear();
+            self.sent = 0;
+        } else if self.sent > SENT_BYTES_MAX.max(backlog / 4) {
+            self.bytes.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
+    /// Bytes of memory that it holds.
+    pub fn held_bytes(&self) -> usize {
+        self.bytes.capacity()
     }
 }

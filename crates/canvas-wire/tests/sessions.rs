@@ -1,10 +1,13 @@
 //! Sessions: only peers with the same key talk, and only what was sealed opens, once, in its order.
 
+use canvas_wire::FRAME_BYTES_MAX;
 use canvas_wire::key::ClusterKey;
 use canvas_wire::session::{
     HANDSHAKE_BYTES, Initiator, OVERHEAD_BYTES, Session, SessionError, respond,
 };
-use canvas_wire::{FRAME_BYTES_MAX, stream::Incoming};
+use canvas_wire::stream::{Incoming, Outgoing};
+use proptest::prelude::*;
+use std::collections::VecDeque;
 
 fn key(n: u8) -> ClusterKey {
     ClusterKey::from_bytes([n; 32])
@@ -139,5 +142,39 @@ fn a_stream_in_pieces() {
             }
         }
         assert_eq!(seen, lens.len());
+    }
+}
+
+proptest! {
+    /// A peer that reads slowly gets every byte once and in its order, and what it has got is not kept.
+    #[test]
+    fn what_is_sent_does_not_stay(
+        steps in prop::collection::vec((0..60_000usize, 0..60_000usize), 1..200),
+    ) {
+        const BACKLOG_MAX: usize = 256 << 10;
+        let mut outgoing = Outgoing::new();
+        let mut waits = VecDeque::new();
+        let mut next = 0u8;
+        for (put, sent) in steps {
+            if outgoing.backlog() <= BACKLOG_MAX {
+                for _ in 0..put {
+                    outgoing.end().push(next);
+                    waits.push_back(next);
+                    next = next.wrapping_mul(5).wrapping_add(3);
+                }
+            }
+            // Never all of it.
+            let sent = sent.min(outgoing.backlog().saturating_sub(1));
+            prop_assert!(outgoing.unsent()[..sent].iter().eq(waits.iter().take(sent)));
+            outgoing.sent(sent);
+            waits.drain(..sent);
+            prop_assert_eq!(outgoing.backlog(), waits.len());
+            prop_assert_eq!(outgoing.is_empty(), waits.is_empty());
+            let most = 2 * ((BACKLOG_MAX + 60_000) * 5 / 4 + (64 << 10));
+            prop_assert!(outgoing.held_bytes() <= most, "{}", outgoing.held_bytes());
+        }
+        prop_assert!(outgoing.unsent().iter().eq(waits.iter()));
+        outgoing.sent(usize::MAX);
+        prop_assert!(outgoing.is_empty() && outgoing.unsent().is_empty());
     }
 }

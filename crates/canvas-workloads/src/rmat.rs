@@ -83,7 +83,7 @@ impl Graph {
         }
     }
 
-    /// Vertices.
+    /// Number of vertices.
     pub fn len(&self) -> usize {
         self.offsets.len() - 1
     }

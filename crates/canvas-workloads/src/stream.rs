@@ -15,7 +15,7 @@ use crate::{Failure, Job};
 
 /// STREAM's default; more would leave the numbers that doubles hold exactly.
 pub const ROUNDS_MAX: u32 = 10;
-/// STREAM's scalar.
+/// The factor of scale and triad, as STREAM has it.
 const SCALAR: f64 = 3.0;
 /// Bytes moved for one element by the four kernels.
 const MOVED_BYTES: f64 = 80.0;

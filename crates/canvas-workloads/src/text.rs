@@ -5,7 +5,7 @@
 use crate::Failure;
 use crate::rng::{RngExt, Stream, stream};
 
-/// Different words.
+/// How many different words there are.
 const WORDS: usize = 60_000;
 /// Draws of the table of words; rarer words are drawn by other means.
 const TABLE_BITS: u32 = 18;

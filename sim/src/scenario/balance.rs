@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use canvas_place::copies::Policy;
+use canvas_place::replicas::Policy;
 
 use super::{Size, spread};
 use crate::engine::{MS, SEC};
@@ -79,15 +79,16 @@ pub fn run_in_slabs(
 
 /// Runs and tells.
 pub fn report(seed: u64, size: Size) -> String {
-    let sizes: &[usize] = match size {
-        Size::Short => &[32, 128],
-        Size::Full => &[32, 100, 1000, 10_000],
+    let sizes = match size {
+        Size::Short => vec![32, 128],
+        Size::Full => vec![32, 100, 1000, 10_000],
+        Size::Hosts(n) => vec![n],
     };
     let mut text = format!(
         "memory in use by host, in % (seed {seed}; tenants know 64 donors at most)\n  \
          hosts  age  chooser      mean  deviation   max  refused per placed\n"
     );
-    for &hosts in sizes {
+    for hosts in sizes {
         for age_s in [1, 10] {
             let of = |chooser| {
                 let f = run(seed, hosts, chooser, age_s);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use canvas_place::copies::Policy;
+use canvas_place::replicas::Policy;
 
 use super::Size;
 use crate::audit;
@@ -109,7 +109,7 @@ pub fn fullest(world: &World) -> usize {
     let copies = |h: usize| {
         let its = |a: &crate::agent::Agent| {
             let here = |d: usize| a.donors[d].host as usize == h;
-            let all = a.map.values().flat_map(|e| &e.copies);
+            let all = a.map.values().flat_map(|e| &e.replicas);
             all.filter(|c| here(c.donor) && c.missing.is_none()).count()
         };
         world.agents.iter().map(its).sum::<usize>()
@@ -153,7 +153,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
 /// Runs and tells.
 pub fn report(seed: u64, size: Size) -> String {
     let (hosts, slabs, extents) = match size {
-        Size::Short => (8, 2, 64),
+        Size::Short | Size::Hosts(_) => (8, 2, 64),
         Size::Full => (32, 8, 2048),
     };
     let steps = [

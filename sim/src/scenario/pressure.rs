@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use canvas_place::copies::Policy;
+use canvas_place::replicas::Policy;
 
 use super::Size;
 use crate::engine::SEC;
@@ -84,6 +84,7 @@ pub fn run_in_slabs(
 pub fn report(seed: u64, size: Size) -> String {
     let (hosts, rates): (usize, &[u64]) = match size {
         Size::Short => (16, &[512, 4096]),
+        Size::Hosts(n) => (n, &[512, 4096]),
         Size::Full => (64, &[128, 512, 1024, 2048, 4096]),
     };
     let policies = [(1, true), (2, false)].map(|(donors, disk)| Policy { donors, disk });

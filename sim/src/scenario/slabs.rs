@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use canvas_place::copies::Policy;
+use canvas_place::replicas::Policy;
 
 use super::{Size, balance, pressure};
 use crate::world::Chooser;
@@ -17,7 +17,7 @@ const MIB_PER_S: u64 = 4096;
 /// Runs and tells.
 pub fn report(seed: u64, size: Size) -> String {
     let (even, grown) = match size {
-        Size::Short => (32, 16),
+        Size::Short | Size::Hosts(_) => (32, 16),
         Size::Full => (128, 32),
     };
     let policy = Policy {

@@ -5,7 +5,7 @@
 //! has all, three quarters and half of its working set as its limit. Working sets are drawn so that
 //! the mean use without the pool is the paper's; use with the pool is what comes out.
 
-use canvas_place::copies::Policy;
+use canvas_place::replicas::Policy;
 
 use super::{Size, spread};
 use crate::engine::{MS, SEC};
@@ -93,7 +93,7 @@ pub fn run(seed: u64) -> Figures {
 /// Runs and tells.
 pub fn report(seed: u64, size: Size) -> String {
     let seeds = match size {
-        Size::Short => 3,
+        Size::Short | Size::Hosts(_) => 3,
         Size::Full => 20,
     };
     let all: Vec<Figures> = (seed..seed + seeds).map(run).collect();

@@ -2,10 +2,10 @@
 
 use std::os::unix::fs::FileExt;
 
-use canvas_agent::copies::map::Slab;
 use canvas_agent::journal::Journal;
+use canvas_agent::replicas::line::{from_line, to_line};
 use canvas_agent::seal::Sealer;
-use canvas_agent::status::AgentStatus;
+use canvas_control::status::AgentStatus;
 use canvas_swap::extent::{EXTENT_BYTES, TAG_BYTES, directory_bytes, line, records};
 
 /// Where an agent says in its journal how it is.
@@ -54,10 +54,10 @@ pub fn journal_any(bytes: &[u8]) {
         assert_eq!(journal.donors()[i], donor);
     }
     for (slab, line) in journal.lines() {
-        let held = Slab::from_line(&line);
-        journal.put(slab, &held.line());
-        let again = Slab::from_line(&held.line());
-        assert_eq!(again.copies, held.copies, "slab {slab}");
+        let held = from_line(&line);
+        journal.put(slab, &to_line(&held));
+        let again = from_line(&to_line(&held));
+        assert_eq!(again.replicas, held.replicas, "slab {slab}");
     }
 }
 

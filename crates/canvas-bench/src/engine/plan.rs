@@ -68,6 +68,8 @@ pub struct Member {
     pub tenant_flags: Vec<String>,
     /// For company only: further arguments, with which it runs until the others have ended.
     pub company: Option<Vec<String>>,
+    /// What the ratio is of, in bytes, where that is not the working set.
+    pub ratio_of_bytes: Option<u64>,
 }
 
 /// Programs that run together (one: alone) in an experiment, and below what.
@@ -268,6 +270,7 @@ fn member(program: &experiments::Program) -> Member {
         parameters: program.parameters.iter().map(own).collect(),
         tenant_flags: strings(program.tenant_flags),
         company: program.company.map(strings),
+        ratio_of_bytes: program.ratio_of_bytes,
     }
 }
 

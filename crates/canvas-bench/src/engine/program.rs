@@ -19,7 +19,7 @@ use crate::host::swap::Swap;
 use crate::host::undo::Undo;
 use crate::record::{Far, Outcome, Sample};
 use crate::sampler::{Sampler, Watch, merge_rates};
-use crate::variant::Variant;
+use crate::variant::{FarBelow, Variant};
 use crate::workload::{Answer, Argv, Place, Plan, Workload};
 
 /// How long a server may take to accept connections, and to end.
@@ -246,10 +246,63 @@ pub fn far_dir(cache: &Path) -> Result<PathBuf, String> {
     Ok(dir)
 }
 
+/// The bench's own donors, and what asked for them.
+type OwnDonors<'a> = (Donors, &'a FarBelow);
+
+/// The command with what its variant puts below it, and the bench's own donors where it wants some.
+fn below<'a>(
+    context: &Context,
+    job: &Job<'a>,
+    main: &Argv,
+    stats_path: &Path,
+    sample: &mut Sample,
+) -> Result<(Argv, Option<OwnDonors<'a>>), Fail> {
+    match job.variant {
+        Variant::Canvas(flags) => Ok((under_canvas(job, context, flags, main, stats_path), None)),
+        Variant::CanvasFar(below) => {
+            let mut donors = None;
+            let flags = if let Some(flags) = &job.shared {
+                flags.clone()
+            } else {
+                let (bytes, net) = (job.far_bytes, job.network);
+                let dir = &job.place.scratch;
+                let started = Donors::start(context.canvas, bytes, net, dir, context.undo)?;
+                let flags = started.flags(below, &far_dir(&job.place.cache)?);
+                donors = Some((started, below));
+                flags
+            };
+            sample.far = Some(Far {
+                donors: DONORS,
+                pool_bytes: job.pool_bytes,
+                ..Far::default()
+            });
+            Ok((under_canvas(job, context, &flags, main, stats_path), donors))
+        }
+        _ => Ok((main.clone(), None)),
+    }
+}
+
+/// The control group of a run, where there can be one.
+fn group_of(context: &Context, job: &Job) -> Result<Option<Group>, Fail> {
+    let Some(controller) = context.controller else {
+        return Ok(None);
+    };
+    // Around canvas only a backstop: budgets are equal because the pool is added.
+    let beside = match job.variant {
+        Variant::Canvas(_) => job.pool_bytes,
+        Variant::CanvasFar(_) => job.pool_bytes + AGENT_BYTES,
+        _ => 0,
+    };
+    let limit = job.limit_bytes.map(|l| l + beside);
+    let name = job.number.to_string();
+    let group = Group::new(controller, context.undo, &name, limit, job.may_swap)?;
+    Ok(Some(group))
+}
+
 fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome, Fail> {
     let dir = job.place.scratch.clone();
     let plan = job.workload.plan(&job.place, job.number)?;
-    let (main, socket, clients) = match plan {
+    let (mut main, socket, clients) = match plan {
         Plan::Program(argv) => (argv, None, Vec::new()),
         Plan::Server {
             server,
@@ -257,52 +310,11 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
             clients,
         } => (server, Some(socket), clients),
     };
-    let mut main = main;
     main.argv.extend(job.args.iter().cloned());
     let stats_path = dir.join("stats.json");
     let is_canvas = job.variant.is_canvas();
-    let mut donors = None;
-    match job.variant {
-        Variant::Canvas(flags) => main = under_canvas(job, context, flags, &main, &stats_path),
-        Variant::CanvasFar(below) => {
-            let flags = if let Some(flags) = &job.shared {
-                flags.clone()
-            } else {
-                let (bytes, net) = (job.far_bytes, job.network);
-                let started = Donors::start(context.canvas, bytes, net, &dir, context.undo)?;
-                let flags = started.flags(below, &far_dir(&job.place.cache)?);
-                donors = Some((started, below));
-                flags
-            };
-            main = under_canvas(job, context, &flags, &main, &stats_path);
-            sample.far = Some(Far {
-                donors: DONORS,
-                pool_bytes: job.pool_bytes,
-                ..Far::default()
-            });
-        }
-        _ => {}
-    }
-    let group = match context.controller {
-        Some(controller) => {
-            // Around canvas only a backstop: budgets are equal because the pool is added.
-            let beside = match job.variant {
-                Variant::Canvas(_) => job.pool_bytes,
-                Variant::CanvasFar(_) => job.pool_bytes + AGENT_BYTES,
-                _ => 0,
-            };
-            let limit = job.limit_bytes.map(|l| l + beside);
-            let name = job.number.to_string();
-            Some(Group::new(
-                controller,
-                context.undo,
-                &name,
-                limit,
-                job.may_swap,
-            )?)
-        }
-        None => None,
-    };
+    let (mut main, donors) = below(context, job, &main, &stats_path, sample)?;
+    let group = group_of(context, job)?;
     if let Some(group) = &group {
         main = group.wrap(&main);
     }
@@ -338,28 +350,7 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     let oom = group.as_ref().is_some_and(|g| g.oom_kills() > 0);
     let recovery_s = death.and_then(Death::recovery_s);
     let outcome = finish(&mut running, &mut child, result, oom, sample);
-    // Figures of the kernel's, while the group is still there.
-    if let Some(group) = &group {
-        if !is_canvas {
-            sample.faults = group.figures().major_faults;
-        }
-        if let Some((user_s, system_s)) = group.cpu_s() {
-            (sample.cpu_user_s, sample.cpu_system_s) = (Some(user_s), Some(system_s));
-        }
-    }
-    if !is_canvas {
-        // Around canvas the pool is in it too; its report tells them apart.
-        sample.memory_peak_bytes = Some(running.sampler.memory_peak_bytes);
-    }
-    if job.limit_bytes.is_some() {
-        sample.local_sampled_peak_bytes = running.sampler.local_peak_bytes;
-    }
-    sample.far_peak_bytes = running.sampler.far_peak_bytes;
-    if let Some((pages_in, pages_out)) = running.sampler.swapped() {
-        (sample.swap_in_pages, sample.swap_out_pages) = (Some(pages_in), Some(pages_out));
-    }
-    sample.prefetch = running.sampler.readahead(sample.faults);
-    sample.timeline = std::mem::take(&mut running.sampler.ticks);
+    seen_outside(job, group.as_ref(), &mut running, sample);
     let outcome = outcome?;
     if let (Some((answer, offset_s)), Outcome::Ok) = &outcome {
         let began_unix_s = unix_s() - child.started.elapsed().as_secs_f64();
@@ -378,24 +369,63 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
             outcome = Outcome::Failed(e);
         }
     }
-    if let Some(far) = &mut sample.far {
-        if let Some((donors, _)) = donors {
-            let work = donors.end();
-            (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
+    seen_far(job, donors, &running, recovery_s, sample)?;
+    Ok(outcome)
+}
+
+/// What the kernel and the sampler say of a run that ended, while its group is still there.
+fn seen_outside(job: &Job, group: Option<&Group>, running: &mut Running, sample: &mut Sample) {
+    if let Some(group) = group {
+        if !job.variant.is_canvas() {
+            sample.faults = group.figures().major_faults;
         }
-        far.agent_peak_bytes = running.sampler.agent_peak_bytes;
-        far.recovery_s = recovery_s;
-        if let Some((from_s, to_s)) = sample.measured_s {
-            far.measured_read_ns = running.sampler.reads_between(from_s, to_s);
-        }
-        if job.alone {
-            far.tcp = Some(tcp::measure(
-                read_bytes(far).unwrap_or(PAGE_BYTES),
-                job.network,
-            )?);
+        if let Some((user_s, system_s)) = group.cpu_s() {
+            (sample.cpu_user_s, sample.cpu_system_s) = (Some(user_s), Some(system_s));
         }
     }
-    Ok(outcome)
+    if !job.variant.is_canvas() {
+        // Around canvas the pool is in it too; its report tells them apart.
+        sample.memory_peak_bytes = Some(running.sampler.memory_peak_bytes);
+    }
+    if job.limit_bytes.is_some() {
+        sample.local_sampled_peak_bytes = running.sampler.local_peak_bytes;
+    }
+    sample.far_peak_bytes = running.sampler.far_peak_bytes;
+    if let Some((pages_in, pages_out)) = running.sampler.swapped() {
+        (sample.swap_in_pages, sample.swap_out_pages) = (Some(pages_in), Some(pages_out));
+    }
+    sample.prefetch = running.sampler.readahead(sample.faults);
+    sample.timeline = std::mem::take(&mut running.sampler.ticks);
+}
+
+/// What far memory came to in a run that ended.
+fn seen_far(
+    job: &Job,
+    donors: Option<OwnDonors<'_>>,
+    running: &Running,
+    recovery_s: Option<f64>,
+    sample: &mut Sample,
+) -> Result<(), Fail> {
+    let measured_s = sample.measured_s;
+    let Some(far) = &mut sample.far else {
+        return Ok(());
+    };
+    if let Some((donors, _)) = donors {
+        let work = donors.end();
+        (far.donors_cpu_s, far.donors_bytes) = (Some(work.cpu_s), Some(work.bytes));
+    }
+    far.agent_peak_bytes = running.sampler.agent_peak_bytes;
+    far.recovery_s = recovery_s;
+    if let Some((from_s, to_s)) = measured_s {
+        far.measured_read_ns = running.sampler.reads_between(from_s, to_s);
+    }
+    if job.alone {
+        far.tcp = Some(tcp::measure(
+            read_bytes(far).unwrap_or(PAGE_BYTES),
+            job.network,
+        )?);
+    }
+    Ok(())
 }
 
 fn unix_s() -> f64 {

@@ -1,5 +1,9 @@
 //! Whole runs of the bench with a real program, and whether the host is as before afterwards.
 
+use crate::engine::own_dir;
+use crate::host::reverse::Host;
+use crate::host::step::Step;
+use crate::host::undo::Undo;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -176,19 +180,19 @@ fn bench(
 
 /// Not a test: what [`request`] starts as the guardian.
 #[test]
-#[ignore = "the guardian of other tests"]
+#[ignore = "not a test: the guardian of other tests"]
 fn as_guardian() {
     if let Some(journal) = std::env::args()
         .next_back()
         .filter(|a| a.ends_with(".journal"))
     {
-        std::process::exit(undo::guard(Path::new(&journal)));
+        std::process::exit(undo::guard(&Host, Path::new(&journal)));
     }
 }
 
 /// Not a test: a bench that other tests end before it ends.
 #[test]
-#[ignore = "the victim of other tests"]
+#[ignore = "not a test: the victim of other tests"]
 fn as_victim() {
     let Some(dir) = std::env::var_os("CANVAS_BENCH_TEST_DIR") else {
         return;
@@ -215,11 +219,14 @@ fn variant_named(name: &str) -> Variant {
 /// One test at a time switches swap on; `None`, with the reason printed, where it cannot.
 fn swap_turn(variant: &Variant) -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
+    if !canvas_testing::has_root("switching swap on") {
+        return None;
+    }
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match swap::missing(variant, Path::new("/var/tmp")) {
         None => Some(turn),
         Some(reason) => {
-            println!("skipped: {reason}");
+            canvas_testing::skip(&reason);
             None
         }
     }
@@ -595,4 +602,23 @@ fn the_list_is_in_columns() {
         })
         .collect();
     assert!(columns.iter().all(|c| *c == columns[0]), "{text}");
+}
+
+/// What is removed at the end is what the bench made, and never a directory that only has the name.
+#[test]
+fn only_a_directory_of_its_own_is_noted_for_removal() {
+    let _one = one_journal();
+    let dir = tempfile::tempdir().unwrap();
+    let undo = Undo::begin(&Host, &request(&[]).guardian).unwrap();
+    let (a, b) = (own_dir(dir.path(), &undo), own_dir(dir.path(), &undo));
+    let (a, b) = (a.unwrap(), b.unwrap());
+    assert!(a != b && a.is_dir() && b.is_dir());
+    let noted = [&a, &b].map(|path| Step::RemoveTree { path: path.clone() });
+    assert_eq!(undo.steps(), noted);
+    // What cannot be made is not noted.
+    assert!(own_dir(&dir.path().join("none"), &undo).is_err());
+    assert_eq!(undo.steps().len(), 2);
+    fs::write(a.join("file"), "").unwrap();
+    assert_eq!(undo.finish(), [""; 0]);
+    assert!(!a.exists() && !b.exists());
 }

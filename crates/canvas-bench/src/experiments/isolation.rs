@@ -1,8 +1,8 @@
 //! Tenants beside each other: what one takes from the others.
 
 use super::{Below, Experiment, FAR, FarParts, How, NO_PROGRAM, Part, Program, REPEATS, program};
-use crate::isolation_targets;
 use crate::rate::Rate;
+use crate::targets;
 use crate::variant::Tenancy;
 
 /// One copy over donors that are behind a link of so many 10^6 bits a second, and one agent for all
@@ -23,15 +23,15 @@ const fn one_tenant(mbit: u32) -> Below {
     })
 }
 
-const ISOLATED: Below = Below::CanvasFar(isolated(isolation_targets::LINK_MBIT));
+const ISOLATED: Below = Below::CanvasFar(isolated(targets::isolation::LINK_MBIT));
 /// Whatever is asked for ahead is read.
 const NOTHING_DROPPED: Below = Below::CanvasFar(FarParts {
-    agent_flags: isolation_targets::NOTHING_DROPPED,
-    ..isolated(isolation_targets::LINK_MBIT)
+    agent_flags: targets::isolation::NOTHING_DROPPED,
+    ..isolated(targets::isolation::LINK_MBIT)
 });
-const ONE_TENANT: Below = one_tenant(isolation_targets::LINK_MBIT);
+const ONE_TENANT: Below = one_tenant(targets::isolation::LINK_MBIT);
 /// What each of two tenants is due of the link.
-const AT_ITS_SHARE: FarParts = isolated(isolation_targets::LINK_MBIT / 2);
+const AT_ITS_SHARE: FarParts = isolated(targets::isolation::LINK_MBIT / 2);
 const ISOLATED_AT_ITS_SHARE: Below = Below::CanvasFar(AT_ITS_SHARE);
 /// The same, and what it is due of the processors.
 const AT_ITS_SHARE_OF_BOTH: Below = Below::CanvasFar(FarParts {
@@ -40,21 +40,21 @@ const AT_ITS_SHARE_OF_BOTH: Below = Below::CanvasFar(FarParts {
 });
 const AT_ITS_SHARE_OF_PROCESSORS: Below = Below::CanvasFar(FarParts {
     cpu_percent: Some(50),
-    ..isolated(isolation_targets::LINK_MBIT)
+    ..isolated(targets::isolation::LINK_MBIT)
 });
 
 /// Beside Canvas's table 3; the link is not what they fight for.
 const TABLE_3: &[Below] = &[
     Below::Local,
     Below::Zram,
-    one_tenant(isolation_targets::FAST_LINK_MBIT),
+    one_tenant(targets::isolation::FAST_LINK_MBIT),
     // Canvas's isolation alone: tenants, without what adapts to each of them (its 5.1 to 5.3).
     Below::CanvasFar(FarParts {
-        flags: isolation_targets::NOT_ADAPTIVE,
-        agent_flags: isolation_targets::NOTHING_DROPPED,
-        ..isolated(isolation_targets::FAST_LINK_MBIT)
+        flags: targets::isolation::NOT_ADAPTIVE,
+        agent_flags: targets::isolation::NOTHING_DROPPED,
+        ..isolated(targets::isolation::FAST_LINK_MBIT)
     }),
-    Below::CanvasFar(isolated(isolation_targets::FAST_LINK_MBIT)),
+    Below::CanvasFar(isolated(targets::isolation::FAST_LINK_MBIT)),
 ];
 
 /// A reader in address order, with its weight.
@@ -68,6 +68,7 @@ const fn weighted(
         parameters,
         tenant_flags,
         company: None,
+        ratio_of_bytes: None,
     }
 }
 
@@ -130,7 +131,7 @@ const fn table_3(programs: &'static [Program]) -> Part {
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
-    name: isolation_targets::EXPERIMENT,
+    name: targets::isolation::EXPERIMENT,
     about: "tenants of one agent over donors behind a link: fair shares, latency beside a prefetcher and a writer, prefetching with and without the timeliness rule, co-runs with Spark",
     paper: Some("Canvas (NSDI '23), table 3, figure 13 and sections 5.3, 6.2 and 6.3"),
     parts: &[

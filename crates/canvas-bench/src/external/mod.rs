@@ -10,6 +10,7 @@ mod learn;
 mod pager;
 mod python;
 mod spark;
+mod tight;
 mod tools;
 mod ycsb;
 
@@ -24,6 +25,7 @@ pub fn all() -> Vec<Box<dyn Workload>> {
     all.extend(learn::all());
     all.extend(spark::all());
     all.extend(pager::all());
+    all.extend(tight::all());
     all
 }
 

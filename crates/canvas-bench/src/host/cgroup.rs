@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::undo::{Held, Step, Undo};
+use super::step::Step;
+use super::undo::{Held, Undo};
 use crate::processes;
 use crate::workload::Argv;
 

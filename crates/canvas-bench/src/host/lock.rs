@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::undo;
+use super::journal::{in_journal_dir, leave_journal_dir};
 
 /// The lock of this host's benches, root's in /run and any other user's in a directory of their
 /// own. The file goes when this is dropped, and its directory when that is empty.
@@ -27,7 +27,7 @@ pub enum Taken {
 
 /// Takes the lock if it can be had at once. An error is one sentence.
 pub fn take() -> Result<Taken, String> {
-    undo::in_journal_dir("lock", take_at)
+    in_journal_dir("lock", take_at)
 }
 
 /// Removes the file that a bench which was killed left behind; not that of one that runs.
@@ -74,7 +74,7 @@ impl Drop for Lock {
     fn drop(&mut self) {
         // While it is held, so that whoever opens it next finds it gone or locked.
         let _ = fs::remove_file(&self.path);
-        undo::leave_journal_dir(&self.path);
+        leave_journal_dir(&self.path);
     }
 }
 

@@ -2,9 +2,12 @@
 
 pub mod cgroup;
 pub mod facts;
+mod journal;
 pub mod lock;
 pub mod net;
 pub mod processors;
+pub mod reverse;
+pub mod step;
 pub mod swap;
 pub mod tool;
 pub mod undo;

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use canvas_types::procfs::memory_bytes;
 
 use super::cgroup::Controller;
+use super::step::Step;
 use super::tool::is_installed;
-use super::undo::{Held, Step, Undo};
+use super::undo::{Held, Undo};
 use crate::variant::Variant;
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";

@@ -1,12 +1,32 @@
 //! Tools of the system that the bench calls.
 
-use std::process::Command;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+/// The end of the guardian's pipe that tools inherit, so that it waits for them, too: a bench that is killed
+/// while `swapon` runs is over when `swapon` has ended, and not before there is something to undo.
+static GUARDIAN: Mutex<Option<OwnedFd>> = Mutex::new(None);
+
+/// Tools inherit this from here on; `None`: nothing. What they inherited before.
+pub(super) fn inherit(pipe: Option<OwnedFd>) -> Option<OwnedFd> {
+    let mut guardian = GUARDIAN.lock().unwrap_or_else(PoisonError::into_inner);
+    std::mem::replace(&mut *guardian, pipe)
+}
+
+/// A tool's standard input: nothing can be read from it.
+fn input() -> Stdio {
+    let guardian = GUARDIAN.lock().unwrap_or_else(PoisonError::into_inner);
+    let pipe = guardian.as_ref().and_then(|pipe| pipe.try_clone().ok());
+    pipe.map_or_else(Stdio::null, Stdio::from)
+}
 
 /// Runs a tool; an error is one sentence with what the tool said.
 pub fn run(argv: &[&str]) -> Result<String, String> {
     let missing = |e: std::io::Error| format!("{} cannot be run: {e}", argv[0]);
     let out = Command::new(argv[0])
         .args(&argv[1..])
+        .stdin(input())
         .output()
         .map_err(missing)?;
     if out.status.success() {

@@ -9,7 +9,8 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,106 +19,13 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-use super::{cgroup, net, swap};
+use super::journal::{in_journal_dir, journal_dir, leave_journal_dir};
+use super::step::{Step, Undoes};
+use super::{lock, tool};
 use crate::processes;
 
 /// How long the guardian tries to undo what resists.
 const GUARDIAN_PATIENCE: Duration = Duration::from_secs(60);
-
-/// A change of the host, by what undoes it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "what", rename_all = "snake_case")]
-pub enum Step {
-    /// A program was started: end it and all that descends from it.
-    EndTree {
-        /// It leads a process group of this number.
-        pid: u32,
-        /// Its identity beside the number.
-        start_ticks: u64,
-    },
-    /// A control group was made: end what is in it and remove it.
-    RemoveCgroup {
-        /// Its directory.
-        path: PathBuf,
-    },
-    /// A setting was changed: write this back.
-    WriteBack {
-        /// File of the setting.
-        path: PathBuf,
-        /// What it held.
-        text: String,
-    },
-    /// Swap was switched on.
-    SwapOff {
-        /// Device or file.
-        path: PathBuf,
-    },
-    /// A zram device is about to be added; its number is not known yet.
-    ForgetZram {
-        /// The devices of before.
-        known: Vec<u32>,
-    },
-    /// A zram device was added.
-    RemoveZram {
-        /// N of /dev/zramN.
-        number: u32,
-    },
-    /// A kernel module was loaded.
-    UnloadModule {
-        /// Its name.
-        name: String,
-    },
-    /// A file was made.
-    RemoveFile {
-        /// Its path.
-        path: PathBuf,
-    },
-    /// A directory was made: remove it with all that is in it.
-    RemoveTree {
-        /// Its path.
-        path: PathBuf,
-    },
-    /// A network link was made.
-    RemoveLink {
-        /// The host's end.
-        name: String,
-    },
-}
-
-impl Step {
-    /// Undoes the change; nothing to undo is no error. An error is one sentence.
-    pub fn undo(&self) -> Result<(), String> {
-        let io = |what: String, r: std::io::Result<()>| match r {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{what}: {e}")),
-            _ => Ok(()),
-        };
-        match self {
-            Step::EndTree { pid, start_ticks } => processes::end_tree(*pid, *start_ticks),
-            Step::RemoveCgroup { path } => cgroup::remove(path),
-            Step::WriteBack { path, text } => io(
-                format!("{} cannot be set back to {text}", path.display()),
-                fs::write(path, text),
-            ),
-            Step::SwapOff { path } => swap::off(path),
-            Step::ForgetZram { known } => swap::forget_zram(known),
-            Step::RemoveZram { number } => swap::remove_zram(*number),
-            // A module that somebody else uses by now stays.
-            Step::UnloadModule { name } => {
-                let _ = Command::new("modprobe").args(["-r", name]).output();
-                Ok(())
-            }
-            Step::RemoveFile { path } => io(
-                format!("{} cannot be removed", path.display()),
-                fs::remove_file(path),
-            ),
-            Step::RemoveTree { path } => io(
-                format!("{} cannot be removed", path.display()),
-                fs::remove_dir_all(path),
-            ),
-            Step::RemoveLink { name } => net::remove_link(name),
-        }
-    }
-}
 
 /// A line of the journal.
 #[derive(Debug, Serialize, Deserialize)]
@@ -145,83 +53,35 @@ fn pending(text: &str) -> Vec<(u64, Step)> {
     steps
 }
 
-/// Undoes steps, newest first, again and again until none is left or time is over. Returns what
-/// could not be undone, as sentences.
-fn undo_all(mut steps: Vec<(u64, Step)>, patience: Duration) -> Vec<String> {
+/// Undoes steps, newest first. When one of them resists all are tried again, together, until time is over:
+/// what there was nothing to undo of at first may have come meanwhile. Returns what could not be undone, as
+/// sentences.
+fn undo_all(host: &dyn Undoes, steps: &[(u64, Step)], patience: Duration) -> Vec<String> {
     let until = Instant::now() + patience;
     loop {
         let mut failed = Vec::new();
-        let mut left = Vec::new();
-        while let Some((id, step)) = steps.pop() {
-            if let Err(sentence) = step.undo() {
+        let mut swapped = Vec::new();
+        for (_, step) in steps.iter().rev() {
+            // What the kernel still swaps to must stay, or swap could not be switched off any more.
+            if matches!(step, Step::RemoveFile { path } if swapped.contains(path)) {
+                continue;
+            }
+            if let Err(sentence) = host.undo(step) {
                 failed.push(sentence);
-                left.push((id, step));
+                if let Step::SwapOff { path } = step {
+                    swapped.push(path.clone());
+                }
             }
         }
-        if left.is_empty() || Instant::now() > until {
+        if failed.is_empty() || Instant::now() > until {
             return failed;
         }
-        left.reverse();
-        steps = left;
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-/// Where journals are.
-fn journal_dir() -> Result<PathBuf, String> {
-    let dir = if nix::unistd::geteuid().is_root() && Path::new("/run").is_dir() {
-        PathBuf::from("/run/canvas-bench")
-    } else {
-        std::env::temp_dir().join(format!("canvas-bench-journals-{}", nix::unistd::geteuid()))
-    };
-    let fail = |e| {
-        format!(
-            "the journal directory {} cannot be used: {e}",
-            dir.display()
-        )
-    };
-    match fs::DirBuilder::new().mode(0o700).create(&dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(fail(e)),
-        _ => {}
-    }
-    use std::os::unix::fs::MetadataExt;
-    let owner = fs::symlink_metadata(&dir).map_err(fail)?;
-    // In a directory that everybody may write to, somebody else may have been first.
-    if !owner.is_dir() || owner.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(format!(
-            "the journal directory {} belongs to somebody else; remove it",
-            dir.display()
-        ));
-    }
-    Ok(dir)
-}
-
-/// Opens or makes the file `name` in the journal directory with `open`. An error is one sentence.
-pub(super) fn in_journal_dir<T>(
-    name: &str,
-    open: impl Fn(&Path) -> std::io::Result<T>,
-) -> Result<T, String> {
-    // A bench that ends may remove the directory before there is anything in it.
-    for _ in 0..100 {
-        let path = journal_dir()?.join(name);
-        match open(&path) {
-            Ok(opened) => return Ok(opened),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(format!("{} cannot be written: {e}", path.display())),
-        }
-    }
-    Err("the journal directory is removed again and again; try once more".to_owned())
-}
-
-/// Removes the directory of `file` when that was the last in it.
-pub(super) fn leave_journal_dir(file: &Path) {
-    if let Some(dir) = file.parent() {
-        let _ = fs::remove_dir(dir);
-    }
-}
-
 /// Undoes the journals of benches that are gone with their guardians.
-fn recover(dir: &Path) {
+fn recover(host: &dyn Undoes, dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;
     };
@@ -238,7 +98,7 @@ fn recover(dir: &Path) {
         };
         let mut text = String::new();
         if file.read_to_string(&mut text).is_ok()
-            && undo_all(pending(&text), Duration::from_secs(2)).is_empty()
+            && undo_all(host, &pending(&text), Duration::from_secs(2)).is_empty()
         {
             let _ = fs::remove_file(&path);
         }
@@ -276,6 +136,7 @@ struct Inner {
 
 /// The journal of a bench that runs.
 pub struct Undo {
+    host: &'static dyn Undoes,
     path: PathBuf,
     inner: Mutex<Inner>,
 }
@@ -297,8 +158,8 @@ impl Drop for Held {
 impl Undo {
     /// Begins a journal and starts the guardian: `guardian` with the journal's path behind it must
     /// come to [`guard`]. An error is one sentence.
-    pub fn begin(guardian: &[OsString]) -> Result<Arc<Undo>, String> {
-        recover(&journal_dir()?);
+    pub fn begin(host: &'static dyn Undoes, guardian: &[OsString]) -> Result<Arc<Undo>, String> {
+        recover(host, &journal_dir()?);
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("{}-{n}.journal", std::process::id());
@@ -333,7 +194,13 @@ impl Undo {
                 return Err(format!("the guardian cannot be started: {e}"));
             }
         };
+        let pipe = guardian
+            .stdin
+            .as_ref()
+            .map(|pipe| pipe.as_fd().try_clone_to_owned());
+        tool::inherit(pipe.and_then(Result::ok));
         Ok(Arc::new(Undo {
+            host,
             path,
             inner: Mutex::new(Inner {
                 file,
@@ -355,6 +222,13 @@ impl Undo {
             .file
             .write_all(line.as_bytes())
             .map_err(|e| format!("the journal cannot be written: {e}"))
+    }
+
+    /// What is noted and not undone, oldest first.
+    #[cfg(test)]
+    pub(crate) fn steps(&self) -> Vec<Step> {
+        let inner = self.inner();
+        inner.steps.iter().map(|(_, step)| step.clone()).collect()
     }
 
     /// Writes down what undoes a change that lasts until the end of the run; make the change only
@@ -405,7 +279,7 @@ impl Undo {
             }
         };
         // Without the lock: programs of a co-run end at the same time.
-        step.undo()?;
+        self.host.undo(&step)?;
         let mut inner = self.inner();
         inner.steps.retain(|(other, _)| *other != id);
         Self::write(&mut inner, &Entry::Done(id))
@@ -418,11 +292,16 @@ impl Undo {
         let Some(mut guardian) = inner.guardian.take() else {
             return Vec::new();
         };
-        let failed = undo_all(std::mem::take(&mut inner.steps), Duration::from_secs(20));
+        let failed = undo_all(
+            self.host,
+            &std::mem::take(&mut inner.steps),
+            Duration::from_secs(20),
+        );
         if failed.is_empty() {
             let _ = fs::remove_file(&self.path);
         }
         // The end of the pipe is what it waits for; without a journal it has nothing to do.
+        drop(tool::inherit(None));
         drop(guardian.stdin.take());
         let _ = guardian.wait();
         leave_journal_dir(&self.path);
@@ -440,7 +319,7 @@ impl Drop for Undo {
 
 /// The guardian: waits for the bench's end and undoes what its journal holds then. Returns an exit
 /// code.
-pub fn guard(journal: &Path) -> i32 {
+pub fn guard(host: &dyn Undoes, journal: &Path) -> i32 {
     // Nothing that a terminal or a service manager sends to all of a session may end it.
     let _ = nix::sys::signal::SigSet::all().thread_block();
     let _ = nix::unistd::setsid();
@@ -455,13 +334,13 @@ pub fn guard(journal: &Path) -> i32 {
     let Ok(text) = fs::read_to_string(journal) else {
         return 0;
     };
-    let failed = undo_all(pending(&text), GUARDIAN_PATIENCE);
+    let failed = undo_all(host, &pending(&text), GUARDIAN_PATIENCE);
     for sentence in &failed {
         eprintln!("canvas: {sentence}");
     }
     if failed.is_empty() {
         let _ = fs::remove_file(journal);
-        super::lock::tidy(&journal.with_file_name("lock"));
+        lock::tidy(&journal.with_file_name("lock"));
         leave_journal_dir(journal);
         0
     } else {
@@ -473,6 +352,7 @@ pub fn guard(journal: &Path) -> i32 {
 mod tests {
     use super::*;
     use crate::engine::tests::{one_journal, request};
+    use crate::host::reverse::Host;
 
     fn scratch(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("bench-undo-{name}-{}", std::process::id()));
@@ -513,7 +393,7 @@ mod tests {
         let _one = one_journal();
         let dir = scratch("order");
         let (a, b) = (dir.join("a"), dir.join("b"));
-        let undo = Undo::begin(&request(&[]).guardian).unwrap();
+        let undo = Undo::begin(&Host, &request(&[]).guardian).unwrap();
         fs::write(&a, "changed").unwrap();
         let held = undo.hold(write_back(&a, "as before")).unwrap();
         drop(held);
@@ -548,11 +428,60 @@ mod tests {
         }
         let file = File::open(&alive).unwrap();
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
-        recover(&dir);
+        recover(&Host, &dir);
         assert_eq!(fs::read_to_string(&setting).unwrap(), "of the dead");
         assert!(!dead.exists() && alive.exists());
         drop(lock);
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// As when the bench is killed while `swapon` runs: what it does comes after the bench's end.
+    #[test]
+    fn a_guardian_waits_for_the_tools_of_a_bench_that_was_killed() {
+        let _one = one_journal();
+        let dir = scratch("tools");
+        let (begun, made) = (dir.join("begun"), dir.join("made"));
+        let undo = Undo::begin(&Host, &request(&[]).guardian).unwrap();
+        undo.note(Step::RemoveFile { path: made.clone() }).unwrap();
+        let script = format!(
+            "touch {}; sleep 1; touch {}",
+            begun.display(),
+            made.display()
+        );
+        let slow = std::thread::spawn(move || tool::run(&["sh", "-c", &script]));
+        while !begun.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // All that this process holds of the pipe, as its end would close it.
+        let mut guardian = undo.inner().guardian.take().unwrap();
+        drop(tool::inherit(None));
+        drop(guardian.stdin.take());
+        assert!(guardian.wait().unwrap().success());
+        slow.join().unwrap().unwrap();
+        assert!(!made.exists(), "it went before there was anything to undo");
+        assert!(!undo.path.exists());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn when_one_step_resists_all_are_tried_again() {
+        let dir = scratch("again");
+        let (late, held) = (dir.join("late"), dir.join("held"));
+        // A directory is no file, so it resists until it is one.
+        fs::create_dir(&held).unwrap();
+        let steps = [&held, &late].map(|path| (0, Step::RemoveFile { path: path.clone() }));
+        let comes = {
+            let (late, held) = (late.clone(), held.clone());
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                fs::write(&late, "made after it was looked for").unwrap();
+                fs::remove_dir(&held).unwrap();
+            })
+        };
+        assert_eq!(undo_all(&Host, &steps, Duration::from_secs(60)), [""; 0]);
+        comes.join().unwrap();
+        assert!(!late.exists() && !held.exists());
+        fs::remove_dir(dir).unwrap();
     }
 
     #[test]
@@ -560,7 +489,7 @@ mod tests {
         let _one = one_journal();
         for command in [&["/nonexistent/canvas"][..], &["/bin/true"]] {
             let words: Vec<OsString> = command.iter().map(OsString::from).collect();
-            let e = Undo::begin(&words).err().unwrap();
+            let e = Undo::begin(&Host, &words).err().unwrap();
             assert!(e.starts_with("the guardian cannot be started"), "{e}");
         }
     }

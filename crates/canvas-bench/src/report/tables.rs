@@ -6,9 +6,9 @@ use maud::{Markup, html};
 
 use super::figures::{limited, offloadable, with_spread};
 use crate::cells::{Cell, Unit, company, local_of, peer_of, solo_of};
-use crate::far_targets;
 use crate::record::{Far, Outcome, Quantiles, Sample};
 use crate::stats::{Ratio, Verdict};
+use crate::targets;
 use crate::variant::Variant;
 use crate::words::{bytes, digits, nanoseconds, quantity, seconds, share, times};
 
@@ -332,20 +332,20 @@ fn donors<'f>() -> Vec<Column<'f>> {
         ),
         over("TCP p50, busy", |f| Some(f.tcp?.busy_ns), nanoseconds),
         over("TCP p50, asleep", |f| Some(f.tcp?.blocking_ns), nanoseconds),
-        over("read over TCP", far_targets::read_over_tcp, times),
+        over("read over TCP", targets::far::read_over_tcp, times),
         over("read", |f| f.in_bytes.map(|n| n as f64), bytes),
         over("written", |f| f.out_bytes.map(|n| n as f64), bytes),
         middle(
             "stored bytes of a TCP stream",
-            far_targets::stream_of_tcp,
+            targets::far::stream_of_tcp,
             share,
         ),
         middle(
             "page bytes of a TCP stream",
-            far_targets::pages_of_tcp,
+            targets::far::pages_of_tcp,
             share,
         ),
-        over("donors' CPU a GB", far_targets::donor_cpu_s_a_gb, seconds),
+        over("donors' CPU a GB", targets::far::donor_cpu_s_a_gb, seconds),
         over("agent's CPU", |f| f.agent_cpu_s, seconds),
         over("agent", |f| f.agent_peak_bytes.map(|n| n as f64), bytes),
         over("failovers", |f| f.failovers.map(|n| n as f64), quantity),

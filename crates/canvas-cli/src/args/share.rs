@@ -1,7 +1,7 @@
 //! What a tenant gets where it is not alone: flags of `canvas run`.
 
-use canvas_agent::share::{RATE_MIN, WEIGHT_MAX};
-use canvas_types::units::{RateLimit, UnitError};
+use canvas_control::share::{WEIGHT_MAX, rate_limit};
+use canvas_types::units::RateLimit;
 use clap::Args;
 
 /// A tenant's share of links and backends.
@@ -39,16 +39,4 @@ pub struct ShareArgs {
         hide_env_values = true
     )]
     pub swap_out_limit: Option<RateLimit>,
-}
-
-/// A bound with which a fault is still answered in time.
-pub fn rate_limit(text: &str) -> Result<RateLimit, String> {
-    let limit: RateLimit = text.parse().map_err(|e: UnitError| e.to_string())?;
-    match limit.bytes_per_s {
-        Some(bytes) if bytes < RATE_MIN => Err(format!(
-            "it is too little to work with; write {} or more",
-            RateLimit::bytes_per_s(RATE_MIN)
-        )),
-        _ => Ok(limit),
-    }
 }

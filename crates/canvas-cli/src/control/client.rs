@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use super::health::Code;
-use super::place::{Name, Place};
-use super::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Request, Stat, VERSION};
 use crate::error::Failure;
+use canvas_control::health::Code;
+use canvas_control::names::Name;
+use canvas_control::place::Place;
+use canvas_control::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Request, Stat, VERSION};
 
 /// How long a run may take to answer. It looks ten times a second.
 const TIME: Duration = Duration::from_secs(3);

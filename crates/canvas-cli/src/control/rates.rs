@@ -3,7 +3,7 @@
 use canvas_shm::histogram::{BUCKETS, quantile_ns};
 use serde::Serialize;
 
-use super::wire::Stat;
+use canvas_control::wire::Stat;
 
 /// Rates over an interval, and levels at its end.
 #[derive(Serialize, Clone, Debug)]
@@ -53,7 +53,7 @@ impl Rates {
             let of = |s: &Stat| s.counters.get(name).copied().unwrap_or(0);
             rate(of(after).saturating_sub(of(before)))
         };
-        let remote = |of: fn(&super::wire::Far) -> u64| {
+        let remote = |of: fn(&canvas_control::wire::Far) -> u64| {
             let of = |s: &Stat| s.status.far.as_ref().map_or(0, of);
             rate(of(after).saturating_sub(of(before)))
         };

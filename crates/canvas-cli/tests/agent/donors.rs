@@ -154,7 +154,10 @@ pub fn patient_load() {
             s.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(t as u64);
                 let mut versions = [0u64; 60];
-                while !over.load(Relaxed) {
+                // On a busy machine it can be over before a thread began.
+                let mut at_least = 200;
+                while at_least > 0 || !over.load(Relaxed) {
+                    at_least -= i32::from(at_least > 0);
                     let n = rng.usize(0..versions.len());
                     let extent = first + n as u32;
                     if versions[n] == 0 || rng.u8(0..4) == 0 {
@@ -177,6 +180,24 @@ pub fn patient_load() {
         over.store(true, Relaxed);
     });
     println!("longest: {} ms", longest.load(Relaxed));
+}
+
+#[test]
+fn servers_lend_without_being_told_how_much() {
+    let ([_a, _b], servers) = donors();
+    let mut run = Run::start("patient load", &["--server", &servers, "--copies", "2"]);
+    run.wait_for("ready");
+    run.go_on();
+    run.wait_for("longest");
+    let (far, err) = run.finish();
+    assert!(far["reads"].as_u64().unwrap() > 0, "{far}");
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let kib: u64 = meminfo.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let slabs = (kib << 10).div_ceil(SLAB_BYTES as u64);
+    assert_eq!(far["limit_bytes"], slabs * SLAB_BYTES as u64, "{far}");
+    // A donor may be slow for a moment on a busy machine; nothing else is to be said.
+    let slow = |l: &str| l.contains("does not answer in time") || l.contains("it serves again");
+    assert!(err.lines().all(slow), "{err}");
 }
 
 #[test]

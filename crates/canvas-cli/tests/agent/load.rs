@@ -1,8 +1,21 @@
 //! A program that uses far memory until it is told to end, and checks every byte of it.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use canvas_shm::mailbox::Status;
 
 use crate::client::Client;
+
+/// When the thread that has it panics, the others are told to end: a test that fails ends.
+pub struct Ends<'a>(pub &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Relaxed);
+        }
+    }
+}
 
 /// The program's side of `Run::go_on`.
 pub fn wait_to_go_on() {
@@ -12,7 +25,6 @@ pub fn wait_to_go_on() {
 
 /// Four threads write, read and free for as long as they are told to.
 pub fn load() {
-    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     let c = Client::join();
     let over = AtomicBool::new(false);
     let first = c.take_slab().unwrap();
@@ -21,6 +33,7 @@ pub fn load() {
         for t in 0..4u32 {
             let (c, over, ran) = (&c, &over, &ran);
             s.spawn(move || {
+                let _ends = Ends(over);
                 // Each thread has extents of its own, and knows their versions.
                 let mut rng = fastrand::Rng::with_seed(u64::from(t));
                 let mut versions = [0u64; 40];
@@ -43,6 +56,7 @@ pub fn load() {
             });
         }
         s.spawn(|| {
+            let _ends = Ends(&over);
             while !over.load(Relaxed) {
                 let Some(slab) = c.take_slab() else {
                     panic!("128M are two slabs")
@@ -53,7 +67,7 @@ pub fn load() {
         });
         wait_to_go_on();
         // Told soon on a busy machine, it does a little all the same.
-        while ran.load(Relaxed) < 100 {
+        while ran.load(Relaxed) < 100 && !over.load(Relaxed) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         over.store(true, Relaxed);

@@ -72,6 +72,10 @@ fn bad_arguments_of_run_are_125() {
             "--reservations 1: write one of on, off",
         ),
         (
+            &["run", "--native-swap", "no", "true"],
+            "--native-swap no: write one of on, off",
+        ),
+        (
             &["run", "--prefetch", "fast", "true"],
             "--prefetch fast: write one of streams, leap, readahead, none",
         ),
@@ -101,13 +105,13 @@ fn bad_arguments_of_run_are_125() {
     }
 }
 
-/// A device that reaches nothing, a library that is missing and a build without RDMA are told alike:
-/// before anything is started, and with what to do.
+/// A device that reaches nothing and a library that is missing are told alike: before anything is
+/// started, and with what to do.
 #[test]
 fn rdma_that_cannot_be_had_is_told_before_anything_starts() {
     let has_device = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|d| d.count() > 0);
     if has_device {
-        println!("skipped: this host has an RDMA device");
+        canvas_testing::skip("this host has an RDMA device");
         return;
     }
     let server = "rdma://127.0.0.1:7070";
@@ -337,13 +341,13 @@ fn static_programs_run_unmanaged_unless_that_is_an_error() {
 fn a_loader_that_brings_no_library_is_noticed() {
     // The stub never says that it manages anything, as when the loader ignores LD_PRELOAD.
     assert_sentence(
-        &ask(&["run", "true"]),
+        &ask(&["run", "--local", "64M", "true"]),
         0,
         "its loader did not load the library",
         "warning",
     );
     assert_sentence(
-        &ask(&["run", "--require", "true"]),
+        &ask(&["run", "--local", "64M", "--require", "true"]),
         125,
         "its loader did not load the library",
         "error",
@@ -353,6 +357,32 @@ fn a_loader_that_brings_no_library_is_noticed() {
         1,
         "a failure of the program stays its own"
     );
+}
+
+#[test]
+fn without_a_bound_one_line_says_that_canvas_does_nothing() {
+    let scratch = Scratch::new();
+    let report = scratch.path("s.json");
+    let with = |flags: &[&str]| ask(&[&["run"], flags, &["--", "echo", "hello"]].concat());
+    let got = with(&[]);
+    assert_eq!((got.code, got.out.as_str()), (0, "hello\n"));
+    let line = got.err.lines().find(|l| l.contains(NO_BOUND));
+    assert!(
+        line.is_some_and(|l| l.contains("--local 25%")),
+        "{}",
+        got.err
+    );
+    // With a bound it does something, and a report measures.
+    let stats = ["--stats", report.to_str().unwrap()];
+    for flags in [
+        &["--local", "64M"][..],
+        &stats,
+        &["--metrics", "127.0.0.1:0"],
+    ] {
+        let got = with(flags);
+        assert_eq!((got.code, got.out.as_str()), (0, "hello\n"));
+        assert!(!got.err.contains("bound"), "{flags:?}: {}", got.err);
+    }
 }
 
 #[test]

@@ -42,6 +42,8 @@ fn an_ignored_sigchld_does_not_lose_the_exit_code() {
 fn streams_and_arguments_pass_through() {
     let mut child = canvas(&[
         "run",
+        "--local",
+        "64M",
         "--",
         "sh",
         "-c",
@@ -257,7 +259,8 @@ fn a_trace_begins_with_its_header_and_can_be_replayed() {
 fn the_embedded_library_is_the_one_that_is_loaded() {
     let doctor: serde_json::Value = serde_json::from_str(&ask(&["doctor", "--json"]).out).unwrap();
     let bytes = doctor["library_bytes"].as_u64().unwrap();
-    let script = "stat -L -c %s /proc/self/fd/$CANVAS_PRELOAD_FD";
+    let script =
+        "f=/proc/self/fd/$CANVAS_PRELOAD_FD; stat -L -c %s $f; tail -c 4096 $f | head -c 8";
     let got = answer(
         canvas(&["run", "--local", "64M", "--", "sh", "-c", script])
             .env_remove("CANVAS_PRELOAD_SO")
@@ -268,6 +271,14 @@ fn the_embedded_library_is_the_one_that_is_loaded() {
         assert_eq!(got.code, 125);
         assert!(got.err.contains("built without its library"), "{}", got.err);
     } else {
-        assert_eq!(got.out.trim(), bytes.to_string(), "{}", got.err);
+        let (size, end) = got.out.split_once('\n').unwrap();
+        let size: u64 = size.parse().unwrap();
+        // Behind it lies the code of this host's libc, if that could be prepared.
+        let has_code = size > bytes && end == "canvcode";
+        assert!(
+            size == bytes || has_code,
+            "{size} {bytes} {end:?} {}",
+            got.err
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 18] = [
     "run",
     "bench",
     "replay",
@@ -21,6 +21,9 @@ const COMMANDS: [&str; 15] = [
     "stat",
     "top",
     "set",
+    "read",
+    "dump",
+    "end",
 ];
 
 /// The long flags in a text, but those that clap adds everywhere.
@@ -60,14 +63,17 @@ fn expected(command: &str) -> &'static [&'static str] {
             "copies",
             "far",
             "far-dir",
+            "far-reserve",
             "far-spin",
             "far-timeliness",
             "far-wait",
+            "host-reserve",
             "key-file",
             "links",
             "local",
             "metrics",
             "mode",
+            "native-swap",
             "no-prefetch",
             "pool",
             "prefetch",
@@ -93,7 +99,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "seed",
             "synthetic",
         ],
-        "doctor" => &["json"],
+        "doctor" => &["containers", "json", "seccomp"],
         "bench" => &[
             "cache",
             "canvas-flags",
@@ -135,6 +141,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "copies",
             "far-dir",
             "far-max",
+            "far-reserve",
             "group",
             "key-file",
             "pool",
@@ -146,6 +153,9 @@ fn expected(command: &str) -> &'static [&'static str] {
             "timeliness",
         ],
         "status" => &["json"],
+        "read" => &["output", "raw"],
+        "dump" => &["output"],
+        "end" => &["force", "socket"],
         "stat" => &["count", "interval", "json"],
         "top" => &["interval"],
         _ => unreachable!(),
@@ -183,6 +193,7 @@ fn documents_and_manual_name_every_flag() {
     }
     for command in [
         "run", "bench", "replay", "doctor", "report", "serve", "agent", "status", "stat", "top",
+        "end",
     ] {
         for flag in expected(command) {
             assert!(
@@ -208,6 +219,28 @@ fn documents_name_every_variable() {
             "docs/CLI.md: {variable}"
         );
     }
+}
+
+#[test]
+fn commands_in_the_readme_are_those_that_there_are() {
+    let (mut in_block, mut count) = (false, 0);
+    for line in include_str!("../../../../README.md").lines() {
+        in_block ^= line.starts_with("```");
+        let Some(words) = line.strip_prefix("canvas ").filter(|_| in_block) else {
+            continue;
+        };
+        // What follows is for people, or the program's.
+        let words = words.split(" #").next().unwrap();
+        let words = words.split(" -- ").next().unwrap();
+        let command = words.split_whitespace().next().unwrap();
+        assert!(COMMANDS.contains(&command), "{line}");
+        for flag in flags(words) {
+            let known = expected(command).contains(&flag.as_str());
+            assert!(known, "README.md: {line}: --{flag}");
+        }
+        count += 1;
+    }
+    assert!(count >= 10, "README.md has only {count} commands");
 }
 
 #[test]
@@ -390,6 +423,18 @@ fn report_writes_a_page_or_says_why_not() {
             .unwrap()
             .starts_with("<!DOCTYPE html>")
     );
+
+    // What the bench calls its file, the report understands as well, and the other way round.
+    for (n, flag) in ["-o", "--output", "--out"].into_iter().enumerate() {
+        let page = path(&format!("page-{n}.html"));
+        let got = ask(&["report", &results, flag, &page]);
+        assert_eq!((got.code, got.err.as_str()), (0, ""), "{flag}");
+        assert!(Path::new(&page).exists(), "{flag}");
+        let there = path("there-is-no-directory/x");
+        let got = ask(&["bench", "quicksort", "--scale", "0.01", flag, &there]);
+        assert_eq!(got.code, 2, "{flag}: {}", got.err);
+        assert!(got.err.contains(&there), "{flag}: {}", got.err);
+    }
 
     let bad = |args: &[&str], want: &str| {
         let got = ask(args);

@@ -194,3 +194,38 @@ fn a_client_that_comes_back_is_told_again() {
     done(&mut link, id, handle);
     donor.wait_state("it is freed", |s| s["slabs"] == 0);
 }
+
+/// More slabs than a link's box of calls has places are all told again.
+#[test]
+fn a_client_with_many_slabs_is_told_of_all_of_them_again() {
+    const SLABS: u32 = 300;
+    let donor = Donor::start(&["--memory", "24G", "--drain", "1h"]);
+    let mut link = connect(&donor, config(1));
+    let mut handles: Vec<u64> = (0..SLABS).map(|n| alloc(&mut link, n)).collect();
+    link.close();
+    donor.signal(nix::sys::signal::Signal::SIGTERM);
+    donor.wait_state("that it ends", |s| s["health"] == "ending");
+    link.reconnect().unwrap();
+    let (mut told, mut calls) = (Vec::new(), 0);
+    let mut c = Completions::new();
+    wait_for("the donor's calls", || {
+        c.clear();
+        link.poll(&mut c, std::time::Duration::from_millis(100))
+            .unwrap();
+        for done in c.iter() {
+            if let Completion::Call {
+                call: Call::EvictStop { handles, .. },
+                ..
+            } = done
+            {
+                told.extend(handles.iter());
+                calls += 1;
+            }
+        }
+        (told.len() >= handles.len()).then_some(())
+    });
+    told.sort_unstable();
+    handles.sort_unstable();
+    assert_eq!(told, handles);
+    assert_eq!(calls, SLABS.div_ceil(canvas_wire::EVICT_MAX as u32));
+}

@@ -1,5 +1,7 @@
 //! Clients and servers that go away, and come back.
 
+use std::time::{Duration, Instant};
+
 use canvas_link::{Completion, LinkError};
 use nix::sys::signal::Signal;
 
@@ -143,4 +145,80 @@ fn sigterm_waits_for_clients_to_move_and_a_second_one_does_not() {
     donor.signal(Signal::SIGTERM);
     assert_eq!(donor.end().code(), Some(0));
     donor.wait_log("1 slabs were not moved");
+}
+
+/// A donor that ends still has what its clients have not moved: whose link breaks meanwhile comes
+/// back for it, and is told again to move it.
+#[test]
+fn a_donor_that_drains_takes_clients_back_whose_slabs_it_has() {
+    let mut donor = Donor::start(&["--memory", "128M", "--drain", "1h"]);
+    let mut link = connect(&donor, config(1));
+    let handle = alloc(&mut link, 0);
+    write(&mut link, handle, 0, b"move me").unwrap();
+    // A client without slabs is connected, and another one is not.
+    let mut idle = connect(&donor, config(2));
+    donor.signal(Signal::SIGTERM);
+    donor.wait_state("that it ends", |s| s["health"] == "ending");
+    for _ in 0..2 {
+        link.close();
+        assert!(link.reconnect().unwrap().same_run);
+        let (_, told) = eviction::wait_stop(&mut link);
+        assert_eq!(told, [handle]);
+        assert_eq!(read(&mut link, handle, 0, 7).unwrap(), b"move me");
+        assert_eq!(refused(try_alloc(&mut link, 1)), ErrorCode::Ending);
+    }
+    idle.close();
+    let ending = |e: LinkError| match e {
+        LinkError::Refused { code, .. } => code,
+        other => panic!("{other}"),
+    };
+    assert_eq!(ending(idle.reconnect().unwrap_err()), ErrorCode::Ending);
+    let new = Link::connect(donor.addr, config(3));
+    assert_eq!(ending(new.err().unwrap()), ErrorCode::Ending);
+    // The last slab that is moved ends it.
+    let (id, _) = {
+        link.close();
+        link.reconnect().unwrap();
+        eviction::wait_stop(&mut link)
+    };
+    eviction::done(&mut link, id, handle);
+    assert_eq!(donor.end().code(), Some(0));
+}
+
+/// A stopped donor hears nobody, and no client is to lose its slabs for that.
+#[test]
+fn a_donor_that_was_stopped_for_longer_than_the_lease_keeps_the_slabs() {
+    const CLIENTS: u8 = 24;
+    const LEASE: Duration = Duration::from_secs(2);
+    for _ in 0..10 {
+        let donor = Donor::start(&["--memory", "4G", "--lease", "2s"]);
+        let mut began = Instant::now();
+        let mut links: Vec<(Link, u64)> = (1..=CLIENTS)
+            .map(|n| {
+                let mut link = connect(&donor, config(n));
+                let handle = alloc(&mut link, 0);
+                (link, handle)
+            })
+            .collect();
+        if began.elapsed() > LEASE / 2 {
+            // This process was too slow itself.
+            continue;
+        }
+        donor.signal(Signal::SIGSTOP);
+        std::thread::sleep(LEASE + LEASE / 2);
+        began = Instant::now();
+        for (link, _) in &mut links {
+            link.submit(0, &Request::Ping).unwrap();
+            link.flush().unwrap();
+        }
+        donor.signal(Signal::SIGCONT);
+        let kept = links
+            .iter_mut()
+            .all(|(link, handle)| read(link, *handle, 0, 1).is_ok());
+        if began.elapsed() < LEASE / 2 {
+            assert!(kept, "log: {:?}", donor.log.lock().unwrap());
+            return;
+        }
+    }
+    panic!("this machine is too slow to be asked");
 }

@@ -4,9 +4,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use canvas_link::LinkError;
-use canvas_wire::frame::{FromDonor, Hello};
+use canvas_wire::frame::{FromDonor, Hello, Items};
 use canvas_wire::session::{Initiator, Session};
 use canvas_wire::stream::Incoming;
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::*;
 
@@ -263,4 +264,69 @@ fn a_client_that_takes_no_answers_holds_nobody_up() {
     still_serves(&donor);
     // Its lease ends like anybody's: unread requests are no sign of life.
     donor.wait_state("its end", |s| s["clients"].as_array().unwrap().is_empty());
+}
+
+/// Memory of a process, in KiB, by a line of its status file.
+fn status_kib(donor: &Donor, name: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{}/status", donor.child.id())).unwrap();
+    let line = text.lines().find(|l| l.starts_with(name)).expect("a line");
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// The donor always has something left to send: what it has sent must not stay in its memory.
+#[test]
+fn a_client_that_reads_slowly_costs_a_bounded_amount_of_memory() {
+    const REQUESTS: usize = 1500;
+    let donor = Donor::start(&["--memory", "128M", "--spin", "10s"]);
+    let (mut raw, mut session) = Raw::shake_hands(&donor);
+    // So that the kernel takes a part of what waits at a time, and never all of it: what it has room for
+    // is little, and the donor does not sleep until there is more.
+    setsockopt(&raw.stream, sockopt::RcvBuf, &(16 << 10)).unwrap();
+    raw.hello(&mut session, hello(1, 1));
+    let mut plain = Vec::new();
+    session
+        .open(&raw.message().expect("a welcome"), &mut plain)
+        .unwrap();
+    let mut frame = [0; 1024];
+    let mut out = Vec::new();
+    let len = Request::Alloc(key(0)).encode(2, &mut frame).unwrap();
+    session.seal(&frame[..len], &mut out).unwrap();
+    raw.stream.write_all(&out).unwrap();
+    plain.clear();
+    session.open(&raw.message().unwrap(), &mut plain).unwrap();
+    let handle = match FromDonor::decode(&plain).unwrap() {
+        (2, FromDonor::Answer(Answer::Allocated { handle })) => handle,
+        other => panic!("{other:?}"),
+    };
+    // Requests of 60 KiB each, without end.
+    let ranges = [Range {
+        offset: 0,
+        len: 30 << 10,
+    }; 2];
+    out.clear();
+    for id in 0..REQUESTS as u64 {
+        let many = Request::ReadMany {
+            handle,
+            ranges: Items::from(&ranges[..]),
+        };
+        let len = many.encode(3 + id, &mut frame).unwrap();
+        session.seal(&frame[..len], &mut out).unwrap();
+    }
+    let mut writer = raw.stream.try_clone().unwrap();
+    let asks = std::thread::spawn(move || writer.write_all(&out));
+    let before = status_kib(&donor, "VmRSS:");
+    let mut left = REQUESTS * (60 << 10);
+    let mut buffer = vec![0; 64 << 10];
+    while left > 0 {
+        // Slower than any donor seals.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let n = raw.stream.read(&mut buffer).unwrap();
+        assert!(n > 0, "closed with {left} bytes left");
+        left = left.saturating_sub(n);
+    }
+    asks.join().unwrap().unwrap();
+    let grown = status_kib(&donor, "VmHWM:").saturating_sub(before);
+    println!("{grown} KiB more than before");
+    assert!(grown < 8 << 10, "{grown} KiB more than before");
+    still_serves(&donor);
 }

@@ -118,6 +118,19 @@ fn keys() {
     let line = fs::read_to_string(&path).unwrap();
     assert_eq!(line.len(), 65);
     let name = path.to_str().unwrap();
+    let other = dir.path().join("other");
+    let made = canvas(&["keygen"]).arg(&other).output().unwrap();
+    let said = String::from_utf8(made.stdout).unwrap();
+    assert!(made.status.success() && made.stderr.is_empty());
+    assert!(
+        said.lines().count() == 1 && said.contains(other.to_str().unwrap()),
+        "{said}"
+    );
+    let secret = fs::read_to_string(&other).unwrap();
+    assert!(
+        !said.contains(secret.trim()),
+        "the key is not for the screen"
+    );
     assert!(fails(&["keygen", name]).contains("exists already"));
     assert_eq!(fs::read_to_string(&path).unwrap(), line, "it was touched");
 

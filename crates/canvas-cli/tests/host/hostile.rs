@@ -356,7 +356,6 @@ fn attack(how: Attack, far: &'static Far, file: &fs::File, over: &AtomicBool, se
                     far.seals[rng.usize(0..2 * SLAB_EXTENTS)].store(any(&mut rng), Relaxed);
                 }
                 far.released.store(1, SeqCst);
-                far.seal_next.store(any(&mut rng), Relaxed);
                 far.slabs_used.store(any(&mut rng) as i64, Relaxed);
             }
         }

@@ -27,7 +27,7 @@ type Run = program::Run<PathBuf>;
 
 /// What runs under `canvas run`; by itself it does nothing.
 #[test]
-#[ignore = "a part of the other tests"]
+#[ignore = "not a test: a part of the other tests"]
 fn program() {
     match program::part().as_str() {
         "load" => load::load(),
@@ -314,6 +314,47 @@ fn tenants_without_a_runner_are_handed_over_and_end() {
         std::thread::sleep(Duration::from_millis(100));
     }
     drop(next);
+}
+
+/// Whoever operates the agent ends a tenant that nothing else ends.
+#[test]
+fn an_operator_ends_a_tenant_that_no_run_has_any_more() {
+    let mut host = Host::new();
+    let _agent = host.agent(&["--far-max", "64M"]);
+    let mut run = host.run("orphan", &["--far", "64M", "--tenant", "web"]);
+    run.wait_for("ready");
+    let end = |name: &str, more: &[&str]| {
+        let out = Command::new(CANVAS)
+            .args(["end", name, "--socket"])
+            .arg(host.socket())
+            .args(more)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(out.stderr).unwrap();
+        (out.status.code(), said)
+    };
+    let refused = |name: &str, more: &[&str], want: &str| {
+        let (code, said) = end(name, more);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(want), "{said}");
+    };
+    refused("db", &[], "there is no tenant db; there is web");
+    refused("a b", &[], "it is no name of a tenant");
+    refused("web", &["--force"], "end that one first");
+    run.child.kill().unwrap();
+    // Waiting closes the program's input.
+    let input = run.child.stdin.take().unwrap();
+    run.child.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while !end("web", &[]).1.contains("has processes (") {
+        assert!(Instant::now() < until, "{:?}", end("web", &[]));
+    }
+    assert_eq!(end("web", &["--force"]), (Some(0), String::new()));
+    refused("web", &["--force"], "nor another one");
+    // What it had is free.
+    let mut next = host.run("short", &["--far", "64M", "--tenant", "web"]);
+    assert!(next.child.wait().unwrap().success(), "{}", next.stderr());
+    drop(input);
 }
 
 fn orphan() {

@@ -11,8 +11,7 @@ const NOBODY: &str = "65534";
 
 /// Runs `canvas` as nobody; `None` when that is not possible here.
 fn as_nobody(host: &Host, words: &[&str]) -> Option<Output> {
-    if !nix::unistd::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !canvas_testing::has_root("becoming another user") {
         return None;
     }
     // Where cargo puts it nobody else may look.

@@ -131,7 +131,7 @@ fn of_a_run_under_a_load() {
         .filter(|(s, _)| s.starts_with("canvas_problem{"))
         .collect();
     assert!(
-        problems.len() == 11 && problems.iter().all(|(_, v)| **v == 0.0),
+        problems.len() == 13 && problems.iter().all(|(_, v)| **v == 0.0),
         "{problems:?}"
     );
     assert!(http(&addr, "/").0.starts_with("HTTP/1.1 404"));

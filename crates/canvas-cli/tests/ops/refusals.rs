@@ -184,8 +184,7 @@ fn a_run_goes_on_without_its_socket() {
 
 #[test]
 fn another_user_gets_no_answer() {
-    if !nix::unistd::geteuid().is_root() {
-        println!("skipped: needs root");
+    if !canvas_testing::has_root("becoming another user") {
         return;
     }
     let host = Host::new();

@@ -10,17 +10,17 @@ pub const BATCH_RUNS: usize = 128;
 pub const BATCH_PAGES: usize = 256;
 /// Dropped-reservation candidates that one batch can hold.
 pub const BATCH_DROPPED: usize = 32;
-/// Neighbouring pages, all [`State::Evicting`] and owned by whoever selected them. Never crosses
-/// a chunk of [`CHUNK_PAGES`] pages.
+/// Neighbouring pages, all [`State::Evicting`](crate::word::State::Evicting) and owned by whoever
+/// selected them. Never crosses a chunk of [`CHUNK_PAGES`] pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Run {
-    /// First page.
+    /// Number of its first page.
     pub start: PageId,
-    /// Pages.
+    /// Length in pages, at least 1.
     pub len: u32,
 }
 
-/// What [`Clock::select`] found. About 1.2 KiB, no heap.
+/// What [`Clock::select`](super::Clock::select) found. About 1.2 KiB, no heap.
 pub struct VictimBatch {
     runs: [Run; BATCH_RUNS],
     run_count: usize,
@@ -82,7 +82,8 @@ impl VictimBatch {
         self.pages = self.pages.min(pages);
     }
     /// Hot resident pages that own an entry, found while far memory is short (Canvas fig. 7):
-    /// take their reservation with [`take_reservation`] and free the entry.
+    /// take their reservation with [`take_reservation`](super::take_reservation) and free
+    /// the entry.
     pub fn dropped_candidates(&self) -> &[PageId] {
         &self.dropped[..self.dropped_count]
     }

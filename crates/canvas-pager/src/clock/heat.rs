@@ -51,14 +51,14 @@ pub struct ClockParams {
     /// Pages kept between two victims are taken too when the gap is at most this long and none
     /// of them is hotter than `bridge_heat`: longer runs, at the price of some second chances.
     pub bridge_pages: u8,
-    /// See `bridge_pages`.
+    /// The most heat that a page may have to be bridged; `bridge_pages` says how many in a row.
     pub bridge_heat: u8,
     /// Heat from which a page kept by the hand is a candidate for losing its reservation.
     pub hot_heat: u8,
 }
 
 impl ClockParams {
-    /// The default.
+    /// The values that programs run with; docs/REPLACEMENT.md says what others cost.
     pub const DEFAULT: ClockParams = ClockParams {
         grace_epochs: 1,
         first_touch_grace: true,
@@ -137,7 +137,7 @@ pub struct EpochClock {
 pub const EPOCHS_PER_MEMORY: u64 = 16;
 
 impl EpochClock {
-    /// Epoch 0.
+    /// A clock in epoch 0, with nothing evicted yet.
     #[allow(clippy::new_without_default)]
     #[cfg(not(feature = "shuttle"))]
     pub const fn new() -> EpochClock {
@@ -145,7 +145,7 @@ impl EpochClock {
             state: AtomicU64::new(0),
         }
     }
-    /// Epoch 0.
+    /// A clock in epoch 0, with nothing evicted yet.
     #[allow(clippy::new_without_default)]
     #[cfg(feature = "shuttle")]
     pub fn new() -> EpochClock {

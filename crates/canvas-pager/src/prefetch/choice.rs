@@ -11,7 +11,7 @@ use super::{FaultKind, Plan, Prefetcher, SAMPLE_EVERY};
 /// know them ([`Plan::stream`], [`Plan::behind`]), and first touches run ahead of them.
 pub struct Prefetchers {
     chosen: AtomicU32,
-    /// Canvas's own.
+    /// Canvas's own prefetcher, which also finds streams while another one is chosen.
     pub streams: Prefetcher,
     leap: Leap,
     readahead: Readahead,

@@ -45,7 +45,7 @@ pub struct Leap {
 macro_rules! constructor {
     ($($const:tt)?) => {
         impl Leap {
-            /// Nothing known.
+            /// A history without faults.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Leap {
                 Leap {

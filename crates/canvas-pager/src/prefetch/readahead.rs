@@ -27,7 +27,7 @@ const HITS_FIRST: u32 = 4;
 /// A mapping: pages `start` up to and without `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Area {
-    /// First page.
+    /// Number of its first page.
     pub start: u32,
     /// First page that no longer belongs to it.
     pub end: u32,
@@ -75,7 +75,7 @@ macro_rules! constructor {
             }
         }
         impl Readahead {
-            /// Nothing known.
+            /// No fault seen in any mapping.
             #[allow(clippy::new_without_default)]
             pub $($const)? fn new() -> Readahead {
                 Readahead { places: constructor!(@places $($const)?) }
@@ -143,7 +143,7 @@ impl Readahead {
     }
 }
 
-/// `__swapin_nr_pages`.
+/// Pages of the next window, by the kernel's `__swapin_nr_pages` (mm/swap_state.c).
 fn window(before: Memory, page: u32) -> u32 {
     let pages = match before.hits {
         0 if page.abs_diff(before.page) == 1 => 2,

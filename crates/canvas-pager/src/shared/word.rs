@@ -68,7 +68,7 @@ pub struct Entry(pub u64);
 pub const ENTRY_BITS: u32 = 44;
 
 impl Entry {
-    /// No copy.
+    /// The entry of a page without a far copy.
     pub const NONE: Entry = Entry(0);
     /// Is there a copy?
     pub fn is_some(self) -> bool {
@@ -92,7 +92,7 @@ impl Word {
         debug_assert!(entry.0 < 1 << ENTRY_BITS && owner < 1 << 12);
         Word(entry.0 << ENTRY_SHIFT | u64::from(owner) << OWNER_SHIFT | state as u64)
     }
-    /// The state.
+    /// The page's state, from the word's low bits.
     pub fn state(self) -> State {
         State::of(self.0)
     }

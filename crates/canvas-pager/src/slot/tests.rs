@@ -21,7 +21,7 @@ impl Memory {
         let memory = Memory {
             control: Control::new(),
             halves: [halves(), halves(), halves(), halves()],
-            words: [words(SLOTS), words(8)],
+            words: [words(SLOTS), words(16)],
         };
         memory.table().set_capacity(SLOTS);
         memory
@@ -231,6 +231,42 @@ fn the_ring_never_overflows() {
     assert_eq!(order, [oldest, other]);
 }
 
+#[test]
+fn idle_slots_lose_their_buffers_and_get_new_ones() {
+    let m = Memory::new();
+    let t = m.table();
+    let mut out = [Place::default(); SLOTS];
+    assert_eq!(t.alloc(&mut out[..4]), (4, 4));
+    t.give_back(&out[..3]);
+    // They were in use a moment ago.
+    assert_eq!(t.take_idle(&mut out), 0);
+    assert_eq!(t.alloc(&mut out[..1]), (1, 0));
+    t.give_back(&out[..1]);
+    // One of the three was: the other two were free all the time.
+    assert_eq!(t.take_idle(&mut out), 2);
+    assert_eq!(t.used(), 3, "nobody else can have them yet");
+    t.give_back_bare(&out[..2]);
+    assert_eq!((t.used(), t.take_idle(&mut out)), (1, 1));
+    t.give_back_bare(&out[..1]);
+    // All slots are there still, those without a buffer first.
+    assert_eq!(t.alloc(&mut out), (SLOTS - 1, SLOTS - 1));
+}
+
+#[test]
+fn the_fifo_keeps_its_order_when_it_grows() {
+    let m = Memory::new();
+    let t = m.table();
+    assert_eq!(t.ring_len(), 2, "as little as can be at first");
+    // Its head is not at the beginning.
+    for _ in 0..3 {
+        t.finish(t.take(full(&t, 0).slot()));
+    }
+    let want: Vec<u32> = (0..SLOTS).map(|_| full(&t, 1).slot()).collect();
+    assert!(t.ring_len() > 2);
+    let got: Vec<u32> = std::iter::from_fn(|| t.begin_write().map(|j| j.slot)).collect();
+    assert_eq!(got, want);
+}
+
 /// What the threads may do, one operation at a time. Numbers choose among what is there.
 #[derive(Clone, Debug)]
 enum Op {
@@ -251,6 +287,8 @@ enum Op {
     Finish(usize),
     Untake(usize),
     Capacity(usize),
+    /// Idle slots lose their buffers, so many at most.
+    Bare(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -267,6 +305,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => which.clone().prop_map(Op::Finish),
         2 => which.prop_map(Op::Untake),
         1 => (0usize..SLOTS + 2).prop_map(Op::Capacity),
+        2 => (1usize..4).prop_map(Op::Bare),
     ]
 }
 
@@ -286,7 +325,10 @@ struct Held {
 #[derive(Default)]
 struct Oracle {
     capacity: usize,
-    ever: BTreeSet<u32>,
+    /// Slots that have a buffer.
+    backed: BTreeSet<u32>,
+    /// Least number of those that were free since idle ones were last asked for.
+    idle: usize,
     owned: Vec<Place>,
     held: BTreeMap<u32, Held>,
     /// Filled; their places come when the reclaimer gets to it, if they are the same still.
@@ -347,7 +389,7 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
                 let busy =
                     o.held.contains_key(&p.slot()) || o.owned.iter().any(|q| q.slot() == p.slot());
                 assert!(!busy, "slot {} has two owners", p.slot());
-                new += usize::from(o.ever.insert(p.slot()));
+                new += usize::from(o.backed.insert(p.slot()));
                 o.owned.push(*p);
             }
             assert_eq!(fresh, new);
@@ -477,7 +519,19 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
             t.set_capacity(n);
             o.capacity = n.min(SLOTS);
         }
+        Op::Bare(n) => {
+            let mut out = vec![Place::default(); n];
+            let got = t.take_idle(&mut out);
+            assert_eq!(got, o.idle.min(n));
+            t.give_back_bare(&out[..got]);
+            for p in &out[..got] {
+                assert!(o.backed.remove(&p.slot()), "it had none");
+                assert!(!o.held.contains_key(&p.slot()));
+            }
+            o.idle = if got < n { usize::MAX } else { o.idle - got };
+        }
     }
+    o.idle = o.idle.min(o.backed.len() - o.used());
     assert_eq!(
         t.used() as usize,
         o.used(),

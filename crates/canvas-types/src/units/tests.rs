@@ -156,19 +156,6 @@ fn rates_as_people_write_them() {
 }
 
 #[test]
-fn no_bound_is_above_every_bound() {
-    let (none, one, two) = (
-        RateLimit::NONE,
-        RateLimit::bytes_per_s(1),
-        RateLimit::bytes_per_s(2),
-    );
-    assert!(none.is_above(two) && two.is_above(one));
-    assert!(
-        !one.is_above(two) && !one.is_above(one) && !none.is_above(none) && !two.is_above(none)
-    );
-}
-
-#[test]
 fn errors_are_one_sentence_with_advice() {
     assert_eq!(
         "4X".parse::<Size>().unwrap_err().to_string(),

@@ -10,11 +10,11 @@ use crate::{Failure, Job};
 /// The patterns that touch a filled heap.
 #[derive(Debug)]
 pub enum Kind {
-    /// Address order.
+    /// Every page in address order.
     Sequential,
     /// Every so many pages.
     Strided(usize),
-    /// Uniform.
+    /// Pages drawn uniformly.
     Uniform,
     /// Uniform, and changes what it reads.
     Write,

@@ -1,0 +1,671 @@
+//! The host agent's socket: who connects, what they say, and which tenants there are.
+//!
+//! One thread, which may wait for files and for nobody's answer; the thread that serves
+//! ([`crate::host`]) gets finished agents from it and gives them back. A peer that says nothing,
+//! or nonsense, is closed with a sentence and costs nobody else anything.
+
+use std::fmt::Display;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use crate::Share;
+use crate::dispatch::Dispatch;
+use crate::host::{Bell, Host, Served};
+use crate::log::{About, Log};
+use canvas_shm::pass;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+use nix::sys::socket::{getsockopt, sockopt};
+
+use super::error::AdmissionError;
+use super::pool::HostPool;
+use super::socket::ListeningSocket;
+use super::tenant::{Service, Tenant};
+use crate::members::{Orphan, Whose, members};
+use canvas_control::hello::{Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, VERSION};
+use canvas_control::text::say;
+
+/// Tenants at one time.
+pub(super) const TENANTS_MAX: usize = 1024;
+/// Runs of all tenants at one time: each has a descriptor here.
+pub(super) const RUNS_MAX: usize = 4096;
+/// Connections that have said nothing yet; past it the oldest is closed.
+const STRANGERS_MAX: usize = 64;
+/// How long they may say nothing.
+const HELLO_WAIT: Duration = Duration::from_secs(2);
+/// Time between two looks at tenants without a runner.
+const SWEEP: Duration = Duration::from_millis(500);
+/// Names and numbers in one sentence at most.
+const NAMES_TOLD: usize = 16;
+/// After a connection that could not be taken for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the thread that serves is told.
+enum Command {
+    /// Serve this one too.
+    Add(u64, Box<dyn Served>),
+    /// It gets this where it is not alone.
+    Share(u64, Share),
+    /// Serve it no more; drop the rest when its agent has ended.
+    Remove(u64, Box<dyn Send>),
+    /// Serve nobody any more, and give all back.
+    RemoveAll(Sender<Vec<(u64, Box<dyn Served>)>>),
+}
+
+/// Who has connected and said nothing yet.
+struct Stranger {
+    fd: OwnedFd,
+    uid: u32,
+    pid: i32,
+    since: Instant,
+}
+
+/// A tenant that is served.
+pub struct TenantEntry {
+    /// Its number, here and for the thread that serves.
+    pub id: u64,
+    /// It.
+    pub tenant: Tenant,
+    /// Its runners' connections.
+    pub links: Vec<OwnedFd>,
+    orphan: Orphan,
+}
+
+impl TenantEntry {
+    fn whose(&self) -> Whose {
+        Whose {
+            uid: self.tenant.uid,
+            inode: self.tenant.inode.1,
+        }
+    }
+}
+
+/// How the agent ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// By this signal.
+    Signal(&'static str),
+    /// Another agent has taken everything over.
+    Replaced,
+}
+
+/// Who listens, and for whom.
+pub struct Listener {
+    service: Service,
+    /// Slabs of all tenants together.
+    slabs_max: usize,
+    /// Compressed memory of all tenants together.
+    pool: HostPool,
+    listening: ListeningSocket,
+    signals: SignalFd,
+    strangers: Vec<Stranger>,
+    /// Tenants.
+    pub entries: Vec<TenantEntry>,
+    next_id: u64,
+    tell: Sender<Command>,
+    bell: Arc<Bell>,
+    log: Log,
+    accept_again: Option<Instant>,
+}
+
+impl Listener {
+    /// Starts the thread that serves.
+    pub fn new(
+        service: Service,
+        slabs_max: usize,
+        pool: HostPool,
+        spin: Duration,
+        dispatch: Dispatch,
+        listening: ListeningSocket,
+        signals: SignalFd,
+    ) -> std::io::Result<Listener> {
+        let bell = Arc::new(Bell::default());
+        let (tell, told) = channel();
+        let theirs = bell.clone();
+        std::thread::Builder::new()
+            .name("serve".to_owned())
+            .spawn(move || Host::new(spin, dispatch).serve(&theirs, |host| obey(host, &told)))?;
+        Ok(Listener {
+            service,
+            slabs_max,
+            pool,
+            listening,
+            signals,
+            strangers: Vec::new(),
+            entries: Vec::new(),
+            next_id: 1,
+            tell,
+            bell,
+            log: Log::new(|line| say(line)),
+            accept_again: None,
+        })
+    }
+
+    fn tell(&self, command: Command) {
+        // The other thread ends with the process only.
+        let _ = self.tell.send(command);
+        self.bell.ring();
+    }
+
+    /// Serves until a signal comes or another agent takes over.
+    pub fn serve(&mut self) -> End {
+        loop {
+            let (signal, knocks, strangers, links) = self.wait();
+            if signal && let Ok(Some(info)) = self.signals.read_signal() {
+                let signal = Signal::try_from(info.ssi_signo as i32);
+                return End::Signal(signal.map_or("a signal", Signal::as_str));
+            }
+            for (at, link) in links.into_iter().rev() {
+                self.hear_runner(at, link);
+            }
+            for at in strangers.into_iter().rev() {
+                if self.hear_stranger(at) {
+                    return End::Replaced;
+                }
+            }
+            if knocks {
+                self.accept();
+            }
+            self.look_around();
+        }
+    }
+
+    /// Waits for something: a signal, a connection, strangers (by index) and runners (by their tenant's
+    /// index and their own) that speak.
+    fn wait(&self) -> (bool, bool, Vec<usize>, Vec<(usize, usize)>) {
+        let now = Instant::now();
+        let in_time = |at: Instant| at.saturating_duration_since(now);
+        let hellos = self.strangers.iter().map(|s| in_time(s.since + HELLO_WAIT));
+        let orphans = self.entries.iter().filter(|s| s.links.is_empty());
+        let least = hellos
+            .chain(orphans.map(|_| SWEEP))
+            .chain(self.accept_again.map(in_time))
+            .chain(self.pool.due().map(in_time))
+            .min();
+        let timeout = least.map_or(PollTimeout::NONE, |t| {
+            PollTimeout::try_from(t.as_millis() + 1).unwrap_or(PollTimeout::MAX)
+        });
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let all = self.entries.iter().enumerate();
+        let linked: Vec<(usize, usize)> = all
+            .flat_map(|(i, s)| (0..s.links.len()).map(move |k| (i, k)))
+            .collect();
+        let mut fds = vec![input(self.signals.as_fd())];
+        fds.extend(self.strangers.iter().map(|s| input(s.fd.as_fd())));
+        let links = self.entries.iter().flat_map(|s| &s.links);
+        fds.extend(links.map(|fd| input(fd.as_fd())));
+        if self.accept_again.is_none() {
+            fds.push(input(self.listening.socket.as_fd()));
+        }
+        if poll(&mut fds, timeout).is_err() {
+            return (false, false, Vec::new(), Vec::new());
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+        let n = self.strangers.len();
+        let speak = |i: &usize| ready[1 + i];
+        (
+            ready[0],
+            self.accept_again.is_none() && ready.last() == Some(&true),
+            (0..n).filter(speak).collect(),
+            linked
+                .into_iter()
+                .enumerate()
+                .filter(|(k, _)| ready[1 + n + k])
+                .map(|(_, i)| i)
+                .collect(),
+        )
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..STRANGERS_MAX {
+            match pass::accept(&self.listening.socket) {
+                Ok(fd) => {
+                    let Ok(peer) = getsockopt(&fd, sockopt::PeerCredentials) else {
+                        continue;
+                    };
+                    let all = self.strangers.iter().enumerate();
+                    let oldest = all.min_by_key(|(_, s)| s.since).map(|(at, _)| at);
+                    if let Some(at) = oldest.filter(|_| self.strangers.len() >= STRANGERS_MAX) {
+                        let oldest = self.strangers.swap_remove(at);
+                        self.refuse(&oldest, "too many others have connected and said nothing");
+                    }
+                    self.strangers.push(Stranger {
+                        fd,
+                        uid: peer.uid(),
+                        pid: peer.pid(),
+                        since: Instant::now(),
+                    });
+                }
+                Err(Errno::EAGAIN) => return,
+                Err(Errno::ECONNABORTED | Errno::EINTR) => {}
+                Err(e) => {
+                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+                    self.log.line(
+                        About::Hello,
+                        format_args!("a connection cannot be taken: {}", e.desc()),
+                    );
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Says why not, and hangs up when `who` is dropped.
+    fn refuse(&mut self, who: &Stranger, why: impl Display) {
+        say_no(who, &why, false);
+        self.log.line(
+            About::Hello,
+            format_args!(
+                "user {} (process {}) is not served: {why}",
+                who.uid, who.pid
+            ),
+        );
+    }
+
+    /// A stranger speaks. True when it was the next agent, which has everything now.
+    fn hear_stranger(&mut self, at: usize) -> bool {
+        let who = self.strangers.swap_remove(at);
+        let mut buf = [0; BYTES_MAX];
+        let got = match pass::receive(&who.fd, &mut buf) {
+            Ok(got) if got.bytes == 0 && !got.cut => return false,
+            Ok(got) => got,
+            Err(Errno::EAGAIN) => {
+                self.strangers.push(who);
+                return false;
+            }
+            Err(_) => return false,
+        };
+        if got.cut {
+            self.refuse(&who, "its message is longer than any of ours");
+            return false;
+        }
+        match Ask::decode(&buf[..got.bytes]) {
+            Ok(Ask::Begin { name, join, .. }) => self.begin(who, &name, join),
+            Ok(Ask::Tenant(hello)) => self.hello(who, hello, got.fds),
+            Ok(Ask::End { name, force, .. }) => self.end_named(who, &name, force),
+            Ok(Ask::Leave { .. }) => return self.leave(who),
+            Ok(_) => self.refuse(&who, "it has no tenant here"),
+            Err(why) => self.refuse(&who, why),
+        }
+        false
+    }
+
+    /// A run begins: alone, or as one more of a tenant that is there.
+    fn begin(&mut self, who: Stranger, name: &str, join: bool) {
+        let known = self.position(name);
+        let Some(at) = known else {
+            let answer = Answer::Vacant {
+                version: VERSION,
+                terms: self.service.terms(name).clone(),
+            };
+            let _ = pass::send(&who.fd, &answer.encode(), &[]);
+            return;
+        };
+        let there = &self.entries[at];
+        let why = if there.tenant.uid != who.uid {
+            Some(AdmissionError::Anothers(name.to_owned()))
+        } else if !join {
+            Some(AdmissionError::Taken(name.to_owned()))
+        } else {
+            self.is_full(at)
+        };
+        if let Some(why) = why {
+            return self.refuse(&who, why);
+        }
+        match there.tenant.keepsakes() {
+            Ok(kept) => {
+                let answer = Answer::Joins(there.tenant.settled(&self.service));
+                let mut fds = vec![there.tenant.segment()];
+                fds.extend(kept.iter().map(AsFd::as_fd));
+                // A runner that is gone by now is noticed when its connection is read.
+                let _ = pass::send(&who.fd, &answer.encode(), &fds);
+                self.entries[at].links.push(who.fd);
+            }
+            Err(e) => self.refuse(&who, unkept(e)),
+        }
+    }
+
+    /// Why no more runs can be a tenant's, if so.
+    fn is_full(&self, at: usize) -> Option<AdmissionError> {
+        let there = &self.entries[at];
+        let all: usize = self.entries.iter().map(|s| s.links.len()).sum();
+        if there.links.len() >= LINKS_MAX {
+            let name = there.tenant.hello.name.clone();
+            return Some(AdmissionError::RunsOfTenant(name));
+        }
+        (all >= RUNS_MAX).then_some(AdmissionError::Runs)
+    }
+
+    fn position(&self, name: &str) -> Option<usize> {
+        self.entries
+            .iter()
+            .position(|s| s.tenant.hello.name == name)
+    }
+
+    fn hello(&mut self, who: Stranger, hello: Hello, fds: Vec<OwnedFd>) {
+        let entered = self.enter(&who, hello, fds).and_then(|at| {
+            let kept = self.entries[at].tenant.keepsakes();
+            Ok((at, kept.map_err(unkept)?))
+        });
+        match entered {
+            Ok((at, kept)) => {
+                let answer = Answer::Serves(self.entries[at].tenant.settled(&self.service));
+                let fds: Vec<_> = kept.iter().map(AsFd::as_fd).collect();
+                // A runner that is gone by now is noticed when its connection is read.
+                let _ = pass::send(&who.fd, &answer.encode(), &fds);
+                self.entries[at].links.push(who.fd);
+            }
+            // It joins now, and that is nothing to note.
+            Err(why @ AdmissionError::Taken(_)) => say_no(&who, &why, true),
+            Err(why) => self.refuse(&who, why),
+        }
+    }
+
+    /// Serves what is asked for; the index of its entry.
+    fn enter(
+        &mut self,
+        who: &Stranger,
+        hello: Hello,
+        fds: Vec<OwnedFd>,
+    ) -> Result<usize, AdmissionError> {
+        let name = hello.name.clone();
+        if let Some(at) = self.position(&name) {
+            let there = &self.entries[at];
+            if there.tenant.uid != who.uid {
+                return Err(AdmissionError::Anothers(name));
+            }
+            let segment = fds.first().and_then(|fd| nix::sys::stat::fstat(fd).ok());
+            if segment.map(|s| (s.st_dev, s.st_ino)) != Some(there.tenant.inode) {
+                return Err(AdmissionError::Taken(name));
+            }
+            if let Some(why) = self.is_full(at) {
+                return Err(why);
+            }
+            // One of its runners is back.
+            return Ok(at);
+        }
+        if self.entries.len() >= TENANTS_MAX {
+            return Err(AdmissionError::Tenants);
+        }
+        if let Some(why) = self.pool.is_full() {
+            return Err(why);
+        }
+        let tenant = Tenant::judge(hello, who.uid, fds, &self.service)?;
+        if self.entries.iter().any(|s| s.tenant.inode == tenant.inode) {
+            return Err(AdmissionError::SegmentTaken);
+        }
+        self.has_room(&name, tenant.hello.slabs, None)?;
+        self.add(tenant, Vec::new())?;
+        let at = self.entries.len() - 1;
+        // Before its runner is answered, and so before its programs start.
+        let new = &self.entries[at];
+        self.pool.arrive(&self.service, &[new], &self.entries);
+        Ok(at)
+    }
+
+    /// Is there far memory left for so many slabs, beside those of all tenants but `except`?
+    fn has_room(
+        &self,
+        name: &str,
+        slabs: usize,
+        except: Option<usize>,
+    ) -> Result<(), AdmissionError> {
+        let others = self.entries.iter().enumerate();
+        let others = others.filter(|(at, _)| Some(*at) != except);
+        let used: usize = others.map(|(_, s)| s.tenant.hello.slabs).sum();
+        let left = self.slabs_max.saturating_sub(used);
+        if slabs > left {
+            return Err(AdmissionError::Room {
+                left_mib: left * 64,
+                name: name.to_owned(),
+                wanted_mib: slabs * 64,
+            });
+        }
+        Ok(())
+    }
+
+    /// Serves a tenant.
+    pub fn add(&mut self, tenant: Tenant, links: Vec<OwnedFd>) -> Result<(), AdmissionError> {
+        let agent = tenant.agent(&self.service)?;
+        let id = self.next_id;
+        self.next_id += 1;
+        self.tell(Command::Add(id, agent));
+        self.entries.push(TenantEntry {
+            id,
+            tenant,
+            links,
+            orphan: Orphan::default(),
+        });
+        Ok(())
+    }
+
+    /// Tenants that were taken over get their parts of the host's pool, if it is bounded.
+    pub fn begin_pools(&mut self) {
+        self.pool.begin(&self.service, &self.entries);
+    }
+
+    /// What the agent does for its tenants.
+    pub fn service(&self) -> &Service {
+        &self.service
+    }
+
+    /// A runner speaks, or has hung up.
+    fn hear_runner(&mut self, at: usize, link: usize) {
+        let fd = &self.entries[at].links[link];
+        let mut buf = [0; BYTES_MAX];
+        let said = match pass::receive(fd, &mut buf) {
+            Ok(got) => Ask::decode(&buf[..got.bytes]).ok(),
+            Err(Errno::EAGAIN | Errno::EINTR) => return,
+            Err(_) => None,
+        };
+        match said {
+            // The last one says when the tenant is over; the others only go.
+            Some(Ask::Over { .. }) if self.entries[at].links.len() == 1 => self.end(at),
+            Some(Ask::Change(change)) => {
+                let version = VERSION;
+                let answer = match self.change(at, &change) {
+                    Ok(()) => Answer::Changed { version },
+                    Err(why) => Answer::Unchanged {
+                        version,
+                        why: why.to_string(),
+                    },
+                };
+                // A runner that is gone is noticed when its connection is read.
+                let _ = pass::send(&self.entries[at].links[link], &answer.encode(), &[]);
+            }
+            // It has hung up, or makes no sense: the tenant goes on as long as it has processes.
+            _ => drop(self.entries[at].links.remove(link)),
+        }
+    }
+
+    /// Changes a tenant: all of it, or nothing.
+    fn change(&mut self, at: usize, change: &Change) -> Result<(), AdmissionError> {
+        if let Some(slabs) = change.slabs {
+            self.has_room(&self.entries[at].tenant.hello.name, slabs, Some(at))?;
+        }
+        let TenantEntry { id, tenant, .. } = &mut self.entries[at];
+        tenant.change(change, &self.service)?;
+        let command = Command::Share(*id, tenant.share(&self.service));
+        self.tell(command);
+        let changed = &self.entries[at];
+        self.pool.change(&self.service, changed, &self.entries);
+        Ok(())
+    }
+
+    /// A tenant is over.
+    fn end(&mut self, at: usize) {
+        let TenantEntry {
+            id, tenant, links, ..
+        } = self.entries.swap_remove(at);
+        self.pool.leave(id, &self.entries);
+        // Its runner waits for the connection's end, which says that all is given back.
+        self.tell(Command::Remove(id, Box::new((tenant, links))));
+    }
+
+    /// An operator ends a tenant; who asks hears by the connection's end that all is given back.
+    fn end_named(&mut self, who: Stranger, name: &str, force: bool) {
+        match self.may_end(&who, name, force) {
+            Ok(at) => {
+                self.log.line(
+                    About::Hello,
+                    format_args!(
+                        "tenant {name} is ended by user {} (process {})",
+                        who.uid, who.pid
+                    ),
+                );
+                let version = VERSION;
+                // Whoever asked need not listen.
+                let _ = pass::send(&who.fd, &Answer::Changed { version }.encode(), &[]);
+                self.entries[at].links.push(who.fd);
+                self.end(at);
+            }
+            Err(why) => self.refuse(&who, why),
+        }
+    }
+
+    /// Where the tenant is that `who` may end now; or why not.
+    fn may_end(&self, who: &Stranger, name: &str, force: bool) -> Result<usize, AdmissionError> {
+        let is_operator = who.uid == 0 || who.uid == nix::unistd::geteuid().as_raw();
+        let is_theirs = |s: &&TenantEntry| is_operator || s.tenant.uid == who.uid;
+        let Some(at) = self
+            .position(name)
+            .filter(|at| is_theirs(&&self.entries[*at]))
+        else {
+            let names = self.entries.iter().filter(is_theirs).take(NAMES_TOLD);
+            let names: Vec<&str> = names.map(|s| s.tenant.hello.name.as_str()).collect();
+            let name = name.to_owned();
+            return Err(match names[..] {
+                [] => AdmissionError::Nobody(name),
+                _ => AdmissionError::Unknown {
+                    name,
+                    others: names.join(", "),
+                },
+            });
+        };
+        let there = &self.entries[at];
+        if !there.links.is_empty() {
+            return Err(AdmissionError::HasRun(name.to_owned()));
+        }
+        let members = members(there.tenant.lease().segment(), there.whose());
+        if force || members.is_empty() {
+            return Ok(at);
+        }
+        let pids: Vec<String> = members
+            .iter()
+            .take(NAMES_TOLD)
+            .map(u32::to_string)
+            .collect();
+        Err(AdmissionError::HasProcesses {
+            name: name.to_owned(),
+            pids: pids.join(", "),
+        })
+    }
+
+    /// What time brings.
+    fn look_around(&mut self) {
+        let now = Instant::now();
+        if self.accept_again.is_some_and(|at| at <= now) {
+            self.accept_again = None;
+        }
+        while let Some(at) = self
+            .strangers
+            .iter()
+            .position(|s| now.duration_since(s.since) >= HELLO_WAIT)
+        {
+            let who = self.strangers.swap_remove(at);
+            self.refuse(&who, "it has connected and said nothing");
+        }
+        for at in (0..self.entries.len()).rev() {
+            let s = &mut self.entries[at];
+            let whose = s.whose();
+            let lease = s.tenant.lease();
+            if s.links.is_empty() && s.orphan.is_over(lease.segment(), lease.far(), whose) {
+                self.end(at);
+            }
+        }
+        self.pool.tend(&self.entries);
+    }
+
+    /// Another agent wants to take over. True when it has.
+    fn leave(&mut self, who: Stranger) -> bool {
+        if who.uid != 0 && who.uid != nix::unistd::geteuid().as_raw() {
+            self.refuse(&who, "only root and the agent's own user may replace it");
+            return false;
+        }
+        let (send, given) = channel();
+        self.tell(Command::RemoveAll(send));
+        let agents = given.recv().unwrap_or_default();
+        // An agent that is dropped waits for its disk: nothing of it is under way any more after that.
+        std::thread::scope(|s| {
+            for (_, agent) in agents {
+                s.spawn(|| drop(agent));
+            }
+        });
+        match super::replace::give(&who.fd, &self.listening, &self.entries) {
+            Ok(()) => true,
+            Err(why) => {
+                say(format_args!(
+                    "agent: the one that was to take over has not ({why}); this one goes on"
+                ));
+                for TenantEntry { tenant, links, .. } in std::mem::take(&mut self.entries) {
+                    let name = tenant.hello.name.clone();
+                    if let Err(why) = self.add(tenant, links) {
+                        say(format_args!("agent: tenant {name} is lost: {why}"));
+                    }
+                }
+                self.begin_pools();
+                false
+            }
+        }
+    }
+}
+
+/// Tells who asked that it is not served. With `taken` its tenant is there, and it can join.
+fn say_no(who: &Stranger, why: &impl Display, taken: bool) {
+    let answer = Answer::Refused {
+        version: VERSION,
+        why: why.to_string(),
+        taken,
+    };
+    // It need not listen.
+    let _ = pass::send(&who.fd, &answer.encode(), &[]);
+}
+
+/// What a runner would keep of its tenant cannot be opened.
+fn unkept(source: std::io::Error) -> AdmissionError {
+    AdmissionError::System {
+        what: "its files cannot be kept",
+        source,
+    }
+}
+
+/// The thread that serves does what it is told.
+fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
+    while let Ok(command) = told.try_recv() {
+        match command {
+            Command::Add(id, agent) => host.add(id, agent),
+            Command::Share(id, share) => host.set_share(id, share),
+            Command::Remove(id, rest) => {
+                let agent = host.remove(id);
+                let ends = move || {
+                    if let Some(mut agent) = agent {
+                        agent.leave();
+                    }
+                    drop(rest);
+                };
+                // Without a thread it ends here, and the others wait for it.
+                let _ = std::thread::Builder::new()
+                    .name("end".to_owned())
+                    .spawn(ends);
+            }
+            Command::RemoveAll(to) => {
+                let _ = to.send(host.remove_all());
+            }
+        }
+    }
+    true
+}

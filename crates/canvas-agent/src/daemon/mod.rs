@@ -1,0 +1,137 @@
+//! The host's agent: one for all tenants of a host.
+//!
+//! | module | has |
+//! |---|---|
+//! | [`socket`] | where it listens, and who may connect |
+//! | [`tenant`] | a tenant's descriptors, judged, and what serves it |
+//! | [`listener`] | connections and tenants |
+//! | [`pool`] | one pool for all tenants, by swap traffic |
+//! | [`replace`] | one agent takes another one's tenants over |
+//! | [`error`] | why not, of all of these |
+
+pub mod error;
+pub mod listener;
+pub mod pool;
+pub mod replace;
+pub mod socket;
+pub mod tenant;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use canvas_control::text::say;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signalfd::SignalFd;
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::Gid;
+
+use crate::dispatch::Dispatch;
+use error::DaemonError;
+use listener::{End, Listener};
+use pool::HostPool;
+use replace::Taken;
+use socket::ListeningSocket;
+use tenant::{Service, Tenant};
+
+/// What it is to do.
+pub struct Config {
+    /// Where it listens.
+    pub path: PathBuf,
+    /// It takes over from the agent that listens there.
+    pub replace: bool,
+    /// Whose members may connect; the agent's own user only without.
+    pub group: Option<Gid>,
+    /// What it does for its tenants.
+    pub service: Service,
+    /// Slabs of all tenants together.
+    pub slabs_max: usize,
+    /// Compressed memory of all tenants together.
+    pub pool: HostPool,
+    /// How long it looks for requests before it sleeps.
+    pub spin: Duration,
+    /// Which request goes next.
+    pub dispatch: Dispatch,
+    /// The signals that end it.
+    pub signals: SignalFd,
+}
+
+/// Serves until a signal or the next agent ends it.
+pub fn run(config: Config) -> Result<(), DaemonError> {
+    let path = config.path;
+    // A tenant has up to seven descriptors, and two a server.
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+    // What the agent makes from here on is its user's alone, unless it says otherwise.
+    umask(Mode::from_bits_retain(0o077));
+    let Taken { listening, tenants } = listen(&path, config.replace)?;
+    if let Err(why) = socket::permit(&path, config.group) {
+        // Those of an agent that has left go on: their runners ask again.
+        let _ = std::fs::remove_file(&path);
+        return Err(why.into());
+    }
+    let mut listener = Listener::new(
+        config.service,
+        config.slabs_max,
+        config.pool,
+        config.spin,
+        config.dispatch,
+        listening,
+        config.signals,
+    )
+    .map_err(DaemonError::Thread)?;
+    let n = tenants.len();
+    for (given, fds) in tenants {
+        let name = given.hello.name.clone();
+        let added = Tenant::given(given, fds, listener.service())
+            .and_then(|(tenant, links)| listener.add(tenant, links));
+        if let Err(why) = added {
+            say(format_args!("agent: tenant {name} is not served: {why}"));
+        }
+    }
+    listener.begin_pools();
+    say(format_args!(
+        "agent: listening at {}{}",
+        path.display(),
+        match n {
+            0 => String::new(),
+            n => format!(", {n} tenants taken over"),
+        }
+    ));
+    match listener.serve() {
+        End::Signal(signal) => {
+            let _ = std::fs::remove_file(&path);
+            say(format_args!(
+                "agent: {signal}: ending; {} tenants wait for another agent",
+                listener.entries.len()
+            ));
+        }
+        End::Replaced => say("agent: another one has taken over"),
+    }
+    Ok(())
+}
+
+/// Listens at `path`, with the tenants of the agent that did before.
+fn listen(path: &Path, replace: bool) -> Result<Taken, DaemonError> {
+    if replace {
+        match replace::take(path) {
+            Ok(Some(taken)) => return Ok(taken),
+            Ok(None) => {}
+            Err(source) => {
+                let path = path.to_owned();
+                return Err(DaemonError::NotReplaced { path, source });
+            }
+        }
+    }
+    match ListeningSocket::open(path) {
+        Ok(Some(listening)) => Ok(Taken {
+            listening,
+            tenants: Vec::new(),
+        }),
+        Ok(None) => Err(DaemonError::Occupied(path.to_owned())),
+        Err(source) => {
+            let path = path.to_owned();
+            Err(DaemonError::Listen { path, source })
+        }
+    }
+}

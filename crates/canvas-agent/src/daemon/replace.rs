@@ -1,0 +1,121 @@
+//! One agent takes another one's tenants over (`canvas agent --replace`).
+//!
+//! The old one stops between two turns, hands over its socket, its lock and every tenant's descriptors,
+//! the connections of its runners among them, and is told that all has come. Only its own last word makes
+//! the new one serve: until then the old one goes on when anything goes wrong.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use canvas_shm::pass::{self, Received};
+use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, sockopt};
+
+use super::error::ReplaceError;
+use super::listener::TenantEntry;
+use super::socket::{ListeningSocket, receive_within, send_within};
+use canvas_control::hello::{Answer, Ask, BYTES_MAX, Given, VERSION};
+
+/// How long the new one waits for each message of the old one, which may have to wait for a disk first.
+const WAIT: Duration = Duration::from_secs(10);
+/// How long the old one waits for the new one.
+const GIVE_WAIT: Duration = Duration::from_secs(5);
+
+/// What the old agent gave.
+pub struct Taken {
+    /// Where it listened.
+    pub listening: ListeningSocket,
+    /// Its tenants, with their descriptors.
+    pub tenants: Vec<(Given, Vec<OwnedFd>)>,
+}
+
+/// Old agent: hands everything to the one at `to`. After an error nothing is given.
+pub fn give(
+    to: &OwnedFd,
+    listening: &ListeningSocket,
+    entries: &[TenantEntry],
+) -> Result<(), ReplaceError> {
+    let version = VERSION;
+    let leaves = Answer::Leaves {
+        version,
+        tenants: entries.len(),
+    };
+    let fds = [listening.socket.as_fd(), listening.lock.as_fd()];
+    send_within(to, &leaves.encode(), &fds, GIVE_WAIT)?;
+    for TenantEntry { tenant, links, .. } in entries {
+        let given = Answer::Tenant(Given {
+            version,
+            hello: tenant.hello.clone(),
+            uid: tenant.uid,
+            links: links.len(),
+        });
+        let mut fds = tenant.descriptors();
+        fds.extend(links.iter().map(AsFd::as_fd));
+        send_within(to, &given.encode(), &fds, GIVE_WAIT)?;
+    }
+    let mut buf = [0; BYTES_MAX];
+    let got = receive_within(to, &mut buf, GIVE_WAIT)?;
+    if !matches!(Ask::decode(&buf[..got.bytes]), Ok(Ask::Taken { .. })) {
+        return Err(ReplaceError::HungUp);
+    }
+    let goes = Answer::Goes { version };
+    Ok(send_within(to, &goes.encode(), &[], GIVE_WAIT)?)
+}
+
+/// New agent: asks the one that listens at `path` to leave. `None` when nobody does; an error when it
+/// does not leave, and goes on.
+pub fn take(path: &Path) -> Result<Option<Taken>, ReplaceError> {
+    let old = match pass::connect(path) {
+        Ok(old) => old,
+        Err(Errno::ENOENT | Errno::ECONNREFUSED) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    // What it gives is believed.
+    let uid = getsockopt(&old, sockopt::PeerCredentials).map(|peer| peer.uid());
+    if !uid.is_ok_and(|uid| uid == 0 || uid == nix::unistd::geteuid().as_raw()) {
+        return Err(ReplaceError::OtherUser);
+    }
+    let version = VERSION;
+    send_within(&old, &Ask::Leave { version }.encode(), &[], WAIT)?;
+    let (answer, got) = answer(&old)?;
+    let Answer::Leaves { tenants: n, .. } = answer else {
+        return Err(ReplaceError::NoLeave);
+    };
+    let Ok([socket, lock]) = <[OwnedFd; 2]>::try_from(got.fds) else {
+        return Err(ReplaceError::NoSocket);
+    };
+    let mut tenants = Vec::new();
+    for _ in 0..n {
+        match self::answer(&old)? {
+            (Answer::Tenant(given), got) => tenants.push((given, got.fds)),
+            _ => return Err(ReplaceError::NotAll),
+        }
+    }
+    send_within(&old, &Ask::Taken { version }.encode(), &[], WAIT)?;
+    match self::answer(&old)? {
+        (Answer::Goes { .. }, _) => Ok(Some(Taken {
+            listening: ListeningSocket { socket, lock },
+            tenants,
+        })),
+        _ => Err(ReplaceError::Stays),
+    }
+}
+
+fn answer(old: &OwnedFd) -> Result<(Answer, Received), ReplaceError> {
+    let mut buf = [0; BYTES_MAX];
+    let got = receive_within(old, &mut buf, WAIT).map_err(|e| match e {
+        Errno::ETIMEDOUT => ReplaceError::Silent,
+        e => e.into(),
+    })?;
+    if got.bytes == 0 {
+        return Err(ReplaceError::HungUp);
+    }
+    if got.cut {
+        return Err(ReplaceError::Descriptor);
+    }
+    match Answer::decode(&buf[..got.bytes])? {
+        Answer::Refused { why, .. } => Err(ReplaceError::Refused(why)),
+        answer => Ok((answer, got)),
+    }
+}

@@ -1,0 +1,251 @@
+//! Where the host agent listens.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use canvas_shm::pass::{self, Received};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{Gid, Group, chown, geteuid};
+
+use super::error::SocketError;
+
+/// The socket of an agent for all users.
+const SYSTEM: &str = "/run/canvas/agent.sock";
+
+/// A socket that is listened on, and the lock that says so.
+pub struct ListeningSocket {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Locked as long as somebody has it open.
+    pub lock: OwnedFd,
+}
+
+/// Where an agent of this user listens: root's is for everybody.
+pub fn own_path() -> Result<PathBuf, SocketError> {
+    if geteuid().is_root() {
+        return Ok(SYSTEM.into());
+    }
+    let set = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    match set.filter(|p| p.is_absolute()) {
+        Some(dir) => Ok(dir.join("canvas/agent.sock")),
+        None => Ok(fallback_dir()?.join("agent.sock")),
+    }
+}
+
+/// The agent that a program of this user asks: the user's own if there is one, else everybody's.
+pub fn path_to_ask() -> Result<PathBuf, SocketError> {
+    let own = own_path()?;
+    Ok(if own.exists() { own } else { SYSTEM.into() })
+}
+
+/// A directory of this user alone, where there is no XDG_RUNTIME_DIR. Others can make one of this name
+/// first, but not one that belongs to this user.
+fn fallback_dir() -> Result<PathBuf, SocketError> {
+    let dir = PathBuf::from(format!("/tmp/canvas-{}", geteuid()));
+    let made = DirBuilder::new().mode(0o700).create(&dir);
+    let there = fs::symlink_metadata(&dir);
+    let is_own = there
+        .is_ok_and(|m| m.is_dir() && m.uid() == geteuid().as_raw() && m.mode() & 0o777 == 0o700);
+    match made {
+        _ if is_own => Ok(dir),
+        Err(source) if source.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(SocketError::Dir { dir, source })
+        }
+        _ => Err(SocketError::Open(dir)),
+    }
+}
+
+impl ListeningSocket {
+    /// Listens at `path`; `None` when somebody does already.
+    pub fn open(path: &Path) -> std::io::Result<Option<ListeningSocket>> {
+        // The socket is the agent's user's until `permit` says otherwise. The umask is the whole
+        // process's, so nothing here leans on it.
+        if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+            make_dirs(dir)?;
+        }
+        let mut lock_path = path.as_os_str().to_owned();
+        lock_path.push(".lock");
+        let lock: File = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(lock_path)?;
+        // Of the open file, not of the process: whom it is handed to holds it.
+        let wanted = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        match fcntl(&lock, FcntlArg::F_OFD_SETLK(&wanted)) {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        }
+        // Nobody has the lock, so nobody listens: what is there was left behind.
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        Ok(Some(ListeningSocket {
+            socket: pass::listen(path)?,
+            lock: lock.into(),
+        }))
+    }
+}
+
+/// Makes the directories that are missing, such that others can pass through them (mode 0755).
+fn make_dirs(dir: &Path) -> std::io::Result<()> {
+    let missing: Vec<&Path> = dir
+        .ancestors()
+        .take_while(|d| !d.as_os_str().is_empty() && !d.exists())
+        .collect();
+    for dir in missing.into_iter().rev() {
+        match fs::create_dir(dir) {
+            // Somebody else made it just now, and its mode is theirs to choose.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+            made => made?,
+        }
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+/// The group of this name.
+pub fn group(name: &str) -> Result<Gid, SocketError> {
+    match Group::from_name(name) {
+        Ok(Some(group)) => Ok(group.gid),
+        _ => Err(SocketError::Group(name.to_owned())),
+    }
+}
+
+/// Lets the members of a group connect, or (without one) the agent's own user only.
+pub fn permit(path: &Path, group: Option<Gid>) -> Result<(), SocketError> {
+    let fail = |source| SocketError::Permissions {
+        path: path.to_owned(),
+        source,
+    };
+    let mode = match group {
+        None => 0o600,
+        Some(group) => {
+            chown(path, None, Some(group)).map_err(|e| fail(e.into()))?;
+            0o660
+        }
+    };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(fail)
+}
+
+/// Waits until a socket can be read or written, or `until`; false when it cannot.
+fn ready(fd: &OwnedFd, what: PollFlags, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(fd.as_fd(), what)], timeout) {
+            Ok(0) => return false,
+            Err(Errno::EINTR) => {}
+            Ok(_) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Receives a message, if one comes within `wait`.
+pub fn receive_within(fd: &OwnedFd, buf: &mut [u8], wait: Duration) -> Result<Received, Errno> {
+    let until = Instant::now() + wait;
+    loop {
+        match pass::receive(fd, buf) {
+            Err(Errno::EAGAIN) if ready(fd, PollFlags::POLLIN, until) => {}
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
+            other => return other,
+        }
+    }
+}
+
+/// Sends a message, if the other side takes it within `wait`.
+pub fn send_within(
+    fd: &OwnedFd,
+    bytes: &[u8],
+    fds: &[std::os::fd::BorrowedFd],
+    wait: Duration,
+) -> Result<(), Errno> {
+    let until = Instant::now() + wait;
+    loop {
+        match pass::send(fd, bytes, fds) {
+            Err(Errno::EAGAIN) if ready(fd, PollFlags::POLLOUT, until) => {}
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_agent_listens_and_what_a_dead_one_left_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sub/agent.sock");
+        let first = ListeningSocket::open(&path).unwrap().unwrap();
+        let mode = fs::symlink_metadata(&path).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(ListeningSocket::open(&path).unwrap().is_none());
+        let copy = first.lock.try_clone().unwrap();
+        drop(first);
+        assert!(ListeningSocket::open(&path).unwrap().is_none(), "handed on");
+        drop(copy);
+        assert!(path.exists());
+        let _second = ListeningSocket::open(&path).unwrap().unwrap();
+        assert!(pass::connect(&path).is_ok());
+    }
+
+    #[test]
+    fn several_that_open_at_once_do_not_lend_each_other_their_modes() {
+        let dir = tempfile::tempdir().unwrap();
+        std::thread::scope(|s| {
+            for thread in 0..4 {
+                let dir = &dir;
+                s.spawn(move || {
+                    for round in 0..200 {
+                        let sub = dir.path().join(format!("{thread}-{round}"));
+                        let path = sub.join("agent.sock");
+                        let _listening = ListeningSocket::open(&path).unwrap().unwrap();
+                        let mode = |p: &Path| fs::symlink_metadata(p).unwrap().mode() & 0o777;
+                        assert_eq!((mode(&sub), mode(&path)), (0o755, 0o600));
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_group_that_does_not_exist_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _listening = ListeningSocket::open(&path).unwrap().unwrap();
+        let why = group("no-such-group").unwrap_err().to_string();
+        assert!(why.starts_with("there is no group no-such-group"), "{why}");
+        permit(&path, None).unwrap();
+    }
+
+    #[test]
+    fn waiting_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _listening = ListeningSocket::open(&path).unwrap().unwrap();
+        let fd = pass::connect(&path).unwrap();
+        let got = receive_within(&fd, &mut [0; 8], Duration::from_millis(20));
+        assert_eq!(got.err(), Some(Errno::ETIMEDOUT));
+    }
+}

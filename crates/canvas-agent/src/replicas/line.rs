@@ -1,0 +1,60 @@
+//! A slab's replicas as the journal has them.
+
+use canvas_place::replicas::map::REPLICAS_MAX;
+use canvas_place::replicas::{Replica, Slab};
+
+/// Bytes of a slab's line in the journal.
+pub const LINE_BYTES: usize = 32 * REPLICAS_MAX;
+
+/// The line of a slab: all zeros without a replica.
+pub fn to_line(slab: &Slab) -> [u8; LINE_BYTES] {
+    let mut line = [0; LINE_BYTES];
+    for (part, replica) in line.chunks_exact_mut(32).zip(&slab.replicas) {
+        part[0] = 1;
+        part[1] = replica.missing.is_none().into();
+        part[2..4].copy_from_slice(&(replica.donor as u16).to_le_bytes());
+        part[8..16].copy_from_slice(&replica.handle.to_le_bytes());
+        part[16..].copy_from_slice(&replica.run);
+    }
+    line
+}
+
+/// The slab of a line; what is not known to be whole lacks everything.
+pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
+    let mut slab = Slab::default();
+    for part in line.as_chunks::<32>().0.iter().filter(|p| p[0] == 1) {
+        let mut replica = Replica::whole(
+            u16::from_le_bytes([part[2], part[3]]).into(),
+            *part[16..].first_chunk().expect("16 bytes"),
+            u64::from_le_bytes(*part[8..].first_chunk().expect("8 bytes")),
+        );
+        if part[1] == 0 {
+            replica.lacks_all();
+        }
+        slab.replicas.push(replica);
+    }
+    slab
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replica(donor: usize) -> Replica {
+        Replica::whole(donor, [donor as u8; 16], 77 + donor as u64)
+    }
+
+    #[test]
+    fn the_journal_brings_replicas_back() {
+        let mut slab = Slab {
+            replicas: vec![replica(0), replica(3)],
+            ..Slab::default()
+        };
+        slab.replicas[1].lacks(9);
+        let again = from_line(&to_line(&slab));
+        slab.replicas[1].lacks_all();
+        assert_eq!(again.replicas, slab.replicas);
+        assert_eq!(to_line(&Slab::default()), [0; LINE_BYTES]);
+        assert!(from_line(&[0; LINE_BYTES]).replicas.is_empty());
+    }
+}

@@ -1,0 +1,306 @@
+//! Reading: carries out what [`canvas_place::replicas::read`] decides.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use canvas_place::replicas::read::{self, Ask, Otherwise, Then};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_wire::error::ErrorCode;
+use canvas_wire::frame::{Answer, Request};
+
+use super::{Call, Replicas, Views};
+use crate::block::Block;
+use crate::store::{Event, Outcome, Store};
+
+/// The disk knows our reads by numbers of their own from here on: a read that another copy was faster
+/// for is over before the disk is.
+const ON_DISK: u32 = 1 << 30;
+
+/// A read under way.
+struct Read {
+    extent: u32,
+    range: Range<usize>,
+    /// Tells it from earlier ones of its id.
+    serial: u64,
+    /// While it is not with the disk, and not handed out.
+    block: Option<Block>,
+    /// Who was asked, and who has answered.
+    state: read::Read,
+    /// When it was asked for.
+    since: Instant,
+}
+
+/// Reads under way.
+#[derive(Default)]
+pub(super) struct Reads {
+    by_id: HashMap<u32, Read>,
+    serial: u64,
+    /// When to ask another copy as well: the time, the read and the donor that has been asked.
+    due: BinaryHeap<Reverse<(Instant, u32, u64, usize)>>,
+    /// What the disk has to do.
+    on_disk: HashMap<u32, (u32, u64)>,
+    disk_serial: u32,
+    /// Those that wait for a donor to come back.
+    away: Vec<(u32, u64)>,
+}
+
+impl Reads {
+    fn get(&mut self, id: u32, serial: u64) -> Option<&mut Read> {
+        self.by_id.get_mut(&id).filter(|r| r.serial == serial)
+    }
+
+    /// Is this a number of ours with the disk?
+    pub fn is_ours(&self, number: u32) -> bool {
+        self.on_disk.contains_key(&number)
+    }
+
+    /// Time until another copy is to be asked for one of them.
+    pub fn due_in(&self) -> Option<Duration> {
+        let Reverse((due, ..)) = self.due.peek()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+}
+
+fn place(extent: u32) -> (u32, usize) {
+    (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS)
+}
+
+impl Replicas {
+    /// A read begins, or (`again`) what was handed out did not verify.
+    pub(super) fn begin_read(
+        &mut self,
+        id: u32,
+        extent: u32,
+        range: Range<usize>,
+        again: bool,
+        block: Block,
+    ) {
+        if again && let Some(r) = self.reads.by_id.get_mut(&id) {
+            r.block = Some(block);
+            r.range = range;
+            if let Some(donor) = r.state.is_bad() {
+                let (slab, within) = place(extent);
+                self.lacks(slab, donor, within);
+            }
+            return self.go_on(id);
+        }
+        self.reads.serial += 1;
+        let read = Read {
+            extent,
+            range,
+            serial: self.reads.serial,
+            block: Some(block),
+            state: read::Read::default(),
+            since: Instant::now(),
+        };
+        self.reads.by_id.insert(id, read);
+        self.go_on(id);
+    }
+
+    /// How long the tenant waits for what cannot be reached.
+    fn wait_ns_max(&self) -> u64 {
+        let ms = &self.far.wait_ms_max;
+        let ms = ms.load(std::sync::atomic::Ordering::Relaxed);
+        ms.saturating_mul(1_000_000)
+    }
+
+    /// Asks the next copy; without one the read waits for those that were asked, or for donors that
+    /// may come back, or ends.
+    fn go_on(&mut self, id: u32) {
+        if self.ask_next(id, false) {
+            return;
+        }
+        let wait_ns_max = self.wait_ns_max();
+        let Some(r) = self.reads.by_id.get_mut(&id) else {
+            return;
+        };
+        let (slab, within) = place(r.extent);
+        let donors = Views::of(&self.donors, self.started);
+        let since = r.since;
+        let waited_ns = || since.elapsed().as_nanos() as u64;
+        let slab = self.map.get(&slab);
+        let otherwise = r
+            .state
+            .otherwise(slab, within, &donors, waited_ns, wait_ns_max);
+        let outcome = match otherwise {
+            Otherwise::Waits => return,
+            Otherwise::Later => {
+                self.reads.away.push((id, r.serial));
+                return;
+            }
+            Otherwise::Ends { away: true } => Outcome::Away,
+            Otherwise::Ends { away: false } => Outcome::NoCopy,
+        };
+        let block = r.block.take().unwrap_or_default();
+        self.reads.by_id.remove(&id);
+        self.events.push(Event::Ended { id, outcome, block });
+    }
+
+    /// Asks the next copy that was not tried; false when there is none. `besides` one that may still
+    /// answer, only a copy that should have the extent is worth it.
+    fn ask_next(&mut self, id: u32, besides: bool) -> bool {
+        loop {
+            let Some(r) = self.reads.by_id.get(&id) else {
+                return false;
+            };
+            let (slab, within) = place(r.extent);
+            let donors = Views::of(&self.donors, self.started);
+            let slab = self.map.get(&slab);
+            let next = r
+                .state
+                .next(slab, within, &donors, self.disk.is_some(), besides);
+            let (donor, handle) = match next {
+                Ask::Donor(donor, handle) => (donor, handle),
+                Ask::Disk => {
+                    self.ask_disk(id);
+                    return true;
+                }
+                Ask::Nobody => return false,
+            };
+            let range = canvas_wire::frame::Range {
+                offset: (within * EXTENT_BYTES + r.range.start) as u32,
+                len: r.range.len() as u32,
+            };
+            let serial = r.serial;
+            let request = Request::Read { handle, range };
+            let sent = self.submit(donor, Call::Read(id, serial), &request);
+            let due = Instant::now() + Duration::from_nanos(self.donors[donor].pace.hedge_ns());
+            let r = self.reads.by_id.get_mut(&id).expect("just seen");
+            r.state.asked(donor, sent);
+            if sent {
+                self.reads.due.push(Reverse((due, id, serial, donor)));
+                return true;
+            }
+        }
+    }
+
+    fn ask_disk(&mut self, id: u32) {
+        let (Some(disk), Some(r)) = (&mut self.disk, self.reads.by_id.get_mut(&id)) else {
+            return;
+        };
+        // A donor that has been asked may be faster, and pieces that came before must not be lost: then
+        // the disk gets a block of its own.
+        let block = match r.state.asked_disk() {
+            true if r.range.start == 0 => r.block.take(),
+            _ => None,
+        };
+        let number = ON_DISK | (self.reads.disk_serial % ON_DISK);
+        self.reads.disk_serial = self.reads.disk_serial.wrapping_add(1);
+        self.reads.on_disk.insert(number, (id, r.serial));
+        let range = r.range.clone();
+        disk.read(number, r.extent, range, 0, block.unwrap_or_default());
+    }
+
+    /// A donor has answered a read, or (`None`) never will.
+    pub(super) fn donor_read(
+        &mut self,
+        donor: usize,
+        (id, serial): (u32, u64),
+        answer: Option<Answer>,
+    ) {
+        let Some(r) = self.reads.get(id, serial) else {
+            return;
+        };
+        let (slab, within) = place(r.extent);
+        let said = match answer {
+            Some(Answer::Data(data)) => read::Answer::Data {
+                blank: data.iter().all(|b| *b == 0),
+            },
+            // What it has not got any more it will not give.
+            Some(Answer::Error {
+                code: ErrorCode::UnknownHandle,
+                ..
+            }) => read::Answer::Unknown,
+            _ => read::Answer::No,
+        };
+        match r.state.answered(&mut self.map, slab, within, donor, said) {
+            Then::Nothing => {}
+            Then::HandOut => {
+                let mut block = r.block.take().unwrap_or_default();
+                if let Some(Answer::Data(data)) = answer {
+                    block[r.range.clone()].copy_from_slice(data);
+                }
+                let outcome = Outcome::Done;
+                self.events.push(Event::Ended { id, outcome, block });
+            }
+            Then::GoOn { failover } => {
+                self.failovers += u64::from(failover);
+                self.go_on(id);
+            }
+        }
+    }
+
+    /// The disk is through with a read.
+    pub(super) fn disk_read(&mut self, number: u32, outcome: Outcome, block: Block) {
+        let Some((id, serial)) = self.reads.on_disk.remove(&number) else {
+            return;
+        };
+        let Some(r) = self.reads.get(id, serial) else {
+            return;
+        };
+        match r.state.disk_answered(outcome == Outcome::Done) {
+            Then::Nothing => {}
+            Then::HandOut => {
+                let block = match r.block.take() {
+                    Some(mut ours) => {
+                        ours[r.range.clone()].copy_from_slice(&block[r.range.clone()]);
+                        ours
+                    }
+                    None => block,
+                };
+                self.events.push(Event::Ended { id, outcome, block });
+            }
+            Then::GoOn { .. } => {
+                r.block.get_or_insert(block);
+                self.go_on(id);
+            }
+        }
+    }
+
+    /// Asks again for what was at donors that were away; those are tried anew.
+    pub(super) fn retry_away(&mut self) {
+        let donors = self.donors.iter().enumerate();
+        let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
+        for (id, serial) in std::mem::take(&mut self.reads.away) {
+            if let Some(r) = self.reads.get(id, serial) {
+                r.state.try_again(up);
+                self.go_on(id);
+            }
+        }
+    }
+
+    /// Asks another copy for what a donor has been silent about for too long.
+    pub(super) fn hedge(&mut self) {
+        if self.reads.due.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(&Reverse((due, id, serial, donor))) = self.reads.due.peek() {
+            let read = self.reads.get(id, serial);
+            let waits = read.is_some_and(|r| r.state.waits_for(donor));
+            if waits && due > now {
+                return;
+            }
+            self.reads.due.pop();
+            if waits {
+                self.suspect(donor);
+                if self.ask_next(id, true) {
+                    self.failovers += 1;
+                }
+            }
+        }
+    }
+
+    /// The donor is asked after others until it answers a ping.
+    fn suspect(&mut self, donor: usize) {
+        let d = &mut self.donors[donor];
+        if d.suspect.is_none() {
+            let now = Instant::now();
+            d.suspect = Some(now);
+            d.pinged = now;
+            self.submit(donor, Call::Ping, &Request::Ping);
+        }
+    }
+}

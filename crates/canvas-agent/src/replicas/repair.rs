@@ -1,0 +1,298 @@
+//! Making good what replicas lack: carries out what [`canvas_place::replicas::repair`] decides.
+//!
+//! What a repair moves is its tenant's, and takes its turn on the links as what is written does: a job
+//! says what it wants to move next ([`Event::Wants`]), is told how much of that it may
+//! ([`Replicas::move_own`]), and says when that is through ([`Event::Moved`]).
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use canvas_place::replicas::REPAIRS;
+use canvas_place::replicas::repair::{self, From, TRIES, Verified};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_wire::frame::Request;
+
+use super::{Call, OURS, Replicas, Views};
+use crate::block::Block;
+use crate::dispatch::Lane;
+use crate::log::About;
+use crate::store::{Event, Outcome, Store};
+
+const SLOTS: usize = REPAIRS;
+const WHOLE: Range<usize> = 0..EXTENT_BYTES;
+
+/// What a job moves.
+#[derive(Default)]
+struct Moving {
+    /// Bytes that are through, of those that are read or written, and those that go next.
+    got: usize,
+    piece: usize,
+    block: Option<Block>,
+}
+
+/// Repairs under way.
+pub struct Repairs {
+    /// What is repaired from where.
+    pub jobs: repair::Repairs,
+    moving: [Moving; SLOTS],
+    /// Slabs made whole since they were last told.
+    pub done: u64,
+    /// Where what was read is opened, to see whether it verifies.
+    scratch: Option<Block>,
+}
+
+impl Repairs {
+    /// None yet.
+    pub fn new() -> Repairs {
+        Repairs {
+            jobs: repair::Repairs::new(SLAB_EXTENTS),
+            moving: Default::default(),
+            done: 0,
+            scratch: None,
+        }
+    }
+}
+
+impl Replicas {
+    /// Starts repairs; called in every tick.
+    pub(super) fn repair(&mut self) {
+        let now = self.now_ns();
+        self.repairs.jobs.tick(now);
+        for slot in 0..SLOTS {
+            self.next_repair(slot);
+        }
+    }
+
+    /// Finds something to do for a slot that has nothing. What turns out at once to be hopeless does
+    /// not keep the rest from its turn.
+    fn next_repair(&mut self, slot: usize) {
+        for _ in 0..TRIES {
+            if self.repairs.jobs.job(slot).is_some() || !self.find_repair(slot) {
+                return;
+            }
+        }
+    }
+
+    /// Finds an extent to repair, and begins; false when there is none.
+    fn find_repair(&mut self, slot: usize) -> bool {
+        let (far, writing) = (self.far, &self.writing);
+        let donors = Views::of(&self.donors, self.started);
+        let mut made_whole = Vec::new();
+        let found = self.repairs.jobs.find(
+            slot,
+            &mut self.map,
+            &donors,
+            |extent| writing.contains_key(&extent),
+            |extent| far.seals[extent as usize].load(Acquire),
+            &mut made_whole,
+        );
+        self.repairs.done += made_whole.len() as u64;
+        for slab in made_whole {
+            self.save(slab);
+        }
+        if found {
+            self.repairs.moving[slot] = Moving {
+                block: Some(Block::new()),
+                ..Moving::default()
+            };
+            self.read_for_repair(slot);
+        }
+        found
+    }
+
+    /// Chooses the next copy that may have the extent, and asks for leave to read it.
+    fn read_for_repair(&mut self, slot: usize) {
+        if self.repairs.jobs.job(slot).is_none() {
+            return;
+        }
+        self.repairs.moving[slot].got = 0;
+        let donors = Views::of(&self.donors, self.started);
+        let has_disk = self.disk.is_some();
+        match self.repairs.jobs.source(slot, &self.map, &donors, has_disk) {
+            From::Donor(_) => self.want(slot, Lane::In),
+            From::Disk => self.want(slot, Lane::Disk),
+            From::Nowhere => self.end_repair(slot, false),
+        }
+    }
+
+    /// A job wants to move what is left of what it reads or writes.
+    fn want(&mut self, slot: usize, lane: Lane) {
+        self.events.push(Event::Wants {
+            slot: slot as u32,
+            lane,
+            bytes: (EXTENT_BYTES - self.repairs.moving[slot].got) as u32,
+        });
+    }
+
+    /// What a job was let move is through, or (not `ok`) will not be.
+    fn moved(&mut self, slot: usize, ok: bool) {
+        let slot = slot as u32;
+        self.events.push(Event::Moved { slot, ok });
+    }
+
+    /// A job may move so many bytes.
+    pub(super) fn move_own(&mut self, slot: usize, bytes: usize) {
+        let Some(job) = self.repairs.jobs.job(slot) else {
+            debug_assert!(false, "a job ends when nothing of it waits for its turn");
+            return self.moved(slot, false);
+        };
+        let moving = &mut self.repairs.moving[slot];
+        moving.piece = bytes;
+        if job.void {
+            self.moved(slot, false);
+            return self.end_repair(slot, false);
+        }
+        if job.writes {
+            return self.write_piece_for_repair(slot);
+        }
+        let Some(source) = job.from else {
+            let (extent, block) = (job.extent, moving.block.take().unwrap_or_default());
+            if let Some(disk) = &mut self.disk {
+                disk.read(OURS + slot as u32, extent, WHOLE, 0, block);
+            }
+            return;
+        };
+        let range = canvas_wire::frame::Range {
+            offset: (job.extent as usize % SLAB_EXTENTS * EXTENT_BYTES + moving.got) as u32,
+            len: bytes as u32,
+        };
+        let slab = job.extent / SLAB_EXTENTS as u32;
+        let handle = source.handle;
+        let request = Request::Read { handle, range };
+        if !self.is_there(slab, source)
+            || !self.submit(source.donor, Call::RepairRead(slot), &request)
+        {
+            self.moved(slot, false);
+            self.read_for_repair(slot);
+        }
+    }
+
+    pub(super) fn repair_read(&mut self, slot: usize, data: Option<&[u8]>) {
+        if self.repairs.jobs.job(slot).is_none() {
+            return;
+        }
+        let moving = &mut self.repairs.moving[slot];
+        let piece = moving.got..moving.got + moving.piece;
+        match data {
+            Some(data) if data.len() == moving.piece => {
+                let block = moving.block.get_or_insert_default();
+                block[piece.clone()].copy_from_slice(data);
+                moving.got = piece.end;
+                let whole = moving.got == EXTENT_BYTES;
+                self.moved(slot, true);
+                if whole {
+                    self.write_for_repair(slot);
+                } else {
+                    self.want(slot, Lane::In);
+                }
+            }
+            _ => {
+                self.moved(slot, false);
+                self.read_for_repair(slot);
+            }
+        }
+    }
+
+    pub(super) fn repair_from_disk(&mut self, slot: usize, outcome: Outcome, block: Block) {
+        self.moved(slot, outcome == Outcome::Done);
+        self.repairs.moving[slot].block = Some(block);
+        if outcome == Outcome::Done {
+            self.write_for_repair(slot);
+        } else {
+            self.read_for_repair(slot);
+        }
+    }
+
+    /// All has been read: if it verifies, asks for leave to write it to the copy that lacks it.
+    fn write_for_repair(&mut self, slot: usize) {
+        let Some(job) = self.repairs.jobs.job(slot) else {
+            return;
+        };
+        let (extent, seal, void) = (job.extent, job.seal, job.void);
+        let Some(block) = self.repairs.moving[slot].block.take() else {
+            return;
+        };
+        let good = void || self.verifies(extent, seal, &block);
+        self.repairs.moving[slot].block = Some(block);
+        let seal = self.far.seals[extent as usize].load(Acquire);
+        match self.repairs.jobs.verified(slot, &self.map, good, seal) {
+            Verified::Write(_) => {
+                self.repairs.moving[slot].got = 0;
+                self.want(slot, Lane::Out);
+            }
+            Verified::End => self.end_repair(slot, false),
+            Verified::Bad(source) => {
+                if let Some(source) = source {
+                    let within = extent as usize % SLAB_EXTENTS;
+                    self.lacks(extent / SLAB_EXTENTS as u32, source.donor, within);
+                }
+                self.far.stats.corrupt.fetch_add(1, Relaxed);
+                let line =
+                    format!("a copy of extent {extent} is damaged or old; it is not copied on");
+                self.events.push(Event::Line(About::Corrupt, line));
+                self.read_for_repair(slot);
+            }
+        }
+    }
+
+    fn write_piece_for_repair(&mut self, slot: usize) {
+        let Some(job) = self.repairs.jobs.job(slot) else {
+            return;
+        };
+        let (extent, target) = (job.extent, job.target);
+        let moving = &mut self.repairs.moving[slot];
+        let piece = moving.got..moving.got + moving.piece;
+        let Some((target, block)) = target.zip(moving.block.take()) else {
+            return;
+        };
+        self.repairs.jobs.sent(slot);
+        let request = Request::Write {
+            handle: target.handle,
+            offset: (extent as usize % SLAB_EXTENTS * EXTENT_BYTES + piece.start) as u32,
+            data: &block[piece],
+        };
+        let sent = self.is_there(extent / SLAB_EXTENTS as u32, target)
+            && self.submit(target.donor, Call::RepairWrite(slot), &request);
+        self.repairs.moving[slot].block = Some(block);
+        if !sent {
+            self.moved(slot, false);
+            self.end_repair(slot, false);
+        }
+    }
+
+    /// Are these the bytes of the extent that were sealed under this number?
+    fn verifies(&mut self, extent: u32, seal: u64, block: &Block) -> bool {
+        let scratch = self.repairs.scratch.get_or_insert_default();
+        scratch.copy_from_slice(block);
+        self.sealer.open_extent(extent, seal, scratch).is_ok()
+    }
+
+    pub(super) fn repair_wrote(&mut self, slot: usize, ok: bool) {
+        let Some(job) = self.repairs.jobs.job(slot) else {
+            return;
+        };
+        let moving = &mut self.repairs.moving[slot];
+        moving.got += moving.piece;
+        let more = ok && !job.void && moving.got < EXTENT_BYTES;
+        self.moved(slot, ok);
+        if more {
+            self.want(slot, Lane::Out);
+        } else {
+            self.end_repair(slot, ok);
+        }
+    }
+
+    /// Ends a job of which nothing is under way, and nothing waits for its turn.
+    fn end_repair(&mut self, slot: usize, ok: bool) {
+        if self.repairs.jobs.job(slot).is_none() {
+            return;
+        }
+        self.repairs.moving[slot] = Moving::default();
+        for id in self.repairs.jobs.end(slot, &mut self.map, ok).held_back {
+            self.send_write(id);
+        }
+        if ok {
+            self.next_repair(slot);
+        }
+    }
+}

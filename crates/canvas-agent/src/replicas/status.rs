@@ -1,0 +1,47 @@
+//! What is told of the donors, twice a second.
+
+use std::time::{Duration, Instant};
+
+use canvas_sys::proc::now_ns;
+
+use super::Replicas;
+use super::donor::State;
+use canvas_control::status::{AgentStatus, DonorState, DonorStatus};
+
+/// Time between two reports.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Replicas {
+    /// Notes in the journal how the donors are, if that is due.
+    pub(super) fn report(&mut self) {
+        if self.reported.is_some_and(|t| t.elapsed() < PAUSE) {
+            return;
+        }
+        self.reported = Some(Instant::now());
+        let mut slabs = vec![0u32; self.donors.len()];
+        for copy in self.map.values().flat_map(|e| &e.replicas) {
+            slabs[copy.donor] += 1;
+        }
+        let donors = self.donors.iter().zip(slabs).map(|(d, slabs)| DonorStatus {
+            addr: d.addr.addr,
+            state: match d.state {
+                State::Down(_) => DonorState::Down,
+                State::Listing => DonorState::Listing,
+                State::Up if d.pressure => DonorState::Pressure,
+                State::Up => DonorState::Up,
+            },
+            slabs,
+            free_bytes: d.free_bytes,
+            round_trip_us: d
+                .round_trip
+                .map(|t| t.as_micros().min(u128::from(u32::MAX - 1)) as u32),
+        });
+        let status = AgentStatus {
+            at_ns: now_ns(),
+            pid: std::process::id(),
+            degraded_slabs: self.degraded,
+            donors: donors.collect(),
+        };
+        self.journal.put_status(&status);
+    }
+}

@@ -1,0 +1,244 @@
+//! Writing an extent to all its copies at once, over a slow link in pieces.
+//!
+//! * Who asks says how far a write may go ([`Store::write`](crate::store::Store::write)); when all copies have that,
+//!   it is asked for more. The disk of this host gets the whole extent at the beginning.
+//! * The copies of a write are those that the slab had when it began. One that refuses a piece, hangs up, or is another
+//!   one by now, misses the extent and gets no more of it; one that was made meanwhile misses it too.
+//! * Until the end the extent has no seal, so nobody reads half of it.
+
+use canvas_place::replicas::{Policy, Target};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_wire::frame::Request;
+
+use super::{Call, Replicas, Views, is_durable};
+use crate::block::Block;
+use crate::store::{Event, Outcome, Store};
+
+/// A write under way.
+pub(super) struct Op {
+    extent: u32,
+    /// While the disk has not got it.
+    block: Option<Block>,
+    /// Bytes that may have been sent, and that were.
+    to: usize,
+    sent: usize,
+    /// Copies that have all that was sent, or are being asked to take it.
+    targets: Vec<Target>,
+    /// Answers of donors that are awaited.
+    parts: usize,
+    /// The agent was asked how much further it may go.
+    waits: bool,
+    /// Donors that have the whole extent.
+    donors: usize,
+    /// The disk's answer is awaited; what it was.
+    to_disk: bool,
+    disk: Option<Outcome>,
+}
+
+impl Op {
+    fn slab(&self) -> u32 {
+        self.extent / SLAB_EXTENTS as u32
+    }
+
+    fn within(&self) -> usize {
+        self.extent as usize % SLAB_EXTENTS
+    }
+}
+
+impl Replicas {
+    /// Takes a write, of which the first `to` bytes may go now.
+    pub(super) fn begin_write(&mut self, id: u32, extent: u32, block: Block, to: usize) {
+        *self.writing.entry(extent).or_default() += 1;
+        let op = Op {
+            extent,
+            block: Some(block),
+            to,
+            sent: 0,
+            targets: Vec::new(),
+            parts: 0,
+            waits: false,
+            donors: 0,
+            to_disk: false,
+            disk: None,
+        };
+        let slab = op.slab();
+        self.ops.insert(id, op);
+        let now = self.now_ns();
+        let entry = self.map.entry(slab).or_default();
+        let donors = Views::of(&self.donors, self.started);
+        let policy = Policy {
+            disk: self.disk.is_some(),
+            ..self.policy
+        };
+        for _ in 0..entry.to_ask(&donors, policy, now) {
+            self.place(slab);
+        }
+        let entry = self.map.get_mut(&slab).expect("just made");
+        if entry.allocating > 0 {
+            entry.waiting.push(id);
+        } else {
+            self.send_write(id);
+        }
+    }
+
+    /// Begins a write for which there are as many copies as there will be.
+    pub(super) fn send_write(&mut self, id: u32) {
+        let op = self.ops.get_mut(&id).expect("under way");
+        if self.repairs.jobs.holds_back(op.extent, id) {
+            return;
+        }
+        if let Some(entry) = self.map.get(&op.slab()) {
+            op.targets = entry.replicas.iter().map(Target::of).collect();
+        }
+        self.send_piece(id);
+        if let Some(disk) = &mut self.disk {
+            let op = self.ops.get_mut(&id).expect("under way");
+            let mut block = op.block.take().expect("just sent from it");
+            if op.sent < EXTENT_BYTES {
+                // The donors get the rest of it later.
+                let mut ours = self.spare.pop().unwrap_or_default();
+                ours.copy_from_slice(&block);
+                std::mem::swap(&mut ours, &mut block);
+                op.block = Some(ours);
+            }
+            op.to_disk = true;
+            disk.write(id, op.extent, block, EXTENT_BYTES);
+        }
+        self.write_ended(id);
+    }
+
+    /// A write may go on, as far as `to`.
+    pub(super) fn go_on_writing(&mut self, id: u32, to: usize) {
+        let Some(op) = self.ops.get_mut(&id) else {
+            debug_assert!(false, "a write ends after its last piece only");
+            return;
+        };
+        op.waits = false;
+        op.to = to;
+        self.send_piece(id);
+        self.write_ended(id);
+    }
+
+    /// Sends what may be sent to the copies that have all before it.
+    fn send_piece(&mut self, id: u32) {
+        let op = self.ops.get_mut(&id).expect("under way");
+        let (slab, within, piece) = (op.slab(), op.within(), op.sent..op.to);
+        debug_assert!(piece.start < piece.end && piece.end <= EXTENT_BYTES);
+        op.sent = op.to;
+        let block = op.block.take().expect("kept until all is sent");
+        let mut targets = std::mem::take(&mut op.targets);
+        targets.retain(|target| {
+            let request = Request::Write {
+                handle: target.handle,
+                offset: (within * EXTENT_BYTES + piece.start) as u32,
+                data: &block[piece.clone()],
+            };
+            let sent = self.is_there(slab, *target)
+                && self.donors[target.donor].is_up()
+                && self.submit(target.donor, Call::Write(id), &request);
+            if !sent {
+                self.lacks(slab, target.donor, within);
+            }
+            sent
+        });
+        let op = self.ops.get_mut(&id).expect("under way");
+        op.block = Some(block);
+        op.parts = targets.len();
+        op.targets = targets;
+    }
+
+    /// Is the slab's copy at this donor still the one that it was?
+    pub(super) fn is_there(&self, slab: u32, target: Target) -> bool {
+        let entry = self.map.get(&slab);
+        entry.is_some_and(|e| e.is_there(target))
+    }
+
+    /// A donor has not got an extent.
+    pub(super) fn lacks(&mut self, slab: u32, donor: usize, within: usize) {
+        let was_whole = self
+            .map
+            .get_mut(&slab)
+            .and_then(|e| e.at(donor))
+            .is_some_and(|c| c.lacks(within));
+        if was_whole {
+            self.save(slab);
+        }
+    }
+
+    /// A donor's answer to what it was sent last.
+    pub(super) fn donor_wrote(&mut self, donor: usize, id: u32, ok: bool) {
+        let Some(op) = self.ops.get_mut(&id) else {
+            return;
+        };
+        op.parts -= 1;
+        let (slab, within) = (op.slab(), op.within());
+        if !ok {
+            // A copy that is made there meanwhile has not got it either.
+            op.targets.retain(|t| t.donor != donor);
+            self.lacks(slab, donor, within);
+        } else if op.sent == EXTENT_BYTES {
+            op.donors += 1;
+            if let Some(copy) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
+                copy.gained(within);
+                copy.ops += 1;
+            }
+        }
+        self.write_ended(id);
+    }
+
+    /// The disk's answer.
+    pub(super) fn disk_wrote(&mut self, id: u32, outcome: Outcome, block: Block) {
+        let Some(op) = self.ops.get_mut(&id) else {
+            return;
+        };
+        op.to_disk = false;
+        op.disk = Some(outcome);
+        match op.block {
+            None => op.block = Some(block),
+            Some(_) => self.spare.push(block),
+        }
+        self.write_ended(id);
+    }
+
+    /// Goes on with a write whose donors have answered, and ends one that waits for nothing any more.
+    fn write_ended(&mut self, id: u32) {
+        let Some(op) = self.ops.get_mut(&id) else {
+            return;
+        };
+        if op.parts > 0 || op.waits {
+            return;
+        }
+        if op.sent < EXTENT_BYTES && !op.targets.is_empty() {
+            op.waits = true;
+            self.events.push(Event::Part(id));
+            return;
+        }
+        if op.to_disk {
+            return;
+        }
+        let op = self.ops.remove(&id).expect("just seen");
+        // A copy that was made meanwhile has not got it.
+        let slab = op.slab();
+        let unsent: Vec<usize> = self.map.get(&slab).map_or_else(Vec::new, |e| {
+            let donors = e.replicas.iter().map(|c| c.donor);
+            let has = |donor: &usize| op.targets.iter().any(|t| t.donor == *donor);
+            donors.filter(|donor| !has(donor)).collect()
+        });
+        for donor in unsent {
+            self.lacks(slab, donor, op.within());
+        }
+        self.wrote.push(op.extent);
+        let on_disk = op.disk.map(|outcome| outcome == Outcome::Done);
+        let outcome = match op.disk {
+            _ if is_durable(self.policy, op.donors, on_disk) => Outcome::Done,
+            Some(outcome) => outcome,
+            None if self.no_other_has_room(slab) => Outcome::NoRoom,
+            None => Outcome::Lost,
+        };
+        self.events.push(Event::Ended {
+            id,
+            outcome,
+            block: op.block.unwrap_or_default(),
+        });
+    }
+}

@@ -1,0 +1,228 @@
+//! How much of the agent's thread a tenant may use in its turn: deficit round robin (Shreedhar and Varghese,
+//! SIGCOMM 1995) over time instead of bytes.
+//!
+//! What a request costs is known only afterwards: a write is sealed, a read of one record is nearly nothing. So a
+//! turn takes as many requests as are likely to fit, by what they cost lately, and what it used beyond is owed:
+//! a tenant in debt has no turn until its part of the rounds has paid. A round in which nobody has
+//! anything to do takes no time, so the thread is never idle because of a debt. Pure: no clock.
+
+use std::time::Duration;
+
+/// What the heaviest tenant that works may use in a round; the others by weight.
+pub const QUANTUM_NS: i64 = 200_000;
+/// Most requests that are taken in one turn, however cheap they seem.
+pub const REQUESTS_MAX: usize = 128;
+/// What a request costs before anything is known.
+const REQUEST_NS: u64 = 6_250;
+/// No request costs less, whatever clocks say.
+const REQUEST_NS_MIN: u64 = 500;
+/// Requests by which their cost is known; older ones weigh half.
+const KNOWN: u64 = 64;
+
+/// What one tenant may use.
+#[derive(Clone, Debug)]
+pub struct RoundRobin {
+    /// Below 0: owed.
+    left_ns: i64,
+    spent_ns: u64,
+    taken: u64,
+}
+
+impl Default for RoundRobin {
+    fn default() -> RoundRobin {
+        RoundRobin::new()
+    }
+}
+
+impl RoundRobin {
+    /// Of a tenant that has done nothing yet.
+    pub fn new() -> RoundRobin {
+        RoundRobin {
+            left_ns: 0,
+            spent_ns: REQUEST_NS * KNOWN / 2,
+            taken: KNOWN / 2,
+        }
+    }
+
+    /// A new round, in which the heaviest tenant that works has weight `heaviest`. What is left of the
+    /// last one is kept only if it was `held_back`: more was there than it could take.
+    pub fn refill(&mut self, weight: u32, heaviest: u32, held_back: bool) {
+        let part = i64::from(weight.min(heaviest)) * QUANTUM_NS / i64::from(heaviest.max(1));
+        let part = part.max(1);
+        let most = if held_back { 4 * part } else { part };
+        self.left_ns = (self.left_ns + part).min(most);
+    }
+
+    /// Requests that it may take now; 0 while it owes.
+    pub fn most(&self) -> usize {
+        if self.left_ns <= 0 {
+            return 0;
+        }
+        let each = (self.spent_ns / self.taken.max(1)).max(REQUEST_NS_MIN);
+        (self.left_ns as u64)
+            .div_ceil(each)
+            .min(REQUESTS_MAX as u64) as usize
+    }
+
+    /// It took so many requests.
+    pub fn took(&mut self, requests: usize) {
+        self.taken += requests as u64;
+        while self.taken > 2 * KNOWN {
+            self.taken /= 2;
+            self.spent_ns /= 2;
+        }
+    }
+
+    /// The thread was at work for it.
+    pub fn spent(&mut self, time: Duration) {
+        let ns = time.as_nanos().min(1_000_000_000) as u64;
+        self.spent_ns = self.spent_ns.saturating_add(ns);
+        self.left_ns = self.left_ns.saturating_sub_unsigned(ns);
+    }
+}
+
+/// Rings for nothing that are borne before a tenant is looked at less often.
+const VAIN_MAX: u32 = 64;
+/// How often such a one is looked at.
+pub const VAIN_PAUSE: Duration = Duration::from_millis(1);
+/// Rings that are further apart cost nothing.
+const VAIN_APART: Duration = Duration::from_millis(100);
+
+/// What a tenant's rings are worth. A program rings after it has posted, so what it rings for is mostly there; one
+/// that rings for nothing again and again would keep the thread from sleeping.
+#[derive(Clone, Default, Debug)]
+pub struct Rings {
+    vain: u32,
+}
+
+impl Rings {
+    /// There was something.
+    pub fn answered(&mut self) {
+        self.vain = 0;
+    }
+
+    /// There was nothing, `since` the last such ring. True when the tenant is to be left alone for
+    /// [`VAIN_PAUSE`].
+    pub fn in_vain(&mut self, since: Duration) -> bool {
+        self.vain = if since > VAIN_APART { 1 } else { self.vain + 1 };
+        self.vain = self.vain.min(VAIN_MAX);
+        self.vain == VAIN_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ns(ns: u64) -> Duration {
+        Duration::from_nanos(ns)
+    }
+
+    /// A tenant that always has more to do; its requests cost `cost`, now and then `spike` times as much.
+    #[derive(Clone, Debug)]
+    struct Busy {
+        weight: u32,
+        cost: u64,
+        spike: u64,
+    }
+
+    fn busy() -> impl Strategy<Value = Busy> {
+        let weight = prop_oneof![Just(1), Just(100), 1..=1000u32];
+        (weight, 500..60_000u64, 1..20u64).prop_map(|(weight, cost, spike)| Busy {
+            weight,
+            cost,
+            spike,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn shares_of_time_follow_weights_whatever_requests_cost(
+            all in prop::collection::vec(busy(), 1..8),
+        ) {
+            let heaviest = all.iter().map(|b| b.weight).max().unwrap();
+            let mut tenants = vec![RoundRobin::new(); all.len()];
+            let mut used = vec![0u64; all.len()];
+            // The dearest turn of each: no share is off by more.
+            let mut turn_max = vec![0u64; all.len()];
+            // Many turns of each, however light it is.
+            let lightest = all.iter().map(|b| b.weight).min().unwrap();
+            let dear = all.iter().map(|b| b.cost * b.spike).max().unwrap();
+            let part = QUANTUM_NS as u64 * u64::from(lightest) / u64::from(heaviest);
+            let rounds = 200 + 20 * dear / part.max(1);
+            for round in 0..rounds {
+                for (i, b) in all.iter().enumerate() {
+                    tenants[i].refill(b.weight, heaviest, round > 0);
+                    let most = tenants[i].most();
+                    if most == 0 {
+                        continue;
+                    }
+                    tenants[i].took(most);
+                    let spikes = if round % 7 == 0 { b.spike } else { 1 };
+                    let cost = b.cost * (most as u64 - 1 + spikes);
+                    tenants[i].spent(ns(cost));
+                    used[i] += cost;
+                    turn_max[i] = turn_max[i].max(cost);
+                }
+            }
+            for (i, b) in all.iter().enumerate() {
+                let part = QUANTUM_NS as u64 * u64::from(b.weight) / u64::from(heaviest);
+                let due = rounds * part.max(1);
+                // More than it is due by one turn at most.
+                prop_assert!(used[i] <= due + 4 * part + turn_max[i], "{i}: {} of {due}", used[i]);
+                // Less only when its requests are so cheap that their number bounds it, or by what is not kept of
+                // turns that were guessed too dear (more than four rounds' worth), which is little.
+                let bounded = REQUESTS_MAX as u64 * b.cost < 4 * part;
+                let least = due.saturating_sub(4 * part + turn_max[i] + due / 100);
+                prop_assert!(bounded || used[i] >= least, "{i}: {} of {due}", used[i]);
+                prop_assert!(used[i] > 0, "nobody starves");
+            }
+        }
+    }
+
+    #[test]
+    fn a_debt_is_paid_and_idleness_saves_nothing() {
+        let mut t = RoundRobin::new();
+        assert_eq!(t.most(), 0, "before its first round");
+        for _ in 0..100 {
+            t.refill(100, 100, false);
+        }
+        assert_eq!(t.most(), 32);
+        t.spent(ns(10 * QUANTUM_NS as u64));
+        let waits = (0..).take_while(|_| {
+            t.refill(100, 100, false);
+            t.most() == 0
+        });
+        assert_eq!(waits.count(), 9);
+    }
+
+    #[test]
+    fn a_turn_is_as_long_as_requests_are_dear() {
+        let mut t = RoundRobin::new();
+        for _ in 0..50 {
+            t.refill(100, 100, false);
+            t.took(4);
+            t.spent(ns(4 * 50_000));
+        }
+        assert_eq!(t.most(), 0);
+        t.refill(100, 100, false);
+        assert!((2..=8).contains(&t.most()), "{}", t.most());
+        // Whatever a clock says.
+        t.spent(Duration::MAX);
+        t.spent(Duration::MAX);
+        assert_eq!(t.most(), 0);
+    }
+
+    #[test]
+    fn who_rings_for_nothing_again_and_again_is_left_alone() {
+        let mut r = Rings::default();
+        let soon = Duration::from_micros(20);
+        let many = |r: &mut Rings, n: u32| (0..n).filter(|_| r.in_vain(soon)).count();
+        assert_eq!(many(&mut r, VAIN_MAX - 1), 0);
+        assert_eq!(many(&mut r, 3), 3);
+        r.answered();
+        assert_eq!(many(&mut r, VAIN_MAX - 1), 0);
+        assert!(!r.in_vain(Duration::from_secs(1)), "long ago");
+    }
+}

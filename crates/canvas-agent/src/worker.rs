@@ -1,0 +1,257 @@
+//! The agent process of a run: `canvas agent-worker`, started by its runner.
+//!
+//! In a session of its own, so that no terminal stops or ends it, and with no descriptor of the
+//! user's but standard error. It ends when its runner says so, or when the runner is gone and the
+//! tenant has no process any more.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::time::Duration;
+
+use crate::agent::tenant_id;
+use crate::disk::Disk;
+use crate::dispatch::Dispatch;
+use crate::idle::Waker;
+use crate::journal::Journal;
+use crate::numbers::SealNumbers;
+use crate::replicas::{self, Policy, Replicas};
+use crate::seal::Sealer;
+use crate::share::Live;
+use crate::{Agent, Setup};
+use canvas_link::Address;
+use canvas_shm::{Far, Segment};
+use canvas_wire::key::ClusterKey;
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::finder::Finder;
+use crate::members::{Orphan, Whose};
+use canvas_control::text::{reason, say};
+use canvas_types::units::Amount;
+
+/// Numbers of the agent's descriptors; 0 is the pipe that ends with the runner.
+pub const SEGMENT_FD: RawFd = 3;
+/// The journal.
+pub const JOURNAL_FD: RawFd = 4;
+/// The backing file.
+pub const BACKING_FD: RawFd = 5;
+/// One past the last.
+pub const FDS_END: RawFd = 6;
+
+/// What is said through the pipe: the run is over.
+pub const OVER: u8 = b'e';
+/// The journal has another share of the tenant.
+pub const SHARE_CHANGED: u8 = b's';
+
+/// What the runner has said: nothing yet; nothing any more; that the run is over.
+const RUNNING: u8 = 0;
+const RUNNER_GONE: u8 = 1;
+const RUN_OVER: u8 = 2;
+
+/// What its runner says it is to do.
+#[derive(Debug)]
+pub struct Config {
+    /// Slabs that the tenant may fill, while the journal has no other bound.
+    pub slabs: usize,
+    /// Servers.
+    pub servers: Vec<Address>,
+    /// Members of the servers' gossip.
+    pub seeds: Vec<SocketAddr>,
+    /// Servers that have a copy each.
+    pub donors: usize,
+    /// There is a copy on disk.
+    pub disk: bool,
+    /// What stays free on that disk.
+    pub reserve: Option<Amount>,
+    /// Connections to each server.
+    pub links: usize,
+    /// How long it looks for requests before it sleeps.
+    pub spin: Duration,
+    /// What is read ahead and would come too late is not done.
+    pub timeliness: bool,
+}
+
+/// Why it does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// What its runner was to hand over is missing.
+    #[error("far memory: {what} was not handed over: {}", .source.desc())]
+    NotHandedOver {
+        /// What.
+        what: &'static str,
+        /// What the system says.
+        source: Errno,
+    },
+    /// What it was handed is of no use, or the system does not let it work.
+    #[error("far memory: {what}: {}", .source.desc())]
+    System {
+        /// What.
+        what: &'static str,
+        /// What the system says.
+        source: Errno,
+    },
+    /// There is no thread, or no descriptor.
+    #[error("far memory: no thread: {}", reason(.0))]
+    Thread(#[source] std::io::Error),
+    /// It is told to keep nothing anywhere.
+    #[error("far memory: its flags: there is neither a server nor a disk")]
+    NoPlace,
+    /// The journal has a key that is none.
+    #[error("far memory: the key of the servers: {0}")]
+    Key(&'static str),
+    /// It cannot listen to the gossip.
+    #[error("far memory: its gossip: {0}")]
+    Gossip(String),
+}
+
+/// Serves until the tenant is gone.
+pub fn serve(args: &Config) -> Result<(), WorkerError> {
+    let fail = |what| move |source| WorkerError::System { what, source };
+    let fd = |number, what| {
+        canvas_shm::map::inherited(number, FDS_END)
+            .map_err(|source| WorkerError::NotHandedOver { what, source })
+    };
+    let segment_fd = fd(SEGMENT_FD, "its segment")?;
+    let segment = Segment::map(&segment_fd).map_err(fail("its segment"))?;
+    let far = Far::map(&segment_fd).map_err(fail("its area"))?;
+    let segment_inode = nix::sys::stat::fstat(&segment_fd)
+        .map_err(fail("its segment"))?
+        .st_ino;
+    let journal = Journal::open(fd(JOURNAL_FD, "its journal")?).map_err(fail("its journal"))?;
+    let key = journal.key().map_err(fail("its key"))?;
+    let backing = fd(BACKING_FD, "its file")?;
+    let control = fd(0, "the pipe of its runner")?;
+    let keep = [
+        segment_fd.as_fd(),
+        journal.file().as_fd(),
+        backing.as_fd(),
+        control.as_fd(),
+    ];
+    alone(&keep).map_err(fail("it cannot be alone"))?;
+
+    let waker = Waker(far);
+    let again = || {
+        let again = journal.try_clone();
+        again.map_err(fail("its journal"))
+    };
+    let notes = again()?;
+    let share = Live::new(notes.share().unwrap_or_default());
+    let runner = watch(control.into(), waker, notes, share.clone()).map_err(WorkerError::Thread)?;
+    let threads = WorkerError::Thread;
+    let disk = if args.disk {
+        Some(Disk::new(backing.into(), args.reserve, waker).map_err(threads)?)
+    } else {
+        None
+    };
+    let tenant = tenant_id(far);
+    // The runner may change the bound while the tenant runs.
+    let bounds = again()?;
+    let numbers = SealNumbers::new(again()?);
+    let slabs = args.slabs;
+    let setup = Setup {
+        far,
+        tenant,
+        name: format!("{:016x}", u128::from_be_bytes(tenant) >> 64),
+        key,
+        numbers,
+        slabs: Box::new(move || match bounds.slabs_max() {
+            0 => slabs,
+            noted => noted as usize,
+        }),
+        spin: args.spin,
+        say: |line| say(line),
+        share,
+    };
+    let dispatch = Dispatch::new().with_timeliness(args.timeliness);
+    let mut orphan = Orphan::default();
+    let whose = Whose {
+        uid: nix::unistd::geteuid().as_raw(),
+        inode: segment_inode,
+    };
+    let is_over = || match runner.load(SeqCst) {
+        RUNNING => false,
+        RUN_OVER => true,
+        _ => orphan.is_over(segment, far, whose),
+    };
+    if args.servers.is_empty() && args.seeds.is_empty() {
+        let disk = disk.ok_or(WorkerError::NoPlace)?;
+        Agent::new(setup, disk).serve(dispatch, is_over);
+    } else {
+        let key = match journal.cluster_key() {
+            Some(line) => ClusterKey::from_line(&line).map_err(WorkerError::Key)?,
+            None => ClusterKey::without_secret(),
+        };
+        // It lives as long as the agent serves.
+        let finder = Finder::start(&args.seeds, &key).map_err(WorkerError::Gossip)?;
+        let found = finder.as_ref().map(|f| f.follow(waker));
+        let config = replicas::Config {
+            servers: args.servers.clone(),
+            found,
+            key,
+            policy: Policy {
+                donors: args.donors,
+                disk: args.disk,
+            },
+            sealer: Sealer::new(&setup.key, tenant),
+            links: args.links,
+        };
+        let store = Replicas::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
+        let mut agent = Agent::new(setup, store);
+        agent.serve(dispatch, is_over);
+        agent.leave();
+    }
+    Ok(())
+}
+
+/// A session and a directory of its own; no descriptors but the standard three and `keep`.
+fn alone(keep: &[BorrowedFd]) -> Result<(), Errno> {
+    // EPERM: it leads a session already, when it was started by hand.
+    let _ = nix::unistd::setsid();
+    nix::unistd::chdir("/")?;
+    // A limit on file sizes is an error like any other full disk.
+    SigSet::from_iter([Signal::SIGXFSZ]).thread_block()?;
+    let open = fs::read_dir("/proc/self/fd").map_err(|_| Errno::ENOENT)?;
+    let numbers: Vec<RawFd> = open
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    let keeps = |n: RawFd| (0..=2).contains(&n) || keep.iter().any(|fd| fd.as_raw_fd() == n);
+    for number in numbers.into_iter().filter(|n| !keeps(*n)) {
+        // The directory's own is closed by now.
+        let _ = nix::unistd::close(number);
+    }
+    Ok(())
+}
+
+/// Reads what the runner says; the result holds whether it is there. It also says that `notes` have
+/// another share.
+fn watch(
+    mut control: File,
+    waker: Waker,
+    notes: Journal,
+    share: Live,
+) -> std::io::Result<Arc<AtomicU8>> {
+    let state = Arc::new(AtomicU8::new(RUNNING));
+    let ours = state.clone();
+    std::thread::Builder::new()
+        .name("runner".to_owned())
+        .spawn(move || {
+            let mut byte = [0];
+            let said = loop {
+                match control.read(&mut byte) {
+                    Ok(1) if byte[0] == SHARE_CHANGED => {
+                        share.set(notes.share().unwrap_or_default());
+                        waker.wake();
+                    }
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                    said => break matches!(said, Ok(1)),
+                }
+            };
+            state.store(if said { RUN_OVER } else { RUNNER_GONE }, SeqCst);
+            waker.wake();
+        })?;
+    Ok(ours)
+}

@@ -1,0 +1,612 @@
+//! Copies of extents at donors of this process: writes and repairs in pieces of any size, and donors that go
+//! meanwhile.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use canvas_agent::block::Block;
+use canvas_agent::disk::{self, Disk};
+use canvas_agent::dispatch::Lane;
+use canvas_agent::idle::Waker;
+use canvas_agent::journal::Journal;
+use canvas_agent::replicas::{Config, Policy, Replicas};
+use canvas_agent::seal::{KEY_BYTES, Sealer};
+use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
+use canvas_donor::Server;
+use canvas_link::Address;
+use canvas_shm::Segment;
+use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX};
+use canvas_swap::extent::Packer;
+use canvas_types::SwapEntry;
+use canvas_wire::frame::{Answer, FromClient, Items, Lent, Request, SlabKey, Welcome};
+use canvas_wire::key::ClusterKey;
+use canvas_wire::session;
+use canvas_wire::stream::Incoming;
+use canvas_wire::{FRAME_BYTES_MAX, LIST_MAX, SLAB_BYTES, VERSION_MAX};
+
+const TENANT: [u8; 16] = [9; 16];
+const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
+/// Long: only that it ends is of interest.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn donor() -> Server {
+    Server::start(canvas_donor::Config {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        memory_bytes: 1 << 30,
+        reserve_bytes: Some(0),
+        key: None,
+        lease: PATIENCE,
+        evict_within: PATIENCE,
+        spin: Duration::ZERO,
+        state_json: None,
+        procfs: "/proc".into(),
+        links_max: 16,
+        rdma: false,
+    })
+    .unwrap()
+}
+
+/// A way to a donor that can be held up: the donor is silent then, and not gone.
+struct Way {
+    addr: SocketAddr,
+    held: Arc<AtomicBool>,
+}
+
+impl Way {
+    fn to(donor: SocketAddr) -> Way {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let held = Arc::new(AtomicBool::new(false));
+        let hold = held.clone();
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let far = TcpStream::connect(donor).unwrap();
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let hold = hold.clone();
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 4096];
+                        while let Ok(n @ 1..) = from.read(&mut bytes) {
+                            while hold.load(Relaxed) {
+                                std::thread::sleep(Duration::from_millis(1));
+                            }
+                            if to.write_all(&bytes[..n]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Way { addr, held }
+    }
+}
+
+/// The store, and what it should hold.
+struct Rig {
+    far: &'static Far,
+    store: Replicas,
+    sealer: Sealer,
+    seal: u64,
+    rng: fastrand::Rng,
+    next: u32,
+    /// Extents that were written: the seal of the last write that was durable, and the byte it is of.
+    oracle: HashMap<u32, (u64, u8)>,
+    pieces: usize,
+    /// What each slot of the store's wants to move, and those that were let move something.
+    wants: [Option<(Lane, u32)>; OWN_MAX],
+    moving: [bool; OWN_MAX],
+    /// Pieces that the store was let move for itself.
+    own: usize,
+    /// Slabs with too few copies, as was last told.
+    degraded: u64,
+    /// Lines for the user.
+    said: Vec<String>,
+}
+
+impl Rig {
+    fn new(donors: &[Server], policy: Policy, dir: Option<&std::path::Path>, seed: u64) -> Rig {
+        let addrs: Vec<SocketAddr> = donors.iter().map(Server::listening).collect();
+        Rig::over(&addrs, policy, dir, seed)
+    }
+
+    fn over(
+        donors: &[SocketAddr],
+        policy: Policy,
+        dir: Option<&std::path::Path>,
+        seed: u64,
+    ) -> Rig {
+        let (fd, _) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        let config = Config {
+            servers: donors.iter().map(|addr| Address::from(*addr)).collect(),
+            found: None,
+            key: ClusterKey::without_secret(),
+            policy,
+            sealer: Sealer::new(&KEY, TENANT),
+            links: 2,
+        };
+        let waker = Waker(far);
+        let disk = dir.map(|dir| Disk::new(disk::create(dir).unwrap(), None, waker).unwrap());
+        let journal = Journal::create().unwrap();
+        let mut rig = Rig {
+            far,
+            store: Replicas::new(far, TENANT, config, journal, disk, waker).unwrap(),
+            sealer: Sealer::new(&KEY, TENANT),
+            seal: 0,
+            rng: fastrand::Rng::with_seed(seed),
+            next: 0,
+            oracle: HashMap::new(),
+            pieces: 0,
+            wants: [None; OWN_MAX],
+            moving: [false; OWN_MAX],
+            own: 0,
+            degraded: 0,
+            said: Vec::new(),
+        };
+        // Until they are connected to, donors get nothing.
+        let until = Instant::now() + PATIENCE;
+        while rig.write(&[0], |_| {}) != [Outcome::Done] || rig.pieces == 0 {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        rig
+    }
+
+    fn packed(&self, fill: u8) -> [u8; EXTENT_BYTES] {
+        let mut bytes = [0; EXTENT_BYTES];
+        let mut packer = Packer::new(&mut bytes);
+        for i in 0..7 {
+            let add = packer.add(i, SwapEntry(i + 1), 4096, |b| b.fill(fill));
+            add.unwrap();
+        }
+        packer.finish();
+        bytes
+    }
+
+    /// What the store has to say of what it was asked for. What it wants for itself it is let do, sooner or later.
+    fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.store.poll(&mut events);
+        events.retain(|event| {
+            match *event {
+                Event::Wants { slot, lane, bytes } => {
+                    let slot = slot as usize;
+                    assert!(bytes > 0 && !self.moving[slot]);
+                    assert!(self.wants[slot].replace((lane, bytes)).is_none());
+                }
+                Event::Moved { slot, .. } => {
+                    assert!(std::mem::take(&mut self.moving[slot as usize]));
+                }
+                Event::Health { degraded, .. } => self.degraded = degraded,
+                Event::Line(_, ref line) => self.said.push(line.clone()),
+                _ => return true,
+            }
+            false
+        });
+        for slot in 0..OWN_MAX {
+            if let Some((lane, bytes)) = self.wants[slot]
+                && self.rng.bool()
+            {
+                self.wants[slot] = None;
+                self.moving[slot] = true;
+                self.own += 1;
+                let piece = match lane {
+                    Lane::Disk => bytes,
+                    _ => self.rng.u32(1..=bytes),
+                };
+                self.store.move_own(slot as u32, piece as usize);
+            }
+        }
+        events
+    }
+
+    /// Until all slabs have as many copies as they should.
+    fn repaired(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        while self.degraded == 0 {
+            assert!(Instant::now() < until, "nobody misses the donor");
+            assert!(self.poll().is_empty());
+        }
+        while self.degraded > 0 {
+            assert!(Instant::now() < until, "{} slabs", self.degraded);
+            assert!(self.poll().is_empty());
+        }
+    }
+
+    /// Writes these extents at once, in pieces of random sizes; `between` is called before each further one.
+    /// Says how each ended.
+    fn write(&mut self, extents: &[u32], mut between: impl FnMut(usize)) -> Vec<Outcome> {
+        let mut under_way: HashMap<u32, (usize, u32, u64, u8, usize)> = HashMap::new();
+        let mut outcomes = vec![None; extents.len()];
+        for (place, extent) in extents.iter().enumerate() {
+            let (id, fill) = (self.next, self.rng.u8(1..));
+            self.next += 1;
+            self.seal += 1;
+            let mut block = Block::new();
+            block.copy_from_slice(&self.packed(fill));
+            self.sealer.seal(*extent, self.seal, &mut block).unwrap();
+            let to = self.rng.usize(1..=EXTENT_BYTES);
+            self.far.seals[*extent as usize].store(0, Relaxed);
+            under_way.insert(id, (place, *extent, self.seal, fill, to));
+            self.store.write(id, *extent, block, to);
+        }
+        let until = Instant::now() + PATIENCE;
+        while !under_way.is_empty() {
+            assert!(Instant::now() < until, "{} have not ended", under_way.len());
+            for event in self.poll() {
+                match event {
+                    Event::Part(id) => {
+                        between(self.pieces);
+                        self.pieces += 1;
+                        let to = &mut under_way.get_mut(&id).unwrap().4;
+                        assert!(*to < EXTENT_BYTES, "there is nothing more of it");
+                        *to = self.rng.usize(*to + 1..=EXTENT_BYTES);
+                        self.store.write_on(id, *to);
+                    }
+                    Event::Ended { id, outcome, .. } => {
+                        let (place, extent, seal, fill, _) = under_way.remove(&id).unwrap();
+                        outcomes[place] = Some(outcome);
+                        self.oracle.remove(&extent);
+                        if outcome == Outcome::Done {
+                            self.far.seals[extent as usize].store(seal, Relaxed);
+                            self.oracle.insert(extent, (seal, fill));
+                        }
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        outcomes.into_iter().map(Option::unwrap).collect()
+    }
+
+    /// All that was written is there, from whichever copy is read.
+    fn check(&mut self) {
+        let oracle: Vec<_> = self.oracle.clone().into_iter().collect();
+        for (extent, (seal, fill)) in oracle {
+            let mut verified = 0;
+            for copy in 0.. {
+                let id = self.next;
+                self.next += 1;
+                let whole = 0..EXTENT_BYTES;
+                self.store.read(id, extent, whole, copy, Block::new());
+                let (outcome, mut block) = self.ended(id);
+                match outcome {
+                    Outcome::Done => {
+                        let opened = self.sealer.open_extent(extent, seal, &mut block);
+                        assert_eq!(opened, Ok(()), "extent {extent}, copy {copy}");
+                        assert!(block[..] == self.packed(fill)[..]);
+                        verified += 1;
+                    }
+                    Outcome::NoCopy | Outcome::Away => break,
+                    Outcome::Lost => {}
+                    Outcome::NoRoom => panic!("a read takes no room"),
+                }
+                if copy > 0 && verified > 0 {
+                    break;
+                }
+            }
+            assert!(verified > 0, "extent {extent} is lost");
+        }
+    }
+
+    fn ended(&mut self, wanted: u32) -> (Outcome, Block) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < until);
+            for event in self.poll() {
+                if let Event::Ended { id, outcome, block } = event {
+                    assert_eq!(id, wanted);
+                    return (outcome, block);
+                }
+            }
+        }
+    }
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("CANVAS_TEST_SEED").ok();
+    let seed = seed.map_or_else(|| fastrand::u64(..), |s| s.parse().unwrap());
+    println!("CANVAS_TEST_SEED={seed}");
+    seed
+}
+
+#[test]
+fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    for (donors, disk) in [(1, false), (1, true), (2, false), (3, true)] {
+        let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+        let policy = Policy { donors, disk };
+        let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
+        let extents: Vec<u32> = (0..12).collect();
+        for _ in 0..3 {
+            let outcomes = rig.write(&extents, |_| {});
+            assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+            rig.check();
+        }
+        assert!(rig.pieces > 36, "{} pieces", rig.pieces);
+        drop(rig);
+        servers.into_iter().for_each(Server::stop);
+    }
+}
+
+#[test]
+fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
+    let mut servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    let policy = Policy {
+        donors: 2,
+        disk: true,
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(&servers, policy, Some(dir.path()), seed());
+    let extents: Vec<u32> = (0..12).collect();
+    for round in 0..3 {
+        let kill_at = rig.pieces + rig.rng.usize(1..20);
+        let outcomes = rig.write(&extents, |pieces| {
+            // The second one and the third; one is left.
+            if pieces == kill_at && round > 0 {
+                servers.pop().unwrap().stop();
+            }
+        });
+        assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+        rig.check();
+    }
+    servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
+    let mut servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    for disk in [false, true] {
+        while servers.len() < 3 {
+            servers.push(donor());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let policy = Policy { donors: 2, disk };
+        let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
+        let extents: Vec<u32> = (0..24).collect();
+        let outcomes = rig.write(&extents, |_| {});
+        assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+        let holds = servers.iter().rposition(|s| s.lent_slabs() > 0).unwrap();
+        servers.remove(holds).stop();
+        // Some are written while they are repaired.
+        let until = Instant::now() + PATIENCE;
+        while rig.own < 40 {
+            assert!(Instant::now() < until, "nothing is repaired");
+            let some = [rig.rng.u32(..4)];
+            // Without a disk a write fails, and leaves nothing, for as long as there is one donor for it.
+            rig.write(&some, |_| {});
+            for _ in 0..100 {
+                assert!(rig.poll().is_empty());
+            }
+        }
+        rig.check();
+        rig.repaired();
+        // What is left of the first copies goes as well.
+        let holds = servers.iter().position(|s| s.lent_slabs() > 0).unwrap();
+        servers.remove(holds).stop();
+        rig.check();
+    }
+    servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
+    let donor = donor();
+    let way = Way::to(donor.listening());
+    let dir = tempfile::tempdir().unwrap();
+    let policy = Policy {
+        donors: 1,
+        disk: true,
+    };
+    let mut rig = Rig::over(&[way.addr], policy, Some(dir.path()), seed());
+    let extents: Vec<u32> = (0..8).collect();
+    let outcomes = rig.write(&extents, |_| {});
+    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+    for extent in extents {
+        let (seal, fill) = rig.oracle[&extent];
+        let cut = rig.rng.usize(1..EXTENT_BYTES);
+        let id = rig.next;
+        rig.next += 1;
+        rig.store.read(id, extent, 0..cut, 0, Block::new());
+        let (outcome, block) = rig.ended(id);
+        assert_eq!(outcome, Outcome::Done);
+        way.held.store(true, Relaxed);
+        rig.store.read(id, extent, cut..EXTENT_BYTES, 0, block);
+        let (outcome, mut block) = rig.ended(id);
+        assert_eq!(outcome, Outcome::Done);
+        let opened = rig.sealer.open_extent(extent, seal, &mut block);
+        assert_eq!(opened, Ok(()), "extent {extent}, cut at {cut}");
+        assert!(block[..] == rig.packed(fill)[..]);
+        way.held.store(false, Relaxed);
+    }
+    donor.stop();
+}
+
+/// An extent of each of these slabs.
+fn of_slabs(slabs: std::ops::Range<u32>) -> Vec<u32> {
+    slabs.map(|slab| slab * SLAB_EXTENTS as u32).collect()
+}
+
+#[test]
+fn a_tenant_that_ends_leaves_no_slab_lent() {
+    let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    let policy = Policy {
+        donors: 2,
+        disk: false,
+    };
+    let mut rig = Rig::new(&servers, policy, None, seed());
+    let outcomes = rig.write(&of_slabs(0..5), |_| {});
+    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+    let lent = |servers: &[Server]| servers.iter().map(Server::lent_slabs).sum::<usize>();
+    assert_eq!(lent(&servers), 10);
+    // Reads and writes that are under way keep nothing.
+    rig.store.read(900, 0, 0..4096, 0, Block::new());
+    rig.store.write(901, 1, Block::new(), EXTENT_BYTES);
+    rig.store.leave(PATIENCE);
+    assert_eq!(lent(&servers), 0);
+    servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
+    let donor = donor();
+    let way = Way::to(donor.listening());
+    let policy = Policy {
+        donors: 1,
+        disk: false,
+    };
+    let mut rig = Rig::over(&[way.addr], policy, None, seed());
+    assert_eq!(donor.lent_slabs(), 1);
+    way.held.store(true, Relaxed);
+    rig.store
+        .write(900, SLAB_EXTENTS as u32, Block::new(), EXTENT_BYTES);
+    rig.poll();
+    let held = way.held.clone();
+    let opens = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        held.store(false, Relaxed);
+    });
+    rig.store.leave(PATIENCE);
+    assert_eq!(donor.lent_slabs(), 0);
+    opens.join().unwrap();
+    donor.stop();
+}
+
+#[test]
+fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
+    let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    let way = Way::to(servers[0].listening());
+    let addrs = [way.addr, servers[1].listening(), servers[2].listening()];
+    let policy = Policy {
+        donors: 3,
+        disk: false,
+    };
+    let mut rig = Rig::over(&addrs, policy, None, seed());
+    rig.write(&of_slabs(0..4), |_| {});
+    way.held.store(true, Relaxed);
+    let mut servers = servers.into_iter();
+    let (silent, gone, there) = (servers.next(), servers.next(), servers.next().unwrap());
+    gone.unwrap().stop();
+    assert!(there.lent_slabs() > 0);
+    let began = Instant::now();
+    rig.store.leave(Duration::from_millis(300));
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    assert_eq!(there.lent_slabs(), 0);
+    way.held.store(false, Relaxed);
+    silent.unwrap().stop();
+    there.stop();
+}
+
+/// Has the key, and says that there is more of what it holds for ever; pages of so many slabs. Counts
+/// the lists that it was asked for over one connection, at most.
+fn endless(page: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let lists = Arc::new(AtomicUsize::new(0));
+    let count = lists.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let count = count.clone();
+            // One that hung up is no longer lied to.
+            std::thread::spawn(move || lie(stream, page, &count));
+        }
+    });
+    (addr, lists)
+}
+
+fn lie(mut stream: TcpStream, page: usize, lists: &AtomicUsize) -> Option<()> {
+    let mut incoming = Incoming::new();
+    let mut next = |stream: &mut TcpStream| loop {
+        if let Some(message) = incoming.message() {
+            return Some(message.to_vec());
+        }
+        match stream.read(incoming.space()) {
+            Ok(0) | Err(_) => return None,
+            Ok(n) => incoming.filled(n),
+        }
+    };
+    let mut out = Vec::new();
+    let mut asked = 0;
+    let key = ClusterKey::without_secret();
+    let mut session = session::respond(&key, &next(&mut stream)?, &mut out).ok()?;
+    stream.write_all(&out).ok()?;
+    loop {
+        let mut plain = Vec::new();
+        session.open(&next(&mut stream)?, &mut plain).ok()?;
+        let (id, FromClient::Request(request)) = FromClient::decode(&plain).ok()? else {
+            continue;
+        };
+        let slabs: Vec<Lent> = (0..page)
+            .map(|n| Lent {
+                key: SlabKey {
+                    tenant: TENANT,
+                    slab: n as u32,
+                },
+                handle: n as u64 + 1,
+            })
+            .collect();
+        let answer = match request {
+            Request::Hello(_) => Answer::Welcome(Welcome {
+                version: VERSION_MAX,
+                lease_ms: 30_000,
+                donor_id: [3; 16],
+                slab_bytes: SLAB_BYTES as u64,
+                memory_bytes: 1 << 30,
+                free_bytes: 0,
+            }),
+            Request::List { .. } => {
+                asked += 1;
+                lists.fetch_max(asked, Relaxed);
+                Answer::Handles {
+                    more: true,
+                    slabs: Items::from(&slabs[..]),
+                }
+            }
+            _ => Answer::Done,
+        };
+        let mut frame = vec![0; FRAME_BYTES_MAX];
+        let len = answer.encode(id, &mut frame).ok()?;
+        out.clear();
+        session.seal(&frame[..len], &mut out).ok()?;
+        stream.write_all(&out).ok()?;
+    }
+}
+
+#[test]
+fn a_donor_that_never_ends_what_it_holds_is_given_up() {
+    for page in [LIST_MAX, 0] {
+        let (liar, lists) = endless(page);
+        let honest = donor();
+        let policy = Policy {
+            donors: 1,
+            disk: false,
+        };
+        let mut rig = Rig::over(&[liar, honest.listening()], policy, None, seed());
+        // As many pages as there can be slabs, and then no more over this connection.
+        let most = (2 * SLABS_MAX)
+            .checked_div(page)
+            .map_or(50, |pages| pages + 2);
+        let until = Instant::now() + PATIENCE;
+        while !rig
+            .said
+            .iter()
+            .any(|line| line.contains("never comes to the end"))
+        {
+            assert!(Instant::now() < until, "{} lists", lists.load(Relaxed));
+            rig.poll();
+            // Looked at each time: an agent that goes on would use up this host's memory.
+            let asked = lists.load(Relaxed);
+            assert!(asked <= most, "{asked} lists");
+        }
+        // Nothing else suffers.
+        assert_eq!(rig.write(&[1], |_| {}), [Outcome::Done]);
+        rig.check();
+        honest.stop();
+    }
+}

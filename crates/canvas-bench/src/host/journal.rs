@@ -1,0 +1,58 @@
+//! The directory of journals: it goes away with the machine, and belongs to the bench's user.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Where journals are.
+pub(super) fn journal_dir() -> Result<PathBuf, String> {
+    let dir = if nix::unistd::geteuid().is_root() && Path::new("/run").is_dir() {
+        PathBuf::from("/run/canvas-bench")
+    } else {
+        std::env::temp_dir().join(format!("canvas-bench-journals-{}", nix::unistd::geteuid()))
+    };
+    let fail = |e| {
+        format!(
+            "the journal directory {} cannot be used: {e}",
+            dir.display()
+        )
+    };
+    match fs::DirBuilder::new().mode(0o700).create(&dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(fail(e)),
+        _ => {}
+    }
+    use std::os::unix::fs::MetadataExt;
+    let owner = fs::symlink_metadata(&dir).map_err(fail)?;
+    // In a directory that everybody may write to, somebody else may have been first.
+    if !owner.is_dir() || owner.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(format!(
+            "the journal directory {} belongs to somebody else; remove it",
+            dir.display()
+        ));
+    }
+    Ok(dir)
+}
+
+/// Opens or makes the file `name` in the journal directory with `open`. An error is one sentence.
+pub(super) fn in_journal_dir<T>(
+    name: &str,
+    open: impl Fn(&Path) -> std::io::Result<T>,
+) -> Result<T, String> {
+    // A bench that ends may remove the directory before there is anything in it.
+    for _ in 0..100 {
+        let path = journal_dir()?.join(name);
+        match open(&path) {
+            Ok(opened) => return Ok(opened),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(format!("{} cannot be written: {e}", path.display())),
+        }
+    }
+    Err("the journal directory is removed again and again; try once more".to_owned())
+}
+
+/// Removes the directory of `file` when that was the last in it.
+pub(super) fn leave_journal_dir(file: &Path) {
+    if let Some(dir) = file.parent() {
+        let _ = fs::remove_dir(dir);
+    }
+}

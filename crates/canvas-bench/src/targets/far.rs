@@ -1,0 +1,490 @@
+//! What far memory over donors is measured against, as data, and whether it was met.
+
+use canvas_shm::far::{SLAB_EXTENTS, Slab};
+
+use crate::cells::{Cell, peer_of};
+use crate::moved::measured;
+use crate::rate::Rate;
+use crate::record::{Far, Sample};
+use crate::targets::judged::{Judged, Verdict};
+use crate::variant::{FarBelow, Variant};
+use crate::words::{bytes, nanoseconds, seconds, times};
+
+/// The experiment that they belong to.
+pub const EXPERIMENT: &str = "far";
+
+/// What is promised, or only told, of a cell over donors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Promise {
+    /// At least so many times as fast as a swap file.
+    OverDisk(f64),
+    /// How many times as fast as zram.
+    BesideZram,
+    /// Median of reads that faults wait for, at most so many times the faster round trip of plain TCP.
+    ReadOverTcp(f64),
+    /// Bytes read a second, as they are stored, as a share of a plain TCP stream's; at least so much
+    /// where that is promised.
+    StreamOfTcp(Option<f64>),
+    /// The same of the pages that came back, 4096 bytes each.
+    PagesOfTcp,
+    /// Processor seconds of the donors for 10^9 bytes that they moved.
+    DonorCpu,
+    /// Time from a donor's death until no slab has too few copies.
+    Recovery,
+    /// The longest read that a fault waited for.
+    LongestRead,
+    /// Bytes by which the host finds a page beyond the pool again, by the layout.
+    HostBytesAPage,
+    /// The agent's memory for each page that is not local.
+    AgentBytesAPage,
+}
+
+/// A promise about a cell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Target {
+    /// Its number, for people.
+    pub number: &'static str,
+    /// The workload.
+    pub workload: &'static str,
+    /// Local memory.
+    pub percent: u32,
+    /// `--copies`.
+    pub copies: &'static str,
+    /// Whether a donor dies.
+    pub donor_dies: bool,
+    /// Rate of the link that the donors are behind.
+    pub link: Option<Rate>,
+    /// What must hold.
+    pub promise: Promise,
+}
+
+const fn at(
+    number: &'static str,
+    workload: &'static str,
+    percent: u32,
+    copies: &'static str,
+    promise: Promise,
+) -> Target {
+    Target {
+        number,
+        workload,
+        percent,
+        copies,
+        donor_dies: matches!(promise, Promise::Recovery | Promise::LongestRead),
+        link: None,
+        promise,
+    }
+}
+
+/// One copy over donors behind a link of so many 10^6 bits a second.
+const fn behind(
+    mbit: u32,
+    number: &'static str,
+    workload: &'static str,
+    percent: u32,
+    promise: Promise,
+) -> Target {
+    Target {
+        link: Some(Rate::mbit(mbit)),
+        ..at(number, workload, percent, "none", promise)
+    }
+}
+
+const READ: Promise = Promise::ReadOverTcp(1.3);
+/// A stream is promised over what can be a network: the loopback device is none.
+const STREAM: Promise = Promise::StreamOfTcp(Some(0.8));
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    at("F1", "redis-get95", 50, "2", Promise::OverDisk(5.0)),
+    at("F1", "redis-get95", 50, "2", Promise::BesideZram),
+    at("F1", "redis-set-get", 50, "2", Promise::OverDisk(5.0)),
+    at("F1", "redis-set-get", 50, "2", Promise::BesideZram),
+    at("F2", "random-read", 50, "none", READ),
+    behind(1000, "F2", "random-read", 50, READ),
+    behind(2500, "F2", "random-read", 50, READ),
+    at("F3", "sequential", 10, "none", Promise::StreamOfTcp(None)),
+    at("F3", "sequential", 10, "none", Promise::PagesOfTcp),
+    behind(1000, "F3", "sequential", 10, STREAM),
+    behind(1000, "F3", "sequential", 10, Promise::PagesOfTcp),
+    behind(2500, "F3", "sequential", 10, STREAM),
+    behind(2500, "F3", "sequential", 10, Promise::PagesOfTcp),
+    at("F4", "random-read", 50, "2", Promise::DonorCpu),
+    at("F4", "sequential", 10, "none", Promise::DonorCpu),
+    at("F5", "random-read", 50, "2", Promise::Recovery),
+    at("F5", "random-read", 50, "2", Promise::LongestRead),
+    at("F5", "redis-get95", 50, "2", Promise::Recovery),
+    at("F5", "redis-get95", 50, "2", Promise::LongestRead),
+    at("F6", "random-read", 50, "2", Promise::HostBytesAPage),
+    at("F6", "random-read", 50, "2", Promise::AgentBytesAPage),
+];
+
+/// Median read of a fault beyond the pool in the measured part, over the faster of the two round trips of
+/// plain TCP.
+pub fn read_over_tcp(far: &Far) -> Option<f64> {
+    let tcp = far.tcp?;
+    let least = tcp.busy_ns.min(tcp.blocking_ns);
+    (least > 0.0).then_some(far.measured_read_ns?.p50 / least)
+}
+
+/// A number of bytes in a second as a share of a plain stream's.
+fn of_stream(sample: &Sample, bytes_per_s: f64) -> Option<f64> {
+    let tcp = sample.far.as_ref()?.tcp?;
+    (tcp.stream_bytes_per_s > 0.0).then(|| bytes_per_s / tcp.stream_bytes_per_s)
+}
+
+/// Bytes read beyond the pool in a second of the measured part, as they are stored, as a share of a
+/// plain stream's.
+pub fn stream_of_tcp(sample: &Sample) -> Option<f64> {
+    let moved = measured(sample)?;
+    of_stream(sample, moved.in_bytes / moved.seconds)
+}
+
+/// The same of the pages that came back, as long as they are in memory.
+pub fn pages_of_tcp(sample: &Sample) -> Option<f64> {
+    let moved = measured(sample)?;
+    of_stream(sample, moved.in_pages * 4096.0 / moved.seconds)
+}
+
+/// Processor seconds of the donors for 10^9 bytes that they moved.
+pub fn donor_cpu_s_a_gb(far: &Far) -> Option<f64> {
+    let moved = far.donors_bytes.filter(|b| *b > 0)?;
+    Some(far.donors_cpu_s? / (moved as f64 / 1e9))
+}
+
+/// A page's word and its swap entry, in the program.
+const BYTES_A_PAGE: f64 = 8.0 + 8.0;
+/// An extent's reasons to be kept and its forks, in the program, and its seal, in what it shares with
+/// the agent.
+const BYTES_AN_EXTENT: f64 = 1.0 + 8.0 + 8.0;
+/// A slab in what they share, its two words in the program, and its line in the agent's journal.
+const BYTES_A_SLAB: f64 = size_of::<Slab>() as f64 + 8.0 + 32.0 * 4.0;
+
+/// What a host keeps to find a page beyond the pool again: by the layout, and by how many pages the
+/// extents of this run held. A slab is taken to be full.
+fn host_bytes_a_page(far: &Far) -> Option<f64> {
+    let (pages, extents) = (far.pages_sunk?, far.extents_out?);
+    if pages == 0 || extents == 0 {
+        return None;
+    }
+    let pages_an_extent = pages as f64 / extents as f64;
+    let extent = BYTES_AN_EXTENT + BYTES_A_SLAB / SLAB_EXTENTS as f64;
+    Some(BYTES_A_PAGE + extent / pages_an_extent)
+}
+
+/// The agent's memory over the pages that do not fit into local memory, both at their most.
+fn agent_bytes_a_page(sample: &Sample) -> Option<f64> {
+    let far = sample.far.as_ref()?;
+    let (limit, percent) = (sample.limit_bytes?, sample.local_percent?);
+    let cold = limit as f64 * (100.0 / f64::from(percent.max(1)) - 1.0);
+    (cold > 0.0).then_some(far.agent_peak_bytes? as f64 / (cold / 4096.0))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+fn far_of(sample: &Sample) -> Option<&Far> {
+    sample.far.as_ref()
+}
+
+impl Target {
+    fn variant(&self) -> Variant {
+        Variant::CanvasFar(FarBelow {
+            donor_dies: self.donor_dies,
+            link: self.link,
+            ..FarBelow::copies(self.copies)
+        })
+    }
+
+    fn is_of(&self, cell: &Cell) -> bool {
+        let key = &cell.key;
+        key.experiment == EXPERIMENT
+            && key.workload == self.workload
+            && key.co_run.is_none()
+            && key.local_percent == Some(self.percent)
+            && key.variant == self.variant()
+    }
+
+    /// Whether the promise is kept (nothing where none was made), and the figure in words.
+    fn measure(&self, cells: &[Cell], ours: &Cell) -> Option<(Option<bool>, String)> {
+        let over = |peer: &Variant| {
+            let ratio = ours.speed_over(peer_of(cells, &ours.key, peer)?)?;
+            Some(ratio.ratio)
+        };
+        Some(match self.promise {
+            Promise::OverDisk(least) => {
+                let ratio = over(&Variant::Disk)?;
+                (Some(ratio >= least), times(ratio))
+            }
+            Promise::BesideZram => (None, times(over(&Variant::Zram)?)),
+            Promise::ReadOverTcp(most) => {
+                let ratio = ours.median(|s| read_over_tcp(far_of(s)?))?;
+                (Some(ratio <= most), times(ratio))
+            }
+            Promise::StreamOfTcp(least) => {
+                let share = ours.median(stream_of_tcp)?;
+                (least.map(|least| share >= least), percent(share))
+            }
+            Promise::PagesOfTcp => (None, percent(ours.median(pages_of_tcp)?)),
+            Promise::DonorCpu => {
+                let cpu_s = ours.median(|s| donor_cpu_s_a_gb(far_of(s)?))?;
+                (None, format!("{} a GB", seconds(cpu_s)))
+            }
+            Promise::Recovery => (None, seconds(ours.median(|s| far_of(s)?.recovery_s)?)),
+            Promise::LongestRead => {
+                let ns = ours.median(|s| far_of(s)?.read_ns?.max)?;
+                (None, nanoseconds(ns))
+            }
+            Promise::HostBytesAPage => {
+                let each = ours.median(|s| host_bytes_a_page(far_of(s)?))?;
+                (None, format!("{each:.1} B"))
+            }
+            Promise::AgentBytesAPage => (None, bytes(ours.median(agent_bytes_a_page)?)),
+        })
+    }
+
+    fn judge(&self, cells: &[Cell]) -> Judged {
+        let ours = cells.iter().find(|c| self.is_of(c));
+        let found = ours.and_then(|c| self.measure(cells, c));
+        Judged {
+            number: self.number,
+            place: format!(
+                "{} at {} %, {}",
+                self.workload,
+                self.percent,
+                self.variant()
+            ),
+            promise: self.promise.words(),
+            verdict: match &found {
+                Some((Some(true), _)) => Verdict::Met,
+                Some((Some(false), _)) => Verdict::Missed,
+                Some((None, _)) => Verdict::Told,
+                None => Verdict::Unknown,
+            },
+            measured: found.map(|(_, words)| words),
+        }
+    }
+}
+
+impl Promise {
+    fn words(self) -> String {
+        match self {
+            Promise::OverDisk(n) => format!("at least {} disk", times(n)),
+            Promise::BesideZram => "speed over zram".to_owned(),
+            Promise::ReadOverTcp(n) => {
+                format!("median read at most {} a plain TCP round trip", times(n))
+            }
+            Promise::StreamOfTcp(Some(least)) => {
+                format!(
+                    "stored bytes: at least {} of a plain TCP stream",
+                    percent(least)
+                )
+            }
+            Promise::StreamOfTcp(None) => "stored bytes over a plain TCP stream".to_owned(),
+            Promise::PagesOfTcp => "page bytes over a plain TCP stream".to_owned(),
+            Promise::DonorCpu => "processor time of the donors".to_owned(),
+            Promise::Recovery => "from the death until all copies are there".to_owned(),
+            Promise::LongestRead => "longest read that a fault waited for".to_owned(),
+            Promise::HostBytesAPage => "what the host keeps to find a far page".to_owned(),
+            Promise::AgentBytesAPage => "the agent's memory a page that is not local".to_owned(),
+        }
+    }
+}
+
+/// All of them, judged.
+pub fn judge(cells: &[Cell]) -> Vec<Judged> {
+    TARGETS.iter().map(|t| t.judge(cells)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cells::gather;
+    use crate::engine::plan::resolve;
+    use crate::experiments;
+    use crate::fixture;
+    use crate::record::{FarTick, Quantiles, Tcp, Tick};
+
+    fn sample(workload: &str, variant: Variant, percent: u32, rate: f64) -> Sample {
+        let mut s = fixture::sample(workload, variant, Some(percent), 0, 2.0);
+        s.experiment = EXPERIMENT.into();
+        s.ops_per_s = Some(rate);
+        s
+    }
+
+    fn over_donors(copies: &str, donor_dies: bool) -> Variant {
+        Variant::CanvasFar(FarBelow {
+            donor_dies,
+            ..FarBelow::copies(copies)
+        })
+    }
+
+    fn judged(samples: &[Sample], workload: &str, promise: &str) -> (Verdict, Option<String>) {
+        let all = judge(&gather(samples));
+        let of = |j: &&Judged| j.place.starts_with(workload) && j.promise.contains(promise);
+        let j = all.iter().find(of).expect(promise);
+        (j.verdict, j.measured.clone())
+    }
+
+    /// A target that no cell of the experiment can ever meet would be "not measured" for good.
+    #[test]
+    fn every_target_is_of_a_cell_that_runs() {
+        let e = experiments::find(EXPERIMENT).unwrap();
+        for t in TARGETS {
+            let runs = |variant: &Variant| {
+                e.parts.iter().any(|part| {
+                    part.percents.contains(&t.percent)
+                        && part.programs.iter().any(|p| p.workload == t.workload)
+                        && part.variants.iter().any(|b| resolve(*b) == *variant)
+                })
+            };
+            assert!(runs(&t.variant()), "{t:?}");
+            match t.promise {
+                Promise::OverDisk(_) => assert!(runs(&Variant::Disk), "{t:?}"),
+                Promise::BesideZram => assert!(runs(&Variant::Zram), "{t:?}"),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn speeds_are_set_against_the_kernels() {
+        let all = [
+            sample("redis-get95", over_donors("2", false), 50, 520.0),
+            sample("redis-get95", Variant::Disk, 50, 100.0),
+            sample("redis-get95", Variant::Zram, 50, 400.0),
+        ];
+        let disk = judged(&all, "redis-get95", "disk");
+        assert_eq!(disk, (Verdict::Met, Some("5.20×".into())));
+        let zram = judged(&all, "redis-get95", "zram");
+        assert_eq!(zram, (Verdict::Told, Some("1.30×".into())));
+        let none = judged(&all, "redis-set-get", "disk");
+        assert_eq!(none, (Verdict::Unknown, None));
+    }
+
+    #[test]
+    fn reads_and_streams_are_set_against_plain_tcp() {
+        let far = Far {
+            measured_read_ns: Some(Quantiles {
+                p50: 26_000.0,
+                ..Quantiles::default()
+            }),
+            in_bytes: Some(3_200_000_000),
+            donors_cpu_s: Some(1.5),
+            donors_bytes: Some(3_000_000_000),
+            tcp: Some(Tcp {
+                answer_bytes: 4000,
+                blocking_ns: 30_000.0,
+                busy_ns: 20_000.0,
+                stream_bytes_per_s: 2e9,
+            }),
+            ..Far::default()
+        };
+        let mut random = sample("random-read", over_donors("none", false), 50, 1.0);
+        random.far = Some(far);
+        let read = judged(&[random.clone()], "random-read", "median read");
+        assert_eq!(read.0, Verdict::Met, "the busy one is the faster: {read:?}");
+        let tcp = &mut random.far.as_mut().unwrap().tcp;
+        tcp.as_mut().unwrap().busy_ns = 19_000.0;
+        assert_eq!(
+            judged(&[random], "random-read", "median read").0,
+            Verdict::Missed
+        );
+        assert_eq!(donor_cpu_s_a_gb(&far), Some(0.5));
+        assert_eq!(donor_cpu_s_a_gb(&Far::default()), None);
+    }
+
+    /// Bytes of before and after the measured part are not of it.
+    #[test]
+    fn a_stream_is_that_of_the_measured_part() {
+        let behind = |link| {
+            Variant::CanvasFar(FarBelow {
+                link,
+                ..FarBelow::copies("none")
+            })
+        };
+        let tick = |at_s, in_bytes_per_s| Tick {
+            at_s,
+            far: Some(FarTick {
+                in_bytes_per_s,
+                out_bytes_per_s: 0.0,
+                in_pages_per_s: in_bytes_per_s / 2048.0,
+            }),
+            ..Tick::default()
+        };
+        let mut s = sample("sequential", behind(Some(Rate::mbit(1000))), 10, 1.0);
+        s.timeline = vec![
+            tick(1.0, 9e9),
+            tick(2.0, 80e6),
+            tick(3.0, 112e6),
+            tick(4.0, 9e9),
+        ];
+        s.measured_s = Some((1.0, 3.0));
+        s.far = Some(Far {
+            tcp: Some(Tcp {
+                stream_bytes_per_s: 120e6,
+                ..Tcp::default()
+            }),
+            ..Far::default()
+        });
+        let place = "sequential at 10 %, canvas-far[none, link 1gbit]";
+        let stored = judged(&[s.clone()], place, "stored bytes");
+        assert_eq!(stored, (Verdict::Met, Some("80 %".into())));
+        let pages = judged(&[s.clone()], place, "page bytes");
+        assert_eq!(pages, (Verdict::Told, Some("160 %".into())));
+        s.timeline[1] = tick(2.0, 79e6);
+        assert_eq!(judged(&[s.clone()], place, "stored").0, Verdict::Missed);
+        s.variant = behind(None);
+        let loopback = judged(
+            &[s.clone()],
+            "sequential at 10 %, canvas-far[none]",
+            "stored",
+        );
+        assert_eq!(loopback.0, Verdict::Told, "that is no network");
+        s.measured_s = None;
+        assert_eq!(stream_of_tcp(&s), None);
+    }
+
+    #[test]
+    fn a_death_is_told_of_the_run_in_which_it_was() {
+        let mut s = sample("random-read", over_donors("2", true), 50, 1.0);
+        s.far = Some(Far {
+            recovery_s: Some(3.0),
+            ..Far::default()
+        });
+        let told = judged(&[s.clone()], "random-read", "from the death");
+        assert_eq!(told.0, Verdict::Told);
+        s.variant = over_donors("2", false);
+        let other = judged(&[s], "random-read", "from the death");
+        assert_eq!(other, (Verdict::Unknown, None));
+    }
+
+    #[test]
+    fn what_a_host_keeps_is_shared_by_the_pages_of_an_extent() {
+        let with = |pages, extents| Far {
+            pages_sunk: Some(pages),
+            extents_out: Some(extents),
+            ..Far::default()
+        };
+        let one = host_bytes_a_page(&with(100, 100)).unwrap();
+        let twenty = host_bytes_a_page(&with(2000, 100)).unwrap();
+        assert!(((one - 16.0) - (twenty - 16.0) * 20.0).abs() < 1e-9);
+        assert!((16.8..17.0).contains(&twenty), "{twenty}");
+        assert_eq!(host_bytes_a_page(&with(0, 0)), None);
+    }
+
+    #[test]
+    fn memory_of_the_agent_is_divided_by_what_is_not_local() {
+        let mut s = sample("random-read", over_donors("2", false), 25, 1.0);
+        s.limit_bytes = Some(1 << 20);
+        s.far = Some(Far {
+            agent_peak_bytes: Some(768 * 100),
+            ..Far::default()
+        });
+        // A quarter is 256 pages, so 768 are not local.
+        assert_eq!(agent_bytes_a_page(&s), Some(100.0));
+        s.local_percent = Some(100);
+        assert_eq!(agent_bytes_a_page(&s), None);
+    }
+}

@@ -1,0 +1,19 @@
+//! Flags of `canvas end`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Flags of `canvas end`.
+#[derive(Args, Debug)]
+pub struct EndArgs {
+    /// The tenant, by its name at the agent.
+    pub tenant: String,
+    /// Where the agent listens [default: the user's own agent, if its socket is there, else
+    /// /run/canvas/agent.sock].
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Also if it has processes: they lose what is far, and get SIGBUS when they need it.
+    #[arg(long)]
+    pub force: bool,
+}

@@ -1,0 +1,112 @@
+//! Values of `canvas run`'s flags.
+
+use canvas_shm::Mode;
+use canvas_types::{Codec, Prefetch};
+use clap::ValueEnum;
+
+/// `--mode`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ModeArg {
+    /// Signal mode where it works, else thread mode.
+    Auto,
+    /// The faulting thread resolves its own fault in a signal handler; needs no privilege.
+    Signal,
+    /// Handler threads resolve faults; needs privilege, serves programs that signal mode cannot.
+    Thread,
+}
+
+impl ModeArg {
+    /// The mode that was asked for; `None` for what works best.
+    pub fn wanted(self) -> Option<Mode> {
+        match self {
+            ModeArg::Auto => None,
+            ModeArg::Signal => Some(Mode::Signal),
+            ModeArg::Thread => Some(Mode::Thread),
+        }
+    }
+}
+
+/// `--codec`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CodecArg {
+    /// Compressed with lz4 where that saves enough.
+    Lz4,
+    /// As they are; pages of one repeated value take no room all the same.
+    None,
+}
+
+/// `--reservations`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum SwitchArg {
+    /// Entries stay with their pages (Canvas, section 5.1).
+    On,
+    /// The entry is freed when its page comes in, and each eviction allocates one, as in Linux.
+    Off,
+}
+
+/// `--far-timeliness`, and `--timeliness` of the host's agent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum TimelinessArg {
+    /// What would come later than nearly all that is read ahead is used is not read (Canvas, section 5.3).
+    On,
+    /// All is read, however late it comes.
+    Off,
+}
+
+impl TimelinessArg {
+    /// Is the rule on?
+    pub fn is_on(self) -> bool {
+        self == TimelinessArg::On
+    }
+}
+
+/// `--prefetch`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum PrefetchArg {
+    /// Streams of each thread, gated by measured accuracy.
+    Streams,
+    /// Leap: the majority of the last 32 fault deltas of the process.
+    Leap,
+    /// The kernel's swap readahead: up to 8 pages around the fault, by the hits of the last ones.
+    Readahead,
+    /// Nobody.
+    None,
+}
+
+impl From<PrefetchArg> for Prefetch {
+    fn from(arg: PrefetchArg) -> Prefetch {
+        match arg {
+            PrefetchArg::Streams => Prefetch::Streams,
+            PrefetchArg::Leap => Prefetch::Leap,
+            PrefetchArg::Readahead => Prefetch::Readahead,
+            PrefetchArg::None => Prefetch::None,
+        }
+    }
+}
+
+impl From<CodecArg> for Codec {
+    fn from(arg: CodecArg) -> Codec {
+        match arg {
+            CodecArg::Lz4 => Codec::Lz4,
+            CodecArg::None => Codec::None,
+        }
+    }
+}
+
+/// `--copies`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CopiesArg {
+    /// One server, and a disk of this host.
+    #[value(name = "1+disk")]
+    OneAndDisk,
+    /// Two servers.
+    #[value(name = "2")]
+    Two,
+    /// Three servers.
+    #[value(name = "3")]
+    Three,
+    /// One server, and nothing else: what it held is lost with it.
+    None,
+    /// A disk of this host.
+    Disk,
+}

@@ -1,0 +1,127 @@
+//! What lies beyond the pool: asked of the agent, by requests in the program's own mailbox. Claiming one
+//! is a compare-and-swap, as it is for the program's threads, so it works beside them and while they are stopped.
+
+use std::time::{Duration, Instant};
+
+use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status};
+use canvas_shm::{Far, Mailbox};
+use canvas_swap::extent::EXTENT_BYTES;
+use canvas_sys::proc;
+use canvas_types::DeepPlace;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::target::Target;
+
+/// Why an extent could not be had, in words that end a sentence.
+pub type Why = &'static str;
+
+/// How long a program's own requests may keep us from one.
+const CLAIM_WAIT: Duration = Duration::from_secs(2);
+/// One sleep; the agent wakes us before.
+const SLICE_NS: u64 = 20_000_000;
+
+/// Extents of a tenant, read one at a time.
+pub struct Extents<'t> {
+    far: &'static Far,
+    mailbox: &'static Mailbox,
+    target: &'t Target,
+    /// The one that was read last, and its bytes.
+    last: Option<u32>,
+    bytes: Vec<u8>,
+    /// The agent did not answer in time: nobody waits for it again.
+    silent: bool,
+}
+
+impl<'t> Extents<'t> {
+    /// Those of a process; `None` when it has no far memory beyond the pool.
+    pub fn of(target: &'t Target) -> Option<Extents<'t>> {
+        let far = target.far?;
+        Some(Extents {
+            far,
+            mailbox: &far.mailboxes[target.index],
+            target,
+            last: None,
+            bytes: vec![0; EXTENT_BYTES],
+            silent: false,
+        })
+    }
+
+    /// The bytes of a record, not verified yet.
+    pub fn record(&mut self, place: DeepPlace) -> Result<&[u8], Why> {
+        if self.last != Some(place.extent) {
+            self.last = None;
+            self.read(place.extent)?;
+            self.last = Some(place.extent);
+        }
+        let begin = place.offset as usize;
+        let end = begin + canvas_swap::classes::HEADER_BYTES + usize::from(place.len);
+        self.bytes
+            .get(begin..end)
+            .ok_or("its record lies outside of its extent")
+    }
+
+    /// Forgets what was read: it may have been written anew.
+    pub fn forget(&mut self) {
+        self.last = None;
+    }
+
+    fn read(&mut self, extent: u32) -> Result<(), Why> {
+        let i = self.claim()?;
+        let ask = Ask {
+            kind: Kind::Read,
+            extent,
+            offset: 0,
+            len: EXTENT_BYTES as u32,
+        };
+        self.mailbox.post(i, ask, proc::now_ns());
+        if self.far.ring(self.target.index) {
+            proc::futex_wake(&self.far.asleep, 1);
+        }
+        let status = self.wait(i);
+        if status == Some(Status::Ok) {
+            self.far.copy_out(self.target.index, i, 0, &mut self.bytes);
+        }
+        match status {
+            Some(_) => self.mailbox.release(i),
+            None => self.mailbox.abandon(i),
+        }
+        match status {
+            Some(Status::Ok) => Ok(()),
+            Some(Status::Corrupt) => Err("no copy of it beyond the pool verifies"),
+            Some(Status::Lost) => Err("no copy of it is left beyond the pool"),
+            Some(Status::Refused) => Err("the agent does not know its extent"),
+            Some(_) => Err("no copy of it beyond the pool can be reached now"),
+            None => Err("the agent does not answer"),
+        }
+    }
+
+    fn claim(&self) -> Result<usize, Why> {
+        let begun = Instant::now();
+        loop {
+            if let Some(i) = self.mailbox.claim(DEMANDS) {
+                return Ok(i);
+            }
+            if begun.elapsed() > CLAIM_WAIT {
+                return Err("all requests of the program are in use");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn wait(&mut self, i: usize) -> Option<Status> {
+        let most = Duration::from_millis(self.far.wait_ms_max.load(Relaxed).min(60_000));
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.mailbox.ended(i) {
+                return Some(status);
+            }
+            if self.silent || begun.elapsed() > most {
+                self.silent = true;
+                return self.mailbox.ended(i);
+            }
+            if let Some((word, value)) = self.mailbox.about_to_sleep(i) {
+                proc::futex_wait(word, value, SLICE_NS);
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What a process maps, as /proc/PID/smaps tells.
+
+use std::path::PathBuf;
+
+use canvas_types::layout;
+
+/// A mapping.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Map {
+    /// First byte.
+    pub start: usize,
+    /// One past the last byte.
+    pub end: usize,
+    /// Readable, writable, executable.
+    pub prot: [bool; 3],
+    /// Writes are seen by others.
+    pub shared: bool,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// Number of the file; 0 when there is none.
+    pub inode: u64,
+    /// The file's name, or what the kernel calls the mapping.
+    pub name: PathBuf,
+    /// Pages of it are the process's own, and not the file's.
+    pub has_own_pages: bool,
+}
+
+/// What of a mapping goes into a core dump.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// Not even its place.
+    Nothing,
+    /// Its place, and so many of its first bytes.
+    Bytes(usize),
+}
+
+impl Map {
+    fn bytes(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Does it lie in memory of canvas's own?
+    fn is_canvas(&self) -> bool {
+        let own = layout::window_end()..layout::window_base() + layout::SPAN_BYTES;
+        // Segment and files of shared memory; the library is code, which a debugger wants.
+        let is_file = self.name.to_string_lossy().starts_with("/memfd:canvas-s");
+        (own.contains(&self.start) || is_file) && !layout::in_partition(self.start)
+    }
+
+    /// As the kernel decides by default (core(5)): what no file has, and the beginning of files, by which
+    /// a debugger knows them.
+    pub fn keep(&self) -> Keep {
+        let name = self.name.to_string_lossy();
+        let special = ["[vvar", "[vsyscall]"].iter().any(|n| name.starts_with(n));
+        if special || self.is_canvas() || self.prot == [false; 3] {
+            return Keep::Nothing;
+        }
+        let in_memory = self.inode == 0
+            || ["/dev/zero", "/memfd:", "/SYSV", "/dev/shm/"]
+                .iter()
+                .any(|n| name.starts_with(n))
+            || layout::in_partition(self.start);
+        let is_device = name.starts_with("/dev/") && !in_memory;
+        if in_memory || !self.shared && (self.prot[1] || self.has_own_pages) {
+            Keep::Bytes(self.bytes())
+        } else if self.offset == 0 && !self.shared && !is_device {
+            Keep::Bytes(canvas_types::PAGE_SIZE)
+        } else {
+            Keep::Bytes(0)
+        }
+    }
+}
+
+/// `7f00-7f10 r-xp 00001000 08:01 123   /usr/lib/x`
+fn head(line: &[u8]) -> Option<Map> {
+    let mut words = line.splitn(6, |b| *b == b' ');
+    let mut word = || std::str::from_utf8(words.next()?).ok();
+    let (start, end) = word()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (hex(start)? as usize, hex(end)? as usize);
+    let flags = word()?.as_bytes();
+    let offset = hex(word()?)?;
+    word()?;
+    let inode = word()?.parse().ok()?;
+    let name = words.next().unwrap_or_default().trim_ascii();
+    Some(Map {
+        start,
+        end,
+        prot: [
+            flags.first() == Some(&b'r'),
+            flags.get(1) == Some(&b'w'),
+            flags.get(2) == Some(&b'x'),
+        ],
+        shared: flags.get(3) == Some(&b's'),
+        offset,
+        inode,
+        name: path(name),
+        has_own_pages: false,
+    })
+    .filter(|m| m.start < m.end)
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    std::ffi::OsStr::from_bytes(bytes).into()
+}
+
+/// The mappings in the text of /proc/PID/smaps or /proc/PID/maps; the latter does not say which have pages
+/// of their own.
+pub fn parse(text: &[u8]) -> Vec<Map> {
+    let mut maps: Vec<Map> = Vec::new();
+    for line in text.split(|b| *b == b'\n') {
+        if let Some(map) = head(line) {
+            maps.push(map);
+        } else if let (Some(value), Some(last)) =
+            (line.strip_prefix(b"Anonymous:"), maps.last_mut())
+        {
+            last.has_own_pages = value.trim_ascii() != b"0 kB";
+        }
+    }
+    maps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+600000000000-600000021000 rw-p 00000000 00:00 0                          [heap]
+Rss:                   4 kB
+Anonymous:             4 kB
+VmFlags: rd wr mr
+600000021000-680000000000 ---p 00000000 00:00 0
+Anonymous:             0 kB
+690000000000-6d0000000000 rw-p 00000000 00:00 0
+Anonymous:           512 kB
+7f0000000000-7f0000002000 r-xp 00000000 08:01 77                         /usr/lib/a b.so
+Anonymous:             0 kB
+7f0000002000-7f0000004000 r-xp 00001000 08:01 77                         /usr/lib/a b.so
+Anonymous:             8 kB
+7f0000004000-7f0000005000 r--s 00000000 08:01 78                         /var/x
+Anonymous:             0 kB
+7f0000005000-7f0000006000 rw-s 00000000 00:01 79                         /dev/zero (deleted)
+Anonymous:             0 kB
+7f0000006000-7f0000007000 rw-s 00000000 00:05 80                         /memfd:canvas-segment (deleted)
+Anonymous:             0 kB
+7f0000007000-7f0000008000 r--p 00000000 00:00 0                          [vvar]
+";
+
+    #[test]
+    fn what_a_dump_keeps_of_each() {
+        let maps = parse(TEXT.as_bytes());
+        let keeps: Vec<_> = maps.iter().map(Map::keep).collect();
+        let none = Keep::Nothing;
+        let want = [
+            Keep::Bytes(0x21000),
+            none,
+            none,
+            Keep::Bytes(0x1000),
+            Keep::Bytes(0x2000),
+            Keep::Bytes(0),
+            Keep::Bytes(0x1000),
+            none,
+            none,
+        ];
+        assert_eq!(keeps, want);
+        assert_eq!(maps[3].name, PathBuf::from("/usr/lib/a b.so"));
+        assert_eq!((maps[4].offset, maps[4].inode), (0x1000, 77));
+    }
+
+    #[test]
+    fn nonsense_is_no_mapping() {
+        for line in [
+            "",
+            "x",
+            "1-2",
+            "2-1 rw-p 0 0:0 0",
+            "zz-1 rw-p 0 0:0 0",
+            "Rss: 4 kB",
+        ] {
+            assert_eq!(parse(line.as_bytes()), [], "{line}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Metrics of a memory server for scrapers; docs/OPERATING.md lists them.
+
+use std::fmt::Error;
+
+use canvas_control::metrics::{Out, text};
+use canvas_donor::State;
+use canvas_donor::state::CounterValues;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+/// Metrics of a memory server.
+pub fn of_server(state: State) -> String {
+    let listen = state.listen.clone();
+    text("listen", listen, Lender(state))
+}
+
+#[derive(Debug)]
+struct Lender(State);
+
+impl Collector for Lender {
+    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), Error> {
+        let mut out = Out(encoder);
+        levels(&mut out, &self.0)?;
+        counts(&mut out, &self.0.counters)
+    }
+}
+
+/// How it is now.
+fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
+    for (name, help, value) in [
+        (
+            "canvas_serve_memory_bytes",
+            "Most memory that is lent.",
+            s.memory_bytes,
+        ),
+        (
+            "canvas_serve_limit_bytes",
+            "What may be lent now.",
+            s.limit_bytes,
+        ),
+        (
+            "canvas_serve_reserve_bytes",
+            "Memory that is left to the host.",
+            s.reserve_bytes,
+        ),
+        (
+            "canvas_serve_host_available_bytes",
+            "Memory that the host has available.",
+            s.host_available_bytes,
+        ),
+        (
+            "canvas_serve_free_bytes",
+            "What could be lent to one more client.",
+            s.free_bytes,
+        ),
+        (
+            "canvas_serve_lent_bytes",
+            "Memory that is lent.",
+            s.lent_bytes,
+        ),
+        (
+            "canvas_serve_touched_bytes",
+            "Of that: memory that clients have written to.",
+            s.touched_bytes,
+        ),
+        ("canvas_serve_slabs", "Slabs that are lent.", s.slabs as u64),
+        (
+            "canvas_serve_leaving_slabs",
+            "Slabs that were told to go.",
+            s.leaving_slabs as u64,
+        ),
+        ("canvas_serve_clients", "Clients.", s.clients.len() as u64),
+        (
+            "canvas_serve_pressure",
+            "1 while nothing is lent.",
+            u64::from(s.health != "ok"),
+        ),
+    ] {
+        out.gauge(name, help, value as f64)?;
+    }
+    out.gauge(
+        "canvas_serve_uptime_seconds",
+        "Since the start.",
+        s.uptime_ms as f64 / 1e3,
+    )
+}
+
+/// What it has done since its start.
+fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
+    for (name, help, value) in [
+        ("canvas_serve_reads", "Requests to read.", c.reads),
+        ("canvas_serve_writes", "Requests to write.", c.writes),
+        ("canvas_serve_read_bytes", "Bytes read.", c.read_bytes),
+        (
+            "canvas_serve_written_bytes",
+            "Bytes written.",
+            c.written_bytes,
+        ),
+        (
+            "canvas_serve_refused",
+            "Requests answered with an error.",
+            c.refused,
+        ),
+        ("canvas_serve_links", "Links that were accepted.", c.links),
+        (
+            "canvas_serve_not_admitted",
+            "Peers that did not get through the handshake.",
+            c.not_admitted,
+        ),
+        (
+            "canvas_serve_bad_peers",
+            "Links that were closed for a message that was wrong.",
+            c.bad_peers,
+        ),
+        (
+            "canvas_serve_evicted_slabs",
+            "Slabs that were told to go.",
+            c.evicted_slabs,
+        ),
+        (
+            "canvas_serve_evicted_late_slabs",
+            "Of those: freed at the deadline.",
+            c.evicted_late_slabs,
+        ),
+        (
+            "canvas_serve_expired_slabs",
+            "Slabs freed because a lease was over.",
+            c.expired_slabs,
+        ),
+    ] {
+        out.counter(name, help, value)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,366 @@
+//! What can be wrong with a tenant, by codes that stay the same; docs/OPERATING.md has the table.
+
+use std::time::Duration;
+
+use crate::status::{AgentStatus, DonorState};
+use crate::text::Bytes;
+use crate::wire::{Far, Limits, Problem, Used};
+use canvas_types::units::Size;
+
+/// A kind of trouble.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Code {
+    /// A donor cannot be reached.
+    DonorUnreachable,
+    /// Slabs have fewer copies than were asked for.
+    SlabsDegraded,
+    /// All far memory is in use, and the pool fills up.
+    FarFull,
+    /// Reclaim has stopped for want of room.
+    PoolFull,
+    /// The agent has died, and another one takes over.
+    AgentRestarting,
+    /// Far copies did not verify.
+    VerifyFailures,
+    /// A donor lends nothing more.
+    DonorPressure,
+    /// The agent says nothing any more.
+    AgentSilent,
+    /// More local memory is used than is allowed.
+    OverLocal,
+    /// Processes run unmanaged.
+    Unmanaged,
+    /// Copies on donors or disk were damaged.
+    CopiesCorrupt,
+    /// The `canvas run` does not answer.
+    RunnerSilent,
+    /// The bound on local memory is below what cannot be paged.
+    LocalTooSmall,
+    /// The host has no more than its reserve.
+    HostShort,
+}
+
+/// What a host that is short of memory has left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostLeft {
+    /// What could still be used.
+    pub available_bytes: u64,
+    /// What is to be left alone.
+    pub reserve_bytes: u64,
+}
+
+impl Code {
+    /// All of them: a number is never given anew.
+    pub const ALL: [(Code, &'static str, &'static str); 14] = [
+        (Code::DonorUnreachable, "C001", "donor-unreachable"),
+        (Code::SlabsDegraded, "C002", "slabs-degraded"),
+        (Code::FarFull, "C003", "far-full"),
+        (Code::PoolFull, "C004", "pool-full"),
+        (Code::AgentRestarting, "C005", "agent-restarting"),
+        (Code::VerifyFailures, "C006", "verify-failures"),
+        (Code::DonorPressure, "C007", "donor-pressure"),
+        (Code::AgentSilent, "C008", "agent-silent"),
+        (Code::OverLocal, "C009", "over-local"),
+        (Code::Unmanaged, "C010", "unmanaged"),
+        (Code::CopiesCorrupt, "C011", "copies-corrupt"),
+        (Code::RunnerSilent, "C012", "runner-silent"),
+        (Code::LocalTooSmall, "C013", "local-too-small"),
+        (Code::HostShort, "C014", "host-short"),
+    ];
+
+    /// One of this kind.
+    pub fn problem(self, text: impl Into<String>) -> Problem {
+        let (_, code, name) = Code::ALL[self as usize];
+        Problem {
+            code: code.to_owned(),
+            name: name.to_owned(),
+            text: text.into(),
+        }
+    }
+}
+
+/// The agent says how it is twice a second; so long without is too long.
+const SILENT: Duration = Duration::from_secs(3);
+/// What the program may pass its bound by for a moment.
+const OVERSHOOT_BYTES: u64 = 4 << 20;
+
+/// What a tenant's health depends on.
+pub struct Facts<'a> {
+    /// Its bounds.
+    pub limits: &'a Limits,
+    /// What it uses of them.
+    pub used: &'a Used,
+    /// Its far memory, if it has any.
+    pub far: Option<&'a Far>,
+    /// How the agent was when it last said so, and how long ago that was.
+    pub agent: Option<(&'a AgentStatus, Duration)>,
+    /// The agent has died a moment ago, and another one has or will come.
+    pub agent_restarts: bool,
+    /// Reclaim has stopped because there is no room.
+    pub stopped: bool,
+    /// The host has no more than its reserve, or nearly so.
+    pub host: Option<HostLeft>,
+    /// Far copies that did not verify.
+    pub verify_failures: u64,
+    /// Processes that could not be managed.
+    pub unmanaged: u32,
+}
+
+/// What is wrong with far memory beyond the pool.
+fn judge_far(f: &Facts, far: &Far, add: &mut impl FnMut(Code, String)) {
+    if far.degraded_slabs > 0 {
+        let n = far.degraded_slabs;
+        add(
+            Code::SlabsDegraded,
+            format!("{n} slabs of far memory have fewer copies than --copies asks for"),
+        );
+    }
+    let limit = f.limits.far_bytes.unwrap_or(0);
+    // All slabs in use are nothing bad while compaction makes room in them: then the pool stays near its mark.
+    let bound = f.limits.pool_now_bytes();
+    let mark = bound / 100 * f.limits.spill_at_percent.unwrap_or(100).min(100);
+    if f.used.far_bytes >= limit && f.used.pool_bytes > mark + (bound - mark) / 2 {
+        add(
+            Code::FarFull,
+            "all of --far is in use, and the pool fills up: it is far past --spill-at".to_owned(),
+        );
+    }
+    if far.corrupt > 0 {
+        let n = far.corrupt;
+        add(
+            Code::CopiesCorrupt,
+            format!("{n} copies that were read from donors or disk were damaged or old"),
+        );
+    }
+}
+
+/// What is wrong, by code.
+pub fn judge(f: &Facts) -> Vec<Problem> {
+    let mut found = Vec::new();
+    let mut add = |code: Code, text: String| found.push(code.problem(text));
+    let donors = f.agent.iter().flat_map(|(agent, _)| &agent.donors);
+    for d in donors.clone().filter(|d| d.state == DonorState::Down) {
+        add(
+            Code::DonorUnreachable,
+            format!("donor {} cannot be reached", d.addr),
+        );
+    }
+    if let Some(far) = f.far {
+        judge_far(f, far, &mut add);
+    }
+    if f.stopped {
+        add(
+            Code::PoolFull,
+            "there is no room for more far copies: reclaim has stopped, and new memory is refused"
+                .to_owned(),
+        );
+    }
+    if let Some(left) = f.host {
+        let (available, reserve) = (Bytes(left.available_bytes), Bytes(left.reserve_bytes));
+        add(
+            Code::HostShort,
+            format!(
+                "this host has {available} of memory left, of which {reserve} are its reserve (--host-reserve): the pool grows no more"
+            ),
+        );
+    }
+    if f.agent_restarts {
+        add(
+            Code::AgentRestarting,
+            "the agent of far memory has ended, and another one takes over".to_owned(),
+        );
+    }
+    if f.verify_failures > 0 {
+        let n = f.verify_failures;
+        add(
+            Code::VerifyFailures,
+            format!("{n} far copies did not verify on their way back"),
+        );
+    }
+    for d in donors.filter(|d| d.state == DonorState::Pressure) {
+        add(
+            Code::DonorPressure,
+            format!(
+                "donor {} lends nothing more, and may take memory back",
+                d.addr
+            ),
+        );
+    }
+    if let Some((_, age)) = f.agent.filter(|(_, age)| *age > SILENT) {
+        add(
+            Code::AgentSilent,
+            format!(
+                "the agent of far memory has not said anything for {} s",
+                age.as_secs()
+            ),
+        );
+    }
+    if let Some(needed) = f.limits.local_needed_bytes {
+        add(
+            Code::LocalTooSmall,
+            format!(
+                "--local is less than what cannot be paged and the least that each process needs: the \
+                 program runs over it; {} would do",
+                Size::from_bytes(needed)
+            ),
+        );
+    } else if let Some(limit) = f.limits.local_effective_bytes
+        && f.used.local_bytes > limit + OVERSHOOT_BYTES
+    {
+        add(
+            Code::OverLocal,
+            "more local memory is used than --local allows".to_owned(),
+        );
+    }
+    if f.unmanaged > 0 {
+        let n = f.unmanaged;
+        add(Code::Unmanaged, format!("{n} processes run unmanaged"));
+    }
+    // Stable, and those of one kind together.
+    found.sort_by(|a, b| a.code.cmp(&b.code));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::DonorStatus;
+
+    const DOC: &str = include_str!("../../../docs/OPERATING.md");
+
+    #[test]
+    fn each_code_has_its_row_in_the_document() {
+        for (i, (code, number, name)) in Code::ALL.into_iter().enumerate() {
+            assert_eq!(code as usize, i);
+            assert_eq!(number, format!("C{:03}", i + 1));
+            assert!(
+                DOC.contains(&format!("| `{number}` | `{name}` |")),
+                "{name}"
+            );
+        }
+        let rows = DOC.lines().filter(|l| l.starts_with("| `C0")).count();
+        assert_eq!(rows, Code::ALL.len());
+    }
+
+    fn limits() -> Limits {
+        Limits {
+            local_bytes: Some(64 << 20),
+            local_percent: None,
+            local_effective_bytes: Some(64 << 20),
+            local_needed_bytes: None,
+            pool_bytes: 100 << 20,
+            far_bytes: Some(256 << 20),
+            spill_at_percent: Some(80),
+            far_wait_ms: Some(1),
+            prefetch: "none".to_owned(),
+            weight: Some(100),
+            swap_in_limit_bytes_per_s: None,
+            swap_out_limit_bytes_per_s: None,
+            pool_grant_bytes: None,
+            shared_bytes: None,
+        }
+    }
+
+    fn names(found: &[Problem]) -> Vec<&str> {
+        found.iter().map(|p| p.name.as_str()).collect()
+    }
+
+    #[test]
+    fn each_trouble_is_seen_and_health_too() {
+        let limits = limits();
+        let good_used = Used {
+            local_bytes: 66 << 20,
+            pool_bytes: 90 << 20, // Halfway from 80 %.
+            far_bytes: 256 << 20,
+            ..Used::default()
+        };
+        let donor = |state, port| DonorStatus {
+            addr: ([127, 0, 0, 1], port).into(),
+            state,
+            slabs: 0,
+            free_bytes: 0,
+            round_trip_us: None,
+        };
+        let good_agent = AgentStatus {
+            donors: vec![donor(DonorState::Up, 1), donor(DonorState::Listing, 2)],
+            ..AgentStatus::default()
+        };
+        let good = Facts {
+            limits: &limits,
+            used: &good_used,
+            far: Some(&Far::default()),
+            agent: Some((&good_agent, Duration::from_secs(1))),
+            agent_restarts: false,
+            stopped: false,
+            host: None,
+            verify_failures: 0,
+            unmanaged: 0,
+        };
+        assert_eq!(judge(&good), []);
+        let used = Used {
+            local_bytes: 69 << 20,
+            pool_bytes: 91 << 20,
+            ..good_used
+        };
+        let agent = AgentStatus {
+            donors: vec![
+                donor(DonorState::Pressure, 1),
+                donor(DonorState::Down, 2),
+                donor(DonorState::Down, 3),
+            ],
+            ..AgentStatus::default()
+        };
+        let bad = Facts {
+            used: &used,
+            far: Some(&Far {
+                degraded_slabs: 2,
+                corrupt: 1,
+                ..Far::default()
+            }),
+            agent: Some((&agent, Duration::from_secs(9))),
+            agent_restarts: true,
+            stopped: true,
+            host: Some(HostLeft {
+                available_bytes: 5,
+                reserve_bytes: 4,
+            }),
+            verify_failures: 3,
+            unmanaged: 1,
+            ..good
+        };
+        assert_eq!(
+            names(&judge(&bad)),
+            [
+                "donor-unreachable",
+                "donor-unreachable",
+                "slabs-degraded",
+                "far-full",
+                "pool-full",
+                "agent-restarting",
+                "verify-failures",
+                "donor-pressure",
+                "agent-silent",
+                "over-local",
+                "unmanaged",
+                "copies-corrupt",
+                "host-short",
+            ]
+        );
+        // Told instead of `over-local`, with what to ask for.
+        let limits = Limits {
+            local_needed_bytes: Some(80 << 20),
+            ..limits.clone()
+        };
+        let over = Used {
+            local_bytes: used.local_bytes,
+            ..good_used
+        };
+        let found = judge(&Facts {
+            limits: &limits,
+            used: &over,
+            ..good
+        });
+        assert_eq!(names(&found), ["local-too-small"]);
+        assert!(found[0].text.contains("80M"), "{}", found[0].text);
+    }
+}

@@ -1,0 +1,550 @@
+//! What is said at the host agent's socket: one JSON object a message, descriptors beside it.
+//!
+//! | from | message | descriptors |
+//! |---|---|---|
+//! | runner | [`Ask::Begin`] | – |
+//! | agent | [`Answer::Vacant`] | – ; it hangs up, and the runner makes a segment |
+//! | agent | [`Answer::Joins`] | segment; journal, backing file, both read-only: for the next agent |
+//! | runner | [`Ask::Tenant`] | segment; when another agent had it: journal, backing file |
+//! | agent | [`Answer::Serves`] | journal, backing file, both read-only |
+//! | agent | [`Answer::Refused`] | – ; it hangs up |
+//! | runner | [`Ask::Change`] | – |
+//! | agent | [`Answer::Changed`], [`Answer::Unchanged`] | – |
+//! | runner | [`Ask::Over`] | – ; the agent hangs up when all is given back |
+//! | operator | [`Ask::End`] | – |
+//! | agent | [`Answer::Changed`] | – ; it hangs up when all is given back |
+//! | new agent | [`Ask::Leave`] | – |
+//! | old agent | [`Answer::Leaves`], then as many [`Answer::Tenant`] | listening socket and its lock; segment, journal, backing file, and its runners' connections |
+//! | new agent | [`Ask::Taken`] | – |
+//! | old agent | [`Answer::Goes`] | – ; it ends, and the new one serves |
+//!
+//! Whatever comes is judged here; nothing in it is believed before.
+
+use serde::{Deserialize, Serialize};
+
+use canvas_place::replicas::Policy;
+use canvas_shm::far::SLABS_MAX;
+use canvas_types::units::Size;
+
+use crate::names::{NameError, judge_name};
+use crate::share::{RATE_MIN, WEIGHT_MAX};
+use crate::terms::Terms;
+
+/// Version of these messages.
+pub const VERSION: u32 = 2;
+/// Bytes of a message at most.
+pub const BYTES_MAX: usize = 4096;
+/// Smallest pool, and the smallest of other bounds.
+pub const SMALL_MIN: Size = Size::from_bytes(1 << 20);
+/// Runners that a tenant can have.
+pub const LINKS_MAX: usize = 64;
+
+/// What is asked of an agent.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Ask {
+    /// Whether a tenant is there already; to be one of its runners then.
+    Begin {
+        /// [`VERSION`].
+        version: u32,
+        /// What it is called.
+        name: String,
+        /// Its user named it; a name that was made up is nobody else's.
+        join: bool,
+    },
+    /// To serve a tenant.
+    Tenant(Hello),
+    /// To change this connection's tenant.
+    Change(Change),
+    /// To end serving this connection's tenant: it has no process left.
+    Over {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// To end a tenant that has no runner any more.
+    End {
+        /// [`VERSION`].
+        version: u32,
+        /// What it is called.
+        name: String,
+        /// Also if it has processes.
+        force: bool,
+    },
+    /// To leave: the sender takes its tenants over.
+    Leave {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// All that was sent has come.
+    Taken {
+        /// [`VERSION`].
+        version: u32,
+    },
+}
+
+/// A tenant, as its runner describes it.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What it is called.
+    pub name: String,
+    /// Slabs that it may fill.
+    pub slabs: usize,
+    /// Its copies; without, as the agent does it for everybody.
+    pub copies: Option<Wanted>,
+    /// What of its share it asks for.
+    #[serde(default)]
+    pub asked: Asked,
+}
+
+/// What of its share a tenant asks for; the rest is its operator's, or the default.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// Its weight.
+    pub weight: Option<u32>,
+    /// Bound on what it reads from far memory, in bytes a second.
+    pub swap_in_limit: Option<u64>,
+    /// Bound on what it writes there, in bytes a second.
+    pub swap_out_limit: Option<u64>,
+}
+
+/// A change of a tenant that is served: what is there is changed, all of it or nothing.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Slabs that it may fill.
+    pub slabs: Option<usize>,
+    /// Its weight.
+    pub weight: Option<u32>,
+    /// Bytes that it reads in a second, at most; 0 for no bound.
+    pub swap_in_limit: Option<u64>,
+    /// The same of what it writes.
+    pub swap_out_limit: Option<u64>,
+    /// What it may fill of the host's pool at most, where that is bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_bytes: Option<u64>,
+}
+
+/// A tenant's copies.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    /// Servers that have one each.
+    pub donors: usize,
+    /// There is one on disk.
+    pub disk: bool,
+}
+
+impl From<Policy> for Wanted {
+    fn from(p: Policy) -> Wanted {
+        Wanted {
+            donors: p.donors,
+            disk: p.disk,
+        }
+    }
+}
+
+impl From<Wanted> for Policy {
+    fn from(w: Wanted) -> Policy {
+        Policy {
+            donors: w.donors,
+            disk: w.disk,
+        }
+    }
+}
+
+/// What an agent answers.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(tag = "answer", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Answer {
+    /// There is no tenant of that name.
+    Vacant {
+        /// [`VERSION`].
+        version: u32,
+        /// What the operator has settled for it.
+        terms: Terms,
+    },
+    /// There is one, and the runner is one of its runners now.
+    Joins(Settled),
+    /// It serves the tenant.
+    Serves(Settled),
+    /// It does not, and why.
+    Refused {
+        /// [`VERSION`].
+        version: u32,
+        /// One sentence.
+        why: String,
+        /// Another run of this user has the name: it can be joined.
+        taken: bool,
+    },
+    /// What was asked for is done.
+    Changed {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// Nothing was done, and why.
+    Unchanged {
+        /// [`VERSION`].
+        version: u32,
+        /// One sentence.
+        why: String,
+    },
+    /// It leaves; so many tenants follow.
+    Leaves {
+        /// [`VERSION`].
+        version: u32,
+        /// How many.
+        tenants: usize,
+    },
+    /// One of these.
+    Tenant(Given),
+    /// It serves no more from here on.
+    Goes {
+        /// [`VERSION`].
+        version: u32,
+    },
+}
+
+/// A tenant, as the agent keeps it.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Settled {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The copies that it keeps.
+    pub copies: Wanted,
+    /// Slabs that it may fill.
+    pub slabs: usize,
+    /// What the operator has settled for it.
+    pub terms: Terms,
+}
+
+/// A tenant, as one agent gives it to the next.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Given {
+    /// [`VERSION`].
+    pub version: u32,
+    /// As its runner described it, with the copies that were settled.
+    pub hello: Hello,
+    /// Whose it is.
+    pub uid: u32,
+    /// Its runners that are there: the last descriptors are their connections.
+    pub links: usize,
+}
+
+/// Why a message is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MessageError {
+    /// It has no version, or is no JSON object at all.
+    #[error("it is no message of canvas")]
+    Alien,
+    /// It is of another [`VERSION`].
+    #[error(
+        "it is of version {0}, and this canvas speaks {ours}; use the same release on both sides", ours = VERSION
+    )]
+    Version(u32),
+    /// It has the right version, and is none of the messages of that; the decoder's words.
+    #[error("it cannot be understood: {0}")]
+    Unknown(String),
+    /// It names a tenant as none can be called.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// It asks for so many slabs.
+    #[error("{0} slabs are out of range; 1 to {max} can be had", max = SLABS_MAX)]
+    Slabs(usize),
+    /// It asks for this weight.
+    #[error("weight {0} is out of range; write 1 to {max}", max = WEIGHT_MAX)]
+    Weight(u32),
+    /// It asks for this bound on a rate, in bytes a second.
+    #[error("{0} bytes a second are too few to work with; {min} can be had", min = RATE_MIN)]
+    Rate(u64),
+    /// It asks for a pool of so many bytes.
+    #[error("a pool of {0} bytes is too little to work with; {min} can be had", min = SMALL_MIN)]
+    Pool(u64),
+    /// It asks for no copies, or for more than there can be.
+    #[error("there are no copies of that kind")]
+    Copies,
+    /// It gives a tenant with so many runners.
+    #[error("{0} runners are too many")]
+    Runners(usize),
+}
+
+/// Only what every version has.
+#[derive(Deserialize)]
+struct AnyVersion {
+    version: u32,
+}
+
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
+    // (A list would do for the decoder.)
+    let is_object = bytes.trim_ascii_start().starts_with(b"{");
+    let version = serde_json::from_slice::<AnyVersion>(bytes)
+        .ok()
+        .filter(|_| is_object)
+        .ok_or(MessageError::Alien)?
+        .version;
+    if version != VERSION {
+        return Err(MessageError::Version(version));
+    }
+    serde_json::from_slice(bytes).map_err(|e| MessageError::Unknown(e.to_string()))
+}
+
+impl Ask {
+    /// From a message's bytes; why not, otherwise.
+    pub fn decode(bytes: &[u8]) -> Result<Ask, MessageError> {
+        let ask = decode(bytes)?;
+        match &ask {
+            Ask::Tenant(hello) => hello.judge()?,
+            Ask::Begin { name, .. } | Ask::End { name, .. } => judge_name(name)?,
+            Ask::Change(change) => change.judge()?,
+            _ => {}
+        }
+        Ok(ask)
+    }
+
+    /// A message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+impl Answer {
+    /// From a message's bytes; why not, otherwise.
+    pub fn decode(bytes: &[u8]) -> Result<Answer, MessageError> {
+        let answer = decode(bytes)?;
+        if let Answer::Tenant(given) = &answer {
+            given.hello.judge()?;
+            if given.links > LINKS_MAX {
+                return Err(MessageError::Runners(given.links));
+            }
+        }
+        Ok(answer)
+    }
+
+    /// A message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+impl Hello {
+    fn judge(&self) -> Result<(), MessageError> {
+        judge_name(&self.name)?;
+        judge_slabs(self.slabs)?;
+        let Asked {
+            weight,
+            swap_in_limit,
+            swap_out_limit,
+        } = self.asked;
+        judge_weight(weight)?;
+        judge_rates([swap_in_limit, swap_out_limit])?;
+        match self.copies {
+            Some(c) if c.donors > 3 || c.donors == 0 && !c.disk => Err(MessageError::Copies),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Change {
+    fn judge(&self) -> Result<(), MessageError> {
+        self.slabs.map_or(Ok(()), judge_slabs)?;
+        judge_weight(self.weight)?;
+        if let Some(bytes) = self.pool_bytes.filter(|b| *b < SMALL_MIN.bytes) {
+            return Err(MessageError::Pool(bytes));
+        }
+        let bound = |limit: Option<u64>| limit.filter(|l| *l != 0);
+        judge_rates([self.swap_in_limit, self.swap_out_limit].map(bound))
+    }
+}
+
+fn judge_slabs(slabs: usize) -> Result<(), MessageError> {
+    if (1..=SLABS_MAX).contains(&slabs) {
+        return Ok(());
+    }
+    Err(MessageError::Slabs(slabs))
+}
+
+fn judge_weight(weight: Option<u32>) -> Result<(), MessageError> {
+    match weight {
+        Some(w) if !(1..=WEIGHT_MAX).contains(&w) => Err(MessageError::Weight(w)),
+        _ => Ok(()),
+    }
+}
+
+fn judge_rates(limits: [Option<u64>; 2]) -> Result<(), MessageError> {
+    match limits.into_iter().flatten().find(|l| *l < RATE_MIN) {
+        Some(limit) => Err(MessageError::Rate(limit)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello() -> Hello {
+        Hello {
+            version: VERSION,
+            name: "web-1".to_owned(),
+            slabs: 7,
+            copies: Some(Wanted {
+                donors: 1,
+                disk: true,
+            }),
+            asked: Asked {
+                weight: Some(300),
+                swap_in_limit: None,
+                swap_out_limit: Some(1 << 20),
+            },
+        }
+    }
+
+    fn settled() -> Settled {
+        Settled {
+            version: VERSION,
+            copies: Wanted {
+                donors: 2,
+                disk: false,
+            },
+            slabs: 9,
+            terms: Terms {
+                far_bytes: Some(1 << 30),
+                local: Some("25%".to_owned()),
+                ..Terms::default()
+            },
+        }
+    }
+
+    #[test]
+    fn messages_are_what_was_said() {
+        let version = VERSION;
+        for ask in [
+            Ask::Tenant(hello()),
+            Ask::Begin {
+                version,
+                name: "web-1".to_owned(),
+                join: true,
+            },
+            Ask::Change(Change {
+                version,
+                swap_in_limit: Some(0),
+                ..Change::default()
+            }),
+            Ask::Over { version },
+            Ask::Leave { version },
+            Ask::Taken { version },
+        ] {
+            assert_eq!(Ask::decode(&ask.encode()), Ok(ask));
+        }
+        for answer in [
+            Answer::Serves(settled()),
+            Answer::Joins(settled()),
+            Answer::Vacant {
+                version,
+                terms: Terms::default(),
+            },
+            Answer::Goes { version },
+            Answer::Changed { version },
+            Answer::Unchanged {
+                version,
+                why: "x".to_owned(),
+            },
+            Answer::Refused {
+                version,
+                why: "x".to_owned(),
+                taken: true,
+            },
+            Answer::Leaves {
+                version,
+                tenants: 3,
+            },
+            Answer::Tenant(Given {
+                version,
+                hello: hello(),
+                uid: 7,
+                links: 3,
+            }),
+        ] {
+            assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_a_reason() {
+        for (text, want) in [
+            ("", "it is no message of canvas"),
+            ("[1]", "it is no message of canvas"),
+            (r#"{"ask":"over"}"#, "it is no message of canvas"),
+            (
+                r#"{"ask":"over","version":1}"#,
+                "it is of version 1, and this canvas speaks 2; use the same release on both sides",
+            ),
+            (r#"{"ask":"zebra","version":2}"#, "it cannot be understood"),
+            (
+                r#"{"ask":"tenant","version":2,"name":"a/b","slabs":1,"copies":null}"#,
+                "it is no name of a tenant",
+            ),
+            (
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":0,"copies":null}"#,
+                "0 slabs are out of range",
+            ),
+            (
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":null,"key":"x"}"#,
+                "it cannot be understood",
+            ),
+            (
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":{"donors":9,"disk":false}}"#,
+                "there are no copies of that kind",
+            ),
+            (
+                r#"{"ask":"tenant","version":2,"name":"a","slabs":1,"copies":null,"asked":{"weight":0}}"#,
+                "weight 0 is out of range; write 1 to 1000",
+            ),
+            (
+                r#"{"ask":"change","version":2,"swap_in_limit":7}"#,
+                "7 bytes a second are too few",
+            ),
+            (
+                r#"{"ask":"change","version":2,"slabs":0}"#,
+                "0 slabs are out of range",
+            ),
+            (
+                r#"{"ask":"begin","version":2,"name":"../a","join":true}"#,
+                "it is no name of a tenant",
+            ),
+        ] {
+            let why = Ask::decode(text.as_bytes()).unwrap_err().to_string();
+            assert!(why.starts_with(want), "{text}: {why}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_judged_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..BYTES_MAX)) {
+            let _ = Ask::decode(&bytes);
+            let _ = Answer::decode(&bytes);
+        }
+
+        /// Nearly right messages: any text in the fields, and a piece cut out anywhere.
+        #[test]
+        fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
+                                 from in 0usize..200, len in 0usize..20) {
+            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false }), asked: Asked::default() };
+            let mut bytes = Ask::Tenant(hello.clone()).encode();
+            if let Ok(ask) = Ask::decode(&bytes) {
+                prop_assert!(judge_name(&hello.name).is_ok() && (1..=SLABS_MAX).contains(&slabs));
+                prop_assert_eq!(ask, Ask::Tenant(hello));
+            }
+            let from = from.min(bytes.len());
+            bytes.drain(from..(from + len).min(bytes.len()));
+            let _ = Ask::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! Metrics for scrapers, in the OpenMetrics text format; docs/OPERATING.md lists them.
+
+use std::borrow::Cow;
+use std::fmt::Error;
+
+use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
+use canvas_shm::segment::Counter;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::health::Code;
+use crate::wire::{Donor, Far, Stat, Status};
+
+/// The largest value of the format: everything.
+const INFINITE: f64 = f64::MAX;
+/// Buckets of a power of two, and the powers that are shown: 256 ns to 17 s.
+const PER_POWER: usize = 4;
+const POWERS: std::ops::Range<usize> = 8..34;
+
+/// Names and values.
+pub type Labels<'a> = &'a [(&'static str, &'a str)];
+
+/// Metrics of a run.
+pub fn of_run(stat: Stat) -> String {
+    let tenant = stat.status.tenant.clone();
+    text("tenant", tenant, Run(stat))
+}
+
+/// What `metrics` writes, under a label of its own.
+pub fn text(label: &'static str, value: String, metrics: impl Collector) -> String {
+    let labels = [(Cow::Borrowed(label), Cow::Owned(value))];
+    let mut registry = Registry::with_labels(labels.into_iter());
+    registry.register_collector(Box::new(metrics));
+    let mut text = String::new();
+    // Writing into memory does not fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+/// Writes metrics, a family each.
+pub struct Out<'a>(pub DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    /// A counter.
+    pub fn counter<V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        value: V,
+    ) -> Result<(), Error> {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, V, f64>(&value, None)
+    }
+
+    /// A gauge.
+    pub fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        value: impl EncodeGaugeValue,
+    ) -> Result<(), Error> {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&value)
+    }
+
+    /// Gauges of one family, told apart by labels.
+    pub fn gauges<'l, V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = (Labels<'l>, V)>,
+    ) -> Result<(), Error> {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in values {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Run(Stat);
+
+impl Collector for Run {
+    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), Error> {
+        let mut out = Out(encoder);
+        let status = &self.0.status;
+        let program = escaped(&status.program);
+        let info = [
+            ("program", program.as_str()),
+            ("version", status.canvas_version.as_str()),
+        ];
+        out.gauges(
+            "canvas_run_info",
+            "What runs.",
+            [(&info[..], 1i64)].into_iter(),
+        )?;
+        encode_counters(&mut out, &self.0)?;
+        encode_memory(&mut out, status)?;
+        encode_bounds(&mut out, status)?;
+        if let Some(far) = &status.far {
+            encode_far(&mut out, far)?;
+        }
+        encode_donors(&mut out, &status.donors)?;
+        encode_health(&mut out, status)?;
+        let (buckets, count, sum) = buckets(&self.0.fault_ns);
+        let help = "Faults by how long they took; the sum is right to within an eighth.";
+        let mut metric =
+            out.0
+                .encode_descriptor("canvas_fault_seconds", help, None, MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+}
+
+fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
+    for counter in Counter::ALL {
+        let name = counter.json_name();
+        let value = stat.counters.get(name).copied().unwrap_or(0);
+        match counter {
+            Counter::FaultsManaged => {}
+            Counter::StallNs => out.counter(
+                "canvas_stall_seconds",
+                "Time that faulting threads spent in direct reclaim.",
+                value as f64 / 1e9,
+            )?,
+            _ => out.counter(&format!("canvas_{name}"), counter.describe(), value)?,
+        }
+    }
+    Ok(())
+}
+
+/// Memory of the program, and what is stored of it.
+fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
+    let (used, limits) = (&status.used, &status.limits);
+    for (name, help, value) in [
+        (
+            "canvas_local_bytes",
+            "Local memory in use.",
+            Some(used.local_bytes),
+        ),
+        (
+            "canvas_local_limit_bytes",
+            "Bound on local memory.",
+            limits.local_effective_bytes,
+        ),
+        (
+            "canvas_resident_bytes",
+            "Managed pages that are mapped.",
+            Some(used.resident_bytes),
+        ),
+        (
+            "canvas_cache_bytes",
+            "Pages in the swap cache.",
+            Some(used.cache_bytes),
+        ),
+        (
+            "canvas_native_bytes",
+            "Memory that canvas does not page, its own included.",
+            Some(used.native_bytes),
+        ),
+        (
+            "canvas_metadata_bytes",
+            "Of that, canvas's own: tables, stacks, its library's data, code that it changed.",
+            used.metadata_bytes,
+        ),
+        (
+            "canvas_swapped_bytes",
+            "Memory of the processes in the host's swap.",
+            Some(used.swapped_bytes),
+        ),
+        (
+            "canvas_far_pages_bytes",
+            "Pages that exist only as far copies, at their full size.",
+            Some(used.far_pages_bytes),
+        ),
+        (
+            "canvas_footprint_bytes",
+            "Local and far pages together.",
+            Some(used.footprint_bytes),
+        ),
+        (
+            "canvas_pool_bytes",
+            "Compressed pool in use.",
+            Some(used.pool_bytes),
+        ),
+        (
+            "canvas_pool_limit_bytes",
+            "Bound on the compressed pool (--pool).",
+            Some(limits.pool_bytes),
+        ),
+        (
+            "canvas_pool_grant_bytes",
+            "Of that, what the host's agent grants now, where it bounds pools.",
+            limits.pool_grant_bytes,
+        ),
+        (
+            "canvas_shared_bytes",
+            "Memory that forks share: pages in memory, each counted once.",
+            limits.shared_bytes.map(|_| used.shared_bytes),
+        ),
+        (
+            "canvas_shared_limit_bytes",
+            "Bound on them (--shared).",
+            limits.shared_bytes,
+        ),
+        (
+            "canvas_shared_store_bytes",
+            "Far copies of the others; part of the compressed pool.",
+            limits.shared_bytes.map(|_| used.shared_store_bytes),
+        ),
+    ] {
+        if let Some(value) = value {
+            out.gauge(name, help, value as f64)?;
+        }
+    }
+    Ok(())
+}
+
+/// Far memory, memory beside that of the programs, and what the tenant gets beside others.
+fn encode_bounds(out: &mut Out, status: &Status) -> Result<(), Error> {
+    let (used, limits) = (&status.used, &status.limits);
+    for (name, help, value) in [
+        (
+            "canvas_far_bytes",
+            "Far memory beyond the pool in use, in whole slabs.",
+            status.far.map(|_| used.far_bytes),
+        ),
+        (
+            "canvas_far_limit_bytes",
+            "Bound on far memory beyond the pool.",
+            limits.far_bytes,
+        ),
+        (
+            "canvas_segment_bytes",
+            "What its processes and the agent share: counters, requests, buffers of far memory.",
+            Some(used.segment_bytes),
+        ),
+        (
+            "canvas_agent_memory_bytes",
+            "Memory of the agent of this run alone.",
+            status.far.map(|_| used.agent_bytes),
+        ),
+        (
+            "canvas_memory_bytes",
+            "All of this host's memory that the run takes.",
+            Some(used.memory_bytes),
+        ),
+        (
+            "canvas_weight",
+            "Weight among the tenants of the agent.",
+            limits.weight.map(u64::from),
+        ),
+        (
+            "canvas_swap_in_limit_bytes_per_second",
+            "Bound on what is read from far memory.",
+            limits.swap_in_limit_bytes_per_s,
+        ),
+        (
+            "canvas_swap_out_limit_bytes_per_second",
+            "Bound on what is written to far memory.",
+            limits.swap_out_limit_bytes_per_s,
+        ),
+        (
+            "canvas_processes",
+            "Managed processes.",
+            Some(status.processes.len() as u64),
+        ),
+    ] {
+        if let Some(value) = value {
+            out.gauge(name, help, value as f64)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
+    for (name, help, value) in [
+        (
+            "canvas_remote_written_bytes",
+            "Bytes written beyond the pool, to the first copy.",
+            far.bytes_out,
+        ),
+        (
+            "canvas_remote_read_bytes",
+            "Bytes read from beyond the pool.",
+            far.bytes_in,
+        ),
+        (
+            "canvas_remote_extents_written",
+            "Extents written beyond the pool.",
+            far.extents_out,
+        ),
+        (
+            "canvas_remote_reads",
+            "Reads from beyond the pool.",
+            far.reads,
+        ),
+        (
+            "canvas_remote_failovers",
+            "Reads that the first copy could not serve.",
+            far.failovers,
+        ),
+        (
+            "canvas_remote_corrupt",
+            "Copies that were damaged or old.",
+            far.corrupt,
+        ),
+        (
+            "canvas_remote_repairs",
+            "Slabs whose lost copy was made anew.",
+            far.repairs,
+        ),
+        (
+            "canvas_remote_dropped",
+            "Reads ahead that would have come too late and were not done.",
+            far.dropped,
+        ),
+        (
+            "canvas_remote_promoted",
+            "Reads ahead that a thread came to wait for before they were begun.",
+            far.promoted,
+        ),
+    ] {
+        out.counter(name, help, value)?;
+    }
+    out.gauge(
+        "canvas_degraded_slabs",
+        "Slabs with fewer copies than --copies asks for.",
+        far.degraded_slabs as f64,
+    )?;
+    out.gauge(
+        "canvas_agents",
+        "Agent processes so far.",
+        f64::from(far.agents),
+    )?;
+    Ok(())
+}
+
+fn encode_health(out: &mut Out, status: &Status) -> Result<(), Error> {
+    let wrong = |code: &str| i64::from(status.health.iter().any(|p| p.code == code));
+    let health: Vec<_> = Code::ALL
+        .iter()
+        .filter(|(code, ..)| *code != Code::RunnerSilent)
+        .map(|(_, code, name)| ([("code", *code), ("name", *name)], wrong(code)))
+        .collect();
+    out.gauges(
+        "canvas_problem",
+        "1 while this is wrong.",
+        health.iter().map(|(labels, wrong)| (&labels[..], *wrong)),
+    )
+}
+
+/// A label's value, as the format wants it.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
+    let labels: Vec<_> = donors
+        .iter()
+        .map(|d| ([("donor", d.address.as_str())], d))
+        .collect();
+    let mut family = |name, help, value: &dyn Fn(&Donor) -> Option<f64>| {
+        let values = labels
+            .iter()
+            .filter_map(|(labels, d)| Some((&labels[..], value(d)?)));
+        out.gauges(name, help, values)
+    };
+    family("canvas_donor_up", "1 while the donor serves.", &|d| {
+        Some(f64::from(d.state == "up" || d.state == "pressure"))
+    })?;
+    family(
+        "canvas_donor_pressure",
+        "1 while the donor lends nothing more.",
+        &|d| Some(f64::from(d.state == "pressure")),
+    )?;
+    family(
+        "canvas_donor_slabs",
+        "Slabs that have a copy at the donor.",
+        &|d| Some(f64::from(d.slabs)),
+    )?;
+    family(
+        "canvas_donor_free_bytes",
+        "What the donor could lend, as it said last.",
+        &|d| Some(d.free_bytes as f64),
+    )?;
+    family(
+        "canvas_donor_round_trip_seconds",
+        "Time to the donor's last answer.",
+        &|d| Some(f64::from(d.round_trip_us?) / 1e6),
+    )
+}
+
+/// Counts by upper bound in seconds, all of them, and the sum of times (from the middles of buckets).
+fn buckets(fault_ns: &[u64]) -> (Vec<(f64, u64)>, u64, f64) {
+    let mut shown: Vec<(f64, u64)> = POWERS
+        .map(|power| ((1u64 << power) as f64 / 1e9, 0))
+        .chain([(INFINITE, 0)])
+        .collect();
+    let (mut count, mut sum) = (0, 0.0);
+    for (bucket, n) in fault_ns.iter().enumerate().take(BUCKETS) {
+        let (from, to) = (bucket_floor_ns(bucket), bucket_floor_ns(bucket + 1));
+        // Its upper bound is at most the power's: four of them end at one.
+        let at = (bucket / PER_POWER + 2)
+            .saturating_sub(POWERS.start)
+            .min(shown.len() - 1);
+        shown[at].1 += n;
+        count += n;
+        sum += *n as f64 * (from + to) as f64 / 2e9;
+    }
+    (shown, count, sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_ends_a_label_early() {
+        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    }
+
+    #[test]
+    fn buckets_end_where_they_say() {
+        for bucket in 0..BUCKETS {
+            let mut one = vec![0; BUCKETS];
+            one[bucket] = 5;
+            let (shown, count, _) = buckets(&one);
+            let at = shown.iter().position(|(_, n)| *n == 5).unwrap();
+            let fits = |i: usize| bucket_floor_ns(bucket + 1) as f64 / 1e9 <= shown[i].0;
+            assert!(count == 5 && fits(at), "{bucket} in {:?}", shown[at]);
+            assert!(at == 0 || !fits(at - 1), "{bucket}: a smaller one would do");
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Those who ask, beside something more important: nobody waits for them.
+//!
+//! Everything is non-blocking and bounded: how many there are, how much they say, how long they take.
+//! Whoever is slow is dropped. One question a connection.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::geteuid;
+
+use crate::place::Listening;
+use crate::text::reason;
+use crate::wire::REQUEST_BYTES_MAX;
+
+/// Connections at one time to the control socket, and as many to the metrics: whoever holds all places of
+/// the one keeps nobody from the other.
+const PEERS_MAX: usize = 16;
+/// From a connection's beginning to its end.
+const TIME: Duration = Duration::from_secs(2);
+/// Type of the text that is scraped.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What somebody asks.
+pub enum Asked<'a> {
+    /// A line over the control socket.
+    Line(&'a [u8]),
+    /// The metrics.
+    Metrics,
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+struct Peer {
+    stream: Stream,
+    until: Instant,
+    inbox: Vec<u8>,
+    /// The answer, once there is one, and how much of it is sent.
+    outbox: Option<(Vec<u8>, usize)>,
+}
+
+/// Metrics cannot be offered there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "metrics cannot be offered on {addr}: {}; write another address after --metrics",
+    reason(.source)
+)]
+pub struct MetricsError {
+    /// Where.
+    pub addr: SocketAddr,
+    /// What the system says.
+    pub source: std::io::Error,
+}
+
+/// Listeners, and who came.
+#[derive(Default)]
+pub struct Peers {
+    control: Option<Listening>,
+    metrics: Option<TcpListener>,
+    peers: Vec<Peer>,
+}
+
+impl Peers {
+    /// Nobody is listened to.
+    pub fn new() -> Peers {
+        Peers::default()
+    }
+
+    /// Takes questions over a control socket.
+    pub fn listen_to_control(&mut self, listening: Listening) {
+        self.control = Some(listening);
+    }
+
+    /// Lets the metrics be scraped; where it listens.
+    fn listen_to_scrapes(&mut self, addr: SocketAddr) -> std::io::Result<SocketAddr> {
+        let listener = TcpListener::bind(addr)?;
+        listener.set_nonblocking(true)?;
+        let addr = listener.local_addr()?;
+        self.metrics = Some(listener);
+        Ok(addr)
+    }
+
+    /// The same for a command's `--metrics`.
+    pub fn offer_metrics(&mut self, addr: SocketAddr) -> Result<(), MetricsError> {
+        match self.listen_to_scrapes(addr) {
+            Ok(_) => Ok(()),
+            Err(source) => Err(MetricsError { addr, source }),
+        }
+    }
+
+    /// What to wait for.
+    pub fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let control = self.control.iter().map(move |l| input(l.as_fd()));
+        let metrics = self.metrics.iter().map(move |l| input(l.as_fd()));
+        let peers = self.peers.iter().map(|p| {
+            let events = match p.outbox {
+                None => PollFlags::POLLIN,
+                Some(_) => PollFlags::POLLOUT,
+            };
+            PollFd::new(p.stream.as_fd(), events)
+        });
+        control.chain(metrics).chain(peers)
+    }
+
+    /// Is somebody being served?
+    pub fn any(&self) -> bool {
+        !self.peers.is_empty()
+    }
+
+    /// Takes who came, reads, answers and writes as far as that goes without waiting.
+    pub fn serve(&mut self, mut answer: impl FnMut(Asked) -> String) {
+        self.accept();
+        let now = Instant::now();
+        self.peers
+            .retain_mut(|p| p.until > now && p.turn(&mut answer).unwrap_or(false));
+    }
+
+    fn accept(&mut self) {
+        let until = Instant::now() + TIME;
+        let mut add = |stream: Stream| {
+            let of_its_kind = |p: &&Peer| p.stream.is_control() == stream.is_control();
+            if self.peers.iter().filter(of_its_kind).count() < PEERS_MAX {
+                self.peers.push(Peer {
+                    stream,
+                    until,
+                    inbox: Vec::new(),
+                    outbox: None,
+                });
+            }
+        };
+        while let Some(listening) = &self.control
+            && let Ok((stream, _)) = listening.listener().accept()
+        {
+            let me = geteuid().as_raw();
+            let peer = getsockopt(&stream, PeerCredentials).map(|c| c.uid());
+            if peer.is_ok_and(|uid| uid == 0 || uid == me) && stream.set_nonblocking(true).is_ok() {
+                add(Stream::Unix(stream));
+            }
+        }
+        while let Some(listener) = &self.metrics
+            && let Ok((stream, _)) = listener.accept()
+        {
+            if stream.set_nonblocking(true).is_ok() {
+                add(Stream::Tcp(stream));
+            }
+        }
+    }
+}
+
+impl Peer {
+    /// Does what can be done now; false (or `None`) at the end.
+    fn turn(&mut self, answer: &mut impl FnMut(Asked) -> String) -> Option<bool> {
+        while self.outbox.is_none() {
+            let mut chunk = [0; 1024];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return None,
+                Ok(n) => self.inbox.extend(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Some(true),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+            let text = match self.stream {
+                Stream::Unix(_) => line(&self.inbox, answer)?,
+                Stream::Tcp(_) => http(&self.inbox, answer),
+            };
+            self.outbox = text.map(|t| (t.into_bytes(), 0));
+        }
+        let (bytes, sent) = self.outbox.as_mut()?;
+        while *sent < bytes.len() {
+            match self.stream.write(&bytes[*sent..]) {
+                Ok(0) => return None,
+                Ok(n) => *sent += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Some(true),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        Some(false)
+    }
+}
+
+/// The answer to a line, when it is there to its end; the outer `None` drops who asked.
+fn line(inbox: &[u8], answer: &mut impl FnMut(Asked) -> String) -> Option<Option<String>> {
+    match inbox.iter().position(|b| *b == b'\n') {
+        Some(end) if end < REQUEST_BYTES_MAX => {
+            Some(Some(answer(Asked::Line(&inbox[..end])) + "\n"))
+        }
+        None if inbox.len() < REQUEST_BYTES_MAX => Some(None),
+        _ => None,
+    }
+}
+
+/// The answer to an HTTP request, when its head is there. No more of HTTP than scrapers need: one GET,
+/// and the end of the connection.
+fn http(inbox: &[u8], answer: &mut impl FnMut(Asked) -> String) -> Option<String> {
+    let whole =
+        inbox.windows(4).any(|w| w == b"\r\n\r\n") || inbox.windows(2).any(|w| w == b"\n\n");
+    let response = |status: &str, kind: &str, body: &str| {
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let plain = |status, body| Some(response(status, "text/plain; charset=utf-8", body));
+    if !whole {
+        return match inbox.len() {
+            n if n < REQUEST_BYTES_MAX => None,
+            _ => plain("431 Request Header Fields Too Large", "too long\n"),
+        };
+    }
+    let first = inbox.split(|b| *b == b'\r' || *b == b'\n').next();
+    let first = String::from_utf8_lossy(first.unwrap_or_default()).into_owned();
+    let mut words = first.split(' ');
+    match (words.next(), words.next(), words.next()) {
+        (Some("GET"), Some(path), Some(version)) if version.starts_with("HTTP/1.") => {
+            match path.split('?').next() {
+                Some("/metrics") => Some(response("200 OK", OPEN_METRICS, &answer(Asked::Metrics))),
+                _ => plain("404 Not Found", "the metrics are at /metrics\n"),
+            }
+        }
+        (Some(_), Some(_), Some(version)) if version.starts_with("HTTP/1.") => {
+            plain("405 Method Not Allowed", "only GET\n")
+        }
+        _ => plain("400 Bad Request", "this is no HTTP request\n"),
+    }
+}
+
+impl Stream {
+    fn is_control(&self) -> bool {
+        matches!(self, Stream::Unix(_))
+    }
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Stream::Unix(s) => s.read(to),
+            Stream::Tcp(s) => s.read(to),
+        }
+    }
+    fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Stream::Unix(s) => s.write(from),
+            Stream::Tcp(s) => s.write(from),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(s) => s.as_fd(),
+            Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Name;
+    use crate::place::Place;
+
+    fn ask(text: &str) -> Option<String> {
+        http(text.as_bytes(), &mut |_| "m 1\n".to_owned())
+    }
+
+    #[test]
+    fn one_get_and_no_more() {
+        let good = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        assert!(good.starts_with("HTTP/1.1 200 OK\r\n") && good.ends_with("\r\n\r\nm 1\n"));
+        assert!(good.contains("Content-Length: 4\r\n"), "{good}");
+        for (text, code) in [
+            ("GET / HTTP/1.1\r\n\r\n", "404"),
+            ("POST /metrics HTTP/1.0\r\n\r\n", "405"),
+            ("GET /metrics\r\n\r\n", "400"),
+            ("\r\n\r\n", "400"),
+            (&"x".repeat(5000), "431"),
+        ] {
+            assert_eq!(ask(text).unwrap().split(' ').nth(1), Some(code), "{text}");
+        }
+        assert_eq!(ask("GET /metrics HTTP/1.1\r\nHost: x\r\n"), None, "not all");
+    }
+
+    #[test]
+    fn a_line_that_does_not_end_is_dropped() {
+        let mut answer = |asked: Asked| match asked {
+            Asked::Line(line) => String::from_utf8_lossy(line).into_owned(),
+            Asked::Metrics => unreachable!(),
+        };
+        assert_eq!(line(b"abc\n", &mut answer), Some(Some("abc\n".to_owned())));
+        assert_eq!(line(b"abc", &mut answer), Some(None));
+        assert_eq!(line(&[b'x'; REQUEST_BYTES_MAX], &mut answer), None);
+        let mut long = vec![b'x'; REQUEST_BYTES_MAX];
+        long.push(b'\n');
+        assert_eq!(line(&long, &mut answer), None);
+    }
+
+    /// All that scrapes can take is taken, and whoever operates the run gets an answer all the same; and the
+    /// other way round.
+    #[test]
+    fn slow_readers_of_the_metrics_keep_nobody_from_the_control_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("web.1.sock");
+        let name = Name {
+            tenant: "web".to_owned(),
+            pid: 1,
+        };
+        let mut peers = Peers::new();
+        let listening = Place::of_test(dir.path()).listen(name).unwrap();
+        peers.listen_to_control(listening);
+        let addr = peers
+            .listen_to_scrapes("127.0.0.1:0".parse().unwrap())
+            .unwrap();
+        let scrapes: Vec<_> = (0..PEERS_MAX + 4)
+            .map(|_| TcpStream::connect(addr).unwrap())
+            .collect();
+        peers.serve(|_| unreachable!());
+        assert_eq!(peers.peers.len(), PEERS_MAX);
+        let mut asks = UnixStream::connect(&path).unwrap();
+        asks.write_all(b"status\n").unwrap();
+        peers.serve(|asked| match asked {
+            Asked::Line(line) => String::from_utf8_lossy(line).into_owned(),
+            Asked::Metrics => unreachable!(),
+        });
+        let mut answer = String::new();
+        asks.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "status\n");
+        drop(scrapes);
+        peers.serve(|_| unreachable!());
+        assert!(!peers.any());
+        let _silent: Vec<_> = (0..PEERS_MAX + 4)
+            .map(|_| UnixStream::connect(&path).unwrap())
+            .collect();
+        peers.serve(|_| unreachable!());
+        assert_eq!(peers.peers.len(), PEERS_MAX);
+        let mut scrape = TcpStream::connect(addr).unwrap();
+        scrape.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        scrape
+            .set_read_timeout(Some(Duration::from_millis(10)))
+            .unwrap();
+        let (mut answer, mut tries) = (Vec::new(), 0);
+        while answer.is_empty() && tries < 1000 {
+            peers.serve(|_| "m 1\n".to_owned());
+            let _ = scrape.read_to_end(&mut answer);
+            tries += 1;
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{answer:?}");
+    }
+
+    #[test]
+    fn who_is_slow_is_dropped_and_nobody_waits() {
+        let mut peers = Peers::new();
+        let addr = peers
+            .listen_to_scrapes("127.0.0.1:0".parse().unwrap())
+            .unwrap();
+        let mut slow: Vec<_> = (0..PEERS_MAX + 4)
+            .map(|_| TcpStream::connect(addr).unwrap())
+            .collect();
+        peers.serve(|_| unreachable!());
+        assert_eq!(peers.peers.len(), PEERS_MAX, "the rest is closed");
+        for p in &mut peers.peers {
+            p.until = Instant::now();
+        }
+        peers.serve(|_| unreachable!());
+        assert!(!peers.any());
+        for s in &mut slow {
+            s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            assert!(matches!(s.read(&mut [0]), Ok(0)));
+        }
+        // One that takes nothing of a long answer.
+        let mut deaf = TcpStream::connect(addr).unwrap();
+        deaf.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        for _ in 0..100 {
+            peers.serve(|_| "x".repeat(32 << 20));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(peers.any());
+        peers.peers[0].until = Instant::now();
+        peers.serve(|_| unreachable!());
+        assert!(!peers.any());
+    }
+}

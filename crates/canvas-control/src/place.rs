@@ -1,0 +1,254 @@
+//! Where control sockets lie: a directory that is its user's alone.
+//!
+//! A socket is named after its tenant and the process that listens. It is reached through a descriptor
+//! of its directory, so that nobody swaps the directory under us and paths may be of any length.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{Uid, geteuid};
+
+use crate::names::Name;
+use crate::text::reason;
+
+/// Names another directory; for containers and tests.
+pub const ENV_RUN_DIR: &str = "CANVAS_RUN_DIR";
+
+/// A directory of control sockets cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {}", .path.display(), reason(.source))]
+pub struct PlaceError {
+    /// The directory.
+    pub path: PathBuf,
+    /// What the system says.
+    pub source: io::Error,
+}
+
+/// A directory of control sockets.
+pub struct Place {
+    fd: OwnedFd,
+    /// Whose it is.
+    pub owner: Uid,
+}
+
+/// This user's directories, the one to prefer first: sockets are made in the first that can be had.
+fn own_paths() -> (Option<PathBuf>, PathBuf) {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    if let Some(dir) = absolute(ENV_RUN_DIR) {
+        return (None, dir);
+    }
+    let uid = geteuid();
+    let first = match absolute("XDG_RUNTIME_DIR") {
+        _ if uid.is_root() => Some("/run/canvas/run".into()),
+        dir => dir.map(|d| d.join("canvas/run")),
+    };
+    // Flat: nobody else can rename what lies in /tmp itself.
+    (first, format!("/tmp/canvas-{uid}").into())
+}
+
+impl Place {
+    /// This user's; made when it is not there.
+    pub fn own() -> Result<Place, PlaceError> {
+        let make = |path: &Path| {
+            // Those above it may be of use to others (/run/canvas); it is not.
+            let above = path.parent().map_or(Ok(()), fs::create_dir_all);
+            let made = above.and_then(|()| match fs::DirBuilder::new().mode(0o700).create(path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            });
+            made.and_then(|()| Place::open(path, geteuid()))
+        };
+        let (first, last) = own_paths();
+        if let Some(place) = first.and_then(|path| make(&path).ok()) {
+            return Ok(place);
+        }
+        make(&last).map_err(|source| PlaceError { path: last, source })
+    }
+
+    /// All that this user may look at, those that are there: for root those of all users.
+    pub fn all() -> Vec<Place> {
+        let (first, last) = own_paths();
+        let own = first.into_iter().chain([last]);
+        let open = |path: PathBuf| Place::open(&path, geteuid()).ok();
+        let mut places: Vec<_> = own.filter_map(open).collect();
+        if !geteuid().is_root() || std::env::var_os(ENV_RUN_DIR).is_some() {
+            return places;
+        }
+        let children = |dir: &str| {
+            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.map(|e| e.path()).collect::<Vec<_>>()
+        };
+        let uid = |text: &str| text.parse().ok().map(Uid::from_raw);
+        for dir in children("/run/user") {
+            let owner = dir.file_name().and_then(|n| uid(n.to_str()?));
+            places.extend(owner.and_then(|o| Place::open(&dir.join("canvas/run"), o).ok()));
+        }
+        for dir in children("/tmp") {
+            let name = dir.file_name().and_then(|n| n.to_str());
+            let owner = name.and_then(|n| uid(n.strip_prefix("canvas-")?));
+            let owner = owner.filter(|o| !o.is_root());
+            places.extend(owner.and_then(|o| Place::open(&dir, o).ok()));
+        }
+        places
+    }
+
+    /// A test's directory.
+    #[cfg(test)]
+    pub fn of_test(dir: &Path) -> Place {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(dir, PermissionsExt::from_mode(0o700)).unwrap();
+        Place::open(dir, geteuid()).unwrap()
+    }
+
+    /// The directory, if it is `owner`'s and nobody else can write or look there.
+    fn open(path: &Path, owner: Uid) -> io::Result<Place> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
+        let fd = open(path, flags, Mode::empty())?;
+        let stat = fstat(&fd)?;
+        if stat.st_uid != owner.as_raw() || stat.st_mode & 0o077 != 0 {
+            return Err(io::Error::other(
+                "it is another user's, or open to other users",
+            ));
+        }
+        Ok(Place { fd, owner })
+    }
+
+    fn at(&self, file: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{file}", self.fd.as_raw_fd()).into()
+    }
+
+    /// The sockets there, sorted.
+    pub fn names(&self) -> Vec<Name> {
+        let entries = fs::read_dir(self.at("")).into_iter().flatten().flatten();
+        let name = |e: fs::DirEntry| Name::parse(e.file_name().to_str()?);
+        let mut names: Vec<_> = entries.filter_map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// Connects; one whose process is gone is removed.
+    pub fn connect(&self, name: &Name) -> Result<UnixStream, Errno> {
+        let fd = socket(
+            AddressFamily::Unix,
+            SockType::Stream,
+            // A listener whose queue is full does not hold us up.
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            None,
+        )?;
+        let path = self.at(&name.file());
+        match connect(fd.as_raw_fd(), &UnixAddr::new(&path)?) {
+            Ok(()) => Ok(fd.into()),
+            Err(e) => {
+                if e == Errno::ECONNREFUSED {
+                    let _ = fs::remove_file(path);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Listens under a name, after the sockets of dead processes were removed.
+    pub fn listen(self, name: Name) -> io::Result<Listening> {
+        for other in self.names() {
+            let _ = self.connect(&other);
+        }
+        // It takes its name when it listens: before, it would look like one of the dead.
+        let (new, path) = (self.at(&format!(".{}", name.pid)), self.at(&name.file()));
+        let _ = fs::remove_file(&new);
+        let listener = UnixListener::bind(&new)?;
+        listener.set_nonblocking(true)?;
+        fs::rename(&new, &path)?;
+        Ok(Listening {
+            listener,
+            place: self,
+            name,
+        })
+    }
+}
+
+/// A socket that is listened on; its file goes with the value.
+pub struct Listening {
+    listener: UnixListener,
+    place: Place,
+    name: Name,
+}
+
+impl Listening {
+    /// The socket.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+}
+
+impl AsFd for Listening {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.place.at(&self.name.file()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn place(dir: &Path) -> Place {
+        Place::of_test(dir)
+    }
+
+    fn name(tenant: &str, pid: u32) -> Name {
+        Name {
+            tenant: tenant.to_owned(),
+            pid,
+        }
+    }
+
+    #[test]
+    fn a_dead_ones_socket_is_removed_and_a_live_one_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        // Longer than the address of a socket may be.
+        let deep = dir.path().join("x".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        let live = place(&deep).listen(name("live", 1)).unwrap();
+        drop(UnixListener::bind(place(&deep).at("dead.2.sock")).unwrap());
+        fs::write(deep.join("other"), "").unwrap();
+        let p = place(&deep);
+        assert_eq!(p.names(), [name("dead", 2), name("live", 1)]);
+        assert_eq!(p.connect(&name("dead", 2)).err(), Some(Errno::ECONNREFUSED));
+        assert!(p.connect(&name("live", 1)).is_ok());
+        assert_eq!(p.names(), [name("live", 1)]);
+        drop(live);
+        assert_eq!(p.names(), []);
+        assert!(deep.join("other").exists());
+    }
+
+    #[test]
+    fn an_open_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o750)).unwrap();
+        assert!(Place::open(dir.path(), geteuid()).is_err());
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
+        let other = Uid::from_raw(geteuid().as_raw() + 1);
+        assert!(Place::open(dir.path(), other).is_err());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert!(Place::open(&link, geteuid()).is_err());
+    }
+}

@@ -1,0 +1,97 @@
+//! What a tenant gets of links and backends that several want: a weight, and hard bounds.
+
+use canvas_sched::TenantConfig;
+use canvas_types::units::{RateLimit, UnitError};
+
+/// The weight of a tenant of which nothing is said.
+pub const WEIGHT: u32 = canvas_sched::WEIGHT;
+/// The largest weight; the smallest is 1.
+pub const WEIGHT_MAX: u32 = *canvas_sched::WEIGHTS.end();
+/// The smallest bound, in bytes a second: two extents. A fault would outwait `--far-wait` with less.
+pub const RATE_MIN: u64 = 64 << 10;
+
+/// A tenant's share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Share {
+    /// Of what is contended it gets its weight's part of the sum of all weights that want some.
+    pub weight: u32,
+    /// Bytes a second that it reads from far memory, at most; `None` for no bound.
+    pub swap_in_limit: Option<u64>,
+    /// Bytes a second that it writes there, at most; `None` for no bound.
+    pub swap_out_limit: Option<u64>,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share {
+            weight: WEIGHT,
+            swap_in_limit: None,
+            swap_out_limit: None,
+        }
+    }
+}
+
+impl From<Share> for TenantConfig {
+    fn from(share: Share) -> TenantConfig {
+        TenantConfig {
+            weight: share.weight,
+            swap_in_limit: share.swap_in_limit,
+            swap_out_limit: share.swap_out_limit,
+        }
+    }
+}
+
+impl Share {
+    /// The same within the bounds that there are, wherever it comes from.
+    pub fn clamped(self) -> Share {
+        let rate = |limit: Option<u64>| limit.map(|bytes| bytes.max(RATE_MIN));
+        Share {
+            weight: self.weight.clamp(1, WEIGHT_MAX),
+            swap_in_limit: rate(self.swap_in_limit),
+            swap_out_limit: rate(self.swap_out_limit),
+        }
+    }
+}
+
+/// Why a rate is no bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RateError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    /// A fault would wait too long with it.
+    #[error(
+        "it is too little to work with; write {} or more",
+        RateLimit::bytes_per_s(RATE_MIN)
+    )]
+    TooLittle,
+}
+
+/// A bound with which a fault is still answered in time, as it is written.
+pub fn rate_limit(text: &str) -> Result<RateLimit, RateError> {
+    let limit: RateLimit = text.parse()?;
+    match limit.bytes_per_s {
+        Some(bytes) if bytes < RATE_MIN => Err(RateError::TooLittle),
+        _ => Ok(limit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nonsense_becomes_something_that_works() {
+        let odd = Share {
+            weight: 0,
+            swap_in_limit: Some(0),
+            swap_out_limit: Some(u64::MAX),
+        };
+        let fine = Share {
+            weight: 1,
+            swap_in_limit: Some(RATE_MIN),
+            swap_out_limit: Some(u64::MAX),
+        };
+        assert_eq!(odd.clamped(), fine);
+    }
+}

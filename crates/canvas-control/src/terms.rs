@@ -1,0 +1,340 @@
+//! What the operator of a host's agent settles for a tenant: sections [tenant.NAME] of the agent's file.
+//!
+//! For a run that says nothing they are defaults, for one that does they are bounds: it may ask for less
+//! and not for more. Local memory and the pool are counted by the tenant's own processes, so its runner
+//! keeps these bounds; the others are kept by the agent, whatever the tenant says or writes. How they
+//! come out of the file and into a run's flags the command knows: this much is part of messages.
+
+use canvas_shm::far::SLAB_BYTES;
+use canvas_types::units::{Amount, RateLimit, Size, UnitError};
+use serde::{Deserialize, Serialize};
+
+use crate::hello::{Asked, Change, Wanted};
+use crate::share::{Share, WEIGHT};
+
+/// What is settled for a tenant; where there is nothing its runs decide.
+#[derive(Serialize, Deserialize, Clone, Default, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// Local memory, as it was written.
+    pub local: Option<String>,
+    /// The pool.
+    pub pool_bytes: Option<u64>,
+    /// Far memory.
+    pub far_bytes: Option<u64>,
+    /// Copies of it: these and no others.
+    pub copies: Option<Wanted>,
+    /// Weight.
+    pub weight: Option<u32>,
+    /// Bytes read from far memory in a second.
+    pub swap_in_limit: Option<u64>,
+    /// Bytes written there in a second.
+    pub swap_out_limit: Option<u64>,
+    /// What of the host's pool it keeps whatever the others do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_floor_bytes: Option<u64>,
+}
+
+/// What a tenant may not have, or what was settled for it makes no sense.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TermsError {
+    /// The bound on local memory cannot be read.
+    #[error("the agent's bound on local memory, {text}, makes no sense: {source}")]
+    Local {
+        /// As it was written.
+        text: String,
+        /// What is wrong with it.
+        source: UnitError,
+    },
+    /// Other copies than those that are settled.
+    #[error("its copies are settled by the agent's operator; leave out --copies")]
+    Copies,
+    /// More than is settled.
+    #[error("{what} is more than the agent's operator gives this tenant; write {most} or less")]
+    TooMuch {
+        /// What was asked for.
+        what: String,
+        /// What can be had.
+        most: String,
+    },
+    /// More weight than a tenant gets without its operator.
+    #[error(
+        "weight {0} is more than {w}, which only the agent's operator gives; write {w} or less",
+        w = WEIGHT
+    )]
+    Weight(u32),
+    /// A size beside a share: which is less is known only when the program has run.
+    #[error(
+        "{asked} cannot be compared with what the agent's operator gives this tenant; write {most} or less"
+    )]
+    Incomparable {
+        /// What was asked for.
+        asked: Amount,
+        /// What is settled.
+        most: Amount,
+    },
+}
+
+impl Terms {
+    /// The bound on local memory.
+    pub fn local(&self) -> Result<Option<Amount>, TermsError> {
+        let read = |text: &String| {
+            text.parse().map_err(|source| TermsError::Local {
+                text: text.clone(),
+                source,
+            })
+        };
+        self.local.as_ref().map(read).transpose()
+    }
+    /// Slabs of far memory at most.
+    fn slabs_max(&self) -> Option<usize> {
+        let slabs = |bytes: u64| bytes.div_ceil(SLAB_BYTES as u64);
+        self.far_bytes.map(|b| slabs(b) as usize)
+    }
+
+    /// May the tenant have these copies?
+    pub fn allow_copies(&self, copies: Option<Wanted>) -> Result<(), TermsError> {
+        match (copies, self.copies) {
+            (Some(asked), Some(there)) if asked != there => Err(TermsError::Copies),
+            _ => Ok(()),
+        }
+    }
+
+    /// May its pool be so large?
+    pub fn allow_pool(&self, bytes: u64) -> Result<(), TermsError> {
+        let most = self.pool_bytes.unwrap_or(u64::MAX);
+        if bytes <= most {
+            return Ok(());
+        }
+        let [asked, most] = [bytes, most].map(Size::from_bytes);
+        Err(too_much(&format!("a pool of {asked}"), &most.to_string()))
+    }
+
+    /// May it fill so many slabs?
+    pub fn allow_slabs(&self, slabs: usize) -> Result<(), TermsError> {
+        let size = |slabs: usize| Size::from_bytes((slabs * SLAB_BYTES) as u64);
+        match self.slabs_max() {
+            Some(most) if slabs > most => Err(too_much(
+                &format!("{} of far memory", size(slabs)),
+                &size(most).to_string(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// May it have what it asks for? `trusted` is who could also change the operator's file.
+    pub fn allow(&self, asked: &Asked, trusted: bool) -> Result<(), TermsError> {
+        match (asked.weight, self.weight) {
+            (Some(weight), Some(most)) if weight > most => {
+                return Err(too_much(&format!("weight {weight}"), &most.to_string()));
+            }
+            (Some(weight), None) if weight > WEIGHT && !trusted => {
+                return Err(TermsError::Weight(weight));
+            }
+            _ => {}
+        }
+        for (what, asked, most) in [
+            ("a swap-in limit", asked.swap_in_limit, self.swap_in_limit),
+            (
+                "a swap-out limit",
+                asked.swap_out_limit,
+                self.swap_out_limit,
+            ),
+        ] {
+            if let (Some(rate), Some(most)) = (asked, most)
+                && rate > most
+            {
+                let [rate, most] = [rate, most].map(RateLimit::bytes_per_s);
+                return Err(too_much_in_s(&format!("{what} of {rate}"), most));
+            }
+        }
+        Ok(())
+    }
+
+    /// May it be changed so? What it asks for from then on.
+    pub fn change(
+        &self,
+        asked: Asked,
+        change: &Change,
+        trusted: bool,
+    ) -> Result<Asked, TermsError> {
+        let rate =
+            |what, before: Option<u64>, new: Option<u64>, most: Option<u64>| match (new, most) {
+                (None, _) => Ok(before),
+                (Some(0), Some(most)) => Err(too_much_in_s(what, RateLimit::bytes_per_s(most))),
+                (Some(0), None) => Ok(None),
+                (new, _) => Ok(new),
+            };
+        let (swap_in, swap_out) = (self.swap_in_limit, self.swap_out_limit);
+        let asked = Asked {
+            weight: change.weight.or(asked.weight),
+            swap_in_limit: rate(
+                "no swap-in limit",
+                asked.swap_in_limit,
+                change.swap_in_limit,
+                swap_in,
+            )?,
+            swap_out_limit: rate(
+                "no swap-out limit",
+                asked.swap_out_limit,
+                change.swap_out_limit,
+                swap_out,
+            )?,
+        };
+        self.allow(&asked, trusted)?;
+        Ok(asked)
+    }
+
+    /// What a tenant gets that asks for this: never more than is settled for it.
+    pub fn share(&self, asked: &Asked) -> Share {
+        let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        let weight = asked.weight.or(self.weight).unwrap_or(WEIGHT);
+        let share = Share {
+            weight: weight.min(self.weight.unwrap_or(weight)),
+            swap_in_limit: least(asked.swap_in_limit, self.swap_in_limit),
+            swap_out_limit: least(asked.swap_out_limit, self.swap_out_limit),
+        };
+        share.clamped()
+    }
+}
+
+fn too_much(what: &str, most: &str) -> TermsError {
+    TermsError::TooMuch {
+        what: what.to_owned(),
+        most: most.to_owned(),
+    }
+}
+
+/// A rate of bytes is more than the operator's.
+pub fn too_much_in_s(what: &str, most: RateLimit) -> TermsError {
+    too_much(what, &most.to_string())
+}
+
+/// Is the size within the operator's?
+pub fn check_size(asked: Size, most: Size) -> Result<(), TermsError> {
+    if asked <= most {
+        return Ok(());
+    }
+    Err(too_much(&asked.to_string(), &most.to_string()))
+}
+
+/// Is the bound on local memory within the operator's?
+pub fn check_local(asked: Amount, most: Amount) -> Result<(), TermsError> {
+    let is_within = match (asked, most) {
+        (Amount::Size(asked), Amount::Size(most)) => asked <= most,
+        (Amount::Share(asked), Amount::Share(most)) => asked <= most,
+        _ => return Err(TermsError::Incomparable { asked, most }),
+    };
+    if is_within {
+        return Ok(());
+    }
+    Err(too_much(&asked.to_string(), &most.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn terms() -> Terms {
+        Terms {
+            local: Some("64M".to_owned()),
+            pool_bytes: Some(128 << 20),
+            far_bytes: Some(1 << 30),
+            copies: Some(Wanted {
+                donors: 0,
+                disk: true,
+            }),
+            weight: Some(50),
+            swap_in_limit: Some(10 << 20),
+            ..Terms::default()
+        }
+    }
+
+    #[test]
+    fn weight_beyond_the_usual_is_the_operators_to_give() {
+        let asked = Asked {
+            weight: Some(101),
+            ..Asked::default()
+        };
+        let why = Terms::default().allow(&asked, false).unwrap_err();
+        let why = why.to_string();
+        assert!(
+            why.contains("which only the agent's operator gives"),
+            "{why}"
+        );
+        assert!(Terms::default().allow(&asked, true).is_ok());
+        let given = Terms {
+            weight: Some(200),
+            ..Terms::default()
+        };
+        assert!(given.allow(&asked, false).is_ok());
+    }
+
+    #[test]
+    fn changes_are_bounded_too() {
+        let change = |change: Change| terms().change(Asked::default(), &change, true);
+        let weight = |weight| Change {
+            weight: Some(weight),
+            ..Change::default()
+        };
+        assert_eq!(change(weight(50)).unwrap().weight, Some(50));
+        assert!(change(weight(51)).is_err());
+        let none = Change {
+            swap_in_limit: Some(0),
+            ..Change::default()
+        };
+        assert!(
+            change(none)
+                .unwrap_err()
+                .to_string()
+                .starts_with("no swap-in limit is more")
+        );
+        let before = Asked {
+            swap_in_limit: Some(1 << 20),
+            ..Asked::default()
+        };
+        let after = Terms::default().change(before, &none, true).unwrap();
+        assert_eq!(after, Asked::default());
+        let kept = Terms::default().change(before, &weight(3), true).unwrap();
+        assert_eq!(kept.swap_in_limit, Some(1 << 20));
+    }
+
+    proptest! {
+        /// Whatever is asked for and however often it is changed: what was allowed is what one gets,
+        /// and never more than is settled.
+        #[test]
+        fn a_share_is_what_was_asked_for_within_the_terms(
+            weight in proptest::option::of(1u32..=1000),
+            rates in proptest::array::uniform2(proptest::option::of(1u64 << 16..1 << 20)),
+            changes in proptest::collection::vec(
+                (proptest::option::of(1u32..=1000), proptest::option::of(prop_oneof![Just(0u64), 1u64 << 16..1 << 20])),
+                0..8,
+            ),
+        ) {
+            let terms = Terms { weight, swap_in_limit: rates[0], swap_out_limit: rates[1], ..Terms::default() };
+            let mut asked = Asked::default();
+            for (weight, swap_in_limit) in changes {
+                let change = Change { weight, swap_in_limit, ..Change::default() };
+                let Ok(new) = terms.change(asked, &change, true) else { continue };
+                asked = new;
+                let share = terms.share(&asked);
+                if let Some(w) = weight {
+                    prop_assert_eq!(share.weight, w);
+                }
+                match swap_in_limit {
+                    Some(0) => prop_assert_eq!(share.swap_in_limit, None),
+                    Some(rate) => prop_assert_eq!(share.swap_in_limit, Some(rate)),
+                    None => {}
+                }
+                prop_assert!(share.weight <= terms.weight.unwrap_or(1000));
+                for (limit, most) in [
+                    (share.swap_in_limit, terms.swap_in_limit),
+                    (share.swap_out_limit, terms.swap_out_limit),
+                ] {
+                    prop_assert!(most.is_none_or(|m| limit.is_some_and(|l| l <= m)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! What is said over a control socket; docs/OPERATING.md is the schema.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use canvas_shm::far::class;
+use serde::{Deserialize, Serialize};
+
+/// Version of everything here. A field may be added to an answer without a new one.
+pub const VERSION: u32 = 1;
+/// Bytes of a question at most, its newline included.
+pub const REQUEST_BYTES_MAX: usize = 4096;
+/// Bytes of an answer at most.
+pub const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// A question.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// [`VERSION`].
+    pub canvas: u32,
+    /// What is asked.
+    pub ask: Ask,
+}
+
+/// What can be asked.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Ask {
+    /// How the tenant is.
+    Status,
+    /// The same, and its counters.
+    Stat,
+    /// Change these: keys and values as the user wrote them.
+    Set(Vec<(String, String)>),
+}
+
+/// An answer.
+#[derive(Serialize, Deserialize, Debug)]
+pub struct Answer {
+    /// [`VERSION`].
+    pub canvas: u32,
+    /// What is answered.
+    pub answer: Reply,
+}
+
+/// What can be answered.
+#[derive(Serialize, Deserialize, Debug)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// To [`Ask::Status`].
+    Status(Box<Status>),
+    /// To [`Ask::Stat`].
+    Stat(Box<Stat>),
+    /// To [`Ask::Set`]: all of it was done.
+    Done,
+    /// Nothing was done, for this reason: one sentence.
+    Refused(String),
+}
+
+/// Why a question is not answered: one sentence for who asked.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum QuestionError {
+    /// It is of this version, and none of its questions; the decoder's words.
+    #[error("this is no question that canvas knows: {0}")]
+    Unknown(String),
+    /// It is of another version.
+    #[error(
+        "this run speaks version {ours} and was asked in version {0}; use the same canvas for both",
+        ours = VERSION
+    )]
+    Version(u32),
+    /// It has no version.
+    #[error("this is no question to canvas: {0}")]
+    Alien(String),
+}
+
+impl Request {
+    /// Reads a question.
+    pub fn decode(line: &[u8]) -> Result<Request, QuestionError> {
+        /// What every version has.
+        #[derive(Deserialize)]
+        struct Any {
+            canvas: u32,
+        }
+        let version = |line| serde_json::from_slice::<Any>(line).map(|any| any.canvas);
+        match version(line) {
+            Ok(VERSION) => {
+                serde_json::from_slice(line).map_err(|e| QuestionError::Unknown(e.to_string()))
+            }
+            Ok(other) => Err(QuestionError::Version(other)),
+            Err(e) => Err(QuestionError::Alien(e.to_string())),
+        }
+    }
+}
+
+/// How a tenant is.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Status {
+    /// `canvas-status/1`.
+    pub schema: String,
+    /// Its name.
+    pub tenant: String,
+    /// Its `canvas run`.
+    pub pid: u32,
+    /// CMD, without its arguments.
+    pub program: String,
+    /// Version of its `canvas run`.
+    pub canvas_version: String,
+    /// Since CMD was started.
+    pub uptime_s: f64,
+    /// How faults are delivered; `null` when CMD is not managed.
+    pub mode: Option<String>,
+    /// Nothing is wrong.
+    pub healthy: bool,
+    /// What is wrong.
+    pub health: Vec<Problem>,
+    /// Bounds.
+    pub limits: Limits,
+    /// What is used of them.
+    pub used: Used,
+    /// Processes.
+    pub processes: Vec<u32>,
+    /// Far memory; `null` without `--far`.
+    pub far: Option<Far>,
+    /// Hosts that lend memory.
+    pub donors: Vec<Donor>,
+    /// The same for all runs of one tenant at the host's agent; `null` for a run of its own.
+    #[serde(default)]
+    pub shared: Option<String>,
+}
+
+/// Something that is wrong; docs/OPERATING.md has the table.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// Stays the same for ever.
+    pub code: String,
+    /// So does this.
+    pub name: String,
+    /// One sentence for people.
+    pub text: String,
+}
+
+/// Bounds of a tenant.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Limits {
+    /// `--local` as a size.
+    pub local_bytes: Option<u64>,
+    /// `--local` as a share.
+    pub local_percent: Option<f64>,
+    /// What it comes to now.
+    pub local_effective_bytes: Option<u64>,
+    /// What it would have to be, while native memory and the least that each process needs are more.
+    #[serde(default)]
+    pub local_needed_bytes: Option<u64>,
+    /// `--pool`.
+    pub pool_bytes: u64,
+    /// `--far`, in whole slabs.
+    pub far_bytes: Option<u64>,
+    /// `--spill-at`.
+    pub spill_at_percent: Option<u64>,
+    /// `--far-wait`.
+    pub far_wait_ms: Option<u64>,
+    /// `--prefetch`.
+    pub prefetch: String,
+    /// `--weight`; `null` without far memory.
+    #[serde(default)]
+    pub weight: Option<u32>,
+    /// `--swap-in-limit`.
+    #[serde(default)]
+    pub swap_in_limit_bytes_per_s: Option<u64>,
+    /// `--swap-out-limit`.
+    #[serde(default)]
+    pub swap_out_limit_bytes_per_s: Option<u64>,
+    /// Of `--pool`, what the host's agent grants now; `null` where it bounds no pools.
+    #[serde(default)]
+    pub pool_grant_bytes: Option<u64>,
+    /// `--shared`; `null` where memory that forks share is the kernel's.
+    #[serde(default)]
+    pub shared_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// The bound on the pool that is in force.
+    pub fn pool_now_bytes(&self) -> u64 {
+        self.pool_grant_bytes.unwrap_or(self.pool_bytes)
+    }
+}
+
+/// What a tenant uses.
+#[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
+pub struct Used {
+    /// Local memory: the next three.
+    pub local_bytes: u64,
+    /// Pages that are mapped.
+    pub resident_bytes: u64,
+    /// Pages in the swap cache.
+    pub cache_bytes: u64,
+    /// Memory that canvas does not page, its own included.
+    pub native_bytes: u64,
+    /// Of that, canvas's own: tables, stacks, its library's data, code that it changed; `null` where a kernel does
+    /// not tell.
+    #[serde(default)]
+    pub metadata_bytes: Option<u64>,
+    /// Memory of its processes in the host's swap; no part of the local memory.
+    #[serde(default)]
+    pub swapped_bytes: u64,
+    /// Pages that exist only as far copies, at their full size.
+    pub far_pages_bytes: u64,
+    /// What the pool takes.
+    pub pool_bytes: u64,
+    /// Slabs of far memory, counted whole.
+    pub far_bytes: u64,
+    /// Local and far pages together.
+    pub footprint_bytes: u64,
+    /// Memory that forks share: pages that are in memory, each counted once.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    /// Far copies of the others; part of the pool.
+    #[serde(default)]
+    pub shared_store_bytes: u64,
+    /// What its processes and the agent share: counters, requests, buffers of far memory.
+    #[serde(default)]
+    pub segment_bytes: u64,
+    /// Memory of the agent of its own.
+    #[serde(default)]
+    pub agent_bytes: u64,
+    /// All of this host's memory that it takes ([`Used::sum`]).
+    #[serde(default)]
+    pub memory_bytes: u64,
+}
+
+impl Used {
+    /// All memory: what is bounded by `--local`, `--pool` and `--shared`, and what is beside them.
+    pub fn sum(&self) -> u64 {
+        let parts = [
+            self.local_bytes,
+            self.pool_bytes,
+            self.shared_bytes,
+            self.shared_store_bytes,
+            self.segment_bytes,
+            self.agent_bytes,
+        ];
+        // Some of them stand where the program can write.
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+/// Far memory beyond the pool, since the beginning.
+#[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
+pub struct Far {
+    /// Extents written.
+    pub extents_out: u64,
+    /// Bytes written to the first copy.
+    pub bytes_out: u64,
+    /// Reads answered.
+    pub reads: u64,
+    /// Bytes read for them.
+    pub bytes_in: u64,
+    /// Reads that the first copy could not serve.
+    pub failovers: u64,
+    /// Copies that did not verify.
+    pub corrupt: u64,
+    /// Slabs whose lost copy was made anew.
+    pub repairs: u64,
+    /// Slabs with too few copies now.
+    pub degraded_slabs: u64,
+    /// Agents so far.
+    pub agents: u32,
+    /// What was asked for because a thread waits for it.
+    #[serde(default)]
+    pub demand: Class,
+    /// What was asked for ahead.
+    #[serde(default)]
+    pub prefetch: Class,
+    /// What was written.
+    #[serde(default)]
+    pub swap_out: Class,
+    /// Of what was asked for ahead: not done, because it would have come too late.
+    #[serde(default)]
+    pub dropped: u64,
+    /// Of what was asked for ahead: put before the rest, because a thread came to wait for it.
+    #[serde(default)]
+    pub promoted: u64,
+    /// Seconds that the agent's thread was at work for the tenant.
+    #[serde(default)]
+    pub agent_cpu_s: f64,
+}
+
+/// Requests of one kind that the agent's scheduler let go.
+#[derive(Serialize, Deserialize, Clone, Copy, Default, PartialEq, Debug)]
+pub struct Class {
+    /// How many.
+    pub requests: u64,
+    /// Bytes that they were charged with: those of all copies.
+    pub bytes: u64,
+    /// How long they waited in the agent before, on average.
+    pub waited_us_mean: u64,
+}
+
+impl Class {
+    fn of(stats: &canvas_shm::far::FarStats, class: usize) -> Class {
+        let requests = stats.sent[class].load(Relaxed);
+        let waited_us = stats.waited_ns[class].load(Relaxed) / 1000;
+        Class {
+            requests,
+            bytes: stats.sent_bytes[class].load(Relaxed),
+            waited_us_mean: waited_us.checked_div(requests).unwrap_or_default(),
+        }
+    }
+}
+
+impl Far {
+    /// What the tenant's far area counts, and what its caller knows of degraded slabs.
+    pub fn of(area: &canvas_shm::Far, degraded_slabs: u64) -> Far {
+        let s = &area.stats;
+        Far {
+            extents_out: s.extents_out.load(Relaxed),
+            bytes_out: s.bytes_out.load(Relaxed),
+            reads: s.reads.load(Relaxed),
+            bytes_in: s.bytes_in.load(Relaxed),
+            failovers: s.failovers.load(Relaxed),
+            corrupt: s.corrupt.load(Relaxed),
+            repairs: s.repairs.load(Relaxed),
+            degraded_slabs,
+            agents: area.agent.load(Relaxed),
+            demand: Class::of(s, class::DEMAND),
+            prefetch: Class::of(s, class::PREFETCH),
+            swap_out: Class::of(s, class::SWAP_OUT),
+            dropped: s.dropped.load(Relaxed),
+            promoted: s.promoted.load(Relaxed),
+            agent_cpu_s: (s.agent_ns.load(Relaxed) / 1000) as f64 / 1e6,
+        }
+    }
+}
+
+/// A host that lends memory.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Donor {
+    /// Where it listens.
+    pub address: String,
+    /// `down`, `listing`, `up` or `pressure`.
+    pub state: String,
+    /// Slabs of the tenant that have a copy there.
+    pub slabs: u32,
+    /// What it could lend, as it said last.
+    pub free_bytes: u64,
+    /// Time to its last answer; `null` before the first.
+    pub round_trip_us: Option<u32>,
+}
+
+/// A tenant's status and counters at one moment.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Stat {
+    /// The moment (CLOCK_MONOTONIC).
+    pub at_ns: u64,
+    /// How the tenant is.
+    pub status: Status,
+    /// Counters since the beginning, by their names in docs/STATS.md.
+    pub counters: BTreeMap<String, u64>,
+    /// Faults by how long they took: [`canvas_shm::histogram`]'s buckets.
+    pub fault_ns: Vec<u64>,
+    /// The longest.
+    pub fault_ns_max: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(text: &str) -> Result<Ask, QuestionError> {
+        Request::decode(text.as_bytes()).map(|r| r.ask)
+    }
+
+    #[test]
+    fn questions_are_read() {
+        assert_eq!(decode(r#"{"canvas":1,"ask":"status"}"#), Ok(Ask::Status));
+        assert_eq!(decode(r#" {"ask":"stat","canvas":1} "#), Ok(Ask::Stat));
+        let set = Ask::Set(vec![("local".to_owned(), "1G".to_owned())]);
+        assert_eq!(
+            decode(r#"{"canvas":1,"ask":{"set":[["local","1G"]]}}"#),
+            Ok(set)
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        for (text, want) in [
+            ("", "this is no question to canvas"),
+            ("{}", "missing field `canvas`"),
+            (r#"{"canvas":2,"ask":"dance"}"#, "was asked in version 2"),
+            (r#"{"canvas":1,"ask":"dance"}"#, "unknown variant `dance`"),
+            (r#"{"canvas":1,"ask":"stat","x":1}"#, "unknown field `x`"),
+            (
+                r#"{"canvas":1,"ask":{"set":[["a"]]}}"#,
+                "no question that canvas knows",
+            ),
+            (r#"{"canvas":1,"ask":"stat"} {}"#, "trailing characters"),
+            (&"[".repeat(4000), "no question to canvas"),
+        ] {
+            let why = decode(text).unwrap_err().to_string();
+            assert!(why.contains(want), "{text}: {why}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_taken(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = Request::decode(&bytes);
+        }
+
+        #[test]
+        fn a_question_that_was_changed_is_read_or_refused(
+            at in 0usize..60, with: u8, cut in 0usize..60,
+        ) {
+            let mut line = br#"{"canvas":1,"ask":{"set":[["local","1G"],["pool","2G"]]}}"#.to_vec();
+            let at = at % line.len();
+            line[at] = with;
+            line.truncate(line.len() - cut.min(line.len()));
+            let _ = Request::decode(&line);
+        }
+
+        #[test]
+        fn what_was_written_is_read(pairs: Vec<(String, String)>) {
+            let request = Request { canvas: VERSION, ask: Ask::Set(pairs) };
+            let line = serde_json::to_vec(&request).unwrap();
+            proptest::prop_assert!(!line.contains(&b'\n'));
+            proptest::prop_assert_eq!(Request::decode(&line), Ok(request));
+        }
+    }
+}

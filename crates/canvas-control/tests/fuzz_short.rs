@@ -1,0 +1,10 @@
+//! The fuzz target for what comes over control sockets, shortly ([`short`]).
+
+mod common;
+#[path = "../../../fuzz/short.rs"]
+mod short;
+
+#[test]
+fn control() {
+    short::short_run("control", 50_000, common::control_any);
+}

@@ -1,0 +1,157 @@
+//! The keeper: one thread that looks at the host's memory, ends leases, evicts, and writes the state
+//! file.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use canvas_place::headroom::Decision;
+use canvas_place::lease;
+
+use crate::host::HostMemory;
+use crate::server::Shared;
+use crate::{QUERY_TIME, TICK, state};
+
+/// Time between two state files.
+const STATE_EVERY_MS: u64 = 1000;
+
+/// What the keeper remembers from one look to the next.
+pub(crate) struct Keeper {
+    rng: fastrand::Rng,
+    /// An eviction that waits for clients' answers: how many slabs, and until when.
+    query: Option<(usize, u64)>,
+    state_due_ms: u64,
+    available_bytes: u64,
+    /// When it last looked.
+    looked_ms: Option<u64>,
+}
+
+impl Keeper {
+    pub fn new(seed: u64) -> Keeper {
+        Keeper {
+            rng: fastrand::Rng::with_seed(seed),
+            query: None,
+            state_due_ms: 0,
+            available_bytes: 0,
+            looked_ms: None,
+        }
+    }
+
+    /// Looks until the server has stopped.
+    pub fn run(mut self, shared: &Arc<Shared>) {
+        while !shared.is_stopped() {
+            self.look(shared, shared.now_ms());
+            shared.sleep(TICK);
+        }
+        self.write_state(shared);
+    }
+
+    /// One look, at this time.
+    pub(crate) fn look(&mut self, shared: &Arc<Shared>, now_ms: u64) {
+        // What clients said meanwhile lies in their sockets, and links' threads may read it after this.
+        let before_ms = self.looked_ms.replace(now_ms).unwrap_or(now_ms);
+        if let Some(gap_ms) = lease::gap(before_ms, now_ms, TICK.as_millis() as u64) {
+            shared.registry.postpone(gap_ms, now_ms);
+        }
+        for gone in shared.registry.expire(now_ms) {
+            let counters = &shared.counters;
+            counters.expired_slabs.fetch_add(gone.slabs as u64, Relaxed);
+            if gone.slabs > 0 {
+                shared.log.line(
+                    "lease over",
+                    format_args!(
+                        "client {} was silent for {} ms; its {} slabs are freed",
+                        state::hex(&gone.client.id[..4]),
+                        now_ms.saturating_sub(gone.client.last_ms()),
+                        gone.slabs
+                    ),
+                );
+            }
+        }
+        let late = shared.registry.free_due(now_ms);
+        if late > 0 {
+            shared
+                .counters
+                .evicted_late_slabs
+                .fetch_add(late as u64, Relaxed);
+            shared.log.line(
+                "deadline over",
+                format_args!("{late} slabs were not moved in time and are freed"),
+            );
+        }
+        self.watch_memory(shared, now_ms);
+        self.go_on_with_query(shared, now_ms);
+        if now_ms >= self.state_due_ms {
+            self.state_due_ms = now_ms + STATE_EVERY_MS;
+            self.write_state(shared);
+        }
+    }
+
+    fn watch_memory(&mut self, shared: &Arc<Shared>, now_ms: u64) {
+        let available = match HostMemory::read(&shared.config.procfs) {
+            Ok(m) => m.available_bytes,
+            Err(why) => {
+                // Blind, it must not lend; nor does it take back what it lent.
+                shared.budget.set(0);
+                shared.log.line("memory unknown", why);
+                return;
+            }
+        };
+        self.available_bytes = available;
+        shared.set_budget(available);
+        match shared.registry.observe(available) {
+            Decision::Hold => {}
+            Decision::Expand => shared.log.line(
+                "expand",
+                format_args!(
+                    "lending up to {} MiB again",
+                    shared.registry.headroom().1 >> 20
+                ),
+            ),
+            Decision::Evict { slabs } if self.query.is_none() => {
+                let sampled = shared.registry.query(&mut self.rng, slabs as usize);
+                if sampled > 0 {
+                    let until_ms = now_ms + QUERY_TIME.as_millis() as u64;
+                    self.query = Some((slabs as usize, until_ms));
+                }
+            }
+            Decision::Evict { .. } => {}
+        }
+    }
+
+    fn go_on_with_query(&mut self, shared: &Arc<Shared>, now_ms: u64) {
+        let Some((slabs, until_ms)) = self.query else {
+            return;
+        };
+        if now_ms < until_ms && !shared.registry.all_answered() {
+            return;
+        }
+        self.query = None;
+        let deadline_ms = now_ms + shared.config.evict_within.as_millis() as u64;
+        let stopped = shared.registry.stop_least_active(slabs, deadline_ms);
+        shared
+            .counters
+            .evicted_slabs
+            .fetch_add(stopped as u64, Relaxed);
+        shared.log.line(
+            "evict",
+            format_args!(
+                "{} MiB are available, the reserve is {} MiB: {stopped} slabs must go within {} ms",
+                self.available_bytes >> 20,
+                shared.reserve_bytes >> 20,
+                shared.config.evict_within.as_millis()
+            ),
+        );
+    }
+
+    fn write_state(&self, shared: &Arc<Shared>) {
+        if let Some(path) = &shared.config.state_json {
+            let text = state::json(shared, self.available_bytes);
+            if let Err(e) = state::write(path, &text) {
+                shared.log.line(
+                    "state file",
+                    format_args!("{} cannot be written: {e}", path.display()),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,718 @@
+//! The thread of one link: handshake, Hello, then requests until it ends.
+//!
+//! The thread reads without blocking. After traffic it looks for more for a short time before it
+//! sleeps in poll(2): a sleeping thread answers a read tens of microseconds later than one that looks.
+//! Looking that found nothing makes the next look shorter, so that a link with rare traffic costs
+//! nothing.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use canvas_wire::error::{DecodeError, ErrorCode};
+use canvas_wire::frame::{
+    self, Answer, Call, FromClient, Hello, Items, QueuePair, Range, Reply, Request, Welcome,
+};
+use canvas_wire::session::{self, HANDSHAKE_BYTES, Session, SessionError};
+use canvas_wire::stream::{Incoming, Outgoing};
+use canvas_wire::{
+    APART_BYTES_MAX, FRAME_BYTES_MAX, SLAB_BYTES, TEXT_BYTES_MAX, VERSION_MAX, VERSION_MIN,
+};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, send};
+
+use crate::outbox::{Outbox, OwnedCall};
+use crate::rdma::Rdma;
+use crate::registry::Client;
+use crate::server::Shared;
+use crate::slab::Slab;
+use crate::{HANDSHAKE_TIME, LEASE_MIN, UNSENT_BYTES_MAX};
+
+/// Slabs that a link remembers; beyond, it forgets all and asks the table again.
+const KNOWN_MAX: usize = 4096;
+/// Each call sends a record of its own, see [`APART_BYTES_MAX`].
+const APART: MsgFlags = MsgFlags::MSG_EOR.union(MsgFlags::MSG_NOSIGNAL);
+/// The shortest look for more traffic, as a part of the full one.
+const SPIN_PARTS: u32 = 16;
+/// How long a link that ends waits for its last words to be taken.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// Why a link ended.
+#[derive(Debug)]
+enum End {
+    /// The client hung up.
+    HungUp,
+    /// The connection failed.
+    Io(std::io::Error),
+    /// The first message was not that of a peer with our key.
+    NotAdmitted,
+    /// No handshake or Hello in time.
+    Slow,
+    /// A message does not open.
+    Session(SessionError),
+    /// A frame is none.
+    Decode(DecodeError),
+    /// A frame that has no place there.
+    Protocol(&'static str),
+    /// The client was told no.
+    Refused(ErrorCode),
+    /// Silent for its lease.
+    Silent,
+    /// Replaced by a newer link, its client's lease over, or the server ends.
+    Closed,
+}
+
+impl End {
+    /// Whether an operator wants to know; and the kind of line it is.
+    fn kind(&self) -> Option<&'static str> {
+        match self {
+            End::HungUp | End::Io(_) | End::Closed => None,
+            End::NotAdmitted | End::Slow => Some("peer not admitted"),
+            End::Session(_) | End::Decode(_) | End::Protocol(_) => Some("bad peer"),
+            End::Refused(_) => Some("client refused"),
+            End::Silent => Some("silent link"),
+        }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::HungUp => f.write_str("it hung up"),
+            End::Io(e) => write!(f, "the connection failed: {e}"),
+            End::NotAdmitted => {
+                f.write_str("it has another cluster key, or does not speak canvas-wire/1")
+            }
+            End::Slow => f.write_str("no handshake in time"),
+            End::Session(e) => write!(f, "{e}"),
+            End::Decode(e) => write!(f, "{e}"),
+            End::Protocol(what) => f.write_str(what),
+            End::Refused(code) => write!(f, "{code}"),
+            End::Silent => f.write_str("nothing came for a whole lease"),
+            End::Closed => f.write_str("closed"),
+        }
+    }
+}
+
+/// Runs a link to its end, and says so where an operator wants to know.
+pub(crate) fn run(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
+    let end = serve(shared, stream);
+    match &end {
+        End::NotAdmitted | End::Slow => shared.counters.not_admitted.fetch_add(1, Relaxed),
+        End::Session(_) | End::Decode(_) | End::Protocol(_) => {
+            shared.counters.bad_peers.fetch_add(1, Relaxed)
+        }
+        _ => 0,
+    };
+    if let Some(kind) = end.kind() {
+        shared.log.line(kind, format_args!("{peer}: {end}"));
+    }
+}
+
+fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
+    let ready = stream
+        .set_nonblocking(true)
+        .and_then(|()| stream.set_nodelay(true))
+        .and_then(|()| Outbox::new());
+    let outbox = match ready {
+        Ok(outbox) => Arc::new(outbox),
+        Err(e) => {
+            shared.handshakes.fetch_sub(1, Relaxed);
+            return End::Io(e);
+        }
+    };
+    shared.watch(&outbox);
+    let mut wire = Wire {
+        stream,
+        incoming: Incoming::new(),
+        outgoing: Outgoing::new(),
+    };
+    let until = Instant::now() + HANDSHAKE_TIME;
+    let admitted = admit(shared, &mut wire, &outbox, until);
+    shared.handshakes.fetch_sub(1, Relaxed);
+    let (session, hello, client, plain) = match admitted {
+        Ok(admitted) => admitted,
+        Err(end) => {
+            wire.last_words();
+            return end;
+        }
+    };
+    let mut link = Link {
+        shared,
+        wire,
+        session,
+        outbox: Arc::clone(&outbox),
+        client: Arc::clone(&client),
+        known: HashMap::new(),
+        plain,
+        frame: Vec::with_capacity(FRAME_BYTES_MAX),
+        next_call: 1,
+    };
+    let end = link.run();
+    // Nobody reaches a slab past the end of its link, devices included.
+    outbox.fence();
+    link.wire.last_words();
+    shared.registry.leave(&client, hello.link, &outbox);
+    end
+}
+
+/// The socket and its buffers.
+struct Wire {
+    stream: TcpStream,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+impl Wire {
+    fn backlog(&self) -> usize {
+        self.outgoing.backlog()
+    }
+
+    /// Reads once; true when something came.
+    fn read(&mut self) -> Result<bool, End> {
+        match self.stream.read(self.incoming.space()) {
+            Ok(0) => Err(End::HungUp),
+            Ok(n) => {
+                self.incoming.filled(n);
+                Ok(true)
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Ok(false)
+            }
+            Err(e) => Err(End::Io(e)),
+        }
+    }
+
+    /// Sends what the kernel takes, apart from what was sent before; true when it took something.
+    fn send(&mut self) -> Result<bool, End> {
+        let mut progress = false;
+        while !self.outgoing.is_empty() {
+            match send(self.stream.as_raw_fd(), self.outgoing.unsent(), APART) {
+                Ok(n) => {
+                    self.outgoing.sent(n);
+                    progress |= n > 0;
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => break,
+                Err(e) => return Err(End::Io(e.into())),
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Sleeps until there is something to do.
+    fn wait(&self, outbox: &Outbox, time: Duration) -> Result<(), End> {
+        let mut flags = PollFlags::empty();
+        if self.backlog() > 0 {
+            flags |= PollFlags::POLLOUT;
+        }
+        if self.backlog() <= UNSENT_BYTES_MAX {
+            flags |= PollFlags::POLLIN;
+        }
+        let mut fds = [
+            PollFd::new(self.stream.as_fd(), flags),
+            PollFd::new(outbox.fd(), PollFlags::POLLIN),
+        ];
+        let ms = time.as_millis() + 1;
+        match poll(
+            &mut fds,
+            PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX),
+        ) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(e) => Err(End::Io(e.into())),
+        }
+    }
+
+    /// A short try to get an error's text to the client before the connection closes. What the
+    /// client still sends is read, or closing would reset the connection and lose the text.
+    fn last_words(&mut self) {
+        if self.backlog() == 0 {
+            return;
+        }
+        let _ = self.stream.set_nonblocking(false);
+        let _ = self.stream.set_write_timeout(Some(LAST_WORDS));
+        let _ = self.stream.set_read_timeout(Some(LAST_WORDS));
+        if self.stream.write_all(self.outgoing.unsent()).is_ok() {
+            let _ = self.stream.shutdown(std::net::Shutdown::Write);
+            let mut rest = [0; 4096];
+            let until = Instant::now() + LAST_WORDS;
+            while Instant::now() < until && matches!(self.stream.read(&mut rest), Ok(n) if n > 0) {}
+        }
+    }
+
+    /// Waits for the next message, at most until `until`, and hands it to `take`.
+    fn next_message<T>(
+        &mut self,
+        outbox: &Outbox,
+        until: Instant,
+        len_max: usize,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, End> {
+        loop {
+            self.send()?;
+            if self.incoming.coming().is_some_and(|len| len > len_max) {
+                return Err(End::NotAdmitted);
+            }
+            if !self.incoming.holds_no_message()
+                && let Some(message) = self.incoming.message()
+            {
+                return Ok(take(message));
+            }
+            if outbox.is_closed() {
+                return Err(End::Closed);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(End::Slow);
+            }
+            if !self.read()? {
+                self.wait(outbox, left)?;
+            }
+        }
+    }
+}
+
+/// Handshake and Hello. The last value is a buffer to go on with.
+fn admit(
+    shared: &Shared,
+    wire: &mut Wire,
+    outbox: &Arc<Outbox>,
+    until: Instant,
+) -> Result<(Session, Hello, Arc<Client>, Vec<u8>), End> {
+    let mut answer = Vec::new();
+    let mut session = wire
+        .next_message(outbox, until, HANDSHAKE_BYTES, |message| {
+            session::respond(&shared.key, message, &mut answer)
+        })?
+        .map_err(|_| End::NotAdmitted)?;
+    wire.outgoing.end().extend_from_slice(&answer);
+    let mut plain = Vec::with_capacity(FRAME_BYTES_MAX);
+    wire.next_message(outbox, until, 256, |message| {
+        session.open(message, &mut plain)
+    })?
+    .map_err(End::Session)?;
+    let (id, frame) = FromClient::decode(&plain).map_err(End::Decode)?;
+    let FromClient::Request(Request::Hello(hello)) = frame else {
+        return Err(End::Protocol("its first frame was no Hello"));
+    };
+    plain.clear();
+    let mut say = |answer: Answer<'_>| {
+        let mut frame = [0; 256];
+        if let Ok(len) = answer.encode(id, &mut frame) {
+            let _ = session.seal(&frame[..len], wire.outgoing.end());
+        }
+    };
+    let mut refuse = |code: ErrorCode, text: &str| {
+        say(Answer::Error { code, text });
+        Err(End::Refused(code))
+    };
+    let version = hello.version_max.min(VERSION_MAX);
+    if version < VERSION_MIN || version < hello.version_min {
+        let text = format!("this donor speaks versions {VERSION_MIN} to {VERSION_MAX}");
+        return refuse(ErrorCode::Version, &text);
+    }
+    let lease_max = shared.config.lease;
+    let lease = Duration::from_millis(u64::from(hello.lease_ms))
+        .max(LEASE_MIN)
+        .min(lease_max);
+    let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+    let joined = shared.registry.join(
+        hello.client_id,
+        hello.link,
+        outbox,
+        u64::from(lease_ms),
+        shared.now_ms(),
+    );
+    let client = match joined {
+        Ok(client) => client,
+        Err(code) => return refuse(code, sentence(code)),
+    };
+    say(Answer::Welcome(Welcome {
+        version,
+        lease_ms,
+        donor_id: shared.donor_id,
+        slab_bytes: SLAB_BYTES as u64,
+        memory_bytes: shared.config.memory_bytes,
+        free_bytes: shared.registry.pong().free_bytes,
+    }));
+    Ok((session, hello, client, plain))
+}
+
+/// What a person reads beside the code.
+fn sentence(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::NoRoom => "nothing can be lent now",
+        ErrorCode::UnknownHandle => "this client has no slab of this handle",
+        ErrorCode::OutOfRange => "offset and length do not lie in the slab",
+        ErrorCode::Evicting => "the slab is being evicted; it can only be read",
+        ErrorCode::TooManyLinks => "this client has too many links",
+        ErrorCode::Ending => "the donor is ending",
+        ErrorCode::NoRdma => "this link has no RDMA, or the slab cannot be pinned",
+        ErrorCode::Version | ErrorCode::Protocol | ErrorCode::Internal => "see the donor's log",
+    }
+}
+
+struct Link<'s> {
+    shared: &'s Arc<Shared>,
+    wire: Wire,
+    session: Session,
+    outbox: Arc<Outbox>,
+    client: Arc<Client>,
+    /// Slabs that were looked up once. A freed one stays until it is used again.
+    known: HashMap<u64, Arc<Slab>>,
+    /// The opened message.
+    plain: Vec<u8>,
+    /// The answer before it is sealed.
+    frame: Vec<u8>,
+    next_call: u64,
+}
+
+impl Drop for Link<'_> {
+    /// Also when its thread panics: a queue pair would live on with the outbox.
+    fn drop(&mut self) {
+        self.outbox.fence();
+    }
+}
+
+impl Link<'_> {
+    fn run(&mut self) -> End {
+        match self.run_inner() {
+            Ok(end) | Err(end) => end,
+        }
+    }
+
+    fn run_inner(&mut self) -> Result<End, End> {
+        let mut spin = Spin::new(self.shared.config.spin, Instant::now());
+        loop {
+            let mut progress = false;
+            if self.wire.backlog() <= UNSENT_BYTES_MAX {
+                progress |= self.wire.read()?;
+            }
+            progress |= self.take_messages()?;
+            progress |= self.take_calls()?;
+            progress |= self.wire.send()?;
+            if self.outbox.is_closed() {
+                return Ok(End::Closed);
+            }
+            let now = Instant::now();
+            if progress {
+                spin.hit(now);
+                continue;
+            }
+            let contention = &self.shared.contention;
+            let began_ns = self.shared.now_ns();
+            if !contention.is_here(began_ns) && spin.goes_on(now) {
+                // With few processors the peer may be waiting for this one.
+                std::thread::yield_now();
+                contention.gave_way(began_ns, self.shared.now_ns());
+                continue;
+            }
+            let silent_ms = self.shared.now_ms().saturating_sub(self.client.last_ms());
+            let lease_ms = self.client.lease_ms();
+            if silent_ms > lease_ms {
+                return Ok(End::Silent);
+            }
+            self.wire
+                .wait(&self.outbox, Duration::from_millis(lease_ms - silent_ms))?;
+            spin.woke(Instant::now());
+        }
+    }
+
+    /// Serves the messages that have come whole, as long as answers find room and no newer link has
+    /// replaced this one: its client may be another process by now, which has written the same bytes.
+    fn take_messages(&mut self) -> Result<bool, End> {
+        let outbox = Arc::clone(&self.outbox);
+        let mut any = false;
+        while self.wire.backlog() <= UNSENT_BYTES_MAX {
+            let Some(message) = self.wire.incoming.message() else {
+                break;
+            };
+            any = true;
+            let mut plain = std::mem::take(&mut self.plain);
+            plain.clear();
+            let opened = self.session.open(message, &mut plain);
+            let served = match opened {
+                Ok(_) => match outbox.serve() {
+                    Some(mut rdma) => self.serve(&mut rdma, &plain),
+                    None => Err(End::Closed),
+                },
+                Err(e) => Err(End::Session(e)),
+            };
+            self.plain = plain;
+            served?;
+            if self.wire.backlog() <= APART_BYTES_MAX {
+                self.wire.send()?;
+            }
+        }
+        if any {
+            self.client.heard(self.shared.now_ms());
+        }
+        Ok(any)
+    }
+
+    fn serve(&mut self, rdma: &mut Option<Rdma>, plain: &[u8]) -> Result<(), End> {
+        match FromClient::decode(plain).map_err(End::Decode)? {
+            (id, FromClient::Request(request)) => self.request(rdma, id, request),
+            (_, FromClient::Reply(Reply::Activity(used))) => {
+                for u in used.iter() {
+                    self.shared
+                        .registry
+                        .note_activity(&self.client.id, u.handle, u.ops);
+                }
+                Ok(())
+            }
+            (_, FromClient::Reply(Reply::EvictDone { handle })) => {
+                self.shared.registry.evict_done(&self.client.id, handle);
+                Ok(())
+            }
+        }
+    }
+
+    fn request(
+        &mut self,
+        rdma: &mut Option<Rdma>,
+        id: u64,
+        request: Request<'_>,
+    ) -> Result<(), End> {
+        let counters = &self.shared.counters;
+        match request {
+            Request::Hello(_) => Err(End::Protocol("a second Hello")),
+            Request::Read { handle, range } => self.read(id, handle, [range].into_iter()),
+            Request::ReadMany { handle, ranges } => self.read(id, handle, ranges.iter()),
+            Request::Write {
+                handle,
+                offset,
+                data,
+            } => {
+                counters.writes.fetch_add(1, Relaxed);
+                let result = self.slab(handle).and_then(|slab| {
+                    let more = || self.shared.refill_budget();
+                    slab.write(offset, data, &self.shared.budget, more)
+                });
+                match result {
+                    Ok(()) => {
+                        counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+                        self.answer(id, Answer::Done)
+                    }
+                    Err(code) => self.refuse(id, handle, code),
+                }
+            }
+            Request::Alloc(key) => match self.shared.registry.alloc(&self.client, key) {
+                Ok(handle) => self.answer(id, Answer::Allocated { handle }),
+                Err(code) => self.refuse(id, 0, code),
+            },
+            Request::Free { handle } => {
+                self.known.remove(&handle);
+                match self.shared.registry.free(&self.client.id, handle) {
+                    Ok(()) => self.answer(id, Answer::Done),
+                    Err(code) => self.refuse(id, handle, code),
+                }
+            }
+            Request::List { after } => {
+                let (slabs, more) = self.shared.registry.list(&self.client.id, after);
+                let slabs = Items::from(slabs.as_slice());
+                self.answer(id, Answer::Handles { more, slabs })
+            }
+            Request::Ping => self.answer(id, Answer::Pong(self.shared.registry.pong())),
+            Request::Join(peer) => self.join(rdma, id, &peer),
+            Request::Expose { handle } => match (self.slab(handle), rdma) {
+                (Ok(slab), Some(rdma)) => {
+                    rdma.expose(id, slab);
+                    Ok(())
+                }
+                (Ok(_), None) => self.refuse(id, handle, ErrorCode::NoRdma),
+                (Err(code), _) => self.refuse(id, handle, code),
+            },
+        }
+    }
+
+    fn join(&mut self, rdma: &mut Option<Rdma>, id: u64, peer: &QueuePair) -> Result<(), End> {
+        // The old one's slabs are hidden before a new one's are exposed.
+        *rdma = None;
+        let local = self.wire.stream.local_addr().map_err(End::Io)?.ip();
+        match Rdma::join(self.shared, &self.outbox, local, peer) {
+            Ok(joined) => {
+                let end = joined.local();
+                *rdma = Some(joined);
+                self.answer(id, Answer::Joined(end))
+            }
+            Err(mut text) => {
+                self.shared.log.line("rdma", &text);
+                self.shared.counters.refused.fetch_add(1, Relaxed);
+                let mut end = text.len().min(TEXT_BYTES_MAX);
+                while !text.is_char_boundary(end) {
+                    end -= 1;
+                }
+                text.truncate(end);
+                self.answer(
+                    id,
+                    Answer::Error {
+                        code: ErrorCode::NoRdma,
+                        text: &text,
+                    },
+                )
+            }
+        }
+    }
+
+    fn slab(&mut self, handle: u64) -> Result<Arc<Slab>, ErrorCode> {
+        if let Some(slab) = self.known.get(&handle) {
+            return Ok(Arc::clone(slab));
+        }
+        let slab = self
+            .shared
+            .registry
+            .find(&self.client.id, handle)
+            .ok_or(ErrorCode::UnknownHandle)?;
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(handle, Arc::clone(&slab));
+        Ok(slab)
+    }
+
+    fn read(
+        &mut self,
+        id: u64,
+        handle: u64,
+        ranges: impl Iterator<Item = Range>,
+    ) -> Result<(), End> {
+        self.shared.counters.reads.fetch_add(1, Relaxed);
+        let slab = match self.slab(handle) {
+            Ok(slab) => slab,
+            Err(code) => return self.refuse(id, handle, code),
+        };
+        let mut frame = std::mem::take(&mut self.frame);
+        frame.clear();
+        frame.resize(canvas_wire::HEADER_BYTES, 0);
+        let result = slab.read(ranges, &mut frame);
+        let len = frame.len() - canvas_wire::HEADER_BYTES;
+        let done = match result {
+            Err(code) => self.refuse(id, handle, code),
+            Ok(()) => {
+                self.shared
+                    .counters
+                    .read_bytes
+                    .fetch_add(len as u64, Relaxed);
+                match frame::data_header(id, len) {
+                    Err(_) => Err(End::Protocol("it reads more than a frame carries")),
+                    Ok(header) => {
+                        frame[..canvas_wire::HEADER_BYTES].copy_from_slice(&header);
+                        self.session
+                            .seal(&frame, self.wire.outgoing.end())
+                            .map_err(End::Session)
+                    }
+                }
+            }
+        };
+        self.frame = frame;
+        done
+    }
+
+    fn refuse(&mut self, id: u64, handle: u64, code: ErrorCode) -> Result<(), End> {
+        // Freed or evicted: the table knows better from now on.
+        self.known.remove(&handle);
+        self.shared.counters.refused.fetch_add(1, Relaxed);
+        self.answer(
+            id,
+            Answer::Error {
+                code,
+                text: sentence(code),
+            },
+        )
+    }
+
+    fn answer(&mut self, id: u64, answer: Answer<'_>) -> Result<(), End> {
+        self.seal_with(|frame| answer.encode(id, frame))
+    }
+
+    fn seal_with(
+        &mut self,
+        encode: impl FnOnce(&mut [u8]) -> Result<usize, canvas_wire::error::EncodeError>,
+    ) -> Result<(), End> {
+        self.frame.resize(FRAME_BYTES_MAX, 0);
+        let len = encode(&mut self.frame)
+            .map_err(|_| End::Protocol("an answer does not fit its frame"))?;
+        self.session
+            .seal(&self.frame[..len], self.wire.outgoing.end())
+            .map_err(End::Session)
+    }
+
+    /// Passes on what the keeper has to say.
+    fn take_calls(&mut self) -> Result<bool, End> {
+        let calls = self.outbox.take();
+        let any = !calls.is_empty();
+        for call in calls {
+            let id = self.next_call;
+            self.next_call += 1;
+            match &call {
+                OwnedCall::Query(handles) => {
+                    let handles = Items::from(handles.as_slice());
+                    self.seal_with(|f| Call::EvictQuery { handles }.encode(id, f))?;
+                }
+                OwnedCall::Exposed { id, result } => match result {
+                    Ok(exposed) => self.answer(*id, Answer::Exposed(*exposed))?,
+                    Err(code) => self.refuse(*id, 0, *code)?,
+                },
+                OwnedCall::Stop {
+                    deadline_ms,
+                    handles,
+                } => {
+                    let left = deadline_ms.saturating_sub(self.shared.now_ms());
+                    let deadline_ms = u32::try_from(left).unwrap_or(u32::MAX);
+                    let handles = Items::from(handles.as_slice());
+                    self.seal_with(|f| {
+                        Call::EvictStop {
+                            deadline_ms,
+                            handles,
+                        }
+                        .encode(id, f)
+                    })?;
+                }
+            }
+        }
+        Ok(any)
+    }
+}
+
+/// How long to look for traffic before sleeping.
+struct Spin {
+    full: Duration,
+    now: Duration,
+    since: Instant,
+}
+
+impl Spin {
+    fn new(full: Duration, since: Instant) -> Spin {
+        Spin {
+            full,
+            now: full,
+            since,
+        }
+    }
+
+    /// Traffic came while looking, or at once after a sleep.
+    fn hit(&mut self, now: Instant) {
+        self.now = self.full;
+        self.since = now;
+    }
+
+    fn goes_on(&mut self, now: Instant) -> bool {
+        let goes_on = now.saturating_duration_since(self.since) < self.now;
+        if !goes_on {
+            self.now = (self.now / 2).max(self.full / SPIN_PARTS);
+        }
+        goes_on
+    }
+
+    /// After a sleep.
+    fn woke(&mut self, now: Instant) {
+        self.since = now;
+    }
+}

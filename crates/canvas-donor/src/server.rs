@@ -1,0 +1,335 @@
+//! A running server: its threads, what they share, and its end.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use canvas_place::headroom;
+use canvas_wire::key::{ClusterKey, random_bytes};
+use canvas_wire::{DonorId, SLAB_BYTES};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::host::HostMemory;
+use crate::keeper::Keeper;
+use crate::log::Log;
+use crate::outbox::Outbox;
+use crate::registry::Registry;
+use crate::slab::Budget;
+use crate::state::{Counters, State};
+use crate::{Config, HANDSHAKES_MAX, link};
+use canvas_types::contention::Contention;
+
+/// Stack of a link's thread; its buffers are on the heap.
+const LINK_STACK_BYTES: usize = 256 << 10;
+/// Time to wait after the system refused a new connection for want of something.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long an end waits for link threads.
+const JOIN_TIME: Duration = Duration::from_secs(1);
+
+/// What all threads of a server know.
+pub(crate) struct Shared {
+    pub config: Config,
+    pub key: ClusterKey,
+    pub donor_id: DonorId,
+    pub listening: SocketAddr,
+    pub reserve_bytes: u64,
+    pub registry: Registry,
+    pub budget: Budget,
+    pub counters: Counters,
+    pub log: Log,
+    /// Links that are still shaking hands.
+    pub handshakes: AtomicUsize,
+    links: AtomicUsize,
+    /// Everything that must be closed at the end.
+    outboxes: Mutex<Vec<Weak<Outbox>>>,
+    start: Instant,
+    /// Whether this host's other threads want its processors.
+    pub contention: Contention,
+    ending: AtomicBool,
+    stopped: Mutex<bool>,
+    stop: Condvar,
+    /// Wakes the listener's thread at the end.
+    wake_listener: EventFd,
+}
+
+impl Shared {
+    /// Milliseconds since the start.
+    pub fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    /// Nanoseconds since the start.
+    pub fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Relaxed)
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        *self.stopped.lock().expect("nobody panics here")
+    }
+
+    /// Sleeps, but not past the end.
+    pub fn sleep(&self, time: Duration) {
+        let stopped = self.stopped.lock().expect("nobody panics here");
+        if !*stopped {
+            let _ = self.stop.wait_timeout(stopped, time);
+        }
+    }
+
+    /// What writes may take until the next look at the host's memory.
+    pub fn set_budget(&self, available_bytes: u64) {
+        self.budget
+            .set(available_bytes.saturating_sub(self.reserve_bytes));
+    }
+
+    /// A write found too little left: looks again.
+    pub fn refill_budget(&self) {
+        if let Ok(memory) = HostMemory::read(&self.config.procfs) {
+            self.set_budget(memory.available_bytes);
+        }
+    }
+
+    /// Remembers a link, to close it at the end.
+    pub fn watch(&self, outbox: &Arc<Outbox>) {
+        let mut all = self.outboxes.lock().expect("nobody panics here");
+        all.retain(|o| o.strong_count() > 0);
+        all.push(Arc::downgrade(outbox));
+        drop(all);
+        // The end may have come between accepting and this.
+        if self.is_stopped() {
+            outbox.close();
+        }
+    }
+}
+
+/// A server that runs until it is stopped or dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts listening. The error is one sentence.
+    pub fn start(mut config: Config) -> Result<Server, String> {
+        if config.key.is_none() && !config.listen.ip().is_loopback() {
+            return Err(format!(
+                "without a cluster key only this host may connect; listen on 127.0.0.1, or give \
+                 --key-file FILE (`canvas keygen FILE` makes one) to listen on {}",
+                config.listen.ip()
+            ));
+        }
+        if config.rdma {
+            canvas_rdma::check()
+                .map_err(|why| format!("{why}; without --rdma memory is lent over TCP"))?;
+        }
+        config.memory_bytes = config.memory_bytes / SLAB_BYTES as u64 * SLAB_BYTES as u64;
+        if config.memory_bytes == 0 {
+            return Err(format!(
+                "--memory is less than one slab; write {}M or more",
+                SLAB_BYTES >> 20
+            ));
+        }
+        let host = HostMemory::read(&config.procfs)?;
+        let reserve_bytes = config.reserve_bytes.unwrap_or(host.total_bytes / 10);
+        if reserve_bytes >= host.total_bytes {
+            return Err(format!(
+                "a reserve of {} MiB leaves nothing of this host's {} MiB; write a smaller one",
+                reserve_bytes >> 20,
+                host.total_bytes >> 20
+            ));
+        }
+        let listener = TcpListener::bind(config.listen)
+            .and_then(|l| l.set_nonblocking(true).map(|()| l))
+            .map_err(|e| format!("cannot listen on {}: {}", config.listen, reason(&e)))?;
+        let listening = listener
+            .local_addr()
+            .map_err(|e| format!("cannot listen on {}: {}", config.listen, reason(&e)))?;
+        let wake_listener = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+            .map_err(|e| format!("no eventfd: {}", e.desc()))?;
+        let bounds = headroom::Config::new(config.memory_bytes, reserve_bytes, SLAB_BYTES as u64);
+        // Random, so that a handle of an earlier run names nothing in this one; never 0, which is
+        // where a List begins; and far from wrapping.
+        let first_handle = u64::from_le_bytes(random_bytes()?) >> 1 | 1;
+        let shared = Arc::new(Shared {
+            key: config
+                .key
+                .clone()
+                .unwrap_or_else(ClusterKey::without_secret),
+            donor_id: random_bytes()?,
+            listening,
+            reserve_bytes,
+            registry: Registry::new(headroom::Headroom::new(bounds), first_handle),
+            budget: Budget::default(),
+            counters: Counters::default(),
+            log: Log::default(),
+            handshakes: AtomicUsize::new(0),
+            links: AtomicUsize::new(0),
+            outboxes: Mutex::default(),
+            start: Instant::now(),
+            contention: Contention::new(),
+            ending: AtomicBool::new(false),
+            stopped: Mutex::new(false),
+            stop: Condvar::new(),
+            wake_listener,
+            config,
+        });
+        // One look before the first client, which would be told that there is no room.
+        shared.registry.observe(host.available_bytes);
+        shared.set_budget(host.available_bytes);
+        let seed = u64::from_le_bytes(random_bytes()?);
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            Builder::new()
+                .name(name.to_owned())
+                .spawn(run)
+                .map_err(|e| format!("no thread could be started: {}", reason(&e)))
+        };
+        let (for_keeper, for_listener) = (Arc::clone(&shared), Arc::clone(&shared));
+        let threads = vec![
+            spawn(
+                "keeper",
+                Box::new(move || Keeper::new(seed).run(&for_keeper)),
+            )?,
+            spawn(
+                "listener",
+                Box::new(move || accept(&for_listener, &listener)),
+            )?,
+        ];
+        Ok(Server { shared, threads })
+    }
+
+    /// Where it listens; the port is the system's choice when it was told 0.
+    pub fn listening(&self) -> SocketAddr {
+        self.shared.listening
+    }
+
+    /// What it leaves to its host.
+    pub fn reserve_bytes(&self) -> u64 {
+        self.shared.reserve_bytes
+    }
+
+    /// What it could lend and lends, in bytes.
+    pub fn free_and_lent_bytes(&self) -> (u64, u64) {
+        let pong = self.shared.registry.pong();
+        (pong.free_bytes, pong.lent_bytes)
+    }
+
+    /// Begins the end: lends nothing any more, and tells the clients to move their slabs within this
+    /// time. Returns how many slabs are lent.
+    pub fn drain(&self, within: Duration) -> usize {
+        self.shared.ending.store(true, Relaxed);
+        let deadline_ms = self.shared.now_ms() + within.as_millis() as u64;
+        self.shared.registry.stop_all(deadline_ms)
+    }
+
+    /// Slabs that are lent now.
+    pub fn lent_slabs(&self) -> usize {
+        self.shared.registry.totals().slabs
+    }
+
+    /// Reads that were asked for over sessions; what devices read is not among them.
+    pub fn session_reads(&self) -> u64 {
+        self.shared.counters.reads.load(Relaxed)
+    }
+
+    /// How it is.
+    pub fn state(&self) -> State {
+        let host = HostMemory::read(&self.shared.config.procfs);
+        crate::state::state(&self.shared, host.map_or(0, |h| h.available_bytes))
+    }
+
+    /// Ends it: closes all links and frees all memory.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.shared.ending.store(true, Relaxed);
+        *self.shared.stopped.lock().expect("nobody panics here") = true;
+        self.shared.stop.notify_all();
+        let _ = self.shared.wake_listener.write(1);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let all = std::mem::take(&mut *self.shared.outboxes.lock().expect("nobody panics here"));
+        for outbox in all.iter().filter_map(Weak::upgrade) {
+            outbox.close();
+        }
+        let until = Instant::now() + JOIN_TIME;
+        while self.shared.links.load(Relaxed) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The listener's thread.
+fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    while !shared.is_stopped() {
+        let mut fds = [
+            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(shared.wake_listener.as_fd(), PollFlags::POLLIN),
+        ];
+        let _ = poll(&mut fds, PollTimeout::NONE);
+        let (stream, peer) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                // The peer may have gone again; want of descriptors or memory takes a while.
+                use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+                if !matches!(e.kind(), WouldBlock | Interrupted | ConnectionAborted) {
+                    shared.log.line("accept", reason(&e));
+                    shared.sleep(ACCEPT_PAUSE);
+                }
+                continue;
+            }
+        };
+        if shared.links.load(Relaxed) >= shared.config.links_max
+            || shared.handshakes.load(Relaxed) >= HANDSHAKES_MAX
+        {
+            shared
+                .log
+                .line("too many links", format_args!("{peer} is not served"));
+            continue;
+        }
+        shared.counters.links.fetch_add(1, Relaxed);
+        shared.links.fetch_add(1, Relaxed);
+        shared.handshakes.fetch_add(1, Relaxed);
+        let for_link = Arc::clone(shared);
+        let spawned = Builder::new()
+            .name("link".to_owned())
+            .stack_size(LINK_STACK_BYTES)
+            .spawn(move || {
+                link::run(&for_link, stream, peer);
+                for_link.links.fetch_sub(1, Relaxed);
+            });
+        if let Err(e) = spawned {
+            shared.links.fetch_sub(1, Relaxed);
+            shared.handshakes.fetch_sub(1, Relaxed);
+            shared.log.line("accept", reason(&e));
+            shared.sleep(ACCEPT_PAUSE);
+        }
+    }
+}
+
+/// What the system says, without Rust's "(os error 2)".
+pub(crate) fn reason(e: &std::io::Error) -> String {
+    let text = e.to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests;

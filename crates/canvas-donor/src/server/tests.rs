@@ -1,0 +1,171 @@
+//! What only a look inside tells of a running server.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::keeper::Keeper;
+use canvas_link::{Completions, Link, LinkConfig, Timeouts};
+use canvas_wire::frame::{Answer, Range, Request, SlabKey};
+
+use super::*;
+
+/// Longer than any machine needs.
+const LONG: Duration = Duration::from_secs(60);
+const CLIENT: [u8; 16] = [1; 16];
+
+fn server() -> Server {
+    Server::start(Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes: SLAB_BYTES as u64,
+        reserve_bytes: Some(0),
+        key: None,
+        lease: LONG,
+        evict_within: LONG,
+        spin: Duration::from_micros(50),
+        state_json: None,
+        procfs: "/proc".into(),
+        links_max: 16,
+        rdma: false,
+    })
+    .unwrap()
+}
+
+fn connect(server: &Server, link: u32) -> Link {
+    let config = LinkConfig {
+        link,
+        timeouts: Timeouts {
+            connect: LONG,
+            handshake: LONG,
+            request: LONG,
+        },
+        ..LinkConfig::new(ClusterKey::without_secret(), CLIENT)
+    };
+    Link::connect(server.listening(), config).unwrap()
+}
+
+fn until(so: impl Fn() -> bool) {
+    let end = Instant::now() + LONG;
+    while !so() {
+        assert!(Instant::now() < end, "it never came to that");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn write(link: &mut Link, handle: u64, data: &[u8]) {
+    let offset = 0;
+    let request = Request::Write {
+        handle,
+        offset,
+        data,
+    };
+    let mut completions = Completions::new();
+    assert_eq!(link.ask(&request, &mut completions).unwrap(), Answer::Done);
+}
+
+fn read(link: &mut Link, handle: u64) -> Vec<u8> {
+    let range = Range { offset: 0, len: 4 };
+    let mut completions = Completions::new();
+    match link.ask(&Request::Read { handle, range }, &mut completions) {
+        Ok(Answer::Data(data)) => data.to_vec(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a client had sent before it died is not done once the one that follows it was welcomed: the
+/// successor may have written the same bytes, which would then be those of before.
+#[test]
+fn a_late_write_of_an_older_link_is_not_done() {
+    for (old, new) in [(0, 0), (1, 1), (1, 0)] {
+        let server = server();
+        let mut older = connect(&server, old);
+        let key = SlabKey {
+            tenant: [2; 16],
+            slab: 0,
+        };
+        let mut completions = Completions::new();
+        let handle = match older.ask(&Request::Alloc(key), &mut completions) {
+            Ok(Answer::Allocated { handle }) => handle,
+            other => panic!("{other:?}"),
+        };
+        write(&mut older, handle, b"old0");
+        let writes = || server.shared.counters.writes.load(Relaxed);
+        let outbox = server.shared.outboxes.lock().unwrap()[0].upgrade().unwrap();
+        let slab = server.shared.registry.find(&CLIENT, handle).unwrap();
+
+        // One write is being done, and those that came with it wait in the same buffer.
+        let held = slab.hold();
+        for data in [b"old1", b"old2", b"old3"] {
+            let request = Request::Write {
+                handle,
+                offset: 0,
+                data,
+            };
+            older.submit(0, &request).unwrap();
+        }
+        assert!(older.flush().unwrap());
+        until(|| writes() == 2);
+        let welcomed = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let newer = s.spawn(|| {
+                let mut newer = connect(&server, new);
+                welcomed.store(true, Relaxed);
+                assert_eq!(read(&mut newer, handle), b"old1");
+                write(&mut newer, handle, b"new!");
+                newer
+            });
+            until(|| outbox.is_closed());
+            // Time to do it wrong in; it is never long enough to fail when it is right.
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!welcomed.load(Relaxed), "welcomed while a write is done");
+            drop(held);
+            let mut newer = newer.join().unwrap();
+            // The older link's thread has ended with this.
+            while older.poll(&mut completions, LONG).is_ok() {}
+            assert_eq!(read(&mut newer, handle), b"new!", "links {old} and {new}");
+        });
+        assert_eq!(writes(), 3, "links {old} and {new}");
+    }
+}
+
+/// In that time nobody could be heard, nor move anything: what clients have said since lies in their
+/// sockets, and their links' threads may not have read it yet.
+#[test]
+fn leases_and_deadlines_do_not_run_while_the_process_is_stopped() {
+    let server = server();
+    let mut link = connect(&server, 0);
+    let key = SlabKey {
+        tenant: [2; 16],
+        slab: 0,
+    };
+    let mut completions = Completions::new();
+    link.ask(&Request::Alloc(key), &mut completions).unwrap();
+    let lease_ms = LONG.as_millis() as u64;
+    let slabs = || server.lent_slabs();
+    let shared = &server.shared;
+    let mut keeper = Keeper::new(1);
+    let mut now_ms = shared.now_ms();
+    keeper.look(shared, now_ms);
+    for _ in 0..3 {
+        now_ms += 2 * lease_ms;
+        keeper.look(shared, now_ms);
+        assert_eq!(slabs(), 1, "stopped for twice the lease");
+    }
+    shared.registry.stop_all(now_ms + 100);
+    now_ms += lease_ms;
+    keeper.look(shared, now_ms);
+    assert_eq!(slabs(), 1, "stopped past the deadline");
+    // A deadline that passes while it is up is one; a lease, too.
+    now_ms += 100;
+    keeper.look(shared, now_ms);
+    assert_eq!(slabs(), 0);
+    link.ask(&Request::Ping, &mut completions).unwrap();
+    let end_ms = now_ms + lease_ms + 200;
+    while now_ms < end_ms {
+        assert_eq!(shared.registry.totals().clients, 1);
+        now_ms += 100;
+        keeper.look(shared, now_ms);
+        if shared.registry.totals().clients == 0 {
+            return;
+        }
+    }
+    panic!("its lease never ended");
+}

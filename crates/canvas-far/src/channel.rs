@@ -1,0 +1,171 @@
+//! The way to the agent and back: requests of this process in its mailbox ([`canvas_shm::mailbox`]), and the job
+//! that goes with each ([`crate::job`]).
+
+use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
+use canvas_swap::classes::HEADER_BYTES;
+use canvas_swap::extent::{self, EXTENT_BYTES};
+use canvas_types::sync::backoff;
+
+use crate::job::{Job, JobKind};
+use crate::state::State;
+use crate::traits::{Beyond, Channel, Host, Owner};
+
+const _: () = assert!(EXTENT_BYTES == canvas_shm::far::EXTENT_BYTES);
+
+/// A request that is its holder's alone, and so is its buffer: claimed and not posted yet, or ended and not given
+/// back yet. There is one at most for each place of the mailbox. (Another process of the tenant that broke this
+/// rule could do anything to ours all the same: a tenant is one trust domain.)
+#[derive(Debug)]
+pub struct Request(usize);
+
+impl Request {
+    /// Its place in the mailbox.
+    pub fn index(&self) -> usize {
+        self.0
+    }
+    /// Request `i` has ended, and the caller is the one who saw it.
+    pub(crate) fn ended(i: usize) -> Request {
+        Request(i)
+    }
+}
+
+/// A request of those in `among`; `None` when all are in use.
+pub(crate) fn claim(c: &impl Channel, among: u64) -> Option<Request> {
+    c.mailbox().claim(among).map(Request)
+}
+
+/// A request for a page that is needed now. There are as many as threads that may need one at a time.
+pub(crate) fn claim_demand<B: Beyond>(b: &B) -> Request {
+    let mut spins = 0;
+    loop {
+        if let Some(request) = claim(b, DEMANDS) {
+            return request;
+        }
+        backoff(&mut spins, B::Owner::yield_now);
+    }
+}
+
+/// Posts it; its place in the mailbox.
+pub(crate) fn post(c: &impl Channel, request: Request, ask: Ask, now_ns: u64) -> usize {
+    c.mailbox().post(request.0, ask, now_ns);
+    c.ring();
+    request.0
+}
+
+/// Gives it back.
+pub(crate) fn release(c: &impl Channel, request: Request) {
+    c.mailbox().release(request.0);
+}
+
+/// Begins a job and posts its request: about a whole extent, which is held for it, and `bytes` of the pool.
+pub(crate) fn begin(
+    b: &impl Beyond,
+    request: Request,
+    kind: JobKind,
+    extent: u32,
+    bytes: i64,
+) -> usize {
+    job(b, request.0).begin(kind, extent, bytes);
+    let ask = Ask {
+        kind: match kind {
+            JobKind::Spill => Kind::Write,
+            JobKind::Fetch | JobKind::Compact => Kind::Read,
+        },
+        extent,
+        offset: 0,
+        len: EXTENT_BYTES as u32,
+    };
+    post(b, request, ask, b.owner().now_ns())
+}
+
+/// Calls `on` with each line of the extent that came with the request, and its record's hash and payload; how
+/// often that was true.
+pub(crate) fn for_each_line(
+    c: &impl Channel,
+    request: &Request,
+    mut on: impl FnMut(extent::Line, &[u8]) -> bool,
+) -> u64 {
+    c.read(request, |bytes| {
+        let Some(records) = extent::records(bytes) else {
+            return 0;
+        };
+        let mut n = 0;
+        for k in 0..records {
+            if let Some(line) = extent::line(bytes, records, k) {
+                let stored = &bytes[line.range()][..HEADER_BYTES + line.len as usize];
+                n += u64::from(on(line, stored));
+            }
+        }
+        n
+    })
+}
+
+/// Waits for request `i`: if it `spins`, for about as long as a near donor takes; then sleeps. `None`
+/// when it takes longer than the tenant wants to wait, or when it is not `ours` to wait for any more.
+pub(crate) fn wait(
+    b: &impl Beyond,
+    i: usize,
+    spins: bool,
+    ours: impl Fn() -> bool,
+) -> Option<Status> {
+    const SPIN_NS: u64 = 60_000;
+    const SLICE_NS: u64 = 20_000_000;
+    let (m, owner) = (b.mailbox(), b.owner());
+    let contention = &owner.state().contention;
+    let begun = owner.now_ns();
+    loop {
+        if let Some(status) = m.ended(i) {
+            return Some(status);
+        }
+        if !ours() {
+            return None;
+        }
+        let waited = owner.now_ns() - begun;
+        if spins && waited < SPIN_NS && !contention.is_here(begun + waited) {
+            // Where processors are few, the agent or its disk's thread may need this one.
+            b.give_way();
+            contention.gave_way(begun + waited, owner.now_ns());
+            continue;
+        }
+        if waited > b.wait_ns_max() {
+            return m.ended(i);
+        }
+        if let Some((word, value)) = m.about_to_sleep(i) {
+            b.sleep(word, value, SLICE_NS);
+        }
+    }
+}
+
+/// The job that brings this extent back.
+pub(crate) fn under_way(b: &impl Beyond, extent: u32) -> Option<usize> {
+    let mut used = b.mailbox().in_use() & FETCHES;
+    while used != 0 {
+        let i = used.trailing_zeros() as usize;
+        used &= used - 1;
+        if job(b, i).is_about(extent) {
+            return Some(i);
+        }
+    }
+    None
+}
+
+/// Is the whole extent on its way?
+pub fn is_under_way(b: &impl Beyond, extent: u32) -> bool {
+    under_way(b, extent).is_some()
+}
+
+/// The job of request `i`.
+pub(crate) fn job(b: &impl Beyond, i: usize) -> &Job {
+    &b.owner().state().jobs[i]
+}
+
+/// How many jobs of this kind are under way.
+pub(crate) fn count_of(state: &State, kind: JobKind) -> u32 {
+    state.jobs.iter().filter(|job| job.is(kind)).count() as u32
+}
+
+/// In a fork's child: forgets what the parent has under way, which is not ours to wait for. Calls `on` with each
+/// extent that it was about, and which is held for it.
+pub fn forget(state: &State, on: impl Fn(u32)) {
+    state.jobs.iter().filter_map(Job::forget).for_each(on);
+}

@@ -1,0 +1,78 @@
+//! Ends requests that the agent has done: the pages of their extents move.
+
+use canvas_shm::Counter;
+use canvas_shm::mailbox::{FETCHES, Status, WRITES};
+
+use crate::channel::{self, Request};
+use crate::job::{Ended, JobKind};
+use crate::lead_time;
+use crate::moves;
+use crate::room;
+use crate::traits::{Beyond, Host, Owner};
+use crate::unhold;
+
+/// Ends all jobs whose requests have ended. True when room was made, or pages were promoted.
+pub fn finish_all(b: &impl Beyond) -> bool {
+    let mut used = b.mailbox().in_use() & (WRITES | FETCHES);
+    let mut any = false;
+    while used != 0 {
+        let i = used.trailing_zeros() as usize;
+        used &= used - 1;
+        any |= finish(b, i);
+    }
+    any
+}
+
+/// Ends job `i` if its request has ended.
+pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
+    let (m, job, owner) = (b.mailbox(), channel::job(b, i), b.owner());
+    let Some(Ended {
+        kind,
+        extent,
+        bytes,
+        status,
+    }) = job.end(|| m.ended(i))
+    else {
+        return false;
+    };
+    let (request, state) = (Request::ended(i), owner.state());
+    // Nothing can leave the pool before an extent is free.
+    let past_bound = kind == JobKind::Compact && state.room.has_no_place();
+    let done = match status {
+        Status::Ok => channel::for_each_line(b, &request, |line, stored| match kind {
+            JobKind::Spill => moves::demote(b, &line, extent, stored),
+            JobKind::Fetch => moves::promote(b, &line, extent, stored),
+            JobKind::Compact => moves::vacate(b, &line, extent, stored, past_bound),
+        }),
+        Status::Late if kind == JobKind::Compact => 0,
+        Status::Late => {
+            owner.count(Counter::PrefetchDropped, 1);
+            0
+        }
+        failed => {
+            owner.count(Counter::DeepFailure, 1);
+            if kind == JobKind::Spill {
+                room::rest(owner, failed);
+            }
+            0
+        }
+    };
+    match kind {
+        JobKind::Spill => {
+            state.room.note_written(status == Status::Ok, done);
+            owner.count(Counter::PagesSunk, done);
+            b.book().written(extent, done);
+            state.room.writing(-bytes);
+        }
+        JobKind::Fetch => {
+            lead_time::learn(owner, false);
+            owner.count(Counter::PagesRaised, done);
+        }
+        JobKind::Compact => owner.count(Counter::ExtentsCompacted, u64::from(done > 0)),
+    }
+    // In this order: whoever sees the request free may use the job anew.
+    unhold(b, extent);
+    job.through();
+    channel::release(b, request);
+    done > 0
+}

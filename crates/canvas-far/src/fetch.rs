@@ -1,0 +1,175 @@
+//! Back from beyond the pool: a fault reads its page's record alone, from whichever copy the agent finds; a stream,
+//! or a pool with room, fetches the whole extent and promotes its neighbours into the pool, undecompressed.
+
+use canvas_shm::Counter;
+use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
+use canvas_swap::LoadError;
+use canvas_swap::classes::HEADER_BYTES;
+use canvas_swap::extent::record_bytes;
+use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+
+use crate::channel::{self, Request};
+use crate::completion::finish;
+use crate::job::JobKind;
+use crate::lead_time;
+use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
+use crate::unhold;
+
+/// Why a copy beyond the pool did not come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lost {
+    /// No copy can be reached now: it may come back later.
+    Unreachable,
+    /// All copies are damaged.
+    Damaged,
+    /// No copy is left: the donors that held one have lost it.
+    Gone,
+}
+
+/// Reads the record at `place`, which `entry` names, and decodes it into `out`. The page is claimed by the caller,
+/// so the extent is kept meanwhile.
+pub fn load(
+    b: &impl Beyond,
+    entry: SwapEntry,
+    place: DeepPlace,
+    out: &mut PageBuf,
+    scratch: &mut Stored,
+) -> Result<(), Lost> {
+    let (m, owner) = (b.mailbox(), b.owner());
+    owner.count(Counter::FaultDeep, 1);
+    let len = HEADER_BYTES + place.len as usize;
+    let request = channel::claim_demand(b);
+    let ask = Ask {
+        kind: Kind::Read,
+        extent: place.extent,
+        offset: place.offset,
+        len: record_bytes(place.len as usize) as u32,
+    };
+    let begun = owner.now_ns();
+    let i = channel::post(b, request, ask, begun);
+    // One thread of a process at a time: many that yield starve whom they wait for.
+    let spins = (m.in_use() & DEMANDS).is_power_of_two();
+    let Some(status) = channel::wait(b, i, spins, || true) else {
+        m.abandon(i);
+        owner.count(Counter::DeepFailure, 1);
+        return Err(Lost::Unreachable);
+    };
+    let request = Request::ended(i);
+    let result = match status {
+        Status::Ok => {
+            let stored = &mut scratch.0[..len];
+            b.copy_out(&request, place.offset as usize, stored);
+            match owner.pool().decode(entry, stored, out) {
+                Ok(()) => {
+                    b.note_read(owner.now_ns().saturating_sub(begun));
+                    Ok(())
+                }
+                Err(LoadError::Verify | LoadError::NoCopy | LoadError::Deep(_)) => {
+                    Err(Lost::Damaged)
+                }
+            }
+        }
+        Status::Corrupt => Err(Lost::Damaged),
+        Status::Lost => Err(Lost::Gone),
+        _ => Err(Lost::Unreachable),
+    };
+    channel::release(b, request);
+    if result.is_err() {
+        owner.count(Counter::DeepFailure, 1);
+    }
+    result
+}
+
+/// Room for one record. All-zero memory is valid.
+#[repr(C, align(64))]
+pub struct Stored([u8; HEADER_BYTES + PAGE_SIZE]);
+
+impl Stored {
+    /// Of zeros.
+    pub const fn new() -> Stored {
+        Stored([0; HEADER_BYTES + PAGE_SIZE])
+    }
+}
+
+impl Default for Stored {
+    fn default() -> Stored {
+        Stored::new()
+    }
+}
+
+/// Brings a whole extent back, in the background, unless that is under way. The caller has claimed a page whose
+/// entry names it, so that it is kept.
+pub fn fetch(b: &impl Beyond, extent: u32) {
+    let state = b.owner().state();
+    // Nothing can leave the pool, so nothing can be promoted into it.
+    if state.room.has_no_place() || channel::is_under_way(b, extent) {
+        return;
+    }
+    let Some(request) = channel::claim(b, FETCHES) else {
+        return;
+    };
+    b.book().hold(extent);
+    channel::begin(b, request, JobKind::Fetch, extent, 0);
+    state.lead_time.asked_for(extent, b.owner().now_ns());
+}
+
+/// Waits for the extent that the page is on its way with, and promotes its pages. The caller must not
+/// have claimed the page, and looks again.
+pub fn arrives<B: Beyond>(b: &B, place: DeepPlace) {
+    let Some(i) = channel::under_way(b, place.extent) else {
+        return;
+    };
+    let job = channel::job(b, i);
+    // It is needed now: if the agent has not begun, it goes before what is only read ahead.
+    if b.mailbox().urge(i) {
+        if job.kind() != JobKind::Compact {
+            lead_time::learn(b.owner(), true);
+        }
+        b.ring();
+    }
+    let ours = || job.is_open(place.extent);
+    if channel::wait(b, i, false, ours).is_some() {
+        finish(b, i);
+    } else if ours() {
+        give_up(b, i, place.extent);
+    } else {
+        // Another thread ends it.
+        B::Owner::yield_now();
+    }
+}
+
+/// A fetch that takes too long: the page is read alone, and may be lost with a reason.
+fn give_up(b: &impl Beyond, i: usize, extent: u32) {
+    let job = channel::job(b, i);
+    if job.give_up(extent) {
+        b.owner().count(Counter::DeepFailure, 1);
+        job.through();
+        b.mailbox().abandon(i);
+        unhold(b, extent);
+    }
+}
+
+/// Fetches what a stream needs after the `n` pages from `start` on, so that they lie in the pool when
+/// they are mapped ahead.
+pub fn fetch_for_stream<B: Beyond>(b: &B, start: u32, stride: i32, n: u32) {
+    let owner = b.owner();
+    let (from, ahead) = owner.state().lead_time.pages_from_and_to();
+    for i in from..ahead + i64::from(n) {
+        let page = i64::from(start) + i * i64::from(stride);
+        let Ok(page) = u32::try_from(page) else {
+            return;
+        };
+        let Some(seen) = owner.look(page) else {
+            return;
+        };
+        if B::Owner::whereabouts(seen) != (Whereabouts::Far { beyond: true })
+            || !owner.claim(page, seen)
+        {
+            continue;
+        }
+        if let Some(place) = owner.pool().deep_place(B::Owner::entry(seen)) {
+            fetch(b, place.extent);
+        }
+        owner.publish(page, seen, Becomes::AsBefore);
+    }
+}

@@ -1,0 +1,94 @@
+//! What becomes of each page of an extent when its request has ended: it leaves the pool, or comes back into it.
+//!
+//! A line of the extent says which page it was and by which entry it went when the extent was packed. Both may be
+//! another's by now, so a page is moved only while it has that entry, and its copy only if it is that one.
+
+use canvas_swap::classes::HEADER_BYTES;
+use canvas_swap::extent::Line;
+use canvas_swap::hash::Hash;
+
+use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
+use crate::unhold;
+
+/// Claims the page of a line while it is far and has the entry that the line names.
+fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<Becomes>) -> bool {
+    let Some(seen) = owner.look(line.page) else {
+        return false;
+    };
+    if !matches!(O::whereabouts(seen), Whereabouts::Far { .. })
+        || O::entry(seen) != line.entry
+        || !owner.claim(line.page, seen)
+    {
+        return false;
+    }
+    let moved = on();
+    owner.publish(line.page, seen, moved.unwrap_or(Becomes::AsBefore));
+    moved.is_some()
+}
+
+/// The extent is durable: the page's copy leaves the pool, if it is the one that was written.
+pub(crate) fn demote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -> bool {
+    let Some(hash) = stored.first_chunk::<HEADER_BYTES>() else {
+        return false;
+    };
+    let hash: &Hash = hash;
+    with_page(b.owner(), line, || {
+        b.book().hold(extent);
+        if b.owner().pool().sink(line.entry, hash, line.place(extent)) {
+            return Some(Becomes::Beyond);
+        }
+        unhold(b, extent);
+        None
+    })
+}
+
+/// A neighbour came back with an extent: into the pool, as it is.
+pub(crate) fn promote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -> bool {
+    let owner = b.owner();
+    with_page(owner, line, || {
+        let keeps = owner.keeps_places();
+        let place = line.place(extent);
+        let raised = owner.pool().raise(line.entry, place, stored, keeps);
+        raised.then_some(Becomes::CameBack)
+    })
+}
+
+/// A page of an extent that came back for this leaves it: for the pool, if it is far; if it is in local
+/// memory, what lies there is given up, and written again when the page goes.
+pub(crate) fn vacate<B: Beyond>(
+    b: &B,
+    line: &Line,
+    extent: u32,
+    stored: &[u8],
+    past_bound: bool,
+) -> bool {
+    let (owner, place) = (b.owner(), line.place(extent));
+    let Some(seen) = owner.look(line.page) else {
+        return false;
+    };
+    let far = match B::Owner::whereabouts(seen) {
+        Whereabouts::Far { .. } => true,
+        Whereabouts::Local => false,
+        Whereabouts::Other => return false,
+    };
+    if B::Owner::entry(seen) != line.entry || !owner.claim(line.page, seen) {
+        return false;
+    }
+    let pool = owner.pool();
+    let (left, becomes) = if far || pool.home_place(line.entry) == Some(place) {
+        let left = pool.vacate(line.entry, place, stored, past_bound);
+        let becomes = if left && far {
+            Becomes::InPool
+        } else {
+            Becomes::AsBefore
+        };
+        (left, becomes)
+    } else if pool.deep_place(line.entry) == Some(place) {
+        pool.drop_copy(line.entry);
+        (true, Becomes::NoCopy)
+    } else {
+        (false, Becomes::AsBefore)
+    };
+    owner.publish(line.page, seen, becomes);
+    left
+}

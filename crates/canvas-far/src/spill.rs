@@ -1,0 +1,265 @@
+//! Out of the pool, beyond it: when the pool is past its mark, the reclaim thread packs its oldest pages, as they
+//! are stored, into an extent ([`canvas_swap::extent`]) and posts it to the agent. Until the agent says that it is
+//! durable the pool keeps its copies; then those that are still the same are demoted.
+
+use canvas_shm::Counter;
+use canvas_shm::mailbox::WRITES;
+use canvas_swap::extent::{EXTENT_BYTES, Packer, record_bytes};
+use canvas_types::sync::{AtomicU64, Ordering};
+
+use crate::channel::{self, Request};
+use crate::compact;
+use crate::completion::finish_all;
+use crate::job::JobKind;
+use crate::resident_copies;
+use crate::room;
+use crate::state::new;
+use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whom};
+use crate::unhold;
+
+pub(crate) struct Pauses {
+    /// No search in the background before this moment: the last one found nothing to write.
+    found_none_until_ns: AtomicU64,
+    /// Other processes are not asked for room before this moment: they were in vain.
+    vain_until_ns: AtomicU64,
+}
+
+impl Pauses {
+    new!(
+        "None.",
+        Pauses {
+            found_none_until_ns: AtomicU64::new(0),
+            vain_until_ns: AtomicU64::new(0),
+        }
+    );
+}
+
+/// Pause after it.
+const FOUND_NONE_NS: u64 = 2_000_000;
+
+/// Pages that one round of the hand looks at.
+const LOOK_MAX: usize = 1 << 18;
+
+/// The reclaim thread's round: ends what has ended, writes what the pool has too much. True when it
+/// did something.
+pub fn background_round(b: &impl Beyond) -> bool {
+    let owner = b.owner();
+    let state = owner.state();
+    let mut worked = finish_all(b);
+    loop {
+        if room::is_over(owner) {
+            owner.pool().trim();
+        }
+        let excess = room::excess_bytes(b);
+        if excess <= 0 {
+            break;
+        }
+        // What costs least goes first: what lies beyond the pool as well; what has to be written; what
+        // will have to be compressed again.
+        let gone = resident_copies::demote(owner, excess as usize)
+            || state.spill.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
+                && write_some(b, Some(LOOK_MAX))
+            || state.room.writing_bytes() == 0 && resident_copies::give_up(owner, excess as usize);
+        if !gone {
+            break;
+        }
+        worked = true;
+    }
+    compact::round(b, false) || worked
+}
+
+/// Writes what was swapped out longest ago, whether the pool is full or not, as another process asks for
+/// `bytes` of it. True when something is under way.
+pub fn write_for_others(b: &impl Beyond, bytes: i64) -> bool {
+    let room = &b.owner().state().room;
+    finish_all(b);
+    while room.writing_bytes() < bytes && write_some(b, Some(LOOK_MAX)) {}
+    room.writing_bytes() > 0
+}
+
+/// How long the reclaim thread may sleep: what is being written leaves the pool when it looks.
+pub fn idle_ns(owner: &impl Owner) -> u64 {
+    let state = owner.state();
+    if state.room.writing_bytes() > 0 || compact::works(state) {
+        300_000
+    } else {
+        u64::MAX
+    }
+}
+
+/// The pool is full: waits until something left it. False when nothing will. Donors that are away are
+/// waited for as reads wait for them, pauses between two tries included: one of several may have died,
+/// and its place is taken by another within seconds.
+#[cold]
+pub fn make_room(b: &impl Beyond) -> bool {
+    /// Pause between two looks.
+    const LOOK_NS: u64 = 10_000;
+    /// The same while donors are away.
+    const AWAY_LOOK_NS: u64 = 1_000_000;
+    /// How long other processes are waited for, when they have all of the pool; and how long the one that
+    /// has most of it, before all are asked.
+    const OTHERS_WAIT_NS: u64 = 1_000_000_000;
+    const LARGEST_WAIT_NS: u64 = 20_000_000;
+    let owner = b.owner();
+    let state = owner.state();
+    let room = &state.room;
+    let begun = owner.now_ns();
+    let wait_ns = b.wait_ns_max();
+    let made_before = room.made();
+    let used_before = owner.pool_bytes();
+    let mut asked = false;
+    loop {
+        finish_all(b);
+        if room.made() != made_before || owner.pool_bytes() < used_before {
+            return true;
+        }
+        if room.is_stalled() {
+            return false;
+        }
+        // As much as there are requests for.
+        while write_some(b, None) {}
+        if room.has_no_place() {
+            compact::round(b, true);
+        }
+        let now = owner.now_ns();
+        let waited_ns = now - begun;
+        let under_way = room.writing_bytes() > 0 || compact::works(state);
+        let rests = room.waits_for_an_answer(now, wait_ns);
+        if under_way || rests {
+            // Who has less than another need not live on what little that is alone.
+            if !asked {
+                owner.ask_for_pool(Whom::Larger);
+                asked = true;
+            }
+            if waited_ns > wait_ns {
+                room.stall(under_way);
+                room.note_no_place();
+                return false;
+            }
+        } else {
+            let whom = if waited_ns < LARGEST_WAIT_NS {
+                Whom::Largest
+            } else {
+                Whom::All
+            };
+            if !owner.ask_for_pool(whom) || waited_ns > OTHERS_WAIT_NS {
+                return false;
+            }
+        }
+        owner.pause(if rests { AWAY_LOOK_NS } else { LOOK_NS });
+    }
+}
+
+/// Where there is nothing beyond the pool: others in the tenant may hold more of it than they need. True when
+/// one has given something back.
+#[cold]
+pub fn others_give(owner: &impl Owner) -> bool {
+    /// Asked again so long after asking in vain, and waited for so long.
+    const VAIN_NS: u64 = 20_000_000;
+    const LOOK_NS: u64 = 50_000;
+    let vain_until_ns = &owner.state().spill.vain_until_ns;
+    let (begun, before) = (owner.now_ns(), owner.pool_bytes());
+    if begun < vain_until_ns.load(Ordering::Relaxed) {
+        return false;
+    }
+    if owner.ask_for_pool(Whom::All) {
+        while owner.now_ns() < begun + VAIN_NS {
+            owner.pause(LOOK_NS);
+            if owner.pool_bytes() < before {
+                return true;
+            }
+        }
+    }
+    vain_until_ns.store(owner.now_ns() + VAIN_NS, Ordering::Relaxed);
+    false
+}
+
+/// Packs and posts one extent. False when there is nothing to write, nowhere, or nobody to ask.
+fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
+    let owner = b.owner();
+    let state = owner.state();
+    if state.room.writes_rest(owner.now_ns()) {
+        return false;
+    }
+    let Some(mut request) = channel::claim(b, WRITES) else {
+        return false;
+    };
+    let Some(extent) = b.book().take(&b.slabs()) else {
+        state.room.note_no_place();
+        channel::release(b, request);
+        return false;
+    };
+    let packed = pack(b, &mut request, look_max);
+    if packed.demoted > 0 {
+        owner.count(Counter::PagesSunkUnwritten, packed.demoted);
+        state.room.note_made();
+    }
+    if packed.records == 0 {
+        unhold(b, extent);
+        channel::release(b, request);
+        if packed.demoted == 0 {
+            let until = owner.now_ns() + FOUND_NONE_NS;
+            let found_none_until_ns = &state.spill.found_none_until_ns;
+            found_none_until_ns.store(until, Ordering::Relaxed);
+        }
+        return packed.demoted > 0;
+    }
+    state.room.writing(packed.bytes);
+    channel::begin(b, request, JobKind::Spill, extent, packed.bytes);
+    true
+}
+
+/// What a look at the pool's oldest pages came to.
+#[derive(Default)]
+struct Packed {
+    /// In the buffer, and bytes of slots that they hold.
+    records: usize,
+    bytes: i64,
+    /// Pages that have left the pool already: they were beyond it, too.
+    demoted: u64,
+}
+
+/// Fills the buffer of a request. What need not be written leaves the pool at once; when that made as
+/// much room as an extent would have, the buffer may stay empty.
+fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Packed {
+    let owner = b.owner();
+    let pool = owner.pool();
+    b.fill(request, |buffer| {
+        let mut packer = Packer::new(buffer);
+        let mut packed = Packed::default();
+        let mut demoted_bytes = 0;
+        owner.oldest(look_max, |page, seen| {
+            if demoted_bytes >= EXTENT_BYTES && packed.records == 0 {
+                return false;
+            }
+            if !owner.claim(page, seen) {
+                return true;
+            }
+            let entry = B::Owner::entry(seen);
+            let (mut becomes, mut fits) = (Becomes::AsBefore, true);
+            if let Some(freed) = pool.sink_home(entry) {
+                demoted_bytes += freed;
+                packed.demoted += 1;
+                owner.publish(page, seen, Becomes::Beyond);
+                return true;
+            }
+            match pool.stored_len(entry) {
+                Some(len) => {
+                    fits = packer
+                        .add(page, entry, len, |bytes| {
+                            pool.copy_stored(entry, bytes);
+                        })
+                        .is_some();
+                    packed.records += usize::from(fits);
+                    packed.bytes += i64::from(fits) * record_bytes(len as usize) as i64;
+                }
+                // One value, or beyond the pool already: not looked at again.
+                None => becomes = Becomes::Beyond,
+            }
+            owner.publish(page, seen, becomes);
+            fits
+        });
+        packer.finish();
+        packed
+    })
+}

@@ -1,0 +1,242 @@
+//! The far tier step by step: what leaves the pool when, what comes back, and what is done when no answer comes.
+#![cfg(not(feature = "shuttle"))]
+
+mod toy;
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use canvas_far::fetch::{self, Lost};
+use canvas_far::job::JobKind;
+use canvas_far::{Beyond, channel, completion, room, spill};
+use canvas_shm::Counter;
+use canvas_shm::mailbox::Status;
+use canvas_swap::slots::SLAB_CHARGE_BYTES;
+use toy::agent::Mood;
+use toy::{Content, FAR, PER_SLAB, SLABS, Toy, World, under_way};
+
+fn page(n: u32) -> Content {
+    Content {
+        seed: u64::from(n) + 1,
+        len: 1500,
+    }
+}
+
+/// Pages `from..to` written and swapped out.
+fn out(toy: &Toy, from: u32, to: u32) {
+    for n in from..to {
+        assert!(toy.write(n, page(n)));
+        assert!(toy.swap_out(n), "page {n}");
+    }
+}
+
+/// Answers what the agent has, the oldest first, and ends it; rounds until nothing happens.
+fn settle(toy: &Toy) {
+    for _ in 0..200 {
+        spill::background_round(toy);
+        toy.w.agent.lock().unwrap().answer(toy.w, 0, Status::Ok);
+        completion::finish_all(toy);
+        toy.w.passes(3_000_000);
+    }
+}
+
+fn answer(toy: &Toy, status: Status) {
+    toy.w.agent.lock().unwrap().answer(toy.w, 0, status);
+}
+
+fn beyond(toy: &Toy) -> Vec<u32> {
+    let deep = |n: &u32| toy.pool.deep_place(toy.word(*n).entry()).is_some();
+    (0..64).filter(deep).collect()
+}
+
+#[test]
+fn a_pool_past_its_mark_writes_its_oldest_and_keeps_them_until_that_is_durable() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    assert!(spill::background_round(&toy));
+    assert!(beyond(&toy).is_empty() && under_way(&toy, JobKind::Spill) > 0);
+    assert_eq!(spill::idle_ns(&toy), 300_000, "its end is looked for");
+    // Rewritten while it is being written: the new one stays.
+    toy.swap_in(0, page(0), true, false).unwrap();
+    assert!(toy.write(0, page(99)) && toy.swap_out(0));
+    settle(&toy);
+    let gone = beyond(&toy);
+    assert!(gone.contains(&1) && !gone.contains(&0), "{gone:?}");
+    assert_eq!(w.counted(Counter::PagesSunk), gone.len() as u64);
+    assert!(!room::is_stalled(&toy) && spill::idle_ns(&toy) == u64::MAX);
+    toy.check(|n| {
+        if n == 0 {
+            page(99)
+        } else if n < 60 {
+            page(n)
+        } else {
+            toy::ZEROS
+        }
+    });
+    // No more than it takes.
+    assert!(gone.len() < 40, "{gone:?}");
+}
+
+#[test]
+fn a_write_that_fails_keeps_the_pages_and_rests_for_a_while() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    spill::background_round(&toy);
+    while under_way(&toy, JobKind::Spill) > 0 {
+        answer(&toy, Status::NoRoom);
+        completion::finish_all(&toy);
+    }
+    assert_eq!(*w.told.lock().unwrap(), [Status::NoRoom], "said once");
+    assert!(beyond(&toy).is_empty());
+    let (used, limit) = room::used_and_limit(&toy);
+    assert_eq!(used, limit, "far memory counts as full");
+    spill::background_round(&toy);
+    assert_eq!(under_way(&toy, JobKind::Spill), 0, "not again at once");
+    w.passes(201_000_000);
+    settle(&toy);
+    assert!(!beyond(&toy).is_empty());
+    assert!(room::used_and_limit(&toy).0 < room::used_and_limit(&toy).1);
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+}
+
+#[test]
+fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    settle(&toy);
+    let gone = beyond(&toy);
+    w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    assert!(room::pool_has_room(&toy));
+    let place = toy.pool.deep_place(toy.word(gone[0]).entry()).unwrap();
+    toy.swap_in(gone[0], page(gone[0]), false, true).unwrap();
+    assert!(channel::is_under_way(&toy, place.extent));
+    // A second wish for it is the same.
+    fetch::fetch(&toy, place.extent);
+    assert_eq!(under_way(&toy, JobKind::Fetch), 1);
+    w.passes(7_000_000);
+    // Who needs one of them waits for the extent, and does not read it alone.
+    toy.swap_in(gone[1], page(gone[1]), true, false).unwrap();
+    assert_eq!(w.counted(Counter::FaultDeep), 1);
+    assert!(w.counted(Counter::PagesRaised) > 1);
+    let ahead = w.ahead_ns.lock().unwrap().clone();
+    assert!(ahead.len() == 1 && ahead[0] >= 7_000_000, "{ahead:?}");
+    assert!(!beyond(&toy).contains(&gone[2]), "it came with it");
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+}
+
+#[test]
+fn what_came_back_and_did_not_change_leaves_the_pool_unwritten() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    settle(&toy);
+    let gone = beyond(&toy);
+    w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
+    settle(&toy);
+    assert!(w.counted(Counter::PagesRaised) > 0);
+    let stayed = beyond(&toy);
+    let raised: Vec<u32> = gone.into_iter().filter(|n| !stayed.contains(n)).collect();
+    // So little that the hand comes round to those that came back, which it passes over once.
+    w.bound.store(SLAB_CHARGE_BYTES, Relaxed);
+    settle(&toy);
+    let now = beyond(&toy);
+    let again = raised.iter().filter(|n| now.contains(n)).count() as u64;
+    assert!(again > 5, "{raised:?}");
+    assert!(w.counted(Counter::PagesSunkUnwritten) >= again);
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+}
+
+#[test]
+fn a_fetch_that_is_too_late_is_dropped_and_its_extent_let_go() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    settle(&toy);
+    let place = toy
+        .pool
+        .deep_place(toy.word(beyond(&toy)[0]).entry())
+        .unwrap();
+    fetch::fetch(&toy, place.extent);
+    answer(&toy, Status::Late);
+    assert!(!completion::finish_all(&toy));
+    assert_eq!(w.counted(Counter::PrefetchDropped), 1);
+    assert_eq!(w.counted(Counter::DeepFailure), 0);
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+}
+
+#[test]
+fn without_an_answer_a_page_stays_far_and_comes_later() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    settle(&toy);
+    let n = beyond(&toy)[0];
+    let came = |mood| {
+        w.agent.lock().unwrap().mood = mood;
+        toy.swap_in(n, page(n), true, false)
+    };
+    assert_eq!(came(Mood::Away), Err(Lost::Unreachable));
+    assert_eq!(came(Mood::Says(Status::Corrupt)), Err(Lost::Damaged));
+    assert_eq!(came(Mood::Says(Status::Lost)), Err(Lost::Gone));
+    // One that waits for its extent gives that up and asks for the page alone.
+    let place = toy.pool.deep_place(toy.word(n).entry()).unwrap();
+    fetch::fetch(&toy, place.extent);
+    assert_eq!(came(Mood::Away), Err(Lost::Unreachable));
+    assert!(!channel::is_under_way(&toy, place.extent));
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+    assert_eq!(toy.word(n).state(), FAR);
+    assert_eq!(came(Mood::Well), Ok(()));
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+}
+
+#[test]
+fn a_full_pool_waits_for_its_writes_but_not_for_ever() {
+    let w = World::new(200, 4 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    // More than it holds: each that finds it full waits until some have left it.
+    out(&toy, 0, 150);
+    assert!(beyond(&toy).len() > 20);
+    w.agent.lock().unwrap().mood = Mood::Away;
+    let (mut n, from) = (150, w.now_ns.load(Relaxed));
+    while n < 200 && toy.write(n, page(n)) && toy.swap_out(n) {
+        n += 1;
+    }
+    assert!(n < 200 && room::is_stalled(&toy));
+    let waited_ns = w.now_ns.load(Relaxed) - from;
+    assert!((20_000_000..60_000_000).contains(&waited_ns), "{waited_ns}");
+    // Nobody waits again meanwhile.
+    let from = w.now_ns.load(Relaxed);
+    assert!(!toy.swap_out(n));
+    assert!(w.now_ns.load(Relaxed) - from < 1_000_000);
+    toy.check(|k| if k <= n { page(k) } else { toy::ZEROS });
+    // One answer, and it goes on.
+    w.agent.lock().unwrap().mood = Mood::Well;
+    answer(&toy, Status::Ok);
+    completion::finish_all(&toy);
+    assert!(!room::is_stalled(&toy) && toy.swap_out(n));
+}
+
+#[test]
+fn compaction_brings_the_rest_of_sparse_extents_together_and_keeps_everything() {
+    let w = World::new(400, 4 * SLAB_CHARGE_BYTES);
+    w.slabs_max.store(2, Relaxed);
+    let toy = w.toy();
+    out(&toy, 0, 280);
+    settle(&toy);
+    let room = || Beyond::book(&toy).room(SLABS as u32);
+    let (extents, free) = room();
+    assert_eq!(extents, 2 * PER_SLAB as u64, "all that there are");
+    assert_eq!(w.counted(Counter::ExtentsCompacted), 0, "they are full");
+    let kept = |n: u32| n < 280 && n.is_multiple_of(5);
+    (0..280).filter(|n| !kept(*n)).for_each(|n| toy.discard(n));
+    assert_eq!(room(), (extents, free), "each has kept a few");
+    settle(&toy);
+    assert!(w.counted(Counter::ExtentsCompacted) > 4);
+    let (extents_now, free_now) = room();
+    let in_use = (extents - free, extents_now - free_now);
+    assert!(in_use.1 * 2 < in_use.0, "{in_use:?}");
+    toy.check(|n| if kept(n) { page(n) } else { toy::ZEROS });
+}

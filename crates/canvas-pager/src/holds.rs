@@ -1,0 +1,204 @@
+//! Keeps reclaim and calls apart in which a device may write to pages that nobody named.
+//!
+//! Such a call holds reclaim from [`Holds::begin`] to [`Holds::end`], [`MAX_NS`] at most: it may wait for ever, or
+//! be left by a jump out of a signal's handler. A batch of reclaim begins when no call holds it, and a call waits
+//! until no batch is under way ([`Holds::is_settled`]). Each says that it begins before it looks at the other, so
+//! one of the two sees the other.
+
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// A call holds reclaim for so long: the kernel's own longest timeout of a device's command by default.
+pub const MAX_NS: u64 = 60_000_000_000;
+/// Calls that are told apart.
+#[cfg(not(feature = "shuttle"))]
+const PLACES: usize = 64;
+#[cfg(feature = "shuttle")]
+const PLACES: usize = 1;
+
+/// The calls and the batches under way.
+pub struct Holds {
+    /// When each call began; 0 where there is none.
+    places: [AtomicU64; PLACES],
+    /// Calls that found no place, and when the last of them began.
+    crowd: AtomicU32,
+    crowd_ns: AtomicU64,
+    batches: AtomicU32,
+}
+
+/// A call that holds reclaim.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// [`PLACES`]: in the crowd.
+    place: usize,
+    begun_ns: u64,
+}
+
+/// A batch of reclaim, until dropped.
+pub struct Batch<'a>(&'a Holds);
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        self.0.batches.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn is_over(begun_ns: u64, now_ns: u64) -> bool {
+    begun_ns == 0 || now_ns >= begun_ns.saturating_add(MAX_NS)
+}
+
+impl Holds {
+    /// Nothing is under way.
+    #[allow(clippy::new_without_default)]
+    #[cfg(not(feature = "shuttle"))]
+    pub const fn new() -> Holds {
+        Holds {
+            places: [const { AtomicU64::new(0) }; PLACES],
+            crowd: AtomicU32::new(0),
+            crowd_ns: AtomicU64::new(0),
+            batches: AtomicU32::new(0),
+        }
+    }
+    /// Nothing is under way.
+    #[allow(clippy::new_without_default)]
+    #[cfg(feature = "shuttle")]
+    pub fn new() -> Holds {
+        Holds {
+            places: core::array::from_fn(|_| AtomicU64::new(0)),
+            crowd: AtomicU32::new(0),
+            crowd_ns: AtomicU64::new(0),
+            batches: AtomicU32::new(0),
+        }
+    }
+
+    /// A call begins, at a time that is not 0: no batch begins from here on. One may be under way still.
+    pub fn begin(&self, now_ns: u64) -> Call {
+        let call = |place| Call {
+            place,
+            begun_ns: now_ns,
+        };
+        for (i, place) in self.places.iter().enumerate() {
+            let old = place.load(Ordering::Relaxed);
+            if is_over(old, now_ns)
+                && place
+                    .compare_exchange(old, now_ns, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return call(i);
+            }
+        }
+        self.crowd_ns.fetch_max(now_ns, Ordering::SeqCst);
+        self.crowd.fetch_add(1, Ordering::SeqCst);
+        call(PLACES)
+    }
+
+    /// A call has ended.
+    pub fn end(&self, call: Call) {
+        match self.places.get(call.place) {
+            // Another's, when this one was over by its time.
+            Some(place) => {
+                let _ =
+                    place.compare_exchange(call.begun_ns, 0, Ordering::SeqCst, Ordering::Relaxed);
+            }
+            None => {
+                self.crowd.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Does a call hold reclaim?
+    pub fn is_held(&self, now_ns: u64) -> bool {
+        let crowd = self.crowd.load(Ordering::SeqCst) != 0
+            && !is_over(self.crowd_ns.load(Ordering::SeqCst), now_ns);
+        crowd
+            || self
+                .places
+                .iter()
+                .any(|p| !is_over(p.load(Ordering::SeqCst), now_ns))
+    }
+
+    /// Begins a batch; `None` while a call holds reclaim.
+    pub fn batch(&self, now_ns: u64) -> Option<Batch<'_>> {
+        self.batches.fetch_add(1, Ordering::SeqCst);
+        let batch = Batch(self);
+        (!self.is_held(now_ns)).then_some(batch)
+    }
+
+    /// Is no batch under way?
+    pub fn is_settled(&self) -> bool {
+        self.batches.load(Ordering::SeqCst) == 0
+    }
+
+    /// In a fork's child: none of the calls is its own.
+    pub fn forget(&self) {
+        for place in &self.places {
+            place.store(0, Ordering::Relaxed);
+        }
+        self.crowd.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_call_holds_reclaim_until_it_ends_and_for_a_minute_at_most() {
+        let holds = Holds::new();
+        assert!(holds.batch(1).is_some());
+        let (short, endless) = (holds.begin(5), holds.begin(7));
+        assert!(holds.batch(8).is_none());
+        assert!(
+            holds.is_settled(),
+            "a batch that was refused is not under way"
+        );
+        holds.end(short);
+        assert!(holds.batch(6 + MAX_NS).is_none());
+        assert!(holds.batch(7 + MAX_NS).is_some());
+        // Its place was taken meanwhile: the end of the old call is not that of the new one.
+        for now in 0..PLACES as u64 {
+            holds.begin(8 + MAX_NS + now);
+        }
+        holds.end(endless);
+        assert!(holds.batch(9 + MAX_NS).is_none());
+    }
+
+    #[test]
+    fn a_child_has_none_of_its_parents_calls() {
+        let holds = Holds::new();
+        for now in 1..=PLACES as u64 + 3 {
+            holds.begin(now);
+        }
+        assert!(holds.batch(100).is_none());
+        holds.forget();
+        assert!(holds.batch(100).is_some());
+    }
+
+    proptest! {
+        /// Against a list of what is under way: held exactly while a call is that is no older than the bound;
+        /// past the number of places for longer at most.
+        #[test]
+        fn as_a_list_of_calls(steps in proptest::collection::vec((0..3u8, 1..MAX_NS, any::<usize>()), 1..300)) {
+            let holds = Holds::new();
+            let (mut now, mut calls) = (1u64, Vec::<Call>::new());
+            let mut crowded = false;
+            for (what, step, which) in steps {
+                match what {
+                    0 => {
+                        calls.push(holds.begin(now));
+                        crowded |= calls.len() > PLACES;
+                    }
+                    1 if !calls.is_empty() => holds.end(calls.swap_remove(which % calls.len())),
+                    1 => {}
+                    _ => now += step / 16,
+                }
+                let naive = calls.iter().any(|c| now < c.begun_ns + MAX_NS);
+                if naive || !crowded {
+                    prop_assert_eq!(holds.is_held(now), naive);
+                }
+                prop_assert_eq!(holds.batch(now).is_some(), !holds.is_held(now));
+                prop_assert!(holds.is_settled());
+            }
+        }
+    }
+}

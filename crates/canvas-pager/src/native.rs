@@ -1,0 +1,52 @@
+//! When native memory is to leave through the kernel, and how often that is tried.
+//!
+//! Canvas does not see which native pages are used, so it cannot choose the cold ones: it hands the kernel some
+//! in the order of their addresses, and what is used comes back by itself. Where most of them do, it
+//! waits longer before it tries again.
+
+/// Pages that a process gives the kernel in one round (8 MiB).
+pub const ROUND_PAGES: i64 = 2048;
+/// Pause between two rounds while most pages stay away.
+pub const PAUSE_MIN_NS: u64 = 2_000_000_000;
+/// The longest pause.
+pub const PAUSE_MAX_NS: u64 = 64_000_000_000;
+
+/// Is native memory in the way of a tenant with this limit? Where the limit is too small (`short`), and where
+/// native memory takes more than a quarter of it while a process loses pages that it wants to keep
+/// (`wants_more`).
+pub fn is_in_the_way(short: i64, native: i64, limit: i64, wants_more: bool) -> bool {
+    native > 0 && (short > 0 || wants_more && native > limit / 4)
+}
+
+/// The pause after a round in which `left` pages have left, of which `back` were back after a pause.
+pub fn pause_after(pause_ns: u64, left: i64, back: i64) -> u64 {
+    match left > 0 && back <= left / 2 {
+        true => PAUSE_MIN_NS,
+        false => (pause_ns * 2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS),
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn native_memory_is_in_the_way_of_those_that_want_more_and_of_a_limit_that_is_too_small() {
+        assert!(is_in_the_way(1, 300, 1000, false));
+        assert!(is_in_the_way(0, 251, 1000, true));
+        assert!(!is_in_the_way(0, 250, 1000, true), "a quarter may stay");
+        assert!(!is_in_the_way(0, 900, 1000, false), "nobody wants more");
+        assert!(!is_in_the_way(5, 0, 1000, true), "there is none");
+    }
+
+    #[test]
+    fn rounds_are_seldom_where_most_pages_come_back() {
+        let mut pause_ns = PAUSE_MIN_NS;
+        let pauses = [(100, 51), (100, 100), (0, 0), (9, 9), (9, 9), (9, 9)].map(|(left, back)| {
+            pause_ns = pause_after(pause_ns, left, back);
+            pause_ns / 1_000_000_000
+        });
+        assert_eq!(pauses, [4, 8, 16, 32, 64, 64]);
+        assert_eq!(pause_after(pause_ns, 100, 50), PAUSE_MIN_NS);
+    }
+}

@@ -1,0 +1,150 @@
+//! Code that is prepared once: what is taken from a file, and what is refused.
+
+use canvas_patch::prepared::{
+    AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared, Source, append,
+    directory,
+};
+use canvas_patch::sites::{Code, TRAMPOLINE_BYTES};
+
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// `mov eax, 9; syscall; cmp rax, -4096; ja +1`: libc's usual call.
+const USUAL: [u8; 15] = [
+    0xb8, 9, 0, 0, 0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 1,
+];
+
+/// A text with `USUAL` at some offsets, and `ret` everywhere else.
+fn text(at: &[usize]) -> Vec<u8> {
+    let mut code = vec![0xc3; 5000];
+    for at in at {
+        code[*at..at + USUAL.len()].copy_from_slice(&USUAL);
+    }
+    code
+}
+
+fn file(code: &[u8], never: &[usize]) -> Vec<u8> {
+    let mut pages = code.to_vec();
+    pages.resize(code.len().next_multiple_of(4096), 0xcc);
+    let mut file = b"a library, not a whole number of pages long".to_vec();
+    append(
+        &mut file,
+        &[Source {
+            identity: Identity([1, 2, 3, 4, 5, 6, 7]),
+            address: 0x26000,
+            pages: &pages,
+            text_bytes: code.len(),
+            never,
+        }],
+    );
+    file
+}
+
+fn read(file: &[u8]) -> Option<Vec<Prepared>> {
+    let page = file.get(file.len().checked_sub(DIRECTORY_BYTES)?..)?;
+    Some(directory(page, file.len())?.collect())
+}
+
+#[test]
+fn what_was_prepared_is_the_code_with_jumps_in_it() {
+    let code = text(&[100, 3000, 4096 - 6]);
+    let file = file(&code, &[]);
+    assert!(file.starts_with(b"a library"));
+    let all = read(&file).unwrap();
+    let [one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!(one.identity, Identity([1, 2, 3, 4, 5, 6, 7]));
+    assert_eq!((one.address, one.text_bytes), (0x26000, code.len()));
+    let patches: Vec<_> = Patch::read_all(&file[one.patches()]).collect();
+    assert_eq!(patches.len(), 3);
+    let patched = &file[one.code()];
+    assert_eq!(patched.len(), 8192);
+    assert_eq!(
+        patched[code.len()..],
+        [0xcc; 8192 - 5000],
+        "what follows on the last page"
+    );
+    let mut undone = patched[..code.len()].to_vec();
+    for (i, p) in patches.iter().enumerate() {
+        assert_eq!(p.known, Some(9));
+        assert!(p.fits(&code) && !p.fits(patched));
+        // The jump leads to trampoline i of the area, at its fixed distance before the text.
+        assert_eq!(patched[p.from], 0xe9);
+        let rel = i32::from_le_bytes(patched[p.from + 1..p.from + 5].try_into().unwrap());
+        let to = (p.from + 5) as i64 + i64::from(rel);
+        let want = (AREA_HEAD_BYTES + i * TRAMPOLINE_BYTES) as i64 - AREA_BEFORE_TEXT as i64;
+        assert_eq!(to, want);
+        undone[p.from..p.from + 5].copy_from_slice(&p.before);
+    }
+    assert_eq!(undone, code);
+}
+
+#[test]
+fn a_trampoline_goes_where_the_area_says_and_comes_back() {
+    let code = text(&[100]);
+    let file = file(&code, &[]);
+    let one = read(&file).unwrap()[0];
+    let t = &file[one.trampolines()];
+    // lea rcx, [back]; jmp [area]; back: cmp rax, -4096; jmp behind it.
+    assert_eq!(&t[..3], [0x48, 0x8d, 0x0d]);
+    assert_eq!(i32::from_le_bytes(t[3..7].try_into().unwrap()), 6);
+    assert_eq!(&t[7..9], [0xff, 0x25]);
+    let area = AREA_HEAD_BYTES as i32 + 13 + i32::from_le_bytes(t[9..13].try_into().unwrap());
+    assert_eq!(area, 0, "the first bytes of the area");
+    assert_eq!(&t[13..19], &USUAL[7..13]);
+    assert_eq!(t[19], 0xe9);
+    let back = i64::from(i32::from_le_bytes(t[20..24].try_into().unwrap()));
+    let from_text = AREA_HEAD_BYTES as i64 + 24 + back - AREA_BEFORE_TEXT as i64;
+    assert_eq!(from_text, 100 + 13);
+}
+
+#[test]
+fn some_calls_stay_as_they_are() {
+    // In a function whose child comes back on another stack; the return from a signal's handler.
+    let mut code = text(&[100, 1000]);
+    code[2000..2007].copy_from_slice(&[0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+    let one = read(&file(&code, &[990])).unwrap()[0];
+    assert_eq!(one.patches().len() / 16, 1);
+    // A jump right behind the call, and no number before it: there is no way in.
+    let mut code = vec![0xc3; 300];
+    code[100..102].copy_from_slice(&SYSCALL);
+    code[102..104].copy_from_slice(&[0xeb, 0xf0]);
+    let mut left = Vec::new();
+    let mut marks = vec![0; Code::marks_for(code.len())];
+    Code::new(&code, &mut marks, &[]).each(|site| left.push(site.err()));
+    assert_eq!(left, [Some(100)]);
+    assert_eq!(read(&file(&code, &[])).unwrap(), [], "nothing to prepare");
+}
+
+#[test]
+fn another_text_does_not_fit() {
+    let code = text(&[100]);
+    let file = file(&code, &[]);
+    let one = read(&file).unwrap()[0];
+    let patch = Patch::read_all(&file[one.patches()]).next().unwrap();
+    for i in 0..5 {
+        let mut other = code.clone();
+        other[patch.from + i] ^= 1;
+        assert!(!patch.fits(&other));
+    }
+    assert!(!patch.fits(&code[..patch.from + 4]), "cut short");
+}
+
+#[test]
+fn a_damaged_directory_is_refused() {
+    let good = file(&text(&[100, 3000]), &[]);
+    assert!(read(&good).is_some());
+    let directory_at = good.len() - DIRECTORY_BYTES;
+    for at in directory_at..directory_at + 256 {
+        for bit in 0..8 {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << bit;
+            assert!(read(&bad).is_none(), "byte {at}, bit {bit}");
+        }
+    }
+    // What it names must lie in the file, whatever the checksum says.
+    let page = &good[directory_at..];
+    for bytes in [0, 1, 4096, good.len() - 3 * 4096] {
+        assert!(directory(page, bytes).is_none(), "a file of {bytes} bytes");
+    }
+    assert!(directory(&page[..4095], good.len()).is_none());
+    assert!(read(&vec![0; 8192]).is_none());
+    assert!(read(b"too short").is_none());
+}

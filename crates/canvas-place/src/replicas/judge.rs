@@ -1,0 +1,227 @@
+//! Which replicas count, which is read, which is given up, and when a write is durable.
+
+use super::Policy;
+
+/// A replica of a slab at a donor, as its owner sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// Index of the donor, as the caller counts them.
+    pub donor: usize,
+    /// The donor answers at the moment.
+    pub up: bool,
+    /// It serves, or has been away for less than [`GRACE_NS`](super::GRACE_NS).
+    pub may_serve: bool,
+    /// The copy lacks nothing, as far as is known.
+    pub whole: bool,
+    /// The donor takes it back, at this time.
+    pub leaving_until_ns: Option<u64>,
+}
+
+/// Copies that count: they are not about to go, and their donor may serve. With fewer than the policy
+/// wants, another donor is looked for.
+pub fn counting(held: impl Iterator<Item = Held>) -> usize {
+    let counts = |c: &Held| c.leaving_until_ns.is_none() && c.may_serve;
+    held.filter(counts).count()
+}
+
+/// Copies that are whole, stay and can be read now. With fewer than the policy wants, the slab is
+/// degraded.
+pub fn whole(held: impl Iterator<Item = Held>) -> usize {
+    let is_whole = |c: &Held| c.leaving_until_ns.is_none() && c.whole && c.up;
+    held.filter(is_whole).count()
+}
+
+/// A copy that is given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GiveUp {
+    /// This donor wants it back: it is told that it may have it.
+    Leaving(usize),
+    /// There is one too many; this donor's is freed.
+    Surplus(usize),
+}
+
+/// The copy of a slab to give up now: one that its donor wants back, when enough others are whole,
+/// when it can go nowhere and the disk has it, or when the donor's time is over; otherwise the worst
+/// one beyond what the policy wants. `room`: some donor could take another slab.
+pub fn give_up(
+    held: impl Iterator<Item = Held> + Clone,
+    policy: Policy,
+    room: bool,
+    now_ns: u64,
+) -> Option<GiveUp> {
+    let enough = whole(held.clone()) >= policy.donors;
+    let moved = enough || policy.disk && !room;
+    let leaving = held
+        .clone()
+        .find(|c| c.leaving_until_ns.is_some_and(|u| moved || now_ns >= u));
+    if let Some(c) = leaving {
+        return Some(GiveUp::Leaving(c.donor));
+    }
+    if !enough || held.clone().count() <= policy.donors {
+        return None;
+    }
+    held.filter(|c| c.leaving_until_ns.is_none())
+        .max_by_key(|c| (!c.up, !c.whole))
+        .map(|c| GiveUp::Surplus(c.donor))
+}
+
+/// A copy of an extent, as its owner sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Index of the donor, as the caller counts them.
+    pub donor: usize,
+    /// The donor answers at the moment.
+    pub up: bool,
+    /// It has the extent, as far as is known.
+    pub has: bool,
+    /// It has been silent for longer than it usually is.
+    pub suspect: bool,
+}
+
+/// The copy to read from next: of the best ones, one that is in turn for `extent`, so that a slab's
+/// reads are spread over its donors. `tried` has a bit for each donor that was asked. Suspects come
+/// after the others. One that lacks the extent, as far as is known, is asked only when that is the
+/// `last_resort` and there is no other: it may have it all the same, and what is old does not verify.
+pub fn read_next(
+    copies: impl Iterator<Item = Source> + Clone,
+    extent: usize,
+    tried: u64,
+    last_resort: bool,
+) -> Option<Source> {
+    let may = copies.filter(|c| tried & 1 << c.donor == 0 && c.up && (c.has || last_resort));
+    let rank = |c: &Source| (!c.has, c.suspect);
+    let best = may.clone().map(|c| rank(&c)).min()?;
+    let mut equals = may.filter(|c| rank(c) == best);
+    let n = equals.clone().count();
+    equals.nth(extent % n)
+}
+
+/// Whether a copy that cannot be reached now has the extent: it may come back.
+pub fn is_away(mut copies: impl Iterator<Item = Source>) -> bool {
+    copies.any(|c| c.has && !c.up)
+}
+
+/// The donor to repair from next: only one that has the extent.
+pub fn repair_from(
+    copies: impl Iterator<Item = Source> + Clone,
+    extent: usize,
+    tried: u64,
+) -> Option<usize> {
+    read_next(copies, extent, tried, false).map(|c| c.donor)
+}
+
+/// Whether a write is durable that so many donors have confirmed and whose disk copy is written, is
+/// not, or (`None`) is not wanted. With a disk its copy is the one that must be; a donor's is made
+/// when there is one.
+pub fn is_durable(policy: Policy, donors: usize, disk: Option<bool>) -> bool {
+    disk.unwrap_or(donors >= policy.donors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn held() -> impl Strategy<Value = Vec<Held>> {
+        let one = (any::<[bool; 3]>(), prop::option::of(0..20u64)).prop_map(
+            |([up, grace, whole], leaving_until_ns)| Held {
+                donor: 0,
+                up,
+                may_serve: up || grace,
+                whole,
+                leaving_until_ns,
+            },
+        );
+        prop::collection::vec(one, 0..5).prop_map(|mut all| {
+            for (donor, c) in all.iter_mut().enumerate() {
+                c.donor = donor;
+            }
+            all
+        })
+    }
+
+    proptest! {
+        /// What is given up before its time leaves as many whole copies as the policy wants, or the
+        /// disk's.
+        #[test]
+        fn nothing_is_given_up_that_is_needed(
+            copies in held(), donors in 1..4usize, disk: bool, room: bool, now in 0..20u64,
+        ) {
+            let policy = Policy { donors, disk };
+            let Some(given) = give_up(copies.iter().copied(), policy, room, now) else {
+                // What is over, or not needed, does not stay.
+                let due = |c: &Held| c.leaving_until_ns.is_some_and(|u| now >= u);
+                prop_assert!(!copies.iter().any(due));
+                return Ok(());
+            };
+            let (GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given;
+            let left: Vec<Held> = copies.iter().copied().filter(|c| c.donor != donor).collect();
+            let due = copies[donor].leaving_until_ns.is_some_and(|u| now >= u);
+            prop_assert!(due || disk && !room || whole(left.iter().copied()) >= donors);
+            prop_assert_eq!(
+                matches!(given, GiveUp::Leaving(_)),
+                copies[donor].leaving_until_ns.is_some()
+            );
+        }
+
+        #[test]
+        fn every_copy_is_asked_once(
+            flags in prop::collection::vec(any::<[bool; 3]>(), 0..5), last_resort: bool,
+            extent in 0..2048usize,
+        ) {
+            let all: Vec<Source> = flags
+                .iter()
+                .enumerate()
+                .map(|(donor, &[up, has, suspect])| Source { donor, up, has, suspect })
+                .collect();
+            let (mut tried, mut asked) = (0, Vec::new());
+            while let Some(c) = read_next(all.iter().copied(), extent, tried, last_resort) {
+                tried |= 1 << c.donor;
+                asked.push(c.donor);
+            }
+            let may = all.iter().filter(|c| c.up && (c.has || last_resort)).count();
+            prop_assert_eq!(asked.len(), may);
+            prop_assert!(asked.is_sorted_by_key(|d| (!all[*d].has, all[*d].suspect)));
+            match repair_from(all.iter().copied(), extent, 0) {
+                Some(d) => prop_assert!(all[d].up && all[d].has),
+                None => prop_assert!(!all.iter().any(|c| c.up && c.has)),
+            }
+        }
+    }
+
+    #[test]
+    fn reads_are_spread_over_equal_copies() {
+        let source = |donor, suspect| Source {
+            donor,
+            up: true,
+            has: true,
+            suspect,
+        };
+        let from = |all: &[Source], extent| {
+            read_next(all.iter().copied(), extent, 0, false).map(|c| c.donor)
+        };
+        let all = [source(4, false), source(2, true), source(9, false)];
+        let mut reads = [0; 10];
+        for extent in 0..100 {
+            reads[from(&all, extent).unwrap()] += 1;
+        }
+        assert_eq!((reads[4], reads[2], reads[9]), (50, 0, 50));
+        assert_eq!(from(&all[1..2], 7), Some(2), "there is no other");
+    }
+
+    #[test]
+    fn a_write_is_durable_by_its_policy() {
+        let two = Policy {
+            donors: 2,
+            disk: false,
+        };
+        assert!(!is_durable(two, 1, None));
+        assert!(is_durable(two, 2, None));
+        let disk = Policy {
+            donors: 1,
+            disk: true,
+        };
+        assert!(is_durable(disk, 0, Some(true)));
+        assert!(!is_durable(disk, 1, Some(false)));
+    }
+}

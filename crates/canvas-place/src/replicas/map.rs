@@ -1,0 +1,344 @@
+//! Which donors hold which slab, what is missing there, and what donors' words change of that.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::{Donors, EXTENTS_MAX, Held, RunId, Source};
+
+/// Replicas of a slab that a write asks for at most, those that are being moved included.
+pub const REPLICAS_MAX: usize = 4;
+
+/// Extents that a replica lacks.
+pub type Missing = Box<[u64; EXTENTS_MAX / 64]>;
+
+/// One donor's copy of a slab.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replica {
+    /// Index of the donor.
+    pub donor: usize,
+    /// The run of the donor that lent it.
+    pub run: RunId,
+    /// What the donor calls it.
+    pub handle: u64,
+    /// What it lacks; `None` when it is whole.
+    pub missing: Option<Missing>,
+    /// The donor takes it back: its call, and until when (ns).
+    pub leaving: Option<(u64, u64)>,
+    /// Operations since the donor last asked.
+    pub ops: u64,
+}
+
+impl Replica {
+    /// A whole one, which nobody takes back.
+    pub fn whole(donor: usize, run: RunId, handle: u64) -> Replica {
+        Replica {
+            donor,
+            run,
+            handle,
+            missing: None,
+            leaving: None,
+            ops: 0,
+        }
+    }
+    /// Has it the extent (a number within the slab)?
+    pub fn has(&self, extent: usize) -> bool {
+        self.missing
+            .as_ref()
+            .is_none_or(|m| m[extent / 64] & 1 << (extent % 64) == 0)
+    }
+    /// It lacks the extent. True when it was whole before.
+    pub fn lacks(&mut self, extent: usize) -> bool {
+        let was_whole = self.missing.is_none();
+        let m = self
+            .missing
+            .get_or_insert_with(|| Box::new([0; EXTENTS_MAX / 64]));
+        m[extent / 64] |= 1 << (extent % 64);
+        was_whole
+    }
+    /// It has the extent now.
+    pub fn gained(&mut self, extent: usize) {
+        if let Some(m) = &mut self.missing {
+            m[extent / 64] &= !(1 << (extent % 64));
+        }
+    }
+    /// It lacks everything.
+    pub fn lacks_all(&mut self) {
+        self.missing = Some(Box::new([!0; EXTENTS_MAX / 64]));
+    }
+    /// The first extent that it lacks and that `is_written`; what is not is nothing to lack. Those to
+    /// `skip` are left as they are. True in the second place when that made it whole.
+    pub fn next_missing(
+        &mut self,
+        skip: impl Fn(usize) -> bool,
+        is_written: impl Fn(usize) -> bool,
+    ) -> (Option<usize>, bool) {
+        let Some(m) = &mut self.missing else {
+            return (None, false);
+        };
+        let mut left = false;
+        for (w, word) in m.iter_mut().enumerate() {
+            let mut bits = *word;
+            while bits != 0 {
+                let extent = w * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if skip(extent) {
+                    left = true;
+                } else if !is_written(extent) {
+                    *word &= !(1 << (extent % 64));
+                } else {
+                    return (Some(extent), false);
+                }
+            }
+        }
+        if !left {
+            self.missing = None;
+        }
+        (None, !left)
+    }
+}
+
+/// A replica that is read or written in pieces: the one at this donor may be another one by the next
+/// piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// The donor.
+    pub donor: usize,
+    /// Its run.
+    pub run: RunId,
+    /// What it calls the slab.
+    pub handle: u64,
+}
+
+impl Target {
+    /// The replica as it is now.
+    pub fn of(replica: &Replica) -> Target {
+        Target {
+            donor: replica.donor,
+            run: replica.run,
+            handle: replica.handle,
+        }
+    }
+}
+
+/// A slab's replicas, and what is under way for it.
+#[derive(Default, Debug)]
+pub struct Slab {
+    /// Its replicas.
+    pub replicas: Vec<Replica>,
+    /// Requests for a copy under way.
+    pub allocating: usize,
+    /// Writes that wait for these.
+    pub waiting: Vec<u32>,
+    /// It is to be freed when these have ended.
+    pub free: bool,
+    /// Donors that had no room, a bit each, until the time to ask again (ns).
+    pub refused: u64,
+    /// When to look for another donor again.
+    pub again_ns: u64,
+}
+
+impl Slab {
+    /// The copy at a donor.
+    pub fn at(&mut self, donor: usize) -> Option<&mut Replica> {
+        self.replicas.iter_mut().find(|c| c.donor == donor)
+    }
+
+    /// Is the replica there still the one that it was?
+    pub fn is_there(&self, target: Target) -> bool {
+        self.replicas.iter().any(|c| Target::of(c) == target)
+    }
+
+    /// The replicas as [`judge`](super::judge) sees them.
+    pub fn held(
+        &self,
+        donors: &(impl Donors + ?Sized),
+        now_ns: u64,
+    ) -> impl Iterator<Item = Held> + Clone {
+        self.replicas.iter().map(move |c| {
+            let donor = donors.view(c.donor);
+            Held {
+                donor: c.donor,
+                up: donor.is_up(),
+                may_serve: donor.may_serve(now_ns),
+                whole: c.missing.is_none(),
+                leaving_until_ns: c.leaving.map(|(_, until)| until),
+            }
+        })
+    }
+
+    /// The copies of one of its extents (a number within the slab).
+    pub fn sources(
+        &self,
+        donors: &(impl Donors + ?Sized),
+        extent: usize,
+    ) -> impl Iterator<Item = Source> + Clone {
+        self.replicas.iter().map(move |c| {
+            let donor = donors.view(c.donor);
+            Source {
+                donor: c.donor,
+                up: donor.is_up(),
+                has: c.has(extent),
+                suspect: donor.suspect,
+            }
+        })
+    }
+}
+
+/// All slabs that were ever written and not freed.
+pub type Map = BTreeMap<u32, Slab>;
+
+/// Forgets copies at a donor; the slabs that had them.
+pub fn forget(map: &mut Map, donor: usize, gone: impl Fn(&Replica) -> bool) -> Vec<u32> {
+    let mut changed = Vec::new();
+    for (slab, entry) in map {
+        let before = entry.replicas.len();
+        entry.replicas.retain(|c| c.donor != donor || !gone(c));
+        if entry.replicas.len() != before {
+            changed.push(*slab);
+        }
+    }
+    changed
+}
+
+/// There is a new connection to a donor, and this run of it: what an earlier run lent is gone, and what
+/// it wanted back over the old connection it calls for again, before it says what it holds. The slabs
+/// that had a copy there.
+pub fn connected(map: &mut Map, donor: usize, run: RunId) -> Vec<u32> {
+    for copy in map.values_mut().filter_map(|e| e.at(donor)) {
+        copy.leaving = None;
+    }
+    forget(map, donor, |copy| copy.run != run)
+}
+
+/// A donor says which handles it holds: the slabs that had a copy there and have none any more, and
+/// handles that it holds for nothing.
+pub fn listed(map: &mut Map, donor: usize, held: &[u64]) -> (Vec<u32>, Vec<u64>) {
+    let holds: HashSet<u64> = held.iter().copied().collect();
+    let changed = forget(map, donor, |copy| !holds.contains(&copy.handle));
+    let copies = map.values_mut().filter_map(|e| e.at(donor));
+    let known: HashSet<u64> = copies.map(|c| c.handle).collect();
+    let garbage = held.iter().copied().filter(|h| !known.contains(h));
+    (changed, garbage.collect())
+}
+
+/// A donor has not got what it called `handle` any more: it was freed there, or never came to a client
+/// that was stopped for longer than its lease. The slabs that had a replica so; they may be placed anew
+/// at once, there as well.
+pub fn gone(map: &mut Map, donor: usize, handle: u64) -> Vec<u32> {
+    let changed = forget(map, donor, |replica| replica.handle == handle);
+    for slab in &changed {
+        if let Some(slab) = map.get_mut(slab) {
+            slab.refused &= !(1 << donor);
+            slab.again_ns = 0;
+        }
+    }
+    changed
+}
+
+/// The replica that the donor calls so.
+pub fn with_handle(map: &mut Map, donor: usize, handle: u64) -> Option<&mut Replica> {
+    let mut there = map.values_mut().filter_map(|e| e.at(donor));
+    there.find(|c| c.handle == handle)
+}
+
+/// A donor wants a slab back until then, and called so for it. False: nothing is known of it here, and
+/// it may have it now.
+pub fn wanted_back(map: &mut Map, donor: usize, handle: u64, call: u64, until_ns: u64) -> bool {
+    let replica = with_handle(map, donor, handle);
+    replica
+        .map(|r| r.leaving = Some((call, until_ns)))
+        .is_some()
+}
+
+/// A donor is not the one any more that it was: what it refused says nothing of the new one.
+pub fn replaced(map: &mut Map, donor: usize) {
+    for slab in map.values_mut() {
+        slab.refused &= !(1 << donor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn copy(donor: usize) -> Replica {
+        Replica::whole(donor, [donor as u8; 16], 77 + donor as u64)
+    }
+
+    /// The donor calls for what is leaving as soon as it is connected, so before it lists what it has.
+    #[test]
+    fn a_call_between_connection_and_list_is_kept() {
+        let leaving = |handle| Replica {
+            handle,
+            leaving: Some((1, 100)),
+            ..copy(2)
+        };
+        let mut map = Map::new();
+        for (slab, handle) in [(0, 7), (1, 8), (2, 9)] {
+            let entry: &mut Slab = map.entry(slab).or_default();
+            entry.replicas = vec![copy(0), leaving(handle)];
+        }
+        assert!(connected(&mut map, 2, [2; 16]).is_empty());
+        assert!(map.values_mut().all(|e| e.at(2).unwrap().leaving.is_none()));
+        map.get_mut(&1).unwrap().at(2).unwrap().leaving = Some((5, 200));
+        assert_eq!(listed(&mut map, 2, &[8, 9, 40]), (vec![0], vec![40]));
+        assert_eq!(map[&1].replicas[1].leaving, Some((5, 200)));
+        assert_eq!(map[&0].replicas, [copy(0)]);
+        assert_eq!(connected(&mut map, 2, [3; 16]), [1, 2]);
+    }
+
+    #[test]
+    fn what_is_being_written_is_not_forgotten() {
+        let mut c = copy(0);
+        c.lacks(5);
+        // Not written yet, as far as the seal tells; but it is about to be.
+        assert_eq!(c.next_missing(|e| e == 5, |_| false), (None, false));
+        assert!(!c.has(5));
+        assert_eq!(c.next_missing(|_| false, |_| true), (Some(5), false));
+        assert_eq!(c.next_missing(|_| false, |_| false), (None, true));
+        assert!(c.has(5));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_missing_is_as_a_set_has_it(
+            steps in prop::collection::vec((0..2048usize, 0..3u8), 0..200),
+            written in prop::collection::btree_set(0..2048usize, 0..40),
+        ) {
+            let mut c = copy(1);
+            let mut missing = std::collections::BTreeSet::new();
+            for (extent, kind) in steps {
+                match kind {
+                    0 | 1 => {
+                        let whole = c.missing.is_none();
+                        prop_assert_eq!(c.lacks(extent), whole);
+                        missing.insert(extent);
+                    }
+                    _ => {
+                        c.gained(extent);
+                        missing.remove(&extent);
+                    }
+                }
+                prop_assert_eq!(c.has(extent), !missing.contains(&extent));
+            }
+            let had_any = c.missing.is_some();
+            let mut got = Vec::new();
+            loop {
+                match c.next_missing(|_| false, |e| written.contains(&e)) {
+                    (Some(e), false) => {
+                        got.push(e);
+                        c.gained(e);
+                    }
+                    (None, whole) => {
+                        prop_assert_eq!(whole, had_any);
+                        break;
+                    }
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+            let want: Vec<_> = missing.intersection(&written).copied().collect();
+            prop_assert_eq!(got, want);
+            prop_assert!(c.missing.is_none());
+        }
+    }
+}

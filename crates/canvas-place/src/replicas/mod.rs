@@ -1,0 +1,119 @@
+//! What becomes of a tenant's slabs at donors: where their replicas are placed, which of them count,
+//! which is read, which is repaired from, which is given up, and when a write is durable.
+//!
+//! A tenant's agent and the simulator ask the same questions of the same functions, and keep the same
+//! tables: what a replica lacks ([`map`]), a read under way ([`read`]), repairs under way ([`repair`]).
+//! How bytes travel, and what time it is, is the caller's business. Times are nanoseconds since a
+//! moment of the caller's choice.
+
+pub mod judge;
+pub mod map;
+pub mod placement;
+pub mod read;
+pub mod repair;
+
+pub use judge::{
+    GiveUp, Held, Source, counting, give_up, is_away, is_durable, read_next, repair_from, whole,
+};
+pub use map::{Map, Replica, Slab, Target};
+
+/// Tells one run of a donor from the next: what an earlier one lent is gone.
+pub type RunId = [u8; 16];
+
+/// How many replicas there are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// How many there should be at donors.
+    pub donors: usize,
+    /// On the disk of this host.
+    pub disk: bool,
+}
+
+/// Extents of a slab, at most.
+pub const EXTENTS_MAX: usize = 2048;
+/// A donor that is away is waited for so long before its slabs are copied elsewhere.
+pub const GRACE_NS: u64 = 2_000_000_000;
+/// Time between two looks at everything.
+pub const TICK_NS: u64 = 20_000_000;
+/// Before a donor that had no room is asked again, and before a slab is placed again.
+pub const AGAIN_NS: u64 = 500_000_000;
+/// Extents of a tenant that are repaired at one time.
+pub const REPAIRS: usize = 4;
+/// A donor that does not answer a request for so long is treated as one that hung up.
+pub const REQUEST_NS: u64 = 1_000_000_000;
+/// First pause between two tries to connect to a donor; each is twice as long as the one before,
+pub const CONNECT_PAUSE_NS: u64 = 50_000_000;
+/// up to this.
+pub const CONNECT_PAUSE_NS_MAX: u64 = 1_000_000_000;
+/// The longest time between two signs of life that a client asks of a donor: [`ping_every_ns`].
+pub const PING_NS_MAX: u64 = 1_000_000_000;
+
+/// How often a client whose lease is so long asks its donor for a sign of life, which is one of its own
+/// as well: three times a lease at least.
+pub fn ping_every_ns(lease_ns: u64) -> u64 {
+    (lease_ns / 3).min(PING_NS_MAX)
+}
+
+/// Where a donor stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// No link, since then.
+    Down {
+        /// When it was lost.
+        since_ns: u64,
+    },
+    /// Connected; what it still holds is being asked for.
+    Listing,
+    /// It serves.
+    Up,
+}
+
+/// A donor as its client sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DonorView {
+    /// Where it stands.
+    pub standing: Standing,
+    /// It takes memory back, or lends none.
+    pub pressure: bool,
+    /// What it could lend, in bytes, as it said last.
+    pub free_bytes: u64,
+    /// It has been silent for longer than it usually is.
+    pub suspect: bool,
+}
+
+impl DonorView {
+    /// Serves it?
+    pub fn is_up(&self) -> bool {
+        self.standing == Standing::Up
+    }
+
+    /// Serves it, or may it again in a moment?
+    pub fn may_serve(&self, now_ns: u64) -> bool {
+        match self.standing {
+            Standing::Down { since_ns } => now_ns.saturating_sub(since_ns) < GRACE_NS,
+            Standing::Listing | Standing::Up => true,
+        }
+    }
+
+    /// Does it lend another slab, as far as is known?
+    pub fn has_room(&self, slab_bytes: u64) -> bool {
+        self.is_up() && !self.pressure && self.free_bytes >= slab_bytes
+    }
+}
+
+/// The donors that a client knows, by number.
+pub trait Donors {
+    /// How many; 64 at most, since sets of donors are kept as bits.
+    fn count(&self) -> usize;
+    /// How one of them is.
+    fn view(&self, donor: usize) -> DonorView;
+}
+
+impl Donors for [DonorView] {
+    fn count(&self) -> usize {
+        self.len()
+    }
+    fn view(&self, donor: usize) -> DonorView {
+        self[donor]
+    }
+}

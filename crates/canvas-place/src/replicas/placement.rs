@@ -1,0 +1,185 @@
+//! Where replicas are placed, and when one goes.
+
+use super::map::{Map, REPLICAS_MAX, Replica, Slab};
+use super::{AGAIN_NS, Donors, GiveUp, Policy, RunId, counting, give_up, whole};
+use crate::choose::Candidate;
+
+/// What a slab needs now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Due {
+    /// It has fewer whole replicas than it is to have.
+    pub degraded: bool,
+    /// It has fewer that count, and it is time to look for a donor.
+    pub place: bool,
+}
+
+/// What an answer to a request for a replica led to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Placed {
+    /// There is another replica.
+    Yes,
+    /// There is none; with `again` another donor is to be asked now.
+    No {
+        /// See there.
+        again: bool,
+    },
+    /// The slab was freed meanwhile: what the donor lent is of no use.
+    Useless,
+}
+
+/// A replica that was taken out of its slab.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Given {
+    /// Which donor has it.
+    pub donor: usize,
+    /// What that calls it.
+    pub handle: u64,
+    /// The donor's call by which it wants it back; `None`: there was one too many.
+    pub call: Option<u64>,
+}
+
+/// Chooses the donor to ask for a replica of a slab, and notes that it is asked: one at a time, so until
+/// it has answered it counts as one that refused. [`Slab::asked`] tells that the request is on its way.
+pub fn place(
+    map: &mut Map,
+    slab: u32,
+    donors: &(impl Donors + ?Sized),
+    now_ns: u64,
+    choose: impl FnOnce(&[Candidate]) -> Option<usize>,
+) -> Option<usize> {
+    let entry = map.get_mut(&slab)?;
+    if entry.again_ns != 0 && now_ns >= entry.again_ns {
+        entry.refused = 0;
+    }
+    let entry = &map[&slab];
+    let holders = |slab: &Slab| slab.replicas.iter().fold(0, |bits, c| bits | 1 << c.donor);
+    let neighbour = |slab: Option<u32>| slab.and_then(|s| map.get(&s)).map_or(0, holders);
+    let beside: u64 = neighbour(slab.checked_sub(1)) | neighbour(slab.checked_add(1));
+    let here: u64 = holders(entry);
+    let candidates: Vec<Candidate> = (0..donors.count())
+        .map(|i| {
+            let donor = donors.view(i);
+            Candidate {
+                usable: donor.is_up() && !donor.pressure && entry.refused & 1 << i == 0,
+                has_copy: here & 1 << i != 0,
+                has_neighbour: beside & 1 << i != 0,
+                free_bytes: donor.free_bytes,
+            }
+        })
+        .collect();
+    let donor = choose(&candidates)?;
+    let entry = map.get_mut(&slab)?;
+    entry.refused |= 1 << donor;
+    entry.again_ns = now_ns + AGAIN_NS;
+    Some(donor)
+}
+
+/// A donor has answered a request for a replica: granted, as which run and under which handle, or not.
+/// `is_written`: anything was written to the slab before; what is being written finds the replica in its
+/// list.
+pub fn allocated(
+    map: &mut Map,
+    slab: u32,
+    donor: usize,
+    granted: Option<(RunId, u64)>,
+    is_written: impl FnOnce() -> bool,
+    is_short: impl FnOnce(&Slab) -> bool,
+) -> Placed {
+    let Some(entry) = map.get_mut(&slab) else {
+        return Placed::Useless;
+    };
+    entry.allocating -= 1;
+    let Some((run, handle)) = granted else {
+        return Placed::No {
+            again: is_short(entry),
+        };
+    };
+    let mut replica = Replica::whole(donor, run, handle);
+    if is_written() {
+        replica.lacks_all();
+    }
+    entry.refused &= !(1 << donor);
+    entry.replicas.retain(|c| c.donor != donor);
+    entry.replicas.push(replica);
+    Placed::Yes
+}
+
+/// Some donor could take another slab.
+pub fn has_room(donors: &(impl Donors + ?Sized), slab_bytes: u64) -> bool {
+    (0..donors.count()).any(|i| donors.view(i).has_room(slab_bytes))
+}
+
+impl Slab {
+    /// A request for a replica is on its way.
+    pub fn asked(&mut self) {
+        self.allocating += 1;
+    }
+
+    /// How many donors a write asks for replicas before it goes. Where no disk has what is written, a
+    /// donor that is away is not waited for, since the write would fail: what is one too many later is
+    /// given up.
+    pub fn to_ask(&self, donors: &(impl Donors + ?Sized), policy: Policy, now_ns: u64) -> usize {
+        if self.allocating > 0 || now_ns < self.again_ns {
+            return 0;
+        }
+        let counts = |c: &&Replica| policy.disk || donors.view(c.donor).is_up();
+        let have = self.replicas.iter().filter(counts).count();
+        let most = REPLICAS_MAX.saturating_sub(self.replicas.len());
+        policy.donors.saturating_sub(have).min(most)
+    }
+
+    /// What is to be done for it at a tick.
+    pub fn due(&self, donors: &(impl Donors + ?Sized), want: usize, now_ns: u64) -> Due {
+        let held = self.held(donors, now_ns);
+        Due {
+            degraded: whole(held.clone()) < want,
+            place: self.allocating == 0 && now_ns >= self.again_ns && counting(held) < want,
+        }
+    }
+
+    /// Has it fewer replicas that count than it is to have?
+    pub fn is_short(&self, donors: &(impl Donors + ?Sized), want: usize, now_ns: u64) -> bool {
+        counting(self.held(donors, now_ns)) < want
+    }
+
+    /// Takes out the replica that is to go now, if one is. `room`: [`has_room`].
+    pub fn let_go(
+        &mut self,
+        donors: &(impl Donors + ?Sized),
+        policy: Policy,
+        room: impl FnOnce() -> bool,
+        now_ns: u64,
+    ) -> Option<Given> {
+        // Nothing wants it back, and there is none too many.
+        if self.replicas.len() <= policy.donors && self.replicas.iter().all(|c| c.leaving.is_none())
+        {
+            return None;
+        }
+        let given = give_up(self.held(donors, now_ns), policy, room(), now_ns)?;
+        let (GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given;
+        let at = self.replicas.iter().position(|c| c.donor == donor)?;
+        let replica = self.replicas.remove(at);
+        Some(Given {
+            donor,
+            handle: replica.handle,
+            call: replica.leaving.map(|(call, _)| call),
+        })
+    }
+
+    /// All donors are there, and none of those without a replica of it has room for one: so a write
+    /// that lacks replicas fails for want of room, and not because somebody is away.
+    pub fn no_other_has_room(
+        &self,
+        donors: &(impl Donors + ?Sized),
+        want: usize,
+        slab_bytes: u64,
+    ) -> bool {
+        let holds = |i| self.replicas.iter().any(|c| c.donor == i);
+        self.replicas.len() < want
+            && donors.count() > 0
+            && (0..donors.count()).all(|i| {
+                let donor = donors.view(i);
+                donor.is_up() && (holds(i) || donor.pressure || donor.free_bytes < slab_bytes)
+            })
+    }
+}

@@ -1,0 +1,461 @@
+//! Decisions about replicas against naive oracles, which keep sets and look at everything. A failure
+//! is shrunk, and its seed is printed, by proptest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canvas_place::choose::choose;
+use canvas_place::replicas::placement::{self, Placed, has_room};
+use canvas_place::replicas::read::{Answer, Ask, Otherwise, Read, Then};
+use canvas_place::replicas::repair::{From, HOPELESS_NS, Repairs, Verified};
+use canvas_place::replicas::{
+    AGAIN_NS, DonorView, GRACE_NS, Map, Policy, REPAIRS, Replica, Slab, Standing, map,
+};
+use proptest::prelude::*;
+
+const DONORS: usize = 5;
+const SLABS: u32 = 4;
+const SLAB_BYTES: u64 = 10;
+
+fn replica(donor: usize, handle: u64) -> Replica {
+    Replica::whole(donor, [1; 16], handle)
+}
+
+fn view(up: bool, suspect: bool) -> DonorView {
+    DonorView {
+        standing: match up {
+            true => Standing::Up,
+            false => Standing::Down { since_ns: 0 },
+        },
+        pressure: false,
+        free_bytes: 30,
+        suspect,
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Wait(u64),
+    Place(u32, usize),
+    /// The oldest request of the slab is answered: granted or not.
+    Answer(u32, bool),
+    Stand(usize, u8),
+    Room(usize, bool, u64),
+    WantBack(u32, usize, u64),
+    LetGo(u32),
+    Forgets(u32, usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let slab = || 0..SLABS;
+    let times = prop_oneof![1..AGAIN_NS, GRACE_NS - AGAIN_NS..GRACE_NS + AGAIN_NS];
+    let one = prop_oneof![
+        2 => times.prop_map(Step::Wait),
+        6 => (slab(), any::<usize>()).prop_map(|(s, d)| Step::Place(s, d)),
+        6 => (slab(), any::<bool>()).prop_map(|(s, ok)| Step::Answer(s, ok)),
+        2 => (0..DONORS, 0..4u8).prop_map(|(d, s)| Step::Stand(d, s)),
+        2 => (0..DONORS, any::<bool>(), 0..40u64).prop_map(|(d, p, f)| Step::Room(d, p, f)),
+        1 => (slab(), 0..DONORS, 0..2 * AGAIN_NS).prop_map(|(s, d, t)| Step::WantBack(s, d, t)),
+        3 => slab().prop_map(Step::LetGo),
+        1 => (slab(), 0..DONORS).prop_map(|(s, d)| Step::Forgets(s, d)),
+    ];
+    prop::collection::vec(one, 1..120)
+}
+
+/// A replica as the oracle has it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Naive {
+    donor: usize,
+    handle: u64,
+    until: Option<u64>,
+}
+
+#[derive(Default)]
+struct Oracle {
+    now: u64,
+    slabs: BTreeMap<u32, Vec<Naive>>,
+    refused: BTreeSet<(u32, usize)>,
+    again: BTreeMap<u32, u64>,
+    asked: BTreeMap<u32, Vec<usize>>,
+    donors: Vec<DonorView>,
+}
+
+impl Oracle {
+    fn has(&self, slab: i64, donor: usize) -> bool {
+        let slab = u32::try_from(slab).ok().and_then(|s| self.slabs.get(&s));
+        slab.is_some_and(|all| all.iter().any(|c| c.donor == donor))
+    }
+
+    /// Donors that a slab may go to: strangers to its neighbours, if there are any.
+    fn may_take(&self, slab: u32) -> BTreeSet<usize> {
+        let open = |d: &usize| {
+            let donor = &self.donors[*d];
+            donor.standing == Standing::Up
+                && !donor.pressure
+                && donor.free_bytes >= SLAB_BYTES
+                && !self.has(slab.into(), *d)
+                && !self.refused.contains(&(slab, *d))
+        };
+        let all: BTreeSet<usize> = (0..DONORS).filter(open).collect();
+        let s = i64::from(slab);
+        let beside = |d: &usize| self.has(s - 1, *d) || self.has(s + 1, *d);
+        let strangers: BTreeSet<usize> = all.iter().copied().filter(|d| !beside(d)).collect();
+        if strangers.is_empty() { all } else { strangers }
+    }
+
+    fn serves(&self, donor: usize, or_soon: bool) -> bool {
+        match self.donors[donor].standing {
+            Standing::Up => true,
+            Standing::Listing => or_soon,
+            Standing::Down { since_ns } => or_soon && self.now - since_ns < GRACE_NS,
+        }
+    }
+
+    fn count(&self, slab: u32, or_soon: bool) -> usize {
+        let stays = |c: &&Naive| c.until.is_none() && self.serves(c.donor, or_soon);
+        self.slabs[&slab].iter().filter(stays).count()
+    }
+
+    /// What must be true of the replica that goes, or of none going.
+    fn judge_let_go(&self, slab: u32, policy: Policy, given: Option<(usize, bool)>) -> bool {
+        let room = (0..DONORS).any(|d| {
+            let donor = &self.donors[d];
+            self.serves(d, false) && !donor.pressure && donor.free_bytes >= SLAB_BYTES
+        });
+        assert_eq!(has_room(&self.donors[..], SLAB_BYTES), room);
+        let (all, whole) = (&self.slabs[&slab], self.count(slab, false));
+        let enough = whole >= policy.donors;
+        let may_go = |until: u64| self.now >= until || enough || policy.disk && !room;
+        let wanted = all.iter().find(|c| c.until.is_some_and(may_go));
+        let mut stay = all.iter().filter(|c| c.until.is_none());
+        let surplus = enough && all.len() > policy.donors && stay.clone().count() > 0;
+        match (given, wanted) {
+            (Some((donor, called)), Some(first)) => called && donor == first.donor,
+            // One that serves goes only when all that stay do.
+            (Some((donor, called)), None) => {
+                let best = !self.serves(donor, false) || stay.all(|c| self.serves(c.donor, false));
+                !called && surplus && best
+            }
+            (None, wanted) => wanted.is_none() && !surplus,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn placement_is_as_sets_have_it(steps in steps(), want in 1..4usize, disk: bool) {
+        let policy = Policy { donors: want, disk };
+        let mut map: Map = (0..SLABS).map(|s| (s, Slab::default())).collect();
+        let mut o = Oracle {
+            slabs: (0..SLABS).map(|s| (s, Vec::new())).collect(),
+            donors: vec![view(true, false); DONORS],
+            now: 1,
+            ..Oracle::default()
+        };
+        let mut handles = 0;
+        for step in steps {
+            match step {
+                Step::Wait(ns) => o.now += ns,
+                Step::Place(slab, draw) => {
+                    if o.again.get(&slab).is_some_and(|again| o.now >= *again) {
+                        o.refused.retain(|(s, _)| *s != slab);
+                    }
+                    let may_take = o.may_take(slab);
+                    let got = placement::place(&mut map, slab, &o.donors[..], o.now, |all| {
+                        choose(all, SLAB_BYTES, |n| draw % n)
+                    });
+                    prop_assert_eq!(got.is_none(), may_take.is_empty());
+                    if let Some(d) = got {
+                        prop_assert!(may_take.contains(&d), "{} of {:?}", d, may_take);
+                        o.refused.insert((slab, d));
+                        o.again.insert(slab, o.now + AGAIN_NS);
+                        o.asked.entry(slab).or_default().push(d);
+                        map.get_mut(&slab).unwrap().asked();
+                    }
+                }
+                Step::Answer(slab, ok) => {
+                    let asked = o.asked.entry(slab).or_default();
+                    if asked.is_empty() {
+                        continue;
+                    }
+                    let donor = asked.remove(0);
+                    handles += 1;
+                    let granted = ok.then_some(([1; 16], handles));
+                    let short = |e: &Slab| e.is_short(&o.donors[..], want, o.now);
+                    let got = placement::allocated(&mut map, slab, donor, granted, || false, short);
+                    let again = o.count(slab, true) < want;
+                    prop_assert_eq!(got, if ok { Placed::Yes } else { Placed::No { again } });
+                    if ok {
+                        o.refused.remove(&(slab, donor));
+                        let all = o.slabs.get_mut(&slab).unwrap();
+                        all.retain(|c| c.donor != donor);
+                        all.push(Naive { donor, handle: handles, until: None });
+                    }
+                }
+                Step::Stand(d, standing) => {
+                    o.donors[d].standing = match standing {
+                        0 => Standing::Down { since_ns: o.now },
+                        1 => Standing::Listing,
+                        _ => Standing::Up,
+                    };
+                }
+                Step::Room(d, pressure, free) => {
+                    (o.donors[d].pressure, o.donors[d].free_bytes) = (pressure, free);
+                }
+                Step::WantBack(slab, d, within) => {
+                    let until = o.now + within;
+                    let mut all = o.slabs.get_mut(&slab).unwrap().iter_mut();
+                    let it = all.find(|c| c.donor == d);
+                    let handle = it.as_ref().map_or(0, |c| c.handle);
+                    let known = map::wanted_back(&mut map, d, handle, 7, until);
+                    prop_assert_eq!(known, it.is_some());
+                    if let Some(c) = it {
+                        c.until = Some(until);
+                    }
+                }
+                Step::LetGo(slab) => {
+                    let entry = map.get_mut(&slab).unwrap();
+                    let room = || has_room(&o.donors[..], SLAB_BYTES);
+                    let given = entry.let_go(&o.donors[..], policy, room, o.now);
+                    let seen = given.as_ref().map(|g| (g.donor, g.call.is_some()));
+                    prop_assert!(o.judge_let_go(slab, policy, seen), "{:?}", given);
+                    if let Some(given) = given {
+                        o.slabs.get_mut(&slab).unwrap().retain(|c| c.donor != given.donor);
+                    }
+                }
+                Step::Forgets(slab, d) => {
+                    let all = o.slabs.get_mut(&slab).unwrap();
+                    if let Some(at) = all.iter().position(|c| c.donor == d) {
+                        let handle = all.remove(at).handle;
+                        prop_assert_eq!(map::gone(&mut map, d, handle), vec![slab]);
+                        o.refused.remove(&(slab, d));
+                        o.again.remove(&slab);
+                    }
+                }
+            }
+            for slab in 0..SLABS {
+                let (entry, naive) = (&map[&slab], &o.slabs[&slab]);
+                let got: Vec<_> = entry.replicas.iter().map(|c| (c.donor, c.handle)).collect();
+                let all: Vec<_> = naive.iter().map(|c| (c.donor, c.handle)).collect();
+                prop_assert_eq!(got, all);
+                let asked = o.asked.get(&slab).is_some_and(|a| !a.is_empty());
+                let is_time = o.again.get(&slab).is_none_or(|again| o.now >= *again);
+                let due = entry.due(&o.donors[..], want, o.now);
+                prop_assert_eq!(due.degraded, o.count(slab, false) < want);
+                prop_assert_eq!(due.place, !asked && is_time && o.count(slab, true) < want);
+                let counts = |c: &&Naive| disk || o.serves(c.donor, false);
+                let have = naive.iter().filter(counts).count();
+                let more = want.saturating_sub(have).min(4usize.saturating_sub(naive.len()));
+                let to_ask = entry.to_ask(&o.donors[..], policy, o.now);
+                prop_assert_eq!(to_ask, if asked || !is_time { 0 } else { more });
+            }
+        }
+    }
+
+    /// Whatever answers come in whatever order: nobody is asked twice, a suspect only when nobody
+    /// else is left, bytes are handed out once, and a read ends without bytes only when nobody can
+    /// give any.
+    #[test]
+    fn a_read_asks_everybody_and_ends_once(
+        flags in prop::collection::vec(any::<[bool; 3]>(), 0..DONORS),
+        has_disk: bool,
+        good in prop::collection::btree_set(0..DONORS, 0..DONORS),
+        disk_is_good: bool,
+        events in prop::collection::vec((0..4u8, any::<usize>()), 0..60),
+    ) {
+        let donors: Vec<DonorView> = flags.iter().map(|f| view(f[0], f[1])).collect();
+        let mut slab = Slab::default();
+        for (d, f) in flags.iter().enumerate() {
+            let mut one = replica(d, d as u64);
+            if !f[2] {
+                one.lacks(3);
+            }
+            slab.replicas.push(one);
+        }
+        let mut map = Map::from([(0, slab)]);
+        let mut read = Read::default();
+        let (mut awaited, mut disk_awaited) = (BTreeSet::new(), false);
+        let (mut tried, mut tried_disk) = (BTreeSet::new(), false);
+        let mut asks = true;
+        for (kind, which) in events {
+            if std::mem::take(&mut asks) {
+                let untried = |d: &usize| {
+                    !tried.contains(d) && donors[*d].is_up() && map[&0].replicas[*d].has(3)
+                };
+                let untried: BTreeSet<usize> = (0..flags.len()).filter(untried).collect();
+                let fit = |d: &&usize| !donors[**d].suspect;
+                let fit: BTreeSet<usize> = untried.iter().filter(fit).copied().collect();
+                match read.next(map.get(&0), 3, &donors[..], has_disk, false) {
+                    Ask::Donor(d, handle) => {
+                        prop_assert!(tried.insert(d) && donors[d].is_up() && handle == d as u64);
+                        prop_assert!(fit.contains(&d) || fit.is_empty());
+                        prop_assert!(!fit.is_empty() || tried_disk || !has_disk);
+                        read.asked(d, true);
+                        awaited.insert(d);
+                    }
+                    Ask::Disk => {
+                        prop_assert!(has_disk && !tried_disk && fit.is_empty());
+                        read.asked_disk();
+                        (tried_disk, disk_awaited) = (true, true);
+                    }
+                    Ask::Nobody => {
+                        prop_assert!(untried.is_empty() && (tried_disk || !has_disk));
+                        let waits = !awaited.is_empty() || disk_awaited;
+                        match read.otherwise(map.get(&0), 3, &donors[..], || 5, 5) {
+                            Otherwise::Waits => prop_assert!(waits),
+                            Otherwise::Later => prop_assert!(false, "its time is over"),
+                            Otherwise::Ends { .. } => {
+                                prop_assert!(!waits);
+                                return Ok(());
+                            }
+                        }
+                    }
+                }
+            }
+            let is_good = if kind == 0 && disk_awaited {
+                disk_awaited = false;
+                prop_assert_eq!(read.disk_answered(true), Then::HandOut);
+                disk_is_good
+            } else if awaited.is_empty() {
+                continue;
+            } else {
+                let d = *awaited.iter().nth(which % awaited.len()).unwrap();
+                awaited.remove(&d);
+                prop_assert!(read.waits_for(d));
+                if kind == 1 {
+                    let then = read.answered(&mut map, 0, 3, d, Answer::No);
+                    prop_assert_eq!(then, Then::GoOn { failover: true });
+                    asks = true;
+                    continue;
+                }
+                let then = read.answered(&mut map, 0, 3, d, Answer::Data { blank: false });
+                prop_assert_eq!(then, Then::HandOut);
+                good.contains(&d)
+            };
+            if is_good {
+                for d in awaited {
+                    let then = read.answered(&mut map, 0, 3, d, Answer::Data { blank: false });
+                    prop_assert_eq!(then, Then::Nothing);
+                }
+                return Ok(());
+            }
+            if let Some(d) = read.is_bad() {
+                map.get_mut(&0).unwrap().at(d).unwrap().lacks(3);
+            }
+            asks = true;
+        }
+    }
+
+    /// Repairs that go on until nothing is left to do make good everything that can be, and write
+    /// nothing that does not verify, whatever is written meanwhile.
+    #[test]
+    fn everything_is_repaired_that_can_be(
+        mut seals in prop::collection::vec(0..3u64, 8),
+        mut at in prop::collection::vec(prop::collection::vec(0..3u64, 8), 3),
+        on_disk in prop::option::of(prop::collection::vec(0..3u64, 8)),
+        lacks in prop::collection::vec(prop::collection::btree_set(0..4usize, 0..5), 6),
+        up in any::<[bool; 3]>(),
+        leaves in prop::option::of((0..2u32, 0..3usize)),
+        written in prop::collection::vec((0..20usize, 0..8usize), 0..4),
+    ) {
+        let donors: Vec<DonorView> = up.iter().map(|up| view(*up, false)).collect();
+        let mut map = Map::new();
+        for (i, lacks) in lacks.iter().enumerate() {
+            let mut one = replica(i % 3, i as u64 / 3);
+            lacks.iter().for_each(|e| _ = one.lacks(*e));
+            map.entry(i as u32 / 3).or_default().replicas.push(one);
+        }
+        if let Some((slab, d)) = leaves {
+            map.get_mut(&slab).unwrap().at(d).unwrap().leaving = Some((1, 9));
+        }
+        let mut repairs = Repairs::new(4);
+        // Whose bytes are on the way to the donor. What no copy can give is tried again and again, which
+        // is no work.
+        let mut sent = [false; REPAIRS];
+        let mut last_work = 0;
+        let mut round = 0;
+        while round < last_work + 10 || round < 30 {
+            prop_assert!(round < 500, "it comes to an end");
+            round += 1;
+            repairs.tick(round as u64 * HOPELESS_NS / 4);
+            for &(_, extent) in written.iter().filter(|(at, _)| *at == round) {
+                if !repairs.holds_back(extent as u32, extent as u32) {
+                    write(&mut map, &mut at, &mut seals, up, extent);
+                }
+            }
+            for (slot, sent) in sent.iter_mut().enumerate() {
+                if std::mem::take(sent) {
+                    let job = repairs.job(slot).unwrap();
+                    at[job.to][job.extent as usize] = job.seal;
+                    for id in repairs.end(slot, &mut map, true).held_back {
+                        write(&mut map, &mut at, &mut seals, up, id as usize);
+                    }
+                }
+                let seal = |e: u32| seals[e as usize];
+                let mut whole = Vec::new();
+                if !repairs.find(slot, &mut map, &donors[..], |_| false, seal, &mut whole) {
+                    continue;
+                }
+                let (extent, to) = repairs.job(slot).map(|j| (j.extent, j.to)).unwrap();
+                prop_assert!(up[to] && seal(extent) != 0 && Some((extent / 4, to)) != leaves);
+                loop {
+                    let has_disk = on_disk.is_some();
+                    let version = match repairs.source(slot, &map, &donors[..], has_disk) {
+                        From::Donor(t) => {
+                            prop_assert!(up[t.donor] && t.donor != to);
+                            at[t.donor][extent as usize]
+                        }
+                        From::Disk => on_disk.as_ref().unwrap()[extent as usize],
+                        From::Nowhere => {
+                            repairs.end(slot, &mut map, false);
+                            break;
+                        }
+                    };
+                    let good = version == seal(extent);
+                    match repairs.verified(slot, &map, good, seal(extent)) {
+                        Verified::Write(t) => {
+                            prop_assert!(good && t.donor == to);
+                            repairs.sent(slot);
+                            *sent = true;
+                            last_work = round;
+                            break;
+                        }
+                        Verified::End => prop_assert!(false, "it is wanted"),
+                        Verified::Bad(source) => {
+                            prop_assert!(!good);
+                            last_work = round;
+                            if let Some(t) = source {
+                                let one = map.get_mut(&(extent / 4)).unwrap().at(t.donor);
+                                one.unwrap().lacks(extent as usize % 4);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for (extent, &seal) in seals.iter().enumerate().filter(|(_, seal)| **seal != 0) {
+            let (slab, within) = (&map[&(extent as u32 / 4)], extent % 4);
+            let mut gives = slab.replicas.iter();
+            let at_donor =
+                gives.any(|c| up[c.donor] && c.has(within) && at[c.donor][extent] == seal);
+            let given = at_donor || on_disk.as_ref().is_some_and(|disk| disk[extent] == seal);
+            for c in slab.replicas.iter().filter(|c| up[c.donor] && c.leaving.is_none()) {
+                prop_assert!(!given || c.has(within), "extent {} at {}", extent, c.donor);
+            }
+        }
+    }
+}
+
+/// A write that gets to all donors that serve, and to no disk.
+fn write(map: &mut Map, at: &mut [Vec<u64>], seals: &mut [u64], up: [bool; 3], extent: usize) {
+    seals[extent] += 10;
+    let slab = map.get_mut(&(extent as u32 / 4)).unwrap();
+    for (d, held) in at.iter_mut().enumerate() {
+        let one = slab.at(d).unwrap();
+        if up[d] {
+            held[extent] = seals[extent];
+            one.gained(extent % 4);
+        } else {
+            one.lacks(extent % 4);
+        }
+    }
+}

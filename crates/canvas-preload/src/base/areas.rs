@@ -1,0 +1,214 @@
+//! Where libcanvas keeps its own memory: at fixed distances from the window, mapped at start-up,
+//! touched lazily.
+
+use canvas_pager::regions::Region;
+use canvas_pager::table::PageTable;
+use canvas_shm::far;
+use canvas_swap::digests;
+use canvas_swap::extents::BookArrays;
+use canvas_sys::{Errno, mem};
+use canvas_types::layout::{
+    self, ENTRIES, ENTRIES_MAX, KEYS, META_BYTES, STORE_OFFSET, WINDOW_BLOCKS, WINDOW_PAGES,
+    tables, window_base,
+};
+use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use canvas_types::{PAGE_SIZE, PageBuf};
+
+// Where a page's bytes lie is also for those who look from outside (`canvas read`, `canvas dump`).
+pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
+
+/// Bytes that the pool's region spans; the limit lies below it.
+pub const POOL_BYTES: usize = 4 << 40;
+/// Never written: reads as zeros without costing memory.
+#[inline(always)]
+pub fn zeros() -> usize {
+    window_base() + STORE_OFFSET + (6 << 40)
+}
+/// Pages of zeros.
+pub const ZERO_PAGES: usize = 64;
+
+// Of the tables, from the first page word on.
+const RESIDENT_IN_BLOCK: usize = 0x10_0000_0000;
+const TOUCHED_IN_BLOCK: usize = 0x11_0000_0000;
+const REGIONS: usize = 0x12_0000_0000;
+/// Regions that the window can have.
+const REGIONS_MAX: usize = 1 << 20;
+/// Slab metadata of the pool.
+pub const POOL_META: usize = 0x20_0000_0000;
+/// Working memory of fills and reclaims.
+pub const CONTEXTS: usize = 0x38_0000_0000;
+/// Ring and write buffer of the trace.
+const TRACE: usize = 0x39_0000_0000;
+/// Bytes that they may take.
+pub const TRACE_BYTES: usize = 2 << 20;
+
+/// The book of extents of the far space: by extent, twice by slab, then by extent again.
+const DEEP: usize = 0x3a_0000_0000;
+const DEEP_WRITTEN: usize = DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8;
+const DEEP_SPANS: usize = 0x3b_0000_0000;
+/// Hashes of local pages whose copy lies beyond the pool.
+const DIGESTS: usize = 0x3c_0000_0000;
+/// Local pages that they are made for at most (128 GiB); of more, some are stored without need.
+const DIGESTS_PAGES_MAX: usize = 1 << 25;
+
+const _: () = {
+    assert!(DIGESTS + digests::words_for(DIGESTS_PAGES_MAX) * 8 <= KEYS);
+    assert!(DEEP_WRITTEN + far::EXTENTS_MAX <= DEEP_SPANS);
+    assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= DIGESTS);
+    assert!(KEYS + 2 * PAGE_SIZE <= META_BYTES);
+    assert!(TRACE + TRACE_BYTES <= DEEP);
+    assert!(WINDOW_PAGES * 8 <= 0x10_0000_0000);
+    assert!(WINDOW_BLOCKS * 4 <= 0x1_0000_0000);
+    assert!(REGIONS_MAX * core::mem::size_of::<Region>() <= 0x1_0000_0000);
+    assert!(ENTRIES_MAX * 8 <= 0x8_0000_0000);
+    assert!(TRACE + TRACE_BYTES <= META_BYTES);
+    assert!(
+        STORE_OFFSET + (6 << 40) + ZERO_PAGES * canvas_types::PAGE_SIZE <= layout::SHARED_OFFSET
+    );
+};
+
+/// Working memory of fills and reclaims.
+pub fn contexts() -> usize {
+    tables(CONTEXTS)
+}
+
+/// Ring and write buffer of the trace.
+pub fn trace() -> usize {
+    tables(TRACE)
+}
+
+/// One past the highest block with a resident page.
+static HIGH_BLOCK: AtomicU32 = AtomicU32::new(0);
+
+/// Maps all areas.
+pub fn map() -> Result<(), Errno> {
+    let rw = libc::PROT_READ | libc::PROT_WRITE;
+    // Apart from each other, so that each is a mapping of its own in /proc/self/smaps.
+    let areas = [
+        (cache_buffers(), CACHE_SLOTS_MAX * canvas_types::PAGE_SIZE),
+        (pool(), POOL_BYTES),
+        (zeros(), ZERO_PAGES * canvas_types::PAGE_SIZE),
+        (tables(0), META_BYTES),
+    ];
+    for (addr, bytes) in areas {
+        mem::map_lazy(addr, bytes, rw)?;
+        // SAFETY: these advices discard nothing. Huge pages would make memory use jump.
+        unsafe {
+            let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);
+            let _ = mem::advise(addr, bytes, libc::MADV_DONTDUMP);
+        }
+    }
+    Ok(())
+}
+
+/// `n` atomics of the tables.
+///
+/// Every one of them is in bounds (asserted), and the tables are mapped before anything asks for them
+/// and never unmapped.
+#[inline(always)]
+fn atomics<A: Atomic>(offset: usize, n: usize) -> &'static [A] {
+    assert!(offset.is_multiple_of(align_of::<A>()) && offset <= META_BYTES);
+    assert!(n <= (META_BYTES - offset) / size_of::<A>());
+    // SAFETY: inside of the tables, which `map` mapped for the life of the process, as start-up's first
+    // step that uses memory; aligned; `Atomic` promises that any bits are valid and may change.
+    unsafe { core::slice::from_raw_parts(tables(offset) as *const A, n) }
+}
+
+/// An atomic integer: valid whatever its bits are, and while others write to it.
+///
+/// # Safety
+/// Nothing else may implement it.
+unsafe trait Atomic: 'static {}
+// SAFETY: atomic integers.
+unsafe impl Atomic for AtomicU8 {}
+// SAFETY: as above.
+unsafe impl Atomic for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Atomic for AtomicU64 {}
+
+/// Page words and resident counts.
+#[inline(always)]
+pub fn table() -> PageTable<'static> {
+    PageTable {
+        words: atomics(0, WINDOW_PAGES),
+        resident_in_block: atomics(RESIDENT_IN_BLOCK, WINDOW_BLOCKS),
+        high_block: &HIGH_BLOCK,
+    }
+}
+
+/// The word of a page.
+#[inline(always)]
+pub fn word(page: u32) -> &'static AtomicU64 {
+    &table().words[page as usize]
+}
+
+/// Nonzero words, one count a block: what a mapping call may skip.
+#[inline(always)]
+pub fn touched_in_block() -> &'static [AtomicU32] {
+    atomics(TOUCHED_IN_BLOCK, WINDOW_BLOCKS)
+}
+
+/// Is no touched page of the block away from memory? Then a search for far pages may skip it.
+#[inline(always)]
+pub fn all_resident(block: usize) -> bool {
+    let touched = touched_in_block()[block].load(Ordering::Relaxed);
+    touched <= table().resident_in_block[block].load(Ordering::Relaxed)
+}
+
+/// The book of extents of the far space.
+pub fn extent_book() -> BookArrays<'static> {
+    BookArrays {
+        live: atomics(DEEP, far::EXTENTS_MAX),
+        written: atomics(DEEP_WRITTEN, far::EXTENTS_MAX),
+        spans: atomics(DEEP_SPANS, far::EXTENTS_MAX),
+        slab_live: atomics(DEEP + far::EXTENTS_MAX, far::SLABS_MAX),
+        roles: atomics(DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 4, far::SLABS_MAX),
+    }
+}
+
+/// Hashes of what lies beyond the pool, for a process with so many local pages at most.
+pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
+    let words = digests::words_for(local_pages.min(DIGESTS_PAGES_MAX));
+    atomics(DIGESTS, words)
+}
+
+/// Memory for a key: 0 or 1.
+///
+/// # Safety
+/// `map` has been called, and this not yet with the same number.
+pub unsafe fn key_memory(which: usize) -> &'static mut PageBuf {
+    assert!(which < 2);
+    // SAFETY: inside an area that `map` mapped for the life of the process; nobody else's (the caller's
+    // promise).
+    unsafe { &mut *(tables(KEYS + which * PAGE_SIZE) as *mut PageBuf) }
+}
+
+/// The entry table's memory.
+pub fn entries() -> &'static [AtomicU64] {
+    atomics(ENTRIES, ENTRIES_MAX)
+}
+
+/// Atomics in the pool's metadata area, from `offset` bytes.
+pub fn pool_meta64(offset: usize, n: usize) -> &'static [AtomicU64] {
+    atomics(POOL_META + offset, n)
+}
+
+/// Atomics in the swap cache's metadata area, from `offset` bytes.
+pub fn cache_meta32(offset: usize, n: usize) -> &'static [AtomicU32] {
+    atomics(CACHE_META + offset, n)
+}
+
+/// Atomics in the swap cache's metadata area, from `offset` bytes.
+pub fn cache_meta64(offset: usize, n: usize) -> &'static [AtomicU64] {
+    atomics(CACHE_META + offset, n)
+}
+
+/// Memory for the region list; taken once.
+///
+/// # Safety
+/// To be called once, after [`map`].
+pub unsafe fn region_memory() -> &'static mut [Region] {
+    // SAFETY: mapped for the life of the process and large enough (asserted); the caller promises that
+    // nobody else has it; it is all zeros, and zeros are a valid Region.
+    unsafe { core::slice::from_raw_parts_mut(tables(REGIONS) as *mut Region, REGIONS_MAX) }
+}

@@ -1,0 +1,89 @@
+//! Descriptors of ours in the program: each has a place of its own here, and none is the program's to close.
+
+use canvas_shm::segment::shared_fd;
+use core::sync::atomic::{AtomicI32, Ordering};
+
+/// What a descriptor of ours is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fd {
+    /// The tenant segment.
+    Segment,
+    /// The library, for programs that this one starts.
+    Library,
+    /// The userfaultfd.
+    Uffd,
+    /// This process, for process_madvise.
+    Pidfd,
+    /// The trace's file.
+    Trace,
+    /// One of shared memory's, by [`shared_fd`].
+    Shared(usize),
+}
+
+/// Places before those of shared memory.
+const OWN: usize = 5;
+
+impl Fd {
+    fn place(self) -> usize {
+        match self {
+            Fd::Segment => 0,
+            Fd::Library => 1,
+            Fd::Uffd => 2,
+            Fd::Pidfd => 3,
+            Fd::Trace => 4,
+            Fd::Shared(which) => OWN + which,
+        }
+    }
+}
+
+static OURS: [AtomicI32; OWN + shared_fd::COUNT] =
+    [const { AtomicI32::new(-1) }; OWN + shared_fd::COUNT];
+
+/// Keeps a descriptor from the program; -1 when there is none any more.
+pub fn guard(what: Fd, fd: i32) {
+    OURS[what.place()].store(fd, Ordering::Relaxed);
+}
+
+/// The descriptor that is there for `what`.
+pub fn get(what: Fd) -> Option<i32> {
+    let fd = OURS[what.place()].load(Ordering::Relaxed);
+    (fd >= 0).then_some(fd)
+}
+
+/// All that there are.
+pub fn ours() -> impl Iterator<Item = i32> {
+    OURS.iter()
+        .map(|o| o.load(Ordering::Relaxed))
+        .filter(|fd| *fd >= 0)
+}
+
+/// Is it one of ours?
+pub fn is_ours(fd: usize) -> bool {
+    ours().any(|o| o == fd as i32)
+}
+
+static FLOOR: AtomicI32 = AtomicI32::new(100);
+
+/// Descriptors of ours lie at or above this number, out of the way of programs that count on
+/// getting the lowest ones.
+pub fn floor() -> i32 {
+    FLOOR.load(Ordering::Relaxed)
+}
+
+/// Finds room for our descriptors below the soft limit on them.
+pub fn init_floor() {
+    let mut l = [0u64; 2];
+    // SAFETY: the kernel writes `l`.
+    let ok = unsafe {
+        canvas_sys::sys4(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_NOFILE as usize,
+            0,
+            l.as_mut_ptr() as usize,
+        )
+    };
+    if ok.is_ok() {
+        FLOOR.store((l[0].min(1024) as i32 - 16).max(10), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,18 @@
+//! What all rooms stand on: addresses of our own areas, counters, messages, locks.
+
+pub mod alloc;
+pub mod areas;
+pub mod call;
+pub mod far_area;
+pub mod fds;
+pub mod freeze;
+pub mod keys;
+pub mod own;
+pub mod regions;
+pub mod report;
+pub mod smaps;
+pub mod state;
+pub mod tenant;
+pub mod thread;
+pub mod time;
+pub mod upcalls;

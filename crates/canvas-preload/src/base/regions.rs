@@ -1,0 +1,185 @@
+//! What is mapped where, of the window and of the partition of shared memory, behind the mapping lock.
+
+use canvas_pager::prefetch::readahead::Area;
+use canvas_pager::regions::{Region, Regions, kind};
+use canvas_pager::table::CHUNK_PAGES;
+use canvas_pager::word::{self, State};
+use canvas_sys::Errno;
+use canvas_sys::gate::yield_now;
+use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES, window_base};
+use canvas_types::sync::{RawGuard, RawSpin};
+use canvas_types::{PAGE_SIZE, PageId};
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::Ordering;
+
+use crate::base::{areas, freeze, smaps};
+
+/// What is mapped, as the mapping lock guards it.
+pub struct Lists {
+    /// In the window.
+    pub window: Regions<'static>,
+    /// This process's parts of the partition of shared memory.
+    pub partition: Regions<'static>,
+}
+
+static LOCK: RawSpin = RawSpin::new();
+struct Cell(UnsafeCell<MaybeUninit<Lists>>);
+// SAFETY: after `init`, which one thread makes, it is reached only through a `Locked`, of which there is one at
+// a time.
+unsafe impl Sync for Cell {}
+static LISTS: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// The mapping lock, held: it serialises mapping calls altogether.
+pub struct Locked {
+    /// Made by [`lock`] and [`try_lock`] alone, from the lock that is the lists' own.
+    _held: RawGuard<'static>,
+}
+
+impl Deref for Locked {
+    type Target = Lists;
+    fn deref(&self) -> &Lists {
+        // SAFETY: `init` ran before anybody locks; a `Locked` holds the one lock on the lists, so no other one
+        // refers to them, and this one hands them out only as long as it is borrowed.
+        unsafe { (*LISTS.0.get()).assume_init_ref() }
+    }
+}
+
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut Lists {
+        // SAFETY: as for `deref`; borrowed mutably, so it has handed out nothing else.
+        unsafe { (*LISTS.0.get()).assume_init_mut() }
+    }
+}
+
+/// Prepares the lists.
+///
+/// # Safety
+/// To be called once, by start-up, while there is one thread, when all areas are mapped; before [`lock`].
+pub unsafe fn init(partition: &'static mut [Region]) {
+    // SAFETY: nobody refers to the lists yet, and the memory is asked for once: the caller's promise.
+    unsafe {
+        (*LISTS.0.get()).write(Lists {
+            window: Regions::new(areas::region_memory()),
+            partition: Regions::new(partition),
+        });
+    }
+}
+
+/// Takes the mapping lock.
+pub fn lock() -> Locked {
+    Locked {
+        _held: LOCK.lock(yield_now),
+    }
+}
+
+/// Takes the mapping lock if it is free.
+fn try_lock() -> Option<Locked> {
+    LOCK.try_lock().map(|held| Locked { _held: held })
+}
+
+/// Claims `page` and up to `ahead` untouched neighbours in the direction of `stride` (1 or -1), in
+/// its region and chunk, for a first touch: their words become Filling and count as touched.
+/// `None` when the page is not anonymous memory of ours; an empty range when another thread has
+/// it. The caller must publish each of them without taking the mapping lock again.
+pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)> {
+    let g = lock();
+    // Inaccessible pages must not become present: reclaim could not read them.
+    let readable = |r: &Region| i32::from(r.attr.prot) & libc::PROT_READ != 0;
+    let region = g
+        .window
+        .at(page)
+        .filter(|r| r.attr.kind & kind::NATIVE == 0 && readable(r))?;
+    let chunk = page & !(CHUNK_PAGES as u32 - 1);
+    let touched = &areas::touched_in_block()[page as usize / BLOCK_PAGES];
+    let claim = |p: u32| {
+        touched.fetch_add(1, Ordering::Relaxed);
+        // A discarded page may still carry the pins of a call that is under way.
+        let cur = word::load(areas::word(p));
+        let ours = cur.state() == State::Untouched
+            && word::transition(areas::word(p), cur, cur.with_state(State::Filling));
+        if !ours {
+            touched.fetch_sub(1, Ordering::Relaxed);
+        }
+        ours
+    };
+    if !claim(page) {
+        return Some((page, page));
+    }
+    let (mut from, mut to) = (page, page + 1);
+    if stride == 1 {
+        let end = region
+            .end
+            .min(chunk + CHUNK_PAGES as u32)
+            .min(page + 1 + ahead);
+        while to < end && claim(to) {
+            to += 1;
+        }
+    } else if stride == -1 {
+        let low = region.start.max(chunk).max(page.saturating_sub(ahead));
+        while from > low && claim(from - 1) {
+            from -= 1;
+        }
+    }
+    Some((from, to))
+}
+
+/// The mapping of `page`, for the prefetcher. Only tried: the caller may own a busy word, which a
+/// mapping call waits for under the lock.
+pub fn area_of(page: u32) -> Option<Area> {
+    let g = try_lock()?;
+    let Region { start, end, .. } = g.window.at(page)?;
+    Some(Area { start, end })
+}
+
+/// Does `addr` lie in memory that canvas manages (and not in a native piece of the window)?
+pub fn is_ours(addr: usize) -> bool {
+    layout::in_window(addr) && native_until(PageId::of_addr(addr).0).is_none()
+}
+
+/// Is nothing mapped there?
+pub fn is_hole(page: u32) -> bool {
+    let _inside = freeze::enter();
+    let g = lock();
+    g.window.at(page).is_none()
+}
+
+/// One past the last page of the native mapping that holds `page`; `None` when there is none.
+pub fn native_until(page: u32) -> Option<u32> {
+    let _inside = freeze::enter();
+    let g = lock();
+    g.window
+        .at(page)
+        .filter(|r| r.attr.kind & kind::NATIVE != 0)
+        .map(|r| r.end)
+}
+
+/// Does the kernel have a page there? Taken for granted when it does not say.
+pub fn is_present(page: u32) -> bool {
+    smaps::present(addr_of(page)).unwrap_or(true)
+}
+
+/// As many pages as `bytes` take.
+pub fn pages_of(bytes: usize) -> Option<u32> {
+    u32::try_from(bytes.checked_add(PAGE_SIZE - 1)? / PAGE_SIZE).ok()
+}
+
+/// A page-aligned range of the window as pages; EINVAL when it is not one.
+pub fn range(addr: usize, bytes: usize) -> Result<(u32, u32), Errno> {
+    let inval = Errno(libc::EINVAL);
+    if !addr.is_multiple_of(PAGE_SIZE) || !layout::in_window(addr) {
+        return Err(inval);
+    }
+    let start = PageId::of_addr(addr).0;
+    let pages = pages_of(bytes).ok_or(inval)?;
+    match start.checked_add(pages) {
+        Some(end) if end as usize <= WINDOW_PAGES => Ok((start, end)),
+        _ => Err(inval),
+    }
+}
+
+/// The address of a page of the window.
+pub fn addr_of(page: u32) -> usize {
+    window_base() + page as usize * PAGE_SIZE
+}

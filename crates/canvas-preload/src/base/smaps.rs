@@ -1,0 +1,186 @@
+//! What /proc says about memory: a process's proportional share (PID/smaps), its mappings (PID/maps), and which
+//! pages are there and shared (self/pagemap).
+//!
+//! After a fork, pages are shared until one side writes. Pss counts a page that n processes map
+//! as 1/n, so the sum over a tenant's processes is the memory that it really uses. The walk
+//! costs about 10 ms a resident GiB: only forked processes do it, and seldom.
+
+use canvas_sys::pagemap::{EXCLUSIVE, PRESENT, Pagemap};
+use canvas_sys::proc::File;
+use canvas_types::PAGE_SIZE;
+use core::ffi::CStr;
+
+use crate::base::areas;
+
+/// Reads a file of /proc line by line, in a fixed buffer, without libc.
+pub struct Lines {
+    file: File,
+    buf: [u8; 4096],
+    len: usize,
+    at: usize,
+}
+
+impl Lines {
+    /// Opens "/proc/PID/NAME".
+    pub fn open(pid: u32, name: &[u8]) -> Option<Lines> {
+        let path = canvas_sys::proc::path_of(pid, name);
+        Some(Lines {
+            file: File::open(CStr::from_bytes_until_nul(&path).ok()?).ok()?,
+            buf: [0; 4096],
+            len: 0,
+            at: 0,
+        })
+    }
+    /// Calls `f` with each line; lines longer than the buffer are cut.
+    fn each(&mut self, mut f: impl FnMut(&[u8])) {
+        self.each_while(|line| {
+            f(line);
+            true
+        });
+    }
+    /// The same as long as `f` says so.
+    pub fn each_while(&mut self, mut f: impl FnMut(&[u8]) -> bool) {
+        loop {
+            while let Some(n) = self.buf[self.at..self.len].iter().position(|b| *b == b'\n') {
+                if !f(&self.buf[self.at..self.at + n]) {
+                    return;
+                }
+                self.at += n + 1;
+            }
+            self.buf.copy_within(self.at..self.len, 0);
+            self.len -= self.at;
+            self.at = 0;
+            if self.len == self.buf.len() {
+                self.len = 0;
+            }
+            match self.file.read(&mut self.buf[self.len..]) {
+                Ok(n) if n > 0 => self.len += n,
+                _ => return,
+            }
+        }
+    }
+}
+
+fn hex(text: &[u8]) -> Option<usize> {
+    let mut n = 0usize;
+    let mut any = false;
+    for b in text {
+        let d = (*b as char).to_digit(16)?;
+        n = n.checked_mul(16)? + d as usize;
+        any = true;
+    }
+    any.then_some(n)
+}
+
+/// What a process answers for of the memory that it maps.
+#[derive(Clone, Copy)]
+pub struct Shares {
+    /// Pages of anonymous memory outside of the pool.
+    pub pages: i64,
+    /// Of these, such as nobody else maps.
+    pub own_pages: i64,
+    /// Pages of anonymous memory in the host's swap.
+    pub swapped_pages: i64,
+    /// The pool's resident memory, in KiB, and its share of it.
+    pool_rss_kib: i64,
+    pool_pss_kib: i64,
+}
+
+impl Shares {
+    /// Its share of a pool that would be charged `whole` if nobody shared it.
+    pub fn of_pool(self, whole: i64) -> i64 {
+        if self.pool_rss_kib == 0 {
+            return whole;
+        }
+        (i128::from(whole) * i128::from(self.pool_pss_kib) / i128::from(self.pool_rss_kib)) as i64
+    }
+}
+
+/// The shares of process `pid`; `None` when it has ended or may not be looked at.
+pub fn proportional(pid: u32) -> Option<Shares> {
+    let mut lines = Lines::open(pid, b"smaps")?;
+    let mut in_pool = false;
+    let (mut kib, mut rss, mut pss, mut own, mut own_kib) = (0i64, 0i64, 0i64, 0i64, 0i64);
+    let (mut pool_rss_kib, mut pool_pss_kib, mut swapped_kib) = (0, 0, 0);
+    // A process that is ending has no maps any more.
+    let mut seen = false;
+    lines.each(|line| {
+        let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
+        let Some(first) = words.next() else { return };
+        if let Some(dash) = first.iter().position(|b| *b == b'-')
+            && let Some(start) = hex(&first[..dash])
+        {
+            seen = true;
+            in_pool = (areas::pool()..areas::pool() + areas::POOL_BYTES).contains(&start);
+            return;
+        }
+        let value = || {
+            let digits = words.clone().next().unwrap_or(b"0");
+            digits
+                .iter()
+                .filter(|b| b.is_ascii_digit())
+                .fold(0i64, |k, b| k * 10 + i64::from(b - b'0'))
+        };
+        // A mapping's Pss covers its file pages too: the anonymous share of it counts.
+        match first {
+            b"Rss:" => {
+                rss = value();
+                pool_rss_kib += i64::from(in_pool) * rss;
+            }
+            b"Pss:" => {
+                pss = value();
+                pool_pss_kib += i64::from(in_pool) * pss;
+            }
+            b"Private_Dirty:" => own = value(),
+            b"SwapPss:" => swapped_kib += value(),
+            b"Anonymous:" if !in_pool && rss > 0 => {
+                kib += pss * value() / rss;
+                own_kib += own.min(value());
+            }
+            _ => {}
+        }
+    });
+    seen.then_some(Shares {
+        pages: kib / 4,
+        own_pages: own_kib / 4,
+        swapped_pages: swapped_kib / 4,
+        pool_rss_kib,
+        pool_pss_kib,
+    })
+}
+
+/// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too.
+fn shared(map: &Pagemap, addr: usize, pages: usize) -> u64 {
+    let mut entries = [0u64; 64];
+    let pages = pages.min(entries.len());
+    let seen = map.read(addr, &mut entries[..pages]);
+    entries[..seen].iter().enumerate().fold(0, |bits, (i, e)| {
+        bits | u64::from(e & (PRESENT | EXCLUSIVE) == PRESENT) << i
+    })
+}
+
+/// Is the page at `addr` there? `None` when the kernel does not say.
+pub fn present(addr: usize) -> Option<bool> {
+    let mut entry = [0u64];
+    (Pagemap::open()?.read(addr, &mut entry) == 1).then_some(entry[0] & PRESENT != 0)
+}
+
+/// How many of the present pages in `ranges` (64 pages each at most) another process maps as well.
+pub fn shared_in(ranges: &[libc::iovec]) -> i64 {
+    let Some(map) = Pagemap::open() else { return 0 };
+    let count =
+        |r: &libc::iovec| shared(&map, r.iov_base as usize, r.iov_len / PAGE_SIZE).count_ones();
+    ranges.iter().map(|r| i64::from(count(r))).sum()
+}
+
+/// How many of the pages marked in `which`, one bit a page from `addr` on, another process maps as
+/// well.
+pub fn shared_pages(addr: usize, which: &[u64]) -> i64 {
+    let Some(map) = Pagemap::open() else { return 0 };
+    let mut n = 0;
+    for (i, bits) in which.iter().enumerate().filter(|(_, b)| **b != 0) {
+        let at = addr + i * 64 * PAGE_SIZE;
+        n += i64::from((shared(&map, at, 64) & bits).count_ones());
+    }
+    n
+}

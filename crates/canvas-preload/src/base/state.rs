@@ -1,0 +1,75 @@
+//! What the whole of libcanvas shares: the segment, our slot in it, the descriptors, the policy.
+
+use canvas_pager::clock::{Clock, ClockParams, EpochClock};
+use canvas_pager::prefetch::choice::Prefetchers;
+use canvas_shm::{Counter, ProcSlot, Segment};
+use canvas_sys::uffd::Uffd;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+static SEGMENT: AtomicUsize = AtomicUsize::new(0);
+static SLOT: AtomicUsize = AtomicUsize::new(0);
+static UFFD: AtomicI32 = AtomicI32::new(-1);
+
+/// Descriptor of this process as a pidfd, or -1 (the kernel's PIDFD_SELF is used then).
+pub static PIDFD: AtomicI32 = AtomicI32::new(-1);
+/// The process that the tables belong to: a vfork child runs on them under another pid.
+pub static PID: AtomicU32 = AtomicU32::new(0);
+/// Faults are delivered to handler threads, which must wake the faulting thread.
+pub static THREAD_MODE: AtomicBool = AtomicBool::new(false);
+/// The process has forked, or is a fork's child: pages may be shared.
+pub static FORKED: AtomicBool = AtomicBool::new(false);
+/// Faults that the handler threads of this process have served.
+pub static FAULTS_SERVED: AtomicU64 = AtomicU64::new(0);
+/// process_madvise on ourselves does not work here.
+pub static NO_VECTOR_DISCARD: AtomicBool = AtomicBool::new(false);
+
+/// Which page to evict.
+pub static CLOCK: Clock = Clock::new(ClockParams::DEFAULT);
+/// Coarse eviction time.
+pub static EPOCH: EpochClock = EpochClock::new();
+/// What to bring in ahead.
+pub static PREFETCHERS: Prefetchers = Prefetchers::new();
+
+/// Attaches the segment at `addr`.
+///
+/// # Safety
+/// As [`Segment::at`].
+pub unsafe fn attach(addr: usize) {
+    SEGMENT.store(addr, Ordering::Release);
+}
+
+/// The tenant segment.
+#[inline(always)]
+pub fn seg() -> &'static Segment {
+    // SAFETY: start-up attached a mapping that is never unmapped, before anything calls this.
+    unsafe { Segment::at(SEGMENT.load(Ordering::Relaxed)) }
+}
+
+/// Takes `slot` for this process.
+pub fn set_slot(slot: &'static ProcSlot) {
+    SLOT.store(slot as *const ProcSlot as usize, Ordering::Release);
+}
+
+/// This process's slot.
+#[inline(always)]
+pub fn slot() -> &'static ProcSlot {
+    // SAFETY: set at start-up to a slot inside the segment, which stays mapped.
+    unsafe { &*(SLOT.load(Ordering::Relaxed) as *const ProcSlot) }
+}
+
+/// The userfaultfd.
+#[inline(always)]
+pub fn uffd() -> Uffd {
+    Uffd(UFFD.load(Ordering::Relaxed))
+}
+
+/// Sets the userfaultfd.
+pub fn set_uffd(u: Uffd) {
+    UFFD.store(u.0, Ordering::Release);
+}
+
+/// Counts.
+#[inline(always)]
+pub fn count(c: Counter, n: u64) {
+    seg().count(crate::base::thread::thread_hash(), c, n);
+}

@@ -1,0 +1,96 @@
+//! What the processes of a tenant agree on by the segment: who lives, whose turn it is, who gives room in the
+//! pool, and what stays charged because a relative still maps it.
+
+use canvas_far::Whom;
+use canvas_shm::ProcSlot;
+use canvas_sys::proc;
+use canvas_types::PAGE_SIZE;
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use crate::base::{far_area, smaps, state};
+
+/// The slots of all processes of the tenant.
+pub fn live_slots() -> impl Iterator<Item = &'static ProcSlot> + Clone {
+    let taken = |p: &&ProcSlot| !matches!(p.pid.load(Ordering::Relaxed), 0 | u32::MAX);
+    state::seg().procs_used().iter().filter(taken)
+}
+
+/// Gives back all that a process had which has ended, or runs another image now.
+pub fn release_slot(slot: &ProcSlot, pid: u32) {
+    state::seg().release_slot(slot, pid, far_area::drop_process);
+}
+
+/// Of several threads, one does what was last done at `last`.
+pub fn take_turn(at: &AtomicU64, last: u64, now: u64) -> bool {
+    at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Asks other processes to give back some of the pool. The one that was asked, or one of them; `None` when
+/// there is none.
+pub fn ask_for_pool(whom: Whom) -> Option<&'static ProcSlot> {
+    /// A few slabs: more than one page wants to go somewhere.
+    const BYTES: i64 = 128 << 10;
+    let me = state::slot();
+    let has = |p: &ProcSlot| p.pool_bytes.load(Ordering::Relaxed);
+    let least = if whom == Whom::Larger { has(me) } else { 0 };
+    let others = live_slots().filter(|p| !core::ptr::eq(*p, me) && has(p) > least);
+    let ask = |p: &'static ProcSlot| {
+        let pid = p.pid.load(Ordering::Relaxed);
+        if proc::alive(pid) {
+            p.pool_wanted_bytes.fetch_max(BYTES, Ordering::Relaxed);
+            p.wake.fetch_add(1, Ordering::Release);
+            proc::futex_wake(&p.wake, 1);
+        } else {
+            release_slot(p, pid);
+        }
+        p
+    };
+    if whom == Whom::All {
+        others.map(ask).last()
+    } else {
+        others.max_by_key(|p| has(p)).map(ask)
+    }
+}
+
+static NEARLY_FULL: AtomicBool = AtomicBool::new(false);
+
+/// Is the far limit so near that far copies of resident pages must go?
+pub fn set_nearly_full(is: bool) {
+    NEARLY_FULL.store(is, Ordering::Relaxed);
+}
+
+/// May a page that comes in keep its entry and far copy? Not where the far limit is so near that far
+/// copies of resident pages must go, nor where there are no reservations.
+#[inline]
+pub fn reserves() -> bool {
+    !NEARLY_FULL.load(Ordering::Relaxed) && state::seg().config.reservations()
+}
+
+/// Pages that this process has charged by estimate since it last measured.
+pub static DRIFT_PAGES: AtomicI64 = AtomicI64::new(0);
+
+/// Pages that were evicted or discarded here, and that a relative still maps: nothing was freed, so
+/// their charge stays until the shares are measured.
+pub fn keep_charge(pages: i64) {
+    DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
+    state::seg().charge_local(state::slot(), pages);
+    state::seg().charge_footprint(pages);
+}
+
+/// The pool gives memory back, whole pages from `addr` on, and will uncharge it: what a relative maps of
+/// it stays charged until the shares are measured.
+pub fn keep_pool_charge(addr: usize, bytes: usize) {
+    /// Pages whose entries are asked for at a time.
+    const STEP: usize = 64 * PAGE_SIZE;
+    let mut pages = 0;
+    for at in (addr..addr + bytes).step_by(STEP) {
+        let range = libc::iovec {
+            iov_base: at as *mut _,
+            iov_len: STEP.min(addr + bytes - at),
+        };
+        pages += smaps::shared_in(&[range]);
+    }
+    DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
+    state::seg().correct_pool(state::slot(), pages * PAGE_SIZE as i64);
+}

@@ -1,0 +1,165 @@
+//! The program's own seccomp filters: what of canvas's own calls they forbid is told when they are
+//! installed, because later nothing can be told.
+
+use canvas_sys::gate::{self, raw};
+use canvas_sys::{mem, pagemap, seccomp, uffd};
+use canvas_types::layout;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::base::state;
+use crate::memory::args::{Pins, read_words};
+use crate::paging::native_swap;
+use crate::report;
+
+/// The kernel's BPF_MAXINSNS.
+const OPS_MAX: usize = 4096;
+
+/// Calls without which far pages do not come back, with arguments as they have then.
+fn needed() -> [Call; 7] {
+    let at = layout::window_base();
+    let rw = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let own = state::uffd().0 as usize;
+    let set_mask = libc::SIG_SETMASK as usize;
+    [
+        (libc::SYS_ioctl, "ioctl", [own, uffd::IOC_COPY, at, 0, 0, 0]),
+        (
+            libc::SYS_rt_sigprocmask,
+            "rt_sigprocmask",
+            [set_mask, at, at, 8, 0, 0],
+        ),
+        (
+            libc::SYS_madvise,
+            "madvise",
+            [at, 4096, libc::MADV_DONTNEED as usize, 0, 0, 0],
+        ),
+        (libc::SYS_mprotect, "mprotect", [at, 4096, rw, 0, 0, 0]),
+        (
+            libc::SYS_futex,
+            "futex",
+            [at, libc::FUTEX_WAIT as usize, 0, at, 0, 0],
+        ),
+        (libc::SYS_nanosleep, "nanosleep", [at, 0, 0, 0, 0, 0]),
+        (libc::SYS_rt_sigreturn, "rt_sigreturn", [0; 6]),
+    ]
+}
+
+/// Calls by which native memory leaves; without them it stays.
+fn of_native_swap() -> [Call; 4] {
+    let at = layout::window_base();
+    let pageout = libc::MADV_PAGEOUT as usize;
+    [
+        (libc::SYS_madvise, "madvise", [at, 4096, pageout, 0, 0, 0]),
+        (libc::SYS_openat, "openat", [AT_FDCWD, at, CLOEXEC, 0, 0, 0]),
+        (libc::SYS_pread64, "pread64", [3, at, 8, 0, 0, 0]),
+        (libc::SYS_ioctl, "ioctl", [3, pagemap::SCAN, at, 0, 0, 0]),
+    ]
+}
+
+const AT_FDCWD: usize = libc::AT_FDCWD as usize;
+const CLOEXEC: usize = libc::O_CLOEXEC as usize;
+
+/// `seccomp(SECCOMP_SET_MODE_STRICT)`, `seccomp(SECCOMP_SET_MODE_FILTER)`, as [`set`] takes them.
+const STRICT: usize = 0;
+const FILTER: usize = 1;
+
+/// `seccomp`.
+pub fn seccomp(a: &[usize; 6]) -> isize {
+    set(libc::SYS_seccomp as usize, a, a[0], a[2])
+}
+
+/// `prctl(PR_SET_SECCOMP)`.
+pub fn prctl(a: &[usize; 6]) -> isize {
+    let operation = match a[1] as u32 {
+        libc::SECCOMP_MODE_STRICT => STRICT,
+        libc::SECCOMP_MODE_FILTER => FILTER,
+        _ => usize::MAX,
+    };
+    set(libc::SYS_prctl as usize, a, operation, a[2])
+}
+
+/// Makes the call, with its filter present.
+fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
+    let mut pins = Pins::new();
+    match operation {
+        STRICT => tell("ioctl"),
+        FILTER => {
+            pins.pin(filter, 16);
+            // struct sock_fprog: a length of 16 bits, a pointer.
+            let mut words = [0usize; 2];
+            if read_words(filter, &mut words) {
+                let [len, ops] = [words[0] as u16 as usize, words[1]];
+                pins.pin(ops, len * 8);
+                if let Some(name) = forbidden(ops, len, &needed()) {
+                    tell(name);
+                }
+                if forbidden(ops, len, &of_native_swap()).is_some() {
+                    native_swap::forbid();
+                }
+            }
+        }
+        _ => {}
+    }
+    // SAFETY: the program's call, as it is.
+    unsafe { raw(nr, *a) }
+}
+
+/// A call of ours: number, name, arguments.
+type Call = (i64, &'static str, [usize; 6]);
+
+/// The first of `calls` that a filter of `len` operations at `at` does not let through.
+fn forbidden(at: usize, len: usize, calls: &[Call]) -> Option<&'static str> {
+    if !(1..=OPS_MAX).contains(&len) {
+        return None;
+    }
+    let copy = Copy::of(at, len)?;
+    calls.iter().find_map(|(nr, name, args)| {
+        let ip = gate::return_address();
+        let answer = seccomp::answer(copy.ops(), *nr, *args, ip)?;
+        (!seccomp::allows(answer)).then_some(*name)
+    })
+}
+
+fn tell(name: &str) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        report!(
+            "this program's seccomp filter forbids {name}, by which far pages come back: the next far page \
+             may end it; allow {name}, or run it without canvas"
+        );
+    }
+}
+
+/// A filter in memory of our own.
+struct Copy {
+    at: usize,
+    len: usize,
+}
+
+impl Copy {
+    fn of(at: usize, len: usize) -> Option<Copy> {
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        let to = mem::map_lazy(0, len * 8, rw).ok()?;
+        let copy = Copy { at: to, len };
+        for i in 0..len {
+            let mut word = [0usize];
+            if !read_words(at.checked_add(i * 8)?, &mut word) {
+                return None;
+            }
+            let op = seccomp::Op::of_word(word[0] as u64);
+            // SAFETY: below `len` operations of 8 bytes, for which `at` was mapped just now.
+            unsafe { (copy.at as *mut seccomp::Op).add(i).write(op) };
+        }
+        Some(copy)
+    }
+    fn ops(&self) -> &[seccomp::Op] {
+        // SAFETY: `len` operations were written there by `of`; the mapping is ours until dropped.
+        unsafe { core::slice::from_raw_parts(self.at as *const seccomp::Op, self.len) }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made by `of`, which nothing borrows any more.
+        let _ = unsafe { mem::unmap(self.at, self.len * 8) };
+    }
+}

@@ -1,0 +1,355 @@
+//! Patches the `syscall` instructions of libc and the dynamic loader, in memory, at start-up.
+//!
+//! Why not symbol interposition: libc's own callers (malloc's mmap and brk, stdio's read, the
+//! loader's open) do not go through symbols. Why not a seccomp trap: it costs a signal a call,
+//! and a filter that traps mmap is deadly to an exec'd program that has no handler yet.
+//!
+//! Which sites there are and what takes their place, `canvas_patch` says. As a rule `canvas run` has prepared the code
+//! ([`crate::capture::prepared`]), which is then mapped; what it has not prepared is patched here.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use canvas_patch::sites::{Code, JUMP_BYTES, Replacement, TRAMPOLINE_BYTES};
+use canvas_sys::{Errno, mem};
+
+use crate::base::own::{self, kind};
+use crate::capture::prepared::{self, Text};
+
+/// What was patched.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Summary {
+    /// Sites that now lead to the hooks.
+    pub patched: usize,
+    /// Sites left as they are.
+    pub left: usize,
+    /// Of these, such whose code was prepared.
+    pub prepared: usize,
+    /// libc itself was found.
+    pub libc_found: bool,
+    /// Code that was patched and could not be closed to writing again.
+    pub left_writable: Option<Errno>,
+    /// Calls that must be caught and were, one bit each in the order of [`REQUIRED`].
+    required: u32,
+}
+
+/// Calls without which memory cannot be managed: each needs at least one patched site in libc.
+const REQUIRED: [i64; 7] = [
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_brk,
+    libc::SYS_mremap,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_execve,
+];
+
+/// The bit of call `nr` among [`REQUIRED`]; none where it is not among them.
+fn required_bit(nr: i32) -> u32 {
+    let at = REQUIRED.iter().position(|need| i64::from(nr) == *need);
+    at.map_or(0, |i| 1 << i)
+}
+
+impl Summary {
+    fn note(&mut self, nr: i32) {
+        self.required |= required_bit(nr);
+    }
+    /// Everything that memory management rests on is caught.
+    pub fn complete(&self) -> bool {
+        self.libc_found && self.required == (1 << REQUIRED.len()) - 1
+    }
+}
+
+struct Found {
+    texts: [Text; 8],
+    count: usize,
+    libc: bool,
+}
+
+unsafe extern "C" fn collect(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    data: *mut c_void,
+) -> c_int {
+    // SAFETY: dl_iterate_phdr passes a valid structure, and `data` is the Found of `patch_libc`.
+    let (info, found) = unsafe { (&*info, &mut *data.cast::<Found>()) };
+    // SAFETY: dlpi_name is null or a C string.
+    let path: &'static CStr = if info.dlpi_name.is_null() {
+        c""
+    } else {
+        // SAFETY: as just said; libc and the loader, whose name alone is kept, are never unloaded.
+        unsafe { CStr::from_ptr(info.dlpi_name as *const c_char) }
+    };
+    let base = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or(b"");
+    note_library(info);
+    let is_libc = base.starts_with(b"libc.so.6");
+    if !is_libc && !base.starts_with(b"ld-linux") && !base.starts_with(b"libpthread.so") {
+        return 0;
+    }
+    found.libc |= is_libc;
+    for i in 0..info.dlpi_phnum {
+        // SAFETY: dlpi_phdr has dlpi_phnum entries.
+        let ph = unsafe { &*info.dlpi_phdr.add(i as usize) };
+        if ph.p_type == libc::PT_LOAD
+            && ph.p_flags & libc::PF_X != 0
+            && found.count < found.texts.len()
+        {
+            found.texts[found.count] = Text {
+                start: info.dlpi_addr as usize + ph.p_vaddr as usize,
+                bytes: ph.p_memsz as usize,
+                address: ph.p_vaddr as usize,
+                path,
+            };
+            found.count += 1;
+        }
+    }
+    0
+}
+
+/// Notes where this library lies, when that is what `info` is about.
+fn note_library(info: &libc::dl_phdr_info) {
+    let this = collect as *const () as usize;
+    let (mut start, mut end, mut is_ours) = (usize::MAX, 0, false);
+    for i in 0..info.dlpi_phnum {
+        // SAFETY: dlpi_phdr has dlpi_phnum entries.
+        let ph = unsafe { &*info.dlpi_phdr.add(i as usize) };
+        if ph.p_type == libc::PT_LOAD {
+            let from = info.dlpi_addr as usize + ph.p_vaddr as usize;
+            let to = from + ph.p_memsz as usize;
+            is_ours |= (from..to).contains(&this);
+            (start, end) = (start.min(from & !0xfff), end.max(to));
+        }
+    }
+    if is_ours {
+        let bytes = (end - start).next_multiple_of(4096);
+        own::note(start, bytes, kind::STAYS | kind::COUNTS);
+    }
+}
+
+unsafe extern "C" {
+    fn dl_iterate_phdr(
+        callback: unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int,
+        data: *mut c_void,
+    ) -> c_int;
+    fn clone();
+    fn vfork();
+}
+
+/// Patches libc and the loader. Runs once, before the program has threads.
+pub fn patch_libc(report_left: bool) -> Summary {
+    let none = Text {
+        start: 0,
+        bytes: 0,
+        address: 0,
+        path: c"",
+    };
+    let mut found = Found {
+        texts: [none; 8],
+        count: 0,
+        libc: false,
+    };
+    // SAFETY: the callback is called with our Found only while `found` lives.
+    unsafe { dl_iterate_phdr(collect, (&raw mut found).cast()) };
+    let mut summary = Summary {
+        libc_found: found.libc,
+        ..Summary::default()
+    };
+    let file = prepared::File::open();
+    for text in &found.texts[..found.count] {
+        let done = file.as_ref().and_then(|f| f.map_over(text));
+        match done {
+            Some(patches) => {
+                summary.patched += patches.len();
+                summary.prepared += patches.len();
+                patches.calls().for_each(|nr| summary.note(nr));
+            }
+            None => patch_text(text, report_left, &mut summary),
+        }
+    }
+    summary
+}
+
+/// Memory for trampolines within reach of a rel32 jump from `text`.
+fn trampolines(text: &Text, bytes: usize) -> Option<usize> {
+    let reach = 0x7000_0000usize;
+    let step = 1 << 20;
+    let mut offset = step;
+    while offset < reach {
+        for hint in [
+            text.start.wrapping_sub(offset) & !0xfff,
+            (text.start + text.bytes + offset) & !0xfff,
+        ] {
+            if let Ok(at) = mem::map_lazy(hint, bytes, libc::PROT_READ | libc::PROT_WRITE) {
+                return Some(at);
+            }
+        }
+        offset += step;
+    }
+    None
+}
+
+/// Zeroed numbers in memory of our own: malloc's calls may be patched already, and nothing can serve them yet.
+struct Words {
+    at: usize,
+    room: usize,
+}
+
+impl Words {
+    /// Costs memory only as it is used.
+    fn zeroed(room: usize) -> Option<Words> {
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        let at = mem::map_lazy(0, room * 8, rw).ok()?;
+        Some(Words { at, room })
+    }
+    fn as_slice(&self) -> &[u64] {
+        // SAFETY: `room` zeroed numbers at `at` are ours until dropped.
+        unsafe { core::slice::from_raw_parts(self.at as *const u64, self.room) }
+    }
+    fn as_mut_slice(&mut self) -> &mut [u64] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { core::slice::from_raw_parts_mut(self.at as *mut u64, self.room) }
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made by `zeroed`, which nothing borrows any more.
+        let _ = unsafe { mem::unmap(self.at, self.room * 8) };
+    }
+}
+
+/// Numbers, one after the other.
+struct Numbers {
+    words: Words,
+    len: usize,
+}
+
+impl Numbers {
+    /// Room for so many.
+    fn with_room(room: usize) -> Option<Numbers> {
+        let words = Words::zeroed(room)?;
+        Some(Numbers { words, len: 0 })
+    }
+    fn push(&mut self, number: u64) {
+        self.words.as_mut_slice()[self.len] = number;
+        self.len += 1;
+    }
+    fn as_slice(&self) -> &[u64] {
+        &self.words.as_slice()[..self.len]
+    }
+}
+
+/// Patches one text. Whatever fails before the first site is written to leaves all of them as they are.
+fn patch_text(text: &Text, report_left: bool, summary: &mut Summary) {
+    let Some(plan) = Plan::make(text, report_left, summary) else {
+        return;
+    };
+    // SAFETY: the area is ours, and holds trampolines and the stub's address, which are only read from here on.
+    if unsafe { mem::protect(plan.area, plan.area_bytes, READ_EXEC) }.is_err() {
+        summary.left += plan.count();
+        return;
+    }
+    own::note(plan.area, plan.area_bytes, kind::STAYS | kind::COUNTS);
+    let page = text.start & !0xfff;
+    let span = (text.start + text.bytes - page).next_multiple_of(4096);
+    own::note(page, span, kind::COUNTS);
+    // Executable throughout: this very code may be calling into the segment (memcpy).
+    // SAFETY: only adds the right to write.
+    if unsafe { mem::protect(page, span, READ_EXEC | libc::PROT_WRITE) }.is_err() {
+        summary.left += plan.count();
+        return;
+    }
+    for (from, jump) in plan.jumps() {
+        // SAFETY: the five bytes lie in the text (planned), which can be written to and which no reference of
+        // ours covers any more; they replace whole instructions that no jump enters, and the program has one
+        // thread, which is here.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                jump.as_ptr(),
+                (text.start + from) as *mut u8,
+                JUMP_BYTES,
+            )
+        };
+    }
+    summary.patched += plan.count();
+    summary.required |= plan.required;
+    // SAFETY: takes only the right to write, which nobody uses from here on.
+    if let Err(e) = unsafe { mem::protect(page, span, READ_EXEC) } {
+        summary.left_writable = Some(e);
+    }
+}
+
+const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
+
+/// What is going to be patched in one text, its trampolines written.
+struct Plan {
+    area: usize,
+    area_bytes: usize,
+    /// Where each jump goes into the text, and the jump.
+    jumps: Numbers,
+    /// Of [`REQUIRED`], those that are among the calls.
+    required: u32,
+}
+
+impl Plan {
+    /// Finds the sites and writes their trampolines; counts what must be left. `None` when there is no memory.
+    fn make(text: &Text, report_left: bool, summary: &mut Summary) -> Option<Plan> {
+        // SAFETY: an executable PT_LOAD segment of a loaded library is mapped and readable, and nobody writes
+        // to it before this function has returned.
+        let code = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
+        let count = Code::count(code);
+        let area_bytes = ((count + 1) * TRAMPOLINE_BYTES + 8).next_multiple_of(4096);
+        let found = Numbers::with_room(2 * count.max(1))
+            .zip(Words::zeroed(Code::marks_for(code.len())))
+            .and_then(|(jumps, marks)| Some((jumps, marks, trampolines(text, area_bytes)?)));
+        let Some((jumps, mut marks, area)) = found else {
+            summary.left += count;
+            return None;
+        };
+        let mut plan = Plan {
+            area,
+            area_bytes,
+            jumps,
+            required: 0,
+        };
+        // The first eight bytes of the area: where the trampolines jump.
+        // SAFETY: the area is ours, writable, and larger than eight bytes.
+        unsafe { (area as *mut usize).write(crate::capture::stub::entry as *const () as usize) };
+        let never = [clone as *const () as usize, vfork as *const () as usize]
+            .map(|f| f.wrapping_sub(text.start));
+        Code::new(code, marks.as_mut_slice(), &never).each(|site| match site {
+            Ok(new) => plan.add(text, code, &new),
+            Err(at) => {
+                summary.left += 1;
+                if report_left {
+                    crate::report!("system call site left at text offset {at:#x}");
+                }
+            }
+        });
+        Some(plan)
+    }
+
+    fn add(&mut self, text: &Text, code: &[u8], new: &Replacement) {
+        let at = self.area + (self.jumps.len / 2 + 1) * TRAMPOLINE_BYTES;
+        let t = new.trampoline(code, text.start, at, self.area);
+        let bytes = t.bytes();
+        // SAFETY: one of the trampolines, for each of which the area has room (`area_bytes`); it is ours, and
+        // writable still.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
+        let mut jump = [0; 8];
+        jump[..JUMP_BYTES].copy_from_slice(&new.jump(text.start, at));
+        self.jumps.push(new.from() as u64);
+        self.jumps.push(u64::from_le_bytes(jump));
+        if let Some(nr) = new.known() {
+            self.required |= required_bit(nr);
+        }
+    }
+
+    fn jumps(&self) -> impl Iterator<Item = (usize, [u8; 8])> {
+        let all = self.jumps.as_slice().chunks_exact(2);
+        all.map(|pair| (pair[0] as usize, pair[1].to_le_bytes()))
+    }
+
+    fn count(&self) -> usize {
+        self.jumps.len / 2
+    }
+}

@@ -1,0 +1,169 @@
+//! Patched code that `canvas run` has prepared, behind the library in its sealed file: mapped over libc's and the
+//! loader's own, it saves each process the search, and the memory of its own patched pages.
+//!
+//! The file is the one that this very code comes from, and as unchangeable. What in it does not fit exactly is not used;
+//! then the text is patched here, as if nothing had been prepared.
+
+use canvas_patch::prepared::{
+    self, AREA_BEFORE_TEXT, AREA_HEAD_BYTES, DIRECTORY_BYTES, Identity, Patch, Prepared,
+};
+use canvas_sys::{file, mem};
+use core::ffi::CStr;
+use core::ops::Range;
+
+use crate::base::{fds, fds::Fd};
+use crate::capture::stub;
+
+const READ: i32 = libc::PROT_READ;
+const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
+
+/// An executable segment of a loaded library.
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    /// Its first address.
+    pub start: usize,
+    /// Its bytes.
+    pub bytes: usize,
+    /// Its address in the library, wherever that was loaded.
+    pub address: usize,
+    /// The library's path.
+    pub path: &'static CStr,
+}
+
+/// The library's file.
+pub struct File {
+    fd: i32,
+    directory: Part,
+    bytes: usize,
+}
+
+/// Bytes of the file in memory, until dropped.
+struct Part {
+    at: usize,
+    bytes: usize,
+}
+
+impl Part {
+    fn map(fd: i32, range: Range<usize>) -> Option<Part> {
+        let at = mem::map_file(fd, range.start, range.len(), READ).ok()?;
+        Some(Part {
+            at,
+            bytes: range.len(),
+        })
+    }
+    fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped by `map` until dropped; the file is sealed, so that nobody changes or cuts it.
+        unsafe { core::slice::from_raw_parts(self.at as *const u8, self.bytes) }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made by `map`, which nothing borrows any more.
+        let _ = unsafe { mem::unmap(self.at, self.bytes) };
+    }
+}
+
+/// What was patched in a text.
+pub struct Patches(Part);
+
+impl Patches {
+    fn all(&self) -> impl Iterator<Item = Patch> {
+        Patch::read_all(self.0.as_slice())
+    }
+    /// How many sites.
+    pub fn len(&self) -> usize {
+        self.all().count()
+    }
+    /// Numbers of the calls, as far as they are known.
+    pub fn calls(&self) -> impl Iterator<Item = i32> {
+        self.all().filter_map(|p| p.known)
+    }
+}
+
+impl File {
+    /// The file with what was prepared; `None` where there is none, or where somebody could write to it.
+    pub fn open() -> Option<File> {
+        let fd = fds::get(Fd::Library)?;
+        let sealed = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        if file::seals(fd).ok()? & sealed != sealed {
+            return None;
+        }
+        let bytes = file::state(fd).ok()?.bytes();
+        let last = bytes.checked_sub(DIRECTORY_BYTES)?;
+        if !last.is_multiple_of(4096) {
+            return None;
+        }
+        let directory = Part::map(fd, last..bytes)?;
+        let _whole = prepared::directory(directory.as_slice(), bytes)?;
+        Some(File {
+            fd,
+            directory,
+            bytes,
+        })
+    }
+
+    /// Maps what was prepared of a text over it. `None`: that does not fit, and nothing was changed.
+    pub fn map_over(&self, text: &Text) -> Option<Patches> {
+        let identity = Identity(file::state_of(text.path).ok()?.0);
+        let fits = |p: &Prepared| {
+            p.identity == identity && p.address == text.address && p.text_bytes == text.bytes
+        };
+        let what = prepared::directory(self.directory.as_slice(), self.bytes)?.find(fits)?;
+        let patches = Patches(Part::map(self.fd, what.patches())?);
+        // SAFETY: an executable segment of a loaded library is mapped and readable, and nobody writes to it.
+        let loaded = unsafe { core::slice::from_raw_parts(text.start as *const u8, text.bytes) };
+        if !patches.all().all(|p| p.fits(loaded)) {
+            return None;
+        }
+        let area = self.map_area(text, &what)?;
+        let code = what.code();
+        // SAFETY: takes the place of the text's own pages, of which these are a copy but for whole instructions that
+        // became jumps into the area, and that no jump enters; the program has one thread, which is here.
+        let done =
+            unsafe { mem::map_file_over(text.start, self.fd, code.start, code.len(), READ_EXEC) };
+        if done.is_err() {
+            // SAFETY: the area that was just mapped; nothing leads there.
+            let _ = unsafe { mem::unmap(area.start, area.len()) };
+            return None;
+        }
+        Some(patches)
+    }
+
+    /// Maps the trampolines at their distance before the text.
+    fn map_area(&self, text: &Text, what: &Prepared) -> Option<Range<usize>> {
+        let start = text.start.checked_sub(AREA_BEFORE_TEXT)?;
+        let trampolines = what.trampolines();
+        let area = start..start + AREA_HEAD_BYTES + trampolines.len();
+        let write = libc::PROT_READ | libc::PROT_WRITE;
+        // Nothing is replaced: where something lies, this fails.
+        let at = mem::map_lazy(area.start, area.len(), write).ok()?;
+        if at != area.start {
+            // A kernel that takes the address for a wish.
+            // SAFETY: mapped just now; nothing refers to it.
+            let _ = unsafe { mem::unmap(at, area.len()) };
+            return None;
+        }
+        // SAFETY: the area's first page, which is ours and writable.
+        unsafe { (area.start as *mut usize).write(stub::entry as *const () as usize) };
+        // SAFETY: the rest of the area, which is ours, and in which nothing lies yet; from here on the address in
+        // its first page is only read.
+        let done = unsafe {
+            let after = area.start + AREA_HEAD_BYTES;
+            mem::map_file_over(
+                after,
+                self.fd,
+                trampolines.start,
+                trampolines.len(),
+                READ_EXEC,
+            )
+            .and_then(|()| mem::protect(area.start, AREA_HEAD_BYTES, READ))
+        };
+        if done.is_err() {
+            // SAFETY: mapped above; nothing leads there.
+            let _ = unsafe { mem::unmap(area.start, area.len()) };
+            return None;
+        }
+        Some(area)
+    }
+}

@@ -1,0 +1,59 @@
+//! This process's extents beyond the pool: which it uses, in slabs of its own and in those of its parents.
+//!
+//! What an extent is kept by ([`ExtentBook::hold`]): each entry that names it, its writing, its fetching. So the
+//! number of an extent is not used anew while an answer for the old one may come.
+
+use canvas_shm::far::{self, Far, SLAB_EXTENTS};
+use canvas_swap::extents::{BookState, ExtentBook, Slabs, Span};
+use canvas_sys::gate;
+use core::sync::atomic::Ordering;
+
+use crate::base::{
+    areas, far_area,
+    far_area::{far, ring},
+};
+
+static BOOK: BookState = BookState::new();
+
+/// Which extents we use.
+#[inline]
+pub fn book() -> ExtentBook<'static> {
+    ExtentBook {
+        arrays: areas::extent_book(),
+        state: &BOOK,
+        slab_extents: SLAB_EXTENTS as u32,
+        yield_now: gate::yield_now,
+    }
+}
+
+/// The far area's slabs, as this process sees them.
+pub struct OurSlabs(pub &'static Far);
+
+impl Slabs for OurSlabs {
+    fn high(&self) -> u32 {
+        let high = self.0.slabs_high.load(Ordering::Acquire);
+        high.min(far::SLABS_MAX as u32)
+    }
+    fn take(&self) -> Option<u32> {
+        self.0.take_slab(far_area::index())
+    }
+    fn give_up(&self, slab: u32) {
+        if self.0.drop_slab(slab, far_area::index()) {
+            ring(self.0);
+        }
+    }
+    fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
+        let proc = far_area::index();
+        self.0.others(slab, proc, |born| {
+            // One that inherited nothing, and refers to our slab: it cannot be.
+            on(Span::of(born).unwrap_or(Span::ALL));
+        })
+    }
+}
+
+/// An entry names the extent no more.
+pub fn unhold(extent: u32) {
+    if let Some(f) = far() {
+        book().unhold(extent, &OurSlabs(f));
+    }
+}

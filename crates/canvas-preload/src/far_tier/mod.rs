@@ -1,0 +1,7 @@
+//! Where pages are that left local memory: the compressed pool, and what lies beyond it ([`canvas_far`]).
+
+pub mod extents;
+pub mod fork;
+pub mod ours;
+pub mod pool;
+pub mod tier;

@@ -1,0 +1,229 @@
+//! What [`canvas_far`] stands on in a program: the pages of the window, this process's pool, its requests in the
+//! far area, and its tenant.
+
+use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
+use canvas_pager::copies::CopyHand;
+use canvas_pager::spill::SpillHand;
+use canvas_pager::word::{self, State as At, Word, flag};
+use canvas_shm::far::{self, Far};
+use canvas_shm::mailbox::{Mailbox, Status};
+use canvas_shm::{Counter, far::EXTENT_BYTES};
+use canvas_swap::extents::ExtentBook;
+use canvas_swap::{Chosen, LocalPool};
+use canvas_sys::{gate, proc};
+use canvas_types::SwapEntry;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::base::{
+    areas, far_area,
+    far_area::{our_mailbox, ring},
+    state,
+    state::EPOCH,
+    tenant, time,
+};
+use crate::far_tier::{
+    extents::{OurSlabs, book},
+    pool::{Budget, Lz4, Region, pool},
+};
+use crate::report;
+
+static STATE: State = State::new();
+static SPILL: SpillHand = SpillHand::new();
+static COPIES: CopyHand = CopyHand::new();
+
+/// This process: its pages and its pool.
+pub struct Ours;
+
+impl Pages for Ours {
+    type Seen = Word;
+    #[inline]
+    fn look(&self, page: u32) -> Option<Word> {
+        areas::table().words.get(page as usize).map(word::load)
+    }
+    #[inline]
+    fn entry(seen: Word) -> SwapEntry {
+        seen.entry()
+    }
+    #[inline]
+    fn whereabouts(seen: Word) -> Whereabouts {
+        match seen.state() {
+            At::Resident => Whereabouts::Local,
+            At::Far => Whereabouts::Far {
+                beyond: seen.has(flag::DEEP),
+            },
+            _ => Whereabouts::Other,
+        }
+    }
+    #[inline]
+    fn claim(&self, page: u32, seen: Word) -> bool {
+        let busy = match seen.state() {
+            At::Far => At::Filling,
+            At::Resident => At::Evicting,
+            _ => return false,
+        };
+        word::transition(areas::word(page), seen, seen.with_state(busy))
+    }
+    #[inline]
+    fn publish(&self, page: u32, seen: Word, becomes: Becomes) {
+        let next = match becomes {
+            Becomes::AsBefore => seen,
+            Becomes::Beyond => seen.set(flag::DEEP),
+            Becomes::InPool => seen.clear(flag::DEEP),
+            Becomes::CameBack => seen.clear(flag::DEEP).set(flag::REFERENCED),
+            Becomes::NoCopy => seen.clear(flag::FAR_COPY),
+        };
+        word::publish(areas::word(page), next);
+    }
+    fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Word) -> bool) {
+        let table = areas::table();
+        SPILL.scan(
+            table.words,
+            table.blocks(),
+            areas::all_resident,
+            EPOCH.now(),
+            look_max,
+            take,
+        );
+    }
+    fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Word) -> bool) {
+        COPIES.scan(&areas::table(), look_max, take);
+    }
+}
+
+impl Host for Ours {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        time::now_ns()
+    }
+    fn yield_now() {
+        gate::yield_now();
+    }
+    fn pause(&self, ns: u64) {
+        gate::wait(ns);
+    }
+    #[inline]
+    fn count(&self, counter: Counter, n: u64) {
+        state::count(counter, n);
+    }
+    #[inline]
+    fn pool_bytes(&self) -> i64 {
+        state::seg().pool_bytes.load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn pool_bound_bytes(&self) -> i64 {
+        state::seg().pool_bound()
+    }
+    fn pool_asked_bytes(&self) -> u64 {
+        state::seg().config.pool_bytes.load(Ordering::Relaxed)
+    }
+    fn keeps_places(&self) -> bool {
+        tenant::reserves()
+    }
+    fn ask_for_pool(&self, whom: Whom) -> bool {
+        tenant::ask_for_pool(whom).is_some()
+    }
+    #[cold]
+    fn cannot_write(&self, why: Status) {
+        report!(
+            "pages cannot be moved beyond the pool ({}); they stay in it",
+            match why {
+                Status::NoRoom => "there is no room",
+                Status::Unreachable => "no copy can be made: donors or disk do not answer",
+                Status::Refused => "the agent refuses",
+                _ => "the copy is damaged",
+            }
+        );
+    }
+}
+
+impl Owner for Ours {
+    type Lz = Chosen<Lz4>;
+    type Mem = Region;
+    type Budget = Budget;
+    #[inline]
+    fn pool(&self) -> &LocalPool<'_, Chosen<Lz4>, Region, Budget> {
+        pool()
+    }
+    #[inline]
+    fn state(&self) -> &State {
+        &STATE
+    }
+}
+
+/// The far area of the tenant, and this process's part of it.
+#[derive(Clone, Copy)]
+pub struct OurFar(pub &'static Far);
+
+/// It, if the tenant has one.
+#[inline]
+pub fn beyond() -> Option<OurFar> {
+    far_area::far().map(OurFar)
+}
+
+impl Channel for OurFar {
+    #[inline]
+    fn mailbox(&self) -> &Mailbox {
+        our_mailbox(self.0)
+    }
+    fn ring(&self) {
+        ring(self.0);
+    }
+    fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
+        let at: *const [u8; EXTENT_BYTES] = self.0.buffer(far_area::index(), of.index()).cast();
+        // SAFETY: the far area is mapped for the life of the process. There is one `Request` for each place of the
+        // mailbox that is claimed and not posted, or ended and not given back; while the caller's lives, neither
+        // the agent nor another thread has the buffer.
+        on(unsafe { &*at })
+    }
+    fn fill<R>(&self, of: &mut Request, on: impl FnOnce(&mut [u8; EXTENT_BYTES]) -> R) -> R {
+        let at: *mut [u8; EXTENT_BYTES] = self.0.buffer(far_area::index(), of.index()).cast();
+        // SAFETY: as above, and the caller's is borrowed for us alone.
+        on(unsafe { &mut *at })
+    }
+    #[inline]
+    fn copy_out(&self, of: &Request, offset: usize, out: &mut [u8]) {
+        self.0.copy_out(far_area::index(), of.index(), offset, out);
+    }
+    fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
+        proc::futex_wait(word, value, ns);
+    }
+    fn give_way(&self) {
+        gate::give_way();
+    }
+    #[inline]
+    fn wait_ns_max(&self) -> u64 {
+        self.0.wait_ms_max.load(Ordering::Relaxed) * 1_000_000
+    }
+    #[inline]
+    fn spill_percent(&self) -> u64 {
+        self.0.spill_percent.load(Ordering::Relaxed)
+    }
+    fn note_read(&self, ns: u64) {
+        self.0.stats.read_ns.record(ns);
+    }
+    fn note_ahead(&self, ns: u64) {
+        self.0.stats.ahead_ns.record(ns);
+    }
+}
+
+impl Beyond for OurFar {
+    type Owner = Ours;
+    type Slabs = OurSlabs;
+    #[inline]
+    fn owner(&self) -> &Ours {
+        &Ours
+    }
+    #[inline]
+    fn slabs(&self) -> OurSlabs {
+        OurSlabs(self.0)
+    }
+    #[inline]
+    fn book(&self) -> ExtentBook<'_> {
+        book()
+    }
+    fn slabs_used_and_max(&self) -> (u64, u64) {
+        let used = self.0.slabs_used.load(Ordering::Relaxed).max(0) as u64;
+        let max = self.0.slabs_max.load(Ordering::Relaxed);
+        (used, max.min(far::SLABS_MAX as u64))
+    }
+}

@@ -1,0 +1,149 @@
+//! This process's compressed pool, over the memory of [`crate::base::areas`].
+
+use canvas_swap::classes::region_bytes;
+use canvas_swap::slots::SLAB_WORDS;
+use canvas_swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
+use canvas_sys::{lz4, mem};
+use canvas_types::{DeepPlace, PageBuf};
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicI64, Ordering};
+
+use crate::base::{areas, keys, state, tenant};
+use crate::far_tier::extents;
+
+const SLABS: usize = canvas_types::layout::POOL_SLABS;
+const _: () = assert!(region_bytes(SLABS) <= areas::POOL_BYTES);
+const _: () = assert!(SLABS * SLAB_WORDS * 8 <= areas::CONTEXTS - areas::POOL_META);
+
+/// lz4 from canvas-sys.
+pub struct Lz4;
+
+impl Lz for Lz4 {
+    fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize> {
+        lz4::compress(src, dst, &mut scratch.0, false)
+    }
+    fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool {
+        lz4::decompress(src, dst)
+    }
+}
+
+/// The pool's bytes.
+pub struct Region;
+
+impl SlotMem for Region {
+    fn copy_out(&self, off: usize, dst: &mut [u8]) {
+        assert!(off + dst.len() <= areas::POOL_BYTES);
+        // SAFETY: inside the mapped region (asserted); the entry's owner alone touches its slot.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                (areas::pool() + off) as *const u8,
+                dst.as_mut_ptr(),
+                dst.len(),
+            )
+        }
+    }
+    fn copy_in(&self, off: usize, src: &[u8]) {
+        assert!(off + src.len() <= areas::POOL_BYTES);
+        // SAFETY: inside the mapped region (asserted); the slot is its entry's owner's alone, who calls this, so
+        // nobody reads or writes it meanwhile.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                src.as_ptr(),
+                (areas::pool() + off) as *mut u8,
+                src.len(),
+            )
+        }
+    }
+    fn release(&self, off: usize, len: usize) {
+        assert!(off + len <= areas::POOL_BYTES);
+        if state::FORKED.load(Ordering::Relaxed) {
+            tenant::keep_pool_charge(areas::pool() + off, len);
+        }
+        // SAFETY: the slot allocator says that nothing is stored here any more.
+        let _ = unsafe { mem::advise(areas::pool() + off, len, libc::MADV_DONTNEED) };
+    }
+}
+
+/// The tenant's bound on pool memory, and what this process has of it.
+pub struct Budget;
+
+/// Bytes that this process has charged.
+static CHARGED: AtomicI64 = AtomicI64::new(0);
+
+impl PoolBudget for Budget {
+    fn charge(&self, bytes: i64) -> bool {
+        let ok = state::seg().charge_pool(state::slot(), bytes);
+        if ok {
+            CHARGED.fetch_add(bytes, Ordering::Relaxed);
+        }
+        ok
+    }
+    fn charge_past_bound(&self, bytes: i64) -> bool {
+        state::seg().charge_pool_past_bound(state::slot(), bytes);
+        CHARGED.fetch_add(bytes, Ordering::Relaxed);
+        true
+    }
+    fn deep_gone(&self, place: DeepPlace) {
+        extents::unhold(place.extent);
+    }
+}
+
+/// Pages of pool memory that this process holds.
+pub fn charged_pages() -> i64 {
+    CHARGED.load(Ordering::Relaxed) / 4096
+}
+
+/// The pool's type.
+pub type Pool = LocalPool<'static, Chosen<Lz4>, Region, Budget>;
+
+struct Cell(UnsafeCell<MaybeUninit<Pool>>);
+// SAFETY: written once by `init` before any other thread or handler can read it.
+unsafe impl Sync for Cell {}
+static POOL: Cell = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Makes the pool. Once, at start-up, after the areas are mapped, the segment is attached and keys are made.
+pub fn init() {
+    let arrays = PoolArrays {
+        entries: areas::entries(),
+        slab_words: areas::pool_meta64(0, SLABS * SLAB_WORDS),
+        class_bytes: &state::seg().class_bytes,
+        digests: areas::digests(
+            state::seg()
+                .local_limit_pages()
+                .map_or(0, |n| usize::try_from(n).unwrap_or(0)),
+        ),
+    };
+    let lz = Chosen {
+        lz: Lz4,
+        codec: state::seg().config.codec(),
+    };
+    let hash = *keys::own();
+    let pool = LocalPool::new(
+        arrays,
+        hash,
+        lz,
+        Region,
+        Budget,
+        canvas_sys::gate::yield_now,
+    );
+    // SAFETY: start-up has one thread and no handler installed yet.
+    unsafe { (*POOL.0.get()).write(pool) };
+}
+
+/// The pool.
+#[inline(always)]
+pub fn pool() -> &'static Pool {
+    // SAFETY: `init` ran before anything that calls this.
+    unsafe { (*POOL.0.get()).assume_init_ref() }
+}
+
+/// In a fork's child, with the pool's locks just released. Its pool is its parent's, page by page, until
+/// one of the two writes: the parent has charged it.
+pub fn after_fork_in_child() {
+    let slot = state::slot();
+    slot.pool_bytes.store(0, Ordering::Relaxed);
+    let whole = CHARGED.load(Ordering::Relaxed);
+    slot.pool_whole_bytes.store(whole, Ordering::Relaxed);
+    pool().publish_class_bytes(1);
+}

@@ -1,0 +1,137 @@
+//! The far tier of this process: [`canvas_far`], where the tenant has far memory. What other rooms call.
+
+use canvas_far::fetch::{Lost, Stored};
+use canvas_far::{Owner, channel, completion, fetch, lead_time, resident_copies, room, spill};
+use canvas_types::{DeepPlace, PageBuf, SwapEntry};
+use core::sync::atomic::Ordering;
+
+use crate::base::state;
+use crate::far_tier::{
+    extents::unhold,
+    ours::{Ours, beyond},
+};
+
+/// Reads the record at `place`, which `entry` names; the page's word is in our busy state.
+#[inline]
+pub fn load(
+    entry: SwapEntry,
+    place: DeepPlace,
+    out: &mut PageBuf,
+    scratch: &mut Stored,
+) -> Result<(), Lost> {
+    beyond().map_or(Err(Lost::Unreachable), |b| {
+        fetch::load(&b, entry, place, out, scratch)
+    })
+}
+
+/// Is the whole extent on its way?
+#[inline]
+pub fn is_under_way(extent: u32) -> bool {
+    beyond().is_some_and(|b| channel::is_under_way(&b, extent))
+}
+
+/// Brings a whole extent back, in the background. A page whose entry names it is in our hands.
+#[inline]
+pub fn fetch(extent: u32) {
+    if let Some(b) = beyond() {
+        fetch::fetch(&b, extent);
+    }
+}
+
+/// Waits for the extent that a page is on its way with. The caller must not have the page's word.
+#[inline]
+pub fn arrives(place: DeepPlace) {
+    if let Some(b) = beyond() {
+        fetch::arrives(&b, place);
+    }
+}
+
+/// Fetches what a stream needs after the `n` pages from `start` on.
+#[inline]
+pub fn fetch_for_stream(start: u32, stride: i32, n: u32) {
+    if let Some(b) = beyond() {
+        fetch::fetch_for_stream(&b, start, stride, n);
+    }
+}
+
+/// A page was brought in from the pool.
+#[inline]
+pub fn used(entry: SwapEntry) {
+    if let Some(b) = beyond() {
+        lead_time::used(&b, entry);
+    }
+}
+
+/// Ends fetches that have arrived.
+#[inline]
+pub fn absorb() {
+    if let Some(b) = beyond() {
+        completion::finish_all(&b);
+    }
+}
+
+/// Has the pool room for neighbours of a page that was read?
+#[inline]
+pub fn pool_has_room() -> bool {
+    beyond().is_some_and(|b| room::pool_has_room(&b))
+}
+
+/// Has far memory stopped answering?
+pub fn is_stalled() -> bool {
+    room::is_stalled(&Ours)
+}
+
+/// What is used beyond the pool and what may be, in bytes.
+pub fn used_and_limit() -> (u64, u64) {
+    beyond().map_or((0, 0), |b| room::used_and_limit(&b))
+}
+
+/// The pool is full: lets go of copies of resident pages. True when a store may fit now.
+pub fn drop_copies() -> bool {
+    resident_copies::make_room(&Ours)
+}
+
+/// The pool is full: waits until something left it, for beyond it or for good. False when nothing will.
+#[cold]
+pub fn make_room() -> bool {
+    match beyond() {
+        Some(b) => spill::make_room(&b),
+        None => spill::others_give(&Ours),
+    }
+}
+
+/// The reclaim thread's round. True when it did something.
+pub fn background_round() -> bool {
+    beyond().is_some_and(|b| spill::background_round(&b))
+}
+
+/// How long the reclaim thread may sleep.
+pub fn idle_ns() -> u64 {
+    spill::idle_ns(&Ours)
+}
+
+/// Gives back what others in the tenant ask for, if they do: empty slabs, then those that copies of resident
+/// pages are in, then those of the pages that were swapped out longest ago, when they have been written.
+/// True when something was given, or will be.
+pub fn give_to_others() -> bool {
+    let wanted = &state::slot().pool_wanted_bytes;
+    let bytes = wanted.load(Ordering::Relaxed);
+    if bytes <= 0 {
+        return false;
+    }
+    let given = resident_copies::give_slabs(&Ours, bytes);
+    let mut worked = given > 0;
+    if given < bytes
+        && let Some(b) = beyond()
+    {
+        worked |= spill::write_for_others(&b, bytes);
+    }
+    wanted.store(0, Ordering::Relaxed);
+    worked
+}
+
+/// In a fork's child: forgets what the parent has under way.
+pub fn forget() {
+    channel::forget(Ours.state(), unhold);
+    room::after_fork_in_child(&Ours);
+}

@@ -1,0 +1,170 @@
+//! The program's break: a heap that grows and shrinks at the beginning of the window.
+//!
+//! Many programs move it by a page or two at a time, and touch each page at once. Two things make that cheap. Where
+//! the break moves by little, some pages beyond it stay open to access, so that not each move is an mprotect: they
+//! are mapped nowhere, and an access there ends as one to closed pages (`open_pages.rs`). And the first page of a
+//! growth by little is filled by the call itself, while there is room below the limit and the program touches
+//! what it asks for ([`Fills`]): this saves the fault.
+
+use canvas_pager::regions::{Attr, kind};
+use canvas_pager::word::{self, State};
+use canvas_sys::Errno;
+use canvas_types::PageId;
+use canvas_types::layout::{BRK_BYTES, window_base};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::base::{
+    areas, freeze,
+    regions::{Lists, lock},
+    state,
+};
+use crate::memory::mm::{admit, clear, discard, map_at};
+use crate::memory::open_pages::{MMAP_FIRST, NOW, OPEN_UNTIL, RW, close, end_page, protect};
+use crate::paging::fault;
+
+// Changes under the mapping lock only.
+static FILLS: Fills = Fills {
+    left: AtomicU32::new(0),
+    left_alone: AtomicU32::new(NO_PAGE),
+};
+const NO_PAGE: u32 = u32::MAX;
+
+/// A move by so many pages at most is by little (64 KiB).
+const LITTLE_PAGES: u32 = 16;
+/// Pages that are opened ahead of a break that grows by little.
+const OPEN_AHEAD_PAGES: u32 = 32;
+/// Pages that stay open at most.
+const OPEN_MAX_PAGES: u32 = 64;
+/// Growths whose first page is filled, before one is left alone.
+const FILLS_IN_A_ROW: u32 = 15;
+
+/// Whether to fill the first page of a growth. Whether a filled page is touched nobody sees; so one growth in sixteen
+/// is left alone, and only if the program has touched that one's first page are more filled.
+struct Fills {
+    left: AtomicU32,
+    /// First page of the growth that was left alone.
+    left_alone: AtomicU32,
+}
+
+impl Fills {
+    /// For a growth that begins with `page`.
+    fn wants(&self, page: u32) -> bool {
+        self.judge();
+        let left = self.left.load(Ordering::Relaxed);
+        if left == 0 {
+            self.left_alone.store(page, Ordering::Relaxed);
+            return false;
+        }
+        self.left.store(left - 1, Ordering::Relaxed);
+        true
+    }
+    /// Was the page that was left alone touched? To be asked before the program gives it up, too.
+    fn judge(&self) {
+        let page = self.left_alone.load(Ordering::Relaxed);
+        if page != NO_PAGE && word::load(areas::word(page)).state() != State::Untouched {
+            self.left_alone.store(NO_PAGE, Ordering::Relaxed);
+            self.left.store(FILLS_IN_A_ROW, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Where the program's break begins. The page below is mapped, as it is in a program whose heap has begun
+/// below it: some read there (`stress-ng --brk`).
+pub fn begin() -> Result<usize, Errno> {
+    let first = PageId(1).addr();
+    let mut g = lock();
+    map_at(&mut g, 0, 1, RW)?;
+    NOW.store(first - window_base(), Ordering::Relaxed);
+    Ok(first)
+}
+
+/// `brk`: answers like the kernel, with the break after the call.
+pub fn brk(a: &[usize; 6]) -> usize {
+    let _inside = freeze::enter();
+    let mut g = lock();
+    let now = NOW.load(Ordering::Relaxed);
+    let want = match a[0].checked_sub(window_base()) {
+        Some(want) if want <= BRK_BYTES => want,
+        _ => return window_base() + now,
+    };
+    let (old_end, new_end) = (end_page(now), end_page(want));
+    let done = match new_end.cmp(&old_end) {
+        core::cmp::Ordering::Greater => grow(&mut g, old_end, new_end),
+        core::cmp::Ordering::Less => shrink(&mut g, new_end, old_end),
+        core::cmp::Ordering::Equal => Ok(()),
+    };
+    if done.is_err() {
+        return window_base() + now;
+    }
+    NOW.store(want, Ordering::Relaxed);
+    let by_little = new_end > old_end && new_end - old_end <= LITTLE_PAGES;
+    let fills = by_little && FILLS.wants(old_end);
+    // A first touch takes the lock itself.
+    drop(g);
+    if fills {
+        fault::fill_if_room(old_end);
+    }
+    window_base() + want
+}
+
+fn grow(g: &mut Lists, old_end: u32, new_end: u32) -> Result<(), Errno> {
+    admit(g, new_end - old_end, true)?;
+    let open = OPEN_UNTIL.load(Ordering::Relaxed).max(old_end);
+    let rw = Attr {
+        prot: RW as u8,
+        kind: 0,
+    };
+    g.window
+        .insert(old_end, new_end, rw)
+        .map_err(|_| Errno(libc::ENOMEM))?;
+    if new_end <= open {
+        return Ok(());
+    }
+    let ahead = opens_ahead(g, old_end, new_end);
+    if let Err(e) = protect(open, new_end + ahead, RW) {
+        let _ = g.window.remove(old_end, new_end);
+        return Err(e);
+    }
+    OPEN_UNTIL.store(new_end + ahead, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Pages to open beyond the break that is going to be at `new_end`: none where something else lies there, and none
+/// where an access is not told apart by a signal.
+fn opens_ahead(g: &Lists, old_end: u32, new_end: u32) -> u32 {
+    let end = new_end + OPEN_AHEAD_PAGES;
+    if new_end - old_end > LITTLE_PAGES
+        || state::THREAD_MODE.load(Ordering::Relaxed)
+        || end > MMAP_FIRST
+    {
+        return 0;
+    }
+    let mut is_free = true;
+    g.window.each(new_end, end, |_| is_free = false);
+    if is_free { OPEN_AHEAD_PAGES } else { 0 }
+}
+
+fn shrink(g: &mut Lists, new_end: u32, old_end: u32) -> Result<(), Errno> {
+    FILLS.judge();
+    let until = OPEN_UNTIL.load(Ordering::Relaxed).max(old_end);
+    let mut plain = true;
+    g.window.each(new_end, old_end, |r| {
+        plain &= i32::from(r.attr.prot) == RW && r.attr.kind & kind::NATIVE == 0;
+    });
+    // Only what is open below the break can stay so beyond it.
+    let stays_open = plain
+        && g.window.covers(new_end, old_end)
+        && old_end - new_end <= LITTLE_PAGES
+        && until - new_end <= OPEN_MAX_PAGES
+        && !state::THREAD_MODE.load(Ordering::Relaxed);
+    if !stays_open {
+        close(old_end)?;
+        return clear(g, new_end, old_end);
+    }
+    g.window
+        .remove(new_end, old_end)
+        .map_err(|_| Errno(libc::ENOMEM))?;
+    discard(new_end, old_end);
+    OPEN_UNTIL.store(until, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,7 @@
+//! The program's mapping calls over the window, and the memory that its other calls name.
+
+pub mod args;
+pub mod brk;
+pub mod mm;
+pub mod open_pages;
+pub mod remap;

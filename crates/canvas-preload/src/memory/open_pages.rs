@@ -1,0 +1,61 @@
+//! Access to pages of the window, and what is open beyond the program's break.
+
+use canvas_sys::{Errno, mem};
+use canvas_types::PAGE_SIZE;
+use canvas_types::layout::{BRK_BYTES, WINDOW_PAGES};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use crate::base::regions::{Lists, addr_of, lock};
+
+pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+/// First page that mmap may use: the break area lies below.
+pub(crate) const MMAP_FIRST: u32 = (BRK_BYTES / PAGE_SIZE) as u32;
+
+// Both change under the mapping lock only.
+/// Bytes of the window that lie below the break.
+pub(crate) static NOW: AtomicUsize = AtomicUsize::new(0);
+/// One past the last page that is open beyond the break, if that is beyond it.
+pub(crate) static OPEN_UNTIL: AtomicU32 = AtomicU32::new(0);
+
+/// Protects pages of the window, and nothing else.
+pub(crate) fn protect(start: u32, end: u32, prot: i32) -> Result<(), Errno> {
+    assert!(start <= end && end as usize <= WINDOW_PAGES);
+    // SAFETY: pages of the window, in which nothing of Rust's lies: their access is the program's to choose. Pages
+    // that canvas cannot read then are marked (STUCK) by whoever calls this, and chosen by nobody.
+    unsafe { mem::protect(addr_of(start), (end - start) as usize * PAGE_SIZE, prot) }
+}
+
+/// One past the last page below the break, which is at `offset`.
+pub(crate) fn end_page(offset: usize) -> u32 {
+    offset.div_ceil(PAGE_SIZE) as u32
+}
+
+/// Closes what is open beyond the break, which is at `end`.
+pub(crate) fn close(end: u32) -> Result<(), Errno> {
+    let until = OPEN_UNTIL.swap(0, Ordering::Relaxed);
+    if until <= end {
+        return Ok(());
+    }
+    protect(end, until, libc::PROT_NONE)
+}
+
+/// Something else is about to be mapped from `start` on: what is open beyond the break is closed first if it may lie
+/// there.
+pub(crate) fn make_way(_held: &mut Lists, start: u32) -> Result<(), Errno> {
+    if start >= MMAP_FIRST {
+        return Ok(());
+    }
+    close(end_page(NOW.load(Ordering::Relaxed)))
+}
+
+/// An access to `page`, which is not mapped. True when it was open all the same, and is closed now: made again, the
+/// access ends as it does to any page that is not mapped. The caller is inside.
+pub fn close_open(page: u32) -> bool {
+    if page >= OPEN_UNTIL.load(Ordering::Relaxed) {
+        return false;
+    }
+    let _held = lock();
+    let end = end_page(NOW.load(Ordering::Relaxed));
+    let is_open = (end..OPEN_UNTIL.load(Ordering::Relaxed)).contains(&page);
+    is_open && close(end).is_ok()
+}

@@ -1,0 +1,424 @@
+//! `mremap` of the window's memory: pages change their place, with all that belongs to them.
+
+use canvas_pager::regions::{Attr, Region, kind};
+use canvas_pager::slot;
+use canvas_pager::table::CHUNK_PAGES;
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_sys::gate::{self, check, yield_now};
+use canvas_sys::{Errno, mem};
+use canvas_types::PAGE_SIZE;
+use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES};
+use core::sync::atomic::Ordering;
+
+use crate::base::{
+    areas, freeze,
+    regions::{Lists, addr_of, is_present, lock, pages_of, range},
+    state,
+    state::uffd,
+};
+use crate::memory::mm::{admit, clear, discard, each_touched, map_as, restore_window};
+use crate::memory::open_pages::{MMAP_FIRST, RW, make_way, protect};
+use crate::paging::{account, cache, chunk, trace};
+
+/// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must
+/// not select them at their new place.
+fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
+    let mut moved = Ok(());
+    // No further at a time than a chunk of the new place reaches.
+    let mut at = 0;
+    while at < n {
+        let dst = to + at;
+        let len = (CHUNK_PAGES as u32 - dst % CHUNK_PAGES as u32).min(n - at);
+        moved = moved.and(move_part(from + at, dst, len, stuck));
+        at += len;
+    }
+    moved
+}
+
+/// The part of [`move_pages`] that goes to one chunk.
+fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
+    let (mut before, mut touched) = ([Word(0); CHUNK_PAGES], 0u64);
+    each_touched(from, from + n, |page, cur| {
+        before[(page - from) as usize] = cur;
+        touched |= 1 << (page - from);
+    });
+    if touched == 0 {
+        return Ok(());
+    }
+    let mut failed = None;
+    // Held until the words are stored: a page that is present while its word still says Untouched
+    // would be taken for absent, and write-protected with its neighbours.
+    let held = chunk::shared(to);
+    let resident = (0..n as usize)
+        .filter(|i| before[*i].state() == State::Resident)
+        .fold(0u64, |set, i| set | 1 << i);
+    let gone = move_runs(from, to, resident);
+    let mut bits = touched;
+    while bits != 0 {
+        let i = bits.trailing_zeros();
+        bits &= bits - 1;
+        let (page, dst, mut now) = (from + i, to + i, before[i as usize]);
+        match now.state() {
+            State::Resident => {
+                if gone >> i & 1 == 0
+                    && let Err(e) = place_by_move(dst, addr_of(page))
+                {
+                    failed = Some(e);
+                }
+                areas::table().note_gone(page as usize);
+                areas::table().note_resident(dst as usize);
+            }
+            State::Cached => {
+                // The slot's writer finds the page by its old place: take it, and bring it in.
+                let slot = slot::of_word(now);
+                let taken = cache::slots().take(slot);
+                let mut w = now
+                    .with_state(State::Resident)
+                    .with_entry(taken.entry)
+                    .clear(flag::FAR_COPY | flag::PREFETCHED);
+                if taken.far_copy && taken.entry.is_some() {
+                    w = w.set(flag::FAR_COPY);
+                }
+                now = w;
+                let _ = place(dst, cache::buffer(slot)).map_err(|e| failed = Some(e));
+                state::seg().charge_local(state::slot(), 1);
+                account::note_resident(1);
+                areas::table().note_resident(dst as usize);
+                cache::slots().finish(taken);
+            }
+            _ => {}
+        }
+        if failed.is_some() && now.state() == State::Resident && !is_present(dst) {
+            now = now.with_state(State::Poisoned);
+        }
+        trace::moved(page, dst);
+        // A pinned source is a race in the program; the pin stays behind.
+        let now = now.with_pins(0);
+        let now = if stuck {
+            now.set(flag::STUCK)
+        } else {
+            now.clear(flag::STUCK)
+        };
+        areas::word(dst).store(now.0, Ordering::Release);
+        areas::touched_in_block()[page as usize / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
+        areas::touched_in_block()[dst as usize / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
+    }
+    drop(held);
+    let mut bits = touched;
+    while bits != 0 {
+        let i = bits.trailing_zeros();
+        bits &= bits - 1;
+        word::publish(areas::word(from + i), Word(0));
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Moves the pages of the set from `from` on to the same places from `to` on, run by run, and returns those that
+/// have moved: not pages that a relative shares. The caller holds their words and the chunk's lock shared.
+fn move_runs(from: u32, to: u32, set: u64) -> u64 {
+    let (mut left, mut gone) = (set, 0u64);
+    while left != 0 {
+        let start = left.trailing_zeros();
+        let len = (!(left >> start)).trailing_zeros();
+        let bytes = len as usize * PAGE_SIZE;
+        // SAFETY: the words of all these pages are Mapping, and ours; those at the new place are untouched, in a
+        // range that was just mapped, and the lists' lock is held, without which nobody touches them.
+        let done = unsafe { uffd().move_pages(addr_of(to + start), addr_of(from + start), bytes) };
+        let pages = (done.done_bytes / PAGE_SIZE) as u32;
+        gone |= ones(pages) << start;
+        let next = match done.stopped {
+            None | Some(Errno(libc::EAGAIN | libc::EINTR)) => pages,
+            // One page that does not go is copied, and the others are tried.
+            Some(Errno(libc::EBUSY | libc::EEXIST | libc::ENOENT)) => pages + 1,
+            // The kernel cannot, or not these mappings.
+            Some(_) => break,
+        };
+        left &= !(ones(next) << start);
+    }
+    gone
+}
+
+/// The lowest `n` bits.
+fn ones(n: u32) -> u64 {
+    1u64.checked_shl(n).map_or(u64::MAX, |bit| bit - 1)
+}
+
+/// The caller holds the chunk's lock shared.
+fn place(dst: u32, src: usize) -> Result<(), Errno> {
+    loop {
+        // SAFETY: dst is untouched and ours under the lock; src is a live page.
+        let p = unsafe { uffd().copy(addr_of(dst), src, PAGE_SIZE) };
+        match p.stopped {
+            None => return Ok(()),
+            Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => yield_now(),
+            Some(Errno(libc::EEXIST)) => {
+                // SAFETY: a leftover page of zeros in a range that was just mapped.
+                let _ = unsafe { mem::advise(addr_of(dst), PAGE_SIZE, libc::MADV_DONTNEED) };
+            }
+            Some(e) => return Err(e),
+        }
+    }
+}
+
+fn place_by_move(dst: u32, src: usize) -> Result<(), Errno> {
+    place(dst, src)?;
+    // SAFETY: copied; the source's word is in our hands.
+    let _ = unsafe { mem::advise(src, PAGE_SIZE, libc::MADV_DONTNEED) };
+    Ok(())
+}
+
+/// `mremap`.
+pub fn mremap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    let (old, old_bytes, new_bytes, flags, new_addr) = (a[0], a[1], a[2], a[3] as i32, a[4]);
+    let old_ours = layout::in_window(old);
+    let to_ours = flags & libc::MREMAP_FIXED != 0 && layout::in_window(new_addr);
+    if !old_ours && !to_ours {
+        return None;
+    }
+    let _inside = freeze::enter();
+    let mut g = lock();
+    if !old_ours {
+        // A native mapping is moved over the window: it becomes a native piece of it.
+        let (start, end) = match range(new_addr, new_bytes) {
+            Ok(r) => r,
+            Err(e) => return Some(Err(e)),
+        };
+        discard(start, end);
+        // SAFETY: the program's call.
+        let r = check(unsafe { gate::raw(libc::SYS_mremap as usize, *a) });
+        if r.is_ok() {
+            let _ = g.window.insert(
+                start,
+                end,
+                Attr {
+                    prot: RW as u8,
+                    kind: kind::NATIVE,
+                },
+            );
+        }
+        return Some(r);
+    }
+    Some(mremap_ours(
+        &mut g, old, old_bytes, new_bytes, flags, new_addr,
+    ))
+}
+
+/// A call on memory of the window, looked at: pages of one mapping that is no native one.
+struct Remap {
+    start: u32,
+    end: u32,
+    new_pages: u32,
+    /// Protection and advice, which stay the mapping's.
+    attr: Attr,
+    /// Also where the move is not to a place that the call names.
+    may_move: bool,
+    /// The old mapping stays, empty.
+    keep: bool,
+}
+
+impl Remap {
+    fn old_pages(&self) -> u32 {
+        self.end - self.start
+    }
+    fn admit_growth(&self, g: &Lists) -> Result<(), Errno> {
+        let more = self.new_pages - self.old_pages();
+        admit(g, more, self.prot() & libc::PROT_WRITE != 0)
+    }
+    fn prot(&self) -> i32 {
+        i32::from(self.attr.prot)
+    }
+}
+
+fn mremap_ours(
+    g: &mut Lists,
+    old: usize,
+    old_bytes: usize,
+    new_bytes: usize,
+    flags: i32,
+    new_addr: usize,
+) -> Result<usize, Errno> {
+    let inval = Errno(libc::EINVAL);
+    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0
+        || new_bytes == 0
+    {
+        return Err(inval);
+    }
+    let keep = flags & libc::MREMAP_DONTUNMAP != 0;
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    let may_move = flags & libc::MREMAP_MAYMOVE != 0;
+    if (fixed || keep) && !may_move {
+        return Err(inval);
+    }
+    let (start, end) = range(old, old_bytes)?;
+    let new_pages = pages_of(new_bytes).ok_or(Errno(libc::ENOMEM))?;
+    let region = g.window.at(start).ok_or(Errno(libc::EFAULT))?;
+    if region.end < end {
+        return Err(Errno(libc::EFAULT));
+    }
+    let native = region.attr.kind & kind::NATIVE != 0;
+    // No bytes: another view of a shared mapping, which only the kernel can give.
+    if start == end && !native {
+        return Err(inval);
+    }
+    if native {
+        return mremap_native(
+            g,
+            region,
+            [old, old_bytes, new_bytes, flags as usize, new_addr, 0],
+        );
+    }
+    let call = Remap {
+        start,
+        end,
+        new_pages,
+        attr: region.attr,
+        may_move,
+        keep,
+    };
+    if keep && call.old_pages() != new_pages {
+        return Err(inval);
+    }
+    if !fixed && !keep {
+        if let Some(done) = resize_in_place(g, &call) {
+            return done.map(|()| old);
+        }
+    } else if new_pages > call.old_pages() {
+        call.admit_growth(g)?;
+    }
+    let to = if fixed {
+        let (to, to_end) = range(new_addr, new_bytes)?;
+        if to < end && start < to_end {
+            return Err(inval);
+        }
+        clear(g, to, to_end)?;
+        to
+    } else {
+        g.window
+            .find_gap(new_pages, 1, MMAP_FIRST, WINDOW_PAGES as u32)
+            .ok_or(Errno(libc::ENOMEM))?
+    };
+    move_mapping(g, &call, to)?;
+    Ok(addr_of(to))
+}
+
+/// Shrinks, or grows where it is. `None`: it has to move.
+fn resize_in_place(g: &mut Lists, call: &Remap) -> Option<Result<(), Errno>> {
+    let (start, end, new_pages) = (call.start, call.end, call.new_pages);
+    if new_pages < call.old_pages() {
+        return Some(clear(g, start + new_pages, end));
+    }
+    if new_pages == call.old_pages() {
+        return Some(Ok(()));
+    }
+    if let Err(e) = call.admit_growth(g) {
+        return Some(Err(e));
+    }
+    let limit = if start < MMAP_FIRST {
+        MMAP_FIRST
+    } else {
+        WINDOW_PAGES as u32
+    };
+    let grown = start.checked_add(new_pages).filter(|e| *e <= limit);
+    if let Some(to) = grown
+        && g.window.find_gap(to - end, 1, end, to) == Some(end)
+    {
+        return Some(map_as(g, end, to, call.attr));
+    }
+    (!call.may_move).then_some(Err(Errno(libc::ENOMEM)))
+}
+
+/// Moves it to `to`, where nothing is mapped.
+fn move_mapping(g: &mut Lists, call: &Remap, to: u32) -> Result<(), Errno> {
+    let (start, end, prot) = (call.start, call.end, call.prot());
+    let to_end = to + call.new_pages;
+    // Pages are copied by the kernel from where they are: both ends must be accessible for that.
+    let odd = prot & RW != RW;
+    let attr = Attr {
+        prot: RW as u8,
+        ..call.attr
+    };
+    map_as(g, to, to_end, attr)?;
+    if odd {
+        protect(start, end, RW)?;
+    }
+    // Where the program may not read, reclaim may not either: marked before the protection returns.
+    let moved = move_pages(
+        start,
+        to,
+        call.old_pages().min(call.new_pages),
+        prot & libc::PROT_READ == 0,
+    );
+    if odd {
+        protect(to, to_end, prot)?;
+        let _ = g.window.update(to, to_end, |a| Attr {
+            prot: prot as u8,
+            ..a
+        });
+    }
+    moved?;
+    if call.keep {
+        return protect(start, end, prot);
+    }
+    clear(g, start, end)?;
+    if odd {
+        protect(start, end, libc::PROT_NONE)?;
+    }
+    Ok(())
+}
+
+/// A file or shared mapping inside the window is moved: the kernel moves it, we mend the window.
+fn mremap_native(g: &mut Lists, region: Region, a: [usize; 6]) -> Result<usize, Errno> {
+    let (start, end) = range(a[0], a[1])?;
+    let target = (a[3] as i32 & libc::MREMAP_FIXED != 0)
+        .then(|| range(a[4], a[2]).ok())
+        .flatten();
+    if let Some((s, e)) = target {
+        // What the kernel would refuse must leave the target as it is.
+        if s < end && start < e {
+            return Err(Errno(libc::EINVAL));
+        }
+        make_way(g, s)?;
+        discard(s, e);
+    }
+    // Growing in place: our reservation behind it must give way first.
+    let grown = end.max(start.saturating_add(pages_of(a[2]).unwrap_or(0)));
+    let room = target.is_none()
+        && grown > end
+        && g.window.find_gap(grown - end, 1, end, grown) == Some(end);
+    if room {
+        make_way(g, end)?;
+        // SAFETY: a range of the window where nothing is mapped.
+        let _ = unsafe { mem::unmap(addr_of(end), (grown - end) as usize * PAGE_SIZE) };
+    }
+    // SAFETY: the program's call on the program's mapping.
+    let at = check(unsafe { gate::raw(libc::SYS_mremap as usize, a) });
+    if room && at != Ok(a[0]) {
+        restore_window(end, grown)?;
+    }
+    let at = at?;
+    let keep = a[3] as i32 & libc::MREMAP_DONTUNMAP != 0;
+    if at != a[0] && !keep {
+        g.window
+            .remove(start, end)
+            .map_err(|_| Errno(libc::ENOMEM))?;
+        if start < end {
+            restore_window(start, end)?;
+        }
+    }
+    if !layout::in_window(at) && region.attr.kind & kind::DONTFORK == 0 {
+        // The window's pieces are not inherited but in forks that we make: outside of it nobody would
+        // see to that, and the child would miss this memory.
+        // SAFETY: changes only what a fork copies.
+        let _ = unsafe { mem::advise(at, a[2], libc::MADV_DOFORK) };
+    }
+    if let Ok((s, e)) = range(at, a[2]) {
+        g.window
+            .insert(s, e, region.attr)
+            .map_err(|_| Errno(libc::ENOMEM))?;
+        if at == a[0] && e < end {
+            g.window.remove(e, end).map_err(|_| Errno(libc::ENOMEM))?;
+            restore_window(e, end)?;
+        }
+    }
+    Ok(at)
+}

@@ -1,0 +1,519 @@
+//! Charging local memory, and keeping the tenant's sum under its limit.
+
+use canvas_pager::floor::{self, Demand, LEAST_PAGES};
+use canvas_pager::native;
+use canvas_shm::{Counter, ProcSlot};
+use canvas_sys::gate;
+use canvas_sys::proc;
+use canvas_types::{PAGE_SIZE, procfs};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use crate::base::{
+    own, state, tenant,
+    tenant::{live_slots, take_turn},
+    upcalls,
+};
+use crate::paging::{ages, family, reclaim};
+
+/// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
+/// is compared with. Changed together with the charge.
+static RESIDENT: AtomicI64 = AtomicI64::new(0);
+/// The reclaim thread sleeps and may be woken.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+/// The reclaim thread exists in this process.
+pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
+static LAST_MEASURE_NS: AtomicU64 = AtomicU64::new(0);
+/// When canvas's own memory was last counted.
+static METADATA_NS: AtomicU64 = AtomicU64::new(0);
+/// Pause between two looks at native memory.
+const LOOK_PAUSE_NS: u64 = 5_000_000;
+
+/// What was asked for, less a little for native memory that grows between two measurements: a
+/// thirty-second, 1 to 4 MiB; never more than a quarter.
+fn asked() -> Option<i64> {
+    let l = state::seg().local_limit_pages()?;
+    Some(l - (l / 32).clamp(256, 1024).min(l / 4))
+}
+
+/// The limit that is enforced: what was asked for, or what native memory and the processes' floors come to
+/// where that is more. With less, no program makes progress, and nothing would be gained by waiting.
+pub fn limit() -> Option<i64> {
+    let seg = state::seg();
+    let floors = seg.floor_pages.load(Ordering::Relaxed).max(LEAST_PAGES);
+    asked().map(|l| l.max(seg.native_pages.load(Ordering::Relaxed) + floors))
+}
+
+/// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need. A sixteenth of
+/// what the limit leaves after native memory, 8 MiB at most.
+pub fn gaps(limit: i64) -> (i64, i64) {
+    let room = limit - state::seg().native_pages.load(Ordering::Relaxed);
+    let high = (room / 16).clamp(32, 2048);
+    (high / 2, high)
+}
+
+/// Pages of a process beyond its floor.
+fn surplus(p: &ProcSlot) -> i64 {
+    p.held_pages() - floor_of(p)
+}
+
+fn demand_of(p: &ProcSlot) -> i64 {
+    let demand = p.demand_pages.load(Ordering::Relaxed).max(LEAST_PAGES);
+    demand.min(p.held_pages())
+}
+
+fn floor_of(p: &ProcSlot) -> i64 {
+    let level = state::seg().floor_level_pages.load(Ordering::Relaxed);
+    demand_of(p).min(level.max(LEAST_PAGES))
+}
+
+/// Notes what this process wants to keep, and divides the tenant's room anew: each at most once in
+/// [`floor::LOOK_NS`], whoever comes by.
+pub fn divide_room(now: u64) {
+    static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
+    static SEEN: AtomicU64 = AtomicU64::new(0);
+    static QUIET_NS: AtomicU64 = AtomicU64::new(0);
+    let (seg, me) = (state::seg(), state::slot());
+    let Some(asked) = asked() else { return };
+    let looked = LOOKED_NS.load(Ordering::Relaxed);
+    if now >= looked + floor::LOOK_NS && take_turn(&LOOKED_NS, looked, now) {
+        let came_back = me.came_back.load(Ordering::Relaxed);
+        // A slot that is new counts from 0 again.
+        let since = came_back.saturating_sub(SEEN.swap(came_back, Ordering::Relaxed));
+        let demand = Demand {
+            pages: me.demand_pages.load(Ordering::Relaxed).max(LEAST_PAGES),
+            quiet_ns: QUIET_NS.load(Ordering::Relaxed),
+        };
+        let next = demand.next(since, now - looked, me.held_pages());
+        me.demand_pages.store(next.pages, Ordering::Relaxed);
+        QUIET_NS.store(next.quiet_ns, Ordering::Relaxed);
+    }
+    let divided = seg.divided_ns.load(Ordering::Relaxed);
+    if now < divided + floor::LOOK_NS || !take_turn(&seg.divided_ns, divided, now) {
+        return;
+    }
+    let room = asked - seg.native_pages.load(Ordering::Relaxed);
+    let demands = live_slots().map(demand_of);
+    // Reclaim ahead of need is from what is beyond the floors as well.
+    let ahead = gaps(asked).1;
+    let mut division = floor::divide(room - ahead, demands.clone());
+    if division.short > 0 && division.short <= ahead {
+        division = floor::divide(room, demands);
+    }
+    seg.floor_level_pages
+        .store(division.level, Ordering::Relaxed);
+    seg.floor_pages.store(division.floors, Ordering::Relaxed);
+    let needed = match division.short {
+        0 => 0,
+        // What is kept back of a limit for native memory grows with it.
+        short => seg.local_limit_pages().unwrap_or(0) + short + short / 31 + 1,
+    };
+    let wants_more =
+        |p: &ProcSlot| p.demand_pages.load(Ordering::Relaxed) > p.held_pages().max(LEAST_PAGES);
+    let in_the_way = native::is_in_the_way(
+        division.short,
+        seg.native_pages.load(Ordering::Relaxed),
+        asked,
+        live_slots().any(wants_more),
+    );
+    seg.native_in_the_way
+        .store(in_the_way.into(), Ordering::Relaxed);
+    seg.needed_pages.store(needed, Ordering::Relaxed);
+    seg.needed_pages_peak.fetch_max(needed, Ordering::Relaxed);
+}
+
+/// `n` pages became resident (or, negative, ceased to be): the charge was or will be made apart.
+#[inline]
+pub fn note_resident(n: i64) {
+    let before = RESIDENT.fetch_add(n, Ordering::Relaxed);
+    state::slot().resident_pages.fetch_add(n, Ordering::Relaxed);
+    if before / ages::STEP_PAGES < (before + n) / ages::STEP_PAGES {
+        note_growth(before + n);
+    }
+}
+
+/// From so many pages on (2 MiB) a process has a reclaim thread, so that it can be asked for some.
+const ASKED_FROM_PAGES: i64 = 512;
+
+#[cold]
+fn note_growth(resident: i64) {
+    ages::look_at_growth(resident);
+    if resident >= ASKED_FROM_PAGES && RECLAIMER.load(Ordering::Relaxed) == 0 && asked().is_some() {
+        upcalls::start_reclaimer();
+    }
+}
+
+/// A batch of `n` pages has left.
+pub fn note_gave(n: i64) {
+    note_resident(-n);
+    ages::gave(n, RESIDENT.load(Ordering::Relaxed));
+}
+
+/// The reclaim thread's look at what came in and was freed, and at whether the program runs.
+pub fn look_at_ages() {
+    ages::look(RESIDENT.load(Ordering::Relaxed));
+    ages::look_at_program();
+}
+
+/// Takes `n` pages of local memory, reclaiming if the limit requires it. False when there is no
+/// way to make room: then nothing is charged.
+#[inline]
+pub fn charge(n: i64) -> bool {
+    let seg = state::seg();
+    let used = seg.charge_local(state::slot(), n);
+    let Some(limit) = limit() else {
+        seg.note_local_peak(used);
+        return true;
+    };
+    let (low, _) = gaps(limit);
+    if used > limit - low {
+        wake_reclaimer();
+        if used > limit && !charge_slow(n) {
+            return false;
+        }
+    }
+    seg.note_local_peak(seg.local_pages.load(Ordering::Relaxed));
+    true
+}
+
+/// The tenant may pass its limit by this much (4 MiB) for a moment.
+const OVERSHOOT_PAGES: i64 = 900;
+/// Past it by no more than this (2 MiB), nobody waits for other processes to give.
+const SLACK_PAGES: i64 = 512;
+/// Looks for others that give, 100 us apart, and without any for so long.
+const LOOKS_MAX: u32 = 20;
+/// And so many for relatives that run away, each time.
+const RUNAWAY_LOOKS_MAX: u32 = 5;
+const SILENT_NS: u64 = 100_000_000;
+
+/// Past the hard limit: the tenant's oldest pages go, beyond all floors. What is this process's of them this
+/// thread reclaims; others are asked, and give theirs in the background. Where they do not, in a few
+/// milliseconds, this process gives whatever it has beyond its floor. Where nobody has any, there is nothing to
+/// gain, and the program goes on over its limit, unless there is no room in far memory either.
+#[cold]
+fn charge_slow(n: i64) -> bool {
+    /// Until then others are not waited for: they did not give.
+    static SILENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+    let (seg, me) = (state::seg(), state::slot());
+    let begun = proc::now_ns();
+    divide_room(begun);
+    let (mut fruitless, mut looks, mut got) = (0u32, 0u32, 0i64);
+    let mut over_at_first = None;
+    // Regardless of age.
+    let mut ours_too = begun < SILENT_UNTIL_NS.load(Ordering::Relaxed);
+    let ok = loop {
+        let Some(limit) = limit() else {
+            break true;
+        };
+        let over = seg.local_pages.load(Ordering::Relaxed) - limit;
+        // More than it takes: the rest is for others as well, and for the background. Not so among relatives,
+        // of whose pages more than one has to give up its own.
+        let enough = got >= (2 * n).max(64)
+            && (over <= SLACK_PAGES || !state::FORKED.load(Ordering::Relaxed));
+        if over <= 0 || enough {
+            break true;
+        }
+        let over_at_first = *over_at_first.get_or_insert(over);
+        let full = seg.far_full.load(Ordering::Relaxed) != 0;
+        let gives = if fruitless >= 3 {
+            0
+        } else if ours_too || full {
+            surplus(me)
+        } else if over <= SLACK_PAGES && others_are_older(begun) {
+            break true;
+        } else {
+            own_part(over, begun)
+        };
+        if gives > 0 {
+            let done = reclaim::run((over + 8).min(gives).clamp(16, 64) as u32, true);
+            if done > 0 {
+                fruitless = 0;
+                got += i64::from(done);
+                continue;
+            }
+        }
+        // Everything of ours is busy, pinned, gone, or younger than what others have.
+        fruitless += u32::from(gives > 0 || ours_too || full);
+        let others = ask_oldest(over, true);
+        if full {
+            // What is promised as the most is used before the program is ended.
+            if over <= OVERSHOOT_PAGES {
+                break true;
+            }
+            if fruitless > 100 {
+                break false;
+            }
+            gate::wait(1_000_000);
+            if fruitless % 8 == 0 {
+                reclaim::run(16, true);
+            }
+            continue;
+        }
+        let ours = gives > 0 && fruitless < 3;
+        // Relatives that write to what they share are charged by measuring them, which takes its time: where
+        // they are past the limit by far and somebody has something to give, each fault waits a little.
+        let runaway = state::FORKED.load(Ordering::Relaxed)
+            && over > limit / 4
+            && (others || surplus(me) > 0);
+        if !ours && !runaway && (!others || over <= SLACK_PAGES || ours_too) {
+            if !ours_too && !others && surplus(me) > 0 && fruitless == 0 {
+                ours_too = true;
+                continue;
+            }
+            break true;
+        }
+        looks += 1;
+        let looks_max = match ours_too {
+            true => RUNAWAY_LOOKS_MAX,
+            false => LOOKS_MAX,
+        };
+        if looks > looks_max {
+            if !ours_too && over < over_at_first {
+                // They do.
+                break true;
+            }
+            SILENT_UNTIL_NS.store(proc::now_ns() + SILENT_NS, Ordering::Relaxed);
+            if ours_too || surplus(me) <= 0 {
+                break true;
+            }
+            (ours_too, looks, fruitless) = (true, 0, 0);
+            continue;
+        }
+        gate::wait(100_000);
+    };
+    state::count(Counter::StallNs, proc::now_ns() - begun);
+    if !ok {
+        seg.charge_local(me, -n);
+    }
+    ok
+}
+
+/// Until then all that is to go is others'.
+static OTHERS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+
+fn others_are_older(now: u64) -> bool {
+    now < OTHERS_UNTIL_NS.load(Ordering::Relaxed)
+}
+
+/// What this process gives of `over` pages by their age; that it is nothing holds for a moment.
+fn own_part(over: i64, now: u64) -> i64 {
+    const MOMENT_NS: u64 = 200_000;
+    let part = ages::View::now(surplus).part(over, state::slot());
+    if part == 0 {
+        OTHERS_UNTIL_NS.store(now + MOMENT_NS, Ordering::Relaxed);
+    }
+    part
+}
+
+/// Gives back `n` pages of local memory.
+#[inline]
+pub fn uncharge(n: i64) {
+    state::seg().charge_local(state::slot(), -n);
+}
+
+/// Asks another process for what the tenant has too much, as far as it is others' to give.
+pub fn ask_for_rest() {
+    let Some(limit) = limit() else { return };
+    let over = state::seg().local_pages.load(Ordering::Relaxed) - (limit - gaps(limit).1);
+    if over > 0 {
+        ask_oldest(over, false);
+    }
+}
+
+/// Asks another process to give up what is its of `over` pages by their age: the one whose part is largest, or,
+/// if there is none and `any` will do, that with most beyond its floor. False when there is none: it would have to
+/// be asked for what it needs.
+fn ask_oldest(over: i64, any: bool) -> bool {
+    let me = state::slot();
+    let others = || live_slots().filter(|p| !core::ptr::eq(*p, me));
+    if others().next().is_none() {
+        return false;
+    }
+    let view = ages::View::now(surplus);
+    let largest = |pages: &dyn Fn(&ProcSlot) -> i64| {
+        others()
+            .map(|p| (p, pages(p)))
+            .max_by_key(|(_, pages)| *pages)
+            .filter(|(_, pages)| *pages > 0)
+    };
+    let by_age = largest(&|p| view.part(over, p));
+    let Some((p, pages)) = by_age.or_else(|| if any { largest(&surplus) } else { None }) else {
+        return false;
+    };
+    let pid = p.pid.load(Ordering::Relaxed);
+    if !proc::alive(pid) {
+        tenant::release_slot(p, pid);
+        return true;
+    }
+    let pages = over.clamp(1, 1024).min(pages) as u32;
+    ages::note_asked(p);
+    if p.reclaim_wanted.fetch_max(pages, Ordering::Relaxed) == 0 {
+        p.wake.fetch_add(1, Ordering::Release);
+        proc::futex_wake(&p.wake, 1);
+    }
+    true
+}
+
+/// Wakes (or, after a fork, starts) the reclaim thread.
+#[inline]
+pub fn wake_reclaimer() {
+    if ASLEEP.load(Ordering::Relaxed) && ASLEEP.swap(false, Ordering::AcqRel) {
+        let slot = state::slot();
+        slot.wake.fetch_add(1, Ordering::Release);
+        proc::futex_wake(&slot.wake, 1);
+    } else if RECLAIMER.load(Ordering::Relaxed) == 0 {
+        upcalls::start_reclaimer();
+    }
+}
+
+/// The reclaim thread sleeps until woken, or `timeout_ns`.
+pub fn sleep_until_woken(timeout_ns: u64) {
+    let slot = state::slot();
+    let seen = slot.wake.load(Ordering::Acquire);
+    ASLEEP.store(true, Ordering::Release);
+    // A wake between the check of the limit and here has changed `wake` or will see ASLEEP.
+    let asked = slot.reclaim_wanted.load(Ordering::Relaxed) != 0
+        || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0;
+    if !asked && !short_of_room() {
+        proc::futex_wait(&slot.wake, seen, timeout_ns);
+    }
+    ASLEEP.store(false, Ordering::Release);
+}
+
+/// The reclaim thread has nothing to take though the tenant is short: it looks again when it is asked, or
+/// after `ns`.
+pub fn nap(ns: u64) {
+    let slot = state::slot();
+    let seen = slot.wake.load(Ordering::Acquire);
+    if slot.reclaim_wanted.load(Ordering::Relaxed) == 0
+        && slot.pool_wanted_bytes.load(Ordering::Relaxed) <= 0
+    {
+        proc::futex_wait(&slot.wake, seen, ns);
+    } else {
+        proc::sleep_ns(ns.min(1_000_000));
+    }
+}
+
+/// Is the tenant past its limit?
+pub fn is_past_limit() -> bool {
+    limit().is_some_and(|l| state::seg().local_pages.load(Ordering::Relaxed) > l)
+}
+
+/// Is the tenant above the mark at which background reclaim starts?
+pub fn short_of_room() -> bool {
+    let seg = state::seg();
+    limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l - gaps(l).0)
+}
+
+/// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
+/// could matter soon (1 ms where writes copy what relatives share), else 100 ms.
+pub fn idle_ns() -> u64 {
+    let seg = state::seg();
+    let near = limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
+    match near {
+        true if state::FORKED.load(Ordering::Relaxed) => 1_000_000,
+        true => 5_000_000,
+        false => 100_000_000,
+    }
+}
+
+/// Pages that background reclaim should free now: what is this process's, by age, of what the tenant has too much.
+/// What is others' they are asked for.
+pub fn excess() -> i64 {
+    let (seg, me) = (state::seg(), state::slot());
+    let Some(limit) = limit() else { return 0 };
+    let ours = surplus(me);
+    let over = seg.local_pages.load(Ordering::Relaxed) - (limit - gaps(limit).1);
+    let part = match over {
+        ..=0 => 0,
+        over => ages::View::now(surplus).part(over, me),
+    };
+    let wanted = i64::from(me.reclaim_wanted.load(Ordering::Relaxed));
+    part.max(wanted.min(ours)).max(0)
+}
+
+/// Sets the swap cache's bound from the local limit: 32 MiB at first, at most a sixteenth of what this
+/// process has or may have of local memory, 32 pages at least.
+pub fn size_cache() {
+    if let Some(pages) = crate::paging::trace::cache_pages() {
+        return crate::paging::cache::slots().set_capacity(pages);
+    }
+    let seg = state::seg();
+    let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
+    let room = limit().unwrap_or(0) - seg.native_pages.load(Ordering::Relaxed);
+    let level = seg.floor_level_pages.load(Ordering::Relaxed);
+    let ours = room.min(state::slot().held_pages().max(level));
+    crate::paging::cache::slots().set_capacity(want.min(ours / 16).max(32) as usize);
+}
+
+/// Measures this process's anonymous memory and charges what lies outside the window: stacks,
+/// libraries' data, small maps, canvas's own tables. At most every 5 ms.
+pub fn measure_native() {
+    let now = proc::now_ns();
+    look_at_metadata(now);
+    if family::look(now) {
+        return;
+    }
+    let last = LAST_MEASURE_NS.load(Ordering::Relaxed);
+    if now < last + LOOK_PAUSE_NS || !take_turn(&LAST_MEASURE_NS, last, now) {
+        return;
+    }
+    let Some((anon, swapped)) = anonymous_pages() else {
+        return;
+    };
+    let slot = state::slot();
+    slot.swapped_pages.store(swapped, Ordering::Relaxed);
+    let booked = RESIDENT.load(Ordering::Relaxed) + slot.cached_pages.load(Ordering::Relaxed);
+    let native = (anon - booked - crate::far_tier::pool::charged_pages()).max(0);
+    state::seg().charge_native(slot, native - slot.native_pages.load(Ordering::Relaxed));
+}
+
+/// Anonymous memory of this process in pages, from /proc/self/status: what is there, and what is in the host's
+/// swap.
+pub fn anonymous_pages() -> Option<(i64, i64)> {
+    let mut buf = [0u8; 3072];
+    let n = proc::read_file(c"/proc/self/status", &mut buf).ok()?;
+    let pages = |name| {
+        let bytes = procfs::memory_bytes(&buf[..n], name)?;
+        Some((bytes / PAGE_SIZE as u64) as i64)
+    };
+    // A kernel without swap does not name it.
+    Some((pages("RssAnon")?, pages("VmSwap").unwrap_or(0)))
+}
+
+/// Notes what canvas itself takes of this process's native memory: at the start, and now and then.
+fn look_at_metadata(now: u64) {
+    const PAUSE_NS: u64 = 1_000_000_000;
+    let looked = METADATA_NS.load(Ordering::Relaxed);
+    if now >= looked + PAUSE_NS && take_turn(&METADATA_NS, looked, now) {
+        let pages = own::resident_pages().unwrap_or(ProcSlot::UNKNOWN);
+        state::slot().metadata_pages.store(pages, Ordering::Relaxed);
+    }
+}
+
+/// In a fork's child, which has `resident` pages in its window, all of them the parent's too.
+pub fn after_fork_in_child(resident: i64) {
+    RECLAIMER.store(0, Ordering::Relaxed);
+    ASLEEP.store(false, Ordering::Relaxed);
+    METADATA_NS.store(0, Ordering::Relaxed);
+    RESIDENT.store(resident, Ordering::Relaxed);
+    state::slot()
+        .resident_pages
+        .fetch_add(resident, Ordering::Relaxed);
+}
+
+/// Native memory is about to grow by this much (a new thread's stacks), or has just left: charged now, and
+/// corrected by the next measurement.
+pub fn expect_native(pages: i64) {
+    state::seg().charge_native(state::slot(), pages);
+    if short_of_room() {
+        wake_reclaimer();
+    }
+}
+
+/// Lets the reclaim thread measure at its next round, which is now.
+pub fn measure_soon() {
+    if !state::FORKED.load(Ordering::Relaxed) {
+        LAST_MEASURE_NS.store(0, Ordering::Relaxed);
+    }
+    wake_reclaimer();
+}

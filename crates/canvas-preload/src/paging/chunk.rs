@@ -1,0 +1,30 @@
+//! One lock for the pages of a chunk, between those who make pages present and the reclaimer that
+//! write-protects a span of the chunk.
+//!
+//! Write-protecting scattered victims one by one costs a TLB shootdown each (about 10 us on a
+//! VM); one call over a span costs one. The span may cover absent pages, and none of them may
+//! become present in between: it would stay protected, and the kernel's own write to it (a
+//! `read(2)` into a pinned page) would fail. Fills hold the lock shared from before the copy until
+//! the page is published; reclaim holds it exclusively while it protects.
+
+use canvas_pager::locks::{Exclusive, Shared, SharedLock};
+use canvas_pager::table::CHUNK_PAGES;
+use canvas_sys::gate::yield_now;
+
+const LOCKS: usize = 4096;
+static LOCK: [SharedLock; LOCKS] = [const { SharedLock::new() }; LOCKS];
+
+fn lock_of(page: u32) -> &'static SharedLock {
+    &LOCK[(page as usize / CHUNK_PAGES) % LOCKS]
+}
+
+/// For making pages of `page`'s chunk present.
+#[inline]
+pub fn shared(page: u32) -> Shared<'static> {
+    lock_of(page).shared(yield_now)
+}
+
+/// For write-protecting spans of `page`'s chunk.
+pub fn exclusive(page: u32) -> Exclusive<'static> {
+    lock_of(page).exclusive(yield_now)
+}

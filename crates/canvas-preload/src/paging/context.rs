@@ -1,0 +1,99 @@
+//! Working memory of fills and reclaims: a fixed number of contexts in canvas's own memory, taken
+//! for the length of one operation. With all taken, the next one waits: memory stays bounded.
+
+use canvas_far::fetch::Stored;
+use canvas_pager::clock::VictimBatch;
+use canvas_pager::locks::{Place as Taken, Places};
+use canvas_pager::slot::Place;
+use canvas_swap::Scratch;
+use canvas_sys::gate::yield_now;
+use canvas_types::PageBuf;
+use core::ops::{Deref, DerefMut};
+
+use crate::base::{areas, thread};
+use crate::paging::protect::Protected;
+
+/// Pages that a fill decodes before it maps them.
+pub const STAGING_PAGES: usize = 16;
+/// Pages that a batch of reclaim unmaps at most.
+pub const BATCH_PAGES: usize = canvas_pager::clock::BATCH_PAGES;
+
+/// For bringing pages in.
+#[repr(C, align(4096))]
+pub struct Fill {
+    /// Decoded pages.
+    pub staging: [PageBuf; STAGING_PAGES],
+    /// The pool's.
+    pub scratch: Scratch,
+    /// What was read from beyond the pool.
+    pub stored: Stored,
+}
+
+/// For unmapping and writing out.
+#[repr(C, align(4096))]
+pub struct Reclaim {
+    /// What the policy chose.
+    pub batch: VictimBatch,
+    /// Swap cache slots for the batch.
+    pub slots: [Place; BATCH_PAGES],
+    /// Pages of the batch, in the slots' order.
+    pub pages: [u32; BATCH_PAGES],
+    /// What is write-protected.
+    pub protected: Protected,
+    /// Ranges to discard.
+    pub ranges: [libc::iovec; BATCH_PAGES],
+    /// The pool's.
+    pub scratch: Scratch,
+}
+
+/// Fills at one time, each of which may have a read beyond the pool under way.
+const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;
+const RECLAIMS: usize = 4;
+const FILL_STEP: usize = 1 << 20;
+const _: () = assert!(
+    core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Reclaim>() <= FILL_STEP
+);
+
+static FILL_PLACES: Places<FILLS> = Places::new();
+static RECLAIM_PLACES: Places<RECLAIMS> = Places::new();
+
+/// A context, the caller's until dropped.
+pub struct Held<T: 'static> {
+    at: &'static mut T,
+    _place: Taken<'static>,
+}
+
+impl<T> Deref for Held<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.at
+    }
+}
+impl<T> DerefMut for Held<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.at
+    }
+}
+
+/// # Safety
+/// `base` is that of contexts of this type, one a place, which nobody reaches but by this.
+unsafe fn hold<T, const N: usize>(places: &'static Places<N>, base: usize) -> Held<T> {
+    let place = places.take(thread::thread_hash(), yield_now);
+    // SAFETY: the area is mapped and zero at first, which is valid for both types; the place just taken makes this
+    // the only reference.
+    let at = unsafe { &mut *((base + place.index() * FILL_STEP) as *mut T) };
+    Held { at, _place: place }
+}
+
+/// A context for bringing pages in.
+#[inline]
+pub fn fill() -> Held<Fill> {
+    // SAFETY: where the fills' contexts are.
+    unsafe { hold(&FILL_PLACES, areas::contexts()) }
+}
+
+/// A context for reclaim.
+pub fn reclaim() -> Held<Reclaim> {
+    // SAFETY: behind the fills' are those of reclaim.
+    unsafe { hold(&RECLAIM_PLACES, areas::contexts() + FILLS * FILL_STEP) }
+}

@@ -1,0 +1,216 @@
+//! The books of processes that share pages since a fork.
+//!
+//! A page that parent and child share is one page, and stays one until a side writes. Three rules keep
+//! the tenant's sum from being less than the truth:
+//! * the child begins with nothing charged: all that it has is its parent's;
+//! * copies that writes make are charged by the kernel's count of minor faults (and a few that made
+//!   none), every millisecond;
+//! * a page that is evicted or discarded while a relative maps it stays charged, because nothing was
+//!   freed ([`tenant::keep_charge`]); and of what an ended process had charged all stays that relatives may
+//!   hold: the rest it gives back at its end ([`before_exit`]).
+//!
+//! The pool is charged in the same way: a child's is its parent's until one of them writes.
+//!
+//! So the sum drifts upwards, and now and then one process measures all of them together: each then
+//! answers for its proportional share (Pss). One by one would not do: of two that share a page, the
+//! first would give up its half before the second takes it.
+
+use canvas_shm::ProcSlot;
+use canvas_shm::segment::shares;
+use canvas_sys::proc;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::base::{
+    smaps, state, tenant,
+    tenant::{DRIFT_PAGES, take_turn},
+    upcalls,
+};
+use crate::paging::account;
+
+/// Pause between two looks at the copies made.
+const LOOK_PAUSE_NS: u64 = 1_000_000;
+/// Measured so often at most.
+const PAUSE_MIN_NS: u64 = 10_000_000;
+/// And so often at least.
+const PAUSE_MAX_NS: u64 = 2_000_000_000;
+/// A fork's child that has no slot yet would be missed: nobody measures so soon after a fork,
+const FORK_SETTLES_NS: u64 = 5_000_000;
+/// unless forks have followed each other for so long.
+const FORKS_ON_NS: u64 = 20_000_000;
+
+/// In a process that is about to fork: whoever measures shall wait until the child has its slot.
+pub fn note_fork() {
+    state::slot()
+        .shares
+        .store(shares::PARENT, Ordering::Relaxed);
+    note_time();
+}
+
+fn note_time() {
+    state::seg()
+        .last_fork_ns
+        .store(proc::now_ns(), Ordering::Relaxed);
+}
+
+/// In the parent.
+pub fn forked() {
+    // Only faults from here on count as copies.
+    copies_made();
+    note_time();
+}
+
+/// In the child, once it has its slot.
+pub fn was_forked() {
+    state::slot().shares.store(shares::CHILD, Ordering::Relaxed);
+    forked();
+}
+
+/// In a process that ends now: the others need not wait until somebody finds it dead, and many short ones that wait
+/// for that would be taken for memory. A large one keeps its charge until its memory is free.
+pub fn before_exit() {
+    /// Freed within a millisecond.
+    const AT_ONCE_PAGES: i64 = 1024;
+    // Not a vfork's child, whose memory is its parent's, nor where nobody else is there to wait: its other
+    // threads run on until the kernel ends them, and would take what was given back.
+    let is_alone = || tenant::live_slots().nth(1).is_none();
+    if state::PID.load(Ordering::Relaxed) == proc::pid() && !is_alone() {
+        let slot = state::slot();
+        slot.ending.store(1, Ordering::Relaxed);
+        state::seg().give_back_own(slot, AT_ONCE_PAGES);
+    }
+}
+
+/// In the child, when all is in order: it needs a reclaim thread whether it faults or not. What it shares
+/// is freed only when both sides give it up, and the copies that its writes make are to be counted.
+pub fn child_ready() {
+    if account::limit().is_some() {
+        upcalls::start_reclaimer();
+    }
+}
+
+/// The reclaim thread's look at shared memory. True when this process has relatives (and so is
+/// measured with them, not by itself).
+pub fn look(now: u64) -> bool {
+    static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
+    let seg = state::seg();
+    let shares = state::FORKED.load(Ordering::Relaxed);
+    let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0
+        || seg.orphan_pool_bytes.load(Ordering::Relaxed) != 0;
+    if !shares && !orphans {
+        return false;
+    }
+    if shares {
+        let looked = LOOKED_NS.load(Ordering::Relaxed);
+        if now >= looked + LOOK_PAUSE_NS && take_turn(&LOOKED_NS, looked, now) {
+            tenant::keep_charge(copies_made());
+        }
+    }
+    // A twentieth of the time at most; a fifth while the books are known to be too high by far.
+    let took = seg.measure_took_ns.load(Ordering::Relaxed);
+    let drift = DRIFT_PAGES.load(Ordering::Relaxed);
+    let soon = orphans || account::limit().is_some_and(|l| drift > l / 16);
+    let pause_ns = (took * if soon { 5 } else { 20 }).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
+    let last = seg.measured_ns.load(Ordering::Relaxed);
+    if now >= last + pause_ns
+        && (now >= seg.last_fork_ns.load(Ordering::Relaxed) + FORK_SETTLES_NS
+            || now >= last + FORKS_ON_NS)
+        && take_turn(&seg.measured_ns, last, now)
+    {
+        DRIFT_PAGES.store(0, Ordering::Relaxed);
+        measure_all();
+        seg.measure_took_ns
+            .store(proc::now_ns() - now, Ordering::Relaxed);
+    }
+    shares
+}
+
+fn measure_all() {
+    const LATER: usize = 64;
+    let seg = state::seg();
+    let orphans = seg.orphan_pages.load(Ordering::Relaxed);
+    let orphan_pool = seg.orphan_pool_bytes.load(Ordering::Relaxed);
+    // Who gives up waits until all others have taken.
+    let mut later: [Option<Correction>; LATER] = [None; LATER];
+    let mut n = 0;
+    for slot in &seg.procs {
+        let pid = slot.pid.load(Ordering::Relaxed);
+        if matches!(pid, 0 | u32::MAX) || slot.ending.load(Ordering::Relaxed) != 0 {
+            continue;
+        }
+        let Some(measured) = smaps::proportional(pid) else {
+            continue;
+        };
+        let share = measured.pages;
+        slot.borrowed_pages
+            .store((share - measured.own_pages).max(0), Ordering::Relaxed);
+        slot.swapped_pages
+            .store(measured.swapped_pages, Ordering::Relaxed);
+        let booked =
+            slot.resident_pages.load(Ordering::Relaxed) + slot.cached_pages.load(Ordering::Relaxed);
+        let pages = share - slot.charged_pages.load(Ordering::Relaxed);
+        seg.note_native(slot, (share - booked).max(0));
+        let whole = slot.pool_whole_bytes.load(Ordering::Relaxed);
+        let pool_bytes = measured.of_pool(whole) - slot.pool_bytes.load(Ordering::Relaxed);
+        let correction = |pages, pool_bytes| Correction {
+            slot,
+            pid,
+            pages,
+            pool_bytes,
+        };
+        let (mut pages_now, mut pool_now) = (pages, pool_bytes);
+        if n < LATER && (pages < 0 || pool_bytes < 0) {
+            (pages_now, pool_now) = (pages.max(0), pool_bytes.max(0));
+            later[n] = Some(correction(pages.min(0), pool_bytes.min(0)));
+            n += 1;
+        }
+        correction(pages_now, pool_now).make();
+    }
+    for correction in later.into_iter().flatten() {
+        correction.make();
+    }
+    seg.orphan_pool_bytes
+        .fetch_sub(orphan_pool, Ordering::Relaxed);
+    seg.pool_bytes.fetch_sub(orphan_pool, Ordering::Relaxed);
+    seg.orphan_pages.fetch_sub(orphans, Ordering::Relaxed);
+    seg.local_pages.fetch_sub(orphans, Ordering::Relaxed);
+    seg.charge_footprint(-orphans);
+}
+
+/// By how much the charge of a process is wrong.
+#[derive(Clone, Copy)]
+struct Correction {
+    slot: &'static ProcSlot,
+    pid: u32,
+    pages: i64,
+    pool_bytes: i64,
+}
+
+impl Correction {
+    fn make(self) {
+        let (seg, slot) = (state::seg(), self.slot);
+        seg.charge_local(slot, self.pages);
+        seg.charge_footprint(self.pages);
+        seg.correct_pool(slot, self.pool_bytes);
+        if slot.pid.load(Ordering::Relaxed) != self.pid {
+            // It has ended meanwhile, and its charge was given back.
+            seg.charge_local(slot, -self.pages);
+            seg.charge_footprint(-self.pages);
+            seg.correct_pool(slot, -self.pool_bytes);
+            seg.note_native(slot, 0);
+        }
+    }
+}
+
+/// Minor faults since the last call: the kernel's count of pages that it gave to writes.
+fn copies_made() -> i64 {
+    static SEEN: AtomicU64 = AtomicU64::new(0);
+    static OF_PID: AtomicU32 = AtomicU32::new(0);
+    // Faults that our handler threads serve are retried, and counted then.
+    let now = proc::minor_faults().saturating_sub(state::FAULTS_SERVED.load(Ordering::Relaxed));
+    let seen = SEEN.swap(now, Ordering::Relaxed);
+    let pid = proc::pid();
+    if OF_PID.swap(pid, Ordering::Relaxed) != pid {
+        return 0;
+    }
+    now.saturating_sub(seen) as i64
+}

@@ -1,0 +1,723 @@
+//! One entry for both deliveries: [`resolve`] makes a page of the window present.
+//!
+//! The caller is inside ([`crate::base::freeze`]) with all signals blocked. Nothing here allocates from
+//! the program's heap, takes a lock that the program can hold, or calls a hooked function.
+
+use canvas_far::fetch::Lost;
+use canvas_pager::clock::FillKind;
+use canvas_pager::prefetch::{Done, FaultKind, Plan};
+use canvas_pager::slot;
+use canvas_pager::trace::Kind;
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_shm::Counter;
+use canvas_swap::LoadError;
+use canvas_swap::fsm::{self, Reservation};
+use canvas_sys::Errno;
+use canvas_sys::gate::yield_now;
+use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::sync::backoff;
+use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
+use core::sync::atomic::Ordering;
+
+use crate::base::{
+    areas, regions, state,
+    state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
+    tenant, thread,
+};
+use crate::far_tier::{pool::pool, tier};
+use crate::paging::{
+    account, cache, chunk,
+    context::{self, STAGING_PAGES},
+    trace,
+};
+use crate::report;
+
+/// How a fault ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resolved {
+    /// The page is present; the access can be repeated.
+    Present,
+    /// Not a page that canvas manages: the fault is the program's own.
+    NotOurs,
+    /// The far copy did not verify: the program must not see it.
+    Poisoned,
+    /// No far copy can be reached now.
+    Unreachable,
+    /// No far copy is left.
+    Lost,
+    /// Local and far memory are both full.
+    NoMemory,
+}
+
+impl Resolved {
+    /// Why the page is not present, in words.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Resolved::Present => "it is present",
+            Resolved::NotOurs => "canvas does not manage it",
+            Resolved::Poisoned => "its far copy came back damaged",
+            Resolved::Unreachable => {
+                "its far copy cannot be reached, and was waited for long enough"
+            }
+            Resolved::Lost => {
+                "no far copy of it is left: the servers that held it have lost it (--copies 2, 3 or 1+disk keeps more than one)"
+            }
+            Resolved::NoMemory if tier::is_stalled() => {
+                "local memory is full, and far memory does not answer"
+            }
+            Resolved::NoMemory => "local and far memory are both full (raise --pool or --local)",
+        }
+    }
+}
+
+/// Makes `page` present.
+pub fn resolve(page: u32, write: bool) -> Resolved {
+    let w = areas::word(page);
+    let begun = trace::begin(page);
+    let mut spins = 0u32;
+    let mut waited_for = None;
+    loop {
+        let cur = word::load(w);
+        let done = match cur.state() {
+            State::Untouched => first_touch(page),
+            State::Far => demand(page, cur),
+            State::Cached => second_chance(page, cur),
+            State::Poisoned => Some(Resolved::Poisoned),
+            State::Resident => {
+                match waited_for {
+                    Some(State::Filling) if cur.has(flag::PREFETCHED) => late(page, cur),
+                    Some(_) => count(Counter::FaultWait, 1),
+                    None => spurious(page, write),
+                }
+                Some(Resolved::Present)
+            }
+            busy => {
+                waited_for.get_or_insert(busy);
+                backoff(&mut spins, yield_now);
+                None
+            }
+        };
+        if let Some(r) = done {
+            if begun != 0 && r == Resolved::Present {
+                trace::fault(begun, page, cur, write);
+            }
+            return r;
+        }
+    }
+}
+
+/// The fault waited for a prefetch of its page.
+fn late(page: u32, cur: Word) {
+    count(Counter::PrefetchLate, 1);
+    // Known used now. Lost to another thread: it knows as well.
+    let _ = word::transition(areas::word(page), cur, cur.clear(flag::PREFETCHED));
+    prefetch(&learn(page, FaultKind::PrefetchLate));
+}
+
+/// Tells the prefetcher of a fault; what it wants to be brought in.
+fn learn(page: u32, kind: FaultKind) -> Plan {
+    PREFETCHERS.on_fault(thread::thread_hash() as u32, PageId(page), kind, || {
+        regions::area_of(page)
+    })
+}
+
+/// A fault on a page that is resident by our books: another thread was faster, or (after a failed
+/// unmapping) it is still write-protected. Telling the kernel to lift protection is right in both
+/// cases, but costs a shootdown, so only writes that come twice get it.
+fn spurious(page: u32, write: bool) {
+    use core::sync::atomic::{AtomicU32, AtomicU64};
+    static LAST: AtomicU64 = AtomicU64::new(u64::MAX);
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+    count(Counter::FaultSpurious, 1);
+    if LAST.swap(u64::from(page), Ordering::Relaxed) != u64::from(page) {
+        TIMES.store(0, Ordering::Relaxed);
+        return;
+    }
+    let times = TIMES.fetch_add(1, Ordering::Relaxed);
+    if write && times >= 1 {
+        let _ = uffd().write_protect(PageId(page).addr(), PAGE_SIZE, false);
+    }
+    if times > 16 {
+        contradiction(page);
+    }
+}
+
+/// The word says resident, yet the page keeps faulting: ask the kernel. A page that is really
+/// absent is lost, and must not turn into zeros silently.
+#[cold]
+fn contradiction(page: u32) {
+    if regions::is_present(page) {
+        yield_now();
+        return;
+    }
+    let w = areas::word(page);
+    let cur = word::load(w);
+    if cur.state() == State::Resident && word::transition(w, cur, cur.with_state(State::Mapping)) {
+        if regions::is_present(page) {
+            word::publish(w, cur);
+            return;
+        }
+        count(Counter::Anomaly, 1);
+        report!(
+            "page {:#x} (word {:#x}) vanished from memory; the program is told by SIGBUS",
+            PageId(page).addr(),
+            cur.0
+        );
+        table_gone(page);
+        word::publish(w, cur.with_state(State::Poisoned));
+    }
+}
+
+/// Books a page that stopped being resident.
+pub fn table_gone(page: u32) {
+    areas::table().note_gone(page as usize);
+    account::note_resident(-1);
+    account::uncharge(1);
+}
+
+/// Copies `n` pages from `src` to absent pages from `page` on; returns how many are now present.
+/// The caller holds the chunk's lock shared.
+fn copy_in(page: u32, src: usize, n: usize) -> Result<(), (usize, Errno)> {
+    let (mut done, mut step) = (0, n);
+    let mut tries = 0u32;
+    while done < n {
+        let dst = PageId(page).addr() + done * PAGE_SIZE;
+        // SAFETY: the words of these pages are in our busy state, and src is our own memory.
+        let p = unsafe { uffd().copy(dst, src + done * PAGE_SIZE, step.min(n - done) * PAGE_SIZE) };
+        done += p.done_bytes / PAGE_SIZE;
+        match p.stopped {
+            None => {}
+            // The range crosses a border between two of the kernel's mappings: page by page.
+            Some(Errno(libc::ENOENT)) if step > 1 && n - done > 1 => step = 1,
+            Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => {
+                tries += 1;
+                if tries > 3 {
+                    yield_now();
+                }
+            }
+            Some(Errno(libc::ENOMEM)) if tries < 1000 => {
+                tries += 1;
+                canvas_sys::proc::sleep_ns(100_000);
+            }
+            Some(e) => return Err((done, e)),
+        }
+    }
+    Ok(())
+}
+
+/// Publishes pages `page..page+n` (present, words busy in our hands) as resident.
+fn publish_run(page: u32, n: usize, new_word: impl Fn(usize) -> Word) {
+    areas::table().note_resident_run(page as usize, n);
+    account::note_resident(n as i64);
+    for i in 0..n {
+        word::publish(areas::word(page + i as u32), new_word(i));
+    }
+}
+
+/// Pages that a stream touches ahead while the tenant is at its limit.
+const AHEAD_SHORT: u32 = 15;
+
+/// First touch: zeros, ahead of a sequential stream.
+fn first_touch(page: u32) -> Option<Resolved> {
+    let plan = PREFETCHERS
+        .streams
+        .first_touch_plan(thread::thread_hash() as u32, PageId(page));
+    let mut ahead = plan.count.min(areas::ZERO_PAGES as u32 - 1);
+    if ahead > 0 && !room_for(i64::from(ahead) + 1) {
+        // Direct reclaim makes room in batches anyway.
+        ahead = ahead.min(AHEAD_SHORT);
+    }
+    let done = zeros(page, ahead, plan.stride);
+    if done == Some(Resolved::Present) {
+        count(Counter::FaultFirstTouch, 1);
+    }
+    done
+}
+
+/// Fills `page` with zeros before its first touch, where there is room below the limit: nothing leaves for it.
+/// The caller is inside.
+pub fn fill_if_room(page: u32) {
+    if room_for(1) {
+        // Whatever comes of it: a touch finds out by itself.
+        let _ = zeros(page, 0, 1);
+    }
+}
+
+/// Makes an untouched page present, and up to `ahead` untouched neighbours of it.
+fn zeros(page: u32, ahead: u32, stride: i32) -> Option<Resolved> {
+    // Claimed under the mapping lock: a mapping call sees each page as busy, or not at all.
+    let Some((from, to)) = regions::claim_untouched(page, ahead, stride) else {
+        return Some(Resolved::NotOurs);
+    };
+    if from == to {
+        return None;
+    }
+    let got = (to - from) as usize;
+    let give_up = |first: u32| {
+        for p in first..to {
+            word::publish(areas::word(p), Word(0));
+        }
+        let n = to - first;
+        areas::touched_in_block()[from as usize / BLOCK_PAGES].fetch_sub(n, Ordering::Relaxed);
+        account::uncharge(i64::from(n));
+    };
+    if !account::charge(got as i64) {
+        account::uncharge(-(got as i64));
+        give_up(from);
+        return Some(Resolved::NoMemory);
+    }
+    let held = chunk::shared(from);
+    let (present, error) = match copy_in(from, areas::zeros(), got) {
+        Ok(()) => (got, None),
+        // Present already, against our books: a page of zeros that nobody owned.
+        Err((k, Errno(libc::EEXIST))) => (k + 1, None),
+        Err((k, e)) => (k, Some(e)),
+    };
+    let epoch = EPOCH.now();
+    publish_run(from, present, |i| {
+        let kind = if from + i as u32 == page {
+            FillKind::FirstTouch
+        } else {
+            FillKind::FirstTouchAhead
+        };
+        CLOCK.params.on_fill(Word(0), kind, epoch)
+    });
+    drop(held);
+    give_up(from + present as u32);
+    state::seg().charge_footprint(present as i64);
+    if page >= from + present as u32 {
+        return match error {
+            Some(Errno(libc::ENOENT)) | Some(Errno(libc::EFAULT)) | Some(Errno(libc::EINVAL)) => {
+                Some(Resolved::NotOurs)
+            }
+            Some(_) => Some(Resolved::NoMemory),
+            None => None,
+        };
+    }
+    count(Counter::PagesZeroFilled, present as u64);
+    trace::filled_ahead(from, from + present as u32, page);
+    Some(Resolved::Present)
+}
+
+/// Room for `n` pages without reclaim by this thread?
+fn room_for(n: i64) -> bool {
+    let seg = state::seg();
+    account::limit().is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
+}
+
+/// A touch of a page in the swap cache: back it goes.
+fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
+    if !account::charge(1) {
+        return Some(Resolved::NoMemory);
+    }
+    let w = areas::word(page);
+    if !word::transition(w, cur, cur.with_state(State::Filling)) {
+        account::uncharge(1);
+        return None;
+    }
+    let slot = slot::of_word(cur);
+    let taken = cache::slots().take(slot);
+    let prefetched = cur.has(flag::PREFETCHED);
+    let kind = if prefetched {
+        FaultKind::PrefetchHit
+    } else {
+        FaultKind::SecondChance
+    };
+    // Unmapped for a trace: without it there would have been no fault, so nothing is learnt.
+    let traced = cur.has(flag::SAMPLED);
+    let plan = if traced {
+        Plan::NONE
+    } else {
+        learn(page, kind)
+    };
+    let held = chunk::shared(page);
+    if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1) {
+        // Only possible when the program pulled the mapping away under its own access.
+        drop(held);
+        account::uncharge(1);
+        cache::slots().untake(taken);
+        word::publish(w, cur);
+        return Some(if e.0 == libc::ENOMEM {
+            Resolved::NoMemory
+        } else {
+            Resolved::NotOurs
+        });
+    }
+    let fill = match (prefetched, plan.stream) {
+        (true, true) => FillKind::Stream,
+        (true, false) => FillKind::Demand,
+        (false, _) => FillKind::SecondChance,
+    };
+    let new = if traced {
+        cur.with_entry(taken.entry)
+            .with_state(State::Resident)
+            .clear(flag::SAMPLED)
+    } else {
+        CLOCK
+            .params
+            .on_fill(cur.with_entry(taken.entry), fill, EPOCH.now())
+    };
+    let new = keep_or_release(new, taken.far_copy);
+    publish_run(page, 1, |_| new);
+    drop(held);
+    cache::slots().finish(taken);
+    if prefetched {
+        PREFETCHERS.streams.on_used(1);
+        count(Counter::PrefetchUsed, u64::from(plan.stands_for));
+        count(Counter::CacheHitPrefetch, 1);
+    } else if !traced {
+        count(Counter::FaultSecondChance, 1);
+        state::slot().came_back.fetch_add(1, Ordering::Relaxed);
+    }
+    prefetch(&plan);
+    Some(Resolved::Present)
+}
+
+/// Marks the word of a page whose far copy did not verify, or is not where its entry says.
+fn poison(page: u32, cur: Word, why: LoadError) {
+    use core::sync::atomic::AtomicU32;
+    /// Told of; the rest is counted.
+    const LINES: u32 = 8;
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    count(Counter::VerifyFailure, 1);
+    let told = TOLD.load(Ordering::Relaxed);
+    if told < LINES {
+        TOLD.store(told + 1, Ordering::Relaxed);
+        report!(
+            "the far copy of page {:#x} does not verify ({}); the program is told by SIGBUS{}",
+            PageId(page).addr(),
+            match why {
+                LoadError::Verify => "in the pool",
+                LoadError::NoCopy => "its entry has none",
+                LoadError::Deep(_) => "beyond the pool",
+            },
+            if told + 1 == LINES {
+                " (further ones are counted as verify_failures only)"
+            } else {
+                ""
+            }
+        );
+    }
+    word::publish(areas::word(page), cur.with_state(State::Poisoned));
+}
+
+/// The word of a far page that was just brought in.
+fn filled(cur: Word, kind: FillKind) -> Word {
+    // A stream comes by again after everything else: what lies beyond the pool need not wait in it.
+    if matches!(kind, FillKind::Stream | FillKind::StreamPrefetch) {
+        pool().sink_home(cur.entry());
+    }
+    keep_or_release(
+        CLOCK
+            .params
+            .on_fill(cur.clear(flag::DEEP), kind, EPOCH.now()),
+        true,
+    )
+}
+
+/// The word `new` of a page that comes in, with its entry or without; `far_copy`: the entry holds one.
+fn keep_or_release(new: Word, far_copy: bool) -> Word {
+    let entry = new.entry();
+    if fsm::on_swap_in(entry.is_some(), tenant::reserves()) == Reservation::Drop {
+        pool().release(entry);
+        return new.with_entry(SwapEntry::NONE).clear(flag::FAR_COPY);
+    }
+    if entry.is_some() && far_copy {
+        new.set(flag::FAR_COPY)
+    } else {
+        new.clear(flag::FAR_COPY)
+    }
+}
+
+/// A far page is needed now.
+fn demand(page: u32, cur: Word) -> Option<Resolved> {
+    if !account::charge(1) {
+        return Some(Resolved::NoMemory);
+    }
+    let w = areas::word(page);
+    if !word::transition(w, cur, cur.with_state(State::Filling)) {
+        account::uncharge(1);
+        return None;
+    }
+    let mut ctx = context::fill();
+    let ctx = &mut *ctx;
+    let mut loaded = pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch);
+    let mut deep_extent = None;
+    // The page is as before: the copy may come back, or is gone for good.
+    let stay_far = |why| {
+        account::uncharge(1);
+        word::publish(w, cur);
+        why
+    };
+    if let Err(LoadError::Deep(place)) = loaded {
+        if tier::is_under_way(place.extent) {
+            // It comes with its whole extent: raised into the pool, or read alone after all.
+            word::publish(w, cur);
+            account::uncharge(1);
+            tier::arrives(place);
+            return None;
+        }
+        match tier::load(cur.entry(), place, &mut ctx.staging[0], &mut ctx.stored) {
+            Ok(()) => {
+                loaded = Ok(());
+                deep_extent = Some(place.extent);
+            }
+            // An error of that place still.
+            Err(Lost::Damaged) => {}
+            Err(Lost::Unreachable) => return Some(stay_far(Resolved::Unreachable)),
+            Err(Lost::Gone) => return Some(stay_far(Resolved::Lost)),
+        }
+    }
+    if let Err(why) = loaded {
+        account::uncharge(1);
+        poison(page, cur, why);
+        return Some(Resolved::Poisoned);
+    }
+    tier::used(cur.entry());
+    let plan = learn(page, FaultKind::Demand);
+    // Its neighbours (FastSwap §V), when there is room for them or a stream needs them. Now, while our
+    // page's entry keeps the extent.
+    if let Some(extent) = deep_extent
+        && (plan.stream || tier::pool_has_room())
+    {
+        tier::fetch(extent);
+    }
+    let held = chunk::shared(page);
+    if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
+        drop(held);
+        account::uncharge(1);
+        word::publish(w, cur);
+        return Some(if e.0 == libc::ENOMEM {
+            Resolved::NoMemory
+        } else {
+            Resolved::NotOurs
+        });
+    }
+    let kind = if plan.stream {
+        FillKind::Stream
+    } else {
+        FillKind::Demand
+    };
+    let new = filled(cur, kind);
+    publish_run(page, 1, |_| new);
+    drop(held);
+    state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+    count(Counter::FaultFar, 1);
+    count(Counter::PagesIn, 1);
+    state::slot().came_back.fetch_add(1, Ordering::Relaxed);
+    if plan.count != 0 {
+        prefetch_with(&plan, ctx);
+    }
+    if let Some(p) = plan.behind {
+        CLOCK.stream_passed(p);
+    }
+    Some(Resolved::Present)
+}
+
+fn prefetch(plan: &Plan) {
+    if plan.count != 0 {
+        let mut ctx = context::fill();
+        prefetch_with(plan, &mut ctx);
+    }
+    if let Some(p) = plan.behind {
+        CLOCK.stream_passed(p);
+    }
+}
+
+/// Brings in what the plan names and is far, while there is room; contiguous pages with one copy.
+fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
+    tier::absorb();
+    let room = account::limit().map_or(i64::MAX, |l| {
+        l - state::seg().local_pages.load(Ordering::Relaxed)
+    });
+    let most = (plan.count as i64).min(room - 1).max(0) as u32;
+    let kind = if plan.stream {
+        FillKind::StreamPrefetch
+    } else {
+        FillKind::Prefetch
+    };
+    let mut run = Pending::default();
+    let mut done = Done {
+        reached: 0,
+        issued: 0,
+        marked: 0,
+    };
+    let unmapped = plan.unmapped(most, |p| word::load(areas::word(p.0)).state() == State::Far);
+    for i in 0..most {
+        done.reached = i + 1;
+        let Some(page) = plan.page(i) else { break };
+        let Some(cur) = run.decode(page.0, ctx, kind) else {
+            continue;
+        };
+        done.issued += 1;
+        trace::note(page.0, Kind::Prefetch);
+        let leave = unmapped.contains(i);
+        // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
+        let mark = if leave {
+            flag::PREFETCHED
+        } else {
+            flag::SAMPLED
+        };
+        if (leave || trace::records(page.0))
+            && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark)
+        {
+            done.marked += u32::from(leave);
+            run.flush(ctx, kind);
+            continue;
+        }
+        run.add(page.0, cur);
+    }
+    run.flush(ctx, kind);
+    if plan.stream {
+        tier::fetch_for_stream(plan.start.0, plan.stride, plan.count);
+    }
+    PREFETCHERS
+        .streams
+        .carried_out(thread::thread_hash() as u32, plan, &done);
+    if done.issued > 0 {
+        count(Counter::PrefetchIssued, u64::from(done.issued));
+        count(Counter::PagesIn, u64::from(done.issued));
+        if account::short_of_room() {
+            account::wake_reclaimer();
+        }
+    }
+}
+
+/// Brings in those of `pages`, in ascending order, that are far; how many. What lies beyond the pool is
+/// asked for, and can be had from the pool later.
+pub fn swap_in(pages: &[u32]) -> u32 {
+    tier::absorb();
+    let mut ctx = context::fill();
+    let ctx = &mut *ctx;
+    let mut run = Pending::default();
+    let mut n = 0;
+    for page in pages {
+        if let Some(cur) = run.decode(*page, ctx, FillKind::Prefetch) {
+            run.add(*page, cur);
+            n += 1;
+        }
+    }
+    run.flush(ctx, FillKind::Prefetch);
+    count(Counter::PagesIn, u64::from(n));
+    n
+}
+
+/// Contiguous pages decoded into staging, waiting for their copy.
+struct Pending {
+    first: u32,
+    n: usize,
+    old: [Word; STAGING_PAGES],
+}
+
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending {
+            first: 0,
+            n: 0,
+            old: [Word(0); STAGING_PAGES],
+        }
+    }
+}
+
+impl Pending {
+    /// Claims `page` and decodes it behind those that wait; if it cannot join them, they go first. Its
+    /// word before, when it was far and in the pool: then it is the caller's.
+    fn decode(&mut self, page: u32, ctx: &mut context::Fill, kind: FillKind) -> Option<Word> {
+        let w = areas::word(page);
+        let cur = word::load(w);
+        let joins = self.n > 0
+            && page == self.first + self.n as u32
+            && self.n < STAGING_PAGES
+            && !page.is_multiple_of(64);
+        if !joins {
+            self.flush(ctx, kind);
+        }
+        if cur.state() != State::Far
+            || cur.has(flag::STUCK)
+            || !word::transition(w, cur, cur.with_state(State::Filling))
+        {
+            return None;
+        }
+        match pool().load(cur.entry(), &mut ctx.staging[self.n], &mut ctx.scratch) {
+            Ok(()) => {
+                tier::used(cur.entry());
+                Some(cur)
+            }
+            Err(LoadError::Deep(place)) => {
+                // Nobody waits here: it comes to the pool, and from there with the next faults.
+                tier::fetch(place.extent);
+                word::publish(w, cur);
+                None
+            }
+            Err(why) => {
+                poison(page, cur, why);
+                None
+            }
+        }
+    }
+
+    /// Keeps a decoded page until the next flush.
+    fn add(&mut self, page: u32, cur: Word) {
+        if self.n == 0 {
+            self.first = page;
+        }
+        self.old[self.n] = cur;
+        self.n += 1;
+    }
+
+    fn flush(&mut self, ctx: &context::Fill, kind: FillKind) {
+        let n = core::mem::take(&mut self.n);
+        if n == 0 {
+            return;
+        }
+        state::seg().charge_local(state::slot(), n as i64);
+        let held = chunk::shared(self.first);
+        let present = match copy_in(self.first, ctx.staging.as_ptr() as usize, n) {
+            Ok(()) => n,
+            Err((k, _)) => k,
+        };
+        let old = &self.old;
+        publish_run(self.first, present, |i| filled(old[i], kind));
+        for (i, cur) in old.iter().enumerate().take(n).skip(present) {
+            word::publish(areas::word(self.first + i as u32), *cur);
+        }
+        drop(held);
+        state::slot()
+            .far_pages
+            .fetch_sub(present as i64, Ordering::Relaxed);
+        if present < n {
+            account::uncharge((n - present) as i64);
+        }
+    }
+}
+
+/// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
+fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64) -> bool {
+    let mut slot = [slot::Place::default()];
+    let (got, fresh) = cache::slots().alloc(&mut slot);
+    if got == 0 {
+        return false;
+    }
+    if fresh > 0 {
+        state::seg().charge_local(state::slot(), 1);
+        state::slot().cached_pages.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: the slot is ours alone until it is filled.
+    unsafe {
+        core::ptr::copy_nonoverlapping(
+            data.as_ptr(),
+            cache::buffer(slot[0].slot()) as *mut u8,
+            PAGE_SIZE,
+        )
+    };
+    cache::slots().fill(slot[0], page, cur.entry(), cur.entry().is_some());
+    let new = cur
+        .with_state(State::Cached)
+        .with_entry(slot::in_word(slot[0].slot()))
+        .clear(flag::DEEP)
+        .set(mark);
+    word::publish(areas::word(page), new);
+    cache::slots().enqueue(&slot);
+    state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+    true
+}

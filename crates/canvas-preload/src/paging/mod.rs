@@ -1,0 +1,15 @@
+//! A page's way in and out of local memory, and who is charged for it.
+
+pub mod account;
+pub mod ages;
+pub mod cache;
+pub mod chunk;
+pub mod context;
+pub mod devices;
+pub mod family;
+pub mod fault;
+pub mod native_swap;
+pub mod protect;
+pub mod reclaim;
+pub mod swapin;
+pub mod trace;

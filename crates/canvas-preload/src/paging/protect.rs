@@ -1,0 +1,209 @@
+//! Write-protecting the victims of a batch with few TLB shootdowns.
+//!
+//! A shootdown costs the sender about 10 us and each interrupted CPU a few, whatever the number of
+//! pages. Victims lie scattered among pages that stay, so one protection call covers a *span*: from
+//! the first to the last victim of a block. Three kinds of page lie between them:
+//! * absent ones, kept absent by the chunks' locks while the call runs;
+//! * resident ones that stay, the *bystanders*: they are held Evicting like the victims until the
+//!   victims are gone, and then released by one more call over the span;
+//! * pages that cannot be held (pinned, locked, busy): there the span ends.
+//!
+//! Only one reclaimer works on a block at a time: releasing a span must not release the victims of
+//! another.
+
+use canvas_pager::clock::Run;
+use canvas_pager::locks::Exclusive;
+use canvas_pager::table::CHUNK_PAGES;
+use canvas_pager::word::{self, State};
+use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::{PAGE_SIZE, PageId};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::base::{areas, state::uffd};
+use crate::paging::chunk;
+
+/// Bystanders of one batch at most.
+const BYSTANDERS: usize = 512;
+/// A gap with more of them is not worth bridging: each costs two changes of its word.
+const GAP_BYSTANDERS: u32 = 48;
+/// Spans with bystanders of one batch at most.
+const SPANS: usize = 32;
+const CHUNKS: usize = BLOCK_PAGES / CHUNK_PAGES;
+
+const BLOCK_LOCKS: usize = 256;
+static BLOCK_TAKEN: [AtomicBool; BLOCK_LOCKS] = [const { AtomicBool::new(false) }; BLOCK_LOCKS];
+
+/// What one batch has under protection. All zeros is an empty one.
+pub struct Protected {
+    /// Spans to release, with their bystanders' indices.
+    spans: [(u32, u32); SPANS],
+    span_count: usize,
+    bystanders: [u32; BYSTANDERS],
+    bystander_count: usize,
+    /// Block locks held, one bit each.
+    blocks: [u64; BLOCK_LOCKS / 64],
+}
+
+impl Protected {
+    /// Write-protects the runs, in their order; `done` gets each run that is protected, `refused`
+    /// each that is not and whether the kernel was asked. Both are the caller's still. To be ended
+    /// by [`Protected::release`] when the protected pages have been discarded.
+    pub fn protect(
+        &mut self,
+        runs: &[Run],
+        mut done: impl FnMut(Run),
+        mut refused: impl FnMut(Run, bool),
+    ) {
+        let block_of = |r: &Run| r.start.0 as usize / BLOCK_PAGES;
+        let mut i = 0;
+        while i < runs.len() {
+            // A chunk that was selected from twice has runs that go back: a group of their own.
+            let mut j = i + 1;
+            while j < runs.len()
+                && block_of(&runs[j]) == block_of(&runs[i])
+                && runs[j].start.0 >= runs[j - 1].start.0 + runs[j - 1].len
+            {
+                j += 1;
+            }
+            let group = &runs[i..j];
+            if self.take_block(block_of(&runs[i])) {
+                self.protect_group(group, &mut done, &mut refused);
+            } else {
+                group.iter().for_each(|r| refused(*r, false));
+            }
+            i = j;
+        }
+    }
+
+    /// Runs of one block, ascending.
+    fn protect_group(
+        &mut self,
+        runs: &[Run],
+        done: &mut impl FnMut(Run),
+        refused: &mut impl FnMut(Run, bool),
+    ) {
+        let end_of = |r: &Run| r.start.0 + r.len;
+        let (low, high) = (runs[0].start.0, end_of(&runs[runs.len() - 1]) - 1);
+        // Always upwards, and never more than one block's: no two holders wait for each other.
+        let mut held: [Option<Exclusive<'static>>; CHUNKS] = [const { None }; CHUNKS];
+        for c in low as usize / CHUNK_PAGES..=high as usize / CHUNK_PAGES {
+            held[c % CHUNKS] = Some(chunk::exclusive((c * CHUNK_PAGES) as u32));
+        }
+        let mut k = 0;
+        while k < runs.len() {
+            let before = self.bystander_count;
+            let room = self.span_count < SPANS;
+            let mut last = k;
+            while last + 1 < runs.len()
+                && self.bridge(end_of(&runs[last]), runs[last + 1].start.0, room)
+            {
+                last += 1;
+            }
+            let (first, end) = (runs[k].start.0, end_of(&runs[last]));
+            if write_protect(first, end, true) {
+                runs[k..=last].iter().for_each(|r| done(*r));
+                if self.bystander_count > before {
+                    self.spans[self.span_count] = (first, end);
+                    self.span_count += 1;
+                }
+            } else {
+                // Something foreign lies in between, or the kernel refuses: run by run.
+                for b in &self.bystanders[before..self.bystander_count] {
+                    write_protect(*b, *b + 1, false);
+                    stays(*b);
+                }
+                self.bystander_count = before;
+                for r in &runs[k..=last] {
+                    if last > k && write_protect(r.start.0, end_of(r), true) {
+                        done(*r);
+                    } else {
+                        write_protect(r.start.0, end_of(r), false);
+                        refused(*r, true);
+                    }
+                }
+            }
+            k = last + 1;
+        }
+    }
+
+    /// Can one call cover the pages `from..to` as well? Then their resident ones are held.
+    fn bridge(&mut self, from: u32, to: u32, may_hold: bool) -> bool {
+        let before = self.bystander_count;
+        for page in from..to {
+            if absent(page) {
+                continue;
+            }
+            let slot = areas::word(page);
+            let w = word::load(slot);
+            let ok = may_hold
+                && self.bystander_count < BYSTANDERS
+                && self.bystander_count - before < GAP_BYSTANDERS as usize
+                && w.evictable()
+                && word::transition(slot, w, w.with_state(State::Evicting));
+            if !ok {
+                for b in &self.bystanders[before..self.bystander_count] {
+                    stays(*b);
+                }
+                self.bystander_count = before;
+                return false;
+            }
+            self.bystanders[self.bystander_count] = page;
+            self.bystander_count += 1;
+        }
+        true
+    }
+
+    /// The victims are gone: lets the bystanders go on.
+    pub fn release(&mut self) {
+        for (first, end) in &self.spans[..self.span_count] {
+            write_protect(*first, *end, false);
+        }
+        for b in &self.bystanders[..self.bystander_count] {
+            stays(*b);
+        }
+        (self.span_count, self.bystander_count) = (0, 0);
+        for (i, bits) in self.blocks.iter_mut().enumerate() {
+            let mut left = core::mem::take(bits);
+            while left != 0 {
+                let lock = i * 64 + left.trailing_zeros() as usize;
+                left &= left - 1;
+                BLOCK_TAKEN[lock].store(false, Ordering::Release);
+            }
+        }
+    }
+
+    /// Takes the block's lock, unless this batch has it already; false when another has it.
+    fn take_block(&mut self, block: usize) -> bool {
+        let lock = block % BLOCK_LOCKS;
+        if self.blocks[lock / 64] >> (lock % 64) & 1 != 0 {
+            return true;
+        }
+        let taken = !BLOCK_TAKEN[lock].swap(true, Ordering::Acquire);
+        if taken {
+            self.blocks[lock / 64] |= 1 << (lock % 64);
+        }
+        taken
+    }
+}
+
+/// A held page stays resident.
+fn stays(page: u32) {
+    let slot = areas::word(page);
+    word::publish(slot, word::load(slot).with_state(State::Resident));
+}
+
+fn write_protect(first: u32, end: u32, protect: bool) -> bool {
+    let bytes = (end - first) as usize * PAGE_SIZE;
+    uffd()
+        .write_protect(PageId(first).addr(), bytes, protect)
+        .is_ok()
+}
+
+/// No page is present there, and none becomes so while the chunk's lock is held.
+fn absent(page: u32) -> bool {
+    let w = word::load(areas::word(page));
+    matches!(
+        w.state(),
+        State::Untouched | State::Far | State::Cached | State::Filling | State::Poisoned
+    )
+}

@@ -1,0 +1,525 @@
+//! Reclaim: unmap what the policy chose into the swap cache, and write the cache's oldest out.
+//!
+//! Unmapping a batch costs two kinds of TLB shootdown, whatever the number of pages: one a span
+//! to write-protect, and one for all discards together. Between them the page is copied to its
+//! slot: protected, it cannot change; still mapped, it can be read. This works after a fork (where
+//! MOVE refuses shared pages) and for any protection that can be read.
+
+use canvas_pager::clock::{Run, take_reservation};
+use canvas_pager::slot;
+use canvas_pager::table::CHUNK_PAGES;
+use canvas_pager::trace::Kind as TraceKind;
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_shm::Counter;
+use canvas_swap::fsm;
+use canvas_swap::slots::SLAB_CHARGE_BYTES;
+use canvas_swap::{Kind, StoreError};
+use canvas_sys::{mem, proc};
+use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::base::{
+    areas, smaps, state,
+    state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
+    tenant,
+};
+use crate::far_tier::{pool::pool, tier};
+use crate::paging::{
+    account, ages, cache,
+    context::{self, BATCH_PAGES, Reclaim},
+    devices, fault, trace,
+};
+
+static PRESSURE: AtomicBool = AtomicBool::new(false);
+
+/// Is the far limit reached still? Looked at again before new memory is refused: what the program
+/// has freed meanwhile counts.
+pub fn far_limit_reached() -> bool {
+    let seg = state::seg();
+    if seg.far_full.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    pool().trim();
+    judge_far_pressure();
+    if let Some(limit) = account::limit()
+        && seg.local_pages.load(Ordering::Relaxed) < limit - 2 * account::gaps(limit).1
+    {
+        seg.far_full.store(0, Ordering::Relaxed);
+    }
+    seg.far_full.load(Ordering::Relaxed) != 0
+}
+
+/// Frees about `want` pages of local memory; returns how many pages were unmapped. The caller is
+/// inside with signals blocked.
+pub fn run(want: u32, direct: bool) -> u32 {
+    let mut ctx = context::reclaim();
+    let ctx = &mut *ctx;
+    judge_far_pressure();
+    let want = want.min(cache::slots().capacity() / 2).max(1);
+    if cache::slots().available() < want {
+        write_out(ctx, want - cache::slots().available());
+    }
+    let ask = want
+        .min(cache::slots().available())
+        .min((BATCH_PAGES + 1 - CHUNK_PAGES) as u32);
+    if ask == 0 {
+        return 0;
+    }
+    let Some(_batch) = devices::batch() else {
+        return 0;
+    };
+    ctx.batch.clear();
+    let n = CLOCK.select(&areas::table(), ask, &mut ctx.batch);
+    drop_reservations(ctx);
+    if n == 0 {
+        return 0;
+    }
+    let unmapped = unmap(ctx, false);
+    count(
+        if direct {
+            Counter::ReclaimDirect
+        } else {
+            Counter::ReclaimBackground
+        },
+        u64::from(unmapped),
+    );
+    unmapped
+}
+
+/// Watches the far limit: from 75 % of it on, hot pages lose their reservations (Canvas §5.1).
+fn judge_far_pressure() {
+    let seg = state::seg();
+    let (deep_used, deep_limit) = tier::used_and_limit();
+    let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64 + deep_used;
+    let limit = seg.pool_bound() as u64 + deep_limit;
+    let now = fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
+    PRESSURE.store(now, Ordering::Relaxed);
+    CLOCK.set_pressure(now);
+    tenant::set_nearly_full(fsm::nearly_full(used, limit));
+    if seg.far_full.load(Ordering::Relaxed) != 0 && used < limit / 100 * 95 {
+        seg.far_full.store(0, Ordering::Relaxed);
+    }
+}
+
+fn drop_reservations(ctx: &Reclaim) {
+    for page in ctx.batch.dropped_candidates() {
+        if let Some(entry) = take_reservation(areas::word(page.0)) {
+            pool().release(entry);
+            count(Counter::EntryReservationDropped, 1);
+        }
+    }
+}
+
+/// Unmaps the batch into the swap cache; returns the pages unmapped. `traced`: only so that a trace
+/// shows their next touch; the policy learns nothing from it.
+pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
+    let pages = ctx.batch.pages() as usize;
+    let (got, fresh) = cache::slots().alloc(&mut ctx.slots[..pages]);
+    if fresh > 0 {
+        state::seg().charge_local(state::slot(), fresh as i64);
+        state::slot()
+            .cached_pages
+            .fetch_add(fresh as i64, Ordering::Relaxed);
+        let total: i64 = state::slot().cached_pages.load(Ordering::Relaxed);
+        state::seg()
+            .cached_pages_peak
+            .fetch_max(total, Ordering::Relaxed);
+    }
+    // The policy finishes a chunk once begun: what has no slot stays.
+    ctx.batch.truncate(got as u32, |r| give_up(r, false));
+    let (mut n, mut ranges) = (0, 0);
+    ctx.protected.protect(
+        ctx.batch.runs(),
+        |r| {
+            ctx.ranges[ranges] = libc::iovec {
+                iov_base: r.start.addr() as *mut _,
+                iov_len: r.len as usize * PAGE_SIZE,
+            };
+            ranges += 1;
+            for p in r.start.0..r.start.0 + r.len {
+                ctx.pages[n] = p;
+                n += 1;
+            }
+        },
+        give_up,
+    );
+    if n < got {
+        cache::slots().give_back(&ctx.slots[n..got]);
+    }
+    if n == 0 {
+        ctx.protected.release();
+        return 0;
+    }
+    for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
+        // SAFETY: the page is present and write-protected (its word is Evicting in our hands, and
+        // pages that cannot be read are marked STUCK and never selected); the slot is ours alone.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                PageId(*page).addr() as *const u8,
+                cache::buffer(slot.slot()) as *mut u8,
+                PAGE_SIZE,
+            )
+        };
+    }
+    let still_shared = if state::FORKED.load(Ordering::Relaxed) {
+        smaps::shared_in(&ctx.ranges[..ranges])
+    } else {
+        0
+    };
+    if !discard(&ctx.ranges[..ranges]) {
+        n = keep_what_stays(ctx, n);
+    }
+    ctx.protected.release();
+    let evicted = if traced { 0 } else { n as u32 };
+    let epoch = EPOCH.advance(
+        evicted,
+        state::seg()
+            .local_limit_pages()
+            .unwrap_or(i64::MAX / 2)
+            .max(1) as u64,
+    );
+    for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
+        let w = areas::word(*page);
+        let cur = word::load(w);
+        debug_assert_eq!(cur.state(), State::Evicting);
+        cache::slots().fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
+        areas::table().note_gone(*page as usize);
+        let new = if traced {
+            cur.with_epoch(epoch).set(flag::SAMPLED)
+        } else {
+            trace::note(*page, TraceKind::Evict);
+            CLOCK.params.on_evict(cur, epoch).clear(flag::SAMPLED)
+        };
+        let new = new.clear(flag::PREFETCHED);
+        word::publish(
+            w,
+            new.with_state(State::Cached)
+                .with_entry(slot::in_word(slot.slot())),
+        );
+    }
+    cache::slots().enqueue(&ctx.slots[..n]);
+    account::note_gave(n as i64);
+    account::uncharge(n as i64);
+    if still_shared > 0 {
+        tenant::keep_charge(still_shared);
+    }
+    if state::THREAD_MODE.load(Ordering::Relaxed) {
+        // Threads that met the protection wait for a wake-up, and then fault again.
+        for r in &ctx.ranges[..ranges] {
+            uffd().wake(r.iov_base as usize, r.iov_len);
+        }
+    }
+    count(Counter::ReclaimCopyPath, u64::from(evicted));
+    n as u32
+}
+
+/// Leaves the pages of a run where they are. `refused`: the kernel would not protect them, and is not to
+/// be asked again.
+fn give_up(run: Run, refused: bool) {
+    for page in run.start.0..run.start.0 + run.len {
+        let w = areas::word(page);
+        let mut back = word::load(w).with_state(State::Resident);
+        if refused {
+            back = back.set(flag::STUCK);
+        }
+        word::publish(w, back);
+    }
+    if state::THREAD_MODE.load(Ordering::Relaxed) {
+        uffd().wake(run.start.addr(), run.len as usize * PAGE_SIZE);
+    }
+}
+
+/// Discards what the ranges hold, with one flush if the kernel can. False when some of it may be there still.
+fn discard(ranges: &[libc::iovec]) -> bool {
+    if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
+        // SAFETY: every page of the ranges is Evicting in our hands, and copied: its contents are not needed.
+        if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
+            return true;
+        }
+        state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
+    }
+    ranges.iter().fold(true, |all, r| {
+        // SAFETY: every page of the ranges is Evicting in our hands, and copied: its contents are not needed.
+        let done = unsafe { mem::advise(r.iov_base as usize, r.iov_len, libc::MADV_DONTNEED) };
+        all & done.is_ok()
+    })
+}
+
+/// After a discard that failed, for the first `n` pages of the context: those that the kernel keeps stay resident,
+/// and are not to be chosen again (it is locked memory, most often, and would be refused for ever); the others move
+/// together. Returns how many these are.
+#[cold]
+fn keep_what_stays(ctx: &mut Reclaim, n: usize) -> usize {
+    let mut gone = 0;
+    for i in 0..n {
+        let page = ctx.pages[i];
+        // One by one: of a range that was refused some pages may be gone.
+        // SAFETY: the page is Evicting in our hands, and copied.
+        let done = unsafe { mem::advise(PageId(page).addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
+        if done.is_ok() {
+            ctx.pages.swap(gone, i);
+            ctx.slots.swap(gone, i);
+            gone += 1;
+            continue;
+        }
+        let _ = uffd().write_protect(PageId(page).addr(), PAGE_SIZE, false);
+        cache::slots().give_back(&ctx.slots[i..=i]);
+        let one = Run {
+            start: PageId(page),
+            len: 1,
+        };
+        give_up(one, true);
+    }
+    gone
+}
+
+/// Writes out up to `n` of the cache's oldest pages; returns how many slots became free.
+pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
+    let mut freed = 0;
+    while freed < n {
+        let Some(job) = cache::slots().begin_write() else {
+            break;
+        };
+        if !write_one(ctx, job) {
+            break;
+        }
+        freed += 1;
+    }
+    freed
+}
+
+fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
+    let data = cache::contents(job.slot);
+    let mut far_copy = job.far_copy;
+    let outcome = match pool().store(job.entry, far_copy, data, &mut ctx.scratch) {
+        Ok(o) => o,
+        Err(first) => {
+            if matches!(first, StoreError::Full { copy_dropped: true }) {
+                far_copy = false;
+            }
+            let mut retry = || {
+                pool()
+                    .store(job.entry, far_copy, data, &mut ctx.scratch)
+                    .ok()
+            };
+            // Copies of resident pages go; then what lies there longest moves on, if it can; then all that
+            // resident pages keep in far memory, of any kind.
+            let mut stored = None;
+            let mut steps = 0;
+            while stored.is_none() && steps < STEPS_MAX && wait_for_step() {
+                stored = retry();
+                steps += 1;
+            }
+            while stored.is_none() && (tier::drop_copies() || tier::make_room()) {
+                stored = retry();
+            }
+            if stored.is_none() && drop_resident_copies() {
+                stored = retry();
+            }
+            match stored {
+                Some(o) => o,
+                None => {
+                    if let Some(e) = cache::slots().abort_write(job.slot, job.entry, false) {
+                        pool().release(e);
+                    }
+                    far_is_full();
+                    return false;
+                }
+            }
+        }
+    };
+    let w = areas::word(job.page);
+    let cur = word::load(w);
+    let mut far = far_word(cur, outcome.entry);
+    if outcome.kind == Kind::Clean && pool().deep_place(outcome.entry).is_some() {
+        far = far.set(flag::DEEP);
+    }
+    // Counted before it can be taken back by a fault.
+    state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
+    let published = job.publish(w, cur, far);
+    if !published {
+        state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
+    }
+    if published {
+        cache::slots().end_write(job.slot);
+    } else if let Some(e) =
+        cache::slots().abort_write(job.slot, outcome.entry, outcome.entry.is_some())
+    {
+        pool().release(e);
+    }
+    if cur.has(flag::PREFETCHED) && published {
+        PREFETCHERS.streams.on_unused(1);
+        count(
+            Counter::PrefetchUnused,
+            u64::from(PREFETCHERS.unused_stands_for()),
+        );
+    }
+    count(Counter::PagesOut, 1);
+    match outcome.kind {
+        Kind::Clean => count(Counter::PagesOutClean, 1),
+        Kind::Zero => count(Counter::PagesOutZero, 1),
+        Kind::SameFilled => count(Counter::PagesOutSameFilled, 1),
+        Kind::Raw => count(Counter::PagesOutRaw, 1),
+        Kind::Compressed => {}
+    }
+    if outcome.locked {
+        count(Counter::EntryAllocLocked, 1);
+    } else if outcome.entry.is_some() {
+        count(Counter::EntryAllocReserved, 1);
+    }
+    true
+}
+
+/// Steps that a page is waited for at most; others may take what each allows.
+const STEPS_MAX: u32 = 100;
+
+/// The pool may grow by a step at a time where the host has not much left: asks for the runner's next look
+/// and waits for it. False when it is not that which holds the pool back.
+#[cold]
+fn wait_for_step() -> bool {
+    const MOST_NS: u64 = 200_000_000;
+    let seg = state::seg();
+    let next = seg.pool_bytes.load(Ordering::Relaxed) + SLAB_CHARGE_BYTES;
+    if !seg.host.is_past_step(next) || next > seg.pool_bound() {
+        return false;
+    }
+    let (until, seen) = (proc::now_ns() + MOST_NS, seg.host.looks());
+    seg.host.want();
+    proc::futex_wake(&seg.host.wanted, 1);
+    loop {
+        if seg.host.looks() != seen {
+            return true;
+        }
+        let now = proc::now_ns();
+        if now >= until {
+            break;
+        }
+        proc::futex_wait(&seg.host.looks, seen, until - now);
+    }
+    // Nobody looks: better a step too far than a program that is refused memory that there is.
+    seg.host.forget_step();
+    true
+}
+
+/// Far memory takes no page now.
+#[cold]
+fn far_is_full() {
+    /// Told again after so long at the earliest.
+    const TELL_NS: u64 = 10_000_000_000;
+    static TOLD_NS: AtomicU64 = AtomicU64::new(0);
+    if state::seg().far_full.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let (now, told) = (proc::now_ns(), TOLD_NS.load(Ordering::Relaxed));
+    if told != 0 && now < told + TELL_NS || !tenant::take_turn(&TOLD_NS, told, now) {
+        return;
+    }
+    if state::seg().host.is_short() {
+        crate::report!(
+            "this host's memory is down to its reserve: the pool grows no more, reclaim stops, and new memory is refused \
+             with ENOMEM until there is more (or write a smaller --host-reserve)"
+        );
+    } else if tier::is_stalled() {
+        crate::report!(
+            "far memory does not answer: reclaim stops, and new memory is refused with ENOMEM until it does"
+        );
+    } else {
+        crate::report!(
+            "the far limit is reached: reclaim stops, and new memory is refused with ENOMEM (raise --pool or --local)"
+        );
+    }
+}
+
+/// The word of a page that only exists as a far copy from now on.
+fn far_word(cached: Word, entry: SwapEntry) -> Word {
+    let w = cached
+        .with_state(State::Far)
+        .with_entry(entry)
+        .clear(flag::PREFETCHED | flag::SAMPLED | flag::DEEP);
+    if entry.is_some() {
+        w.set(flag::FAR_COPY)
+    } else {
+        w.clear(flag::FAR_COPY)
+    }
+}
+
+/// Far memory is full: gives up the far copies that resident pages keep, and their entries. True when there were any.
+#[cold]
+fn drop_resident_copies() -> bool {
+    let mut dropped = 0u64;
+    areas::table().for_each_in(State::Resident, |page, w| {
+        if w.entry().is_some()
+            && let Some(e) = take_reservation(areas::word(page as u32))
+        {
+            pool().release(e);
+            dropped += 1;
+        }
+    });
+    pool().trim();
+    count(Counter::EntryReservationDropped, dropped);
+    dropped > 0
+}
+
+/// The reclaim thread's round: writes ahead, then frees what is above the mark. False when there
+/// was nothing to do.
+pub fn background_round() -> bool {
+    state::seg().host.forget_old(proc::now_ns());
+    let excess = account::excess();
+    let mut worked = false;
+    let (cap, avail) = (cache::slots().capacity(), cache::slots().available());
+    if avail < cap / 4 {
+        let mut ctx = context::reclaim();
+        worked |= write_out(&mut ctx, (cap / 4 - avail).min(32)) > 0;
+    }
+    worked |= tier::give_to_others();
+    worked |= tier::background_round();
+    if excess > 0 {
+        let done = run(excess.min(128) as u32, false);
+        worked |= done > 0;
+        let wanted = &state::slot().reclaim_wanted;
+        let before = wanted.load(Ordering::Relaxed);
+        let left = before.saturating_sub(done.max(1));
+        wanted.store(left, Ordering::Relaxed);
+        if before != 0 && (done > 0 || left == 0) {
+            ages::note_answered(left);
+        }
+    } else if state::slot().reclaim_wanted.load(Ordering::Relaxed) != 0 {
+        // What it has is its floor: nobody is to wait for more.
+        state::slot().reclaim_wanted.store(0, Ordering::Relaxed);
+        ages::note_answered(0);
+    }
+    if account::short_of_room() {
+        account::ask_for_rest();
+    }
+    worked
+}
+
+/// Releases what a page owned, when a mapping call discards it. `cur` is its word before the
+/// caller moved it to Mapping; the page itself is the caller's to discard.
+pub fn forget(page: u32, cur: Word) {
+    trace::note(page, TraceKind::Discard);
+    match cur.state() {
+        State::Resident => {
+            fault::table_gone(page);
+            if cur.entry().is_some() {
+                pool().release(cur.entry());
+            }
+        }
+        State::Cached => {
+            let taken = cache::slots().take(slot::of_word(cur));
+            if taken.entry.is_some() {
+                pool().release(taken.entry);
+            }
+            cache::slots().finish(taken);
+        }
+        State::Far | State::Poisoned => {
+            state::slot()
+                .far_pages
+                .fetch_sub(i64::from(cur.state() == State::Far), Ordering::Relaxed);
+            if cur.entry().is_some() {
+                pool().release(cur.entry());
+            }
+        }
+        _ => {}
+    }
+}

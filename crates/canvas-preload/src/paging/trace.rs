@@ -1,0 +1,521 @@
+//! `canvas run --trace`: records what happens to the sampled pages.
+//!
+//! Whoever resolves a fault puts a record into a ring, with its time in ticks and without a system
+//! call; the reclaim thread (or whoever finds the ring half full) turns the records into the
+//! file's format and appends them with one write. The file is open with O_APPEND, so the records
+//! of several processes come out whole. Records that find the ring full are counted.
+//!
+//! A touch of a mapped page is no fault. So the reclaim thread goes round the resident sampled
+//! pages and unmaps them into the swap cache, as reclaim does but without telling the policy: the
+//! next touch is a fault, and recorded. It takes a bounded share of a processor for this; what a
+//! page's record therefore tells is that it was touched at least once since the last round.
+
+use canvas_pager::clock::VictimBatch;
+use canvas_pager::trace::{
+    HEADER_BYTES, Header, Kind, RECORD_BYTES, Record, SampleRate, is_sampled, record_flag,
+};
+use canvas_pager::word::{self, State, Word, flag};
+use canvas_shm::Counter;
+use canvas_shm::segment::config_flag;
+use canvas_sys::gate::yield_now;
+use canvas_sys::{Errno, proc};
+use canvas_types::PageId;
+use canvas_types::layout::BLOCK_PAGES;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::base::{areas, freeze, state, thread, upcalls};
+use crate::paging::{cache, context, devices, reclaim};
+use crate::report;
+
+/// Places in the ring: 1 MiB.
+const SLOTS: u64 = 1 << 15;
+/// Records that one write carries: 64 KiB.
+const WRITE_RECORDS: usize = 4096;
+/// Shortest time between two rounds of unmapping.
+const ROUND_NS: u64 = 2_000_000;
+/// A round that took `t` of processor time is followed by a pause of at least `PAUSE * t`: 5 %.
+const PAUSE: u64 = 19;
+/// A round takes batches until it has used this much processor time, or has found nothing.
+const ROUND_CPU_NS: u64 = ROUND_NS / PAUSE;
+/// Pages that a batch unmaps at most.
+const STEP_PAGES: u32 = 128;
+/// Times that a batch goes through all blocks at most: of four blocks it passes over three.
+const WRAPS: u32 = 4;
+/// Words that a batch looks at at most (about 50 us).
+const STEP_WORDS: usize = 1 << 14;
+const _: () = assert!(STEP_PAGES as usize <= canvas_pager::clock::BATCH_RUNS);
+/// How long the reclaim thread sleeps when there is no trace.
+const IDLE_NS: u64 = 100_000_000;
+/// Swap cache without a limit on local memory: all sampled pages shall fit (16 GiB).
+const CACHE_PAGES: usize = 1 << 22;
+
+static ON: AtomicBool = AtomicBool::new(false);
+static RATE: AtomicU32 = AtomicU32::new(0);
+static FD: AtomicI32 = AtomicI32::new(-1);
+/// Added to the monotonic clock's ns, it gives ns since the trace began.
+static ORIGIN_NS: AtomicU64 = AtomicU64::new(0);
+/// One moment by both clocks, early enough to get the length of a tick from.
+static TICKS_0: AtomicU64 = AtomicU64::new(0);
+static MONOTONIC_0_NS: AtomicU64 = AtomicU64::new(0);
+static HEAD: AtomicU64 = AtomicU64::new(0);
+static TAIL: AtomicU64 = AtomicU64::new(0);
+static FLUSHING: AtomicBool = AtomicBool::new(false);
+static NEXT_ROUND_NS: AtomicU64 = AtomicU64::new(0);
+/// The end of all pages is recorded.
+static ENDED: AtomicBool = AtomicBool::new(false);
+/// Page at which the next round begins.
+static HAND: AtomicUsize = AtomicUsize::new(0);
+
+/// A place in the ring. `turn` is `2 * lap` while free and `2 * lap + 1` while it holds a record,
+/// so memory of zeros is an empty ring.
+#[repr(C)]
+struct Slot {
+    turn: AtomicU64,
+    ticks: AtomicU64,
+    took_ticks: AtomicU64,
+    /// Page, thread, kind and flags from the low end: 32, 16, 8 and 8 bits.
+    what: AtomicU64,
+}
+
+const _: () = assert!(
+    areas::TRACE_BYTES
+        >= SLOTS as usize * core::mem::size_of::<Slot>() + WRITE_RECORDS * RECORD_BYTES
+);
+
+#[inline(always)]
+fn slot(at: u64) -> &'static Slot {
+    let slots = areas::trace() as *const Slot;
+    // SAFETY: inside an area that is mapped for the life of the process; atomics, any bits valid.
+    unsafe { &*slots.add((at % SLOTS) as usize) }
+}
+
+/// Reads what the runner wrote into the trace's header. Without a trace nothing happens.
+pub fn init() {
+    let config = &state::seg().config;
+    let fd = config.trace_fd.load(Ordering::Relaxed) as i32;
+    if config.flags.load(Ordering::Relaxed) & config_flag::TRACE == 0 || fd <= 0 {
+        return;
+    }
+    let mut bytes = [0u8; HEADER_BYTES];
+    // SAFETY: the kernel writes `bytes` only.
+    let got = unsafe {
+        canvas_sys::sys4(
+            libc::SYS_pread64,
+            fd as usize,
+            bytes.as_mut_ptr() as usize,
+            HEADER_BYTES,
+            0,
+        )
+    };
+    let header = if got == Ok(HEADER_BYTES) {
+        Header::decode(&bytes)
+    } else {
+        None
+    };
+    let Some(header) = header else {
+        report!("the trace's file cannot be read back: nothing is recorded");
+        return;
+    };
+    let (wall, monotonic) = (
+        clock_ns(libc::CLOCK_REALTIME),
+        clock_ns(libc::CLOCK_MONOTONIC),
+    );
+    let since_start = wall.wrapping_sub(header.start_unix_s.wrapping_mul(1_000_000_000));
+    ORIGIN_NS.store(since_start.wrapping_sub(monotonic), Ordering::Relaxed);
+    TICKS_0.store(proc::ticks(), Ordering::Relaxed);
+    MONOTONIC_0_NS.store(monotonic, Ordering::Relaxed);
+    RATE.store(header.rate.0, Ordering::Relaxed);
+    FD.store(fd, Ordering::Relaxed);
+    ON.store(true, Ordering::Release);
+}
+
+/// Starts the reclaim thread, limit or not, in a process that records.
+pub fn start() {
+    if on() {
+        upcalls::start_reclaimer();
+    }
+}
+
+fn clock_ns(clock: i32) -> u64 {
+    let mut t = [0i64; 2];
+    // SAFETY: the kernel writes `t` only.
+    let _ =
+        unsafe { canvas_sys::sys2(libc::SYS_clock_gettime, clock as usize, &raw mut t as usize) };
+    t[0] as u64 * 1_000_000_000 + t[1] as u64
+}
+
+/// Is a trace being written?
+#[inline(always)]
+pub fn on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// The swap cache's bound while a trace without a limit is written.
+pub fn cache_pages() -> Option<usize> {
+    (on() && state::seg().local_limit_pages().is_none()).then_some(CACHE_PAGES)
+}
+
+#[inline(always)]
+fn sampled(page: u32) -> bool {
+    is_sampled(PageId(page), SampleRate(RATE.load(Ordering::Relaxed)))
+}
+
+/// Is this page's life recorded?
+#[inline(always)]
+pub fn records(page: u32) -> bool {
+    on() && sampled(page)
+}
+
+/// A fault on `page` begins: its time in ticks, or 0 when it is not recorded.
+#[inline(always)]
+pub fn begin(page: u32) -> u64 {
+    if records(page) { proc::ticks() | 1 } else { 0 }
+}
+
+/// The fault that began at `begun` found `met` and has been resolved.
+#[cold]
+pub fn fault(begun: u64, page: u32, met: Word, write: bool) {
+    let kind = match met.state() {
+        State::Untouched => Kind::FirstTouch,
+        State::Far => Kind::Demand,
+        State::Cached if met.has(flag::SAMPLED) => Kind::SampledTouch,
+        State::Cached if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
+        State::Cached => Kind::SecondChance,
+        // Waited for the prefetch of the page. Otherwise the thread that brought it in records it.
+        State::Resident if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
+        _ => return,
+    };
+    push(
+        page,
+        kind,
+        if write { record_flag::WRITE } else { 0 },
+        begun,
+        proc::ticks().saturating_sub(begun),
+    );
+}
+
+/// Something else happened to `page`.
+#[inline(always)]
+pub fn note(page: u32, kind: Kind) {
+    if records(page) {
+        push(page, kind, 0, proc::ticks(), 0);
+    }
+}
+
+/// Pages `from..to` were filled with zeros because of a fault on `touched`: they count as touched
+/// now, though the touches of the others are only expected.
+#[inline]
+pub fn filled_ahead(from: u32, to: u32, touched: u32) {
+    if on() {
+        (from..to)
+            .filter(|p| *p != touched)
+            .for_each(|p| note(p, Kind::FirstTouch));
+    }
+}
+
+/// The contents of `from` are at `to` now.
+#[inline]
+pub fn moved(from: u32, to: u32) {
+    note(from, Kind::Discard);
+    note(to, Kind::FirstTouch);
+}
+
+#[cold]
+fn push(page: u32, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
+    let mut at = TAIL.load(Ordering::Relaxed);
+    let place = loop {
+        let s = slot(at);
+        let (turn, free) = (s.turn.load(Ordering::Acquire), at / SLOTS * 2);
+        if turn == free {
+            match TAIL.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break s,
+                Err(now) => at = now,
+            }
+        } else if turn < free {
+            // It still holds the record of a lap ago.
+            state::count(Counter::TraceDropped, 1);
+            return;
+        } else {
+            at = TAIL.load(Ordering::Relaxed);
+        }
+    };
+    let thread = thread::thread_hash() as u16;
+    let flags = flags | record_flag::SAMPLED;
+    let what =
+        u64::from(page) | u64::from(thread) << 32 | (kind as u64) << 48 | u64::from(flags) << 56;
+    place.ticks.store(ticks, Ordering::Relaxed);
+    place.took_ticks.store(took_ticks, Ordering::Relaxed);
+    place.what.store(what, Ordering::Relaxed);
+    place.turn.store(at / SLOTS * 2 + 1, Ordering::Release);
+    if at - HEAD.load(Ordering::Relaxed) > SLOTS / 2 {
+        flush();
+    }
+}
+
+/// Length of ticks, and the time since the trace began.
+struct Now {
+    ticks: u64,
+    trace_ns: u64,
+    elapsed_ticks: u64,
+    elapsed_ns: u64,
+}
+
+impl Now {
+    fn get() -> Now {
+        let (ticks, monotonic) = (proc::ticks(), clock_ns(libc::CLOCK_MONOTONIC));
+        Now {
+            ticks,
+            trace_ns: monotonic.wrapping_add(ORIGIN_NS.load(Ordering::Relaxed)),
+            elapsed_ticks: ticks.saturating_sub(TICKS_0.load(Ordering::Relaxed)).max(1),
+            elapsed_ns: monotonic.saturating_sub(MONOTONIC_0_NS.load(Ordering::Relaxed)),
+        }
+    }
+    fn ns_of(&self, ticks: u64) -> u64 {
+        (u128::from(ticks) * u128::from(self.elapsed_ns) / u128::from(self.elapsed_ticks)) as u64
+    }
+}
+
+/// Appends what the ring holds to the file, unless another thread is at it. The caller is inside.
+pub fn flush() {
+    if FLUSHING.load(Ordering::Relaxed) || FLUSHING.swap(true, Ordering::Acquire) {
+        return;
+    }
+    write_out();
+    FLUSHING.store(false, Ordering::Release);
+}
+
+/// The work of [`flush`]; the caller has set FLUSHING.
+fn write_out() {
+    let buffer = (areas::trace() + SLOTS as usize * core::mem::size_of::<Slot>()) as *mut u8;
+    // SAFETY: behind the ring, in the same area; FLUSHING makes this the only reference.
+    let buffer = unsafe { core::slice::from_raw_parts_mut(buffer, WRITE_RECORDS * RECORD_BYTES) };
+    let now = Now::get();
+    let process = process();
+    loop {
+        let mut head = HEAD.load(Ordering::Relaxed);
+        let mut n = 0;
+        for out in buffer.chunks_exact_mut(RECORD_BYTES) {
+            let s = slot(head);
+            let lap = head / SLOTS;
+            if s.turn.load(Ordering::Acquire) != lap * 2 + 1 {
+                break;
+            }
+            let what = s.what.load(Ordering::Relaxed);
+            let ago = now.ns_of(now.ticks.saturating_sub(s.ticks.load(Ordering::Relaxed)));
+            let took = now.ns_of(s.took_ticks.load(Ordering::Relaxed));
+            s.turn.store(lap * 2 + 2, Ordering::Release);
+            let record = Record {
+                time_us: (now.trace_ns.wrapping_sub(ago) / 1000) as u32,
+                page: PageId(what as u32),
+                thread: (what >> 32) as u16,
+                kind: kind_of((what >> 48) as u8),
+                flags: (what >> 56) as u8,
+                process,
+                detail: (took / 64).min(u64::from(u16::MAX)) as u16,
+            };
+            out.copy_from_slice(&record.encode());
+            head += 1;
+            n += 1;
+        }
+        HEAD.store(head, Ordering::Relaxed);
+        if n > 0 {
+            append(&buffer[..n * RECORD_BYTES]);
+        }
+        if n < WRITE_RECORDS {
+            break;
+        }
+    }
+}
+
+/// The kind that [`push`] stored.
+fn kind_of(raw: u8) -> Kind {
+    use Kind::*;
+    [
+        FirstTouch,
+        Demand,
+        SecondChance,
+        SampledTouch,
+        Prefetch,
+        PrefetchHit,
+        Discard,
+    ]
+    .into_iter()
+    .find(|k| *k as u8 == raw)
+    .unwrap_or(Evict)
+}
+
+/// Slots are used again: some bits of the pid keep a later process's pages from an earlier one's.
+fn process() -> u16 {
+    let seg = state::seg();
+    let me = state::slot() as *const _;
+    let i = seg
+        .procs
+        .iter()
+        .position(|p| core::ptr::eq(p, me))
+        .unwrap_or(0);
+    (i as u16 & 1023) | (state::PID.load(Ordering::Relaxed) as u16) << 10
+}
+
+fn append(bytes: &[u8]) {
+    // SAFETY: the kernel reads `bytes` only.
+    let r = unsafe {
+        canvas_sys::sys3(
+            libc::SYS_write,
+            FD.load(Ordering::Relaxed) as usize,
+            bytes.as_ptr() as usize,
+            bytes.len(),
+        )
+    };
+    if r == Ok(bytes.len()) {
+        return;
+    }
+    // Going on could only leave half a record before the records of other processes.
+    state::count(
+        Counter::TraceDropped,
+        ((bytes.len() - r.unwrap_or(0)) / RECORD_BYTES) as u64,
+    );
+    if ON.swap(false, Ordering::Relaxed) {
+        report!(
+            "the trace cannot be written (error {}): it ends here",
+            r.err().unwrap_or(Errno(libc::ENOSPC)).0
+        );
+    }
+}
+
+/// Writes everything that was recorded so far, waiting for another thread that writes.
+fn flush_all() {
+    while FLUSHING.swap(true, Ordering::Acquire) {
+        yield_now();
+    }
+    write_out();
+    FLUSHING.store(false, Ordering::Release);
+}
+
+/// Before the program's image goes: what is in the ring would go with it.
+pub fn before_exec() {
+    if on() {
+        let _inside = freeze::enter();
+        flush_all();
+    }
+}
+
+/// `exit` comes by here: the site in glibc's `_exit` is one that is left unpatched, so the hook of
+/// `exit_group` alone would not do. A process that calls `_exit` itself, or is killed, loses the
+/// records since the last round.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn end() {
+    at_exit();
+}
+
+/// The process ends: so does the life of its pages.
+pub fn at_exit() {
+    if !on() {
+        return;
+    }
+    let _inside = freeze::enter();
+    // A vfork child runs on its parent's tables.
+    if state::PID.load(Ordering::Relaxed) == proc::pid() && !ENDED.swap(true, Ordering::Relaxed) {
+        let touched = areas::touched_in_block();
+        for block in
+            (0..areas::table().blocks()).filter(|b| touched[*b].load(Ordering::Relaxed) != 0)
+        {
+            for page in (block * BLOCK_PAGES) as u32..((block + 1) * BLOCK_PAGES) as u32 {
+                if sampled(page) && word::load(areas::word(page)).state() != State::Untouched {
+                    note(page, Kind::Discard);
+                }
+            }
+        }
+    }
+    flush_all();
+}
+
+/// The reclaim thread's part: unmaps some of the sampled pages and writes what was recorded.
+/// Returns the time in ns until it wants to be called again.
+pub fn background() -> u64 {
+    if !on() {
+        return IDLE_NS;
+    }
+    let now = proc::now_ns();
+    let next = NEXT_ROUND_NS.load(Ordering::Relaxed);
+    if now < next {
+        return next - now;
+    }
+    let begun = clock_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+    let used = || clock_ns(libc::CLOCK_THREAD_CPUTIME_ID).saturating_sub(begun);
+    loop {
+        let _inside = freeze::enter_masked();
+        let any = unmap_some();
+        flush();
+        if !any || used() > ROUND_CPU_NS {
+            break;
+        }
+    }
+    let took = used();
+    let pause = (took * PAUSE).max(ROUND_NS);
+    NEXT_ROUND_NS.store(proc::now_ns() + pause, Ordering::Relaxed);
+    pause
+}
+
+/// True when there may be more to unmap at once.
+fn unmap_some() -> bool {
+    let mut ctx = context::reclaim();
+    let ctx = &mut *ctx;
+    let half = cache::slots().capacity() / 2;
+    if cache::slots().available() < half {
+        // Under a limit the cache is small, and mostly reclaim's own.
+        reclaim::write_out(ctx, half - cache::slots().available());
+    }
+    let most = cache::slots()
+        .available()
+        .saturating_sub(half / 2)
+        .min(STEP_PAGES);
+    let Some(_batch) = devices::batch() else {
+        return false;
+    };
+    ctx.batch.clear();
+    select(&mut ctx.batch, most);
+    ctx.batch.pages() > 0 && reclaim::unmap(ctx, true) > 0
+}
+
+/// Some resident sampled pages, at most `most`. Blocks are passed over at random: were pages always
+/// unmapped in the same order, a hot set would look like a loop over it.
+fn select(batch: &mut VictimBatch, most: u32) {
+    let table = areas::table();
+    let (mut at, mut looked, mut wraps) = (HAND.load(Ordering::Relaxed), 0, 0);
+    let mut random = proc::ticks();
+    while looked < STEP_WORDS && batch.pages() < most {
+        let Some(block) = table.next_used_block(at / BLOCK_PAGES) else {
+            if wraps == WRAPS {
+                break;
+            }
+            (at, wraps) = (0, wraps + 1);
+            continue;
+        };
+        random = random
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        if at.is_multiple_of(BLOCK_PAGES) && random >> 62 != 0 {
+            at = (block + 1) * BLOCK_PAGES;
+            looked += BLOCK_PAGES / 64;
+            continue;
+        }
+        at = at.max(block * BLOCK_PAGES);
+        while at < (block + 1) * BLOCK_PAGES && batch.pages() < most {
+            let page = at as u32;
+            at += 1;
+            looked += 1;
+            if !sampled(page) {
+                continue;
+            }
+            let w = areas::word(page);
+            let cur = word::load(w);
+            if cur.evictable() && word::transition(w, cur, cur.with_state(State::Evicting)) {
+                batch.push_page(page);
+            }
+        }
+    }
+    HAND.store(at, Ordering::Relaxed);
+}

@@ -1,0 +1,7 @@
+//! Processes and threads: fork, exec, descriptors, signals and their stacks, our own threads.
+
+pub mod altstack;
+pub mod procs;
+pub mod sig;
+pub mod threads;
+pub mod users;

@@ -1,0 +1,179 @@
+//! Our own threads in the program: the reclaim thread, and in thread mode the fault handlers.
+//! They have no libc: raw calls only, a small stack, an empty thread-local block.
+
+use canvas_shm::Counter;
+use canvas_sys::uffd::{self, Msg};
+use canvas_sys::{Errno, mem, proc};
+use canvas_types::layout::in_window;
+use canvas_types::{PAGE_SIZE, PageId};
+use core::sync::atomic::Ordering;
+
+use crate::base::{fds, fds::Fd, freeze, own, state, thread, time};
+use crate::far_tier::tier;
+use crate::paging::{
+    account, cache,
+    fault::{self, Resolved},
+    native_swap, reclaim, swapin, trace,
+};
+use crate::report;
+use crate::shared::pages;
+
+const STACK_BYTES: usize = 256 << 10;
+
+/// Opens a descriptor of this process for process_madvise, where PIDFD_SELF may be missing.
+pub fn open_pidfd() {
+    if let Ok(fd) = proc::pidfd_self()
+        && let Ok(fd) = uffd::move_fd(fd, fds::floor(), true)
+    {
+        fds::guard(Fd::Pidfd, fd);
+        state::PIDFD.store(fd, Ordering::Relaxed);
+    }
+}
+
+fn spawn(entry: extern "C" fn() -> !) -> Result<u32, Errno> {
+    let base = mem::map_lazy(0, STACK_BYTES, libc::PROT_READ | libc::PROT_WRITE)?;
+    own::note_stack(base, STACK_BYTES);
+    // SAFETY: a fresh stack that nothing else uses; the entries never return and use no
+    // thread-local data.
+    unsafe { proc::spawn_bare(base + STACK_BYTES, entry) }
+}
+
+/// Starts the reclaim thread of this process, once. In a vfork child it does nothing: the thread
+/// would belong to a process that is about to become another program.
+pub fn start_reclaimer() {
+    if state::PID.load(Ordering::Relaxed) != proc::pid() {
+        return;
+    }
+    if account::RECLAIMER
+        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
+        .is_err()
+    {
+        return;
+    }
+    if spawn(reclaimer).is_err() {
+        // Direct reclaim still works; try again when it is needed again.
+        account::RECLAIMER.store(0, Ordering::Release);
+    }
+}
+
+/// What native memory there is and what of it is to leave, what each process may keep, and what of the swap cache
+/// lies idle.
+fn look_at_memory() {
+    account::measure_native();
+    account::look_at_ages();
+    account::divide_room(proc::now_ns());
+    account::size_cache();
+    cache::give_back_idle(proc::now_ns());
+    native_swap::look(proc::now_ns());
+}
+
+extern "C" fn reclaimer() -> ! {
+    let mut rounds = 0u32;
+    loop {
+        rounds = rounds.wrapping_add(1);
+        let worked = {
+            let _inside = freeze::enter_masked();
+            // Of what relatives share there is an estimate only, soon too high by far.
+            if rounds.is_multiple_of(16) || state::FORKED.load(Ordering::Relaxed) {
+                look_at_memory();
+            }
+            // Both: neither waits for the other's work to be done.
+            pages::background_round() | reclaim::background_round() || swapin::background_round()
+        };
+        let pause_ns = trace::background();
+        if !worked {
+            {
+                let _inside = freeze::enter_masked();
+                look_at_memory();
+                // Both may be changed while the program runs.
+                state::PREFETCHERS.choose(state::seg().config.prefetch());
+            }
+            if account::short_of_room() {
+                // Short, and nothing to take: everything is busy, pinned, or not ours.
+                let pause_ns = if account::excess() > 0 {
+                    2_000_000
+                } else {
+                    10_000_000
+                };
+                account::nap(tier::idle_ns().min(pause_ns));
+            } else {
+                let idle_ns = account::idle_ns().min(tier::idle_ns());
+                account::sleep_until_woken(pause_ns.min(idle_ns));
+            }
+        }
+    }
+}
+
+/// Fault handler threads of thread mode.
+const HANDLERS: usize = 2;
+
+/// Starts them.
+pub fn start_handlers() -> Result<(), Errno> {
+    for _ in 0..HANDLERS {
+        spawn(handler)?;
+    }
+    Ok(())
+}
+
+extern "C" fn handler() -> ! {
+    let u = state::uffd();
+    let mut poll = libc::pollfd {
+        fd: u.0,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut msg = Msg::default();
+    loop {
+        // SAFETY: one pollfd of ours.
+        let _ = unsafe { canvas_sys::sys3(libc::SYS_poll, &raw mut poll as usize, 1, usize::MAX) };
+        while u.read(&mut msg).is_ok() {
+            if msg.event == uffd::EVENT_PAGEFAULT {
+                serve(u, &msg);
+            }
+        }
+    }
+}
+
+fn serve(u: uffd::Uffd, msg: &Msg) {
+    let addr = msg.address as usize & !(PAGE_SIZE - 1);
+    if !in_window(addr) {
+        return;
+    }
+    state::FAULTS_SERVED.fetch_add(1, Ordering::Relaxed);
+    let begun = time::now_ns();
+    let page = PageId::of_addr(addr).0;
+    let r = {
+        let _inside = freeze::enter_masked();
+        fault::resolve(page, msg.flags & uffd::FAULT_WRITE != 0)
+    };
+    match r {
+        Resolved::Present => {
+            if msg.flags & uffd::FAULT_WP != 0 {
+                state::count(Counter::FaultWriteProtect, 1);
+            }
+            // COPY has woken the faulter if it filled the page; if another thread did, or the
+            // page was only protected, nobody has.
+            u.wake(addr, PAGE_SIZE);
+        }
+        // The mapping changed under the fault: the access is made again, and is the kernel's to judge.
+        Resolved::NotOurs => u.wake(addr, PAGE_SIZE),
+        Resolved::Poisoned | Resolved::Unreachable | Resolved::Lost | Resolved::NoMemory => {
+            // There is no way to fail a fault by message before UFFDIO_POISON: say so and end.
+            report!(
+                "page {addr:#x}: {}; the program is ended by SIGBUS",
+                r.reason()
+            );
+            canvas_sys::signal::set_default(libc::SIGBUS);
+            // SAFETY: a signal to ourselves.
+            let _ = unsafe {
+                canvas_sys::sys2(libc::SYS_kill, proc::pid() as usize, libc::SIGBUS as usize)
+            };
+            proc::sleep_ns(1_000_000_000);
+        }
+    }
+    let stripe = thread::thread_hash() % canvas_shm::segment::STRIPES;
+    state::seg().stripes[stripe]
+        .fault_ns
+        .record(time::now_ns().saturating_sub(begun));
+    state::count(Counter::FaultsManaged, 1);
+}

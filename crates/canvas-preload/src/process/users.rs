@@ -1,0 +1,63 @@
+//! A tenant is one trust domain: processes that change their user stay in it. That is told, once.
+//!
+//! Whoever has the segment's descriptor can read and write what its processes exchange with the agent, and all
+//! shared memory. It cannot be taken from a process that pages, whoever it runs as.
+
+use canvas_sys::proc;
+use core::sync::atomic::{AtomicI32, Ordering};
+
+use crate::base::state;
+use crate::report;
+
+/// The segment's descriptor.
+static SEGMENT: AtomicI32 = AtomicI32::new(-1);
+
+/// Once, at start-up.
+pub fn start(segment: i32) {
+    SEGMENT.store(segment, Ordering::Relaxed);
+    look();
+}
+
+/// The user who made the tenant.
+fn tenants() -> Option<u32> {
+    proc::file_facts(SEGMENT.load(Ordering::Relaxed))
+        .ok()
+        .map(|f| f.user)
+}
+
+fn first_time() -> bool {
+    state::seg().told_user.swap(1, Ordering::Relaxed) == 0
+}
+
+/// After whatever may have changed the user.
+pub fn look() {
+    let (now, Some(tenants)) = (proc::user(), tenants()) else {
+        return;
+    };
+    if now != tenants && first_time() {
+        report!(
+            "a process of this run runs as user {now} now: it can still read and change the memory that the run \
+             keeps for user {tenants}; to keep users apart, give each a run of its own"
+        );
+    }
+}
+
+/// Before the program's exec of a file, as `newfstatat` takes it: one that changes the user inherits the
+/// descriptors.
+pub fn before_exec(dir: usize, path: usize, flags: usize) {
+    let Ok(file) = proc::file_facts_at(dir, path, flags) else {
+        return;
+    };
+    if file.mode & libc::S_ISUID == 0 || file.user == proc::user() {
+        return;
+    }
+    // SAFETY: asks.
+    let kept = unsafe { proc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) };
+    if kept == Ok(0) && first_time() {
+        report!(
+            "this run starts a program that changes to user {}, which inherits descriptors of the run's memory; to \
+             keep users apart, give each a run of its own",
+            file.user
+        );
+    }
+}

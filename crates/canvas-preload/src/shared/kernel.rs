@@ -1,0 +1,233 @@
+//! The kernel and the store of shared memory, as the states of its pages need them.
+
+use canvas_pager::shared::word::Entry;
+use canvas_pager::shared::{Fill, Kernel};
+use canvas_shm::segment::shared_fd;
+use canvas_shm::shared as layout;
+use canvas_swap::classes::HEADER_BYTES;
+use canvas_swap::codec::{self, Content, Lz};
+use canvas_swap::hash::{self, Hash};
+use canvas_swap::units::{Place, Units, units_of};
+use canvas_sys::gate::{self, give_way};
+use canvas_sys::{Errno, proc, shmem};
+use canvas_types::{Codec, PAGE_SIZE, PageBuf};
+use core::sync::atomic::Ordering;
+
+use crate::base::{areas, keys, state, state::uffd};
+use crate::far_tier::pool::Lz4;
+use crate::paging::context;
+use crate::report;
+use crate::shared::{
+    pages::{addr_of, control, fd, map},
+    pins,
+};
+
+/// The kernel and the store, as the pages' states need them.
+pub struct Here;
+
+fn units() -> Units<'static> {
+    Units {
+        used: map().units(),
+        next: &control().next_unit,
+    }
+}
+
+/// Copies a page in, unless it is there.
+fn copy(page: u32, src: usize) -> bool {
+    let mut tries = 0u32;
+    loop {
+        // SAFETY: the page's word is ours, and absent pages of the partition are filled by copies alone.
+        let p = unsafe { uffd().copy(addr_of(page), src, PAGE_SIZE) };
+        match p.stopped {
+            None | Some(Errno(libc::EEXIST)) => return true,
+            Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => give_way(),
+            Some(Errno(libc::ENOMEM)) if tries < 10_000 => {
+                tries += 1;
+                proc::sleep_ns(100_000);
+            }
+            Some(_) => return false,
+        }
+    }
+}
+
+impl Kernel for Here {
+    fn splice(&self, page: u32, n: u32) -> u32 {
+        let (from, want) = (page as usize * PAGE_SIZE, n as usize * PAGE_SIZE);
+        let mut done = 0;
+        loop {
+            match shmem::splice(
+                fd(shared_fd::PARTITION),
+                from + done,
+                want - done,
+                fd(shared_fd::PIPE_IN),
+            ) {
+                Ok(bytes) if bytes > 0 => done += bytes,
+                Err(Errno(libc::EINTR)) => continue,
+                _ if done.is_multiple_of(PAGE_SIZE) => break,
+                _ => {
+                    // Half a page cannot be taken back. Whoever comes next throws all of it away.
+                    report!("internal error: a page was cut in two on its way to the pipe");
+                    proc::exit_group(canvas_types::exit::RUN_FAILED);
+                }
+            }
+            if done == want || done.is_multiple_of(PAGE_SIZE) {
+                break;
+            }
+        }
+        (done / PAGE_SIZE) as u32
+    }
+    fn punch(&self, page: u32, n: u32) {
+        let (at, bytes) = (page as usize * PAGE_SIZE, n as usize * PAGE_SIZE);
+        while shmem::punch(fd(shared_fd::PARTITION), at, bytes).is_err() {
+            gate::yield_now();
+        }
+    }
+    fn in_pipe(&self) -> usize {
+        loop {
+            if let Ok(bytes) = shmem::readable(fd(shared_fd::PIPE_OUT)) {
+                return bytes;
+            }
+            gate::yield_now();
+        }
+    }
+    fn read_pipe(&self, place: usize, offset: usize) -> usize {
+        let map = map();
+        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is
+        // alive here.
+        let page = unsafe { map.staging(place) };
+        shmem::read(fd(shared_fd::PIPE_OUT), &mut page[offset..]).unwrap_or(0)
+    }
+    fn drain(&self) {
+        let map = map();
+        // SAFETY: `self` holds the shared lock, under which alone buffers are used, and no other reference is
+        // alive here; nothing in the buffer is needed while nothing was taken out.
+        let page = unsafe { map.staging(0) };
+        while self.in_pipe() > 0 {
+            let _ = shmem::read(fd(shared_fd::PIPE_OUT), page);
+        }
+    }
+    fn is_pinned(&self, page: u32) -> bool {
+        pins::is_pinned(page)
+    }
+    fn save(&self, place: usize, old: Entry) -> Option<Entry> {
+        let map = map();
+        // SAFETY: under the shared lock, with no other reference alive here.
+        let page: &PageBuf = unsafe { map.staging(place) };
+        if codec::classify(page) == Content::Zero {
+            return Some(Entry::NONE);
+        }
+        let hash = keys::shared().of(page);
+        if old.is_some() {
+            let mut header = Hash::default();
+            let at = Place::of(old.0).offset();
+            if shmem::read_at(fd(shared_fd::STORE), at, &mut header) && hash::same(&header, &hash) {
+                return Some(old);
+            }
+        }
+        let store = fd(shared_fd::STORE);
+        let seg = state::seg();
+        let pages = shmem::pages(store).map_or(usize::MAX, |n| n as usize);
+        let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as usize;
+        let most = seg.pool_bound() as usize;
+        // A record lies in two pages at most.
+        if pages.saturating_add(2).saturating_mul(PAGE_SIZE) + used > most {
+            return None;
+        }
+        let mut ctx = context::fill();
+        let ctx = &mut *ctx;
+        let room = ctx.staging.as_flattened_mut();
+        let header = HEADER_BYTES;
+        room[..header].copy_from_slice(&hash);
+        let packed = match seg.config.codec() {
+            Codec::Lz4 => {
+                let most = canvas_swap::classes::COMPRESSED_MAX;
+                Lz4.compress(page, &mut room[header..header + most], &mut ctx.scratch.lz)
+            }
+            Codec::None => None,
+        };
+        let bytes = packed.unwrap_or_else(|| {
+            room[header..header + PAGE_SIZE].copy_from_slice(page);
+            PAGE_SIZE
+        });
+        // Some more than there is: what is looked for is found soon, and the file stays dense.
+        let end = (pages + pages / 4 + 256).min(layout::STORE_PAGES);
+        control().store_end.fetch_max(end as u32, Ordering::SeqCst);
+        let unit = units().take(units_of(bytes), end)?;
+        let new = Place { unit, bytes };
+        if !shmem::write_at(store, new.offset(), &room[..header + bytes]) {
+            free(new);
+            return None;
+        }
+        Some(Entry(new.number()))
+    }
+    fn freed(&self, entry: Entry) {
+        free(Place::of(entry.0));
+    }
+    fn put_back(&self, page: u32, place: usize) {
+        let map = map();
+        // SAFETY: under the shared lock, with no other reference alive here.
+        let content: &PageBuf = unsafe { map.staging(place) };
+        while !copy(page, content.as_ptr() as usize) {
+            gate::yield_now();
+        }
+    }
+    fn fill_new(&self, page: u32) -> Fill {
+        if copy(page, areas::zeros()) {
+            Fill::Present
+        } else {
+            Fill::Failed
+        }
+    }
+    fn fill_far(&self, page: u32, entry: Entry) -> Fill {
+        if !entry.is_some() {
+            return self.fill_new(page);
+        }
+        let place = Place::of(entry.0);
+        let mut ctx = context::fill();
+        let (to, room) = ctx.staging.split_at_mut(1);
+        let to = &mut to[0];
+        let record = &mut room.as_flattened_mut()[..HEADER_BYTES + place.bytes];
+        if !shmem::read_at(fd(shared_fd::STORE), place.offset(), record) {
+            return Fill::Failed;
+        }
+        let Some((want, payload)) = record.split_first_chunk::<HEADER_BYTES>() else {
+            return Fill::Damaged;
+        };
+        let decoded = match payload.first_chunk::<PAGE_SIZE>() {
+            Some(raw) => {
+                *to = *raw;
+                true
+            }
+            None => Lz4.decompress(payload, to),
+        };
+        if !decoded || !hash::same(&keys::shared().of(to), want) {
+            return Fill::Damaged;
+        }
+        if copy(page, to.as_ptr() as usize) {
+            Fill::Present
+        } else {
+            Fill::Failed
+        }
+    }
+    fn is_present(&self, page: u32) -> bool {
+        loop {
+            match shmem::has_page(fd(shared_fd::PARTITION), page as usize * PAGE_SIZE) {
+                Ok(there) => return there,
+                Err(_) => gate::yield_now(),
+            }
+        }
+    }
+    fn forget_entries(&self) {
+        units().forget(control().store_end.load(Ordering::SeqCst) as usize);
+    }
+    fn keep(&self, entry: Entry) {
+        let place = Place::of(entry.0);
+        units().mark(place.unit, place.units());
+    }
+}
+
+fn free(place: Place) {
+    units().free(place.unit, place.units(), |page| {
+        let _ = shmem::punch(fd(shared_fd::STORE), page * PAGE_SIZE, PAGE_SIZE);
+    });
+}

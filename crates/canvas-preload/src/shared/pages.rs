@@ -1,0 +1,679 @@
+//! Memory that forks share (`canvas run --shared`): one partition for all processes of the tenant, paged by
+//! whoever comes by. The states and what is done after a death are `canvas_pager::shared`; here are the lock,
+//! the processes, faults, eviction and pins. See docs/SHARED.md.
+
+use canvas_pager::shared::word::{State, Word, load};
+use canvas_pager::shared::{Fill, Journal, Look, Partition};
+use canvas_shm::Counter;
+use canvas_shm::segment::shared_fd;
+use canvas_shm::shared::{self as layout, Control, Map, Proc};
+use canvas_sys::gate::{self, give_way};
+use canvas_sys::{Errno, mem, proc, shmem};
+use canvas_types::PAGE_SIZE;
+use canvas_types::layout::{SHARED_BYTES, shared_base};
+use canvas_types::procfs::Stat;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::base::{
+    fds,
+    fds::Fd,
+    freeze, keys, regions, state,
+    state::{count, uffd},
+    tenant,
+};
+use crate::paging::{account, fault::Resolved};
+use crate::report;
+use crate::shared::{kernel::Here, mapping};
+
+/// This process maps the partition.
+static ON: AtomicBool = AtomicBool::new(false);
+static CONTROL: AtomicUsize = AtomicUsize::new(0);
+static FDS: [AtomicI32; shared_fd::COUNT] = [const { AtomicI32::new(-1) }; shared_fd::COUNT];
+/// Our number among the processes, and what we write into the lock.
+static ME: AtomicUsize = AtomicUsize::new(0);
+static MY_LOCK: AtomicU64 = AtomicU64::new(0);
+/// The number of those that have none yet.
+const VISITOR: usize = layout::PROCS;
+
+/// Is shared memory managed here?
+#[inline(always)]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// The control file.
+pub fn map() -> Map {
+    // SAFETY: `attach` mapped all of the file there, for good.
+    unsafe { Map::at(CONTROL.load(Ordering::Relaxed)) }
+}
+
+/// What the processes share.
+pub fn control() -> &'static Control {
+    map().control()
+}
+
+/// One of our descriptors ([`shared_fd`]).
+pub fn fd(which: usize) -> i32 {
+    FDS[which].load(Ordering::Relaxed)
+}
+
+/// Our number among the processes.
+pub fn me() -> usize {
+    ME.load(Ordering::Relaxed)
+}
+
+/// Our place among the processes.
+pub fn my_proc() -> &'static Proc {
+    &control().procs[me()]
+}
+
+/// One past the highest page that was ever in a region.
+fn end() -> u32 {
+    control().end.load(Ordering::Acquire)
+}
+
+/// The pages.
+pub fn partition() -> Partition<'static> {
+    let c = control();
+    Partition {
+        words: map().words(),
+        journal: Journal {
+            phase: &c.phase,
+            count: &c.victims,
+            pages: &c.pages[..(c.pipe_pages.load(Ordering::Relaxed) as usize).min(c.pages.len())],
+        },
+        hand: &c.hand,
+    }
+}
+
+/// The address of a page.
+pub fn addr_of(page: u32) -> usize {
+    shared_base() + page as usize * PAGE_SIZE
+}
+
+/// The page that holds an address of the partition.
+pub fn page_of(addr: usize) -> u32 {
+    ((addr - shared_base()) / PAGE_SIZE) as u32
+}
+
+/// Pages in memory now, as the kernel counts them.
+fn resident() -> i64 {
+    shmem::pages(fd(shared_fd::PARTITION)).map_or(0, |n| n as i64)
+}
+
+/// Joins the tenant's shared memory. Once, at start-up; without `--shared` it does nothing.
+pub fn start() {
+    let fds = &state::seg().config.shared_fds;
+    if fds[shared_fd::CONTROL].load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for (i, ours) in FDS.iter().enumerate() {
+        let fd = fds[i].load(Ordering::Relaxed) as i32;
+        ours.store(fd, Ordering::Relaxed);
+        fds::guard(Fd::Shared(i), fd);
+    }
+    let joined = mem::map_shared(fd(shared_fd::CONTROL), 0, layout::CONTROL_BYTES).and_then(|at| {
+        CONTROL.store(at, Ordering::Release);
+        keys::init_shared(map());
+        join(numbers_are_the_runs())
+    });
+    match joined {
+        Ok(()) => ON.store(true, Ordering::Release),
+        Err(e) => report!(
+            "shared memory cannot be managed in this program (error {}): its own stays native",
+            e.0
+        ),
+    }
+}
+
+/// Whether a process is dead is asked by its number, which must mean the same to all.
+fn numbers_are_the_runs() -> bool {
+    let namespace = state::seg().config.pid_namespace.load(Ordering::Relaxed);
+    namespace != 0 && shmem::inode(c"/proc/self/ns/pid") == Ok(namespace)
+}
+
+/// Maps the partition, inaccessible, with our userfaultfd, and takes a number.
+fn join(same_numbers: bool) -> Result<(), Errno> {
+    if !same_numbers {
+        return Err(Errno(libc::EXDEV));
+    }
+    // What is written to the store would end the program by SIGXFSZ.
+    if proc::file_size_max() != Some(u64::MAX) {
+        return Err(Errno(libc::EFBIG));
+    }
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+    // SAFETY: never replaces a mapping; nothing of Rust's lies in the partition. The advices discard
+    // nothing.
+    unsafe {
+        canvas_sys::sys6(
+            libc::SYS_mmap,
+            shared_base(),
+            SHARED_BYTES,
+            libc::PROT_NONE as usize,
+            flags as usize,
+            fd(shared_fd::PARTITION) as usize,
+            0,
+        )?;
+        // A fork's child must have none, or one that is registered: else it would read zeros.
+        mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTFORK)?;
+        mem::advise(shared_base(), SHARED_BYTES, libc::MADV_NOHUGEPAGE)?;
+        let _ = mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTDUMP);
+    }
+    uffd().register(shared_base(), SHARED_BYTES, false)?;
+    // Last: who takes over from a dead process may have to put pages back.
+    take_number()
+}
+
+/// Takes a number among the processes. Until it has one, it holds the lock as a visitor.
+fn take_number() -> Result<(), Errno> {
+    let c = control();
+    let pid = proc::pid();
+    MY_LOCK.store(lock_word(pid, VISITOR), Ordering::Relaxed);
+    // An earlier image of this process: its threads are gone, and what it held is ours to end.
+    for (i, p) in c.procs.iter().enumerate() {
+        if p.pid.load(Ordering::Acquire) == pid {
+            let held = take_over(lock_word(pid, i)).unwrap_or_else(lock);
+            leave(&held, i);
+        }
+    }
+    for _ in 0..2 {
+        let free = |p: &Proc| {
+            p.pid
+                .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        };
+        if let Some(i) = c.procs.iter().position(free) {
+            let start = stat(pid).map_or(0, |s| s.start_ticks);
+            c.procs[i].start_ticks.store(start, Ordering::Release);
+            c.procs_end.fetch_max(i as u32 + 1, Ordering::SeqCst);
+            ME.store(i, Ordering::Relaxed);
+            MY_LOCK.store(lock_word(pid, i), Ordering::Relaxed);
+            return Ok(());
+        }
+        bury_dead(&lock());
+    }
+    Err(Errno(libc::EAGAIN))
+}
+
+/// Settles all of process `i`, none of whose threads works on pages any more, and frees its number.
+fn leave(held: &Held, i: usize) {
+    bury(held, i);
+    control().procs[i].pid.store(0, Ordering::SeqCst);
+    collect(held);
+}
+
+/// The process is about to end. Nobody else is inside, and nobody comes in any more.
+pub fn before_exit() {
+    if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
+        return;
+    }
+    // Other threads could write to what is somebody else's then: such a process is buried like one that was
+    // killed. (Our own thread writes nowhere.)
+    let ours = u64::from(account::RECLAIMER.load(Ordering::Relaxed) != 0);
+    if stat(proc::pid()).is_some_and(|s| s.threads <= 1 + ours) {
+        let _ = canvas_sys::signal::set_mask(u64::MAX);
+        if let Some(frozen) = freeze::freeze() {
+            core::mem::forget(frozen);
+            leave(&lock(), me());
+        }
+    }
+}
+
+/// Before exec, which ends our other threads where they are: none of them may be in the middle of something that
+/// only a dead process's is taken over from.
+pub fn before_exec() -> Option<freeze::Frozen> {
+    // A vfork child's exec ends nobody.
+    if !is_on() || state::PID.load(Ordering::Relaxed) != proc::pid() {
+        return None;
+    }
+    let mask = canvas_sys::signal::set_mask(u64::MAX);
+    let frozen = freeze::freeze_for_exec();
+    canvas_sys::signal::set_mask(mask);
+    frozen
+}
+
+/// In a fork's child: it shares what its parent shared. The parent waits until we are through.
+pub fn after_fork_in_child(lists: &mut regions::Lists) -> Result<(), Errno> {
+    if !is_on() {
+        return Ok(());
+    }
+    let parent = my_proc();
+    let parent_pid = (MY_LOCK.load(Ordering::Relaxed) >> 32) as u32;
+    // In a namespace of its own it sees no parent. (/proc may be out of reach by now.)
+    // SAFETY: no memory.
+    let sees = unsafe { canvas_sys::sys0(libc::SYS_getppid) } == Ok(parent_pid as usize);
+    let joined =
+        join(sees || numbers_are_the_runs()).and_then(|()| mapping::inherit(&lock(), lists));
+    if joined.is_err() {
+        ON.store(false, Ordering::Release);
+    }
+    // Was it killed, its place may be another's by now.
+    let waits = parent
+        .forking
+        .compare_exchange(parent_pid, 0, Ordering::SeqCst, Ordering::Relaxed);
+    if waits.is_ok() {
+        proc::futex_wake(&parent.forking, 1);
+    }
+    // Without regions of its parent's it can do without.
+    if mapping::has_any() { joined } else { Ok(()) }
+}
+
+/// Before a fork: whether [`wait_for_child`] is to be called.
+pub fn before_fork() -> bool {
+    let waits = is_on() && mapping::has_any();
+    if waits {
+        my_proc().forking.store(proc::pid(), Ordering::SeqCst);
+    }
+    waits
+}
+
+/// In the parent: stands still until the child has its part of all regions, so that none can end in between.
+/// (No child: 0.)
+pub fn wait_for_child(pid: u32) {
+    let p = my_proc();
+    if pid == 0 {
+        p.forking.store(0, Ordering::SeqCst);
+        return;
+    }
+    let born = stat(pid).map_or(0, |s| s.start_ticks);
+    loop {
+        let waits = p.forking.load(Ordering::SeqCst);
+        if waits == 0 {
+            return;
+        }
+        proc::futex_wait(&p.forking, waits, 2_000_000);
+        if is_dead(pid, born) {
+            p.forking.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What /proc/PID/stat says; `None` when it cannot be read.
+fn stat(pid: u32) -> Option<Stat> {
+    let path = proc::path_of(pid, b"stat");
+    let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+    let mut buf = [0u8; 1024];
+    let n = proc::read_file(path, &mut buf).ok()?;
+    Stat::parse(&buf[..n])
+}
+
+/// Has the process no thread left? Its calls are over then.
+fn is_dead(pid: u32, start_ticks: u64) -> bool {
+    if !proc::alive(pid) {
+        return true;
+    }
+    match stat(pid) {
+        // It cannot be seen, or has just ended: kill(2) knows.
+        None => !proc::alive(pid),
+        Some(s) if start_ticks != 0 && s.start_ticks != start_ticks => true,
+        Some(s) => matches!(s.state, b'Z' | b'X') && s.threads <= 1,
+    }
+}
+
+fn is_dead_number(i: usize, pid: u32) -> bool {
+    let start_ticks = control()
+        .procs
+        .get(i)
+        .map_or(0, |p| p.start_ticks.load(Ordering::Acquire));
+    pid != 0 && is_dead(pid, start_ticks)
+}
+
+fn lock_word(pid: u32, i: usize) -> u64 {
+    u64::from(pid) << 32 | (i as u64 + 1)
+}
+
+/// The lock on eviction, regions and the store, between all processes of the tenant.
+pub struct Held(());
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        control().lock.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Takes the lock if nobody has it.
+fn try_lock() -> Option<Held> {
+    control()
+        .lock
+        .compare_exchange(
+            0,
+            MY_LOCK.load(Ordering::Relaxed),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        )
+        .is_ok()
+        .then(|| Held(()))
+}
+
+/// Takes the lock. The caller is inside, and holds no page that it claimed.
+pub fn lock() -> Held {
+    let mut spins = 0u32;
+    loop {
+        if let Some(held) = try_lock() {
+            return held;
+        }
+        spins += 1;
+        if spins < 64 {
+            core::hint::spin_loop();
+        } else if spins < 72 {
+            give_way();
+        } else {
+            gate::wait(20_000);
+            let holder = control().lock.load(Ordering::SeqCst);
+            if spins.is_multiple_of(32)
+                && holder != 0
+                && is_dead_number((holder as u32 - 1) as usize, (holder >> 32) as u32)
+                && let Some(held) = take_over(holder)
+            {
+                return held;
+            }
+        }
+    }
+}
+
+/// Takes the lock of a dead holder, and ends what it has begun.
+fn take_over(holder: u64) -> Option<Held> {
+    let mine = MY_LOCK.load(Ordering::Relaxed);
+    control()
+        .lock
+        .compare_exchange(holder, mine, Ordering::SeqCst, Ordering::Relaxed)
+        .ok()?;
+    let held = Held(());
+    count(Counter::SharedTakenOver, 1);
+    partition().recover(&Here, end());
+    collect(&held);
+    Some(held)
+}
+
+/// Settles all that a dead process had begun, and lets its regions go.
+fn bury(_held: &Held, i: usize) {
+    let c = control();
+    let p = &c.procs[i];
+    partition().bury(&Here, i as u16, end());
+    for r in &c.regions {
+        r.let_go(i);
+    }
+    p.forking.store(0, Ordering::Relaxed);
+    p.pin_all.store(0, Ordering::Relaxed);
+    for used in &p.used {
+        used.store(0, Ordering::Relaxed);
+    }
+    for pin in &p.pins {
+        pin.store(0, Ordering::Relaxed);
+    }
+    p.start_ticks.store(0, Ordering::Relaxed);
+}
+
+/// Looks at all processes for dead ones.
+fn bury_dead(held: &Held) {
+    let c = control();
+    let mut any = false;
+    for i in 0..c.procs_end.load(Ordering::SeqCst) as usize {
+        any |= bury_if_dead(held, i);
+    }
+    if any {
+        collect(held);
+    }
+}
+
+fn bury_if_dead(held: &Held, i: usize) -> bool {
+    let p = &control().procs[i];
+    let pid = p.pid.load(Ordering::SeqCst);
+    let dead =
+        pid != 0 && MY_LOCK.load(Ordering::Relaxed) != lock_word(pid, i) && is_dead_number(i, pid);
+    if dead {
+        bury(held, i);
+        p.pid.store(0, Ordering::SeqCst);
+    }
+    dead
+}
+
+/// Empties regions that no process has a part of any more.
+pub fn collect(_held: &Held) {
+    use canvas_shm::shared::region_state::{DYING, FREE, USED};
+    for r in &control().regions {
+        match r.state.load(Ordering::SeqCst) {
+            USED if r.is_orphan() => r.state.store(DYING, Ordering::SeqCst),
+            DYING => {}
+            _ => continue,
+        }
+        let (start, end) = (
+            r.start.load(Ordering::Relaxed),
+            r.end.load(Ordering::Relaxed),
+        );
+        partition().clear(&Here, start, end);
+        r.state.store(FREE, Ordering::SeqCst);
+    }
+    note_store();
+}
+
+/// Makes a page present. The caller is inside.
+pub fn resolve(page: u32) -> Resolved {
+    let p = partition();
+    let w = &p.words[page as usize];
+    let mut waits = 0u32;
+    let mut contradictions = 0;
+    loop {
+        match load(w).state() {
+            State::Poisoned => return Resolved::Poisoned,
+            State::Resident => {
+                if shmem::has_page(fd(shared_fd::PARTITION), page as usize * PAGE_SIZE) != Ok(false)
+                {
+                    // Somebody was faster.
+                    return Resolved::Present;
+                }
+                if load(w).state() == State::Resident {
+                    contradictions += 1;
+                    if contradictions > 100 {
+                        return vanished(page);
+                    }
+                }
+                continue;
+            }
+            State::Untouched | State::Far if !make_room() => return Resolved::NoMemory,
+            _ => {}
+        }
+        let claimed = {
+            // A mapping call sees each page as claimed, or not at all.
+            let g = regions::lock();
+            if !mapping::is_readable(&g, page) {
+                return Resolved::NotOurs;
+            }
+            p.claim(page, me() as u16)
+        };
+        match claimed {
+            Look::Present => {}
+            Look::Poisoned => return Resolved::Poisoned,
+            Look::Busy(owner) => {
+                waits += 1;
+                if waits < 64 {
+                    core::hint::spin_loop();
+                } else if waits < 80 {
+                    give_way();
+                } else {
+                    gate::wait(20_000);
+                    if waits.is_multiple_of(64) {
+                        look_after(owner);
+                    }
+                }
+            }
+            Look::Claimed(word) => {
+                let was = word.state();
+                match p.fill(&Here, page, word) {
+                    Fill::Present => {
+                        let new = was == State::FillingNew;
+                        count(
+                            if new {
+                                Counter::SharedNew
+                            } else {
+                                Counter::SharedIn
+                            },
+                            1,
+                        );
+                        return Resolved::Present;
+                    }
+                    Fill::Failed => return Resolved::NoMemory,
+                    Fill::Damaged => {
+                        count(Counter::VerifyFailure, 1);
+                        report!(
+                            "the far copy of shared page {:#x} does not verify; the program is told by SIGBUS",
+                            addr_of(page)
+                        );
+                        return Resolved::Poisoned;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A page has been busy for long: is who works on it dead?
+fn look_after(owner: Option<u16>) {
+    let Some(i) = owner.map(usize::from) else {
+        // It is being evicted: with the lock, that is over.
+        drop(lock());
+        return;
+    };
+    let pid = control().procs[i].pid.load(Ordering::SeqCst);
+    if is_dead_number(i, pid) {
+        let held = lock();
+        if bury_if_dead(&held, i) {
+            collect(&held);
+        }
+    }
+}
+
+/// The word says that the page is in memory, and the file does not have it: it is lost, and must not turn
+/// into zeros silently.
+#[cold]
+fn vanished(page: u32) -> Resolved {
+    let _held = lock();
+    let w = &partition().words[page as usize];
+    let cur = load(w);
+    let there = shmem::has_page(fd(shared_fd::PARTITION), page as usize * PAGE_SIZE);
+    if cur.state() == State::Resident && there == Ok(false) {
+        count(Counter::Anomaly, 1);
+        report!(
+            "shared page {:#x} vanished from memory; the program is told by SIGBUS",
+            addr_of(page)
+        );
+        w.store(
+            Word::new(State::Poisoned, 0, cur.entry()).0,
+            Ordering::SeqCst,
+        );
+        return Resolved::Poisoned;
+    }
+    Resolved::Present
+}
+
+/// Pages of a batch.
+fn batch(limit: i64) -> usize {
+    (limit / 16).clamp(8, 64) as usize
+}
+
+/// Pages below the limit at which background eviction begins, and ends.
+fn gaps(limit: i64) -> (i64, i64) {
+    (limit / 32, limit / 16)
+}
+
+/// Room for one more page, by eviction if need be; false when near and far memory are both full.
+fn make_room() -> bool {
+    let c = control();
+    let limit = c.limit_pages.load(Ordering::Relaxed);
+    let (mut fruitless, mut now) = (0, resident());
+    if now < limit {
+        if now > limit - gaps(limit).0 {
+            account::wake_reclaimer();
+        }
+    } else {
+        let begun = proc::now_ns();
+        while now >= limit {
+            let done = {
+                let held = lock();
+                // Somebody may have made room meanwhile.
+                now = resident();
+                if now < limit {
+                    break;
+                }
+                evict(&held, batch(limit))
+            };
+            if done.pages == 0 {
+                fruitless += 1;
+                if done.refused > 0 && fruitless > 100 {
+                    return false;
+                }
+                // Everything is pinned, or busy: it cannot be helped.
+                if done.refused == 0 && fruitless > 4 {
+                    break;
+                }
+                gate::wait(if done.refused > 0 { 1_000_000 } else { 100_000 });
+            }
+            now = resident();
+        }
+        count(Counter::StallNs, proc::now_ns() - begun);
+    }
+    if now + 1 > c.resident_peak.load(Ordering::Relaxed) {
+        c.resident_peak.fetch_max(now + 1, Ordering::Relaxed);
+    }
+    true
+}
+
+fn evict(_held: &Held, want: usize) -> canvas_pager::shared::Evicted {
+    let done = partition().evict(&Here, want, end());
+    count(Counter::SharedOut, done.pages.into());
+    count(Counter::SharedOutClean, done.clean.into());
+    count(Counter::SharedPinned, done.pinned.into());
+    note_store();
+    done
+}
+
+/// Says how large the store is. Under the lock.
+fn note_store() {
+    let pages = shmem::pages(fd(shared_fd::STORE)).map_or(0, |n| n as i64);
+    state::seg()
+        .shared_store_bytes
+        .store(pages * PAGE_SIZE as i64, Ordering::Relaxed);
+    control().store_peak.fetch_max(pages, Ordering::Relaxed);
+}
+
+/// The reclaim thread's round: room ahead of need, and once a second a look for dead processes. False when
+/// there is nothing to do.
+pub fn background_round() -> bool {
+    static DRAINS: AtomicBool = AtomicBool::new(false);
+    if !is_on() {
+        return false;
+    }
+    let now_ns = proc::now_ns();
+    // One process does it for all.
+    let looked = &control().looked_ns;
+    let last = looked.load(Ordering::Relaxed);
+    if now_ns > last + 1_000_000_000
+        && tenant::take_turn(looked, last, now_ns)
+        && let Some(held) = lock_in_background()
+    {
+        bury_dead(&held);
+    }
+    let limit = control().limit_pages.load(Ordering::Relaxed);
+    let (begin, until) = gaps(limit);
+    let drains = DRAINS.load(Ordering::Relaxed);
+    if resident() <= limit - if drains { until } else { begin } {
+        DRAINS.store(false, Ordering::Relaxed);
+        return false;
+    }
+    DRAINS.store(true, Ordering::Relaxed);
+    let worked = try_lock().is_some_and(|held| evict(&held, batch(limit)).pages > 0);
+    if !worked {
+        DRAINS.store(false, Ordering::Relaxed);
+    }
+    worked
+}
+
+/// The lock, unless a living process has it.
+fn lock_in_background() -> Option<Held> {
+    try_lock().or_else(|| {
+        let holder = control().lock.load(Ordering::SeqCst);
+        let dead =
+            holder != 0 && is_dead_number((holder as u32 - 1) as usize, (holder >> 32) as u32);
+        dead.then(|| take_over(holder)).flatten()
+    })
+}

@@ -1,0 +1,96 @@
+//! libibverbs, opened when it is first needed: one binary serves hosts with and without it.
+
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::abi::Functions;
+
+const NAME: &str = "libibverbs.so.1";
+
+/// Opened once and never closed: devices' drivers keep threads and maps.
+static LIBRARY: OnceLock<(Functions, Library)> = OnceLock::new();
+
+/// The library's functions. Where it is missing the next call looks again.
+///
+/// # Errors
+///
+/// One sentence that says what to install.
+pub fn library() -> Result<&'static Functions, String> {
+    if let Some((functions, _)) = LIBRARY.get() {
+        return Ok(functions);
+    }
+    let opened = open(NAME)?;
+    // Of two that opened it at once the first one's is kept; the second only gives back a count.
+    Ok(&LIBRARY.get_or_init(|| opened).0)
+}
+
+fn open(name: &str) -> Result<(Functions, Library), String> {
+    // SAFETY: what runs when libibverbs is loaded and unloaded only prepares the library itself.
+    let library = unsafe { Library::new(name) }.map_err(|e| why(name, &reason(&e)))?;
+    // SAFETY: it has the name of libibverbs and of its version 1, and is kept with the functions.
+    match unsafe { Functions::find(&library) } {
+        Ok(functions) => Ok((functions, library)),
+        Err(symbol) => Err(format!(
+            "RDMA needs a newer {name}, which has {symbol} (rdma-core 28 or later)"
+        )),
+    }
+}
+
+/// What the loader says; [`libloading::Error`] keeps it as its source.
+fn reason(e: &libloading::Error) -> String {
+    match std::error::Error::source(e) {
+        Some(source) => source.to_string(),
+        None => e.to_string(),
+    }
+}
+
+fn why(name: &str, reason: &str) -> String {
+    if reason.starts_with(&format!(
+        "{name}: cannot open shared object file: No such file"
+    )) {
+        format!(
+            "RDMA needs {name}, which is not installed (Debian packages libibverbs1 and \
+             ibverbs-providers)"
+        )
+    } else {
+        format!("RDMA needs {name}, which cannot be loaded: {reason}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_is_named_with_its_packages() {
+        let why = open("libibverbs-that-is-missing.so.1").err().unwrap();
+        assert_eq!(
+            why,
+            "RDMA needs libibverbs-that-is-missing.so.1, which is not installed (Debian packages \
+             libibverbs1 and ibverbs-providers)"
+        );
+    }
+
+    /// Any library of this process stands for one that lacks the functions.
+    #[test]
+    fn a_library_without_the_functions_is_told_apart() {
+        let why = open("libc.so.6").err().unwrap();
+        assert_eq!(
+            why,
+            "RDMA needs a newer libc.so.6, which has ibv_get_device_list (rdma-core 28 or later)"
+        );
+    }
+
+    #[test]
+    fn a_library_that_cannot_be_loaded_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("libibverbs.so.1");
+        std::fs::write(&path, "not ELF").unwrap();
+        let why = open(path.to_str().unwrap()).err().unwrap();
+        assert!(
+            why.contains("cannot be loaded: ") && why.contains("too short"),
+            "{why}"
+        );
+    }
+}

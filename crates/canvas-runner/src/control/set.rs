@@ -1,0 +1,486 @@
+//! Changing a tenant's bounds while it runs: what was written becomes a list of changes, or
+//! nothing and the reason.
+
+use canvas_control::share::{RateError, WEIGHT_MAX, rate_limit};
+use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_types::units::{Amount, RateLimit, Size, Span, UnitError};
+use canvas_types::{PAGE_SIZE, Prefetch};
+
+use crate::error::ChangeError;
+use crate::options::LOCAL_MIN;
+use canvas_control::hello::{self, SMALL_MIN};
+use canvas_control::terms::{Terms, TermsError, check_local, check_size};
+
+/// What can be changed, for people.
+pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, weight, \
+    swap-in-limit and swap-out-limit";
+
+/// One change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// `--local`.
+    Local(Amount),
+    /// `--shared`, in pages.
+    Shared(i64),
+    /// `--pool`, in bytes.
+    Pool(u64),
+    /// `--far`, in slabs.
+    Far(u64),
+    /// `--spill-at`, in percent.
+    SpillAt(u64),
+    /// `--far-wait`, in ms.
+    FarWait(u64),
+    /// `--prefetch`.
+    Prefetch(Prefetch),
+    /// `--weight`.
+    Weight(u32),
+    /// `--swap-in-limit`.
+    SwapIn(RateLimit),
+    /// `--swap-out-limit`.
+    SwapOut(RateLimit),
+}
+
+/// What the changes depend on.
+#[derive(Clone, Debug)]
+pub struct Now {
+    /// The tenant has a bound on local memory.
+    pub has_limit: bool,
+    /// Bytes in the pool.
+    pub pool_used: u64,
+    /// Slabs of far memory: used, and at most; `None` without far memory.
+    pub slabs: Option<(u64, u64)>,
+    /// What the operator of the host's agent has settled.
+    pub terms: Terms,
+    /// What of the host's pool is granted, in bytes, where that is bounded.
+    pub pool_grant: Option<u64>,
+    /// Memory that forks share is managed.
+    pub has_shared: bool,
+}
+
+/// Why nothing is changed.
+#[derive(Debug, thiserror::Error)]
+pub enum SetError {
+    /// There are no pairs.
+    #[error(
+        "nothing is to be changed; write KEY=VALUE, where KEY is one of {}",
+        KEYS
+    )]
+    Nothing,
+    /// A key is there twice.
+    #[error("{0} is given twice; write it once")]
+    Twice(String),
+    /// A key is none.
+    #[error("there is no key {0}; what can be changed is {keys}", keys = KEYS)]
+    UnknownKey(String),
+    /// A value cannot be had.
+    #[error("{key}={value}: {why}")]
+    Value {
+        /// Of this key.
+        key: String,
+        /// As it was written.
+        value: String,
+        /// What is wrong with it.
+        why: ValueError,
+    },
+    /// A value is more than the operator of the host's agent gives.
+    #[error("{key}={why}")]
+    Terms {
+        /// Of this key.
+        key: &'static str,
+        /// What is settled, beside what was written.
+        why: TermsError,
+    },
+    /// What the operator has settled makes no sense.
+    #[error(transparent)]
+    Settled(#[from] TermsError),
+    /// There is more far memory already.
+    #[error("far={wanted}: {least} of far memory are in use; write {least} or more")]
+    FarInUse {
+        /// What was written.
+        wanted: Size,
+        /// What can be had.
+        least: Size,
+    },
+    /// There is more in the pool already.
+    #[error(
+        "pool={wanted}: what is in the pool has no other place to go to; write {least} or more"
+    )]
+    PoolInUse {
+        /// What was written.
+        wanted: Size,
+        /// What can be had.
+        least: Size,
+    },
+    /// Who keeps far memory does not do it.
+    #[error(transparent)]
+    Far(#[from] ChangeError),
+}
+
+/// What is wrong with a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ValueError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    /// It cannot be read, or a fault would wait too long with it.
+    #[error(transparent)]
+    Rate(#[from] RateError),
+    /// It is less than this.
+    #[error("it is too little to work with; write {0} or more")]
+    TooLittle(Size),
+    /// It is more than this.
+    #[error("it is more than canvas can number; write {0} or less")]
+    TooMuch(Size),
+    /// The run has no far memory.
+    #[error(
+        "this run has no far memory, which must be there from the start (canvas run --far SIZE)"
+    )]
+    NoFar,
+    /// The run has no bound.
+    #[error(
+        "this run has no bound on local memory, which must be there from the start (canvas run --local SIZE)"
+    )]
+    NoLocal,
+    /// The run does not manage shared memory.
+    #[error(
+        "shared memory of this run is the kernel's, and must be managed from the start (canvas run --shared SIZE)"
+    )]
+    NoShared,
+    /// It is none of the percentages.
+    #[error("it is no part of the pool; write 1 to 99 percent")]
+    Percent,
+    /// No answer comes so soon.
+    #[error("it is too short for any answer; write a time such as 30s")]
+    TooShort,
+    /// It is none of the prefetchers.
+    #[error("write one of {}", Prefetch::ALL.map(Prefetch::name).join(", "))]
+    Prefetch,
+    /// It is none of the weights.
+    #[error("it is no weight; write 1 to {}", WEIGHT_MAX)]
+    Weight,
+}
+
+/// The pairs as changes.
+pub fn plan(pairs: &[(String, String)], now: &Now) -> Result<Vec<Change>, SetError> {
+    if pairs.is_empty() {
+        return Err(SetError::Nothing);
+    }
+    let mut changes = Vec::new();
+    for (i, (key, value)) in pairs.iter().enumerate() {
+        if pairs[..i].iter().any(|(k, _)| k == key) {
+            return Err(SetError::Twice(key.clone()));
+        }
+        changes.push(change(key, value, now)?);
+    }
+    fits(&changes, now)?;
+    Ok(changes)
+}
+
+fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
+    let bad = |why| SetError::Value {
+        key: key.to_owned(),
+        value: value.to_owned(),
+        why,
+    };
+    let size = |min: Size| match value.parse::<Size>() {
+        Err(e) => Err(bad(e.into())),
+        Ok(size) if size < min => Err(bad(ValueError::TooLittle(min))),
+        Ok(size) => Ok(size),
+    };
+    let with_far = || match now.slabs {
+        Some(_) => Ok(()),
+        None => Err(bad(ValueError::NoFar)),
+    };
+    match key {
+        "local" if !now.has_limit => Err(bad(ValueError::NoLocal)),
+        "local" => {
+            let amount = match value.parse().map_err(|e: UnitError| bad(e.into()))? {
+                Amount::Size(_) => Amount::Size(size(LOCAL_MIN)?),
+                share => share,
+            };
+            if let Some(most) = now.terms.local()? {
+                check_local(amount, most).map_err(|why| SetError::Terms { key: "local", why })?;
+            }
+            Ok(Change::Local(amount))
+        }
+        "shared" if !now.has_shared => Err(bad(ValueError::NoShared)),
+        "shared" => Ok(Change::Shared(
+            (size(SMALL_MIN)?.bytes / PAGE_SIZE as u64) as i64,
+        )),
+        "pool" => {
+            let pool = size(SMALL_MIN)?;
+            if let Some(most) = now.terms.pool_bytes {
+                check_size(pool, Size::from_bytes(most))
+                    .map_err(|why| SetError::Terms { key: "pool", why })?;
+            }
+            Ok(Change::Pool(pool.bytes))
+        }
+        "far" => {
+            with_far()?;
+            let slabs = size(SMALL_MIN)?.bytes.div_ceil(SLAB_BYTES as u64);
+            let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
+            if slabs > SLABS_MAX as u64 {
+                return Err(bad(ValueError::TooMuch(most)));
+            }
+            Ok(Change::Far(slabs))
+        }
+        "spill-at" => {
+            with_far()?;
+            match value.parse() {
+                Ok(percent @ 1..=99) => Ok(Change::SpillAt(percent)),
+                _ => Err(bad(ValueError::Percent)),
+            }
+        }
+        "far-wait" => {
+            with_far()?;
+            match value.parse::<Span>() {
+                Ok(wait) if wait.ns >= 1_000_000 => Ok(Change::FarWait(wait.ns / 1_000_000)),
+                Ok(_) => Err(bad(ValueError::TooShort)),
+                Err(e) => Err(bad(e.into())),
+            }
+        }
+        "prefetch" => Prefetch::ALL
+            .into_iter()
+            .find(|p| p.name() == value)
+            .map(Change::Prefetch)
+            .ok_or_else(|| bad(ValueError::Prefetch)),
+        "weight" => {
+            with_far()?;
+            match value.parse() {
+                Ok(weight @ 1..=WEIGHT_MAX) => Ok(Change::Weight(weight)),
+                _ => Err(bad(ValueError::Weight)),
+            }
+        }
+        "swap-in-limit" | "swap-out-limit" => {
+            with_far()?;
+            let limit = rate_limit(value).map_err(|e| bad(e.into()))?;
+            Ok(match key {
+                "swap-in-limit" => Change::SwapIn(limit),
+                _ => Change::SwapOut(limit),
+            })
+        }
+        _ => Err(SetError::UnknownKey(key.to_owned())),
+    }
+}
+
+/// Of the changes, those that the agent of far memory makes; `None` without any. The pool's bound is one of
+/// them where the agent grants pools (`is_pool_granted`).
+pub fn for_agent(changes: &[Change], is_pool_granted: bool) -> Option<hello::Change> {
+    let rate = |limit: RateLimit| Some(limit.bytes_per_s.unwrap_or(0));
+    let mut all = hello::Change {
+        version: hello::VERSION,
+        ..hello::Change::default()
+    };
+    let nothing = all;
+    for change in changes {
+        match *change {
+            Change::Far(slabs) => all.slabs = Some(slabs as usize),
+            Change::Weight(weight) => all.weight = Some(weight),
+            Change::SwapIn(limit) => all.swap_in_limit = rate(limit),
+            Change::SwapOut(limit) => all.swap_out_limit = rate(limit),
+            Change::Pool(bytes) if is_pool_granted => all.pool_bytes = Some(bytes),
+            _ => {}
+        }
+    }
+    (all != nothing).then_some(all)
+}
+
+/// Is there room for what is there already?
+fn fits(changes: &[Change], now: &Now) -> Result<(), SetError> {
+    let slab = SLAB_BYTES as u64;
+    let far = changes.iter().find_map(|c| match c {
+        Change::Far(slabs) => Some(*slabs),
+        _ => None,
+    });
+    if let (Some(max), Some((used, _))) = (far, now.slabs)
+        && max < used
+    {
+        let least = Size::from_bytes(used * slab);
+        return Err(SetError::FarInUse {
+            wanted: Size::from_bytes(max * slab),
+            least,
+        });
+    }
+    let Some(pool) = changes.iter().find_map(|c| match c {
+        Change::Pool(bytes) => Some(*bytes),
+        _ => None,
+    }) else {
+        return Ok(());
+    };
+    let beyond = now
+        .slabs
+        .map_or(0, |(used, max)| (far.unwrap_or(max) - used.min(max)) * slab);
+    let over = now.pool_used.saturating_sub(pool);
+    if over > beyond {
+        let least = Size::from_bytes((now.pool_used - beyond).next_multiple_of(1 << 20));
+        return Err(SetError::PoolInUse {
+            wanted: Size::from_bytes(pool),
+            least,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Now {
+        Now {
+            has_limit: true,
+            pool_used: 100 << 20,
+            slabs: Some((3, 4)),
+            terms: Terms::default(),
+            pool_grant: None,
+            has_shared: true,
+        }
+    }
+
+    fn ask(pairs: &[(&str, &str)], now: &Now) -> Result<Vec<Change>, SetError> {
+        let own = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
+        plan(&pairs.iter().map(own).collect::<Vec<_>>(), now)
+    }
+
+    #[test]
+    fn what_the_agents_operator_settled_holds() {
+        let terms = Terms {
+            local: Some("1G".to_owned()),
+            pool_bytes: Some(1 << 30),
+            ..Terms::default()
+        };
+        let now = Now { terms, ..now() };
+        assert!(ask(&[("local", "1G"), ("pool", "1G")], &now).is_ok());
+        for (pair, want) in [
+            (("local", "1025M"), "local=1025M is more than the agent's"),
+            (("local", "25%"), "local=25% cannot be compared"),
+            (("pool", "2G"), "pool=2G is more than the agent's"),
+        ] {
+            let why = ask(&[pair], &now).unwrap_err().to_string();
+            assert!(why.starts_with(want), "{why}");
+        }
+    }
+
+    #[test]
+    fn the_agent_is_asked_for_its_own_changes_only() {
+        let plan = ask(&[("local", "1G"), ("pool", "1G")], &now()).unwrap();
+        assert_eq!(for_agent(&plan, false), None);
+        let pool = for_agent(&plan, true).and_then(|c| c.pool_bytes);
+        assert_eq!(pool, Some(1 << 30));
+        let plan = ask(&[("far", "300M"), ("swap-in-limit", "none")], &now()).unwrap();
+        let want = hello::Change {
+            version: hello::VERSION,
+            slabs: Some(5),
+            swap_in_limit: Some(0),
+            ..hello::Change::default()
+        };
+        assert_eq!(for_agent(&plan, true), Some(want));
+    }
+
+    #[test]
+    fn each_key_is_known() {
+        let all = [
+            ("local", "25%"),
+            ("shared", "5000K"),
+            ("pool", "1G"),
+            ("far", "300M"),
+            ("spill-at", "70"),
+            ("far-wait", "1.5s"),
+            ("prefetch", "leap"),
+            ("weight", "300"),
+            ("swap-in-limit", "200M/s"),
+            ("swap-out-limit", "none"),
+        ];
+        let want = [
+            Change::Local(Amount::Share("25%".parse().unwrap())),
+            Change::Shared(1250),
+            Change::Pool(1 << 30),
+            Change::Far(5),
+            Change::SpillAt(70),
+            Change::FarWait(1500),
+            Change::Prefetch(Prefetch::Leap),
+            Change::Weight(300),
+            Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
+            Change::SwapOut(RateLimit::NONE),
+        ];
+        assert_eq!(ask(&all, &now()).unwrap(), want);
+        for (key, _) in all {
+            assert!(KEYS.contains(key));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let bare = Now {
+            has_limit: false,
+            has_shared: false,
+            slabs: None,
+            ..now()
+        };
+        for (pairs, now, want) in [
+            (&[][..], now(), "nothing is to be changed"),
+            (
+                &[("x", "1")],
+                now(),
+                "there is no key x; what can be changed is local, shared, pool, far",
+            ),
+            (
+                &[("local", "1G"), ("local", "2G")],
+                now(),
+                "local is given twice",
+            ),
+            (
+                &[("local", "1M")],
+                now(),
+                "local=1M: it is too little to work with; write 8M or more",
+            ),
+            (&[("local", "")], now(), "local=: nothing is written there"),
+            (
+                &[("local", "1G")],
+                bare.clone(),
+                "has no bound on local memory",
+            ),
+            (&[("pool", "5KB")], now(), "pool=5KB: KB, MB"),
+            (&[("shared", "1023K")], now(), "write 1M or more"),
+            (&[("shared", "1G")], bare.clone(), "is the kernel's"),
+            (&[("far", "1G")], bare.clone(), "has no far memory"),
+            (&[("far", "3T")], now(), "write 2T or less"),
+            (
+                &[("far", "128M")],
+                now(),
+                "far=128M: 192M of far memory are in use; write 192M or more",
+            ),
+            (&[("spill-at", "100")], now(), "write 1 to 99"),
+            (&[("far-wait", "1us")], now(), "too short"),
+            (
+                &[("prefetch", "all")],
+                now(),
+                "write one of streams, leap, readahead, none",
+            ),
+            (
+                &[("pool", "35M")],
+                now(),
+                "pool=35M: what is in the pool has no other place to go to; write 36M or more",
+            ),
+            (&[("pool", "99M")], bare, "write 100M or more"),
+            (&[("pool", "40M"), ("far", "192M")], now(), "no other place"),
+        ] {
+            let why = ask(pairs, &now).unwrap_err().to_string();
+            assert!(why.contains(want), "{pairs:?}: {why}");
+        }
+        assert!(ask(&[("pool", "36M")], &now()).is_ok());
+        assert!(ask(&[("pool", "1M"), ("far", "1G")], &now()).is_ok());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn anything_is_a_change_or_a_sentence(
+            pairs in proptest::collection::vec(("[a-z-]{0,9}|local|pool|far|spill-at", ".{0,9}"), 0..4),
+            pool_used: u32, used in 0u64..10, max in 0u64..10,
+        ) {
+            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), terms: Terms::default(), pool_grant: None, has_shared: used % 2 == 0 };
+            if let Ok(changes) = plan(&pairs, &now) {
+                proptest::prop_assert_eq!(changes.len(), pairs.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! A run as its `canvas run` shows and changes it.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use canvas_control::status::AgentStatus;
+use canvas_shm::far::SLAB_BYTES;
+use canvas_shm::files::Files;
+use canvas_shm::histogram::BUCKETS;
+use canvas_shm::segment::{Counter, Mode, Segment};
+use canvas_sys::proc::now_ns;
+
+use super::set::{self, Change, Now, SetError};
+use crate::beside::Sides;
+use crate::far::Keeper;
+use crate::stats::{mode_name, needed_bytes, page_bytes, slabs};
+use crate::sweep::Sample;
+use canvas_agent::members::wake_all;
+use canvas_control::health::{Facts, judge};
+use canvas_control::metrics;
+use canvas_control::peers::Asked;
+use canvas_control::wire::{
+    Answer, Ask, Donor, Far, Limits, Reply, Request, Stat, Status, Used, VERSION,
+};
+
+/// Name and version of the schema of [`Status`].
+pub const SCHEMA: &str = "canvas-status/1";
+
+/// A run.
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// CMD, without its arguments.
+    pub program: String,
+    /// How faults are delivered.
+    pub mode: Option<Mode>,
+    /// What its processes share.
+    pub segment: &'static Segment,
+    /// When CMD was started.
+    pub start: Instant,
+    /// What all runs of a tenant that can be joined have in common, and nobody else.
+    pub shared: Option<String>,
+    /// The memory that forks share, where it is managed.
+    pub shared_memory: Option<Files>,
+    /// What is beside its processes.
+    pub sides: Sides,
+}
+
+impl Tenant {
+    /// Answers.
+    pub fn answer(&self, asked: Asked, agent: Option<&mut Keeper>) -> String {
+        let line = match asked {
+            Asked::Line(line) => line,
+            Asked::Metrics => return metrics::of_run(self.stat(agent.as_deref())),
+        };
+        let answer = match Request::decode(line) {
+            Err(why) => Reply::Refused(why.to_string()),
+            Ok(request) => match request.ask {
+                Ask::Status => Reply::Status(Box::new(self.status(agent.as_deref()))),
+                Ask::Stat => Reply::Stat(Box::new(self.stat(agent.as_deref()))),
+                Ask::Set(pairs) => match self.set(&pairs, agent) {
+                    Ok(()) => Reply::Done,
+                    Err(why) => Reply::Refused(why.to_string()),
+                },
+            },
+        };
+        let canvas = VERSION;
+        // Numbers and strings always become JSON.
+        serde_json::to_string(&Answer { canvas, answer }).unwrap_or_default()
+    }
+
+    fn status(&self, agent: Option<&Keeper>) -> Status {
+        let segment = self.segment;
+        let config = &segment.config;
+        let area = agent.map(Keeper::far);
+        let sample = Sample::take(segment);
+        let local_bytes = config.local_bytes.load(Relaxed);
+        let local_ppm = config.local_ppm.load(Relaxed);
+        let slab = SLAB_BYTES as u64;
+        let share = agent.map(Keeper::share);
+        let pool = agent.and_then(Keeper::pool);
+        let files = self.shared_memory.as_ref();
+        let limits = Limits {
+            local_bytes: (local_bytes != 0).then_some(local_bytes),
+            local_percent: (local_bytes == 0 && local_ppm != 0)
+                .then(|| local_ppm as f64 / 10_000.0),
+            local_effective_bytes: segment.local_limit_pages().map(page_bytes),
+            local_needed_bytes: needed_bytes(segment.needed_pages.load(Relaxed)),
+            pool_bytes: pool.map_or(config.pool_bytes.load(Relaxed), |p| p.ceiling_bytes),
+            far_bytes: area.map(|a| slabs(a).1 * slab),
+            spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
+            far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
+            prefetch: config.prefetch().name().to_owned(),
+            weight: share.map(|s| s.weight),
+            swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
+            swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
+            pool_grant_bytes: pool.map(|p| p.grant_bytes),
+            shared_bytes: files.map(|f| page_bytes(f.control().limit_pages.load(Relaxed))),
+        };
+        let beside = self.sides.look(agent);
+        let mut used = Used {
+            local_bytes: page_bytes(segment.local_pages.load(Relaxed)),
+            resident_bytes: page_bytes(sample.resident_pages),
+            cache_bytes: page_bytes(sample.cached_pages),
+            native_bytes: page_bytes(sample.native_pages),
+            metadata_bytes: sample.metadata_pages.map(page_bytes),
+            swapped_bytes: page_bytes(sample.swapped_pages),
+            far_pages_bytes: page_bytes(sample.far_pages),
+            pool_bytes: segment.pool_bytes.load(Relaxed).max(0) as u64,
+            far_bytes: area.map_or(0, |a| slabs(a).0 * slab),
+            footprint_bytes: page_bytes(segment.footprint_pages.load(Relaxed)),
+            shared_bytes: files.map_or(0, |f| page_bytes(f.resident_pages())),
+            shared_store_bytes: files.map_or(0, |f| page_bytes(f.store_pages())),
+            segment_bytes: beside.segment_bytes,
+            agent_bytes: beside.agent_bytes,
+            memory_bytes: 0,
+        };
+        used.memory_bytes = used.sum();
+        let said = agent.and_then(Keeper::status);
+        // The program can write to its segment, and not to what the agent said.
+        let degraded_slabs = said.as_ref().map_or(0, |s| s.degraded_slabs);
+        let far = area.map(|a| Far::of(a, degraded_slabs));
+        let age = |s: &AgentStatus| Duration::from_nanos(now_ns().saturating_sub(s.at_ns));
+        let health = judge(&Facts {
+            limits: &limits,
+            used: &used,
+            far: far.as_ref(),
+            agent: said.as_ref().map(|s| (s, age(s))),
+            agent_restarts: agent.is_some_and(Keeper::restarts),
+            stopped: segment.far_full.load(Relaxed) != 0,
+            host: crate::reserve::left(segment),
+            verify_failures: segment.total(Counter::VerifyFailure),
+            unmanaged: segment.unmanaged.load(Relaxed),
+        });
+        let pids = segment.procs.iter().map(|p| p.pid.load(Relaxed));
+        Status {
+            schema: SCHEMA.to_owned(),
+            tenant: self.name.clone(),
+            pid: std::process::id(),
+            program: self.program.clone(),
+            canvas_version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.start.elapsed().as_millis() as f64 / 1000.0,
+            mode: self.mode.map(|m| mode_name(m).to_owned()),
+            healthy: health.is_empty(),
+            health,
+            limits,
+            used,
+            processes: pids.filter(|p| !matches!(*p, 0 | u32::MAX)).collect(),
+            far,
+            donors: said.map(donors).unwrap_or_default(),
+            shared: self.shared.clone(),
+        }
+    }
+
+    fn stat(&self, agent: Option<&Keeper>) -> Stat {
+        let mut fault_ns = [0; BUCKETS];
+        let stripes = self.segment.stripes.iter();
+        let longest = stripes.map(|s| s.fault_ns.add_to(&mut fault_ns)).max();
+        let counter = |c: &Counter| (c.json_name().to_owned(), self.segment.total(*c));
+        Stat {
+            at_ns: now_ns(),
+            status: self.status(agent),
+            counters: Counter::ALL.iter().map(counter).collect(),
+            fault_ns: fault_ns.to_vec(),
+            fault_ns_max: longest.unwrap_or(0),
+        }
+    }
+
+    /// Changes all of it, or nothing.
+    fn set(
+        &self,
+        pairs: &[(String, String)],
+        mut agent: Option<&mut Keeper>,
+    ) -> Result<(), SetError> {
+        let segment = self.segment;
+        let area = agent.as_ref().map(|a| a.far());
+        let now = Now {
+            has_limit: segment.has_limit(),
+            pool_used: segment.pool_bytes.load(Relaxed).max(0) as u64,
+            slabs: area.map(slabs),
+            terms: agent.as_ref().map(|a| a.terms()).unwrap_or_default(),
+            pool_grant: agent.as_ref().and_then(|a| a.pool()).map(|p| p.grant_bytes),
+            has_shared: self.shared_memory.is_some(),
+        };
+        let changes = set::plan(pairs, &now)?;
+        // What can fail comes first.
+        let is_granted = now.pool_grant.is_some();
+        if let (Some(change), Some(agent)) = (set::for_agent(&changes, is_granted), agent.as_mut())
+        {
+            agent.change(change)?;
+        }
+        for change in changes {
+            match (change, area) {
+                (Change::Local(amount), _) => segment.set_local(amount),
+                (Change::Shared(pages), _) => {
+                    if let Some(files) = &self.shared_memory {
+                        files.control().limit_pages.store(pages, Relaxed);
+                    }
+                }
+                // The agent has seen to it.
+                (Change::Pool(_), _) if is_granted => {}
+                (Change::Pool(bytes), _) => segment.config.pool_bytes.store(bytes, Relaxed),
+                (Change::Prefetch(who), _) => segment.config.prefetch.store(who as u32, Relaxed),
+                (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
+                (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
+                // Done.
+                (
+                    Change::Far(_) | Change::Weight(_) | Change::SwapIn(_) | Change::SwapOut(_),
+                    _,
+                ) => {}
+                // There is no far memory, and `plan` has refused it.
+                (Change::SpillAt(_) | Change::FarWait(_), None) => {}
+            }
+        }
+        // The reclaim threads look at the bounds when they wake.
+        wake_all(segment);
+        Ok(())
+    }
+}
+
+fn donors(said: AgentStatus) -> Vec<Donor> {
+    let donor = |d: canvas_control::status::DonorStatus| Donor {
+        address: d.addr.to_string(),
+        state: d.state.name().to_owned(),
+        slabs: d.slabs,
+        free_bytes: d.free_bytes,
+        round_trip_us: d.round_trip_us,
+    };
+    said.donors.into_iter().map(donor).collect()
+}

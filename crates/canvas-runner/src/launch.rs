@@ -1,0 +1,266 @@
+//! Starting CMD: descriptors that survive exec, the environment, the spawn.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use canvas_shm::segment::{ENV_PRELOAD_FD, ENV_SEGMENT_FD};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::Pid;
+
+use crate::error::RunError;
+
+/// The loader's variable.
+const LD_PRELOAD: &str = "LD_PRELOAD";
+/// Descriptors from here up, where the limit allows it: beyond what programs number themselves
+/// (shells use 10 to 255) and below what select(2) can take.
+const HIGH_FD: RawFd = 960;
+
+/// Gives `fd` a number that CMD is unlikely to use, which it inherits, and returns the number.
+///
+/// It stays open for the rest of this process's life: every process of the tenant finds the number
+/// in its environment or in the segment.
+pub fn inherit(fd: OwnedFd) -> Result<RawFd, Errno> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let least = HIGH_FD
+        .min(soft.saturating_sub(32).try_into().unwrap_or(HIGH_FD))
+        .max(3);
+    // F_DUPFD clears close-on-exec on the copy; the original is closed on return.
+    fcntl(&fd, FcntlArg::F_DUPFD(least))
+}
+
+/// Can files of so many bytes be made? The kernel would end this process for larger ones than are allowed.
+pub fn check_limits(bytes: u64) -> Result<(), RunError> {
+    match getrlimit(Resource::RLIMIT_FSIZE) {
+        Ok((soft, _)) if soft < bytes => Err(RunError::FileLimit(bytes.div_ceil(1 << 20))),
+        _ => Ok(()),
+    }
+}
+
+/// Flags of memfd_create(2) that nix does not know. Kernels before 6.3 refuse both, and allow execution
+/// without them.
+const MFD_EXEC: u32 = 0x10;
+/// See [`MFD_EXEC`]. All that `vm.memfd_noexec=2` allows; the loader maps the library all the same, because
+/// mapping a file for execution takes no right to execute it.
+const MFD_NOEXEC_SEAL: u32 = 0x8;
+
+/// The library in a memfd that nobody can write to any more, opened for reading.
+///
+/// All processes of the tenant inherit it and run its pages, also those that give up rights.
+pub fn library_file(bytes: &[u8]) -> Result<OwnedFd, RunError> {
+    let fail = RunError::LibraryFile;
+    let common = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let create =
+        |more: u32| memfd_create(c"canvas-preload", common | MFdFlags::from_bits_retain(more));
+    let fd = create(MFD_EXEC)
+        .or_else(|_| create(0))
+        .or_else(|_| create(MFD_NOEXEC_SEAL))
+        .map_err(|e| fail(e.into()))?;
+    let mut file = File::from(fd);
+    file.write_all(bytes).map_err(fail)?;
+    let seals = SealFlag::F_SEAL_WRITE
+        | SealFlag::F_SEAL_SHRINK
+        | SealFlag::F_SEAL_GROW
+        | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|e| fail(e.into()))?;
+    // The loader finds the library by /proc as well, so a host without it has no use for the file.
+    let path = library_path(OsStr::new(&file.as_raw_fd().to_string()));
+    let read_only = File::open(path).map_err(fail)?;
+    Ok(read_only.into())
+}
+
+/// The environment of CMD: `vars` with the segment's and the library's numbers. With
+/// `preload` false the loader is not told, but children that find a way are.
+pub fn environment(
+    vars: impl Iterator<Item = (OsString, OsString)>,
+    segment: RawFd,
+    library: RawFd,
+    preload: bool,
+) -> Vec<(OsString, OsString)> {
+    let mut vars: Vec<_> = vars.collect();
+    let get = |vars: &[(OsString, OsString)], name: &str| {
+        vars.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
+    };
+    // A `canvas run` within a `canvas run` makes a tenant of its own: two libraries in one process
+    // would fight over the same window.
+    let outer = get(&vars, ENV_PRELOAD_FD).map(|n| library_path(&n));
+    let before = get(&vars, LD_PRELOAD).unwrap_or_default();
+    let mut preloads: Vec<&OsStr> = before
+        .as_bytes()
+        .split(|b| *b == b':' || *b == b' ')
+        .map(OsStr::from_bytes)
+        .filter(|p| !p.is_empty() && outer.as_deref() != Some(*p))
+        .collect();
+    let ours = library_path(OsStr::new(&library.to_string()));
+    if preload {
+        preloads.insert(0, &ours);
+    }
+    let joined = preloads.join(OsStr::new(":"));
+    vars.retain(|(n, _)| {
+        ![LD_PRELOAD, ENV_SEGMENT_FD, ENV_PRELOAD_FD]
+            .iter()
+            .any(|ours| n == ours)
+    });
+    if !joined.is_empty() {
+        vars.push((LD_PRELOAD.into(), joined));
+    }
+    if preload {
+        vars.push((ENV_SEGMENT_FD.into(), segment.to_string().into()));
+        vars.push((ENV_PRELOAD_FD.into(), library.to_string().into()));
+    }
+    vars
+}
+
+/// Where a process finds the library behind the descriptor with this number.
+fn library_path(number: &OsStr) -> OsString {
+    let mut path = OsString::from("/proc/self/fd/");
+    path.push(number);
+    path
+}
+
+/// Starts `program` with `argv` and `env`, its signal mask set to `mask`; the kernel's answer when
+/// it refuses.
+pub fn spawn(
+    program: &Path,
+    argv: &[OsString],
+    env: &[(OsString, OsString)],
+    mask: &SigSet,
+) -> Result<Pid, Errno> {
+    let c = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
+    let path = c(program.as_os_str().as_bytes().to_vec())?;
+    let argv = argv
+        .iter()
+        .map(|a| c(a.as_bytes().to_vec()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let env = env
+        .iter()
+        .map(|(n, v)| c([n.as_bytes(), b"=", v.as_bytes()].concat()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut attr = PosixSpawnAttr::init()?;
+    attr.set_flags(
+        PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
+    )?;
+    attr.set_sigmask(mask)?;
+    // Rust's runtime ignores SIGPIPE in this process; CMD gets what programs expect.
+    attr.set_sigdefault(&SigSet::from_iter([Signal::SIGPIPE]))?;
+    posix_spawn(
+        path.as_c_str(),
+        &PosixSpawnFileActions::init()?,
+        &attr,
+        &argv,
+        &env,
+    )
+}
+
+/// Starts this program again with `argv`, an empty environment, no signal blocked, and `fds` under
+/// the numbers beside them.
+pub fn spawn_self(argv: &[&str], fds: &[(OwnedFd, RawFd)]) -> Result<Pid, Errno> {
+    let argv = argv
+        .iter()
+        .map(|a| CString::new(*a).map_err(|_| Errno::EINVAL))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut attr = PosixSpawnAttr::init()?;
+    attr.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
+    attr.set_sigmask(&SigSet::empty())?;
+    let mut actions = PosixSpawnFileActions::init()?;
+    for (fd, to) in fds {
+        actions.add_dup2(fd.as_raw_fd(), *to)?;
+    }
+    let none: [CString; 0] = [];
+    posix_spawn(c"/proc/self/exe", &actions, &attr, &argv, &none)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)], preload: bool) -> Vec<String> {
+        let vars = pairs
+            .iter()
+            .map(|(n, v)| (OsString::from(n), OsString::from(v)));
+        let env = environment(vars, 960, 961, preload);
+        env.iter()
+            .map(|(n, v)| format!("{}={}", n.display(), v.display()))
+            .collect()
+    }
+
+    #[test]
+    fn the_library_comes_first_and_the_rest_stays() {
+        let got = env(
+            &[("A", "1"), ("LD_PRELOAD", "libx.so liby.so"), ("B", "2")],
+            true,
+        );
+        let want = [
+            "A=1",
+            "B=2",
+            "LD_PRELOAD=/proc/self/fd/961:libx.so:liby.so",
+            "CANVAS_SEGMENT_FD=960",
+            "CANVAS_PRELOAD_FD=961",
+        ];
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn an_outer_canvas_run_is_replaced() {
+        let outer = [
+            ("LD_PRELOAD", "/proc/self/fd/900:libx.so"),
+            ("CANVAS_SEGMENT_FD", "899"),
+            ("CANVAS_PRELOAD_FD", "900"),
+        ];
+        assert_eq!(env(&outer, true)[0], "LD_PRELOAD=/proc/self/fd/961:libx.so");
+        assert_eq!(env(&outer, true).len(), 3);
+        assert_eq!(env(&outer, false), ["LD_PRELOAD=libx.so"]);
+        assert_eq!(
+            env(&outer[..1], false),
+            ["LD_PRELOAD=/proc/self/fd/900:libx.so"],
+            "not ours"
+        );
+    }
+
+    #[test]
+    fn nobody_can_write_to_the_library_any_more() {
+        use std::io::ErrorKind;
+        use std::os::unix::fs::FileExt;
+        let fd = library_file(b"library").unwrap();
+        let inherited = File::from(fd);
+        assert!(inherited.write_at(b"L", 0).is_err(), "opened for reading");
+        let path = library_path(OsStr::new(&inherited.as_raw_fd().to_string()));
+        // Root can open it for writing, and so can its user; that opens nothing.
+        let opened = File::options().read(true).write(true).open(path).unwrap();
+        let refused = |r: std::io::Result<()>| {
+            assert_eq!(r.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        };
+        refused(opened.write_at(b"L", 0).map(drop));
+        refused(opened.set_len(0));
+        refused(opened.set_len(8));
+        assert!(fcntl(&opened, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).is_err());
+        let mut bytes = [0; 7];
+        inherited.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"library");
+    }
+
+    #[test]
+    fn inherited_descriptors_are_high_and_survive_exec() {
+        let n = inherit(library_file(b"x").unwrap()).unwrap();
+        assert!(n >= 200, "{n}");
+        let flags = std::fs::read_to_string(format!("/proc/self/fdinfo/{n}")).unwrap();
+        let octal = flags
+            .lines()
+            .find_map(|l| l.strip_prefix("flags:"))
+            .unwrap()
+            .trim();
+        assert_eq!(
+            u32::from_str_radix(octal, 8).unwrap() & 0o2000000,
+            0,
+            "O_CLOEXEC is not set"
+        );
+    }
+}

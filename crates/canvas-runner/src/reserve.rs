@@ -1,0 +1,356 @@
+//! `--host-reserve`: the watch of a run over its host's memory (`canvas_place::reserve` decides).
+//!
+//! The host is whatever holds the program: the machine, or a control group with a limit on memory (of version 1
+//! or 2) that the program or an ancestor is in; the one with least left above its reserve counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use canvas_place::reserve::{Guard, Held, Look, Verdict};
+use canvas_shm::segment::{LOCAL_PAGES_MIN, Segment, config_flag};
+use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
+use canvas_types::PAGE_SIZE;
+use canvas_types::procfs::memory_bytes;
+use canvas_types::units::Amount;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use crate::facts::ram_bytes;
+use crate::options::HostMemory;
+use canvas_control::health::HostLeft;
+
+/// Time between two looks while the tenant's steps are small and it grows, or its host has not much left; and else.
+const SOON: Duration = Duration::from_millis(10);
+const LATER: Duration = Duration::from_millis(50);
+/// And so long at least, however many want the next one at once.
+const APART: Duration = Duration::from_micros(300);
+/// A pool grows by less in [`LATER`].
+const STEP_FOR_LATER: u64 = 64 << 20;
+/// What a run is left in any case, for its program to go on: of the pool, and of local memory.
+const POOL_MIN_BYTES: u64 = 1 << 20;
+const LOCAL_MIN_BYTES: u64 = LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64;
+/// How often it is looked up in which group the program is, and which of them have a limit.
+const REGROUP: Duration = Duration::from_secs(2);
+
+/// Watches for as long as this process lives, on a thread of its own. CMD is process `child`.
+pub fn watch(segment: &'static Segment, reserve: Amount, child: u32) {
+    let watch = move || {
+        let mut guard = Guard::default();
+        let mut groups = Vec::new();
+        let mut grouped: Option<Instant> = None;
+        let mut before = (0, 0);
+        let mut answered = 0;
+        loop {
+            if grouped.is_none_or(|at| at.elapsed() > REGROUP) {
+                groups = groups_of(child);
+                // Those without a limit are not read at each look.
+                let ram_bytes = ram_bytes();
+                groups.retain(|g| g.limit_bytes().is_some_and(|l| l < ram_bytes));
+                grouped = Some(Instant::now());
+            }
+            let wanted = segment.host.wanted.load(Acquire);
+            let now = held(segment);
+            let grows = (now.pool_bytes, now.local_bytes) != before;
+            before = (now.pool_bytes, now.local_bytes);
+            let soon = look(&groups, reserve).is_some_and(|seen| {
+                apply(segment, &mut guard, seen, now);
+                let near = seen.available_bytes < seen.reserve_bytes.saturating_mul(4);
+                near || grows && seen.step_bytes() < STEP_FOR_LATER
+            });
+            // Those that wanted this look, or none at all: what they ask for from here on is the next one.
+            if wanted != answered {
+                futex_wake(&segment.host.looks, i32::MAX as u32);
+                answered = wanted;
+            }
+            std::thread::sleep(APART);
+            let pause = if soon { SOON } else { LATER };
+            futex_wait(&segment.host.wanted, wanted, pause.as_nanos() as u64);
+        }
+    };
+    // Without the thread the program runs all the same, and the tenant's own bounds hold.
+    let _ = std::thread::Builder::new()
+        .name("reserve".to_owned())
+        .spawn(watch);
+}
+
+fn held(segment: &Segment) -> Held {
+    let local_pages = segment.local_pages.load(Relaxed).max(0) as u64;
+    Held {
+        pool_bytes: segment.pool_bytes.load(Relaxed).max(0) as u64,
+        local_bytes: local_pages * PAGE_SIZE as u64,
+        can_spill: segment.config.flags.load(Relaxed) & config_flag::FAR != 0,
+    }
+}
+
+fn apply(segment: &Segment, guard: &mut Guard, seen: Look, now: Held) {
+    let host = &segment.host;
+    host.available_bytes.store(seen.available_bytes, Relaxed);
+    host.reserve_bytes.store(seen.reserve_bytes, Relaxed);
+    match guard.judge(seen, now) {
+        Verdict::Step { pool_bytes } => host.allow(pool_bytes, now_ns()),
+        Verdict::Short {
+            pool_bytes,
+            local_bytes,
+        } => {
+            let began = !host.is_short();
+            let local_pages = local_bytes.max(LOCAL_MIN_BYTES) / PAGE_SIZE as u64;
+            host.bound(pool_bytes.max(POOL_MIN_BYTES), local_pages, now_ns());
+            if began {
+                canvas_agent::members::wake_all(segment);
+            }
+        }
+    }
+}
+
+/// What is told of a shortage.
+pub fn left(segment: &Segment) -> Option<HostLeft> {
+    let host = &segment.host;
+    host.is_short().then(|| HostLeft {
+        available_bytes: host.available_bytes.load(Relaxed),
+        reserve_bytes: host.reserve_bytes.load(Relaxed),
+    })
+}
+
+/// Memory of this host, and what of it this process's control groups let it use.
+pub fn host_memory() -> HostMemory {
+    let groups = groups_of(std::process::id());
+    let ram_bytes = ram_bytes();
+    HostMemory {
+        ram_bytes,
+        usable_bytes: smallest(ram_bytes, groups.iter().filter_map(Group::limit_bytes)),
+    }
+}
+
+/// A limit of nothing is none that a program could run in.
+fn smallest(machine: u64, limits: impl Iterator<Item = u64>) -> u64 {
+    limits.filter(|l| *l != 0).fold(machine, u64::min)
+}
+
+/// The machine or the group with least left above its reserve.
+fn look(groups: &[Group], reserve: Amount) -> Option<Look> {
+    let meminfo = fs::read("/proc/meminfo").ok()?;
+    let bytes = |name| memory_bytes(&meminfo, name);
+    let machine = (bytes("MemTotal")?, bytes("MemAvailable")?);
+    let all = groups.iter().filter_map(Group::total_and_available);
+    let of = |(total, available): (u64, u64)| Look {
+        available_bytes: available,
+        reserve_bytes: reserve_of(reserve, total),
+    };
+    let smaller = all.filter(|(total, _)| *total < machine.0);
+    let looks = smaller.chain([machine]).map(of);
+    looks.min_by_key(|l| l.available_bytes as i128 - l.reserve_bytes as i128)
+}
+
+/// A share is one of each group's own limit; a size is kept of the machine, and of a group that is smaller no more
+/// than a quarter.
+fn reserve_of(reserve: Amount, total: u64) -> u64 {
+    match reserve {
+        Amount::Size(size) => size.bytes.min(total / 4),
+        Amount::Share(share) => {
+            (u128::from(total) * u128::from(share.ppm()) / 1_000_000).min(u128::from(total)) as u64
+        }
+    }
+}
+
+/// A control group that may have a limit on memory.
+struct Group {
+    dir: PathBuf,
+    version: u32,
+}
+
+impl Group {
+    fn number(&self, file: &str) -> Option<u64> {
+        let text = fs::read_to_string(self.dir.join(file)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// Its limit; `None` without one. (Of version 1, which always has one, it may be beyond any memory.)
+    fn limit_bytes(&self) -> Option<u64> {
+        if self.version == 2 {
+            let limits = ["memory.max", "memory.high"].map(|file| self.number(file));
+            limits.into_iter().flatten().min()
+        } else {
+            self.number("memory.limit_in_bytes")
+        }
+    }
+
+    /// Its limit, and what is left of it; `None` without one.
+    fn total_and_available(&self) -> Option<(u64, u64)> {
+        let limit = self.limit_bytes()?;
+        let (used, stat) = if self.version == 2 {
+            ("memory.current", ["active_file", "inactive_file"])
+        } else {
+            (
+                "memory.usage_in_bytes",
+                ["total_active_file", "total_inactive_file"],
+            )
+        };
+        let used = self.number(used)?;
+        let stat_text = fs::read_to_string(self.dir.join("memory.stat")).ok()?;
+        let [active, inactive] = stat.map(|name| {
+            let line = stat_text
+                .lines()
+                .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
+        });
+        // The kernel takes pages of files back; those in use only in part.
+        let kept = used.saturating_sub(inactive + active / 2);
+        Some((limit, limit.saturating_sub(kept)))
+    }
+}
+
+/// The groups of a process for memory, with those above.
+fn groups_of(pid: u32) -> Vec<Group> {
+    let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let own = read(format!("/proc/{pid}/cgroup"));
+    let mounts = read("/proc/self/mounts".to_owned());
+    groups_in(&own, &mounts, Path::is_dir)
+}
+
+fn groups_in(own: &str, mounts: &str, is_dir: impl Fn(&Path) -> bool) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for line in mounts.lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [_, mount, kind, options, ..] = fields[..] else {
+            continue;
+        };
+        let (version, is_ours): (u32, fn(&str) -> bool) = match kind {
+            "cgroup2" => (2, str::is_empty),
+            "cgroup" if options.split(',').any(|o| o == "memory") => (1, |controllers| {
+                controllers.split(',').any(|c| c == "memory")
+            }),
+            _ => continue,
+        };
+        let path = own.lines().find_map(|l| {
+            let (controllers, path) = l.split_once(':')?.1.split_once(':')?;
+            is_ours(controllers).then_some(path)
+        });
+        let Some(path) = path else { continue };
+        let mount = Path::new(mount);
+        let whole = mount.join(path.trim_start_matches('/'));
+        // In a container the mount may show the group itself, under another name.
+        let deepest = if is_dir(&whole) {
+            whole
+        } else {
+            mount.to_owned()
+        };
+        for dir in deepest.ancestors().take_while(|d| d.starts_with(mount)) {
+            let dir = dir.to_owned();
+            groups.push(Group { dir, version });
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+proc /proc proc rw 0 0
+tmpfs /sys/fs/cgroup tmpfs rw 0 0
+cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
+cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
+cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0
+";
+
+    #[test]
+    fn groups_are_found_with_those_above() {
+        let own = "5:cpu:/x\n4:memory:/a/b\n0::/\n";
+        let dirs = |own| {
+            let groups = groups_in(own, MOUNTS, |_| true);
+            let show = |g: &Group| format!("{} {}", g.version, g.dir.display());
+            groups.iter().map(show).collect::<Vec<_>>()
+        };
+        let want = [
+            "2 /sys/fs/cgroup/unified",
+            "1 /sys/fs/cgroup/memory/a/b",
+            "1 /sys/fs/cgroup/memory/a",
+            "1 /sys/fs/cgroup/memory",
+        ];
+        let got: Vec<String> = dirs(own)
+            .iter()
+            .map(|d| d.trim_end_matches('/').to_owned())
+            .collect();
+        assert_eq!(got, want);
+        // What a container does not show.
+        let hidden = groups_in("4:memory:/docker/x\n", MOUNTS, |_| false);
+        assert_eq!(hidden.len(), 1);
+        assert_eq!(hidden[0].dir, Path::new("/sys/fs/cgroup/memory"));
+    }
+
+    #[test]
+    fn limits_of_both_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let group = |version| Group {
+            dir: dir.path().to_owned(),
+            version,
+        };
+        assert_eq!(group(2).total_and_available(), None);
+        put("memory.max", "max\n");
+        put("memory.high", "1000\n");
+        put("memory.current", "700\n");
+        put(
+            "memory.stat",
+            "anon 3\nactive_file 40\ninactive_file 100\ntotal_active_file 20\ntotal_inactive_file 10\n",
+        );
+        assert_eq!(group(2).total_and_available(), Some((1000, 420)));
+        put("memory.high", "max\n");
+        assert_eq!(group(2).total_and_available(), None, "no limit");
+        put("memory.limit_in_bytes", "500\n");
+        put("memory.usage_in_bytes", "600\n");
+        assert_eq!(group(1).total_and_available(), Some((500, 0)));
+        assert_eq!(
+            (group(1).limit_bytes(), group(2).limit_bytes()),
+            (Some(500), None)
+        );
+    }
+
+    #[test]
+    fn the_host_is_the_smallest_group() {
+        let of = |limits: &[u64]| smallest(1000, limits.iter().copied());
+        assert_eq!(of(&[]), 1000);
+        assert_eq!(of(&[u64::MAX >> 1, 700, 900]), 700);
+        assert_eq!(of(&[0]), 1000);
+    }
+
+    #[test]
+    fn who_wants_a_look_does_not_wait_for_the_next_in_turn() {
+        const WANTED: u32 = 20;
+        let segment = Segment::create(false).unwrap().1;
+        let host = &segment.host;
+        let share = Amount::Share("5%".parse().unwrap());
+        watch(segment, share, std::process::id());
+        let begun = Instant::now();
+        for _ in 0..WANTED {
+            let seen = host.looks();
+            host.want();
+            futex_wake(&host.wanted, 1);
+            while host.looks() == seen {
+                futex_wait(&host.looks, seen, 1_000_000_000);
+            }
+        }
+        // In turn they would come one in `LATER`, or one in `SOON` on a machine that has little left.
+        let took = begun.elapsed();
+        assert!(took < WANTED * SOON / 2, "{took:?}");
+    }
+
+    #[test]
+    fn a_reserve_of_each() {
+        let share = Amount::Share("5%".parse().unwrap());
+        assert_eq!(reserve_of(share, 1000), 50);
+        let size = Amount::Size("1M".parse().unwrap());
+        assert_eq!(
+            (reserve_of(size, 2 << 20), reserve_of(size, 1 << 30)),
+            (1 << 19, 1 << 20)
+        );
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let share = Amount::Share("5%".parse().unwrap());
+        let seen = look(&groups_of(std::process::id()), share).unwrap();
+        assert!(seen.available_bytes > 0 && seen.reserve_bytes > 0);
+    }
+}

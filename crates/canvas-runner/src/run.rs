@@ -1,0 +1,450 @@
+//! One run: the tenant, CMD, and what is told at the end.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime};
+
+use canvas_pager::trace::{Header, SampleRate};
+use canvas_shm::Segment;
+use canvas_shm::files::Files;
+use canvas_shm::segment::{Counter, Mode, SEGMENT_BYTES};
+use canvas_types::layout::Bases;
+use canvas_types::units::Size;
+use canvas_types::{PAGE_SIZE, exit};
+use nix::errno::Errno;
+use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage};
+use nix::sys::signal::Signal;
+use nix::sys::stat::fstat;
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use crate::beside::Sides;
+use crate::control::tenant::Tenant;
+use crate::error::RunError;
+use crate::facts::{Facts, probe_userfaultfd};
+use crate::far::Keeper;
+use crate::join::Joined;
+use crate::link::Link;
+use crate::mode::ModeError;
+use crate::options::Options;
+use crate::program::Unmanaged;
+use crate::stats::{Place, Report, Run};
+use crate::supervise::{End, Signals, supervise};
+use crate::sweep::Peaks;
+use crate::tree::Tree;
+use crate::{code, far, launch, mode, preload, program, reserve};
+use canvas_agent::members::{any_left, release_dead};
+use canvas_control::names::{self, Name};
+use canvas_control::peers::Peers;
+use canvas_control::place;
+use canvas_control::text::say;
+
+/// Share of the pages whose touches a trace records.
+const TRACE_RATE: SampleRate = SampleRate::one_in(16);
+
+/// Runs a program, in a tenant of its own or in `joined`, and returns the exit code for `canvas`; `None` when
+/// another run has begun the tenant meanwhile.
+pub fn run(options: &Options, joined: Option<Joined>) -> Result<Option<i32>, RunError> {
+    let place = options.stats.as_deref().map(stats_place).transpose()?;
+    // Whoever reads the flags sees to it that there is one.
+    let name = options.command.first().cloned().unwrap_or_default();
+    let file = program::find(&name, std::env::var_os("PATH").as_deref())?;
+    let shown = Path::new(&name).display().to_string();
+
+    let unmanaged = unmanaged(&file, &shown, options.require)?;
+    let wanted = match &joined {
+        None => options.mode,
+        Some(joined) => joined.mode()?,
+    };
+    let mode = mode_for(wanted, unmanaged.as_ref())?;
+    let mut library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
+    if mode.is_some() {
+        code::append_prepared(library.to_mut());
+    }
+    launch::check_limits(library.len().max(SEGMENT_BYTES) as u64)?;
+    if options.far.is_some() {
+        far::check_limits()?;
+    }
+    let Some((segment_fd, segment, mut agent)) = begin_tenant(options, joined, mode)? else {
+        return Ok(None);
+    };
+    let files = managed_shared(options, mode, segment)?;
+    let before = Before::of(segment);
+    let shared = agent.as_ref().and_then(|a| in_common(a, &segment_fd));
+    let inherit = |fd: OwnedFd| {
+        launch::inherit(fd).map_err(system("a descriptor cannot be handed to the program"))
+    };
+    let sides = Sides::new(&segment_fd).map_err(RunError::Descriptor)?;
+    let library_fd = inherit(launch::library_file(&library)?)?;
+    let segment_fd = inherit(segment_fd)?;
+    let preloaded = mode.is_some() && !unmanaged.as_ref().is_some_and(Unmanaged::chokes_on_preload);
+    let env = launch::environment(std::env::vars_os(), segment_fd, library_fd, preloaded);
+
+    let own = || names::name_of(Path::new(&name));
+    let name = options.tenant.clone().unwrap_or_else(own);
+    let mut peers = asked_by(options.metrics, &name)?;
+
+    let signals = Signals::open().map_err(system("signals cannot be received"))?;
+    let start = Instant::now();
+    let child = launch::spawn(&file, &options.command, &env, &signals.before)
+        .map_err(|e| cannot_execute(&file, e))?;
+    let mut peaks = Peaks::default();
+    let aside = segment.stands_aside();
+    if aside && unmanaged.is_none() && place.is_none() && options.metrics.is_none() {
+        say(format_args!(
+            "{shown} runs without a bound, and canvas does nothing for it; write --local SIZE, or --local 25%"
+        ));
+    }
+    if let (false, Some(reserve)) = (aside, options.host_reserve) {
+        reserve::watch(segment, reserve, child.as_raw() as u32);
+    }
+    let tree = (aside && place.is_some()).then(|| Tree::new(child.as_raw() as u32));
+    let tenant = Tenant {
+        name,
+        program: shown.clone(),
+        mode: mode.filter(|_| unmanaged.is_none() && !aside),
+        segment,
+        start,
+        shared,
+        shared_memory: files,
+        sides,
+    };
+    let end = supervise(
+        child,
+        &signals,
+        &mut peaks,
+        tree,
+        agent.as_mut(),
+        &tenant,
+        &mut peers,
+    )
+    .map_err(|source| RunError::Wait {
+        program: shown.clone(),
+        source,
+    })?;
+    // Who asks now is told that the run is over.
+    drop(peers);
+    let wall = start.elapsed();
+    peaks.sample(segment, tenant.sides.look(agent.as_ref()));
+
+    if let Some(place) = place {
+        let run = finished(&shown, &tenant, end, wall, peaks);
+        let far = agent.as_ref().map(|a| a.far());
+        let report = Report::new(&run, segment, far, tenant.shared_memory.as_ref());
+        write_report(&place, &report);
+    }
+    release_dead(segment, agent.as_ref().map(|a| a.far()));
+    if let Some(agent) = agent {
+        agent.end(!any_left(segment));
+    }
+    let expected = unmanaged.is_none();
+    let code = judge(&shown, end, segment, before, expected, options.require);
+    Ok(Some(code))
+}
+
+/// Why the program cannot be managed, if so: one line says it, or it is an error where that is required.
+fn unmanaged(file: &Path, shown: &str, require: bool) -> Result<Option<Unmanaged>, RunError> {
+    let unmanaged = program::unmanaged(file);
+    let unmanaged = match unmanaged {
+        Some(why) if require => {
+            let program = shown.to_owned();
+            return Err(RunError::Unmanaged { program, why });
+        }
+        unmanaged => unmanaged,
+    };
+    if let Some(why) = &unmanaged {
+        say(format_args!("{shown} {why}; it runs unmanaged"));
+    }
+    Ok(unmanaged)
+}
+
+/// A tenant's segment, and who keeps its far memory.
+type TenantParts = (OwnedFd, &'static Segment, Option<Keeper>);
+
+/// Makes the tenant, or comes to one that is there; `None` when another run has begun it meanwhile.
+fn begin_tenant(
+    options: &Options,
+    joined: Option<Joined>,
+    mode: Option<Mode>,
+) -> Result<Option<TenantParts>, RunError> {
+    match joined {
+        Some(joined) => {
+            let (segment, far) = joined.map()?;
+            let fd = joined.segment.try_clone();
+            let fd = fd.map_err(RunError::Descriptor)?;
+            let link = Link::joined(joined, far)?;
+            Ok(Some((fd, segment, Some(Keeper::Host(Box::new(link))))))
+        }
+        None => {
+            let (fd, segment) = Segment::create(options.far.is_some())
+                .map_err(system("the tenant's segment cannot be created"))?;
+            options.write_to(&segment.config);
+            segment.config.set_bases(bases()?);
+            // Whoever joins it finds it complete.
+            if let Some(mode) = mode {
+                segment.config.mode.store(mode as u32, Relaxed);
+            }
+            if let Some(trace) = &options.trace {
+                let fd = open_trace(trace, segment)?;
+                let fd = launch::inherit(fd)
+                    .map_err(system("the trace cannot be handed to the program"))?;
+                segment.config.trace_fd.store(fd as u32, Relaxed);
+            }
+            let agent = match &options.far {
+                None => None,
+                Some(far) => match far::start(far, &fd)? {
+                    None => return Ok(None),
+                    agent => agent,
+                },
+            };
+            Ok(Some((fd, segment, agent)))
+        }
+    }
+}
+
+/// What manages memory that forks share, where that is asked for and can be had.
+fn managed_shared(
+    options: &Options,
+    mode: Option<Mode>,
+    segment: &Segment,
+) -> Result<Option<Files>, RunError> {
+    match &options.shared {
+        Some(_) if mode == Some(Mode::Thread) => Err(RunError::SharedInThreadMode),
+        Some(bound) => shared_files(*bound, segment),
+        None => Ok(None),
+    }
+}
+
+/// What the report tells of the run beside its segment.
+fn finished(shown: &str, tenant: &Tenant, end: End, wall: Duration, peaks: Peaks) -> Run {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
+    let time = |of: fn(&nix::sys::resource::Usage) -> TimeVal| {
+        usage
+            .as_ref()
+            .map(|u| Duration::from_micros(of(u).num_microseconds().max(0) as u64))
+            .unwrap_or_default()
+    };
+    Run {
+        program: shown.to_owned(),
+        mode: tenant.mode,
+        end,
+        wall,
+        user: time(|u| u.user_time()),
+        system: time(|u| u.system_time()),
+        max_rss_bytes: usage.as_ref().map_or(0, |u| u.max_rss().max(0) as u64) << 10,
+        peaks,
+    }
+}
+
+/// Where the tenant's processes will have their window and gate: at random, but where the filter of a tenant
+/// that this process belongs to says.
+fn bases() -> Result<Bases, RunError> {
+    if let Some(there) = canvas_sys::seccomp::installed() {
+        return Ok(there);
+    }
+    let random = canvas_sys::proc::random()
+        .map_err(|e| system("no random addresses can be had")(Errno::from_raw(e.0)))?;
+    // Unreadable where /proc is not mounted; this is what most kernels have.
+    const USUAL_BITS: u32 = 28;
+    let bits = std::fs::read_to_string("/proc/sys/vm/mmap_rnd_bits");
+    let bits = bits.ok().and_then(|text| text.trim().parse().ok());
+    Ok(Bases::draw(random, bits.unwrap_or(USUAL_BITS)))
+}
+
+/// Makes what processes share about shared memory; `None`, with one line, where the kernel does not do what that
+/// needs: such memory stays native then.
+fn shared_files(bound: Size, segment: &Segment) -> Result<Option<Files>, RunError> {
+    let native = |why: &str| {
+        say(format_args!("shared memory stays native: {why}"));
+        Ok(None)
+    };
+    // What is written to the store, which is a file to the kernel, would end the program by SIGXFSZ.
+    if !matches!(getrlimit(Resource::RLIMIT_FSIZE), Ok((RLIM_INFINITY, _))) {
+        return native("the size of files is limited here (ulimit -f unlimited lifts that)");
+    }
+    // Pieces of huge pages would be zeroed in place (docs/SHARED.md).
+    let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let chosen = |way: &str| huge.as_ref().is_ok_and(|t| t.contains(&format!("[{way}]")));
+    if ["always", "within_size", "force"].into_iter().any(chosen) {
+        return native("the kernel makes huge pages of it (transparent_hugepage/shmem_enabled)");
+    }
+    match canvas_sys::shmem::late_writes_are_seen() {
+        Ok(true) => {}
+        Ok(false) => return native("this kernel copies pages where it should hand them over"),
+        Err(e) => return native(Errno::from_raw(e.0).desc()),
+    }
+    let made = system("the files of shared memory cannot be made");
+    let mut key = [0; PAGE_SIZE];
+    canvas_sys::proc::random_bytes(&mut key).map_err(|e| made(Errno::from_raw(e.0)))?;
+    let pages = (bound.bytes / PAGE_SIZE as u64) as i64;
+    let files = Files::create(pages, &key).map_err(made)?;
+    let copies = files.copies().map_err(RunError::Descriptor)?;
+    for (fd, place) in copies.into_iter().zip(&segment.config.shared_fds) {
+        place.store(launch::inherit(fd).map_err(made)? as u32, Relaxed);
+    }
+    Ok(Some(files))
+}
+
+/// What other runs of the tenant had counted when this one began.
+#[derive(Clone, Copy)]
+struct Before {
+    broken: u64,
+    managed: u32,
+    unmanaged: u32,
+}
+
+impl Before {
+    fn of(segment: &Segment) -> Before {
+        Before {
+            broken: segment.total(Counter::VerifyFailure),
+            managed: segment.managed.load(Relaxed),
+            unmanaged: segment.unmanaged.load(Relaxed),
+        }
+    }
+}
+
+/// The exit code, with a line for what the code alone does not tell.
+fn judge(
+    shown: &str,
+    end: End,
+    segment: &Segment,
+    before: Before,
+    expected: bool,
+    require: bool,
+) -> i32 {
+    let now = Before::of(segment);
+    let broken = now.broken.saturating_sub(before.broken);
+    if broken > 0 && matches!(end, End::Signal(Signal::SIGBUS, _)) {
+        say(format_args!(
+            "{shown} was ended by SIGBUS because {broken} of its far pages came back damaged"
+        ));
+    }
+    let managed = now.managed != before.managed;
+    let refused = now.unmanaged != before.unmanaged || segment.refused.load(Relaxed) > 0;
+    // The library says itself why it stayed out; when it was never loaded, nobody else does.
+    if expected && !managed && !refused && end == End::Exit(exit::OK) {
+        say(format_args!(
+            "{shown} ran unmanaged: its loader did not load the library (it may have file capabilities)"
+        ));
+        if require {
+            return exit::RUN_FAILED;
+        }
+    }
+    end.code()
+}
+
+/// Those who may ask: scrapers where that is offered, and whoever operates the run.
+fn asked_by(metrics: Option<SocketAddr>, tenant: &str) -> Result<Peers, RunError> {
+    let mut peers = Peers::new();
+    if let Some(addr) = metrics {
+        peers.offer_metrics(addr)?;
+    }
+    listen(&mut peers, tenant);
+    Ok(peers)
+}
+
+/// What all runs of a tenant at the host's agent have in common. The programs cannot change this, as
+/// they can all that lies in the segment.
+fn in_common(agent: &Keeper, segment: &OwnedFd) -> Option<String> {
+    let Keeper::Host(_) = agent else { return None };
+    let stat = fstat(segment).ok()?;
+    Some(format!("{}:{}", stat.st_dev, stat.st_ino))
+}
+
+fn write_report(place: &Place, report: &Report) {
+    if let Err(e) = place.write(&report.to_json()) {
+        say(format_args!(
+            "the report cannot be written: {}",
+            crate::reason(&e)
+        ));
+    }
+}
+
+/// Opens the run to `canvas status` and its like. It goes on without.
+fn listen(peers: &mut Peers, tenant: &str) {
+    let name = Name {
+        tenant: tenant.to_owned(),
+        pid: std::process::id(),
+    };
+    let listening = place::Place::own()
+        .map_err(|e| e.to_string())
+        .and_then(|place| place.listen(name).map_err(|e| crate::reason(&e)));
+    match listening {
+        Ok(listening) => peers.listen_to_control(listening),
+        Err(why) => say(format_args!(
+            "`canvas status` will not see this run, whose socket cannot be made: {why}"
+        )),
+    }
+}
+
+fn system(what: &'static str) -> impl Fn(Errno) -> RunError + Copy {
+    move |source| RunError::System { what, source }
+}
+
+/// How faults are delivered. Children of an unmanaged program may be managed, so everything is set up
+/// for them, but what is missing is no error then.
+fn mode_for(wanted: Option<Mode>, unmanaged: Option<&Unmanaged>) -> Result<Option<Mode>, RunError> {
+    match chosen_mode(wanted) {
+        Ok(mode) => Ok(Some(mode)),
+        Err(_) if unmanaged.is_some() => Ok(None),
+        Err(why) => Err(why.into()),
+    }
+}
+
+fn chosen_mode(wanted: Option<Mode>) -> Result<Mode, ModeError> {
+    let facts = Facts::gather(probe_userfaultfd());
+    mode::choose(wanted, &facts).map(|(mode, _)| mode)
+}
+
+fn stats_place(file: &Path) -> Result<Place, RunError> {
+    Place::new(file).map_err(|source| RunError::Report {
+        path: file.to_owned(),
+        source,
+    })
+}
+
+/// Opens the trace and writes its header. Every process of the tenant appends to it.
+fn open_trace(path: &Path, segment: &Segment) -> Result<OwnedFd, RunError> {
+    let start = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let header = Header {
+        rate: TRACE_RATE,
+        local_pages: segment
+            .local_limit_pages()
+            .map_or(0, |n| n.try_into().unwrap_or(u32::MAX)),
+        start_unix_s: start.as_secs(),
+    };
+    let open = || -> std::io::Result<File> {
+        File::create(path)?;
+        // Readable too: the library looks up the rate in the header.
+        let mut file = OpenOptions::new().read(true).append(true).open(path)?;
+        file.write_all(&header.encode())?;
+        Ok(file)
+    };
+    match open() {
+        Ok(file) => Ok(file.into()),
+        Err(source) => Err(RunError::Trace {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn cannot_execute(file: &Path, e: Errno) -> RunError {
+    let why = match e {
+        // The file was there a moment ago: what is missing is what runs it.
+        Errno::ENOENT => "the interpreter or loader that it names does not exist",
+        Errno::ENOEXEC => {
+            "it is neither a program nor a script with a #! line (for a shell script, write sh before it)"
+        }
+        e => e.desc(),
+    };
+    RunError::CannotExecute {
+        file: file.to_owned(),
+        why,
+    }
+}

@@ -1,0 +1,563 @@
+//! The report that `canvas run --stats` writes; docs/STATS.md is its schema.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use canvas_shm::Far;
+use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_shm::files::Files;
+use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
+use canvas_shm::segment::{Counter, Mode, Segment};
+use canvas_swap::classes::CLASS_BYTES;
+use canvas_types::PAGE_SIZE;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::supervise::End;
+use crate::sweep::Peaks;
+
+/// Name and version of the schema.
+pub const SCHEMA: &str = "canvas-stats/1";
+
+/// What `canvas run` knows beside the segment.
+pub struct Run {
+    /// CMD as it was written, without its arguments (they may hold secrets).
+    pub program: String,
+    /// How faults were delivered; `None` when CMD could not be managed.
+    pub mode: Option<Mode>,
+    /// How CMD ended.
+    pub end: End,
+    /// From CMD's start to its end.
+    pub wall: Duration,
+    /// Processor time of CMD and its children that were waited for.
+    pub user: Duration,
+    /// The same in the kernel.
+    pub system: Duration,
+    /// Largest resident set of any one of them, in bytes.
+    pub max_rss_bytes: u64,
+    /// Samples taken while CMD ran.
+    pub peaks: Peaks,
+}
+
+/// The report.
+#[derive(Serialize, Debug)]
+pub struct Report {
+    schema: &'static str,
+    canvas_version: &'static str,
+    program: String,
+    mode: Option<&'static str>,
+    exit: Exit,
+    time: Time,
+    processes: Processes,
+    limits: Limits,
+    policy: Policy,
+    memory: Memory,
+    fault_time_ns: Times,
+    swap_cache: SwapCache,
+    prefetch: Prefetch,
+    entries: Entries,
+    classes: Vec<Class>,
+    shared: Option<SharedMemory>,
+    far: Option<FarMemory>,
+    verify_failures: u64,
+    counters: Map<String, Value>,
+}
+
+#[derive(Serialize, Debug)]
+struct Exit {
+    code: Option<i32>,
+    signal: Option<i32>,
+    core_dumped: bool,
+}
+
+#[derive(Serialize, Debug)]
+struct Time {
+    wall_s: f64,
+    user_s: f64,
+    system_s: f64,
+}
+
+#[derive(Serialize, Debug)]
+struct Processes {
+    managed: u32,
+    unmanaged: u32,
+    max_rss_bytes: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct Limits {
+    local_bytes: Option<u64>,
+    local_percent: Option<f64>,
+    local_effective_bytes: Option<u64>,
+    local_needed_bytes: Option<u64>,
+    pool_bytes: u64,
+    swap_cache_bytes: u64,
+    far_full: bool,
+}
+
+/// What was chosen.
+#[derive(Serialize, Debug)]
+struct Policy {
+    codec: &'static str,
+    reservations: bool,
+    prefetch: &'static str,
+    native_swap: bool,
+}
+
+/// A value at CMD's end and its peak.
+#[derive(Serialize, Debug)]
+struct Level {
+    now: u64,
+    peak: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct Memory {
+    local_bytes: Level,
+    resident_bytes: Level,
+    cache_bytes: Level,
+    native_bytes: Level,
+    metadata_bytes: Option<Level>,
+    swapped_bytes: Level,
+    far_bytes: Level,
+    pool_bytes: Level,
+    footprint_bytes: Level,
+    segment_bytes: Level,
+    agent_bytes: Level,
+}
+
+#[derive(Serialize, Debug)]
+struct Times {
+    count: u64,
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    p999: u64,
+    max: u64,
+    /// (upper bound in ns, how many) of each bucket that has any.
+    histogram: Vec<(u64, u64)>,
+}
+
+impl Times {
+    fn of(sums: &[u64; BUCKETS], max_ns: u64) -> Times {
+        // A quantile is the middle of its bucket, which can lie past the largest value.
+        let quantile = |per_mille| quantile_ns(sums, per_mille).min(max_ns);
+        Times {
+            count: sums.iter().sum(),
+            p50: quantile(500),
+            p90: quantile(900),
+            p99: quantile(990),
+            p999: quantile(999),
+            max: max_ns,
+            histogram: (0..BUCKETS)
+                .filter(|b| sums[*b] > 0)
+                .map(|b| (bucket_floor_ns(b + 1), sums[b]))
+                .collect(),
+        }
+    }
+}
+
+#[derive(Serialize, Debug)]
+struct SwapCache {
+    second_chance_hits: u64,
+    prefetch_hits: u64,
+    hit_ratio: Option<f64>,
+}
+
+#[derive(Serialize, Debug)]
+struct Prefetch {
+    issued: u64,
+    used: u64,
+    late: u64,
+    unused: u64,
+    contribution: Option<f64>,
+    accuracy: Option<f64>,
+}
+
+#[derive(Serialize, Debug)]
+struct Entries {
+    allocs_locked: u64,
+    allocs_reserved: u64,
+    reservations_dropped: u64,
+    lock_free_ratio: Option<f64>,
+}
+
+/// Far memory beyond the pool.
+#[derive(Serialize, Debug)]
+struct FarMemory {
+    limit_bytes: u64,
+    used_bytes: u64,
+    #[serde(flatten)]
+    counts: canvas_control::wire::Far,
+    read_time_ns: Times,
+    prefetch_time_ns: Times,
+}
+
+/// Memory that forks share.
+#[derive(Serialize, Debug)]
+struct SharedMemory {
+    limit_bytes: u64,
+    resident_bytes: Level,
+    store_bytes: Level,
+}
+
+impl SharedMemory {
+    fn new(files: &Files) -> SharedMemory {
+        let c = files.control();
+        let level = |now: i64, peak: i64| Level {
+            now: page_bytes(now),
+            peak: page_bytes(peak.max(now)),
+        };
+        SharedMemory {
+            limit_bytes: page_bytes(c.limit_pages.load(Relaxed)),
+            resident_bytes: level(files.resident_pages(), c.resident_peak.load(Relaxed)),
+            store_bytes: level(files.store_pages(), c.store_peak.load(Relaxed)),
+        }
+    }
+}
+
+/// Bytes of so many pages. The program can write where they are counted.
+pub fn page_bytes(pages: i64) -> u64 {
+    (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64)
+}
+
+/// A limit that would do, in whole MiB, where the one that there is does not.
+pub fn needed_bytes(pages: i64) -> Option<u64> {
+    (pages > 0).then(|| page_bytes(pages).saturating_add((1 << 20) - 1) >> 20 << 20)
+}
+
+/// Slabs used, and at most. The program can write there: both are judged.
+pub fn slabs(far: &Far) -> (u64, u64) {
+    let used = far.slabs_used.load(Relaxed).clamp(0, SLABS_MAX as i64);
+    let most = far.slabs_max.load(Relaxed).min(SLABS_MAX as u64);
+    (used as u64, most)
+}
+
+impl FarMemory {
+    fn new(far: &Far) -> FarMemory {
+        let s = &far.stats;
+        let (used, most) = slabs(far);
+        let times = |of: &Histogram| {
+            let mut sums = [0; BUCKETS];
+            let longest_ns = of.add_to(&mut sums);
+            Times::of(&sums, longest_ns)
+        };
+        FarMemory {
+            limit_bytes: most * SLAB_BYTES as u64,
+            used_bytes: used * SLAB_BYTES as u64,
+            counts: canvas_control::wire::Far::of(
+                far,
+                s.degraded_slabs.load(Relaxed).max(0) as u64,
+            ),
+            read_time_ns: times(&s.read_ns),
+            prefetch_time_ns: times(&s.prefetch_ns),
+        }
+    }
+}
+
+#[derive(Serialize, Debug)]
+struct Class {
+    slot_bytes: u64,
+    now_bytes: u64,
+    peak_bytes: u64,
+}
+
+/// `part / whole` to six digits, at most 1; `None` when the whole is nothing.
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole != 0).then(|| ((part as f64 / whole as f64).min(1.0) * 1e6).round() / 1e6)
+}
+
+fn seconds(d: Duration) -> f64 {
+    (d.as_secs_f64() * 1e6).round() / 1e6
+}
+
+/// A share as the user wrote it.
+fn percent(ppm: u64) -> f64 {
+    ppm as f64 / 10_000.0
+}
+
+/// Name of a mode.
+pub fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Signal => "signal",
+        Mode::Thread => "thread",
+    }
+}
+
+impl Exit {
+    fn of(end: End) -> Exit {
+        match end {
+            End::Exit(code) => Exit {
+                code: Some(code),
+                signal: None,
+                core_dumped: false,
+            },
+            End::Signal(signal, core_dumped) => Exit {
+                code: None,
+                signal: Some(signal as i32),
+                core_dumped,
+            },
+        }
+    }
+}
+
+impl Limits {
+    fn of(segment: &Segment) -> Limits {
+        let config = &segment.config;
+        let local_bytes = config.local_bytes.load(Relaxed);
+        let local_ppm = config.local_ppm.load(Relaxed);
+        Limits {
+            local_bytes: (local_bytes != 0).then_some(local_bytes),
+            local_percent: (local_ppm != 0).then(|| percent(local_ppm)),
+            local_effective_bytes: segment.local_limit_pages().map(page_bytes),
+            local_needed_bytes: needed_bytes(segment.needed_pages_peak.load(Relaxed)),
+            pool_bytes: config.pool_bytes.load(Relaxed),
+            swap_cache_bytes: config.swap_cache_bytes.load(Relaxed),
+            far_full: segment.far_full.load(Relaxed) != 0,
+        }
+    }
+}
+
+/// A count that the program can write to.
+fn bytes(n: i64) -> u64 {
+    n.max(0) as u64
+}
+
+impl Memory {
+    fn of(run: &Run, segment: &Segment) -> Memory {
+        let level = |now: u64, peak: u64| Level {
+            now,
+            peak: peak.max(now),
+        };
+        let (last, peak) = (&run.peaks.last, &run.peaks.peak);
+        let (beside, beside_peak) = (&run.peaks.beside, &run.peaks.beside_peak);
+        let cached_peak = peak
+            .cached_pages
+            .max(segment.cached_pages_peak.load(Relaxed));
+        Memory {
+            local_bytes: level(
+                page_bytes(segment.local_pages.load(Relaxed)),
+                page_bytes(segment.local_pages_peak.load(Relaxed)),
+            ),
+            resident_bytes: level(
+                page_bytes(last.resident_pages),
+                page_bytes(peak.resident_pages),
+            ),
+            cache_bytes: level(page_bytes(last.cached_pages), page_bytes(cached_peak)),
+            native_bytes: level(page_bytes(last.native_pages), page_bytes(peak.native_pages)),
+            metadata_bytes: last
+                .metadata_pages
+                .zip(peak.metadata_pages)
+                .map(|(now, peak)| level(page_bytes(now), page_bytes(peak))),
+            swapped_bytes: level(
+                page_bytes(last.swapped_pages),
+                page_bytes(peak.swapped_pages),
+            ),
+            far_bytes: level(page_bytes(last.far_pages), page_bytes(peak.far_pages)),
+            pool_bytes: level(
+                bytes(segment.pool_bytes.load(Relaxed)),
+                bytes(segment.pool_bytes_peak.load(Relaxed)),
+            ),
+            footprint_bytes: level(
+                page_bytes(segment.footprint_pages.load(Relaxed)),
+                page_bytes(segment.footprint_pages_peak.load(Relaxed)),
+            ),
+            segment_bytes: level(beside.segment_bytes, beside_peak.segment_bytes),
+            agent_bytes: level(beside.agent_bytes, beside_peak.agent_bytes),
+        }
+    }
+}
+
+impl SwapCache {
+    fn of(segment: &Segment) -> SwapCache {
+        let demand = segment.total(Counter::FaultFar);
+        let second_chance = segment.total(Counter::FaultSecondChance);
+        let prefetch_hits = segment.total(Counter::CacheHitPrefetch);
+        SwapCache {
+            second_chance_hits: second_chance,
+            prefetch_hits,
+            hit_ratio: ratio(
+                second_chance + prefetch_hits,
+                second_chance + prefetch_hits + demand,
+            ),
+        }
+    }
+}
+
+impl Prefetch {
+    fn of(segment: &Segment) -> Prefetch {
+        let total = |c| segment.total(c);
+        let (demand, used) = (total(Counter::FaultFar), total(Counter::PrefetchUsed));
+        Prefetch {
+            issued: total(Counter::PrefetchIssued),
+            used,
+            late: total(Counter::PrefetchLate),
+            unused: total(Counter::PrefetchUnused),
+            // Canvas, section 6.3.2. Its prefetched pages wait in the swap cache, so that each
+            // use is a fault that hits; most of ours are mapped and never fault, so the hits
+            // are counted as pages found used.
+            contribution: ratio(used, used + demand),
+            accuracy: ratio(used, total(Counter::PrefetchIssued)),
+        }
+    }
+}
+
+impl Entries {
+    fn of(segment: &Segment) -> Entries {
+        let total = |c| segment.total(c);
+        let locked = total(Counter::EntryAllocLocked);
+        let reserved = total(Counter::EntryAllocReserved);
+        Entries {
+            allocs_locked: locked,
+            allocs_reserved: reserved,
+            reservations_dropped: total(Counter::EntryReservationDropped),
+            lock_free_ratio: ratio(reserved, locked + reserved),
+        }
+    }
+}
+
+impl Report {
+    /// Reads the segment. Call it before the slots of the last processes are released, or "now" is
+    /// nothing.
+    pub fn new(run: &Run, segment: &Segment, far: Option<&Far>, shared: Option<&Files>) -> Report {
+        let total = |c| segment.total(c);
+        let (last, peak) = (&run.peaks.last, &run.peaks.peak);
+        let config = &segment.config;
+
+        let mut sums = [0; BUCKETS];
+        let max_ns = segment
+            .stripes
+            .iter()
+            .map(|s| s.fault_ns.add_to(&mut sums))
+            .max()
+            .unwrap_or(0);
+
+        Report {
+            schema: SCHEMA,
+            canvas_version: env!("CARGO_PKG_VERSION"),
+            program: run.program.clone(),
+            mode: run.mode.map(mode_name),
+            exit: Exit::of(run.end),
+            time: Time {
+                wall_s: seconds(run.wall),
+                user_s: seconds(run.user),
+                system_s: seconds(run.system),
+            },
+            processes: Processes {
+                managed: segment.managed.load(Relaxed),
+                unmanaged: segment.unmanaged.load(Relaxed),
+                max_rss_bytes: run.max_rss_bytes,
+            },
+            limits: Limits::of(segment),
+            policy: Policy {
+                codec: config.codec().name(),
+                reservations: config.reservations(),
+                prefetch: config.prefetch().name(),
+                native_swap: config.native_swap(),
+            },
+            memory: Memory::of(run, segment),
+            fault_time_ns: Times::of(&sums, max_ns),
+            swap_cache: SwapCache::of(segment),
+            prefetch: Prefetch::of(segment),
+            entries: Entries::of(segment),
+            classes: CLASS_BYTES
+                .iter()
+                .zip(last.class_bytes.iter().zip(&peak.class_bytes))
+                .map(|(slot, (now, peak))| Class {
+                    slot_bytes: u64::from(*slot),
+                    now_bytes: bytes(*now),
+                    peak_bytes: bytes(*peak),
+                })
+                .collect(),
+            shared: shared.map(SharedMemory::new),
+            far: far.map(FarMemory::new),
+            verify_failures: total(Counter::VerifyFailure),
+            counters: Counter::ALL
+                .iter()
+                .map(|c| (c.json_name().to_owned(), total(*c).into()))
+                .collect(),
+        }
+    }
+
+    /// As JSON, with a final newline.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+/// A place for the report, found writable before CMD starts.
+#[derive(Debug)]
+pub struct Place {
+    file: PathBuf,
+    /// What is written to at once, because it cannot be replaced: a device, a pipe.
+    special: bool,
+}
+
+impl Place {
+    /// Checks that a report can be written to `file`, without changing it.
+    pub fn new(file: &Path) -> io::Result<Place> {
+        // CMD's parent is us: a relative path stays right, but let it be plain in messages.
+        let file = std::path::absolute(file)?;
+        match fs::metadata(&file) {
+            Ok(m) if m.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(m) if !m.is_file() => {
+                let kind = m.file_type();
+                if !kind.is_fifo() {
+                    OpenOptions::new().append(true).open(&file)?;
+                }
+                return Ok(Place {
+                    file,
+                    special: true,
+                });
+            }
+            Ok(_) => {
+                OpenOptions::new().append(true).open(&file)?;
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+        // What matters is whether the directory takes a new file.
+        let place = Place {
+            file,
+            special: false,
+        };
+        let temporary = place.temporary();
+        File::create(&temporary)?;
+        fs::remove_file(&temporary)?;
+        Ok(place)
+    }
+
+    fn temporary(&self) -> PathBuf {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(self.file.file_name().unwrap_or_default());
+        name.push(format!(".{}.tmp", std::process::id()));
+        self.file.with_file_name(name)
+    }
+
+    /// Writes the report: a reader sees all of it or the file of before.
+    pub fn write(&self, text: &str) -> io::Result<()> {
+        if self.special {
+            return OpenOptions::new()
+                .append(true)
+                .open(&self.file)?
+                .write_all(text.as_bytes());
+        }
+        let temporary = self.temporary();
+        let written = File::create(&temporary)
+            .and_then(|mut f| f.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&temporary, &self.file));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests;

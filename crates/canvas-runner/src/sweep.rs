@@ -1,0 +1,139 @@
+//! Peaks that only a sample over all processes of a tenant can show.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use canvas_shm::segment::{CLASSES_MAX, ProcSlot, Segment};
+
+use crate::beside::Beside;
+
+/// What all processes of the tenant have at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sample {
+    /// Pages mapped in the window.
+    pub resident_pages: i64,
+    /// Pages in the swap cache.
+    pub cached_pages: i64,
+    /// Pages of anonymous memory outside the window, and metadata.
+    pub native_pages: i64,
+    /// Of these, canvas's own; `None` when a process's are not known.
+    pub metadata_pages: Option<i64>,
+    /// Pages of anonymous memory in the host's swap.
+    pub swapped_pages: i64,
+    /// Pages that exist only as far copies.
+    pub far_pages: i64,
+    /// Bytes stored by class.
+    pub class_bytes: [i64; CLASSES_MAX],
+}
+
+impl Sample {
+    /// Adds up what the processes have now.
+    pub fn take(segment: &Segment) -> Sample {
+        let mut s = Sample {
+            metadata_pages: Some(0),
+            ..Sample::default()
+        };
+        for slot in segment
+            .procs
+            .iter()
+            .filter(|s| !matches!(s.pid.load(Relaxed), 0 | u32::MAX))
+        {
+            s.resident_pages += slot.resident_pages.load(Relaxed);
+            s.cached_pages += slot.cached_pages.load(Relaxed);
+            s.native_pages += slot.native_pages.load(Relaxed);
+            let metadata = slot.metadata_pages.load(Relaxed);
+            let known = (metadata != ProcSlot::UNKNOWN).then_some(metadata);
+            s.metadata_pages = s.metadata_pages.zip(known).map(|(sum, n)| sum + n);
+            s.swapped_pages += slot.swapped_pages.load(Relaxed);
+            s.far_pages += slot.far_pages.load(Relaxed);
+        }
+        for (sum, bytes) in s.class_bytes.iter_mut().zip(&segment.class_bytes) {
+            *sum = bytes.load(Relaxed);
+        }
+        s
+    }
+}
+
+/// The highest values of all samples, each for itself, and the last one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peaks {
+    /// Highest values.
+    pub peak: Sample,
+    /// The last sample.
+    pub last: Sample,
+    /// Pages of processes that charge nothing themselves.
+    pub uncharged_pages: i64,
+    /// Highest values of what is beside the processes.
+    pub beside_peak: Beside,
+    /// The last.
+    pub beside: Beside,
+}
+
+impl Peaks {
+    /// Takes a sample; `beside` was looked at just now.
+    pub fn sample(&mut self, segment: &Segment, beside: Beside) {
+        self.beside = beside;
+        self.beside_peak = self.beside_peak.max(beside);
+        let mut now = Sample::take(segment);
+        now.native_pages += self.uncharged_pages;
+        let p = &mut self.peak;
+        p.resident_pages = p.resident_pages.max(now.resident_pages);
+        p.cached_pages = p.cached_pages.max(now.cached_pages);
+        p.native_pages = p.native_pages.max(now.native_pages);
+        p.metadata_pages = p.metadata_pages.max(now.metadata_pages);
+        p.swapped_pages = p.swapped_pages.max(now.swapped_pages);
+        p.far_pages = p.far_pages.max(now.far_pages);
+        for (peak, now) in p.class_bytes.iter_mut().zip(now.class_bytes) {
+            *peak = now.max(*peak);
+        }
+        self.last = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canvas_agent::members::release_dead;
+
+    #[test]
+    fn peaks_outlive_the_processes() {
+        let (_fd, segment) = Segment::create(false).unwrap();
+        let slot = &segment.procs[5];
+        slot.pid.store(1 << 23, Relaxed);
+        slot.resident_pages.store(100, Relaxed);
+        segment.class_bytes[3].store(4096, Relaxed);
+        let mut peaks = Peaks::default();
+        let beside = |segment_bytes, agent_bytes| Beside {
+            segment_bytes,
+            agent_bytes,
+        };
+        peaks.sample(segment, beside(8192, 300));
+        release_dead(segment, None);
+        segment.class_bytes[3].store(0, Relaxed);
+        peaks.sample(segment, beside(4096, 500));
+        assert_eq!(
+            (peaks.peak.resident_pages, peaks.peak.class_bytes[3]),
+            (100, 4096)
+        );
+        assert_eq!(peaks.beside_peak, beside(8192, 500));
+        assert_eq!(peaks.beside, beside(4096, 500));
+        let nothing = Sample {
+            metadata_pages: Some(0),
+            ..Sample::default()
+        };
+        assert_eq!(peaks.last, nothing);
+    }
+
+    #[test]
+    fn what_canvas_takes_is_known_when_every_process_knows() {
+        let (_fd, segment) = Segment::create(false).unwrap();
+        for (slot, pid, pages) in [(2, 1 << 23, 7), (4, 1 << 22, 30), (6, 0, 90)] {
+            let slot = &segment.procs[slot];
+            slot.pid.store(pid, Relaxed);
+            slot.metadata_pages.store(pages, Relaxed);
+        }
+        assert_eq!(Sample::take(segment).metadata_pages, Some(37));
+        let unknown = &segment.procs[4].metadata_pages;
+        unknown.store(ProcSlot::UNKNOWN, Relaxed);
+        assert_eq!(Sample::take(segment).metadata_pages, None);
+    }
+}

@@ -1,0 +1,118 @@
+//! Memory of a process and its descendants as the kernel tells it: for runs without a limit, in
+//! which no process charges anything itself.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use canvas_types::PAGE_SIZE;
+use canvas_types::procfs::memory_bytes;
+
+/// At most this share of the time is spent on looking: the kernel walks page tables for an answer.
+const WAIT_TIMES: u32 = 20;
+/// Processes looked at.
+const PROCESSES_MAX: usize = 1024;
+
+/// Looks at a tree of processes now and then.
+pub struct Tree {
+    root: u32,
+    next: Instant,
+}
+
+impl Tree {
+    /// Of `root` and what it starts.
+    pub fn new(root: u32) -> Tree {
+        Tree {
+            root,
+            next: Instant::now(),
+        }
+    }
+    /// Pages of anonymous memory that the tree has in memory now, a page that several processes
+    /// share counted once; `None` when it is too soon after the last look.
+    pub fn anon_pages(&mut self) -> Option<i64> {
+        let began = Instant::now();
+        if began < self.next {
+            return None;
+        }
+        let pids = descendants(self.root);
+        let bytes: u64 = match pids[..] {
+            // Nothing is shared within one process, and this answer costs no walk.
+            [only] => field(only, "status", "RssAnon"),
+            _ => pids
+                .iter()
+                .map(|p| field(*p, "smaps_rollup", "Pss_Anon"))
+                .sum(),
+        };
+        let took = began.elapsed();
+        self.next = began + (took * WAIT_TIMES).max(Duration::from_millis(1));
+        Some((bytes / PAGE_SIZE as u64) as i64)
+    }
+}
+
+/// `root` and its descendants, each behind its parent.
+fn descendants(root: u32) -> Vec<u32> {
+    let mut all = vec![root];
+    let mut at = 0;
+    while at < all.len() && all.len() < PROCESSES_MAX {
+        // Children belong to the thread that forked them.
+        for task in fs::read_dir(format!("/proc/{}/task", all[at]))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let text = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            all.extend(
+                text.split_ascii_whitespace()
+                    .filter_map(|n| n.parse::<u32>().ok()),
+            );
+        }
+        at += 1;
+    }
+    all
+}
+
+/// Anonymous memory of a process that shares none with others, in bytes; 0 when it is gone. The kernel's
+/// counter may lag behind by some pages a processor; where it alone may be read, it will do.
+pub fn anon_bytes(pid: u32) -> u64 {
+    match field(pid, "smaps_rollup", "Pss_Anon") {
+        0 => field(pid, "status", "RssAnon"),
+        bytes => bytes,
+    }
+}
+
+/// Memory by a file of /proc/PID, in bytes; 0 when the process is gone.
+fn field(pid: u32, file: &str, name: &str) -> u64 {
+    let text = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    memory_bytes(&text, name).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn memory_of_a_child_counts_and_ends_with_it() {
+        let me = std::process::id();
+        let alone = field(me, "status", "RssAnon");
+        assert!(alone > 0);
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(descendants(me).contains(&child.id()));
+        assert!(field(child.id(), "smaps_rollup", "Pss_Anon") > 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!descendants(me).contains(&child.id()));
+        assert_eq!(field(child.id(), "status", "RssAnon"), 0);
+    }
+
+    #[test]
+    fn a_look_is_not_repeated_at_once() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let mut tree = Tree::new(child.id());
+        assert!(tree.anon_pages().is_some());
+        assert!(tree.next > Instant::now() - Duration::from_millis(1));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        std::thread::sleep(tree.next.saturating_duration_since(Instant::now()));
+        assert_eq!(tree.anon_pages(), Some(0));
+    }
+}

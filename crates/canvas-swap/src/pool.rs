@@ -1,0 +1,864 @@
+//! The local compressed pool: far pages in this process's own memory, compressed.
+//!
+//! It joins the entry table, the slot allocator and the codec. All calls take `&self` and may run in
+//! several threads at once, on different entries; the calls on one entry must be one at a time,
+//! which the page word's busy states ensure. The pool must not be forked in the middle of a call
+//! that changes it: hold [`LocalPool::fork_guard`] over the fork with no store under way.
+//!
+//! ```
+//! use canvas_swap::pool::{Kind, LocalPool, PoolArrays, Scratch, SlotMem};
+//! use canvas_swap::{Lz, LzScratch, PoolBudget};
+//! use canvas_swap::classes::region_bytes;
+//! use canvas_swap::hash::{PageHash, portable};
+//! use canvas_swap::slots::SLAB_WORDS;
+//! use canvas_types::sync::{AtomicI64, AtomicU64};
+//! use canvas_types::{PageBuf, SwapEntry};
+//! use std::sync::Mutex;
+//!
+//! struct Region(Mutex<Vec<u8>>); // in earnest: a lazily backed mapping
+//! impl SlotMem for Region {
+//!     fn copy_out(&self, off: usize, dst: &mut [u8]) {
+//!         dst.copy_from_slice(&self.0.lock().unwrap()[off..off + dst.len()]);
+//!     }
+//!     fn copy_in(&self, off: usize, src: &[u8]) {
+//!         self.0.lock().unwrap()[off..off + src.len()].copy_from_slice(src);
+//!     }
+//!     fn release(&self, _off: usize, _len: usize) {} // in earnest: madvise(MADV_DONTNEED)
+//! }
+//! struct NoLz; // in earnest: lz4
+//! impl Lz for NoLz {
+//!     fn compress(&self, _: &PageBuf, _: &mut [u8], _: &mut LzScratch) -> Option<usize> { None }
+//!     fn decompress(&self, _: &[u8], _: &mut PageBuf) -> bool { false }
+//! }
+//! struct NoBound;
+//! impl PoolBudget for NoBound {
+//!     fn charge(&self, _bytes: i64) -> bool { true }
+//! }
+//!
+//! const SLABS: usize = 2;
+//! let entries: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+//! let slab_words = [const { AtomicU64::new(0) }; SLABS * SLAB_WORDS];
+//! let class_bytes = [const { AtomicI64::new(0) }; 32]; // in earnest: the segment's
+//! let key: PageBuf = core::array::from_fn(|i| i as u8 ^ 0x5a); // in earnest: random
+//! let pool = LocalPool::new(
+//!     PoolArrays {
+//!         entries: &entries,
+//!         slab_words: &slab_words,
+//!         class_bytes: &class_bytes,
+//!         digests: &[], // nothing lies beyond this pool
+//!     },
+//!     PageHash::new(&key, portable), // in earnest: by the processor's instructions
+//!     NoLz,
+//!     Region(Mutex::new(vec![0; region_bytes(SLABS)])),
+//!     NoBound,
+//!     std::thread::yield_now, // in earnest: a short sleep
+//! );
+//! let mut scratch = Scratch::new(); // one for each working thread
+//!
+//! let page: PageBuf = core::array::from_fn(|i| i as u8);
+//! let first = pool.store(SwapEntry::NONE, false, &page, &mut scratch).unwrap();
+//! assert_eq!((first.kind, first.locked), (Kind::Raw, true));
+//! let again = pool.store(first.entry, true, &page, &mut scratch).unwrap();
+//! assert_eq!((again.kind, again.locked), (Kind::Clean, false));
+//! let mut back = [0; 4096];
+//! pool.load(again.entry, &mut back, &mut scratch).unwrap();
+//! assert_eq!(back, page);
+//! ```
+
+use crate::classes::{CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
+use crate::codec::{Content, classify, fill};
+use crate::digests::Digests;
+use crate::entry::{EntryTable, HOME_BYTES, Record};
+use crate::fsm::{Alloc, on_swap_out};
+use crate::hash::{Hash, PageHash, same};
+use crate::slots::{SLAB_CHARGE_BYTES, SlabRelease, SlotForkGuard, SlotId, SlotPool};
+use crate::{Lz, LzScratch, PoolBudget};
+use canvas_types::sync::{AtomicI64, AtomicU64, Ordering, RawGuard};
+use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+
+/// The region of memory that holds the slots: at least
+/// [`crate::classes::region_bytes`] of the pool's slabs, backed only where it is written.
+/// Ranges that different calls touch at one time never overlap.
+pub trait SlotMem {
+    /// Copies `dst.len()` bytes out, from offset `off`.
+    fn copy_out(&self, off: usize, dst: &mut [u8]);
+    /// Copies `src` in, at offset `off`.
+    fn copy_in(&self, off: usize, src: &[u8]);
+    /// The range holds nothing any more and may be discarded (madvise). Multiple of a slab.
+    fn release(&self, off: usize, len: usize);
+}
+
+struct Releaser<'m, M>(&'m M);
+
+impl<M: SlotMem> SlabRelease for Releaser<'_, M> {
+    fn release_range(&self, off: usize, len: usize) {
+        self.0.release(off, len);
+    }
+}
+
+/// The budget, past its bound.
+struct PastBound<'b, B>(&'b B);
+
+impl<B: PoolBudget> PoolBudget for PastBound<'_, B> {
+    fn charge(&self, bytes: i64) -> bool {
+        self.0.charge_past_bound(bytes)
+    }
+}
+
+/// Working memory of one thread's calls. All-zero memory is valid.
+#[repr(C, align(64))]
+pub struct Scratch {
+    /// Working memory of the compressor.
+    pub lz: LzScratch,
+    /// Header and payload, as stored.
+    stored: [u8; STORED_MAX],
+}
+
+/// Header and the longest compressed payload, rounded up to the alignment.
+const STORED_MAX: usize = (HEADER_BYTES + COMPRESSED_MAX).next_multiple_of(64);
+
+impl Scratch {
+    /// Working memory of zeros.
+    pub const fn new() -> Scratch {
+        Scratch {
+            lz: LzScratch::new(),
+            stored: [0; STORED_MAX],
+        }
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch::new()
+    }
+}
+
+/// Why a page did not come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoadError {
+    /// The stored bytes are not what was stored. The output holds unspecified bytes.
+    Verify,
+    /// The entry holds no far copy (reserved only, or not allocated): a bug of the caller.
+    NoCopy,
+    /// The copy is not in the pool: whoever reads extents brings it, and [`LocalPool::decode`] ends
+    /// the load.
+    Deep(DeepPlace),
+}
+
+/// How a page was stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The far copy was still right: nothing was compressed or written.
+    Clean,
+    /// Zeros: nothing is stored, and there is no entry.
+    Zero,
+    /// One repeated value, held in the entry.
+    SameFilled,
+    /// The page was compressed.
+    Compressed,
+    /// As it is, because it does not shrink enough.
+    Raw,
+}
+
+/// The result of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The page's entry from now on; none for a page of zeros.
+    pub entry: SwapEntry,
+    /// How it was stored.
+    pub kind: Kind,
+    /// The entry came from the allocator, under its lock, not from the page.
+    pub locked: bool,
+}
+
+/// Why a page was not stored. The page stays in memory. If it had an entry, that stays reserved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreError {
+    /// The far limit is reached.
+    Full {
+        /// The page's earlier far copy, stale by now, was dropped: the page word must not claim one.
+        copy_dropped: bool,
+    },
+    /// All entries are in use. The page had none.
+    NoEntry,
+}
+
+/// What became of a copy that was a cache only ([`LocalPool::spare`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spared {
+    /// Nothing: it has no slot in the pool.
+    Nothing,
+    /// It is left beyond the pool; so many bytes of slots are free.
+    Sunk(usize),
+    /// There is no far copy any more, the entry stays reserved; so many bytes of slots are free.
+    Dropped(usize),
+}
+
+/// Figures of a pool, each read by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolStats {
+    /// Entries allocated, reserved ones included.
+    pub entries_live: u64,
+    /// Entries ever touched.
+    pub entries_high: u64,
+    /// Headers and payloads stored.
+    pub stored_bytes: i64,
+    /// Bytes of the slots that hold them.
+    pub slot_bytes: i64,
+    /// Slabs that hold slots in use.
+    pub slabs_in_use: u64,
+    /// Empty slabs kept for reuse.
+    pub slabs_empty: u64,
+    /// Bytes charged to the budget.
+    pub charged_bytes: i64,
+}
+
+/// The arrays a pool works on, all zero at first.
+#[derive(Clone, Copy)]
+pub struct PoolArrays<'a> {
+    /// One word a swap entry; the first is unused.
+    pub entries: &'a [AtomicU64],
+    /// [`crate::slots::SLAB_WORDS`] words a slab.
+    pub slab_words: &'a [AtomicU64],
+    /// Bytes in slots, by class; may be shared with other pools.
+    pub class_bytes: &'a [AtomicI64],
+    /// Hashes of what lies beyond the pool ([`crate::digests::words_for`]).
+    pub digests: &'a [AtomicU64],
+}
+
+/// The pool. See the module's text.
+pub struct LocalPool<'a, L, M, B> {
+    entries: EntryTable<'a>,
+    slots: SlotPool<'a>,
+    digests: Digests<'a>,
+    hash: PageHash<'a>,
+    stored_bytes: AtomicI64,
+    lz: L,
+    mem: M,
+    budget: B,
+}
+
+impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
+    /// An empty pool, whose pages are told by `hash`. `yield_now` is called while waiting long for a lock.
+    pub fn new(
+        arrays: PoolArrays<'a>,
+        hash: PageHash<'a>,
+        lz: L,
+        mem: M,
+        budget: B,
+        yield_now: fn(),
+    ) -> Self {
+        LocalPool {
+            entries: EntryTable::new(arrays.entries, yield_now),
+            slots: SlotPool::new(arrays.slab_words, arrays.class_bytes, yield_now),
+            digests: Digests::new(arrays.digests),
+            hash,
+            stored_bytes: AtomicI64::new(0),
+            lz,
+            mem,
+            budget,
+        }
+    }
+
+    /// Brings a page back. No entry means a page of zeros. The far copy stays. After an error, `out`
+    /// holds unspecified bytes.
+    pub fn load(
+        &self,
+        entry: SwapEntry,
+        out: &mut PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        if !entry.is_some() {
+            out.fill(0);
+            return Ok(());
+        }
+        match self.entries.get(entry) {
+            Record::Free | Record::Empty => Err(LoadError::NoCopy),
+            Record::SameFilled(pattern) => {
+                fill(out, pattern);
+                Ok(())
+            }
+            Record::Stored { slot, len, .. } => self.load_slot(slot, len as usize, out, scratch),
+            Record::Deep(place) => Err(LoadError::Deep(place)),
+        }
+    }
+
+    /// Brings a page back from the bytes of its record, hash and payload, as [`LocalPool::copy_stored`]
+    /// gave them. They may be damaged in any way. The hash is remembered for the next store.
+    pub fn decode(
+        &self,
+        entry: SwapEntry,
+        stored: &[u8],
+        out: &mut PageBuf,
+    ) -> Result<(), LoadError> {
+        let (want, payload) = stored
+            .split_first_chunk::<HEADER_BYTES>()
+            .ok_or(LoadError::Verify)?;
+        if payload.len() == PAGE_SIZE {
+            out.copy_from_slice(payload);
+        } else if !self.lz.decompress(payload, out) {
+            return Err(LoadError::Verify);
+        }
+        if same(&self.hash.of(out), want) {
+            self.digests.put(entry, want);
+            Ok(())
+        } else {
+            Err(LoadError::Verify)
+        }
+    }
+
+    fn load_slot(
+        &self,
+        slot: SlotId,
+        len: usize,
+        out: &mut PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let mut want: Hash = [0; HEADER_BYTES];
+        if len == PAGE_SIZE {
+            self.mem
+                .copy_out(self.slots.raw_header_offset(slot), &mut want);
+            self.mem.copy_out(slot.offset(), out);
+        } else {
+            let payload = if slot.class() == RAW_CLASS {
+                self.mem
+                    .copy_out(self.slots.raw_header_offset(slot), &mut want);
+                let payload = scratch.stored.get_mut(..len).ok_or(LoadError::Verify)?;
+                self.mem.copy_out(slot.offset(), payload);
+                payload
+            } else {
+                let stored = scratch
+                    .stored
+                    .get_mut(..HEADER_BYTES + len)
+                    .ok_or(LoadError::Verify)?;
+                self.mem.copy_out(slot.offset(), stored);
+                let (header, payload) = stored.split_at_mut(HEADER_BYTES);
+                want.copy_from_slice(header);
+                payload
+            };
+            if !self.lz.decompress(payload, out) {
+                return Err(LoadError::Verify);
+            }
+        }
+        if same(&self.hash.of(out), &want) {
+            Ok(())
+        } else {
+            Err(LoadError::Verify)
+        }
+    }
+
+    /// Makes `page` the far copy of the page that owns `reserved` (which may be none).
+    /// `has_far_copy`: the entry holds an earlier copy of the same page; if it is equal, nothing is
+    /// compressed or written. The page must not change during the call.
+    pub fn store(
+        &self,
+        reserved: SwapEntry,
+        has_far_copy: bool,
+        page: &PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<Outcome, StoreError> {
+        let old = self.entries.get(reserved);
+        match classify(page) {
+            Content::Zero => {
+                self.release(reserved);
+                Ok(Outcome {
+                    entry: SwapEntry::NONE,
+                    kind: Kind::Zero,
+                    locked: false,
+                })
+            }
+            Content::SameFilled(pattern) if Record::pattern_fits(pattern) => {
+                if has_far_copy && old == Record::SameFilled(pattern) {
+                    return Ok(Outcome {
+                        entry: reserved,
+                        kind: Kind::Clean,
+                        locked: false,
+                    });
+                }
+                let (entry, locked) = self.take_entry(reserved)?;
+                self.drop_record(entry, old);
+                self.entries.set(entry, Record::SameFilled(pattern));
+                Ok(Outcome {
+                    entry,
+                    kind: Kind::SameFilled,
+                    locked,
+                })
+            }
+            Content::SameFilled(_) | Content::Data => {
+                let digest = self.hash.of(page);
+                if has_far_copy && self.is_copy(reserved, old, &digest) {
+                    return Ok(Outcome {
+                        entry: reserved,
+                        kind: Kind::Clean,
+                        locked: false,
+                    });
+                }
+                let (entry, locked) = self.take_entry(reserved)?;
+                match self.write(entry, old, page, &digest, scratch) {
+                    Some(kind) => Ok(Outcome {
+                        entry,
+                        kind,
+                        locked,
+                    }),
+                    None if locked => {
+                        self.entries.free(entry);
+                        Err(StoreError::Full {
+                            copy_dropped: false,
+                        })
+                    }
+                    None => Err(StoreError::Full {
+                        copy_dropped: !matches!(old, Record::Empty | Record::Free),
+                    }),
+                }
+            }
+        }
+    }
+
+    /// The page's entry, or a fresh one: where Canvas's one-to-one reservation saves the lock.
+    fn take_entry(&self, reserved: SwapEntry) -> Result<(SwapEntry, bool), StoreError> {
+        match on_swap_out(reserved.is_some()) {
+            Alloc::Reserved => Ok((reserved, false)),
+            Alloc::Locked => self
+                .entries
+                .alloc()
+                .map(|e| (e, true))
+                .ok_or(StoreError::NoEntry),
+        }
+    }
+
+    /// Compresses and writes a page whose entry holds `old`. On `None` (full) the entry is empty.
+    fn write(
+        &self,
+        entry: SwapEntry,
+        old: Record,
+        page: &PageBuf,
+        digest: &Hash,
+        scratch: &mut Scratch,
+    ) -> Option<Kind> {
+        let old = self.only_here(entry, old);
+        scratch.stored[..HEADER_BYTES].copy_from_slice(digest);
+        let room = &mut scratch.stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
+        let compressed = self
+            .lz
+            .compress(page, room, &mut scratch.lz)
+            .filter(|&len| len <= COMPRESSED_MAX);
+        let (class, len) = match compressed {
+            Some(len) => (class_for(HEADER_BYTES + len), len),
+            None => (RAW_CLASS, PAGE_SIZE),
+        };
+        let slot = self.place(entry, old, class)?;
+        if slot.class() == RAW_CLASS {
+            self.mem.copy_in(self.slots.raw_header_offset(slot), digest);
+            match compressed {
+                Some(len) => self.mem.copy_in(
+                    slot.offset(),
+                    &scratch.stored[HEADER_BYTES..HEADER_BYTES + len],
+                ),
+                None => self.mem.copy_in(slot.offset(), page),
+            }
+        } else {
+            self.mem
+                .copy_in(slot.offset(), &scratch.stored[..HEADER_BYTES + len]);
+        }
+        self.entries.set(
+            entry,
+            Record::Stored {
+                slot,
+                len: len as u16,
+                home: false,
+            },
+        );
+        self.stored_bytes
+            .fetch_add(stored_len(len as u16), Ordering::Relaxed);
+        Some(if compressed.is_some() {
+            Kind::Compressed
+        } else {
+            Kind::Raw
+        })
+    }
+
+    /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, else a
+    /// new one. The old copy counts as gone in any case, and on `None` the entry is empty.
+    fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<SlotId> {
+        let reused = match old {
+            Record::Stored { slot, len, .. } if slot.class() == class => Some((slot, len)),
+            _ => None,
+        };
+        if reused.is_none()
+            && let Some(new) = self.slots.alloc(class, &self.budget)
+        {
+            self.free_slot(old);
+            return Some(new);
+        }
+        // Without a slab for the right size, a larger slot will do: the old one, or any.
+        let reused = reused.or(match old {
+            Record::Stored { slot, len, .. } if slot.class() > class => Some((slot, len)),
+            _ => None,
+        });
+        if let Some((slot, len)) = reused {
+            self.stored_bytes
+                .fetch_sub(stored_len(len), Ordering::Relaxed);
+            return Some(slot);
+        }
+        // The stale copy may have been its slab's last: then the slab serves the new class.
+        self.entries.set(entry, Record::Empty);
+        self.free_slot(old);
+        self.slots
+            .alloc(class, &self.budget)
+            .or_else(|| self.slots.alloc_larger(class))
+    }
+
+    fn free_slot(&self, record: Record) {
+        match record {
+            Record::Stored { slot, len, .. } => {
+                let home = self.home(record);
+                if self.slots.free(slot, &self.budget, &Releaser(&self.mem)) {
+                    self.stored_bytes
+                        .fetch_sub(stored_len(len), Ordering::Relaxed);
+                }
+                if let Some(place) = home {
+                    self.budget.deep_gone(place);
+                }
+            }
+            Record::Deep(place) => self.budget.deep_gone(place),
+            _ => {}
+        }
+    }
+
+    /// Where the place beyond the pool is kept with a slot.
+    fn home_offset(&self, slot: SlotId, len: u16) -> usize {
+        if slot.class() == RAW_CLASS {
+            self.slots.raw_header_offset(slot) + HEADER_BYTES
+        } else {
+            slot.offset() + HEADER_BYTES + len as usize
+        }
+    }
+
+    /// Where a copy in the pool lies beyond it, too.
+    fn home(&self, record: Record) -> Option<DeepPlace> {
+        let Record::Stored {
+            slot,
+            len,
+            home: true,
+        } = record
+        else {
+            return None;
+        };
+        let mut bytes = [0; HOME_BYTES];
+        self.mem.copy_out(self.home_offset(slot, len), &mut bytes);
+        let place = Record::home_of(bytes);
+        debug_assert!(place.is_some(), "written when it was raised");
+        place
+    }
+
+    /// What the entry held is needed no more.
+    fn drop_record(&self, entry: SwapEntry, old: Record) {
+        self.forget_deep(entry, old);
+        self.free_slot(old);
+    }
+
+    /// The digest of the entry's copy beyond the pool is needed no more, where it has one.
+    fn forget_deep(&self, entry: SwapEntry, old: Record) {
+        if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
+            self.digests.forget(entry);
+        }
+    }
+
+    /// The entry's copy is about to change: one beyond the pool is stale. What it holds then.
+    fn only_here(&self, entry: SwapEntry, old: Record) -> Record {
+        self.forget_deep(entry, old);
+        let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
+            return old;
+        };
+        let alone = Record::Stored {
+            slot,
+            len,
+            home: false,
+        };
+        self.entries.set(entry, alone);
+        self.budget.deep_gone(place);
+        alone
+    }
+
+    /// Is `old`, the entry's copy, one of a page with this hash, as far as is known here?
+    fn is_copy(&self, entry: SwapEntry, old: Record, digest: &Hash) -> bool {
+        match old {
+            Record::Stored { .. } => self.stored_hash(old).is_some_and(|h| same(&h, digest)),
+            Record::Deep(_) => self.digests.is(entry, digest),
+            _ => false,
+        }
+    }
+
+    fn stored_hash(&self, record: Record) -> Option<Hash> {
+        let Record::Stored { slot, .. } = record else {
+            return None;
+        };
+        let mut found: Hash = [0; HEADER_BYTES];
+        let off = if slot.class() == RAW_CLASS {
+            self.slots.raw_header_offset(slot)
+        } else {
+            slot.offset()
+        };
+        self.mem.copy_out(off, &mut found);
+        Some(found)
+    }
+
+    /// Bytes of payload of a copy in the pool; `None` when the entry has none there.
+    pub fn stored_len(&self, entry: SwapEntry) -> Option<u16> {
+        match self.entries.get(entry) {
+            Record::Stored { len, .. } => Some(len),
+            _ => None,
+        }
+    }
+
+    /// Where a copy in the pool lies beyond it, too; `None` when it does not.
+    pub fn home_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+        self.home(self.entries.get(entry))
+    }
+
+    /// Where a copy beyond the pool lies; `None` when the entry has none there.
+    pub fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+        match self.entries.get(entry) {
+            Record::Deep(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Copies a copy in the pool out as it is stored, hash and payload: [`LocalPool::stored_len`] and
+    /// [`HEADER_BYTES`] bytes. False when the entry has none of this length.
+    pub fn copy_stored(&self, entry: SwapEntry, out: &mut [u8]) -> bool {
+        let Record::Stored { slot, len, .. } = self.entries.get(entry) else {
+            return false;
+        };
+        if out.len() != HEADER_BYTES + len as usize {
+            return false;
+        }
+        if slot.class() == RAW_CLASS {
+            let (header, payload) = out.split_at_mut(HEADER_BYTES);
+            self.mem
+                .copy_out(self.slots.raw_header_offset(slot), header);
+            self.mem.copy_out(slot.offset(), payload);
+        } else {
+            self.mem.copy_out(slot.offset(), out);
+        }
+        true
+    }
+
+    /// The copy in the pool lies at `place` as well, with this hash: it goes down, its slot is free.
+    /// False, with nothing changed, when the entry holds another copy by now.
+    pub fn sink(&self, entry: SwapEntry, digest: &Hash, place: DeepPlace) -> bool {
+        let old = self.entries.get(entry);
+        if !matches!(old, Record::Stored { len, .. } if len == place.len)
+            || !self.stored_hash(old).is_some_and(|h| same(&h, digest))
+        {
+            return false;
+        }
+        self.entries.set(entry, Record::Deep(place));
+        self.free_slot(old);
+        true
+    }
+
+    /// Frees the slot of a copy that lies beyond the pool, too, so that this one is left. The bytes of
+    /// the slot; `None`, with nothing changed, when there is no other copy.
+    pub fn sink_home(&self, entry: SwapEntry) -> Option<usize> {
+        let old = self.entries.get(entry);
+        let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
+            return None;
+        };
+        // For a page that is local meanwhile; useless, and harmless, for one that is far.
+        if let Some(hash) = self.stored_hash(old) {
+            self.digests.put(entry, &hash);
+        }
+        self.entries.set(entry, Record::Deep(place));
+        self.free_slot(Record::Stored {
+            slot,
+            len,
+            home: false,
+        });
+        Some(CLASS_BYTES[slot.class()] as usize)
+    }
+
+    /// Frees the slot of a page that is in local memory. What lies beyond the pool takes none of it and
+    /// stays, so that the page goes on being known as clean.
+    pub fn spare(&self, entry: SwapEntry) -> Spared {
+        if let Some(bytes) = self.sink_home(entry) {
+            return Spared::Sunk(bytes);
+        }
+        let old = self.entries.get(entry);
+        let Record::Stored { slot, .. } = old else {
+            return Spared::Nothing;
+        };
+        self.entries.set(entry, Record::Empty);
+        self.drop_record(entry, old);
+        Spared::Dropped(CLASS_BYTES[slot.class()] as usize)
+    }
+
+    /// Takes the copy at `place` back into the pool; `stored` is what lies there, hash and payload.
+    /// `keeps`: the entry goes on naming the place as well, so that the copy can leave the pool again
+    /// without being written ([`LocalPool::sink_home`]).
+    /// False, with nothing changed, when the entry holds another copy by now, or the pool is full.
+    pub fn raise(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8], keeps: bool) -> bool {
+        self.raise_on(&self.budget, entry, place, stored, keeps)
+    }
+
+    /// The copy at `place`, of a page that is far, is to be there no more: it comes back as with
+    /// [`LocalPool::raise`], or the one in the pool is left. `past_bound`: even if the pool has no room.
+    /// False, with nothing changed, when the entry has no copy there by now, or the pool is full.
+    pub fn vacate(
+        &self,
+        entry: SwapEntry,
+        place: DeepPlace,
+        stored: &[u8],
+        past_bound: bool,
+    ) -> bool {
+        let old = self.entries.get(entry);
+        if self.home(old) == Some(place) {
+            self.only_here(entry, old);
+            return true;
+        }
+        if past_bound {
+            self.raise_on(&PastBound(&self.budget), entry, place, stored, false)
+        } else {
+            self.raise_on(&self.budget, entry, place, stored, false)
+        }
+    }
+
+    fn raise_on(
+        &self,
+        budget: &impl PoolBudget,
+        entry: SwapEntry,
+        place: DeepPlace,
+        stored: &[u8],
+        keeps: bool,
+    ) -> bool {
+        let old = self.entries.get(entry);
+        let len = place.len as usize;
+        if old != Record::Deep(place) || stored.len() != HEADER_BYTES + len {
+            return false;
+        }
+        let class = if len == PAGE_SIZE {
+            RAW_CLASS
+        } else {
+            class_for(stored.len() + if keeps { HOME_BYTES } else { 0 })
+        };
+        let Some(slot) = self.slots.alloc(class, budget) else {
+            return false;
+        };
+        let (header, payload) = stored.split_at(HEADER_BYTES);
+        if slot.class() == RAW_CLASS {
+            self.mem.copy_in(self.slots.raw_header_offset(slot), header);
+            self.mem.copy_in(slot.offset(), payload);
+        } else {
+            self.mem.copy_in(slot.offset(), stored);
+        }
+        if keeps {
+            let at = self.home_offset(slot, place.len);
+            self.mem.copy_in(at, &Record::home_bytes(place));
+        }
+        self.entries.set(
+            entry,
+            Record::Stored {
+                slot,
+                len: place.len,
+                home: keeps,
+            },
+        );
+        self.stored_bytes
+            .fetch_add(stored_len(place.len), Ordering::Relaxed);
+        if !keeps {
+            self.free_slot(old);
+        }
+        true
+    }
+
+    /// Drops the far copy and keeps the entry reserved; true when there was a copy.
+    pub fn drop_copy(&self, entry: SwapEntry) -> bool {
+        match self.entries.get(entry) {
+            Record::Free | Record::Empty => false,
+            old => {
+                self.entries.set(entry, Record::Empty);
+                self.drop_record(entry, old);
+                true
+            }
+        }
+    }
+
+    /// Drops the far copy and frees the entry; true when the entry was allocated.
+    pub fn release(&self, entry: SwapEntry) -> bool {
+        match self.entries.get(entry) {
+            Record::Free => false,
+            old => {
+                self.drop_record(entry, old);
+                self.entries.free(entry)
+            }
+        }
+    }
+
+    /// Gives all empty slabs back; for quiet moments and for pressure on the tenant's far limit.
+    pub fn trim(&self) {
+        self.slots.trim(&self.budget, &Releaser(&self.mem));
+    }
+
+    /// Bytes of the budget that empty slabs hold, which [`LocalPool::trim`] gives back.
+    pub fn empty_bytes(&self) -> i64 {
+        self.slots.slabs_empty() as i64 * SLAB_CHARGE_BYTES
+    }
+
+    /// Bytes charged to the budget now.
+    pub fn charged_bytes(&self) -> i64 {
+        self.slots.charged_bytes()
+    }
+
+    /// The memory that the pool was given.
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    /// What an entry holds, for tools and tests.
+    pub fn record(&self, entry: SwapEntry) -> Record {
+        self.entries.get(entry)
+    }
+
+    /// What the pool holds now; not of one moment while other threads store.
+    pub fn stats(&self) -> PoolStats {
+        PoolStats {
+            entries_live: self.entries.live(),
+            entries_high: self.entries.high_water(),
+            stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
+            slot_bytes: (0..CLASSES)
+                .map(|c| self.slots.class_live(c) as i64 * CLASS_BYTES[c] as i64)
+                .sum(),
+            slabs_in_use: self.slots.slabs_in_use(),
+            slabs_empty: self.slots.slabs_empty(),
+            charged_bytes: self.slots.charged_bytes(),
+        }
+    }
+
+    /// Keeps the allocators still across a fork. No store, drop or release may be under way in
+    /// another thread, or the child's copy of that entry is lost to it (its slot stays in use).
+    /// Afterwards the child must charge [`PoolStats::charged_bytes`] for its copy, and call
+    /// [`LocalPool::publish_class_bytes`].
+    pub fn fork_guard(&self) -> PoolForkGuard<'_> {
+        PoolForkGuard {
+            _entries: self.entries.fork_guard(),
+            _slots: self.slots.fork_guard(),
+        }
+    }
+
+    /// Adds (`sign` 1) or removes (`sign` -1) this pool's part of the shared `class_bytes`.
+    pub fn publish_class_bytes(&self, sign: i64) {
+        self.slots.publish_class_bytes(sign);
+    }
+}
+
+/// Bytes stored for a payload.
+#[inline]
+fn stored_len(payload: u16) -> i64 {
+    HEADER_BYTES as i64 + payload as i64
+}
+
+/// Holds all locks of a [`LocalPool`].
+pub struct PoolForkGuard<'p> {
+    _entries: RawGuard<'p>,
+    _slots: SlotForkGuard<'p>,
+}

@@ -1,0 +1,507 @@
+//! The pool against a map, with budgets so small that it is often full.
+
+mod pools;
+
+use canvas_swap::entry::Record;
+use canvas_swap::slots::SLAB_CHARGE_BYTES;
+use canvas_swap::{Kind, LoadError, Outcome, Scratch, Spared, StoreError};
+use canvas_testing::random::runner;
+use canvas_types::sync::Ordering;
+use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use pools::*;
+use proptest::prelude::*;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Debug)]
+enum Content {
+    Zero,
+    Same(u64),
+    Noise { seed: u64, random: usize },
+}
+
+impl Content {
+    fn page(&self) -> PageBuf {
+        match *self {
+            Content::Zero => [0; PAGE_SIZE],
+            Content::Same(p) => same(p),
+            Content::Noise { seed, random } => page_of(seed, random),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Swap the page out with this content, or with the content it has.
+    Store {
+        page: usize,
+        content: Option<Content>,
+    },
+    Load(usize),
+    DropCopy(usize),
+    Release(usize),
+    Trim,
+    Limit(i64),
+    /// The copy in the pool goes down to an extent of its own; `late`: it was read out before the
+    /// page was last stored.
+    Sink {
+        page: usize,
+        late: bool,
+    },
+    /// It comes back up, and `keeps` its extent or not.
+    Raise {
+        page: usize,
+        keeps: bool,
+    },
+    /// Its extent is emptied: it comes back up, past the bound if need be, or only leaves its extent.
+    Vacate {
+        page: usize,
+        past_bound: bool,
+    },
+    /// The copy in the pool goes, if there is one below.
+    SinkHome(usize),
+    /// The copy in the pool goes in any case.
+    Spare(usize),
+}
+
+/// What the pager would know of a page.
+#[derive(Clone)]
+struct Page {
+    /// What the program wrote; the copy in memory when `far` is false.
+    bytes: Box<PageBuf>,
+    entry: SwapEntry,
+    has_copy: bool,
+    /// The copy as it was stored some time ago.
+    read_out: Vec<u8>,
+}
+
+/// What lies in extents: one page each.
+type Extents = BTreeMap<u32, Vec<u8>>;
+
+const PAGES: usize = 60;
+
+fn op() -> impl Strategy<Value = Op> {
+    let content = prop_oneof![
+        1 => Just(Content::Zero),
+        1 => prop_oneof![Just(1u64), any::<u64>()].prop_map(Content::Same),
+        6 => (any::<u64>(), prop_oneof![0..PAGE_SIZE, Just(PAGE_SIZE), 3400..3700usize])
+            .prop_map(|(seed, random)| Content::Noise { seed, random }),
+    ];
+    prop_oneof![
+        10 => (0..PAGES, prop::option::weighted(0.7, content)).prop_map(|(page, content)| Op::Store { page, content }),
+        6 => (0..PAGES).prop_map(Op::Load),
+        2 => (0..PAGES).prop_map(Op::DropCopy),
+        2 => (0..PAGES).prop_map(Op::Release),
+        1 => Just(Op::Trim),
+        1 => (0..8i64).prop_map(Op::Limit),
+        5 => (0..PAGES, any::<bool>()).prop_map(|(page, late)| Op::Sink { page, late }),
+        4 => (0..PAGES, any::<bool>()).prop_map(|(page, keeps)| Op::Raise { page, keeps }),
+        3 => (0..PAGES, any::<bool>()).prop_map(|(page, past_bound)| Op::Vacate { page, past_bound }),
+        3 => (0..PAGES).prop_map(Op::SinkHome),
+        2 => (0..PAGES).prop_map(Op::Spare),
+    ]
+}
+
+/// Which ends of a store the test has seen: a run that misses one proves little.
+type Seen = RefCell<BTreeSet<String>>;
+
+fn store(
+    pool: &Pool<'_>,
+    p: &mut Page,
+    content: &Option<Content>,
+    scratch: &mut Scratch,
+    seen: &Seen,
+) -> Result<(), TestCaseError> {
+    let before = p.bytes.clone();
+    if let Some(c) = content {
+        *p.bytes = c.page();
+    }
+    let unchanged = before == p.bytes;
+    let had = p.clone();
+    let record = pool.record(p.entry);
+    let was_deep = matches!(record, Record::Deep(_));
+    let result = pool.store(p.entry, p.has_copy, &p.bytes, scratch);
+    seen.borrow_mut().insert(match result {
+        Ok(o) => format!("{:?}", o.kind),
+        Err(e) => format!("{e:?}"),
+    });
+    match result {
+        Ok(Outcome {
+            entry,
+            kind,
+            locked,
+        }) => {
+            prop_assert_eq!(locked, !had.entry.is_some() && entry.is_some());
+            prop_assert!(locked || !entry.is_some() || entry == had.entry);
+            let word = u64::from_ne_bytes(p.bytes[..8].try_into().unwrap());
+            let filled = *p.bytes == same(word);
+            match kind {
+                Kind::Zero => prop_assert!(filled && word == 0),
+                Kind::SameFilled => {
+                    prop_assert!(filled && pool.record(entry) == Record::SameFilled(word))
+                }
+                Kind::Clean => {
+                    prop_assert!(had.has_copy && unchanged);
+                    prop_assert_eq!(pool.record(entry), record);
+                    if was_deep {
+                        seen.borrow_mut().insert("Clean below".into());
+                    }
+                }
+                Kind::Raw | Kind::Compressed => {
+                    let Record::Stored { len, .. } = pool.record(entry) else {
+                        panic!("{kind:?} without a slot")
+                    };
+                    prop_assert_eq!(kind == Kind::Raw, len as usize == PAGE_SIZE);
+                }
+            }
+            // Nothing is written twice, unless it lies beyond the pool and its hash is not known.
+            prop_assert!(
+                !(had.has_copy && unchanged && entry.is_some()) || kind == Kind::Clean || was_deep
+            );
+            prop_assert_eq!(entry.is_some(), kind != Kind::Zero);
+            p.entry = entry;
+            p.has_copy = entry.is_some();
+        }
+        Err(StoreError::Full { copy_dropped }) => {
+            prop_assert_eq!(copy_dropped, had.has_copy);
+            p.has_copy = false;
+            let record = pool.record(p.entry);
+            prop_assert_eq!(
+                record,
+                if p.entry.is_some() {
+                    Record::Empty
+                } else {
+                    Record::Free
+                }
+            );
+        }
+        Err(StoreError::NoEntry) => prop_assert!(!had.entry.is_some()),
+    }
+    Ok(())
+}
+
+/// The copy in the pool as it is stored, nothing when there is none.
+fn read_out(pool: &Pool<'_>, entry: SwapEntry) -> Vec<u8> {
+    let Some(len) = pool.stored_len(entry) else {
+        return Vec::new();
+    };
+    let mut bytes = vec![0; 16 + len as usize];
+    assert!(!pool.copy_stored(entry, &mut bytes[1..]));
+    assert!(pool.copy_stored(entry, &mut bytes));
+    bytes
+}
+
+/// A load that follows the entry beyond the pool.
+fn load(
+    pool: &Pool<'_>,
+    entry: SwapEntry,
+    extents: &Extents,
+    out: &mut PageBuf,
+    scratch: &mut Scratch,
+) -> Result<(), LoadError> {
+    match pool.load(entry, out, scratch) {
+        Err(LoadError::Deep(place)) => {
+            let mut bytes = extents[&place.extent].clone();
+            assert_eq!(bytes.len(), 16 + place.len as usize);
+            let at = place.extent as usize % bytes.len();
+            bytes[at] ^= 0x10;
+            // One wrong bit is one too many.
+            assert_eq!(pool.decode(entry, &bytes, out), Err(LoadError::Verify));
+            bytes[at] ^= 0x10;
+            pool.decode(entry, &bytes, out)
+        }
+        other => other,
+    }
+}
+
+/// Runs the pool against the map; the ends of stores that were seen.
+fn check(codec: Codec) -> Vec<String> {
+    let seen = Seen::default();
+    runner(400)
+        .run(&prop::collection::vec(op(), 1..600), |ops| {
+            let world = World::new(25, 12, 4 * SLAB_CHARGE_BYTES);
+            let pool = world.pool_with(codec);
+            let mut scratch = Box::new(Scratch::new());
+            let fresh = Page {
+                bytes: Box::new([0; PAGE_SIZE]),
+                entry: SwapEntry::NONE,
+                has_copy: false,
+                read_out: Vec::new(),
+            };
+            let mut extents = Extents::new();
+            let mut next_extent = 0;
+            let mut pages = vec![fresh; PAGES];
+            let mut out = [0x77; PAGE_SIZE];
+            for op in ops {
+                match op {
+                    Op::Store { page, content } => {
+                        store(&pool, &mut pages[page], &content, &mut scratch, &seen)?
+                    }
+                    Op::Load(i) => {
+                        let p = &pages[i];
+                        let result = load(&pool, p.entry, &extents, &mut out, &mut scratch);
+                        if p.has_copy {
+                            prop_assert_eq!(result, Ok(()));
+                            prop_assert!(out == *p.bytes);
+                        } else if p.entry.is_some() {
+                            prop_assert_eq!(result, Err(LoadError::NoCopy));
+                        } else {
+                            prop_assert_eq!(result, Ok(()));
+                            prop_assert!(out == [0; PAGE_SIZE]);
+                        }
+                    }
+                    Op::DropCopy(i) => {
+                        prop_assert_eq!(pool.drop_copy(pages[i].entry), pages[i].has_copy);
+                        pages[i].has_copy = false;
+                    }
+                    Op::Release(i) => {
+                        prop_assert_eq!(pool.release(pages[i].entry), pages[i].entry.is_some());
+                        pages[i].has_copy = false;
+                        pages[i].entry = SwapEntry::NONE;
+                    }
+                    Op::Sink { page, late } => {
+                        let p = &mut pages[page];
+                        let earlier = p.read_out.clone();
+                        p.read_out = read_out(&pool, p.entry);
+                        let bytes = if late { earlier } else { p.read_out.clone() };
+                        if let Some((hash, payload)) = bytes.split_first_chunk::<16>() {
+                            let place = DeepPlace {
+                                extent: next_extent,
+                                offset: 16 * (next_extent % 2048),
+                                len: payload.len() as u16,
+                            };
+                            // What was stored since keeps its place, unless it is the same again.
+                            let sunk = pool.sink(p.entry, hash, place);
+                            prop_assert_eq!(sunk, bytes == p.read_out);
+                            seen.borrow_mut().insert(format!("sunk {sunk}"));
+                            if sunk {
+                                extents.insert(next_extent, bytes);
+                                next_extent += 1;
+                            }
+                        }
+                    }
+                    Op::Raise { page, keeps } => {
+                        let entry = pages[page].entry;
+                        if let Record::Deep(place) = pool.record(entry) {
+                            let wrong = DeepPlace {
+                                offset: place.offset ^ 16,
+                                ..place
+                            };
+                            let bytes = extents[&place.extent].clone();
+                            prop_assert!(!pool.raise(entry, wrong, &bytes, keeps));
+                            let raised = pool.raise(entry, place, &bytes, keeps);
+                            seen.borrow_mut().insert(format!("raised {raised}"));
+                            prop_assert_eq!(raised, read_out(&pool, entry) == bytes);
+                        }
+                    }
+                    Op::Vacate { page, past_bound } => {
+                        let entry = pages[page].entry;
+                        let (record, before) = (pool.record(entry), read_out(&pool, entry));
+                        let place = match record {
+                            Record::Deep(place) => Some(place),
+                            _ => pool.home_place(entry),
+                        };
+                        let Some(place) = place else { continue };
+                        let bytes = extents[&place.extent].clone();
+                        let other = DeepPlace {
+                            extent: place.extent + 1,
+                            ..place
+                        };
+                        prop_assert!(!pool.vacate(entry, other, &bytes, past_bound));
+                        prop_assert_eq!(pool.record(entry), record);
+                        let left = pool.vacate(entry, place, &bytes, past_bound);
+                        let home = matches!(record, Record::Stored { .. });
+                        seen.borrow_mut().insert(format!("vacated {left}"));
+                        prop_assert!(left || !(past_bound || home));
+                        if left {
+                            prop_assert!(!home || before == bytes);
+                            prop_assert_eq!(read_out(&pool, entry), bytes);
+                            prop_assert_eq!(pool.home_place(entry), None);
+                            let gone = world.budget.deep_gone.lock().unwrap();
+                            prop_assert_eq!(gone.last(), Some(&place.extent));
+                        } else {
+                            prop_assert_eq!(pool.record(entry), record);
+                        }
+                    }
+                    Op::SinkHome(i) => {
+                        let entry = pages[i].entry;
+                        let (record, bytes) = (pool.record(entry), read_out(&pool, entry));
+                        let sunk = pool.sink_home(entry).is_some();
+                        seen.borrow_mut().insert(format!("sunk home {sunk}"));
+                        prop_assert_eq!(sunk, matches!(record, Record::Stored { home: true, .. }));
+                        if let (true, Record::Deep(place)) = (sunk, pool.record(entry)) {
+                            prop_assert_eq!(&extents[&place.extent], &bytes);
+                        } else {
+                            prop_assert_eq!(pool.record(entry), record);
+                        }
+                    }
+                    Op::Spare(i) => {
+                        let entry = pages[i].entry;
+                        let (record, before) = (pool.record(entry), pool.stats());
+                        let spared = pool.spare(entry);
+                        let freed = match (spared, record, pool.record(entry)) {
+                            (Spared::Sunk(n), Record::Stored { home: true, .. }, now) => {
+                                prop_assert!(matches!(now, Record::Deep(_)));
+                                n
+                            }
+                            (Spared::Dropped(n), Record::Stored { home: false, .. }, now) => {
+                                prop_assert_eq!(now, Record::Empty);
+                                pages[i].has_copy = false;
+                                n
+                            }
+                            (Spared::Nothing, was, now) => {
+                                let stored = matches!(was, Record::Stored { .. });
+                                prop_assert!(was == now && !stored);
+                                0
+                            }
+                            other => return Err(TestCaseError::fail(format!("{other:?}"))),
+                        };
+                        let stats = pool.stats();
+                        prop_assert_eq!(before.slot_bytes - stats.slot_bytes, freed as i64);
+                        prop_assert_eq!(before.entries_live, stats.entries_live);
+                        let kind = format!("{spared:?}");
+                        let kind = kind.split('(').next().unwrap_or_default();
+                        seen.borrow_mut().insert(format!("spared {kind}"));
+                    }
+                    Op::Trim => {
+                        let before = pool.charged_bytes();
+                        let empty = pool.empty_bytes();
+                        pool.trim();
+                        prop_assert_eq!(before - pool.charged_bytes(), empty);
+                        prop_assert_eq!(pool.empty_bytes(), 0);
+                    }
+                    Op::Limit(slabs) => world
+                        .budget
+                        .limit
+                        .store(slabs * SLAB_CHARGE_BYTES, Ordering::Relaxed),
+                }
+                for extent in world.budget.deep_gone.lock().unwrap().drain(..) {
+                    prop_assert!(extents.remove(&extent).is_some(), "told of twice");
+                }
+                let deep: BTreeSet<_> = pages
+                    .iter()
+                    .filter_map(|p| match pool.record(p.entry) {
+                        Record::Deep(place) => Some(place.extent),
+                        _ => None,
+                    })
+                    .collect();
+                let records = || pages.iter().map(|p| pool.record(p.entry));
+                let homes = records().filter(|r| matches!(r, Record::Stored { home: true, .. }));
+                prop_assert!(deep.iter().all(|extent| extents.contains_key(extent)));
+                prop_assert_eq!(extents.len(), deep.len() + homes.count());
+                let stats = pool.stats();
+                let entries: BTreeSet<_> = pages
+                    .iter()
+                    .filter(|p| p.entry.is_some())
+                    .map(|p| p.entry.0)
+                    .collect();
+                prop_assert_eq!(stats.entries_live, entries.len() as u64);
+                prop_assert_eq!(
+                    entries.len(),
+                    pages.iter().filter(|p| p.entry.is_some()).count()
+                );
+                let stored: i64 = pages
+                    .iter()
+                    .filter_map(|p| match pool.record(p.entry) {
+                        Record::Stored { len, .. } => Some(len as i64 + 16),
+                        _ => None,
+                    })
+                    .sum();
+                prop_assert_eq!(stats.stored_bytes, stored);
+                prop_assert_eq!(
+                    world.budget.used.load(Ordering::Relaxed),
+                    stats.charged_bytes
+                );
+                prop_assert_eq!(
+                    stats.charged_bytes,
+                    (stats.slabs_in_use + stats.slabs_empty) as i64 * SLAB_CHARGE_BYTES
+                );
+                let classes: i64 = world
+                    .class_bytes
+                    .iter()
+                    .map(|b| b.load(Ordering::Relaxed))
+                    .sum();
+                prop_assert_eq!(stats.slot_bytes, classes);
+            }
+            // Every page is still what it was, and all of it can be given back.
+            for p in &pages {
+                if p.has_copy {
+                    let result = load(&pool, p.entry, &extents, &mut out, &mut scratch);
+                    prop_assert_eq!(result, Ok(()));
+                    prop_assert!(out == *p.bytes);
+                }
+                pool.release(p.entry);
+            }
+            pool.trim();
+            let stats = pool.stats();
+            prop_assert_eq!(
+                (
+                    stats.entries_live,
+                    stats.stored_bytes,
+                    stats.slabs_in_use,
+                    stats.charged_bytes
+                ),
+                (0, 0, 0, 0)
+            );
+            prop_assert_eq!(world.budget.used.load(Ordering::Relaxed), 0);
+            Ok(())
+        })
+        .unwrap();
+    seen.take().into_iter().collect()
+}
+
+const KEPT: &str = "Full { copy_dropped: false }";
+const DROPPED: &str = "Full { copy_dropped: true }";
+
+#[test]
+fn behaves_like_a_map() {
+    let all = [
+        "Clean",
+        "Clean below",
+        "Compressed",
+        KEPT,
+        DROPPED,
+        "NoEntry",
+        "Raw",
+        "SameFilled",
+        "Zero",
+        "raised false",
+        "raised true",
+        "spared Dropped",
+        "spared Nothing",
+        "spared Sunk",
+        "sunk false",
+        "sunk home false",
+        "sunk home true",
+        "sunk true",
+        "vacated false",
+        "vacated true",
+    ];
+    assert_eq!(check(Codec::Lz4), all);
+}
+
+#[test]
+fn behaves_like_a_map_uncompressed() {
+    let all = [
+        "Clean",
+        "Clean below",
+        KEPT,
+        DROPPED,
+        "NoEntry",
+        "Raw",
+        "SameFilled",
+        "Zero",
+        "raised false",
+        "raised true",
+        "spared Dropped",
+        "spared Nothing",
+        "spared Sunk",
+        "sunk false",
+        "sunk home false",
+        "sunk home true",
+        "sunk true",
+        "vacated false",
+        "vacated true",
+    ];
+    assert_eq!(check(Codec::None), all);
+}

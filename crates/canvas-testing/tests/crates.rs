@@ -1,0 +1,127 @@
+//! Which crate uses which: a new edge is a decision, not an accident. (That there is no cycle cargo sees to.)
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each crate with those of ours that it may use, tests aside. Below others first.
+const MAY_USE: [(&str, &[&str]); 25] = [
+    ("types", &[]),
+    ("patch", &[]),
+    ("place", &[]),
+    ("testing", &[]),
+    ("wire", &[]),
+    ("workloads", &[]),
+    ("shm", &["types"]),
+    ("sys", &["types"]),
+    ("pager", &["types"]),
+    ("swap", &["types"]),
+    ("sched", &["types"]),
+    ("replay", &["pager", "types"]),
+    ("far", &["shm", "swap", "types"]),
+    (
+        "preload",
+        &["far", "pager", "patch", "shm", "swap", "sys", "types"],
+    ),
+    ("bench", &["shm", "sys", "types", "workloads"]),
+    ("gossip", &["wire"]),
+    ("rdma", &["wire"]),
+    ("link", &["rdma", "wire"]),
+    ("donor", &["place", "rdma", "types", "wire"]),
+    ("control", &["place", "sched", "shm", "types"]),
+    (
+        "agent",
+        &[
+            "control", "gossip", "link", "place", "sched", "shm", "swap", "sys", "types", "wire",
+        ],
+    ),
+    (
+        "runner",
+        &[
+            "agent", "control", "link", "pager", "patch", "place", "rdma", "shm", "swap", "sys",
+            "types", "wire",
+        ],
+    ),
+    (
+        "cli",
+        &[
+            "agent",
+            "bench",
+            "control",
+            "donor",
+            "gossip",
+            "link",
+            "pager",
+            "rdma",
+            "replay",
+            "runner",
+            "shm",
+            "swap",
+            "sys",
+            "types",
+            "wire",
+            "workloads",
+        ],
+    ),
+    ("sim", &["place", "wire"]),
+    (
+        "fuzz",
+        &["agent", "control", "gossip", "shm", "swap", "types", "wire"],
+    ),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Where each crate lies, by its name without `canvas-`.
+fn homes() -> BTreeMap<String, PathBuf> {
+    let mut homes = BTreeMap::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let home = entry.unwrap().path();
+        if home.join("Cargo.toml").exists() {
+            let name = home.file_name().unwrap().to_str().unwrap();
+            homes.insert(name.strip_prefix("canvas-").unwrap().to_owned(), home);
+        }
+    }
+    for other in ["sim", "fuzz"] {
+        homes.insert(other.to_owned(), root().join(other));
+    }
+    homes
+}
+
+/// Names in a manifest's `[dependencies]`.
+fn dependencies(home: &Path) -> Vec<String> {
+    let text = fs::read_to_string(home.join("Cargo.toml")).unwrap();
+    let lines = text.lines().skip_while(|l| *l != "[dependencies]").skip(1);
+    lines
+        .take_while(|l| !l.starts_with('['))
+        .filter_map(|l| l.split_once(" = "))
+        .map(|(name, _)| name.trim().to_owned())
+        .collect()
+}
+
+#[test]
+fn crates_use_what_they_may_and_no_more() {
+    let homes = homes();
+    let known: Vec<&str> = homes.keys().map(String::as_str).collect();
+    let mut listed = MAY_USE.map(|(name, _)| name);
+    listed.sort_unstable();
+    assert_eq!(known, listed, "each crate is in the list");
+    for (name, may) in MAY_USE {
+        let mut ours: Vec<String> = dependencies(&homes[name])
+            .iter()
+            .filter_map(|d| d.strip_prefix("canvas-").map(str::to_owned))
+            .collect();
+        ours.sort_unstable();
+        assert_eq!(ours, may, "canvas-{name}");
+    }
+}
+
+#[test]
+fn only_the_command_knows_flags() {
+    for (name, home) in homes() {
+        let has = dependencies(&home).iter().any(|d| d == "clap");
+        assert!(!has || name == "cli", "{name}");
+    }
+}

@@ -1,0 +1,139 @@
+/* Two programs under one limit: one that goes on using all that it has and grows, and one that sleeps. What has
+ * to leave local memory is the sleeper's, though the other one's memory came in earlier.
+ *
+ * usage: siblings BUSY_MIB IDLE_MIB GROWTH_MIB
+ *
+ * Prints how often a page of the busy one was seen to be gone, before it was used again, and how many of its
+ * pages the idle one has in the end, both as the kernel counts them.
+ */
+#include "common.h"
+
+struct child {
+    pid_t pid;
+    int to, from;
+};
+
+/* Pages of a range that the kernel has. */
+static size_t present(const volatile void *at, size_t pages) {
+    int fd = open("/proc/self/pagemap", O_RDONLY);
+    CHECK(fd >= 0, "%s", strerror(errno));
+    size_t n = 0;
+    uint64_t entries[512];
+    for (size_t p = 0; p < pages;) {
+        size_t some = pages - p < 512 ? pages - p : 512;
+        off_t place = (off_t)(((uintptr_t)at / PAGE + p) * sizeof *entries);
+        ssize_t got = pread(fd, entries, some * sizeof *entries, place);
+        CHECK(got > 0, "%s", strerror(errno));
+        size_t end = p + (size_t)got / sizeof *entries;
+        for (size_t i = 0; p < end; i++, p++)
+            n += entries[i] >> 63;
+    }
+    close(fd);
+    return n;
+}
+
+static void say(int fd) {
+    CHECK(write(fd, "x", 1) == 1, "%s", strerror(errno));
+}
+
+static void hear(int fd) {
+    char byte;
+    CHECK(read(fd, &byte, 1) == 1, "the other side has ended");
+}
+
+static void fill(volatile uint64_t *base, size_t from, size_t to) {
+    for (size_t p = from; p < to; p++)
+        pattern_fill(base + p * WORDS, 99 + p);
+}
+
+static void check(volatile uint64_t *base, size_t pages) {
+    for (size_t p = 0; p < pages; p++)
+        CHECK(pattern_check(base + p * WORDS, 99 + p) < 0, "page %zu is wrong", p);
+}
+
+static void busy(size_t pages, size_t growth) {
+    volatile uint64_t *base = map_pages(pages + growth, PROT_READ | PROT_WRITE);
+    fill(base, 0, pages);
+    say(1);
+    fcntl(0, F_SETFL, O_NONBLOCK);
+    char byte;
+    uint64_t sum = 0;
+    size_t lost = 0;
+    while (read(0, &byte, 1) != 1)
+        for (size_t p = 0; p < pages; p++)
+            sum += base[p * WORDS];
+    for (size_t p = pages; p < pages + growth; p++) {
+        fill(base, p, p + 1);
+        if (p % 64 == 0)
+            lost += p - present(base, p);
+        if (p % 16 == 0)
+            for (size_t q = 0; q < p; q++)
+                sum += base[q * WORDS];
+    }
+    lost += pages + growth - present(base, pages + growth);
+    fprintf(stderr, "busy lost %zu of %zu (%d)\n", lost, pages + growth, (int)(sum & 1));
+    check(base, pages + growth);
+    say(1);
+}
+
+static void idle(size_t pages) {
+    volatile uint64_t *base = map_pages(pages, PROT_READ | PROT_WRITE);
+    fill(base, 0, pages);
+    say(1);
+    hear(0);
+    fprintf(stderr, "idle lost %zu of %zu\n", pages - present(base, pages), pages);
+    check(base, pages);
+    say(1);
+}
+
+static struct child start(char *program, char *role, char *pages, char *growth) {
+    int to[2], from[2];
+    CHECK(pipe(to) == 0 && pipe(from) == 0, "%s", strerror(errno));
+    char *argv[] = {program, role, pages, growth, NULL};
+    /* No relative: vfork's child becomes another program at once. */
+    pid_t pid = vfork();
+    CHECK(pid >= 0, "%s", strerror(errno));
+    if (pid == 0) {
+        dup2(to[0], 0);
+        dup2(from[1], 1);
+        close(to[1]);
+        close(from[0]);
+        execv(program, argv);
+        _exit(1);
+    }
+    close(to[0]);
+    close(from[1]);
+    return (struct child){pid, to[1], from[0]};
+}
+
+static void end(struct child c) {
+    int status;
+    CHECK(waitpid(c.pid, &status, 0) == c.pid && status == 0, "a child ended with %d", status);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 4, "usage: siblings BUSY_MIB IDLE_MIB GROWTH_MIB");
+    if (strcmp(argv[1], "busy") == 0) {
+        busy((size_t)atol(argv[2]) << 8, (size_t)atol(argv[3]) << 8);
+        return 0;
+    }
+    if (strcmp(argv[1], "idle") == 0) {
+        idle((size_t)atol(argv[2]) << 8);
+        return 0;
+    }
+    double begun = now_s();
+    struct child b = start("/proc/self/exe", "busy", argv[1], argv[3]);
+    hear(b.from);
+    struct child i = start("/proc/self/exe", "idle", argv[2], "0");
+    hear(i.from);
+    /* It sleeps for as long as the other one has been there, however slow this machine is, and a little. */
+    usleep((useconds_t)((now_s() - begun + 1) * 1e6));
+    say(b.to);
+    hear(b.from);
+    say(i.to);
+    hear(i.from);
+    end(b);
+    end(i);
+    puts("siblings right");
+    return 0;
+}

@@ -1,0 +1,271 @@
+"""`canvas read` and `canvas dump`: the bytes of managed programs, seen from outside and by gdb."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+
+from lib import canvas, procs
+from lib.clients import Redis, wait_socket
+from lib.harness import MIB, Skip, check
+
+from .operate import wait_until
+
+PAGE = 4096
+PT_LOAD = 1
+
+
+def command(r, *words, prefix=()):
+    """A command of canvas's: exit code, standard output, standard error."""
+    done = subprocess.run([*prefix, r.session.canvas, *map(str, words)], capture_output=True, timeout=120,
+                          cwd=r.dir)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def whole(r, *words):
+    """The same when it must succeed without a word on standard error."""
+    code, out, err = command(r, *words)
+    r.require((code, err) == (0, ""), f"canvas {words}: exit code {code}, {err}")
+    return out
+
+
+def holder(r, mib=48, kind="private", **o):
+    """tests/c/holder.c under canvas: child, process, first address, what it holds."""
+    expected = r.path("expected.bin")
+    c = r.start([r.binary("holder"), mib, expected, kind], tag="holder", stdin=subprocess.PIPE, **o)
+    wait_until(r, "the program holds its memory", lambda: "\n" in c.out() or not c.alive())
+    addr, size = c.out().split()[:2]
+    pid = next(p for p in procs.tree(c.pid, False) if "holder" in open(f"/proc/{p}/comm").read())
+    with open(expected, "rb") as f:
+        want = f.read()
+    r.same(len(want), int(size), "bytes of the program")
+    return c, pid, int(addr, 16), want
+
+
+def dumped(r, pid, name):
+    """What `canvas dump` writes to the file `name`."""
+    core = r.path(name)
+    whole(r, "dump", pid, "-o", core)
+    return core
+
+
+def whole_is_right(r, what, got, want):
+    """All bytes are as expected."""
+    wrong = differs(got, want)
+    r.require(not wrong, f"{what}: {wrong}")
+
+
+def end(r, c):
+    """The program checks its own bytes, and ends."""
+    c.p.stdin.close()
+    r.wait(c, timeout_s=60)
+    r.require("right" in c.out(), f"the program found its bytes wrong\n{c.tail()}")
+    stats = r.load_stats(c)
+    r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+    r.require(canvas.find(stats, "pages_out") > 4000, "hardly anything was far: the test shows nothing")
+    return stats
+
+
+def differs(got, want):
+    """The first page that differs, in words; nothing when none does."""
+    if got == want:
+        return ""
+    for i in range(0, len(want), PAGE):
+        if got[i:i + PAGE] != want[i:i + PAGE]:
+            return f"page {i // PAGE} of {len(want) // PAGE} (kind {i // PAGE % 5}) differs"
+    return f"{len(got)} bytes instead of {len(want)}"
+
+
+class Core:
+    """The mappings of a core dump."""
+
+    def __init__(self, path):
+        with open(path, "rb") as f:
+            self.bytes = f.read()
+        at, = struct.unpack_from("<Q", self.bytes, 32)
+        n, = struct.unpack_from("<H", self.bytes, 56)
+        self.loads = []
+        for i in range(n):
+            kind, _, offset, addr, _, size, _, _ = struct.unpack_from("<IIQQQQQQ", self.bytes, at + i * 56)
+            if kind == PT_LOAD:
+                self.loads.append((addr, offset, size))
+
+    def read(self, addr, size):
+        """Bytes of the process; they may lie in several mappings."""
+        out = b""
+        while len(out) < size:
+            at = addr + len(out)
+            found = [(a, o, n) for a, o, n in self.loads if a <= at < a + n]
+            if not found:
+                return out
+            start, offset, length = found[0]
+            n = min(size - len(out), start + length - at)
+            out += self.bytes[offset + at - start:offset + at - start + n]
+        return out
+
+
+def refusals(r, pid, addr):
+    """What cannot be read, each with its sentence and exit code 2, and nothing written."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    stranger = []
+    if os.getuid() == 0 and r.session.user:
+        u = r.session.user
+        stranger = ["setpriv", "--reuid", str(u.pw_uid), "--regid", str(u.pw_gid), "--clear-groups", "--"]
+    cases = [
+        (["read", gone.pid, addr, 64], (), f"there is no process {gone.pid}"),
+        (["read", os.getpid(), addr, 64], (), "is not managed by canvas"),
+        (["read", pid, "0x1000", 64], (), "nothing is mapped at 0x1000"),
+        (["read", pid, "here", 64], (), "it is no address"),
+        (["read", pid, addr, 0], (), "the range is empty"),
+        (["dump", gone.pid, "-o", r.path("no.core")], (), f"there is no process {gone.pid}"),
+        (["dump", os.getpid(), "-o", r.path("no.core")], (), "is not managed by canvas"),
+        (["dump", pid, "-o", r.path("expected.bin")], (), "write another name behind -o"),
+    ]
+    if stranger:
+        cases.append((["read", pid, addr, 64], stranger, "may not be read"))
+        cases.append((["dump", pid, "-o", r.path("no.core")], stranger, "may not be read"))
+    for words, prefix, sentence in cases:
+        code, out, err = command(r, *words, prefix=prefix)
+        r.same((code, out), (2, b""), f"canvas {words}")
+        r.require(sentence in err and err.count("\n") == 1, f"canvas {words}: {err}")
+    r.require(not os.path.exists(r.path("no.core")), "a refused dump left a file")
+
+
+@check("inspect", timeout_s=120)
+def inspect(r):
+    """Bytes of a running program by `canvas read` and `canvas dump`; those that it has after it."""
+    if not r.managed:
+        return
+    c, pid, addr, want = holder(r, local=16 * MIB, pool=64 * MIB)
+    out = r.path("read.bin")
+    for _ in range(3):
+        whole(r, "read", pid, hex(addr), len(want), "-o", out)
+        with open(out, "rb") as f:
+            whole_is_right(r, "canvas read", f.read(), want)
+    # A range across pages, to standard output; lines for the eye.
+    r.same(whole(r, "read", pid, addr + 2 * PAGE - 7, 20, "--raw"), want[2 * PAGE - 7:2 * PAGE + 13], "read --raw")
+    lines = whole(r, "read", pid, hex(addr + 2 * PAGE), 32).decode().splitlines()
+    text = want[2 * PAGE:2 * PAGE + 32]
+    r.same(len(lines), 2, "lines of 32 bytes")
+    r.same(bytes.fromhex("".join(line.split("  |")[0].split(" ", 1)[1] for line in lines)), text, "read")
+    r.require(lines[0].endswith(f"|{text[:16].decode()}|"), lines[0])
+    core = dumped(r, pid, "one.core")
+    whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
+    r.same(os.stat(core).st_mode & 0o777, 0o600, "mode of the core")
+    r.require(os.stat(core).st_blocks * 512 < 2 * len(want) + 32 * MIB, "the core is not sparse")
+    refusals(r, pid, hex(addr))
+    end(r, c)
+
+
+# How often a process is stopped anew that was stopped while canvas took pages out.
+STOPS = 50
+
+
+@contextlib.contextmanager
+def stopped(r, pid, addr, size):
+    """Stops the process, at a moment at which no page is on its way; its bytes by `canvas read`."""
+    for n in range(STOPS):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            code, got, err = command(r, "read", pid, hex(addr), size, "--raw")
+            if code == 1 and "on its way to or from far memory" in err and n < STOPS - 1:
+                continue
+            r.same((code, err), (0, ""), "canvas read, stopped")
+            yield got
+            return
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+@check("inspect-deep", timeout_s=120, modes=("signal",))
+def inspect_deep(r):
+    """The same of pages beyond the pool, with the program running and stopped."""
+    if not r.managed:
+        return
+    c, pid, addr, want = holder(r, local=12 * MIB, pool=4 * MIB, extra=["--far", "256M", "--far-dir", r.dir])
+    whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
+    with stopped(r, pid, addr, len(want)) as got:
+        whole_is_right(r, "canvas read, stopped", got, want)
+        core = dumped(r, pid, "stopped.core")
+    whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
+    stats = end(r, c)
+    r.require(canvas.find(stats, "pages_sunk") > 1000, "nothing went beyond the pool")
+
+
+@check("inspect-shared", timeout_s=120, modes=("signal",))
+def inspect_shared(r):
+    """The same of memory that forks share."""
+    if not r.managed:
+        return
+    c, pid, addr, want = holder(r, mib=32, kind="shared", local=24 * MIB, pool=64 * MIB, extra=["--shared", "8M"])
+    whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
+    core = dumped(r, pid, "shared.core")
+    whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
+    c.p.stdin.close()
+    r.wait(c, timeout_s=60)
+    r.require("right" in c.out(), f"the program found its bytes wrong\n{c.tail()}")
+
+
+def gdb(r, *words):
+    """What gdb prints in batch mode."""
+    if not shutil.which("gdb"):
+        raise Skip("gdb is not installed")
+    argv = ["gdb", "-nx", "-batch", "-iex", "set debuginfod enabled off", *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, cwd=r.dir)
+    return done.stdout + done.stderr
+
+
+@check("inspect-gdb", timeout_s=150)
+def inspect_gdb(r):
+    """gdb opens a dump, with threads, symbols and far bytes; and canvas reads what gdb holds."""
+    if not r.managed:
+        return
+    c, pid, addr, want = holder(r, local=16 * MIB, pool=64 * MIB)
+    core = dumped(r, pid, "gdb.core")
+    pages = [2, 3, 4, 1003, 5008, len(want) // PAGE - 1]
+    look = [w for p in pages for w in ("-ex", f"x/1gx {addr + p * PAGE:#x}")]
+    text = gdb(r, r.binary("holder"), core, *look, "-ex", "print pages", "-ex", "info threads")
+    for p in pages:
+        value = int.from_bytes(want[p * PAGE:p * PAGE + 8], "little")
+        r.require(re.search(rf"{addr + p * PAGE:#x}:\t0x{value:016x}$", text, re.M), f"page {p} in gdb:\n{text}")
+    r.require(f"$1 = {len(want) // PAGE}" in text, f"no symbols in gdb:\n{text}")
+    # The program's four threads; canvas may have some of its own. What they do is another thing at each moment.
+    r.require(text.count("[New LWP ") >= 4 and f"(LWP {pid})" in text, f"threads are missing in gdb:\n{text}")
+    # In gdb's hands: canvas reads and dumps all the same. It was stopped before: gdb takes seconds to attach.
+    live, other = r.path("live.bin"), r.path("live.core")
+    with stopped(r, pid, addr, len(want)):
+        text = gdb(r, "-p", pid,
+                   "-ex", f"shell {r.session.canvas} read {pid} {addr:#x} {len(want)} -o {live}",
+                   "-ex", f"shell {r.session.canvas} dump {pid} -o {other}", "-ex", "detach")
+    for path, got in ((live, lambda: open(live, "rb").read()), (other, lambda: Core(other).read(addr, len(want)))):
+        r.require(os.path.exists(path), f"no {path}:\n{text}")
+        whole_is_right(r, f"{path}\n{text}", got(), want)
+    end(r, c)
+
+
+@check("inspect-redis", timeout_s=150, modes=("signal",))
+def inspect_redis(r):
+    """All values of a redis whose memory is far for the most part are in its dump."""
+    if not r.managed:
+        return
+    if not shutil.which("redis-server"):
+        raise Skip("redis-server is not installed")
+    sock = r.path("redis.sock")
+    c = r.start(["redis-server", "--port", 0, "--unixsocket", sock, "--save", "", "--appendonly", "no"],
+                tag="redis", local=20 * MIB, pool=256 * MIB)
+    wait_socket(sock, c)
+    client = Redis(sock)
+    values = [os.urandom(1500) for _ in range(30000)]
+    for answer in client.pipeline((b"SET", b"k%d" % i, v) for i, v in enumerate(values)):
+        r.same(answer, b"OK", "SET")
+    pid = next(p for p in procs.tree(c.pid, False) if "redis" in open(f"/proc/{p}/comm").read())
+    held = Core(dumped(r, pid, "redis.core")).bytes
+    missing = sum(1 for v in values[::7] if v not in held)
+    r.same(missing, 0, "values that the dump lacks")
+    r.same(client.do(b"GET", b"k29999"), values[29999], "redis afterwards")
+    r.stop(c, expect=0)
+    r.require(canvas.find(r.load_stats(c), "pages_out") > 4000, "hardly anything was far")

@@ -1,0 +1,100 @@
+"""Memory that canvas does not page, and where there is swap: it leaves through the kernel when it is in the way."""
+
+import json
+import os
+import re
+import subprocess
+import time
+
+from lib import canvas, procs, swap
+from lib.harness import MIB, Skip, check
+
+from . import hostile
+from .operate import ask, wait_until
+
+# Of .data and .bss, without the MiB that is locked.
+COLD = 8 * MIB
+
+
+def swapped(pid):
+    """Bytes of a process that are in the host's swap."""
+    with open(f"/proc/{pid}/status") as f:
+        return int(re.search(r"VmSwap:\s*(\d+)", f.read())[1]) * 1024
+
+
+class Native:
+    """The program that has cold native memory, at work under a limit that leaves it little beside that."""
+
+    def __init__(self, r, tag, *extra):
+        self.r, self.name, self.end = r, f"{tag}{os.getpid()}", r.path(f"{tag}.end")
+        self.child = r.start([r.binary("native"), 32, self.end], tag=tag, local=13 * MIB, pool=64 * MIB,
+                             extra=["--tenant", self.name, *extra])
+        wait_until(r, "the program is ready", lambda: "ready" in self.child.out() or not self.child.alive())
+
+    def used(self):
+        return self.status()["used"]
+
+    def status(self):
+        return json.loads(ask(self.r, "status", self.name, "--json"))
+
+    def close(self):
+        """Ends it; its report."""
+        open(self.end, "w").close()
+        self.r.wait(self.child, timeout_s=60)
+        self.r.require("native right" in self.child.out(), f"no closing line\n{self.child.tail()}")
+        stats = self.r.load_stats(self.child)
+        self.r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+        self.r.require(canvas.find(stats, "pages_out") > 0, "it never paged: the test shows nothing")
+        return stats
+
+
+def missing():
+    return hostile.no_compiler() or swap.missing()
+
+
+@check("native-swap", timeout_s=120, needs=missing)
+def native_swap(r):
+    """Cold native memory that is in the way leaves through the host's swap, is charged no more and told; what is
+    locked stays, and every byte is right. Where that is switched off nothing leaves."""
+    if not r.managed:
+        return
+    with swap.zram():
+        off = Native(r, "off", "--native-swap", "off")
+        on = Native(r, "on")
+        r.require("ready locked" in on.child.out(), f"nothing is locked: {on.child.out()}")
+        got = {}
+
+        def gone():
+            got.update(on.used())
+            return got["swapped_bytes"] > COLD * 3 // 4 and got["native_bytes"] < COLD // 2
+
+        wait_until(r, "native memory has left", gone, 30)
+        pid, = procs.memories(on.status()["processes"])
+        r.require(swapped(pid) > COLD * 3 // 4, f"the kernel says {swapped(pid)} bytes in swap")
+        r.require("more in the host's swap" in ask(r, "status", on.name), "status does not say it")
+        pid, = procs.memories(off.status()["processes"])
+        r.require(off.used()["native_bytes"] > COLD, f"switched off: {off.used()}")
+        r.same(swapped(pid), 0, "what has left of the program that was to keep it")
+        stats = off.close()
+        r.same((canvas.find(stats, "native_pages_out"), stats["policy"]["native_swap"]), (0, False), "switched off")
+        stats = on.close()
+        r.require(canvas.find(stats, "native_pages_out") * 4096 > COLD * 3 // 4, f"counters: {stats['counters']}")
+        r.same(stats["policy"]["native_swap"], True, "policy")
+        r.require(stats["memory"]["swapped_bytes"]["peak"] > COLD * 3 // 4, f"report: {stats['memory']}")
+    r.note(f"{got['swapped_bytes'] / MIB:.1f} MiB left, {got['native_bytes'] / MIB:.1f} MiB stay")
+
+
+@check("native-stays", timeout_s=60, **hostile.C)
+def native_stays(r):
+    """Where the host has no swap, native memory stays, and nothing of it is lost."""
+    if not r.managed:
+        return
+    if swap.areas():
+        raise Skip("this host has swap")
+    native = Native(r, "stays")
+    time.sleep(2)
+    used = native.used()
+    r.require(used["native_bytes"] > COLD, f"native memory: {used}")
+    stats = native.close()
+    r.same(canvas.find(stats, "native_pages_out"), 0, "native_pages_out")
+    r.same(stats["memory"]["swapped_bytes"]["peak"], 0, "in swap")

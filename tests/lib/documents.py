@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Is what the documents name there? Each test in SPECIFICATION.md; each target of the Makefile, link, path,
+command and flag in any document (pages.py). And does no Rust test skip without being counted? Part of `make
+lint`; takes a second and needs nothing that was built.
+"""
+
+import fnmatch
+import glob
+import importlib
+import os
+import re
+import sys
+
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(TESTS)
+sys.path.insert(0, TESTS)
+from lib import harness, pages  # noqa: E402
+
+# Integration tests of the command, which documents call by the name of their directory alone.
+COMMAND = {"cli": "canvas-cli", "ops": "canvas-cli", "far": "canvas-cli", "host": "canvas-cli", "agent": "canvas-cli"}
+# What else stands in backquotes beside the tests of a promise.
+WORDS = {"verify_failures", "anomalies", "as_user", "nobody", "shuttle", "fuzz", "fuzz_targets", "Clean", "leap",
+         "readahead", "streams", "serve", "run", "rdma_check"}
+NOT_NAMES = re.compile(r"--|CANVAS_|tests/|canvas |[0-9+]|none$")
+
+
+class Tests:
+    """The Rust tests of the tree, by reading it: no build is needed, and none is left out for a feature."""
+
+    def __init__(self, root=ROOT):
+        # (crate, (module, ...), function)
+        self.all = []
+        places = [(os.path.basename(d), d) for d in glob.glob(os.path.join(root, "crates", "*"))]
+        places.append(("canvas-sim", os.path.join(root, "sim")))
+        for crate, home in places:
+            for kind in ("src", "tests", "examples"):
+                top = os.path.join(home, kind)
+                for path in glob.glob(os.path.join(top, "**", "*.rs"), recursive=True):
+                    modules = os.path.relpath(path, top)[:-3].split(os.sep)
+                    modules = [m for m in modules if m not in ("lib", "main", "mod")]
+                    if modules and modules[-1].endswith("_tests"):
+                        # A module's tests in a file beside it.
+                        modules[-1:] = [modules[-1].removesuffix("_tests"), "tests"]
+                    with open(path) as f:
+                        self._file(crate, modules, f.read().splitlines(), kind == "examples")
+
+    def _file(self, crate, modules, lines, is_program):
+        # A program that tests/run starts has its checks in functions.
+        inner, is_test = [], is_program
+        for line in lines:
+            indent = len(line) - len(line.lstrip())
+            if found := re.match(r"\s*(?:pub(?:\(.*?\))? )?mod (\w+) \{", line):
+                inner.append((indent, found[1]))
+            elif line.strip() == "}" and inner and inner[-1][0] == indent:
+                inner.pop()
+            elif line.strip() == "#[test]":
+                is_test = True
+            elif is_test and (found := re.match(r"\s*(?:async )?fn (\w+)", line)):
+                self.all.append((crate, (*modules, *(m for _, m in inner)), found[1]))
+                is_test = is_program
+
+    def has(self, name):
+        """Whether `name` is a test, or a module with tests; `*` at its end is all of a module."""
+        parts = name.split("::")
+        if parts[-1] == "*":
+            parts.pop()
+        for crate, modules, function in self.all:
+            wanted = parts
+            if wanted[0] in (crate, "canvas-" + wanted[0]):
+                wanted = wanted[1:]
+            elif wanted[0].startswith("canvas-") or wanted[0] in COMMAND and crate != COMMAND[wanted[0]]:
+                continue
+            # In order, and what lies between left out: documents do not say `tests`.
+            there = iter((*modules, function))
+            if all(part in there for part in wanted):
+                return True
+        return False
+
+    def find(self, name, last):
+        """`name` in full, when it is there; `::x` is beside the name `last` or above it."""
+        if not name.startswith("::"):
+            return name if self.has(name) else None
+        base = last.split("::")[:-1] if last else []
+        while base:
+            if self.has("::".join(base) + name):
+                return "::".join(base) + name
+            base.pop()
+        return None
+
+
+def cases():
+    """The end-to-end tests by name."""
+    for path in sorted(glob.glob(os.path.join(TESTS, "e2e", "[a-z]*.py"))):
+        importlib.import_module("e2e." + os.path.basename(path)[:-3])
+    return {t.name: t for t in harness.REGISTRY}
+
+
+def targets():
+    with open(os.path.join(ROOT, "Makefile")) as f:
+        return set(re.findall(r"^([a-z][a-z-]*):", f.read(), re.M))
+
+
+def literals():
+    """All strings in the bench's source: what its programs are called."""
+    found = set()
+    for path in glob.glob(os.path.join(ROOT, "crates", "canvas-bench", "src", "**", "*.rs"), recursive=True):
+        with open(path) as f:
+            found.update(re.findall(r'"([a-z0-9-]+)"', f.read()))
+    return found
+
+
+class Specification:
+    """The names in SPECIFICATION.md's tables against what there is."""
+
+    def __init__(self, text, tests, e2e, made, programs):
+        self.text, self.tests, self.e2e, self.made, self.programs = text, tests, e2e, made, programs
+        self.wrong, self.count = [], 0
+
+    def check(self):
+        ids, header, section = {}, None, ""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if line.startswith("## "):
+                header, section = None, line[3:]
+            if not line.startswith("|"):
+                continue
+            cells = [c.strip() for c in line.strip().strip("|").split("|")]
+            if header is None:
+                header = cells
+                continue
+            if set(line) <= set("|- "):
+                continue
+            if header[0] == "#":
+                if cells[0] in ids:
+                    self.wrong.append(f"SPECIFICATION.md:{number}: {cells[0]} is also a promise of line {ids[cells[0]]}")
+                ids[cells[0]] = number
+            self.cell(number, cells[-1], header[-1] == "bench")
+        return self.wrong
+
+    def cell(self, number, cell, is_bench):
+        last, named = None, 0
+        for found in re.finditer(r"`([^`]+)`", cell):
+            name, after = found[1], cell[found.end():]
+            bench = is_bench or cell[:found.start()].endswith("bench: ")
+            if name.startswith("make "):
+                good = name.split()[1] in self.made
+            elif NOT_NAMES.match(name) or (name in WORDS and name not in self.e2e):
+                continue
+            elif bench:
+                good = name in self.programs
+            elif name in self.e2e:
+                good = not self.e2e[name].slow_only or re.match(r" \([^)]*slow", after)
+                if not good:
+                    self.wrong.append(f"SPECIFICATION.md:{number}: `{name}` is a test of the slow suite: say (slow)")
+                    good = True
+            elif "*" in name and "::" not in name:
+                good = fnmatch.filter(self.e2e, name)
+            else:
+                full = self.tests.find(name, last)
+                good, last = full is not None, full or last
+            named += 1
+            if not good:
+                self.wrong.append(f"SPECIFICATION.md:{number}: there is no test `{name}`")
+        self.count += named
+        if not named and "not yet enforced" not in cell and not re.search(r"\*judged\*|listed in|by type", cell):
+            self.wrong.append(f"SPECIFICATION.md:{number}: a promise without a test says *not yet enforced*")
+
+
+def documents():
+    """(path from the root, text) of each document."""
+    found = glob.glob(os.path.join(ROOT, "*.md")) + glob.glob(os.path.join(ROOT, "docs", "**", "*.md"), recursive=True)
+    for path in sorted(found):
+        with open(path) as f:
+            yield os.path.relpath(path, ROOT), f.read()
+
+
+def other(name, text, made):
+    """What is wrong with the targets of the Makefile in a document."""
+    wrong = []
+    # In a block of commands or in backquotes, not the verb.
+    code = [line for _, line, is_code in pages.fenced(text) if is_code] + re.findall(r"`(make [^`]+)`", text)
+    for target in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)(?=[ \n]|$)", "\n".join(code), re.M):
+        if target not in made:
+            wrong.append(f"{name}: there is no `make {target}`")
+    return wrong
+
+
+def names_of_code(name, text):
+    """What is wrong with the names of the code in "How to add ..."; the house rules have made-up ones."""
+    code = ""
+    for top in ("crates", "tests"):
+        for path in glob.glob(os.path.join(ROOT, top, "**", "*.[rpc]*"), recursive=True):
+            if path.endswith((".rs", ".py", ".c")):
+                with open(path) as f:
+                    code += f.read()
+    there = set(re.findall(r"\w+", code))
+    words = re.findall(r"`([A-Za-z_]{5,})`", text.split("## How to add", 1)[-1])
+    return [f"{name}: nothing is called {w}" for w in sorted(set(words) - there)]
+
+
+def silent_skips():
+    """Tests that print that they are skipped, and then count as passed."""
+    wrong = []
+    for path in glob.glob(os.path.join(ROOT, "crates", "**", "*.rs"), recursive=True):
+        with open(path) as f:
+            if re.search(r'print(ln)?!\("skip', f.read()):
+                wrong.append(f"{os.path.relpath(path, ROOT)}: a test that cannot run here calls canvas_testing::skip")
+    return wrong
+
+
+def main():
+    tests, made = Tests(), targets()
+    with open(os.path.join(ROOT, "SPECIFICATION.md")) as f:
+        specification = Specification(f.read(), tests, cases(), made, literals())
+    wrong = specification.check() + silent_skips()
+    canvas = pages.Canvas()
+    for name, text in documents():
+        wrong += other(name, text, made) + pages.wrong(name, text, canvas)
+        if name == "CONTRIBUTING.md":
+            wrong += names_of_code(name, text)
+    for sentence in wrong:
+        print(sentence)
+    if not wrong:
+        print(f"documents: {specification.count} names in SPECIFICATION.md are those of tests")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Runs a command whose programs get no thread of their own until a file appears.
+
+`late_thread.py FILE PROGRAM COMMAND...`: every thread that a process of PROGRAM (a path) makes is stopped
+where it begins, until FILE is there. So a background thread looks at nothing before that, however idle the
+machine is. By ptrace; the command keeps this process's id.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+SEIZE, CONT, EVENT_STOP = 0x4206, 7, 128
+# PTRACE_O_TRACEFORK, TRACEVFORK, TRACECLONE, TRACEEXEC.
+OPTIONS = 2 | 4 | 8 | 16
+WALL = 0x40000000
+PR_SET_PTRACER = 0x59616D61
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+def ptrace(request, pid, data):
+    return libc.ptrace(request, pid, None, data) == 0
+
+
+def is_thread_of(program, tid):
+    try:
+        with open(f"/proc/{tid}/status") as f:
+            tgid = next(int(line.split()[1]) for line in f if line.startswith("Tgid:"))
+        return tgid != tid and os.path.realpath(f"/proc/{tgid}/exe") == os.path.realpath(program)
+    except OSError:
+        return False
+
+
+def trace(pid, release, program):
+    """Stops and lets go until the file is there; this process's end lets everything go."""
+    while not os.path.exists(release):
+        try:
+            tid, status = os.waitpid(-1, WALL | os.WNOHANG)
+        except ChildProcessError:
+            return
+        if tid == 0:
+            time.sleep(0.0002)
+        elif os.WIFSTOPPED(status):
+            event, sig = status >> 16, os.WSTOPSIG(status)
+            if event == EVENT_STOP and is_thread_of(program, tid):
+                continue
+            ptrace(CONT, tid, 0 if event or sig == signal.SIGSTOP else sig)
+
+
+def main():
+    release, program, command = sys.argv[1], sys.argv[2], sys.argv[3:]
+    me = os.getpid()
+    ready, go = os.pipe()
+    tracer = os.fork()
+    if tracer == 0:
+        os.setsid()
+        seized = ptrace(SEIZE, me, OPTIONS)
+        os.write(go, b"y" if seized else b"n")
+        os.close(go)
+        if seized:
+            trace(me, release, program)
+        os._exit(0)
+    libc.prctl(PR_SET_PTRACER, tracer, 0, 0, 0)
+    os.close(go)
+    if os.read(ready, 1) != b"y":
+        sys.exit("late_thread.py: ptrace is not allowed here")
+    os.close(ready)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()
