@@ -81,27 +81,6 @@ impl VictimBatch {
         self.run_count = kept;
         self.pages = self.pages.min(pages);
     }
-    /// Keeps those pages of each run for which `keep` answers a one, bit 0 for the run's first page.
-    /// `f` gets all others, page by page, which are still the caller's.
-    pub fn retain(&mut self, mut keep: impl FnMut(Run) -> u64, mut f: impl FnMut(Run)) {
-        let (old, count) = (self.runs, self.run_count);
-        (self.run_count, self.pages) = (0, 0);
-        for run in &old[..count] {
-            let bits = keep(*run);
-            for i in 0..run.len {
-                let page = run.start.0 + i;
-                // Runs fall apart, and there may be no room for all the pieces.
-                if bits >> i & 1 != 0 && self.run_count < BATCH_RUNS {
-                    self.push_page(page);
-                } else {
-                    f(Run {
-                        start: PageId(page),
-                        len: 1,
-                    });
-                }
-            }
-        }
-    }
     /// Hot resident pages that own an entry, found while far memory is short (Canvas fig. 7):
     /// take their reservation with [`take_reservation`](super::take_reservation) and free
     /// the entry.
@@ -148,36 +127,6 @@ impl Default for VictimBatch {
 mod tests {
     use super::*;
     use std::vec::Vec;
-
-    #[test]
-    fn some_pages_of_a_batch_stay() {
-        let mut b = VictimBatch::new();
-        for page in [1, 2, 3, 10, 11, 20, 63, 64] {
-            b.push_page(page);
-        }
-        let mut out = Vec::new();
-        let odd = |r: Run| {
-            let starts_even = r.start.0.is_multiple_of(2);
-            if starts_even { 0xaaaa } else { 0x5555 }
-        };
-        b.retain(odd, |r| out.extend(r.start.0..r.start.0 + r.len));
-        let kept: Vec<_> = b.runs().iter().map(|r| (r.start.0, r.len)).collect();
-        assert_eq!(kept, [(1, 1), (3, 1), (11, 1), (63, 1)]);
-        assert_eq!((b.pages(), &out[..]), (4, &[2, 10, 20, 64][..]));
-        b.retain(|_| 0, |_| {});
-        assert_eq!((b.pages(), b.runs().len()), (0, 0));
-    }
-
-    #[test]
-    fn a_batch_that_falls_apart_keeps_what_there_is_room_for() {
-        let mut b = VictimBatch::new();
-        let pages = (BATCH_RUNS as u32 + 8) * 4;
-        (0..pages).for_each(|page| b.push_page(page));
-        let mut out = 0;
-        b.retain(|_| 0x5555_5555_5555_5555, |r| out += r.len);
-        assert_eq!(b.runs().len(), BATCH_RUNS);
-        assert_eq!(b.pages() + out, pages);
-    }
 
     #[test]
     fn a_batch_is_cut_in_the_middle_of_a_run() {

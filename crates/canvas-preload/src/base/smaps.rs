@@ -165,20 +165,6 @@ pub fn present(addr: usize) -> Option<bool> {
     (Pagemap::open()?.read(addr, &mut entry) == 1).then_some(entry[0] & PRESENT != 0)
 }
 
-/// Looks at which pages of this process others map as well.
-pub struct Sharing(Pagemap);
-
-impl Sharing {
-    /// `None` when the kernel does not say.
-    pub fn look() -> Option<Sharing> {
-        Pagemap::open().map(Sharing)
-    }
-    /// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too.
-    pub fn of(&self, addr: usize, pages: usize) -> u64 {
-        shared(&self.0, addr, pages)
-    }
-}
-
 /// How many of the present pages in `ranges` (64 pages each at most) another process maps as well.
 pub fn shared_in(ranges: &[libc::iovec]) -> i64 {
     let Some(map) = Pagemap::open() else { return 0 };

@@ -68,7 +68,10 @@ pub fn run(want: u32, direct: bool) -> u32 {
     let Some(_batch) = devices::batch() else {
         return 0;
     };
-    if select(ctx, ask) == 0 {
+    ctx.batch.clear();
+    let n = CLOCK.select(&areas::table(), ask, &mut ctx.batch);
+    drop_reservations(ctx);
+    if n == 0 {
         return 0;
     }
     let unmapped = unmap(ctx, false);
@@ -81,34 +84,6 @@ pub fn run(want: u32, direct: bool) -> u32 {
         u64::from(unmapped),
     );
     unmapped
-}
-
-/// How many batches are looked through, at most, for pages that no relative shares.
-const LOOKS: u32 = 4;
-
-/// Selects about `ask` pages and returns their number.
-///
-/// In a family of forked processes it prefers pages that nobody else maps: to unmap a page that a
-/// relative still maps frees nothing, and the fault that brings it back makes a second copy. When
-/// [`LOOKS`] batches hold no page of that kind, shared pages go: they are free as soon as all
-/// relatives have given them up.
-fn select(ctx: &mut Reclaim, ask: u32) -> u32 {
-    let forked = state::FORKED.load(Ordering::Relaxed);
-    let sharing = forked.then(smaps::Sharing::look).flatten();
-    for look in 0.. {
-        ctx.batch.clear();
-        let n = CLOCK.select(&areas::table(), ask, &mut ctx.batch);
-        drop_reservations(ctx);
-        let Some(sharing) = sharing.as_ref().filter(|_| n > 0 && look < LOOKS) else {
-            return n;
-        };
-        let own = |r: Run| !sharing.of(r.start.addr(), r.len as usize);
-        ctx.batch.retain(own, |r| give_up(r, false));
-        if ctx.batch.pages() > 0 {
-            break;
-        }
-    }
-    ctx.batch.pages()
 }
 
 /// Watches the far limit: from 75 % of it on, hot pages lose their reservations (Canvas §5.1).
