@@ -26,8 +26,8 @@
 //! generation, counted up whenever a slot is freed or gets another place, tells which is stale. A
 //! slot never has two that count, and none before its page's word was published as Cached.
 
-use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
+use canvas_types::{PageId, SwapEntry};
 
 use crate::word::{self, State, Word};
 
@@ -193,8 +193,8 @@ pub struct SlotTable<'a> {
 pub struct Job {
     /// Number of the slot.
     pub slot: u32,
-    /// Number of the page that lies in it.
-    pub page: u32,
+    /// The page that lies in it.
+    pub page: PageId,
     /// Entry that the page owns.
     pub entry: SwapEntry,
     /// The entry holds an earlier copy.
@@ -412,9 +412,9 @@ impl<'a> SlotTable<'a> {
     /// Marks an owned slot, whose buffer now holds `page`, as full. Call before the page's word
     /// says Cached; afterwards call [`SlotTable::enqueue`].
     #[inline]
-    pub fn fill(&self, slot: Place, page: u32, entry: SwapEntry, far_copy: bool) {
+    pub fn fill(&self, slot: Place, page: PageId, entry: SwapEntry, far_copy: bool) {
         let slot = slot.slot();
-        self.pages[slot as usize].store(page, Ordering::Relaxed);
+        self.pages[slot as usize].store(page.0, Ordering::Relaxed);
         self.set_entry(slot, entry, far_copy);
         self.set(slot, SlotState::Full);
     }
@@ -514,7 +514,7 @@ impl<'a> SlotTable<'a> {
                 let (entry, far_copy) = self.entry(slot);
                 job = Some(Job {
                     slot,
-                    page: self.pages[slot as usize].load(Ordering::Relaxed),
+                    page: PageId(self.pages[slot as usize].load(Ordering::Relaxed)),
                     entry,
                     far_copy,
                 });

@@ -5,6 +5,7 @@
 //! A hand goes round over the page words, first for the youngest, and with each round for pages up to
 //! twice as old. After the round that takes all ages it is through.
 
+use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -76,7 +77,7 @@ impl SwapInHand {
         empty: impl Fn(usize) -> bool,
         now_epoch: u8,
         look_max: usize,
-        out: &mut [u32],
+        out: &mut [PageId],
     ) -> usize {
         let end = (blocks * BLOCK_PAGES).min(words.len());
         let age_max = self.age_max.load(Ordering::Relaxed);
@@ -89,7 +90,7 @@ impl SwapInHand {
                 continue;
             }
             if wants(word::load(&words[page]), now_epoch, age_max) {
-                out[n] = page as u32;
+                out[n] = PageId(page as u32);
                 n += 1;
             }
             page += 1;
@@ -136,15 +137,15 @@ mod tests {
     /// Brings in until the hand is through; the pages in the order in which they came.
     fn bring_in(hand: &SwapInHand, words: &[AtomicU64], look_max: usize, batch: usize) -> Vec<u32> {
         let mut all = Vec::new();
-        let mut out = vec![0; batch];
+        let mut out = vec![PageId(0); batch];
         while hand.goes_on() {
             let n = hand.next(words, BLOCKS, |_| false, NOW, look_max, &mut out);
             for page in &out[..n] {
-                let w = &words[*page as usize];
+                let w = &words[page.index()];
                 let cur = word::load(w);
                 w.store(cur.with_state(State::Resident).0, Ordering::Relaxed);
             }
-            all.extend_from_slice(&out[..n]);
+            all.extend(out[..n].iter().map(|page| page.0));
         }
         all
     }
@@ -198,9 +199,9 @@ mod tests {
         let w = words(&[(3, far(0)), (BLOCK_PAGES + 3, far(0))]);
         let hand = SwapInHand::new();
         hand.begin();
-        let mut out = [0; 4];
+        let mut out = [PageId(0); 4];
         let n = hand.next(&w, BLOCKS, |b| b == 0, NOW, 1 << 20, &mut out);
-        assert_eq!(&out[..n], [BLOCK_PAGES as u32 + 3]);
+        assert_eq!(&out[..n], [PageId(BLOCK_PAGES as u32 + 3)]);
     }
 
     proptest! {

@@ -505,7 +505,7 @@ impl World {
                     word::publish(&self.words[page], w.with_state(State::Resident));
                 } else {
                     self.slots()
-                        .fill(slot, page as u32, w.entry(), w.has(flag::FAR_COPY));
+                        .fill(slot, PageId(page as u32), w.entry(), w.has(flag::FAR_COPY));
                     let w = w.with_entry(slot::in_word(slot.slot()));
                     word::publish(&self.words[page], w.with_state(State::Cached));
                     self.table().note_gone(page);
@@ -521,10 +521,10 @@ impl World {
                 if self.rng.one_in(8) {
                     self.seen.insert("write-out given up");
                     let back = self.slots().abort_write(job.slot, job.entry, false);
-                    self.release(job.page as usize, back.unwrap_or(SwapEntry::NONE));
+                    self.release(job.page.index(), back.unwrap_or(SwapEntry::NONE));
                     return Actor::Idle;
                 }
-                let (page, bytes) = (job.page as usize, *self.buffer(job.slot));
+                let (page, bytes) = (job.page.index(), *self.buffer(job.slot));
                 let mut entry = job.entry;
                 if bytes == 0 {
                     self.release(page, entry);
@@ -541,7 +541,7 @@ impl World {
                 Actor::WritePublish { job, entry, bytes }
             }
             Actor::WritePublish { job, entry, bytes } => {
-                let page = job.page as usize;
+                let page = job.page.index();
                 assert_eq!(
                     *self.buffer(job.slot),
                     bytes,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use canvas_pager::slot::{self, Control, SlotTable};
 use canvas_pager::word::{self, State, Word, flag};
-use canvas_types::SwapEntry;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::{PageId, SwapEntry};
 use shuttle::thread;
 
 const PAGES: usize = 3;
@@ -165,8 +165,12 @@ impl World {
                 "a slot is filled twice"
             );
             assert_eq!(self.owned[slot_number(s)].swap(0, Ordering::AcqRel), 1);
-            self.slots()
-                .fill(*s, *page as u32, cur.entry(), cur.has(flag::FAR_COPY));
+            self.slots().fill(
+                *s,
+                PageId(*page as u32),
+                cur.entry(),
+                cur.has(flag::FAR_COPY),
+            );
             let new = cur.with_state(State::Cached).clear(flag::FAR_COPY);
             // Other pages, books and clocks: here a place must not count yet.
             pause();
@@ -192,7 +196,7 @@ impl World {
         // Compressing takes long enough for a touch and another eviction.
         pause();
         pause();
-        let w = &self.words[job.page as usize];
+        let w = &self.words[job.page.index()];
         let give_up = |entry: SwapEntry, far_copy| {
             if let Some(e) = self.slots().abort_write(job.slot, entry, far_copy) {
                 self.entry_release(e);

@@ -1,5 +1,7 @@
 //! Pages and swap entries.
 
+use core::ops::Range;
+
 use crate::layout;
 
 /// Bytes in a page.
@@ -25,6 +27,21 @@ impl PageId {
     #[inline(always)]
     pub fn addr(self) -> usize {
         layout::window_base() + ((self.0 as usize) << PAGE_SHIFT)
+    }
+    /// The pages with these numbers, in order.
+    #[inline(always)]
+    pub fn each(numbers: Range<u32>) -> impl Iterator<Item = PageId> {
+        numbers.map(PageId)
+    }
+    /// The page that lies `pages` behind this one.
+    #[inline(always)]
+    pub fn plus(self, pages: usize) -> PageId {
+        PageId(self.0 + pages as u32)
+    }
+    /// How many pages lie between `start`, which is not behind this one, and this one.
+    #[inline(always)]
+    pub fn since(self, start: PageId) -> usize {
+        (self.0 - start.0) as usize
     }
     /// Index into per-page arrays.
     #[inline(always)]

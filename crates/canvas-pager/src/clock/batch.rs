@@ -20,6 +20,13 @@ pub struct Run {
     pub len: u32,
 }
 
+impl Run {
+    /// Its pages, in ascending order.
+    pub fn pages(self) -> impl Iterator<Item = PageId> {
+        PageId::each(self.start.0..self.start.0 + self.len)
+    }
+}
+
 /// What [`Clock::select`](super::Clock::select) found. About 1.2 KiB, no heap.
 pub struct VictimBatch {
     runs: [Run; BATCH_RUNS],

@@ -44,7 +44,7 @@ impl Memory {
 fn full(t: &SlotTable, entry: u32) -> Place {
     let mut got = [Place::default()];
     assert_eq!(t.alloc(&mut got).0, 1);
-    t.fill(got[0], 7, SwapEntry(entry), entry != 0);
+    t.fill(got[0], PageId(7), SwapEntry(entry), entry != 0);
     t.enqueue(&got);
     got[0]
 }
@@ -87,7 +87,7 @@ fn a_word_names_its_slot() {
 fn a_job_moves_the_word_only_while_it_names_the_slot() {
     let job = Job {
         slot: 3,
-        page: 7,
+        page: PageId(7),
         entry: SwapEntry::NONE,
         far_copy: false,
     };
@@ -132,17 +132,17 @@ fn a_place_that_comes_late_is_none() {
     let t = m.table();
     let mut first = [Place::default()];
     t.alloc(&mut first);
-    t.fill(first[0], 7, SwapEntry::NONE, false);
+    t.fill(first[0], PageId(7), SwapEntry::NONE, false);
     // Taken before it is enqueued, and handed out again.
     t.finish(t.take(first[0].slot()));
     let mut second = [Place::default()];
     t.alloc(&mut second);
     assert_eq!(first[0].slot(), second[0].slot());
-    t.fill(second[0], 8, SwapEntry::NONE, false);
+    t.fill(second[0], PageId(8), SwapEntry::NONE, false);
     t.enqueue(&first);
     assert!(t.begin_write().is_none(), "page 8 is not Cached yet");
     t.enqueue(&second);
-    assert_eq!(t.begin_write().map(|j| j.page), Some(8));
+    assert_eq!(t.begin_write().map(|j| j.page), Some(PageId(8)));
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
             // A page is in one place.
             if let Some(p) = pick(&o.owned, which).filter(|_| o.cached(page).is_none()) {
                 let far_copy = far_copy && entry != 0;
-                t.fill(p, page, SwapEntry(entry), far_copy);
+                t.fill(p, PageId(page), SwapEntry(entry), far_copy);
                 o.owned.retain(|q| *q != p);
                 o.lives += 1;
                 o.life.insert(p.slot(), o.lives);
@@ -444,7 +444,7 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
             if let Some(j) = job {
                 let h = o.held.get_mut(&j.slot).unwrap();
                 assert_eq!(
-                    (j.page, j.entry.0, j.far_copy),
+                    (j.page.0, j.entry.0, j.far_copy),
                     (h.page, h.entry.0, h.entry.1)
                 );
                 h.writing = true;

@@ -12,7 +12,7 @@ use canvas_types::layout::{
     tables, window_base,
 };
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use canvas_types::{PAGE_SIZE, PageBuf};
+use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 
 // Where a page's bytes lie is also for those who look from outside (`canvas read`, `canvas dump`).
 pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool};
@@ -138,8 +138,8 @@ pub fn table() -> PageTable<'static> {
 
 /// The word of a page.
 #[inline(always)]
-pub fn word(page: u32) -> &'static AtomicU64 {
-    &table().words[page as usize]
+pub fn word(page: PageId) -> &'static AtomicU64 {
+    &table().words[page.index()]
 }
 
 /// Nonzero words, one count a block: what a mapping call may skip.

@@ -83,7 +83,8 @@ fn try_lock() -> Option<Locked> {
 /// its region and chunk, for a first touch: their words become Filling and count as touched.
 /// `None` when the page is not anonymous memory of ours; an empty range when another thread has
 /// it. The caller must publish each of them without taking the mapping lock again.
-pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)> {
+pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<(PageId, PageId)> {
+    let page = page.0;
     let g = lock();
     // Inaccessible pages must not become present: reclaim could not read them.
     let readable = |r: &Region| i32::from(r.attr.prot) & libc::PROT_READ != 0;
@@ -96,16 +97,16 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
     let claim = |p: u32| {
         touched.fetch_add(1, Ordering::Relaxed);
         // A discarded page may still carry the pins of a call that is under way.
-        let cur = word::load(areas::word(p));
+        let cur = word::load(areas::word(PageId(p)));
         let ours = cur.state() == State::Untouched
-            && word::transition(areas::word(p), cur, cur.with_state(State::Filling));
+            && word::transition(areas::word(PageId(p)), cur, cur.with_state(State::Filling));
         if !ours {
             touched.fetch_sub(1, Ordering::Relaxed);
         }
         ours
     };
     if !claim(page) {
-        return Some((page, page));
+        return Some((PageId(page), PageId(page)));
     }
     let (mut from, mut to) = (page, page + 1);
     if stride == 1 {
@@ -122,42 +123,42 @@ pub fn claim_untouched(page: u32, ahead: u32, stride: i32) -> Option<(u32, u32)>
             from -= 1;
         }
     }
-    Some((from, to))
+    Some((PageId(from), PageId(to)))
 }
 
 /// The mapping of `page`, for the prefetcher. Only tried: the caller may own a busy word, which a
 /// mapping call waits for under the lock.
-pub fn area_of(page: u32) -> Option<Area> {
+pub fn area_of(page: PageId) -> Option<Area> {
     let g = try_lock()?;
-    let Region { start, end, .. } = g.window.at(page)?;
+    let Region { start, end, .. } = g.window.at(page.0)?;
     Some(Area { start, end })
 }
 
 /// Does `addr` lie in memory that canvas manages (and not in a native piece of the window)?
 pub fn is_ours(addr: usize) -> bool {
-    layout::in_window(addr) && native_until(PageId::of_addr(addr).0).is_none()
+    layout::in_window(addr) && native_until(PageId::of_addr(addr)).is_none()
 }
 
 /// Is nothing mapped there?
-pub fn is_hole(page: u32) -> bool {
+pub fn is_hole(page: PageId) -> bool {
     let _inside = freeze::enter();
     let g = lock();
-    g.window.at(page).is_none()
+    g.window.at(page.0).is_none()
 }
 
 /// One past the last page of the native mapping that holds `page`; `None` when there is none.
-pub fn native_until(page: u32) -> Option<u32> {
+pub fn native_until(page: PageId) -> Option<PageId> {
     let _inside = freeze::enter();
     let g = lock();
     g.window
-        .at(page)
+        .at(page.0)
         .filter(|r| r.attr.kind & kind::NATIVE != 0)
-        .map(|r| r.end)
+        .map(|r| PageId(r.end))
 }
 
 /// Does the kernel have a page there? Taken for granted when it does not say.
-pub fn is_present(page: u32) -> bool {
-    smaps::present(addr_of(page)).unwrap_or(true)
+pub fn is_present(page: PageId) -> bool {
+    smaps::present(page.addr()).unwrap_or(true)
 }
 
 /// As many pages as `bytes` take.

@@ -11,7 +11,7 @@ use canvas_shm::{Counter, far::EXTENT_BYTES};
 use canvas_swap::extents::ExtentBook;
 use canvas_swap::{Chosen, LocalPool};
 use canvas_sys::{gate, proc};
-use canvas_types::SwapEntry;
+use canvas_types::{PageId, SwapEntry};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::{
@@ -61,7 +61,7 @@ impl Pages for Ours {
             At::Resident => At::Evicting,
             _ => return false,
         };
-        word::transition(areas::word(page), seen, seen.with_state(busy))
+        word::transition(areas::word(PageId(page)), seen, seen.with_state(busy))
     }
     #[inline]
     fn publish(&self, page: u32, seen: Word, becomes: Becomes) {
@@ -72,7 +72,7 @@ impl Pages for Ours {
             Becomes::CameBack => seen.clear(flag::DEEP).set(flag::REFERENCED),
             Becomes::NoCopy => seen.clear(flag::FAR_COPY),
         };
-        word::publish(areas::word(page), next);
+        word::publish(areas::word(PageId(page)), next);
     }
     fn oldest(&self, look_max: Option<usize>, take: impl FnMut(u32, Word) -> bool) {
         let table = areas::table();

@@ -355,7 +355,7 @@ impl Pins {
         let mut from = first;
         while from <= last {
             let mut page = from;
-            while page <= last && pin_page(page) {
+            while page <= last && pin_page(PageId(page)) {
                 page += 1;
             }
             if page > from && !self.note((from, page)) {
@@ -366,8 +366,8 @@ impl Pins {
                 return;
             }
             // A file or shared mapping inside the window is the kernel's own; behind it we go on.
-            match regions::native_until(page) {
-                Some(end) => from = end,
+            match regions::native_until(PageId(page)) {
+                Some(end) => from = end.0,
                 None => return,
             }
         }
@@ -380,7 +380,7 @@ impl Pins {
                 self.shared.pin(at, end - at)
             } else {
                 self.pin(at, end - at);
-                in_window(at) && word::load(areas::word(PageId::of_addr(at).0)).pins() > 0
+                in_window(at) && word::load(areas::word(PageId::of_addr(at))).pins() > 0
             };
             if !pinned {
                 return;
@@ -477,7 +477,7 @@ impl Drop for Pins {
 }
 
 fn unpin_range((first, end): (u32, u32)) {
-    for page in first..end {
+    for page in PageId::each(first..end) {
         word::unpin(areas::word(page));
     }
 }
@@ -491,7 +491,7 @@ pub fn read_words(addr: usize, out: &mut [usize]) -> bool {
     }
     // In the window the pages are pinned already and can be read directly.
     let last = addr + bytes - 1;
-    let pinned = |page| word::load(areas::word(page)).pins() > 0;
+    let pinned = |page| word::load(areas::word(PageId(page))).pins() > 0;
     if in_window(addr)
         && in_window(last)
         && (PageId::of_addr(addr).0..=PageId::of_addr(last).0).all(pinned)
@@ -540,7 +540,7 @@ pub fn read_words(addr: usize, out: &mut [usize]) -> bool {
 }
 
 /// Makes a page present and pins it; false when it cannot be made present.
-fn pin_page(page: u32) -> bool {
+fn pin_page(page: PageId) -> bool {
     let w = areas::word(page);
     loop {
         if word::pin(w) {
@@ -593,11 +593,11 @@ pub fn hold_new_stack(clone_args: usize) {
     let last = PageId::of_addr(top).0;
     // The thread's descriptor and the first frames: four pages.
     for page in (PageId::of_addr(stack).0.max(last.saturating_sub(3)))..=last {
-        if pin_page(page) {
+        if pin_page(PageId(page)) {
             let i = NEXT.fetch_add(1, Relaxed) as usize % HELD.len();
             let old = HELD[i].swap(page + 1, Relaxed);
             if old != 0 {
-                word::unpin(areas::word(old - 1));
+                word::unpin(areas::word(PageId(old - 1)));
             }
         }
     }

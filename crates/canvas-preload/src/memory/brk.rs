@@ -61,7 +61,7 @@ impl Fills {
     /// Was the page that was left alone touched? To be asked before the program gives it up, too.
     fn judge(&self) {
         let page = self.left_alone.load(Ordering::Relaxed);
-        if page != NO_PAGE && word::load(areas::word(page)).state() != State::Untouched {
+        if page != NO_PAGE && word::load(areas::word(PageId(page))).state() != State::Untouched {
             self.left_alone.store(NO_PAGE, Ordering::Relaxed);
             self.left.store(FILLS_IN_A_ROW, Ordering::Relaxed);
         }
@@ -102,7 +102,7 @@ pub fn brk(a: &[usize; 6]) -> usize {
     // A first touch takes the lock itself.
     drop(g);
     if fills {
-        fault::fill_if_room(old_end);
+        fault::fill_if_room(PageId(old_end));
     }
     window_base() + want
 }

@@ -9,11 +9,11 @@ use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, yield_now};
 use canvas_sys::{Errno, mem};
-use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{
     self, BLOCK_PAGES, WINDOW_BYTES, WINDOW_PAGES, window_base, window_end,
 };
 use canvas_types::sync::backoff;
+use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{
@@ -51,7 +51,7 @@ fn on_range(
 
 /// Takes the word of every touched page in the range for the mapping call: `f` gets the page and
 /// its word before. The pages must end in another state by [`word::publish`].
-pub(crate) fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
+pub(crate) fn each_touched(start: u32, end: u32, mut f: impl FnMut(PageId, Word)) {
     let mut page = start;
     while page < end {
         let block = page as usize / BLOCK_PAGES;
@@ -61,7 +61,7 @@ pub(crate) fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
             continue;
         }
         while page < block_end {
-            let w = areas::word(page);
+            let w = areas::word(PageId(page));
             let mut spins = 0;
             loop {
                 let cur = word::load(w);
@@ -73,7 +73,7 @@ pub(crate) fn each_touched(start: u32, end: u32, mut f: impl FnMut(u32, Word)) {
                     continue;
                 }
                 if word::transition(w, cur, cur.with_state(State::Mapping)) {
-                    f(page, cur);
+                    f(PageId(page), cur);
                     break;
                 }
             }
@@ -93,7 +93,7 @@ pub(crate) fn discard(start: u32, end: u32) {
         let (mut any, mut n) = (false, 0u32);
         let first = from as usize / BLOCK_PAGES * BLOCK_PAGES;
         each_touched(from, to, |page, cur| {
-            let i = page as usize - first;
+            let i = page.index() - first;
             mine[i / 64] |= 1 << (i % 64);
             if cur.state() == State::Resident {
                 present[i / 64] |= 1 << (i % 64);
@@ -121,7 +121,7 @@ pub(crate) fn discard(start: u32, end: u32) {
             while bits != 0 {
                 let page = first + i * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                word::publish(areas::word(page as u32), Word(0));
+                word::publish(areas::word(PageId(page as u32)), Word(0));
             }
         }
         if n > 0 {
@@ -340,7 +340,7 @@ fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usiz
 
 /// Touches every page. The caller is inside.
 fn populate(start: u32, end: u32) {
-    for page in start..end {
+    for page in PageId::each(start..end) {
         if fault::resolve(page, true) != Resolved::Present {
             break;
         }
@@ -481,7 +481,7 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
             return Err(Errno(libc::ENOMEM));
         }
         for page in start..end {
-            let resident = word::load(areas::word(page)).state() == State::Resident;
+            let resident = word::load(areas::word(PageId(page))).state() == State::Resident;
             // SAFETY: the program's buffer of a byte a page, as the kernel would write to it (the caller's
             // promise); a bad pointer ends the program as a bad pointer does.
             unsafe { ((a[2] + (page - start) as usize) as *mut u8).write(resident as u8) };
@@ -530,7 +530,7 @@ pub fn mlock(
     if limit.is_some_and(|l| i64::from(end - start) > l / 2) {
         return Some(Err(Errno(libc::ENOMEM)));
     }
-    for page in start..end {
+    for page in PageId::each(start..end) {
         let w = areas::word(page);
         loop {
             let cur = word::load(w);

@@ -1,8 +1,8 @@
 //! Access to pages of the window, and what is open beyond the program's break.
 
 use canvas_sys::{Errno, mem};
-use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{BRK_BYTES, WINDOW_PAGES};
+use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::regions::{Lists, addr_of, lock};
@@ -50,12 +50,12 @@ pub(crate) fn make_way(_held: &mut Lists, start: u32) -> Result<(), Errno> {
 
 /// An access to `page`, which is not mapped. True when it was open all the same, and is closed now: made again, the
 /// access ends as it does to any page that is not mapped. The caller is inside.
-pub fn close_open(page: u32) -> bool {
-    if page >= OPEN_UNTIL.load(Ordering::Relaxed) {
+pub fn close_open(page: PageId) -> bool {
+    if page.0 >= OPEN_UNTIL.load(Ordering::Relaxed) {
         return false;
     }
     let _held = lock();
     let end = end_page(NOW.load(Ordering::Relaxed));
-    let is_open = (end..OPEN_UNTIL.load(Ordering::Relaxed)).contains(&page);
+    let is_open = (end..OPEN_UNTIL.load(Ordering::Relaxed)).contains(&page.0);
     is_open && close(end).is_ok()
 }

@@ -6,8 +6,8 @@ use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_sys::gate::{self, check, yield_now};
 use canvas_sys::{Errno, mem};
-use canvas_types::PAGE_SIZE;
 use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES};
+use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
 
 use crate::base::{
@@ -39,8 +39,9 @@ fn move_pages(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
 fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     let (mut before, mut touched) = ([Word(0); CHUNK_PAGES], 0u64);
     each_touched(from, from + n, |page, cur| {
-        before[(page - from) as usize] = cur;
-        touched |= 1 << (page - from);
+        let i = page.since(PageId(from));
+        before[i] = cur;
+        touched |= 1 << i;
     });
     if touched == 0 {
         return Ok(());
@@ -48,7 +49,7 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     let mut failed = None;
     // Held until the words are stored: a page that is present while its word still says Untouched
     // would be taken for absent, and write-protected with its neighbours.
-    let held = chunk::shared(to);
+    let held = chunk::shared(PageId(to));
     let resident = (0..n as usize)
         .filter(|i| before[*i].state() == State::Resident)
         .fold(0u64, |set, i| set | 1 << i);
@@ -57,16 +58,17 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
     while bits != 0 {
         let i = bits.trailing_zeros();
         bits &= bits - 1;
-        let (page, dst, mut now) = (from + i, to + i, before[i as usize]);
+        let (page, dst) = (PageId(from + i), PageId(to + i));
+        let mut now = before[i as usize];
         match now.state() {
             State::Resident => {
                 if gone >> i & 1 == 0
-                    && let Err(e) = place_by_move(dst, addr_of(page))
+                    && let Err(e) = place_by_move(dst, page.addr())
                 {
                     failed = Some(e);
                 }
-                areas::table().note_gone(page as usize);
-                areas::table().note_resident(dst as usize);
+                areas::table().note_gone(page.index());
+                areas::table().note_resident(dst.index());
             }
             State::Cached => {
                 // The slot's writer finds the page by its old place: take it, and bring it in.
@@ -83,7 +85,7 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                 let _ = place(dst, cache::buffer(slot)).map_err(|e| failed = Some(e));
                 state::seg().charge_local(state::slot(), 1);
                 account::note_resident(1);
-                areas::table().note_resident(dst as usize);
+                areas::table().note_resident(dst.index());
                 cache::slots().finish(taken);
             }
             _ => {}
@@ -100,15 +102,15 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
             now.clear(flag::STUCK)
         };
         areas::word(dst).store(now.0, Ordering::Release);
-        areas::touched_in_block()[page as usize / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
-        areas::touched_in_block()[dst as usize / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
+        areas::touched_in_block()[page.index() / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
+        areas::touched_in_block()[dst.index() / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
     }
     drop(held);
     let mut bits = touched;
     while bits != 0 {
         let i = bits.trailing_zeros();
         bits &= bits - 1;
-        word::publish(areas::word(from + i), Word(0));
+        word::publish(areas::word(PageId(from + i)), Word(0));
     }
     failed.map_or(Ok(()), Err)
 }
@@ -144,23 +146,23 @@ fn ones(n: u32) -> u64 {
 }
 
 /// The caller holds the chunk's lock shared.
-fn place(dst: u32, src: usize) -> Result<(), Errno> {
+fn place(dst: PageId, src: usize) -> Result<(), Errno> {
     loop {
         // SAFETY: dst is untouched and ours under the lock; src is a live page.
-        let p = unsafe { uffd().copy(addr_of(dst), src, PAGE_SIZE) };
+        let p = unsafe { uffd().copy(dst.addr(), src, PAGE_SIZE) };
         match p.stopped {
             None => return Ok(()),
             Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => yield_now(),
             Some(Errno(libc::EEXIST)) => {
                 // SAFETY: a leftover page of zeros in a range that was just mapped.
-                let _ = unsafe { mem::advise(addr_of(dst), PAGE_SIZE, libc::MADV_DONTNEED) };
+                let _ = unsafe { mem::advise(dst.addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
             }
             Some(e) => return Err(e),
         }
     }
 }
 
-fn place_by_move(dst: u32, src: usize) -> Result<(), Errno> {
+fn place_by_move(dst: PageId, src: usize) -> Result<(), Errno> {
     place(dst, src)?;
     // SAFETY: copied; the source's word is in our hands.
     let _ = unsafe { mem::advise(src, PAGE_SIZE, libc::MADV_DONTNEED) };

@@ -10,21 +10,22 @@
 use canvas_pager::locks::{Exclusive, Shared, SharedLock};
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_sys::gate::yield_now;
+use canvas_types::PageId;
 
 const LOCKS: usize = 4096;
 static LOCK: [SharedLock; LOCKS] = [const { SharedLock::new() }; LOCKS];
 
-fn lock_of(page: u32) -> &'static SharedLock {
-    &LOCK[(page as usize / CHUNK_PAGES) % LOCKS]
+fn lock_of(page: PageId) -> &'static SharedLock {
+    &LOCK[(page.index() / CHUNK_PAGES) % LOCKS]
 }
 
 /// For making pages of `page`'s chunk present.
 #[inline]
-pub fn shared(page: u32) -> Shared<'static> {
+pub fn shared(page: PageId) -> Shared<'static> {
     lock_of(page).shared(yield_now)
 }
 
 /// For write-protecting spans of `page`'s chunk.
-pub fn exclusive(page: u32) -> Exclusive<'static> {
+pub fn exclusive(page: PageId) -> Exclusive<'static> {
     lock_of(page).exclusive(yield_now)
 }

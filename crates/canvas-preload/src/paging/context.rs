@@ -7,7 +7,7 @@ use canvas_pager::locks::{Place as Taken, Places};
 use canvas_pager::slot::Place;
 use canvas_swap::Scratch;
 use canvas_sys::gate::yield_now;
-use canvas_types::PageBuf;
+use canvas_types::{PageBuf, PageId};
 use core::ops::{Deref, DerefMut};
 
 use crate::base::{areas, thread};
@@ -37,7 +37,7 @@ pub struct Reclaim {
     /// Swap cache slots for the batch.
     pub slots: [Place; BATCH_PAGES],
     /// Pages of the batch, in the slots' order.
-    pub pages: [u32; BATCH_PAGES],
+    pub pages: [PageId; BATCH_PAGES],
     /// What is write-protected.
     pub protected: Protected,
     /// Ranges to discard.

@@ -7,6 +7,7 @@ use canvas_far::fetch::Lost;
 use canvas_pager::clock::FillKind;
 use canvas_pager::prefetch::{Done, FaultKind, Plan};
 use canvas_pager::slot;
+use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
@@ -71,7 +72,7 @@ impl Resolved {
 }
 
 /// Makes `page` present.
-pub fn resolve(page: u32, write: bool) -> Resolved {
+pub fn resolve(page: PageId, write: bool) -> Resolved {
     let w = areas::word(page);
     let begun = trace::begin(page);
     let mut spins = 0u32;
@@ -107,7 +108,7 @@ pub fn resolve(page: u32, write: bool) -> Resolved {
 }
 
 /// The fault waited for a prefetch of its page.
-fn late(page: u32, cur: Word) {
+fn late(page: PageId, cur: Word) {
     count(Counter::PrefetchLate, 1);
     // Known used now. Lost to another thread: it knows as well.
     let _ = word::transition(areas::word(page), cur, cur.clear(flag::PREFETCHED));
@@ -115,8 +116,8 @@ fn late(page: u32, cur: Word) {
 }
 
 /// Tells the prefetcher of a fault; what it wants to be brought in.
-fn learn(page: u32, kind: FaultKind) -> Plan {
-    PREFETCHERS.on_fault(thread::thread_hash() as u32, PageId(page), kind, || {
+fn learn(page: PageId, kind: FaultKind) -> Plan {
+    PREFETCHERS.on_fault(thread::thread_hash() as u32, page, kind, || {
         regions::area_of(page)
     })
 }
@@ -124,18 +125,18 @@ fn learn(page: u32, kind: FaultKind) -> Plan {
 /// A fault on a page that is resident by our books: another thread was faster, or (after a failed
 /// unmapping) it is still write-protected. Telling the kernel to lift protection is right in both
 /// cases, but costs a shootdown, so only writes that come twice get it.
-fn spurious(page: u32, write: bool) {
+fn spurious(page: PageId, write: bool) {
     use core::sync::atomic::{AtomicU32, AtomicU64};
     static LAST: AtomicU64 = AtomicU64::new(u64::MAX);
     static TIMES: AtomicU32 = AtomicU32::new(0);
     count(Counter::FaultSpurious, 1);
-    if LAST.swap(u64::from(page), Ordering::Relaxed) != u64::from(page) {
+    if LAST.swap(u64::from(page.0), Ordering::Relaxed) != u64::from(page.0) {
         TIMES.store(0, Ordering::Relaxed);
         return;
     }
     let times = TIMES.fetch_add(1, Ordering::Relaxed);
     if write && times >= 1 {
-        let _ = uffd().write_protect(PageId(page).addr(), PAGE_SIZE, false);
+        let _ = uffd().write_protect(page.addr(), PAGE_SIZE, false);
     }
     if times > 16 {
         contradiction(page);
@@ -145,7 +146,7 @@ fn spurious(page: u32, write: bool) {
 /// The word says resident, yet the page keeps faulting: ask the kernel. A page that is really
 /// absent is lost, and must not turn into zeros silently.
 #[cold]
-fn contradiction(page: u32) {
+fn contradiction(page: PageId) {
     if regions::is_present(page) {
         yield_now();
         return;
@@ -160,7 +161,7 @@ fn contradiction(page: u32) {
         count(Counter::Anomaly, 1);
         report!(
             "page {:#x} (word {:#x}) vanished from memory; the program is told by SIGBUS",
-            PageId(page).addr(),
+            page.addr(),
             cur.0
         );
         table_gone(page);
@@ -169,19 +170,19 @@ fn contradiction(page: u32) {
 }
 
 /// Books a page that stopped being resident.
-pub fn table_gone(page: u32) {
-    areas::table().note_gone(page as usize);
+pub fn table_gone(page: PageId) {
+    areas::table().note_gone(page.index());
     account::note_resident(-1);
     account::uncharge(1);
 }
 
 /// Copies `n` pages from `src` to absent pages from `page` on; returns how many are now present.
 /// The caller holds the chunk's lock shared.
-fn copy_in(page: u32, src: usize, n: usize) -> Result<(), (usize, Errno)> {
+fn copy_in(page: PageId, src: usize, n: usize) -> Result<(), (usize, Errno)> {
     let (mut done, mut step) = (0, n);
     let mut tries = 0u32;
     while done < n {
-        let dst = PageId(page).addr() + done * PAGE_SIZE;
+        let dst = page.addr() + done * PAGE_SIZE;
         // SAFETY: the words of these pages are in our busy state, and src is our own memory.
         let p = unsafe { uffd().copy(dst, src + done * PAGE_SIZE, step.min(n - done) * PAGE_SIZE) };
         done += p.done_bytes / PAGE_SIZE;
@@ -206,11 +207,11 @@ fn copy_in(page: u32, src: usize, n: usize) -> Result<(), (usize, Errno)> {
 }
 
 /// Publishes pages `page..page+n` (present, words busy in our hands) as resident.
-fn publish_run(page: u32, n: usize, new_word: impl Fn(usize) -> Word) {
-    areas::table().note_resident_run(page as usize, n);
+fn publish_run(page: PageId, n: usize, new_word: impl Fn(usize) -> Word) {
+    areas::table().note_resident_run(page.index(), n);
     account::note_resident(n as i64);
     for i in 0..n {
-        word::publish(areas::word(page + i as u32), new_word(i));
+        word::publish(areas::word(page.plus(i)), new_word(i));
     }
 }
 
@@ -218,10 +219,10 @@ fn publish_run(page: u32, n: usize, new_word: impl Fn(usize) -> Word) {
 const AHEAD_SHORT: u32 = 15;
 
 /// First touch: zeros, ahead of a sequential stream.
-fn first_touch(page: u32) -> Option<Resolved> {
+fn first_touch(page: PageId) -> Option<Resolved> {
     let plan = PREFETCHERS
         .streams
-        .first_touch_plan(thread::thread_hash() as u32, PageId(page));
+        .first_touch_plan(thread::thread_hash() as u32, page);
     let mut ahead = plan.count.min(areas::ZERO_PAGES as u32 - 1);
     if ahead > 0 && !room_for(i64::from(ahead) + 1) {
         // Direct reclaim makes room in batches anyway.
@@ -236,7 +237,7 @@ fn first_touch(page: u32) -> Option<Resolved> {
 
 /// Fills `page` with zeros before its first touch, where there is room below the limit: nothing leaves for it.
 /// The caller is inside.
-pub fn fill_if_room(page: u32) {
+pub fn fill_if_room(page: PageId) {
     if room_for(1) {
         // Whatever comes of it: a touch finds out by itself.
         let _ = zeros(page, 0, 1);
@@ -244,7 +245,7 @@ pub fn fill_if_room(page: u32) {
 }
 
 /// Makes an untouched page present, and up to `ahead` untouched neighbours of it.
-fn zeros(page: u32, ahead: u32, stride: i32) -> Option<Resolved> {
+fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
     // Claimed under the mapping lock: a mapping call sees each page as busy, or not at all.
     let Some((from, to)) = regions::claim_untouched(page, ahead, stride) else {
         return Some(Resolved::NotOurs);
@@ -252,14 +253,15 @@ fn zeros(page: u32, ahead: u32, stride: i32) -> Option<Resolved> {
     if from == to {
         return None;
     }
-    let got = (to - from) as usize;
-    let give_up = |first: u32| {
-        for p in first..to {
-            word::publish(areas::word(p), Word(0));
+    let got = to.since(from);
+    let give_up = |first: PageId| {
+        let n = to.since(first);
+        for i in 0..n {
+            word::publish(areas::word(first.plus(i)), Word(0));
         }
-        let n = to - first;
-        areas::touched_in_block()[from as usize / BLOCK_PAGES].fetch_sub(n, Ordering::Relaxed);
-        account::uncharge(i64::from(n));
+        areas::touched_in_block()[from.index() / BLOCK_PAGES]
+            .fetch_sub(n as u32, Ordering::Relaxed);
+        account::uncharge(n as i64);
     };
     if !account::charge(got as i64) {
         account::uncharge(-(got as i64));
@@ -275,7 +277,7 @@ fn zeros(page: u32, ahead: u32, stride: i32) -> Option<Resolved> {
     };
     let epoch = EPOCH.now();
     publish_run(from, present, |i| {
-        let kind = if from + i as u32 == page {
+        let kind = if from.plus(i) == page {
             FillKind::FirstTouch
         } else {
             FillKind::FirstTouchAhead
@@ -283,9 +285,9 @@ fn zeros(page: u32, ahead: u32, stride: i32) -> Option<Resolved> {
         CLOCK.params.on_fill(Word(0), kind, epoch)
     });
     drop(held);
-    give_up(from + present as u32);
+    give_up(from.plus(present));
     state::seg().charge_footprint(present as i64);
-    if page >= from + present as u32 {
+    if page >= from.plus(present) {
         return match error {
             Some(Errno(libc::ENOENT)) | Some(Errno(libc::EFAULT)) | Some(Errno(libc::EINVAL)) => {
                 Some(Resolved::NotOurs)
@@ -295,7 +297,7 @@ fn zeros(page: u32, ahead: u32, stride: i32) -> Option<Resolved> {
         };
     }
     count(Counter::PagesZeroFilled, present as u64);
-    trace::filled_ahead(from, from + present as u32, page);
+    trace::filled_ahead(from, present, page);
     Some(Resolved::Present)
 }
 
@@ -306,7 +308,7 @@ fn room_for(n: i64) -> bool {
 }
 
 /// A touch of a page in the swap cache: back it goes.
-fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
+fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     if !account::charge(1) {
         return Some(Resolved::NoMemory);
     }
@@ -374,7 +376,7 @@ fn second_chance(page: u32, cur: Word) -> Option<Resolved> {
 }
 
 /// Marks the word of a page whose far copy did not verify, or is not where its entry says.
-fn poison(page: u32, cur: Word, why: LoadError) {
+fn poison(page: PageId, cur: Word, why: LoadError) {
     use core::sync::atomic::AtomicU32;
     /// Told of; the rest is counted.
     const LINES: u32 = 8;
@@ -385,7 +387,7 @@ fn poison(page: u32, cur: Word, why: LoadError) {
         TOLD.store(told + 1, Ordering::Relaxed);
         report!(
             "the far copy of page {:#x} does not verify ({}); the program is told by SIGBUS{}",
-            PageId(page).addr(),
+            page.addr(),
             match why {
                 LoadError::Verify => "in the pool",
                 LoadError::NoCopy => "its entry has none",
@@ -430,7 +432,7 @@ fn keep_or_release(new: Word, far_copy: bool) -> Word {
 }
 
 /// A far page is needed now.
-fn demand(page: u32, cur: Word) -> Option<Resolved> {
+fn demand(page: PageId, cur: Word) -> Option<Resolved> {
     if !account::charge(1) {
         return Some(Resolved::NoMemory);
     }
@@ -542,15 +544,15 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         issued: 0,
         marked: 0,
     };
-    let unmapped = plan.unmapped(most, |p| word::load(areas::word(p.0)).state() == State::Far);
+    let unmapped = plan.unmapped(most, |p| word::load(areas::word(p)).state() == State::Far);
     for i in 0..most {
         done.reached = i + 1;
         let Some(page) = plan.page(i) else { break };
-        let Some(cur) = run.decode(page.0, ctx, kind) else {
+        let Some(cur) = run.decode(page, ctx, kind) else {
             continue;
         };
         done.issued += 1;
-        trace::note(page.0, Kind::Prefetch);
+        trace::note(page, Kind::Prefetch);
         let leave = unmapped.contains(i);
         // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
         let mark = if leave {
@@ -558,14 +560,12 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         } else {
             flag::SAMPLED
         };
-        if (leave || trace::records(page.0))
-            && leave_in_cache(page.0, cur, &ctx.staging[run.n], mark)
-        {
+        if (leave || trace::records(page)) && leave_in_cache(page, cur, &ctx.staging[run.n], mark) {
             done.marked += u32::from(leave);
             run.flush(ctx, kind);
             continue;
         }
-        run.add(page.0, cur);
+        run.add(page, cur);
     }
     run.flush(ctx, kind);
     if plan.stream {
@@ -585,7 +585,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
 
 /// Brings in those of `pages`, in ascending order, that are far; how many. What lies beyond the pool is
 /// asked for, and can be had from the pool later.
-pub fn swap_in(pages: &[u32]) -> u32 {
+pub fn swap_in(pages: &[PageId]) -> u32 {
     tier::absorb();
     let mut ctx = context::fill();
     let ctx = &mut *ctx;
@@ -604,7 +604,7 @@ pub fn swap_in(pages: &[u32]) -> u32 {
 
 /// Contiguous pages decoded into staging, waiting for their copy.
 struct Pending {
-    first: u32,
+    first: PageId,
     n: usize,
     old: [Word; STAGING_PAGES],
 }
@@ -612,7 +612,7 @@ struct Pending {
 impl Default for Pending {
     fn default() -> Pending {
         Pending {
-            first: 0,
+            first: PageId(0),
             n: 0,
             old: [Word(0); STAGING_PAGES],
         }
@@ -622,13 +622,13 @@ impl Default for Pending {
 impl Pending {
     /// Claims `page` and decodes it behind those that wait; if it cannot join them, they go first. Its
     /// word before, when it was far and in the pool: then it is the caller's.
-    fn decode(&mut self, page: u32, ctx: &mut context::Fill, kind: FillKind) -> Option<Word> {
+    fn decode(&mut self, page: PageId, ctx: &mut context::Fill, kind: FillKind) -> Option<Word> {
         let w = areas::word(page);
         let cur = word::load(w);
         let joins = self.n > 0
-            && page == self.first + self.n as u32
+            && page == self.first.plus(self.n)
             && self.n < STAGING_PAGES
-            && !page.is_multiple_of(64);
+            && !page.index().is_multiple_of(CHUNK_PAGES);
         if !joins {
             self.flush(ctx, kind);
         }
@@ -657,7 +657,7 @@ impl Pending {
     }
 
     /// Keeps a decoded page until the next flush.
-    fn add(&mut self, page: u32, cur: Word) {
+    fn add(&mut self, page: PageId, cur: Word) {
         if self.n == 0 {
             self.first = page;
         }
@@ -679,7 +679,7 @@ impl Pending {
         let old = &self.old;
         publish_run(self.first, present, |i| filled(old[i], kind));
         for (i, cur) in old.iter().enumerate().take(n).skip(present) {
-            word::publish(areas::word(self.first + i as u32), *cur);
+            word::publish(areas::word(self.first.plus(i)), *cur);
         }
         drop(held);
         state::slot()
@@ -692,7 +692,7 @@ impl Pending {
 }
 
 /// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
-fn leave_in_cache(page: u32, cur: Word, data: &canvas_types::PageBuf, mark: u64) -> bool {
+fn leave_in_cache(page: PageId, cur: Word, data: &canvas_types::PageBuf, mark: u64) -> bool {
     let mut slot = [slot::Place::default()];
     let (got, fresh) = cache::slots().alloc(&mut slot);
     if got == 0 {

@@ -38,7 +38,7 @@ pub struct Protected {
     /// Spans to release, with their bystanders' indices.
     spans: [(u32, u32); SPANS],
     span_count: usize,
-    bystanders: [u32; BYSTANDERS],
+    bystanders: [PageId; BYSTANDERS],
     bystander_count: usize,
     /// Block locks held, one bit each.
     blocks: [u64; BLOCK_LOCKS / 64],
@@ -87,7 +87,7 @@ impl Protected {
         // Always upwards, and never more than one block's: no two holders wait for each other.
         let mut held: [Option<Exclusive<'static>>; CHUNKS] = [const { None }; CHUNKS];
         for c in low as usize / CHUNK_PAGES..=high as usize / CHUNK_PAGES {
-            held[c % CHUNKS] = Some(chunk::exclusive((c * CHUNK_PAGES) as u32));
+            held[c % CHUNKS] = Some(chunk::exclusive(PageId((c * CHUNK_PAGES) as u32)));
         }
         let mut k = 0;
         while k < runs.len() {
@@ -109,7 +109,7 @@ impl Protected {
             } else {
                 // Something foreign lies in between, or the kernel refuses: run by run.
                 for b in &self.bystanders[before..self.bystander_count] {
-                    write_protect(*b, *b + 1, false);
+                    write_protect(b.0, b.0 + 1, false);
                     stays(*b);
                 }
                 self.bystander_count = before;
@@ -129,7 +129,7 @@ impl Protected {
     /// Can one call cover the pages `from..to` as well? Then their resident ones are held.
     fn bridge(&mut self, from: u32, to: u32, may_hold: bool) -> bool {
         let before = self.bystander_count;
-        for page in from..to {
+        for page in PageId::each(from..to) {
             if absent(page) {
                 continue;
             }
@@ -187,7 +187,7 @@ impl Protected {
 }
 
 /// A held page stays resident.
-fn stays(page: u32) {
+fn stays(page: PageId) {
     let slot = areas::word(page);
     word::publish(slot, word::load(slot).with_state(State::Resident));
 }
@@ -200,7 +200,7 @@ fn write_protect(first: u32, end: u32, protect: bool) -> bool {
 }
 
 /// No page is present there, and none becomes so while the chunk's lock is held.
-fn absent(page: u32) -> bool {
+fn absent(page: PageId) -> bool {
     let w = word::load(areas::word(page));
     matches!(
         w.state(),

@@ -103,7 +103,7 @@ fn judge_far_pressure() {
 
 fn drop_reservations(ctx: &Reclaim) {
     for page in ctx.batch.dropped_candidates() {
-        if let Some(entry) = take_reservation(areas::word(page.0)) {
+        if let Some(entry) = take_reservation(areas::word(*page)) {
             pool().release(entry);
             count(Counter::EntryReservationDropped, 1);
         }
@@ -136,8 +136,8 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
                 iov_len: r.len as usize * PAGE_SIZE,
             };
             ranges += 1;
-            for p in r.start.0..r.start.0 + r.len {
-                ctx.pages[n] = p;
+            for page in r.pages() {
+                ctx.pages[n] = page;
                 n += 1;
             }
         },
@@ -155,7 +155,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         // pages that cannot be read are marked STUCK and never selected); the slot is ours alone.
         unsafe {
             core::ptr::copy_nonoverlapping(
-                PageId(*page).addr() as *const u8,
+                page.addr() as *const u8,
                 cache::buffer(slot.slot()) as *mut u8,
                 PAGE_SIZE,
             )
@@ -183,7 +183,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         let cur = word::load(w);
         debug_assert_eq!(cur.state(), State::Evicting);
         cache::slots().fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
-        areas::table().note_gone(*page as usize);
+        areas::table().note_gone(page.index());
         let new = if traced {
             cur.with_epoch(epoch).set(flag::SAMPLED)
         } else {
@@ -216,7 +216,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
 /// Leaves the pages of a run where they are. `refused`: the kernel would not protect them, and is not to
 /// be asked again.
 fn give_up(run: Run, refused: bool) {
-    for page in run.start.0..run.start.0 + run.len {
+    for page in run.pages() {
         let w = areas::word(page);
         let mut back = word::load(w).with_state(State::Resident);
         if refused {
@@ -255,17 +255,17 @@ fn keep_what_stays(ctx: &mut Reclaim, n: usize) -> usize {
         let page = ctx.pages[i];
         // One by one: of a range that was refused some pages may be gone.
         // SAFETY: the page is Evicting in our hands, and copied.
-        let done = unsafe { mem::advise(PageId(page).addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
+        let done = unsafe { mem::advise(page.addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
         if done.is_ok() {
             ctx.pages.swap(gone, i);
             ctx.slots.swap(gone, i);
             gone += 1;
             continue;
         }
-        let _ = uffd().write_protect(PageId(page).addr(), PAGE_SIZE, false);
+        let _ = uffd().write_protect(page.addr(), PAGE_SIZE, false);
         cache::slots().give_back(&ctx.slots[i..=i]);
         let one = Run {
-            start: PageId(page),
+            start: page,
             len: 1,
         };
         give_up(one, true);
@@ -449,7 +449,7 @@ fn drop_resident_copies() -> bool {
     let mut dropped = 0u64;
     areas::table().for_each_in(State::Resident, |page, w| {
         if w.entry().is_some()
-            && let Some(e) = take_reservation(areas::word(page as u32))
+            && let Some(e) = take_reservation(areas::word(PageId(page as u32)))
         {
             pool().release(e);
             dropped += 1;
@@ -496,7 +496,7 @@ pub fn background_round() -> bool {
 
 /// Releases what a page owned, when a mapping call discards it. `cur` is its word before the
 /// caller moved it to Mapping; the page itself is the caller's to discard.
-pub fn forget(page: u32, cur: Word) {
+pub fn forget(page: PageId, cur: Word) {
     trace::note(page, TraceKind::Discard);
     match cur.state() {
         State::Resident => {

@@ -3,6 +3,7 @@
 
 use canvas_pager::swapin::SwapInHand;
 use canvas_shm::Counter;
+use canvas_types::PageId;
 use core::sync::atomic::Ordering;
 
 use crate::base::{
@@ -38,7 +39,7 @@ pub fn background_round() -> bool {
         return false;
     }
     let table = areas::table();
-    let mut pages = [0; BATCH];
+    let mut pages = [PageId::default(); BATCH];
     let n = HAND.next(
         table.words,
         table.blocks(),

@@ -156,25 +156,25 @@ pub fn cache_pages() -> Option<usize> {
 }
 
 #[inline(always)]
-fn sampled(page: u32) -> bool {
-    is_sampled(PageId(page), SampleRate(RATE.load(Ordering::Relaxed)))
+fn sampled(page: PageId) -> bool {
+    is_sampled(page, SampleRate(RATE.load(Ordering::Relaxed)))
 }
 
 /// Is this page's life recorded?
 #[inline(always)]
-pub fn records(page: u32) -> bool {
+pub fn records(page: PageId) -> bool {
     on() && sampled(page)
 }
 
 /// A fault on `page` begins: its time in ticks, or 0 when it is not recorded.
 #[inline(always)]
-pub fn begin(page: u32) -> u64 {
+pub fn begin(page: PageId) -> u64 {
     if records(page) { proc::ticks() | 1 } else { 0 }
 }
 
 /// The fault that began at `begun` found `met` and has been resolved.
 #[cold]
-pub fn fault(begun: u64, page: u32, met: Word, write: bool) {
+pub fn fault(begun: u64, page: PageId, met: Word, write: bool) {
     let kind = match met.state() {
         State::Untouched => Kind::FirstTouch,
         State::Far => Kind::Demand,
@@ -196,18 +196,19 @@ pub fn fault(begun: u64, page: u32, met: Word, write: bool) {
 
 /// Something else happened to `page`.
 #[inline(always)]
-pub fn note(page: u32, kind: Kind) {
+pub fn note(page: PageId, kind: Kind) {
     if records(page) {
         push(page, kind, 0, proc::ticks(), 0);
     }
 }
 
-/// Pages `from..to` were filled with zeros because of a fault on `touched`: they count as touched
-/// now, though the touches of the others are only expected.
+/// `pages` pages from `from` on were filled with zeros because of a fault on `touched`: they count as
+/// touched now, though the touches of the others are only expected.
 #[inline]
-pub fn filled_ahead(from: u32, to: u32, touched: u32) {
+pub fn filled_ahead(from: PageId, pages: usize, touched: PageId) {
     if on() {
-        (from..to)
+        (0..pages)
+            .map(|i| from.plus(i))
             .filter(|p| *p != touched)
             .for_each(|p| note(p, Kind::FirstTouch));
     }
@@ -215,13 +216,13 @@ pub fn filled_ahead(from: u32, to: u32, touched: u32) {
 
 /// The contents of `from` are at `to` now.
 #[inline]
-pub fn moved(from: u32, to: u32) {
+pub fn moved(from: PageId, to: PageId) {
     note(from, Kind::Discard);
     note(to, Kind::FirstTouch);
 }
 
 #[cold]
-fn push(page: u32, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
+fn push(page: PageId, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
     let mut at = TAIL.load(Ordering::Relaxed);
     let place = loop {
         let s = slot(at);
@@ -242,7 +243,7 @@ fn push(page: u32, kind: Kind, flags: u8, ticks: u64, took_ticks: u64) {
     let thread = thread::thread_hash() as u16;
     let flags = flags | record_flag::SAMPLED;
     let what =
-        u64::from(page) | u64::from(thread) << 32 | (kind as u64) << 48 | u64::from(flags) << 56;
+        u64::from(page.0) | u64::from(thread) << 32 | (kind as u64) << 48 | u64::from(flags) << 56;
     place.ticks.store(ticks, Ordering::Relaxed);
     place.took_ticks.store(took_ticks, Ordering::Relaxed);
     place.what.store(what, Ordering::Relaxed);
@@ -422,7 +423,8 @@ pub fn at_exit() {
         for block in
             (0..areas::table().blocks()).filter(|b| touched[*b].load(Ordering::Relaxed) != 0)
         {
-            for page in (block * BLOCK_PAGES) as u32..((block + 1) * BLOCK_PAGES) as u32 {
+            let first = (block * BLOCK_PAGES) as u32;
+            for page in PageId::each(first..first + BLOCK_PAGES as u32) {
                 if sampled(page) && word::load(areas::word(page)).state() != State::Untouched {
                     note(page, Kind::Discard);
                 }
@@ -504,7 +506,7 @@ fn select(batch: &mut VictimBatch, most: u32) {
         }
         at = at.max(block * BLOCK_PAGES);
         while at < (block + 1) * BLOCK_PAGES && batch.pages() < most {
-            let page = at as u32;
+            let page = PageId(at as u32);
             at += 1;
             looked += 1;
             if !sampled(page) {
@@ -513,7 +515,7 @@ fn select(batch: &mut VictimBatch, most: u32) {
             let w = areas::word(page);
             let cur = word::load(w);
             if cur.evictable() && word::transition(w, cur, cur.with_state(State::Evicting)) {
-                batch.push_page(page);
+                batch.push_page(page.0);
             }
         }
     }

@@ -214,7 +214,7 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
             why = if shared {
                 pages::resolve(pages::page_of(addr))
             } else {
-                fault::resolve(PageId::of_addr(addr).0, write)
+                fault::resolve(PageId::of_addr(addr), write)
             };
         }
         if why == Resolved::Present {
@@ -227,7 +227,7 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
         }
         if why == Resolved::NotOurs && !shared {
             let _inside = freeze::enter_masked();
-            if open_pages::close_open(PageId::of_addr(addr).0) {
+            if open_pages::close_open(PageId::of_addr(addr)) {
                 return;
             }
         }
@@ -523,7 +523,7 @@ unsafe extern "C" fn on_sigsegv(sig: i32, info: *mut libc::siginfo_t, context: *
     let i = unsafe { &mut *info };
     // SAFETY: a fault's siginfo has an address.
     let addr = unsafe { i.si_addr() } as usize;
-    let hole = (in_window(addr) && regions::is_hole(PageId::of_addr(addr).0))
+    let hole = (in_window(addr) && regions::is_hole(PageId::of_addr(addr)))
         || (in_partition(addr) && mapping::is_hole(addr));
     if i.si_code > 0 && hole {
         i.si_code = SEGV_MAPERR;

@@ -141,7 +141,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
     }
     state::FAULTS_SERVED.fetch_add(1, Ordering::Relaxed);
     let begun = time::now_ns();
-    let page = PageId::of_addr(addr).0;
+    let page = PageId::of_addr(addr);
     let r = {
         let _inside = freeze::enter_masked();
         fault::resolve(page, msg.flags & uffd::FAULT_WRITE != 0)
