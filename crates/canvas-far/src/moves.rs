@@ -34,7 +34,10 @@ pub(crate) fn demote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) -
     let hash: &Hash = hash;
     with_page(b.owner(), line, || {
         b.book().hold(extent);
-        if b.owner().pool().sink(line.entry, hash, line.place(extent)) {
+        if b.owner()
+            .pool()
+            .demote(line.entry, hash, line.place(extent))
+        {
             return Some(Becomes::Beyond);
         }
         unhold(b, extent);
@@ -48,7 +51,7 @@ pub(crate) fn promote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) 
     with_page(owner, line, || {
         let keeps = owner.keeps_places();
         let place = line.place(extent);
-        let raised = owner.pool().raise(line.entry, place, stored, keeps);
+        let raised = owner.pool().promote(line.entry, place, stored, keeps);
         raised.then_some(Becomes::CameBack)
     })
 }

@@ -107,7 +107,7 @@ fn sweep_at(
 /// Frees about `bytes` of slots of copies that lie beyond the pool, too: nothing is lost. True when there
 /// were any.
 pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
-    let spare = |entry| match owner.pool().sink_home(entry) {
+    let spare = |entry| match owner.pool().demote_home(entry) {
         Some(bytes) => Spared::Sunk(bytes),
         None => Spared::Nothing,
     };

@@ -237,7 +237,7 @@ fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Pac
             }
             let entry = B::Owner::entry(seen);
             let (mut becomes, mut fits) = (Becomes::AsBefore, true);
-            if let Some(freed) = pool.sink_home(entry) {
+            if let Some(freed) = pool.demote_home(entry) {
                 demoted_bytes += freed;
                 packed.demoted += 1;
                 owner.publish(page, seen, Becomes::Beyond);

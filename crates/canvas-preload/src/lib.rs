@@ -13,7 +13,7 @@ use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, own, regions, stat
 use crate::capture::{hooks, patch};
 use crate::far_tier::pool;
 use crate::memory::{brk, mm};
-use crate::paging::{account, swapin, trace};
+use crate::paging::{accounting, swapin, trace};
 use crate::process::{altstack, procs, sig, threads, users};
 use crate::shared::{mapping, pages};
 use canvas_shm::Mode;
@@ -192,7 +192,7 @@ fn try_start() -> Result<(), Failure> {
         }
     }
     mm::inherit_window(false);
-    account::measure_native();
+    accounting::measure_native();
     if seg.has_limit() {
         threads::start_reclaimer();
     }
@@ -287,7 +287,7 @@ fn join_tenant(fd: i32) -> Result<(), Failure> {
     state::PREFETCHERS.choose(state::seg().config.prefetch());
     trace::init();
     threads::open_pidfd();
-    account::size_cache();
+    accounting::size_cache();
     swapin::start();
     Ok(())
 }

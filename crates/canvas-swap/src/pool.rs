@@ -646,7 +646,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     /// The copy in the pool lies at `place` as well, with this hash: it goes down, its slot is free.
     /// False, with nothing changed, when the entry holds another copy by now.
-    pub fn sink(&self, entry: SwapEntry, digest: &Hash, place: DeepPlace) -> bool {
+    pub fn demote(&self, entry: SwapEntry, digest: &Hash, place: DeepPlace) -> bool {
         let old = self.entries.get(entry);
         if !matches!(old, Record::Stored { len, .. } if len == place.len)
             || !self.stored_hash(old).is_some_and(|h| same(&h, digest))
@@ -660,7 +660,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     /// Frees the slot of a copy that lies beyond the pool, too, so that this one is left. The bytes of
     /// the slot; `None`, with nothing changed, when there is no other copy.
-    pub fn sink_home(&self, entry: SwapEntry) -> Option<usize> {
+    pub fn demote_home(&self, entry: SwapEntry) -> Option<usize> {
         let old = self.entries.get(entry);
         let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
             return None;
@@ -681,7 +681,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// Frees the slot of a page that is in local memory. What lies beyond the pool takes none of it and
     /// stays, so that the page goes on being known as clean.
     pub fn spare(&self, entry: SwapEntry) -> Spared {
-        if let Some(bytes) = self.sink_home(entry) {
+        if let Some(bytes) = self.demote_home(entry) {
             return Spared::Sunk(bytes);
         }
         let old = self.entries.get(entry);
@@ -695,14 +695,14 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     /// Takes the copy at `place` back into the pool; `stored` is what lies there, hash and payload.
     /// `keeps`: the entry goes on naming the place as well, so that the copy can leave the pool again
-    /// without being written ([`LocalPool::sink_home`]).
+    /// without being written ([`LocalPool::demote_home`]).
     /// False, with nothing changed, when the entry holds another copy by now, or the pool is full.
-    pub fn raise(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8], keeps: bool) -> bool {
-        self.raise_on(&self.budget, entry, place, stored, keeps)
+    pub fn promote(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8], keeps: bool) -> bool {
+        self.promote_on(&self.budget, entry, place, stored, keeps)
     }
 
     /// The copy at `place`, of a page that is far, is to be there no more: it comes back as with
-    /// [`LocalPool::raise`], or the one in the pool is left. `past_bound`: even if the pool has no room.
+    /// [`LocalPool::promote`], or the one in the pool is left. `past_bound`: even if the pool has no room.
     /// False, with nothing changed, when the entry has no copy there by now, or the pool is full.
     pub fn vacate(
         &self,
@@ -717,13 +717,13 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             return true;
         }
         if past_bound {
-            self.raise_on(&PastBound(&self.budget), entry, place, stored, false)
+            self.promote_on(&PastBound(&self.budget), entry, place, stored, false)
         } else {
-            self.raise_on(&self.budget, entry, place, stored, false)
+            self.promote_on(&self.budget, entry, place, stored, false)
         }
     }
 
-    fn raise_on(
+    fn promote_on(
         &self,
         budget: &impl PoolBudget,
         entry: SwapEntry,

@@ -133,7 +133,7 @@ fn nor_is_one_whose_copy_lies_beyond_the_pool() {
             offset: 64,
             len,
         };
-        assert!(pool.sink(entry, stored.first_chunk().unwrap(), place));
+        assert!(pool.demote(entry, stored.first_chunk().unwrap(), place));
         pool.decode(entry, &stored, &mut back).unwrap();
         assert!(back == *before);
         let again = pool.store(entry, true, before, &mut scratch).unwrap();

@@ -271,7 +271,7 @@ fn check(codec: Codec) -> Vec<String> {
                                 len: payload.len() as u16,
                             };
                             // What was stored since keeps its place, unless it is the same again.
-                            let sunk = pool.sink(p.entry, hash, place);
+                            let sunk = pool.demote(p.entry, hash, place);
                             prop_assert_eq!(sunk, bytes == p.read_out);
                             seen.borrow_mut().insert(format!("sunk {sunk}"));
                             if sunk {
@@ -288,8 +288,8 @@ fn check(codec: Codec) -> Vec<String> {
                                 ..place
                             };
                             let bytes = extents[&place.extent].clone();
-                            prop_assert!(!pool.raise(entry, wrong, &bytes, keeps));
-                            let raised = pool.raise(entry, place, &bytes, keeps);
+                            prop_assert!(!pool.promote(entry, wrong, &bytes, keeps));
+                            let raised = pool.promote(entry, place, &bytes, keeps);
                             seen.borrow_mut().insert(format!("raised {raised}"));
                             prop_assert_eq!(raised, read_out(&pool, entry) == bytes);
                         }
@@ -326,7 +326,7 @@ fn check(codec: Codec) -> Vec<String> {
                     Op::SinkHome(i) => {
                         let entry = pages[i].entry;
                         let (record, bytes) = (pool.record(entry), read_out(&pool, entry));
-                        let sunk = pool.sink_home(entry).is_some();
+                        let sunk = pool.demote_home(entry).is_some();
                         seen.borrow_mut().insert(format!("sunk home {sunk}"));
                         prop_assert_eq!(sunk, matches!(record, Record::Stored { home: true, .. }));
                         if let (true, Record::Deep(place)) = (sunk, pool.record(entry)) {

@@ -10,7 +10,7 @@ use crate::base::{
 };
 use crate::capture::filters;
 use crate::memory::{args, brk, mm, remap};
-use crate::paging::{account, family, native_swap, trace};
+use crate::paging::{accounting, fork_accounting, native_swap, trace};
 use crate::process::{altstack, procs, sig, users};
 use crate::shared::{mapping, pages};
 
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         // A new thread's first pushes come before it can have a signal stack.
         nr if nr as usize == BEFORE_CLONE3 => {
             args::hold_new_stack(a[0]);
-            account::expect_native(THREAD_PAGES);
+            accounting::expect_native(THREAD_PAGES);
             0
         }
         libc::SYS_mmap => ours(mm::mmap(a)),
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         libc::SYS_exit_group => {
             trace::at_exit();
             pages::before_exit();
-            family::before_exit();
+            fork_accounting::before_exit();
             as_it_is()
         }
         // SAFETY: the program's call.

@@ -25,7 +25,7 @@ use crate::base::{
 };
 use crate::memory::open_pages::{MMAP_FIRST, make_way, protect};
 use crate::paging::{
-    account,
+    accounting,
     fault::{self, Resolved},
     reclaim,
 };
@@ -235,7 +235,7 @@ pub fn mmap(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
     if bytes == 0 || exact || (fixed && !overlaps_window) || (!fixed && !captures(prot, flags)) {
         if flags & libc::MAP_ANONYMOUS != 0 && bytes >= 64 << 10 {
             // Memory that will be the program's, and not ours to see: a stack, most often.
-            account::measure_soon();
+            accounting::measure_soon();
         }
         return None;
     }
@@ -650,7 +650,7 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
             areas::word(page).store(cur.with_pins(0).0, Ordering::Release);
         });
     }
-    account::after_fork_in_child(resident);
+    accounting::after_fork_in_child(resident);
     let mut at = 0;
     while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
         at = r.end;

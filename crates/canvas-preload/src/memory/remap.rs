@@ -18,7 +18,7 @@ use crate::base::{
 };
 use crate::memory::mm::{admit, clear, discard, each_touched, map_as, restore_window};
 use crate::memory::open_pages::{MMAP_FIRST, RW, make_way, protect};
-use crate::paging::{account, cache, chunk, trace};
+use crate::paging::{accounting, cache, chunk, trace};
 
 /// Moves the pages `from..from+n` to `to..`, which is mapped and untouched. `stuck`: reclaim must
 /// not select them at their new place.
@@ -84,7 +84,7 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                 now = w;
                 let _ = place(dst, cache::buffer(slot)).map_err(|e| failed = Some(e));
                 state::seg().charge_local(state::slot(), 1);
-                account::note_resident(1);
+                accounting::note_resident(1);
                 areas::table().note_resident(dst.index());
                 cache::slots().finish(taken);
             }

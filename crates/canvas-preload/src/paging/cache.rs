@@ -11,7 +11,7 @@ use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
     smaps, state, tenant,
 };
-use crate::paging::account;
+use crate::paging::accounting;
 
 /// Places in the FIFO; stale ones are skipped, so it is larger than the cache.
 const RING: usize = CACHE_SLOTS_MAX * 2;
@@ -54,7 +54,7 @@ pub fn contents(slot: u32) -> &'static PageBuf {
 /// else 200 ms. The caller is inside, in the reclaim thread.
 pub fn give_back_idle(now: u64) {
     static LAST_NS: AtomicU64 = AtomicU64::new(0);
-    let pause_ns = if account::short_of_room() {
+    let pause_ns = if accounting::short_of_room() {
         20_000_000
     } else {
         200_000_000
@@ -80,7 +80,7 @@ pub fn give_back_idle(now: u64) {
             let _ = unsafe { mem::advise(at, PAGE_SIZE, libc::MADV_DONTNEED) };
         }
         slots().give_back_bare(&places[..n]);
-        account::uncharge(n as i64);
+        accounting::uncharge(n as i64);
         state::slot()
             .cached_pages
             .fetch_sub(n as i64, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::freeze;
-use crate::paging::{account, reclaim};
+use crate::paging::{accounting, reclaim};
 
 const _: () = assert!(
     holds::MAX_NS == 60_000_000_000,
@@ -71,10 +71,10 @@ fn is_device(fd: usize) -> bool {
 fn give() {
     const WAITS_MAX: u32 = 20;
     let mut waits = 0;
-    while waits < WAITS_MAX && account::is_past_limit() {
+    while waits < WAITS_MAX && accounting::is_past_limit() {
         let done = {
             let _inside = freeze::enter();
-            match account::excess() {
+            match accounting::excess() {
                 0 => return,
                 pages => reclaim::run(pages.min(64) as u32, true),
             }

@@ -27,7 +27,7 @@ use crate::base::{
 };
 use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
-    account, cache, chunk,
+    accounting, cache, chunk,
     context::{self, STAGING_PAGES},
     trace,
 };
@@ -172,8 +172,8 @@ fn contradiction(page: PageId) {
 /// Books a page that stopped being resident.
 pub fn table_gone(page: PageId) {
     areas::table().note_gone(page.index());
-    account::note_resident(-1);
-    account::uncharge(1);
+    accounting::note_resident(-1);
+    accounting::uncharge(1);
 }
 
 /// Copies `n` pages from `src` to absent pages from `page` on; returns how many are now present.
@@ -209,7 +209,7 @@ fn copy_in(page: PageId, src: usize, n: usize) -> Result<(), (usize, Errno)> {
 /// Publishes pages `page..page+n` (present, words busy in our hands) as resident.
 fn publish_run(page: PageId, n: usize, new_word: impl Fn(usize) -> Word) {
     areas::table().note_resident_run(page.index(), n);
-    account::note_resident(n as i64);
+    accounting::note_resident(n as i64);
     for i in 0..n {
         word::publish(areas::word(page.plus(i)), new_word(i));
     }
@@ -261,10 +261,10 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
         }
         areas::touched_in_block()[from.index() / BLOCK_PAGES]
             .fetch_sub(n as u32, Ordering::Relaxed);
-        account::uncharge(n as i64);
+        accounting::uncharge(n as i64);
     };
-    if !account::charge(got as i64) {
-        account::uncharge(-(got as i64));
+    if !accounting::charge(got as i64) {
+        accounting::uncharge(-(got as i64));
         give_up(from);
         return Some(Resolved::NoMemory);
     }
@@ -304,17 +304,17 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
 /// Room for `n` pages without reclaim by this thread?
 fn room_for(n: i64) -> bool {
     let seg = state::seg();
-    account::limit().is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
+    accounting::limit().is_none_or(|l| seg.local_pages.load(Ordering::Relaxed) + n < l)
 }
 
 /// A touch of a page in the swap cache: back it goes.
 fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
-    if !account::charge(1) {
+    if !accounting::charge(1) {
         return Some(Resolved::NoMemory);
     }
     let w = areas::word(page);
     if !word::transition(w, cur, cur.with_state(State::Filling)) {
-        account::uncharge(1);
+        accounting::uncharge(1);
         return None;
     }
     let slot = slot::of_word(cur);
@@ -336,7 +336,7 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1) {
         // Only possible when the program pulled the mapping away under its own access.
         drop(held);
-        account::uncharge(1);
+        accounting::uncharge(1);
         cache::slots().untake(taken);
         word::publish(w, cur);
         return Some(if e.0 == libc::ENOMEM {
@@ -407,7 +407,7 @@ fn poison(page: PageId, cur: Word, why: LoadError) {
 fn filled(cur: Word, kind: FillKind) -> Word {
     // A stream comes by again after everything else: what lies beyond the pool need not wait in it.
     if matches!(kind, FillKind::Stream | FillKind::StreamPrefetch) {
-        pool().sink_home(cur.entry());
+        pool().demote_home(cur.entry());
     }
     keep_or_release(
         CLOCK
@@ -433,12 +433,12 @@ fn keep_or_release(new: Word, far_copy: bool) -> Word {
 
 /// A far page is needed now.
 fn demand(page: PageId, cur: Word) -> Option<Resolved> {
-    if !account::charge(1) {
+    if !accounting::charge(1) {
         return Some(Resolved::NoMemory);
     }
     let w = areas::word(page);
     if !word::transition(w, cur, cur.with_state(State::Filling)) {
-        account::uncharge(1);
+        accounting::uncharge(1);
         return None;
     }
     let mut ctx = context::fill();
@@ -447,7 +447,7 @@ fn demand(page: PageId, cur: Word) -> Option<Resolved> {
     let mut deep_extent = None;
     // The page is as before: the copy may come back, or is gone for good.
     let stay_far = |why| {
-        account::uncharge(1);
+        accounting::uncharge(1);
         word::publish(w, cur);
         why
     };
@@ -455,7 +455,7 @@ fn demand(page: PageId, cur: Word) -> Option<Resolved> {
         if tier::is_under_way(place.extent) {
             // It comes with its whole extent: raised into the pool, or read alone after all.
             word::publish(w, cur);
-            account::uncharge(1);
+            accounting::uncharge(1);
             tier::arrives(place);
             return None;
         }
@@ -471,7 +471,7 @@ fn demand(page: PageId, cur: Word) -> Option<Resolved> {
         }
     }
     if let Err(why) = loaded {
-        account::uncharge(1);
+        accounting::uncharge(1);
         poison(page, cur, why);
         return Some(Resolved::Poisoned);
     }
@@ -487,7 +487,7 @@ fn demand(page: PageId, cur: Word) -> Option<Resolved> {
     let held = chunk::shared(page);
     if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
         drop(held);
-        account::uncharge(1);
+        accounting::uncharge(1);
         word::publish(w, cur);
         return Some(if e.0 == libc::ENOMEM {
             Resolved::NoMemory
@@ -529,7 +529,7 @@ fn prefetch(plan: &Plan) {
 /// Brings in what the plan names and is far, while there is room; contiguous pages with one copy.
 fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     tier::absorb();
-    let room = account::limit().map_or(i64::MAX, |l| {
+    let room = accounting::limit().map_or(i64::MAX, |l| {
         l - state::seg().local_pages.load(Ordering::Relaxed)
     });
     let most = (plan.count as i64).min(room - 1).max(0) as u32;
@@ -577,8 +577,8 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     if done.issued > 0 {
         count(Counter::PrefetchIssued, u64::from(done.issued));
         count(Counter::PagesIn, u64::from(done.issued));
-        if account::short_of_room() {
-            account::wake_reclaimer();
+        if accounting::short_of_room() {
+            accounting::wake_reclaimer();
         }
     }
 }
@@ -686,7 +686,7 @@ impl Pending {
             .far_pages
             .fetch_sub(present as i64, Ordering::Relaxed);
         if present < n {
-            account::uncharge((n - present) as i64);
+            accounting::uncharge((n - present) as i64);
         }
     }
 }

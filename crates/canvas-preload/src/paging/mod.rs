@@ -1,13 +1,13 @@
 //! A page's way in and out of local memory, and who is charged for it.
 
-pub mod account;
+pub mod accounting;
 pub mod ages;
 pub mod cache;
 pub mod chunk;
 pub mod context;
 pub mod devices;
-pub mod family;
 pub mod fault;
+pub mod fork_accounting;
 pub mod native_swap;
 pub mod protect;
 pub mod reclaim;

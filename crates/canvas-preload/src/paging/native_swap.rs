@@ -14,7 +14,7 @@ use canvas_types::procfs::{self, Mapping};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::{own, smaps::Lines, state};
-use crate::paging::account;
+use crate::paging::accounting;
 
 /// Pages that one look gives the kernel at most. The program's mapping calls may wait for as long as that takes.
 const STEP_PAGES: usize = 256;
@@ -81,7 +81,7 @@ pub fn look(now: u64) {
     let step = step.walk(from);
     state::count(Counter::NativeOut, step.given as u64);
     // The next measurement has the last word.
-    account::expect_native(-step.given);
+    accounting::expect_native(-step.given);
     GIVEN.fetch_add(step.given, Ordering::Relaxed);
     let left = TO_GIVE.fetch_sub(step.given, Ordering::Relaxed) - step.given;
     CURSOR.store(step.next.unwrap_or(0), Ordering::Relaxed);
@@ -126,7 +126,7 @@ fn end_round(now: u64) {
 }
 
 fn swapped_pages() -> i64 {
-    account::anonymous_pages().map_or(0, |(_, swapped)| swapped)
+    accounting::anonymous_pages().map_or(0, |(_, swapped)| swapped)
 }
 
 /// What the host's swap has room for; 0 without swap.

@@ -25,7 +25,7 @@ use crate::base::{
 };
 use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
-    account, ages, cache,
+    accounting, ages, cache,
     context::{self, BATCH_PAGES, Reclaim},
     devices, fault, trace,
 };
@@ -41,8 +41,8 @@ pub fn far_limit_reached() -> bool {
     }
     pool().trim();
     judge_far_pressure();
-    if let Some(limit) = account::limit()
-        && seg.local_pages.load(Ordering::Relaxed) < limit - 2 * account::gaps(limit).1
+    if let Some(limit) = accounting::limit()
+        && seg.local_pages.load(Ordering::Relaxed) < limit - 2 * accounting::gaps(limit).1
     {
         seg.far_full.store(0, Ordering::Relaxed);
     }
@@ -198,8 +198,8 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         );
     }
     cache::slots().enqueue(&ctx.slots[..n]);
-    account::note_gave(n as i64);
-    account::uncharge(n as i64);
+    accounting::note_gave(n as i64);
+    accounting::uncharge(n as i64);
     if still_shared > 0 {
         tenant::keep_charge(still_shared);
     }
@@ -464,7 +464,7 @@ fn drop_resident_copies() -> bool {
 /// was nothing to do.
 pub fn background_round() -> bool {
     state::seg().host.forget_old(proc::now_ns());
-    let excess = account::excess();
+    let excess = accounting::excess();
     let mut worked = false;
     let (cap, avail) = (cache::slots().capacity(), cache::slots().available());
     if avail < cap / 4 {
@@ -488,8 +488,8 @@ pub fn background_round() -> bool {
         state::slot().reclaim_wanted.store(0, Ordering::Relaxed);
         ages::note_answered(0);
     }
-    if account::short_of_room() {
-        account::ask_for_rest();
+    if accounting::short_of_room() {
+        accounting::ask_for_rest();
     }
     worked
 }

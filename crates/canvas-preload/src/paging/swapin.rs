@@ -10,7 +10,7 @@ use crate::base::{
     areas, state,
     state::{EPOCH, count},
 };
-use crate::paging::{account, fault};
+use crate::paging::{accounting, fault};
 
 static HAND: SwapInHand = SwapInHand::new();
 /// Pages of a batch.
@@ -31,8 +31,8 @@ pub fn background_round() -> bool {
         return false;
     }
     // Not so near to the limit that reclaim begins.
-    let room = account::limit().map_or(0, |limit| {
-        limit - 2 * account::gaps(limit).1 - state::seg().local_pages.load(Ordering::Relaxed)
+    let room = accounting::limit().map_or(0, |limit| {
+        limit - 2 * accounting::gaps(limit).1 - state::seg().local_pages.load(Ordering::Relaxed)
     });
     if room < BATCH as i64 {
         HAND.end();

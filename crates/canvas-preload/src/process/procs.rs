@@ -15,7 +15,7 @@ use crate::base::{
 };
 use crate::far_tier::{self, pool};
 use crate::memory::{args, mm};
-use crate::paging::{ages, devices, family, native_swap, trace};
+use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
 use crate::process::{threads, users};
 use crate::report;
 use crate::shared::pages;
@@ -151,7 +151,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
     // The child's ring shall be empty.
     trace::flush();
     mm::inherit_window(true);
-    family::note_fork();
+    fork_accounting::note_fork();
     far_tier::fork::before_fork();
     let waits = pages::before_fork();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
@@ -165,7 +165,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
         if r > 0 {
             state::FORKED.store(true, Ordering::Relaxed);
             count(Counter::Forks, 1);
-            family::forked();
+            fork_accounting::forked();
         } else {
             far_tier::fork::fork_failed();
         }
@@ -197,7 +197,7 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
     own::after_fork_in_child();
     native_swap::after_fork_in_child();
     devices::after_fork_in_child();
-    family::was_forked();
+    fork_accounting::was_forked();
     state::FORKED.store(true, Ordering::Relaxed);
     let parents = state::uffd();
     let thread_mode = state::THREAD_MODE.load(Ordering::Relaxed);
@@ -221,7 +221,7 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
         threads::start_handlers()?;
     }
     trace::start();
-    family::child_ready();
+    fork_accounting::child_ready();
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 use crate::base::{fds, fds::Fd, freeze, own, state, thread, time};
 use crate::far_tier::tier;
 use crate::paging::{
-    account, cache,
+    accounting, cache,
     fault::{self, Resolved},
     native_swap, reclaim, swapin, trace,
 };
@@ -44,7 +44,7 @@ pub fn start_reclaimer() {
     if state::PID.load(Ordering::Relaxed) != proc::pid() {
         return;
     }
-    if account::RECLAIMER
+    if accounting::RECLAIMER
         .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
         .is_err()
     {
@@ -52,17 +52,17 @@ pub fn start_reclaimer() {
     }
     if spawn(reclaimer).is_err() {
         // Direct reclaim still works; try again when it is needed again.
-        account::RECLAIMER.store(0, Ordering::Release);
+        accounting::RECLAIMER.store(0, Ordering::Release);
     }
 }
 
 /// What native memory there is and what of it is to leave, what each process may keep, and what of the swap cache
 /// lies idle.
 fn look_at_memory() {
-    account::measure_native();
-    account::look_at_ages();
-    account::divide_room(proc::now_ns());
-    account::size_cache();
+    accounting::measure_native();
+    accounting::look_at_ages();
+    accounting::divide_room(proc::now_ns());
+    accounting::size_cache();
     cache::give_back_idle(proc::now_ns());
     native_swap::look(proc::now_ns());
 }
@@ -88,17 +88,17 @@ extern "C" fn reclaimer() -> ! {
                 // Both may be changed while the program runs.
                 state::PREFETCHERS.choose(state::seg().config.prefetch());
             }
-            if account::short_of_room() {
+            if accounting::short_of_room() {
                 // Short, and nothing to take: everything is busy, pinned, or not ours.
-                let pause_ns = if account::excess() > 0 {
+                let pause_ns = if accounting::excess() > 0 {
                     2_000_000
                 } else {
                     10_000_000
                 };
-                account::nap(tier::idle_ns().min(pause_ns));
+                accounting::nap(tier::idle_ns().min(pause_ns));
             } else {
-                let idle_ns = account::idle_ns().min(tier::idle_ns());
-                account::sleep_until_woken(pause_ns.min(idle_ns));
+                let idle_ns = accounting::idle_ns().min(tier::idle_ns());
+                accounting::sleep_until_woken(pause_ns.min(idle_ns));
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::base::{
     state::{count, uffd},
     tenant,
 };
-use crate::paging::{account, fault::Resolved};
+use crate::paging::{accounting, fault::Resolved};
 use crate::report;
 use crate::shared::{kernel::Here, mapping};
 
@@ -209,7 +209,7 @@ pub fn before_exit() {
     }
     // Other threads could write to what is somebody else's then: such a process is buried like one that was
     // killed. (Our own thread writes nowhere.)
-    let ours = u64::from(account::RECLAIMER.load(Ordering::Relaxed) != 0);
+    let ours = u64::from(accounting::RECLAIMER.load(Ordering::Relaxed) != 0);
     if stat(proc::pid()).is_some_and(|s| s.threads <= 1 + ours) {
         let _ = canvas_sys::signal::set_mask(u64::MAX);
         if let Some(frozen) = freeze::freeze() {
@@ -583,7 +583,7 @@ fn make_room() -> bool {
     let (mut fruitless, mut now) = (0, resident());
     if now < limit {
         if now > limit - gaps(limit).0 {
-            account::wake_reclaimer();
+            accounting::wake_reclaimer();
         }
     } else {
         let begun = proc::now_ns();

@@ -13,7 +13,7 @@ use crate::base::{
     tenant::{live_slots, take_turn},
     upcalls,
 };
-use crate::paging::{ages, family, reclaim};
+use crate::paging::{ages, fork_accounting, reclaim};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -450,7 +450,7 @@ pub fn size_cache() {
 pub fn measure_native() {
     let now = proc::now_ns();
     look_at_metadata(now);
-    if family::look(now) {
+    if fork_accounting::look(now) {
         return;
     }
     let last = LAST_MEASURE_NS.load(Ordering::Relaxed);

@@ -25,7 +25,7 @@ use crate::base::{
     tenant::{DRIFT_PAGES, take_turn},
     upcalls,
 };
-use crate::paging::account;
+use crate::paging::accounting;
 
 /// Pause between two looks at the copies made.
 const LOOK_PAUSE_NS: u64 = 1_000_000;
@@ -83,7 +83,7 @@ pub fn before_exit() {
 /// In the child, when all is in order: it needs a reclaim thread whether it faults or not. What it shares
 /// is freed only when both sides give it up, and the copies that its writes make are to be counted.
 pub fn child_ready() {
-    if account::limit().is_some() {
+    if accounting::limit().is_some() {
         upcalls::start_reclaimer();
     }
 }
@@ -108,7 +108,7 @@ pub fn look(now: u64) -> bool {
     // A twentieth of the time at most; a fifth while the books are known to be too high by far.
     let took = seg.measure_took_ns.load(Ordering::Relaxed);
     let drift = DRIFT_PAGES.load(Ordering::Relaxed);
-    let soon = orphans || account::limit().is_some_and(|l| drift > l / 16);
+    let soon = orphans || accounting::limit().is_some_and(|l| drift > l / 16);
     let pause_ns = (took * if soon { 5 } else { 20 }).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
     let last = seg.measured_ns.load(Ordering::Relaxed);
     if now >= last + pause_ns
