@@ -9,7 +9,7 @@ use crate::args::StatusArgs;
 use crate::control::client::{Found, Runs, nobody};
 use crate::error::Failure;
 use crate::table::{Bytes, plain, print};
-use canvas_control::wire::{Ask, Problem, Reply, Status};
+use canvas_control::wire::{Ask, Limits, Problem, Reply, Status};
 use canvas_runner::STATUS_SCHEMA;
 
 /// What is known of a run.
@@ -116,6 +116,16 @@ fn block(text: &mut String, s: &Status) {
     for p in &s.health {
         line(text, p);
     }
+    local(text, s);
+    beyond_local(text, s);
+    share(text, &s.limits);
+    let pids: Vec<String> = s.processes.iter().map(u32::to_string).collect();
+    let _ = writeln!(text, "  processes {}", pids.join(" "));
+    donors(text, s);
+}
+
+/// The lines about local memory.
+fn local(text: &mut String, s: &Status) {
     let limits = &s.limits;
     let _ = writeln!(
         text,
@@ -126,26 +136,33 @@ fn block(text: &mut String, s: &Status) {
             limits.local_percent
         )
     );
-    if limits.local_effective_bytes.is_some() {
+    if limits.local_effective_bytes.is_none() {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "        {} mapped, {} in the swap cache, {} native{}",
+        Bytes(s.used.resident_bytes),
+        Bytes(s.used.cache_bytes),
+        Bytes(s.used.native_bytes),
+        s.used
+            .metadata_bytes
+            .map(|own| format!(" (of which {} are canvas's own)", Bytes(own)))
+            .unwrap_or_default()
+    );
+    if s.used.swapped_bytes > 0 {
         let _ = writeln!(
             text,
-            "        {} mapped, {} in the swap cache, {} native{}",
-            Bytes(s.used.resident_bytes),
-            Bytes(s.used.cache_bytes),
-            Bytes(s.used.native_bytes),
-            s.used
-                .metadata_bytes
-                .map(|own| format!(" (of which {} are canvas's own)", Bytes(own)))
-                .unwrap_or_default()
+            "        {} more in the host's swap",
+            Bytes(s.used.swapped_bytes)
         );
-        if s.used.swapped_bytes > 0 {
-            let _ = writeln!(
-                text,
-                "        {} more in the host's swap",
-                Bytes(s.used.swapped_bytes)
-            );
-        }
     }
+}
+
+/// The lines about shared memory, the pool and far memory, and about all memory of this host that
+/// the run uses.
+fn beyond_local(text: &mut String, s: &Status) {
+    let limits = &s.limits;
     if limits.shared_bytes.is_some() {
         let _ = writeln!(
             text,
@@ -183,28 +200,36 @@ fn block(text: &mut String, s: &Status) {
             Bytes(s.used.segment_bytes)
         );
     }
-    if let Some(weight) = limits.weight {
-        let rate = |limit: Option<u64>| match limit {
-            Some(bytes) => format!("{}/s", Bytes(bytes)),
-            None => "none".to_owned(),
-        };
-        let _ = writeln!(
-            text,
-            "  share weight {weight}, swap-in limit {}, swap-out limit {}",
-            rate(limits.swap_in_limit_bytes_per_s),
-            rate(limits.swap_out_limit_bytes_per_s)
-        );
-    }
-    let pids: Vec<String> = s.processes.iter().map(u32::to_string).collect();
-    let _ = writeln!(text, "  processes {}", pids.join(" "));
+}
+
+/// The line about the tenant's share of links that others use as well.
+fn share(text: &mut String, limits: &Limits) {
+    let Some(weight) = limits.weight else {
+        return;
+    };
+    let rate = |limit: Option<u64>| match limit {
+        Some(bytes) => format!("{}/s", Bytes(bytes)),
+        None => "none".to_owned(),
+    };
+    let _ = writeln!(
+        text,
+        "  share weight {weight}, swap-in limit {}, swap-out limit {}",
+        rate(limits.swap_in_limit_bytes_per_s),
+        rate(limits.swap_out_limit_bytes_per_s)
+    );
+}
+
+/// A line for each donor.
+fn donors(text: &mut String, s: &Status) {
     for d in &s.donors {
         let round_trip = match d.round_trip_us {
             Some(us) => format!("{us} us"),
             None => "-".to_owned(),
         };
+        let slabs = if d.slabs == 1 { "slab" } else { "slabs" };
         let _ = writeln!(
             text,
-            "  donor {}  {}  {} slabs  {} free  {round_trip}",
+            "  donor {}  {}  {} {slabs}  {} free  {round_trip}",
             plain(&d.address),
             plain(&d.state),
             d.slabs,

@@ -49,6 +49,26 @@ enum Op {
     Trim,
 }
 
+/// What holds between any two operations.
+fn hold(
+    pool: &SlotPool<'_>,
+    live: &BTreeMap<usize, SlotId>,
+    budget: &Budget,
+    released: &Released,
+) -> Result<(), TestCaseError> {
+    for (off, len) in released.0.lock().unwrap().drain(..) {
+        prop_assert!(off % SLAB_BYTES == 0 && len % SLAB_BYTES == 0 && len > 0);
+        prop_assert_eq!(live.range(off..off + len).next(), None);
+    }
+    let slabs: BTreeSet<_> = live.values().map(|s| s.slab()).collect();
+    prop_assert_eq!(pool.slabs_in_use(), slabs.len() as u64);
+    prop_assert!(pool.slabs_empty() <= EMPTY_KEEP as u64);
+    let charged = (pool.slabs_in_use() + pool.slabs_empty()) as i64 * SLAB_CHARGE_BYTES;
+    prop_assert_eq!(pool.charged_bytes(), charged);
+    prop_assert_eq!(budget.used.load(Ordering::Relaxed), charged);
+    Ok(())
+}
+
 #[test]
 fn behaves_like_a_set_of_intervals() {
     let op = prop_oneof![
@@ -142,17 +162,7 @@ fn behaves_like_a_set_of_intervals() {
                         }
                         _ => {}
                     }
-                    for (off, len) in released.0.lock().unwrap().drain(..) {
-                        prop_assert!(off % SLAB_BYTES == 0 && len % SLAB_BYTES == 0 && len > 0);
-                        prop_assert_eq!(live.range(off..off + len).next(), None);
-                    }
-                    let slabs: BTreeSet<_> = live.values().map(|s| s.slab()).collect();
-                    prop_assert_eq!(pool.slabs_in_use(), slabs.len() as u64);
-                    prop_assert!(pool.slabs_empty() <= EMPTY_KEEP as u64);
-                    let charged =
-                        (pool.slabs_in_use() + pool.slabs_empty()) as i64 * SLAB_CHARGE_BYTES;
-                    prop_assert_eq!(pool.charged_bytes(), charged);
-                    prop_assert_eq!(budget.used.load(Ordering::Relaxed), charged);
+                    hold(&pool, &live, &budget, &released)?;
                 }
                 larger_total.set(larger_total.get() + larger);
                 nones_total.set(nones_total.get() + nones);
