@@ -389,7 +389,7 @@ impl Thief {
 }
 
 fn run(addr: IpAddr, rounds: usize) -> Outcome<String> {
-    let key = ClusterKey::generate()?;
+    let key = ClusterKey::generate().map_err(|e| e.to_string())?;
     let server = server(addr, &key, Duration::from_secs(60))?;
     let step = |what: &str, result: Outcome<()>| result.map_err(|e| format!("{what}: {e}"));
     step("data", data_is_right(&server, &key))?;

@@ -38,7 +38,7 @@ impl Rdma {
             return Err("this donor lends over TCP only (canvas serve --rdma)".to_owned());
         }
         let domain = Domain::open(local)?;
-        let psn = u32::from_le_bytes(random_bytes()?);
+        let psn = u32::from_le_bytes(random_bytes().map_err(|e| e.to_string())?);
         let responder = Responder::connect(&domain, peer, psn)?;
         let (expose, wanted) = channel();
         let (shared, outbox) = (Arc::clone(shared), Arc::clone(outbox));

@@ -156,13 +156,13 @@ impl Server {
         let bounds = headroom::Config::new(config.memory_bytes, reserve_bytes, SLAB_BYTES as u64);
         // Random, so that a handle of an earlier run names nothing in this one; never 0, which is
         // where a List begins; and far from wrapping.
-        let first_handle = u64::from_le_bytes(random_bytes()?) >> 1 | 1;
+        let first_handle = u64::from_le_bytes(random_bytes().map_err(|e| e.to_string())?) >> 1 | 1;
         let shared = Arc::new(Shared {
             key: config
                 .key
                 .clone()
                 .unwrap_or_else(ClusterKey::without_secret),
-            donor_id: random_bytes()?,
+            donor_id: random_bytes().map_err(|e| e.to_string())?,
             listening,
             reserve_bytes,
             registry: Registry::new(headroom::Headroom::new(bounds), first_handle),
@@ -183,7 +183,7 @@ impl Server {
         // One look before the first client, which would be told that there is no room.
         shared.registry.observe(host.available_bytes);
         shared.set_budget(host.available_bytes);
-        let seed = u64::from_le_bytes(random_bytes()?);
+        let seed = u64::from_le_bytes(random_bytes().map_err(|e| e.to_string())?);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             Builder::new()
                 .name(name.to_owned())

@@ -129,7 +129,7 @@ impl Gossip {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let name: [u8; 8] = random_bytes()?;
+        let name: [u8; 8] = random_bytes().map_err(|e| e.to_string())?;
         let name: String = name.iter().map(|b| format!("{b:02x}")).collect();
         let chitchat = ChitchatConfig {
             chitchat_id: ChitchatId::new(name, now.as_millis() as u64, listening),

@@ -73,7 +73,7 @@ pub struct Sealer {
 impl Sealer {
     /// With a salt of its own.
     pub fn new(key: &ClusterKey) -> Result<Sealer, String> {
-        let salt = random_bytes()?;
+        let salt = random_bytes().map_err(|e| e.to_string())?;
         Ok(Sealer {
             key: sender_key(&key.derive(INFO), &salt),
             salt,
