@@ -22,6 +22,7 @@ use crate::replicas::{self, Policy, Replicas};
 use crate::seal::Sealer;
 use crate::share::Live;
 use crate::{Agent, Setup};
+use canvas_gossip::GossipError;
 use canvas_link::Address;
 use canvas_shm::{Far, Segment};
 use canvas_wire::key::{ClusterKey, LineError};
@@ -105,7 +106,7 @@ pub enum WorkerError {
     Key(#[source] LineError),
     /// It cannot listen to the gossip.
     #[error("far memory: its gossip: {0}")]
-    Gossip(String),
+    Gossip(#[source] GossipError),
 }
 
 /// Serves until the tenant is gone.
