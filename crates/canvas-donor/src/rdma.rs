@@ -37,9 +37,9 @@ impl Rdma {
         if !shared.config.rdma {
             return Err("this donor lends over TCP only (canvas serve --rdma)".to_owned());
         }
-        let domain = Domain::open(local)?;
+        let domain = Domain::open(local).map_err(|e| e.to_string())?;
         let psn = u32::from_le_bytes(random_bytes().map_err(|e| e.to_string())?);
-        let responder = Responder::connect(&domain, peer, psn)?;
+        let responder = Responder::connect(&domain, peer, psn).map_err(|e| e.to_string())?;
         let (expose, wanted) = channel();
         let (shared, outbox) = (Arc::clone(shared), Arc::clone(outbox));
         std::thread::Builder::new()
