@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::idle::Waker;
-use canvas_gossip::Gossip;
+use canvas_gossip::{Gossip, GossipError};
 use canvas_wire::key::ClusterKey;
 
 /// A member of the gossip that lends nothing. Dropping it ends its thread.
@@ -54,7 +54,7 @@ fn locked(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 
 impl Finder {
     /// Listens to the gossip that these are members of; `None` without any.
-    pub fn start(seeds: &[SocketAddr], key: &ClusterKey) -> Result<Option<Finder>, String> {
+    pub fn start(seeds: &[SocketAddr], key: &ClusterKey) -> Result<Option<Finder>, GossipError> {
         let Some(seed) = seeds.first() else {
             return Ok(None);
         };

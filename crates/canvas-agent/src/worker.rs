@@ -22,9 +22,10 @@ use crate::replicas::{self, Policy, Replicas};
 use crate::seal::Sealer;
 use crate::share::Live;
 use crate::{Agent, Setup};
+use canvas_gossip::GossipError;
 use canvas_link::Address;
 use canvas_shm::{Far, Segment};
-use canvas_wire::key::ClusterKey;
+use canvas_wire::key::{ClusterKey, LineError};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
@@ -102,10 +103,10 @@ pub enum WorkerError {
     NoPlace,
     /// The journal has a key that is none.
     #[error("far memory: the key of the servers: {0}")]
-    Key(&'static str),
+    Key(#[source] LineError),
     /// It cannot listen to the gossip.
     #[error("far memory: its gossip: {0}")]
-    Gossip(String),
+    Gossip(#[source] GossipError),
 }
 
 /// Serves until the tenant is gone.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use canvas_bench::rate::Rate;
 use canvas_control::names::{NameError, judge_name};
 use canvas_link::Address;
-use canvas_types::units::{Amount, Size, Span, UnitError};
+use canvas_types::units::{Amount, Size, Span};
 use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -19,6 +19,7 @@ mod native;
 mod reserve;
 mod run_values;
 mod share;
+mod times;
 mod tools;
 
 pub use end::EndArgs;
@@ -452,7 +453,7 @@ pub struct BenchArgs {
     pub scale: Option<f64>,
     /// After so much time ('90s', '3m', '1h') nothing further is begun, and what runs is ended; what
     /// was not run is named [default: none; quick: 3m].
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = times::time)]
     pub time_max: Option<Duration>,
     /// Seed of all generated data.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -678,7 +679,7 @@ pub struct StatArgs {
     /// A run, by its name or the number of its process [default: all].
     pub tenant: Option<String>,
     /// Time between two lines, in seconds or as a duration (500ms).
-    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
+    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = times::interval)]
     pub interval: Duration,
     /// End after so many lines of each run.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -692,7 +693,7 @@ pub struct StatArgs {
 #[derive(Args)]
 pub struct TopArgs {
     /// Time between two looks, in seconds or as a duration (500ms).
-    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
+    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = times::interval)]
     pub interval: Duration,
 }
 
@@ -757,23 +758,6 @@ fn tenant_name(text: &str) -> Result<String, NameError> {
     judge_name(text).map(|()| text.to_owned())
 }
 
-/// Time between two lines: seconds, or a duration.
-fn interval(text: &str) -> Result<Duration, String> {
-    let plain = text.parse::<f64>().is_ok();
-    let with_unit = if plain {
-        format!("{text}s")
-    } else {
-        text.to_owned()
-    };
-    let span: Span = with_unit.parse().map_err(|e: UnitError| e.to_string())?;
-    let time = Duration::from(span);
-    if (Duration::from_millis(100)..=Duration::from_secs(86400)).contains(&time) {
-        Ok(time)
-    } else {
-        Err("it is out of range; write 100ms to 24h".to_owned())
-    }
-}
-
 /// An address to listen on.
 fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse()
@@ -786,18 +770,6 @@ fn scale(text: &str) -> Result<f64, &'static str> {
         Ok(x) if (0.001..=1000.0).contains(&x) => Ok(x),
         Ok(_) => Err("it is out of range; write 0.001 to 1000"),
         Err(_) => Err("it is no number; write one such as 0.5"),
-    }
-}
-
-/// A time of the bench, at most a week.
-fn time(text: &str) -> Result<Duration, String> {
-    const WEEK: Duration = Duration::from_secs(7 * 86400);
-    let span: Span = text.parse().map_err(|e: UnitError| e.to_string())?;
-    let time = Duration::from(span);
-    if (Duration::from_secs(1)..=WEEK).contains(&time) {
-        Ok(time)
-    } else {
-        Err("it is out of range; write 1s to 168h".to_owned())
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use canvas_types::exit;
-use canvas_types::units::Size;
+use canvas_types::units::{Size, UnitError};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
@@ -17,7 +18,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::args::{Cli, ConfigAction, ConfigArgs};
-use crate::error::{Failure, say};
+use crate::error::{Failure, say, value_sentence};
 use crate::reason;
 use crate::tenant_flags as flags;
 use canvas_control::hello::SMALL_MIN;
@@ -41,6 +42,56 @@ pub enum Wrong {
     Arguments(clap::Error),
     /// The file that it names.
     File(Failure),
+}
+
+/// Why a file is not read.
+#[derive(Debug, thiserror::Error)]
+enum FileError {
+    /// The system does not let it be read.
+    #[error("{} cannot be read: {}", .path.display(), reason(.source))]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is larger than any configuration.
+    #[error(
+        "{} cannot be read: it is larger than 1M; name a configuration file",
+        .0.display()
+    )]
+    TooLarge(PathBuf),
+}
+
+/// Why the value of a key is not taken.
+#[derive(Debug, thiserror::Error)]
+enum ValueError {
+    /// The flag takes no value.
+    #[error("it is a switch; write true or false")]
+    Switch,
+    /// An item of its list is something else.
+    #[error("its list is to hold strings")]
+    List,
+    /// It cannot stand behind a flag.
+    #[error(
+        "its value is neither a string nor a number; write it as behind the flag, in quotes: \
+         \"4G\""
+    )]
+    Kind,
+    /// The flag is not taken with it.
+    #[error("{}", value_sentence(.0))]
+    Refused(#[source] clap::Error),
+}
+
+/// Why the floor of a pool is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+enum FloorError {
+    /// Its text is no size.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    /// No pool could work with it.
+    #[error("it is too little to work with; write {min} or more", min = SMALL_MIN)]
+    TooLittle,
 }
 
 /// Parses a command line, and what a configuration file adds to it.
@@ -96,7 +147,7 @@ fn addition(argv: &[OsString]) -> Result<Option<(usize, Vec<OsString>)>, Wrong> 
         exit::USAGE
     };
     let wrong = |sentence| Wrong::File(Failure { code, sentence });
-    let text = read(&file).map_err(wrong)?;
+    let text = read(&file).map_err(|e| wrong(e.to_string()))?;
     let sections = judge(&text).map_err(|errors| {
         let n = errors.len();
         let more = match n {
@@ -126,13 +177,16 @@ fn default_file() -> Option<PathBuf> {
     }
 }
 
-fn read(file: &Path) -> Result<String, String> {
-    let fail = |why: &str| format!("{} cannot be read: {why}", file.display());
-    let meta = std::fs::metadata(file).map_err(|e| fail(&reason(&e)))?;
+fn read(file: &Path) -> Result<String, FileError> {
+    let fail = |source| FileError::System {
+        path: file.to_owned(),
+        source,
+    };
+    let meta = std::fs::metadata(file).map_err(fail)?;
     if meta.len() > BYTES_MAX {
-        return Err(fail("it is larger than 1M; name a configuration file"));
+        return Err(FileError::TooLarge(file.to_owned()));
     }
-    std::fs::read_to_string(file).map_err(|e| fail(&reason(&e)))
+    std::fs::read_to_string(file).map_err(fail)
 }
 
 /// What sections [tenant.NAME] of an agent's file settle, by name.
@@ -300,11 +354,12 @@ fn section(
             ));
             continue;
         };
-        match flag(arg, value) {
-            Ok(Some(flag)) => match try_flag(&known, &flag) {
-                Ok(()) => flags.push((named.to_owned(), flag)),
-                Err(why) => errors.push((line, format!("[{shown}] {named}: {why}"))),
-            },
+        let taken = flag(arg, value).and_then(|flag| match flag {
+            Some(flag) => try_flag(&known, &flag).map(|()| Some(flag)),
+            None => Ok(None),
+        });
+        match taken {
+            Ok(Some(flag)) => flags.push((named.to_owned(), flag)),
             Ok(None) => {}
             Err(why) => errors.push((line, format!("[{shown}] {named}: {why}"))),
         }
@@ -314,12 +369,9 @@ fn section(
 
 /// A key of [tenant.NAME] that is no flag: a run cannot ask for it.
 fn pool_floor() -> Arg {
-    let size = |text: &str| match text.parse::<Size>() {
-        Ok(size) if size < SMALL_MIN => Err(format!(
-            "it is too little to work with; write {SMALL_MIN} or more"
-        )),
-        Ok(size) => Ok(size),
-        Err(e) => Err(e.to_string()),
+    let size = |text: &str| match text.parse::<Size>()? {
+        size if size < SMALL_MIN => Err(FloorError::TooLittle),
+        size => Ok(size),
     };
     Arg::new(POOL_FLOOR).long("pool-floor").value_parser(size)
 }
@@ -339,7 +391,7 @@ fn nearest(named: &str, known: &[&Arg]) -> String {
 }
 
 /// The flag that a value stands for, as one word; `None` for one that is not to be given.
-fn flag(arg: &Arg, value: &Spanned<DeValue>) -> Result<Option<String>, String> {
+fn flag(arg: &Arg, value: &Spanned<DeValue>) -> Result<Option<String>, ValueError> {
     let long = arg.get_long().unwrap_or_default();
     let switch = matches!(arg.get_action(), ArgAction::SetTrue);
     let may_be_bare = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
@@ -347,21 +399,16 @@ fn flag(arg: &Arg, value: &Spanned<DeValue>) -> Result<Option<String>, String> {
         DeValue::Boolean(on) if switch || may_be_bare => {
             return Ok(on.then(|| format!("--{long}")));
         }
-        _ if switch => return Err("it is a switch; write true or false".to_owned()),
+        _ if switch => return Err(ValueError::Switch),
         DeValue::Array(items) if arg.get_value_delimiter().is_some() => {
-            let items: Result<Vec<String>, String> = items
-                .iter()
-                .map(|item| plain(item.get_ref()).ok_or_else(|| "its list is to hold strings".to_owned()))
-                .collect();
-            let items = items?;
+            let items: Option<Vec<String>> = items.iter().map(|i| plain(i.get_ref())).collect();
+            let items = items.ok_or(ValueError::List)?;
             if items.is_empty() {
                 return Ok(None);
             }
             items.join(",")
         }
-        value => plain(value).ok_or_else(|| {
-            "its value is neither a string nor a number; write it as behind the flag, in quotes: \"4G\"".to_owned()
-        })?,
+        value => plain(value).ok_or(ValueError::Kind)?,
     };
     Ok(Some(format!("--{long}={text}")))
 }
@@ -376,15 +423,13 @@ fn plain(value: &DeValue) -> Option<String> {
 }
 
 /// Would the flag be taken, beside the flags that it asks for?
-fn try_flag(known: &[&Arg], flag: &str) -> Result<(), String> {
+fn try_flag(known: &[&Arg], flag: &str) -> Result<(), ValueError> {
     let all = known.iter().map(|arg| (*arg).clone().required(false));
     let command = clap::Command::new("canvas")
         .disable_help_flag(true)
         .args(all);
     match command.try_get_matches_from(["canvas", flag]) {
-        Err(e) if e.kind() != ErrorKind::MissingRequiredArgument => {
-            Err(crate::error::value_sentence(&e))
-        }
+        Err(e) if e.kind() != ErrorKind::MissingRequiredArgument => Err(ValueError::Refused(e)),
         _ => Ok(()),
     }
 }

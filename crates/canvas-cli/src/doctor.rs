@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::args::DoctorArgs;
 use canvas_runner::container::{self, Container, Runtime, refusal_name};
 use canvas_runner::facts::{Facts, Rdma, Seccomp, probe_userfaultfd};
-use canvas_runner::mode::{Choice, RESERVED_BYTES, choose, thread_works};
+use canvas_runner::mode::{Choice, ModeError, RESERVED_BYTES, choose, thread_works};
 use canvas_runner::mode_name;
 
 /// Mappings that a large threaded program may need.
@@ -26,6 +26,17 @@ const NOFILE_COMFORT: u64 = 256;
 
 /// What a client's link by RDMA pins, with a little more for its queues.
 const RDMA_LOCKED_BYTES: u64 = 4 << 20;
+
+/// Why `canvas run` manages nothing here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+enum ChoiceError {
+    /// No mode works.
+    #[error(transparent)]
+    Mode(#[from] ModeError),
+    /// There is nothing to load into a program.
+    #[error("this binary was built without its library")]
+    NoLibrary,
+}
 
 /// How to have userfaultfd where it is refused, as one line.
 fn how_to_allow(f: &Facts) -> String {
@@ -137,7 +148,7 @@ struct Json<'a> {
     schema: &'static str,
     ok: bool,
     mode: Option<&'static str>,
-    why: &'a str,
+    why: String,
     advice: &'a [String],
     canvas_version: &'static str,
     library_bytes: usize,
@@ -171,10 +182,10 @@ fn feature_names(bits: u64) -> Vec<&'static str> {
         .collect()
 }
 
-fn to_json(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> String {
+fn to_json(f: &Facts, choice: &Result<Choice, ChoiceError>, advice: &[String]) -> String {
     let (mode, why) = match choice {
-        Ok((mode, why)) => (Some(mode_name(*mode)), *why),
-        Err(why) => (None, why.as_str()),
+        Ok((mode, why)) => (Some(mode_name(*mode)), (*why).to_owned()),
+        Err(e) => (None, e.to_string()),
     };
     let way = |errno: i32| json!({ "ok": errno == 0, "errno": errno, "error": errno_name(errno) });
     let json = Json {
@@ -282,7 +293,7 @@ fn rdma(rdma: &Rdma) -> String {
     }
 }
 
-fn to_text(f: &Facts, choice: &Result<Choice, String>, advice: &[String]) -> String {
+fn to_text(f: &Facts, choice: &Result<Choice, ChoiceError>, advice: &[String]) -> String {
     let number = |n: Option<u64>| n.map_or_else(|| "unknown".into(), |n| n.to_string());
     let features = feature_names(f.probe.features).join(" ");
     let rows = [
@@ -371,9 +382,9 @@ fn print(text: &str) -> i32 {
     exit::OK
 }
 
-/// The mode that `canvas run` chooses here, and why; one sentence when it finds none.
-fn chosen(f: &Facts) -> Result<Choice, String> {
-    choose(None, f).map_err(|e| e.to_string())
+/// The mode that `canvas run` chooses here, and why.
+fn chosen(f: &Facts) -> Result<Choice, ChoiceError> {
+    Ok(choose(None, f)?)
 }
 
 /// `canvas doctor`; returns the exit code.
@@ -392,7 +403,7 @@ pub fn run(args: &DoctorArgs) -> i32 {
         .with_rdma();
     let choice = chosen(&facts).and_then(|choice| {
         if facts.library_bytes == 0 {
-            return Err("this binary was built without its library".into());
+            return Err(ChoiceError::NoLibrary);
         }
         Ok(choice)
     });

@@ -481,6 +481,7 @@ mod tests {
         let f = options(&flags).unwrap_err();
         let want = format!("--server rdma://127.0.0.1:7: {why}; write 127.0.0.1:7 to go over TCP");
         assert_eq!((f.code, f.sentence), (125, want));
+        let why = why.to_string();
         assert!(why.contains("RDMA") && !why.ends_with('.'), "{why}");
     }
 

@@ -78,7 +78,7 @@ fn main() -> Result<(), Fail> {
     let mut id = [0; 16];
     id[..4].copy_from_slice(&std::process::id().to_le_bytes());
     let donor = Arc::new(Donor {
-        key: ClusterKey::read(flag("--key-file")?.as_ref())?,
+        key: ClusterKey::read(flag("--key-file")?.as_ref()).map_err(|e| e.to_string())?,
         how,
         when: flag("--when")?.into(),
         id,

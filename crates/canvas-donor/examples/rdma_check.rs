@@ -5,6 +5,7 @@
 //! ADDRESS is one of this host's that the device has. Prints a JSON object; code 1 and a sentence when
 //! something is not as it must be.
 
+use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use canvas_donor::{Config, Server};
 use canvas_link::{
     Address, Completion, Completions, Link, LinkConfig, LinkError, Transport, connect,
 };
-use canvas_rdma::{Domain, Initiator};
+use canvas_rdma::{Domain, Initiator, RdmaError};
 use canvas_wire::SLAB_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Range, Request, SlabKey};
@@ -30,6 +31,11 @@ const SILENT: &str = "neither done nor refused";
 type Outcome<T> = Result<T, String>;
 type Client = Box<dyn Transport>;
 
+/// The sentence of an error.
+fn said(e: impl Display) -> String {
+    e.to_string()
+}
+
 fn server(addr: IpAddr, key: &ClusterKey, lease: Duration) -> Outcome<Server> {
     Server::start(Config {
         listen: SocketAddr::new(addr, 0),
@@ -44,6 +50,7 @@ fn server(addr: IpAddr, key: &ClusterKey, lease: Duration) -> Outcome<Server> {
         links_max: 16,
         rdma: true,
     })
+    .map_err(said)
 }
 
 fn client(server: &Server, key: &ClusterKey, id: u8, link: u32, rdma: bool) -> Outcome<Client> {
@@ -51,7 +58,7 @@ fn client(server: &Server, key: &ClusterKey, id: u8, link: u32, rdma: bool) -> O
     config.link = link;
     config.timeouts.request = PATIENCE;
     let addr = server.listening();
-    connect(&Address { addr, rdma }, config).map_err(|e| e.to_string())
+    connect(&Address { addr, rdma }, config).map_err(said)
 }
 
 /// What came of one request.
@@ -67,7 +74,7 @@ enum Came {
 
 /// Asks, and waits for the answer; with the link's error when it broke.
 fn ask(link: &mut Client, request: &Request<'_>) -> Outcome<(Came, Option<LinkError>)> {
-    link.submit(1, request).map_err(|e| e.to_string())?;
+    link.submit(1, request).map_err(said)?;
     let mut completions = Completions::new();
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -160,7 +167,7 @@ fn refused(link: &mut Client, handle: u64, what: &str) -> Outcome<()> {
     let (came, error) = ask(link, &Request::Read { handle, range })?;
     same(what, came, Came::Lost)?;
     match error {
-        Some(LinkError::Rdma(why)) if why.contains("remote access error") => Ok(()),
+        Some(LinkError::Rdma(e)) if is_refused(&e) => Ok(()),
         other => Err(format!("{what}: the link said {other:?}")),
     }
 }
@@ -297,11 +304,10 @@ fn times(link: &mut Client, handle: u64, rounds: usize) -> Outcome<(f64, f64)> {
         let range = range((n * 37 % (SLAB_BYTES / PAGE as usize)) as u32);
         let start = Instant::now();
         link.submit(0, &Request::Read { handle, range })
-            .map_err(|e| e.to_string())?;
+            .map_err(said)?;
         completions.clear();
         while completions.is_empty() {
-            link.poll(&mut completions, Duration::ZERO)
-                .map_err(|e| e.to_string())?;
+            link.poll(&mut completions, Duration::ZERO).map_err(said)?;
             if completions.is_empty() {
                 std::thread::yield_now();
             }
@@ -329,6 +335,11 @@ fn latency(server: &Server, key: &ClusterKey, rounds: usize) -> Outcome<String> 
     Ok(format!("[{}]", lines.join(", ")))
 }
 
+/// The donor's device did not let the operation through.
+fn is_refused(e: &RdmaError) -> bool {
+    matches!(e, RdmaError::Failed(status) if status.contains("remote access error"))
+}
+
 /// A client that may break the rules: it keeps keys and uses them as it likes.
 struct Thief {
     link: Link,
@@ -340,12 +351,13 @@ impl Thief {
         let mut config = LinkConfig::new(key.clone(), [id; 16]);
         config.link = number;
         config.timeouts.request = PATIENCE;
-        let mut link = Link::connect(server.listening(), config).map_err(|e| e.to_string())?;
-        let mut queue = Initiator::new(&Domain::open(addr)?, 1, PAGE as usize, 7)?;
+        let mut link = Link::connect(server.listening(), config).map_err(said)?;
+        let domain = Domain::open(addr).map_err(said)?;
+        let mut queue = Initiator::new(&domain, 1, PAGE as usize, 7).map_err(said)?;
         let mut completions = Completions::new();
         let join = Request::Join(queue.local());
         match link.ask(&join, &mut completions) {
-            Ok(Answer::Joined(peer)) => queue.connect(&peer)?,
+            Ok(Answer::Joined(peer)) => queue.connect(&peer).map_err(said)?,
             other => return Err(format!("{other:?}")),
         }
         Ok(Thief { link, queue })
@@ -374,14 +386,15 @@ impl Thief {
     }
 
     fn fetch_within(&mut self, (at, key): (u64, u32), patience: Duration) -> Outcome<bool> {
-        self.queue.read(0, PAGE as usize, at, key)?;
+        let read = self.queue.read(0, PAGE as usize, at, key);
+        read.map_err(said)?;
         let until = Instant::now() + patience;
         while Instant::now() < until {
             match self.queue.poll(|_, _, _| {}) {
                 Ok(0) => std::thread::yield_now(),
                 Ok(_) => return Ok(true),
-                Err(why) if why.contains("remote access error") => return Ok(false),
-                Err(why) => return Err(why),
+                Err(e) if is_refused(&e) => return Ok(false),
+                Err(e) => return Err(said(e)),
             }
         }
         Err(SILENT.to_owned())
@@ -389,7 +402,7 @@ impl Thief {
 }
 
 fn run(addr: IpAddr, rounds: usize) -> Outcome<String> {
-    let key = ClusterKey::generate()?;
+    let key = ClusterKey::generate().map_err(said)?;
     let server = server(addr, &key, Duration::from_secs(60))?;
     let step = |what: &str, result: Outcome<()>| result.map_err(|e| format!("{what}: {e}"));
     step("data", data_is_right(&server, &key))?;

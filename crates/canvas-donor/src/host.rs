@@ -1,6 +1,23 @@
 //! What the host says about its memory.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why the host's memory is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The system does not let the file be read.
+    #[error("{} cannot be read: {source}", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file lacks what is looked for.
+    #[error("{} does not say MemTotal and MemAvailable in kB", .0.display())]
+    NoFigures(PathBuf),
+}
 
 /// A look at the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,17 +29,13 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Reads `meminfo` below `procfs`. The error is one sentence.
-    pub fn read(procfs: &Path) -> Result<HostMemory, String> {
+    /// Reads `meminfo` below `procfs`.
+    pub fn read(procfs: &Path) -> Result<HostMemory, HostError> {
         let path = procfs.join("meminfo");
-        let text = std::fs::read_to_string(&path)
-            .map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
-        HostMemory::parse(&text).ok_or_else(|| {
-            format!(
-                "{} does not say MemTotal and MemAvailable in kB",
-                path.display()
-            )
-        })
+        match std::fs::read_to_string(&path) {
+            Ok(text) => HostMemory::parse(&text).ok_or(HostError::NoFigures(path)),
+            Err(source) => Err(HostError::Unreadable { path, source }),
+        }
     }
 
     /// `MemTotal` and `MemAvailable` of the text of /proc/meminfo (man 5 proc_meminfo).

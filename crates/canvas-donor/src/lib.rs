@@ -14,7 +14,8 @@
 //! * [`link`]: the thread of a link, from handshake to end;
 //! * [`keeper`]: the watch over memory, leases and evictions;
 //! * [`host`]: what the host says about its memory;
-//! * [`state`], [`log`]: what an operator sees.
+//! * [`state`], [`log`]: what an operator sees;
+//! * [`StartError`]: why there is no server.
 //!
 //! Nothing that a client does or leaves undone blocks another one: a link that does not take its
 //! answers is not read any more, and is closed when it is silent for its lease; an eviction waits for
@@ -22,6 +23,7 @@
 //! welcomed, for the one message of each that is being served (`Outbox::fence`), and not for its client.
 #![forbid(unsafe_code)]
 
+mod error;
 pub mod host;
 pub mod keeper;
 pub mod link;
@@ -39,6 +41,7 @@ use std::time::Duration;
 
 use canvas_wire::key::ClusterKey;
 
+pub use error::StartError;
 pub use server::Server;
 pub use state::State;
 

@@ -542,7 +542,8 @@ impl Link<'_> {
                 *rdma = Some(joined);
                 self.answer(id, Answer::Joined(end))
             }
-            Err(mut text) => {
+            Err(e) => {
+                let mut text = e.to_string();
                 self.shared.log.line("rdma", &text);
                 self.shared.counters.refused.fetch_add(1, Relaxed);
                 let mut end = text.len().min(TEXT_BYTES_MAX);

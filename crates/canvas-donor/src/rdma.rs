@@ -14,6 +14,7 @@ use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::QueuePair;
 use canvas_wire::key::random_bytes;
 
+use crate::error::JoinError;
 use crate::outbox::{Outbox, OwnedCall};
 use crate::server::Shared;
 use crate::slab::{Refusal, Slab};
@@ -26,16 +27,15 @@ pub(crate) struct Rdma {
 }
 
 impl Rdma {
-    /// Connects a new queue pair to the peer's; `local` is this host's end of the link. The error is one
-    /// sentence.
+    /// Connects a new queue pair to the peer's; `local` is this host's end of the link.
     pub fn join(
         shared: &Arc<Shared>,
         outbox: &Arc<Outbox>,
         local: IpAddr,
         peer: &QueuePair,
-    ) -> Result<Rdma, String> {
+    ) -> Result<Rdma, JoinError> {
         if !shared.config.rdma {
-            return Err("this donor lends over TCP only (canvas serve --rdma)".to_owned());
+            return Err(JoinError::TcpOnly);
         }
         let domain = Domain::open(local)?;
         let psn = u32::from_le_bytes(random_bytes()?);
@@ -45,7 +45,7 @@ impl Rdma {
         std::thread::Builder::new()
             .name("expose".to_owned())
             .spawn(move || run(&shared, &outbox, &domain, &wanted))
-            .map_err(|e| format!("no thread could be started: {}", crate::server::reason(&e)))?;
+            .map_err(JoinError::Thread)?;
         Ok(Rdma { responder, expose })
     }
 

@@ -13,6 +13,7 @@ use canvas_wire::{DonorId, SLAB_BYTES};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::error::StartError;
 use crate::host::HostMemory;
 use crate::keeper::Keeper;
 use crate::log::Log;
@@ -116,43 +117,36 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts listening. The error is one sentence.
-    pub fn start(mut config: Config) -> Result<Server, String> {
+    /// Starts listening.
+    pub fn start(mut config: Config) -> Result<Server, StartError> {
         if config.key.is_none() && !config.listen.ip().is_loopback() {
-            return Err(format!(
-                "without a cluster key only this host may connect; listen on 127.0.0.1, or give \
-                 --key-file FILE (`canvas keygen FILE` makes one) to listen on {}",
-                config.listen.ip()
-            ));
+            return Err(StartError::NoKey(config.listen.ip()));
         }
         if config.rdma {
-            canvas_rdma::check()
-                .map_err(|why| format!("{why}; without --rdma memory is lent over TCP"))?;
+            canvas_rdma::check().map_err(StartError::Rdma)?;
         }
         config.memory_bytes = config.memory_bytes / SLAB_BYTES as u64 * SLAB_BYTES as u64;
         if config.memory_bytes == 0 {
-            return Err(format!(
-                "--memory is less than one slab; write {}M or more",
-                SLAB_BYTES >> 20
-            ));
+            return Err(StartError::NoSlab);
         }
         let host = HostMemory::read(&config.procfs)?;
         let reserve_bytes = config.reserve_bytes.unwrap_or(host.total_bytes / 10);
         if reserve_bytes >= host.total_bytes {
-            return Err(format!(
-                "a reserve of {} MiB leaves nothing of this host's {} MiB; write a smaller one",
-                reserve_bytes >> 20,
-                host.total_bytes >> 20
-            ));
+            return Err(StartError::Reserve {
+                reserve_mib: reserve_bytes >> 20,
+                total_mib: host.total_bytes >> 20,
+            });
         }
+        let no_listener = |source| StartError::Listen {
+            addr: config.listen,
+            source,
+        };
         let listener = TcpListener::bind(config.listen)
             .and_then(|l| l.set_nonblocking(true).map(|()| l))
-            .map_err(|e| format!("cannot listen on {}: {}", config.listen, reason(&e)))?;
-        let listening = listener
-            .local_addr()
-            .map_err(|e| format!("cannot listen on {}: {}", config.listen, reason(&e)))?;
+            .map_err(no_listener)?;
+        let listening = listener.local_addr().map_err(no_listener)?;
         let wake_listener = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
-            .map_err(|e| format!("no eventfd: {}", e.desc()))?;
+            .map_err(StartError::NoEventfd)?;
         let bounds = headroom::Config::new(config.memory_bytes, reserve_bytes, SLAB_BYTES as u64);
         // Random, so that a handle of an earlier run names nothing in this one; never 0, which is
         // where a List begins; and far from wrapping.
@@ -188,7 +182,7 @@ impl Server {
             Builder::new()
                 .name(name.to_owned())
                 .spawn(run)
-                .map_err(|e| format!("no thread could be started: {}", reason(&e)))
+                .map_err(StartError::Thread)
         };
         let (for_keeper, for_listener) = (Arc::clone(&shared), Arc::clone(&shared));
         let threads = vec![

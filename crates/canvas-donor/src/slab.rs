@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 
-use canvas_rdma::{Domain, Region};
+use canvas_rdma::{Domain, RdmaError, Region};
 use canvas_wire::SLAB_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Exposed, Range, SlabKey};
@@ -54,8 +54,8 @@ struct Memory {
 pub enum Refusal {
     /// The slab cannot be: it is gone, being evicted, or there is not memory enough.
     Code(ErrorCode),
-    /// The device cannot; one sentence.
-    Device(String),
+    /// The device cannot.
+    Device(RdmaError),
 }
 
 impl Memory {

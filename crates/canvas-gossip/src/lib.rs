@@ -10,6 +10,7 @@
 //! is not answered.
 #![forbid(unsafe_code)]
 
+mod error;
 pub mod seal;
 mod socket;
 
@@ -26,6 +27,7 @@ use chitchat::{
 };
 use tokio::sync::Notify;
 
+pub use error::GossipError;
 use socket::SealedUdp;
 
 /// Time between two rounds.
@@ -109,14 +111,14 @@ pub struct Gossip {
 }
 
 impl Gossip {
-    /// Starts the thread. The error is one sentence.
-    pub fn start(config: Config) -> Result<Gossip, String> {
+    /// Starts the thread.
+    pub fn start(config: Config) -> Result<Gossip, GossipError> {
         let listen = config.listen;
-        let socket = UdpSocket::bind(listen)
-            .map_err(|e| format!("gossip cannot listen on {listen} (UDP): {e}"))?;
-        let mut listening = socket
-            .local_addr()
-            .map_err(|e| format!("gossip has no address: {e}"))?;
+        let socket = UdpSocket::bind(listen).map_err(|source| GossipError::Listen {
+            addr: listen,
+            source,
+        })?;
+        let mut listening = socket.local_addr().map_err(GossipError::NoAddress)?;
         if listening.ip().is_unspecified() {
             listening.set_ip(our_ip(&config)?);
         }
@@ -163,7 +165,7 @@ impl Gossip {
         let thread = std::thread::Builder::new()
             .name("gossip".to_owned())
             .spawn(move || run(chitchat, state, transport, &theirs, &*config.changed, &tell))
-            .map_err(|e| format!("gossip has no thread: {e}"))?;
+            .map_err(GossipError::Thread)?;
         match told.recv() {
             Ok(Ok(())) => Ok(Gossip {
                 shared,
@@ -172,7 +174,7 @@ impl Gossip {
                 thread: Some(thread),
             }),
             Ok(Err(why)) => Err(why),
-            Err(_) => Err("gossip ended before it began".to_owned()),
+            Err(_) => Err(GossipError::Ended),
         }
     }
 
@@ -211,7 +213,7 @@ impl Drop for Gossip {
 }
 
 /// The address that the first seed is reached from.
-fn our_ip(config: &Config) -> Result<IpAddr, String> {
+fn our_ip(config: &Config) -> Result<IpAddr, GossipError> {
     let given = config
         .lends
         .map(|a| a.ip())
@@ -229,10 +231,8 @@ fn our_ip(config: &Config) -> Result<IpAddr, String> {
         socket.connect(seed).ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
-    config.seeds.iter().find_map(route).ok_or_else(|| {
-        "gossip does not know its own address; write the one that others reach, such as 10.0.0.5:7071"
-            .to_owned()
-    })
+    let found = config.seeds.iter().find_map(route);
+    found.ok_or(GossipError::UnknownAddress)
 }
 
 /// What the gossip's own thread runs, until it is told to end.
@@ -242,7 +242,7 @@ fn run(
     transport: SealedUdp,
     shared: &Shared,
     changed: &dyn Fn(&[Member]),
-    tell: &Sender<Result<(), String>>,
+    tell: &Sender<Result<(), GossipError>>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -251,7 +251,7 @@ fn run(
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(e) => {
-            let _ = tell.send(Err(format!("gossip has no runtime: {e}")));
+            let _ = tell.send(Err(GossipError::Runtime(e)));
             return;
         }
     };
@@ -259,7 +259,7 @@ fn run(
         let handle = match spawn_chitchat(config, state, &transport).await {
             Ok(handle) => handle,
             Err(e) => {
-                let _ = tell.send(Err(format!("gossip cannot begin: {e}")));
+                let _ = tell.send(Err(GossipError::Membership(e)));
                 return;
             }
         };

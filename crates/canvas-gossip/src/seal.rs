@@ -15,7 +15,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use canvas_wire::key::{ClusterKey, random_bytes};
+use canvas_wire::key::{ClusterKey, RandomError, random_bytes};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, Nonce, UnboundKey};
 use ring::hkdf;
 
@@ -72,7 +72,7 @@ pub struct Sealer {
 
 impl Sealer {
     /// With a salt of its own.
-    pub fn new(key: &ClusterKey) -> Result<Sealer, String> {
+    pub fn new(key: &ClusterKey) -> Result<Sealer, RandomError> {
         let salt = random_bytes()?;
         Ok(Sealer {
             key: sender_key(&key.derive(INFO), &salt),

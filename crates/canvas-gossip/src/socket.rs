@@ -34,7 +34,7 @@ impl Transport for SealedUdp {
         socket.set_nonblocking(true)?;
         Ok(Box::new(SealedSocket {
             socket: tokio::net::UdpSocket::from_std(socket)?,
-            sealer: Sealer::new(&self.key).map_err(anyhow::Error::msg)?,
+            sealer: Sealer::new(&self.key)?,
             opener: Opener::new(&self.key),
             buffer: vec![0; DATAGRAM_BYTES].into_boxed_slice(),
             refused: self.refused.clone(),

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::io;
 
+use canvas_rdma::RdmaError;
 use canvas_wire::error::{DecodeError, ErrorCode};
+use canvas_wire::key::RandomError;
 use canvas_wire::session::SessionError;
 
 /// Why a link is broken, or cannot be made.
@@ -34,7 +36,9 @@ pub enum LinkError {
     /// The donor answers what nobody asked.
     Protocol(&'static str),
     /// The RDMA device of this host, or the connection between both, does not do it.
-    Rdma(String),
+    Rdma(RdmaError),
+    /// The number of its first RDMA packet cannot be drawn.
+    Random(RandomError),
     /// The link was broken before.
     Down,
 }
@@ -53,7 +57,8 @@ impl fmt::Display for LinkError {
             LinkError::Session(e) => write!(f, "{e}"),
             LinkError::Decode(e) => write!(f, "the donor sent a bad frame: {e}"),
             LinkError::Protocol(what) => write!(f, "the donor broke the protocol: {what}"),
-            LinkError::Rdma(why) => f.write_str(why),
+            LinkError::Rdma(e) => write!(f, "{e}"),
+            LinkError::Random(e) => write!(f, "{e}"),
             LinkError::Down => f.write_str("the link is down"),
         }
     }

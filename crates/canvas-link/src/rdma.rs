@@ -88,7 +88,7 @@ impl RdmaLink {
     /// Connects queue pairs over a session that is up. Blocks for one answer.
     pub fn over(mut session: Link) -> Result<RdmaLink, LinkError> {
         let local = session.local_ip().map_err(LinkError::Io)?;
-        let random: [u8; 4] = random_bytes().map_err(LinkError::Rdma)?;
+        let random: [u8; 4] = random_bytes().map_err(LinkError::Random)?;
         let domain = Domain::open(local).map_err(LinkError::Rdma)?;
         let psn = u32::from_le_bytes(random);
         let mut queue =

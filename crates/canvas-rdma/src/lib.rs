@@ -18,9 +18,12 @@
 //! missing, [`Domain::open`] and [`check`] say what to install.
 
 mod abi;
+mod error;
 mod library;
 mod memory;
 mod verbs;
 
+pub use error::RdmaError;
+pub use library::LibraryError;
 pub use memory::Memory;
 pub use verbs::{Domain, Initiator, Region, Responder, check, kernel_devices};

@@ -6,17 +6,40 @@ use libloading::Library;
 
 use crate::abi::Functions;
 
+/// Why the library cannot be used. The text is one sentence that says what to install.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    /// The library is not there.
+    #[error(
+        "RDMA needs {0}, which is not installed (Debian packages libibverbs1 and \
+         ibverbs-providers)"
+    )]
+    NotInstalled(String),
+    /// The library is there, and does not become part of this process.
+    #[error("RDMA needs {name}, which cannot be loaded: {}", reason(.source))]
+    Load {
+        /// The library.
+        name: String,
+        /// What the loader says.
+        source: libloading::Error,
+    },
+    /// The library lacks a function.
+    #[error("RDMA needs a newer {name}, which has {symbol} (rdma-core 28 or later)")]
+    Old {
+        /// The library.
+        name: String,
+        /// The function.
+        symbol: &'static str,
+    },
+}
+
 const NAME: &str = "libibverbs.so.1";
 
 /// Opened once and never closed: devices' drivers keep threads and maps.
 static LIBRARY: OnceLock<(Functions, Library)> = OnceLock::new();
 
 /// The library's functions. Where it is missing the next call looks again.
-///
-/// # Errors
-///
-/// One sentence that says what to install.
-pub fn library() -> Result<&'static Functions, String> {
+pub fn library() -> Result<&'static Functions, LibraryError> {
     if let Some((functions, _)) = LIBRARY.get() {
         return Ok(functions);
     }
@@ -25,15 +48,16 @@ pub fn library() -> Result<&'static Functions, String> {
     Ok(&LIBRARY.get_or_init(|| opened).0)
 }
 
-fn open(name: &str) -> Result<(Functions, Library), String> {
+fn open(name: &str) -> Result<(Functions, Library), LibraryError> {
     // SAFETY: what runs when libibverbs is loaded and unloaded only prepares the library itself.
-    let library = unsafe { Library::new(name) }.map_err(|e| why(name, &reason(&e)))?;
+    let library = unsafe { Library::new(name) }.map_err(|e| why(name, e))?;
     // SAFETY: it has the name of libibverbs and of its version 1, and is kept with the functions.
     match unsafe { Functions::find(&library) } {
         Ok(functions) => Ok((functions, library)),
-        Err(symbol) => Err(format!(
-            "RDMA needs a newer {name}, which has {symbol} (rdma-core 28 or later)"
-        )),
+        Err(symbol) => Err(LibraryError::Old {
+            name: name.to_owned(),
+            symbol,
+        }),
     }
 }
 
@@ -45,16 +69,13 @@ fn reason(e: &libloading::Error) -> String {
     }
 }
 
-fn why(name: &str, reason: &str) -> String {
-    if reason.starts_with(&format!(
-        "{name}: cannot open shared object file: No such file"
-    )) {
-        format!(
-            "RDMA needs {name}, which is not installed (Debian packages libibverbs1 and \
-             ibverbs-providers)"
-        )
+fn why(name: &str, source: libloading::Error) -> LibraryError {
+    let missing = format!("{name}: cannot open shared object file: No such file");
+    let name = name.to_owned();
+    if reason(&source).starts_with(&missing) {
+        LibraryError::NotInstalled(name)
     } else {
-        format!("RDMA needs {name}, which cannot be loaded: {reason}")
+        LibraryError::Load { name, source }
     }
 }
 
@@ -64,7 +85,10 @@ mod tests {
 
     #[test]
     fn a_library_that_is_missing_is_named_with_its_packages() {
-        let why = open("libibverbs-that-is-missing.so.1").err().unwrap();
+        let why = open("libibverbs-that-is-missing.so.1")
+            .err()
+            .unwrap()
+            .to_string();
         assert_eq!(
             why,
             "RDMA needs libibverbs-that-is-missing.so.1, which is not installed (Debian packages \
@@ -75,7 +99,7 @@ mod tests {
     /// Any library of this process stands for one that lacks the functions.
     #[test]
     fn a_library_without_the_functions_is_told_apart() {
-        let why = open("libc.so.6").err().unwrap();
+        let why = open("libc.so.6").err().unwrap().to_string();
         assert_eq!(
             why,
             "RDMA needs a newer libc.so.6, which has ibv_get_device_list (rdma-core 28 or later)"
@@ -87,7 +111,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("libibverbs.so.1");
         std::fs::write(&path, "not ELF").unwrap();
-        let why = open(path.to_str().unwrap()).err().unwrap();
+        let why = open(path.to_str().unwrap()).err().unwrap().to_string();
         assert!(
             why.contains("cannot be loaded: ") && why.contains("too short"),
             "{why}"

@@ -14,6 +14,7 @@ use canvas_wire::frame::{Exposed, QueuePair};
 
 use crate::Memory;
 use crate::abi::{self as sys, Functions};
+use crate::error::RdmaError;
 use crate::library::library;
 
 /// Reads that one end serves, or has under way, at most; devices may do less.
@@ -25,30 +26,20 @@ const RETRIES: u8 = 7;
 /// Completions taken in one call.
 const BATCH: usize = 16;
 
-fn system(what: &str) -> String {
-    format!("{what}: {}", reason(&Error::last_os_error()))
-}
+/// The error of a call that failed, of this kind.
+type Kind = fn(Error) -> RdmaError;
 
-/// What the system says, without Rust's "(os error 2)".
-fn reason(e: &Error) -> String {
-    let text = e.to_string();
-    text.split(" (os error")
-        .next()
-        .unwrap_or_default()
-        .to_owned()
-}
-
-fn check_code(what: &str, code: i32) -> Result<(), String> {
+fn check_code(kind: Kind, code: i32) -> Result<(), RdmaError> {
     match code {
         0 => Ok(()),
         // Some calls return the error, others -1 and errno.
-        n if n > 0 => Err(format!("{what}: {}", reason(&Error::from_raw_os_error(n)))),
-        _ => Err(system(what)),
+        n if n > 0 => Err(kind(Error::from_raw_os_error(n))),
+        _ => Err(kind(Error::last_os_error())),
     }
 }
 
-fn some<T>(what: &str, pointer: *mut T) -> Result<NonNull<T>, String> {
-    NonNull::new(pointer).ok_or_else(|| system(what))
+fn some<T>(kind: Kind, pointer: *mut T) -> Result<NonNull<T>, RdmaError> {
+    NonNull::new(pointer).ok_or_else(|| kind(Error::last_os_error()))
 }
 
 /// The devices of this host that libibverbs has drivers for; freed when dropped.
@@ -59,17 +50,20 @@ struct Devices {
 }
 
 impl Devices {
-    fn get() -> Result<Devices, String> {
+    fn get() -> Result<Devices, RdmaError> {
         let lib = library()?;
         let mut count = 0;
         // SAFETY: `count` is written and may be.
         let list = unsafe { (lib.ibv_get_device_list)(&mut count) };
         match (NonNull::new(list), usize::try_from(count)) {
             (Some(list), Ok(count)) => Ok(Devices { lib, list, count }),
-            _ => Err(match Error::last_os_error().raw_os_error() {
-                Some(ENOSYS) => NO_MODULE.to_owned(),
-                _ => system("RDMA devices cannot be listed"),
-            }),
+            _ => {
+                let e = Error::last_os_error();
+                Err(match e.raw_os_error() {
+                    Some(ENOSYS) => RdmaError::NoModule,
+                    _ => RdmaError::List(e),
+                })
+            }
         }
     }
 
@@ -79,13 +73,10 @@ impl Devices {
     }
 
     /// What is wrong when there are none.
-    fn why_none() -> String {
-        match kernel_devices().first() {
-            Some(name) => format!(
-                "libibverbs has no driver for the RDMA device {name} (Debian package \
-                 ibverbs-providers)"
-            ),
-            None => "this host has no RDMA device".to_owned(),
+    fn why_none() -> RdmaError {
+        match kernel_devices().into_iter().next() {
+            Some(name) => RdmaError::NoDriver(name),
+            None => RdmaError::NoDevice,
         }
     }
 }
@@ -99,7 +90,6 @@ impl Drop for Devices {
 
 /// The kernel's part of verbs is missing.
 const ENOSYS: i32 = 38;
-const NO_MODULE: &str = "this host has no RDMA device (the kernel's module ib_uverbs is not loaded; modprobe ib_uverbs)";
 
 /// The RDMA devices that the kernel knows, whether programs can use them or not.
 pub fn kernel_devices() -> Vec<String> {
@@ -118,8 +108,8 @@ pub fn kernel_devices() -> Vec<String> {
 ///
 /// # Errors
 ///
-/// One sentence: what is missing, and what to install.
-pub fn check() -> Result<Vec<String>, String> {
+/// What is missing, and what to install.
+pub fn check() -> Result<Vec<String>, RdmaError> {
     let devices = Devices::get()?;
     let mut why = None;
     let mut up = Vec::new();
@@ -128,7 +118,7 @@ pub fn check() -> Result<Vec<String>, String> {
             Ok(context) if (1..=context.ports()).any(|p| context.port(p).is_some()) => {
                 up.push(context.name.clone());
             }
-            Ok(context) => why = Some(no_port(&context.name)),
+            Ok(context) => why = Some(RdmaError::NoPort(context.name.clone())),
             Err(e) => why = Some(e),
         }
     }
@@ -137,10 +127,6 @@ pub fn check() -> Result<Vec<String>, String> {
         Some(why) => Err(why),
         None => Err(Devices::why_none()),
     }
-}
-
-fn no_port(name: &str) -> String {
-    format!("RDMA device {name} has no port that is up")
 }
 
 /// An opened device.
@@ -156,18 +142,19 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    fn open(lib: &'static Functions, device: *mut sys::Device) -> Result<Context, String> {
+    fn open(lib: &'static Functions, device: *mut sys::Device) -> Result<Context, RdmaError> {
         // SAFETY: the device is one of a list that has not been freed; its name lives as long.
         let name = unsafe { CStr::from_ptr((lib.ibv_get_device_name)(device)) };
         let name = name.to_string_lossy().into_owned();
         // SAFETY: as above.
         let context = unsafe { (lib.ibv_open_device)(device) };
-        let what = || format!("RDMA device {name} cannot be opened");
-        Ok(Context {
-            lib,
-            context: NonNull::new(context).ok_or_else(|| system(&what()))?,
-            name,
-        })
+        match NonNull::new(context) {
+            Some(context) => Ok(Context { lib, context, name }),
+            None => Err(RdmaError::Open {
+                source: Error::last_os_error(),
+                device: name,
+            }),
+        }
     }
 
     fn raw(&self) -> *mut sys::Context {
@@ -268,8 +255,8 @@ impl Domain {
     ///
     /// # Errors
     ///
-    /// One sentence: no library, no device, no port, no right to open it.
-    pub fn open(local: IpAddr) -> Result<Arc<Domain>, String> {
+    /// There is no library, no device, no port, or no right to open it.
+    pub fn open(local: IpAddr) -> Result<Arc<Domain>, RdmaError> {
         let devices = Devices::get()?;
         let (mut best, mut why) = (None, None);
         for device in devices.iter() {
@@ -292,13 +279,13 @@ impl Domain {
                     best = Some((f.0, f, context));
                 }
                 Some(_) => {}
-                None => why = Some(no_port(&context.name)),
+                None => why = Some(RdmaError::NoPort(context.name.clone())),
             }
         }
         let (_, (_, port, attr, gid_index, gid), context) =
             best.ok_or_else(|| why.unwrap_or_else(Devices::why_none))?;
         // SAFETY: an open context.
-        let pd = some("no RDMA protection domain", unsafe {
+        let pd = some(RdmaError::NoDomain, unsafe {
             (context.lib.ibv_alloc_pd)(context.raw())
         })?;
         let reads = context
@@ -349,7 +336,7 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    fn new(domain: &Arc<Domain>, memory: &Arc<Memory>, access: u32) -> Result<Self, String> {
+    fn new(domain: &Arc<Domain>, memory: &Arc<Memory>, access: u32) -> Result<Self, RdmaError> {
         // SAFETY: the memory is mapped, and stays so: it is held until the device has forgotten it.
         // There are no references into it that the device's writes could contradict.
         let mr = unsafe {
@@ -363,10 +350,7 @@ impl Registration {
             )
         };
         Ok(Registration {
-            mr: some(
-                "memory cannot be pinned for RDMA (is the limit on locked memory too low? ulimit -l)",
-                mr,
-            )?,
+            mr: some(RdmaError::NotPinned, mr)?,
             memory: Arc::clone(memory),
             domain: Arc::clone(domain),
         })
@@ -403,8 +387,8 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// One sentence; most often a limit on pinned memory.
-    pub fn expose(domain: &Arc<Domain>, memory: &Arc<Memory>) -> Result<Region, String> {
+    /// The memory cannot be pinned, most often for a limit.
+    pub fn expose(domain: &Arc<Domain>, memory: &Arc<Memory>) -> Result<Region, RdmaError> {
         let access = sys::IBV_ACCESS_LOCAL_WRITE
             | sys::IBV_ACCESS_REMOTE_READ
             | sys::IBV_ACCESS_REMOTE_WRITE;
@@ -446,7 +430,7 @@ impl Queue {
         domain: &Arc<Domain>,
         entries: usize,
         channel: Option<Channel>,
-    ) -> Result<Queue, String> {
+    ) -> Result<Queue, RdmaError> {
         let raw = channel.as_ref().map_or(null_mut(), |c| c.channel.as_ptr());
         // SAFETY: an open context; the channel, if any, is of the same one.
         let cq = unsafe {
@@ -454,7 +438,7 @@ impl Queue {
             create(domain.context.raw(), entries as i32, null_mut(), raw, 0)
         };
         Ok(Queue {
-            cq: some("no RDMA completion queue", cq)?,
+            cq: some(RdmaError::NoQueue, cq)?,
             channel,
             domain: Arc::clone(domain),
         })
@@ -476,7 +460,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(domain: &Arc<Domain>, queue: &Queue, requests: usize) -> Result<Pair, String> {
+    fn new(domain: &Arc<Domain>, queue: &Queue, requests: usize) -> Result<Pair, RdmaError> {
         let mut init = sys::QpInitAttr::default();
         init.send_cq = queue.cq.as_ptr();
         init.recv_cq = queue.cq.as_ptr();
@@ -489,7 +473,7 @@ impl Pair {
         // SAFETY: a domain and a queue of the same context.
         let qp = unsafe { (domain.context.lib.ibv_create_qp)(domain.pd.as_ptr(), &mut init) };
         Ok(Pair {
-            qp: some("no RDMA queue pair", qp)?,
+            qp: some(RdmaError::NoPair, qp)?,
             domain: Arc::clone(domain),
         })
     }
@@ -501,26 +485,26 @@ impl Pair {
 
     fn modify(
         &self,
-        what: &str,
+        kind: Kind,
         mask: u32,
         set: impl FnOnce(&mut sys::QpAttr),
-    ) -> Result<(), String> {
+    ) -> Result<(), RdmaError> {
         let mut attr = sys::QpAttr::default();
         set(&mut attr);
         // SAFETY: a queue pair that is there; `attr` has what `mask` names.
         let code = unsafe {
             (self.domain.context.lib.ibv_modify_qp)(self.qp.as_ptr(), &mut attr, mask as i32)
         };
-        check_code(what, code)
+        check_code(kind, code)
     }
 
     /// Made ready for a peer; `access` is what the peer may do.
-    fn init(&self, access: u32) -> Result<(), String> {
+    fn init(&self, access: u32) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_PKEY_INDEX
             | sys::IBV_QP_PORT
             | sys::IBV_QP_ACCESS_FLAGS;
-        self.modify("the RDMA queue pair cannot be set up", mask, |a| {
+        self.modify(RdmaError::SetUp, mask, |a| {
             a.qp_state = sys::IBV_QPS_INIT;
             a.port_num = self.domain.port;
             a.qp_access_flags = access;
@@ -528,7 +512,7 @@ impl Pair {
     }
 
     /// Connected: it takes the peer's packets.
-    fn receive_from(&self, peer: &QueuePair) -> Result<(), String> {
+    fn receive_from(&self, peer: &QueuePair) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -536,7 +520,7 @@ impl Pair {
             | sys::IBV_QP_RQ_PSN
             | sys::IBV_QP_MAX_DEST_RD_ATOMIC
             | sys::IBV_QP_MIN_RNR_TIMER;
-        self.modify("the RDMA queue pair cannot be connected", mask, |a| {
+        self.modify(RdmaError::Connect, mask, |a| {
             a.qp_state = sys::IBV_QPS_RTR;
             a.path_mtu = self.domain.mtu.min(peer.mtu).into();
             a.dest_qp_num = peer.number;
@@ -553,14 +537,14 @@ impl Pair {
     }
 
     /// It may send.
-    fn send_to(&self, peer: &QueuePair, psn: u32) -> Result<(), String> {
+    fn send_to(&self, peer: &QueuePair, psn: u32) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_SQ_PSN
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify("the RDMA queue pair cannot send", mask, |a| {
+        self.modify(RdmaError::Send, mask, |a| {
             a.qp_state = sys::IBV_QPS_RTS;
             a.timeout = RESEND;
             a.retry_cnt = RETRIES;
@@ -594,8 +578,12 @@ impl Responder {
     ///
     /// # Errors
     ///
-    /// One sentence.
-    pub fn connect(domain: &Arc<Domain>, peer: &QueuePair, psn: u32) -> Result<Responder, String> {
+    /// The device refuses.
+    pub fn connect(
+        domain: &Arc<Domain>,
+        peer: &QueuePair,
+        psn: u32,
+    ) -> Result<Responder, RdmaError> {
         let queue = Queue::new(domain, 1, None)?;
         let pair = Pair::new(domain, &queue, 1)?;
         pair.init(sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE)?;
@@ -636,21 +624,20 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// One sentence.
+    /// There is no memory, or the device refuses.
     pub fn new(
         domain: &Arc<Domain>,
         slots: usize,
         slot_bytes: usize,
         psn: u32,
-    ) -> Result<Initiator, String> {
-        let memory = Memory::new(slots * slot_bytes)
-            .map_err(|e| format!("no memory for RDMA: {}", reason(&e)))?;
+    ) -> Result<Initiator, RdmaError> {
+        let memory = Memory::new(slots * slot_bytes).map_err(RdmaError::NoMemory)?;
         let access = sys::IBV_ACCESS_LOCAL_WRITE;
         let registration = Registration::new(domain, &Arc::new(memory), access)?;
         // SAFETY: an open context.
         let channel = unsafe { (domain.context.lib.ibv_create_comp_channel)(domain.context.raw()) };
         let channel = Channel {
-            channel: some("no RDMA completion channel", channel)?,
+            channel: some(RdmaError::NoChannel, channel)?,
             domain: Arc::clone(domain),
         };
         let queue = Queue::new(domain, slots, Some(channel))?;
@@ -677,8 +664,8 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// One sentence.
-    pub fn connect(&mut self, peer: &QueuePair) -> Result<(), String> {
+    /// The device refuses.
+    pub fn connect(&mut self, peer: &QueuePair) -> Result<(), RdmaError> {
         self.pair.receive_from(peer)?;
         self.pair.send_to(peer, self.psn)
     }
@@ -687,8 +674,9 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// One sentence; nothing is under way then. Panics when the slot is busy or too short.
-    pub fn read(&mut self, slot: usize, len: usize, at: u64, key: u32) -> Result<(), String> {
+    /// The request is not taken; nothing is under way then. Panics when the slot is busy or too
+    /// short.
+    pub fn read(&mut self, slot: usize, len: usize, at: u64, key: u32) -> Result<(), RdmaError> {
         let read = sys::IBV_WR_RDMA_READ;
         self.post(slot, len, at, key, read)
     }
@@ -698,7 +686,7 @@ impl Initiator {
     /// # Errors
     ///
     /// As [`Initiator::read`].
-    pub fn write(&mut self, slot: usize, data: &[u8], at: u64, key: u32) -> Result<(), String> {
+    pub fn write(&mut self, slot: usize, data: &[u8], at: u64, key: u32) -> Result<(), RdmaError> {
         assert!(self.busy[slot].is_none() && data.len() <= self.slot_bytes);
         self.slots.memory.write(slot * self.slot_bytes, data);
         let write = sys::IBV_WR_RDMA_WRITE;
@@ -712,7 +700,7 @@ impl Initiator {
         at: u64,
         key: u32,
         opcode: u32,
-    ) -> Result<(), String> {
+    ) -> Result<(), RdmaError> {
         assert!(self.busy[slot].is_none() && len <= self.slot_bytes);
         let mut piece = sys::Sge {
             // The registration counts from zero, as peers' do.
@@ -731,7 +719,7 @@ impl Initiator {
         // SAFETY: the queue pair is there; the call copies request and piece. The slot lies in memory
         // that is registered until the pair is gone (field order), and is busy until it completes.
         let code = unsafe { sys::post_send(self.pair.qp.as_ptr(), &mut request, &mut bad) };
-        check_code("an RDMA request was not taken", code)?;
+        check_code(RdmaError::Request, code)?;
         self.busy[slot] = Some(len);
         Ok(())
     }
@@ -742,7 +730,10 @@ impl Initiator {
     /// # Errors
     ///
     /// An operation failed, and with it the connection; what is under way will not complete.
-    pub fn poll(&mut self, mut done: impl FnMut(usize, &Memory, usize)) -> Result<usize, String> {
+    pub fn poll(
+        &mut self,
+        mut done: impl FnMut(usize, &Memory, usize),
+    ) -> Result<usize, RdmaError> {
         if self.armed.get() {
             self.take_events();
         }
@@ -756,10 +747,8 @@ impl Initiator {
             };
             for wc in taken.drain(..) {
                 if wc.status != sys::IBV_WC_SUCCESS {
-                    return Err(format!(
-                        "RDMA failed: {}",
-                        status(self.pair.domain.context.lib, wc.status)
-                    ));
+                    let lib = self.pair.domain.context.lib;
+                    return Err(RdmaError::Failed(status(lib, wc.status)));
                 }
                 let slot = wc.wr_id as usize;
                 if self.busy.get_mut(slot).and_then(Option::take).is_some() {
@@ -774,11 +763,11 @@ impl Initiator {
     }
 
     /// Takes what has completed; whether there may be more.
-    fn take(&self, into: &mut Vec<sys::Wc>) -> Result<bool, String> {
+    fn take(&self, into: &mut Vec<sys::Wc>) -> Result<bool, RdmaError> {
         let mut batch = [sys::Wc::default(); BATCH];
         // SAFETY: the queue is there; the call writes at most so many entries.
         let n = unsafe { sys::poll_cq(self.queue.cq.as_ptr(), BATCH as i32, batch.as_mut_ptr()) };
-        let n = usize::try_from(n).map_err(|_| "RDMA completions cannot be taken".to_owned())?;
+        let n = usize::try_from(n).map_err(|_| RdmaError::Completions)?;
         into.extend_from_slice(&batch[..n]);
         Ok(n == BATCH)
     }
@@ -788,12 +777,12 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// One sentence.
-    pub fn arm(&self) -> Result<bool, String> {
+    /// The device refuses.
+    pub fn arm(&self) -> Result<bool, RdmaError> {
         if !self.armed.replace(true) {
             // SAFETY: the queue is there.
             let code = unsafe { sys::req_notify_cq(self.queue.cq.as_ptr(), 0) };
-            check_code("RDMA completions cannot be waited for", code)?;
+            check_code(RdmaError::Wait, code)?;
         }
         let mut found = self.found.borrow_mut();
         self.take(&mut found)?;

@@ -62,7 +62,7 @@ impl Rdma {
         Rdma {
             ok: found.is_ok(),
             kernel_devices: canvas_rdma::kernel_devices(),
-            error: found.as_ref().err().cloned(),
+            error: found.as_ref().err().map(ToString::to_string),
             devices: found.unwrap_or_default(),
         }
     }

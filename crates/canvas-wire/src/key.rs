@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ring::hkdf;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -15,6 +15,85 @@ use crate::PROTOCOL;
 pub const KEY_BYTES: usize = 32;
 /// Bytes of a key file at most: the line, and room for an editor's ways.
 const FILE_BYTES_MAX: u64 = 256;
+
+/// The kernel gives no random bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the kernel gives no random bytes")]
+pub struct RandomError;
+
+/// Why a key file's text has no key. It shows nothing of the text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LineError {
+    /// The text is not the line of a key.
+    #[error("it is not one line of 64 hexadecimal digits; make one with `canvas keygen`")]
+    Digits,
+    /// Everybody knows that key.
+    #[error("its key is all zeros, which is no secret; make one with `canvas keygen`")]
+    Zeros,
+}
+
+/// Why a key file is not read. The text is one sentence that names the file.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The system does not let it be read.
+    #[error("{} cannot be read: {}", .path.display(), reason(.source))]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The name is that of a directory or a device.
+    #[error("{} is no regular file; write the name of a key file", .0.display())]
+    NoFile(PathBuf),
+    /// Others than its owner can read or write it, so its key is no secret.
+    #[error(
+        "{name} can be read or written by others (mode {mode:03o}); do `chmod 600 {name}`, and \
+         make a new key if somebody may have read it",
+        name = .path.display()
+    )]
+    OpenToOthers {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// Its bytes are not UTF-8.
+    #[error("{} is not text; make a key with `canvas keygen`", .0.display())]
+    NoText(PathBuf),
+    /// Its text has no key.
+    #[error("{} has no key: {source}", .path.display())]
+    NoKey {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the text.
+        source: LineError,
+    },
+}
+
+/// Why a key file is not written. The text is one sentence that names the file.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// A file has the name already.
+    #[error("{} exists already; remove it first, or write another name", .0.display())]
+    Exists(PathBuf),
+    /// The file cannot be made.
+    #[error("{} cannot be made: {}", .path.display(), reason(.source))]
+    Make {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file is there, and does not take the key.
+    #[error("{} cannot be written: {}", .path.display(), reason(.source))]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
 
 /// A secret that all hosts of a pool share. Whoever has it may store, read and free in the pool.
 #[derive(Clone, PartialEq, Eq)]
@@ -29,12 +108,8 @@ impl fmt::Debug for ClusterKey {
 
 impl ClusterKey {
     /// A new key from the kernel's random source.
-    pub fn generate() -> Result<ClusterKey, String> {
-        let mut key = [0; KEY_BYTES];
-        SystemRandom::new()
-            .fill(&mut key)
-            .map_err(|_| "the kernel gives no random bytes".to_owned())?;
-        Ok(ClusterKey(key))
+    pub fn generate() -> Result<ClusterKey, RandomError> {
+        random_bytes().map(ClusterKey)
     }
 
     /// The key of these bytes.
@@ -54,13 +129,11 @@ impl ClusterKey {
     }
 
     /// The key of a key file's text. The error says what is wrong and shows nothing of the text.
-    pub fn from_line(text: &str) -> Result<ClusterKey, &'static str> {
+    pub fn from_line(text: &str) -> Result<ClusterKey, LineError> {
         let line = text.trim_end_matches(['\n', '\r', ' ', '\t']);
         let digits = line.as_bytes();
         if digits.len() != 2 * KEY_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(
-                "it is not one line of 64 hexadecimal digits; make one with `canvas keygen`",
-            );
+            return Err(LineError::Digits);
         }
         let mut key = [0; KEY_BYTES];
         for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
@@ -68,60 +141,65 @@ impl ClusterKey {
             *byte = value(pair[0]) << 4 | value(pair[1]);
         }
         if key == [0; KEY_BYTES] {
-            return Err("its key is all zeros, which is no secret; make one with `canvas keygen`");
+            return Err(LineError::Zeros);
         }
         Ok(ClusterKey(key))
     }
 
     /// Reads a key file. One that others than its owner can read or write is refused: the key is
-    /// no secret then. The error is one sentence that names the file.
-    pub fn read(path: &Path) -> Result<ClusterKey, String> {
-        let name = path.display();
-        let failed = |e: std::io::Error| format!("{name} cannot be read: {}", reason(&e));
+    /// no secret then.
+    pub fn read(path: &Path) -> Result<ClusterKey, ReadError> {
+        let named = || path.to_owned();
+        let failed = |source| ReadError::System {
+            path: named(),
+            source,
+        };
         let file = File::open(path).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
         if !meta.is_file() {
-            return Err(format!(
-                "{name} is no regular file; write the name of a key file"
-            ));
+            return Err(ReadError::NoFile(named()));
         }
         if meta.mode() & 0o077 != 0 {
-            return Err(format!(
-                "{name} can be read or written by others (mode {:03o}); do `chmod 600 {name}`, and \
-                 make a new key if somebody may have read it",
-                meta.mode() & 0o777
-            ));
+            return Err(ReadError::OpenToOthers {
+                path: named(),
+                mode: meta.mode() & 0o777,
+            });
         }
         let mut text = String::new();
         match file.take(FILE_BYTES_MAX).read_to_string(&mut text) {
             Ok(_) => {}
             Err(e) if e.kind() == ErrorKind::InvalidData => {
-                return Err(format!(
-                    "{name} is not text; make a key with `canvas keygen`"
-                ));
+                return Err(ReadError::NoText(named()));
             }
             Err(e) => return Err(failed(e)),
         }
-        ClusterKey::from_line(&text).map_err(|why| format!("{name} has no key: {why}"))
+        ClusterKey::from_line(&text).map_err(|source| ReadError::NoKey {
+            path: named(),
+            source,
+        })
     }
 
     /// Writes a new key file that only its owner can read. A file that exists is not touched.
-    pub fn write(&self, path: &Path) -> Result<(), String> {
-        let name = path.display();
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        let named = || path.to_owned();
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(path)
-            .map_err(|e| match e.kind() {
-                ErrorKind::AlreadyExists => {
-                    format!("{name} exists already; remove it first, or write another name")
-                }
-                _ => format!("{name} cannot be made: {}", reason(&e)),
+            .map_err(|source| match source.kind() {
+                ErrorKind::AlreadyExists => WriteError::Exists(named()),
+                _ => WriteError::Make {
+                    path: named(),
+                    source,
+                },
             })?;
         file.write_all(format!("{}\n", self.to_line()).as_bytes())
             .and_then(|()| file.sync_all())
-            .map_err(|e| format!("{name} cannot be written: {}", reason(&e)))
+            .map_err(|source| WriteError::Write {
+                path: named(),
+                source,
+            })
     }
 
     /// The session's pre-shared key: derived under the protocol's name.
@@ -141,7 +219,7 @@ impl ClusterKey {
 }
 
 /// What the system says, without Rust's "(os error 2)".
-fn reason(e: &std::io::Error) -> String {
+fn reason(e: &io::Error) -> String {
     let text = e.to_string();
     match text.find(" (os error") {
         Some(end) => text[..end].to_owned(),
@@ -150,10 +228,10 @@ fn reason(e: &std::io::Error) -> String {
 }
 
 /// Random bytes for names that must not meet: clients, donors, tenants.
-pub fn random_bytes<const N: usize>() -> Result<[u8; N], String> {
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], RandomError> {
     let mut bytes = [0; N];
     SystemRandom::new()
         .fill(&mut bytes)
-        .map_err(|_| "the kernel gives no random bytes".to_owned())?;
+        .map_err(|_| RandomError)?;
     Ok(bytes)
 }

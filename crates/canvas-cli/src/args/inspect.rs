@@ -82,17 +82,25 @@ pub struct HostReserveArgs {
 #[derive(Clone, Copy, Debug)]
 pub struct HostReserve(pub Option<Amount>);
 
+/// Why a bound is not left to the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum HostReserveError {
+    /// Its text is neither a size nor a share.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    /// Too little of the host would be left to use.
+    #[error("it is more than half of the host; write 50% or less")]
+    TooMuch,
+}
+
 /// `--host-reserve`: as any bound, and 0. At most half of the host is kept.
-pub fn host_reserve(text: &str) -> Result<HostReserve, String> {
+pub fn host_reserve(text: &str) -> Result<HostReserve, HostReserveError> {
     const PPM_MAX: u32 = 500_000;
     if ["0", "0%"].contains(&text) {
         return Ok(HostReserve(None));
     }
-    let amount: Amount = text.parse().map_err(|e: UnitError| e.to_string())?;
-    match amount {
-        Amount::Share(share) if share.ppm() > PPM_MAX => {
-            Err("it is more than half of the host; write 50% or less".to_owned())
-        }
+    match text.parse()? {
+        Amount::Share(share) if share.ppm() > PPM_MAX => Err(HostReserveError::TooMuch),
         amount => Ok(HostReserve(Some(amount))),
     }
 }

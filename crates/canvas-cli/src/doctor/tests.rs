@@ -27,10 +27,13 @@ fn facts(user_mode_errno: i32, full_errno: i32, features: u64) -> Facts {
     }
 }
 
-fn mode(wanted: Option<Mode>, f: &Facts) -> Result<Mode, String> {
-    choose(wanted, f)
-        .map(|(mode, _)| mode)
-        .map_err(|e| e.to_string())
+fn mode(wanted: Option<Mode>, f: &Facts) -> Result<Mode, ModeError> {
+    choose(wanted, f).map(|(mode, _)| mode)
+}
+
+/// The sentence of who gets no mode.
+fn refusal(wanted: Option<Mode>, f: &Facts) -> String {
+    mode(wanted, f).unwrap_err().to_string()
 }
 
 const EPERM: i32 = Errno::EPERM as i32;
@@ -53,7 +56,7 @@ fn nothing_works_under_a_runtimes_default_profile() {
             evidence: String::new(),
         });
         for wanted in [None, Some(Mode::Signal), Some(Mode::Thread)] {
-            let why = mode(wanted, &f).unwrap_err();
+            let why = refusal(wanted, &f);
             assert!(
                 why.contains(runtime.default_profile()) && why.contains("canvas doctor"),
                 "{why}"
@@ -76,18 +79,14 @@ fn nothing_works_under_a_runtimes_default_profile() {
 fn who_refuses_is_told_apart() {
     let mut f = facts(EPERM, EPERM, 0);
     f.unprivileged_userfaultfd = Some(0);
-    assert!(mode(None, &f).unwrap_err().contains("security module"));
+    assert!(refusal(None, &f).contains("security module"));
     assert!(advice(&f).iter().any(|l| l.contains("SELinux")));
     f.seccomp.filtered = true;
-    assert!(
-        mode(None, &f)
-            .unwrap_err()
-            .contains("a seccomp filter that")
-    );
+    assert!(refusal(None, &f).contains("a seccomp filter that"));
     assert!(advice(&f).iter().any(|l| l.contains("--containers")));
     let mut f = facts(Errno::ENOSYS as i32, Errno::ENOSYS as i32, 0);
     f.seccomp.filtered = true;
-    assert!(mode(None, &f).unwrap_err().contains("CONFIG_USERFAULTFD"));
+    assert!(refusal(None, &f).contains("CONFIG_USERFAULTFD"));
 }
 
 #[test]
@@ -142,7 +141,7 @@ fn each_limit_has_its_advice() {
             "{word} in {lines:#?}"
         );
     }
-    assert!(mode(None, &f).unwrap_err().contains("ulimit -v unlimited"));
+    assert!(refusal(None, &f).contains("ulimit -v unlimited"));
 }
 
 #[test]
