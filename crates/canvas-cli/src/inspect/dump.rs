@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canvas_pager::word::Word;
 use canvas_types::procfs::Stat;
@@ -16,13 +16,14 @@ use super::far::{Extents, Why};
 use super::maps::Map;
 use super::pages::{self, Found, word_addr};
 use super::read::Reader;
+use super::shared::Partition;
 use super::stop::Stopped;
 use super::target::{PRESENT, Target, proc_path};
 use crate::args::DumpArgs;
 use crate::error::{Failure, say};
 
-/// How often a process is let go and stopped again that was stopped with pages on their way.
-const STOPS: u32 = 20;
+/// For how long a process is let go and stopped again that was stopped with pages on their way.
+const AT_REST_WITHIN: Duration = Duration::from_secs(3);
 /// Pages looked at together.
 const BATCH: usize = 512;
 
@@ -99,18 +100,22 @@ fn dump(target: &Target, file: &File, path: &Path) -> Result<Missing, Failure> {
     Ok(writer.missing)
 }
 
-/// Stops the process where none of its pages is on its way; after some tries, where it stands.
+/// Stops the process where none of its pages is on its way; when there is no such moment, where it stands.
 fn stop_at_rest(target: &Target) -> Result<Stopped, Failure> {
-    for _ in 1..STOPS {
+    let partition = Partition::of(target);
+    let begun = Instant::now();
+    loop {
         let stopped = Stopped::new(target.pid)?;
-        if stopped.is_ours() && has_busy_pages(target)? {
-            drop(stopped);
-            std::thread::sleep(Duration::from_millis(3));
-            continue;
+        if !stopped.is_ours() || begun.elapsed() >= AT_REST_WITHIN {
+            return Ok(stopped);
         }
-        return Ok(stopped);
+        let shared_are_busy = partition.as_ref().is_some_and(Partition::has_busy_pages);
+        if !shared_are_busy && !has_busy_pages(target)? {
+            return Ok(stopped);
+        }
+        drop(stopped);
+        std::thread::sleep(Duration::from_millis(3));
     }
-    Stopped::new(target.pid)
 }
 
 fn has_busy_pages(target: &Target) -> Result<bool, Failure> {

@@ -1,11 +1,12 @@
 //! Pages of the partition of shared memory (`canvas run --shared`), read from its files.
 
 use std::fs::File;
+use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use canvas_pager::shared::word::{State, Word};
-use canvas_shm::shared::{Control, WORDS};
+use canvas_shm::shared::{Control, VICTIMS, WORDS};
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::units::Place;
 use canvas_types::{PAGE_SIZE, PageBuf, layout};
@@ -30,7 +31,7 @@ impl Partition {
         let open = |name| File::open(target.files(name).first()?).ok();
         let control = open("/memfd:canvas-shared-control")?;
         let mut key = [0; PAGE_SIZE];
-        let at = std::mem::offset_of!(Control, page_key) as u64;
+        let at = offset_of!(Control, page_key) as u64;
         control.read_exact_at(&mut key, at).ok()?;
         Some(Partition {
             control,
@@ -54,6 +55,32 @@ impl Partition {
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(why)
+    }
+
+    /// Is an eviction under way? While it is, some of its pages lie where only the process that evicts them
+    /// can read them.
+    pub fn has_busy_pages(&self) -> bool {
+        let mut count = [0; 4];
+        let mut pages = [0; VICTIMS * 4];
+        let read = self
+            .control
+            .read_exact_at(&mut count, offset_of!(Control, victims) as u64)
+            .and_then(|()| {
+                self.control
+                    .read_exact_at(&mut pages, offset_of!(Control, pages) as u64)
+            });
+        let listed = u32::from_ne_bytes(count) as usize;
+        let is_evicting = |page: &[u8; 4]| {
+            let word = self.word(u32::from_ne_bytes(*page) as usize);
+            word.is_ok_and(|w| w.state() == State::Evicting)
+        };
+        read.is_ok()
+            && pages
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .take(listed)
+                .any(is_evicting)
     }
 
     fn word(&self, page: usize) -> Result<Word, Problem> {
