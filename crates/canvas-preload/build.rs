@@ -5,5 +5,7 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,now");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,relro");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // Before the constructors of allocators, whose memory is to be managed.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,initfirst");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcanvas.so");
 }

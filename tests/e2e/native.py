@@ -98,3 +98,18 @@ def native_stays(r):
     stats = native.close()
     r.same(canvas.find(stats, "native_pages_out"), 0, "native_pages_out")
     r.same(stats["memory"]["swapped_bytes"]["peak"], 0, "in swap")
+
+
+@check("early-memory", timeout_s=60, **hostile.C)
+def early_memory(r):
+    """What a library maps in its constructor, as allocators do, is paged: canvas starts before all libraries."""
+    if not r.managed:
+        return
+    c = r.start(["true"], tag="early", local=12 * MIB, pool=64 * MIB, env={"LD_PRELOAD": r.binary("early-library")})
+    r.wait(c, timeout_s=60)
+    r.require("right" in c.out(), f"no closing line\n{c.tail()}")
+    stats = r.load_stats(c)
+    r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
+    r.require(canvas.find(stats, "pages_out") > 1000, "the library's memory did not leave")
+    native = stats["memory"]["native_bytes"]["peak"]
+    r.require(native < 4 * MIB, f"{native} bytes are native")

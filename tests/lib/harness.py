@@ -356,14 +356,13 @@ class Session:
             return None
 
     def compile(self, name):
-        """Compiles tests/c/NAME.c; `NAME-static` links statically."""
+        """Compiles tests/c/NAME.c; `NAME-static` links statically, `NAME-library` makes a shared library."""
         if name not in self.compiled:
-            static = name.endswith("-static")
-            source = os.path.join(TESTS, "c", (name[:-7] if static else name) + ".c")
+            stem, _, kind = name.partition("-")
+            source = os.path.join(TESTS, "c", stem + ".c")
             target = os.path.join(self.dir, name)
-            argv = ["gcc", "-O2", "-g", "-Wall", "-pthread", "-o", target, source]
-            if static:
-                argv.insert(1, "-static")
+            flags = {"": [], "static": ["-static"], "library": ["-shared", "-fPIC"]}[kind]
+            argv = ["gcc", *flags, "-O2", "-g", "-Wall", "-pthread", "-o", target, source]
             r = subprocess.run(argv, capture_output=True, text=True)
             if r.returncode:
                 raise Failure(f"{' '.join(argv)}:\n{r.stderr}")

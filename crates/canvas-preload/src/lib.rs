@@ -20,20 +20,35 @@ use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
 use canvas_sys::{Errno, gate, mem, proc};
 use canvas_types::{exit, layout};
-use core::ffi::{CStr, c_char};
-use core::sync::atomic::Ordering;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::ffi::CString;
 
-/// Runs before the program's own constructors and main.
+/// Runs before the constructors of all libraries and of the program (`-z initfirst`), so that what an
+/// allocator such as jemalloc maps in its constructor is managed too.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start;
+static START: unsafe extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
 
 unsafe extern "C" {
     /// The break as libc remembers it (exported by glibc).
     static mut __curbrk: usize;
-    /// The environment: strings "NAME=value" up to a null, as libc knows it.
+    /// The environment as libc knows it; null until libc's own constructor has run.
     static environ: *mut *mut c_char;
+}
+
+/// The environment as the loader hands it to constructors, which libc takes over later.
+static LOADERS_ENVIRONMENT: AtomicPtr<*mut c_char> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The environment: strings "NAME=value" up to a null.
+fn environment() -> *mut *mut c_char {
+    // SAFETY: a variable of libc's, which start-up, with its one thread, alone looks at.
+    let libcs = unsafe { environ };
+    if libcs.is_null() {
+        LOADERS_ENVIRONMENT.load(Ordering::Relaxed)
+    } else {
+        libcs
+    }
 }
 
 /// Why a program stays unmanaged.
@@ -46,7 +61,14 @@ enum Failure {
     Because(&'static str, Errno),
 }
 
-extern "C" fn start() {
+/// # Safety
+/// `environment` is the array of strings that the loader hands to each constructor.
+unsafe extern "C" fn start(
+    _arguments: c_int,
+    _argument: *mut *mut c_char,
+    environment: *mut *mut c_char,
+) {
+    LOADERS_ENVIRONMENT.store(environment, Ordering::Relaxed);
     std::panic::set_hook(Box::new(|info| {
         report!("internal error: {info}");
         proc::exit_group(exit::RUN_FAILED);
@@ -117,7 +139,7 @@ impl Variable {
 fn variable(name: &str) -> Option<Variable> {
     // SAFETY: start-up has one thread; the environment is as the kernel and loader left it.
     unsafe {
-        let mut at = environ;
+        let mut at = environment();
         while !at.is_null() && !(*at).is_null() {
             let text = CStr::from_ptr(*at).to_bytes();
             if text.len() > name.len()
@@ -354,7 +376,7 @@ fn stand_aside() {
 fn forget_variable(var: &Variable) {
     // SAFETY: start-up has one thread; the array ends with null, which moves down with the rest.
     unsafe {
-        let mut at = environ;
+        let mut at = environment();
         while !(*at).is_null() && *at != var.text {
             at = at.add(1);
         }
