@@ -7,6 +7,7 @@ pub mod ages;
 pub mod clock;
 pub mod copies;
 pub mod floor;
+pub mod headroom;
 pub mod holds;
 pub mod locks;
 pub mod native;

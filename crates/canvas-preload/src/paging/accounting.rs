@@ -1,6 +1,7 @@
 //! Charging local memory, and keeping the tenant's sum under its limit.
 
 use canvas_pager::floor::{self, Demand, LEAST_PAGES};
+use canvas_pager::headroom::Headroom;
 use canvas_pager::native;
 use canvas_shm::{Counter, ProcSlot};
 use canvas_sys::gate;
@@ -43,12 +44,17 @@ pub fn limit() -> Option<i64> {
     asked().map(|l| l.max(seg.native_pages.load(Ordering::Relaxed) + floors))
 }
 
-/// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need. A sixteenth of
-/// what the limit leaves after native memory, 8 MiB at most.
+static HEADROOM: Headroom = Headroom::new();
+
+/// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need, of what the limit
+/// leaves after native memory.
 pub fn gaps(limit: i64) -> (i64, i64) {
-    let room = limit - state::seg().native_pages.load(Ordering::Relaxed);
-    let high = (room / 16).clamp(32, 2048);
-    (high / 2, high)
+    HEADROOM.marks(limit - state::seg().native_pages.load(Ordering::Relaxed))
+}
+
+/// The reclaim thread's look at whether it works far enough ahead.
+pub fn look_at_headroom(now: u64) {
+    HEADROOM.look(now);
 }
 
 /// Pages of a process beyond its floor.
@@ -167,8 +173,11 @@ pub fn charge(n: i64) -> bool {
     let (low, _) = gaps(limit);
     if used > limit - low {
         wake_reclaimer();
-        if used > limit && !charge_slow(n) {
-            return false;
+        if used > limit {
+            HEADROOM.used_up();
+            if !charge_slow(n) {
+                return false;
+            }
         }
     }
     seg.note_local_peak(seg.local_pages.load(Ordering::Relaxed));

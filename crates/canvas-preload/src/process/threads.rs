@@ -61,6 +61,7 @@ pub fn start_reclaimer() {
 fn look_at_memory() {
     accounting::measure_native();
     accounting::look_at_ages();
+    accounting::look_at_headroom(proc::now_ns());
     accounting::divide_room(proc::now_ns());
     accounting::size_cache();
     cache::give_back_idle(proc::now_ns());

@@ -1,0 +1,150 @@
+//! How far below the limit reclaim works ahead of need.
+//!
+//! What is kept free holds no page of the program, so it should be little; but where it is less than what
+//! comes in until the reclaim thread has run, faults wait for reclaim of their own. How much that is depends
+//! on the program's rate of faults and on when the scheduler lets the thread run, so it is learnt: the headroom
+//! grows by half as long as faults find it used up, and shrinks slowly while they do not.
+
+use canvas_types::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Shares are in 1024ths of the room that the limit leaves.
+const PARTS: i64 = 1024;
+/// A forty-eighth, and 2 MiB: at first, and after a long time without faults that wait.
+const SHARE_MIN: u32 = 21;
+const PAGES_FEW: i64 = 512;
+/// A sixteenth, and 8 MiB: at most.
+const SHARE_MAX: u32 = 64;
+const PAGES_MOST: i64 = 2048;
+/// Of a small room the headroom is a sixteenth until it comes to so many pages (512 KiB).
+const PAGES_SMALL: i64 = 128;
+/// Never less than so many pages.
+const PAGES_LEAST: i64 = 32;
+/// Pause between two looks.
+const LOOK_NS: u64 = 10_000_000;
+/// The headroom shrinks by a 1024th of the room each time that it was enough for so long.
+const QUIET_NS: u64 = 250_000_000;
+
+/// What a process keeps free ahead of its faults.
+#[derive(Debug)]
+pub struct Headroom {
+    share: AtomicU32,
+    was_used_up: AtomicBool,
+    looked_ns: AtomicU64,
+    changed_ns: AtomicU64,
+}
+
+impl Headroom {
+    /// The least.
+    pub const fn new() -> Headroom {
+        Headroom {
+            share: AtomicU32::new(SHARE_MIN),
+            was_used_up: AtomicBool::new(false),
+            looked_ns: AtomicU64::new(0),
+            changed_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Pages below the limit at which reclaim starts, and at which it stops, where the limit leaves `room`
+    /// pages.
+    #[inline]
+    pub fn marks(&self, room: i64) -> (i64, i64) {
+        let share = i64::from(self.share.load(Ordering::Relaxed));
+        let most = PAGES_FEW
+            + (PAGES_MOST - PAGES_FEW) * (share - i64::from(SHARE_MIN))
+                / i64::from(SHARE_MAX - SHARE_MIN);
+        let small = (room / 16).min(PAGES_SMALL);
+        let stop = (room * share / PARTS).clamp(small, most).max(PAGES_LEAST);
+        (stop / 2, stop)
+    }
+
+    /// A fault found no room left.
+    #[inline]
+    pub fn used_up(&self) {
+        if !self.was_used_up.load(Ordering::Relaxed) {
+            self.was_used_up.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The reclaim thread's look, at the time `now_ns`.
+    pub fn look(&self, now_ns: u64) {
+        if now_ns < self.looked_ns.load(Ordering::Relaxed) + LOOK_NS {
+            return;
+        }
+        self.looked_ns.store(now_ns, Ordering::Relaxed);
+        let share = self.share.load(Ordering::Relaxed);
+        let next = if self.was_used_up.swap(false, Ordering::Relaxed) {
+            (share + share / 2).min(SHARE_MAX)
+        } else if now_ns >= self.changed_ns.load(Ordering::Relaxed) + QUIET_NS {
+            share.saturating_sub(1).max(SHARE_MIN)
+        } else {
+            return;
+        };
+        self.share.store(next, Ordering::Relaxed);
+        self.changed_ns.store(now_ns, Ordering::Relaxed);
+    }
+}
+
+impl Default for Headroom {
+    fn default() -> Headroom {
+        Headroom::new()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const MIB: i64 = 256;
+
+    #[test]
+    fn little_is_kept_free_until_faults_find_it_used_up() {
+        let h = Headroom::new();
+        assert_eq!(h.marks(64 * MIB), (168, 336));
+        assert_eq!(h.marks(1024 * MIB), (256, 512));
+        for n in 1..=3 {
+            h.used_up();
+            h.look(n * LOOK_NS);
+        }
+        assert_eq!(h.marks(64 * MIB), (512, 1024), "a sixteenth");
+        assert_eq!(h.marks(1024 * MIB), (1024, 2048));
+    }
+
+    #[test]
+    fn of_a_small_room_it_is_a_sixteenth() {
+        let h = Headroom::new();
+        let stops = [0, 256, 512, 1024, 2048, 4096].map(|room| h.marks(room).1);
+        assert_eq!(stops, [32, 32, 32, 64, 128, 128]);
+    }
+
+    #[test]
+    fn many_faults_at_one_time_are_one_reason_to_grow() {
+        let h = Headroom::new();
+        h.used_up();
+        h.look(LOOK_NS);
+        let once = h.marks(64 * MIB).1;
+        h.used_up();
+        h.look(LOOK_NS + 1);
+        assert_eq!(h.marks(64 * MIB).1, once, "looked at a moment ago");
+        h.look(2 * LOOK_NS);
+        assert!(h.marks(64 * MIB).1 > once, "and not forgotten");
+    }
+
+    #[test]
+    fn it_shrinks_slowly_and_no_further_than_to_the_least() {
+        let h = Headroom::new();
+        for n in 1..=9 {
+            h.used_up();
+            h.look(n * LOOK_NS);
+        }
+        let mut now_ns = 9 * LOOK_NS;
+        let mut looks = 0;
+        while h.marks(64 * MIB).1 > 336 {
+            now_ns += QUIET_NS;
+            h.look(now_ns);
+            looks += 1;
+        }
+        assert_eq!(looks, SHARE_MAX - SHARE_MIN);
+        h.look(now_ns + QUIET_NS);
+        assert_eq!(h.marks(64 * MIB).1, 336);
+    }
+}
