@@ -162,7 +162,7 @@ fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, String> {
     let noted = undo.note(Step::RemoveTree { path: path.clone() });
     if let Err(e) = noted {
         let _ = fs::remove_dir(&path);
-        return Err(e);
+        return Err(e.to_string());
     }
     Ok(path)
 }
@@ -175,7 +175,7 @@ pub(crate) fn run_with(
     let began = Instant::now();
     // Bad input first: it is an error whoever else runs.
     let asked = plan::make(request, all, |_| None)?;
-    let lock = lock::take()?;
+    let lock = lock::take().map_err(|e| e.to_string())?;
     if let Taken::Others(pid) = &lock {
         refuse_beside(*pid, &asked)?;
     }
@@ -192,7 +192,7 @@ pub(crate) fn run_with(
     let results = Results::open(&request.out)?;
     fs::create_dir_all(&request.cache)
         .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
-    let undo = Undo::begin(&Host, &request.guardian)?;
+    let undo = Undo::begin(&Host, &request.guardian).map_err(|e| e.to_string())?;
     let run_id = new_run_id();
     let scratch = own_dir(&std::env::temp_dir(), &undo)?;
     let stop = signals()?;
@@ -523,13 +523,13 @@ impl<'a> Bench<'a> {
             self.context.undo,
         ) {
             Ok(swap) => swap,
-            Err(reason) => return self.cannot_run(cell, reason),
+            Err(e) => return self.cannot_run(cell, e.to_string()),
         };
         // For all that is started from here on, to the cell's end.
         let confined = cell.variant.cpu_percent().map(Confined::to).transpose();
         let _confined = match confined {
             Ok(confined) => confined,
-            Err(reason) => return self.cannot_run(cell, reason),
+            Err(e) => return self.cannot_run(cell, e.to_string()),
         };
         // One link for all programs of a cell, as a host has one.
         let link = cell.variant.link();
@@ -538,7 +538,7 @@ impl<'a> Bench<'a> {
             .transpose()
         {
             Ok(network) => network,
-            Err(reason) => return self.cannot_run(cell, reason),
+            Err(e) => return self.cannot_run(cell, e.to_string()),
         };
         let tenancy = cell.variant.tenancy();
         let far: Vec<u64> = needs.iter().map(|n| donors::far_bytes(n.bytes)).collect();

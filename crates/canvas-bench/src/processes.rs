@@ -8,6 +8,11 @@ use canvas_types::procfs::{Stat, memory_bytes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// A tree of processes goes on after it was ended: this one of it at least.
+#[derive(Debug, thiserror::Error)]
+#[error("process {0} does not end")]
+pub struct TreeError(pub u32);
+
 /// What is known of process `pid`; `None` when there is none.
 pub fn stat(pid: u32) -> Option<Stat> {
     Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
@@ -84,7 +89,7 @@ pub fn kill_all(pids: &[u32]) {
 }
 
 /// Ends the whole tree below `root`, or says in one sentence that it could not within a few seconds.
-pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), String> {
+pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), TreeError> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         let pids = tree(root, start_ticks);
@@ -92,7 +97,7 @@ pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), String> {
             return Ok(());
         }
         if Instant::now() > until {
-            return Err(format!("process {} does not end", pids[0]));
+            return Err(TreeError(pids[0]));
         }
         kill_all(&pids);
         std::thread::sleep(Duration::from_millis(5));

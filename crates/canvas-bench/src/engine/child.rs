@@ -88,7 +88,7 @@ impl Child {
         let started = Instant::now();
         let mut child = c.spawn().map_err(fail)?;
         let pid = child.id();
-        let (start_ticks, held) = undo.hold_tree(&mut child)?;
+        let (start_ticks, held) = undo.hold_tree(&mut child).map_err(|e| e.to_string())?;
         let (send, exits) = channel();
         std::thread::spawn(move || {
             let pid = Pid::from_raw(pid.cast_signed());

@@ -623,9 +623,10 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
 pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
     match variant {
         Variant::Canvas(_) | Variant::CanvasFar(_) => {
-            canvas_missing(&request.canvas).or_else(|| variant.link().and_then(|_| net::missing()))
+            let link = || variant.link().and_then(|_| net::missing());
+            canvas_missing(&request.canvas).or_else(|| link().map(|e| e.to_string()))
         }
-        _ => swap::missing(variant, &request.cache),
+        _ => swap::missing(variant, &request.cache).map(|e| e.to_string()),
     }
 }
 

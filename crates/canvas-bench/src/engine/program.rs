@@ -295,7 +295,8 @@ fn group_of(context: &Context, job: &Job) -> Result<Option<Group>, Fail> {
     };
     let limit = job.limit_bytes.map(|l| l + beside);
     let name = job.number.to_string();
-    let group = Group::new(controller, context.undo, &name, limit, job.may_swap)?;
+    let group = Group::new(controller, context.undo, &name, limit, job.may_swap)
+        .map_err(|e| e.to_string())?;
     Ok(Some(group))
 }
 

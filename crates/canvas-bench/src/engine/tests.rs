@@ -226,7 +226,7 @@ fn swap_turn(variant: &Variant) -> Option<MutexGuard<'static, ()>> {
     match swap::missing(variant, Path::new("/var/tmp")) {
         None => Some(turn),
         Some(reason) => {
-            canvas_testing::skip(&reason);
+            canvas_testing::skip(&reason.to_string());
             None
         }
     }

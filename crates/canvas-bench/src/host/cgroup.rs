@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::error::CgroupError;
 use super::step::Step;
 use super::undo::{Held, Undo};
 use crate::processes;
@@ -54,15 +55,14 @@ fn numbers(text: &str) -> HashMap<&str, u64> {
 
 impl Controller {
     /// The controller of this host, or one sentence why there is none to use.
-    pub fn find() -> Result<Controller, String> {
+    pub fn find() -> Result<Controller, CgroupError> {
         if !nix::unistd::geteuid().is_root() {
-            return Err("limiting memory by control group needs root".to_owned());
+            return Err(CgroupError::NotRoot);
         }
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let read =
             |root: &Path| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-        find_in(&mounts, read)
-            .ok_or_else(|| "no control group controller for memory is mounted".to_owned())
+        find_in(&mounts, read).ok_or(CgroupError::NoController)
     }
 }
 
@@ -115,12 +115,13 @@ impl Group {
         name: &str,
         limit_bytes: Option<u64>,
         may_swap: bool,
-    ) -> Result<Group, String> {
+    ) -> Result<Group, CgroupError> {
         let path = controller
             .root
             .join(format!("canvas-bench-{}-{name}", std::process::id()));
-        let fail = |what: &Path, e: std::io::Error| {
-            format!("the control group {} cannot be set up: {e}", what.display())
+        let fail = |what: &Path, source| CgroupError::SetUp {
+            path: what.to_owned(),
+            source,
         };
         if controller.version == 2 {
             let enabled = controller.root.join("cgroup.subtree_control");
@@ -214,7 +215,7 @@ fn kill_all(path: &Path) {
 }
 
 /// Ends what runs in the group at `path` and removes it. An error is one sentence.
-pub fn remove(path: &Path) -> Result<(), String> {
+pub fn remove(path: &Path) -> Result<(), CgroupError> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         if !path.is_dir() {
@@ -224,11 +225,11 @@ pub fn remove(path: &Path) -> Result<(), String> {
         match fs::remove_dir(path) {
             Ok(()) => return Ok(()),
             // Processes take their time to go.
-            Err(e) if Instant::now() > until => {
-                return Err(format!(
-                    "the control group {} cannot be removed: {e}",
-                    path.display()
-                ));
+            Err(source) if Instant::now() > until => {
+                return Err(CgroupError::Remove {
+                    path: path.to_owned(),
+                    source,
+                });
             }
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }

@@ -4,18 +4,18 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use super::error::JournalError;
+
 /// Where journals are.
-pub(super) fn journal_dir() -> Result<PathBuf, String> {
+pub(super) fn journal_dir() -> Result<PathBuf, JournalError> {
     let dir = if nix::unistd::geteuid().is_root() && Path::new("/run").is_dir() {
         PathBuf::from("/run/canvas-bench")
     } else {
         std::env::temp_dir().join(format!("canvas-bench-journals-{}", nix::unistd::geteuid()))
     };
-    let fail = |e| {
-        format!(
-            "the journal directory {} cannot be used: {e}",
-            dir.display()
-        )
+    let fail = |source| JournalError::Directory {
+        dir: dir.clone(),
+        source,
     };
     match fs::DirBuilder::new().mode(0o700).create(&dir) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(fail(e)),
@@ -25,10 +25,7 @@ pub(super) fn journal_dir() -> Result<PathBuf, String> {
     let owner = fs::symlink_metadata(&dir).map_err(fail)?;
     // In a directory that everybody may write to, somebody else may have been first.
     if !owner.is_dir() || owner.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(format!(
-            "the journal directory {} belongs to somebody else; remove it",
-            dir.display()
-        ));
+        return Err(JournalError::NotOurs(dir));
     }
     Ok(dir)
 }
@@ -37,17 +34,17 @@ pub(super) fn journal_dir() -> Result<PathBuf, String> {
 pub(super) fn in_journal_dir<T>(
     name: &str,
     open: impl Fn(&Path) -> std::io::Result<T>,
-) -> Result<T, String> {
+) -> Result<T, JournalError> {
     // A bench that ends may remove the directory before there is anything in it.
     for _ in 0..100 {
         let path = journal_dir()?.join(name);
         match open(&path) {
             Ok(opened) => return Ok(opened),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(format!("{} cannot be written: {e}", path.display())),
+            Err(source) => return Err(JournalError::Open { path, source }),
         }
     }
-    Err("the journal directory is removed again and again; try once more".to_owned())
+    Err(JournalError::Removed)
 }
 
 /// Removes the directory of `file` when that was the last in it.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::error::JournalError;
 use super::journal::{in_journal_dir, leave_journal_dir};
 
 /// The lock of this host's benches, root's in /run and any other user's in a directory of their
@@ -26,7 +27,7 @@ pub enum Taken {
 }
 
 /// Takes the lock if it can be had at once. An error is one sentence.
-pub fn take() -> Result<Taken, String> {
+pub fn take() -> Result<Taken, JournalError> {
     in_journal_dir("lock", take_at)
 }
 

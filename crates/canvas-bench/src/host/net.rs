@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
+use super::error::{NetError, ToolError};
 use super::step::Step;
 use super::tool;
 use super::undo::{Held, Undo};
@@ -33,30 +34,27 @@ const QUEUE_MS: u64 = 20;
 /// How long the namespace may take to be there, and a packet to go through it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why there can be no such network here, as one sentence.
-pub fn missing() -> Option<String> {
+/// Why there can be no such network here.
+pub fn missing() -> Option<NetError> {
     if !nix::unistd::geteuid().is_root() {
-        return Some("a link of its own rate needs root".to_owned());
+        return Some(NetError::NotRoot);
     }
     for name in ["ip", "tc", "unshare", "nsenter", "cat"] {
         if !tool::is_installed(name) {
-            let package = if matches!(name, "ip" | "tc") {
-                "; install iproute2"
+            return Some(if matches!(name, "ip" | "tc") {
+                NetError::NoIproute(name)
             } else {
-                ""
-            };
-            return Some(format!(
-                "a link of its own rate needs {name}, which is not installed{package}"
-            ));
+                NetError::NoTool(name)
+            });
         }
     }
     tool::run(&["unshare", "--net", "true"])
         .err()
-        .map(|e| format!("no network namespace can be made here: {e}"))
+        .map(NetError::NoNamespace)
 }
 
 /// Takes the host's end of a link away, and the other end with it; nothing to take is no error.
-pub(super) fn remove_link(name: &str) -> Result<(), String> {
+pub(super) fn remove_link(name: &str) -> Result<(), ToolError> {
     let there = || Path::new("/sys/class/net").join(name).exists();
     if !there() {
         return Ok(());
@@ -116,24 +114,23 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn start(undo: &Arc<Undo>) -> Result<Keeper, String> {
-        let fail = |e: std::io::Error| format!("a network namespace cannot be made: {e}");
+    fn start(undo: &Arc<Undo>) -> Result<Keeper, NetError> {
         let mut child = Command::new("unshare")
             .args(["--net", "--", "cat"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(fail)?;
+            .map_err(NetError::Keep)?;
         let pid = child.id();
         let (_, held) = undo.hold_tree(&mut child)?;
         let mut keeper = Keeper { child, _held: held };
         let until = Instant::now() + PATIENCE;
         // It is there when the process has become `cat`.
         while std::fs::read(format!("/proc/{pid}/comm")).ok().as_deref() != Some(b"cat\n") {
-            let ended = keeper.child.try_wait().map_err(fail)?.is_some();
+            let ended = keeper.child.try_wait().map_err(NetError::Keep)?.is_some();
             if ended || Instant::now() > until {
-                return Err("a network namespace cannot be made".to_owned());
+                return Err(NetError::NotKept);
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -169,11 +166,10 @@ pub struct Network {
 
 impl Network {
     /// Makes one. An error is one sentence.
-    pub fn start(rate: Rate, undo: &Arc<Undo>) -> Result<Network, String> {
+    pub fn start(rate: Rate, undo: &Arc<Undo>) -> Result<Network, NetError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let routes = tool::run(&["ip", "-4", "-j", "route", "show", "table", "all"])?;
-        let taken = destinations(&routes)
-            .ok_or("the host's routes cannot be read: this `ip` has no JSON; install iproute2")?;
+        let taken = destinations(&routes).ok_or(NetError::Routes)?;
         let (n, device) = loop {
             let n = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("cb{}n{n}", std::process::id());
@@ -184,8 +180,7 @@ impl Network {
         };
         // Benches that run at the same time begin at different places.
         let from = std::process::id().wrapping_mul(16).wrapping_add(n);
-        let base = free_subnet(&taken, from)
-            .ok_or("the host has routes to all of 198.18.0.0/15; no address is left for a link")?;
+        let base = free_subnet(&taken, from).ok_or(NetError::NoAddress)?;
         let (outside, inside) = (Ipv4Addr::from(base + 1), Ipv4Addr::from(base + 2));
         let keeper = Keeper::start(undo)?;
         let link = undo.hold(Step::RemoveLink {
@@ -203,7 +198,7 @@ impl Network {
         Ok(network)
     }
 
-    fn set_up(&self, outside: Ipv4Addr) -> Result<(), String> {
+    fn set_up(&self, outside: Ipv4Addr) -> Result<(), ToolError> {
         let host = |argv: &[&str]| tool::run(argv).map(drop);
         let device = self.device.as_str();
         let pid = self.keeper.child.id().to_string();
@@ -240,23 +235,18 @@ impl Network {
         Ok(())
     }
 
-    fn do_inside(&self, argv: &[String]) -> Result<String, String> {
+    fn do_inside(&self, argv: &[String]) -> Result<String, ToolError> {
         let all = [self.prefix(), argv.to_vec()].concat();
         tool::run(&all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Whether a connection gets through.
-    fn try_it(&self) -> Result<(), String> {
-        let fail = |e: std::io::Error| {
-            format!(
-                "nothing gets through the bench's own link ({e}); does a firewall drop what goes to 198.18.0.0/15?"
-            )
-        };
+    fn try_it(&self) -> Result<(), NetError> {
         let address = self.listen().and_then(|l| Ok((l.local_addr()?, l)));
-        let (address, _listener) = address.map_err(fail)?;
+        let (address, _listener) = address.map_err(NetError::Blocked)?;
         TcpStream::connect_timeout(&address, PATIENCE)
             .map(drop)
-            .map_err(fail)
+            .map_err(NetError::Blocked)
     }
 
     /// In front of a command that is to run inside.
@@ -350,7 +340,7 @@ mod tests {
             return;
         }
         if let Some(reason) = missing() {
-            canvas_testing::skip(&reason);
+            canvas_testing::skip(&reason.to_string());
             return;
         }
         let _one = one_journal();

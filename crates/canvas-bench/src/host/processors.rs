@@ -3,27 +3,24 @@
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use super::error::ConfineError;
+
 /// While this lives, this thread runs on a part of its processors, and so does all that it starts, programs and
 /// threads. What was there before is not moved.
 pub struct Confined(CpuSet);
 
 impl Confined {
     /// To the first of them: `percent` of their number, one at least.
-    pub fn to(percent: u32) -> Result<Confined, String> {
-        let failed = |e| {
-            format!(
-                "the processors that a program may use cannot be changed ({e}); is another policy in force?"
-            )
-        };
-        let before = sched_getaffinity(Pid::from_raw(0)).map_err(failed)?;
+    pub fn to(percent: u32) -> Result<Confined, ConfineError> {
+        let before = sched_getaffinity(Pid::from_raw(0))?;
         let ours: Vec<usize> = (0..CpuSet::count())
             .filter(|i| before.is_set(*i).unwrap_or(false))
             .collect();
         let mut part = CpuSet::new();
         for i in &ours[..share(ours.len(), percent)] {
-            part.set(*i).map_err(failed)?;
+            part.set(*i)?;
         }
-        sched_setaffinity(Pid::from_raw(0), &part).map_err(failed)?;
+        sched_setaffinity(Pid::from_raw(0), &part)?;
         Ok(Confined(before))
     }
 }

@@ -1,7 +1,10 @@
 //! How each change of the host is undone.
 
 use std::fs;
+use std::io;
+use std::path::Path;
 
+use super::error::UndoError;
 use super::step::{Step, Undoes};
 use super::{cgroup, net, swap, tool};
 use crate::processes;
@@ -9,36 +12,43 @@ use crate::processes;
 /// The host that the bench runs on.
 pub struct Host;
 
+/// What is gone already needs no undoing.
+fn or_gone(tried: io::Result<()>) -> io::Result<()> {
+    match tried {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
 impl Undoes for Host {
-    fn undo(&self, step: &Step) -> Result<(), String> {
-        let io = |what: String, r: std::io::Result<()>| match r {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{what}: {e}")),
-            _ => Ok(()),
+    fn undo(&self, step: &Step) -> Result<(), UndoError> {
+        let remove = |path: &Path, tried: io::Result<()>| {
+            or_gone(tried).map_err(|source| UndoError::Remove {
+                path: path.to_owned(),
+                source,
+            })
         };
         match step {
-            Step::EndTree { pid, start_ticks } => processes::end_tree(*pid, *start_ticks),
-            Step::RemoveCgroup { path } => cgroup::remove(path),
-            Step::WriteBack { path, text } => io(
-                format!("{} cannot be set back to {text}", path.display()),
-                fs::write(path, text),
-            ),
-            Step::SwapOff { path } => swap::off(path),
-            Step::ForgetZram { known } => swap::forget_zram(known),
-            Step::RemoveZram { number } => swap::remove_zram(*number),
+            Step::EndTree { pid, start_ticks } => Ok(processes::end_tree(*pid, *start_ticks)?),
+            Step::RemoveCgroup { path } => Ok(cgroup::remove(path)?),
+            Step::WriteBack { path, text } => {
+                or_gone(fs::write(path, text)).map_err(|source| UndoError::SetBack {
+                    path: path.clone(),
+                    text: text.clone(),
+                    source,
+                })
+            }
+            Step::SwapOff { path } => Ok(swap::off(path)?),
+            Step::ForgetZram { known } => Ok(swap::forget_zram(known)?),
+            Step::RemoveZram { number } => Ok(swap::remove_zram(*number)?),
             // A module that somebody else uses by now stays.
             Step::UnloadModule { name } => {
                 let _ = tool::run(&["modprobe", "-r", name]);
                 Ok(())
             }
-            Step::RemoveFile { path } => io(
-                format!("{} cannot be removed", path.display()),
-                fs::remove_file(path),
-            ),
-            Step::RemoveTree { path } => io(
-                format!("{} cannot be removed", path.display()),
-                fs::remove_dir_all(path),
-            ),
-            Step::RemoveLink { name } => net::remove_link(name),
+            Step::RemoveFile { path } => remove(path, fs::remove_file(path)),
+            Step::RemoveTree { path } => remove(path, fs::remove_dir_all(path)),
+            Step::RemoveLink { name } => Ok(net::remove_link(name)?),
         }
     }
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::error::UndoError;
+
 /// A change of the host, by what undoes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
@@ -67,5 +69,5 @@ pub enum Step {
 /// Who can undo changes.
 pub trait Undoes: Sync {
     /// Undoes the change; nothing to undo is no error. An error is one sentence.
-    fn undo(&self, step: &Step) -> Result<(), String>;
+    fn undo(&self, step: &Step) -> Result<(), UndoError>;
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use canvas_types::procfs::memory_bytes;
 
 use super::cgroup::Controller;
+use super::error::{SwapError, ToolError};
 use super::step::Step;
 use super::tool::is_installed;
 use super::undo::{Held, Undo};
@@ -23,13 +24,17 @@ const BTRFS: i64 = 0x9123_683E;
 /// What must stay free on disk beside a swap file.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 
-fn tool(argv: &[&str]) -> Result<(), String> {
+fn tool(argv: &[&str]) -> Result<(), ToolError> {
     super::tool::run(argv).map(drop)
 }
 
-fn write(path: impl AsRef<Path>, text: &str) -> Result<(), String> {
+fn write(path: impl AsRef<Path>, text: &str) -> Result<(), SwapError> {
     let path = path.as_ref();
-    fs::write(path, text).map_err(|e| format!("{} cannot be set to {text}: {e}", path.display()))
+    fs::write(path, text).map_err(|source| SwapError::Set {
+        path: path.to_owned(),
+        text: text.to_owned(),
+        source,
+    })
 }
 
 /// The swap areas in the text of /proc/swaps: path and used bytes.
@@ -48,14 +53,14 @@ fn current_areas() -> Vec<(PathBuf, u64)> {
 }
 
 /// Switches swap on `path` off if it is on. An error is one sentence.
-pub fn off(path: &Path) -> Result<(), String> {
+pub fn off(path: &Path) -> Result<(), ToolError> {
     if !current_areas().iter().any(|(p, _)| p == path) {
         return Ok(());
     }
     tool(&["swapoff", &path.to_string_lossy()])
 }
 
-fn on(path: &Path) -> Result<(), String> {
+fn on(path: &Path) -> Result<(), ToolError> {
     let path = path.to_string_lossy();
     tool(&["mkswap", &path])?;
     tool(&["swapon", "-p", "100", &path])
@@ -73,7 +78,7 @@ fn zram_numbers() -> Vec<u32> {
 }
 
 /// Removes zram device `number`; nothing to remove is no error.
-pub fn remove_zram(number: u32) -> Result<(), String> {
+pub fn remove_zram(number: u32) -> Result<(), SwapError> {
     let until = Instant::now() + Duration::from_secs(5);
     loop {
         let dir = format!("/sys/block/zram{number}");
@@ -92,7 +97,7 @@ pub fn remove_zram(number: u32) -> Result<(), String> {
 }
 
 /// Removes zram devices that are not in `known` and were never given a size.
-pub fn forget_zram(known: &[u32]) -> Result<(), String> {
+pub fn forget_zram(known: &[u32]) -> Result<(), SwapError> {
     for n in zram_numbers().into_iter().filter(|n| !known.contains(n)) {
         let size = fs::read_to_string(format!("/sys/block/zram{n}/disksize")).unwrap_or_default();
         if size.trim() == "0" {
@@ -102,29 +107,26 @@ pub fn forget_zram(known: &[u32]) -> Result<(), String> {
     Ok(())
 }
 
-/// Why kernel swap of this kind cannot be had here, as one sentence; `None` when it can, or when
+/// Why kernel swap of this kind cannot be had here; `None` when it can, or when
 /// the variant needs none. Changes nothing.
-pub fn missing(variant: &Variant, cache: &Path) -> Option<String> {
+pub fn missing(variant: &Variant, cache: &Path) -> Option<SwapError> {
     if !variant.is_kernel() {
         return None;
     }
     if !nix::unistd::geteuid().is_root() {
-        return Some(format!("{variant} needs root to switch swap on"));
+        return Some(SwapError::NotRoot(Box::new(variant.clone())));
     }
-    if let Some((path, _)) = current_areas().first() {
-        return Some(format!(
-            "swap is already on ({}), which the bench leaves alone; switch it off first",
-            path.display()
-        ));
+    if let Some((path, _)) = current_areas().into_iter().next() {
+        return Some(SwapError::AlreadyOn(path));
     }
     if let Some(name) = ["mkswap", "swapon", "swapoff"]
-        .iter()
+        .into_iter()
         .find(|n| !is_installed(n))
     {
-        return Some(format!("{name} is not installed; install util-linux"));
+        return Some(SwapError::NoTool(name));
     }
     if let Err(e) = Controller::find() {
-        return Some(e);
+        return Some(e.into());
     }
     match variant {
         Variant::Zram => {
@@ -132,17 +134,16 @@ pub fn missing(variant: &Variant, cache: &Path) -> Option<String> {
                 let answer = Command::new("modprobe").args(["-n", "zram"]).output();
                 answer.is_ok_and(|o| o.status.success())
             };
-            (!Path::new(ZRAM_CONTROL).exists() && !can_load())
-                .then(|| "this kernel has no zram".to_owned())
+            (!Path::new(ZRAM_CONTROL).exists() && !can_load()).then_some(SwapError::NoZram)
         }
-        Variant::Zswap if !Path::new(ZSWAP).exists() => Some("this kernel has no zswap".to_owned()),
+        Variant::Zswap if !Path::new(ZSWAP).exists() => Some(SwapError::NoZswap),
         _ => swap_place(cache, 0).err(),
     }
 }
 
 /// A directory whose file system can be swapped to and has room for `bytes`.
-fn swap_place(cache: &Path, bytes: u64) -> Result<PathBuf, String> {
-    let mut reasons = Vec::new();
+fn swap_place(cache: &Path, bytes: u64) -> Result<PathBuf, SwapError> {
+    let mut first = None;
     for dir in [cache, Path::new("/var/tmp")] {
         // The cache may not exist yet; what will hold it does.
         let Some(dir) = dir.ancestors().find(|d| d.is_dir()) else {
@@ -152,27 +153,21 @@ fn swap_place(cache: &Path, bytes: u64) -> Result<PathBuf, String> {
             continue;
         };
         let free = kind.blocks_available() * u64::try_from(kind.block_size()).unwrap_or(0);
-        if !SWAPPABLE.contains(&kind.filesystem_type().0) {
-            reasons.push(format!(
-                "the file system of {} holds no swap files",
-                dir.display()
-            ));
+        let dir = dir.to_owned();
+        let reason = if !SWAPPABLE.contains(&kind.filesystem_type().0) {
+            SwapError::FileSystem(dir)
         } else if free < bytes + DISK_RESERVE_BYTES {
-            reasons.push(format!(
-                "too little disk: {} MiB are free in {} and the swap file wants {}",
-                free >> 20,
-                dir.display(),
-                (bytes + DISK_RESERVE_BYTES) >> 20
-            ));
+            SwapError::DiskFull {
+                dir,
+                free_mib: free >> 20,
+                wanted_mib: (bytes + DISK_RESERVE_BYTES) >> 20,
+            }
         } else {
-            return Ok(dir.to_owned());
-        }
+            return Ok(dir);
+        };
+        first.get_or_insert(reason);
     }
-    reasons.dedup();
-    Err(reasons
-        .into_iter()
-        .next()
-        .unwrap_or_else(|| "there is no disk for a swap file".to_owned()))
+    Err(first.unwrap_or(SwapError::NoDisk))
 }
 
 /// Swap that is on; off and gone when dropped.
@@ -200,7 +195,7 @@ impl Swap {
         bytes: u64,
         cache: &Path,
         undo: &Arc<Undo>,
-    ) -> Result<Option<Swap>, String> {
+    ) -> Result<Option<Swap>, SwapError> {
         // Asked again: somebody may have switched swap on since.
         if let Some(reason) = missing(variant, cache) {
             return Err(reason);
@@ -226,7 +221,7 @@ impl Swap {
         Ok(Some(swap))
     }
 
-    fn zram_on(&mut self, bytes: u64, undo: &Arc<Undo>) -> Result<(), String> {
+    fn zram_on(&mut self, bytes: u64, undo: &Arc<Undo>) -> Result<(), SwapError> {
         if !Path::new(ZRAM_CONTROL).exists() {
             // For the rest of the run, not for this cell: undone at its end.
             undo.note(Step::UnloadModule {
@@ -241,17 +236,13 @@ impl Swap {
         let intent = undo.hold(Step::ForgetZram {
             known: zram_numbers(),
         })?;
-        let added = fs::read_to_string(format!("{ZRAM_CONTROL}/hot_add"))
-            .map_err(|e| format!("no zram device can be added: {e}"))?;
-        let number: u32 = added
-            .trim()
-            .parse()
-            .map_err(|_| "no zram device can be added".to_owned())?;
+        let added =
+            fs::read_to_string(format!("{ZRAM_CONTROL}/hot_add")).map_err(SwapError::AddZram)?;
+        let number: u32 = added.trim().parse().map_err(|_| SwapError::NoZramNumber)?;
         self.held.push(undo.hold(Step::RemoveZram { number })?);
         self.zram = Some(number);
         let dir = format!("/sys/block/zram{number}");
-        write(format!("{dir}/comp_algorithm"), "lz4")
-            .map_err(|_| "this kernel's zram has no lz4".to_owned())?;
+        write(format!("{dir}/comp_algorithm"), "lz4").map_err(|_| SwapError::NoLz4)?;
         write(format!("{dir}/disksize"), &bytes.to_string())?;
         // From here on the device has a size, and the intent leaves it alone.
         drop(intent);
@@ -259,11 +250,11 @@ impl Swap {
         self.held.push(undo.hold(Step::SwapOff {
             path: device.clone(),
         })?);
-        on(&device)
+        Ok(on(&device)?)
     }
 
     /// The device's node, which udev makes; without udev we do.
-    fn device(&mut self, number: u32, dir: &str, undo: &Arc<Undo>) -> Result<PathBuf, String> {
+    fn device(&mut self, number: u32, dir: &str, undo: &Arc<Undo>) -> Result<PathBuf, SwapError> {
         let device = PathBuf::from(format!("/dev/zram{number}"));
         let until = Instant::now() + Duration::from_secs(1);
         while !device.exists() && Instant::now() < until {
@@ -288,15 +279,17 @@ impl Swap {
         Ok(device)
     }
 
-    fn zswap_set(&mut self, enabled: bool, undo: &Arc<Undo>) -> Result<(), String> {
+    fn zswap_set(&mut self, enabled: bool, undo: &Arc<Undo>) -> Result<(), SwapError> {
         if !Path::new(ZSWAP).exists() {
             return Ok(());
         }
         let charges_pool = Controller::find().is_ok_and(|c| c.version == 2);
         let mut set = |name: &str, text: &str| {
             let path = PathBuf::from(ZSWAP).join(name);
-            let before = fs::read_to_string(&path)
-                .map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
+            let before = fs::read_to_string(&path).map_err(|source| SwapError::Read {
+                path: path.clone(),
+                source,
+            })?;
             let before = before.trim().to_owned();
             if before != text {
                 self.held.push(undo.hold(Step::WriteBack {
@@ -305,7 +298,7 @@ impl Swap {
                 })?);
                 write(&path, text)?;
             }
-            Ok::<(), String>(())
+            Ok::<(), SwapError>(())
         };
         if enabled {
             // A kernel without lz4 for zswap keeps its own; the machine's features name it.
@@ -320,13 +313,15 @@ impl Swap {
         set("enabled", if enabled { "Y" } else { "N" })
     }
 
-    fn file_on(&mut self, bytes: u64, cache: &Path, undo: &Arc<Undo>) -> Result<(), String> {
+    fn file_on(&mut self, bytes: u64, cache: &Path, undo: &Arc<Undo>) -> Result<(), SwapError> {
         let dir = swap_place(cache, bytes)?;
         let path = dir.join(format!("canvas-bench-{}.swap", std::process::id()));
         self.held
             .push(undo.hold(Step::RemoveFile { path: path.clone() })?);
-        let fail =
-            |e: std::io::Error| format!("the swap file {} cannot be made: {e}", path.display());
+        let fail = |source| SwapError::File {
+            path: path.clone(),
+            source,
+        };
         let file = fs::OpenOptions::new()
             .create_new(true)
             .write(true)
@@ -345,7 +340,7 @@ impl Swap {
         drop(file);
         self.held
             .push(undo.hold(Step::SwapOff { path: path.clone() })?);
-        on(&path)
+        Ok(on(&path)?)
     }
 
     /// Bytes that the far side takes now: memory of the zram device; pool of zswap and what went
@@ -392,13 +387,15 @@ mod tests {
 
     #[test]
     fn what_needs_no_swap_misses_none() {
-        assert_eq!(missing(&Variant::Local, Path::new("/")), None);
-        assert_eq!(missing(&Variant::Canvas(vec![]), Path::new("/")), None);
+        assert!(missing(&Variant::Local, Path::new("/")).is_none());
+        assert!(missing(&Variant::Canvas(vec![]), Path::new("/")).is_none());
     }
 
     #[test]
     fn too_little_disk_is_one_sentence() {
-        let reason = swap_place(Path::new("/var/tmp"), 1 << 60).unwrap_err();
+        let reason = swap_place(Path::new("/var/tmp"), 1 << 60)
+            .unwrap_err()
+            .to_string();
         assert!(
             reason.starts_with("too little disk") || reason.contains("holds no swap"),
             "{reason}"

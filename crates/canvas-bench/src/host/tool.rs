@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
+use super::error::ToolError;
+
 /// The end of the guardian's pipe that tools inherit, so that it waits for them, too: a bench that is killed
 /// while `swapon` runs is over when `swapon` has ended, and not before there is something to undo.
 static GUARDIAN: Mutex<Option<OwnedFd>> = Mutex::new(None);
@@ -22,8 +24,11 @@ fn input() -> Stdio {
 }
 
 /// Runs a tool; an error is one sentence with what the tool said.
-pub fn run(argv: &[&str]) -> Result<String, String> {
-    let missing = |e: std::io::Error| format!("{} cannot be run: {e}", argv[0]);
+pub fn run(argv: &[&str]) -> Result<String, ToolError> {
+    let missing = |source| ToolError::CannotRun {
+        tool: argv[0].to_owned(),
+        source,
+    };
     let out = Command::new(argv[0])
         .args(&argv[1..])
         .stdin(input())
@@ -34,7 +39,10 @@ pub fn run(argv: &[&str]) -> Result<String, String> {
     }
     let said = String::from_utf8_lossy(&out.stderr);
     let line = said.lines().last().unwrap_or("").trim().to_owned();
-    Err(format!("{} failed: {line}", argv.join(" ")))
+    Err(ToolError::Failed {
+        command: argv.join(" "),
+        said: line,
+    })
 }
 
 /// Whether PATH has it.

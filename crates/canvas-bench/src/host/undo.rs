@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
+use super::error::{GuardianError, JournalError, UndoError};
 use super::journal::{in_journal_dir, journal_dir, leave_journal_dir};
 use super::step::{Step, Undoes};
 use super::{lock, tool};
@@ -66,8 +67,8 @@ fn undo_all(host: &dyn Undoes, steps: &[(u64, Step)], patience: Duration) -> Vec
             if matches!(step, Step::RemoveFile { path } if swapped.contains(path)) {
                 continue;
             }
-            if let Err(sentence) = host.undo(step) {
-                failed.push(sentence);
+            if let Err(e) = host.undo(step) {
+                failed.push(e.to_string());
                 if let Step::SwapOff { path } = step {
                     swapped.push(path.clone());
                 }
@@ -106,7 +107,7 @@ fn recover(host: &dyn Undoes, dir: &Path) {
 }
 
 /// Waits until the guardian is in its own session and says so in the journal.
-fn wait_until_ready(mut guardian: Child, journal: &Path) -> Result<Child, String> {
+fn wait_until_ready(mut guardian: Child, journal: &Path) -> Result<Child, GuardianError> {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let text = fs::read_to_string(journal).unwrap_or_default();
@@ -115,12 +116,12 @@ fn wait_until_ready(mut guardian: Child, journal: &Path) -> Result<Child, String
             return Ok(guardian);
         }
         match guardian.try_wait() {
-            Ok(Some(status)) => return Err(format!("it ended at once ({status})")),
+            Ok(Some(status)) => return Err(GuardianError::Ended(status)),
             Ok(None) if Instant::now() < until => {}
             _ => {
                 let _ = guardian.kill();
                 let _ = guardian.wait();
-                return Err("it does not answer".to_owned());
+                return Err(GuardianError::Silent);
             }
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -149,8 +150,8 @@ pub struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Err(sentence) = self.undo.undo(self.id) {
-            eprintln!("canvas: {sentence}; it is tried again at the end");
+        if let Err(e) = self.undo.undo(self.id) {
+            eprintln!("canvas: {e}; it is tried again at the end");
         }
     }
 }
@@ -158,7 +159,10 @@ impl Drop for Held {
 impl Undo {
     /// Begins a journal and starts the guardian: `guardian` with the journal's path behind it must
     /// come to [`guard`]. An error is one sentence.
-    pub fn begin(host: &'static dyn Undoes, guardian: &[OsString]) -> Result<Arc<Undo>, String> {
+    pub fn begin(
+        host: &'static dyn Undoes,
+        guardian: &[OsString],
+    ) -> Result<Arc<Undo>, JournalError> {
         recover(host, &journal_dir()?);
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -168,30 +172,30 @@ impl Undo {
             options.create(true).truncate(true).write(true).mode(0o600);
             Ok((path.to_owned(), options.open(path)?))
         })?;
-        let fail =
-            |e: std::io::Error| format!("the journal {} cannot be written: {e}", path.display());
+        let fail = |source| JournalError::Begin {
+            path: path.clone(),
+            source,
+        };
         let file =
             Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| fail(e.into()))?;
         // The lock belongs to the open file, which the guardian shares as its standard output: it
         // lasts until both are gone.
         let shared = file.try_clone().map_err(fail)?;
-        let (program, args) = guardian
-            .split_first()
-            .ok_or_else(|| "there is no guardian to start".to_owned())?;
+        let (program, args) = guardian.split_first().ok_or(JournalError::NoGuardian)?;
         let guardian = Command::new(program)
             .args(args)
             .arg(&path)
             .stdin(Stdio::piped())
             .stdout(shared)
             .spawn()
-            .map_err(|e| e.to_string())
+            .map_err(GuardianError::from)
             .and_then(|child| wait_until_ready(child, &path));
         let guardian = match guardian {
             Ok(child) => child,
             Err(e) => {
                 let _ = fs::remove_file(&path);
                 leave_journal_dir(&path);
-                return Err(format!("the guardian cannot be started: {e}"));
+                return Err(e.into());
             }
         };
         let pipe = guardian
@@ -215,13 +219,13 @@ impl Undo {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(inner: &mut Inner, entry: &Entry) -> Result<(), String> {
-        let mut line = serde_json::to_string(entry).map_err(|e| e.to_string())?;
+    fn write(inner: &mut Inner, entry: &Entry) -> Result<(), JournalError> {
+        let mut line = serde_json::to_string(entry)?;
         line.push('\n');
         inner
             .file
             .write_all(line.as_bytes())
-            .map_err(|e| format!("the journal cannot be written: {e}"))
+            .map_err(JournalError::Append)
     }
 
     /// What is noted and not undone, oldest first.
@@ -233,7 +237,7 @@ impl Undo {
 
     /// Writes down what undoes a change that lasts until the end of the run; make the change only
     /// afterwards, and only on `Ok`.
-    pub fn note(&self, step: Step) -> Result<u64, String> {
+    pub fn note(&self, step: Step) -> Result<u64, JournalError> {
         let mut inner = self.inner();
         let id = inner.next;
         inner.next += 1;
@@ -243,7 +247,7 @@ impl Undo {
     }
 
     /// The same for a change that is undone when the value is dropped.
-    pub fn hold(self: &Arc<Self>, step: Step) -> Result<Held, String> {
+    pub fn hold(self: &Arc<Self>, step: Step) -> Result<Held, JournalError> {
         Ok(Held {
             id: self.note(step)?,
             undo: Arc::clone(self),
@@ -255,7 +259,7 @@ impl Undo {
     pub fn hold_tree(
         self: &Arc<Self>,
         child: &mut std::process::Child,
-    ) -> Result<(u64, Held), String> {
+    ) -> Result<(u64, Held), JournalError> {
         let pid = child.id();
         let start_ticks = processes::stat(pid).map_or(0, |s| s.start_ticks);
         match self.hold(Step::EndTree { pid, start_ticks }) {
@@ -269,7 +273,7 @@ impl Undo {
     }
 
     /// Undoes one change.
-    fn undo(&self, id: u64) -> Result<(), String> {
+    fn undo(&self, id: u64) -> Result<(), UndoError> {
         let step = {
             let inner = self.inner();
             let found = inner.steps.iter().find(|(other, _)| *other == id);
@@ -282,7 +286,7 @@ impl Undo {
         self.host.undo(&step)?;
         let mut inner = self.inner();
         inner.steps.retain(|(other, _)| *other != id);
-        Self::write(&mut inner, &Entry::Done(id))
+        Ok(Self::write(&mut inner, &Entry::Done(id))?)
     }
 
     /// Undoes what is left, ends the guardian and removes the journal. Returns what could not be
@@ -489,7 +493,7 @@ mod tests {
         let _one = one_journal();
         for command in [&["/nonexistent/canvas"][..], &["/bin/true"]] {
             let words: Vec<OsString> = command.iter().map(OsString::from).collect();
-            let e = Undo::begin(&Host, &words).err().unwrap();
+            let e = Undo::begin(&Host, &words).err().unwrap().to_string();
             assert!(e.starts_with("the guardian cannot be started"), "{e}");
         }
     }
