@@ -59,8 +59,9 @@ def check_stats(stats, limit_bytes, share_percent=None, paged=True):
         slack = slack_bytes(limit, stats)
         if find(stats, "forks", 0) > 0:
             # The books of a family run ahead of its memory: between two measurements each minor
-            # fault counts as a copy. What it has in truth is sampled (harness.py).
-            slack += limit
+            # fault counts as a copy, and on a busy machine a measurement comes late. What it has in
+            # truth is sampled (harness.py), and has the narrow bound.
+            slack += 3 * limit
         if limit and peak > limit + slack:
             wrong.append(
                 f"stats: local peak {peak / MIB:.1f} MiB is over the limit {limit / MIB:.1f} MiB "
