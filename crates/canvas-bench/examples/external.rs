@@ -11,7 +11,7 @@ use std::env;
 use std::process::ExitCode;
 
 use canvas_bench::external;
-use canvas_bench::workload::{Argv, Place, Plan};
+use canvas_bench::workload::{Argv, Place, Plan, WorkloadError};
 use serde_json::{Value, json};
 
 fn argv(a: &Argv) -> Value {
@@ -53,12 +53,13 @@ fn main() -> ExitCode {
                 .iter()
                 .find(|w| w.name() == name)
                 .ok_or(format!("no workload {name}"))?;
+            let said = |e: WorkloadError| e.to_string();
             if let Some(reason) = workload.missing(&place) {
                 println!("{reason}");
                 std::process::exit(3);
             }
-            workload.prepare(&place)?;
-            Ok(match workload.plan(&place, 0)? {
+            workload.prepare(&place).map_err(said)?;
+            Ok(match workload.plan(&place, 0).map_err(said)? {
                 Plan::Program(program) => json!({ "program": argv(&program) }),
                 Plan::Server {
                     server,

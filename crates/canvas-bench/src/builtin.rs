@@ -4,7 +4,7 @@
 
 use canvas_workloads::{PROGRAMS, Program};
 
-use crate::workload::{Argv, Place, Plan, Workload};
+use crate::workload::{Argv, Place, Plan, Workload, WorkloadError};
 
 /// All of them, in the order of docs/WORKLOADS.md.
 pub fn all() -> Vec<Box<dyn Workload>> {
@@ -28,13 +28,13 @@ impl Workload for Builtin {
     fn about(&self) -> &str {
         self.program.about
     }
-    fn missing(&self, _place: &Place) -> Option<String> {
+    fn missing(&self, _place: &Place) -> Option<WorkloadError> {
         None
     }
-    fn prepare(&self, _place: &Place) -> Result<(), String> {
+    fn prepare(&self, _place: &Place) -> Result<(), WorkloadError> {
         Ok(())
     }
-    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         let argv = vec![
             place.canvas.to_string_lossy().into_owned(),
             "workload".to_owned(),
@@ -74,8 +74,8 @@ mod tests {
     fn each_runs_the_command_itself_and_needs_nothing() {
         let place = place();
         for w in all() {
-            assert_eq!(w.missing(&place), None);
-            assert_eq!(w.prepare(&place), Ok(()));
+            assert!(w.missing(&place).is_none());
+            w.prepare(&place).unwrap();
             let Plan::Program(Argv { argv, .. }) = w.plan(&place, 0).unwrap() else {
                 panic!("{} is a program", w.name());
             };

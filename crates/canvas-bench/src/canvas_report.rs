@@ -8,13 +8,26 @@ fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
 }
 
-/// Writes into `sample` what the report in `text` says; a report of another form changes nothing
-/// and is one sentence.
-pub fn apply(text: &str, sample: &mut Sample) -> Result<(), String> {
+/// Why a report is no proof of a good run.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReportError {
+    /// It is no JSON; what the parser says.
+    #[error("canvas's report cannot be read: {0}")]
+    Unreadable(String),
+    /// It has another schema.
+    #[error("canvas's report is of another form")]
+    OtherForm,
+    /// So many pages came back damaged.
+    #[error("{0} far copies did not verify")]
+    Damaged(u64),
+}
+
+/// Writes into `sample` what the report in `text` says; a report of another form changes nothing.
+pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
     let v: Value =
-        serde_json::from_str(text).map_err(|e| format!("canvas's report cannot be read: {e}"))?;
+        serde_json::from_str(text).map_err(|e| ReportError::Unreadable(e.to_string()))?;
     if v["schema"] != "canvas-stats/1" {
-        return Err("canvas's report is of another form".to_owned());
+        return Err(ReportError::OtherForm);
     }
     let get = |path: &[&str]| number(&v, path);
     sample.faults = get(&["counters", "faults_far"]);
@@ -55,7 +68,7 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), String> {
         apply_far(&v, far);
     }
     match get(&["verify_failures"]) {
-        Some(n) if n > 0 => Err(format!("{n} far copies did not verify")),
+        Some(n) if n > 0 => Err(ReportError::Damaged(n)),
         _ => Ok(()),
     }
 }
@@ -177,9 +190,6 @@ mod tests {
         assert!(apply("{", &mut s).is_err());
         assert!(apply("{\"schema\":\"other\"}", &mut s).is_err());
         let bad = r#"{"schema":"canvas-stats/1","verify_failures":2}"#;
-        assert_eq!(
-            apply(bad, &mut s),
-            Err("2 far copies did not verify".to_owned())
-        );
+        assert_eq!(apply(bad, &mut s), Err(ReportError::Damaged(2)));
     }
 }

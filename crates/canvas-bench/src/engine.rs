@@ -3,6 +3,7 @@
 mod budget;
 mod child;
 mod donors;
+pub mod error;
 pub mod plan;
 mod program;
 mod progress;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use budget::Budget;
-use nix::errno::Errno;
+use error::{BenchError, NeedError, ResultsError};
 use nix::unistd::mkdtemp;
 use plan::{Cell, Plan, Request, Set};
 use program::{Context, Fail, Job, Stopped};
@@ -44,7 +45,7 @@ use crate::host::undo::Undo;
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
 use crate::registry;
 use crate::variant::{FarBelow, Tenancy, Variant};
-use crate::workload::Workload;
+use crate::workload::{Workload, WorkloadError};
 
 /// Least local memory of any limited run, for all variants alike: canvas works with no less.
 const LIMIT_BYTES_MIN: u64 = 8 << 20;
@@ -95,7 +96,7 @@ fn new_run_id() -> String {
 
 /// Signals that end a bench, as a number that is 0 until one comes. A second one ends it at once,
 /// and the guardian undoes what was changed.
-fn signals() -> Result<Arc<AtomicUsize>, String> {
+fn signals() -> Result<Arc<AtomicUsize>, BenchError> {
     let stop = Arc::new(AtomicUsize::new(0));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         let flag = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -105,7 +106,7 @@ fn signals() -> Result<Arc<AtomicUsize>, String> {
             .and_then(|_| {
                 signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize)
             })
-            .map_err(|e| format!("signals cannot be watched: {e}"))?;
+            .map_err(BenchError::Signals)?;
     }
     Ok(stop)
 }
@@ -147,22 +148,24 @@ fn with_company(member: &plan::Member) -> Vec<String> {
     [&member.args, more].concat()
 }
 
-/// Runs what was asked for; the table goes to `print`. An error is one sentence about bad input or
-/// a host that cannot do it; then nothing was changed, or it was changed back.
-pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, String> {
+/// Runs what was asked for; the table goes to `print`. An error tells of bad input or of a host that
+/// cannot do it; then nothing was changed, or it was changed back.
+pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, BenchError> {
     run_with(request, &registry::workloads(), print)
 }
 
 /// A directory of the run's own, which goes with it. It is noted when it is there and ours: one whose name
 /// could be guessed might be somebody else's by then. (Killed in between, an empty one stays.)
-fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, String> {
+fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, BenchError> {
     let template = dir.join(format!("canvas-bench-{}-XXXXXX", std::process::id()));
-    let fail = |e: Errno| format!("{} cannot be made: {}", template.display(), e.desc());
-    let path = mkdtemp(&template).map_err(fail)?;
+    let path = match mkdtemp(&template) {
+        Ok(path) => path,
+        Err(error) => return Err(BenchError::OwnDirectory { template, error }),
+    };
     let noted = undo.note(Step::RemoveTree { path: path.clone() });
     if let Err(e) = noted {
         let _ = fs::remove_dir(&path);
-        return Err(e.to_string());
+        return Err(e.into());
     }
     Ok(path)
 }
@@ -171,11 +174,11 @@ pub(crate) fn run_with(
     request: &Request,
     all: &[Box<dyn Workload>],
     print: impl FnOnce(&str),
-) -> Result<Ended, String> {
+) -> Result<Ended, BenchError> {
     let began = Instant::now();
     // Bad input first: it is an error whoever else runs.
     let asked = plan::make(request, all, |_| None)?;
-    let lock = lock::take().map_err(|e| e.to_string())?;
+    let lock = lock::take()?;
     if let Taken::Others(pid) = &lock {
         refuse_beside(*pid, &asked)?;
     }
@@ -190,9 +193,11 @@ pub(crate) fn run_with(
         );
     }
     let results = Results::open(&request.out)?;
-    fs::create_dir_all(&request.cache)
-        .map_err(|e| format!("{} cannot be made: {e}", request.cache.display()))?;
-    let undo = Undo::begin(&Host, &request.guardian).map_err(|e| e.to_string())?;
+    fs::create_dir_all(&request.cache).map_err(|source| BenchError::Directory {
+        path: request.cache.clone(),
+        source,
+    })?;
+    let undo = Undo::begin(&Host, &request.guardian)?;
     let run_id = new_run_id();
     let scratch = own_dir(&std::env::temp_dir(), &undo)?;
     let stop = signals()?;
@@ -229,7 +234,7 @@ pub(crate) fn run_with(
         eprintln!("canvas: {sentence}");
     }
     match result {
-        Err(Fail::Sentence(s)) => Err(s),
+        Err(Fail::Error(e)) => Err(e),
         Err(Fail::Stopped(signal)) => {
             print(&table::table(&samples));
             Ok(Ended::Stopped(signal))
@@ -254,17 +259,17 @@ fn another(pid: Option<u32>) -> String {
 
 /// The kernel's swap is one for the whole host: what was asked for cannot use it beside another
 /// bench. (Without root it cannot anyway, and the plan says so.)
-fn refuse_beside(pid: Option<u32>, asked: &Plan) -> Result<(), String> {
+fn refuse_beside(pid: Option<u32>, asked: &Plan) -> Result<(), BenchError> {
     let kernel = asked
         .sets
         .iter()
         .flat_map(|s| &s.variants)
         .find(|v| v.is_kernel());
     match kernel {
-        Some(variant) if nix::unistd::geteuid().is_root() => Err(format!(
-            "{}, and {variant} would disturb it; wait for its end, or leave the kernel's variants out (--variants local,canvas)",
-            another(pid)
-        )),
+        Some(variant) if nix::unistd::geteuid().is_root() => Err(BenchError::WouldDisturb {
+            other: another(pid),
+            variant: Box::new(variant.clone()),
+        }),
         _ => Ok(()),
     }
 }
@@ -301,14 +306,13 @@ impl<'a> Bench<'a> {
             self.skip(skip)?;
         }
         if was_short && self.samples.is_empty() {
-            let sentence = "the time was over before any run had ended; write a longer --time-max";
-            return Err(Fail::Sentence(sentence.to_owned()));
+            return Err(BenchError::TooLittleTime.into());
         }
         Ok(())
     }
 
     /// Writes who runs, and what does not run and why.
-    fn head(&mut self, plan: &Plan) -> Result<(), String> {
+    fn head(&mut self, plan: &Plan) -> Result<(), ResultsError> {
         let machine = facts::machine(&self.request.canvas);
         let scale = plan.sets.first().map_or(1.0, |s| s.scale);
         let repeats = plan.sets.first().map_or(0, |s| s.repeats);
@@ -329,7 +333,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn skip(&mut self, mut skip: Skip) -> Result<(), String> {
+    fn skip(&mut self, mut skip: Skip) -> Result<(), ResultsError> {
         skip.run_id.clone_from(&self.run_id);
         let about = match (&skip.variant, &skip.workload) {
             (Some(v), Some(w)) => format!("{}: {w} on {v}", skip.experiment),
@@ -348,7 +352,7 @@ impl<'a> Bench<'a> {
     /// Fetches and generates what the workloads need; sets of those that cannot be prepared are
     /// skipped, unless the user named one.
     fn prepare(&mut self, sets: Vec<Set>) -> Result<Vec<Set>, Fail> {
-        let mut done: HashMap<(String, u64), Result<(), String>> = HashMap::new();
+        let mut done: HashMap<(String, u64), Result<(), Arc<WorkloadError>>> = HashMap::new();
         let mut kept = Vec::new();
         for set in sets {
             let mut reason = None;
@@ -360,18 +364,20 @@ impl<'a> Bench<'a> {
                 let place = plan::place(self.request, set.scale, &self.scratch);
                 self.progress.now(&format!("preparing {}", m.workload));
                 let key = (m.workload.clone(), set.scale.to_bits());
-                let result = done.entry(key).or_insert_with(|| w.prepare(&place));
+                let prepare = || w.prepare(&place).map_err(Arc::new);
+                let result = done.entry(key).or_insert_with(prepare);
                 if let Err(e) = result {
-                    reason = Some((m.workload.clone(), format!("{}: {e}", m.workload)));
+                    reason = Some((m.workload.clone(), Arc::clone(e)));
                 }
             }
             self.check_stop()?;
             match reason {
                 None => kept.push(set),
-                Some((workload, reason)) if self.request.names.contains(&workload) => {
-                    return Err(Fail::Sentence(reason));
+                Some((workload, source)) if self.request.names.contains(&workload) => {
+                    return Err(BenchError::Unprepared { workload, source }.into());
                 }
-                Some((workload, reason)) => {
+                Some((workload, source)) => {
+                    let reason = format!("{workload}: {source}");
                     let lost = total_runs(&Plan {
                         sets: vec![set.clone()],
                         ..Plan::default()
@@ -416,19 +422,17 @@ impl<'a> Bench<'a> {
         for member in &cell.set.members {
             let need = self.working_set(cell.set, member)?;
             needs.push(need.and_then(|n| match (cell.percent, n.bytes) {
-                (Some(_), 0) if member.ratio_of_bytes.is_none() => {
-                    Err("it ended before its memory could be looked at".to_owned())
-                }
+                (Some(_), 0) if member.ratio_of_bytes.is_none() => Err(NeedError::TooShort),
                 _ => Ok(n),
             }));
         }
         if self.budget.is_over() {
             return Ok(false);
         }
-        let samples = match needs.into_iter().collect::<Result<Vec<_>, String>>() {
+        let samples = match needs.into_iter().collect::<Result<Vec<_>, NeedError>>() {
             Ok(needs) => self.run_cell(cell, repeat, &needs)?,
             // Without a working set there is no limit to run under.
-            Err(sentence) => self.failures(cell, repeat, &sentence),
+            Err(e) => self.failures(cell, repeat, &e.to_string()),
         };
         let hung = |s: &Sample| s.outcome == Outcome::Timeout;
         if self.budget.is_over() && samples.iter().any(hung) {
@@ -546,7 +550,7 @@ impl<'a> Bench<'a> {
             Variant::CanvasFar(below) if tenancy != Tenancy::Own => {
                 match self.share(below, far.iter().sum(), network.as_ref()) {
                     Ok(shared) => Some(shared),
-                    Err(sentence) => return Ok(self.failures(cell, repeat, &sentence)),
+                    Err(e) => return Ok(self.failures(cell, repeat, &e.to_string())),
                 }
             }
             _ => None,
@@ -619,7 +623,7 @@ impl<'a> Bench<'a> {
         let mut sample = self.blank(cell, i, repeat);
         sample.limit_bytes = limit;
         let workload = registry::find(self.all, &member.workload)
-            .ok_or_else(|| format!("{} is gone", member.workload))?;
+            .ok_or_else(|| BenchError::Gone(member.workload.clone()))?;
         let scratch = program::run_dir(&self.scratch, number)?;
         let far_bytes = sum(beneath.far.to_vec(), beneath.far[i]);
         let flags = match (beneath.shared, cell.variant) {
@@ -655,7 +659,7 @@ impl<'a> Bench<'a> {
         below: &FarBelow,
         far_bytes: u64,
         network: Option<&Network>,
-    ) -> Result<Shared, String> {
+    ) -> Result<Shared, BenchError> {
         let dir = program::run_dir(&self.scratch, self.next_number())?;
         let far_dir = program::far_dir(&self.request.cache)?;
         let (canvas, undo) = (self.context.canvas, self.context.undo);

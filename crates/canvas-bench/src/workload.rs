@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+pub use crate::external::error::WorkloadError;
 /// What the program (or the client of a server) prints as its last line.
 pub use canvas_workloads::Output as Answer;
 
@@ -58,12 +59,11 @@ pub trait Workload: Send + Sync {
     /// One line for people.
     fn about(&self) -> &str;
     /// Why it cannot run here, as one sentence that says what to do; `None` when it can.
-    fn missing(&self, place: &Place) -> Option<String>;
+    fn missing(&self, place: &Place) -> Option<WorkloadError>;
     /// Fetches and generates what it needs into `place.cache`; does nothing the second time.
-    /// An error is one sentence.
-    fn prepare(&self, place: &Place) -> Result<(), String>;
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError>;
     /// How to run it once. `run` differs between runs at the same time (sockets, ports).
-    fn plan(&self, place: &Place, run: u32) -> Result<Plan, String>;
+    fn plan(&self, place: &Place, run: u32) -> Result<Plan, WorkloadError>;
     /// After this many seconds the run counts as hung.
     fn timeout_s(&self, place: &Place) -> u64;
 }

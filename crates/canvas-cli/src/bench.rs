@@ -131,7 +131,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         print(&engine::list(&request));
         return Ok(exit::OK);
     }
-    let ended = engine::run(&request, print).map_err(Failure::usage)?;
+    let ended = engine::run(&request, print).map_err(|e| Failure::usage(e.to_string()))?;
     match ended {
         Ended::Done | Ended::SomeFailed(_) => {
             error::say(format_args!("results are in {}", args.out.display()))

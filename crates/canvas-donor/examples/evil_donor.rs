@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -48,6 +49,29 @@ struct Slab {
     client: [u8; 16],
     key: SlabKey,
     extents: HashMap<usize, Extent>,
+}
+
+impl Slab {
+    /// False when the bytes do not lie within one extent of the slab.
+    fn write(&mut self, offset: usize, data: &[u8]) -> bool {
+        let (at, from) = (offset / EXTENT_BYTES, offset % EXTENT_BYTES);
+        if at >= SLAB_EXTENTS || from + data.len() > EXTENT_BYTES {
+            return false;
+        }
+        let mut now = self.extents.get(&at).map_or_else(
+            || vec![0; EXTENT_BYTES].into_boxed_slice(),
+            |e| e.now.clone(),
+        );
+        now[from..from + data.len()].copy_from_slice(data);
+        self.extents
+            .entry(at)
+            .and_modify(|e| e.now.clone_from(&now))
+            .or_insert_with(|| Extent {
+                first: now.clone(),
+                now,
+            });
+        true
+    }
 }
 
 struct Donor {
@@ -134,6 +158,46 @@ impl Donor {
         }
     }
 
+    /// What a reader is told of the bytes `range` of an extent (a slab's handle, and its place there), which
+    /// are `truth`: a lie, once the file is there that asks for lies.
+    fn told(
+        &self,
+        slabs: &HashMap<u64, Slab>,
+        (handle, at): (u64, usize),
+        range: Range<usize>,
+        truth: Vec<u8>,
+    ) -> Vec<u8> {
+        if !self.when.exists() {
+            return truth;
+        }
+        let lie = match self.how {
+            How::Corrupt => {
+                let mut lie = truth.clone();
+                let n = self.lies.load(Relaxed) as usize % lie.len().max(1);
+                lie[n] ^= 1 << (n % 8);
+                lie
+            }
+            How::Stale => {
+                let extent = slabs.get(&handle).and_then(|s| s.extents.get(&at));
+                extent.map_or(vec![0; range.len()], |e| e.first[range].to_vec())
+            }
+            How::Swap => {
+                let mut all = slabs
+                    .iter()
+                    .flat_map(|(h, s)| s.extents.iter().map(move |(n, e)| (h, n, e)));
+                let other = all.find(|(h, n, _)| (**h, **n) != (handle, at));
+                other.map_or(vec![0; range.len()], |(_, _, e)| e.now[range].to_vec())
+            }
+            How::Zeros => vec![0; truth.len()],
+            How::Version => truth.clone(),
+            How::Truncate => truth[..truth.len().saturating_sub(16)].to_vec(),
+        };
+        if lie != truth {
+            self.lies.fetch_add(1, Relaxed);
+        }
+        lie
+    }
+
     fn answer(
         &self,
         client: &mut [u8; 16],
@@ -183,25 +247,9 @@ impl Donor {
                 let Some(slab) = slabs.get_mut(&handle) else {
                     return say(unknown);
                 };
-                let (at, from) = (
-                    offset as usize / EXTENT_BYTES,
-                    offset as usize % EXTENT_BYTES,
-                );
-                if at >= SLAB_EXTENTS || from + data.len() > EXTENT_BYTES {
+                if !slab.write(offset as usize, data) {
                     return say(unknown);
                 }
-                let mut now = slab.extents.get(&at).map_or_else(
-                    || vec![0; EXTENT_BYTES].into_boxed_slice(),
-                    |e| e.now.clone(),
-                );
-                now[from..from + data.len()].copy_from_slice(data);
-                slab.extents
-                    .entry(at)
-                    .and_modify(|e| e.now.clone_from(&now))
-                    .or_insert_with(|| Extent {
-                        first: now.clone(),
-                        now,
-                    });
                 say(Answer::Done)
             }
             Request::Read { handle, range } => {
@@ -215,35 +263,8 @@ impl Donor {
                 let zeros = vec![0; EXTENT_BYTES].into_boxed_slice();
                 let end = (from + range.len as usize).min(EXTENT_BYTES);
                 let truth = slab.extents.get(&at).map_or(&zeros, |e| &e.now);
-                let mut data = truth[from..end].to_vec();
-                if self.when.exists() {
-                    let other = || {
-                        slabs
-                            .iter()
-                            .flat_map(|(h, s)| s.extents.iter().map(move |(n, e)| (h, n, e)))
-                            .find(|(h, n, _)| (**h, **n) != (handle, at))
-                            .map_or(&zeros, |(_, _, e)| &e.now)
-                    };
-                    let lie = match self.how {
-                        How::Corrupt => {
-                            let mut lie = data.clone();
-                            let n = self.lies.load(Relaxed) as usize % lie.len().max(1);
-                            lie[n] ^= 1 << (n % 8);
-                            lie
-                        }
-                        How::Stale => {
-                            slab.extents.get(&at).map_or(&zeros, |e| &e.first)[from..end].to_vec()
-                        }
-                        How::Swap => other()[from..end].to_vec(),
-                        How::Zeros => vec![0; data.len()],
-                        How::Version => data.clone(),
-                        How::Truncate => data[..data.len().saturating_sub(16)].to_vec(),
-                    };
-                    if lie != data {
-                        self.lies.fetch_add(1, Relaxed);
-                        data = lie;
-                    }
-                }
+                let data = truth[from..end].to_vec();
+                let data = self.told(&slabs, (handle, at), from..end, data);
                 say(Answer::Data(&data))
             }
             Request::Free { handle } => {

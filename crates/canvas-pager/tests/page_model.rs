@@ -313,46 +313,10 @@ impl World {
                 page,
                 write,
                 to_pin,
-            } => {
-                // The hardware looks at the page table only; a system call pins first.
-                if to_pin {
-                    if word::pin(&self.words[page]) {
-                        self.seen.insert("pinned");
-                        return Actor::Pinned {
-                            page,
-                            life: self.life[page],
-                        };
-                    }
-                } else if let Some(bytes) = self.window.get_mut(&page) {
-                    assert_eq!(*bytes, self.oracle[page], "page {page} reads wrong");
-                    if let Some(v) = write {
-                        (*bytes, self.oracle[page]) = (v, v);
-                    }
-                    return Actor::Idle;
-                }
-                let again = Actor::Access {
-                    page,
-                    write,
-                    to_pin,
-                };
-                let w = self.word(page);
-                match w.state() {
-                    State::Untouched | State::Cached | State::Far => {
-                        if !word::transition(&self.words[page], w, w.with_state(State::Filling)) {
-                            return again;
-                        }
-                        Actor::FillTake {
-                            page,
-                            was: w,
-                            then: Box::new(again),
-                        }
-                    }
-                    _ => again,
-                }
-            }
+            } => self.access(page, write, to_pin),
             Actor::FillTake { page, was, then } => {
-                let taken =
-                    (was.state() == State::Cached).then(|| self.slots().take(slot::of_word(was)));
+                let is_cached = was.state() == State::Cached;
+                let taken = is_cached.then(|| self.slots().take(slot::of_word(was)));
                 Actor::FillBytes {
                     page,
                     was,
@@ -365,83 +329,14 @@ impl World {
                 was,
                 taken,
                 then,
-            } => {
-                if self.rng.one_in(16) {
-                    // The kernel said EAGAIN: back to where the page was.
-                    self.seen.insert("fill failed");
-                    if let Some(t) = taken {
-                        self.seen.insert("second chance failed");
-                        self.slots().untake(t);
-                    }
-                    word::publish(&self.words[page], was);
-                    return *then;
-                }
-                let bytes = match was.state() {
-                    State::Cached => *self.buffer(slot::of_word(was)),
-                    State::Far if was.entry().is_some() => {
-                        assert_eq!(self.owner.get(&was.entry().0), Some(&page));
-                        self.store[&was.entry().0]
-                    }
-                    _ => 0,
-                };
-                assert_eq!(
-                    self.window.insert(page, bytes),
-                    None,
-                    "page {page} is mapped twice"
-                );
-                Actor::FillPublish {
-                    page,
-                    was,
-                    bytes,
-                    taken,
-                    then,
-                }
-            }
+            } => self.fill_bytes(page, was, taken, then),
             Actor::FillPublish {
                 page,
                 was,
                 bytes,
                 taken,
                 then,
-            } => {
-                let kind = match was.state() {
-                    State::Cached => FillKind::SecondChance,
-                    State::Far => {
-                        [FillKind::Demand, FillKind::Prefetch, FillKind::Stream][self.rng.below(3)]
-                    }
-                    _ => FillKind::FirstTouch,
-                };
-                self.seen.insert(match was.state() {
-                    State::Cached => "second chance",
-                    State::Far => "refault",
-                    _ => "first touch",
-                });
-                let (entry, far_copy) = match taken {
-                    Some(t) => (t.entry, t.far_copy),
-                    None => (was.entry(), was.entry().is_some()),
-                };
-                let now = self.epochs.now();
-                let mut w = self.clock.params.on_fill(was.with_entry(entry), kind, now);
-                w = if far_copy {
-                    w.set(flag::FAR_COPY)
-                } else {
-                    w.clear(flag::FAR_COPY)
-                };
-                self.table().note_resident(page);
-                word::publish(&self.words[page], w);
-                if w.has(flag::STREAM) {
-                    self.clock.stream_passed(PageId(page as u32));
-                }
-                match taken {
-                    Some(taken) => Actor::FillFinish {
-                        slot: slot::of_word(was),
-                        bytes,
-                        taken,
-                        then,
-                    },
-                    None => *then,
-                }
-            }
+            } => self.fill_publish(page, was, bytes, taken, then),
             Actor::FillFinish {
                 slot,
                 bytes,
@@ -452,141 +347,16 @@ impl World {
                 self.slots().finish(taken);
                 *then
             }
-            Actor::Pinned { page, life } => {
-                if self.life[page] == life {
-                    assert_eq!(
-                        self.window.get(&page),
-                        Some(&self.oracle[page]),
-                        "a pinned page was unmapped"
-                    );
-                }
-                if self.rng.one_in(6) {
-                    word::unpin(&self.words[page]);
-                    return Actor::Idle;
-                }
-                Actor::Pinned { page, life }
-            }
-            Actor::Unmap { mut pages } => {
-                let mut slots = vec![Place::default(); pages.len()];
-                let (got, _) = self.slots().alloc(&mut slots);
-                for page in pages.drain(got..) {
-                    self.seen.insert("no slot");
-                    let w = self.word(page).with_state(State::Resident);
-                    word::publish(&self.words[page], w);
-                }
-                for (page, slot) in pages.iter().zip(&slots) {
-                    let w = self.word(*page);
-                    assert!(w.state() == State::Evicting && w.pins() == 0 && !w.has(flag::LOCKED));
-                    let bytes = self.window.remove(page).expect("a victim is mapped");
-                    *self.buffer(slot.slot()) = bytes;
-                }
-                self.epochs.advance(pages.len() as u32, LOCAL);
-                Actor::UnmapPublish {
-                    pages: pages.into_iter().zip(slots).collect(),
-                    full: Vec::new(),
-                }
-            }
-            Actor::UnmapPublish {
-                mut pages,
-                mut full,
-            } => {
-                let Some((page, slot)) = pages.pop() else {
-                    return Actor::Enqueue { full };
-                };
-                let w = self
-                    .clock
-                    .params
-                    .on_evict(self.word(page), self.epochs.now());
-                if self.rng.one_in(16) {
-                    // Refused by the kernel: it stays where it was.
-                    let bytes = *self.buffer(slot.slot());
-                    self.window.insert(page, bytes);
-                    self.slots().give_back(&[slot]);
-                    word::publish(&self.words[page], w.with_state(State::Resident));
-                } else {
-                    self.slots()
-                        .fill(slot, PageId(page as u32), w.entry(), w.has(flag::FAR_COPY));
-                    let w = w.with_entry(slot::in_word(slot.slot()));
-                    word::publish(&self.words[page], w.with_state(State::Cached));
-                    self.table().note_gone(page);
-                    full.push(slot);
-                }
-                Actor::UnmapPublish { pages, full }
-            }
+            Actor::Pinned { page, life } => self.pinned(page, life),
+            Actor::Unmap { pages } => self.unmap(pages),
+            Actor::UnmapPublish { pages, full } => self.unmap_publish(pages, full),
             Actor::Enqueue { full } => {
                 self.slots().enqueue(&full);
                 Actor::Idle
             }
-            Actor::WriteStore { job } => {
-                if self.rng.one_in(8) {
-                    self.seen.insert("write-out given up");
-                    let back = self.slots().abort_write(job.slot, job.entry, false);
-                    self.release(job.page.index(), back.unwrap_or(SwapEntry::NONE));
-                    return Actor::Idle;
-                }
-                let (page, bytes) = (job.page.index(), *self.buffer(job.slot));
-                let mut entry = job.entry;
-                if bytes == 0 {
-                    self.release(page, entry);
-                    entry = SwapEntry::NONE;
-                } else {
-                    if !entry.is_some() {
-                        entry = self.alloc(page);
-                    } else if self.store.get(&entry.0) == Some(&bytes) {
-                        self.seen.insert("clean write-out");
-                        assert_eq!(self.owner.get(&entry.0), Some(&page));
-                    }
-                    self.store.insert(entry.0, bytes);
-                }
-                Actor::WritePublish { job, entry, bytes }
-            }
-            Actor::WritePublish { job, entry, bytes } => {
-                let page = job.page.index();
-                assert_eq!(
-                    *self.buffer(job.slot),
-                    bytes,
-                    "a slot changed under its writer"
-                );
-                let w = self.word(page);
-                let far = w.with_entry(entry).clear(flag::FAR_COPY);
-                if job.publish(&self.words[page], w, far.with_state(State::Far)) {
-                    self.slots().end_write(job.slot);
-                    self.seen.insert("written out");
-                    return Actor::Idle;
-                }
-                match self.slots().abort_write(job.slot, entry, entry.is_some()) {
-                    Some(e) => {
-                        self.seen.insert("taken while written out");
-                        self.release(page, e);
-                    }
-                    None => {
-                        self.seen.insert("written out for nothing");
-                    }
-                }
-                Actor::Idle
-            }
-            Actor::DiscardBytes { page, was } => {
-                self.window.remove(&page);
-                if was.state() == State::Cached {
-                    let taken = self.slots().take(slot::of_word(was));
-                    self.release(page, taken.entry);
-                    self.slots().finish(taken);
-                } else {
-                    self.release(page, was.entry());
-                }
-                if was.state() == State::Resident {
-                    self.table().note_gone(page);
-                }
-                // From here on the page reads as zeros.
-                self.oracle[page] = 0;
-                self.life[page] += 1;
-                self.seen.insert(if was.pins() > 0 {
-                    "discarded while pinned"
-                } else {
-                    "discarded"
-                });
-                Actor::DiscardPublish { page }
-            }
+            Actor::WriteStore { job } => self.write_store(job),
+            Actor::WritePublish { job, entry, bytes } => self.write_publish(job, entry, bytes),
+            Actor::DiscardBytes { page, was } => self.discard_bytes(page, was),
             Actor::DiscardPublish { page } => {
                 word::publish(&self.words[page], Word(0));
                 Actor::Idle
@@ -596,6 +366,273 @@ impl World {
                 Actor::Idle
             }
         }
+    }
+
+    /// The program, or a system call, touches a page.
+    fn access(&mut self, page: usize, write: Option<u64>, to_pin: bool) -> Actor {
+        // The hardware looks at the page table only; a system call pins first.
+        if to_pin {
+            if word::pin(&self.words[page]) {
+                self.seen.insert("pinned");
+                return Actor::Pinned {
+                    page,
+                    life: self.life[page],
+                };
+            }
+        } else if let Some(bytes) = self.window.get_mut(&page) {
+            assert_eq!(*bytes, self.oracle[page], "page {page} reads wrong");
+            if let Some(v) = write {
+                (*bytes, self.oracle[page]) = (v, v);
+            }
+            return Actor::Idle;
+        }
+        let again = Actor::Access {
+            page,
+            write,
+            to_pin,
+        };
+        let w = self.word(page);
+        match w.state() {
+            State::Untouched | State::Cached | State::Far => {
+                if !word::transition(&self.words[page], w, w.with_state(State::Filling)) {
+                    return again;
+                }
+                Actor::FillTake {
+                    page,
+                    was: w,
+                    then: Box::new(again),
+                }
+            }
+            _ => again,
+        }
+    }
+
+    /// The page's bytes come to the window.
+    fn fill_bytes(
+        &mut self,
+        page: usize,
+        was: Word,
+        taken: Option<Taken>,
+        then: Box<Actor>,
+    ) -> Actor {
+        if self.rng.one_in(16) {
+            // The kernel said EAGAIN: back to where the page was.
+            self.seen.insert("fill failed");
+            if let Some(t) = taken {
+                self.seen.insert("second chance failed");
+                self.slots().untake(t);
+            }
+            word::publish(&self.words[page], was);
+            return *then;
+        }
+        let bytes = match was.state() {
+            State::Cached => *self.buffer(slot::of_word(was)),
+            State::Far if was.entry().is_some() => {
+                assert_eq!(self.owner.get(&was.entry().0), Some(&page));
+                self.store[&was.entry().0]
+            }
+            _ => 0,
+        };
+        assert_eq!(
+            self.window.insert(page, bytes),
+            None,
+            "page {page} is mapped twice"
+        );
+        Actor::FillPublish {
+            page,
+            was,
+            bytes,
+            taken,
+            then,
+        }
+    }
+
+    /// The word says that the page is there.
+    fn fill_publish(
+        &mut self,
+        page: usize,
+        was: Word,
+        bytes: u64,
+        taken: Option<Taken>,
+        then: Box<Actor>,
+    ) -> Actor {
+        let kind = match was.state() {
+            State::Cached => FillKind::SecondChance,
+            State::Far => {
+                [FillKind::Demand, FillKind::Prefetch, FillKind::Stream][self.rng.below(3)]
+            }
+            _ => FillKind::FirstTouch,
+        };
+        self.seen.insert(match was.state() {
+            State::Cached => "second chance",
+            State::Far => "refault",
+            _ => "first touch",
+        });
+        let (entry, far_copy) = match taken {
+            Some(t) => (t.entry, t.far_copy),
+            None => (was.entry(), was.entry().is_some()),
+        };
+        let now = self.epochs.now();
+        let mut w = self.clock.params.on_fill(was.with_entry(entry), kind, now);
+        w = if far_copy {
+            w.set(flag::FAR_COPY)
+        } else {
+            w.clear(flag::FAR_COPY)
+        };
+        self.table().note_resident(page);
+        word::publish(&self.words[page], w);
+        if w.has(flag::STREAM) {
+            self.clock.stream_passed(PageId(page as u32));
+        }
+        match taken {
+            Some(taken) => Actor::FillFinish {
+                slot: slot::of_word(was),
+                bytes,
+                taken,
+                then,
+            },
+            None => *then,
+        }
+    }
+
+    /// A system call goes on, or ends.
+    fn pinned(&mut self, page: usize, life: u64) -> Actor {
+        if self.life[page] == life {
+            assert_eq!(
+                self.window.get(&page),
+                Some(&self.oracle[page]),
+                "a pinned page was unmapped"
+            );
+        }
+        if self.rng.one_in(6) {
+            word::unpin(&self.words[page]);
+            return Actor::Idle;
+        }
+        Actor::Pinned { page, life }
+    }
+
+    /// Victims leave the window for slots.
+    fn unmap(&mut self, mut pages: Vec<usize>) -> Actor {
+        let mut slots = vec![Place::default(); pages.len()];
+        let (got, _) = self.slots().alloc(&mut slots);
+        for page in pages.drain(got..) {
+            self.seen.insert("no slot");
+            let w = self.word(page).with_state(State::Resident);
+            word::publish(&self.words[page], w);
+        }
+        for (page, slot) in pages.iter().zip(&slots) {
+            let w = self.word(*page);
+            assert!(w.state() == State::Evicting && w.pins() == 0 && !w.has(flag::LOCKED));
+            let bytes = self.window.remove(page).expect("a victim is mapped");
+            *self.buffer(slot.slot()) = bytes;
+        }
+        self.epochs.advance(pages.len() as u32, LOCAL);
+        Actor::UnmapPublish {
+            pages: pages.into_iter().zip(slots).collect(),
+            full: Vec::new(),
+        }
+    }
+
+    /// The words say so, one after the other.
+    fn unmap_publish(&mut self, mut pages: Vec<(usize, Place)>, mut full: Vec<Place>) -> Actor {
+        let Some((page, slot)) = pages.pop() else {
+            return Actor::Enqueue { full };
+        };
+        let w = self
+            .clock
+            .params
+            .on_evict(self.word(page), self.epochs.now());
+        if self.rng.one_in(16) {
+            // Refused by the kernel: it stays where it was.
+            let bytes = *self.buffer(slot.slot());
+            self.window.insert(page, bytes);
+            self.slots().give_back(&[slot]);
+            word::publish(&self.words[page], w.with_state(State::Resident));
+        } else {
+            self.slots()
+                .fill(slot, PageId(page as u32), w.entry(), w.has(flag::FAR_COPY));
+            let w = w.with_entry(slot::in_word(slot.slot()));
+            word::publish(&self.words[page], w.with_state(State::Cached));
+            self.table().note_gone(page);
+            full.push(slot);
+        }
+        Actor::UnmapPublish { pages, full }
+    }
+
+    /// A slot's bytes are stored.
+    fn write_store(&mut self, job: Job) -> Actor {
+        if self.rng.one_in(8) {
+            self.seen.insert("write-out given up");
+            let back = self.slots().abort_write(job.slot, job.entry, false);
+            self.release(job.page.index(), back.unwrap_or(SwapEntry::NONE));
+            return Actor::Idle;
+        }
+        let (page, bytes) = (job.page.index(), *self.buffer(job.slot));
+        let mut entry = job.entry;
+        if bytes == 0 {
+            self.release(page, entry);
+            entry = SwapEntry::NONE;
+        } else {
+            if !entry.is_some() {
+                entry = self.alloc(page);
+            } else if self.store.get(&entry.0) == Some(&bytes) {
+                self.seen.insert("clean write-out");
+                assert_eq!(self.owner.get(&entry.0), Some(&page));
+            }
+            self.store.insert(entry.0, bytes);
+        }
+        Actor::WritePublish { job, entry, bytes }
+    }
+
+    /// The word says that the page is far, unless somebody has taken it meanwhile.
+    fn write_publish(&mut self, job: Job, entry: SwapEntry, bytes: u64) -> Actor {
+        let page = job.page.index();
+        assert_eq!(
+            *self.buffer(job.slot),
+            bytes,
+            "a slot changed under its writer"
+        );
+        let w = self.word(page);
+        let far = w.with_entry(entry).clear(flag::FAR_COPY);
+        if job.publish(&self.words[page], w, far.with_state(State::Far)) {
+            self.slots().end_write(job.slot);
+            self.seen.insert("written out");
+            return Actor::Idle;
+        }
+        match self.slots().abort_write(job.slot, entry, entry.is_some()) {
+            Some(e) => {
+                self.seen.insert("taken while written out");
+                self.release(page, e);
+            }
+            None => {
+                self.seen.insert("written out for nothing");
+            }
+        }
+        Actor::Idle
+    }
+
+    /// The program gives the page up.
+    fn discard_bytes(&mut self, page: usize, was: Word) -> Actor {
+        self.window.remove(&page);
+        if was.state() == State::Cached {
+            let taken = self.slots().take(slot::of_word(was));
+            self.release(page, taken.entry);
+            self.slots().finish(taken);
+        } else {
+            self.release(page, was.entry());
+        }
+        if was.state() == State::Resident {
+            self.table().note_gone(page);
+        }
+        // From here on the page reads as zeros.
+        self.oracle[page] = 0;
+        self.life[page] += 1;
+        self.seen.insert(if was.pins() > 0 {
+            "discarded while pinned"
+        } else {
+            "discarded"
+        });
+        Actor::DiscardPublish { page }
     }
 
     /// Everything that must hold between any two steps.

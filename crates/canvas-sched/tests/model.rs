@@ -166,71 +166,13 @@ impl Both {
                 link,
                 bytes,
                 rest,
-            } => {
-                let class = Class::ALL[class as usize];
-                let tag = self.submitted;
-                let got = self.real.submit(
-                    TenantId(tenant),
-                    class,
-                    self.links[link],
-                    bytes,
-                    tag,
-                    self.now,
-                );
-                assert_eq!(got.is_ok(), self.tenants.contains_key(&tenant));
-                if let Ok(ticket) = got {
-                    if rest {
-                        self.real.put_first(ticket);
-                    }
-                    self.submitted += 1;
-                    self.open.insert(tag, ticket);
-                    let posted = self.now;
-                    let w = Waiting {
-                        tenant,
-                        link,
-                        class,
-                        bytes,
-                        tag,
-                        posted,
-                    };
-                    if rest {
-                        self.naive.submit_rest(w);
-                    } else {
-                        self.naive.submit(w);
-                    }
-                }
-            }
+            } => self.submit(tenant, class, link, bytes, rest),
             Op::Next => {
                 self.next();
             }
             Op::Drain => while self.next() {},
-            Op::Done(i) if !self.under_way.is_empty() => {
-                let tag = *self
-                    .under_way
-                    .iter()
-                    .nth(i.index(self.under_way.len()))
-                    .unwrap();
-                self.under_way.remove(&tag);
-                assert!(self.real.done(self.open[&tag], self.now));
-                self.naive.done(tag);
-                self.end(tag);
-            }
-            Op::Promote(i) if !self.open.is_empty() => {
-                let (tag, ticket) = self.open.iter().nth(i.index(self.open.len())).unwrap();
-                let (tag, ticket) = (*tag, *ticket);
-                let moved = self.naive.promote(tag);
-                let expected = match moved {
-                    true => Promoted::Moved,
-                    false if self.under_way.contains(&tag) => Promoted::UnderWay,
-                    false => Promoted::Already,
-                };
-                assert_eq!(self.real.promote(ticket, self.now), expected);
-                assert_ne!(
-                    self.real.promote(ticket, self.now),
-                    Promoted::Moved,
-                    "twice"
-                );
-            }
+            Op::Done(i) if !self.under_way.is_empty() => self.done(i),
+            Op::Promote(i) if !self.open.is_empty() => self.promote(i),
             Op::Stale(i) if !self.over.is_empty() => {
                 let ticket = self.over[i.index(self.over.len())];
                 let strays = self.real.strays();
@@ -249,41 +191,114 @@ impl Both {
                     .unwrap();
                 self.naive.set_weight(t, weight);
             }
-            Op::Leave(t) => {
-                let gone = self.real.remove_tenant(TenantId(t));
-                assert_eq!(gone.is_some(), self.tenants.remove(&t).is_some());
-                let Some(gone) = gone else { return };
-                let mut tags: Vec<u64> = gone.iter().map(|r| r.tag).collect();
-                tags.iter().for_each(|tag| self.end(*tag));
-                tags.sort();
-                let [mut expected, lost] = self.naive.remove(t);
-                expected.sort();
-                assert_eq!(tags, expected);
-                for tag in lost {
-                    assert!(self.under_way.remove(&tag));
-                    self.end(tag);
-                }
-            }
-            Op::Join(t, weight, reads, writes) => {
-                let (reads, writes) = (RATES[reads], RATES[writes]);
-                let config = TenantConfig {
-                    weight,
-                    swap_in_limit: reads,
-                    swap_out_limit: writes,
-                };
-                let added = self.real.add_tenant(TenantId(t), config).is_ok();
-                assert_eq!(added, !self.tenants.contains_key(&t));
-                if added {
-                    self.tenants.insert(t, config);
-                    self.naive.add(t, weight, reads, writes);
-                }
-            }
+            Op::Leave(t) => self.leave(t),
+            Op::Join(t, weight, reads, writes) => self.join(t, weight, reads, writes),
             Op::Used(t, ns) => self.real.used_after(TenantId(t), ns, 40),
             Op::Timeliness(on) => {
                 self.real.set_timeliness(on);
                 self.timeliness = on;
             }
             _ => {}
+        }
+    }
+
+    /// A tenant asks for something.
+    fn submit(&mut self, tenant: u64, class: u8, link: usize, bytes: u32, rest: bool) {
+        let class = Class::ALL[class as usize];
+        let tag = self.submitted;
+        let got = self.real.submit(
+            TenantId(tenant),
+            class,
+            self.links[link],
+            bytes,
+            tag,
+            self.now,
+        );
+        assert_eq!(got.is_ok(), self.tenants.contains_key(&tenant));
+        if let Ok(ticket) = got {
+            if rest {
+                self.real.put_first(ticket);
+            }
+            self.submitted += 1;
+            self.open.insert(tag, ticket);
+            let posted = self.now;
+            let w = Waiting {
+                tenant,
+                link,
+                class,
+                bytes,
+                tag,
+                posted,
+            };
+            if rest {
+                self.naive.submit_rest(w);
+            } else {
+                self.naive.submit(w);
+            }
+        }
+    }
+
+    /// One of those under way ends.
+    fn done(&mut self, i: prop::sample::Index) {
+        let tag = *self
+            .under_way
+            .iter()
+            .nth(i.index(self.under_way.len()))
+            .unwrap();
+        self.under_way.remove(&tag);
+        assert!(self.real.done(self.open[&tag], self.now));
+        self.naive.done(tag);
+        self.end(tag);
+    }
+
+    /// One becomes urgent.
+    fn promote(&mut self, i: prop::sample::Index) {
+        let (tag, ticket) = self.open.iter().nth(i.index(self.open.len())).unwrap();
+        let (tag, ticket) = (*tag, *ticket);
+        let moved = self.naive.promote(tag);
+        let expected = match moved {
+            true => Promoted::Moved,
+            false if self.under_way.contains(&tag) => Promoted::UnderWay,
+            false => Promoted::Already,
+        };
+        assert_eq!(self.real.promote(ticket, self.now), expected);
+        assert_ne!(
+            self.real.promote(ticket, self.now),
+            Promoted::Moved,
+            "twice"
+        );
+    }
+
+    /// A tenant goes, with all that it asked for.
+    fn leave(&mut self, t: u64) {
+        let gone = self.real.remove_tenant(TenantId(t));
+        assert_eq!(gone.is_some(), self.tenants.remove(&t).is_some());
+        let Some(gone) = gone else { return };
+        let mut tags: Vec<u64> = gone.iter().map(|r| r.tag).collect();
+        tags.iter().for_each(|tag| self.end(*tag));
+        tags.sort();
+        let [mut expected, lost] = self.naive.remove(t);
+        expected.sort();
+        assert_eq!(tags, expected);
+        for tag in lost {
+            assert!(self.under_way.remove(&tag));
+            self.end(tag);
+        }
+    }
+
+    /// A tenant comes.
+    fn join(&mut self, t: u64, weight: u32, reads: usize, writes: usize) {
+        let (reads, writes) = (RATES[reads], RATES[writes]);
+        let config = TenantConfig {
+            weight,
+            swap_in_limit: reads,
+            swap_out_limit: writes,
+        };
+        let added = self.real.add_tenant(TenantId(t), config).is_ok();
+        assert_eq!(added, !self.tenants.contains_key(&t));
+        if added {
+            self.tenants.insert(t, config);
+            self.naive.add(t, weight, reads, writes);
         }
     }
 

@@ -123,6 +123,14 @@ struct Process {
     fork: Option<u32>,
 }
 
+impl Process {
+    /// One of the extents that it refers to, and its place among them.
+    fn held_at(&self, i: usize) -> Option<(usize, u32)> {
+        let at = i.checked_rem(self.held.len())?;
+        Some((at, self.held[at]))
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Take(usize),
@@ -150,167 +158,206 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn run(ops: &[Op]) {
-    let tenant = Rc::new(RefCell::new(Tenant::default()));
-    tenant.borrow_mut().born.insert(0, None);
-    let mut all = vec![Process {
-        id: 0,
-        memory: Memory::new(),
-        held: Vec::new(),
-        fork: None,
-    }];
-    let mut ids = 1;
-    let view = |id| View(tenant.clone(), id);
-    for op in ops {
-        let n = all.len();
-        let (Op::Take(p) | Op::Hold(p, _) | Op::Drop(p, _) | Op::Written(p, ..) | Op::Sparse(p, _)) =
-            *op
-        else {
-            match *op {
-                Op::Fork(p) if n < 9 && all[p % n].fork.is_none() => {
-                    let parent = &all[p % n];
-                    let fork = {
-                        let mut t = tenant.borrow_mut();
-                        t.forks += 1;
-                        let fork = t.forks;
-                        parent.memory.book().forks(fork, SLABS as u32);
-                        parent
-                            .memory
-                            .book()
-                            .each_slab(SLABS as u32, |s| t.holds[s as usize] += 1);
-                        fork
-                    };
-                    let child = Process {
-                        id: ids,
-                        memory: parent.memory.copy(),
-                        held: parent.held.clone(),
-                        fork: Some(fork),
-                    };
-                    ids += 1;
-                    all.push(child);
-                }
-                Op::Arrive(p) => {
-                    let child = &mut all[p % n];
-                    if let Some(fork) = child.fork.take() {
-                        let born = Some(Span::of_child(child.memory.born, fork));
-                        child.memory.born = born;
-                        {
-                            let mut t = tenant.borrow_mut();
-                            t.born.insert(child.id, born);
-                            child.memory.book().each_slab(SLABS as u32, |s| {
-                                t.refs[s as usize].insert(child.id);
-                                t.holds[s as usize] -= 1;
-                            });
-                        }
-                        child.memory.book().forked(&view(child.id));
-                    }
-                }
-                Op::End(p) if n > 1 => {
-                    let gone = all.swap_remove(p % n);
-                    let mut t = tenant.borrow_mut();
-                    if gone.fork.is_some() {
-                        gone.memory.book().each_slab(SLABS as u32, |s| {
-                            t.lost.insert(s as usize);
-                        });
-                    }
-                    t.refs.iter_mut().for_each(|r| {
-                        r.remove(&gone.id);
-                    });
-                }
-                _ => {}
-            }
-            continue;
+/// The tenant and its processes.
+struct World {
+    tenant: Rc<RefCell<Tenant>>,
+    all: Vec<Process>,
+    ids: usize,
+}
+
+impl World {
+    fn new() -> World {
+        let tenant = Rc::new(RefCell::new(Tenant::default()));
+        tenant.borrow_mut().born.insert(0, None);
+        let first = Process {
+            id: 0,
+            memory: Memory::new(),
+            held: Vec::new(),
+            fork: None,
         };
-        let p = p % n;
-        if all[p].fork.is_some() {
-            continue;
+        World {
+            tenant,
+            all: vec![first],
+            ids: 1,
         }
-        let book = all[p].memory.book();
+    }
+
+    fn view(&self, id: usize) -> View {
+        View(self.tenant.clone(), id)
+    }
+
+    fn apply(&mut self, op: &Op) {
+        let n = self.all.len();
+        let here = |p: usize| self.all[p % n].fork.is_none().then_some(p % n);
         match *op {
-            Op::Take(_) => {
-                if let Some(e) = book.take(&view(all[p].id)) {
-                    for other in &all {
-                        assert!(
-                            !other.held.contains(&e),
-                            "process {} writes extent {e}, which process {} refers to",
-                            all[p].id,
-                            other.id
-                        );
-                    }
-                    all[p].held.push(e);
+            Op::Fork(p) if n < 9 => here(p).into_iter().for_each(|p| self.fork(p)),
+            Op::Fork(_) => return,
+            Op::Arrive(p) => return self.arrive(p % n),
+            Op::End(p) if n > 1 => return self.end(p % n),
+            Op::End(_) => return,
+            Op::Take(p) => here(p).into_iter().for_each(|p| self.take(p)),
+            Op::Written(p, e, pages) => {
+                let Some(p) = here(p) else { return };
+                if let Some((_, e)) = self.all[p].held_at(e) {
+                    self.all[p].memory.book().written(e, pages);
                 }
             }
-            Op::Written(_, e, pages) if !all[p].held.is_empty() => {
-                let e = all[p].held[e % all[p].held.len()];
-                book.written(e, pages);
+            Op::Sparse(p, look_max) => {
+                here(p).into_iter().for_each(|p| self.sparse(p, look_max));
             }
-            Op::Sparse(_, look_max) => {
-                let id = all[p].id;
-                if let Look::Found(e) = book.sparse(&all[p].memory.hand, look_max, &view(id)) {
-                    let kept = all[p].held.iter().filter(|h| **h == e).count();
-                    let written = all[p].memory.written[e as usize].load(Relaxed);
-                    // To empty it is of use: it is ours, fewer pages are left than were written, and nobody
-                    // else needs it, or it would not be free afterwards.
-                    assert!(kept > 0 && kept * 4 <= usize::from(written) * 3);
-                    for other in all.iter().filter(|o| o.id != id) {
-                        assert!(
-                            !other.held.contains(&e),
-                            "extent {e} is needed by {}",
-                            other.id
-                        );
-                    }
-                    all[p].held.push(e);
+            Op::Hold(p, e) => {
+                let Some(p) = here(p) else { return };
+                if let Some((_, e)) = self.all[p].held_at(e) {
+                    self.all[p].memory.book().hold(e);
+                    self.all[p].held.push(e);
                 }
             }
-            Op::Hold(_, e) if !all[p].held.is_empty() => {
-                let e = all[p].held[e % all[p].held.len()];
-                book.hold(e);
-                all[p].held.push(e);
+            Op::Drop(p, e) => {
+                let Some(p) = here(p) else { return };
+                if let Some((at, e)) = self.all[p].held_at(e) {
+                    let view = self.view(self.all[p].id);
+                    self.all[p].memory.book().unhold(e, &view);
+                    self.all[p].held.swap_remove(at);
+                }
             }
-            Op::Drop(_, e) if !all[p].held.is_empty() => {
-                let at = e % all[p].held.len();
-                book.unhold(all[p].held[at], &view(all[p].id));
-                all[p].held.swap_remove(at);
-            }
-            _ => {}
         }
-        // What is referred to is never given up.
-        let t = tenant.borrow();
-        for q in all.iter().filter(|q| q.fork.is_none()) {
+        self.check();
+    }
+
+    fn fork(&mut self, p: usize) {
+        let parent = &self.all[p];
+        let fork = {
+            let mut t = self.tenant.borrow_mut();
+            t.forks += 1;
+            let fork = t.forks;
+            parent.memory.book().forks(fork, SLABS as u32);
+            parent
+                .memory
+                .book()
+                .each_slab(SLABS as u32, |s| t.holds[s as usize] += 1);
+            fork
+        };
+        let child = Process {
+            id: self.ids,
+            memory: parent.memory.copy(),
+            held: parent.held.clone(),
+            fork: Some(fork),
+        };
+        self.ids += 1;
+        self.all.push(child);
+    }
+
+    /// A child that is on its way begins to run.
+    fn arrive(&mut self, p: usize) {
+        let view = self.view(self.all[p].id);
+        let child = &mut self.all[p];
+        let Some(fork) = child.fork.take() else {
+            return;
+        };
+        let born = Some(Span::of_child(child.memory.born, fork));
+        child.memory.born = born;
+        {
+            let mut t = self.tenant.borrow_mut();
+            t.born.insert(child.id, born);
+            child.memory.book().each_slab(SLABS as u32, |s| {
+                t.refs[s as usize].insert(child.id);
+                t.holds[s as usize] -= 1;
+            });
+        }
+        child.memory.book().forked(&view);
+    }
+
+    fn end(&mut self, p: usize) {
+        let gone = self.all.swap_remove(p);
+        let mut t = self.tenant.borrow_mut();
+        if gone.fork.is_some() {
+            gone.memory.book().each_slab(SLABS as u32, |s| {
+                t.lost.insert(s as usize);
+            });
+        }
+        t.refs.iter_mut().for_each(|r| {
+            r.remove(&gone.id);
+        });
+    }
+
+    fn take(&mut self, p: usize) {
+        let id = self.all[p].id;
+        let Some(e) = self.all[p].memory.book().take(&self.view(id)) else {
+            return;
+        };
+        for other in &self.all {
+            assert!(
+                !other.held.contains(&e),
+                "process {id} writes extent {e}, which process {} refers to",
+                other.id
+            );
+        }
+        self.all[p].held.push(e);
+    }
+
+    fn sparse(&mut self, p: usize, look_max: u32) {
+        let this = &self.all[p];
+        let hand = &this.memory.hand;
+        let looked = this
+            .memory
+            .book()
+            .sparse(hand, look_max, &self.view(this.id));
+        let Look::Found(e) = looked else { return };
+        let kept = this.held.iter().filter(|h| **h == e).count();
+        let written = this.memory.written[e as usize].load(Relaxed);
+        // To empty it is of use: it is ours, fewer pages are left than were written, and nobody else needs
+        // it, or it would not be free afterwards.
+        assert!(kept > 0 && kept * 4 <= usize::from(written) * 3);
+        for other in self.all.iter().filter(|o| o.id != this.id) {
+            assert!(
+                !other.held.contains(&e),
+                "extent {e} is needed by {}",
+                other.id
+            );
+        }
+        self.all[p].held.push(e);
+    }
+
+    /// What is referred to is never given up.
+    fn check(&self) {
+        let t = self.tenant.borrow();
+        for q in self.all.iter().filter(|q| q.fork.is_none()) {
             for e in &q.held {
                 assert!(t.refs[*e as usize / PER_SLAB].contains(&q.id));
             }
         }
     }
-    // Everybody arrives, drops everything and ends: all slabs can be had again, but lost ones.
-    for p in &mut all {
-        if let Some(fork) = p.fork.take() {
-            let mut t = tenant.borrow_mut();
-            t.born
-                .insert(p.id, Some(Span::of_child(p.memory.born, fork)));
-            p.memory.book().each_slab(SLABS as u32, |s| {
-                t.refs[s as usize].insert(p.id);
-                t.holds[s as usize] -= 1;
+
+    /// Everybody arrives, drops everything and ends: all slabs can be had again, but lost ones.
+    fn finish(mut self) {
+        for p in 0..self.all.len() {
+            self.arrive(p);
+        }
+        for p in &self.all {
+            for e in &p.held {
+                p.memory.book().unhold(*e, &self.view(p.id));
+            }
+        }
+        let alone = &self.all[0];
+        for p in &self.all[1..] {
+            let mut t = self.tenant.borrow_mut();
+            t.refs.iter_mut().for_each(|r| {
+                r.remove(&p.id);
             });
-            drop(t);
-            p.memory.book().forked(&view(p.id));
         }
+        let lost = self.tenant.borrow().lost.len();
+        let view = self.view(alone.id);
+        let n = std::iter::from_fn(|| alone.memory.book().take(&view)).count();
+        assert!(n >= (SLABS - lost) * PER_SLAB, "{n} with {lost} slabs lost");
     }
-    for p in &all {
-        for e in &p.held {
-            p.memory.book().unhold(*e, &view(p.id));
-        }
+}
+
+fn run(ops: &[Op]) {
+    let mut world = World::new();
+    for op in ops {
+        world.apply(op);
     }
-    let alone = &all[0];
-    for p in &all[1..] {
-        let mut t = tenant.borrow_mut();
-        t.refs.iter_mut().for_each(|r| {
-            r.remove(&p.id);
-        });
-    }
-    let lost = tenant.borrow().lost.len();
-    let n = std::iter::from_fn(|| alone.memory.book().take(&view(alone.id))).count();
-    assert!(n >= (SLABS - lost) * PER_SLAB, "{n} with {lost} slabs lost");
+    world.finish();
 }
 
 proptest! {

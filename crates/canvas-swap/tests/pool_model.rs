@@ -214,237 +214,317 @@ fn load(
     }
 }
 
+/// The pool, and what the pager would know of its pages.
+struct Model<'a> {
+    world: &'a World,
+    pool: Pool<'a>,
+    scratch: Box<Scratch>,
+    pages: Vec<Page>,
+    extents: Extents,
+    next_extent: u32,
+    out: PageBuf,
+    seen: &'a Seen,
+}
+
+impl<'a> Model<'a> {
+    fn new(world: &'a World, codec: Codec, seen: &'a Seen) -> Model<'a> {
+        let fresh = Page {
+            bytes: Box::new([0; PAGE_SIZE]),
+            entry: SwapEntry::NONE,
+            has_copy: false,
+            read_out: Vec::new(),
+        };
+        Model {
+            world,
+            pool: world.pool_with(codec),
+            scratch: Box::new(Scratch::new()),
+            pages: vec![fresh; PAGES],
+            extents: Extents::new(),
+            next_extent: 0,
+            out: [0x77; PAGE_SIZE],
+            seen,
+        }
+    }
+
+    fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
+        match op {
+            Op::Store { page, content } => {
+                let page = &mut self.pages[page];
+                store(&self.pool, page, &content, &mut self.scratch, self.seen)?;
+            }
+            Op::Load(i) => self.load(i)?,
+            Op::DropCopy(i) => {
+                let p = &mut self.pages[i];
+                prop_assert_eq!(self.pool.drop_copy(p.entry), p.has_copy);
+                p.has_copy = false;
+            }
+            Op::Release(i) => {
+                let p = &mut self.pages[i];
+                prop_assert_eq!(self.pool.release(p.entry), p.entry.is_some());
+                p.has_copy = false;
+                p.entry = SwapEntry::NONE;
+            }
+            Op::Sink { page, late } => self.sink(page, late)?,
+            Op::Raise { page, keeps } => self.raise(page, keeps)?,
+            Op::Vacate { page, past_bound } => self.vacate(page, past_bound)?,
+            Op::SinkHome(i) => self.sink_home(i)?,
+            Op::Spare(i) => self.spare(i)?,
+            Op::Trim => {
+                let before = self.pool.charged_bytes();
+                let empty = self.pool.empty_bytes();
+                self.pool.trim();
+                prop_assert_eq!(before - self.pool.charged_bytes(), empty);
+                prop_assert_eq!(self.pool.empty_bytes(), 0);
+            }
+            Op::Limit(slabs) => self
+                .world
+                .budget
+                .limit
+                .store(slabs * SLAB_CHARGE_BYTES, Ordering::Relaxed),
+        }
+        self.check()
+    }
+
+    /// Reads a page's copy.
+    fn load(&mut self, i: usize) -> Result<(), TestCaseError> {
+        let p = &self.pages[i];
+        let result = load(
+            &self.pool,
+            p.entry,
+            &self.extents,
+            &mut self.out,
+            &mut self.scratch,
+        );
+        if p.has_copy {
+            prop_assert_eq!(result, Ok(()));
+            prop_assert!(self.out == *p.bytes);
+        } else if p.entry.is_some() {
+            prop_assert_eq!(result, Err(LoadError::NoCopy));
+        } else {
+            prop_assert_eq!(result, Ok(()));
+            prop_assert!(self.out == [0; PAGE_SIZE]);
+        }
+        Ok(())
+    }
+
+    /// The copy goes down.
+    fn sink(&mut self, page: usize, late: bool) -> Result<(), TestCaseError> {
+        let p = &mut self.pages[page];
+        let earlier = p.read_out.clone();
+        p.read_out = read_out(&self.pool, p.entry);
+        let bytes = if late { earlier } else { p.read_out.clone() };
+        if let Some((hash, payload)) = bytes.split_first_chunk::<16>() {
+            let place = DeepPlace {
+                extent: self.next_extent,
+                offset: 16 * (self.next_extent % 2048),
+                len: payload.len() as u16,
+            };
+            // What was stored since keeps its place, unless it is the same again.
+            let sunk = self.pool.demote(p.entry, hash, place);
+            prop_assert_eq!(sunk, bytes == p.read_out);
+            self.seen.borrow_mut().insert(format!("sunk {sunk}"));
+            if sunk {
+                self.extents.insert(self.next_extent, bytes);
+                self.next_extent += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// It comes back up.
+    fn raise(&mut self, page: usize, keeps: bool) -> Result<(), TestCaseError> {
+        let entry = self.pages[page].entry;
+        if let Record::Deep(place) = self.pool.record(entry) {
+            let wrong = DeepPlace {
+                offset: place.offset ^ 16,
+                ..place
+            };
+            let bytes = self.extents[&place.extent].clone();
+            prop_assert!(!self.pool.promote(entry, wrong, &bytes, keeps));
+            let raised = self.pool.promote(entry, place, &bytes, keeps);
+            self.seen.borrow_mut().insert(format!("raised {raised}"));
+            prop_assert_eq!(raised, read_out(&self.pool, entry) == bytes);
+        }
+        Ok(())
+    }
+
+    /// Its extent is emptied.
+    fn vacate(&mut self, page: usize, past_bound: bool) -> Result<(), TestCaseError> {
+        let entry = self.pages[page].entry;
+        let (record, before) = (self.pool.record(entry), read_out(&self.pool, entry));
+        let place = match record {
+            Record::Deep(place) => Some(place),
+            _ => self.pool.home_place(entry),
+        };
+        let Some(place) = place else { return Ok(()) };
+        let bytes = self.extents[&place.extent].clone();
+        let other = DeepPlace {
+            extent: place.extent + 1,
+            ..place
+        };
+        prop_assert!(!self.pool.vacate(entry, other, &bytes, past_bound));
+        prop_assert_eq!(self.pool.record(entry), record);
+        let left = self.pool.vacate(entry, place, &bytes, past_bound);
+        let home = matches!(record, Record::Stored { .. });
+        self.seen.borrow_mut().insert(format!("vacated {left}"));
+        prop_assert!(left || !(past_bound || home));
+        if left {
+            prop_assert!(!home || before == bytes);
+            prop_assert_eq!(read_out(&self.pool, entry), bytes);
+            prop_assert_eq!(self.pool.home_place(entry), None);
+            let gone = self.world.budget.deep_gone.lock().unwrap();
+            prop_assert_eq!(gone.last(), Some(&place.extent));
+        } else {
+            prop_assert_eq!(self.pool.record(entry), record);
+        }
+        Ok(())
+    }
+
+    /// The copy in the pool goes, if there is one below.
+    fn sink_home(&mut self, i: usize) -> Result<(), TestCaseError> {
+        let entry = self.pages[i].entry;
+        let (record, bytes) = (self.pool.record(entry), read_out(&self.pool, entry));
+        let sunk = self.pool.demote_home(entry).is_some();
+        self.seen.borrow_mut().insert(format!("sunk home {sunk}"));
+        prop_assert_eq!(sunk, matches!(record, Record::Stored { home: true, .. }));
+        if let (true, Record::Deep(place)) = (sunk, self.pool.record(entry)) {
+            prop_assert_eq!(&self.extents[&place.extent], &bytes);
+        } else {
+            prop_assert_eq!(self.pool.record(entry), record);
+        }
+        Ok(())
+    }
+
+    /// The copy in the pool goes in any case.
+    fn spare(&mut self, i: usize) -> Result<(), TestCaseError> {
+        let entry = self.pages[i].entry;
+        let (record, before) = (self.pool.record(entry), self.pool.stats());
+        let spared = self.pool.spare(entry);
+        let freed = match (spared, record, self.pool.record(entry)) {
+            (Spared::Sunk(n), Record::Stored { home: true, .. }, now) => {
+                prop_assert!(matches!(now, Record::Deep(_)));
+                n
+            }
+            (Spared::Dropped(n), Record::Stored { home: false, .. }, now) => {
+                prop_assert_eq!(now, Record::Empty);
+                self.pages[i].has_copy = false;
+                n
+            }
+            (Spared::Nothing, was, now) => {
+                let stored = matches!(was, Record::Stored { .. });
+                prop_assert!(was == now && !stored);
+                0
+            }
+            other => return Err(TestCaseError::fail(format!("{other:?}"))),
+        };
+        let stats = self.pool.stats();
+        prop_assert_eq!(before.slot_bytes - stats.slot_bytes, freed as i64);
+        prop_assert_eq!(before.entries_live, stats.entries_live);
+        let kind = format!("{spared:?}");
+        let kind = kind.split('(').next().unwrap_or_default();
+        self.seen.borrow_mut().insert(format!("spared {kind}"));
+        Ok(())
+    }
+
+    /// What must hold after each operation.
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        for extent in self.world.budget.deep_gone.lock().unwrap().drain(..) {
+            prop_assert!(self.extents.remove(&extent).is_some(), "told of twice");
+        }
+        let deep: BTreeSet<_> = self
+            .pages
+            .iter()
+            .filter_map(|p| match self.pool.record(p.entry) {
+                Record::Deep(place) => Some(place.extent),
+                _ => None,
+            })
+            .collect();
+        let records = || self.pages.iter().map(|p| self.pool.record(p.entry));
+        let homes = records().filter(|r| matches!(r, Record::Stored { home: true, .. }));
+        prop_assert!(deep.iter().all(|extent| self.extents.contains_key(extent)));
+        prop_assert_eq!(self.extents.len(), deep.len() + homes.count());
+        let stats = self.pool.stats();
+        let entries: BTreeSet<_> = self
+            .pages
+            .iter()
+            .filter(|p| p.entry.is_some())
+            .map(|p| p.entry.0)
+            .collect();
+        prop_assert_eq!(stats.entries_live, entries.len() as u64);
+        prop_assert_eq!(
+            entries.len(),
+            self.pages.iter().filter(|p| p.entry.is_some()).count()
+        );
+        let stored: i64 = self
+            .pages
+            .iter()
+            .filter_map(|p| match self.pool.record(p.entry) {
+                Record::Stored { len, .. } => Some(len as i64 + 16),
+                _ => None,
+            })
+            .sum();
+        prop_assert_eq!(stats.stored_bytes, stored);
+        prop_assert_eq!(
+            self.world.budget.used.load(Ordering::Relaxed),
+            stats.charged_bytes
+        );
+        prop_assert_eq!(
+            stats.charged_bytes,
+            (stats.slabs_in_use + stats.slabs_empty) as i64 * SLAB_CHARGE_BYTES
+        );
+        let classes: i64 = self
+            .world
+            .class_bytes
+            .iter()
+            .map(|b| b.load(Ordering::Relaxed))
+            .sum();
+        prop_assert_eq!(stats.slot_bytes, classes);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), TestCaseError> {
+        // Every page is still what it was, and all of it can be given back.
+        for p in &self.pages {
+            if p.has_copy {
+                let result = load(
+                    &self.pool,
+                    p.entry,
+                    &self.extents,
+                    &mut self.out,
+                    &mut self.scratch,
+                );
+                prop_assert_eq!(result, Ok(()));
+                prop_assert!(self.out == *p.bytes);
+            }
+            self.pool.release(p.entry);
+        }
+        self.pool.trim();
+        let stats = self.pool.stats();
+        prop_assert_eq!(
+            (
+                stats.entries_live,
+                stats.stored_bytes,
+                stats.slabs_in_use,
+                stats.charged_bytes
+            ),
+            (0, 0, 0, 0)
+        );
+        prop_assert_eq!(self.world.budget.used.load(Ordering::Relaxed), 0);
+        Ok(())
+    }
+}
+
 /// Runs the pool against the map; the ends of stores that were seen.
 fn check(codec: Codec) -> Vec<String> {
     let seen = Seen::default();
     runner(400)
         .run(&prop::collection::vec(op(), 1..600), |ops| {
             let world = World::new(25, 12, 4 * SLAB_CHARGE_BYTES);
-            let pool = world.pool_with(codec);
-            let mut scratch = Box::new(Scratch::new());
-            let fresh = Page {
-                bytes: Box::new([0; PAGE_SIZE]),
-                entry: SwapEntry::NONE,
-                has_copy: false,
-                read_out: Vec::new(),
-            };
-            let mut extents = Extents::new();
-            let mut next_extent = 0;
-            let mut pages = vec![fresh; PAGES];
-            let mut out = [0x77; PAGE_SIZE];
+            let mut model = Model::new(&world, codec, &seen);
             for op in ops {
-                match op {
-                    Op::Store { page, content } => {
-                        store(&pool, &mut pages[page], &content, &mut scratch, &seen)?
-                    }
-                    Op::Load(i) => {
-                        let p = &pages[i];
-                        let result = load(&pool, p.entry, &extents, &mut out, &mut scratch);
-                        if p.has_copy {
-                            prop_assert_eq!(result, Ok(()));
-                            prop_assert!(out == *p.bytes);
-                        } else if p.entry.is_some() {
-                            prop_assert_eq!(result, Err(LoadError::NoCopy));
-                        } else {
-                            prop_assert_eq!(result, Ok(()));
-                            prop_assert!(out == [0; PAGE_SIZE]);
-                        }
-                    }
-                    Op::DropCopy(i) => {
-                        prop_assert_eq!(pool.drop_copy(pages[i].entry), pages[i].has_copy);
-                        pages[i].has_copy = false;
-                    }
-                    Op::Release(i) => {
-                        prop_assert_eq!(pool.release(pages[i].entry), pages[i].entry.is_some());
-                        pages[i].has_copy = false;
-                        pages[i].entry = SwapEntry::NONE;
-                    }
-                    Op::Sink { page, late } => {
-                        let p = &mut pages[page];
-                        let earlier = p.read_out.clone();
-                        p.read_out = read_out(&pool, p.entry);
-                        let bytes = if late { earlier } else { p.read_out.clone() };
-                        if let Some((hash, payload)) = bytes.split_first_chunk::<16>() {
-                            let place = DeepPlace {
-                                extent: next_extent,
-                                offset: 16 * (next_extent % 2048),
-                                len: payload.len() as u16,
-                            };
-                            // What was stored since keeps its place, unless it is the same again.
-                            let sunk = pool.demote(p.entry, hash, place);
-                            prop_assert_eq!(sunk, bytes == p.read_out);
-                            seen.borrow_mut().insert(format!("sunk {sunk}"));
-                            if sunk {
-                                extents.insert(next_extent, bytes);
-                                next_extent += 1;
-                            }
-                        }
-                    }
-                    Op::Raise { page, keeps } => {
-                        let entry = pages[page].entry;
-                        if let Record::Deep(place) = pool.record(entry) {
-                            let wrong = DeepPlace {
-                                offset: place.offset ^ 16,
-                                ..place
-                            };
-                            let bytes = extents[&place.extent].clone();
-                            prop_assert!(!pool.promote(entry, wrong, &bytes, keeps));
-                            let raised = pool.promote(entry, place, &bytes, keeps);
-                            seen.borrow_mut().insert(format!("raised {raised}"));
-                            prop_assert_eq!(raised, read_out(&pool, entry) == bytes);
-                        }
-                    }
-                    Op::Vacate { page, past_bound } => {
-                        let entry = pages[page].entry;
-                        let (record, before) = (pool.record(entry), read_out(&pool, entry));
-                        let place = match record {
-                            Record::Deep(place) => Some(place),
-                            _ => pool.home_place(entry),
-                        };
-                        let Some(place) = place else { continue };
-                        let bytes = extents[&place.extent].clone();
-                        let other = DeepPlace {
-                            extent: place.extent + 1,
-                            ..place
-                        };
-                        prop_assert!(!pool.vacate(entry, other, &bytes, past_bound));
-                        prop_assert_eq!(pool.record(entry), record);
-                        let left = pool.vacate(entry, place, &bytes, past_bound);
-                        let home = matches!(record, Record::Stored { .. });
-                        seen.borrow_mut().insert(format!("vacated {left}"));
-                        prop_assert!(left || !(past_bound || home));
-                        if left {
-                            prop_assert!(!home || before == bytes);
-                            prop_assert_eq!(read_out(&pool, entry), bytes);
-                            prop_assert_eq!(pool.home_place(entry), None);
-                            let gone = world.budget.deep_gone.lock().unwrap();
-                            prop_assert_eq!(gone.last(), Some(&place.extent));
-                        } else {
-                            prop_assert_eq!(pool.record(entry), record);
-                        }
-                    }
-                    Op::SinkHome(i) => {
-                        let entry = pages[i].entry;
-                        let (record, bytes) = (pool.record(entry), read_out(&pool, entry));
-                        let sunk = pool.demote_home(entry).is_some();
-                        seen.borrow_mut().insert(format!("sunk home {sunk}"));
-                        prop_assert_eq!(sunk, matches!(record, Record::Stored { home: true, .. }));
-                        if let (true, Record::Deep(place)) = (sunk, pool.record(entry)) {
-                            prop_assert_eq!(&extents[&place.extent], &bytes);
-                        } else {
-                            prop_assert_eq!(pool.record(entry), record);
-                        }
-                    }
-                    Op::Spare(i) => {
-                        let entry = pages[i].entry;
-                        let (record, before) = (pool.record(entry), pool.stats());
-                        let spared = pool.spare(entry);
-                        let freed = match (spared, record, pool.record(entry)) {
-                            (Spared::Sunk(n), Record::Stored { home: true, .. }, now) => {
-                                prop_assert!(matches!(now, Record::Deep(_)));
-                                n
-                            }
-                            (Spared::Dropped(n), Record::Stored { home: false, .. }, now) => {
-                                prop_assert_eq!(now, Record::Empty);
-                                pages[i].has_copy = false;
-                                n
-                            }
-                            (Spared::Nothing, was, now) => {
-                                let stored = matches!(was, Record::Stored { .. });
-                                prop_assert!(was == now && !stored);
-                                0
-                            }
-                            other => return Err(TestCaseError::fail(format!("{other:?}"))),
-                        };
-                        let stats = pool.stats();
-                        prop_assert_eq!(before.slot_bytes - stats.slot_bytes, freed as i64);
-                        prop_assert_eq!(before.entries_live, stats.entries_live);
-                        let kind = format!("{spared:?}");
-                        let kind = kind.split('(').next().unwrap_or_default();
-                        seen.borrow_mut().insert(format!("spared {kind}"));
-                    }
-                    Op::Trim => {
-                        let before = pool.charged_bytes();
-                        let empty = pool.empty_bytes();
-                        pool.trim();
-                        prop_assert_eq!(before - pool.charged_bytes(), empty);
-                        prop_assert_eq!(pool.empty_bytes(), 0);
-                    }
-                    Op::Limit(slabs) => world
-                        .budget
-                        .limit
-                        .store(slabs * SLAB_CHARGE_BYTES, Ordering::Relaxed),
-                }
-                for extent in world.budget.deep_gone.lock().unwrap().drain(..) {
-                    prop_assert!(extents.remove(&extent).is_some(), "told of twice");
-                }
-                let deep: BTreeSet<_> = pages
-                    .iter()
-                    .filter_map(|p| match pool.record(p.entry) {
-                        Record::Deep(place) => Some(place.extent),
-                        _ => None,
-                    })
-                    .collect();
-                let records = || pages.iter().map(|p| pool.record(p.entry));
-                let homes = records().filter(|r| matches!(r, Record::Stored { home: true, .. }));
-                prop_assert!(deep.iter().all(|extent| extents.contains_key(extent)));
-                prop_assert_eq!(extents.len(), deep.len() + homes.count());
-                let stats = pool.stats();
-                let entries: BTreeSet<_> = pages
-                    .iter()
-                    .filter(|p| p.entry.is_some())
-                    .map(|p| p.entry.0)
-                    .collect();
-                prop_assert_eq!(stats.entries_live, entries.len() as u64);
-                prop_assert_eq!(
-                    entries.len(),
-                    pages.iter().filter(|p| p.entry.is_some()).count()
-                );
-                let stored: i64 = pages
-                    .iter()
-                    .filter_map(|p| match pool.record(p.entry) {
-                        Record::Stored { len, .. } => Some(len as i64 + 16),
-                        _ => None,
-                    })
-                    .sum();
-                prop_assert_eq!(stats.stored_bytes, stored);
-                prop_assert_eq!(
-                    world.budget.used.load(Ordering::Relaxed),
-                    stats.charged_bytes
-                );
-                prop_assert_eq!(
-                    stats.charged_bytes,
-                    (stats.slabs_in_use + stats.slabs_empty) as i64 * SLAB_CHARGE_BYTES
-                );
-                let classes: i64 = world
-                    .class_bytes
-                    .iter()
-                    .map(|b| b.load(Ordering::Relaxed))
-                    .sum();
-                prop_assert_eq!(stats.slot_bytes, classes);
+                model.apply(op)?;
             }
-            // Every page is still what it was, and all of it can be given back.
-            for p in &pages {
-                if p.has_copy {
-                    let result = load(&pool, p.entry, &extents, &mut out, &mut scratch);
-                    prop_assert_eq!(result, Ok(()));
-                    prop_assert!(out == *p.bytes);
-                }
-                pool.release(p.entry);
-            }
-            pool.trim();
-            let stats = pool.stats();
-            prop_assert_eq!(
-                (
-                    stats.entries_live,
-                    stats.stored_bytes,
-                    stats.slabs_in_use,
-                    stats.charged_bytes
-                ),
-                (0, 0, 0, 0)
-            );
-            prop_assert_eq!(world.budget.used.load(Ordering::Relaxed), 0);
-            Ok(())
+            model.finish()
         })
         .unwrap();
     seen.take().into_iter().collect()

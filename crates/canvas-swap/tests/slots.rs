@@ -69,6 +69,24 @@ fn hold(
     Ok(())
 }
 
+/// There is really no room: no empty slab is left, no slab may be charged, and no slab of this or a larger
+/// class has a free slot.
+fn is_full_for(
+    pool: &SlotPool<'_>,
+    live: &BTreeMap<usize, SlotId>,
+    budget: &Budget,
+    want: usize,
+) -> Result<(), TestCaseError> {
+    prop_assert!(budget.used.load(Ordering::Relaxed) + SLAB_CHARGE_BYTES > budget.limit);
+    prop_assert_eq!(pool.slabs_empty(), 0);
+    for class in want..CLASSES {
+        let mine: Vec<_> = live.values().filter(|s| s.class() == class).collect();
+        let slabs: BTreeSet<_> = mine.iter().map(|s| s.slab()).collect();
+        prop_assert_eq!(mine.len(), slabs.len() * slots_per_slab(class));
+    }
+    Ok(())
+}
+
 #[test]
 fn behaves_like_a_set_of_intervals() {
     let op = prop_oneof![
@@ -116,23 +134,7 @@ fn behaves_like_a_set_of_intervals() {
                                 live.insert(start, slot);
                             }
                             None => {
-                                // Only when there is really no room: no empty slab is left, no slab may be
-                                // charged, and no slab of this or a larger class has a free slot.
-                                prop_assert!(
-                                    budget.used.load(Ordering::Relaxed) + SLAB_CHARGE_BYTES
-                                        > budget.limit
-                                );
-                                prop_assert_eq!(pool.slabs_empty(), 0);
-                                for class in want..CLASSES {
-                                    let mine: Vec<_> =
-                                        live.values().filter(|s| s.class() == class).collect();
-                                    let slabs: BTreeSet<_> =
-                                        mine.iter().map(|s| s.slab()).collect();
-                                    prop_assert_eq!(
-                                        mine.len(),
-                                        slabs.len() * slots_per_slab(class)
-                                    );
-                                }
+                                is_full_for(&pool, &live, &budget, want)?;
                                 nones += 1;
                             }
                         },

@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
+use super::error::BenchError;
 use crate::host::undo::{Held, Undo};
 use crate::processes;
 use crate::workload::Argv;
@@ -59,13 +60,18 @@ fn usage() -> (f64, f64) {
 }
 
 impl Child {
-    /// Starts `command` in `dir`. An error is one sentence.
-    pub fn start(command: &Argv, dir: &Path, tag: &str, undo: &Arc<Undo>) -> Result<Child, String> {
-        let (program, args) = command
-            .argv
-            .split_first()
-            .ok_or("there is no program to run")?;
-        let fail = |e: std::io::Error| format!("{program} cannot be started: {e}");
+    /// Starts `command` in `dir`.
+    pub fn start(
+        command: &Argv,
+        dir: &Path,
+        tag: &str,
+        undo: &Arc<Undo>,
+    ) -> Result<Child, BenchError> {
+        let (program, args) = command.argv.split_first().ok_or(BenchError::NoProgram)?;
+        let fail = |source: std::io::Error| BenchError::CannotStart {
+            program: program.clone(),
+            source,
+        };
         let out = dir.join(format!("{tag}.out"));
         let err = dir.join(format!("{tag}.err"));
         let mut c = Command::new(program);
@@ -88,7 +94,7 @@ impl Child {
         let started = Instant::now();
         let mut child = c.spawn().map_err(fail)?;
         let pid = child.id();
-        let (start_ticks, held) = undo.hold_tree(&mut child).map_err(|e| e.to_string())?;
+        let (start_ticks, held) = undo.hold_tree(&mut child)?;
         let (send, exits) = channel();
         std::thread::spawn(move || {
             let pid = Pid::from_raw(pid.cast_signed());

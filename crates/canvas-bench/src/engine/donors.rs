@@ -16,6 +16,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::child::Child;
+use super::error::BenchError;
 use crate::host::net::Network;
 use crate::host::undo::Undo;
 use crate::sampler;
@@ -91,21 +92,24 @@ fn state_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Donors {
-    /// Starts donors that lend `far_bytes` each, in `network` if there is one; files go to `dir`. An
-    /// error is one sentence.
+    /// Starts donors that lend `far_bytes` each, in `network` if there is one; files go to
+    /// `dir`.
     pub fn start(
         canvas: &Path,
         far_bytes: u64,
         network: Option<&Network>,
         dir: &Path,
         undo: &Arc<Undo>,
-    ) -> Result<Donors, String> {
+    ) -> Result<Donors, BenchError> {
         let key = dir.join("cluster.key");
         let made = Command::new(canvas).arg("keygen").arg(&key).output();
-        let made = made.map_err(|e| format!("{} cannot be run: {e}", canvas.display()))?;
+        let made = made.map_err(|source| BenchError::CannotRunCanvas {
+            canvas: canvas.to_owned(),
+            source,
+        })?;
         if !made.status.success() {
             let why = String::from_utf8_lossy(&made.stderr);
-            return Err(format!("no cluster key can be made: {}", why.trim()));
+            return Err(BenchError::NoKey(why.trim().to_owned()));
         }
         let mut donors = Vec::new();
         for n in 0..DONORS {
@@ -199,17 +203,14 @@ impl Donors {
 }
 
 impl Donor {
-    fn listening(&mut self, until: Instant) -> Result<String, String> {
+    fn listening(&mut self, until: Instant) -> Result<String, BenchError> {
         loop {
             if let Some(address) = listens_on(&self.child.log()) {
                 return Ok(address.to_owned());
             }
             let ended = self.child.wait(Duration::from_millis(10)).is_some();
             if ended || Instant::now() > until {
-                return Err(format!(
-                    "a donor does not start: {}",
-                    self.child.complaint()
-                ));
+                return Err(BenchError::NoDonor(self.child.complaint()));
             }
         }
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use super::error::{NotHere, PlanError};
 use super::shared::needed_flags;
 use crate::experiments::{self, Below, Experiment, How, Part};
 use crate::host::{net, swap};
@@ -286,16 +287,13 @@ pub(crate) fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
 
-/// Names, split into experiments and workloads. An error is one sentence.
+/// Names, split into experiments and workloads.
 fn names<'a>(
     request: &'a Request,
     all: &[Box<dyn Workload>],
-) -> Result<(Vec<&'static Experiment>, Vec<&'a str>), String> {
+) -> Result<(Vec<&'static Experiment>, Vec<&'a str>), PlanError> {
     if request.names.is_empty() {
-        return Err(
-            "there is nothing to run; `canvas bench quick` is a beginning, `canvas bench --list` shows all"
-                .to_owned(),
-        );
+        return Err(PlanError::Nothing);
     }
     let (mut chosen, mut workloads) = (Vec::new(), Vec::new());
     for name in &request.names {
@@ -304,9 +302,7 @@ fn names<'a>(
         } else if registry::find(all, name).is_some() {
             workloads.push(name.as_str());
         } else {
-            return Err(format!(
-                "there is no experiment or workload {name}; `canvas bench --list` shows all"
-            ));
+            return Err(PlanError::UnknownName(name.clone()));
         }
     }
     let takes_any = |e: &&Experiment| e.parts.iter().any(|p| p.programs.is_empty());
@@ -314,10 +310,7 @@ fn names<'a>(
         chosen.extend(experiments::find(experiments::SWEEP));
     }
     if request.co_run && workloads.len() < 2 {
-        return Err(
-            "--co-run runs the named workloads at the same time; name two or more of them"
-                .to_owned(),
-        );
+        return Err(PlanError::NoCompany);
     }
     Ok((chosen, workloads))
 }
@@ -348,13 +341,11 @@ fn is_asked_for(e: &Experiment, part: &Part, named: &[&str], request: &Request) 
 }
 
 /// The workloads of `--with` must be there, and each must run in what was asked for.
-fn judge_with(request: &Request, chosen: &[&Experiment]) -> Result<(), String> {
+fn judge_with(request: &Request, chosen: &[&Experiment]) -> Result<(), PlanError> {
     for workload in &request.with {
         let mut parts = chosen.iter().flat_map(|e| e.parts);
         if !parts.any(|p| names_it(p, workload)) {
-            return Err(format!(
-                "--with {workload}: no part of what is to run names this workload; `canvas bench --list` shows what there is"
-            ));
+            return Err(PlanError::NoPartWith(workload.clone()));
         }
     }
     Ok(())
@@ -407,7 +398,7 @@ pub fn make(
     request: &Request,
     all: &[Box<dyn Workload>],
     missing: impl Fn(&Variant) -> Option<String>,
-) -> Result<Plan, String> {
+) -> Result<Plan, PlanError> {
     let (chosen, named) = names(request, all)?;
     judge_with(request, &chosen)?;
     let own = match chosen[..] {
@@ -457,7 +448,7 @@ fn leave_out_variants(
     plan: &mut Plan,
     request: &Request,
     missing: impl Fn(&Variant) -> Option<String>,
-) -> Result<(), String> {
+) -> Result<(), PlanError> {
     let mut kinds: Vec<(String, Variant)> = Vec::new();
     for set in &plan.sets {
         for v in &set.variants {
@@ -500,7 +491,7 @@ fn leave_out_variants(
         && !plan.sets.iter().any(beyond_local)
         && let Some((_, reason)) = reasons.into_iter().next()
     {
-        return Err(reason);
+        return Err(PlanError::NoVariantLeft(reason));
     }
     plan.sets.retain(|s| !s.variants.is_empty());
     Ok(())
@@ -513,41 +504,46 @@ fn leave_out_workloads(
     request: &Request,
     all: &[Box<dyn Workload>],
     named: &[&str],
-) -> Result<(), String> {
+) -> Result<(), PlanError> {
     let had_sets = !plan.sets.is_empty();
     let mut first = None;
     let mut sets = Vec::new();
     for set in std::mem::take(&mut plan.sets) {
         let place = place(request, set.scale, Path::new("/nonexistent"));
-        let reason = set.members.iter().find_map(|m| {
-            let reason = match registry::find(all, &m.workload) {
-                Some(w) => w.missing(&place)?,
-                None => "this build does not have it".to_owned(),
+        let cannot = set.members.iter().find_map(|m| {
+            let why = match registry::find(all, &m.workload) {
+                Some(w) => w.missing(&place)?.into(),
+                None => NotHere::NotBuilt,
             };
-            Some((m.workload.clone(), format!("{}: {reason}", m.workload)))
+            Some((m.workload.clone(), why))
         });
-        let Some((workload, reason)) = reason else {
+        let Some((workload, why)) = cannot else {
             sets.push(set);
             continue;
         };
-        if named.contains(&workload.as_str()) {
-            return Err(reason);
+        let is_named = named.contains(&workload.as_str());
+        let cannot = PlanError::CannotRun {
+            workload: workload.clone(),
+            why,
+        };
+        if is_named {
+            return Err(cannot);
         }
-        first.get_or_insert_with(|| reason.clone());
         let skip = Skip {
             run_id: String::new(),
             experiment: set.experiment.clone(),
             workload: Some(workload),
             variant: None,
-            reason,
+            reason: cannot.to_string(),
         };
+        first.get_or_insert(cannot);
         if !plan.skips.contains(&skip) {
             plan.skips.push(skip);
         }
     }
     plan.sets = sets;
     match first {
-        Some(reason) if had_sets && plan.sets.is_empty() => Err(reason),
+        Some(cannot) if had_sets && plan.sets.is_empty() => Err(cannot),
         _ => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ fn made(
     names: &[&str],
     change: impl FnOnce(&mut Request),
     missing: fn(&Variant) -> Option<String>,
-) -> Result<Plan, String> {
+) -> Result<Plan, PlanError> {
     let mut r = request(names);
     r.variants = None;
     change(&mut r);
@@ -163,7 +163,9 @@ fn what_cannot_be_had_is_skipped_unless_it_is_all_that_was_asked_for() {
     assert_eq!(plan.skips[0].reason, "zram needs root");
     let only_kernel = |r: &mut Request| r.variants = Some(vec![Variant::Local, Variant::Zram]);
     assert_eq!(
-        made(&["touch"], only_kernel, no_root).unwrap_err(),
+        made(&["touch"], only_kernel, no_root)
+            .unwrap_err()
+            .to_string(),
         "zram needs root"
     );
 }
@@ -174,7 +176,7 @@ fn a_co_run_has_its_programs_alone_too() {
     let sizes: Vec<usize> = plan.sets.iter().map(|s| s.members.len()).collect();
     assert_eq!(sizes, [1, 1, 2]);
     let alone = made(&["touch"], |r| r.co_run = true, nothing);
-    assert!(alone.unwrap_err().contains("two or more"));
+    assert!(alone.unwrap_err().to_string().contains("two or more"));
 }
 
 #[test]
@@ -205,7 +207,7 @@ fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
     };
     assert_eq!((runs(&plan, "memcached-get95"), at_a_share(&plan)), (2, 1));
     assert_eq!(at_a_share(&planned(&["snappy"]).unwrap()), 0);
-    let why = planned(&["random-read", "touch"]).unwrap_err();
+    let why = planned(&["random-read", "touch"]).unwrap_err().to_string();
     assert!(why.contains("--with touch"), "{why}");
     // A workload that is named by itself is of no part, and runs all the same.
     let plan = with(&["isolation", "snappy"], &["random-read"]).unwrap();
@@ -301,6 +303,7 @@ fn an_experiment_without_its_workloads_is_an_error_and_not_yet_is_told() {
     assert!(
         made(&["canvas-fig2"], |_| (), nothing)
             .unwrap_err()
+            .to_string()
             .contains("this build does not have it")
     );
     let plan = made(&["canvas-fig10"], |_| (), nothing).unwrap();

@@ -11,6 +11,7 @@ use canvas_shm::far::EXTENT_BYTES;
 
 use super::child::{Child, Ended};
 use super::donors::{DONORS, Death, Donors};
+use super::error::BenchError;
 use super::tcp;
 use crate::canvas_report;
 use crate::host::cgroup::{Controller, Group};
@@ -95,15 +96,15 @@ pub struct Stopped(pub i32);
 /// Why a program's run, or the bench's, ended early.
 #[derive(Debug)]
 pub enum Fail {
-    /// Something is wrong, in one sentence.
-    Sentence(String),
+    /// Something is wrong.
+    Error(BenchError),
     /// By this signal.
     Stopped(i32),
 }
 
-impl From<String> for Fail {
-    fn from(sentence: String) -> Fail {
-        Fail::Sentence(sentence)
+impl<E: Into<BenchError>> From<E> for Fail {
+    fn from(error: E) -> Fail {
+        Fail::Error(error.into())
     }
 }
 
@@ -204,12 +205,9 @@ fn accepts(socket: &str) -> bool {
 }
 
 /// Reads the answer that a program printed last.
-fn answer_of(child: &Child) -> Result<Answer, String> {
+fn answer_of(child: &Child) -> Result<Answer, BenchError> {
     let line = child.last_line();
-    serde_json::from_str(&line).map_err(|_| {
-        let shown: String = line.chars().take(80).collect();
-        format!("it printed no answer as its last line, but '{shown}'")
-    })
+    serde_json::from_str(&line).map_err(|_| BenchError::NoAnswer(line.chars().take(80).collect()))
 }
 
 fn describe(name: &str, child: &Child, ended: &Ended) -> Outcome {
@@ -228,7 +226,7 @@ pub fn run(context: &Context, job: &Job, sample: Sample) -> Result<Sample, Stopp
     let outcome = match try_run(context, job, &mut sample) {
         Ok(outcome) => outcome,
         Err(Fail::Stopped(signal)) => return Err(Stopped(signal)),
-        Err(Fail::Sentence(s)) => Outcome::Failed(s),
+        Err(Fail::Error(e)) => Outcome::Failed(e.to_string()),
     };
     let wrong = matches!((job.expected, &sample.answer), (Some(e), Some(a)) if e != a);
     sample.outcome = if outcome == Outcome::Ok && wrong {
@@ -240,10 +238,12 @@ pub fn run(context: &Context, job: &Job, sample: Sample) -> Result<Sample, Stopp
 }
 
 /// Where disk copies go: on a disk, which a run's own directory need not be.
-pub fn far_dir(cache: &Path) -> Result<PathBuf, String> {
-    let dir = cache.join("far");
-    std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
-    Ok(dir)
+pub fn far_dir(cache: &Path) -> Result<PathBuf, BenchError> {
+    let path = cache.join("far");
+    match std::fs::create_dir_all(&path) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(BenchError::Directory { path, source }),
+    }
 }
 
 /// The bench's own donors, and what asked for them.
@@ -295,8 +295,7 @@ fn group_of(context: &Context, job: &Job) -> Result<Option<Group>, Fail> {
     };
     let limit = job.limit_bytes.map(|l| l + beside);
     let name = job.number.to_string();
-    let group = Group::new(controller, context.undo, &name, limit, job.may_swap)
-        .map_err(|e| e.to_string())?;
+    let group = Group::new(controller, context.undo, &name, limit, job.may_swap)?;
     Ok(Some(group))
 }
 
@@ -367,7 +366,7 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
         if let Err(e) = canvas_report::apply(&report, sample)
             && outcome == Outcome::Ok
         {
-            outcome = Outcome::Failed(e);
+            outcome = Outcome::Failed(e.to_string());
         }
     }
     seen_far(job, donors, &running, recovery_s, sample)?;
@@ -463,7 +462,7 @@ fn batch(running: &mut Running, child: &mut Child, job: &Job) -> Result<(Told, O
                 answer.seconds.get_or_insert(whole);
                 (Some((answer, 0.0)), Outcome::Ok)
             }
-            Err(s) => (None, Outcome::Failed(s)),
+            Err(e) => (None, Outcome::Failed(e.to_string())),
         }),
     }
 }
@@ -490,7 +489,7 @@ fn serve(
     }
     let mut told = None;
     for (i, client) in clients.iter().enumerate() {
-        let fail = |s| Ok((None, Outcome::Failed(s)));
+        let fail = |e: BenchError| Ok((None, Outcome::Failed(e.to_string())));
         let mut child = match Child::start(client, dir, &format!("client{i}"), running.context.undo)
         {
             Ok(child) => child,
@@ -513,7 +512,7 @@ fn serve(
                     answer.seconds.get_or_insert(whole);
                     told = Some((answer, (child.started - server.started).as_secs_f64()));
                 }
-                Err(s) => return fail(s),
+                Err(e) => return fail(e),
             }
         }
     }
@@ -569,10 +568,13 @@ fn take_answer(answer: &Answer, offset_s: f64, sample: &mut Sample) {
 }
 
 /// A directory for the files of one run, which a server that gives up root can use too.
-pub fn run_dir(scratch: &Path, number: u32) -> Result<PathBuf, String> {
+pub fn run_dir(scratch: &Path, number: u32) -> Result<PathBuf, BenchError> {
     use std::os::unix::fs::PermissionsExt;
     let dir = scratch.join(format!("run-{number}"));
-    let fail = |e| format!("{} cannot be made: {e}", dir.display());
+    let fail = |source| BenchError::Directory {
+        path: dir.clone(),
+        source,
+    };
     std::fs::create_dir(&dir).map_err(fail)?;
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o1777)).map_err(fail)?;
     Ok(dir)

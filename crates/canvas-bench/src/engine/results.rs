@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 
+use super::error::ResultsError;
 use crate::record::{Line, SCHEMA};
 
 /// A results file open for appending.
@@ -12,9 +13,12 @@ pub struct Results {
 }
 
 impl Results {
-    /// Opens or makes the file. An error is one sentence; a file that holds something else is one.
-    pub fn open(path: &Path) -> Result<Results, String> {
-        let fail = |e| format!("results cannot be written to {}: {e}", path.display());
+    /// Opens or makes the file. A file that holds something else is an error.
+    pub fn open(path: &Path) -> Result<Results, ResultsError> {
+        let fail = |source| ResultsError::Open {
+            path: path.to_owned(),
+            source,
+        };
         let file = OpenOptions::new()
             .read(true)
             .append(true)
@@ -22,7 +26,7 @@ impl Results {
             .open(path)
             .map_err(fail)?;
         if !file.metadata().map_err(fail)?.is_file() {
-            return Err(format!("{} is no file; write another name", path.display()));
+            return Err(ResultsError::NoFile(path.to_owned()));
         }
         let mut first = String::new();
         let mut reader = BufReader::new(&file);
@@ -36,22 +40,19 @@ impl Results {
             Err(_) => false,
         };
         if !ours {
-            return Err(format!(
-                "{} is no results file of this bench; write another name behind --out",
-                path.display()
-            ));
+            return Err(ResultsError::NotOurs(path.to_owned()));
         }
         Ok(Results { file })
     }
 
     /// Appends one line.
-    pub fn add(&mut self, line: &Line) -> Result<(), String> {
-        let mut text = serde_json::to_string(line).map_err(|e| e.to_string())?;
+    pub fn add(&mut self, line: &Line) -> Result<(), ResultsError> {
+        let mut text = serde_json::to_string(line)?;
         text.push('\n');
         // One write, so that a bench that dies leaves whole lines.
         self.file
             .write_all(text.as_bytes())
-            .map_err(|e| format!("the results file cannot be written: {e}"))
+            .map_err(ResultsError::Append)
     }
 }
 
@@ -66,7 +67,7 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let other = dir.join("other");
         std::fs::write(&other, "{\"kind\":\"machine\"}\n").unwrap();
-        assert!(Results::open(&other).is_err_and(|e| e.contains("no results file")));
+        assert!(Results::open(&other).is_err_and(|e| e.to_string().contains("no results file")));
         std::fs::write(&other, [0xff, 0xfe, b'\n']).unwrap();
         assert!(Results::open(&other).is_err());
         assert!(Results::open(&dir).is_err());

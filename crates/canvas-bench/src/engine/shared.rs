@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::child::Child;
 use super::donors::{Donors, Work};
+use super::error::BenchError;
 use crate::host::net::Network;
 use crate::host::undo::Undo;
 use crate::variant::{FarBelow, Tenancy};
@@ -27,7 +28,7 @@ pub struct Shared {
 
 impl Shared {
     /// Starts donors that lend `far_bytes` each, and the agent, with the flags that `below` has for it; files go
-    /// to `dir`, disk copies to `far_dir`. An error is one sentence.
+    /// to `dir`, disk copies to `far_dir`.
     pub fn start(
         canvas: &Path,
         below: &FarBelow,
@@ -36,7 +37,7 @@ impl Shared {
         dir: &Path,
         far_dir: &Path,
         undo: &Arc<Undo>,
-    ) -> Result<Shared, String> {
+    ) -> Result<Shared, BenchError> {
         let donors = Donors::start(canvas, far_bytes, network, dir, undo)?;
         let socket = dir.join("agent.sock");
         let own = [
@@ -54,7 +55,7 @@ impl Shared {
         while !agent.log().contains("listening at ") {
             let ended = agent.wait(Duration::from_millis(10)).is_some();
             if ended || Instant::now() > until {
-                return Err(format!("the agent does not start: {}", agent.complaint()));
+                return Err(BenchError::NoAgent(agent.complaint()));
             }
         }
         Ok(Shared {

@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::error::BenchError;
 use crate::host::net::Network;
 use crate::record::Tcp;
 
@@ -23,11 +24,10 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Neither side waits longer for the other.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Measures all of it, to and from the other side of `network` if there is one; an error is one
-/// sentence.
-pub fn measure(data_bytes: u64, network: Option<&Network>) -> Result<Tcp, String> {
+/// Measures all of it, to and from the other side of `network` if there is one.
+pub fn measure(data_bytes: u64, network: Option<&Network>) -> Result<Tcp, BenchError> {
     let answer = data_bytes as usize + ANSWER_EXTRA_BYTES;
-    let fail = |e: io::Error| format!("plain TCP cannot be measured: {e}");
+    let fail = BenchError::Tcp;
     let bytes = network.map_or(STREAM_BYTES, |n| {
         STREAM_BYTES.min((n.rate.bytes_per_s() * STREAM_S) as usize)
     });

@@ -20,7 +20,7 @@ use super::{Ended, run_with};
 use crate::host::{swap, undo};
 use crate::record::{Line, Outcome, Sample};
 use crate::variant::Variant;
-use crate::workload::{Argv, Place, Plan, Workload};
+use crate::workload::{Argv, Place, Plan, Workload, WorkloadError};
 
 /// A Python program that fills memory with pages that shrink, reads them again and again for a
 /// time, and prints a checksum.
@@ -62,13 +62,21 @@ impl Workload for Touch {
     fn about(&self) -> &str {
         "fills memory and reads it"
     }
-    fn missing(&self, _: &Place) -> Option<String> {
-        (self.flaw == "missing").then(|| "a package is missing; install it".to_owned())
+    fn missing(&self, _: &Place) -> Option<WorkloadError> {
+        (self.flaw == "missing").then(|| WorkloadError::NotInstalled {
+            program: "no-such-program".to_owned(),
+            package: "no-such-package".to_owned(),
+        })
     }
-    fn prepare(&self, place: &Place) -> Result<(), String> {
-        fs::create_dir_all(&place.cache).map_err(|e| e.to_string())
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
+        let path = place.cache.clone();
+        fs::create_dir_all(&path).map_err(|source| WorkloadError::File {
+            action: "create",
+            path,
+            source,
+        })
     }
-    fn plan(&self, _: &Place, run: u32) -> Result<Plan, String> {
+    fn plan(&self, _: &Place, run: u32) -> Result<Plan, WorkloadError> {
         // The first run of all measures the working set: there is nothing to interrupt yet.
         let seconds = if run == 0 {
             self.seconds.min(0.3)
@@ -175,6 +183,7 @@ fn bench(
         Line::Sample(s) => Some(*s),
         _ => None,
     };
+    let ended = ended.map_err(|e| e.to_string());
     (ended, text.lines().filter_map(line).collect(), shown)
 }
 
@@ -579,7 +588,7 @@ fn bad_input_is_a_sentence_and_makes_no_file() {
             "there is no experiment or workload no-such",
         ),
         (&[], "there is nothing to run"),
-        (&["absent"], "absent: a package is missing"),
+        (&["absent"], "absent: no-such-program is not installed"),
     ] {
         let (ended, samples, _) = bench(names, &dir, |_| ());
         assert!(ended.as_ref().is_err_and(|e| e.contains(text)), "{ended:?}");

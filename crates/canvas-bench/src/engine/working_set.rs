@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Bench;
+use super::error::NeedError;
 use super::plan::{self, Member, Set};
 use super::program::{self, Job, Stopped};
 use crate::record::{Outcome, Sample};
@@ -29,17 +31,16 @@ type Key = (String, Vec<String>, u64);
 /// Those measured so far, or why they could not be.
 #[derive(Default)]
 pub struct WorkingSets {
-    known: HashMap<Key, Result<Need, String>>,
+    known: HashMap<Key, Result<Need, NeedError>>,
 }
 
 impl Bench<'_> {
-    /// The working set of a member, from a plain run the first time. The inner error is one
-    /// sentence.
+    /// The working set of a member, from a plain run the first time.
     pub(super) fn working_set(
         &mut self,
         set: &Set,
         member: &Member,
-    ) -> Result<Result<Need, String>, Stopped> {
+    ) -> Result<Result<Need, NeedError>, Stopped> {
         let key = (
             member.workload.clone(),
             member.args.clone(),
@@ -63,14 +64,14 @@ impl Bench<'_> {
         Ok(need)
     }
 
-    fn measure(&self, set: &Set, member: &Member) -> Result<Result<Need, String>, Stopped> {
+    fn measure(&self, set: &Set, member: &Member) -> Result<Result<Need, NeedError>, Stopped> {
         let Some(workload) = registry::find(self.all, &member.workload) else {
-            return Ok(Err("this build does not have it".to_owned()));
+            return Ok(Err(NeedError::NotBuilt));
         };
         let number = self.next_number();
         let scratch = match program::run_dir(&self.scratch, number) {
             Ok(dir) => dir,
-            Err(e) => return Ok(Err(e)),
+            Err(e) => return Ok(Err(NeedError::NotBegun(Arc::new(e)))),
         };
         let job = Job {
             workload,
@@ -97,12 +98,9 @@ impl Bench<'_> {
                 bytes: bytes.unwrap_or(0),
                 answer: sample.answer,
             }),
-            (Outcome::Failed(why), _) => Err(format!("its plain run failed: {why}")),
-            (Outcome::Timeout, _) => Err("its plain run hung".to_owned()),
-            (other, _) => Err(format!(
-                "its plain run ended with {}",
-                super::table::word(&other)
-            )),
+            (Outcome::Failed(why), _) => Err(NeedError::Failed(why)),
+            (Outcome::Timeout, _) => Err(NeedError::Hung),
+            (other, _) => Err(NeedError::Ended(super::table::word(&other))),
         })
     }
 }

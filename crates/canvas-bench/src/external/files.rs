@@ -1,12 +1,14 @@
 //! Files in the cache: whole or not there, and written by one process at a time.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::fcntl::{Flock, FlockArg};
 use sha2::{Digest, Sha256};
+
+use super::error::WorkloadError;
 
 /// SHA-256 in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
@@ -17,12 +19,12 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 /// The same of a file.
-pub fn sha256_of(path: &Path) -> Result<String, String> {
+pub fn sha256_of(path: &Path) -> Result<String, WorkloadError> {
     let mut hash = Sha256::new();
-    let mut file = File::open(path).map_err(|e| cannot("read", path, &e))?;
+    let mut file = File::open(path).map_err(|e| cannot("read", path, e))?;
     let mut part = vec![0; 1 << 16];
     loop {
-        match file.read(&mut part).map_err(|e| cannot("read", path, &e))? {
+        match file.read(&mut part).map_err(|e| cannot("read", path, e))? {
             0 => break,
             n => hash.update(&part[..n]),
         }
@@ -30,30 +32,34 @@ pub fn sha256_of(path: &Path) -> Result<String, String> {
     Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
 }
 
-fn cannot(what: &str, path: &Path, e: &std::io::Error) -> String {
-    format!("cannot {what} {}: {e}", path.display())
+fn cannot(action: &'static str, path: &Path, source: io::Error) -> WorkloadError {
+    WorkloadError::File {
+        action,
+        path: path.to_owned(),
+        source,
+    }
 }
 
 /// A directory with its parents.
-pub fn make_dir(path: &Path) -> Result<(), String> {
-    fs::create_dir_all(path).map_err(|e| cannot("create", path, &e))
+pub fn make_dir(path: &Path) -> Result<(), WorkloadError> {
+    fs::create_dir_all(path).map_err(|e| cannot("create", path, e))
 }
 
 /// A directory that is empty, whatever was there.
-pub fn fresh_dir(path: &Path) -> Result<(), String> {
+pub fn fresh_dir(path: &Path) -> Result<(), WorkloadError> {
     if path.exists() {
-        fs::remove_dir_all(path).map_err(|e| cannot("remove", path, &e))?;
+        fs::remove_dir_all(path).map_err(|e| cannot("remove", path, e))?;
     }
     make_dir(path)
 }
 
 /// A file with these bytes.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    fs::write(path, bytes).map_err(|e| cannot("write", path, &e))
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WorkloadError> {
+    fs::write(path, bytes).map_err(|e| cannot("write", path, e))
 }
 
 /// Holds the cache until it is dropped: other benches that prepare the same wait.
-pub fn lock(cache: &Path) -> Result<Flock<File>, String> {
+pub fn lock(cache: &Path) -> Result<Flock<File>, WorkloadError> {
     make_dir(cache)?;
     let path = cache.join("lock");
     let file = OpenOptions::new()
@@ -61,19 +67,19 @@ pub fn lock(cache: &Path) -> Result<Flock<File>, String> {
         .truncate(false)
         .write(true)
         .open(&path)
-        .map_err(|e| cannot("open", &path, &e))?;
+        .map_err(|e| cannot("open", &path, e))?;
     Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, e)| format!("cannot lock {}: {}", path.display(), e.desc()))
+        .map_err(|(_, error)| WorkloadError::Lock { path, error })
 }
 
 /// Has `make` produce a file or directory under another name, and gives it its own when it is
 /// whole. Does nothing when it is there. Remains of attempts that were cut off are removed.
 pub fn produce(
     path: &Path,
-    make: impl FnOnce(&Path) -> Result<(), String>,
-) -> Result<PathBuf, String> {
+    make: impl FnOnce(&Path) -> Result<(), WorkloadError>,
+) -> Result<PathBuf, WorkloadError> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(format!("{} is no place for a file", path.display()));
+        return Err(WorkloadError::NoPlace(path.to_owned()));
     };
     if path.exists() {
         return Ok(path.to_owned());
@@ -81,51 +87,52 @@ pub fn produce(
     make_dir(parent)?;
     let unfinished = parent.join(format!("{}.unfinished", name.to_string_lossy()));
     remove(&unfinished)?;
-    let made = make(&unfinished).and_then(|()| {
-        fs::rename(&unfinished, path).map_err(|e| cannot("rename", &unfinished, &e))
-    });
+    let made = make(&unfinished)
+        .and_then(|()| fs::rename(&unfinished, path).map_err(|e| cannot("rename", &unfinished, e)));
     if made.is_err() {
         remove(&unfinished)?;
     }
     made.map(|()| path.to_owned())
 }
 
-fn remove(path: &Path) -> Result<(), String> {
+fn remove(path: &Path) -> Result<(), WorkloadError> {
     let gone = if path.is_dir() {
         fs::remove_dir_all(path)
     } else {
         fs::remove_file(path)
     };
     match gone {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(cannot("remove", path, &e)),
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(cannot("remove", path, e)),
         _ => Ok(()),
     }
 }
 
 /// Refuses with a sentence when the file system of `dir` has less than `bytes` free.
-pub fn need_free(dir: &Path, bytes: u64) -> Result<(), String> {
+pub fn need_free(dir: &Path, bytes: u64) -> Result<(), WorkloadError> {
     make_dir(dir)?;
-    let fs = nix::sys::statvfs::statvfs(dir)
-        .map_err(|e| format!("cannot look at {}: {}", dir.display(), e.desc()))?;
+    let fs = nix::sys::statvfs::statvfs(dir).map_err(|error| WorkloadError::FileSystem {
+        dir: dir.to_owned(),
+        error,
+    })?;
     let free = fs.blocks_available() * fs.fragment_size();
     if free < bytes {
-        return Err(format!(
-            "{} has {} MiB free and {} MiB are needed: make room, or choose another cache",
-            dir.display(),
-            free >> 20,
-            bytes >> 20
-        ));
+        return Err(WorkloadError::DiskFull {
+            dir: dir.to_owned(),
+            free_mib: free >> 20,
+            needed_mib: bytes >> 20,
+        });
     }
     Ok(())
 }
 
 /// Runs a helper to its end; its last words when it fails.
-pub fn run(command: &mut Command) -> Result<(), String> {
+pub fn run(command: &mut Command) -> Result<(), WorkloadError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let out = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| format!("cannot run {name}: {e}"))?;
+    let ended = command.stdin(Stdio::null()).output();
+    let out = match ended {
+        Ok(out) => out,
+        Err(source) => return Err(WorkloadError::CannotRun { name, source }),
+    };
     if out.status.success() {
         return Ok(());
     }
@@ -134,7 +141,8 @@ pub fn run(command: &mut Command) -> Result<(), String> {
         String::from_utf8_lossy(&out.stdout),
         String::from_utf8_lossy(&out.stderr)
     );
-    Err(format!("{name} failed: {}", last_words(&text)))
+    let said = last_words(&text);
+    Err(WorkloadError::HelperFailed { name, said })
 }
 
 /// The first line that speaks of an error, else the last one; at most 300 characters.
@@ -158,9 +166,9 @@ mod tests {
         let path = dir.path().join("a/data.bin");
         let failed = produce(&path, |tmp| {
             write(tmp, b"half")?;
-            Err("cut off".into())
+            Err(WorkloadError::NoPort)
         });
-        assert_eq!(failed, Err("cut off".into()));
+        assert!(matches!(failed, Err(WorkloadError::NoPort)));
         assert!(!path.exists());
         assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 0);
 
@@ -194,8 +202,10 @@ mod tests {
             "-c",
             "echo fetching; echo '[ERROR] no network'; echo more; exit 3",
         ]));
-        assert_eq!(e, Err("sh failed: [ERROR] no network".into()));
-        let e = run(&mut Command::new("/no/such/program")).unwrap_err();
+        assert_eq!(e.unwrap_err().to_string(), "sh failed: [ERROR] no network");
+        let e = run(&mut Command::new("/no/such/program"))
+            .unwrap_err()
+            .to_string();
         assert!(e.starts_with("cannot run /no/such/program: "), "{e}");
     }
 
@@ -212,8 +222,8 @@ mod tests {
     #[test]
     fn too_little_disk_is_said() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(need_free(dir.path(), 1), Ok(()));
-        let e = need_free(dir.path(), u64::MAX).unwrap_err();
+        need_free(dir.path(), 1).unwrap();
+        let e = need_free(dir.path(), u64::MAX).unwrap_err().to_string();
         assert!(e.contains("MiB are needed"), "{e}");
     }
 }

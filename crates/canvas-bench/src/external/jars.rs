@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::error::WorkloadError;
 use super::files;
 use super::tools;
 use crate::workload::Place;
@@ -85,12 +86,12 @@ fn home(place: &Place) -> PathBuf {
     place.cache.join(format!("ycsb-{}", &sum[..12]))
 }
 
-fn java() -> Result<PathBuf, String> {
+fn java() -> Result<PathBuf, WorkloadError> {
     tools::java_home(11..=99, true)
 }
 
 /// The `java` program that runs YCSB.
-pub fn java_program() -> Result<PathBuf, String> {
+pub fn java_program() -> Result<PathBuf, WorkloadError> {
     Ok(java()?.join("bin/java"))
 }
 
@@ -101,7 +102,7 @@ pub fn class_path(place: &Place) -> String {
 }
 
 /// Why YCSB cannot run, as a sentence.
-pub fn missing(place: &Place) -> Option<String> {
+pub fn missing(place: &Place) -> Option<WorkloadError> {
     if let Err(e) = java() {
         return Some(e);
     }
@@ -112,7 +113,7 @@ pub fn missing(place: &Place) -> Option<String> {
 }
 
 /// Fetches and compiles; nothing the second time. An error is one sentence.
-pub fn prepare(place: &Place) -> Result<(), String> {
+pub fn prepare(place: &Place) -> Result<(), WorkloadError> {
     let java = java()?;
     files::produce(&home(place), |dir| {
         files::need_free(&place.cache, 32 << 20)?;
@@ -130,7 +131,7 @@ pub fn prepare(place: &Place) -> Result<(), String> {
                 .arg("-DincludeScope=runtime")
                 .arg(format!("-DoutputDirectory={}", jars.display())),
         )
-        .map_err(|e| format!("YCSB cannot be fetched from Maven Central: {e}"))?;
+        .map_err(|e| WorkloadError::Fetch(Box::new(e)))?;
         check(&jars)?;
         for (name, text) in SOURCES {
             files::write(&sources.join(name), text.as_bytes())?;
@@ -148,7 +149,7 @@ pub fn prepare(place: &Place) -> Result<(), String> {
 }
 
 /// Exactly the jars that we know.
-fn check(dir: &Path) -> Result<(), String> {
+fn check(dir: &Path) -> Result<(), WorkloadError> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -158,15 +159,17 @@ fn check(dir: &Path) -> Result<(), String> {
         match found.remove(name) {
             Some(got) if got == sum => {}
             Some(got) => {
-                return Err(format!(
-                    "{name} from Maven Central has the SHA-256 {got} instead of {sum}"
-                ));
+                return Err(WorkloadError::OtherJar {
+                    name,
+                    got,
+                    known: sum,
+                });
             }
-            None => return Err(format!("Maven did not fetch {name}")),
+            None => return Err(WorkloadError::NotFetched(name)),
         }
     }
     match found.into_keys().next() {
-        Some(name) => Err(format!("Maven fetched {name}, which nothing asked for")),
+        Some(name) => Err(WorkloadError::NotAskedFor(name)),
         None => Ok(()),
     }
 }
@@ -181,13 +184,13 @@ mod tests {
         for (name, _) in JARS {
             files::write(&dir.path().join(name), b"PK").unwrap();
         }
-        let e = check(dir.path()).unwrap_err();
+        let e = check(dir.path()).unwrap_err().to_string();
         assert!(
             e.contains("HdrHistogram-2.1.12.jar") && e.contains("SHA-256"),
             "{e}"
         );
         fs::remove_file(dir.path().join(JARS[0].0)).unwrap();
-        let e = check(dir.path()).unwrap_err();
+        let e = check(dir.path()).unwrap_err().to_string();
         assert_eq!(e, "Maven did not fetch HdrHistogram-2.1.12.jar");
     }
 

@@ -1,5 +1,6 @@
 //! Machine learning in Python: XGBoost, scikit-learn.
 
+use super::error::WorkloadError;
 use super::files;
 use super::python::{self, LEARN};
 use super::{patience_s, scaled};
@@ -57,11 +58,11 @@ impl Workload for Learn {
         self.about
     }
 
-    fn missing(&self, place: &Place) -> Option<String> {
+    fn missing(&self, place: &Place) -> Option<WorkloadError> {
         LEARN.missing(place)
     }
 
-    fn prepare(&self, place: &Place) -> Result<(), String> {
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         let _lock = files::lock(&place.cache)?;
         python::prepare_scripts(place)?;
         LEARN.prepare(place)?;
@@ -71,7 +72,7 @@ impl Workload for Learn {
             .map(|_| ())
     }
 
-    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         let file = python::data_path(place, self.data, self.rows(place));
         let mut args = vec![python::text(&file)];
         args.extend((self.args)(place));

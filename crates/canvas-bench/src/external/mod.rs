@@ -4,6 +4,7 @@
 //! fetched once by `prepare`, pinned, into the cache; data are made there from the seed.
 //! The workloads' programs are scripts in `scripts/` and, for YCSB, classes in `java/`.
 
+pub(crate) mod error;
 mod files;
 mod jars;
 mod learn;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::error::WorkloadError;
 use super::files;
 use super::python;
 use super::tools;
@@ -26,7 +27,7 @@ const SOURCES: [(&str, &str); 2] = [
     ("Tell.java", include_str!("java/canvasbench/Tell.java")),
 ];
 
-fn java() -> Result<PathBuf, String> {
+fn java() -> Result<PathBuf, WorkloadError> {
     tools::java_home(11..=99, true)
 }
 
@@ -48,11 +49,11 @@ impl Workload for Java {
         "Java with G1: linked objects in scattered order, garbage, exceptions, 2 threads"
     }
 
-    fn missing(&self, _: &Place) -> Option<String> {
+    fn missing(&self, _: &Place) -> Option<WorkloadError> {
         java().err()
     }
 
-    fn prepare(&self, place: &Place) -> Result<(), String> {
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         let _lock = files::lock(&place.cache)?;
         let java = java()?;
         files::produce(&Self::home(place), |dir| {
@@ -70,7 +71,7 @@ impl Workload for Java {
         .map(|_| ())
     }
 
-    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         // 230 bytes a node, and room for two generations.
         let heap_mib = scaled(place, 900, 96);
         let mut argv = vec![
@@ -106,18 +107,18 @@ impl Workload for RedisBenchmark {
         "redis under redis-benchmark: SET and GET of 500 bytes, 20 connections"
     }
 
-    fn missing(&self, _: &Place) -> Option<String> {
+    fn missing(&self, _: &Place) -> Option<WorkloadError> {
         tools::missing("redis-server", "redis-server")
             .or_else(|| tools::missing("redis-benchmark", "redis-tools"))
             .or_else(|| tools::missing("python3", "python3"))
     }
 
-    fn prepare(&self, place: &Place) -> Result<(), String> {
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         let _lock = files::lock(&place.cache)?;
         python::prepare_scripts(place)
     }
 
-    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         let program = |name, package| tools::need(name, package).map(|p| python::text(&p));
         let port = tools::free_port()?;
         let client = vec![
@@ -154,15 +155,15 @@ impl Workload for StartUp {
         "starts echo: how long a program takes to begin and to end"
     }
 
-    fn missing(&self, _: &Place) -> Option<String> {
+    fn missing(&self, _: &Place) -> Option<WorkloadError> {
         tools::missing("echo", "coreutils")
     }
 
-    fn prepare(&self, _: &Place) -> Result<(), String> {
+    fn prepare(&self, _: &Place) -> Result<(), WorkloadError> {
         Ok(())
     }
 
-    fn plan(&self, _: &Place, _run: u32) -> Result<Plan, String> {
+    fn plan(&self, _: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         let echo = tools::need("echo", "coreutils")?;
         Ok(Plan::Program(Argv {
             argv: vec![python::text(&echo), r#"{"answer":"started"}"#.into()],

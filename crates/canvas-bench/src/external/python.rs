@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::error::WorkloadError;
 use super::files;
 use super::tools;
 use crate::workload::{Argv, Place};
@@ -75,7 +76,7 @@ impl Environment {
     }
 
     /// Why it cannot be had, as a sentence.
-    pub fn missing(&self, place: &Place) -> Option<String> {
+    pub fn missing(&self, place: &Place) -> Option<WorkloadError> {
         if self.ready(place).exists() {
             return None;
         }
@@ -83,7 +84,7 @@ impl Environment {
     }
 
     /// Installs it; nothing the second time. An error is one sentence.
-    pub fn prepare(&self, place: &Place) -> Result<(), String> {
+    pub fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         let home = self.home(place);
         files::produce(&self.ready(place), |ready| {
             files::need_free(&place.cache, self.needs_bytes)?;
@@ -98,11 +99,9 @@ impl Environment {
                     .args(["--disable-pip-version-check"])
                     .args(self.packages),
             )
-            .map_err(|e| {
-                format!(
-                    "{} cannot be installed from PyPI: {e}",
-                    self.packages.join(", ")
-                )
+            .map_err(|e| WorkloadError::Install {
+                packages: self.packages.join(", "),
+                source: Box::new(e),
             })?;
             files::write(ready, self.packages.join(" ").as_bytes())
         })
@@ -132,7 +131,7 @@ impl Environment {
         kind: &str,
         count: u64,
         bytes: u64,
-    ) -> Result<PathBuf, String> {
+    ) -> Result<PathBuf, WorkloadError> {
         files::produce(&data_path(place, kind, count), |tmp| {
             files::need_free(&place.cache, bytes)?;
             files::run(
@@ -169,7 +168,7 @@ pub fn script(place: &Place, name: &str) -> PathBuf {
 }
 
 /// Writes all scripts; nothing the second time.
-pub fn prepare_scripts(place: &Place) -> Result<(), String> {
+pub fn prepare_scripts(place: &Place) -> Result<(), WorkloadError> {
     files::produce(&scripts_home(place), |dir| {
         files::make_dir(dir)?;
         SCRIPTS

@@ -1,5 +1,6 @@
 //! Spark on `local[2]`, driven from Python.
 
+use super::error::WorkloadError;
 use super::files;
 use super::python::{self, SPARK};
 use super::tools;
@@ -106,7 +107,7 @@ fn heap_mib(place: &Place) -> u64 {
 }
 
 /// Spark 3.5 runs on Java 8 to 17, and on 21.
-fn java() -> Result<std::path::PathBuf, String> {
+fn java() -> Result<std::path::PathBuf, WorkloadError> {
     tools::java_home(8..=21, false)
 }
 
@@ -132,11 +133,11 @@ impl Workload for Spark {
         self.about
     }
 
-    fn missing(&self, place: &Place) -> Option<String> {
+    fn missing(&self, place: &Place) -> Option<WorkloadError> {
         java().err().or_else(|| SPARK.missing(place))
     }
 
-    fn prepare(&self, place: &Place) -> Result<(), String> {
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         let _lock = files::lock(&place.cache)?;
         python::prepare_scripts(place)?;
         SPARK.prepare(place)?;
@@ -146,7 +147,7 @@ impl Workload for Spark {
         }
     }
 
-    fn plan(&self, place: &Place, run: u32) -> Result<Plan, String> {
+    fn plan(&self, place: &Place, run: u32) -> Result<Plan, WorkloadError> {
         let scratch = place.scratch.join(format!("{}-{run}", self.name));
         files::fresh_dir(&scratch)?;
         let scratch = python::text(&scratch);

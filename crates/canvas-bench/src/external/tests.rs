@@ -43,6 +43,7 @@ fn server_plan(name: &str, place: &Place) -> Option<(Argv, String, Vec<Argv>)> {
         }) => Some((server, socket, clients)),
         Ok(Plan::Program(_)) => panic!("{name} is a server"),
         Err(e) => {
+            let e = e.to_string();
             assert!(e.contains("install it"), "{e}");
             canvas_testing::skip(&e);
             None
@@ -175,7 +176,7 @@ fn what_is_not_prepared_is_planned_but_nothing_is_fetched_by_looking() {
     let dir = tempfile::tempdir().unwrap();
     let place = place(dir.path(), 0.02);
     for w in all() {
-        if let Some(reason) = w.missing(&place) {
+        if let Some(reason) = w.missing(&place).map(|e| e.to_string()) {
             assert!(
                 reason.contains("Debian's package"),
                 "{}: {reason}",

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use super::error::WorkloadError;
 use super::files;
 use super::patience_s;
 use super::python::text;
@@ -98,18 +99,14 @@ fn script(place: &Place) -> std::path::PathBuf {
     place.cache.join(format!("crowd-{}.py", &sum[..12]))
 }
 
-fn redis_source() -> Result<PathBuf, String> {
+fn redis_source() -> Result<PathBuf, WorkloadError> {
     let told = std::env::var_os(REDIS_SOURCE).map(PathBuf::from);
     let is_there = |at: &PathBuf| at.join("tests/test_helper.tcl").is_file();
-    told.filter(is_there).ok_or_else(|| {
-        format!(
-            "Redis' tests are not there: unpack the source of Debian's package (`apt-get source redis`) and \
-             let {REDIS_SOURCE} name their directory"
-        )
-    })
+    told.filter(is_there)
+        .ok_or(WorkloadError::NoRedisTests(REDIS_SOURCE))
 }
 
-fn redis_needs() -> Result<(), String> {
+fn redis_needs() -> Result<(), WorkloadError> {
     tools::need("tclsh8.6", "tcl8.6")?;
     for name in REDIS_PROGRAMS {
         tools::need(name, "redis-server and redis-tools")?;
@@ -134,7 +131,7 @@ impl Workload for Timed {
         self.about
     }
 
-    fn missing(&self, _: &Place) -> Option<String> {
+    fn missing(&self, _: &Place) -> Option<WorkloadError> {
         let needs = match self.runs {
             Runs::Script => Ok(()),
             Runs::StressNg => tools::need("stress-ng", "stress-ng").map(drop),
@@ -143,11 +140,11 @@ impl Workload for Timed {
         tools::python().map(drop).and(needs).err()
     }
 
-    fn prepare(&self, place: &Place) -> Result<(), String> {
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         files::produce(&script(place), |at| files::write(at, SCRIPT.as_bytes())).map(|_| ())
     }
 
-    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         let (python, script) = (text(&tools::python()?), text(&script(place)));
         let mut argv = vec![python.clone(), script.clone(), "timed".to_owned()];
         match self.runs {

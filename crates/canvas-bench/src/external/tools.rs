@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 
+use super::error::WorkloadError;
+
 fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
@@ -26,18 +28,16 @@ pub fn find(name: &str) -> Option<PathBuf> {
     find_on(&format!("{path}:/usr/bin:/usr/sbin"), name)
 }
 
-/// Says that a program is not there, and which Debian package has it.
-fn not_installed(name: &str, package: &str) -> String {
-    format!("{name} is not installed: install it (Debian's package {package})")
+/// A program, or that it is not there and which Debian package has it.
+pub fn need(name: &str, package: &str) -> Result<PathBuf, WorkloadError> {
+    find(name).ok_or_else(|| WorkloadError::NotInstalled {
+        program: name.to_owned(),
+        package: package.to_owned(),
+    })
 }
 
-/// A program, or the sentence that it is not there.
-pub fn need(name: &str, package: &str) -> Result<PathBuf, String> {
-    find(name).ok_or_else(|| not_installed(name, package))
-}
-
-/// A sentence when a program is not there.
-pub fn missing(name: &str, package: &str) -> Option<String> {
+/// That a program is not there, when it is not.
+pub fn missing(name: &str, package: &str) -> Option<WorkloadError> {
     need(name, package).err()
 }
 
@@ -46,7 +46,7 @@ pub fn missing(name: &str, package: &str) -> Option<String> {
 pub fn java_home(
     versions: std::ops::RangeInclusive<u32>,
     with_compiler: bool,
-) -> Result<PathBuf, String> {
+) -> Result<PathBuf, WorkloadError> {
     let mut homes: Vec<PathBuf> = env::var_os("JAVA_HOME")
         .map(PathBuf::from)
         .into_iter()
@@ -70,15 +70,17 @@ pub fn java_home(
                 .and_then(|text| java_version(&text))
                 .is_some_and(|v| versions.contains(&v))
     };
-    homes.iter().find(fits).cloned().ok_or_else(|| {
-        format!(
-            "no Java {} of version {} to {} was found: install it (Debian's package openjdk-17-{}-headless)",
-            if with_compiler { "compiler" } else { "runtime" },
-            versions.start(),
-            versions.end(),
-            if with_compiler { "jdk" } else { "jre" },
-        )
-    })
+    let (what, package) = match with_compiler {
+        true => ("compiler", "jdk"),
+        false => ("runtime", "jre"),
+    };
+    let none = WorkloadError::NoJava {
+        what,
+        first: *versions.start(),
+        last: *versions.end(),
+        package,
+    };
+    homes.iter().find(fits).cloned().ok_or(none)
 }
 
 /// 17 from `JAVA_VERSION="17.0.2"`, 8 from `JAVA_VERSION="1.8.0_392"`.
@@ -94,7 +96,7 @@ fn java_version(release: &str) -> Option<u32> {
 }
 
 /// A Python from 3.9 to 3.12 (the pinned packages have wheels for these) that can make environments.
-pub fn python() -> Result<PathBuf, String> {
+pub fn python() -> Result<PathBuf, WorkloadError> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let probe =
         "import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))";
@@ -116,27 +118,24 @@ pub fn python() -> Result<PathBuf, String> {
     FOUND
         .get_or_init(|| names.iter().filter_map(|n| find(n)).find(works))
         .clone()
-        .ok_or_else(|| {
-            "no Python 3.9 to 3.12 with venv was found: install it (Debian's packages python3 and python3-venv)"
-                .into()
-        })
+        .ok_or(WorkloadError::NoPython)
 }
 
 /// A port of 127.0.0.1 that nothing listens on, and that was not given out before.
-pub fn free_port() -> Result<u16, String> {
+pub fn free_port() -> Result<u16, WorkloadError> {
     static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut given = GIVEN.lock().unwrap_or_else(|e| e.into_inner());
     let given = given.get_or_insert_with(HashSet::new);
     for _ in 0..1000 {
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|l| l.local_addr())
-            .map_err(|e| format!("cannot listen on 127.0.0.1: {e}"))?
+            .map_err(WorkloadError::Listen)?
             .port();
         if given.insert(port) {
             return Ok(port);
         }
     }
-    Err("no free port on 127.0.0.1 was found".into())
+    Err(WorkloadError::NoPort)
 }
 
 #[cfg(test)]
@@ -157,12 +156,14 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named_with_its_package() {
-        assert_eq!(missing("sh", "dash"), None);
+        assert!(missing("sh", "dash").is_none());
         assert_eq!(
-            missing("no-such-server", "no-such-package").unwrap(),
+            missing("no-such-server", "no-such-package")
+                .unwrap()
+                .to_string(),
             "no-such-server is not installed: install it (Debian's package no-such-package)"
         );
-        let e = java_home(3..=4, true).unwrap_err();
+        let e = java_home(3..=4, true).unwrap_err().to_string();
         assert!(
             e.contains("3 to 4") && e.contains("openjdk-17-jdk-headless"),
             "{e}"

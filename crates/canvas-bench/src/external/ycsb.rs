@@ -8,6 +8,7 @@
 
 use nix::unistd::geteuid;
 
+use super::error::WorkloadError;
 use super::files;
 use super::jars;
 use super::python;
@@ -192,7 +193,7 @@ impl Ycsb {
     }
 
     /// The script that runs YCSB's loading (`load`) or its measured part (`requests`).
-    fn client(&self, place: &Place, port: u16, phase: &str) -> Result<Argv, String> {
+    fn client(&self, place: &Place, port: u16, phase: &str) -> Result<Argv, WorkloadError> {
         let (mode, store) = (
             if phase == "load" { "-load" } else { "-t" },
             match self.store {
@@ -232,14 +233,14 @@ impl Ycsb {
         })
     }
 
-    fn server(&self, place: &Place, port: u16) -> Result<Argv, String> {
+    fn server(&self, place: &Place, port: u16) -> Result<Argv, WorkloadError> {
         match self.store {
             Store::Redis => redis_server(place, port),
             Store::Memcached => self.memcached(place, port),
         }
     }
 
-    fn memcached(&self, place: &Place, port: u16) -> Result<Argv, String> {
+    fn memcached(&self, place: &Place, port: u16) -> Result<Argv, WorkloadError> {
         let (name, package) = self.program();
         let mut argv = vec![python::text(&tools::need(name, package)?)];
         if geteuid().is_root() {
@@ -277,7 +278,7 @@ impl Ycsb {
 }
 
 /// A redis that keeps everything in memory, and its files, if any, in the scratch directory.
-pub fn redis_server(place: &Place, port: u16) -> Result<Argv, String> {
+pub fn redis_server(place: &Place, port: u16) -> Result<Argv, WorkloadError> {
     let server = python::text(&tools::need("redis-server", "redis-server")?);
     let port = port.to_string();
     let scratch = python::text(&place.scratch);
@@ -311,20 +312,20 @@ impl Workload for Ycsb {
         &self.about
     }
 
-    fn missing(&self, place: &Place) -> Option<String> {
+    fn missing(&self, place: &Place) -> Option<WorkloadError> {
         let (name, package) = self.program();
         tools::missing(name, package)
             .or_else(|| tools::missing("python3", "python3"))
             .or_else(|| jars::missing(place))
     }
 
-    fn prepare(&self, place: &Place) -> Result<(), String> {
+    fn prepare(&self, place: &Place) -> Result<(), WorkloadError> {
         let _lock = files::lock(&place.cache)?;
         python::prepare_scripts(place)?;
         jars::prepare(place)
     }
 
-    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, String> {
+    fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
         files::make_dir(&place.scratch)?;
         let port = tools::free_port()?;
         Ok(Plan::Server {

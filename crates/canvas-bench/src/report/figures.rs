@@ -8,7 +8,7 @@ mod threads;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::palette::{Palette, Style};
-use super::plot::{Axis, Scale, Series};
+use super::plot::{Axis, PlotError, Scale, Series};
 use crate::cells::{Cell, company, words};
 use crate::stats::Spread;
 use crate::variant::Variant;
@@ -22,8 +22,8 @@ const LINES_MAX: usize = 7;
 pub struct Figure {
     pub title: String,
     pub legend: Vec<(String, Style)>,
-    /// SVG, or a sentence.
-    pub drawing: Result<String, String>,
+    /// SVG.
+    pub drawing: Result<String, PlotError>,
     /// What papers say of the same, a sentence each.
     pub beside: Vec<String>,
 }
@@ -189,7 +189,7 @@ fn tightest(panel: &mut Panel) {
 fn finish(
     title: String,
     series: Vec<Series>,
-    draw: impl FnOnce(&[Series]) -> Result<String, String>,
+    draw: impl FnOnce(&[Series]) -> Result<String, PlotError>,
 ) -> Option<Figure> {
     let series: Vec<Series> = series
         .into_iter()

@@ -187,7 +187,12 @@ fn label(size: f64) -> TextStyle<'static> {
 }
 
 /// Lines through points. `reference` draws level lines at these y.
-pub fn lines(x: &Axis, y: &Axis, series: &[Series], reference: &[f64]) -> Result<String, String> {
+pub fn lines(
+    x: &Axis,
+    y: &Axis,
+    series: &[Series],
+    reference: &[f64],
+) -> Result<String, PlotError> {
     let sound = |&(a, b): &(f64, f64)| x.scale.takes(a) && y.scale.takes(b);
     let place = |(a, b): (f64, f64)| (x.scale.place(a), y.scale.place(b));
     let points = || series.iter().flat_map(|s| &s.points).copied().filter(sound);
@@ -246,7 +251,7 @@ pub fn bars(
     categories: &[String],
     series: &[Series],
     reference: f64,
-) -> Result<String, String> {
+) -> Result<String, PlotError> {
     let room = WIDTH as usize / categories.len().max(1) / 14;
     let across = Laid {
         range: 0.0..categories.len() as f64,
@@ -294,14 +299,19 @@ fn shortened(name: &str, room: usize) -> String {
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Laid, Laid>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// Frame, grid and labels; then what `draw` draws. An error is one sentence.
+/// Why there is no drawing.
+#[derive(Debug, thiserror::Error)]
+#[error("this plot could not be drawn: {0}")]
+pub struct PlotError(#[source] DrawingAreaErrorKind<std::io::Error>);
+
+/// Frame, grid and labels; then what `draw` draws.
 fn svg(
     across: &Laid,
     up: &Laid,
     x_label: &str,
     y_label: &str,
     draw: impl FnOnce(&mut Chart) -> Drawn,
-) -> Result<String, String> {
+) -> Result<String, PlotError> {
     let mut text = String::new();
     let drawn = (|| {
         let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
@@ -331,9 +341,7 @@ fn svg(
         drop(chart);
         root.present()
     })();
-    drawn.map_err(|e: DrawingAreaErrorKind<std::io::Error>| {
-        format!("this plot could not be drawn: {e}")
-    })?;
+    drawn.map_err(PlotError)?;
     Ok(text)
 }
 

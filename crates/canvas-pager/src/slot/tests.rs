@@ -364,36 +364,157 @@ fn pick<T: Clone>(from: &[T], i: usize) -> Option<T> {
     (!from.is_empty()).then(|| from[i % from.len()].clone())
 }
 
-fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
-    let writing = |o: &Oracle| -> Vec<u32> {
-        o.held
-            .iter()
-            .filter(|(_, h)| h.writing)
-            .map(|(s, _)| *s)
-            .collect()
-    };
-    let taken = |o: &Oracle| -> Vec<u32> {
-        o.held
-            .iter()
-            .filter(|(_, h)| h.taken.is_some())
-            .map(|(s, _)| *s)
-            .collect()
-    };
-    match op {
-        Op::Alloc(n) => {
-            let mut out = vec![Place::default(); n];
-            let (got, fresh) = t.alloc(&mut out);
-            assert_eq!(got, n.min(o.capacity.saturating_sub(o.used())));
-            let mut new = 0;
-            for p in &out[..got] {
-                let busy =
-                    o.held.contains_key(&p.slot()) || o.owned.iter().any(|q| q.slot() == p.slot());
-                assert!(!busy, "slot {} has two owners", p.slot());
-                new += usize::from(o.backed.insert(p.slot()));
-                o.owned.push(*p);
-            }
-            assert_eq!(fresh, new);
+/// Each does the same to the slots and to the oracle, and compares.
+impl Oracle {
+    fn writing(&self) -> Vec<u32> {
+        let all = self.held.iter().filter(|(_, h)| h.writing);
+        all.map(|(s, _)| *s).collect()
+    }
+    fn taken(&self) -> Vec<u32> {
+        let all = self.held.iter().filter(|(_, h)| h.taken.is_some());
+        all.map(|(s, _)| *s).collect()
+    }
+    fn alloc(&mut self, t: &SlotTable, n: usize) {
+        let mut out = vec![Place::default(); n];
+        let (got, fresh) = t.alloc(&mut out);
+        assert_eq!(got, n.min(self.capacity.saturating_sub(self.used())));
+        let mut new = 0;
+        for p in &out[..got] {
+            let busy = self.held.contains_key(&p.slot())
+                || self.owned.iter().any(|q| q.slot() == p.slot());
+            assert!(!busy, "slot {} has two owners", p.slot());
+            new += usize::from(self.backed.insert(p.slot()));
+            self.owned.push(*p);
         }
+        assert_eq!(fresh, new);
+    }
+    fn fill(&mut self, t: &SlotTable, which: usize, page: u32, entry: u32, far_copy: bool) {
+        // A page is in one place.
+        if let Some(p) = pick(&self.owned, which).filter(|_| self.cached(page).is_none()) {
+            let far_copy = far_copy && entry != 0;
+            t.fill(p, PageId(page), SwapEntry(entry), far_copy);
+            self.owned.retain(|q| *q != p);
+            self.lives += 1;
+            self.life.insert(p.slot(), self.lives);
+            self.unqueued.push((p, self.lives));
+            let (writing, taken, gone) = (false, None, false);
+            self.held.insert(
+                p.slot(),
+                Held {
+                    page,
+                    entry: (entry, far_copy),
+                    writing,
+                    taken,
+                    gone,
+                },
+            );
+        }
+    }
+    fn enqueue(&mut self, t: &SlotTable, i: usize) {
+        if let Some((p, life)) = pick(&self.unqueued, i) {
+            t.enqueue(&[p]);
+            self.unqueued.retain(|(_, l)| *l != life);
+            let here = self.life.get(&p.slot()) == Some(&life);
+            if here && self.held[&p.slot()].taken.is_none() {
+                self.fifo.push_back(p.slot());
+            }
+        }
+    }
+    fn begin_write(&mut self, t: &SlotTable) {
+        let job = t.begin_write();
+        let oldest = self.fifo.pop_front();
+        assert_eq!(job.map(|j| j.slot), oldest);
+        if let Some(j) = job {
+            let h = self.held.get_mut(&j.slot).unwrap();
+            assert_eq!(
+                (j.page.0, j.entry.0, j.far_copy),
+                (h.page, h.entry.0, h.entry.1)
+            );
+            h.writing = true;
+        }
+    }
+    fn end_write(&mut self, t: &SlotTable, i: usize) {
+        // Only a writer that has moved the word may: so nobody else has.
+        let alone = |s: &u32| self.held[s].taken.is_none() && !self.held[s].gone;
+        if let Some(s) = pick(&self.writing(), i).filter(alone) {
+            t.end_write(s);
+            self.end(s);
+        }
+    }
+    fn abort_write(&mut self, t: &SlotTable, i: usize, entry: u32) {
+        if let Some(s) = pick(&self.writing(), i) {
+            let back = t.abort_write(s, SwapEntry(entry), entry != 0);
+            let h = self.held.get_mut(&s).unwrap();
+            h.writing = false;
+            if h.gone || h.taken.is_some() {
+                assert_eq!(back, (entry != 0).then_some(SwapEntry(entry)));
+                h.entry = (0, false);
+            } else {
+                assert_eq!(back, None);
+                h.entry = (entry, entry != 0);
+                self.wait_again(s);
+            }
+            if self.held[&s].gone {
+                self.end(s);
+            }
+        }
+    }
+    fn take(&mut self, t: &SlotTable, page: u32) {
+        if let Some(s) = self.cached(page) {
+            let got = t.take(s);
+            let h = self.held.get_mut(&s).unwrap();
+            let want = if h.writing { (0, false) } else { h.entry };
+            assert_eq!((got.entry.0, got.far_copy), want);
+            h.taken = Some(got);
+            self.fifo.retain(|q| *q != s);
+        }
+    }
+    fn finish(&mut self, t: &SlotTable, i: usize) {
+        if let Some(s) = pick(&self.taken(), i) {
+            let h = self.held.get_mut(&s).unwrap();
+            t.finish(h.taken.take().unwrap());
+            h.gone = true;
+            if !h.writing {
+                self.end(s);
+            }
+        }
+    }
+    fn untake(&mut self, t: &SlotTable, i: usize) {
+        if let Some(s) = pick(&self.taken(), i) {
+            let h = self.held.get_mut(&s).unwrap();
+            // Its page is elsewhere by now: the program has it in another slot.
+            let page = h.page;
+            let taken = h.taken.take().unwrap();
+            if self
+                .held
+                .iter()
+                .any(|(q, k)| *q != s && k.page == page && k.taken.is_none() && !k.gone)
+            {
+                self.held.get_mut(&s).unwrap().taken = Some(taken);
+                return;
+            }
+            t.untake(taken);
+            if !self.held[&s].writing {
+                self.wait_again(s);
+            }
+        }
+    }
+    fn bare(&mut self, t: &SlotTable, n: usize) {
+        let mut out = vec![Place::default(); n];
+        let got = t.take_idle(&mut out);
+        assert_eq!(got, self.idle.min(n));
+        t.give_back_bare(&out[..got]);
+        for p in &out[..got] {
+            assert!(self.backed.remove(&p.slot()), "it had none");
+            assert!(!self.held.contains_key(&p.slot()));
+        }
+        self.idle = if got < n { usize::MAX } else { self.idle - got };
+    }
+}
+
+fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
+    match op {
+        Op::Alloc(n) => o.alloc(t, n),
         Op::GiveBack(i) => {
             if let Some(p) = pick(&o.owned, i) {
                 t.give_back(&[p]);
@@ -405,131 +526,19 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
             page,
             entry,
             far_copy,
-        } => {
-            // A page is in one place.
-            if let Some(p) = pick(&o.owned, which).filter(|_| o.cached(page).is_none()) {
-                let far_copy = far_copy && entry != 0;
-                t.fill(p, PageId(page), SwapEntry(entry), far_copy);
-                o.owned.retain(|q| *q != p);
-                o.lives += 1;
-                o.life.insert(p.slot(), o.lives);
-                o.unqueued.push((p, o.lives));
-                let (writing, taken, gone) = (false, None, false);
-                o.held.insert(
-                    p.slot(),
-                    Held {
-                        page,
-                        entry: (entry, far_copy),
-                        writing,
-                        taken,
-                        gone,
-                    },
-                );
-            }
-        }
-        Op::Enqueue(i) => {
-            if let Some((p, life)) = pick(&o.unqueued, i) {
-                t.enqueue(&[p]);
-                o.unqueued.retain(|(_, l)| *l != life);
-                let here = o.life.get(&p.slot()) == Some(&life);
-                if here && o.held[&p.slot()].taken.is_none() {
-                    o.fifo.push_back(p.slot());
-                }
-            }
-        }
-        Op::BeginWrite => {
-            let job = t.begin_write();
-            let oldest = o.fifo.pop_front();
-            assert_eq!(job.map(|j| j.slot), oldest);
-            if let Some(j) = job {
-                let h = o.held.get_mut(&j.slot).unwrap();
-                assert_eq!(
-                    (j.page.0, j.entry.0, j.far_copy),
-                    (h.page, h.entry.0, h.entry.1)
-                );
-                h.writing = true;
-            }
-        }
-        Op::EndWrite(i) => {
-            // Only a writer that has moved the word may: so nobody else has.
-            let alone = |s: &u32| o.held[s].taken.is_none() && !o.held[s].gone;
-            if let Some(s) = pick(&writing(o), i).filter(alone) {
-                t.end_write(s);
-                o.end(s);
-            }
-        }
-        Op::AbortWrite(i, entry) => {
-            if let Some(s) = pick(&writing(o), i) {
-                let back = t.abort_write(s, SwapEntry(entry), entry != 0);
-                let h = o.held.get_mut(&s).unwrap();
-                h.writing = false;
-                if h.gone || h.taken.is_some() {
-                    assert_eq!(back, (entry != 0).then_some(SwapEntry(entry)));
-                    h.entry = (0, false);
-                } else {
-                    assert_eq!(back, None);
-                    h.entry = (entry, entry != 0);
-                    o.wait_again(s);
-                }
-                if o.held[&s].gone {
-                    o.end(s);
-                }
-            }
-        }
-        Op::Take(page) => {
-            if let Some(s) = o.cached(page) {
-                let got = t.take(s);
-                let h = o.held.get_mut(&s).unwrap();
-                let want = if h.writing { (0, false) } else { h.entry };
-                assert_eq!((got.entry.0, got.far_copy), want);
-                h.taken = Some(got);
-                o.fifo.retain(|q| *q != s);
-            }
-        }
-        Op::Finish(i) => {
-            if let Some(s) = pick(&taken(o), i) {
-                let h = o.held.get_mut(&s).unwrap();
-                t.finish(h.taken.take().unwrap());
-                h.gone = true;
-                if !h.writing {
-                    o.end(s);
-                }
-            }
-        }
-        Op::Untake(i) => {
-            if let Some(s) = pick(&taken(o), i) {
-                let h = o.held.get_mut(&s).unwrap();
-                // Its page is elsewhere by now: the program has it in another slot.
-                let page = h.page;
-                let taken = h.taken.take().unwrap();
-                if o.held
-                    .iter()
-                    .any(|(q, k)| *q != s && k.page == page && k.taken.is_none() && !k.gone)
-                {
-                    o.held.get_mut(&s).unwrap().taken = Some(taken);
-                    return;
-                }
-                t.untake(taken);
-                if !o.held[&s].writing {
-                    o.wait_again(s);
-                }
-            }
-        }
+        } => o.fill(t, which, page, entry, far_copy),
+        Op::Enqueue(i) => o.enqueue(t, i),
+        Op::BeginWrite => o.begin_write(t),
+        Op::EndWrite(i) => o.end_write(t, i),
+        Op::AbortWrite(i, entry) => o.abort_write(t, i, entry),
+        Op::Take(page) => o.take(t, page),
+        Op::Finish(i) => o.finish(t, i),
+        Op::Untake(i) => o.untake(t, i),
         Op::Capacity(n) => {
             t.set_capacity(n);
             o.capacity = n.min(SLOTS);
         }
-        Op::Bare(n) => {
-            let mut out = vec![Place::default(); n];
-            let got = t.take_idle(&mut out);
-            assert_eq!(got, o.idle.min(n));
-            t.give_back_bare(&out[..got]);
-            for p in &out[..got] {
-                assert!(o.backed.remove(&p.slot()), "it had none");
-                assert!(!o.held.contains_key(&p.slot()));
-            }
-            o.idle = if got < n { usize::MAX } else { o.idle - got };
-        }
+        Op::Bare(n) => o.bare(t, n),
     }
     o.idle = o.idle.min(o.backed.len() - o.used());
     assert_eq!(

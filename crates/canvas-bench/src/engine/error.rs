@@ -1,0 +1,211 @@
+//! Why the bench, or one run of it, ends early.
+//!
+//! The text of each is the sentence that its user reads.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use crate::canvas_report::ReportError;
+use crate::host::error::{CgroupError, JournalError};
+use crate::variant::Variant;
+use crate::workload::WorkloadError;
+
+/// Why what was asked for cannot be planned.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// No name was written.
+    #[error(
+        "there is nothing to run; `canvas bench quick` is a beginning, `canvas bench --list` shows \
+         all"
+    )]
+    Nothing,
+    /// A name is neither an experiment's nor a workload's.
+    #[error("there is no experiment or workload {0}; `canvas bench --list` shows all")]
+    UnknownName(String),
+    /// Fewer than two workloads are to run together.
+    #[error("--co-run runs the named workloads at the same time; name two or more of them")]
+    NoCompany,
+    /// What is to run has no part with a workload that was asked for.
+    #[error(
+        "--with {0}: no part of what is to run names this workload; `canvas bench --list` shows \
+         what there is"
+    )]
+    NoPartWith(String),
+    /// No variant is left that this host can do; why the first of them cannot be had.
+    #[error("{0}")]
+    NoVariantLeft(String),
+    /// A workload that was named, or the first of which none is left, cannot run here.
+    #[error("{workload}: {why}")]
+    CannotRun {
+        /// The workload.
+        workload: String,
+        /// Why.
+        why: NotHere,
+    },
+}
+
+/// Why a workload cannot run here.
+#[derive(Debug, thiserror::Error)]
+pub enum NotHere {
+    /// The registry does not have it.
+    #[error("this build does not have it")]
+    NotBuilt,
+    /// The host lacks something that it needs.
+    #[error(transparent)]
+    Missing(#[from] WorkloadError),
+}
+
+/// Why lines cannot be added to a results file.
+#[derive(Debug, thiserror::Error)]
+pub enum ResultsError {
+    /// The file cannot be opened or looked at.
+    #[error("results cannot be written to {}: {source}", .path.display())]
+    Open {
+        /// Its path.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is a directory, or a device.
+    #[error("{} is no file; write another name", .0.display())]
+    NoFile(PathBuf),
+    /// It holds something else.
+    #[error(
+        "{} is no results file of this bench; write another name behind --out",
+        .0.display()
+    )]
+    NotOurs(PathBuf),
+    /// A line cannot be made.
+    #[error(transparent)]
+    Line(#[from] serde_json::Error),
+    /// A line cannot be appended.
+    #[error("the results file cannot be written: {0}")]
+    Append(#[source] io::Error),
+}
+
+/// Why the bench, or one run of a program, ends early.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// What was asked for cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The results cannot be written.
+    #[error(transparent)]
+    Results(#[from] ResultsError),
+    /// A change of the host cannot be written down.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// Memory cannot be limited.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// A workload cannot be run.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// What a workload that the user named needs cannot be had.
+    #[error("{workload}: {source}")]
+    Unprepared {
+        /// The workload.
+        workload: String,
+        /// Why.
+        source: Arc<WorkloadError>,
+    },
+    /// The registry has a workload no more that was planned.
+    #[error("{0} is gone")]
+    Gone(String),
+    /// Signals are not told to the bench.
+    #[error("signals cannot be watched: {0}")]
+    Signals(#[source] io::Error),
+    /// The run's own directory cannot be made.
+    #[error("{} cannot be made: {}", .template.display(), .error.desc())]
+    OwnDirectory {
+        /// Its path, as mkdtemp(3) wants it.
+        template: PathBuf,
+        /// What the system says.
+        error: Errno,
+    },
+    /// A directory cannot be made.
+    #[error("{} cannot be made: {source}", .path.display())]
+    Directory {
+        /// Its path.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Another bench runs, which kernel swap would disturb.
+    #[error(
+        "{other}, and {variant} would disturb it; wait for its end, or leave the kernel's variants \
+         out (--variants local,canvas)"
+    )]
+    WouldDisturb {
+        /// That it runs.
+        other: String,
+        /// What was asked for.
+        variant: Box<Variant>,
+    },
+    /// No run ended within the time that was allowed.
+    #[error("the time was over before any run had ended; write a longer --time-max")]
+    TooLittleTime,
+    /// A workload's plan names no program.
+    #[error("there is no program to run")]
+    NoProgram,
+    /// A program cannot be started.
+    #[error("{program} cannot be started: {source}")]
+    CannotStart {
+        /// The program.
+        program: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A program did not print its answer.
+    #[error("it printed no answer as its last line, but '{0}'")]
+    NoAnswer(String),
+    /// The report of `canvas run` tells of damage, or cannot be read.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// The yardstick for donors cannot be taken.
+    #[error("plain TCP cannot be measured: {0}")]
+    Tcp(#[source] io::Error),
+    /// The `canvas` command cannot be started.
+    #[error("{} cannot be run: {source}", .canvas.display())]
+    CannotRunCanvas {
+        /// The command.
+        canvas: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// `canvas keygen` failed; what it said.
+    #[error("no cluster key can be made: {0}")]
+    NoKey(String),
+    /// A donor does not listen; what it said last.
+    #[error("a donor does not start: {0}")]
+    NoDonor(String),
+    /// The agent does not listen; what it said last.
+    #[error("the agent does not start: {0}")]
+    NoAgent(String),
+}
+
+/// Why there is no limit to run a program under.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NeedError {
+    /// The registry does not have the workload.
+    #[error("this build does not have it")]
+    NotBuilt,
+    /// The plain run could not begin.
+    #[error(transparent)]
+    NotBegun(Arc<BenchError>),
+    /// The plain run failed.
+    #[error("its plain run failed: {0}")]
+    Failed(String),
+    /// The plain run hung.
+    #[error("its plain run hung")]
+    Hung,
+    /// The plain run ended in another way, in a word.
+    #[error("its plain run ended with {0}")]
+    Ended(&'static str),
+    /// The plain run was too short.
+    #[error("it ended before its memory could be looked at")]
+    TooShort,
+}
