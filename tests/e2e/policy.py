@@ -3,6 +3,7 @@
 import os
 import sys
 
+from e2e import hostile
 from e2e.workloads import answer_of
 from lib import canvas
 from lib.harness import MIB, Skip, check
@@ -121,6 +122,22 @@ def prefetch_policies(r):
         r.same(stats["policy"]["prefetch"], "none", "policy.prefetch")
         r.same(stats["prefetch"]["issued"], 0, f"{flags}: pages prefetched")
     r.same(len(answers), 1, f"answers {answers}")
+
+
+@check("prefetch-streams-of-threads", timeout_s=120, modes=("signal", "thread"), **hostile.C)
+def prefetch_streams_of_threads(r):
+    """Eight threads that each read four arrays side by side: no thread's streams displace another's."""
+    c = r.call([r.binary("streams")], tag="streams", local=40 * MIB, pool=256 * MIB)
+    r.require(c.out().startswith("ok "), f"closing line {c.out()!r}")
+    if not r.managed:
+        return
+    stats = r.load_stats(c)
+    for key in ("verify_failures", "anomalies"):
+        r.same(find(stats, key), 0, key)
+    far, came = find(stats, "faults_far"), find(stats, "pages_in")
+    r.require(came > 20_000, f"{came} pages came in")
+    # 0.6 and 0.97 of them were faults when threads shared tables.
+    r.require(far < 0.45 * came, f"{far} of the {came} pages that came in were faults")
 
 
 @check("prefetch-policies-threads", as_user=True, timeout_s=180)

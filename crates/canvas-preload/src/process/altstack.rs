@@ -9,12 +9,14 @@ use canvas_sys::{mem, sys2};
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::own::{self, kind};
+use crate::base::thread;
 
-/// Bytes of one stack: two nested frames with AVX-512 state, and a program's handler.
-const BYTES: usize = 64 << 10;
+/// Bytes of one stack.
+const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 /// Threads that can have one at a time; later ones go without.
-const COUNT: usize = 8192;
+const COUNT: usize = thread::SIGNAL_STACKS;
 
+/// Where the first one begins; 0 before there are any.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static TAKEN: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
 
@@ -23,14 +25,14 @@ pub fn init() {
     if let Ok(at) = mem::map_lazy(0, COUNT * BYTES, libc::PROT_READ | libc::PROT_WRITE) {
         own::note(at, COUNT * BYTES, kind::STAYS | kind::COUNTS);
         BASE.store(at, Ordering::Release);
+        thread::signal_stacks_at(at);
         give();
     }
 }
 
 /// Is this one of ours?
 pub fn is_ours(addr: usize) -> bool {
-    let base = BASE.load(Ordering::Relaxed);
-    base != 0 && (base..base + COUNT * BYTES).contains(&addr)
+    thread::signal_stack(addr).is_some()
 }
 
 /// The calling thread's signal stack, as the kernel has it.

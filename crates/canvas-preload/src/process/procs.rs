@@ -120,7 +120,7 @@ pub fn open_uffd(thread_mode: bool) -> Result<uffd::Uffd, canvas_sys::Errno> {
         uffd::Uffd::open_syscall(true)?
     };
     let wanted = if thread_mode {
-        uffd::feature::PAGEFAULT_FLAG_WP
+        uffd::feature::PAGEFAULT_FLAG_WP | uffd::feature::THREAD_ID
     } else {
         uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP
     };

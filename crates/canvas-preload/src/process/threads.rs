@@ -6,7 +6,7 @@ use canvas_sys::uffd::{self, Msg};
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::{fds, fds::Fd, freeze, own, state, thread, time};
 use crate::far_tier::tier;
@@ -18,7 +18,7 @@ use crate::paging::{
 use crate::report;
 use crate::shared::pages;
 
-const STACK_BYTES: usize = 256 << 10;
+const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
 
 /// Opens a descriptor of this process for process_madvise, where PIDFD_SELF may be missing.
 pub fn open_pidfd() {
@@ -106,7 +106,9 @@ extern "C" fn reclaimer() -> ! {
 }
 
 /// Fault handler threads of thread mode.
-const HANDLERS: usize = 2;
+const HANDLERS: usize = thread::SERVERS;
+/// Handlers that were started, in this process or those that it was forked from.
+static HANDLERS_STARTED: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts them.
 pub fn start_handlers() -> Result<(), Errno> {
@@ -118,6 +120,8 @@ pub fn start_handlers() -> Result<(), Errno> {
 
 extern "C" fn handler() -> ! {
     let u = state::uffd();
+    let number = HANDLERS_STARTED.fetch_add(1, Ordering::Relaxed) % HANDLERS;
+    thread::serve_others(number);
     let mut poll = libc::pollfd {
         fd: u.0,
         events: libc::POLLIN,
@@ -129,6 +133,7 @@ extern "C" fn handler() -> ! {
         let _ = unsafe { canvas_sys::sys3(libc::SYS_poll, &raw mut poll as usize, 1, usize::MAX) };
         while u.read(&mut msg).is_ok() {
             if msg.event == uffd::EVENT_PAGEFAULT {
+                thread::serve(number, msg.ptid as usize);
                 serve(u, &msg);
             }
         }
