@@ -1,5 +1,6 @@
 //! Which thread this is, roughly: without thread-local data, which not every thread here has.
 
+use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a signal stack of canvas's: two nested frames with AVX-512 state, and a program's handler.
@@ -7,7 +8,6 @@ pub const SIGNAL_STACK_BYTES: usize = 64 << 10;
 /// Signal stacks of canvas's that lie side by side.
 pub const SIGNAL_STACKS: usize = 8192;
 
-/// Where the first signal stack begins; 0 before there are any.
 static SIGNAL_STACKS_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// The signal stacks lie at `base` from now on.
@@ -15,10 +15,15 @@ pub fn signal_stacks_at(base: usize) {
     SIGNAL_STACKS_AT.store(base, Ordering::Release);
 }
 
+/// Where the first signal stack begins; 0 before there are any.
+pub fn signal_stacks() -> usize {
+    SIGNAL_STACKS_AT.load(Ordering::Relaxed)
+}
+
 /// Which of the signal stacks `addr` lies on.
 #[inline(always)]
 pub fn signal_stack(addr: usize) -> Option<usize> {
-    let base = SIGNAL_STACKS_AT.load(Ordering::Relaxed);
+    let base = signal_stacks();
     let at = addr.wrapping_sub(base);
     (base != 0 && at < SIGNAL_STACKS * SIGNAL_STACK_BYTES).then_some(at / SIGNAL_STACK_BYTES)
 }
@@ -34,18 +39,14 @@ struct Server {
     served: AtomicUsize,
 }
 
-impl Server {
-    const fn new() -> Server {
-        Server {
-            at: AtomicUsize::new(0),
-            served: AtomicUsize::new(0),
-        }
-    }
-}
-
 /// Threads that can serve others' faults at one time.
 pub const SERVERS: usize = 2;
-static SERVING: [Server; SERVERS] = [const { Server::new() }; SERVERS];
+static SERVING: [Server; SERVERS] = [const {
+    Server {
+        at: AtomicUsize::new(0),
+        served: AtomicUsize::new(0),
+    }
+}; SERVERS];
 
 /// The calling thread begins to serve others' faults, as number `server`. Its stack is of
 /// [`OWN_STACK_BYTES`].
@@ -65,11 +66,10 @@ pub fn serve(server: usize, tid: usize) {
 /// The thread that is served by the one whose stack `addr` lies on.
 #[inline(always)]
 fn served(addr: usize) -> Option<usize> {
-    // What a server calls has its frames on both sides of where it began, less than a page above.
-    const PAGE: usize = 4096;
+    // Where it began is its stack's upper end, to within a page.
     SERVING.iter().find_map(|s| {
         let begun = s.at.load(Ordering::Relaxed);
-        (begun != 0 && (begun + PAGE).wrapping_sub(addr) < OWN_STACK_BYTES)
+        (begun != 0 && (begun + PAGE_SIZE).wrapping_sub(addr) < OWN_STACK_BYTES)
             .then(|| s.served.load(Ordering::Relaxed))
     })
 }

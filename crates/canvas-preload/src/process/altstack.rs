@@ -16,15 +16,12 @@ const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 /// Threads that can have one at a time; later ones go without.
 const COUNT: usize = thread::SIGNAL_STACKS;
 
-/// Where the first one begins; 0 before there are any.
-static BASE: AtomicUsize = AtomicUsize::new(0);
 static TAKEN: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
 
 /// Maps the stacks (lazily) and gives the calling thread one. Once, at start-up.
 pub fn init() {
     if let Ok(at) = mem::map_lazy(0, COUNT * BYTES, libc::PROT_READ | libc::PROT_WRITE) {
         own::note(at, COUNT * BYTES, kind::STAYS | kind::COUNTS);
-        BASE.store(at, Ordering::Release);
         thread::signal_stacks_at(at);
         give();
     }
@@ -62,10 +59,9 @@ pub fn change_belief(change: impl Fn(u8) -> u8) -> u8 {
         return 0;
     }
     let at = current().ss_sp as usize;
-    if !is_ours(at) {
+    let Some(i) = thread::signal_stack(at) else {
         return 0;
-    }
-    let i = index(at);
+    };
     let had = BELIEVED[i].load(Ordering::Relaxed);
     believe(i, change(had));
     had
@@ -81,10 +77,6 @@ fn believe(i: usize, now: u8) {
     }
 }
 
-fn index(addr: usize) -> usize {
-    (addr - BASE.load(Ordering::Relaxed)) / BYTES
-}
-
 fn take() -> Option<usize> {
     for (i, word) in TAKEN.iter().enumerate() {
         let mut bits = word.load(Ordering::Relaxed);
@@ -93,7 +85,7 @@ fn take() -> Option<usize> {
             match word.compare_exchange(bits, bits | 1 << free, Ordering::AcqRel, Ordering::Relaxed)
             {
                 Ok(_) => {
-                    return Some(BASE.load(Ordering::Relaxed) + (i * 64 + free as usize) * BYTES);
+                    return Some(thread::signal_stacks() + (i * 64 + free as usize) * BYTES);
                 }
                 Err(now) => bits = now,
             }
@@ -104,7 +96,7 @@ fn take() -> Option<usize> {
 
 /// Gives the calling thread one of our stacks if it has none.
 pub fn give() {
-    if BASE.load(Ordering::Relaxed) == 0 || current().ss_flags & libc::SS_DISABLE == 0 {
+    if thread::signal_stacks() == 0 || current().ss_flags & libc::SS_DISABLE == 0 {
         return;
     }
     if let Some(at) = take() {
@@ -122,8 +114,7 @@ pub fn give() {
 
 /// Frees a stack that no thread uses any more.
 pub fn put_back(addr: usize) {
-    if is_ours(addr) {
-        let i = index(addr);
+    if let Some(i) = thread::signal_stack(addr) {
         believe(i, 0);
         TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
     }
