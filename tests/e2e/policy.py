@@ -140,6 +140,20 @@ def prefetch_streams_of_threads(r):
     r.require(far < 0.45 * came, f"{far} of the {came} pages that came in were faults")
 
 
+@check("first-writes", timeout_s=240, modes=("signal", "thread"), **hostile.C)
+def first_writes(r):
+    """Pages come in write-protected where they are read, and every kind of first write is seen."""
+    c = r.call([r.binary("protected")], tag="protected", local=12 * MIB, pool=256 * MIB)
+    r.require(c.out().strip() == "ok", f"closing line {c.out()!r}")
+    if not r.managed:
+        return
+    stats = r.load_stats(c)
+    for key in ("verify_failures", "anomalies"):
+        r.same(find(stats, key), 0, key)
+    for key in ("faults_first_write", "pages_out_protected"):
+        r.require(find(stats, key) > 5_000, f"{key}: {find(stats, key)}")
+
+
 @check("prefetch-policies-threads", as_user=True, timeout_s=180)
 def prefetch_policies_threads(r):
     """Four threads that write at random, whose pages wait in the swap cache when prefetched."""

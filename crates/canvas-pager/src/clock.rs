@@ -222,7 +222,7 @@ impl Clock {
                     && w.has(flag::STREAM)
                     && word::transition(&table.words[page], w, w.with_state(State::Evicting))
                 {
-                    out.push_page(page as u32);
+                    out.push_page(page as u32, w.is_clean());
                 }
             }
         }
@@ -277,7 +277,7 @@ impl Clock {
             take &= take - 1;
             let w = word::load(&words[i]);
             if w.evictable() && word::transition(&words[i], w, w.with_state(State::Evicting)) {
-                out.push_page((first + i) as u32);
+                out.push_page((first + i) as u32, w.is_clean());
             }
         }
         out.scanned += seen;

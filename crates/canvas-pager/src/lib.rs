@@ -20,3 +20,4 @@ pub mod swapin;
 pub mod table;
 pub mod trace;
 pub mod word;
+pub mod writes;

@@ -67,7 +67,8 @@ impl State {
             Far => matches!(next, Filling | Mapping),
             // A fill that fails goes back to where the page was.
             Filling => matches!(next, Resident | Cached | Far | Untouched | Poisoned),
-            Evicting => matches!(next, Cached | Resident),
+            // Without a stop in the swap cache when its far copy is known to be right.
+            Evicting => matches!(next, Cached | Far | Resident),
             Mapping => matches!(next, Untouched | Resident | Cached | Far | Poisoned),
             Poisoned => matches!(next, Mapping),
         }
@@ -89,6 +90,10 @@ pub mod flag {
     pub const FAR_COPY: u64 = 1 << 12;
     /// Far, and its copy was moved beyond the pool: a hint, the swap entry knows.
     pub const DEEP: u64 = 1 << 13;
+    /// Resident, and write-protected since it was filled: nothing has written to it. The same bit as
+    /// [`DEEP`], which is of far pages. While it is set no write goes unseen; while it is clear, and
+    /// the page is in no busy state, the kernel can write to the page.
+    pub const PROTECTED: u64 = 1 << 13;
     /// Filled as part of a sequential stream: evicted first.
     pub const STREAM: u64 = 1 << 14;
     /// Chosen for touch sampling by `--trace`.
@@ -193,6 +198,14 @@ impl Word {
     pub fn with_epoch(self, e: u8) -> Word {
         Word((self.0 & !EPOCH_MASK) | ((e as u64) << EPOCH_SHIFT))
     }
+    /// Is a page that is or was just resident what its far copy holds, for sure?
+    #[inline(always)]
+    pub fn is_clean(self) -> bool {
+        const BOTH: u64 = flag::PROTECTED | flag::FAR_COPY;
+        matches!(self.state(), State::Resident | State::Evicting)
+            && self.0 & BOTH == BOTH
+            && self.entry().is_some()
+    }
     /// May reclaim take it now?
     #[inline(always)]
     pub fn evictable(self) -> bool {
@@ -232,13 +245,13 @@ pub fn publish(w: &AtomicU64, new: Word) {
     }
 }
 
-/// Pins a resident page; false when it is not resident (the caller resolves it first). At
+/// Pins a resident page that can be written to; false when it is not (the caller resolves it first). At
 /// [`PINS_MAX`] the count sticks (hundreds of threads wait on one futex): the page stays pinned.
 #[inline(always)]
 pub fn pin(w: &AtomicU64) -> bool {
     let mut cur = load(w);
     loop {
-        if cur.state() != State::Resident {
+        if cur.state() != State::Resident || cur.has(flag::PROTECTED) {
             return false;
         }
         if cur.pins() == PINS_MAX {

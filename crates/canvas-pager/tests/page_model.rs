@@ -82,9 +82,20 @@ enum Actor {
         page: usize,
         life: u64,
     },
+    /// Owns a page in state mapping, which came in write-protected and is written to.
+    Unprotect {
+        page: usize,
+        was: Word,
+        then: Box<Actor>,
+    },
     /// Owns pages in state evicting.
     Unmap {
         pages: Vec<usize>,
+    },
+    /// The same, of pages whose far copies are right.
+    LeaveClean {
+        pages: Vec<usize>,
+        then: Box<Actor>,
     },
     UnmapPublish {
         pages: Vec<(usize, Place)>,
@@ -125,6 +136,8 @@ struct World {
     epochs: EpochClock,
     /// The kernel's truth: what is mapped.
     window: BTreeMap<usize, u64>,
+    /// Of these, what is write-protected.
+    protected: BTreeSet<usize>,
     /// The swap cache: bookkeeping, and what is in the slots' buffers.
     control: Control,
     slot_halves: [Vec<AtomicU32>; 4],
@@ -154,6 +167,7 @@ impl World {
             clock: Clock::new(ClockParams::DEFAULT),
             epochs: EpochClock::new(),
             window: BTreeMap::new(),
+            protected: BTreeSet::new(),
             control: Control::new(),
             slot_halves: [halves(), halves(), halves(), halves()],
             slot_words: [words(SLOTS), words(2 * SLOTS)],
@@ -256,12 +270,16 @@ impl World {
                 if n == 0 {
                     return Actor::Idle;
                 }
-                let pages = out
-                    .runs()
-                    .iter()
-                    .flat_map(|r| r.start.index()..r.start.index() + r.len as usize);
-                Actor::Unmap {
-                    pages: pages.collect(),
+                let pages = |clean| {
+                    let runs = out.runs().iter().filter(move |r| r.clean == clean);
+                    runs.flat_map(|r| r.pages().map(PageId::index)).collect()
+                };
+                assert_eq!(out.dirty_pages() as usize, Vec::len(&pages(false)));
+                Actor::LeaveClean {
+                    pages: pages(true),
+                    then: Box::new(Actor::Unmap {
+                        pages: pages(false),
+                    }),
                 }
             }
             11 | 12 => self
@@ -348,7 +366,17 @@ impl World {
                 *then
             }
             Actor::Pinned { page, life } => self.pinned(page, life),
+            Actor::Unprotect { page, was, then } => {
+                assert!(
+                    self.protected.remove(&page),
+                    "page {page} was not protected"
+                );
+                word::publish(&self.words[page], was.clear(flag::PROTECTED));
+                self.seen.insert("written to while protected");
+                *then
+            }
             Actor::Unmap { pages } => self.unmap(pages),
+            Actor::LeaveClean { pages, then } => self.leave_clean(pages, then),
             Actor::UnmapPublish { pages, full } => self.unmap_publish(pages, full),
             Actor::Enqueue { full } => {
                 self.slots().enqueue(&full);
@@ -379,7 +407,9 @@ impl World {
                     life: self.life[page],
                 };
             }
-        } else if let Some(bytes) = self.window.get_mut(&page) {
+        } else if (write.is_none() || !self.protected.contains(&page))
+            && let Some(bytes) = self.window.get_mut(&page)
+        {
             assert_eq!(*bytes, self.oracle[page], "page {page} reads wrong");
             if let Some(v) = write {
                 (*bytes, self.oracle[page]) = (v, v);
@@ -398,6 +428,16 @@ impl World {
                     return again;
                 }
                 Actor::FillTake {
+                    page,
+                    was: w,
+                    then: Box::new(again),
+                }
+            }
+            State::Resident if w.has(flag::PROTECTED) && (to_pin || write.is_some()) => {
+                if !word::transition(&self.words[page], w, w.with_state(State::Mapping)) {
+                    return again;
+                }
+                Actor::Unprotect {
                     page,
                     was: w,
                     then: Box::new(again),
@@ -438,6 +478,17 @@ impl World {
             None,
             "page {page} is mapped twice"
         );
+        let for_read = matches!(
+            *then,
+            Actor::Access {
+                write: None,
+                to_pin: false,
+                ..
+            }
+        );
+        if for_read && was.state() == State::Far && was.pins() == 0 && self.rng.one_in(2) {
+            self.protected.insert(page);
+        }
         Actor::FillPublish {
             page,
             was,
@@ -479,6 +530,11 @@ impl World {
         } else {
             w.clear(flag::FAR_COPY)
         };
+        // The bit says something else of a page that is far.
+        w = w.clear(flag::PROTECTED);
+        if self.protected.contains(&page) {
+            w = w.set(flag::PROTECTED);
+        }
         self.table().note_resident(page);
         word::publish(&self.words[page], w);
         if w.has(flag::STREAM) {
@@ -503,6 +559,10 @@ impl World {
                 Some(&self.oracle[page]),
                 "a pinned page was unmapped"
             );
+            assert!(
+                !self.protected.contains(&page),
+                "a system call cannot write"
+            );
         }
         if self.rng.one_in(6) {
             word::unpin(&self.words[page]);
@@ -524,6 +584,7 @@ impl World {
             let w = self.word(*page);
             assert!(w.state() == State::Evicting && w.pins() == 0 && !w.has(flag::LOCKED));
             let bytes = self.window.remove(page).expect("a victim is mapped");
+            self.protected.remove(page);
             *self.buffer(slot.slot()) = bytes;
         }
         self.epochs.advance(pages.len() as u32, LOCAL);
@@ -531,6 +592,29 @@ impl World {
             pages: pages.into_iter().zip(slots).collect(),
             full: Vec::new(),
         }
+    }
+
+    /// Victims leave the window without a stop.
+    fn leave_clean(&mut self, mut pages: Vec<usize>, then: Box<Actor>) -> Actor {
+        let Some(page) = pages.pop() else {
+            return *then;
+        };
+        let w = self.word(page);
+        assert!(w.is_clean() && w.pins() == 0 && !w.has(flag::LOCKED));
+        let bytes = self.window.remove(&page);
+        self.protected.remove(&page);
+        assert_eq!(
+            bytes.as_ref(),
+            self.store.get(&w.entry().0),
+            "page {page} was not clean"
+        );
+        self.seen.insert("left clean");
+        self.table().note_gone(page);
+        let epoch = self.epochs.advance(1, LOCAL);
+        let w = self.clock.params.on_evict(w, epoch);
+        let far = w.clear(flag::PROTECTED | flag::FAR_COPY);
+        word::publish(&self.words[page], far.with_state(State::Far));
+        Actor::LeaveClean { pages, then }
     }
 
     /// The words say so, one after the other.
@@ -547,8 +631,10 @@ impl World {
             let bytes = *self.buffer(slot.slot());
             self.window.insert(page, bytes);
             self.slots().give_back(&[slot]);
+            let w = w.clear(flag::PROTECTED);
             word::publish(&self.words[page], w.with_state(State::Resident));
         } else {
+            let w = w.clear(flag::PROTECTED);
             self.slots()
                 .fill(slot, PageId(page as u32), w.entry(), w.has(flag::FAR_COPY));
             let w = w.with_entry(slot::in_word(slot.slot()));
@@ -614,6 +700,7 @@ impl World {
     /// The program gives the page up.
     fn discard_bytes(&mut self, page: usize, was: Word) -> Actor {
         self.window.remove(&page);
+        self.protected.remove(&page);
         if was.state() == State::Cached {
             let taken = self.slots().take(slot::of_word(was));
             self.release(page, taken.entry);
@@ -642,7 +729,10 @@ impl World {
             let w = self.word(page);
             let mapped = self.window.contains_key(&page);
             match w.state() {
-                State::Resident => assert!(mapped, "page {page} is resident, but not mapped"),
+                State::Resident => {
+                    assert!(mapped, "page {page} is resident, but not mapped");
+                    assert_eq!(w.has(flag::PROTECTED), self.protected.contains(&page));
+                }
                 State::Cached | State::Far => assert!(!mapped, "page {page} is in two places"),
                 State::Untouched => assert!(w.0 & !0x00ff_0000 == 0 && !mapped),
                 State::Poisoned => panic!("nothing poisons here"),
@@ -683,8 +773,13 @@ impl World {
                 | Actor::FillPublish { page, .. }
                 | Actor::DiscardBytes { page, .. }
                 | Actor::DiscardPublish { page }
+                | Actor::Unprotect { page, .. }
                 | Actor::Remap { page, .. } => vec![*page],
                 Actor::Unmap { pages } => pages.clone(),
+                Actor::LeaveClean { pages, then } => match &**then {
+                    Actor::Unmap { pages: others } => [&pages[..], others].concat(),
+                    _ => pages.clone(),
+                },
                 Actor::UnmapPublish { pages, .. } => pages.iter().map(|(p, _)| *p).collect(),
                 _ => Vec::new(),
             })
@@ -775,6 +870,8 @@ fn no_page_is_lost_and_nothing_has_two_owners() {
             "discarded while pinned",
             "pinned",
             "reservation dropped",
+            "left clean",
+            "written to while protected",
         ] {
             assert!(world.seen.contains(what), "the run never met: {what}");
         }

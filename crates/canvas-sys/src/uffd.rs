@@ -66,6 +66,8 @@ struct UffdioRegister {
     mode: u64,
     ioctls: u64,
 }
+/// UFFDIO_COPY_MODE_WP.
+const COPY_MODE_WP: u64 = 1 << 1;
 #[repr(C)]
 struct UffdioCopy {
     dst: u64,
@@ -219,18 +221,19 @@ impl Uffd {
         }?;
         Ok(r.ioctls)
     }
-    /// Fills absent pages at `dst` with the bytes at `src`, atomically page by page.
+    /// Fills absent pages at `dst` with the bytes at `src`, atomically page by page, and if asked
+    /// write-protects them at once.
     ///
     /// # Safety
     /// `src..src+bytes` must be readable and present; `dst` must be a registered range whose
     /// absent pages the caller owns.
     #[inline]
-    pub unsafe fn copy(self, dst: usize, src: usize, bytes: usize) -> Partial {
+    pub unsafe fn copy(self, dst: usize, src: usize, bytes: usize, protect: bool) -> Partial {
         let mut c = UffdioCopy {
             dst: dst as u64,
             src: src as u64,
             len: bytes as u64,
-            mode: 0,
+            mode: if protect { COPY_MODE_WP } else { 0 },
             copy: 0,
         };
         // SAFETY: the caller's promise.

@@ -5,7 +5,7 @@ use canvas_types::PageId;
 use crate::table::CHUNK_PAGES;
 
 /// Runs that one batch can hold.
-pub const BATCH_RUNS: usize = 128;
+pub const BATCH_RUNS: usize = 192;
 /// Pages that one batch can hold.
 pub const BATCH_PAGES: usize = 256;
 /// Dropped-reservation candidates that one batch can hold.
@@ -18,6 +18,8 @@ pub struct Run {
     pub start: PageId,
     /// Length in pages, at least 1.
     pub len: u32,
+    /// Their far copies are right ([`Word::is_clean`](crate::word::Word::is_clean)).
+    pub clean: bool,
 }
 
 impl Run {
@@ -45,6 +47,7 @@ impl VictimBatch {
             runs: [Run {
                 start: PageId(0),
                 len: 0,
+                clean: false,
             }; BATCH_RUNS],
             run_count: 0,
             pages: 0,
@@ -66,27 +69,40 @@ impl VictimBatch {
     pub fn pages(&self) -> u32 {
         self.pages
     }
-    /// Cuts the batch to its first `pages`; `f` gets the runs that are left out, still the caller's.
-    pub fn truncate(&mut self, pages: u32, mut f: impl FnMut(Run)) {
-        let mut room = pages;
+    /// Pages of runs that are not clean.
+    pub fn dirty_pages(&self) -> u32 {
+        self.runs().iter().filter(|r| !r.clean).map(|r| r.len).sum()
+    }
+    /// Leaves out what goes beyond `dirty` pages that are not clean; `f` gets the runs that are left out,
+    /// still the caller's.
+    pub fn truncate(&mut self, dirty: u32, mut f: impl FnMut(Run)) {
+        let mut room = dirty;
         let mut kept = 0;
+        self.pages = 0;
         for i in 0..self.run_count {
             let r = self.runs[i];
+            if r.clean {
+                self.runs[kept] = r;
+                self.pages += r.len;
+                kept += 1;
+                continue;
+            }
             let n = r.len.min(room);
             room -= n;
             if n > 0 {
-                self.runs[i].len = n;
-                kept = i + 1;
+                self.runs[kept] = Run { len: n, ..r };
+                self.pages += n;
+                kept += 1;
             }
             if n < r.len {
                 f(Run {
                     start: PageId(r.start.0 + n),
                     len: r.len - n,
+                    clean: false,
                 });
             }
         }
         self.run_count = kept;
-        self.pages = self.pages.min(pages);
     }
     /// Hot resident pages that own an entry, found while far memory is short (Canvas fig. 7):
     /// take their reservation with [`take_reservation`](super::take_reservation) and free
@@ -97,14 +113,15 @@ impl VictimBatch {
     /// Room for one more chunk, whatever it holds?
     pub(super) fn has_room(&self) -> bool {
         self.pages as usize + CHUNK_PAGES <= BATCH_PAGES
-            && self.run_count + CHUNK_PAGES / 2 <= BATCH_RUNS
+            && self.run_count + CHUNK_PAGES <= BATCH_RUNS
     }
     /// Adds a page, which the caller has moved to Evicting; [`BATCH_RUNS`] at most when they are
     /// scattered.
-    pub fn push_page(&mut self, page: u32) {
+    pub fn push_page(&mut self, page: u32, clean: bool) {
         self.pages += 1;
         if let Some(last) = self.runs[..self.run_count].last_mut()
             && last.start.0 + last.len == page
+            && last.clean == clean
             && !page.is_multiple_of(CHUNK_PAGES as u32)
         {
             last.len += 1;
@@ -113,6 +130,7 @@ impl VictimBatch {
         self.runs[self.run_count] = Run {
             start: PageId(page),
             len: 1,
+            clean,
         };
         self.run_count += 1;
     }
@@ -139,7 +157,7 @@ mod tests {
     fn a_batch_is_cut_in_the_middle_of_a_run() {
         let mut b = VictimBatch::new();
         for page in [1, 2, 3, 10, 11, 20] {
-            b.push_page(page);
+            b.push_page(page, false);
         }
         let mut out = Vec::new();
         b.truncate(4, |r| out.push((r.start.0, r.len)));

@@ -174,7 +174,8 @@ fn streams_go_first_where_they_have_passed() {
         out.runs()[0],
         Run {
             start: PageId(640),
-            len: 10
+            len: 10,
+            clean: false,
         }
     );
     assert_eq!(world.state(650), State::Resident, "not of the stream");

@@ -3,6 +3,7 @@
 
 use canvas_pager::regions::Region;
 use canvas_pager::table::PageTable;
+use canvas_pager::writes::Writes;
 use canvas_shm::far;
 use canvas_swap::digests;
 use canvas_swap::extents::BookArrays;
@@ -30,6 +31,7 @@ pub const ZERO_PAGES: usize = 64;
 // Of the tables, from the first page word on.
 const RESIDENT_IN_BLOCK: usize = 0x10_0000_0000;
 const TOUCHED_IN_BLOCK: usize = 0x11_0000_0000;
+const WRITES_IN_BLOCK: usize = 0x11_8000_0000;
 const REGIONS: usize = 0x12_0000_0000;
 /// Regions that the window can have.
 const REGIONS_MAX: usize = 1 << 20;
@@ -59,6 +61,8 @@ const _: () = {
     assert!(TRACE + TRACE_BYTES <= DEEP);
     assert!(WINDOW_PAGES * 8 <= 0x10_0000_0000);
     assert!(WINDOW_BLOCKS * 4 <= 0x1_0000_0000);
+    assert!(TOUCHED_IN_BLOCK + WINDOW_BLOCKS * 4 <= WRITES_IN_BLOCK);
+    assert!(WRITES_IN_BLOCK + WINDOW_BLOCKS <= REGIONS);
     assert!(REGIONS_MAX * core::mem::size_of::<Region>() <= 0x1_0000_0000);
     assert!(ENTRIES_MAX * 8 <= 0x8_0000_0000);
     assert!(TRACE + TRACE_BYTES <= META_BYTES);
@@ -146,6 +150,12 @@ pub fn word(page: PageId) -> &'static AtomicU64 {
 #[inline(always)]
 pub fn touched_in_block() -> &'static [AtomicU32] {
     atomics(TOUCHED_IN_BLOCK, WINDOW_BLOCKS)
+}
+
+/// Which blocks' pages are written to.
+#[inline(always)]
+pub fn writes() -> Writes<'static> {
+    Writes(atomics(WRITES_IN_BLOCK, WINDOW_BLOCKS))
 }
 
 /// Is no touched page of the block away from memory? Then a search for far pages may skip it.

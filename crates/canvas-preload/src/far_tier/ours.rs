@@ -66,6 +66,8 @@ impl Pages for Ours {
     #[inline]
     fn publish(&self, page: u32, seen: Word, becomes: Becomes) {
         let next = match becomes {
+            // Where a resident page's copy lies is not for its word: the bit has another meaning there.
+            Becomes::Beyond | Becomes::InPool if seen.state() == At::Resident => seen,
             Becomes::AsBefore => seen,
             Becomes::Beyond => seen.set(flag::DEEP),
             Becomes::InPool => seen.clear(flag::DEEP),

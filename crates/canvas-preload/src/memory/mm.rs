@@ -601,7 +601,7 @@ pub fn reserve_window() -> Result<(), Errno> {
     // pieces that are split off and touched apart could never merge again.
     // SAFETY: fills and discards a page of the fresh reservation.
     unsafe {
-        let _ = uffd().copy(window_end() - PAGE_SIZE, areas::zeros(), PAGE_SIZE);
+        let _ = uffd().copy(window_end() - PAGE_SIZE, areas::zeros(), PAGE_SIZE, false);
         mem::advise(window_end() - PAGE_SIZE, PAGE_SIZE, libc::MADV_DONTNEED)
     }
 }
@@ -646,8 +646,13 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
     for i in 0..g.window.as_slice().len() {
         let r = g.window.as_slice()[i];
         each_touched(r.start, r.end, |page, cur| {
-            resident += i64::from(cur.state() == State::Resident);
-            areas::word(page).store(cur.with_pins(0).0, Ordering::Release);
+            let mut now = cur.with_pins(0);
+            if cur.state() == State::Resident {
+                resident += 1;
+                // The kernel does not pass the protection on to a child.
+                now = now.clear(flag::PROTECTED);
+            }
+            areas::word(page).store(now.0, Ordering::Release);
         });
     }
     accounting::after_fork_in_child(resident);

@@ -67,6 +67,8 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
                 {
                     failed = Some(e);
                 }
+                // A page that was moved can be written to.
+                now = now.clear(flag::PROTECTED);
                 areas::table().note_gone(page.index());
                 areas::table().note_resident(dst.index());
             }
@@ -149,7 +151,7 @@ fn ones(n: u32) -> u64 {
 fn place(dst: PageId, src: usize) -> Result<(), Errno> {
     loop {
         // SAFETY: dst is untouched and ours under the lock; src is a live page.
-        let p = unsafe { uffd().copy(dst.addr(), src, PAGE_SIZE) };
+        let p = unsafe { uffd().copy(dst.addr(), src, PAGE_SIZE, false) };
         match p.stopped {
             None => return Ok(()),
             Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => yield_now(),

@@ -36,8 +36,10 @@ pub struct Reclaim {
     pub batch: VictimBatch,
     /// Swap cache slots for the batch.
     pub slots: [Place; BATCH_PAGES],
-    /// Pages of the batch, in the slots' order.
+    /// Pages of the batch that go through the swap cache, in the slots' order.
     pub pages: [PageId; BATCH_PAGES],
+    /// Pages of the batch whose far copies are right.
+    pub clean: [PageId; BATCH_PAGES],
     /// What is write-protected.
     pub protected: Protected,
     /// Ranges to discard.

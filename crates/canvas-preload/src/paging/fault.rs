@@ -29,7 +29,7 @@ use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
     accounting, cache, chunk,
     context::{self, STAGING_PAGES},
-    trace,
+    protect, trace,
 };
 use crate::report;
 
@@ -81,9 +81,10 @@ pub fn resolve(page: PageId, write: bool) -> Resolved {
         let cur = word::load(w);
         let done = match cur.state() {
             State::Untouched => first_touch(page),
-            State::Far => demand(page, cur),
+            State::Far => demand(page, cur, write),
             State::Cached => second_chance(page, cur),
             State::Poisoned => Some(Resolved::Poisoned),
+            State::Resident if write && cur.has(flag::PROTECTED) => unprotect(page, cur),
             State::Resident => {
                 match waited_for {
                     Some(State::Filling) if cur.has(flag::PREFETCHED) => late(page, cur),
@@ -103,6 +104,28 @@ pub fn resolve(page: PageId, write: bool) -> Resolved {
                 trace::fault(begun, page, cur, write);
             }
             return r;
+        }
+    }
+}
+
+/// A page that came in write-protected is written to.
+fn unprotect(page: PageId, cur: Word) -> Option<Resolved> {
+    let w = areas::word(page);
+    // Busy meanwhile: reclaim must not take it for protected while this call is under way.
+    if !word::transition(w, cur, cur.with_state(State::Mapping)) {
+        return None;
+    }
+    match uffd().write_protect(page.addr(), PAGE_SIZE, false) {
+        Ok(()) => {
+            word::publish(w, cur.clear(flag::PROTECTED));
+            areas::writes().met_protection(page);
+            count(Counter::FaultFirstWrite, 1);
+            Some(Resolved::Present)
+        }
+        // Something foreign is mapped there.
+        Err(_) => {
+            word::publish(w, cur);
+            Some(Resolved::NotOurs)
         }
     }
 }
@@ -176,15 +199,18 @@ pub fn table_gone(page: PageId) {
     accounting::uncharge(1);
 }
 
-/// Copies `n` pages from `src` to absent pages from `page` on; returns how many are now present.
-/// The caller holds the chunk's lock shared.
-fn copy_in(page: PageId, src: usize, n: usize) -> Result<(), (usize, Errno)> {
+/// Copies `n` pages from `src` to absent pages from `page` on, write-protected if asked; an error says how
+/// many are now present. The caller holds the chunk's lock shared.
+fn copy_in(page: PageId, src: usize, n: usize, protect: bool) -> Result<(), (usize, Errno)> {
     let (mut done, mut step) = (0, n);
     let mut tries = 0u32;
     while done < n {
         let dst = page.addr() + done * PAGE_SIZE;
         // SAFETY: the words of these pages are in our busy state, and src is our own memory.
-        let p = unsafe { uffd().copy(dst, src + done * PAGE_SIZE, step.min(n - done) * PAGE_SIZE) };
+        let p = unsafe {
+            let bytes = step.min(n - done) * PAGE_SIZE;
+            uffd().copy(dst, src + done * PAGE_SIZE, bytes, protect)
+        };
         done += p.done_bytes / PAGE_SIZE;
         match p.stopped {
             None => {}
@@ -269,7 +295,7 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
         return Some(Resolved::NoMemory);
     }
     let held = chunk::shared(from);
-    let (present, error) = match copy_in(from, areas::zeros(), got) {
+    let (present, error) = match copy_in(from, areas::zeros(), got, false) {
         Ok(()) => (got, None),
         // Present already, against our books: a page of zeros that nobody owned.
         Err((k, Errno(libc::EEXIST))) => (k + 1, None),
@@ -333,7 +359,7 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
         learn(page, kind)
     };
     let held = chunk::shared(page);
-    if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1) {
+    if let Err((_, e)) = copy_in(page, cache::buffer(slot), 1, false) {
         // Only possible when the program pulled the mapping away under its own access.
         drop(held);
         accounting::uncharge(1);
@@ -403,18 +429,32 @@ fn poison(page: PageId, cur: Word, why: LoadError) {
     word::publish(areas::word(page), cur.with_state(State::Poisoned));
 }
 
+/// Does a far page that comes in without being written to come in write-protected? The caller holds its
+/// chunk's lock shared.
+fn comes_protected(page: PageId, cur: Word) -> bool {
+    cur.entry().is_some()
+        // A system call may still write to a page that was discarded under it.
+        && cur.pins() == 0
+        && tenant::reserves()
+        && !areas::writes().expected(page)
+        && !protect::is_taken(page)
+}
+
 /// The word of a far page that was just brought in.
-fn filled(cur: Word, kind: FillKind) -> Word {
+fn filled(cur: Word, kind: FillKind, protected: bool) -> Word {
     // A stream comes by again after everything else: what lies beyond the pool need not wait in it.
     if matches!(kind, FillKind::Stream | FillKind::StreamPrefetch) {
         pool().demote_home(cur.entry());
     }
-    keep_or_release(
-        CLOCK
-            .params
-            .on_fill(cur.clear(flag::DEEP), kind, EPOCH.now()),
-        true,
-    )
+    let new = CLOCK
+        .params
+        .on_fill(cur.clear(flag::DEEP), kind, EPOCH.now());
+    let new = keep_or_release(new, true);
+    if protected {
+        new.set(flag::PROTECTED)
+    } else {
+        new
+    }
 }
 
 /// The word `new` of a page that comes in, with its entry or without; `far_copy`: the entry holds one.
@@ -432,7 +472,7 @@ fn keep_or_release(new: Word, far_copy: bool) -> Word {
 }
 
 /// A far page is needed now.
-fn demand(page: PageId, cur: Word) -> Option<Resolved> {
+fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     if !accounting::charge(1) {
         return Some(Resolved::NoMemory);
     }
@@ -485,7 +525,8 @@ fn demand(page: PageId, cur: Word) -> Option<Resolved> {
         tier::fetch(extent);
     }
     let held = chunk::shared(page);
-    if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1) {
+    let protected = !write && comes_protected(page, cur);
+    if let Err((_, e)) = copy_in(page, ctx.staging.as_ptr() as usize, 1, protected) {
         drop(held);
         accounting::uncharge(1);
         word::publish(w, cur);
@@ -500,7 +541,7 @@ fn demand(page: PageId, cur: Word) -> Option<Resolved> {
     } else {
         FillKind::Demand
     };
-    let new = filled(cur, kind);
+    let new = filled(cur, kind, protected);
     publish_run(page, 1, |_| new);
     drop(held);
     state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
@@ -672,12 +713,13 @@ impl Pending {
         }
         state::seg().charge_local(state::slot(), n as i64);
         let held = chunk::shared(self.first);
-        let present = match copy_in(self.first, ctx.staging.as_ptr() as usize, n) {
+        let old = &self.old;
+        let protected = old[..n].iter().all(|w| comes_protected(self.first, *w));
+        let present = match copy_in(self.first, ctx.staging.as_ptr() as usize, n, protected) {
             Ok(()) => n,
             Err((k, _)) => k,
         };
-        let old = &self.old;
-        publish_run(self.first, present, |i| filled(old[i], kind));
+        publish_run(self.first, present, |i| filled(old[i], kind, protected));
         for (i, cur) in old.iter().enumerate().take(n).skip(present) {
             word::publish(areas::word(self.first.plus(i)), *cur);
         }

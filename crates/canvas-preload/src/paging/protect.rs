@@ -14,7 +14,7 @@
 use canvas_pager::clock::Run;
 use canvas_pager::locks::Exclusive;
 use canvas_pager::table::CHUNK_PAGES;
-use canvas_pager::word::{self, State};
+use canvas_pager::word::{self, State, flag};
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -45,9 +45,9 @@ pub struct Protected {
 }
 
 impl Protected {
-    /// Write-protects the runs, in their order; `done` gets each run that is protected, `refused`
-    /// each that is not and whether the kernel was asked. Both are the caller's still. To be ended
-    /// by [`Protected::release`] when the protected pages have been discarded.
+    /// Write-protects the runs, in their order; `done` gets each run that is protected (as clean ones
+    /// are already), `refused` each that is not and whether the kernel was asked. Both are the
+    /// caller's still. To be ended by [`Protected::release`] when the protected pages have been discarded.
     pub fn protect(
         &mut self,
         runs: &[Run],
@@ -66,10 +66,17 @@ impl Protected {
                 j += 1;
             }
             let group = &runs[i..j];
-            if self.take_block(block_of(&runs[i])) {
+            if group.iter().all(|r| r.clean) {
+                group.iter().for_each(|r| done(*r));
+            } else if self.take_block(block_of(&runs[i])) {
                 self.protect_group(group, &mut done, &mut refused);
             } else {
-                group.iter().for_each(|r| refused(*r, false));
+                for r in group {
+                    match r.clean {
+                        true => done(*r),
+                        false => refused(*r, false),
+                    }
+                }
             }
             i = j;
         }
@@ -91,13 +98,19 @@ impl Protected {
         }
         let mut k = 0;
         while k < runs.len() {
+            if runs[k].clean {
+                done(runs[k]);
+                k += 1;
+                continue;
+            }
             let before = self.bystander_count;
             let room = self.span_count < SPANS;
             let mut last = k;
-            while last + 1 < runs.len()
-                && self.bridge(end_of(&runs[last]), runs[last + 1].start.0, room)
+            // Clean runs in between are protected as it is, and gone before the span is released.
+            while let Some(ahead) = runs[last + 1..].iter().position(|r| !r.clean)
+                && self.bridge_all(&runs[last..=last + 1 + ahead], room)
             {
-                last += 1;
+                last += 1 + ahead;
             }
             let (first, end) = (runs[k].start.0, end_of(&runs[last]));
             if write_protect(first, end, true) {
@@ -110,11 +123,11 @@ impl Protected {
                 // Something foreign lies in between, or the kernel refuses: run by run.
                 for b in &self.bystanders[before..self.bystander_count] {
                     write_protect(b.0, b.0 + 1, false);
-                    stays(*b);
+                    stays(*b, true);
                 }
                 self.bystander_count = before;
                 for r in &runs[k..=last] {
-                    if last > k && write_protect(r.start.0, end_of(r), true) {
+                    if r.clean || last > k && write_protect(r.start.0, end_of(r), true) {
                         done(*r);
                     } else {
                         write_protect(r.start.0, end_of(r), false);
@@ -124,6 +137,26 @@ impl Protected {
             }
             k = last + 1;
         }
+    }
+
+    /// Can one call cover what lies between these runs as well? Then its resident pages are held.
+    fn bridge_all(&mut self, runs: &[Run], may_hold: bool) -> bool {
+        let before = self.bystander_count;
+        let all = runs
+            .windows(2)
+            .all(|r| self.bridge(r[0].start.0 + r[0].len, r[1].start.0, may_hold));
+        if !all {
+            self.let_go(before);
+        }
+        all
+    }
+
+    /// Lets go of what is held from this one on, which was not protected.
+    fn let_go(&mut self, first: usize) {
+        for b in &self.bystanders[first..self.bystander_count] {
+            stays(*b, false);
+        }
+        self.bystander_count = first;
     }
 
     /// Can one call cover the pages `from..to` as well? Then their resident ones are held.
@@ -141,10 +174,7 @@ impl Protected {
                 && w.evictable()
                 && word::transition(slot, w, w.with_state(State::Evicting));
             if !ok {
-                for b in &self.bystanders[before..self.bystander_count] {
-                    stays(*b);
-                }
-                self.bystander_count = before;
+                self.let_go(before);
                 return false;
             }
             self.bystanders[self.bystander_count] = page;
@@ -159,7 +189,7 @@ impl Protected {
             write_protect(*first, *end, false);
         }
         for b in &self.bystanders[..self.bystander_count] {
-            stays(*b);
+            stays(*b, true);
         }
         (self.span_count, self.bystander_count) = (0, 0);
         for (i, bits) in self.blocks.iter_mut().enumerate() {
@@ -186,10 +216,20 @@ impl Protected {
     }
 }
 
-/// A held page stays resident.
-fn stays(page: PageId) {
+/// A held page stays resident; `released`: whatever protected it is lifted.
+fn stays(page: PageId, released: bool) {
     let slot = areas::word(page);
-    word::publish(slot, word::load(slot).with_state(State::Resident));
+    let mut back = word::load(slot).with_state(State::Resident);
+    if released {
+        back = back.clear(flag::PROTECTED);
+    }
+    word::publish(slot, back);
+}
+
+/// Does a batch work on the page's block, or on one of the same lock? The span that it releases may cover
+/// the page. The caller holds the page's chunk's lock shared: a batch that begins later finds the page resident.
+pub fn is_taken(page: PageId) -> bool {
+    BLOCK_TAKEN[page.index() / BLOCK_PAGES % BLOCK_LOCKS].load(Ordering::Acquire)
 }
 
 fn write_protect(first: u32, end: u32, protect: bool) -> bool {

@@ -113,7 +113,7 @@ fn drop_reservations(ctx: &Reclaim) {
 /// Unmaps the batch into the swap cache; returns the pages unmapped. `traced`: only so that a trace
 /// shows their next touch; the policy learns nothing from it.
 pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
-    let pages = ctx.batch.pages() as usize;
+    let pages = ctx.batch.dirty_pages() as usize;
     let (got, fresh) = cache::slots().alloc(&mut ctx.slots[..pages]);
     if fresh > 0 {
         state::seg().charge_local(state::slot(), fresh as i64);
@@ -127,7 +127,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     }
     // The policy finishes a chunk once begun: what has no slot stays.
     ctx.batch.truncate(got as u32, |r| give_up(r, false));
-    let (mut n, mut ranges) = (0, 0);
+    let (mut n, mut clean, mut ranges) = (0, 0, 0);
     ctx.protected.protect(
         ctx.batch.runs(),
         |r| {
@@ -136,9 +136,13 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
                 iov_len: r.len as usize * PAGE_SIZE,
             };
             ranges += 1;
+            let (pages, filled) = match r.clean {
+                true => (&mut ctx.clean, &mut clean),
+                false => (&mut ctx.pages, &mut n),
+            };
             for page in r.pages() {
-                ctx.pages[n] = page;
-                n += 1;
+                pages[*filled] = page;
+                *filled += 1;
             }
         },
         give_up,
@@ -146,7 +150,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     if n < got {
         cache::slots().give_back(&ctx.slots[n..got]);
     }
-    if n == 0 {
+    if n + clean == 0 {
         ctx.protected.release();
         return 0;
     }
@@ -167,10 +171,13 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         0
     };
     if !discard(&ctx.ranges[..ranges]) {
-        n = keep_what_stays(ctx, n);
+        let copied = n;
+        n = keep_what_stays(&mut ctx.pages[..n], |i, j| ctx.slots.swap(i, j));
+        cache::slots().give_back(&ctx.slots[n..copied]);
+        clean = keep_what_stays(&mut ctx.clean[..clean], |_, _| ());
     }
     ctx.protected.release();
-    let evicted = if traced { 0 } else { n as u32 };
+    let evicted = if traced { 0 } else { (n + clean) as u32 };
     let epoch = EPOCH.advance(
         evicted,
         state::seg()
@@ -190,7 +197,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             trace::note(*page, TraceKind::Evict);
             CLOCK.params.on_evict(cur, epoch).clear(flag::SAMPLED)
         };
-        let new = new.clear(flag::PREFETCHED);
+        let new = new.clear(flag::PREFETCHED | flag::PROTECTED);
         word::publish(
             w,
             new.with_state(State::Cached)
@@ -198,8 +205,11 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         );
     }
     cache::slots().enqueue(&ctx.slots[..n]);
-    accounting::note_gave(n as i64);
-    accounting::uncharge(n as i64);
+    ctx.clean[..clean]
+        .iter()
+        .for_each(|p| leave_clean(*p, epoch));
+    accounting::note_gave((n + clean) as i64);
+    accounting::uncharge((n + clean) as i64);
     if still_shared > 0 {
         tenant::keep_charge(still_shared);
     }
@@ -209,8 +219,27 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             uffd().wake(r.iov_base as usize, r.iov_len);
         }
     }
-    count(Counter::ReclaimCopyPath, u64::from(evicted));
-    n as u32
+    if !traced {
+        count(Counter::ReclaimCopyPath, n as u64);
+    }
+    count(Counter::PagesOut, clean as u64);
+    count(Counter::PagesOutClean, clean as u64);
+    count(Counter::PagesOutProtected, clean as u64);
+    (n + clean) as u32
+}
+
+/// A page that nothing has written to, and that was just discarded: its far copy is what there is.
+fn leave_clean(page: PageId, epoch: u8) {
+    let w = areas::word(page);
+    let cur = word::load(w);
+    debug_assert!(cur.state() == State::Evicting && cur.is_clean());
+    areas::table().note_gone(page.index());
+    areas::writes().left_clean(page);
+    trace::note(page, TraceKind::Evict);
+    // Counted before it can be taken back by a fault.
+    state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
+    let new = CLOCK.params.on_evict(cur, epoch);
+    word::publish(w, far_word(new, cur.entry()));
 }
 
 /// Leaves the pages of a run where they are. `refused`: the kernel would not protect them, and is not to
@@ -220,7 +249,8 @@ fn give_up(run: Run, refused: bool) {
         let w = areas::word(page);
         let mut back = word::load(w).with_state(State::Resident);
         if refused {
-            back = back.set(flag::STUCK);
+            // Whoever asked the kernel has lifted what protection there was.
+            back = back.set(flag::STUCK).clear(flag::PROTECTED);
         }
         word::publish(w, back);
     }
@@ -245,28 +275,28 @@ fn discard(ranges: &[libc::iovec]) -> bool {
     })
 }
 
-/// After a discard that failed, for the first `n` pages of the context: those that the kernel keeps stay resident,
-/// and are not to be chosen again (it is locked memory, most often, and would be refused for ever); the others move
-/// together. Returns how many these are.
+/// After a discard that failed: those that the kernel keeps stay resident, and are not to be chosen again (it is
+/// locked memory, most often, and would be refused for ever); the others move together, and `swap` moves what
+/// belongs to them. Returns how many these are.
 #[cold]
-fn keep_what_stays(ctx: &mut Reclaim, n: usize) -> usize {
+fn keep_what_stays(pages: &mut [PageId], mut swap: impl FnMut(usize, usize)) -> usize {
     let mut gone = 0;
-    for i in 0..n {
-        let page = ctx.pages[i];
+    for i in 0..pages.len() {
+        let page = pages[i];
         // One by one: of a range that was refused some pages may be gone.
         // SAFETY: the page is Evicting in our hands, and copied.
         let done = unsafe { mem::advise(page.addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
         if done.is_ok() {
-            ctx.pages.swap(gone, i);
-            ctx.slots.swap(gone, i);
+            pages.swap(gone, i);
+            swap(gone, i);
             gone += 1;
             continue;
         }
         let _ = uffd().write_protect(page.addr(), PAGE_SIZE, false);
-        cache::slots().give_back(&ctx.slots[i..=i]);
         let one = Run {
             start: page,
             len: 1,
+            clean: false,
         };
         give_up(one, true);
     }
@@ -330,9 +360,13 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     };
     let w = areas::word(job.page);
     let cur = word::load(w);
-    let mut far = far_word(cur, outcome.entry);
-    if outcome.kind == Kind::Clean && pool().deep_place(outcome.entry).is_some() {
-        far = far.set(flag::DEEP);
+    let far = far_word(cur, outcome.entry);
+    if job.far_copy {
+        let writes = areas::writes();
+        match outcome.kind {
+            Kind::Clean => writes.left_clean(job.page),
+            _ => writes.left_written(job.page),
+        }
     }
     // Counted before it can be taken back by a fault.
     state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
@@ -436,10 +470,12 @@ fn far_word(cached: Word, entry: SwapEntry) -> Word {
         .with_state(State::Far)
         .with_entry(entry)
         .clear(flag::PREFETCHED | flag::SAMPLED | flag::DEEP);
-    if entry.is_some() {
-        w.set(flag::FAR_COPY)
-    } else {
-        w.clear(flag::FAR_COPY)
+    if !entry.is_some() {
+        return w.clear(flag::FAR_COPY);
+    }
+    match pool().deep_place(entry) {
+        Some(_) => w.set(flag::FAR_COPY | flag::DEEP),
+        None => w.set(flag::FAR_COPY),
     }
 }
 

@@ -515,7 +515,7 @@ fn select(batch: &mut VictimBatch, most: u32) {
             let w = areas::word(page);
             let cur = word::load(w);
             if cur.evictable() && word::transition(w, cur, cur.with_state(State::Evicting)) {
-                batch.push_page(page.0);
+                batch.push_page(page.0, false);
             }
         }
     }

@@ -37,7 +37,7 @@ fn copy(page: u32, src: usize) -> bool {
     let mut tries = 0u32;
     loop {
         // SAFETY: the page's word is ours, and absent pages of the partition are filled by copies alone.
-        let p = unsafe { uffd().copy(addr_of(page), src, PAGE_SIZE) };
+        let p = unsafe { uffd().copy(addr_of(page), src, PAGE_SIZE, false) };
         match p.stopped {
             None | Some(Errno(libc::EEXIST)) => return true,
             Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => give_way(),
