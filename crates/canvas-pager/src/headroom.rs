@@ -19,6 +19,9 @@ const PAGES_MOST: i64 = 2048;
 const PAGES_SMALL: i64 = 128;
 /// Never less than so many pages.
 const PAGES_LEAST: i64 = 32;
+/// Pages that reclaim frees at a time, if the headroom is larger. Where all processors are busy the program
+/// stands still for so long.
+const PAGES_AT_A_TIME: i64 = 128;
 /// Pause between two looks.
 const LOOK_NS: u64 = 10_000_000;
 /// The headroom shrinks by a 1024th of the room each time that it was enough for so long.
@@ -54,7 +57,8 @@ impl Headroom {
                 / i64::from(SHARE_MAX - SHARE_MIN);
         let small = (room / 16).min(PAGES_SMALL);
         let stop = (room * share / PARTS).clamp(small, most).max(PAGES_LEAST);
-        (stop / 2, stop)
+        let start = stop / 2;
+        (start, stop.min(start + PAGES_AT_A_TIME))
     }
 
     /// A fault found no room left.
@@ -99,14 +103,14 @@ mod tests {
     #[test]
     fn little_is_kept_free_until_faults_find_it_used_up() {
         let h = Headroom::new();
-        assert_eq!(h.marks(64 * MIB), (168, 336));
-        assert_eq!(h.marks(1024 * MIB), (256, 512));
+        assert_eq!(h.marks(64 * MIB), (168, 296));
+        assert_eq!(h.marks(1024 * MIB), (256, 384));
         for n in 1..=3 {
             h.used_up();
             h.look(n * LOOK_NS);
         }
-        assert_eq!(h.marks(64 * MIB), (512, 1024), "a sixteenth");
-        assert_eq!(h.marks(1024 * MIB), (1024, 2048));
+        assert_eq!(h.marks(64 * MIB), (512, 640), "half a sixteenth");
+        assert_eq!(h.marks(1024 * MIB), (1024, 1152));
     }
 
     #[test]
@@ -138,13 +142,13 @@ mod tests {
         }
         let mut now_ns = 9 * LOOK_NS;
         let mut looks = 0;
-        while h.marks(64 * MIB).1 > 336 {
+        while h.marks(64 * MIB).0 > 168 {
             now_ns += QUIET_NS;
             h.look(now_ns);
             looks += 1;
         }
         assert_eq!(looks, SHARE_MAX - SHARE_MIN);
         h.look(now_ns + QUIET_NS);
-        assert_eq!(h.marks(64 * MIB).1, 336);
+        assert_eq!(h.marks(64 * MIB).0, 168);
     }
 }
