@@ -436,7 +436,7 @@ fn comes_protected(page: PageId, cur: Word) -> bool {
         // A system call may still write to a page that was discarded under it.
         && cur.pins() == 0
         && tenant::reserves()
-        && !areas::writes().expected(page)
+        && !areas::writes().expected(page, cur.epoch())
         && !protect::is_taken(page)
 }
 

@@ -361,13 +361,6 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     let w = areas::word(job.page);
     let cur = word::load(w);
     let far = far_word(cur, outcome.entry);
-    if job.far_copy {
-        let writes = areas::writes();
-        match outcome.kind {
-            Kind::Clean => writes.left_clean(job.page),
-            _ => writes.left_written(job.page),
-        }
-    }
     // Counted before it can be taken back by a fault.
     state::slot().far_pages.fetch_add(1, Ordering::Relaxed);
     let published = job.publish(w, cur, far);
