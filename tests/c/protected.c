@@ -3,12 +3,9 @@
 // must be seen, or the change is lost when the page leaves. Prints "ok"; exit 1 and the step where
 // a byte is wrong.
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -36,7 +33,7 @@ static void read_all(const char *step) {
 static void fill(uint64_t *to, int page) {
     for (int i = 0; i < PAGE / 8; i++) to[i] = word(page, i);
 }
-// Reads a quarter of the pages, which are resident and protected then, and changes some of them.
+// Reads the page, which is resident and perhaps protected then. Is it one to change in this round?
 static int touched(int round, int p) {
     volatile uint64_t seen = at(p)[8];
     (void)seen;
@@ -81,7 +78,7 @@ static void change(const char *step, int round, void (*how)(int)) {
     }
     read_all(step);
 }
-// The child changes what it shares with its parent, pages it out by reading all, and looks again.
+// The child changes what it shares with its parent, which leaves while it reads all, and looks again.
 static void in_child(int round) {
     // So often unchanged that they are expected to stay so, and come in protected.
     for (int i = 0; i < 3; i++) read_all("nothing");

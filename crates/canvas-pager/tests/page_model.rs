@@ -625,16 +625,15 @@ impl World {
         let w = self
             .clock
             .params
-            .on_evict(self.word(page), self.epochs.now());
+            .on_evict(self.word(page), self.epochs.now())
+            .clear(flag::PROTECTED);
         if self.rng.one_in(16) {
             // Refused by the kernel: it stays where it was.
             let bytes = *self.buffer(slot.slot());
             self.window.insert(page, bytes);
             self.slots().give_back(&[slot]);
-            let w = w.clear(flag::PROTECTED);
             word::publish(&self.words[page], w.with_state(State::Resident));
         } else {
-            let w = w.clear(flag::PROTECTED);
             self.slots()
                 .fill(slot, PageId(page as u32), w.entry(), w.has(flag::FAR_COPY));
             let w = w.with_entry(slot::in_word(slot.slot()));

@@ -29,7 +29,7 @@ impl Run {
     }
 }
 
-/// What [`Clock::select`](super::Clock::select) found. About 1.2 KiB, no heap.
+/// What [`Clock::select`](super::Clock::select) found. About 2.5 KiB, no heap.
 pub struct VictimBatch {
     runs: [Run; BATCH_RUNS],
     run_count: usize,
@@ -81,14 +81,8 @@ impl VictimBatch {
         self.pages = 0;
         for i in 0..self.run_count {
             let r = self.runs[i];
-            if r.clean {
-                self.runs[kept] = r;
-                self.pages += r.len;
-                kept += 1;
-                continue;
-            }
-            let n = r.len.min(room);
-            room -= n;
+            let n = if r.clean { r.len } else { r.len.min(room) };
+            room -= if r.clean { 0 } else { n };
             if n > 0 {
                 self.runs[kept] = Run { len: n, ..r };
                 self.pages += n;

@@ -66,9 +66,7 @@ impl Protected {
                 j += 1;
             }
             let group = &runs[i..j];
-            if group.iter().all(|r| r.clean) {
-                group.iter().for_each(|r| done(*r));
-            } else if self.take_block(block_of(&runs[i])) {
+            if group.iter().any(|r| !r.clean) && self.take_block(block_of(&runs[i])) {
                 self.protect_group(group, &mut done, &mut refused);
             } else {
                 for r in group {
@@ -159,7 +157,8 @@ impl Protected {
         self.bystander_count = first;
     }
 
-    /// Can one call cover the pages `from..to` as well? Then their resident ones are held.
+    /// Can one call cover the pages `from..to` as well? Then their resident ones are held; if not, perhaps
+    /// some of them.
     fn bridge(&mut self, from: u32, to: u32, may_hold: bool) -> bool {
         let before = self.bystander_count;
         for page in PageId::each(from..to) {
@@ -174,7 +173,6 @@ impl Protected {
                 && w.evictable()
                 && word::transition(slot, w, w.with_state(State::Evicting));
             if !ok {
-                self.let_go(before);
                 return false;
             }
             self.bystanders[self.bystander_count] = page;

@@ -186,23 +186,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
             .max(1) as u64,
     );
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
-        let w = areas::word(*page);
-        let cur = word::load(w);
-        debug_assert_eq!(cur.state(), State::Evicting);
-        cache::slots().fill(*slot, *page, cur.entry(), cur.has(flag::FAR_COPY));
-        areas::table().note_gone(page.index());
-        let new = if traced {
-            cur.with_epoch(epoch).set(flag::SAMPLED)
-        } else {
-            trace::note(*page, TraceKind::Evict);
-            CLOCK.params.on_evict(cur, epoch).clear(flag::SAMPLED)
-        };
-        let new = new.clear(flag::PREFETCHED | flag::PROTECTED);
-        word::publish(
-            w,
-            new.with_state(State::Cached)
-                .with_entry(slot::in_word(slot.slot())),
-        );
+        enter_cache(*page, *slot, epoch, traced);
     }
     cache::slots().enqueue(&ctx.slots[..n]);
     ctx.clean[..clean]
@@ -226,6 +210,27 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     count(Counter::PagesOutClean, clean as u64);
     count(Counter::PagesOutProtected, clean as u64);
     (n + clean) as u32
+}
+
+/// A page that was copied to its slot, and just discarded.
+fn enter_cache(page: PageId, slot: slot::Place, epoch: u8, traced: bool) {
+    let w = areas::word(page);
+    let cur = word::load(w);
+    debug_assert_eq!(cur.state(), State::Evicting);
+    cache::slots().fill(slot, page, cur.entry(), cur.has(flag::FAR_COPY));
+    areas::table().note_gone(page.index());
+    let new = if traced {
+        cur.with_epoch(epoch).set(flag::SAMPLED)
+    } else {
+        trace::note(page, TraceKind::Evict);
+        CLOCK.params.on_evict(cur, epoch).clear(flag::SAMPLED)
+    };
+    let new = new.clear(flag::PREFETCHED | flag::PROTECTED);
+    word::publish(
+        w,
+        new.with_state(State::Cached)
+            .with_entry(slot::in_word(slot.slot())),
+    );
 }
 
 /// A page that nothing has written to, and that was just discarded: its far copy is what there is.
@@ -262,14 +267,14 @@ fn give_up(run: Run, refused: bool) {
 /// Discards what the ranges hold, with one flush if the kernel can. False when some of it may be there still.
 fn discard(ranges: &[libc::iovec]) -> bool {
     if !state::NO_VECTOR_DISCARD.load(Ordering::Relaxed) {
-        // SAFETY: every page of the ranges is Evicting in our hands, and copied: its contents are not needed.
+        // SAFETY: every page of the ranges is Evicting in our hands, and copied or clean: its contents are not needed.
         if unsafe { mem::discard_many(state::PIDFD.load(Ordering::Relaxed), ranges) } {
             return true;
         }
         state::NO_VECTOR_DISCARD.store(true, Ordering::Relaxed);
     }
     ranges.iter().fold(true, |all, r| {
-        // SAFETY: every page of the ranges is Evicting in our hands, and copied: its contents are not needed.
+        // SAFETY: every page of the ranges is Evicting in our hands, and copied or clean: its contents are not needed.
         let done = unsafe { mem::advise(r.iov_base as usize, r.iov_len, libc::MADV_DONTNEED) };
         all & done.is_ok()
     })
@@ -284,7 +289,7 @@ fn keep_what_stays(pages: &mut [PageId], mut swap: impl FnMut(usize, usize)) -> 
     for i in 0..pages.len() {
         let page = pages[i];
         // One by one: of a range that was refused some pages may be gone.
-        // SAFETY: the page is Evicting in our hands, and copied.
+        // SAFETY: the page is Evicting in our hands, and copied or clean.
         let done = unsafe { mem::advise(page.addr(), PAGE_SIZE, libc::MADV_DONTNEED) };
         if done.is_ok() {
             pages.swap(gone, i);
@@ -458,8 +463,8 @@ fn far_is_full() {
 }
 
 /// The word of a page that only exists as a far copy from now on.
-fn far_word(cached: Word, entry: SwapEntry) -> Word {
-    let w = cached
+fn far_word(before: Word, entry: SwapEntry) -> Word {
+    let w = before
         .with_state(State::Far)
         .with_entry(entry)
         .clear(flag::PREFETCHED | flag::SAMPLED | flag::DEEP);
