@@ -7,14 +7,10 @@
 //! writable was written to is not known (many programs store what was there before). So where writes
 //! are expected, one page in 16 comes in protected all the same, to find out when that ends.
 
-use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
-use canvas_types::sync::{AtomicU8, Ordering};
+use canvas_types::sync::AtomicU8;
+use canvas_types::{PageId, score};
 
-/// From here on pages of the block come in writable.
-const WRITTEN: u8 = 16;
-/// Far enough beyond [`WRITTEN`] that a few clean pages do not change the judgement.
-const SCORE_MAX: u8 = 20;
 /// A write to a protected page weighs more than a page that left clean: protection pays where at
 /// most a third is written to.
 const WRITE_WEIGHT: u8 = 2;
@@ -34,35 +30,23 @@ impl Writes<'_> {
     /// this page comes in.
     #[inline]
     pub fn expected(&self, page: PageId, turn: u8) -> bool {
-        self.of(page).load(Ordering::Relaxed) >= WRITTEN && !is_probe(page, turn)
+        score::is_high(self.of(page)) && !score::is_probe(page.0, turn)
     }
-    // Two threads at one time may lose a step of each other's.
     /// A protected page was written to.
     pub fn met_protection(&self, page: PageId) {
-        let score = self.of(page);
-        let now = score.load(Ordering::Relaxed);
-        score.store((now + WRITE_WEIGHT).min(SCORE_MAX), Ordering::Relaxed);
+        score::raise(self.of(page), WRITE_WEIGHT);
     }
     /// A protected page left as it came.
     #[inline]
     pub fn left_clean(&self, page: PageId) {
-        let score = self.of(page);
-        let now = score.load(Ordering::Relaxed);
-        if now > 0 {
-            score.store(now - 1, Ordering::Relaxed);
-        }
+        score::lower(self.of(page), 1);
     }
-}
-
-/// One in 16, whichever page and turn it is.
-#[inline]
-fn is_probe(page: PageId, turn: u8) -> bool {
-    (page.0 ^ u32::from(turn) << 24).wrapping_mul(0x9e37_79b1) >> 28 == 0
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use canvas_types::sync::Ordering;
 
     /// Pages of one block come and leave; every `one_in`th is written to. How many came protected.
     fn protected(writes: &Writes<'_>, one_in: u32) -> u32 {

@@ -180,6 +180,7 @@ counters! {
     PagesOutZero = "pages_out_zero": "Of pages_out, pages of zeros: nothing stored.",
     PagesOutSameFilled = "pages_out_same_filled": "Of pages_out, pages filled with one value: nothing stored.",
     PagesOutRaw = "pages_out_raw": "Of pages_out, pages stored uncompressed: they did not shrink, or --codec none.",
+    PagesOutDelta = "pages_out_delta": "Of pages_out, pages of which a few words were stored, those that differ from the copy of before.",
     PagesZeroFilled = "pages_zero_filled": "Pages given to the program as zeros on first touch.",
     PrefetchIssued = "prefetch_issued": "Pages prefetched.",
     PrefetchUsed = "prefetch_used": "Prefetched pages that were found used (sampled pages stand for their share).",

@@ -10,6 +10,7 @@
 //! * [`compaction`]: which of them are worth emptying, when there are no more;
 //! * [`units`]: the store of pages that processes share;
 //! * [`codec`]: page classification, compression and the stored form;
+//! * [`delta`]: pages that changed a little since they were compressed;
 //! * [`hash`]: the content hash, under a key;
 //! * [`digests`]: such hashes of local pages whose copy lies beyond the pool;
 //! * [`pool`]: [`LocalPool`], the compressed pool in this process's own memory, which joins these.
@@ -22,6 +23,7 @@
 pub mod classes;
 pub mod codec;
 pub mod compaction;
+pub mod delta;
 pub mod digests;
 pub mod entry;
 pub mod extent;

@@ -65,6 +65,8 @@
 //! assert_eq!(back, page);
 //! ```
 
+mod write;
+
 use crate::classes::{CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::codec::{Content, classify, fill};
 use crate::digests::Digests;
@@ -73,7 +75,7 @@ use crate::fsm::{Alloc, on_swap_out};
 use crate::hash::{Hash, PageHash, same};
 use crate::slots::{SLAB_CHARGE_BYTES, SlabRelease, SlotForkGuard, SlotId, SlotPool};
 use crate::{Lz, LzScratch, PoolBudget};
-use canvas_types::sync::{AtomicI64, AtomicU64, Ordering, RawGuard};
+use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, RawGuard};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 /// The region of memory that holds the slots: at least
@@ -110,6 +112,8 @@ impl<B: PoolBudget> PoolBudget for PastBound<'_, B> {
 pub struct Scratch {
     /// Working memory of the compressor.
     pub lz: LzScratch,
+    /// The page that a stored copy was compressed from.
+    base: PageBuf,
     /// Header and payload, as stored.
     stored: [u8; STORED_MAX],
 }
@@ -122,6 +126,7 @@ impl Scratch {
     pub const fn new() -> Scratch {
         Scratch {
             lz: LzScratch::new(),
+            base: [0; PAGE_SIZE],
             stored: [0; STORED_MAX],
         }
     }
@@ -156,6 +161,8 @@ pub enum Kind {
     SameFilled,
     /// The page was compressed.
     Compressed,
+    /// Words that differ were put behind the compressed page of before ([`crate::delta`]).
+    Delta,
     /// As it is, because it does not shrink enough.
     Raw,
 }
@@ -233,6 +240,8 @@ pub struct LocalPool<'a, L, M, B> {
     digests: Digests<'a>,
     hash: PageHash<'a>,
     stored_bytes: AtomicI64,
+    /// Where pages change by more than a few words, by groups of entries.
+    rewrites: [AtomicU8; write::REWRITES],
     lz: L,
     mem: M,
     budget: B,
@@ -254,6 +263,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             digests: Digests::new(arrays.digests),
             hash,
             stored_bytes: AtomicI64::new(0),
+            rewrites: core::array::from_fn(|_| AtomicU8::new(0)),
             lz,
             mem,
             budget,
@@ -296,7 +306,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             .ok_or(LoadError::Verify)?;
         if payload.len() == PAGE_SIZE {
             out.copy_from_slice(payload);
-        } else if !self.lz.decompress(payload, out) {
+        } else if !self.expand(payload, out) {
             return Err(LoadError::Verify);
         }
         if same(&self.hash.of(out), want) {
@@ -336,7 +346,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                 want.copy_from_slice(header);
                 payload
             };
-            if !self.lz.decompress(payload, out) {
+            if !self.expand(payload, out) {
                 return Err(LoadError::Verify);
             }
         }
@@ -424,57 +434,6 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                 .map(|e| (e, true))
                 .ok_or(StoreError::NoEntry),
         }
-    }
-
-    /// Compresses and writes a page whose entry holds `old`. On `None` (full) the entry is empty.
-    fn write(
-        &self,
-        entry: SwapEntry,
-        old: Record,
-        page: &PageBuf,
-        digest: &Hash,
-        scratch: &mut Scratch,
-    ) -> Option<Kind> {
-        let old = self.only_here(entry, old);
-        scratch.stored[..HEADER_BYTES].copy_from_slice(digest);
-        let room = &mut scratch.stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
-        let compressed = self
-            .lz
-            .compress(page, room, &mut scratch.lz)
-            .filter(|&len| len <= COMPRESSED_MAX);
-        let (class, len) = match compressed {
-            Some(len) => (class_for(HEADER_BYTES + len), len),
-            None => (RAW_CLASS, PAGE_SIZE),
-        };
-        let slot = self.place(entry, old, class)?;
-        if slot.class() == RAW_CLASS {
-            self.mem.copy_in(self.slots.raw_header_offset(slot), digest);
-            match compressed {
-                Some(len) => self.mem.copy_in(
-                    slot.offset(),
-                    &scratch.stored[HEADER_BYTES..HEADER_BYTES + len],
-                ),
-                None => self.mem.copy_in(slot.offset(), page),
-            }
-        } else {
-            self.mem
-                .copy_in(slot.offset(), &scratch.stored[..HEADER_BYTES + len]);
-        }
-        self.entries.set(
-            entry,
-            Record::Stored {
-                slot,
-                len: len as u16,
-                home: false,
-            },
-        );
-        self.stored_bytes
-            .fetch_add(stored_len(len as u16), Ordering::Relaxed);
-        Some(if compressed.is_some() {
-            Kind::Compressed
-        } else {
-            Kind::Raw
-        })
     }
 
     /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, else a

@@ -17,12 +17,28 @@ use std::collections::{BTreeMap, BTreeSet};
 enum Content {
     Zero,
     Same(u64),
-    Noise { seed: u64, random: usize },
+    Noise {
+        seed: u64,
+        random: usize,
+    },
+    /// As it was, but for so many words.
+    Changed {
+        seed: u64,
+        words: usize,
+    },
 }
 
 impl Content {
-    fn page(&self) -> PageBuf {
+    fn page(&self, before: &PageBuf) -> PageBuf {
         match *self {
+            Content::Changed { seed, words } => {
+                let mut page = *before;
+                for i in 0..words as u64 {
+                    let at = (seed.wrapping_add(i * 37) % 512) as usize * 8;
+                    page[at] = page[at].wrapping_add(1);
+                }
+                page
+            }
             Content::Zero => [0; PAGE_SIZE],
             Content::Same(p) => same(p),
             Content::Noise { seed, random } => page_of(seed, random),
@@ -86,6 +102,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => prop_oneof![Just(1u64), any::<u64>()].prop_map(Content::Same),
         6 => (any::<u64>(), prop_oneof![0..PAGE_SIZE, Just(PAGE_SIZE), 3400..3700usize])
             .prop_map(|(seed, random)| Content::Noise { seed, random }),
+        4 => (any::<u64>(), prop_oneof![3 => 1..=3usize, 1 => 4..20usize])
+            .prop_map(|(seed, words)| Content::Changed { seed, words }),
     ];
     prop_oneof![
         10 => (0..PAGES, prop::option::weighted(0.7, content)).prop_map(|(page, content)| Op::Store { page, content }),
@@ -114,7 +132,7 @@ fn store(
 ) -> Result<(), TestCaseError> {
     let before = p.bytes.clone();
     if let Some(c) = content {
-        *p.bytes = c.page();
+        *p.bytes = c.page(&before);
     }
     let unchanged = before == p.bytes;
     let had = p.clone();
@@ -147,7 +165,8 @@ fn store(
                         seen.borrow_mut().insert("Clean below".into());
                     }
                 }
-                Kind::Raw | Kind::Compressed => {
+                Kind::Raw | Kind::Compressed | Kind::Delta => {
+                    prop_assert!(kind != Kind::Delta || had.has_copy && !was_deep);
                     let Record::Stored { len, .. } = pool.record(entry) else {
                         panic!("{kind:?} without a slot")
                     };
@@ -531,6 +550,7 @@ fn behaves_like_a_map() {
         "Clean",
         "Clean below",
         "Compressed",
+        "Delta",
         KEPT,
         DROPPED,
         "NoEntry",

@@ -392,6 +392,7 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
         Kind::Zero => count(Counter::PagesOutZero, 1),
         Kind::SameFilled => count(Counter::PagesOutSameFilled, 1),
         Kind::Raw => count(Counter::PagesOutRaw, 1),
+        Kind::Delta => count(Counter::PagesOutDelta, 1),
         Kind::Compressed => {}
     }
     if outcome.locked {

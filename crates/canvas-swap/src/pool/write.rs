@@ -1,0 +1,145 @@
+//! The form in which a page is written to its slot, and read from it.
+
+use canvas_types::sync::Ordering;
+use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
+
+use super::{Kind, LocalPool, Scratch, SlotMem, stored_len};
+use crate::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
+use crate::delta::{self, Delta};
+use crate::entry::Record;
+use crate::hash::Hash;
+use crate::{Lz, PoolBudget};
+
+/// Scores of how often pages change by more than a few words, and neighbouring entries of one score: they
+/// were allocated one after the other, so their pages left together and lie together.
+pub(super) const REWRITES: usize = 1024;
+const REWRITES_ENTRIES: usize = 256;
+/// To look for words that differ in vain takes half of what it saves when they are few.
+const DELTA_WEIGHT: u8 = 2;
+
+impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
+    /// The page of a payload that is shorter than one; false when it is damaged.
+    pub(super) fn expand(&self, payload: &[u8], out: &mut PageBuf) -> bool {
+        delta::split(payload).is_some_and(|(compressed, words)| {
+            self.lz.decompress(compressed, out) && delta::apply(words, out)
+        })
+    }
+
+    /// Writes a page whose entry holds `old`: as a few words behind the copy of before, else compressed
+    /// anew. On `None` (full) the entry is empty.
+    pub(super) fn write(
+        &self,
+        entry: SwapEntry,
+        old: Record,
+        page: &PageBuf,
+        digest: &Hash,
+        scratch: &mut Scratch,
+    ) -> Option<Kind> {
+        let old = self.only_here(entry, old);
+        let (kind, len) = match self.differs_little(entry, old, page, scratch) {
+            Some(PAGE_SIZE) => (Kind::Raw, PAGE_SIZE),
+            Some(len) => (Kind::Delta, len),
+            None => self.compress(page, scratch),
+        };
+        let class = match kind {
+            Kind::Raw => RAW_CLASS,
+            _ => class_for(HEADER_BYTES + len),
+        };
+        let slot = self.place(entry, old, class)?;
+        scratch.stored[..HEADER_BYTES].copy_from_slice(digest);
+        let payload = match kind {
+            Kind::Raw => &page[..],
+            _ => &scratch.stored[HEADER_BYTES..HEADER_BYTES + len],
+        };
+        if slot.class() == RAW_CLASS {
+            self.mem.copy_in(self.slots.raw_header_offset(slot), digest);
+            self.mem.copy_in(slot.offset(), payload);
+        } else {
+            self.mem
+                .copy_in(slot.offset(), &scratch.stored[..HEADER_BYTES + len]);
+        }
+        self.entries.set(
+            entry,
+            Record::Stored {
+                slot,
+                len: len as u16,
+                home: false,
+            },
+        );
+        self.stored_bytes
+            .fetch_add(stored_len(len as u16), Ordering::Relaxed);
+        Some(kind)
+    }
+
+    /// Compresses a page behind the header in `scratch`, if it shrinks enough: bytes of payload.
+    fn compress(&self, page: &PageBuf, scratch: &mut Scratch) -> (Kind, usize) {
+        let room = &mut scratch.stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
+        let (room, _) = room.split_at_mut(COMPRESSED_MAX - delta::COUNT_BYTES);
+        match self.lz.compress(page, room, &mut scratch.lz) {
+            Some(len) if len <= COMPRESSED_MAX - delta::COUNT_BYTES => {
+                let end = HEADER_BYTES + len + delta::COUNT_BYTES;
+                delta::write_none(&mut scratch.stored[HEADER_BYTES + len..end]);
+                (Kind::Compressed, len + delta::COUNT_BYTES)
+            }
+            _ => (Kind::Raw, PAGE_SIZE),
+        }
+    }
+
+    /// Makes a payload of the copy of before and the words that differ from it, behind the header in
+    /// `scratch`; its bytes. A raw copy that differs little is a page that does not shrink still. `None`
+    /// when there is no such copy, too much differs, or that is to be expected.
+    fn differs_little(
+        &self,
+        entry: SwapEntry,
+        old: Record,
+        page: &PageBuf,
+        scratch: &mut Scratch,
+    ) -> Option<usize> {
+        let Record::Stored { slot, len, .. } = old else {
+            return None;
+        };
+        let rewrites = &self.rewrites[entry.0 as usize / REWRITES_ENTRIES % REWRITES];
+        // The first byte of the page: any number will do that changes with the page.
+        if score::is_high(rewrites) && !score::is_probe(entry.0, page[0]) {
+            return None;
+        }
+        let len = usize::from(len);
+        let found = if len == PAGE_SIZE {
+            self.mem.copy_out(slot.offset(), &mut scratch.base);
+            Delta::between(&scratch.base, page).map(|_| PAGE_SIZE)
+        } else {
+            let stored = scratch.stored.get_mut(HEADER_BYTES..HEADER_BYTES + len)?;
+            let at = match slot.class() {
+                RAW_CLASS => slot.offset(),
+                _ => slot.offset() + HEADER_BYTES,
+            };
+            self.mem.copy_out(at, stored);
+            let (compressed, _) = delta::split(stored)?;
+            let base_len = compressed.len();
+            // In the slot that it has: words that make a page larger would cost what memory is for.
+            let room = match slot.class() {
+                RAW_CLASS => COMPRESSED_MAX,
+                class => usize::from(CLASS_BYTES[class]) - HEADER_BYTES,
+            };
+            if base_len + delta::ONE_WORD_BYTES > room {
+                return None;
+            }
+            if !self.lz.decompress(compressed, &mut scratch.base) {
+                // Damaged. It is needed no more, so nobody need be told.
+                return None;
+            }
+            Delta::between(&scratch.base, page)
+                .filter(|d| base_len + d.bytes() <= room)
+                .map(|d| {
+                    let from = HEADER_BYTES + base_len;
+                    d.write(page, &mut scratch.stored[from..from + d.bytes()]);
+                    base_len + d.bytes()
+                })
+        };
+        match found {
+            Some(_) => score::lower(rewrites, DELTA_WEIGHT),
+            None => score::raise(rewrites, 1),
+        }
+        found
+    }
+}
