@@ -22,9 +22,8 @@ pub const WORDS_MAX: usize = 16;
 pub const COUNT_BYTES: usize = 1;
 const INDEX_BYTES: usize = 2;
 const WORD_BYTES: usize = 8;
-const STEP_BYTES: usize = INDEX_BYTES + WORD_BYTES;
-/// Bytes behind the compressed page when one word differs.
-pub const ONE_WORD_BYTES: usize = STEP_BYTES + COUNT_BYTES;
+/// Bytes of a word with its index.
+pub const WORD_STEP_BYTES: usize = INDEX_BYTES + WORD_BYTES;
 const LINE_BYTES: usize = 64;
 
 /// Where two pages differ.
@@ -74,7 +73,7 @@ impl Delta {
 
     /// Bytes that follow the compressed page.
     pub fn bytes(&self) -> usize {
-        self.count * STEP_BYTES + COUNT_BYTES
+        self.count * WORD_STEP_BYTES + COUNT_BYTES
     }
 
     /// Writes the words of `page` into `tail`, which is as long as [`Delta::bytes`] says.
@@ -82,7 +81,7 @@ impl Delta {
         let words = page.as_chunks::<WORD_BYTES>().0;
         for (at, step) in self.at[..self.count]
             .iter()
-            .zip(tail.as_chunks_mut::<STEP_BYTES>().0)
+            .zip(tail.as_chunks_mut::<WORD_STEP_BYTES>().0)
         {
             step[..INDEX_BYTES].copy_from_slice(&at.to_le_bytes());
             step[INDEX_BYTES..].copy_from_slice(&words[usize::from(*at)]);
@@ -102,13 +101,13 @@ pub fn write_none(tail: &mut [u8]) {
 /// any way.
 pub fn split(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     let (count, rest) = payload.split_last()?;
-    let words = usize::from(*count).checked_mul(STEP_BYTES)?;
+    let words = usize::from(*count).checked_mul(WORD_STEP_BYTES)?;
     rest.split_at_checked(rest.len().checked_sub(words)?)
 }
 
 /// Puts the words of a payload into the decompressed page; false when they are damaged.
 pub fn apply(words: &[u8], page: &mut PageBuf) -> bool {
-    let (steps, []) = words.as_chunks::<STEP_BYTES>() else {
+    let (steps, []) = words.as_chunks::<WORD_STEP_BYTES>() else {
         return false;
     };
     for step in steps {

@@ -8,6 +8,7 @@ use crate::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class
 use crate::delta::{self, Delta};
 use crate::entry::Record;
 use crate::hash::Hash;
+use crate::slots::SlotId;
 use crate::{Lz, PoolBudget};
 
 /// Scores of how often pages change by more than a few words, and neighbouring entries of one score: they
@@ -36,7 +37,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         scratch: &mut Scratch,
     ) -> Option<Kind> {
         let old = self.only_here(entry, old);
-        let (kind, len) = match self.differs_little(entry, old, page, scratch) {
+        let (kind, len) = match self.difference(entry, old, page, scratch) {
             Some(PAGE_SIZE) => (Kind::Raw, PAGE_SIZE),
             Some(len) => (Kind::Delta, len),
             None => self.compress(page, scratch),
@@ -86,9 +87,10 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     }
 
     /// Makes a payload of the copy of before and the words that differ from it, behind the header in
-    /// `scratch`; its bytes. A raw copy that differs little is a page that does not shrink still. `None`
-    /// when there is no such copy, too much differs, or that is to be expected.
-    fn differs_little(
+    /// `scratch`; its length. A raw copy that differs little is a page that does not shrink still: its
+    /// length is that of a page. `None` when there is no such copy, too much differs, that is to be
+    /// expected, or the slot has no room for the words: a larger one would cost what memory is for.
+    fn difference(
         &self,
         entry: SwapEntry,
         old: Record,
@@ -103,43 +105,47 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         if score::is_high(rewrites) && !score::is_probe(entry.0, page[0]) {
             return None;
         }
-        let len = usize::from(len);
-        let found = if len == PAGE_SIZE {
-            self.mem.copy_out(slot.offset(), &mut scratch.base);
-            Delta::between(&scratch.base, page).map(|_| PAGE_SIZE)
-        } else {
-            let stored = scratch.stored.get_mut(HEADER_BYTES..HEADER_BYTES + len)?;
-            let at = match slot.class() {
-                RAW_CLASS => slot.offset(),
-                _ => slot.offset() + HEADER_BYTES,
-            };
-            self.mem.copy_out(at, stored);
-            let (compressed, _) = delta::split(stored)?;
-            let base_len = compressed.len();
-            // In the slot that it has: words that make a page larger would cost what memory is for.
-            let room = match slot.class() {
-                RAW_CLASS => COMPRESSED_MAX,
-                class => usize::from(CLASS_BYTES[class]) - HEADER_BYTES,
-            };
-            if base_len + delta::ONE_WORD_BYTES > room {
-                return None;
-            }
-            if !self.lz.decompress(compressed, &mut scratch.base) {
-                // Damaged. It is needed no more, so nobody need be told.
-                return None;
-            }
-            Delta::between(&scratch.base, page)
-                .filter(|d| base_len + d.bytes() <= room)
-                .map(|d| {
-                    let from = HEADER_BYTES + base_len;
-                    d.write(page, &mut scratch.stored[from..from + d.bytes()]);
-                    base_len + d.bytes()
-                })
+        // A damaged copy is needed no more, so nobody need be told.
+        let base_len = self.base(slot, usize::from(len), scratch)?;
+        let Some(words) = Delta::between(&scratch.base, page) else {
+            score::raise(rewrites, 1);
+            return None;
         };
-        match found {
-            Some(_) => score::lower(rewrites, DELTA_WEIGHT),
-            None => score::raise(rewrites, 1),
+        score::lower(rewrites, DELTA_WEIGHT);
+        let Some(base_len) = base_len else {
+            return Some(PAGE_SIZE);
+        };
+        let len = base_len + words.bytes();
+        let room = match slot.class() {
+            RAW_CLASS => COMPRESSED_MAX,
+            class => usize::from(CLASS_BYTES[class]) - HEADER_BYTES,
+        };
+        if len > room {
+            return None;
         }
-        found
+        words.write(
+            page,
+            &mut scratch.stored[HEADER_BYTES + base_len..HEADER_BYTES + len],
+        );
+        Some(len)
+    }
+
+    /// Reads the page that a copy was compressed from into the scratch, where its compressed form stays
+    /// behind the header: of so many bytes, none when the copy is raw. `None` when it is damaged.
+    fn base(&self, slot: SlotId, len: usize, scratch: &mut Scratch) -> Option<Option<usize>> {
+        if len == PAGE_SIZE {
+            self.mem.copy_out(slot.offset(), &mut scratch.base);
+            return Some(None);
+        }
+        let stored = scratch.stored.get_mut(HEADER_BYTES..HEADER_BYTES + len)?;
+        let at = match slot.class() {
+            RAW_CLASS => slot.offset(),
+            _ => slot.offset() + HEADER_BYTES,
+        };
+        self.mem.copy_out(at, stored);
+        let (compressed, _) = delta::split(stored)?;
+        self.lz
+            .decompress(compressed, &mut scratch.base)
+            .then_some(Some(compressed.len()))
     }
 }
