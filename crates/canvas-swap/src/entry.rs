@@ -14,10 +14,14 @@
 //! └───────────────────────────────────────────────────────┴─────┘
 //! ```
 //!
-//! [`EntryTable::alloc`] and [`EntryTable::free`] take the lock; a page pays for that once, at its
-//! first swap-out, and from then on its owner works on the entry with plain loads and stores.
+//! A page needs [`EntryTable::alloc`] once, at its first swap-out; from then on its owner works on the
+//! entry with plain loads and stores. The lock is taken for [`BATCH`] entries at a time: a thread
+//! takes and gives back single ones at its shelf of a [`Stock`]. Nobody is told that there is no
+//! entry while one lies on a shelf; up to `BATCH` may be on their way there in each thread that has
+//! just taken the lock.
 
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
+use canvas_types::stock::Stock;
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
 use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::slots::SlotId;
@@ -149,58 +153,108 @@ impl Record {
     }
 }
 
+/// Entries that go from the list to a shelf, and back, under one lock.
+pub const BATCH: usize = if cfg!(feature = "shuttle") { 2 } else { 16 };
+
+/// An entry that was just allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Allocated {
+    /// The entry, [`Record::Empty`].
+    pub entry: SwapEntry,
+    /// The lock was taken for it; else it lay on a shelf.
+    pub locked: bool,
+}
+
 /// The entries of one process.
 pub struct EntryTable<'a> {
     words: &'a [AtomicU64],
     lock: RawSpin,
-    /// First entry of the free list, 0 when empty; guarded by `lock`, as are all but `capacity`.
+    /// First entry of the free list, 0 when empty; guarded by `lock`, as are `high` and `out`.
     free_head: AtomicU32,
-    /// Entries ever handed out: indices up to this one have been touched.
+    /// Entries that ever left the list: no index beyond this one has been touched.
     high: AtomicU32,
-    live: AtomicU64,
+    /// Entries allocated or on a shelf.
+    out: AtomicU64,
     capacity: u64,
-    yield_now: fn(),
+    /// Free entries, without a lock.
+    stock: Stock<BATCH>,
+    threads: Threads,
 }
 
 impl<'a> EntryTable<'a> {
     /// A table over `words`, which must be all zero. Entry `i` is `words[i]`; `words[0]` is unused.
-    /// `yield_now` is called while waiting long for the lock.
-    pub fn new(words: &'a [AtomicU64], yield_now: fn()) -> EntryTable<'a> {
+    pub fn new(words: &'a [AtomicU64], threads: Threads) -> EntryTable<'a> {
         let usable = words.len().saturating_sub(1).min(u32::MAX as usize - 1);
         EntryTable {
             words,
             lock: RawSpin::new(),
             free_head: AtomicU32::new(0),
             high: AtomicU32::new(0),
-            live: AtomicU64::new(0),
+            out: AtomicU64::new(0),
             capacity: usable as u64,
-            yield_now,
+            stock: Stock::new(),
+            threads,
         }
     }
-    /// Allocates an entry, [`Record::Empty`]: the path with the lock. `None` when the capacity is
-    /// reached.
-    pub fn alloc(&self) -> Option<SwapEntry> {
-        let _held = self.lock.lock(self.yield_now);
-        let live = self.live.load(Ordering::Relaxed);
-        if live >= self.capacity {
-            return None;
+    /// Allocates an entry. `None` when the capacity is reached.
+    pub fn alloc(&self) -> Option<Allocated> {
+        let me = (self.threads.number)();
+        if let Some(index) = self.stock.take(me) {
+            return Some(self.hand_out(index, false));
         }
-        let head = self.free_head.load(Ordering::Relaxed);
-        let index = if head != 0 {
-            let next = self.words[head as usize].load(Ordering::Relaxed) >> TAG_BITS;
-            self.free_head.store(next as u32, Ordering::Relaxed);
-            head
-        } else {
-            let fresh = self.high.load(Ordering::Relaxed) + 1;
-            if fresh as usize >= self.words.len() {
-                return None;
-            }
-            self.high.store(fresh, Ordering::Relaxed);
-            fresh
+        let mut batch = [0; BATCH];
+        let n = self.take_batch(&mut batch);
+        let Some((first, rest)) = batch[..n].split_first() else {
+            let index = self.stock.take_any(me)?;
+            return Some(self.hand_out(index, true));
         };
+        // Others of this thread's number may have filled the shelf meanwhile.
+        let kept = rest.iter().take_while(|i| self.stock.put(me, **i)).count();
+        if kept < rest.len() {
+            self.give_back(&rest[kept..]);
+        }
+        Some(self.hand_out(*first, true))
+    }
+    fn hand_out(&self, index: u32, locked: bool) -> Allocated {
         self.words[index as usize].store(TAG_EMPTY, Ordering::Relaxed);
-        self.live.store(live + 1, Ordering::Relaxed);
-        Some(SwapEntry(index))
+        Allocated {
+            entry: SwapEntry(index),
+            locked,
+        }
+    }
+    /// Takes free entries from the list, and fresh ones; returns how many.
+    fn take_batch(&self, batch: &mut [u32; BATCH]) -> usize {
+        let _held = self.lock.lock(self.threads.yield_now);
+        let out = self.out.load(Ordering::Relaxed);
+        let most = (self.capacity - out).min(BATCH as u64) as usize;
+        let mut head = self.free_head.load(Ordering::Relaxed);
+        let mut high = self.high.load(Ordering::Relaxed);
+        for index in &mut batch[..most] {
+            *index = if head != 0 {
+                let next = self.words[head as usize].load(Ordering::Relaxed) >> TAG_BITS;
+                core::mem::replace(&mut head, next as u32)
+            } else {
+                high += 1;
+                high
+            };
+        }
+        self.free_head.store(head, Ordering::Relaxed);
+        self.high.store(high, Ordering::Relaxed);
+        self.out.store(out + most as u64, Ordering::Relaxed);
+        most
+    }
+    /// Puts free entries back onto the list.
+    fn give_back(&self, batch: &[u32]) {
+        let _held = self.lock.lock(self.threads.yield_now);
+        let mut head = self.free_head.load(Ordering::Relaxed);
+        for index in batch {
+            self.words[*index as usize]
+                .store((u64::from(head) << TAG_BITS) | TAG_FREE, Ordering::Relaxed);
+            head = *index;
+        }
+        self.free_head.store(head, Ordering::Relaxed);
+        let out = self.out.load(Ordering::Relaxed) - batch.len() as u64;
+        self.out.store(out, Ordering::Relaxed);
     }
     /// Gives an entry back; its slot, if any, must have been freed before. False, with nothing
     /// changed, when the entry is not allocated.
@@ -208,15 +262,29 @@ impl<'a> EntryTable<'a> {
         let Some(word) = self.word(entry) else {
             return false;
         };
-        let _held = self.lock.lock(self.yield_now);
-        if Record::decode(word.load(Ordering::Relaxed)) == Record::Free {
-            return false;
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            if Record::decode(seen) == Record::Free {
+                return false;
+            }
+            match word.compare_exchange(seen, TAG_FREE, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
         }
-        let next = self.free_head.load(Ordering::Relaxed) as u64;
-        word.store((next << TAG_BITS) | TAG_FREE, Ordering::Relaxed);
-        self.free_head.store(entry.0, Ordering::Relaxed);
-        self.live
-            .store(self.live.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        let me = (self.threads.number)();
+        if !self.stock.put(me, entry.0) {
+            // The shelf is full: all of it goes, for one lock.
+            let mut batch = [entry.0; BATCH + 1];
+            let mut n = 1;
+            while n < batch.len()
+                && let Some(index) = self.stock.take(me)
+            {
+                batch[n] = index;
+                n += 1;
+            }
+            self.give_back(&batch[..n]);
+        }
         true
     }
     /// What the entry holds. Lock-free; stable only for the entry's owner.
@@ -249,16 +317,22 @@ impl<'a> EntryTable<'a> {
             None
         }
     }
-    /// Entries allocated now.
+    /// Entries allocated now; not of one moment while other threads are at it.
     pub fn live(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
+        let out = self.out.load(Ordering::Relaxed);
+        out.saturating_sub(u64::from(self.stock.len()))
     }
-    /// Entries ever touched: the table's memory in use is this many words.
+    /// Entries that ever left the list: the table's memory in use is at most this many words.
     pub fn high_water(&self) -> u64 {
         self.high.load(Ordering::Relaxed) as u64
     }
-    /// Keeps the allocator still across a fork, so that the child's copy of the lock is its own.
+    /// How often the lock was found taken, modulo 2^32.
+    pub fn lock_waits(&self) -> u32 {
+        self.lock.waits()
+    }
+    /// Keeps the list still across a fork, so that the child's copy of the lock is its own. The
+    /// shelves need no lock: what lies there is whole at any moment.
     pub fn fork_guard(&self) -> RawGuard<'_> {
-        self.lock.lock(self.yield_now)
+        self.lock.lock(self.threads.yield_now)
     }
 }

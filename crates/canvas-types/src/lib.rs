@@ -9,6 +9,7 @@ pub mod layout;
 pub mod page;
 pub mod policy;
 pub mod procfs;
+pub mod stock;
 pub mod sync;
 pub mod units;
 

@@ -239,9 +239,10 @@ pub fn pages_out_per_s(sample: &Sample) -> Option<f64> {
     Some(sample.swap_out_pages? as f64 / watched_s(sample)?)
 }
 
-/// Swap entries allocated under a lock a second.
+/// Swap entries that the allocator gave a second, with and without its lock.
 pub fn entries_per_s(sample: &Sample) -> Option<f64> {
-    Some(sample.entries.as_ref()?.locked as f64 / watched_s(sample)?)
+    let entries = sample.entries.as_ref()?;
+    Some((entries.locked + entries.stocked) as f64 / watched_s(sample)?)
 }
 
 fn paging<'f>() -> Vec<Column<'f>> {
@@ -283,6 +284,11 @@ fn prefetching<'f>() -> Vec<Column<'f>> {
         middle(
             "entries locked",
             |s| s.entries.map(|e| e.locked as f64),
+            quantity,
+        ),
+        middle(
+            "entries stocked",
+            |s| s.entries.map(|e| e.stocked as f64),
             quantity,
         ),
         middle(
