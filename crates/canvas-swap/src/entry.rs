@@ -2,16 +2,18 @@
 //!
 //! One `u64` an entry, in memory that the caller provides and that is zero at start; index 0 is no
 //! entry. Memory is touched only as entries are handed out: fresh entries come from a high-water
-//! mark, freed ones from a list threaded through their own words.
+//! mark, freed ones from a list threaded through their own words. It is a list of chains, each of what
+//! one thread gave back at once: under the lock only the word of a chain's head is touched.
 //!
 //! ```text
 //!  63                                                    4 3   0
 //! ┌───────────────────────────────────────────────────────┬─────┐
-//! │ free: next free entry (32) · empty: 0                 │ tag │
+//! │ free: next of its chain (32) · empty: 0               │ tag │
 //! │ same-filled: 60 bits of the pattern                   │     │
 //! │ stored: slot (40) | payload bytes << 40 (13) | home << 53 │  │
 //! │ deep: extent (32) | offset / 16 << 32 (11) | payload << 43 (13) │
 //! └───────────────────────────────────────────────────────┴─────┘
+//! head of a chain: next chain << 33 (31) | next of its own >> 2 << 4 (29) | 8 | its low bits (2)
 //! ```
 //!
 //! A page needs [`EntryTable::alloc`] once, at its first swap-out; from then on its owner works on the
@@ -41,6 +43,27 @@ const TAG_SAME_HIGH: u64 = 4;
 const TAG_SAME_TWICE: u64 = 5;
 const TAG_STORED: u64 = 6;
 const TAG_DEEP: u64 = 7;
+
+/// The head of a chain of free entries: this bit of the tag, with any of the lower ones.
+const TAG_HEAD: u64 = 8;
+const CHAIN_SHIFT: u32 = 33;
+/// Indices that a head can name.
+const ENTRIES_MAX: usize = 1 << 31;
+
+/// The word of a chain's head: the next entry of the chain, and the next chain; 0 for none.
+#[inline]
+fn head_word(next: u32, chain: u32) -> u64 {
+    debug_assert!((next as usize) < ENTRIES_MAX && (chain as usize) < ENTRIES_MAX);
+    let (high, low) = (u64::from(next) >> 2, u64::from(next) & 3);
+    (u64::from(chain) << CHAIN_SHIFT) | (high << TAG_BITS) | TAG_HEAD | low
+}
+
+/// The next entry of the chain, in the word of its head.
+#[inline]
+fn after_head(word: u64) -> u32 {
+    let high = (word & ((1 << CHAIN_SHIFT) - 1)) >> TAG_BITS;
+    (high << 2 | word & 3) as u32
+}
 
 const SLOT_BITS: u32 = 40;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
@@ -169,13 +192,13 @@ pub struct Allocated {
 pub struct EntryTable<'a> {
     words: &'a [AtomicU64],
     lock: RawSpin,
-    /// First entry of the free list, 0 when empty; guarded by `lock`, as are `high` and `out`.
+    /// Head of the first chain of free entries, 0 when there is none; guarded by `lock`, as is `high`.
     free_head: AtomicU32,
-    /// Entries that ever left the list: no index beyond this one has been touched.
+    /// Entries that were ever allocated or on a shelf: no index beyond this one has been touched.
     high: AtomicU32,
-    /// Entries allocated or on a shelf.
-    out: AtomicU64,
-    capacity: u64,
+    /// Entries in chains.
+    chained: AtomicU64,
+    capacity: u32,
     /// Free entries, without a lock.
     stock: Stock<BATCH>,
     threads: Threads,
@@ -184,14 +207,14 @@ pub struct EntryTable<'a> {
 impl<'a> EntryTable<'a> {
     /// A table over `words`, which must be all zero. Entry `i` is `words[i]`; `words[0]` is unused.
     pub fn new(words: &'a [AtomicU64], threads: Threads) -> EntryTable<'a> {
-        let usable = words.len().saturating_sub(1).min(u32::MAX as usize - 1);
+        let usable = words.len().saturating_sub(1).min(ENTRIES_MAX - 1);
         EntryTable {
             words,
             lock: RawSpin::new(),
             free_head: AtomicU32::new(0),
             high: AtomicU32::new(0),
-            out: AtomicU64::new(0),
-            capacity: usable as u64,
+            chained: AtomicU64::new(0),
+            capacity: usable as u32,
             stock: Stock::new(),
             threads,
         }
@@ -202,7 +225,7 @@ impl<'a> EntryTable<'a> {
         if let Some(index) = self.stock.take(me) {
             return Some(self.hand_out(index, false));
         }
-        let mut batch = [0; BATCH];
+        let mut batch = [0; BATCH + 1];
         let n = self.take_batch(&mut batch);
         let Some((first, rest)) = batch[..n].split_first() else {
             let index = self.stock.take_any(me)?;
@@ -222,39 +245,53 @@ impl<'a> EntryTable<'a> {
             locked,
         }
     }
-    /// Takes free entries from the list, and fresh ones; returns how many.
-    fn take_batch(&self, batch: &mut [u32; BATCH]) -> usize {
-        let _held = self.lock.lock(self.threads.yield_now);
-        let out = self.out.load(Ordering::Relaxed);
-        let most = (self.capacity - out).min(BATCH as u64) as usize;
-        let mut head = self.free_head.load(Ordering::Relaxed);
-        let mut high = self.high.load(Ordering::Relaxed);
-        for index in &mut batch[..most] {
-            *index = if head != 0 {
-                let next = self.words[head as usize].load(Ordering::Relaxed) >> TAG_BITS;
-                core::mem::replace(&mut head, next as u32)
-            } else {
-                high += 1;
-                high
-            };
+    /// Takes a chain of free entries, or fresh ones; returns how many.
+    fn take_batch(&self, batch: &mut [u32; BATCH + 1]) -> usize {
+        let (head, word) = {
+            let _held = self.lock.lock(self.threads.yield_now);
+            let head = self.free_head.load(Ordering::Relaxed);
+            if head == 0 {
+                let high = self.high.load(Ordering::Relaxed);
+                let n = (self.capacity - high).min(BATCH as u32);
+                self.high.store(high + n, Ordering::Relaxed);
+                for (index, place) in (high + 1..=high + n).zip(batch) {
+                    *place = index;
+                }
+                return n as usize;
+            }
+            let word = self.words[head as usize].load(Ordering::Relaxed);
+            let chain = (word >> CHAIN_SHIFT) as u32;
+            self.free_head.store(chain, Ordering::Relaxed);
+            (head, word)
+        };
+        // The chain is this thread's now.
+        batch[0] = head;
+        let (mut n, mut next) = (1, after_head(word));
+        while next != 0 {
+            batch[n] = next;
+            next = (self.words[next as usize].load(Ordering::Relaxed) >> TAG_BITS) as u32;
+            n += 1;
         }
-        self.free_head.store(head, Ordering::Relaxed);
-        self.high.store(high, Ordering::Relaxed);
-        self.out.store(out + most as u64, Ordering::Relaxed);
-        most
+        self.chained.fetch_sub(n as u64, Ordering::Relaxed);
+        n
     }
-    /// Puts free entries back onto the list.
+    /// Puts free entries, [`BATCH`] and one at most, onto the list as a chain.
     fn give_back(&self, batch: &[u32]) {
-        let _held = self.lock.lock(self.threads.yield_now);
-        let mut head = self.free_head.load(Ordering::Relaxed);
-        for index in batch {
+        let Some((head, rest)) = batch.split_first() else {
+            return;
+        };
+        let mut next = 0;
+        for index in rest.iter().rev() {
             self.words[*index as usize]
-                .store((u64::from(head) << TAG_BITS) | TAG_FREE, Ordering::Relaxed);
-            head = *index;
+                .store((u64::from(next) << TAG_BITS) | TAG_FREE, Ordering::Relaxed);
+            next = *index;
         }
-        self.free_head.store(head, Ordering::Relaxed);
-        let out = self.out.load(Ordering::Relaxed) - batch.len() as u64;
-        self.out.store(out, Ordering::Relaxed);
+        self.chained
+            .fetch_add(batch.len() as u64, Ordering::Relaxed);
+        let _held = self.lock.lock(self.threads.yield_now);
+        let chain = self.free_head.load(Ordering::Relaxed);
+        self.words[*head as usize].store(head_word(next, chain), Ordering::Relaxed);
+        self.free_head.store(*head, Ordering::Relaxed);
     }
     /// Gives an entry back; its slot, if any, must have been freed before. False, with nothing
     /// changed, when the entry is not allocated.
@@ -319,10 +356,11 @@ impl<'a> EntryTable<'a> {
     }
     /// Entries allocated now; not of one moment while other threads are at it.
     pub fn live(&self) -> u64 {
-        let out = self.out.load(Ordering::Relaxed);
-        out.saturating_sub(u64::from(self.stock.len()))
+        self.high_water()
+            .saturating_sub(self.chained.load(Ordering::Relaxed))
+            .saturating_sub(u64::from(self.stock.len()))
     }
-    /// Entries that ever left the list: the table's memory in use is at most this many words.
+    /// Entries that were ever allocated or on a shelf: at most so many words are in use.
     pub fn high_water(&self) -> u64 {
         self.high.load(Ordering::Relaxed) as u64
     }

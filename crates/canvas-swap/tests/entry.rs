@@ -174,3 +174,25 @@ fn no_entry_is_out_of_reach_on_another_shelf() {
     assert!(table.alloc().is_none());
     THREAD.set(0);
 }
+
+#[test]
+fn chains_of_any_length_come_back_whole() {
+    let words = common::words(2000);
+    let table = EntryTable::new(&words, THREADS);
+    let mut all: Vec<u32> = (0..1999).map(|_| table.alloc().unwrap().entry.0).collect();
+    assert!(table.alloc().is_none());
+    all.sort_unstable();
+    assert_eq!(all, (1..2000).collect::<Vec<_>>());
+    // Numbers of all sizes are heads of chains and follow one.
+    for (i, e) in all.iter().rev().enumerate() {
+        THREAD.set(i / 40);
+        assert!(table.free(SwapEntry(*e)));
+        assert_eq!(table.live(), 1998 - i as u64);
+        assert_eq!(table.get(SwapEntry(*e)), Record::Free);
+    }
+    THREAD.set(0);
+    let mut again: Vec<u32> = (0..1999).map(|_| table.alloc().unwrap().entry.0).collect();
+    assert!(table.alloc().is_none());
+    again.sort_unstable();
+    assert_eq!(again, all);
+}

@@ -24,8 +24,8 @@ const fn section(lock: usize, every: u32, inside_ns: Ns, lines: u32) -> Section 
 
 /// One call, one lock: a page's entry is freed as it comes in and allocated as it goes out.
 const ENTRY_EACH: [Section; 2] = [section(ENTRIES, 1, 6, 1), section(ENTRIES, 1, 6, 1)];
-/// Sixteen at a time: the list is threaded through them, so each is a line.
-const ENTRY_BATCH: [Section; 2] = [section(ENTRIES, 16, 40, 16), section(ENTRIES, 16, 40, 0)];
+/// Sixteen at a time, in a chain of which the lock's holder reads the head.
+const ENTRY_BATCH: [Section; 2] = [section(ENTRIES, 16, 6, 1), section(ENTRIES, 16, 6, 0)];
 /// Begin and end of a page's write-out; slots and places for 64.
 const CACHE_EACH: [Section; 4] = [
     section(CACHE, 1, 8, 4),
