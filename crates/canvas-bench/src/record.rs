@@ -271,6 +271,9 @@ pub struct Entries {
     pub stocked: u64,
     /// By reservation, without a lock.
     pub reserved: u64,
+    /// Reservations taken from hot pages.
+    #[serde(default)]
+    pub dropped: u64,
 }
 
 /// A moment of a run.

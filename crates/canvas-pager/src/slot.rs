@@ -669,12 +669,14 @@ impl<'a> SlotTable<'a> {
             if taken == 0 {
                 break;
             }
+            let mut live = n;
             for i in n..n + taken {
                 if !self.is_stale(out[i]) {
-                    out[n] = out[i];
-                    n += 1;
+                    out[live] = out[i];
+                    live += 1;
                 }
             }
+            n = live;
         }
         n
     }

@@ -296,6 +296,11 @@ fn prefetching<'f>() -> Vec<Column<'f>> {
             |s| s.entries.map(|e| e.reserved as f64),
             quantity,
         ),
+        middle(
+            "reservations dropped",
+            |s| s.entries.map(|e| e.dropped as f64),
+            quantity,
+        ),
     ]
 }
 

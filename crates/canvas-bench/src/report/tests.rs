@@ -454,6 +454,7 @@ fn threads_are_an_axis_with_the_papers_numbers() {
                     locked,
                     stocked: 0,
                     reserved: 1000,
+                    dropped: 0,
                 });
                 results.samples.push(s);
             }
