@@ -140,7 +140,7 @@ def reservations_dropped(r):
     script = r.write("epochs.py", EPOCHS)
     answers, reports = set(), []
     for tag, pool in (("roomy", 1024), ("tight", 88)):
-        c = r.call([exe, script], tag=tag, local=40 * MIB, extra=["--pool", pool * MIB])
+        c = r.call([exe, script], tag=tag, local=40 * MIB, pool=pool * MIB)
         answers.add(c.out())
         reports.append(r.load_stats(c))
     r.same(len(answers), 1, f"answers {answers}")
