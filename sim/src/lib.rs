@@ -13,12 +13,14 @@
 //! * [`agent`]: what a tenant's agent knows; [`client`], [`repair`]: what it does;
 //! * [`world`]: all of them, the network between them, faults;
 //! * [`audit`]: what must be true;
+//! * [`contention`]: the processors of one host that put pages out, and their locks;
 //! * [`scenario`]: experiments with figures.
 #![forbid(unsafe_code)]
 
 pub mod agent;
 pub mod audit;
 mod client;
+pub mod contention;
 pub mod engine;
 pub mod host;
 mod repair;

@@ -3,17 +3,18 @@
 
 use std::process::ExitCode;
 
-use canvas_sim::scenario::{Size, balance, failures, pressure, slabs, utilization};
+use canvas_sim::scenario::{Size, balance, contention, failures, pressure, slabs, utilization};
 use canvas_sim::world::HOSTS_MAX;
 
 type Report = fn(u64, Size) -> String;
 
-const ALL: [(&str, Report); 5] = [
+const ALL: [(&str, Report); 6] = [
     ("utilization", utilization::report),
     ("balance", balance::report),
     ("pressure", pressure::report),
     ("failures", failures::report),
     ("slabs", slabs::report),
+    ("contention", contention::report),
 ];
 
 fn main() -> ExitCode {
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
 
 fn bad(what: &str) -> ExitCode {
     eprintln!(
-        "canvas-sim: {what}; write canvas-sim [--seed N] [--full | --hosts N] [utilization|balance|pressure|failures|slabs]..."
+        "canvas-sim: {what}; write canvas-sim [--seed N] [--full | --hosts N] [utilization|balance|pressure|failures|slabs|contention]..."
     );
     ExitCode::from(2)
 }

@@ -1,6 +1,7 @@
 //! Experiments: each asserts what is promised and gives its figures as text.
 
 pub mod balance;
+pub mod contention;
 pub mod failures;
 pub mod pressure;
 pub mod slabs;

@@ -2,7 +2,7 @@
 
 use canvas_sim::engine::SEC;
 use canvas_sim::scenario::failures::{POLICIES, Step, filled, step};
-use canvas_sim::scenario::{Size, balance, failures, pressure, slabs, utilization};
+use canvas_sim::scenario::{Size, balance, contention, failures, pressure, slabs, utilization};
 use canvas_sim::world::{Chooser, Config};
 
 const SEED: u64 = 1;
@@ -59,4 +59,32 @@ fn the_seed_decides_everything() {
     );
     assert_eq!(one, again);
     assert_ne!(one.0, other.0);
+}
+
+/// What the figures of docs/SIMULATION.md say, as relations.
+#[test]
+fn reservations_help_as_far_as_no_other_lock_is_in_the_way() {
+    let at = |scheme, n: usize| {
+        let row = contention::row(SEED, scheme, contention::TRANSFERS_NS[0], Size::Short);
+        row[contention::PROCESSORS.iter().position(|p| *p == n).unwrap()]
+    };
+    let [each, batches, reserved, both] = contention::SCHEMES;
+    // With one lock a page takes ever longer, and reservations alone do not help: the swap cache has one, too.
+    assert!(at(each, 48).page_ns > 8.0 * at(each, 1).page_ns);
+    assert!(at(reserved, 48).page_ns > 8.0 * at(reserved, 1).page_ns);
+    // In batches all processors work.
+    for scheme in [batches, both] {
+        assert!(at(scheme, 48).page_ns < 1.05 * at(scheme, 1).page_ns);
+    }
+    // Entries alone: Canvas's figure 12 b has its 13 times at 48 processors.
+    let [one_by_one, stocked] = contention::ENTRIES_ONLY;
+    assert!(at(one_by_one, 48).locked_ns > 13.0 * at(stocked, 48).locked_ns);
+    // So few contexts bound what so many processors can do.
+    let few = canvas_sim::contention::Scheme {
+        contexts: 4,
+        ..both
+    };
+    assert!(at(few, 64).pages_per_s < 1.05 * at(both, 4).pages_per_s);
+    // One seed, one result.
+    assert_eq!(at(each, 16), at(each, 16));
 }

@@ -62,7 +62,12 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
     }
     let locked = get(&["entries", "allocs_locked"]);
     if let (Some(locked), Some(reserved)) = (locked, get(&["entries", "allocs_reserved"])) {
-        sample.entries = Some(Entries { locked, reserved });
+        sample.entries = Some(Entries {
+            locked,
+            stocked: get(&["entries", "allocs_stocked"]).unwrap_or(0),
+            reserved,
+            dropped: get(&["entries", "reservations_dropped"]).unwrap_or(0),
+        });
     }
     if let Some(far) = &mut sample.far {
         apply_far(&v, far);
@@ -117,7 +122,7 @@ mod tests {
         let text = r#"{"schema":"canvas-stats/1","memory":{"local_bytes":{"now":1,"peak":2},
             "pool_bytes":{"now":3,"peak":4}},"fault_time_ns":{"count":5,"p50":6,"p90":7,"p99":8,"max":9,"histogram":[[6,3],[9,2]]},
             "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
-            "entries":{"allocs_locked":11,"allocs_reserved":12},
+            "entries":{"allocs_locked":11,"allocs_stocked":7,"allocs_reserved":12,"reservations_dropped":3},
             "counters":{"faults_far":15,"pages_in":20,"pages_out":30},"verify_failures":0}"#;
         let mut s = Sample::default();
         apply(text, &mut s).unwrap();
@@ -131,7 +136,11 @@ mod tests {
         assert_eq!((q.p50, q.p99, q.p999, q.max), (6.0, 8.0, None, Some(9.0)));
         assert_eq!(s.fault_histogram, [(6, 3), (9, 2)]);
         assert_eq!(s.prefetch.unwrap().accuracy, Some(0.5));
-        assert_eq!(s.entries.unwrap().reserved, 12);
+        let entries = s.entries.unwrap();
+        assert_eq!(
+            (entries.stocked, entries.reserved, entries.dropped),
+            (7, 12, 3)
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod demo;
 mod isolation;
+mod pressure;
 
 use std::time::Duration;
 
@@ -356,6 +357,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     isolation::EXPERIMENT,
     demo::EXPERIMENT,
+    pressure::EXPERIMENT,
     Experiment {
         name: "infiniswap",
         about: "application performance with 100, 75 and 50 % of the working set in memory",

@@ -266,8 +266,14 @@ pub struct Tcp {
 pub struct Entries {
     /// Under the allocator's lock.
     pub locked: u64,
+    /// By the allocator without its lock; 0 in results of before there was that.
+    #[serde(default)]
+    pub stocked: u64,
     /// By reservation, without a lock.
     pub reserved: u64,
+    /// Reservations taken from hot pages.
+    #[serde(default)]
+    pub dropped: u64,
 }
 
 /// A moment of a run.

@@ -23,10 +23,18 @@
 //! fill that fails puts its slot back from either state, and from WriterDone too.
 //!
 //! Full slots wait in a FIFO of [`Place`]s. A slot that is taken leaves its place behind; the
-//! generation, counted up whenever a slot is freed or gets another place, tells which is stale. A
+//! generation, counted up whenever a slot is freed or gets another place, tells which is stale. It
+//! lies beside the state in one word, so that one compare-and-swap says whether a place counts. A
 //! slot never has two that count, and none before its page's word was published as Cached.
+//!
+//! The lock guards the free stacks and the FIFO, and is taken for a batch: of places that are made,
+//! of places that a writer takes ([`SlotTable::oldest`]), of slots that are allocated. Single slots
+//! are taken from and given back to a shelf of a [`Stock`], without it; a shelf that is full goes to
+//! the free stack in one piece. Slots on shelves have buffers and count as free: whoever finds the
+//! stack empty takes them from any shelf before a new buffer is begun or nothing is to be had.
 
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
+use canvas_types::stock::Stock;
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
 use canvas_types::{PageId, SwapEntry};
 
 use crate::word::{self, State, Word};
@@ -34,6 +42,15 @@ use crate::word::{self, State, Word};
 /// Places of the FIFO at first: it goes round in them, and the rest of its memory stays untouched, until
 /// more slots are in use.
 const RING_START: usize = if cfg!(test) { 2 } else { 512 };
+
+/// Slots on a shelf at most; so many go to the free stack, or come from it, under one lock.
+const SHELF: usize = if cfg!(any(test, feature = "shuttle")) {
+    2
+} else {
+    16
+};
+/// Places that a writer takes from the FIFO under one lock.
+pub const WRITES: usize = 16;
 
 /// Where a slot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,10 +75,10 @@ pub enum SlotState {
 }
 
 impl SlotState {
-    /// Decodes a slot's state.
+    /// The state in a slot's word of [`SlotTable::states`].
     #[inline(always)]
-    pub fn of(raw: u32) -> SlotState {
-        match raw {
+    pub fn of(word: u32) -> SlotState {
+        match word & STATE_MASK {
             0 => SlotState::Free,
             1 => SlotState::Owned,
             2 => SlotState::Full,
@@ -87,6 +104,17 @@ impl SlotState {
     }
 }
 
+const STATE_BITS: u32 = 3;
+const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
+/// What to add to a slot's word for the next generation.
+const NEXT_LIFE: u32 = 1 << STATE_BITS;
+
+/// The word of a slot in the next generation.
+#[inline(always)]
+fn next_life(word: u32, state: SlotState) -> u32 {
+    (word & !STATE_MASK).wrapping_add(NEXT_LIFE) | state as u32
+}
+
 /// The entry field of a Cached word whose page lies in `slot`.
 #[inline(always)]
 pub fn in_word(slot: u32) -> SwapEntry {
@@ -105,14 +133,20 @@ pub fn of_word(cached: Word) -> u32 {
 pub struct Place(u64);
 
 impl Place {
+    /// `word`: the slot's; its generation is what counts.
     #[inline(always)]
-    fn new(slot: u32, generation: u32) -> Place {
-        Place(u64::from(slot) | (u64::from(generation) << 32))
+    fn new(slot: u32, word: u32) -> Place {
+        Place(u64::from(slot) | (u64::from(word & !STATE_MASK) << 32))
     }
     /// Number of the slot.
     #[inline(always)]
     pub fn slot(self) -> u32 {
         self.0 as u32
+    }
+    /// The slot's word while this place counts and it is in `state`.
+    #[inline(always)]
+    fn word(self, state: SlotState) -> u32 {
+        (self.0 >> 32) as u32 | state as u32
     }
 }
 
@@ -132,6 +166,8 @@ pub struct Control {
     capacity: AtomicU32,
     head: AtomicU64,
     tail: AtomicU64,
+    /// Free slots with buffers, by number + 1.
+    stock: Stock<SHELF>,
 }
 
 macro_rules! control_new {
@@ -146,6 +182,7 @@ macro_rules! control_new {
             capacity: AtomicU32::new(0),
             head: AtomicU64::new(0),
             tail: AtomicU64::new(0),
+            stock: Stock::new(),
         }
     };
 }
@@ -171,20 +208,19 @@ impl Control {
 pub struct SlotTable<'a> {
     /// Lock and counters.
     pub control: &'a Control,
-    /// State of each slot; all arrays but `ring` have one element a slot.
+    /// Each slot's state and, above [`SlotState::of`]'s bits, its generation: how many places it has had;
+    /// all arrays but `ring` have one element a slot.
     pub states: &'a [AtomicU32],
     /// The page that a slot holds.
     pub pages: &'a [AtomicU32],
     /// Its page's entry in the low half, "has a far copy" in bit 32.
     pub entries: &'a [AtomicU64],
-    /// Counts the places that each slot has had.
-    pub generations: &'a [AtomicU32],
     /// Free slots: those with a buffer from the start, those whose buffers were given back from the end.
     pub free_stack: &'a [AtomicU32],
     /// The FIFO: a power of two, and at least twice the slots, because stale places are in it too.
     pub ring: &'a [AtomicU64],
-    /// For waiting long for the lock.
-    pub yield_now: fn(),
+    /// What is asked of threads.
+    pub threads: Threads,
 }
 
 /// A page to be written out; its slot is the caller's until
@@ -225,22 +261,34 @@ pub struct Taken {
 
 impl<'a> SlotTable<'a> {
     #[inline(always)]
+    fn word(&self, slot: u32) -> u32 {
+        self.states[slot as usize].load(Ordering::Acquire)
+    }
+    #[inline(always)]
     fn state(&self, slot: u32) -> SlotState {
-        SlotState::of(self.states[slot as usize].load(Ordering::Acquire))
+        SlotState::of(self.word(slot))
+    }
+    /// Moves a slot's word from `old` to `new`; false when another thread was faster.
+    #[inline(always)]
+    fn swap(&self, slot: u32, old: u32, new: u32) -> bool {
+        debug_assert!(SlotState::of(old).may_become(SlotState::of(new)));
+        self.states[slot as usize]
+            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
     /// Moves a slot from `old` to `new`; false when another thread was faster.
     #[inline(always)]
     fn step(&self, slot: u32, old: SlotState, new: SlotState) -> bool {
-        debug_assert!(old.may_become(new));
-        self.states[slot as usize]
-            .compare_exchange(old as u32, new as u32, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        let word = self.word(slot);
+        SlotState::of(word) == old && self.swap(slot, word, word & !STATE_MASK | new as u32)
     }
-    /// Moves a slot that no other thread can move now.
+    /// Moves a slot that no other thread can move now; the place that counts for it.
     #[inline(always)]
-    fn set(&self, slot: u32, new: SlotState) {
-        debug_assert!(self.state(slot).may_become(new));
-        self.states[slot as usize].store(new as u32, Ordering::Release);
+    fn set(&self, slot: u32, new: SlotState) -> Place {
+        let word = self.word(slot);
+        debug_assert!(SlotState::of(word).may_become(new));
+        self.states[slot as usize].store(word & !STATE_MASK | new as u32, Ordering::Release);
+        Place::new(slot, word)
     }
     #[inline(always)]
     fn set_entry(&self, slot: u32, entry: SwapEntry, far_copy: bool) {
@@ -267,21 +315,13 @@ impl<'a> SlotTable<'a> {
             n => n as usize,
         }
     }
-    /// The place that counts for a slot; changes only under the lock.
-    #[inline(always)]
-    fn place(&self, slot: u32) -> Place {
-        Place::new(
-            slot,
-            self.generations[slot as usize].load(Ordering::Relaxed),
-        )
-    }
     #[inline(always)]
     fn place_at(&self, i: u64) -> Place {
         Place(self.ring(i).load(Ordering::Relaxed))
     }
     #[inline(always)]
     fn lock(&self) -> RawGuard<'a> {
-        self.control.lock.lock(self.yield_now)
+        self.control.lock.lock(self.threads.yield_now)
     }
 
     /// Bounds the slots in use. The cache grows at once and shrinks as slots become free.
@@ -295,83 +335,169 @@ impl<'a> SlotTable<'a> {
     pub fn capacity(&self) -> u32 {
         self.control.capacity.load(Ordering::Relaxed)
     }
+    /// Slots that are not on the stacks: in use, or on a shelf.
+    #[inline]
+    fn out(&self) -> u32 {
+        let c = self.control;
+        c.high
+            .load(Ordering::Relaxed)
+            .saturating_sub(c.free_top.load(Ordering::Relaxed))
+            .saturating_sub(c.bare_top.load(Ordering::Relaxed))
+    }
     /// Slots in use.
     #[inline]
     pub fn used(&self) -> u32 {
-        self.control
-            .high
-            .load(Ordering::Relaxed)
-            .saturating_sub(self.control.free_top.load(Ordering::Relaxed))
-            .saturating_sub(self.control.bare_top.load(Ordering::Relaxed))
+        self.out().saturating_sub(self.control.stock.len())
     }
     /// Slots that can be had without writing out.
     #[inline]
     pub fn available(&self) -> u32 {
         self.capacity().saturating_sub(self.used())
     }
+    /// How often the lock was found taken, modulo 2^32.
+    pub fn lock_waits(&self) -> u32 {
+        self.control.lock.waits()
+    }
 
     /// Takes up to `out.len()` free slots; returns how many, and how many of them are new (their
     /// buffers cost memory from now on: the caller charges them).
     #[inline]
     pub fn alloc(&self, out: &mut [Place]) -> (usize, usize) {
-        let c = self.control;
-        let _g = self.lock();
-        let (mut n, mut fresh) = (0, 0);
-        while n < out.len() {
-            let top = c.free_top.load(Ordering::Relaxed);
-            let bare = c.bare_top.load(Ordering::Relaxed);
-            let high = c.high.load(Ordering::Relaxed);
-            let slot = if high - top - bare >= self.capacity() {
-                break;
-            } else if top > 0 {
-                c.free_top.store(top - 1, Ordering::Relaxed);
-                if top - 1 < c.free_low.load(Ordering::Relaxed) {
-                    c.free_low.store(top - 1, Ordering::Relaxed);
-                }
-                self.free_stack[top as usize - 1].load(Ordering::Relaxed)
-            } else if bare > 0 {
-                c.bare_top.store(bare - 1, Ordering::Relaxed);
-                fresh += 1;
-                self.bare_place(bare - 1).load(Ordering::Relaxed)
-            } else {
-                c.high.store(high + 1, Ordering::Relaxed);
-                fresh += 1;
-                high
-            };
-            self.set(slot, SlotState::Owned);
-            out[n] = self.place(slot);
-            n += 1;
+        let stock = &self.control.stock;
+        let me = (self.threads.number)();
+        let mut n = 0;
+        // Above the bound, as when it was lowered, what lies on shelves is not to be had.
+        if self.out() <= self.capacity() {
+            n = self.alloc_shelved(&mut out[..], || stock.take(me));
+        }
+        if n < out.len() {
+            n += self.alloc_stacked(&mut out[n..], me);
+        }
+        if n < out.len() && self.out() <= self.capacity() {
+            n += self.alloc_shelved(&mut out[n..], || stock.take_any(me));
+        }
+        let mut fresh = 0;
+        if n < out.len() {
+            n += self.alloc_fresh(&mut out[n..], &mut fresh);
         }
         (n, fresh)
     }
 
-    /// Gives slots back that were allocated and not used.
-    pub fn give_back(&self, slots: &[Place]) {
-        let g = self.lock();
-        for s in slots {
-            self.free_locked(s.slot(), &g);
+    /// Takes slots from shelves.
+    fn alloc_shelved(&self, out: &mut [Place], take: impl Fn() -> Option<u32>) -> usize {
+        let mut n = 0;
+        while n < out.len()
+            && let Some(number) = take()
+        {
+            out[n] = self.set(number - 1, SlotState::Owned);
+            n += 1;
+        }
+        n
+    }
+
+    /// Takes slots with buffers from the free stack, and a few more for the shelf where one was asked for.
+    fn alloc_stacked(&self, out: &mut [Place], me: usize) -> usize {
+        let stock = &self.control.stock;
+        let mut n = 0;
+        {
+            let g = self.lock();
+            if self.out() > self.capacity() {
+                // They count as free, and the bound is kept by the stacks.
+                while let Some(number) = stock.take_any(me) {
+                    self.stack(number - 1, &g);
+                }
+            }
+            while n < out.len()
+                && let Some(slot) = self.unstack(&g)
+            {
+                out[n] = Place::new(slot, 0);
+                n += 1;
+            }
+            if out.len() == 1 {
+                for _ in 0..SHELF / 2 {
+                    let Some(slot) = self.unstack(&g) else { break };
+                    if !stock.put(me, slot + 1) {
+                        self.stack(slot, &g);
+                        break;
+                    }
+                }
+            }
+        }
+        self.own(&mut out[..n]);
+        n
+    }
+
+    /// Takes slots that have no buffer yet, or none any more, where none with a buffer was given back
+    /// meanwhile; counts them.
+    fn alloc_fresh(&self, out: &mut [Place], fresh: &mut usize) -> usize {
+        let c = self.control;
+        let mut n = 0;
+        {
+            let g = self.lock();
+            while n < out.len() && self.out() < self.capacity() {
+                let bare = c.bare_top.load(Ordering::Relaxed);
+                let high = c.high.load(Ordering::Relaxed);
+                let slot = if let Some(slot) = self.unstack(&g) {
+                    slot
+                } else if bare > 0 {
+                    *fresh += 1;
+                    c.bare_top.store(bare - 1, Ordering::Relaxed);
+                    self.bare_place(bare - 1).load(Ordering::Relaxed)
+                } else {
+                    *fresh += 1;
+                    c.high.store(high + 1, Ordering::Relaxed);
+                    high
+                };
+                out[n] = Place::new(slot, 0);
+                n += 1;
+            }
+        }
+        self.own(&mut out[..n]);
+        n
+    }
+
+    /// Slots that were just taken from the stacks become this thread's: what else it costs to fetch their
+    /// words is not paid under the lock.
+    fn own(&self, slots: &mut [Place]) {
+        for place in slots {
+            *place = self.set(place.slot(), SlotState::Owned);
         }
     }
 
+    /// Gives slots back that were allocated and not used.
+    pub fn give_back(&self, slots: &[Place]) {
+        slots.iter().for_each(|s| self.end_life(s.slot()));
+        let g = self.lock();
+        slots.iter().for_each(|s| self.stack(s.slot(), &g));
+    }
+
     /// Takes slots that were free, with a buffer, all the time since this was last called; returns how
-    /// many. When `out` is full there may be more. The caller gives their buffers' memory back, and then
-    /// the slots, by [`SlotTable::give_back_bare`].
+    /// many. When `out` is full there may be more. What lies on shelves is idle by the next call, if nobody
+    /// needs it. The caller gives their buffers' memory back, and then the slots, by
+    /// [`SlotTable::give_back_bare`].
     pub fn take_idle(&self, out: &mut [Place]) -> usize {
         let c = self.control;
-        let _g = self.lock();
+        let g = self.lock();
         let top = c.free_top.load(Ordering::Relaxed);
         let idle = c.free_low.load(Ordering::Relaxed).min(top);
         let n = (idle as usize).min(out.len());
         for (i, place) in out[..n].iter_mut().enumerate() {
             let slot = self.free_stack[top as usize - 1 - i].load(Ordering::Relaxed);
-            self.set(slot, SlotState::Owned);
-            *place = self.place(slot);
+            *place = self.set(slot, SlotState::Owned);
         }
-        let top = top - n as u32;
-        c.free_top.store(top, Ordering::Relaxed);
+        c.free_top.store(top - n as u32, Ordering::Relaxed);
         let all = n < out.len();
-        c.free_low
-            .store(if all { top } else { idle - n as u32 }, Ordering::Relaxed);
+        if all {
+            while let Some(number) = c.stock.take_any(0) {
+                self.stack(number - 1, &g);
+            }
+        }
+        let left = if all {
+            c.free_top.load(Ordering::Relaxed)
+        } else {
+            idle - n as u32
+        };
+        c.free_low.store(left, Ordering::Relaxed);
         n
     }
 
@@ -380,8 +506,7 @@ impl<'a> SlotTable<'a> {
         let _g = self.lock();
         for s in slots {
             let slot = s.slot();
-            self.generations[slot as usize].fetch_add(1, Ordering::Relaxed);
-            self.set(slot, SlotState::Free);
+            self.end_life(slot);
             let bare = self.control.bare_top.load(Ordering::Relaxed);
             self.bare_place(bare).store(slot, Ordering::Relaxed);
             self.control.bare_top.store(bare + 1, Ordering::Relaxed);
@@ -394,19 +519,51 @@ impl<'a> SlotTable<'a> {
         &self.free_stack[self.free_stack.len() - 1 - i as usize]
     }
 
+    /// A slot that only this thread knows of becomes free; its places are stale from now on.
     #[inline]
-    fn free_locked(&self, slot: u32, _lock: &RawGuard<'_>) {
-        self.generations[slot as usize].fetch_add(1, Ordering::Relaxed);
-        self.set(slot, SlotState::Free);
+    fn end_life(&self, slot: u32) {
+        let word = self.word(slot);
+        debug_assert!(SlotState::of(word).may_become(SlotState::Free));
+        self.states[slot as usize].store(next_life(word, SlotState::Free), Ordering::Release);
+    }
+
+    /// Puts a free slot on the stack.
+    #[inline]
+    fn stack(&self, slot: u32, _lock: &RawGuard<'_>) {
         let top = self.control.free_top.load(Ordering::Relaxed);
         self.free_stack[top as usize].store(slot, Ordering::Relaxed);
         self.control.free_top.store(top + 1, Ordering::Relaxed);
     }
 
+    /// Takes one from the stack, below the bound.
+    #[inline]
+    fn unstack(&self, _lock: &RawGuard<'_>) -> Option<u32> {
+        let c = self.control;
+        let top = c.free_top.load(Ordering::Relaxed).checked_sub(1)?;
+        if self.out() >= self.capacity() {
+            return None;
+        }
+        c.free_top.store(top, Ordering::Relaxed);
+        if top < c.free_low.load(Ordering::Relaxed) {
+            c.free_low.store(top, Ordering::Relaxed);
+        }
+        Some(self.free_stack[top as usize].load(Ordering::Relaxed))
+    }
+
     #[inline]
     fn free(&self, slot: u32) {
+        self.end_life(slot);
+        let me = (self.threads.number)();
+        let stock = &self.control.stock;
+        if self.out() <= self.capacity() && stock.put(me, slot + 1) {
+            return;
+        }
+        // The shelf is full, or too many are out: all of it goes, for one lock.
         let g = self.lock();
-        self.free_locked(slot, &g);
+        self.stack(slot, &g);
+        while let Some(number) = stock.take(me) {
+            self.stack(number - 1, &g);
+        }
     }
 
     /// Marks an owned slot, whose buffer now holds `page`, as full. Call before the page's word
@@ -419,29 +576,37 @@ impl<'a> SlotTable<'a> {
         self.set(slot, SlotState::Full);
     }
 
-    /// Puts full slots at the end of the FIFO, after their words were published. A slot that was
-    /// taken since then is left out, even if it has another page by now.
+    /// Puts full slots at the end of the FIFO, after their words were published, or when a writer gives
+    /// them back. Where a slot was taken since then its place is stale, even if it has another page by now.
     #[inline]
     pub fn enqueue(&self, slots: &[Place]) {
-        let g = self.lock();
-        for s in slots {
-            if !self.is_stale(*s) {
-                self.push(*s, &g);
-            }
+        if !slots.is_empty() {
+            let g = self.lock();
+            self.trim_head(&g);
+            slots.iter().for_each(|s| self.push(*s, &g));
         }
     }
 
+    /// Drops stale places at the head, so that the ring stays as short as the cache.
+    fn trim_head(&self, _lock: &RawGuard<'_>) {
+        let (head, tail) = (&self.control.head, &self.control.tail);
+        let mut first = head.load(Ordering::Relaxed);
+        while first < tail.load(Ordering::Relaxed) && self.is_stale(self.place_at(first)) {
+            first += 1;
+        }
+        head.store(first, Ordering::Relaxed);
+    }
+
     /// Makes a slot full that was being written or taken, at the end of the FIFO; false when it is
-    /// not in state `old` any more. In one step: between the two it could be taken, freed, and
-    /// handed out again, and then have a place before its next page is Cached.
+    /// not in state `old` any more. In one step it is full and older places are stale; should it be
+    /// taken before its new place is made, that is stale as well.
     fn put_back(&self, slot: u32, old: SlotState) -> bool {
-        let g = self.lock();
-        if !self.step(slot, old, SlotState::Full) {
+        let word = self.word(slot);
+        let full = next_life(word, SlotState::Full);
+        if SlotState::of(word) != old || !self.swap(slot, word, full) {
             return false;
         }
-        // An older place may be in the FIFO still.
-        self.generations[slot as usize].fetch_add(1, Ordering::Relaxed);
-        self.push(self.place(slot), &g);
+        self.enqueue(&[Place::new(slot, full)]);
         true
     }
 
@@ -454,12 +619,6 @@ impl<'a> SlotTable<'a> {
         let end = tail.load(Ordering::Relaxed);
         self.ring(end).store(place.0, Ordering::Relaxed);
         tail.store(end + 1, Ordering::Relaxed);
-        // Drop stale places at the head, so that the ring stays as short as the cache.
-        let mut first = head.load(Ordering::Relaxed);
-        while first < end && self.is_stale(self.place_at(first)) {
-            first += 1;
-        }
-        head.store(first, Ordering::Relaxed);
     }
 
     /// Takes the stale places out of a full ring, and makes it larger when more than half of it is live
@@ -497,31 +656,59 @@ impl<'a> SlotTable<'a> {
 
     #[inline]
     fn is_stale(&self, place: Place) -> bool {
-        place != self.place(place.slot()) || self.state(place.slot()) != SlotState::Full
+        self.word(place.slot()) != place.word(SlotState::Full)
     }
 
-    /// Takes the oldest full slot for writing out.
-    pub fn begin_write(&self) -> Option<Job> {
-        let _g = self.lock();
-        let mut head = self.control.head.load(Ordering::Relaxed);
-        let tail = self.control.tail.load(Ordering::Relaxed);
-        let mut job = None;
-        while head < tail && job.is_none() {
-            let place = self.place_at(head);
-            head += 1;
-            let slot = place.slot();
-            if place == self.place(slot) && self.step(slot, SlotState::Full, SlotState::Writing) {
-                let (entry, far_copy) = self.entry(slot);
-                job = Some(Job {
-                    slot,
-                    page: PageId(self.pages[slot as usize].load(Ordering::Relaxed)),
-                    entry,
-                    far_copy,
-                });
+    /// Takes the oldest places that count, up to `out.len()`, for writing out; returns how many. Each is to
+    /// be given to [`SlotTable::begin_write`], or back by [`SlotTable::enqueue`]; until then their pages can
+    /// be taken, but not be written out by others.
+    pub fn oldest(&self, out: &mut [Place]) -> usize {
+        let mut n = 0;
+        while n < out.len() {
+            let taken = self.pop(&mut out[n..]);
+            if taken == 0 {
+                break;
             }
+            let mut live = n;
+            for i in n..n + taken {
+                if !self.is_stale(out[i]) {
+                    out[live] = out[i];
+                    live += 1;
+                }
+            }
+            n = live;
         }
-        self.control.head.store(head, Ordering::Relaxed);
-        job
+        n
+    }
+
+    /// Takes places from the head, stale ones among them.
+    fn pop(&self, out: &mut [Place]) -> usize {
+        let _g = self.lock();
+        let head = self.control.head.load(Ordering::Relaxed);
+        let n = (self.control.tail.load(Ordering::Relaxed) - head).min(out.len() as u64);
+        for (i, place) in (head..head + n).zip(&mut *out) {
+            *place = self.place_at(i);
+        }
+        self.control.head.store(head + n, Ordering::Relaxed);
+        n as usize
+    }
+
+    /// Begins to write out what stands at a place; `None` when it was taken meanwhile. Without a lock: the
+    /// generation says whether it is the same still.
+    #[inline]
+    pub fn begin_write(&self, place: Place) -> Option<Job> {
+        let slot = place.slot();
+        let (full, writing) = (place.word(SlotState::Full), place.word(SlotState::Writing));
+        if !self.swap(slot, full, writing) {
+            return None;
+        }
+        let (entry, far_copy) = self.entry(slot);
+        Some(Job {
+            slot,
+            page: PageId(self.pages[slot as usize].load(Ordering::Relaxed)),
+            entry,
+            far_copy,
+        })
     }
 
     /// Ends a write-out whose writer has moved the word from Cached to Far ([`Job::publish`]).

@@ -16,7 +16,7 @@ use canvas_pager::slot::{self, Control, Job, Place, SlotTable, Taken};
 use canvas_pager::table::PageTable;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_types::layout::BLOCK_PAGES;
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, Threads};
 use canvas_types::{PageId, SwapEntry};
 
 const PAGES: usize = 192;
@@ -190,10 +190,12 @@ impl World {
             states: &self.slot_halves[0],
             pages: &self.slot_halves[1],
             entries: &self.slot_words[0],
-            generations: &self.slot_halves[2],
-            free_stack: &self.slot_halves[3],
+            free_stack: &self.slot_halves[2],
             ring: &self.slot_words[1],
-            yield_now: || {},
+            threads: Threads {
+                yield_now: || {},
+                number: || 0,
+            },
         }
     }
     fn buffer(&mut self, slot: u32) -> &mut u64 {
@@ -282,10 +284,14 @@ impl World {
                     }),
                 }
             }
-            11 | 12 => self
-                .slots()
-                .begin_write()
-                .map_or(Actor::Idle, |job| Actor::WriteStore { job }),
+            11 | 12 => {
+                let mut place = [Place::default()];
+                let job = match self.slots().oldest(&mut place) {
+                    0 => None,
+                    _ => self.slots().begin_write(place[0]),
+                };
+                job.map_or(Actor::Idle, |job| Actor::WriteStore { job })
+            }
             13 => {
                 // A pinned page now and then: rare by chance, and where mistakes would hide.
                 let pinned = (0..PAGES).find(|p| self.word(*p).pins() > 0);
@@ -832,7 +838,12 @@ fn no_page_is_lost_and_nothing_has_two_owners() {
     );
     world.check(&actors);
     // Whatever is in the swap cache can be written out.
-    while let Some(job) = world.slots().begin_write() {
+    let mut place = [Place::default()];
+    while world.slots().oldest(&mut place) == 1 {
+        let job = world
+            .slots()
+            .begin_write(place[0])
+            .expect("nobody takes it");
         let mut writer = Actor::WriteStore { job };
         while !matches!(writer, Actor::Idle) {
             writer = world.step(writer);

@@ -3,11 +3,12 @@
 //! written is a number a page; wherever the word says that the page is, there this number must be.
 #![cfg(feature = "shuttle")]
 
+use std::cell::Cell;
 use std::sync::Arc;
 
-use canvas_pager::slot::{self, Control, SlotTable};
+use canvas_pager::slot::{self, Control, Place, SlotTable};
 use canvas_pager::word::{self, State, Word, flag};
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, Threads};
 use canvas_types::{PageId, SwapEntry};
 use shuttle::thread;
 
@@ -18,7 +19,15 @@ const ENTRIES: usize = PAGES + SLOTS + 4;
 /// In place of a page's number where the page is not.
 const NOTHING: u64 = u64::MAX;
 
-fn no_yield() {}
+const THREADS: Threads = Threads {
+    yield_now: || {},
+    number: || THREAD.with(Cell::get),
+};
+
+shuttle::thread_local! {
+    /// Which shelf a thread uses; some share one.
+    static THREAD: Cell<usize> = Cell::new(0);
+}
 
 /// Time for the other threads to do something whole.
 fn pause() {
@@ -39,7 +48,6 @@ struct World {
     states: Vec<AtomicU32>,
     pages: Vec<AtomicU32>,
     entries: Vec<AtomicU64>,
-    generations: Vec<AtomicU32>,
     free_stack: Vec<AtomicU32>,
     ring: Vec<AtomicU64>,
     /// Page words, what is mapped, and what the program wrote last.
@@ -66,7 +74,6 @@ impl World {
             states: halves(SLOTS),
             pages: halves(SLOTS),
             entries: words(SLOTS),
-            generations: halves(SLOTS),
             free_stack: halves(SLOTS),
             ring: words((SLOTS * 2).next_power_of_two()),
             words: words(PAGES),
@@ -95,10 +102,9 @@ impl World {
             states: &self.states,
             pages: &self.pages,
             entries: &self.entries,
-            generations: &self.generations,
             free_stack: &self.free_stack,
             ring: &self.ring,
-            yield_now: no_yield,
+            threads: THREADS,
         }
     }
     fn entry_alloc(&self) -> SwapEntry {
@@ -181,11 +187,26 @@ impl World {
         self.slots().enqueue(&slots[..got]);
     }
 
-    /// Writes the oldest page out; `fail`: the far store has no room. False when there was none.
+    /// Writes the oldest two pages out; `fail`: the far store has no room. False when there was none.
     fn write(&self, fail: bool) -> bool {
-        let Some(job) = self.slots().begin_write() else {
-            return false;
-        };
+        let mut places = [Place::default(); 2];
+        let got = self.slots().oldest(&mut places);
+        // Time for the second one to be taken, and to have another page.
+        pause();
+        for (i, place) in places[..got].iter().enumerate() {
+            let Some(job) = self.slots().begin_write(*place) else {
+                continue;
+            };
+            self.write_one(job, fail);
+            if fail {
+                self.slots().enqueue(&places[i + 1..got]);
+                break;
+            }
+        }
+        got > 0
+    }
+
+    fn write_one(&self, job: slot::Job, fail: bool) {
         let s = job.slot as usize;
         assert_eq!(
             self.cached[s].load(Ordering::Relaxed),
@@ -204,7 +225,7 @@ impl World {
         };
         if fail {
             give_up(job.entry, false);
-            return true;
+            return;
         }
         let entry = if job.entry.is_some() {
             job.entry
@@ -224,7 +245,6 @@ impl World {
         } else {
             give_up(entry, true);
         }
-        true
     }
 
     /// The slot's contents, which must be what the program wrote last.
@@ -379,9 +399,13 @@ fn race(iterations: usize, roles: &'static [Role]) {
         let world = Arc::new(World::new());
         let threads: Vec<_> = roles
             .iter()
-            .map(|role| {
+            .enumerate()
+            .map(|(i, role)| {
                 let (world, role) = (world.clone(), *role);
-                thread::spawn(move || role(&world))
+                thread::spawn(move || {
+                    THREAD.with(|t| t.set(i % 3));
+                    role(&world);
+                })
             })
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());

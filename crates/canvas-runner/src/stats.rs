@@ -181,6 +181,7 @@ struct Prefetch {
 #[derive(Serialize, Debug)]
 struct Entries {
     allocs_locked: u64,
+    allocs_stocked: u64,
     allocs_reserved: u64,
     reservations_dropped: u64,
     lock_free_ratio: Option<f64>,
@@ -410,12 +411,14 @@ impl Entries {
     fn of(segment: &Segment) -> Entries {
         let total = |c| segment.total(c);
         let locked = total(Counter::EntryAllocLocked);
+        let stocked = total(Counter::EntryAllocStocked);
         let reserved = total(Counter::EntryAllocReserved);
         Entries {
             allocs_locked: locked,
+            allocs_stocked: stocked,
             allocs_reserved: reserved,
             reservations_dropped: total(Counter::EntryReservationDropped),
-            lock_free_ratio: ratio(reserved, locked + reserved),
+            lock_free_ratio: ratio(reserved + stocked, locked + stocked + reserved),
         }
     }
 }

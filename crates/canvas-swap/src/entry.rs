@@ -2,22 +2,28 @@
 //!
 //! One `u64` an entry, in memory that the caller provides and that is zero at start; index 0 is no
 //! entry. Memory is touched only as entries are handed out: fresh entries come from a high-water
-//! mark, freed ones from a list threaded through their own words.
+//! mark, freed ones from a list threaded through their own words. It is a list of chains, each of what
+//! one thread gave back at once: under the lock only the word of a chain's head is touched.
 //!
 //! ```text
 //!  63                                                    4 3   0
 //! ┌───────────────────────────────────────────────────────┬─────┐
-//! │ free: next free entry (32) · empty: 0                 │ tag │
+//! │ free: next of its chain (32) · empty: 0               │ tag │
 //! │ same-filled: 60 bits of the pattern                   │     │
 //! │ stored: slot (40) | payload bytes << 40 (13) | home << 53 │  │
 //! │ deep: extent (32) | offset / 16 << 32 (11) | payload << 43 (13) │
 //! └───────────────────────────────────────────────────────┴─────┘
+//! head of a chain: next chain << 33 (31) | next of its own >> 2 << 4 (29) | 8 | its low bits (2)
 //! ```
 //!
-//! [`EntryTable::alloc`] and [`EntryTable::free`] take the lock; a page pays for that once, at its
-//! first swap-out, and from then on its owner works on the entry with plain loads and stores.
+//! A page needs [`EntryTable::alloc`] once, at its first swap-out; from then on its owner works on the
+//! entry with plain loads and stores. The lock is taken for [`BATCH`] entries at a time: a thread
+//! takes and gives back single ones at its shelf of a [`Stock`]. Nobody is told that there is no
+//! entry while one lies on a shelf; up to `BATCH` may be on their way there in each thread that has
+//! just taken the lock.
 
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin};
+use canvas_types::stock::Stock;
+use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
 use canvas_types::{DeepPlace, SwapEntry};
 
 use crate::slots::SlotId;
@@ -37,6 +43,27 @@ const TAG_SAME_HIGH: u64 = 4;
 const TAG_SAME_TWICE: u64 = 5;
 const TAG_STORED: u64 = 6;
 const TAG_DEEP: u64 = 7;
+
+/// The head of a chain of free entries: this bit of the tag, with any of the lower ones.
+const TAG_HEAD: u64 = 8;
+const CHAIN_SHIFT: u32 = 33;
+/// Indices that a head can name.
+const ENTRIES_MAX: usize = 1 << 31;
+
+/// The word of a chain's head: the next entry of the chain, and the next chain; 0 for none.
+#[inline]
+fn head_word(next: u32, chain: u32) -> u64 {
+    debug_assert!((next as usize) < ENTRIES_MAX && (chain as usize) < ENTRIES_MAX);
+    let (high, low) = (u64::from(next) >> 2, u64::from(next) & 3);
+    (u64::from(chain) << CHAIN_SHIFT) | (high << TAG_BITS) | TAG_HEAD | low
+}
+
+/// The next entry of the chain, in the word of its head.
+#[inline]
+fn after_head(word: u64) -> u32 {
+    let high = (word & ((1 << CHAIN_SHIFT) - 1)) >> TAG_BITS;
+    (high << 2 | word & 3) as u32
+}
 
 const SLOT_BITS: u32 = 40;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
@@ -149,58 +176,122 @@ impl Record {
     }
 }
 
+/// Entries that go from the list to a shelf, and back, under one lock.
+pub const BATCH: usize = if cfg!(feature = "shuttle") { 2 } else { 16 };
+
+/// An entry that was just allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Allocated {
+    /// The entry, [`Record::Empty`].
+    pub entry: SwapEntry,
+    /// The lock was taken for it; else it lay on a shelf.
+    pub locked: bool,
+}
+
 /// The entries of one process.
 pub struct EntryTable<'a> {
     words: &'a [AtomicU64],
     lock: RawSpin,
-    /// First entry of the free list, 0 when empty; guarded by `lock`, as are all but `capacity`.
+    /// Head of the first chain of free entries, 0 when there is none; guarded by `lock`, as is `high`.
     free_head: AtomicU32,
-    /// Entries ever handed out: indices up to this one have been touched.
+    /// Entries that were ever allocated or on a shelf: no index beyond this one has been touched.
     high: AtomicU32,
-    live: AtomicU64,
-    capacity: u64,
-    yield_now: fn(),
+    /// Entries in chains.
+    chained: AtomicU64,
+    capacity: u32,
+    /// Free entries, without a lock.
+    stock: Stock<BATCH>,
+    threads: Threads,
 }
 
 impl<'a> EntryTable<'a> {
     /// A table over `words`, which must be all zero. Entry `i` is `words[i]`; `words[0]` is unused.
-    /// `yield_now` is called while waiting long for the lock.
-    pub fn new(words: &'a [AtomicU64], yield_now: fn()) -> EntryTable<'a> {
-        let usable = words.len().saturating_sub(1).min(u32::MAX as usize - 1);
+    pub fn new(words: &'a [AtomicU64], threads: Threads) -> EntryTable<'a> {
+        let usable = words.len().saturating_sub(1).min(ENTRIES_MAX - 1);
         EntryTable {
             words,
             lock: RawSpin::new(),
             free_head: AtomicU32::new(0),
             high: AtomicU32::new(0),
-            live: AtomicU64::new(0),
-            capacity: usable as u64,
-            yield_now,
+            chained: AtomicU64::new(0),
+            capacity: usable as u32,
+            stock: Stock::new(),
+            threads,
         }
     }
-    /// Allocates an entry, [`Record::Empty`]: the path with the lock. `None` when the capacity is
-    /// reached.
-    pub fn alloc(&self) -> Option<SwapEntry> {
-        let _held = self.lock.lock(self.yield_now);
-        let live = self.live.load(Ordering::Relaxed);
-        if live >= self.capacity {
-            return None;
+    /// Allocates an entry. `None` when the capacity is reached.
+    pub fn alloc(&self) -> Option<Allocated> {
+        let me = (self.threads.number)();
+        if let Some(index) = self.stock.take(me) {
+            return Some(self.hand_out(index, false));
         }
-        let head = self.free_head.load(Ordering::Relaxed);
-        let index = if head != 0 {
-            let next = self.words[head as usize].load(Ordering::Relaxed) >> TAG_BITS;
-            self.free_head.store(next as u32, Ordering::Relaxed);
-            head
-        } else {
-            let fresh = self.high.load(Ordering::Relaxed) + 1;
-            if fresh as usize >= self.words.len() {
-                return None;
-            }
-            self.high.store(fresh, Ordering::Relaxed);
-            fresh
+        let mut batch = [0; BATCH + 1];
+        let n = self.take_batch(&mut batch);
+        let Some((first, rest)) = batch[..n].split_first() else {
+            let index = self.stock.take_any(me)?;
+            return Some(self.hand_out(index, true));
         };
+        // Others of this thread's number may have filled the shelf meanwhile.
+        let kept = rest.iter().take_while(|i| self.stock.put(me, **i)).count();
+        if kept < rest.len() {
+            self.give_back(&rest[kept..]);
+        }
+        Some(self.hand_out(*first, true))
+    }
+    fn hand_out(&self, index: u32, locked: bool) -> Allocated {
         self.words[index as usize].store(TAG_EMPTY, Ordering::Relaxed);
-        self.live.store(live + 1, Ordering::Relaxed);
-        Some(SwapEntry(index))
+        Allocated {
+            entry: SwapEntry(index),
+            locked,
+        }
+    }
+    /// Takes a chain of free entries, or fresh ones; returns how many.
+    fn take_batch(&self, batch: &mut [u32; BATCH + 1]) -> usize {
+        let (head, word) = {
+            let _held = self.lock.lock(self.threads.yield_now);
+            let head = self.free_head.load(Ordering::Relaxed);
+            if head == 0 {
+                let high = self.high.load(Ordering::Relaxed);
+                let n = (self.capacity - high).min(BATCH as u32);
+                self.high.store(high + n, Ordering::Relaxed);
+                for (index, place) in (high + 1..=high + n).zip(batch) {
+                    *place = index;
+                }
+                return n as usize;
+            }
+            let word = self.words[head as usize].load(Ordering::Relaxed);
+            let chain = (word >> CHAIN_SHIFT) as u32;
+            self.free_head.store(chain, Ordering::Relaxed);
+            (head, word)
+        };
+        // The chain is this thread's now.
+        batch[0] = head;
+        let (mut n, mut next) = (1, after_head(word));
+        while next != 0 {
+            batch[n] = next;
+            next = (self.words[next as usize].load(Ordering::Relaxed) >> TAG_BITS) as u32;
+            n += 1;
+        }
+        self.chained.fetch_sub(n as u64, Ordering::Relaxed);
+        n
+    }
+    /// Puts free entries, [`BATCH`] and one at most, onto the list as a chain.
+    fn give_back(&self, batch: &[u32]) {
+        let Some((head, rest)) = batch.split_first() else {
+            return;
+        };
+        let mut next = 0;
+        for index in rest.iter().rev() {
+            self.words[*index as usize]
+                .store((u64::from(next) << TAG_BITS) | TAG_FREE, Ordering::Relaxed);
+            next = *index;
+        }
+        self.chained
+            .fetch_add(batch.len() as u64, Ordering::Relaxed);
+        let _held = self.lock.lock(self.threads.yield_now);
+        let chain = self.free_head.load(Ordering::Relaxed);
+        self.words[*head as usize].store(head_word(next, chain), Ordering::Relaxed);
+        self.free_head.store(*head, Ordering::Relaxed);
     }
     /// Gives an entry back; its slot, if any, must have been freed before. False, with nothing
     /// changed, when the entry is not allocated.
@@ -208,15 +299,29 @@ impl<'a> EntryTable<'a> {
         let Some(word) = self.word(entry) else {
             return false;
         };
-        let _held = self.lock.lock(self.yield_now);
-        if Record::decode(word.load(Ordering::Relaxed)) == Record::Free {
-            return false;
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            if Record::decode(seen) == Record::Free {
+                return false;
+            }
+            match word.compare_exchange(seen, TAG_FREE, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
         }
-        let next = self.free_head.load(Ordering::Relaxed) as u64;
-        word.store((next << TAG_BITS) | TAG_FREE, Ordering::Relaxed);
-        self.free_head.store(entry.0, Ordering::Relaxed);
-        self.live
-            .store(self.live.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        let me = (self.threads.number)();
+        if !self.stock.put(me, entry.0) {
+            // The shelf is full: all of it goes, for one lock.
+            let mut batch = [entry.0; BATCH + 1];
+            let mut n = 1;
+            while n < batch.len()
+                && let Some(index) = self.stock.take(me)
+            {
+                batch[n] = index;
+                n += 1;
+            }
+            self.give_back(&batch[..n]);
+        }
         true
     }
     /// What the entry holds. Lock-free; stable only for the entry's owner.
@@ -249,16 +354,23 @@ impl<'a> EntryTable<'a> {
             None
         }
     }
-    /// Entries allocated now.
+    /// Entries allocated now; not of one moment while other threads are at it.
     pub fn live(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
+        self.high_water()
+            .saturating_sub(self.chained.load(Ordering::Relaxed))
+            .saturating_sub(u64::from(self.stock.len()))
     }
-    /// Entries ever touched: the table's memory in use is this many words.
+    /// Entries that were ever allocated or on a shelf: at most so many words are in use.
     pub fn high_water(&self) -> u64 {
         self.high.load(Ordering::Relaxed) as u64
     }
-    /// Keeps the allocator still across a fork, so that the child's copy of the lock is its own.
+    /// How often the lock was found taken, modulo 2^32.
+    pub fn lock_waits(&self) -> u32 {
+        self.lock.waits()
+    }
+    /// Keeps the list still across a fork, so that the child's copy of the lock is its own. The
+    /// shelves need no lock: what lies there is whole at any moment.
     pub fn fork_guard(&self) -> RawGuard<'_> {
-        self.lock.lock(self.yield_now)
+        self.lock.lock(self.threads.yield_now)
     }
 }

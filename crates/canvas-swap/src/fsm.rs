@@ -83,7 +83,7 @@ pub enum Event {
 pub enum Action {
     /// Nothing is to be done.
     None,
-    /// Allocate an entry under the lock and write the page there.
+    /// Allocate an entry and write the page there; one allocation in a batch takes the lock.
     SwapOutLocked,
     /// Write the page to the entry it owns.
     SwapOutReserved,
@@ -94,7 +94,7 @@ pub enum Action {
 /// Where a swap-out gets its entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Alloc {
-    /// From the allocator, under its lock.
+    /// From the allocator, which takes its lock for a batch of entries.
     Locked,
     /// From the page, without a lock.
     Reserved,

@@ -37,7 +37,7 @@ pub mod units;
 pub use codec::{Chosen, Lz, LzScratch};
 pub use entry::{EntryTable, Record};
 pub use pool::{
-    Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard, PoolStats, Scratch, SlotMem,
-    Spared, StoreError,
+    EntryFrom, Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard, PoolStats, Scratch,
+    SlotMem, Spared, StoreError,
 };
 pub use slots::{PoolBudget, SlabRelease, SlotId, SlotPool};

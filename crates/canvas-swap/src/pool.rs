@@ -6,12 +6,12 @@
 //! that changes it: hold [`LocalPool::fork_guard`] over the fork with no store under way.
 //!
 //! ```
-//! use canvas_swap::pool::{Kind, LocalPool, PoolArrays, Scratch, SlotMem};
+//! use canvas_swap::pool::{EntryFrom, Kind, LocalPool, PoolArrays, Scratch, SlotMem};
 //! use canvas_swap::{Lz, LzScratch, PoolBudget};
 //! use canvas_swap::classes::region_bytes;
 //! use canvas_swap::hash::{PageHash, portable};
 //! use canvas_swap::slots::SLAB_WORDS;
-//! use canvas_types::sync::{AtomicI64, AtomicU64};
+//! use canvas_types::sync::{AtomicI64, AtomicU64, Threads};
 //! use canvas_types::{PageBuf, SwapEntry};
 //! use std::sync::Mutex;
 //!
@@ -51,15 +51,18 @@
 //!     NoLz,
 //!     Region(Mutex::new(vec![0; region_bytes(SLABS)])),
 //!     NoBound,
-//!     std::thread::yield_now, // in earnest: a short sleep
+//!     Threads {
+//!         yield_now: std::thread::yield_now, // in earnest: a short sleep
+//!         number: || 0, // in earnest: one that differs between threads
+//!     },
 //! );
 //! let mut scratch = Scratch::new(); // one for each working thread
 //!
 //! let page: PageBuf = core::array::from_fn(|i| i as u8);
 //! let first = pool.store(SwapEntry::NONE, false, &page, &mut scratch).unwrap();
-//! assert_eq!((first.kind, first.locked), (Kind::Raw, true));
+//! assert_eq!((first.kind, first.entry_from), (Kind::Raw, EntryFrom::Lock));
 //! let again = pool.store(first.entry, true, &page, &mut scratch).unwrap();
-//! assert_eq!((again.kind, again.locked), (Kind::Clean, false));
+//! assert_eq!((again.kind, again.entry_from), (Kind::Clean, EntryFrom::Page));
 //! let mut back = [0; 4096];
 //! pool.load(again.entry, &mut back, &mut scratch).unwrap();
 //! assert_eq!(back, page);
@@ -70,12 +73,12 @@ mod write;
 use crate::classes::{CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::codec::{Content, classify, fill};
 use crate::digests::Digests;
-use crate::entry::{EntryTable, HOME_BYTES, Record};
+use crate::entry::{Allocated, EntryTable, HOME_BYTES, Record};
 use crate::fsm::{Alloc, on_swap_out};
 use crate::hash::{Hash, PageHash, same};
 use crate::slots::{SLAB_CHARGE_BYTES, SlabRelease, SlotForkGuard, SlotId, SlotPool};
 use crate::{Lz, LzScratch, PoolBudget};
-use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, RawGuard};
+use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, RawGuard, Threads};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 /// The region of memory that holds the slots: at least
@@ -167,6 +170,19 @@ pub enum Kind {
     Raw,
 }
 
+/// Where the entry of a page that was stored came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EntryFrom {
+    /// There is none.
+    Nowhere,
+    /// The page had it: Canvas's reservation, without a lock.
+    Page,
+    /// The allocator, without its lock: it was one of a batch.
+    Stock,
+    /// The allocator, under its lock.
+    Lock,
+}
+
 /// The result of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
@@ -174,8 +190,11 @@ pub struct Outcome {
     pub entry: SwapEntry,
     /// How it was stored.
     pub kind: Kind,
-    /// The entry came from the allocator, under its lock, not from the page.
-    pub locked: bool,
+    /// Where the entry came from.
+    pub entry_from: EntryFrom,
+    /// A slot of the pool was allocated, under its class's lock; else the copy lies where the one
+    /// before it lay, or needs no slot.
+    pub slot_taken: bool,
 }
 
 /// Why a page was not stored. The page stays in memory. If it had an entry, that stays reserved.
@@ -248,18 +267,18 @@ pub struct LocalPool<'a, L, M, B> {
 }
 
 impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
-    /// An empty pool, whose pages are told by `hash`. `yield_now` is called while waiting long for a lock.
+    /// An empty pool, whose pages are told by `hash`.
     pub fn new(
         arrays: PoolArrays<'a>,
         hash: PageHash<'a>,
         lz: L,
         mem: M,
         budget: B,
-        yield_now: fn(),
+        threads: Threads,
     ) -> Self {
         LocalPool {
-            entries: EntryTable::new(arrays.entries, yield_now),
-            slots: SlotPool::new(arrays.slab_words, arrays.class_bytes, yield_now),
+            entries: EntryTable::new(arrays.entries, threads),
+            slots: SlotPool::new(arrays.slab_words, arrays.class_bytes, threads.yield_now),
             digests: Digests::new(arrays.digests),
             hash,
             stored_bytes: AtomicI64::new(0),
@@ -368,49 +387,50 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         scratch: &mut Scratch,
     ) -> Result<Outcome, StoreError> {
         let old = self.entries.get(reserved);
+        let unchanged = Outcome {
+            entry: reserved,
+            kind: Kind::Clean,
+            entry_from: EntryFrom::Page,
+            slot_taken: false,
+        };
         match classify(page) {
             Content::Zero => {
                 self.release(reserved);
                 Ok(Outcome {
                     entry: SwapEntry::NONE,
                     kind: Kind::Zero,
-                    locked: false,
+                    entry_from: EntryFrom::Nowhere,
+                    slot_taken: false,
                 })
             }
             Content::SameFilled(pattern) if Record::pattern_fits(pattern) => {
                 if has_far_copy && old == Record::SameFilled(pattern) {
-                    return Ok(Outcome {
-                        entry: reserved,
-                        kind: Kind::Clean,
-                        locked: false,
-                    });
+                    return Ok(unchanged);
                 }
-                let (entry, locked) = self.take_entry(reserved)?;
+                let (entry, entry_from) = self.take_entry(reserved)?;
                 self.drop_record(entry, old);
                 self.entries.set(entry, Record::SameFilled(pattern));
                 Ok(Outcome {
                     entry,
                     kind: Kind::SameFilled,
-                    locked,
+                    entry_from,
+                    slot_taken: false,
                 })
             }
             Content::SameFilled(_) | Content::Data => {
                 let digest = self.hash.of(page);
                 if has_far_copy && self.is_copy(reserved, old, &digest) {
-                    return Ok(Outcome {
-                        entry: reserved,
-                        kind: Kind::Clean,
-                        locked: false,
-                    });
+                    return Ok(unchanged);
                 }
-                let (entry, locked) = self.take_entry(reserved)?;
+                let (entry, entry_from) = self.take_entry(reserved)?;
                 match self.write(entry, old, page, &digest, scratch) {
-                    Some(kind) => Ok(Outcome {
+                    Some((kind, slot_taken)) => Ok(Outcome {
                         entry,
                         kind,
-                        locked,
+                        entry_from,
+                        slot_taken,
                     }),
-                    None if locked => {
+                    None if entry_from != EntryFrom::Page => {
                         self.entries.free(entry);
                         Err(StoreError::Full {
                             copy_dropped: false,
@@ -424,20 +444,22 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// The page's entry, or a fresh one: where Canvas's one-to-one reservation saves the lock.
-    fn take_entry(&self, reserved: SwapEntry) -> Result<(SwapEntry, bool), StoreError> {
+    /// The page's entry, or a fresh one: where Canvas's one-to-one reservation saves the allocator.
+    fn take_entry(&self, reserved: SwapEntry) -> Result<(SwapEntry, EntryFrom), StoreError> {
         match on_swap_out(reserved.is_some()) {
-            Alloc::Reserved => Ok((reserved, false)),
-            Alloc::Locked => self
-                .entries
-                .alloc()
-                .map(|e| (e, true))
-                .ok_or(StoreError::NoEntry),
+            Alloc::Reserved => Ok((reserved, EntryFrom::Page)),
+            Alloc::Locked => match self.entries.alloc() {
+                Some(Allocated { entry, locked }) if locked => Ok((entry, EntryFrom::Lock)),
+                Some(Allocated { entry, .. }) => Ok((entry, EntryFrom::Stock)),
+                None => Err(StoreError::NoEntry),
+            },
         }
     }
 
-    /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, else a
-    /// new one. The old copy counts as gone in any case, and on `None` the entry is empty.
+    /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, without a
+    /// lock, else a new one. The old copy may be written over at once: while its page's new content
+    /// lies in the swap cache, that is what everybody reads, and the old one is stale. The old copy
+    /// counts as gone in any case, and on `None` the entry is empty.
     fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<SlotId> {
         let reused = match old {
             Record::Stored { slot, len, .. } if slot.class() == class => Some((slot, len)),
@@ -791,6 +813,12 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             slabs_empty: self.slots.slabs_empty(),
             charged_bytes: self.slots.charged_bytes(),
         }
+    }
+
+    /// How often locks of the allocators were found taken, modulo 2^32.
+    pub fn lock_waits(&self) -> u32 {
+        let entries = self.entries.lock_waits();
+        entries.wrapping_add(self.slots.lock_waits())
     }
 
     /// Keeps the allocators still across a fork. No store, drop or release may be under way in

@@ -483,6 +483,11 @@ impl<'a> SlotPool<'a> {
             self.count_class(class, sign * self.class_live(class) as i64);
         }
     }
+    /// How often a lock was found taken, modulo 2^32.
+    pub fn lock_waits(&self) -> u32 {
+        let classes = self.classes.iter().map(|c| c.lock.waits());
+        classes.fold(self.lock.waits(), u32::wrapping_add)
+    }
     /// Keeps the allocator still across a fork: takes all locks, with no slab on its way back to the
     /// system. Dropping it in the parent and in the child opens each one's own copy.
     pub fn fork_guard(&self) -> SlotForkGuard<'_> {

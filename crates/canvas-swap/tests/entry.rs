@@ -3,18 +3,27 @@
 
 mod common;
 
-use canvas_swap::entry::{EntryTable, Record};
+use canvas_swap::entry::{BATCH, EntryTable, Record};
 use canvas_swap::slots::SlotId;
-use canvas_types::sync::Ordering;
+use canvas_types::sync::{Ordering, Threads};
 use canvas_types::{DeepPlace, SwapEntry};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-fn no_yield() {}
+std::thread_local! {
+    static THREAD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+const THREADS: Threads = Threads {
+    yield_now: || {},
+    number: || THREAD.get(),
+};
 
 #[derive(Clone, Debug)]
 enum Op {
     Alloc,
+    /// Another thread goes on.
+    Thread(usize),
     Free(prop::sample::Index),
     Set(prop::sample::Index, Record),
 }
@@ -44,6 +53,7 @@ fn record() -> impl Strategy<Value = Record> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => Just(Op::Alloc),
+        2 => (0usize..20).prop_map(Op::Thread),
         3 => any::<prop::sample::Index>().prop_map(Op::Free),
         4 => (any::<prop::sample::Index>(), record()).prop_map(|(i, r)| Op::Set(i, r)),
     ]
@@ -54,17 +64,18 @@ fn behaves_like_a_map() {
     common::runner(200)
         .run(&prop::collection::vec(op(), 1..400), |ops| {
             let words = common::words(50);
-            let table = EntryTable::new(&words, no_yield);
+            let table = EntryTable::new(&words, THREADS);
             let mut model: BTreeMap<u32, Record> = BTreeMap::new();
             for op in ops {
                 match op {
                     Op::Alloc => match table.alloc() {
-                        Some(e) => {
-                            prop_assert!(model.len() < 49 && e.is_some());
-                            prop_assert_eq!(model.insert(e.0, Record::Empty), None);
+                        Some(a) => {
+                            prop_assert!(model.len() < 49 && a.entry.is_some());
+                            prop_assert_eq!(model.insert(a.entry.0, Record::Empty), None);
                         }
                         None => prop_assert_eq!(model.len(), 49),
                     },
+                    Op::Thread(n) => THREAD.set(n),
                     Op::Free(i) => {
                         // Any index, allocated or not, and one past the end.
                         let e = i.index(51) as u32;
@@ -98,13 +109,17 @@ fn behaves_like_a_map() {
 #[test]
 fn touches_only_what_it_hands_out() {
     let words = common::words(1000);
-    let table = EntryTable::new(&words, no_yield);
+    let table = EntryTable::new(&words, THREADS);
     for _ in 0..100 {
-        let entries: Vec<_> = (0..10).map(|_| table.alloc().unwrap()).collect();
+        let entries: Vec<_> = (0..10).map(|_| table.alloc().unwrap().entry).collect();
         entries.into_iter().for_each(|e| assert!(table.free(e)));
     }
-    assert_eq!(table.high_water(), 10);
-    assert!(words[11..].iter().all(|w| w.load(Ordering::Relaxed) == 0));
+    assert_eq!(table.high_water(), BATCH as u64);
+    assert!(
+        words[BATCH + 1..]
+            .iter()
+            .all(|w| w.load(Ordering::Relaxed) == 0)
+    );
     assert_eq!(words[0].load(Ordering::Relaxed), 0);
 }
 
@@ -121,4 +136,63 @@ fn patterns_that_must_fit_do() {
     ];
     assert!(fit.iter().all(|&p| Record::pattern_fits(p)));
     assert!(!Record::pattern_fits(0x4123_4567_89ab_cdef));
+}
+
+#[test]
+fn one_of_a_batch_takes_the_lock() {
+    let words = common::words(1000);
+    let table = EntryTable::new(&words, THREADS);
+    let all: Vec<_> = (0..160).map(|_| table.alloc().unwrap()).collect();
+    let locked = all.iter().filter(|a| a.locked).count();
+    assert_eq!(locked, 160 / BATCH);
+    // What one thread gives back it gets again without the lock; a thread that has nothing does not.
+    assert!(table.free(all[0].entry));
+    THREAD.set(1);
+    assert!(table.alloc().unwrap().locked);
+    THREAD.set(0);
+    let again = table.alloc().unwrap();
+    assert_eq!((again.entry, again.locked), (all[0].entry, false));
+}
+
+#[test]
+fn no_entry_is_out_of_reach_on_another_shelf() {
+    let words = common::words(31);
+    let table = EntryTable::new(&words, THREADS);
+    for n in 0..30 {
+        THREAD.set(n);
+        assert!(table.alloc().is_some(), "after {n}");
+    }
+    assert!(table.alloc().is_none());
+    // All that is free lies on one shelf, and counts as free.
+    assert!((1..=10).all(|e| table.free(SwapEntry(e))));
+    assert!(!table.free(SwapEntry(1)), "freed twice");
+    assert_eq!(table.live(), 20);
+    for n in 0..10 {
+        THREAD.set(n);
+        assert!(table.alloc().is_some());
+    }
+    assert!(table.alloc().is_none());
+    THREAD.set(0);
+}
+
+#[test]
+fn chains_of_any_length_come_back_whole() {
+    let words = common::words(2000);
+    let table = EntryTable::new(&words, THREADS);
+    let mut all: Vec<u32> = (0..1999).map(|_| table.alloc().unwrap().entry.0).collect();
+    assert!(table.alloc().is_none());
+    all.sort_unstable();
+    assert_eq!(all, (1..2000).collect::<Vec<_>>());
+    // Numbers of all sizes are heads of chains and follow one.
+    for (i, e) in all.iter().rev().enumerate() {
+        THREAD.set(i / 40);
+        assert!(table.free(SwapEntry(*e)));
+        assert_eq!(table.live(), 1998 - i as u64);
+        assert_eq!(table.get(SwapEntry(*e)), Record::Free);
+    }
+    THREAD.set(0);
+    let mut again: Vec<u32> = (0..1999).map(|_| table.alloc().unwrap().entry.0).collect();
+    assert!(table.alloc().is_none());
+    again.sort_unstable();
+    assert_eq!(again, all);
 }

@@ -310,7 +310,7 @@ fn entries_can_run_out() {
     let pool = world.pool();
     let mut scratch = Box::new(Scratch::new());
     let first = put(&pool, &page_of(1, 50), &mut scratch);
-    assert!(first.locked);
+    assert_eq!(first.entry_from, EntryFrom::Lock);
     assert_eq!(
         pool.store(SwapEntry::NONE, false, &page_of(2, 50), &mut scratch),
         Err(StoreError::NoEntry)
@@ -323,7 +323,8 @@ fn entries_can_run_out() {
         Outcome {
             entry: first.entry,
             kind: Kind::Compressed,
-            locked: false
+            entry_from: EntryFrom::Page,
+            slot_taken: false
         }
     );
 }

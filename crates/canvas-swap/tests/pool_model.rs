@@ -4,7 +4,7 @@ mod pools;
 
 use canvas_swap::entry::Record;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
-use canvas_swap::{Kind, LoadError, Outcome, Scratch, Spared, StoreError};
+use canvas_swap::{EntryFrom, Kind, LoadError, Outcome, Scratch, Spared, StoreError};
 use canvas_testing::random::runner;
 use canvas_types::sync::Ordering;
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
@@ -147,10 +147,22 @@ fn store(
         Ok(Outcome {
             entry,
             kind,
-            locked,
+            entry_from,
+            slot_taken,
         }) => {
-            prop_assert_eq!(locked, !had.entry.is_some() && entry.is_some());
-            prop_assert!(locked || !entry.is_some() || entry == had.entry);
+            let place = |r: Record| match r {
+                Record::Stored { slot, .. } => Some(slot),
+                _ => None,
+            };
+            let moved = place(pool.record(entry)) != place(record);
+            prop_assert_eq!(slot_taken, moved && place(pool.record(entry)).is_some());
+            match entry_from {
+                EntryFrom::Nowhere => prop_assert!(!entry.is_some()),
+                EntryFrom::Page => prop_assert!(entry.is_some() && entry == had.entry),
+                EntryFrom::Lock | EntryFrom::Stock => {
+                    prop_assert!(entry.is_some() && !had.entry.is_some())
+                }
+            }
             let word = u64::from_ne_bytes(p.bytes[..8].try_into().unwrap());
             let filled = *p.bytes == same(word);
             match kind {

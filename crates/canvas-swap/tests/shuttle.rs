@@ -5,11 +5,22 @@ use canvas_swap::classes::*;
 use canvas_swap::entry::{EntryTable, Record};
 use canvas_swap::slots::*;
 use canvas_types::SwapEntry;
-use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, Threads};
 use shuttle::sync::Arc;
 use shuttle::thread;
+use std::cell::Cell;
 
 fn no_yield() {}
+
+const THREADS: Threads = Threads {
+    yield_now: no_yield,
+    number: || THREAD.with(Cell::get),
+};
+
+shuttle::thread_local! {
+    /// Which shelf a thread uses.
+    static THREAD: Cell<usize> = Cell::new(0);
+}
 
 /// Shuttle's atomics cannot outlive an execution, and the arrays must outlive the threads.
 fn leak_words(n: usize) -> &'static [AtomicU64] {
@@ -27,14 +38,17 @@ fn check(iterations: usize, f: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn an_entry_has_one_owner() {
     check(1000, || {
-        let table = Arc::new(EntryTable::new(leak_words(5), no_yield));
+        let table = Arc::new(EntryTable::new(leak_words(5), THREADS));
         let owners: Arc<Vec<AtomicU32>> = Arc::new((0..5).map(|_| AtomicU32::new(0)).collect());
         let threads: Vec<_> = (1..=3u32)
             .map(|me| {
                 let (table, owners) = (table.clone(), owners.clone());
                 thread::spawn(move || {
+                    // Two share a shelf.
+                    THREAD.with(|t| t.set(me as usize / 2));
                     for round in 0..3u64 {
-                        let Some(e) = table.alloc() else { continue };
+                        let Some(a) = table.alloc() else { continue };
+                        let e = a.entry;
                         assert_eq!(
                             owners[e.0 as usize].swap(me, Ordering::SeqCst),
                             0,
@@ -54,7 +68,7 @@ fn an_entry_has_one_owner() {
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(table.live(), 0);
         // The free list is whole: all four can be had, each once.
-        let mut all: Vec<u32> = (0..4).map(|_| table.alloc().unwrap().0).collect();
+        let mut all: Vec<u32> = (0..4).map(|_| table.alloc().unwrap().entry.0).collect();
         all.sort_unstable();
         assert_eq!(all, [1, 2, 3, 4]);
         assert_eq!(table.alloc(), None);

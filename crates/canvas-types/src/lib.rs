@@ -10,6 +10,7 @@ pub mod page;
 pub mod policy;
 pub mod procfs;
 pub mod score;
+pub mod stock;
 pub mod sync;
 pub mod units;
 

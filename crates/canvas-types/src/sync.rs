@@ -27,10 +27,21 @@ pub fn backoff(spins: &mut u32, yield_now: fn()) {
     }
 }
 
+/// What an allocator asks of threads; the pure crates know none.
+#[derive(Clone, Copy)]
+pub struct Threads {
+    /// Called while waiting long for a lock.
+    pub yield_now: fn(),
+    /// A number of the calling thread's. Threads that share one stay correct, and share cache lines.
+    pub number: fn() -> usize,
+}
+
 /// A lock without data: it guards state that is itself made of atomics, so it needs no unsafe code.
 /// Never held across a system call or a fault.
 pub struct RawSpin {
     held: AtomicU32,
+    /// How often it was found taken; written by its holder.
+    waits: AtomicU32,
 }
 
 impl RawSpin {
@@ -40,6 +51,7 @@ impl RawSpin {
     pub const fn new() -> RawSpin {
         RawSpin {
             held: AtomicU32::new(0),
+            waits: AtomicU32::new(0),
         }
     }
     /// An open lock.
@@ -48,6 +60,7 @@ impl RawSpin {
     pub fn new() -> RawSpin {
         RawSpin {
             held: AtomicU32::new(0),
+            waits: AtomicU32::new(0),
         }
     }
     /// Takes the lock if it is free.
@@ -64,13 +77,30 @@ impl RawSpin {
     /// Takes the lock, waiting with [`backoff`].
     #[inline]
     pub fn lock(&self, yield_now: fn()) -> RawGuard<'_> {
+        match self.try_lock() {
+            Some(g) => g,
+            None => self.wait(yield_now),
+        }
+    }
+    #[cold]
+    fn wait(&self, yield_now: fn()) -> RawGuard<'_> {
         let mut spins = 0;
         loop {
-            if let Some(g) = self.try_lock() {
+            backoff(&mut spins, yield_now);
+            // Looking does not take the cache line from its holder.
+            if self.held.load(Ordering::Relaxed) == 0
+                && let Some(g) = self.try_lock()
+            {
+                let waits = self.waits.load(Ordering::Relaxed);
+                self.waits.store(waits.wrapping_add(1), Ordering::Relaxed);
                 return g;
             }
-            backoff(&mut spins, yield_now);
         }
+    }
+    /// How often [`RawSpin::lock`] found it taken, modulo 2^32.
+    #[inline]
+    pub fn waits(&self) -> u32 {
+        self.waits.load(Ordering::Relaxed)
     }
 }
 

@@ -239,9 +239,10 @@ pub fn pages_out_per_s(sample: &Sample) -> Option<f64> {
     Some(sample.swap_out_pages? as f64 / watched_s(sample)?)
 }
 
-/// Swap entries allocated under a lock a second.
+/// Swap entries that the allocator gave a second, with and without its lock.
 pub fn entries_per_s(sample: &Sample) -> Option<f64> {
-    Some(sample.entries.as_ref()?.locked as f64 / watched_s(sample)?)
+    let entries = sample.entries.as_ref()?;
+    Some((entries.locked + entries.stocked) as f64 / watched_s(sample)?)
 }
 
 fn paging<'f>() -> Vec<Column<'f>> {
@@ -286,8 +287,18 @@ fn prefetching<'f>() -> Vec<Column<'f>> {
             quantity,
         ),
         middle(
+            "entries stocked",
+            |s| s.entries.map(|e| e.stocked as f64),
+            quantity,
+        ),
+        middle(
             "entries reserved",
             |s| s.entries.map(|e| e.reserved as f64),
+            quantity,
+        ),
+        middle(
+            "reservations dropped",
+            |s| s.entries.map(|e| e.dropped as f64),
             quantity,
         ),
     ]

@@ -452,7 +452,9 @@ fn threads_are_an_axis_with_the_papers_numbers() {
                 s.swap_out_pages = Some(u64::from(threads) * 1000);
                 s.entries = (variant != Variant::Zram).then_some(crate::record::Entries {
                     locked,
+                    stocked: 0,
                     reserved: 1000,
+                    dropped: 0,
                 });
                 results.samples.push(s);
             }

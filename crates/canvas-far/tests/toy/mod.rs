@@ -25,7 +25,7 @@ use canvas_swap::{
     LoadError, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, Record, Scratch, SlotMem,
     StoreError,
 };
-use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, Threads};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 use agent::Agent;
@@ -219,8 +219,12 @@ impl World {
             digests: &self.digests,
         };
         let hash = PageHash::new(&self.key, portable);
+        let threads = Threads {
+            yield_now,
+            number: || 0,
+        };
         Toy {
-            pool: LocalPool::new(arrays, hash, Short, &self.mem, Budget(self), yield_now),
+            pool: LocalPool::new(arrays, hash, Short, &self.mem, Budget(self), threads),
             w: self,
         }
     }

@@ -1,6 +1,7 @@
 //! Which thread this is, roughly: without thread-local data, which not every thread here has.
 
 use canvas_types::PAGE_SIZE;
+use canvas_types::sync::Threads;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a signal stack of canvas's: two nested frames with AVX-512 state, and a program's handler.
@@ -84,3 +85,11 @@ pub fn thread_hash() -> usize {
     let thread = signal_stack(at).or_else(|| served(at)).unwrap_or(at >> 18);
     thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40
 }
+
+/// What the allocators ask of threads. Their shelves go by thread, not by processor: the number of the
+/// processor costs a look at it each time (it is in thread-local data of libc's, or behind the vDSO), and may
+/// be another one by the time that it is used; the thread's is known from its stack.
+pub const THREADS: Threads = Threads {
+    yield_now: canvas_sys::gate::yield_now,
+    number: thread_hash,
+};

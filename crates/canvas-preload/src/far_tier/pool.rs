@@ -9,7 +9,7 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI64, Ordering};
 
-use crate::base::{areas, keys, state, tenant};
+use crate::base::{areas, keys, state, tenant, thread};
 use crate::far_tier::extents;
 
 const SLABS: usize = canvas_types::layout::POOL_SLABS;
@@ -119,14 +119,7 @@ pub fn init() {
         codec: state::seg().config.codec(),
     };
     let hash = *keys::own();
-    let pool = LocalPool::new(
-        arrays,
-        hash,
-        lz,
-        Region,
-        Budget,
-        canvas_sys::gate::yield_now,
-    );
+    let pool = LocalPool::new(arrays, hash, lz, Region, Budget, thread::THREADS);
     // SAFETY: start-up has one thread and no handler installed yet.
     unsafe { (*POOL.0.get()).write(pool) };
 }

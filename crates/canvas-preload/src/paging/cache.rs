@@ -2,15 +2,18 @@
 //! whom, is in [`canvas_pager::slot`].
 
 use canvas_pager::slot::{Control, Place, SlotTable};
-use canvas_sys::gate::yield_now;
+use canvas_shm::Counter;
 use canvas_sys::mem;
 use canvas_types::{PAGE_SIZE, PageBuf};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
     areas::{self, CACHE_SLOTS_MAX},
-    smaps, state, tenant,
+    smaps, state,
+    state::count,
+    tenant, thread,
 };
+use crate::far_tier::pool::pool;
 use crate::paging::accounting;
 
 /// Places in the FIFO; stale ones are skipped, so it is larger than the cache.
@@ -28,10 +31,9 @@ pub fn slots() -> SlotTable<'static> {
         states: areas::cache_meta32(0, n),
         pages: areas::cache_meta32(n * 4, n),
         entries: areas::cache_meta64(n * 8, n),
-        generations: areas::cache_meta32(n * 16, n),
-        free_stack: areas::cache_meta32(n * 20, n),
+        free_stack: areas::cache_meta32(n * 16, n),
         ring: areas::cache_meta64(n * 24, RING),
-        yield_now,
+        threads: thread::THREADS,
     }
 }
 
@@ -63,6 +65,7 @@ pub fn give_back_idle(now: u64) {
     if now < last + pause_ns || !tenant::take_turn(&LAST_NS, last, now) {
         return;
     }
+    count_lock_waits();
     let mut places = [Place::default(); 64];
     loop {
         let n = slots().take_idle(&mut places);
@@ -91,4 +94,13 @@ pub fn give_back_idle(now: u64) {
             return;
         }
     }
+}
+
+/// Counts how often the locks of the swap cache and of the pool's allocators were found taken since it was
+/// last asked. By one thread at a time.
+fn count_lock_waits() {
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    let now = slots().lock_waits().wrapping_add(pool().lock_waits());
+    let before = TOLD.swap(now, Ordering::Relaxed);
+    count(Counter::AllocLockWait, u64::from(now.wrapping_sub(before)));
 }

@@ -50,7 +50,9 @@ pub struct Reclaim {
 
 /// Fills at one time, each of which may have a read beyond the pool under way.
 const FILLS: usize = canvas_shm::mailbox::DEMANDS.count_ones() as usize;
-const RECLAIMS: usize = 4;
+/// Threads that reclaim at one time: more than there are processors to do it with, so that none waits for
+/// a context which another could have.
+const RECLAIMS: usize = 16;
 const FILL_STEP: usize = 1 << 20;
 const _: () = assert!(
     core::mem::size_of::<Fill>() <= FILL_STEP && core::mem::size_of::<Reclaim>() <= FILL_STEP
@@ -79,8 +81,12 @@ impl<T> DerefMut for Held<T> {
 
 /// # Safety
 /// `base` is that of contexts of this type, one a place, which nobody reaches but by this.
-unsafe fn hold<T, const N: usize>(places: &'static Places<N>, base: usize) -> Held<T> {
-    let place = places.take(thread::thread_hash(), yield_now);
+unsafe fn hold<T, const N: usize>(
+    places: &'static Places<N>,
+    first: usize,
+    base: usize,
+) -> Held<T> {
+    let place = places.take(first, yield_now);
     // SAFETY: the area is mapped and zero at first, which is valid for both types; the place just taken makes this
     // the only reference.
     let at = unsafe { &mut *((base + place.index() * FILL_STEP) as *mut T) };
@@ -91,11 +97,12 @@ unsafe fn hold<T, const N: usize>(places: &'static Places<N>, base: usize) -> He
 #[inline]
 pub fn fill() -> Held<Fill> {
     // SAFETY: where the fills' contexts are.
-    unsafe { hold(&FILL_PLACES, areas::contexts()) }
+    unsafe { hold(&FILL_PLACES, thread::thread_hash(), areas::contexts()) }
 }
 
 /// A context for reclaim.
 pub fn reclaim() -> Held<Reclaim> {
+    // The lowest that is free: what no two threads need at one time takes no memory.
     // SAFETY: behind the fills' are those of reclaim.
-    unsafe { hold(&RECLAIM_PLACES, areas::contexts() + FILLS * FILL_STEP) }
+    unsafe { hold(&RECLAIM_PLACES, 0, areas::contexts() + FILLS * FILL_STEP) }
 }

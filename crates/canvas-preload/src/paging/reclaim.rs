@@ -13,7 +13,7 @@ use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_swap::fsm;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
-use canvas_swap::{Kind, StoreError};
+use canvas_swap::{EntryFrom, Kind, StoreError};
 use canvas_sys::{mem, proc};
 use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -310,15 +310,25 @@ fn keep_what_stays(pages: &mut [PageId], mut swap: impl FnMut(usize, usize)) -> 
 
 /// Writes out up to `n` of the cache's oldest pages; returns how many slots became free.
 pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
+    let slots = cache::slots();
+    let mut places = [slot::Place::default(); slot::WRITES];
     let mut freed = 0;
     while freed < n {
-        let Some(job) = cache::slots().begin_write() else {
-            break;
-        };
-        if !write_one(ctx, job) {
+        let most = places.len().min((n - freed) as usize);
+        let got = slots.oldest(&mut places[..most]);
+        if got == 0 {
             break;
         }
-        freed += 1;
+        for (i, place) in places[..got].iter().enumerate() {
+            let Some(job) = slots.begin_write(*place) else {
+                continue;
+            };
+            if !write_one(ctx, job) {
+                slots.enqueue(&places[i + 1..got]);
+                return freed;
+            }
+            freed += 1;
+        }
     }
     freed
 }
@@ -395,11 +405,13 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
         Kind::Delta => count(Counter::PagesOutDelta, 1),
         Kind::Compressed => {}
     }
-    if outcome.locked {
-        count(Counter::EntryAllocLocked, 1);
-    } else if outcome.entry.is_some() {
-        count(Counter::EntryAllocReserved, 1);
+    match outcome.entry_from {
+        EntryFrom::Lock => count(Counter::EntryAllocLocked, 1),
+        EntryFrom::Stock => count(Counter::EntryAllocStocked, 1),
+        EntryFrom::Page => count(Counter::EntryAllocReserved, 1),
+        EntryFrom::Nowhere => {}
     }
+    count(Counter::SlotAlloc, u64::from(outcome.slot_taken));
     true
 }
 

@@ -66,7 +66,8 @@ fn ratios_as_canvas_defines_them() {
         (Counter::FaultSecondChance, 15),
         (Counter::CacheHitPrefetch, 10),
         (Counter::EntryAllocLocked, 1),
-        (Counter::EntryAllocReserved, 3),
+        (Counter::EntryAllocStocked, 1),
+        (Counter::EntryAllocReserved, 2),
     ] {
         s.count(1, c, n);
     }

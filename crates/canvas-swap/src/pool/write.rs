@@ -27,7 +27,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     }
 
     /// Writes a page whose entry holds `old`: as a few words behind the copy of before, else compressed
-    /// anew. On `None` (full) the entry is empty.
+    /// anew; says whether a slot was allocated. On `None` (full) the entry is empty.
     pub(super) fn write(
         &self,
         entry: SwapEntry,
@@ -35,7 +35,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         page: &PageBuf,
         digest: &Hash,
         scratch: &mut Scratch,
-    ) -> Option<Kind> {
+    ) -> Option<(Kind, bool)> {
         let old = self.only_here(entry, old);
         let (kind, len) = match self.difference(entry, old, page, scratch) {
             Some(PAGE_SIZE) => (Kind::Raw, PAGE_SIZE),
@@ -69,7 +69,8 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         );
         self.stored_bytes
             .fetch_add(stored_len(len as u16), Ordering::Relaxed);
-        Some(kind)
+        let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
+        Some((kind, !in_place))
     }
 
     /// Compresses a page behind the header in `scratch`, if it shrinks enough: bytes of payload.

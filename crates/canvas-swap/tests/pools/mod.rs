@@ -6,7 +6,7 @@ use canvas_swap::digests::words_for;
 use canvas_swap::hash::{PageHash, portable};
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
-use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, Threads};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use std::sync::Mutex;
 
@@ -135,8 +135,11 @@ impl World {
         };
         let lz = Chosen { lz: Lz4, codec };
         let hash = PageHash::new(&self.key, portable);
-        let yield_now = std::thread::yield_now;
-        LocalPool::new(arrays, hash, lz, &self.mem, &self.budget, yield_now)
+        let threads = Threads {
+            yield_now: std::thread::yield_now,
+            number: || 0,
+        };
+        LocalPool::new(arrays, hash, lz, &self.mem, &self.budget, threads)
     }
 }
 

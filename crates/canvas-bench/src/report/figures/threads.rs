@@ -54,7 +54,10 @@ const WHATS: [What; 4] = [
 /// Of all allocations, those that no reservation saved the lock.
 fn locked_share(sample: &Sample) -> Option<f64> {
     let e = sample.entries?;
-    let all = e.locked.saturating_add(e.reserved);
+    let all = e
+        .locked
+        .saturating_add(e.stocked)
+        .saturating_add(e.reserved);
     (all > 0).then(|| e.locked as f64 / all as f64)
 }
 

@@ -1,0 +1,36 @@
+//! Far memory that is nearly used up: from 75 % of it on, hot pages lose their reservations, and past 90 %
+//! each page gives its entry up as it comes in (Canvas §5.1, figure 7).
+
+use super::{Below, CANVAS, Experiment, How, NO_PROGRAM, NO_RESERVATIONS, Part, Program, REPEATS};
+
+/// The copies of 256 MiB of the bench's patterns take 120 MiB, those of what does not fit 92 MiB: with this
+/// pool there is pressure as long as all copies are kept.
+const TIGHT: Below = Below::Canvas(&["--pool", "140M"]);
+/// With this one there is hardly room for what does not fit.
+const NEARLY_FULL: Below = Below::Canvas(&["--pool", "110M"]);
+
+/// The pool is given in bytes, so the data is, too.
+const fn of_256_mib(workload: &'static str) -> Program {
+    Program {
+        workload,
+        args: &["--mib", "256", "--seconds", "5"],
+        ..NO_PROGRAM
+    }
+}
+
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "canvas-fig7",
+    about: "reservations with far memory at hand, past 75 % of it and nearly full, and without any",
+    paper: Some("Canvas, figure 7"),
+    parts: &[Part {
+        programs: &[of_256_mib("zipf"), of_256_mib("random-write")],
+        variants: &[CANVAS, TIGHT, NEARLY_FULL, NO_RESERVATIONS],
+        percents: &[25],
+        how: How::Alone,
+    }],
+    not_yet: &[],
+    repeats: REPEATS,
+    scale: 1.0,
+    time_max: None,
+};

@@ -1,0 +1,164 @@
+//! How long a page takes to be put out with 1 to 64 processors: with an entry allocated each time under
+//! one lock, with reservations (Canvas §5.1), and with shelves and batches. docs/SIMULATION.md says
+//! what the parameters are and how they were measured.
+
+use std::fmt::Write;
+
+use super::Size;
+use crate::contention::{Costs, Figures, Scheme, Section, run};
+use crate::engine::{Ns, SEC};
+
+/// The allocator of entries.
+const ENTRIES: usize = 0;
+/// The swap cache: its free slots and its FIFO.
+const CACHE: usize = 1;
+
+const fn section(lock: usize, every: u32, inside_ns: Ns, lines: u32) -> Section {
+    Section {
+        lock,
+        every,
+        inside_ns,
+        lines,
+    }
+}
+
+/// One call, one lock: a page's entry is freed as it comes in and allocated as it goes out.
+const ENTRY_EACH: [Section; 2] = [section(ENTRIES, 1, 6, 1), section(ENTRIES, 1, 6, 1)];
+/// Sixteen at a time, in a chain of which the lock's holder reads the head.
+const ENTRY_BATCH: [Section; 2] = [section(ENTRIES, 16, 6, 1), section(ENTRIES, 16, 6, 0)];
+/// Begin and end of a page's write-out; slots and places for 64.
+const CACHE_EACH: [Section; 4] = [
+    section(CACHE, 1, 8, 4),
+    section(CACHE, 1, 6, 2),
+    section(CACHE, 64, 250, 68),
+    section(CACHE, 64, 200, 8),
+];
+/// Places for 16 write-outs, 16 slots from a shelf; slots and places for 64.
+const CACHE_BATCH: [Section; 4] = [
+    section(CACHE, 16, 15, 2),
+    section(CACHE, 16, 20, 1),
+    section(CACHE, 64, 70, 4),
+    section(CACHE, 64, 90, 9),
+];
+
+const fn join(a: [Section; 2], b: [Section; 4]) -> [Section; 6] {
+    [a[0], a[1], b[0], b[1], b[2], b[3]]
+}
+
+/// Contexts for reclaim that a process has.
+pub const CONTEXTS: usize = 4;
+const ALL: usize = usize::MAX;
+
+/// The schemes, each as if any number of processors could reclaim.
+pub const SCHEMES: [Scheme; 4] = [
+    Scheme {
+        name: "an entry each time, one lock",
+        sections: &join(ENTRY_EACH, CACHE_EACH),
+        contexts: ALL,
+    },
+    Scheme {
+        name: "the same in batches",
+        sections: &join(ENTRY_BATCH, CACHE_BATCH),
+        contexts: ALL,
+    },
+    Scheme {
+        name: "reservations, one lock",
+        sections: &CACHE_EACH,
+        contexts: ALL,
+    },
+    Scheme {
+        name: "reservations, in batches",
+        sections: &CACHE_BATCH,
+        contexts: ALL,
+    },
+];
+
+/// Entries alone, without the swap cache: what Canvas's figure 12 shows.
+pub const ENTRIES_ONLY: [Scheme; 2] = [
+    Scheme {
+        name: "entries alone, one lock",
+        sections: &ENTRY_EACH,
+        contexts: ALL,
+    },
+    Scheme {
+        name: "entries alone, in batches",
+        sections: &ENTRY_BATCH,
+        contexts: ALL,
+    },
+];
+
+/// Numbers of processors.
+pub const PROCESSORS: [usize; 9] = [1, 2, 4, 8, 16, 24, 32, 48, 64];
+
+/// A machine on which a line takes so long from one processor's cache to another's.
+pub const fn machine(transfer_ns: Ns) -> Costs {
+    Costs {
+        local_ns: 5,
+        transfer_ns,
+        page_ns: 6_600,
+        spin_ns: 2_500,
+        sleep_ns: 55_000,
+    }
+}
+
+/// Within a socket, and between two.
+pub const TRANSFERS_NS: [Ns; 2] = [60, 150];
+
+/// One row.
+pub fn row(seed: u64, scheme: Scheme, transfer_ns: Ns, size: Size) -> Vec<Figures> {
+    let for_ns = match size {
+        Size::Full => SEC,
+        _ => SEC / 20,
+    };
+    let of = |n: &usize| run(seed, *n, machine(transfer_ns), scheme, for_ns);
+    PROCESSORS.iter().map(of).collect()
+}
+
+/// Runs and tells.
+pub fn report(seed: u64, size: Size) -> String {
+    let mut out = format!(
+        "contention (seed {seed}): processors that put pages out, {} ns of work a page outside of locks\n",
+        machine(0).page_ns
+    );
+    for transfer_ns in TRANSFERS_NS {
+        let tell =
+            |out: &mut String, what: &str, cell: &dyn Fn(&Figures) -> f64, all: &[Scheme]| {
+                let _ = write!(out, "  {what:34}");
+                for n in PROCESSORS {
+                    let _ = write!(out, "{n:>8}");
+                }
+                out.push('\n');
+                for scheme in all {
+                    let _ = write!(out, "  {:34}", scheme.name);
+                    for f in row(seed, *scheme, transfer_ns, size) {
+                        let _ = write!(out, "{:>8.2}", cell(&f));
+                    }
+                    out.push('\n');
+                }
+            };
+        let _ = writeln!(out, " a line takes {transfer_ns} ns between caches");
+        let limited = SCHEMES[3];
+        let limited = Scheme {
+            name: "the last with 4 reclaim contexts",
+            contexts: CONTEXTS,
+            ..limited
+        };
+        let all = [SCHEMES[0], SCHEMES[1], SCHEMES[2], SCHEMES[3], limited];
+        tell(&mut out, "us a page", &|f| f.page_ns / 1e3, &all);
+        tell(
+            &mut out,
+            "million pages a second",
+            &|f| f.pages_per_s / 1e6,
+            &all,
+        );
+        let entries = [ENTRIES_ONLY[0], ENTRIES_ONLY[1]];
+        let in_locks = [&SCHEMES[..], &entries[..]].concat();
+        tell(
+            &mut out,
+            "us a page in and for locks",
+            &|f| f.locked_ns / 1e3,
+            &in_locks,
+        );
+    }
+    out
+}
