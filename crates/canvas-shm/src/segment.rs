@@ -184,6 +184,7 @@ counters! {
     PagesProactive = "pages_in_proactive": "Of pages_in, pages brought back before they were touched, because local memory was free.",
     ProactiveUsed = "pages_in_proactive_used": "Of pages_in_proactive, those that were found used (one in 32 is looked at, and stands for 32).",
     ProactiveUnused = "pages_in_proactive_unused": "Of pages_in_proactive, those that left again without being found used (one in 32 is looked at, and stands for 32).",
+    ProactiveNs = "pages_in_proactive_ns": "Time that the reclaim threads spent on bringing these pages back, in ns.",
     PagesOut = "pages_out": "Pages whose frame was released by reclaim.",
     PagesOutClean = "pages_out_clean": "Of pages_out, those whose far copy was still right: neither compressed nor written.",
     PagesOutProtected = "pages_out_protected": "Of pages_out_clean, those that had been write-protected since they came in, so that nothing had to be compared.",

@@ -105,7 +105,10 @@ impl SwapIn {
         let came_back = || state::slot().came_back.load(Ordering::Relaxed);
         let faults_before = came_back();
         let most = accounting::limit().unwrap_or(0) - seen.threshold.unwrap_or(0);
-        if self.batch(pages as usize, most) {
+        let on_its_way = self.batch(pages as usize, most);
+        let took_ns = proc::now_ns().saturating_sub(seen.now_ns);
+        count(Counter::ProactiveNs, took_ns);
+        if on_its_way {
             return Round::Worked(WAIT_NS);
         }
         if !self.hand.goes_on() {
@@ -114,7 +117,6 @@ impl SwapIn {
         }
         // Others may need this processor, and faults the locks.
         yield_now();
-        let took_ns = proc::now_ns().saturating_sub(seen.now_ns);
         Round::Worked(match came_back() == faults_before {
             true => 0,
             false => took_ns.min(YIELD_NS_MAX),
