@@ -770,7 +770,13 @@ impl Pending {
             Ok(()) => n,
             Err((k, _)) => k,
         };
-        publish_run(self.first, present, |i| filled(old[i], kind, protected));
+        publish_run(self.first, present, |i| {
+            // The pool was only the way for what proactive swap-in had asked for from beyond it.
+            if self.charged && old[i].has(flag::REFERENCED) {
+                pool().demote_home(old[i].entry());
+            }
+            filled(old[i], kind, protected)
+        });
         for (i, cur) in old.iter().enumerate().take(n).skip(present) {
             word::publish(areas::word(self.first.plus(i)), *cur);
         }

@@ -3,6 +3,7 @@
 
 use canvas_pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
 use canvas_pager::swapin::{Hand, Table};
+use canvas_pager::word::{self, flag};
 use canvas_shm::Counter;
 use canvas_shm::segment::shares;
 use canvas_sys::gate::yield_now;
@@ -136,13 +137,16 @@ impl SwapIn {
         let mut lot = [PageId::default(); LOT];
         let mut left = pages;
         while left > 0 && self.hand.goes_on() && goes_on() {
-            if !tier::pool_has_room() {
-                self.hand.leave_out_deep();
-            }
             let n = self.hand.next(&table, LOOK_MAX, &mut lot[..left.min(LOT)]);
             // So many words in vain are a round's work, too.
             if n == 0 {
                 return false;
+            }
+            let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::DEEP);
+            if lot[..n].iter().any(is_deep) && !tier::pool_makes_way() {
+                self.hand.leave_out_deep();
+                self.hand.back_to(lot[0]);
+                continue;
             }
             left -= n;
             match self.bring_in(&lot[..n], most) {
