@@ -22,7 +22,7 @@ import time
 DEPTH = 32
 VALUE_BYTES = 1000
 # Reads before the moment, and after it.
-BEFORE_S, AFTER_S = 3.0, 6.0
+BEFORE_S, AFTER_S = 2.0, 5.0
 # Throughput is looked at over so long a time, in steps.
 WINDOW_S, STEP_S = 0.1, 0.02
 BACK = 0.9
