@@ -13,7 +13,7 @@
 use super::Reach;
 
 /// Memory has to be free for so long, where the program runs ...
-pub const SETTLE_NS: u64 = 100_000_000;
+pub const SETTLE_NS: u64 = 50_000_000;
 /// ... and for so long where it sleeps: others may need the memory sooner.
 pub const SETTLE_ASLEEP_NS: u64 = 1_000_000_000;
 /// A fork's child brings nothing in for so long: most end soon, or become another program.
@@ -224,10 +224,10 @@ mod tests {
     fn memory_has_to_be_free_for_some_time() {
         let mut w = new();
         assert_eq!(w.look(&seen(0, 110, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(50, 110, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(49, 110, 50)), Step::Nothing);
         // A dip begins it anew.
         assert_eq!(w.look(&seen(60, 109, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(110, 200, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(160, 200, 50)), Step::Nothing);
         assert_eq!(w.look(&seen(209, 200, 50)), Step::Nothing);
         assert_eq!(w.look(&seen(210, 200, 50)), Step::Begin(Reach::Recent, 10));
         assert_eq!(w.look(&seen(211, 110, 40)), Step::GoOn(10));
