@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::record::{Ahead, Entries, Far, Prefetch, Quantiles, Sample};
+use crate::record::{Ahead, Entries, Far, Prefetch, Proactive, Quantiles, Sample};
 
 fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
@@ -59,6 +59,14 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
             contribution: v["prefetch"]["contribution"].as_f64(),
             accuracy: v["prefetch"]["accuracy"].as_f64(),
         });
+    }
+    let proactive = |name| get(&["counters", name]);
+    if let (Some(pages), Some(ns)) = (
+        proactive("pages_in_proactive").filter(|n| *n > 0),
+        proactive("pages_in_proactive_ns"),
+    ) {
+        let used = proactive("pages_in_proactive_used").unwrap_or_default();
+        sample.proactive = Some(Proactive { pages, ns, used });
     }
     let locked = get(&["entries", "allocs_locked"]);
     if let (Some(locked), Some(reserved)) = (locked, get(&["entries", "allocs_reserved"])) {
@@ -123,7 +131,8 @@ mod tests {
             "pool_bytes":{"now":3,"peak":4}},"fault_time_ns":{"count":5,"p50":6,"p90":7,"p99":8,"max":9,"histogram":[[6,3],[9,2]]},
             "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
             "entries":{"allocs_locked":11,"allocs_stocked":7,"allocs_reserved":12,"reservations_dropped":3},
-            "counters":{"faults_far":15,"pages_in":20,"pages_out":30},"verify_failures":0}"#;
+            "counters":{"faults_far":15,"pages_in":20,"pages_out":30,"pages_in_proactive":4,
+            "pages_in_proactive_ns":1000,"pages_in_proactive_used":32},"verify_failures":0}"#;
         let mut s = Sample::default();
         apply(text, &mut s).unwrap();
         assert_eq!(s.far, None, "not over donors");
@@ -141,6 +150,8 @@ mod tests {
             (entries.stocked, entries.reserved, entries.dropped),
             (7, 12, 3)
         );
+        let back = s.proactive.unwrap();
+        assert_eq!((back.page_ns(), back.used), (Some(250.0), 32));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod demo;
 mod isolation;
 mod pressure;
+mod recovery;
 
 use std::time::Duration;
 
@@ -356,6 +357,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         time_max: None,
     },
     isolation::EXPERIMENT,
+    recovery::EXPERIMENT,
     demo::EXPERIMENT,
     pressure::EXPERIMENT,
     Experiment {
@@ -393,10 +395,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             percents: &[50],
             how: How::Alone,
         }],
-        not_yet: &[
-            "a limit that is raised while the program runs (figure 2: recovery after ballooning)",
-            "a pool that overflows to disk (figure 9: hybrid swap-out)",
-        ],
+        not_yet: &["a pool that overflows to disk (figure 9: hybrid swap-out)"],
         repeats: REPEATS,
         scale: 1.0,
         time_max: None,

@@ -155,6 +155,9 @@ pub struct Sample {
     pub far_peak_bytes: Option<u64>,
     /// Canvas's prefetcher, or the kernel's readahead where it counts.
     pub prefetch: Option<Prefetch>,
+    /// Pages that came back before they were touched, because local memory was free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proactive: Option<Proactive>,
     /// Swap entries allocated.
     pub entries: Option<Entries>,
     /// Far memory beyond the pool, for runs over donors.
@@ -182,6 +185,24 @@ pub struct Prefetch {
     pub contribution: Option<f64>,
     /// Share of prefetched pages that were used, 0 to 1.
     pub accuracy: Option<f64>,
+}
+
+/// Pages that came back before they were touched (FastSwap §V).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Proactive {
+    /// How many.
+    pub pages: u64,
+    /// Time that it took, all together.
+    pub ns: u64,
+    /// Of the pages, found used.
+    pub used: u64,
+}
+
+impl Proactive {
+    /// Time of one page.
+    pub fn page_ns(&self) -> Option<f64> {
+        (self.pages > 0).then(|| self.ns as f64 / self.pages as f64)
+    }
 }
 
 /// Far memory over donors of the bench's own, and plain TCP on the same host just after the run.

@@ -16,6 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 mod end;
 mod inspect;
 mod native;
+mod proactive;
 mod reserve;
 mod run_values;
 mod share;
@@ -25,6 +26,7 @@ mod tools;
 pub use end::EndArgs;
 pub use inspect::{DumpArgs, ReadArgs};
 pub use native::NativeSwapArgs;
+pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
 pub use run_values::{CodecArg, CopiesArg, ModeArg, PrefetchArg, SwitchArg, TimelinessArg};
 pub use share::ShareArgs;
@@ -341,6 +343,9 @@ pub struct RunArgs {
     /// The same as --prefetch none: never bring pages back before they are touched.
     #[arg(long, env = "CANVAS_NO_PREFETCH", value_parser = switch(), hide_env_values = true)]
     pub no_prefetch: bool,
+
+    #[command(flatten)]
+    pub proactive: ProactiveArgs,
 
     /// Size of the swap cache at start, part of local memory [default: 32M, or a sixteenth of
     /// a smaller --local].
@@ -827,10 +832,11 @@ Example:
 
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
-prefetch=streams|leap|readahead|none, weight=N, swap-in-limit=RATE|none,
-swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean. When local, shared
-or pool shrinks, what is too much is moved away. A run that was started without --local has no local to
-set, one without --shared no shared, and one without --far no far.
+prefetch=streams|leap|readahead|none, proactive-threshold=SIZE|N%|off, proactive-batch=SIZE,
+weight=N, swap-in-limit=RATE|none, swap-out-limit=RATE|none; they mean what the flags of
+`canvas run` mean. When local, shared or pool shrinks, what is too much is moved away. A run
+that was started without --local has no local to set, one without --shared no shared, and one
+without --far no far.
 
 Exit codes: 0 done; 2 nothing was changed.
 

@@ -11,6 +11,7 @@ use canvas_shm::Far;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_shm::segment::{Config, Mode, config_flag};
 use canvas_types::units::{Amount, RateLimit, Share as Part, Size};
+use canvas_types::{PAGE_SIZE, Threshold};
 use clap::ValueEnum;
 
 use crate::args::{CodecArg, RunArgs, SwitchArg};
@@ -18,7 +19,7 @@ use crate::error::Failure;
 use crate::options::copies_of;
 use canvas_runner::join::Joined;
 use canvas_runner::mode_name;
-use canvas_runner::options::pid_namespace;
+use canvas_runner::options::{PROACTIVE_BATCH, batch_pages, pid_namespace};
 
 /// The run's flags with the tenant's bounds in them, when they say nothing else.
 pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
@@ -169,6 +170,17 @@ impl There<'_> {
         }
         if args.no_prefetch && prefetch != canvas_types::Prefetch::None {
             return Some(("--no-prefetch", "1".to_owned(), prefetch.name().to_owned()));
+        }
+        let proactive = &args.proactive;
+        let (asked, has) = (proactive.proactive_threshold, config.proactive_threshold());
+        if asked != Threshold::default() && asked != has {
+            return Some(("--proactive-threshold", asked.to_string(), has.to_string()));
+        }
+        let asked = proactive.proactive_batch;
+        let has = config.proactive_batch_pages.load(Relaxed);
+        if asked != PROACTIVE_BATCH && batch_pages(asked) != has {
+            let has = Size::from_bytes(u64::from(has) * PAGE_SIZE as u64);
+            return Some(("--proactive-batch", asked.to_string(), has.to_string()));
         }
         let (spill, wait) = (
             far.spill_percent.load(Relaxed),

@@ -19,6 +19,7 @@ use canvas_control::hello::SMALL_MIN;
 use canvas_control::names::{Name, name_of};
 use canvas_runner::options::{
     FarOptions, HostMemory, HostOptions, LOCAL_MIN, Options, THREAD_MODE_SHARES_NOTHING,
+    batch_error,
 };
 
 /// The swap cache at start.
@@ -60,6 +61,8 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         reservations: args.reservations == SwitchArg::On,
         native_swap: args.native_swap.is_on(),
         prefetch: prefetch(args)?,
+        proactive_threshold: args.proactive.proactive_threshold,
+        proactive_batch: proactive_batch(args.proactive.proactive_batch)?,
         shared: shared(args)?,
         far: far(args, host.ram_bytes)?,
     })
@@ -74,6 +77,14 @@ fn prefetch(args: &RunArgs) -> Result<Prefetch, Failure> {
             other.name()
         ))),
         (false, chosen) => Ok(chosen.unwrap_or(Prefetch::Streams)),
+    }
+}
+
+/// A batch of proactive swap-in.
+fn proactive_batch(batch: Size) -> Result<Size, Failure> {
+    match batch_error(batch) {
+        None => Ok(batch),
+        Some(why) => Err(Failure::run(format!("--proactive-batch {batch}: {why}"))),
     }
 }
 
@@ -320,7 +331,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use canvas_shm::segment::config_flag;
-    use canvas_types::Codec;
+    use canvas_types::{Codec, Threshold};
     use clap::Parser;
     use std::sync::atomic::Ordering::Relaxed;
 
@@ -355,6 +366,10 @@ mod tests {
             (o.codec, o.reservations, o.prefetch, o.native_swap),
             (Codec::Lz4, true, Prefetch::Streams, true)
         );
+        assert_eq!(
+            (o.proactive_threshold, o.proactive_batch),
+            (Threshold::default(), Size::from_bytes(256 << 10))
+        );
     }
 
     #[test]
@@ -385,7 +400,15 @@ mod tests {
                 "--pool 4K is too little to work with; write 1M or more",
             ),
             (
-                &["--local", "16M", "--swap-cache", "16M"][..],
+                &["--proactive-batch", "1K"][..],
+                "--proactive-batch 1K: it is no part of memory to bring back at a time; write 4K to 64M",
+            ),
+            (
+                &["--proactive-batch", "65M"],
+                "--proactive-batch 65M: it is no part of memory to bring back at a time; write 4K to 64M",
+            ),
+            (
+                &["--local", "16M", "--swap-cache", "16M"],
                 "--swap-cache 16M is part of --local 16M; write less than that, a sixteenth of it for example",
             ),
             (
@@ -552,6 +575,12 @@ mod tests {
             (Codec::Lz4, true, Prefetch::None)
         );
         assert!(c.native_swap());
+        assert_eq!(c.proactive_threshold(), Threshold::default());
+        assert_eq!(c.proactive_batch_pages.load(Relaxed), 64);
+        let proactive = ["--proactive-threshold", "off", "--proactive-batch", "1M"];
+        options(&proactive).unwrap().write_to(c);
+        assert_eq!(c.proactive_threshold(), Threshold::Off);
+        assert_eq!(c.proactive_batch_pages.load(Relaxed), 256);
         let off = ["--reservations", "off", "--native-swap", "off"];
         options(&[&["--codec", "none"], &off[..]].concat())
             .unwrap()

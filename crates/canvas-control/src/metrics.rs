@@ -134,6 +134,11 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
                 "Time that faulting threads spent in direct reclaim.",
                 value as f64 / 1e9,
             )?,
+            Counter::ProactiveNs => out.counter(
+                "canvas_pages_in_proactive_seconds",
+                "Time that the reclaim threads spent on bringing pages back before they were touched.",
+                value as f64 / 1e9,
+            )?,
             _ => out.counter(&format!("canvas_{name}"), counter.describe(), value)?,
         }
     }

@@ -178,6 +178,12 @@ pub struct Limits {
     /// `--shared`; `null` where memory that forks share is the kernel's.
     #[serde(default)]
     pub shared_bytes: Option<u64>,
+    /// What `--proactive-threshold` comes to; `null` when it is off.
+    #[serde(default)]
+    pub proactive_threshold_bytes: Option<u64>,
+    /// `--proactive-batch`.
+    #[serde(default)]
+    pub proactive_batch_bytes: u64,
 }
 
 impl Limits {

@@ -4,6 +4,7 @@ use canvas_shm::mailbox::Status;
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use crate::resident_copies;
 use crate::state::new;
 use crate::traits::{Beyond, Host, Owner};
 
@@ -180,6 +181,16 @@ pub fn pool_has_room(b: &impl Beyond) -> bool {
     let percent = b.spill_percent().saturating_sub(10);
     let mark = owner.pool_bound_bytes() as u64 / 100 * percent;
     owner.pool_bytes() < mark as i64
+}
+
+/// The same where memory is free, and what comes into the pool soon leaves it for local memory: room within our
+/// own slabs counts, and so does what copies of resident pages give up.
+pub fn pool_makes_way(b: &impl Beyond) -> bool {
+    const BYTES: usize = 2 * EXTENT_BYTES;
+    let owner = b.owner();
+    let percent = b.spill_percent().saturating_sub(10) as i64;
+    let left = pool_room_bytes(owner) - owner.pool_bound_bytes() / 100 * (100 - percent);
+    left > 0 || resident_copies::demote(owner, BYTES) || resident_copies::give_up(owner, BYTES)
 }
 
 /// In a fork's child: nothing of its own is being written.

@@ -1,118 +1,167 @@
-//! Which far pages come back when local memory grows: those that were swapped out last, in address
-//! order among pages of about the same age, so that they come in batches (FastSwap §V, proactive
-//! swap-in).
+//! Proactive swap-in (FastSwap §V): which far pages come back before they are touched, and [`when`] they do.
 //!
-//! A hand goes round over the page words, first for the youngest, and with each round for pages up to
-//! twice as old. After the round that takes all ages it is through.
+//! Those that a larger memory would have kept come first: what was swapped out last, where a hot page counts
+//! as swapped out the later the hotter it is, as the clock would have spared it for so many sweeps. Among pages
+//! of about the same rank they come in address order, so that they come in batches. Pages of a stream are
+//! of the last rank: the clock would have taken them first.
+//!
+//! A hand goes round over the page words, first for the lowest ranks, and with each round for ranks up to
+//! twice as high. How far it goes is its [`Reach`].
 
 use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
-use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
+use canvas_types::sync::AtomicU64;
 
 use crate::word::{self, State, Word, flag};
 
-/// Greatest age, in epochs, of the first round: local memory was evicted a quarter over since.
-pub const AGE_FIRST: u32 = 4;
-/// An age is a byte.
-const AGE_ALL: u32 = 256;
+pub mod when;
 
-/// The hand. One thread moves it.
-pub struct SwapInHand {
-    /// The next page.
-    at: AtomicU64,
-    /// Greatest age that this round takes; past [`AGE_ALL`] it is through.
-    age_max: AtomicU32,
-    /// The limit in bytes when it was last looked at.
-    limit_bytes: AtomicU64,
+/// Least rank, in epochs of age, that the first round leaves out: local memory was evicted a quarter over since.
+pub const RANK_FIRST: u32 = 4;
+/// Ranks are below this.
+const RANK_ALL: u32 = 256;
+/// Heat that counts for a page's rank.
+const HEAT_MAX: u64 = 5;
+
+/// How far the hand goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// To pages that left while local memory was evicted four times over; a refault after that cools a page, too.
+    /// None of a stream.
+    Recent,
+    /// To all pages.
+    All,
 }
 
-impl SwapInHand {
+impl Reach {
+    /// Ranks are below this.
+    fn rank_end(self) -> u32 {
+        match self {
+            Reach::Recent => 64,
+            Reach::All => RANK_ALL,
+        }
+    }
+}
+
+/// Age in epochs for which a far page counts.
+pub fn rank(w: Word, now_epoch: u8) -> u32 {
+    if w.has(flag::STREAM) {
+        return RANK_ALL - 1;
+    }
+    u32::from(now_epoch.wrapping_sub(w.epoch())) >> w.heat().min(HEAT_MAX)
+}
+
+/// The page words that a hand goes over.
+pub struct Table<'a, E: Fn(usize) -> bool> {
+    /// All words.
+    pub words: &'a [AtomicU64],
+    /// Blocks of them that are in use.
+    pub blocks: usize,
+    /// Whether a block has no far pages.
+    pub is_empty: E,
+    /// The epoch now.
+    pub now_epoch: u8,
+}
+
+/// The hand. Its thread owns it.
+#[derive(Debug)]
+pub struct Hand {
+    /// The next page.
+    at: usize,
+    /// Ranks that this round takes are below this; nothing is taken from `reach` on.
+    rank_end: u32,
+    reach: Reach,
+    /// Leaves out what lies beyond the pool.
+    only_pool: bool,
+}
+
+impl Hand {
     /// Through with everything.
-    #[allow(clippy::new_without_default)]
-    #[cfg(not(feature = "shuttle"))]
-    pub const fn new() -> SwapInHand {
-        SwapInHand {
-            at: AtomicU64::new(0),
-            age_max: AtomicU32::new(2 * AGE_ALL),
-            limit_bytes: AtomicU64::new(0),
+    pub const fn new() -> Hand {
+        Hand {
+            at: 0,
+            rank_end: 2 * RANK_ALL,
+            reach: Reach::Recent,
+            only_pool: false,
         }
     }
 
-    /// The limit as it is when the process begins, before it has lost any page. Whoever looks for the first
-    /// time may do so after the limit was raised.
-    pub fn start(&self, limit_bytes: u64) {
-        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+    /// Begins anew with the lowest ranks.
+    pub fn begin(&mut self, reach: Reach) {
+        *self = Hand {
+            at: 0,
+            rank_end: RANK_FIRST,
+            reach,
+            only_pool: false,
+        };
     }
 
-    /// Looks at the limit: when it is higher than before, the hand begins. 0 is a limit of another kind.
-    pub fn look(&self, limit_bytes: u64) {
-        let before = self.limit_bytes.swap(limit_bytes, Ordering::Relaxed);
-        if before != 0 && limit_bytes > before {
-            self.begin();
-        }
-    }
-
-    /// Begins anew with the youngest.
-    pub fn begin(&self) {
-        self.at.store(0, Ordering::Relaxed);
-        self.age_max.store(AGE_FIRST, Ordering::Relaxed);
-    }
-
-    /// Stops bringing pages in, until the limit is raised again.
-    pub fn end(&self) {
-        self.age_max.store(2 * AGE_ALL, Ordering::Relaxed);
-    }
-
-    /// Is there something to look at?
+    /// Has it more to look at?
     pub fn goes_on(&self) -> bool {
-        self.age_max.load(Ordering::Relaxed) <= AGE_ALL
+        self.rank_end <= self.reach.rank_end()
     }
 
-    /// Writes pages to bring in to `out` and returns how many. Looks at the first `blocks` blocks of
-    /// `words`, skips those for which `empty` holds, and ends after `look_max` words or the round.
-    pub fn next(
-        &self,
-        words: &[AtomicU64],
-        blocks: usize,
-        empty: impl Fn(usize) -> bool,
-        now_epoch: u8,
+    /// From now on it leaves out what lies beyond the pool.
+    pub fn leave_out_deep(&mut self) {
+        self.only_pool = true;
+    }
+
+    /// Looks at `page` of its last batch again: it is on its way from beyond the pool.
+    pub fn back_to(&mut self, page: PageId) {
+        if self.at == 0 {
+            // The batch ended the round.
+            self.rank_end /= 2;
+        }
+        self.at = page.index();
+    }
+
+    /// Writes pages to bring in to `out` and returns how many. Looks at `look_max` words at most, and not past
+    /// the round's end.
+    pub fn next<E: Fn(usize) -> bool>(
+        &mut self,
+        table: &Table<'_, E>,
         look_max: usize,
         out: &mut [PageId],
     ) -> usize {
-        let end = (blocks * BLOCK_PAGES).min(words.len());
-        let age_max = self.age_max.load(Ordering::Relaxed);
-        let mut page = self.at.load(Ordering::Relaxed) as usize;
+        let end = (table.blocks * BLOCK_PAGES).min(table.words.len());
         let (mut looked, mut n) = (0, 0);
-        while page < end && looked < look_max && n < out.len() {
+        while self.at < end && looked < look_max && n < out.len() {
             looked += 1;
-            if page.is_multiple_of(BLOCK_PAGES) && empty(page / BLOCK_PAGES) {
-                page += BLOCK_PAGES;
+            if self.at.is_multiple_of(BLOCK_PAGES) && (table.is_empty)(self.at / BLOCK_PAGES) {
+                self.at += BLOCK_PAGES;
                 continue;
             }
-            if wants(word::load(&words[page]), now_epoch, age_max) {
-                out[n] = PageId(page as u32);
+            if self.wants(word::load(&table.words[self.at]), table.now_epoch) {
+                out[n] = PageId(self.at as u32);
                 n += 1;
             }
-            page += 1;
+            self.at += 1;
         }
-        if page >= end {
-            page = 0;
-            self.age_max.store(age_max * 2, Ordering::Relaxed);
+        if self.at >= end {
+            self.at = 0;
+            self.rank_end *= 2;
         }
-        self.at.store(page as u64, Ordering::Relaxed);
         n
+    }
+
+    fn wants(&self, w: Word, now_epoch: u8) -> bool {
+        w.state() == State::Far
+            && !w.has(flag::STUCK)
+            && !(self.only_pool && w.has(flag::DEEP))
+            && rank(w, now_epoch) < self.rank_end
     }
 }
 
-fn wants(w: Word, now_epoch: u8, age_max: u32) -> bool {
-    w.state() == State::Far
-        && !w.has(flag::STUCK)
-        && u32::from(now_epoch.wrapping_sub(w.epoch())) < age_max
+impl Default for Hand {
+    fn default() -> Hand {
+        Hand::new()
+    }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use canvas_types::sync::Ordering;
     use proptest::prelude::*;
 
     const NOW: u8 = 7;
@@ -134,12 +183,21 @@ mod tests {
         words
     }
 
+    fn table(words: &[AtomicU64]) -> Table<'_, impl Fn(usize) -> bool> {
+        Table {
+            words,
+            blocks: BLOCKS,
+            is_empty: |_| false,
+            now_epoch: NOW,
+        }
+    }
+
     /// Brings in until the hand is through; the pages in the order in which they came.
-    fn bring_in(hand: &SwapInHand, words: &[AtomicU64], look_max: usize, batch: usize) -> Vec<u32> {
+    fn bring_in(hand: &mut Hand, words: &[AtomicU64], look_max: usize, batch: usize) -> Vec<u32> {
         let mut all = Vec::new();
         let mut out = vec![PageId(0); batch];
         while hand.goes_on() {
-            let n = hand.next(words, BLOCKS, |_| false, NOW, look_max, &mut out);
+            let n = hand.next(&table(words), look_max, &mut out);
             for page in &out[..n] {
                 let w = &words[page.index()];
                 let cur = word::load(w);
@@ -150,35 +208,16 @@ mod tests {
         all
     }
 
+    fn begun(reach: Reach) -> Hand {
+        let mut hand = Hand::new();
+        hand.begin(reach);
+        hand
+    }
+
     #[test]
-    fn nothing_before_it_begins_and_after_it_ends() {
+    fn nothing_before_it_begins() {
         let w = words(&[(3, far(0))]);
-        let hand = SwapInHand::new();
-        assert!(bring_in(&hand, &w, 10, 4).is_empty());
-        hand.begin();
-        hand.end();
-        assert!(bring_in(&hand, &w, 10, 4).is_empty());
-    }
-
-    #[test]
-    fn a_raise_before_the_first_look_is_seen() {
-        let hand = SwapInHand::new();
-        hand.start(24 << 20);
-        hand.look(200 << 20);
-        assert!(hand.goes_on());
-    }
-
-    #[test]
-    fn only_a_raise_begins() {
-        let hand = SwapInHand::new();
-        hand.start(24 << 20);
-        // As it was, lowered, a share of the footprint, a size again.
-        for limit_bytes in [24 << 20, 16 << 20, 0, 24 << 20] {
-            hand.look(limit_bytes);
-            assert!(!hand.goes_on(), "{limit_bytes}");
-        }
-        hand.look((24 << 20) + 1);
-        assert!(hand.goes_on());
+        assert!(bring_in(&mut Hand::new(), &w, 10, 4).is_empty());
     }
 
     #[test]
@@ -189,36 +228,98 @@ mod tests {
             (2, far(0).with_state(State::Cached)),
             (3, far(0).set(flag::DEEP)),
         ]);
-        let hand = SwapInHand::new();
-        hand.begin();
-        assert_eq!(bring_in(&hand, &w, 1000, 4), [3]);
+        assert_eq!(bring_in(&mut begun(Reach::Recent), &w, 1000, 4), [3]);
     }
 
     #[test]
     fn empty_blocks_are_skipped() {
         let w = words(&[(3, far(0)), (BLOCK_PAGES + 3, far(0))]);
-        let hand = SwapInHand::new();
-        hand.begin();
         let mut out = [PageId(0); 4];
-        let n = hand.next(&w, BLOCKS, |b| b == 0, NOW, 1 << 20, &mut out);
+        let table = Table {
+            words: &w,
+            blocks: BLOCKS,
+            is_empty: |b| b == 0,
+            now_epoch: NOW,
+        };
+        let n = begun(Reach::All).next(&table, 1 << 20, &mut out);
         assert_eq!(&out[..n], [PageId(BLOCK_PAGES as u32 + 3)]);
     }
 
+    #[test]
+    fn what_is_beyond_the_pool_is_looked_at_again_or_left_out() {
+        // The last page of all: the batch that has it ends the round.
+        let last = BLOCKS * BLOCK_PAGES - 1;
+        for deep in [3, last] {
+            let w = words(&[(deep, far(0).set(flag::DEEP)), (last - 1, far(0))]);
+            let mut hand = begun(Reach::Recent);
+            let mut out = [PageId(0); 8];
+            assert_eq!(hand.next(&table(&w), 1 << 20, &mut out), 2);
+            hand.back_to(PageId(deep as u32));
+            assert_eq!((hand.at, hand.rank_end), (deep, RANK_FIRST));
+            let again = hand.next(&table(&w), 1 << 20, &mut out);
+            assert!(out[..again].contains(&PageId(deep as u32)));
+            hand.back_to(PageId(deep as u32));
+            hand.leave_out_deep();
+            let want = if deep == last {
+                vec![]
+            } else {
+                vec![last as u32 - 1]
+            };
+            let left = bring_in(&mut hand, &w, 1000, 8);
+            assert_eq!(left.iter().filter(|p| **p == deep as u32).count(), 0);
+            assert!(left.starts_with(&want), "{left:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_cold_does_not_come_when_memory_frees() {
+        let hot = far(200).with_heat(2);
+        let stream = far(0).with_heat(5).set(flag::STREAM);
+        let all = [
+            (1, far(63)),
+            (2, far(64)),
+            (3, hot),
+            (4, stream),
+            (5, far(0)),
+        ];
+        let w = words(&all);
+        assert_eq!(bring_in(&mut begun(Reach::Recent), &w, 1000, 4), [5, 1, 3]);
+        let w = words(&all);
+        assert_eq!(
+            bring_in(&mut begun(Reach::All), &w, 1000, 4),
+            [5, 1, 3, 2, 4]
+        );
+    }
+
     proptest! {
-        /// Against sorting: by the round that takes an age, then by address.
+        /// Against sorting: by the round that takes a rank, then by address.
         #[test]
         fn as_sorting_would(
-            ages in proptest::collection::btree_map(0..BLOCKS * BLOCK_PAGES, any::<u8>(), 0..200),
+            pages in proptest::collection::btree_map(
+                0..BLOCKS * BLOCK_PAGES, (any::<u8>(), 0..8u64, any::<bool>()), 0..200),
             look_max in 1..3000usize,
             batch in 1..40usize,
+            all in any::<bool>(),
         ) {
-            let all: Vec<_> = ages.iter().map(|(page, age)| (*page, far(*age))).collect();
-            let w = words(&all);
-            let hand = SwapInHand::new();
-            hand.begin();
-            let got = bring_in(&hand, &w, look_max, batch);
-            let round = |age: u8| (0..).find(|r| u32::from(age) < AGE_FIRST << r).unwrap();
-            let mut want: Vec<_> = ages.iter().map(|(p, age)| (round(*age), *p as u32)).collect();
+            let word = |(age, heat, stream): (u8, u64, bool)| {
+                let w = far(age).with_heat(heat);
+                if stream { w.set(flag::STREAM) } else { w }
+            };
+            let given: Vec<_> = pages.iter().map(|(page, of)| (*page, word(*of))).collect();
+            let w = words(&given);
+            let (reach, end) = if all { (Reach::All, 256) } else { (Reach::Recent, 64) };
+            let got = bring_in(&mut begun(reach), &w, look_max, batch);
+            let naive_rank = |(age, heat, stream): (u8, u64, bool)| match stream {
+                true => 255,
+                false => (0..heat.min(5)).fold(u32::from(age), |rank, _| rank / 2),
+            };
+            let round = |rank: u32| (0..).find(|r| rank < RANK_FIRST << r).unwrap();
+            let mut want: Vec<_> = pages
+                .iter()
+                .map(|(page, of)| (naive_rank(*of), *page as u32))
+                .filter(|(rank, _)| *rank < end)
+                .map(|(rank, page)| (round(rank), page))
+                .collect();
             want.sort_unstable();
             let want: Vec<_> = want.into_iter().map(|(_, p)| p).collect();
             prop_assert_eq!(got, want);

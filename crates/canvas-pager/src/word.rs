@@ -98,6 +98,8 @@ pub mod flag {
     pub const STREAM: u64 = 1 << 14;
     /// Chosen for touch sampling by `--trace`.
     pub const SAMPLED: u64 = 1 << 15;
+    /// Both, of a page in the swap cache: proactive swap-in left it there, so that its use is seen.
+    pub const PROACTIVE: u64 = PREFETCHED | REFERENCED;
 }
 
 const HEAT_SHIFT: u32 = 4;
@@ -156,6 +158,11 @@ impl Word {
     #[inline(always)]
     pub fn has(self, mask: u64) -> bool {
         self.0 & mask != 0
+    }
+    /// All of `mask`'s flags set?
+    #[inline(always)]
+    pub fn has_all(self, mask: u64) -> bool {
+        self.0 & mask == mask
     }
     /// With `mask`'s flags set.
     #[inline(always)]

@@ -12,11 +12,36 @@ use canvas_control::hello::Asked;
 use canvas_link::Address;
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, Mode, config_flag};
 use canvas_types::units::{Amount, Size, Span};
-use canvas_types::{Codec, PAGE_SIZE, Prefetch};
+use canvas_types::{Codec, PAGE_SIZE, Prefetch, Threshold};
 use canvas_wire::key::ClusterKey;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
 pub const LOCAL_MIN: Size = Size::from_bytes(LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64);
+
+/// `--proactive-batch`, unless it is given; the least and the most that can be.
+pub const PROACTIVE_BATCH: Size = Size::from_bytes(256 << 10);
+const PROACTIVE_BATCH_MIN: Size = Size::from_bytes(PAGE_SIZE as u64);
+const PROACTIVE_BATCH_MAX: Size = Size::from_bytes(64 << 20);
+
+/// A batch that cannot be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "it is no part of memory to bring back at a time; write {} to {}",
+    PROACTIVE_BATCH_MIN,
+    PROACTIVE_BATCH_MAX
+)]
+pub struct BatchError;
+
+/// What is wrong with a batch of proactive swap-in, if something is.
+pub fn batch_error(batch: Size) -> Option<BatchError> {
+    let fits = (PROACTIVE_BATCH_MIN..=PROACTIVE_BATCH_MAX).contains(&batch);
+    (!fits).then_some(BatchError)
+}
+
+/// A batch in whole pages.
+pub fn batch_pages(batch: Size) -> u32 {
+    (batch.bytes / PAGE_SIZE as u64) as u32
+}
 
 /// Why `--shared` is refused in thread mode.
 pub const THREAD_MODE_SHARES_NOTHING: &str =
@@ -55,6 +80,10 @@ pub struct Options {
     pub native_swap: bool,
     /// Who prefetches.
     pub prefetch: Prefetch,
+    /// How far below the limit local memory has to be for pages to come back by themselves.
+    pub proactive_threshold: Threshold,
+    /// How much of them at a time.
+    pub proactive_batch: Size,
     /// Bound on memory that forks share; `None`: it stays native.
     pub shared: Option<Size>,
     /// Far memory beyond the pool.
@@ -140,6 +169,12 @@ impl Options {
         config.flags.store(bits, Relaxed);
         config.codec.store(self.codec as u32, Relaxed);
         config.prefetch.store(self.prefetch as u32, Relaxed);
+        config
+            .proactive_threshold
+            .store(self.proactive_threshold.number(), Relaxed);
+        config
+            .proactive_batch_pages
+            .store(batch_pages(self.proactive_batch), Relaxed);
         config.runner_pid.store(std::process::id(), Relaxed);
         config.pid_namespace.store(pid_namespace(), Relaxed);
     }

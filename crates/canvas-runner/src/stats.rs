@@ -96,6 +96,8 @@ struct Limits {
     local_needed_bytes: Option<u64>,
     pool_bytes: u64,
     swap_cache_bytes: u64,
+    proactive_threshold_bytes: Option<u64>,
+    proactive_batch_bytes: u64,
     far_full: bool,
 }
 
@@ -318,9 +320,22 @@ impl Limits {
             local_needed_bytes: needed_bytes(segment.needed_pages_peak.load(Relaxed)),
             pool_bytes: config.pool_bytes.load(Relaxed),
             swap_cache_bytes: config.swap_cache_bytes.load(Relaxed),
+            proactive_threshold_bytes: proactive_threshold_bytes(segment),
+            proactive_batch_bytes: proactive_batch_bytes(segment),
             far_full: segment.far_full.load(Relaxed) != 0,
         }
     }
+}
+
+/// What `--proactive-threshold` comes to; `None` when it is off, or there is no limit.
+pub fn proactive_threshold_bytes(segment: &Segment) -> Option<u64> {
+    let limit = segment.local_limit_pages()?;
+    segment.proactive_pages(limit).map(page_bytes)
+}
+
+/// `--proactive-batch`.
+pub fn proactive_batch_bytes(segment: &Segment) -> u64 {
+    page_bytes(segment.config.proactive_batch_pages.load(Relaxed).into())
 }
 
 /// A count that the program can write to.

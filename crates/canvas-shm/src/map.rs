@@ -220,6 +220,29 @@ mod tests {
     use crate::Counter;
 
     #[test]
+    fn what_is_charged_within_a_bound_never_passes_it() {
+        let (_fd, s) = Segment::create(false).unwrap();
+        let slot = |n: usize| &s.procs[n];
+        assert!(s.charge_local_within(slot(0), 7, 7) && !s.charge_local_within(slot(0), 1, 7));
+        assert_eq!(s.charge_local(slot(0), -7), 0);
+        // Several at a time, in steps that do not fit evenly.
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                scope.spawn(move || {
+                    for _ in 0..1000 {
+                        s.charge_local_within(slot(n), n as i64 + 1, 1001);
+                        assert!(s.local_pages.load(Ordering::Relaxed) <= 1001);
+                    }
+                });
+            }
+        });
+        let charged = |n: usize| slot(n).charged_pages.load(Ordering::Relaxed);
+        let sum = (0..4).map(charged).sum::<i64>();
+        assert_eq!(sum, s.local_pages.load(Ordering::Relaxed));
+        assert!((998..=1001).contains(&sum), "{sum}: no step of four fits");
+    }
+
+    #[test]
     fn two_mappings_show_the_same_counters() {
         let (fd, a) = Segment::create(false).unwrap();
         let b = Segment::map(&fd).unwrap();

@@ -7,13 +7,13 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use canvas_types::layout::Bases;
 use canvas_types::units::Amount;
-use canvas_types::{Codec, Prefetch};
+use canvas_types::{Codec, PAGE_SIZE, Prefetch, Threshold};
 
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_000a;
+pub const MAGIC: u64 = 0x4341_4e56_4153_000b;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -71,6 +71,10 @@ pub struct Config {
     pub codec: AtomicU32,
     /// [`Prefetch`] as a number.
     pub prefetch: AtomicU32,
+    /// Pages of a batch that comes back before it is touched.
+    pub proactive_batch_pages: AtomicU32,
+    /// Below the limit by this much such pages come back: [`Threshold`] as a number.
+    pub proactive_threshold: AtomicU64,
     /// File descriptor of the trace, or 0.
     pub trace_fd: AtomicU32,
     /// Pid of the `canvas run` process that made the segment.
@@ -110,6 +114,10 @@ impl Config {
     /// The prefetcher that is chosen now; `canvas set` can change it while programs run.
     pub fn prefetch(&self) -> Prefetch {
         Prefetch::from_number(self.prefetch.load(Ordering::Relaxed))
+    }
+    /// How far below the limit local memory has to be for pages to come back before they are touched.
+    pub fn proactive_threshold(&self) -> Threshold {
+        Threshold::from_number(self.proactive_threshold.load(Ordering::Relaxed))
     }
     /// Where the tenant's processes have the window and the gate.
     pub fn bases(&self) -> Bases {
@@ -173,7 +181,10 @@ counters! {
     FaultFirstWrite = "faults_first_write": "Writes to a page that came in write-protected, and is not any more.",
     FaultWriteProtect = "faults_write_protect": "Writes that met a page being copied out after a fork.",
     PagesIn = "pages_in": "Pages brought back from far copies, demand and prefetch.",
-    PagesProactive = "pages_in_proactive": "Of pages_in, pages brought back because the local limit was raised.",
+    PagesProactive = "pages_in_proactive": "Of pages_in, pages brought back before they were touched, because local memory was free.",
+    ProactiveUsed = "pages_in_proactive_used": "Of pages_in_proactive, those that were found used (one in 32 is looked at while the swap cache is half empty, and stands for 32).",
+    ProactiveUnused = "pages_in_proactive_unused": "Of pages_in_proactive, those that left again without being found used (one in 32 is looked at while the swap cache is half empty, and stands for 32).",
+    ProactiveNs = "pages_in_proactive_ns": "Time that the reclaim threads spent on bringing these pages back, in ns.",
     PagesOut = "pages_out": "Pages whose frame was released by reclaim.",
     PagesOutClean = "pages_out_clean": "Of pages_out, those whose far copy was still right: neither compressed nor written.",
     PagesOutProtected = "pages_out_protected": "Of pages_out_clean, those that had been write-protected since they came in, so that nothing had to be compared.",
@@ -498,6 +509,24 @@ impl Segment {
         slot.charged_pages.fetch_add(pages, Ordering::Relaxed);
         let before = self.local_pages.fetch_add(pages, Ordering::Relaxed);
         before.wrapping_add(pages)
+    }
+    /// Adds `pages` to the local charge of `slot` and of the tenant, unless the tenant's sum would be more than
+    /// `most`: then nothing is charged, and the answer is false.
+    pub fn charge_local_within(&self, slot: &ProcSlot, pages: i64, most: i64) -> bool {
+        let room = |sum: i64| Some(sum.wrapping_add(pages)).filter(|sum| *sum <= most);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let ok = self.local_pages.fetch_update(set, fetch, room).is_ok();
+        if ok {
+            slot.charged_pages.fetch_add(pages, Ordering::Relaxed);
+        }
+        ok
+    }
+    /// How far below the limit of `limit` pages local memory has to be for pages to come back before they are
+    /// touched, in pages; `None` when they do not.
+    pub fn proactive_pages(&self, limit: i64) -> Option<i64> {
+        let threshold = self.config.proactive_threshold();
+        let pages = threshold.of(limit.max(0) as u64, PAGE_SIZE as u64)?;
+        Some(i64::try_from(pages).unwrap_or(i64::MAX))
     }
     /// Changes the native memory of `slot`, part of its local charge, by `pages`.
     pub fn charge_native(&self, slot: &ProcSlot, pages: i64) {

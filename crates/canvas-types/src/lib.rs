@@ -8,6 +8,7 @@ pub mod exit;
 pub mod layout;
 pub mod page;
 pub mod policy;
+pub mod proactive;
 pub mod procfs;
 pub mod score;
 pub mod stock;
@@ -16,3 +17,4 @@ pub mod units;
 
 pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
 pub use policy::{Codec, Prefetch};
+pub use proactive::Threshold;

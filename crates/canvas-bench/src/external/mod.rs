@@ -10,6 +10,7 @@ mod jars;
 mod learn;
 mod pager;
 mod python;
+mod recovery;
 mod spark;
 mod tight;
 mod tools;
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Box<dyn Workload>> {
     all.extend(spark::all());
     all.extend(pager::all());
     all.extend(tight::all());
+    all.extend(recovery::all());
     all
 }
 

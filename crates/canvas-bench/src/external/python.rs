@@ -8,11 +8,15 @@ use super::files;
 use super::tools;
 use crate::workload::{Argv, Place};
 
-const SCRIPTS: [(&str, &str); 8] = [
+const SCRIPTS: [(&str, &str); 9] = [
     ("make_data.py", include_str!("scripts/make_data.py")),
     (
         "redis_benchmark.py",
         include_str!("scripts/redis_benchmark.py"),
+    ),
+    (
+        "redis_recovery.py",
+        include_str!("scripts/redis_recovery.py"),
     ),
     (
         "sklearn_kmeans.py",

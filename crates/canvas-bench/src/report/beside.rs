@@ -116,7 +116,7 @@ fn show(measure: Measure, value: f64) -> String {
             quantity(value) + " /s"
         }
         Measure::Seconds => seconds(value),
-        Measure::FaultNs => nanoseconds(value),
+        Measure::FaultNs | Measure::ProactivePageNs => nanoseconds(value),
         Measure::FarBytes => bytes(value),
         Measure::Contribution | Measure::Accuracy => share(value),
     }
@@ -191,6 +191,7 @@ fn measure(cells: &[Cell], cell: &Cell, measure: Measure) -> Option<f64> {
         Measure::OpsPerS => cell.median(|s| s.ops_per_s),
         Measure::Seconds => cell.median(|s| s.seconds),
         Measure::FaultNs => cell.median(|s| s.fault_ns.map(|q| q.p50)),
+        Measure::ProactivePageNs => cell.median(|s| s.proactive.and_then(|p| p.page_ns())),
         Measure::PagesInPerS => cell.median(pages_in_per_s),
         Measure::PagesOutPerS => cell.median(pages_out_per_s),
         Measure::EntriesPerS => cell.median(entries_per_s),

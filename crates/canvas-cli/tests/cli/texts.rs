@@ -77,6 +77,8 @@ fn expected(command: &str) -> &'static [&'static str] {
             "no-prefetch",
             "pool",
             "prefetch",
+            "proactive-batch",
+            "proactive-threshold",
             "require",
             "reservations",
             "seed",

@@ -76,6 +76,12 @@ pub fn pool_has_room() -> bool {
     beyond().is_some_and(|b| room::pool_has_room(&b))
 }
 
+/// Has it room, or finds some, for what is on its way to local memory?
+#[inline]
+pub fn pool_makes_way() -> bool {
+    beyond().is_some_and(|b| room::pool_makes_way(&b))
+}
+
 /// Has far memory stopped answering?
 pub fn is_stalled() -> bool {
     room::is_stalled(&Ours)

@@ -87,6 +87,14 @@ pub fn look_at_program() {
     }
 }
 
+/// Did the program run a moment ago?
+pub fn program_runs(now_ns: u64) -> bool {
+    /// So long.
+    const MOMENT_MS: u64 = 1000;
+    let ran_ms = of(state::slot()).ran_ms.load(Ordering::Relaxed);
+    now_ns / 1_000_000 < ran_ms.saturating_add(MOMENT_MS)
+}
+
 /// In a fork's child: its pages are as old as its parent's, whose slot that was.
 pub fn inherit(parent: &ProcSlot) {
     let (from, to) = (of(parent), of(state::slot()));

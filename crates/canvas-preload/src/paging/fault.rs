@@ -29,7 +29,7 @@ use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
     accounting, cache, chunk,
     context::{self, STAGING_PAGES},
-    protect, trace,
+    protect, swapin, trace,
 };
 use crate::report;
 
@@ -345,8 +345,11 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     }
     let slot = slot::of_word(cur);
     let taken = cache::slots().take(slot);
-    let prefetched = cur.has(flag::PREFETCHED);
-    let kind = if prefetched {
+    let proactive = cur.has_all(flag::PROACTIVE);
+    let prefetched = cur.has(flag::PREFETCHED) && !proactive;
+    let kind = if proactive {
+        FaultKind::Demand
+    } else if prefetched {
         FaultKind::PrefetchHit
     } else {
         FaultKind::SecondChance
@@ -371,7 +374,7 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
             Resolved::NotOurs
         });
     }
-    let fill = match (prefetched, plan.stream) {
+    let fill = match (prefetched || proactive, plan.stream) {
         (true, true) => FillKind::Stream,
         (true, false) => FillKind::Demand,
         (false, _) => FillKind::SecondChance,
@@ -393,6 +396,8 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
         PREFETCHERS.streams.on_used(1);
         count(Counter::PrefetchUsed, u64::from(plan.stands_for));
         count(Counter::CacheHitPrefetch, 1);
+    } else if proactive {
+        swapin::note_used();
     } else if !traced {
         count(Counter::FaultSecondChance, 1);
         state::slot().came_back.fetch_add(1, Ordering::Relaxed);
@@ -624,29 +629,71 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     }
 }
 
-/// Brings in those of `pages`, in ascending order, that are far; how many. What lies beyond the pool is
-/// asked for, and can be had from the pool later.
-pub fn swap_in(pages: &[PageId]) -> u32 {
+/// What [`swap_in`] came to.
+#[derive(Default)]
+pub struct SwappedIn {
+    /// Pages that are resident now.
+    pub mapped: u32,
+    /// Pages that are in the swap cache now.
+    pub sampled: u32,
+    /// The first page that lies beyond the pool: it was asked for, and can be had from the pool later.
+    pub beyond: Option<PageId>,
+    /// The first page that was not tried.
+    pub not_tried: Option<PageId>,
+}
+
+/// Brings in those of `pages`, in ascending order, that are far, as long as `goes_on`. They are charged already.
+/// The n-th is left in the swap cache where `sample` says so, so that its use is seen.
+pub fn swap_in(
+    pages: &[PageId],
+    goes_on: impl Fn() -> bool,
+    sample: impl Fn(u32) -> bool,
+) -> SwappedIn {
     tier::absorb();
     let mut ctx = context::fill();
     let ctx = &mut *ctx;
-    let mut run = Pending::default();
-    let mut n = 0;
+    let kind = FillKind::Prefetch;
+    let mut run = Pending {
+        charged: true,
+        ..Pending::default()
+    };
+    let (mut done, mut decoded) = (SwappedIn::default(), 0);
     for page in pages {
-        if let Some(cur) = run.decode(*page, ctx, FillKind::Prefetch) {
+        // Looked at as often as pages are mapped.
+        if run.n == 0 && !goes_on() {
+            done.not_tried = Some(*page);
+            break;
+        }
+        let Some(cur) = run.decode(*page, ctx, kind) else {
+            let now = word::load(areas::word(*page));
+            if now.state() == State::Far && now.has(flag::DEEP) {
+                done.beyond.get_or_insert(*page);
+            }
+            continue;
+        };
+        let n = decoded;
+        decoded += 1;
+        if sample(n) && leave_in_cache(*page, cur, &ctx.staging[run.n], flag::PROACTIVE) {
+            done.sampled += 1;
+            run.flush(ctx, kind);
+        } else {
             run.add(*page, cur);
-            n += 1;
         }
     }
-    run.flush(ctx, FillKind::Prefetch);
-    count(Counter::PagesIn, u64::from(n));
-    n
+    run.flush(ctx, kind);
+    done.mapped = run.mapped;
+    count(Counter::PagesIn, u64::from(done.mapped + done.sampled));
+    done
 }
 
 /// Contiguous pages decoded into staging, waiting for their copy.
 struct Pending {
     first: PageId,
     n: usize,
+    /// They are charged before.
+    charged: bool,
+    /// Pages that were mapped.
+    mapped: u32,
     old: [Word; STAGING_PAGES],
 }
 
@@ -655,6 +702,8 @@ impl Default for Pending {
         Pending {
             first: PageId(0),
             n: 0,
+            charged: false,
+            mapped: 0,
             old: [Word(0); STAGING_PAGES],
         }
     }
@@ -711,7 +760,9 @@ impl Pending {
         if n == 0 {
             return;
         }
-        state::seg().charge_local(state::slot(), n as i64);
+        if !self.charged {
+            state::seg().charge_local(state::slot(), n as i64);
+        }
         let held = chunk::shared(self.first);
         let old = &self.old;
         let protected = old[..n].iter().all(|w| comes_protected(self.first, *w));
@@ -719,7 +770,13 @@ impl Pending {
             Ok(()) => n,
             Err((k, _)) => k,
         };
-        publish_run(self.first, present, |i| filled(old[i], kind, protected));
+        publish_run(self.first, present, |i| {
+            // The pool was only the way for what proactive swap-in had asked for from beyond it.
+            if self.charged && old[i].has(flag::REFERENCED) {
+                pool().demote_home(old[i].entry());
+            }
+            filled(old[i], kind, protected)
+        });
         for (i, cur) in old.iter().enumerate().take(n).skip(present) {
             word::publish(areas::word(self.first.plus(i)), *cur);
         }
@@ -727,7 +784,8 @@ impl Pending {
         state::slot()
             .far_pages
             .fetch_sub(present as i64, Ordering::Relaxed);
-        if present < n {
+        self.mapped += present as u32;
+        if present < n && !self.charged {
             accounting::uncharge((n - present) as i64);
         }
     }
@@ -756,7 +814,7 @@ fn leave_in_cache(page: PageId, cur: Word, data: &canvas_types::PageBuf, mark: u
     let new = cur
         .with_state(State::Cached)
         .with_entry(slot::in_word(slot[0].slot()))
-        .clear(flag::DEEP)
+        .clear(flag::DEEP | flag::PROACTIVE)
         .set(mark);
     word::publish(areas::word(page), new);
     cache::slots().enqueue(&slot);

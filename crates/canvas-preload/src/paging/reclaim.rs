@@ -27,8 +27,16 @@ use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
     accounting, ages, cache,
     context::{self, BATCH_PAGES, Reclaim},
-    devices, fault, trace,
+    devices, fault, swapin, trace,
 };
+
+/// Pages that left by reclaim, ever.
+static EVICTED: AtomicU64 = AtomicU64::new(0);
+
+/// Pages of this process that left by reclaim, ever.
+pub fn evicted_pages() -> u64 {
+    EVICTED.load(Ordering::Relaxed)
+}
 
 static PRESSURE: AtomicBool = AtomicBool::new(false);
 
@@ -178,6 +186,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     }
     ctx.protected.release();
     let evicted = if traced { 0 } else { (n + clean) as u32 };
+    EVICTED.fetch_add(u64::from(evicted), Ordering::Relaxed);
     let epoch = EPOCH.advance(
         evicted,
         state::seg()
@@ -389,7 +398,9 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     {
         pool().release(e);
     }
-    if cur.has(flag::PREFETCHED) && published {
+    if cur.has_all(flag::PROACTIVE) && published {
+        swapin::note_unused();
+    } else if cur.has(flag::PREFETCHED) && published {
         PREFETCHERS.streams.on_unused(1);
         count(
             Counter::PrefetchUnused,
@@ -480,7 +491,7 @@ fn far_word(before: Word, entry: SwapEntry) -> Word {
     let w = before
         .with_state(State::Far)
         .with_entry(entry)
-        .clear(flag::PREFETCHED | flag::SAMPLED | flag::DEEP);
+        .clear(flag::PROACTIVE | flag::SAMPLED | flag::DEEP);
     if !entry.is_some() {
         return w.clear(flag::FAR_COPY);
     }

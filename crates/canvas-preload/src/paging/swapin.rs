@@ -1,56 +1,241 @@
-//! Proactive swap-in: when the tenant's limit was raised, what left last comes back in batches,
-//! by the reclaim thread, before it is touched.
+//! Proactive swap-in: while local memory is free, what left last comes back in batches, by the reclaim
+//! thread, before it is touched. When and which is decided in [`canvas_pager::swapin`].
 
-use canvas_pager::swapin::SwapInHand;
+use canvas_pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
+use canvas_pager::swapin::{Hand, Table};
+use canvas_pager::word::{self, flag};
 use canvas_shm::Counter;
+use canvas_shm::segment::shares;
+use canvas_sys::gate::yield_now;
+use canvas_sys::proc;
 use canvas_types::PageId;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{
     areas, state,
     state::{EPOCH, count},
 };
-use crate::paging::{accounting, fault};
+use crate::far_tier::tier;
+use crate::paging::{accounting, ages, cache, fault, reclaim};
 
-static HAND: SwapInHand = SwapInHand::new();
-/// Pages of a batch.
-const BATCH: usize = 64;
+/// Pages that are looked for at a time; between two such lots others go first.
+const LOT: usize = 64;
 /// Words that one round looks at.
 const LOOK_MAX: usize = 1 << 16;
+/// Looks at a page that is on its way from beyond the pool, and the pause between two.
+const WAITS_MAX: u32 = 100;
+const WAIT_NS: u64 = 500_000;
+/// Longest pause after a batch during which the program faulted.
+const YIELD_NS_MAX: u64 = 2_000_000;
 
-/// At start-up: what the limit is raised from. The reclaim thread may look for the first time long after
-/// that, when it is kept from running, or is kept busy.
+/// The limit when this process began: the reclaim thread may look for the first time long after that.
+static LIMIT_BYTES: AtomicU64 = AtomicU64::new(0);
+/// Samples that were found used.
+static USED: AtomicU64 = AtomicU64::new(0);
+
+/// At start-up: what the limit is raised from.
 pub fn start() {
-    HAND.start(state::seg().config.local_bytes.load(Ordering::Relaxed));
+    let limit_bytes = state::seg().config.local_bytes.load(Ordering::Relaxed);
+    LIMIT_BYTES.store(limit_bytes, Ordering::Relaxed);
 }
 
-/// The reclaim thread's round, when it has nothing to reclaim. False when there is nothing to bring in.
-pub fn background_round() -> bool {
-    HAND.look(state::seg().config.local_bytes.load(Ordering::Relaxed));
-    if !HAND.goes_on() {
-        return false;
+/// A sample was touched.
+pub fn note_used() {
+    USED.fetch_add(1, Ordering::Relaxed);
+    count(Counter::ProactiveUsed, SAMPLE_EVERY);
+}
+
+/// A sample was written out without having been touched.
+pub fn note_unused() {
+    count(Counter::ProactiveUnused, SAMPLE_EVERY);
+}
+
+/// The reclaim thread's state of it.
+pub struct SwapIn {
+    when: When,
+    hand: Hand,
+    /// Looks in vain at a page that is on its way.
+    waits: u32,
+    /// Pages that came in, for the samples among them.
+    came: u64,
+}
+
+/// What the round comes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Round {
+    /// There is nothing to bring in.
+    Idle,
+    /// Something was done, and the next round is after so many ns.
+    Worked(u64),
+}
+
+impl SwapIn {
+    /// For a reclaim thread that begins.
+    pub fn new() -> SwapIn {
+        let is_child = state::slot().shares.load(Ordering::Relaxed) == shares::CHILD;
+        let not_before_ns = match is_child {
+            true => proc::now_ns() + CHILD_NS,
+            false => 0,
+        };
+        let limit_bytes = match state::FORKED.load(Ordering::Relaxed) {
+            true => state::seg().config.local_bytes.load(Ordering::Relaxed),
+            false => LIMIT_BYTES.load(Ordering::Relaxed),
+        };
+        SwapIn {
+            when: When::new(limit_bytes, not_before_ns),
+            hand: Hand::new(),
+            waits: 0,
+            came: 0,
+        }
     }
-    // Not so near to the limit that reclaim begins.
-    let room = accounting::limit().map_or(0, |limit| {
-        limit - 2 * accounting::gaps(limit).1 - state::seg().local_pages.load(Ordering::Relaxed)
-    });
-    if room < BATCH as i64 {
-        HAND.end();
-        return false;
+
+    /// The reclaim thread's round, when it has nothing to reclaim. The caller is inside.
+    pub fn background_round(&mut self) -> Round {
+        let Some(seen) = look() else {
+            return Round::Idle;
+        };
+        let pages = match self.when.look(&seen) {
+            Step::Nothing => return Round::Idle,
+            Step::Begin(reach, pages) => {
+                self.hand.begin(reach);
+                self.waits = 0;
+                pages
+            }
+            Step::GoOn(pages) => pages,
+        };
+        let came_back = || state::slot().came_back.load(Ordering::Relaxed);
+        let faults_before = came_back();
+        let most = accounting::limit().unwrap_or(0) - seen.threshold.unwrap_or(0);
+        let on_its_way = self.batch(pages as usize, most);
+        let took_ns = proc::now_ns().saturating_sub(seen.now_ns);
+        count(Counter::ProactiveNs, took_ns);
+        if on_its_way {
+            return Round::Worked(WAIT_NS);
+        }
+        if !self.hand.goes_on() {
+            self.when
+                .through(state::slot().far_pages.load(Ordering::Relaxed));
+        }
+        // Others may need this processor, and faults the locks.
+        yield_now();
+        Round::Worked(match came_back() == faults_before {
+            true => 0,
+            false => took_ns.min(YIELD_NS_MAX),
+        })
     }
-    let table = areas::table();
-    let mut pages = [PageId::default(); BATCH];
-    let n = HAND.next(
-        table.words,
-        table.blocks(),
-        areas::all_resident,
-        EPOCH.now(),
-        LOOK_MAX,
-        &mut pages,
-    );
-    count(
-        Counter::PagesProactive,
-        u64::from(fault::swap_in(&pages[..n])),
-    );
-    true
+
+    /// Brings in up to `pages` pages, as long as local memory comes to `most` at most. True when some of them are
+    /// on their way from beyond the pool.
+    fn batch(&mut self, pages: usize, most: i64) -> bool {
+        let table = areas::table();
+        let table = Table {
+            words: table.words,
+            blocks: table.blocks(),
+            is_empty: areas::all_resident,
+            now_epoch: EPOCH.now(),
+        };
+        let mut lot = [PageId::default(); LOT];
+        let mut left = pages;
+        while left > 0 && self.hand.goes_on() && goes_on() {
+            let n = self.hand.next(&table, LOOK_MAX, &mut lot[..left.min(LOT)]);
+            // So many words in vain are a round's work, too.
+            if n == 0 {
+                return false;
+            }
+            let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::DEEP);
+            if lot[..n].iter().any(is_deep) && !tier::pool_makes_way() {
+                self.hand.leave_out_deep();
+                self.hand.back_to(lot[0]);
+                continue;
+            }
+            left -= n;
+            match self.bring_in(&lot[..n], most) {
+                Came::All => {}
+                Came::UpTo(page) => {
+                    self.hand.back_to(page);
+                    return false;
+                }
+                Came::Beyond(page) if self.waits < WAITS_MAX => {
+                    self.waits += 1;
+                    self.hand.back_to(page);
+                    return true;
+                }
+                // Far memory does not answer.
+                Came::Beyond(_) => self.hand.leave_out_deep(),
+            }
+        }
+        false
+    }
+
+    /// Brings in the pages, of which there is one.
+    fn bring_in(&mut self, pages: &[PageId], most: i64) -> Came {
+        let (seg, me) = (state::seg(), state::slot());
+        // Each sample may take a slot besides. Charged first: others of the tenant do the same.
+        let n = pages.len() as i64;
+        let charge = n + n / SAMPLE_EVERY as i64 + 1;
+        if !seg.charge_local_within(me, charge, most + charge - n) {
+            // The next look says whether to go on.
+            return Came::UpTo(pages[0]);
+        }
+        let slots = cache::slots();
+        let samples = slots.available() > slots.capacity() / 2;
+        let done = fault::swap_in(pages, goes_on, |i| {
+            samples && (self.came + u64::from(i)).is_multiple_of(SAMPLE_EVERY)
+        });
+        accounting::uncharge(charge - i64::from(done.mapped));
+        let came = u64::from(done.mapped + done.sampled);
+        self.came += came;
+        self.when.came(came, u64::from(done.sampled));
+        if came > 0 {
+            self.waits = 0;
+        }
+        count(Counter::PagesProactive, came);
+        match (done.not_tried, done.beyond) {
+            (_, Some(page)) => Came::Beyond(page),
+            (Some(page), None) => Came::UpTo(page),
+            (None, None) => Came::All,
+        }
+    }
+}
+
+/// Of pages that were to come in, which did.
+enum Came {
+    /// All, as far as they can.
+    All,
+    /// Those before this one: there is something else to do.
+    UpTo(PageId),
+    /// This is the first one that is on its way from beyond the pool.
+    Beyond(PageId),
+}
+
+/// Reclaim and demands of others go first.
+fn goes_on() -> bool {
+    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::short_of_room()
+}
+
+/// What the decision depends on; `None` where there is no limit.
+fn look() -> Option<Seen> {
+    let (seg, me) = (state::seg(), state::slot());
+    let far = me.far_pages.load(Ordering::Relaxed);
+    let limit = accounting::limit()?;
+    let setting = seg.proactive_pages(limit);
+    let threshold = setting.map(|pages| floor(pages, accounting::gaps(limit).1));
+    let now_ns = proc::now_ns();
+    Some(Seen {
+        now_ns,
+        limit_bytes: seg.config.local_bytes.load(Ordering::Relaxed),
+        free: limit - seg.local_pages.load(Ordering::Relaxed),
+        // The host needs what is free.
+        threshold: threshold.filter(|_| !seg.host.is_short()),
+        batch: i64::from(
+            seg.config
+                .proactive_batch_pages
+                .load(Ordering::Relaxed)
+                .max(1),
+        ),
+        far,
+        evicted: reclaim::evicted_pages(),
+        used: USED.load(Ordering::Relaxed),
+        runs: ages::program_runs(now_ns),
+    })
 }

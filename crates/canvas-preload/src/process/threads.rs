@@ -13,7 +13,9 @@ use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
     fault::{self, Resolved},
-    native_swap, reclaim, swapin, trace,
+    native_swap, reclaim,
+    swapin::{Round, SwapIn},
+    trace,
 };
 use crate::report;
 use crate::shared::pages;
@@ -70,8 +72,10 @@ fn look_at_memory() {
 
 extern "C" fn reclaimer() -> ! {
     let mut rounds = 0u32;
+    let mut swap_in = SwapIn::new();
     loop {
         rounds = rounds.wrapping_add(1);
+        let mut next_ns = 0;
         let worked = {
             let _inside = freeze::enter_masked();
             // Of what relatives share there is an estimate only, soon too high by far.
@@ -79,8 +83,18 @@ extern "C" fn reclaimer() -> ! {
                 look_at_memory();
             }
             // Both: neither waits for the other's work to be done.
-            pages::background_round() | reclaim::background_round() || swapin::background_round()
+            pages::background_round() | reclaim::background_round()
+                || match swap_in.background_round() {
+                    Round::Idle => false,
+                    Round::Worked(pause_ns) => {
+                        next_ns = pause_ns;
+                        true
+                    }
+                }
         };
+        if next_ns > 0 {
+            accounting::sleep_until_woken(next_ns);
+        }
         let pause_ns = trace::background();
         if !worked {
             {

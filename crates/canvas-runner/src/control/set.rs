@@ -4,16 +4,16 @@
 use canvas_control::share::{RateError, WEIGHT_MAX, rate_limit};
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_types::units::{Amount, RateLimit, Size, Span, UnitError};
-use canvas_types::{PAGE_SIZE, Prefetch};
+use canvas_types::{PAGE_SIZE, Prefetch, Threshold};
 
 use crate::error::ChangeError;
-use crate::options::LOCAL_MIN;
+use crate::options::{BatchError, LOCAL_MIN, batch_error, batch_pages};
 use canvas_control::hello::{self, SMALL_MIN};
 use canvas_control::terms::{Terms, TermsError, check_local, check_size};
 
 /// What can be changed, for people.
-pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, weight, \
-    swap-in-limit and swap-out-limit";
+pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, \
+    proactive-threshold, proactive-batch, weight, swap-in-limit and swap-out-limit";
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +32,10 @@ pub enum Change {
     FarWait(u64),
     /// `--prefetch`.
     Prefetch(Prefetch),
+    /// `--proactive-threshold`.
+    ProactiveThreshold(Threshold),
+    /// `--proactive-batch`, in pages.
+    ProactiveBatch(u32),
     /// `--weight`.
     Weight(u32),
     /// `--swap-in-limit`.
@@ -155,6 +159,12 @@ pub enum ValueError {
     /// It is none of the prefetchers.
     #[error("write one of {}", Prefetch::ALL.map(Prefetch::name).join(", "))]
     Prefetch,
+    /// It is none of the thresholds.
+    #[error("{0}, or off")]
+    Threshold(UnitError),
+    /// It is none of the batches.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
     /// It is none of the weights.
     #[error("it is no weight; write 1 to {}", WEIGHT_MAX)]
     Weight,
@@ -244,6 +254,17 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
             .find(|p| p.name() == value)
             .map(Change::Prefetch)
             .ok_or_else(|| bad(ValueError::Prefetch)),
+        "proactive-threshold" => match value.parse::<Threshold>() {
+            Ok(threshold) => Ok(Change::ProactiveThreshold(threshold)),
+            Err(e) => Err(bad(ValueError::Threshold(e))),
+        },
+        "proactive-batch" => {
+            let batch = value.parse::<Size>().map_err(|e| bad(e.into()))?;
+            match batch_error(batch) {
+                None => Ok(Change::ProactiveBatch(batch_pages(batch))),
+                Some(why) => Err(bad(why.into())),
+            }
+        }
         "weight" => {
             with_far()?;
             match value.parse() {
@@ -386,6 +407,8 @@ mod tests {
             ("spill-at", "70"),
             ("far-wait", "1.5s"),
             ("prefetch", "leap"),
+            ("proactive-threshold", "off"),
+            ("proactive-batch", "1M"),
             ("weight", "300"),
             ("swap-in-limit", "200M/s"),
             ("swap-out-limit", "none"),
@@ -398,6 +421,8 @@ mod tests {
             Change::SpillAt(70),
             Change::FarWait(1500),
             Change::Prefetch(Prefetch::Leap),
+            Change::ProactiveThreshold(Threshold::Off),
+            Change::ProactiveBatch(256),
             Change::Weight(300),
             Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
             Change::SwapOut(RateLimit::NONE),
@@ -456,6 +481,13 @@ mod tests {
                 now(),
                 "write one of streams, leap, readahead, none",
             ),
+            (
+                &[("proactive-threshold", "on")],
+                now(),
+                "a share such as 25%, or off",
+            ),
+            (&[("proactive-batch", "4000")], now(), "write 4K to 64M"),
+            (&[("proactive-batch", "5%")], now(), "write a size such as"),
             (
                 &[("pool", "35M")],
                 now(),

@@ -13,7 +13,9 @@ use canvas_sys::proc::now_ns;
 use super::set::{self, Change, Now, SetError};
 use crate::beside::Sides;
 use crate::far::Keeper;
-use crate::stats::{mode_name, needed_bytes, page_bytes, slabs};
+use crate::stats::{
+    mode_name, needed_bytes, page_bytes, proactive_batch_bytes, proactive_threshold_bytes, slabs,
+};
 use crate::sweep::Sample;
 use canvas_agent::members::wake_all;
 use canvas_control::health::{Facts, judge};
@@ -96,6 +98,8 @@ impl Tenant {
             swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
             pool_grant_bytes: pool.map(|p| p.grant_bytes),
             shared_bytes: files.map(|f| page_bytes(f.control().limit_pages.load(Relaxed))),
+            proactive_threshold_bytes: proactive_threshold_bytes(segment),
+            proactive_batch_bytes: proactive_batch_bytes(segment),
         };
         let beside = self.sides.look(agent);
         let mut used = Used {
@@ -201,6 +205,13 @@ impl Tenant {
                 (Change::Pool(_), _) if is_granted => {}
                 (Change::Pool(bytes), _) => segment.config.pool_bytes.store(bytes, Relaxed),
                 (Change::Prefetch(who), _) => segment.config.prefetch.store(who as u32, Relaxed),
+                (Change::ProactiveThreshold(threshold), _) => segment
+                    .config
+                    .proactive_threshold
+                    .store(threshold.number(), Relaxed),
+                (Change::ProactiveBatch(pages), _) => {
+                    segment.config.proactive_batch_pages.store(pages, Relaxed)
+                }
                 (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
                 (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
                 // Done.

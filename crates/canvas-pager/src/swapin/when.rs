@@ -1,0 +1,504 @@
+//! When pages come back before they are touched, and how many at a time.
+//!
+//! *Memory is free* while local memory is below its limit by the threshold and a batch. When it has been so at
+//! all looks for some time, pages come in until less than a batch is left above the threshold: an *episode*. As what comes in
+//! is charged before, and only as far as the threshold stays free, and reclaim begins below the threshold
+//! ([`floor`]), nothing ever leaves for it.
+//!
+//! An episode is judged when the next one is to begin, so that all of this costs nothing while nothing happens. If
+//! the process has lost a good part of as many pages since, what came in was in the way of something; if few of
+//! the samples were used by then, it came for nothing, and there is a pause, twice as long each time.
+//! Pages that the hand has passed over do not make a second episode begin.
+
+use super::Reach;
+
+/// Memory has to be free for so long, where the program runs ...
+pub const SETTLE_NS: u64 = 50_000_000;
+/// ... and for so long where it sleeps: others may need the memory sooner.
+pub const SETTLE_ASLEEP_NS: u64 = 1_000_000_000;
+/// A fork's child brings nothing in for so long: most end soon, or become another program.
+pub const CHILD_NS: u64 = 5_000_000_000;
+/// The first pause after pages came for nothing, and the longest.
+pub const PAUSE_NS: u64 = 2_000_000_000;
+/// See [`PAUSE_NS`].
+pub const PAUSE_NS_MAX: u64 = 1 << 40;
+/// One page of this many is left unmapped in the swap cache, so that its use is seen.
+pub const SAMPLE_EVERY: u64 = 32;
+/// An episode of fewer samples is not judged.
+const SAMPLES_MIN: u64 = 4;
+/// Used are enough if they are one of so many samples.
+const USED_OF: u64 = 4;
+/// Pages that left since are many if they are one for so many that came.
+const LEFT_OF: u64 = 4;
+
+/// What the decision depends on, at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// The time.
+    pub now_ns: u64,
+    /// The limit that was asked for, in bytes; 0 for one of another kind.
+    pub limit_bytes: u64,
+    /// Pages below the limit.
+    pub free: i64,
+    /// What of them stays free ([`floor`]); `None` when nothing is to come back by itself.
+    pub threshold: Option<i64>,
+    /// Pages of a batch.
+    pub batch: i64,
+    /// Far pages of this process.
+    pub far: i64,
+    /// Pages that this process has lost to reclaim, ever.
+    pub evicted: u64,
+    /// Samples that were found used, ever.
+    pub used: u64,
+    /// Whether the program runs.
+    pub runs: bool,
+}
+
+/// What stays free at least: the setting, or what reclaim keeps free, twice over.
+pub fn floor(setting: i64, reclaim_stops_below: i64) -> i64 {
+    setting.max(2 * reclaim_stops_below)
+}
+
+/// What was brought in.
+#[derive(Clone, Copy, Debug, Default)]
+struct Episode {
+    pages: u64,
+    samples: u64,
+    evicted_before: u64,
+    used_before: u64,
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Nothing.
+    Nothing,
+    /// An episode begins: the hand is to begin, and to bring in so many pages at most.
+    Begin(Reach, i64),
+    /// So many pages at most are to come in.
+    GoOn(i64),
+}
+
+/// The decision. Its thread owns it.
+#[derive(Debug)]
+pub struct When {
+    limit_bytes: u64,
+    /// Since when memory is free.
+    free_since_ns: Option<u64>,
+    /// An episode goes on.
+    under_way: bool,
+    /// The last one, or the one that goes on.
+    episode: Episode,
+    /// Far pages that the hand has left where they are, at most.
+    passed_over: i64,
+    not_before_ns: u64,
+    pause_ns: u64,
+}
+
+impl When {
+    /// `limit_bytes`: the limit when the process began, before it had lost any page. Whoever looks for the
+    /// first time may do so after the limit was raised. Nothing comes in before `not_before_ns`.
+    pub const fn new(limit_bytes: u64, not_before_ns: u64) -> When {
+        When {
+            limit_bytes,
+            free_since_ns: None,
+            under_way: false,
+            episode: Episode {
+                pages: 0,
+                samples: 0,
+                evicted_before: 0,
+                used_before: 0,
+            },
+            passed_over: 0,
+            not_before_ns,
+            pause_ns: PAUSE_NS,
+        }
+    }
+
+    /// A look.
+    pub fn look(&mut self, seen: &Seen) -> Step {
+        let before = core::mem::replace(&mut self.limit_bytes, seen.limit_bytes);
+        let raised = before != 0 && seen.limit_bytes > before;
+        self.passed_over = self.passed_over.min(seen.far);
+        let Some(threshold) = seen.threshold.filter(|_| seen.far > 0) else {
+            self.under_way = false;
+            self.free_since_ns = None;
+            return Step::Nothing;
+        };
+        let room = seen.free.saturating_sub(threshold);
+        let batch = seen.batch.max(1);
+        if room < batch {
+            self.free_since_ns = None;
+            // What a raised limit had not come to by then comes when memory frees.
+            self.under_way = false;
+            return Step::Nothing;
+        }
+        if raised {
+            return self.begin(seen, Reach::All, batch);
+        }
+        if self.under_way {
+            return Step::GoOn(batch);
+        }
+        let since = *self.free_since_ns.get_or_insert(seen.now_ns);
+        let settle_ns = match seen.runs {
+            true => SETTLE_NS,
+            false => SETTLE_ASLEEP_NS,
+        };
+        let more = seen.far - self.passed_over >= batch.min(seen.far);
+        if !more
+            || seen.now_ns < since.saturating_add(settle_ns)
+            || seen.now_ns < self.not_before_ns
+            || !self.was_worth_it(seen)
+        {
+            return Step::Nothing;
+        }
+        self.begin(seen, Reach::Recent, batch)
+    }
+
+    fn begin(&mut self, seen: &Seen, reach: Reach, batch: i64) -> Step {
+        self.under_way = true;
+        self.passed_over = 0;
+        self.episode = Episode {
+            evicted_before: seen.evicted,
+            used_before: seen.used,
+            ..Episode::default()
+        };
+        Step::Begin(reach, batch)
+    }
+
+    /// Judges the last episode; if it was not, it has been judged, and there is a pause.
+    fn was_worth_it(&mut self, seen: &Seen) -> bool {
+        let e = core::mem::take(&mut self.episode);
+        let left = seen.evicted.wrapping_sub(e.evicted_before);
+        let used = seen.used.wrapping_sub(e.used_before);
+        if e.samples < SAMPLES_MIN || left < e.pages / LEFT_OF {
+            return true;
+        }
+        if used >= e.samples / USED_OF {
+            self.pause_ns = PAUSE_NS;
+            return true;
+        }
+        self.not_before_ns = seen.now_ns.saturating_add(self.pause_ns);
+        self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS_MAX);
+        false
+    }
+
+    /// So many pages came in, `samples` of them unmapped.
+    pub fn came(&mut self, pages: u64, samples: u64) {
+        self.episode.pages += pages;
+        self.episode.samples += samples;
+    }
+
+    /// The hand is through, and `far` pages are where they were.
+    pub fn through(&mut self, far: i64) {
+        self.under_way = false;
+        self.passed_over = far;
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn seen(now_ms: u64, free: i64, far: i64) -> Seen {
+        Seen {
+            now_ns: now_ms * MS,
+            limit_bytes: 64 << 20,
+            free,
+            threshold: Some(100),
+            batch: 10,
+            far,
+            runs: true,
+            ..Seen::default()
+        }
+    }
+
+    fn new() -> When {
+        When::new(64 << 20, 0)
+    }
+
+    #[test]
+    fn memory_has_to_be_free_for_some_time() {
+        let mut w = new();
+        assert_eq!(w.look(&seen(0, 110, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(49, 110, 50)), Step::Nothing);
+        // A dip begins it anew.
+        assert_eq!(w.look(&seen(60, 109, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(160, 200, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(209, 200, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(210, 200, 50)), Step::Begin(Reach::Recent, 10));
+        assert_eq!(w.look(&seen(211, 110, 40)), Step::GoOn(10));
+        assert_eq!(w.look(&seen(212, 109, 40)), Step::Nothing, "the threshold");
+        assert_eq!(w.look(&seen(213, 110, 40)), Step::Nothing, "anew");
+    }
+
+    #[test]
+    fn a_program_that_sleeps_waits_for_longer() {
+        let asleep = |ms| Seen {
+            runs: false,
+            ..seen(ms, 200, 50)
+        };
+        let mut w = new();
+        assert_eq!(w.look(&asleep(0)), Step::Nothing);
+        assert_eq!(w.look(&asleep(999)), Step::Nothing);
+        assert_eq!(w.look(&asleep(1000)), Step::Begin(Reach::Recent, 10));
+    }
+
+    #[test]
+    fn a_raised_limit_is_used_at_once_and_by_all_pages() {
+        let mut w = new();
+        let with = |limit_bytes| Seen {
+            limit_bytes,
+            ..seen(0, 200, 50)
+        };
+        // As it was, lowered, a share of the footprint, a size again.
+        for limit_bytes in [64 << 20, 16 << 20, 0, 24 << 20] {
+            assert_eq!(w.look(&with(limit_bytes)), Step::Nothing, "{limit_bytes}");
+        }
+        let raised = Step::Begin(Reach::All, 10);
+        assert_eq!(w.look(&with((24 << 20) + 1)), raised);
+        // Raised before the first look.
+        assert_eq!(new().look(&with(65 << 20)), raised);
+    }
+
+    #[test]
+    fn a_childs_first_seconds_and_what_is_off() {
+        let mut w = When::new(64 << 20, 500 * MS);
+        assert_eq!(w.look(&seen(0, 200, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(499, 200, 50)), Step::Nothing);
+        assert_eq!(w.look(&seen(500, 200, 50)), Step::Begin(Reach::Recent, 10));
+        let off = Seen {
+            threshold: None,
+            ..seen(501, 200, 50)
+        };
+        assert_eq!(w.look(&off), Step::Nothing);
+        assert_eq!(
+            w.look(&seen(502, 200, 50)),
+            Step::Nothing,
+            "not under way any more"
+        );
+    }
+
+    #[test]
+    fn what_the_hand_left_where_it_is_does_not_begin_it_again() {
+        let mut w = new();
+        let _ = w.look(&seen(0, 200, 50));
+        assert_eq!(w.look(&seen(100, 200, 50)), Step::Begin(Reach::Recent, 10));
+        w.through(30);
+        for ms in 101..2000 {
+            assert_eq!(w.look(&seen(ms, 200, 30)), Step::Nothing);
+        }
+        assert_eq!(
+            w.look(&seen(2000, 200, 25)),
+            Step::Nothing,
+            "some came on demand"
+        );
+        assert_eq!(w.look(&seen(2001, 200, 34)), Step::Nothing);
+        assert_eq!(w.look(&seen(2002, 200, 35)), Step::Begin(Reach::Recent, 10));
+    }
+
+    #[test]
+    fn fewer_pages_than_a_batch_come_too() {
+        let mut w = new();
+        let _ = w.look(&seen(0, 200, 3));
+        assert_eq!(w.look(&seen(100, 200, 3)), Step::Begin(Reach::Recent, 10));
+    }
+
+    /// An episode of 640 pages, after which 320 left again, with 20 samples of which `used` were used.
+    fn after_episode(w: &mut When, at_ms: u64, used: u64) -> Step {
+        let _ = w.look(&seen(at_ms, 1000, 900));
+        assert!(matches!(
+            w.look(&seen(at_ms + 100, 1000, 900)),
+            Step::Begin(..)
+        ));
+        w.came(640, 20);
+        w.through(0);
+        let later = |ms| Seen {
+            evicted: 320,
+            used,
+            ..seen(ms, 1000, 900)
+        };
+        w.look(&later(at_ms + 200))
+    }
+
+    #[test]
+    fn what_was_not_used_makes_pauses_that_grow() {
+        assert!(matches!(after_episode(&mut new(), 0, 5), Step::Begin(..)));
+        let mut w = new();
+        assert_eq!(after_episode(&mut w, 0, 4), Step::Nothing);
+        let later = |ms| Seen {
+            evicted: 320,
+            used: 4,
+            ..seen(ms, 1000, 900)
+        };
+        assert_eq!(w.look(&later(2199)), Step::Nothing);
+        assert!(
+            matches!(w.look(&later(2200)), Step::Begin(..)),
+            "two seconds"
+        );
+        w.came(640, 20);
+        w.through(0);
+        let more = |ms| Seen {
+            evicted: 640,
+            ..later(ms)
+        };
+        assert_eq!(w.look(&more(2400)), Step::Nothing);
+        assert_eq!(w.look(&more(2400 + 3999)), Step::Nothing);
+        assert!(
+            matches!(w.look(&more(2400 + 4000)), Step::Begin(..)),
+            "four"
+        );
+    }
+
+    #[test]
+    fn nobody_is_in_the_way_while_nothing_leaves() {
+        let mut w = new();
+        let _ = w.look(&seen(0, 1000, 900));
+        let _ = w.look(&seen(100, 1000, 900));
+        w.came(640, 20);
+        w.through(0);
+        let few = Seen {
+            evicted: 159,
+            ..seen(200, 1000, 900)
+        };
+        assert!(matches!(w.look(&few), Step::Begin(..)));
+    }
+
+    /// A tenant of one process, page by page, with reclaim as it is: it begins above `START` below the limit
+    /// and goes to `STOP`.
+    struct Model {
+        limit: i64,
+        local: i64,
+        far: i64,
+        evicted: u64,
+    }
+
+    const START: i64 = 16;
+    const STOP: i64 = 24;
+
+    impl Model {
+        /// Reclaim's round, if it has any.
+        fn reclaim(&mut self) -> i64 {
+            if self.local <= self.limit - START {
+                return 0;
+            }
+            let n = self.local - (self.limit - STOP);
+            self.local -= n;
+            self.far += n;
+            self.evicted += n as u64;
+            n
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        /// The program maps and touches new pages; those of others count as well.
+        Grow(i64),
+        /// It, or a sibling, frees local pages.
+        Free(i64),
+        /// Far pages are touched.
+        Touch(i64),
+        /// Far pages are unmapped.
+        Discard(i64),
+        Limit(i64),
+        Sleep(u64),
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            (1..400i64).prop_map(Event::Grow),
+            (1..600i64).prop_map(Event::Free),
+            (1..100i64).prop_map(Event::Touch),
+            (1..100i64).prop_map(Event::Discard),
+            (400..2000i64).prop_map(Event::Limit),
+            (1..150u64).prop_map(Event::Sleep),
+            (1..150u64).prop_map(Event::Sleep),
+        ]
+    }
+
+    proptest! {
+        /// Whatever the program does: pages that come in never make reclaim begin; they come only after memory
+        /// was free for long enough, or a raise; and they come until the threshold is reached or none is left.
+        #[test]
+        fn nothing_leaves_for_what_comes(
+            events in proptest::collection::vec(event(), 1..300),
+            setting in 0..200i64,
+            batch in 1..64i64,
+        ) {
+            let mut m = Model { limit: 1000, local: 0, far: 0, evicted: 0 };
+            let mut w = When::new(1000 << 12, 0);
+            let threshold = floor(setting, STOP);
+            prop_assert!(threshold > STOP);
+            let mut now_ns = 0;
+            // All looks: the time, whether memory was free.
+            let mut looks: Vec<(u64, bool)> = Vec::new();
+            let mut limit_seen = 1000;
+            let mut under_way = false;
+            for e in events {
+                match e {
+                    Event::Grow(n) => m.local += n,
+                    Event::Free(n) => m.local -= n.min(m.local),
+                    Event::Touch(n) => { let n = n.min(m.far); m.far -= n; m.local += n; }
+                    Event::Discard(n) => m.far -= n.min(m.far),
+                    Event::Limit(n) => m.limit = n,
+                    Event::Sleep(ms) => now_ns += ms * MS,
+                }
+                while m.reclaim() > 0 {}
+                let raised = m.limit > limit_seen;
+                limit_seen = m.limit;
+                loop {
+                    let free = m.limit - m.local;
+                    looks.push((now_ns, m.far > 0 && free >= threshold + batch));
+                    let seen = Seen {
+                        now_ns,
+                        limit_bytes: (m.limit as u64) << 12,
+                        free,
+                        threshold: Some(threshold),
+                        batch,
+                        far: m.far,
+                        evicted: m.evicted,
+                        used: 0,
+                        runs: true,
+                    };
+                    let n = match w.look(&seen) {
+                        Step::Nothing => { under_way = false; break }
+                        Step::Begin(Reach::All, n) => { prop_assert!(raised); n }
+                        Step::Begin(Reach::Recent, n) => {
+                            // Free at all looks since one that is long enough ago.
+                            let since = looks.iter().rev().take_while(|l| l.1).last().unwrap().0;
+                            prop_assert!(!under_way && now_ns - since >= SETTLE_NS);
+                            n
+                        }
+                        Step::GoOn(n) => { prop_assert!(under_way); n }
+                    };
+                    under_way = true;
+                    let n = n.min(m.far);
+                    prop_assert!(n > 0);
+                    m.far -= n;
+                    m.local += n;
+                    w.came(n as u64, 0);
+                    prop_assert!(m.limit - m.local >= threshold, "the threshold stays free");
+                    prop_assert_eq!(m.reclaim(), 0, "reclaim has nothing to do");
+                }
+            }
+            // In the end, with nothing else happening, all of it is used.
+            for _ in 0..2 {
+                now_ns += SETTLE_NS;
+                loop {
+                    let seen = Seen {
+                        now_ns, limit_bytes: (m.limit as u64) << 12, free: m.limit - m.local,
+                        threshold: Some(threshold), batch, far: m.far, evicted: m.evicted, used: 0, runs: true,
+                    };
+                    let (Step::Begin(_, n) | Step::GoOn(n)) = w.look(&seen) else { break };
+                    let n = n.min(m.far);
+                    m.far -= n;
+                    m.local += n;
+                }
+            }
+            prop_assert!(m.far == 0 || m.limit - m.local < threshold + batch);
+        }
+    }
+}
