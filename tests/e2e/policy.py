@@ -103,7 +103,7 @@ def prefetch_policies(r):
     """A sequential reader: every prefetcher brings most of it in, and that is used."""
     args = ["--seconds", "1"]
     answers = set()
-    for who in ("streams", "leap", "readahead"):
+    for who in ("streams", "leap", "readahead", "auto"):
         answer, stats = paged(r, "sequential", "--prefetch", who, args=args)
         answers.add(answer)
         p = stats["prefetch"]

@@ -454,7 +454,7 @@ mod tests {
             (
                 &[("prefetch", "all")],
                 now(),
-                "write one of streams, leap, readahead, none",
+                "write one of streams, leap, readahead, none, auto",
             ),
             (
                 &[("pool", "35M")],
