@@ -35,7 +35,7 @@ impl Oracle {
                 // What a half of a group would have brought in, had its other half been first.
                 for half in 0..64u32 >> step {
                     let inside = |half: u32, of: &BTreeSet<u32>| {
-                        of.iter().filter(|p| *p % 64 >> step == half).count() as u64
+                        of.iter().filter(|p| (*p % 64) >> step == half).count() as u64
                     };
                     let other = half ^ 1;
                     if inside(other, &chunk.seen) > 0 {
@@ -44,8 +44,7 @@ impl Oracle {
                         used += inside(half, &chunk.seen);
                     }
                 }
-                if all > 0 {
-                    let sample = used * 255 / all;
+                if let Some(sample) = (used * 255).checked_div(all) {
                     let parts = *judged + 1;
                     *accuracy = (*accuracy * *judged + sample + parts / 2) / parts;
                     *judged = parts.min(7);
