@@ -4,6 +4,7 @@ import os
 import sys
 
 from e2e import hostile
+from e2e.languages import python_missing, science_python
 from e2e.workloads import answer_of
 from lib import canvas
 from lib.harness import MIB, Skip, check
@@ -159,7 +160,7 @@ def prefetch_policies(r):
     """A sequential reader: every prefetcher brings most of it in, and that is used."""
     args = ["--seconds", "1"]
     answers = set()
-    for who in ("streams", "leap", "readahead"):
+    for who in ("streams", "leap", "readahead", "auto"):
         answer, stats = paged(r, "sequential", "--prefetch", who, args=args)
         answers.add(answer)
         p = stats["prefetch"]
@@ -167,9 +168,9 @@ def prefetch_policies(r):
         r.require(p["issued"] > 1000, f"{who}: {p['issued']} pages prefetched")
         # The streams' figure is an estimate from below: a page that was left unmapped may be written
         # out of a small swap cache before the reader comes to it.
-        r.require(p["accuracy"] > (0.3 if who == "streams" else 0.8), f"{who}: {p}")
+        r.require(p["accuracy"] > (0.3 if who in ("streams", "auto") else 0.8), f"{who}: {p}")
         r.require(p["contribution"] > 0.6, f"{who}: {p}")
-        if who != "streams":
+        if who in ("leap", "readahead"):
             # Each page waits in the swap cache, so that each use is a fault that hits.
             r.same(p["used"], stats["swap_cache"]["prefetch_hits"], f"{who}: used, hits")
     for flags in (["--no-prefetch"], ["--prefetch", "none"]):
@@ -178,6 +179,62 @@ def prefetch_policies(r):
         r.same(stats["policy"]["prefetch"], "none", "policy.prefetch")
         r.same(stats["prefetch"]["issued"], 0, f"{flags}: pages prefetched")
     r.same(len(answers), 1, f"answers {answers}")
+
+
+# One thread reads every third page of an array in order, one reads records of 16 pages in random order,
+# their pages out of order, and one reads single pages at random. Each page begins with its number.
+MIXED = """
+import threading
+import numpy as np
+PAGES = 12 << 10
+pages = np.zeros((PAGES, 512), dtype=np.int64)
+pages[:, 0] = np.arange(PAGES)
+pages[:, 7] = np.arange(PAGES) * 31
+right = []
+def reads(order):
+    good = 0
+    for i in order:
+        good += int(pages[i, 0]) == i and int(pages[i, 7]) == 31 * i
+    right.append(good == len(order))
+def scan():
+    reads(list(range(0, PAGES // 3, 3)) * 4)
+def records():
+    rng = np.random.default_rng(1)
+    inside = np.array([5, 12, 2, 9, 15, 0, 7, 10, 3, 13, 6, 1, 8, 14, 4, 11])
+    for _ in range(4):
+        starts = rng.permutation(np.arange(PAGES // 3, 2 * PAGES // 3, 16))
+        reads([int(s + i) for s in starts for i in inside])
+def scattered():
+    rng = np.random.default_rng(2)
+    reads([int(i) for i in rng.integers(2 * PAGES // 3, PAGES, 8000)])
+threads = [threading.Thread(target=t) for t in (scan, records, scattered)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print("right" if all(right) and len(right) == 6 else "wrong")
+"""
+
+
+@check("prefetch-auto", as_user=True, timeout_s=180)
+def prefetch_auto(r):
+    """Records in random order beside a strided and a random reader: only theirs are brought in whole."""
+    if not r.managed or python_missing():
+        raise Skip(python_missing() or "says nothing without canvas")
+    script = r.write("mixed.py", MIXED)
+    far = {}
+    for who in ("none", "streams", "auto"):
+        c = r.call([science_python(), script], tag=who, local=30 * MIB, extra=["--prefetch", who],
+                   env={"OPENBLAS_NUM_THREADS": "1"})
+        r.same(c.out(), "right\n", f"{who}: output")
+        stats = r.load_stats(c)
+        for key in ("verify_failures", "anomalies"):
+            r.same(find(stats, key), 0, f"{who}: {key}")
+        far[who] = find(stats, "faults_far")
+        beside = find(stats, "prefetch_issued_nearby")
+        if who == "auto":
+            r.require(beside > 2000, f"{beside} pages came in beside a fault")
+        else:
+            r.same(beside, 0, f"{who}: pages beside a fault")
+    r.require(far["auto"] < 0.9 * far["streams"], f"far faults {far}")
 
 
 @check("prefetch-streams-of-threads", timeout_s=120, modes=("signal", "thread"), **hostile.C)
@@ -215,5 +272,5 @@ def prefetch_policies_threads(r):
     """Four threads that write at random, whose pages wait in the swap cache when prefetched."""
     args = ["--seconds", "1", "--threads", "4"]
     answers = {paged(r, "random-write", "--prefetch", who, args=args)[0]
-               for who in ("leap", "readahead")}
+               for who in ("leap", "readahead", "auto")}
     r.same(len(answers), 1, f"answers {answers}")

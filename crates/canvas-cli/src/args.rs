@@ -832,11 +832,11 @@ Example:
 
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
-prefetch=streams|leap|readahead|none, proactive-threshold=SIZE|N%|off, proactive-batch=SIZE,
-weight=N, swap-in-limit=RATE|none, swap-out-limit=RATE|none; they mean what the flags of
-`canvas run` mean. When local, shared or pool shrinks, what is too much is moved away. A run
-that was started without --local has no local to set, one without --shared no shared, and one
-without --far no far.
+prefetch=streams|leap|readahead|none|auto, proactive-threshold=SIZE|N%|off,
+proactive-batch=SIZE, weight=N, swap-in-limit=RATE|none, swap-out-limit=RATE|none; they mean what
+the flags of `canvas run` mean. When local, shared or pool shrinks, what is too much is moved away.
+A run that was started without --local has no local to set, one without --shared no shared, and
+one without --far no far.
 
 Exit codes: 0 done; 2 nothing was changed.
 

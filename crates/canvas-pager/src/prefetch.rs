@@ -18,6 +18,7 @@ use crate::table::CHUNK_PAGES;
 
 pub mod choice;
 pub mod leap;
+pub mod nearby;
 pub mod readahead;
 
 /// Tables; threads share one when their hashes collide.
@@ -49,6 +50,8 @@ pub const SAMPLE_EVERY: u32 = 8;
 
 /// [`Plan::way`] of a plan that belongs to no stream.
 const NO_WAY: u8 = u8::MAX;
+/// [`Plan::way`] of a plan of [`nearby::Nearby`].
+const NEARBY: u8 = u8::MAX - 1;
 
 /// What kind of fault the prefetcher is told about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +112,11 @@ impl Plan {
         }
         let p = i64::from(self.start.0) + i64::from(i) * i64::from(self.stride);
         ((0..canvas_types::layout::WINDOW_PAGES as i64).contains(&p)).then_some(PageId(p as u32))
+    }
+    /// A plan of [`nearby::Nearby`], or the use of a page that one left unmapped.
+    #[inline]
+    pub fn is_nearby(&self) -> bool {
+        self.way == NEARBY
     }
     /// Which of the first `n` pages are to be left in the swap cache, unmapped, so that their use
     /// is seen. `far` tells whether a page can be brought in at all.
@@ -278,6 +286,24 @@ impl Way {
         self.steps(get(&self.last), page)
             .is_some_and(|n| n >= 1 && n <= ahead + slack)
     }
+    /// From the last fault to `page`. What was brought in beside that fault is no distance: the page behind
+    /// it is the next, and so is the one before it.
+    fn distance(&self, page: u32) -> i64 {
+        let (end, beside) = (get(&self.frontier), get(&self.window));
+        if get(&self.stride) == 0 && beside != 0 {
+            let (up, down) = (
+                i64::from(page) - i64::from(end),
+                i64::from(end) - i64::from(beside) - 1 - i64::from(page),
+            );
+            if (0..=SLACK).contains(&up) {
+                return 1;
+            }
+            if (0..=SLACK).contains(&down) {
+                return -1;
+            }
+        }
+        i64::from(page) - i64::from(get(&self.last))
+    }
     fn restart(&self, page: u32, now: u32) {
         put(&self.last, page);
         put(&self.stride, 0);
@@ -327,6 +353,19 @@ impl Prefetcher {
         match set.replace(page.0, now) {
             Some(way) if kind == FaultKind::Demand => self.vote(set, way, page),
             _ => Plan::NONE,
+        }
+    }
+
+    /// The pages of `plan` come in beside `page`, whose fault no stream expected: one may begin there.
+    fn beside(&self, thread_hash: u32, page: PageId, plan: &Plan) {
+        let ways = &self.set(thread_hash).ways;
+        // No lock, as in [`Prefetcher::carried_out`].
+        if let Some(way) = ways
+            .iter()
+            .find(|w| get(&w.last) == page.0 && get(&w.stride) == 0 && get(&w.used) != 0)
+        {
+            put(&way.frontier, plan.start.0 + plan.count);
+            put(&way.window, plan.count);
         }
     }
 
@@ -527,20 +566,26 @@ impl Prefetcher {
             .ways
             .iter()
             .filter(|w| get(&w.used) != 0 && get(&w.hits) == 0)
-            .map(|w| (w, i64::from(page.0) - i64::from(get(&w.last))))
+            .map(|w| (w, w.distance(page.0)))
             .filter(|(_, d)| *d != 0 && d.abs() <= STRIDE_MAX)
             .min_by_key(|(_, d)| d.abs());
         let (way, d) = way?;
+        // Pages beside the first fault that are here without one.
+        let beside = if get(&way.stride) == 0 {
+            get(&way.window)
+        } else {
+            0
+        };
         put(&way.stride, d as i32 as u32);
         put(&way.last, page.0);
         put(&way.used, now);
-        put(&way.covered, 2);
+        put(&way.covered, 2.max(beside));
         put(&way.frontier, next_page(page.0, d, 1));
         if d.abs() != 1 {
             return Some(Plan::NONE);
         }
-        put(&way.hits, 1);
-        Some(self.first_plan(set, way, page, d))
+        put(&way.hits, if beside > 2 { 2 } else { 1 });
+        Some(self.first_plan(set, way, page, d, beside))
     }
 
     /// Leap: a delta that more than half of the last 4, 8, 16 or 32 stray faults share becomes the
@@ -551,12 +596,12 @@ impl Prefetcher {
         };
         put(&way.stride, delta as i32 as u32);
         put(&way.hits, 1);
-        self.first_plan(set, way, page, delta)
+        self.first_plan(set, way, page, delta, 0)
     }
 
-    /// The first, short plan of a stream.
-    fn first_plan(&self, set: &Set, way: &Way, page: PageId, stride: i64) -> Plan {
-        let window = self.allowed().min(2);
+    /// The first, short plan of a stream, of which `before` pages were brought in already.
+    fn first_plan(&self, set: &Set, way: &Way, page: PageId, stride: i64, before: u32) -> Plan {
+        let window = self.allowed().min(before.clamp(2, WINDOW_MAX));
         put(&way.window, window);
         put(&way.weight, window);
         put(

@@ -10,7 +10,7 @@ use canvas_types::{PageId, Prefetch};
 
 use super::{Op, Trace};
 use canvas_pager::clock::{Clock, ClockParams, EpochClock, FillKind, Run, VictimBatch};
-use canvas_pager::prefetch::choice::Prefetchers;
+use canvas_pager::prefetch::choice::{Prefetchers, Surroundings};
 use canvas_pager::prefetch::readahead::Area;
 use canvas_pager::prefetch::{Done, FaultKind, Plan};
 use canvas_pager::table::{CHUNK_PAGES, PageTable};
@@ -115,6 +115,10 @@ impl Outcome {
     pub fn accuracy_percent(&self) -> f64 {
         self.prefetch_used as f64 * 100.0 / self.prefetched.max(1) as f64
     }
+    /// Uses of far pages that found their page brought in, in percent of all of them.
+    pub fn contribution_percent(&self) -> f64 {
+        self.prefetch_used as f64 * 100.0 / (self.prefetch_used + self.misses).max(1) as f64
+    }
     /// Modelled time, in us, for each of `touches`.
     pub fn us_per(&self, touches: u64, c: &Costs) -> f64 {
         let us = self.misses as f64 * c.miss
@@ -137,6 +141,22 @@ pub fn replay(trace: &Trace, local: usize, setup: &Setup) -> Outcome {
         }
     }
     sim.out
+}
+
+/// A string knows nothing of mappings: all of its pages are one.
+impl Surroundings for Sim {
+    fn area_of(&self, _: PageId) -> Option<Area> {
+        Some(Area {
+            start: 0,
+            end: self.words.len() as u32,
+        })
+    }
+    fn is_far(&self, page: PageId) -> bool {
+        self.is_far_at(page.index())
+    }
+    fn epoch(&self) -> u8 {
+        self.epochs.now()
+    }
 }
 
 struct Sim {
@@ -194,7 +214,7 @@ impl Sim {
     }
 
     /// Plans may name pages behind the last one.
-    fn is_far(&self, page: usize) -> bool {
+    fn is_far_at(&self, page: usize) -> bool {
         page < self.words.len() && self.word(page).state() == State::Far
     }
 
@@ -209,8 +229,8 @@ impl Sim {
             State::Untouched => self.fill(page, FillKind::FirstTouch),
             State::Cached if w.has(flag::PREFETCHED) => {
                 self.out.prefetch_hits += 1;
-                self.prefetchers.streams.on_used(1);
                 let plan = self.learn(page, thread, FaultKind::PrefetchHit);
+                self.prefetchers.on_used(&plan);
                 self.fill(
                     page,
                     if plan.stream {
@@ -243,14 +263,9 @@ impl Sim {
         }
     }
 
-    /// A string knows nothing of mappings: all of its pages are one.
     fn learn(&self, page: usize, thread: u32, kind: FaultKind) -> Plan {
-        let area = Area {
-            start: 0,
-            end: self.words.len() as u32,
-        };
         self.prefetchers
-            .on_fault(thread, PageId(page as u32), kind, || Some(area))
+            .on_fault(thread, PageId(page as u32), kind, self)
     }
 
     fn follow(&mut self, plan: &Plan, thread: u32) {
@@ -260,13 +275,13 @@ impl Sim {
         if plan.count == 0 {
             return;
         }
-        let unmapped = plan.unmapped(plan.count, |p| self.is_far(p.index()));
+        let unmapped = plan.unmapped(plan.count, |p| self.is_far_at(p.index()));
         let (mut issued, mut marked) = (0, 0);
         for i in 0..plan.count {
             let Some(page) = plan.page(i).map(PageId::index) else {
                 break;
             };
-            if !self.is_far(page) {
+            if !self.is_far_at(page) {
                 continue;
             }
             self.out.prefetched += 1;
@@ -298,7 +313,7 @@ impl Sim {
             issued,
             marked,
         };
-        self.prefetchers.streams.carried_out(thread, plan, &done);
+        self.prefetchers.carried_out(thread, plan, &done);
     }
 
     fn set(&self, page: usize, w: Word) {
@@ -383,7 +398,7 @@ impl Sim {
             self.uncache(page);
             let w = self.word(page);
             if w.has(flag::PREFETCHED) {
-                self.prefetchers.streams.on_unused(1);
+                self.prefetchers.on_unused(PageId(page as u32));
             }
             self.untouched_prefetch[page] = false;
             self.set(page, w.clear(flag::PREFETCHED).with_state(State::Far));

@@ -195,6 +195,8 @@ counters! {
     PagesZeroFilled = "pages_zero_filled": "Pages given to the program as zeros on first touch.",
     PrefetchIssued = "prefetch_issued": "Pages prefetched.",
     PrefetchUsed = "prefetch_used": "Prefetched pages that were found used (sampled pages stand for their share).",
+    PrefetchIssuedNearby = "prefetch_issued_nearby": "Of prefetch_issued, pages beside a fault that belonged to no stream (auto).",
+    PrefetchUsedNearby = "prefetch_used_nearby": "Of prefetch_used, pages beside a fault that belonged to no stream (auto).",
     PrefetchLate = "prefetch_late": "Faults that waited for a prefetch of the same page.",
     PrefetchUnused = "prefetch_unused": "Prefetched pages evicted without being found used.",
     PrefetchDropped = "prefetch_dropped": "Batches asked for ahead that the agent did not fetch: they would have come too late.",

@@ -40,15 +40,19 @@ pub enum Prefetch {
     Readahead = 2,
     /// Nobody: only the page that faulted.
     None = 3,
+    /// The streams, and where a fault belongs to none, the pages beside it in regions where these
+    /// are measured to be used.
+    Auto = 4,
 }
 
 impl Prefetch {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Prefetch; 4] = [
+    pub const ALL: [Prefetch; 5] = [
         Prefetch::Streams,
         Prefetch::Leap,
         Prefetch::Readahead,
         Prefetch::None,
+        Prefetch::Auto,
     ];
     /// The one with this number; [`Prefetch::Streams`] for a number that is none.
     pub fn from_number(n: u32) -> Prefetch {
@@ -64,6 +68,7 @@ impl Prefetch {
             Prefetch::Leap => "leap",
             Prefetch::Readahead => "readahead",
             Prefetch::None => "none",
+            Prefetch::Auto => "auto",
         }
     }
 }

@@ -71,6 +71,8 @@ pub enum PrefetchArg {
     Readahead,
     /// Nobody.
     None,
+    /// Streams and, where a fault belongs to none, the pages beside it in regions where they are used.
+    Auto,
 }
 
 impl From<PrefetchArg> for Prefetch {
@@ -80,6 +82,7 @@ impl From<PrefetchArg> for Prefetch {
             PrefetchArg::Leap => Prefetch::Leap,
             PrefetchArg::Readahead => Prefetch::Readahead,
             PrefetchArg::None => Prefetch::None,
+            PrefetchArg::Auto => Prefetch::Auto,
         }
     }
 }

@@ -77,7 +77,7 @@ fn bad_arguments_of_run_are_125() {
         ),
         (
             &["run", "--prefetch", "fast", "true"],
-            "--prefetch fast: write one of streams, leap, readahead, none",
+            "--prefetch fast: write one of streams, leap, readahead, none, auto",
         ),
         (
             &["run", "--no-prefetch", "--prefetch", "leap", "true"],

@@ -4,8 +4,20 @@ use canvas_types::sync::{AtomicU32, Ordering};
 use canvas_types::{PageId, Prefetch};
 
 use super::leap::Leap;
+use super::nearby::Nearby;
 use super::readahead::{Area, Readahead};
-use super::{FaultKind, Plan, Prefetcher, SAMPLE_EVERY};
+use super::{Done, FaultKind, NEARBY, NO_WAY, Plan, Prefetcher, SAMPLE_EVERY};
+
+/// What a prefetcher can ask for of the memory around a fault.
+pub trait Surroundings {
+    /// The page's mapping; only [`Prefetch::Readahead`] asks, and without an answer it plans and
+    /// learns nothing.
+    fn area_of(&self, page: PageId) -> Option<Area>;
+    /// Is the page far, so that it can be brought in? Any page number may be asked for.
+    fn is_far(&self, page: PageId) -> bool;
+    /// The epoch of eviction ([`crate::clock::EpochClock`]).
+    fn epoch(&self) -> u8;
+}
 
 /// All prefetchers of a process. Whoever is chosen, streams are watched, because eviction wants to
 /// know them ([`Plan::stream`], [`Plan::behind`]), and first touches run ahead of them.
@@ -15,6 +27,7 @@ pub struct Prefetchers {
     pub streams: Prefetcher,
     leap: Leap,
     readahead: Readahead,
+    nearby: Nearby,
 }
 
 macro_rules! constructor {
@@ -28,6 +41,7 @@ macro_rules! constructor {
                     streams: Prefetcher::new(),
                     leap: Leap::new(),
                     readahead: Readahead::new(),
+                    nearby: Nearby::new(),
                 }
             }
         }
@@ -50,22 +64,22 @@ impl Prefetchers {
     }
 
     /// A fault of the thread behind `thread_hash` on `page`, which is far or in the swap cache, and
-    /// what to bring in besides. `area` finds the page's mapping; only [`Prefetch::Readahead`] asks,
-    /// and without an answer it plans and learns nothing.
+    /// what to bring in besides.
     pub fn on_fault(
         &self,
         thread_hash: u32,
         page: PageId,
         kind: FaultKind,
-        area: impl FnOnce() -> Option<Area>,
+        around: &impl Surroundings,
     ) -> Plan {
         let plan = match self.chosen() {
             Prefetch::Streams => return self.streams.on_fault(thread_hash, page, kind),
             Prefetch::Leap => self.leap.on_fault(page, kind),
-            Prefetch::Readahead => {
-                area().map_or(Plan::NONE, |area| self.readahead.on_fault(page, kind, area))
-            }
+            Prefetch::Readahead => around
+                .area_of(page)
+                .map_or(Plan::NONE, |area| self.readahead.on_fault(page, kind, area)),
             Prefetch::None => Plan::NONE,
+            Prefetch::Auto => return self.auto(thread_hash, page, kind, around),
         };
         // Nothing is prefetched for the streams, so to them no fault is a hit.
         let seen = match kind {
@@ -81,12 +95,67 @@ impl Prefetchers {
         }
     }
 
-    /// Pages that a prefetched page stands for that was left unmapped and is written out without a
-    /// touch: all others but the streams leave every page unmapped, as the kernel does.
-    pub fn unused_stands_for(&self) -> u32 {
-        match self.chosen() {
-            Prefetch::Streams => SAMPLE_EVERY,
+    /// The streams decide where one expects the fault; elsewhere what was learnt of the region does.
+    fn auto(
+        &self,
+        thread_hash: u32,
+        page: PageId,
+        kind: FaultKind,
+        around: &impl Surroundings,
+    ) -> Plan {
+        let plan = self.streams.on_fault(thread_hash, page, kind);
+        if plan.way != NO_WAY {
+            self.nearby.on_stream(page, &plan);
+            return plan;
+        }
+        if kind != FaultKind::Demand {
+            return match (self.nearby.on_hit(page), kind) {
+                (Some(stands_for), FaultKind::PrefetchHit) => Plan {
+                    stands_for,
+                    way: NEARBY,
+                    ..plan
+                },
+                _ => plan,
+            };
+        }
+        let plan = self
+            .nearby
+            .on_fault(thread_hash, page, around.epoch(), |p| around.is_far(p));
+        if plan.count > 0 {
+            self.streams.beside(thread_hash, page, &plan);
+        }
+        plan
+    }
+
+    /// A prefetched page that was left unmapped was used; `plan` is what its fault gave.
+    pub fn on_used(&self, plan: &Plan) {
+        if !plan.is_nearby() {
+            self.streams.on_used(1);
+        }
+    }
+
+    /// A prefetched page that was left unmapped was written out without a touch; how many it stands
+    /// for. All others but the streams leave every page unmapped, as the kernel does.
+    pub fn on_unused(&self, page: PageId) -> u32 {
+        let chosen = self.chosen();
+        if chosen == Prefetch::Auto
+            && let Some(stood_for) = self.nearby.on_unused(page)
+        {
+            return stood_for;
+        }
+        self.streams.on_unused(1);
+        match chosen {
+            Prefetch::Streams | Prefetch::Auto => SAMPLE_EVERY,
             _ => 1,
+        }
+    }
+
+    /// What became of a plan.
+    pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
+        if plan.is_nearby() {
+            self.nearby.carried_out(plan, done);
+        } else {
+            self.streams.carried_out(thread_hash, plan, done);
         }
     }
 }
@@ -99,6 +168,20 @@ mod tests {
         start: 0,
         end: 1 << 20,
     };
+
+    /// A mapping, or none that is known; all pages are far.
+    struct Here(Option<Area>);
+    impl Surroundings for Here {
+        fn area_of(&self, _: PageId) -> Option<Area> {
+            self.0
+        }
+        fn is_far(&self, _: PageId) -> bool {
+            true
+        }
+        fn epoch(&self) -> u8 {
+            0
+        }
+    }
 
     /// Faults on the pages from 10,000 on as a caller answers them; pages planned, whether the
     /// stream was seen.
@@ -113,7 +196,7 @@ mod tests {
             } else {
                 FaultKind::Demand
             };
-            let plan = all.on_fault(1, PageId(page), kind, || Some(AREA));
+            let plan = all.on_fault(1, PageId(page), kind, &Here(Some(AREA)));
             assert_eq!(plan.stands_for, u32::from(kind == FaultKind::PrefetchHit));
             stream |= plan.stream;
             for p in (0..plan.count).filter_map(|i| plan.page(i)) {
@@ -138,11 +221,12 @@ mod tests {
         let all = Box::new(Prefetchers::new());
         all.choose(Prefetch::Readahead);
         assert_eq!(
-            all.on_fault(1, PageId(5), FaultKind::Demand, || None).count,
+            all.on_fault(1, PageId(5), FaultKind::Demand, &Here(None))
+                .count,
             0
         );
         assert!(
-            all.on_fault(1, PageId(5), FaultKind::Demand, || Some(AREA))
+            all.on_fault(1, PageId(5), FaultKind::Demand, &Here(Some(AREA)))
                 .count
                 > 0
         );
@@ -152,9 +236,9 @@ mod tests {
     fn the_streams_decide_unless_told_otherwise() {
         let (all, own) = (Box::new(Prefetchers::new()), Box::new(Prefetcher::new()));
         for page in (0..3000).chain((0..900).map(|i| 50_000 + 7 * i)) {
-            let ask = all.on_fault(3, PageId(page), FaultKind::Demand, || None);
+            let ask = all.on_fault(3, PageId(page), FaultKind::Demand, &Here(None));
             assert_eq!(ask, own.on_fault(3, PageId(page), FaultKind::Demand));
         }
-        assert_eq!(all.unused_stands_for(), SAMPLE_EVERY);
+        assert_eq!(all.on_unused(PageId(9)), SAMPLE_EVERY);
     }
 }

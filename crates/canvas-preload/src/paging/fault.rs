@@ -5,6 +5,8 @@
 
 use canvas_far::fetch::Lost;
 use canvas_pager::clock::FillKind;
+use canvas_pager::prefetch::choice::Surroundings;
+use canvas_pager::prefetch::readahead::Area;
 use canvas_pager::prefetch::{Done, FaultKind, Plan};
 use canvas_pager::slot;
 use canvas_pager::table::CHUNK_PAGES;
@@ -15,7 +17,7 @@ use canvas_swap::LoadError;
 use canvas_swap::fsm::{self, Reservation};
 use canvas_sys::Errno;
 use canvas_sys::gate::yield_now;
-use canvas_types::layout::BLOCK_PAGES;
+use canvas_types::layout::{BLOCK_PAGES, WINDOW_PAGES};
 use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
@@ -140,9 +142,22 @@ fn late(page: PageId, cur: Word) {
 
 /// Tells the prefetcher of a fault; what it wants to be brought in.
 fn learn(page: PageId, kind: FaultKind) -> Plan {
-    PREFETCHERS.on_fault(thread::thread_hash() as u32, page, kind, || {
+    PREFETCHERS.on_fault(thread::thread_hash() as u32, page, kind, &Around)
+}
+
+/// The process's memory, as a prefetcher sees it.
+struct Around;
+
+impl Surroundings for Around {
+    fn area_of(&self, page: PageId) -> Option<Area> {
         regions::area_of(page)
-    })
+    }
+    fn is_far(&self, page: PageId) -> bool {
+        page.index() < WINDOW_PAGES && word::load(areas::word(page)).state() == State::Far
+    }
+    fn epoch(&self) -> u8 {
+        EPOCH.now()
+    }
 }
 
 /// A fault on a page that is resident by our books: another thread was faster, or (after a failed
@@ -393,8 +408,11 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
     drop(held);
     cache::slots().finish(taken);
     if prefetched {
-        PREFETCHERS.streams.on_used(1);
+        PREFETCHERS.on_used(&plan);
         count(Counter::PrefetchUsed, u64::from(plan.stands_for));
+        if plan.is_nearby() {
+            count(Counter::PrefetchUsedNearby, u64::from(plan.stands_for));
+        }
         count(Counter::CacheHitPrefetch, 1);
     } else if proactive {
         swapin::note_used();
@@ -617,10 +635,11 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     if plan.stream {
         tier::fetch_for_stream(plan.start.0, plan.stride, plan.count);
     }
-    PREFETCHERS
-        .streams
-        .carried_out(thread::thread_hash() as u32, plan, &done);
+    PREFETCHERS.carried_out(thread::thread_hash() as u32, plan, &done);
     if done.issued > 0 {
+        if plan.is_nearby() {
+            count(Counter::PrefetchIssuedNearby, u64::from(done.issued));
+        }
         count(Counter::PrefetchIssued, u64::from(done.issued));
         count(Counter::PagesIn, u64::from(done.issued));
         if accounting::short_of_room() {

@@ -401,11 +401,8 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
     if cur.has_all(flag::PROACTIVE) && published {
         swapin::note_unused();
     } else if cur.has(flag::PREFETCHED) && published {
-        PREFETCHERS.streams.on_unused(1);
-        count(
-            Counter::PrefetchUnused,
-            u64::from(PREFETCHERS.unused_stands_for()),
-        );
+        let stood_for = PREFETCHERS.on_unused(job.page);
+        count(Counter::PrefetchUnused, u64::from(stood_for));
     }
     count(Counter::PagesOut, 1);
     match outcome.kind {

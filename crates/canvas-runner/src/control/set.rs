@@ -479,7 +479,7 @@ mod tests {
             (
                 &[("prefetch", "all")],
                 now(),
-                "write one of streams, leap, readahead, none",
+                "write one of streams, leap, readahead, none, auto",
             ),
             (
                 &[("proactive-threshold", "on")],
