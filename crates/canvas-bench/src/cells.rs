@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::record::{Outcome, Sample};
 use crate::stats::{Ratio, Spread, ratio_of_medians};
-use crate::variant::Variant;
+use crate::variant::{KERNEL, Variant};
 
 /// Seed of all confidence intervals: the same file gives the same page.
 const SEED: u64 = 0xca57a5;
@@ -242,6 +242,16 @@ pub fn peer_of<'c, 'a>(
     })
 }
 
+/// The fastest of the kernel's cells that differ from this one in the variant only and have a figure, and how
+/// many times as fast as it this one is.
+pub fn best_peer_of<'c, 'a>(cells: &'c [Cell<'a>], ours: &Cell) -> Option<(&'c Cell<'a>, Ratio)> {
+    let speeds = KERNEL.iter().filter_map(|variant| {
+        let peer = peer_of(cells, &ours.key, variant)?;
+        Some((peer, ours.speed_over(peer)?))
+    });
+    speeds.min_by(|a, b| a.1.ratio.total_cmp(&b.1.ratio))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,6 +299,31 @@ mod tests {
         assert!((ratio - 1.0 / 3.0).abs() < 1e-9);
         // One side has time only: time it is.
         assert_eq!(cell_of(&fast).slowdown(&cell_of(&rated)), Some(0.5));
+    }
+
+    #[test]
+    fn the_best_of_the_kernel_is_who_ended_well_and_was_fast() {
+        let ours = sample("w", Variant::Canvas(vec![]), Some(25), 0, 2.0);
+        let mut all = vec![
+            ours,
+            sample("w", Variant::Zram, Some(25), 0, 4.0),
+            sample("w", Variant::Zram64k, Some(25), 0, 3.0),
+            sample("w", Variant::Disk, Some(25), 0, 9.0),
+            sample("w", Variant::Zswap, Some(25), 0, 1.0),
+            // Of another limit, and another workload.
+            sample("w", Variant::Disk, Some(50), 0, 0.5),
+            sample("v", Variant::Zram, Some(25), 0, 0.5),
+        ];
+        all[4].outcome = Outcome::Oom;
+        let cells = gather(&all);
+        let ours = |cells: &[Cell]| {
+            let is = |c: &&Cell| c.key.variant.is_canvas();
+            let ours = cells.iter().find(is).unwrap();
+            best_peer_of(cells, ours).map(|(best, over)| (best.key.variant.clone(), over.ratio))
+        };
+        assert_eq!(ours(&cells), Some((Variant::Zram64k, 1.5)));
+        let alone = [all[0].clone()];
+        assert_eq!(ours(&gather(&alone)), None);
     }
 
     #[test]

@@ -45,7 +45,7 @@ use crate::host::undo::Undo;
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
 use crate::registry;
 use crate::variant::{FarBelow, Tenancy, Variant};
-use crate::workload::{Workload, WorkloadError};
+use crate::workload::{Place, Workload, WorkloadError};
 
 /// Least local memory of any limited run, for all variants alike: canvas works with no less.
 const LIMIT_BYTES_MIN: u64 = 8 << 20;
@@ -626,6 +626,10 @@ impl<'a> Bench<'a> {
             .ok_or_else(|| BenchError::Gone(member.workload.clone()))?;
         let scratch = program::run_dir(&self.scratch, number)?;
         let far_bytes = sum(beneath.far.to_vec(), beneath.far[i]);
+        let place = Place {
+            huge_pages: cell.variant.has_huge_pages(),
+            ..plan::place(self.request, cell.set.scale, &scratch)
+        };
         let flags = match (beneath.shared, cell.variant) {
             (Some(shared), Variant::CanvasFar(below)) => {
                 Some(shared.flags(below, far_bytes, number, &member.tenant_flags))
@@ -645,7 +649,7 @@ impl<'a> Bench<'a> {
             alone,
             swap: beneath.swap.filter(|_| alone),
             may_swap: beneath.swap.is_some(),
-            place: plan::place(self.request, cell.set.scale, &scratch),
+            place,
             number,
             look_every: LOOK_EVERY,
             expected: need.answer.as_deref(),

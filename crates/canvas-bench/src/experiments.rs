@@ -24,6 +24,8 @@ pub enum Below {
     CanvasFar(FarParts),
     /// Swap on zram.
     Zram,
+    /// Swap on zram, and folios of 64 KiB.
+    Zram64k,
     /// zswap before a swap file.
     Zswap,
     /// A swap file.
@@ -154,8 +156,15 @@ const NO_PROGRAM: Program = Program {
 };
 
 const CANVAS: Below = Below::Canvas(&[]);
-/// All five, in the order in which tables show them.
-pub const ALL_BELOW: [Below; 5] = [Below::Local, CANVAS, Below::Zram, Below::Zswap, Below::Disk];
+/// All six, in the order in which tables show them.
+pub const ALL_BELOW: [Below; 6] = [
+    Below::Local,
+    CANVAS,
+    Below::Zram,
+    Below::Zram64k,
+    Below::Zswap,
+    Below::Disk,
+];
 /// A limit that is never reached: the program is managed, and nothing is paged out.
 const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
 const NO_RESERVATIONS: Below = Below::Canvas(&["--reservations", "off"]);

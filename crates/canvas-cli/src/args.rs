@@ -514,6 +514,9 @@ pub enum VariantArg {
     CanvasFar,
     /// Kernel swap on zram.
     Zram,
+    /// Kernel swap on zram, and memory in folios of 64 KiB.
+    #[value(name = "zram-64k")]
+    Zram64k,
     /// Kernel swap on a file behind zswap.
     Zswap,
     /// Kernel swap on a file.

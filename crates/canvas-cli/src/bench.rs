@@ -48,6 +48,7 @@ fn variant(arg: VariantArg) -> Variant {
         VariantArg::Canvas => Variant::Canvas(Vec::new()),
         VariantArg::CanvasFar => Variant::CanvasFar(FarBelow::copies("2")),
         VariantArg::Zram => Variant::Zram,
+        VariantArg::Zram64k => Variant::Zram64k,
         VariantArg::Zswap => Variant::Zswap,
         VariantArg::Disk => Variant::Disk,
     }

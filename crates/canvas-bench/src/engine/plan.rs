@@ -170,6 +170,7 @@ pub fn resolve(below: Below) -> Variant {
             cpu_percent: far.cpu_percent,
         }),
         Below::Zram => Variant::Zram,
+        Below::Zram64k => Variant::Zram64k,
         Below::Zswap => Variant::Zswap,
         Below::Disk => Variant::Disk,
     }
@@ -184,6 +185,7 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
             "canvas run with a small pool, and far memory on donors of the bench's own"
         }
         Below::Zram => "kernel swap on zram (lz4), in a control group",
+        Below::Zram64k => "the same where the kernel gives programs folios of 64 KiB",
         Below::Zswap => "kernel swap on a file on disk behind zswap, in a control group",
         Below::Disk => "kernel swap on a file on disk, in a control group",
     };
@@ -612,6 +614,7 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
         scale,
         seed: request.seed,
         canvas: request.canvas.clone(),
+        huge_pages: false,
     }
 }
 

@@ -18,7 +18,7 @@ fn nothing(_: &Variant) -> Option<String> {
 }
 
 fn no_root(v: &Variant) -> Option<String> {
-    matches!(v, Variant::Zram | Variant::Zswap | Variant::Disk).then(|| format!("{v} needs root"))
+    v.is_kernel().then(|| format!("{v} needs root"))
 }
 
 #[test]
@@ -30,8 +30,8 @@ fn a_workload_alone_is_a_sweep() {
         (set.experiment.as_str(), set.percents.as_slice()),
         ("sweep", &[100, 75, 50, 25][..])
     );
-    assert_eq!(set.variants.len(), 5);
-    assert_eq!(set.cells(0).len(), 1 + 4 * 4);
+    assert_eq!(set.variants.len(), 6);
+    assert_eq!(set.cells(0).len(), 1 + 4 * 5);
 }
 
 #[test]
