@@ -10,6 +10,10 @@ use crate::variant::{KERNEL, Variant};
 /// Seed of all confidence intervals: the same file gives the same page.
 const SEED: u64 = 0xca57a5;
 
+/// Accesses that took longer are the faults, whatever is below: a local one takes a cache miss and a
+/// walk of the page tables, a fault at least a trap and a copy.
+pub const SLOW_ACCESS_NS: u64 = 800;
+
 /// What repeats have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
@@ -133,6 +137,23 @@ impl<'a> Cell<'a> {
     /// Median of one number of the good samples.
     pub fn median(&self, number: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
         crate::stats::median(&self.values(number))
+    }
+
+    /// A quantile, in ns, of the accesses of all good samples that were faults.
+    pub fn slow_access_ns(&self, quantile: f64) -> Option<f64> {
+        let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+        for (bound, count) in self.good().flat_map(|s| &s.access_histogram) {
+            *counts.entry(*bound).or_default() += count;
+        }
+        counts.retain(|bound, count| *bound > SLOW_ACCESS_NS && *count > 0);
+        let total: u64 = counts.values().sum();
+        let mut left = (total as f64 * quantile).ceil() as u64;
+        let at = counts.into_iter().find(|(_, count)| {
+            let here = *count >= left;
+            left = left.saturating_sub(*count);
+            here
+        });
+        at.map(|(bound, _)| bound as f64)
     }
 
     /// Values in a unit, when every good sample has one.
@@ -299,6 +320,24 @@ mod tests {
         assert!((ratio - 1.0 / 3.0).abs() < 1e-9);
         // One side has time only: time it is.
         assert_eq!(cell_of(&fast).slowdown(&cell_of(&rated)), Some(0.5));
+    }
+
+    #[test]
+    fn quantiles_of_slow_accesses_are_of_all_samples() {
+        let mut all = vec![
+            sample("w", Variant::Zram, Some(25), 0, 1.0),
+            sample("w", Variant::Zram, Some(25), 1, 1.0),
+        ];
+        all[0].access_histogram = vec![(100, 1_000_000), (2000, 90), (9000, 5)];
+        all[1].access_histogram = vec![(2000, 4), (30_000, 1)];
+        let cells = gather(&all);
+        let at = |q| cells[0].slow_access_ns(q);
+        assert_eq!([0.0, 0.5, 0.94].map(at), [Some(2000.0); 3]);
+        assert_eq!([0.95, 0.99].map(at), [Some(9000.0); 2]);
+        assert_eq!(at(0.999), Some(30_000.0));
+        all[0].access_histogram.clear();
+        all[1].access_histogram.clear();
+        assert_eq!(gather(&all)[0].slow_access_ns(0.5), None);
     }
 
     #[test]

@@ -361,9 +361,10 @@ impl<'a> Bench<'a> {
                 let Some(w) = registry::find(self.all, &m.workload) else {
                     continue;
                 };
-                let place = plan::place(self.request, set.scale, &self.scratch);
+                let scale = m.scale(set.scale);
+                let place = plan::place(self.request, scale, &self.scratch);
                 self.progress.now(&format!("preparing {}", m.workload));
-                let key = (m.workload.clone(), set.scale.to_bits());
+                let key = (m.workload.clone(), scale.to_bits());
                 let prepare = || w.prepare(&place).map_err(Arc::new);
                 let result = done.entry(key).or_insert_with(prepare);
                 if let Err(e) = result {
@@ -530,8 +531,12 @@ impl<'a> Bench<'a> {
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
         // For all that is started from here on, to the cell's end.
-        let confined = cell.variant.cpu_percent().map(Confined::to).transpose();
-        let _confined = match confined {
+        let confined = if cell.set.is_on_one_processor() {
+            Some(Confined::to_one())
+        } else {
+            cell.variant.cpu_percent().map(Confined::to)
+        };
+        let _confined = match confined.transpose() {
             Ok(confined) => confined,
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
@@ -628,7 +633,7 @@ impl<'a> Bench<'a> {
         let far_bytes = sum(beneath.far.to_vec(), beneath.far[i]);
         let place = Place {
             huge_pages: cell.variant.has_huge_pages(),
-            ..plan::place(self.request, cell.set.scale, &scratch)
+            ..plan::place(self.request, member.scale(cell.set.scale), &scratch)
         };
         let flags = match (beneath.shared, cell.variant) {
             (Some(shared), Variant::CanvasFar(below)) => {

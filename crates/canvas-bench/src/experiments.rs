@@ -5,6 +5,7 @@
 //! yet is named in `not_yet`.
 
 mod demo;
+mod goals;
 mod isolation;
 
 use std::time::Duration;
@@ -89,6 +90,10 @@ pub struct Program {
     pub company: Option<&'static [&'static str]>,
     /// What the ratio is of, in bytes, where that is not the working set.
     pub ratio_of_bytes: Option<u64>,
+    /// So many times the size that the scale says.
+    pub larger: Option<u32>,
+    /// Whether it runs on one processor, and all of its cell with it. The results have that as a parameter.
+    pub one_processor: bool,
 }
 
 /// A part of an experiment.
@@ -153,6 +158,8 @@ const NO_PROGRAM: Program = Program {
     tenant_flags: &[],
     company: None,
     ratio_of_bytes: None,
+    larger: None,
+    one_processor: false,
 };
 
 const CANVAS: Below = Below::Canvas(&[]);
@@ -363,6 +370,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         scale: 1.0,
         time_max: None,
     },
+    goals::EXPERIMENT,
     isolation::EXPERIMENT,
     demo::EXPERIMENT,
     Experiment {

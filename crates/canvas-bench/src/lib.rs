@@ -9,6 +9,7 @@ pub mod builtin;
 mod canvas_report;
 pub mod cells;
 pub mod compare;
+mod counts;
 pub mod engine;
 pub mod experiments;
 pub mod external;
