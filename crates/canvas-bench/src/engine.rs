@@ -1,7 +1,7 @@
 //! Runs the cells of experiments, interleaved and repeated, and writes down what they took.
 
 mod budget;
-mod child;
+pub(crate) mod child;
 mod donors;
 pub mod error;
 pub mod plan;
@@ -26,6 +26,7 @@ use budget::Budget;
 use error::{BenchError, NeedError, ResultsError};
 use nix::unistd::mkdtemp;
 use plan::{Cell, Plan, Request, Set};
+pub(crate) use program::run_dir;
 use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
 use results::Results;
@@ -156,7 +157,7 @@ pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, BenchEr
 
 /// A directory of the run's own, which goes with it. It is noted when it is there and ours: one whose name
 /// could be guessed might be somebody else's by then. (Killed in between, an empty one stays.)
-fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, BenchError> {
+pub(crate) fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, BenchError> {
     let template = dir.join(format!("canvas-bench-{}-XXXXXX", std::process::id()));
     let path = match mkdtemp(&template) {
         Ok(path) => path,

@@ -8,6 +8,7 @@
 pub mod builtin;
 mod canvas_report;
 pub mod cells;
+pub mod codec;
 pub mod compare;
 mod counts;
 pub mod engine;
