@@ -13,8 +13,8 @@ WIDTH = 100
 # Commands that are not for users, whose flags no help lists beside the others'.
 HIDDEN = {"workload", "bench-guardian", "agent-worker", "help"}
 # Flags of other programs, of `make demo`'s, of the simulator and of built-in workloads, as documents name them.
-FOREIGN = {"help", "version", "scale", "full", "seed", "mib", "seconds", "threads", "rounds", "stride", "device", "privileged",
-           "seccomp-default", "security-opt", "only", "list", "memory", "brk"}
+FOREIGN = {"help", "version", "scale", "full", "seed", "mib", "seconds", "threads", "rounds", "stride", "huge-pages", "pages", "device",
+           "privileged", "seccomp-default", "security-opt", "only", "list", "memory", "brk"}
 # What a command makes.
 MADE = {"fuzz/artifacts"}
 

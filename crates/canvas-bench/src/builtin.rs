@@ -35,13 +35,16 @@ impl Workload for Builtin {
         Ok(())
     }
     fn plan(&self, place: &Place, _run: u32) -> Result<Plan, WorkloadError> {
-        let argv = vec![
+        let mut argv = vec![
             place.canvas.to_string_lossy().into_owned(),
             "workload".to_owned(),
             self.program.name.to_owned(),
             format!("--scale={}", place.scale),
             format!("--seed={}", place.seed),
         ];
+        if place.huge_pages {
+            argv.push("--huge-pages".to_owned());
+        }
         Ok(Plan::Program(Argv {
             argv,
             env: Vec::new(),
@@ -67,6 +70,7 @@ mod tests {
             scale: 0.25,
             seed: 7,
             canvas: PathBuf::from("/usr/bin/canvas"),
+            huge_pages: false,
         }
     }
 
@@ -90,6 +94,20 @@ mod tests {
                 ]
             );
             assert!(w.timeout_s(&place) >= 30, "{}", w.name());
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_asked_for() {
+        let place = Place {
+            huge_pages: true,
+            ..place()
+        };
+        for w in all() {
+            let Plan::Program(Argv { argv, .. }) = w.plan(&place, 0).unwrap() else {
+                panic!("{} is a program", w.name());
+            };
+            assert_eq!(argv.last().unwrap(), "--huge-pages");
         }
     }
 

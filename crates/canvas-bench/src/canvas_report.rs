@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::record::{Ahead, Entries, Far, Prefetch, Proactive, Quantiles, Sample};
+use crate::record::{Ahead, Entries, Far, Held, Prefetch, Proactive, Quantiles, Sample};
 
 fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
@@ -35,6 +35,20 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
     sample.swap_out_pages = get(&["counters", "pages_out"]);
     sample.memory_peak_bytes = get(&["memory", "local_bytes", "peak"]);
     sample.far_peak_bytes = get(&["memory", "pool_bytes", "peak"]);
+    let held = |what| get(&["memory", what, "now"]);
+    if let (Some(resident_bytes), Some(cache_bytes), Some(native_bytes)) = (
+        held("resident_bytes"),
+        held("cache_bytes"),
+        held("native_bytes"),
+    ) {
+        sample.held = Some(Held {
+            resident_bytes,
+            cache_bytes,
+            native_bytes,
+            metadata_bytes: held("metadata_bytes"),
+            segment_peak_bytes: get(&["memory", "segment_bytes", "peak"]).unwrap_or(0),
+        });
+    }
     if get(&["fault_time_ns", "count"]).is_some_and(|n| n > 0) {
         let q = |name| get(&["fault_time_ns", name]).map(|n| n as f64);
         if let (Some(p50), Some(p99)) = (q("p50"), q("p99")) {
@@ -152,6 +166,27 @@ mod tests {
         );
         let back = s.proactive.unwrap();
         assert_eq!((back.page_ns(), back.used), (Some(250.0), 32));
+    }
+
+    #[test]
+    fn what_local_memory_held_becomes_fields() {
+        let text = r#"{"schema":"canvas-stats/1","memory":{"resident_bytes":{"now":1,"peak":9},
+            "cache_bytes":{"now":2,"peak":9},"native_bytes":{"now":3,"peak":9},
+            "metadata_bytes":null,"segment_bytes":{"now":9,"peak":4}}}"#;
+        let mut s = Sample::default();
+        apply(text, &mut s).unwrap();
+        let expected = Held {
+            resident_bytes: 1,
+            cache_bytes: 2,
+            native_bytes: 3,
+            metadata_bytes: None,
+            segment_peak_bytes: 4,
+        };
+        assert_eq!(s.held, Some(expected));
+        // Without a limit canvas stands aside, and says only what it can.
+        let mut s = Sample::default();
+        apply(r#"{"schema":"canvas-stats/1"}"#, &mut s).unwrap();
+        assert_eq!(s.held, None);
     }
 
     #[test]

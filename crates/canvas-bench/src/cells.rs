@@ -5,10 +5,14 @@ use std::fmt;
 
 use crate::record::{Outcome, Sample};
 use crate::stats::{Ratio, Spread, ratio_of_medians};
-use crate::variant::Variant;
+use crate::variant::{KERNEL, Variant};
 
 /// Seed of all confidence intervals: the same file gives the same page.
 const SEED: u64 = 0xca57a5;
+
+/// Accesses that took longer are the faults, whatever is below: a local one takes a cache miss and a
+/// walk of the page tables, a fault at least a trap and a copy.
+pub const SLOW_ACCESS_NS: u64 = 800;
 
 /// What repeats have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,6 +139,23 @@ impl<'a> Cell<'a> {
         crate::stats::median(&self.values(number))
     }
 
+    /// A quantile, in ns, of the accesses of all good samples that were faults.
+    pub fn slow_access_ns(&self, quantile: f64) -> Option<f64> {
+        let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+        for (bound, count) in self.good().flat_map(|s| &s.access_histogram) {
+            *counts.entry(*bound).or_default() += count;
+        }
+        counts.retain(|bound, count| *bound > SLOW_ACCESS_NS && *count > 0);
+        let total: u64 = counts.values().sum();
+        let mut left = (total as f64 * quantile).ceil() as u64;
+        let at = counts.into_iter().find(|(_, count)| {
+            let here = *count >= left;
+            left = left.saturating_sub(*count);
+            here
+        });
+        at.map(|(bound, _)| bound as f64)
+    }
+
     /// Values in a unit, when every good sample has one.
     fn in_unit(&self, unit: Unit) -> Option<Vec<f64>> {
         let values: Option<Vec<f64>> = self
@@ -242,6 +263,16 @@ pub fn peer_of<'c, 'a>(
     })
 }
 
+/// The fastest of the kernel's cells that differ from this one in the variant only and have a figure, and how
+/// many times as fast as it this one is.
+pub fn best_peer_of<'c, 'a>(cells: &'c [Cell<'a>], ours: &Cell) -> Option<(&'c Cell<'a>, Ratio)> {
+    let speeds = KERNEL.iter().filter_map(|variant| {
+        let peer = peer_of(cells, &ours.key, variant)?;
+        Some((peer, ours.speed_over(peer)?))
+    });
+    speeds.min_by(|a, b| a.1.ratio.total_cmp(&b.1.ratio))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,6 +320,49 @@ mod tests {
         assert!((ratio - 1.0 / 3.0).abs() < 1e-9);
         // One side has time only: time it is.
         assert_eq!(cell_of(&fast).slowdown(&cell_of(&rated)), Some(0.5));
+    }
+
+    #[test]
+    fn quantiles_of_slow_accesses_are_of_all_samples() {
+        let mut all = vec![
+            sample("w", Variant::Zram, Some(25), 0, 1.0),
+            sample("w", Variant::Zram, Some(25), 1, 1.0),
+        ];
+        all[0].access_histogram = vec![(100, 1_000_000), (2000, 90), (9000, 5)];
+        all[1].access_histogram = vec![(2000, 4), (30_000, 1)];
+        let cells = gather(&all);
+        let at = |q| cells[0].slow_access_ns(q);
+        assert_eq!([0.0, 0.5, 0.94].map(at), [Some(2000.0); 3]);
+        assert_eq!([0.95, 0.99].map(at), [Some(9000.0); 2]);
+        assert_eq!(at(0.999), Some(30_000.0));
+        all[0].access_histogram.clear();
+        all[1].access_histogram.clear();
+        assert_eq!(gather(&all)[0].slow_access_ns(0.5), None);
+    }
+
+    #[test]
+    fn the_best_of_the_kernel_is_who_ended_well_and_was_fast() {
+        let ours = sample("w", Variant::Canvas(vec![]), Some(25), 0, 2.0);
+        let mut all = vec![
+            ours,
+            sample("w", Variant::Zram, Some(25), 0, 4.0),
+            sample("w", Variant::Zram64k, Some(25), 0, 3.0),
+            sample("w", Variant::Disk, Some(25), 0, 9.0),
+            sample("w", Variant::Zswap, Some(25), 0, 1.0),
+            // Of another limit, and another workload.
+            sample("w", Variant::Disk, Some(50), 0, 0.5),
+            sample("v", Variant::Zram, Some(25), 0, 0.5),
+        ];
+        all[4].outcome = Outcome::Oom;
+        let cells = gather(&all);
+        let ours = |cells: &[Cell]| {
+            let is = |c: &&Cell| c.key.variant.is_canvas();
+            let ours = cells.iter().find(is).unwrap();
+            best_peer_of(cells, ours).map(|(best, over)| (best.key.variant.clone(), over.ratio))
+        };
+        assert_eq!(ours(&cells), Some((Variant::Zram64k, 1.5)));
+        let alone = [all[0].clone()];
+        assert_eq!(ours(&gather(&alone)), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Runs the cells of experiments, interleaved and repeated, and writes down what they took.
 
 mod budget;
-mod child;
+pub(crate) mod child;
 mod donors;
 pub mod error;
 pub mod plan;
@@ -26,6 +26,7 @@ use budget::Budget;
 use error::{BenchError, NeedError, ResultsError};
 use nix::unistd::mkdtemp;
 use plan::{Cell, Plan, Request, Set};
+pub(crate) use program::run_dir;
 use program::{Context, Fail, Job, Stopped};
 use progress::Progress;
 use results::Results;
@@ -45,7 +46,7 @@ use crate::host::undo::Undo;
 use crate::record::{Line, Machine, Outcome, Run, SCHEMA, Sample, Skip};
 use crate::registry;
 use crate::variant::{FarBelow, Tenancy, Variant};
-use crate::workload::{Workload, WorkloadError};
+use crate::workload::{Place, Workload, WorkloadError};
 
 /// Least local memory of any limited run, for all variants alike: canvas works with no less.
 const LIMIT_BYTES_MIN: u64 = 8 << 20;
@@ -156,7 +157,7 @@ pub fn run(request: &Request, print: impl FnOnce(&str)) -> Result<Ended, BenchEr
 
 /// A directory of the run's own, which goes with it. It is noted when it is there and ours: one whose name
 /// could be guessed might be somebody else's by then. (Killed in between, an empty one stays.)
-fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, BenchError> {
+pub(crate) fn own_dir(dir: &Path, undo: &Undo) -> Result<PathBuf, BenchError> {
     let template = dir.join(format!("canvas-bench-{}-XXXXXX", std::process::id()));
     let path = match mkdtemp(&template) {
         Ok(path) => path,
@@ -361,9 +362,10 @@ impl<'a> Bench<'a> {
                 let Some(w) = registry::find(self.all, &m.workload) else {
                     continue;
                 };
-                let place = plan::place(self.request, set.scale, &self.scratch);
+                let scale = m.scale(set.scale);
+                let place = plan::place(self.request, scale, &self.scratch);
                 self.progress.now(&format!("preparing {}", m.workload));
-                let key = (m.workload.clone(), set.scale.to_bits());
+                let key = (m.workload.clone(), scale.to_bits());
                 let prepare = || w.prepare(&place).map_err(Arc::new);
                 let result = done.entry(key).or_insert_with(prepare);
                 if let Err(e) = result {
@@ -530,8 +532,12 @@ impl<'a> Bench<'a> {
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
         // For all that is started from here on, to the cell's end.
-        let confined = cell.variant.cpu_percent().map(Confined::to).transpose();
-        let _confined = match confined {
+        let confined = if cell.set.is_on_one_processor() {
+            Some(Confined::to_one())
+        } else {
+            cell.variant.cpu_percent().map(Confined::to)
+        };
+        let _confined = match confined.transpose() {
             Ok(confined) => confined,
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
@@ -626,6 +632,10 @@ impl<'a> Bench<'a> {
             .ok_or_else(|| BenchError::Gone(member.workload.clone()))?;
         let scratch = program::run_dir(&self.scratch, number)?;
         let far_bytes = sum(beneath.far.to_vec(), beneath.far[i]);
+        let place = Place {
+            huge_pages: cell.variant.has_huge_pages(),
+            ..plan::place(self.request, member.scale(cell.set.scale), &scratch)
+        };
         let flags = match (beneath.shared, cell.variant) {
             (Some(shared), Variant::CanvasFar(below)) => {
                 Some(shared.flags(below, far_bytes, number, &member.tenant_flags))
@@ -645,7 +655,7 @@ impl<'a> Bench<'a> {
             alone,
             swap: beneath.swap.filter(|_| alone),
             may_swap: beneath.swap.is_some(),
-            place: plan::place(self.request, cell.set.scale, &scratch),
+            place,
             number,
             look_every: LOOK_EVERY,
             expected: need.answer.as_deref(),

@@ -5,6 +5,7 @@
 //! yet is named in `not_yet`.
 
 mod demo;
+mod goals;
 mod isolation;
 mod pressure;
 mod recovery;
@@ -26,6 +27,8 @@ pub enum Below {
     CanvasFar(FarParts),
     /// Swap on zram.
     Zram,
+    /// Swap on zram, and folios of 64 KiB.
+    Zram64k,
     /// zswap before a swap file.
     Zswap,
     /// A swap file.
@@ -89,6 +92,10 @@ pub struct Program {
     pub company: Option<&'static [&'static str]>,
     /// What the ratio is of, in bytes, where that is not the working set.
     pub ratio_of_bytes: Option<u64>,
+    /// So many times the size that the scale says.
+    pub larger: Option<u32>,
+    /// Whether it runs on one processor, and all of its cell with it. The results have that as a parameter.
+    pub one_processor: bool,
 }
 
 /// A part of an experiment.
@@ -153,11 +160,20 @@ const NO_PROGRAM: Program = Program {
     tenant_flags: &[],
     company: None,
     ratio_of_bytes: None,
+    larger: None,
+    one_processor: false,
 };
 
 const CANVAS: Below = Below::Canvas(&[]);
-/// All five, in the order in which tables show them.
-pub const ALL_BELOW: [Below; 5] = [Below::Local, CANVAS, Below::Zram, Below::Zswap, Below::Disk];
+/// All six, in the order in which tables show them.
+pub const ALL_BELOW: [Below; 6] = [
+    Below::Local,
+    CANVAS,
+    Below::Zram,
+    Below::Zram64k,
+    Below::Zswap,
+    Below::Disk,
+];
 /// A limit that is never reached: the program is managed, and nothing is paged out.
 const ROOMY: Below = Below::Canvas(&["--local", "16G"]);
 const NO_RESERVATIONS: Below = Below::Canvas(&["--reservations", "off"]);
@@ -356,6 +372,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         scale: 1.0,
         time_max: None,
     },
+    goals::EXPERIMENT,
     isolation::EXPERIMENT,
     recovery::EXPERIMENT,
     demo::EXPERIMENT,

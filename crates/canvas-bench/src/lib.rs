@@ -8,7 +8,9 @@
 pub mod builtin;
 mod canvas_report;
 pub mod cells;
+pub mod codec;
 pub mod compare;
+mod counts;
 pub mod engine;
 pub mod experiments;
 pub mod external;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use canvas_types::procfs::{Stat, memory_bytes};
+use canvas_types::procfs::{Stat, cpu_ticks, memory_bytes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -67,6 +67,15 @@ fn family(table: &HashMap<u32, Stat>, root: u32, start_ticks: u64) -> Vec<u32> {
 /// `start_ticks`.
 pub fn tree(root: u32, start_ticks: u64) -> Vec<u32> {
     family(&all(), root, start_ticks)
+}
+
+/// Processor time of these processes and of the children that they waited for, in seconds, in steps of a
+/// clock tick.
+pub fn cpu_s(pids: &[u32]) -> f64 {
+    let one = |pid: &u32| cpu_ticks(&fs::read(format!("/proc/{pid}/stat")).ok()?);
+    let a_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK);
+    let a_second = a_second.ok().flatten().unwrap_or(100).max(1);
+    pids.iter().filter_map(one).sum::<u64>() as f64 / a_second as f64
 }
 
 /// Anonymous memory mapped by these processes, in bytes, by the kernel's own counters; what a fork

@@ -119,6 +119,10 @@ pub struct Sample {
     /// says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_s: Option<(f64, f64)>,
+    /// What was counted in the measured part: that of `measured_s`, or else, of a server, the time of its last
+    /// client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
     /// Throughput, for workloads that have one (requests, pages ...).
     pub ops_per_s: Option<f64>,
     /// Latency of requests.
@@ -151,6 +155,9 @@ pub struct Sample {
     /// Most local memory of a program under canvas, looked at from outside once a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_sampled_peak_bytes: Option<u64>,
+    /// What local memory held under canvas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<Held>,
     /// Most bytes of the far side: pool, zram device, zswap pool, swap file.
     pub far_peak_bytes: Option<u64>,
     /// Canvas's prefetcher, or the kernel's readahead where it counts.
@@ -172,6 +179,34 @@ pub struct Sample {
     pub timeline: Vec<Tick>,
     /// What the program computed, in short; the same for all variants of a workload.
     pub answer: Option<String>,
+}
+
+/// Counted in a part of a run, from looks ten times a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// When it began, in seconds since the program's start.
+    pub from_s: f64,
+    /// When it ended.
+    pub to_s: f64,
+    /// As `faults` of the whole run.
+    pub faults: Option<f64>,
+    /// Processor time of all processes of the run's control group, `canvas run` among them.
+    pub cpu_s: Option<f64>,
+}
+
+/// What local memory held when a program under canvas ended, by its report (docs/STATS.md).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Managed pages that were mapped.
+    pub resident_bytes: u64,
+    /// Pages in the swap cache.
+    pub cache_bytes: u64,
+    /// Anonymous memory that canvas does not manage, its own metadata included.
+    pub native_bytes: u64,
+    /// Canvas's metadata, where the kernel tells.
+    pub metadata_bytes: Option<u64>,
+    /// Most memory that the processes and the agent shared, beside the bound.
+    pub segment_peak_bytes: u64,
 }
 
 /// As Canvas §6.3.2 defines them.

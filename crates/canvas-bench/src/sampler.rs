@@ -8,7 +8,8 @@ use canvas_shm::histogram::{BUCKETS, quantile_ns};
 use canvas_shm::map::Lease;
 use canvas_shm::segment::{Counter, Segment};
 
-use crate::host::cgroup::Group;
+use crate::counts::{Counts, Looks};
+use crate::host::cgroup::{Figures, Group};
 use crate::host::swap::Swap;
 use crate::outside;
 use crate::processes;
@@ -147,6 +148,8 @@ pub struct Sampler<'a> {
     pub far_peak_bytes: Option<u64>,
     /// Rates over time.
     pub ticks: Vec<Tick>,
+    /// What was counted at each look.
+    pub looks: Looks,
 }
 
 impl<'a> Sampler<'a> {
@@ -167,14 +170,16 @@ impl<'a> Sampler<'a> {
             far_peak_bytes: None,
             outside_s: 0.0,
             ticks: Vec::new(),
+            looks: Looks::default(),
         }
     }
 
     /// Looks once; a tick is added when it is time for one.
     pub fn sample(&mut self) {
         let w = &self.watch;
-        let memory = match w.group {
-            Some(group) => group.figures().anonymous_bytes,
+        let figures = w.group.map(Group::figures);
+        let memory = match figures {
+            Some(figures) => figures.anonymous_bytes,
             None => processes::anonymous_bytes(&processes::tree(w.pid, w.start_ticks)),
         };
         self.memory_peak_bytes = self.memory_peak_bytes.max(memory);
@@ -182,6 +187,7 @@ impl<'a> Sampler<'a> {
             self.far_peak_bytes = self.far_peak_bytes.max(Some(swap.far_bytes()));
         }
         let at_s = self.started.elapsed().as_secs_f64();
+        self.looks.add(at_s, counted(w, self.segment, figures));
         if w.is_canvas && at_s >= self.outside_s + OUTSIDE_EVERY_S {
             self.outside_s = at_s;
             let mut pids = processes::tree(w.pid, w.start_ticks);
@@ -280,6 +286,18 @@ impl<'a> Sampler<'a> {
             contribution: major_faults.and_then(|m| share(m + used)),
             accuracy: share(issued),
         })
+    }
+}
+
+/// What a program has had until now, by its group: without one nobody tells.
+fn counted(watch: &Watch, segment: Option<&Segment>, figures: Option<Figures>) -> Counts {
+    let faults = match watch.is_canvas {
+        true => segment.map(|s| s.total(Counter::FaultFar)),
+        false => figures.and_then(|f| f.major_faults),
+    };
+    Counts {
+        faults,
+        cpu_s: watch.group.map(|g| processes::cpu_s(&g.processes())),
     }
 }
 

@@ -19,6 +19,10 @@ pub enum Variant {
     CanvasFar(FarBelow),
     /// Kernel swap on a zram device of its own, lz4.
     Zram,
+    /// The same, and the kernel gives programs memory in folios of 64 KiB (multi-size huge pages), which
+    /// leave and come back whole where it can.
+    #[serde(rename = "zram_64k")]
+    Zram64k,
     /// Kernel swap on a file on disk, with zswap before it.
     Zswap,
     /// Kernel swap on a file on disk, without zswap.
@@ -85,10 +89,23 @@ impl FarBelow {
     }
 }
 
+/// What the kernel has in place of canvas, in the order in which tables show it.
+pub const KERNEL: [Variant; 4] = [
+    Variant::Zram,
+    Variant::Zram64k,
+    Variant::Zswap,
+    Variant::Disk,
+];
+
 impl Variant {
     /// Whether the kernel's swap is below, which the whole host shares.
     pub fn is_kernel(&self) -> bool {
-        matches!(self, Variant::Zram | Variant::Zswap | Variant::Disk)
+        KERNEL.contains(self)
+    }
+
+    /// Whether programs may have huge pages, of which the size is the variant's.
+    pub fn has_huge_pages(&self) -> bool {
+        *self == Variant::Zram64k
     }
 
     /// Whether `canvas run` is below.
@@ -158,6 +175,7 @@ impl fmt::Display for Variant {
                 })
             }
             Variant::Zram => f.write_str("zram"),
+            Variant::Zram64k => f.write_str("zram-64k"),
             Variant::Zswap => f.write_str("zswap"),
             Variant::Disk => f.write_str("disk"),
         }
@@ -206,5 +224,16 @@ mod tests {
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), confined);
         let shown = "canvas-far[none, on 50 % of the processors]";
         assert_eq!(confined.to_string(), shown);
+    }
+
+    #[test]
+    fn the_kernels_have_names_of_their_own() {
+        for variant in KERNEL {
+            let text = serde_json::to_string(&variant).unwrap();
+            assert_eq!(text, format!("\"{variant}\"").replace('-', "_"));
+            assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), variant);
+            assert!(variant.is_kernel() && variant.needs_limit(), "{variant}");
+        }
+        assert!(!Variant::Local.is_kernel() && !Variant::Canvas(vec![]).is_kernel());
     }
 }

@@ -23,6 +23,8 @@ pub struct Place {
     pub seed: u64,
     /// The `canvas` command itself, which contains the built-in workloads.
     pub canvas: PathBuf,
+    /// Whether its program may have huge pages, as the host is set; else the bench's own have none.
+    pub huge_pages: bool,
 }
 
 /// A program with its arguments.

@@ -506,6 +506,37 @@ pub enum BenchAction {
         #[arg(value_hint = clap::ValueHint::FilePath)]
         new: PathBuf,
     },
+    /// Compare compressors over pages of real programs, on one processor: time out and in, ratio, and what it
+    /// would save to foresee which pages do not shrink.
+    Codec(CodecArgs),
+}
+
+/// Flags of `canvas bench codec`.
+#[derive(Args)]
+pub struct CodecArgs {
+    /// Workloads whose pages are taken [default: random-read, redis-get95, java, sklearn-kmeans, spark-lr].
+    #[arg(value_name = "WORKLOAD")]
+    pub names: Vec<String>,
+    /// Pages of each, evenly spread over its memory.
+    #[arg(long, value_name = "N", default_value_t = 16384)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub pages: u32,
+    /// Rounds of each measurement.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Size of the workloads.
+    #[arg(long, value_name = "X", value_parser = scale, default_value = "0.5")]
+    pub scale: f64,
+    /// Seed of data, and of which pages are taken.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Where results are appended, as JSON lines.
+    #[arg(short = 'o', long, value_name = "FILE", default_value = "canvas-codec.jsonl", value_hint = clap::ValueHint::FilePath)]
+    pub out: PathBuf,
+    /// Where downloads and generated data stay [default: ~/.cache/canvas/bench].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
 }
 
 /// What may lie below a program.
@@ -519,6 +550,9 @@ pub enum VariantArg {
     CanvasFar,
     /// Kernel swap on zram.
     Zram,
+    /// Kernel swap on zram, and memory in folios of 64 KiB.
+    #[value(name = "zram-64k")]
+    Zram64k,
     /// Kernel swap on a file behind zswap.
     Zswap,
     /// Kernel swap on a file.

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use canvas_bench::codec;
 use canvas_bench::compare;
 use canvas_bench::engine::{self, Ended, plan::Request};
 use canvas_bench::host::reverse::Host;
@@ -12,7 +13,7 @@ use canvas_bench::variant::{FarBelow, Variant};
 use canvas_types::exit;
 use clap::Parser;
 
-use crate::args::{BenchAction, BenchArgs, Cli, Command, VariantArg};
+use crate::args::{BenchAction, BenchArgs, Cli, CodecArgs, Command, VariantArg};
 use crate::error::{self, Failure};
 
 /// Flags that the bench sets itself.
@@ -48,6 +49,7 @@ fn variant(arg: VariantArg) -> Variant {
         VariantArg::Canvas => Variant::Canvas(Vec::new()),
         VariantArg::CanvasFar => Variant::CanvasFar(FarBelow::copies("2")),
         VariantArg::Zram => Variant::Zram,
+        VariantArg::Zram64k => Variant::Zram64k,
         VariantArg::Zswap => Variant::Zswap,
         VariantArg::Disk => Variant::Disk,
     }
@@ -74,20 +76,48 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
+fn itself() -> Result<PathBuf, Failure> {
+    std::env::current_exe()
+        .map_err(|e| Failure::usage(format!("canvas cannot find itself: {}", crate::reason(&e))))
+}
+
+fn cache(asked: Option<&PathBuf>) -> Result<PathBuf, Failure> {
+    asked.map_or_else(|| Ok(default_cache()), |dir| absolute(dir))
+}
+
+fn guardian(canvas: &Path) -> Vec<OsString> {
+    vec![canvas.as_os_str().to_owned(), "bench-guardian".into()]
+}
+
+/// Compares compressors.
+fn codec(args: &CodecArgs) -> Result<i32, Failure> {
+    let canvas = itself()?;
+    let request = codec::Request {
+        names: args.names.clone(),
+        pages: args.pages as usize,
+        rounds: args.rounds,
+        scale: args.scale,
+        seed: args.seed,
+        out: absolute(&args.out)?,
+        cache: cache(args.cache.as_ref())?,
+        guardian: guardian(&canvas),
+        canvas,
+    };
+    codec::run(&request, print, |text| error::say(text))
+        .map_err(|e| Failure::usage(e.to_string()))?;
+    error::say(format_args!("results are in {}", args.out.display()));
+    Ok(exit::OK)
+}
+
 fn request(args: &BenchArgs) -> Result<Request, Failure> {
     if args.names.iter().any(|n| n == "compare") {
         return Err(Failure::usage(
             "compare stands alone, without flags or names before it: canvas bench compare OLD NEW",
         ));
     }
-    let canvas = std::env::current_exe()
-        .map_err(|e| Failure::usage(format!("canvas cannot find itself: {}", crate::reason(&e))))?;
+    let canvas = itself()?;
     let flags = args.canvas_flags.iter().map(|f| canvas_flags(f));
     let flags = flags.collect::<Result<Vec<_>, _>>()?;
-    let cache = match &args.cache {
-        Some(dir) => absolute(dir)?,
-        None => default_cache(),
-    };
     let asked = |v: &Vec<VariantArg>| v.iter().map(|a| variant(*a)).collect::<Vec<_>>();
     let mut percents = args.ratios.clone();
     percents.sort_unstable_by(|a, b| b.cmp(a));
@@ -105,8 +135,8 @@ fn request(args: &BenchArgs) -> Result<Request, Failure> {
         time_max: args.time_max,
         seed: args.seed,
         out: absolute(&args.out)?,
-        cache,
-        guardian: vec![canvas.clone().into_os_string(), "bench-guardian".into()],
+        cache: cache(args.cache.as_ref())?,
+        guardian: guardian(&canvas),
         canvas,
         argv: std::env::args_os()
             .map(|a| a.to_string_lossy().into_owned())
@@ -122,9 +152,13 @@ fn print(text: &str) {
 
 /// Runs the bench, or compares what two runs left, and returns the exit code.
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
-    if let Some(BenchAction::Compare { old, new }) = &args.action {
-        print(&compare::run(old, new).map_err(Failure::usage)?);
-        return Ok(exit::OK);
+    match &args.action {
+        Some(BenchAction::Compare { old, new }) => {
+            print(&compare::run(old, new).map_err(Failure::usage)?);
+            return Ok(exit::OK);
+        }
+        Some(BenchAction::Codec(args)) => return codec(args),
+        None => {}
     }
     let request = request(args)?;
     if args.list {

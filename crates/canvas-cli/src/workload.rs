@@ -12,7 +12,9 @@ use crate::error::Failure;
 pub fn run(args: &WorkloadArgs) -> Result<i32, Failure> {
     // The same footing for all: limited runs cannot have huge pages. Where the kernel refuses,
     // the figures are only a little less comparable.
-    let _ = nix::sys::prctl::set_thp_disable(true);
+    if !args.huge_pages {
+        let _ = nix::sys::prctl::set_thp_disable(true);
+    }
     let options = Options {
         scale: args.scale,
         seed: args.seed,

@@ -34,10 +34,15 @@ unsafe extern "C" {
 // lz4-sys builds and links the C library; its Rust items are not needed.
 use lz4_sys as _;
 
-/// Compresses `src`; returns the compressed length, or `None` when it does not fit `dst`.
-/// `state` may hold anything that an earlier call left, or zeros; it must be 8-aligned.
+/// [`compress`] with another acceleration than 1: more of it is faster and finds less.
 #[inline]
-pub fn compress(src: &[u8], dst: &mut [u8], state: &mut [u8], fresh: bool) -> Option<usize> {
+pub fn compress_faster(
+    src: &[u8],
+    dst: &mut [u8],
+    state: &mut [u8],
+    fresh: bool,
+    acceleration: i32,
+) -> Option<usize> {
     assert!(state.len() >= STATE_BYTES && (state.as_ptr() as usize).is_multiple_of(8));
     let f = if fresh {
         LZ4_compress_fast_extState
@@ -53,10 +58,17 @@ pub fn compress(src: &[u8], dst: &mut [u8], state: &mut [u8], fresh: bool) -> Op
             dst.as_mut_ptr().cast(),
             src.len() as c_int,
             dst.len() as c_int,
-            1,
+            acceleration,
         )
     };
     (n > 0).then_some(n as usize)
+}
+
+/// Compresses `src`; returns the compressed length, or `None` when it does not fit `dst`.
+/// `state` may hold anything that an earlier call left, or zeros; it must be 8-aligned.
+#[inline]
+pub fn compress(src: &[u8], dst: &mut [u8], state: &mut [u8], fresh: bool) -> Option<usize> {
+    compress_faster(src, dst, state, fresh, 1)
 }
 
 /// Decompresses `src` into exactly `dst`; false when the data is not a block of that length.

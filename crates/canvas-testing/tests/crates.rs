@@ -23,7 +23,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
         "preload",
         &["far", "pager", "patch", "shm", "swap", "sys", "types"],
     ),
-    ("bench", &["shm", "sys", "types", "workloads"]),
+    ("bench", &["shm", "swap", "sys", "types", "workloads"]),
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),
     ("link", &["rdma", "wire"]),

@@ -7,6 +7,9 @@ use core::str::FromStr;
 const STATE: usize = 3;
 const PARENT: usize = 4;
 const GROUP: usize = 5;
+const USER_TICKS: usize = 14;
+/// In the kernel; of children that were waited for, in user mode and in the kernel.
+const LAST_TICKS: usize = 17;
 const THREADS: usize = 20;
 const START_TICKS: usize = 22;
 
@@ -41,6 +44,19 @@ impl Stat {
             start_ticks: number(field(START_TICKS)?)?,
         })
     }
+}
+
+/// Processor time of the process and of the children that it waited for, in clock ticks, by the line of
+/// /proc/PID/stat; `None` when that is cut short.
+pub fn cpu_ticks(line: &[u8]) -> Option<u64> {
+    // The name may hold anything, so the last parenthesis counts.
+    let end = line.iter().rposition(|b| *b == b')')?;
+    let mut all = words(&line[end + 1..]).skip(USER_TICKS - STATE);
+    let mut sum: u64 = 0;
+    for _ in USER_TICKS..=LAST_TICKS {
+        sum = sum.checked_add(number(all.next()?)?)?;
+    }
+    Some(sum)
 }
 
 /// The line "NAME:   N kB" of /proc/meminfo, /proc/PID/status or smaps, in bytes; `None` when there
@@ -161,6 +177,15 @@ mod tests {
             b"10x0-2000 rw-p 0 0 0",
         ] {
             assert_eq!(Mapping::parse(bad), None);
+        }
+    }
+
+    #[test]
+    fn processor_time_is_of_the_process_and_its_children() {
+        let line = b"7 (a) b) S 1 7 7 0 -1 4194304 100 0 0 0 11 22 300 4000 20 0 1 0 99";
+        assert_eq!(cpu_ticks(line), Some(4333));
+        for bad in [&b""[..], b"7 (a) S 1 7 7 0 -1 4194304 100 0 0 0 11 22 300"] {
+            assert_eq!(cpu_ticks(bad), None);
         }
     }
 }

@@ -71,6 +71,17 @@ pub struct Member {
     pub company: Option<Vec<String>>,
     /// What the ratio is of, in bytes, where that is not the working set.
     pub ratio_of_bytes: Option<u64>,
+    /// So many times the size that the scale says.
+    pub larger: Option<u32>,
+    /// Whether all of its cell runs on one processor.
+    pub one_processor: bool,
+}
+
+impl Member {
+    /// The scale of its workload, where the set's is `scale`.
+    pub fn scale(&self, scale: f64) -> f64 {
+        scale * f64::from(self.larger.unwrap_or(1))
+    }
 }
 
 /// Programs that run together (one: alone) in an experiment, and below what.
@@ -102,6 +113,11 @@ pub struct Cell<'a> {
 }
 
 impl Set {
+    /// Whether its cells run on one processor.
+    pub fn is_on_one_processor(&self) -> bool {
+        self.members.iter().any(|m| m.one_processor)
+    }
+
     /// Its cells, each once, however many repeats there are.
     pub fn places(&self) -> Vec<Cell<'_>> {
         let mut places: Vec<Cell<'_>> = Vec::new();
@@ -170,6 +186,7 @@ pub fn resolve(below: Below) -> Variant {
             cpu_percent: far.cpu_percent,
         }),
         Below::Zram => Variant::Zram,
+        Below::Zram64k => Variant::Zram64k,
         Below::Zswap => Variant::Zswap,
         Below::Disk => Variant::Disk,
     }
@@ -184,6 +201,7 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
             "canvas run with a small pool, and far memory on donors of the bench's own"
         }
         Below::Zram => "kernel swap on zram (lz4), in a control group",
+        Below::Zram64k => "the same where the kernel gives programs folios of 64 KiB",
         Below::Zswap => "kernel swap on a file on disk behind zswap, in a control group",
         Below::Disk => "kernel swap on a file on disk, in a control group",
     };
@@ -263,15 +281,21 @@ fn behind_links(variant: Variant, links: &[Rate]) -> Vec<Variant> {
     }
 }
 
+/// What tells runs on one processor from others in the results.
+pub const ONE_PROCESSOR: (&str, &str) = ("processors", "1");
+
 fn member(program: &experiments::Program) -> Member {
     let own = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
+    let one = program.one_processor.then_some(&ONE_PROCESSOR);
     Member {
         workload: program.workload.to_owned(),
         args: strings(program.args),
-        parameters: program.parameters.iter().map(own).collect(),
+        parameters: program.parameters.iter().chain(one).map(own).collect(),
         tenant_flags: strings(program.tenant_flags),
         company: program.company.map(strings),
         ratio_of_bytes: program.ratio_of_bytes,
+        larger: program.larger,
+        one_processor: program.one_processor,
     }
 }
 
@@ -509,8 +533,8 @@ fn leave_out_workloads(
     let mut first = None;
     let mut sets = Vec::new();
     for set in std::mem::take(&mut plan.sets) {
-        let place = place(request, set.scale, Path::new("/nonexistent"));
         let cannot = set.members.iter().find_map(|m| {
+            let place = place(request, m.scale(set.scale), Path::new("/nonexistent"));
             let why = match registry::find(all, &m.workload) {
                 Some(w) => w.missing(&place)?.into(),
                 None => NotHere::NotBuilt,
@@ -612,6 +636,7 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
         scale,
         seed: request.seed,
         canvas: request.canvas.clone(),
+        huge_pages: false,
     }
 }
 

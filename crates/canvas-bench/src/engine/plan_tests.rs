@@ -18,7 +18,7 @@ fn nothing(_: &Variant) -> Option<String> {
 }
 
 fn no_root(v: &Variant) -> Option<String> {
-    matches!(v, Variant::Zram | Variant::Zswap | Variant::Disk).then(|| format!("{v} needs root"))
+    v.is_kernel().then(|| format!("{v} needs root"))
 }
 
 #[test]
@@ -30,8 +30,8 @@ fn a_workload_alone_is_a_sweep() {
         (set.experiment.as_str(), set.percents.as_slice()),
         ("sweep", &[100, 75, 50, 25][..])
     );
-    assert_eq!(set.variants.len(), 5);
-    assert_eq!(set.cells(0).len(), 1 + 4 * 4);
+    assert_eq!(set.variants.len(), 6);
+    assert_eq!(set.cells(0).len(), 1 + 4 * 5);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn what_cannot_be_had_is_skipped_unless_it_is_all_that_was_asked_for() {
         plan.sets[0].variants,
         [Variant::Local, Variant::Canvas(vec![])]
     );
-    assert_eq!(plan.skips.len(), 3);
+    assert_eq!(plan.skips.len(), 4);
     assert_eq!(plan.skips[0].reason, "zram needs root");
     let only_kernel = |r: &mut Request| r.variants = Some(vec![Variant::Local, Variant::Zram]);
     assert_eq!(
@@ -326,7 +326,7 @@ proptest! {
             v
         };
         prop_assert_eq!(sorted(repeat), sorted(0));
-        prop_assert_eq!(sorted(0).len(), 1 + 4 * percents.len());
+        prop_assert_eq!(sorted(0).len(), 1 + 5 * percents.len());
         let first = set.cells(repeat)[0].variant.clone();
         let turn = &set.variants[repeat as usize % set.variants.len()];
         prop_assert!(first == *turn || *turn == Variant::Local);

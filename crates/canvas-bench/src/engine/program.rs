@@ -352,13 +352,18 @@ fn try_run(context: &Context, job: &Job, sample: &mut Sample) -> Result<Outcome,
     let outcome = finish(&mut running, &mut child, result, oom, sample);
     seen_outside(job, group.as_ref(), &mut running, sample);
     let outcome = outcome?;
-    if let (Some((answer, offset_s)), Outcome::Ok) = &outcome {
+    if let (Some(told), Outcome::Ok) = &outcome {
         let began_unix_s = unix_s() - child.started.elapsed().as_secs_f64();
-        sample.measured_s = answer
+        sample.measured_s = told
+            .answer
             .measured_unix_s
             .map(|(from, to)| (from - began_unix_s, to - began_unix_s));
-        let offset_s = sample.measured_s.map_or(*offset_s, |(from_s, _)| from_s);
-        take_answer(answer, offset_s, sample);
+        let offset_s = sample.measured_s.map_or(told.from_s, |(from_s, _)| from_s);
+        let client = told.to_s.map(|to_s| (told.from_s, to_s));
+        let counted = sample.measured_s.or(client);
+        sample.measured =
+            counted.and_then(|(from_s, to_s)| running.sampler.looks.between(from_s, to_s));
+        take_answer(&told.answer, offset_s, sample);
     }
     let mut outcome = outcome.1;
     if is_canvas {
@@ -441,8 +446,16 @@ fn read_bytes(far: &Far) -> Option<u64> {
     Some(each.clamp(64, PAGE_BYTES))
 }
 
-/// The answer and when, in seconds since the program's start, the process that printed it began.
-type Told = Option<(Answer, f64)>;
+/// An answer, and when the process that printed it ran.
+struct Spoken {
+    answer: Answer,
+    /// Its beginning, in seconds since the program's start.
+    from_s: f64,
+    /// Its end, where it is not the program itself.
+    to_s: Option<f64>,
+}
+
+type Told = Option<Spoken>;
 
 fn batch(running: &mut Running, child: &mut Child, job: &Job) -> Result<(Told, Outcome), Cut> {
     match running.wait(child) {
@@ -460,7 +473,12 @@ fn batch(running: &mut Running, child: &mut Child, job: &Job) -> Result<(Told, O
             Ok(mut answer) => {
                 let whole = (e.at - child.started).as_secs_f64();
                 answer.seconds.get_or_insert(whole);
-                (Some((answer, 0.0)), Outcome::Ok)
+                let told = Spoken {
+                    answer,
+                    from_s: 0.0,
+                    to_s: None,
+                };
+                (Some(told), Outcome::Ok)
             }
             Err(e) => (None, Outcome::Failed(e.to_string())),
         }),
@@ -510,7 +528,11 @@ fn serve(
                 Ok(mut answer) => {
                     let whole = (ended.at - child.started).as_secs_f64();
                     answer.seconds.get_or_insert(whole);
-                    told = Some((answer, (child.started - server.started).as_secs_f64()));
+                    told = Some(Spoken {
+                        answer,
+                        from_s: (child.started - server.started).as_secs_f64(),
+                        to_s: Some((ended.at - server.started).as_secs_f64()),
+                    });
                 }
                 Err(e) => return fail(e),
             }

@@ -17,9 +17,10 @@ use nix::unistd::Pid;
 
 use super::plan::Request;
 use super::{Ended, run_with};
-use crate::host::{swap, undo};
+use crate::host::swap::{self, FOLIOS};
+use crate::host::undo;
 use crate::record::{Line, Outcome, Sample};
-use crate::variant::Variant;
+use crate::variant::{KERNEL, Variant};
 use crate::workload::{Argv, Place, Plan, Workload, WorkloadError};
 
 /// A Python program that fills memory with pages that shrink, reads them again and again for a
@@ -219,10 +220,7 @@ fn as_victim() {
 }
 
 fn variant_named(name: &str) -> Variant {
-    [Variant::Zram, Variant::Zswap, Variant::Disk]
-        .into_iter()
-        .find(|v| v.to_string() == name)
-        .unwrap()
+    KERNEL.into_iter().find(|v| v.to_string() == name).unwrap()
 }
 
 /// One test at a time switches swap on; `None`, with the reason printed, where it cannot.
@@ -241,12 +239,13 @@ fn swap_turn(variant: &Variant) -> Option<MutexGuard<'static, ()>> {
     }
 }
 
-/// What a bench changes, as it is now: swap, zram devices, zswap's settings, journals.
+/// What a bench changes, as it is now: swap, zram devices, zswap's settings, huge pages.
 #[derive(Debug, PartialEq)]
 struct HostState {
     swaps: String,
     zram: Vec<String>,
     zswap: Vec<String>,
+    folios: String,
 }
 
 fn host_state() -> HostState {
@@ -273,6 +272,7 @@ fn host_state() -> HostState {
                 )
             })
             .collect(),
+        folios: fs::read_to_string(FOLIOS).unwrap_or_default(),
     }
 }
 
@@ -369,9 +369,10 @@ fn victim(variant: &Variant, dir: &Path) -> Victim {
     victim
 }
 
-fn ended_by(signal: Signal, variant: &Variant, name: &str) {
+/// False where it cannot be tried.
+fn ended_by(signal: Signal, variant: &Variant, name: &str) -> bool {
     let Some(_turn) = swap_turn(variant) else {
-        return;
+        return false;
     };
     // The victim has to be the only bench.
     let _one = one_journal();
@@ -394,11 +395,30 @@ fn ended_by(signal: Signal, variant: &Variant, name: &str) {
     let swap_files = fs::read_dir(dir.join("cache")).unwrap().count();
     assert_eq!(swap_files, 0);
     fs::remove_dir_all(dir).unwrap();
+    true
 }
 
 #[test]
 fn killed_on_zram_the_host_is_as_before() {
     ended_by(Signal::SIGKILL, &Variant::Zram, "kill-zram");
+}
+
+#[test]
+fn killed_on_zram_with_folios_the_host_is_as_before() {
+    let in_use = || fs::read_to_string(FOLIOS).is_ok_and(|text| text.contains("[always]"));
+    if in_use() {
+        canvas_testing::skip("folios of 64 KiB are on already");
+        return;
+    }
+    let watch = std::thread::spawn(move || {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !in_use() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Instant::now() < until
+    });
+    let ran = ended_by(Signal::SIGKILL, &Variant::Zram64k, "kill-zram-64k");
+    assert!(!ran || watch.join().unwrap(), "they were never on");
 }
 
 #[test]
@@ -487,7 +507,7 @@ fn what_there_is_no_time_for_is_left_out_and_named() {
 
 #[test]
 fn kernel_swap_holds_what_the_limit_does_not() {
-    for variant in [Variant::Zram, Variant::Zswap, Variant::Disk] {
+    for variant in KERNEL {
         let Some(_turn) = swap_turn(&variant) else {
             continue;
         };

@@ -44,7 +44,7 @@ impl Bench<'_> {
         let key = (
             member.workload.clone(),
             member.args.clone(),
-            set.scale.to_bits(),
+            member.scale(set.scale).to_bits(),
         );
         if let Some(known) = self.sets.known.get(&key) {
             return Ok(known.clone());
@@ -86,7 +86,7 @@ impl Bench<'_> {
             alone: true,
             swap: None,
             may_swap: false,
-            place: plan::place(self.request, set.scale, &scratch),
+            place: plan::place(self.request, member.scale(set.scale), &scratch),
             number,
             look_every: LOOK_EVERY,
             expected: None,

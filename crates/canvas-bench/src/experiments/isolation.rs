@@ -67,8 +67,7 @@ const fn weighted(
         args: &["--mib", "128", "--seconds", "30"],
         parameters,
         tenant_flags,
-        company: None,
-        ratio_of_bytes: None,
+        ..NO_PROGRAM
     }
 }
 

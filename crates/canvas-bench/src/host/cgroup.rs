@@ -201,15 +201,24 @@ impl Group {
         Some((seconds("user_usec")?, seconds("system_usec")?))
     }
 
+    /// Processes that run in the group.
+    pub fn processes(&self) -> Vec<u32> {
+        processes_in(&self.path)
+    }
+
     /// Ends what runs in the group.
     pub fn kill_all(&self) {
         kill_all(&self.path);
     }
 }
 
-fn kill_all(path: &Path) {
+fn processes_in(path: &Path) -> Vec<u32> {
     let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-    let pids: Vec<u32> = text.lines().filter_map(|l| l.parse().ok()).collect();
+    text.lines().filter_map(|l| l.parse().ok()).collect()
+}
+
+fn kill_all(path: &Path) {
+    let pids = processes_in(path);
     // A group that took itself in would be us: the bench never runs in one of its groups.
     processes::kill_all(&pids);
 }

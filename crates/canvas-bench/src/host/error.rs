@@ -151,6 +151,12 @@ pub enum SwapError {
     /// The kernel has no zram.
     #[error("this kernel has no zram")]
     NoZram,
+    /// The kernel has no folios of the size.
+    #[error("this kernel has no folios of 64 KiB (Linux 6.8, with transparent huge pages)")]
+    NoFolios,
+    /// A setting is in no known form.
+    #[error("{} cannot be read: it has no choice in brackets", .0.display())]
+    NoChoice(PathBuf),
     /// The kernel has no zswap.
     #[error("this kernel has no zswap")]
     NoZswap,

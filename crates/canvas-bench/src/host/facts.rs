@@ -11,8 +11,12 @@ use super::cgroup::Controller;
 use crate::record::Machine;
 
 /// Settings that are written down, by name.
-const SETTINGS: [(&str, &str); 19] = [
+const SETTINGS: [(&str, &str); 20] = [
     ("thp", "/sys/kernel/mm/transparent_hugepage/enabled"),
+    (
+        "thp_64k",
+        "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled",
+    ),
     ("thp_defrag", "/sys/kernel/mm/transparent_hugepage/defrag"),
     ("swappiness", "/proc/sys/vm/swappiness"),
     ("page_cluster", "/proc/sys/vm/page-cluster"),

@@ -10,6 +10,11 @@ use super::error::ConfineError;
 pub struct Confined(CpuSet);
 
 impl Confined {
+    /// To the first of them.
+    pub fn to_one() -> Result<Confined, ConfineError> {
+        Confined::to(0)
+    }
+
     /// To the first of them: `percent` of their number, one at least.
     pub fn to(percent: u32) -> Result<Confined, ConfineError> {
         let before = sched_getaffinity(Pid::from_raw(0))?;
@@ -44,8 +49,17 @@ mod tests {
     #[test]
     fn a_share_is_never_nothing_and_never_more_than_all() {
         assert_eq!(
-            [(2, 50), (1, 50), (3, 50), (4, 25), (4, 1), (4, 900)].map(|(all, p)| share(all, p)),
-            [1, 1, 2, 1, 1, 4]
+            [
+                (2, 50),
+                (1, 50),
+                (3, 50),
+                (4, 25),
+                (4, 1),
+                (400, 0),
+                (4, 900)
+            ]
+            .map(|(all, p)| share(all, p)),
+            [1, 1, 2, 1, 1, 1, 4]
         );
     }
 
@@ -54,7 +68,7 @@ mod tests {
         let now = || std::thread::available_parallelism().unwrap().get();
         let all = now();
         {
-            let _one = Confined::to(1).unwrap();
+            let _one = Confined::to_one().unwrap();
             assert_eq!(std::thread::spawn(now).join().unwrap(), 1);
             let child = std::process::Command::new("nproc").output().unwrap();
             assert_eq!(child.stdout, b"1\n");

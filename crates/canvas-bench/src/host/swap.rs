@@ -18,6 +18,8 @@ use crate::variant::Variant;
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+/// Whether programs get folios of 64 KiB.
+pub(crate) const FOLIOS: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
 /// File systems whose files the kernel swaps to (statfs's numbers): ext2-4, XFS, Btrfs, F2FS.
 const SWAPPABLE: [i64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010];
 const BTRFS: i64 = 0x9123_683E;
@@ -26,6 +28,12 @@ const DISK_RESERVE_BYTES: u64 = 1 << 30;
 
 fn tool(argv: &[&str]) -> Result<(), ToolError> {
     super::tool::run(argv).map(drop)
+}
+
+/// What is chosen of "always inherit madvise [never]".
+fn chosen(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0)
 }
 
 fn write(path: impl AsRef<Path>, text: &str) -> Result<(), SwapError> {
@@ -129,7 +137,8 @@ pub fn missing(variant: &Variant, cache: &Path) -> Option<SwapError> {
         return Some(e.into());
     }
     match variant {
-        Variant::Zram => {
+        Variant::Zram64k if !Path::new(FOLIOS).exists() => Some(SwapError::NoFolios),
+        Variant::Zram | Variant::Zram64k => {
             let can_load = || {
                 let answer = Command::new("modprobe").args(["-n", "zram"]).output();
                 answer.is_ok_and(|o| o.status.success())
@@ -208,6 +217,10 @@ impl Swap {
         match variant {
             Variant::Local | Variant::Canvas(_) | Variant::CanvasFar(_) => return Ok(None),
             Variant::Zram => swap.zram_on(bytes, undo)?,
+            Variant::Zram64k => {
+                swap.folios_on(undo)?;
+                swap.zram_on(bytes, undo)?;
+            }
             Variant::Zswap => {
                 swap.zswap = true;
                 swap.zswap_set(true, undo)?;
@@ -219,6 +232,24 @@ impl Swap {
             }
         }
         Ok(Some(swap))
+    }
+
+    /// Programs get folios of 64 KiB for as long as this lives.
+    fn folios_on(&mut self, undo: &Arc<Undo>) -> Result<(), SwapError> {
+        let path = PathBuf::from(FOLIOS);
+        let text = fs::read_to_string(&path).map_err(|source| SwapError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let before = chosen(&text).ok_or_else(|| SwapError::NoChoice(path.clone()))?;
+        if before != "always" {
+            self.held.push(undo.hold(Step::WriteBack {
+                path: path.clone(),
+                text: before.to_owned(),
+            })?);
+            write(&path, "always")?;
+        }
+        Ok(())
     }
 
     fn zram_on(&mut self, bytes: u64, undo: &Arc<Undo>) -> Result<(), SwapError> {
@@ -383,6 +414,13 @@ mod tests {
             ]
         );
         assert_eq!(areas("Filename Type\n"), []);
+    }
+
+    #[test]
+    fn a_choice_is_read() {
+        assert_eq!(chosen("always inherit madvise [never]\n"), Some("never"));
+        assert_eq!(chosen("[always] inherit madvise never\n"), Some("always"));
+        assert_eq!(chosen("never\n"), None);
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Palette {
     pub fn style(&mut self, variant: &Variant, parameters: &str) -> Style {
         let known = match variant {
             Variant::Canvas(flags) if flags.is_empty() => Some((CANVAS, Mark::Circle)),
-            Variant::Canvas(_) | Variant::CanvasFar(_) => None,
+            Variant::Canvas(_) | Variant::CanvasFar(_) | Variant::Zram64k => None,
             Variant::Zram => Some((ZRAM, Mark::Square)),
             Variant::Zswap => Some((ZSWAP, Mark::Triangle)),
             Variant::Disk => Some((DISK, Mark::Diamond)),
@@ -174,6 +174,7 @@ mod tests {
             Variant::Canvas(vec![]),
             Variant::Canvas(vec!["--no-prefetch".into()]),
             Variant::Zram,
+            Variant::Zram64k,
             Variant::Zswap,
             Variant::Disk,
             Variant::Local,

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::cells::{Cell, local_of, peer_of};
 use crate::record::{NotYet, Outcome, Skip};
 use crate::stats::{Ratio, Spread, Verdict};
-use crate::variant::Variant;
+use crate::variant::{KERNEL, Variant};
 use crate::words::{count, times};
 
 /// Canvas against one peer over all cells that both have.
@@ -37,7 +37,7 @@ fn duels(cells: &[Cell]) -> Vec<Duel> {
     let variants: BTreeSet<&Variant> = cells.iter().map(|c| &c.key.variant).collect();
     let mut duels = Vec::new();
     for canvas in variants.iter().filter(|v| v.is_canvas()) {
-        for peer in [Variant::Zram, Variant::Zswap, Variant::Disk] {
+        for peer in KERNEL {
             let mut ratios: Vec<(Ratio, String)> = cells
                 .iter()
                 .filter(|c| c.key.variant == **canvas)

@@ -5,15 +5,12 @@ use std::collections::BTreeSet;
 use maud::{Markup, html};
 
 use super::figures::{limited, offloadable, with_spread};
-use crate::cells::{Cell, Unit, company, local_of, peer_of, solo_of};
+use crate::cells::{Cell, Unit, best_peer_of, company, local_of, peer_of, solo_of};
 use crate::record::{Far, Outcome, Quantiles, Sample};
 use crate::stats::{Ratio, Verdict};
 use crate::targets;
-use crate::variant::Variant;
+use crate::variant::{KERNEL, Variant};
 use crate::words::{bytes, digits, nanoseconds, quantity, seconds, share, times};
-
-/// Peers that a ratio is given against, where they ran.
-const PEERS: [Variant; 3] = [Variant::Zram, Variant::Zswap, Variant::Disk];
 
 /// What an empty place shows.
 const NONE: &str = "–";
@@ -138,12 +135,23 @@ fn speed<'f>(cells: &'f [Cell], ours: &[&Cell]) -> Vec<Column<'f>> {
         }),
     ];
     let present: BTreeSet<&Variant> = ours.iter().map(|c| &c.key.variant).collect();
-    for peer in PEERS.into_iter().filter(|p| present.contains(p)) {
+    let peers = || KERNEL.into_iter().filter(|p| present.contains(p));
+    for peer in peers() {
         columns.push(column(format!("over {peer} [95 %]"), move |c| {
             if !c.key.variant.is_canvas() {
                 return None;
             }
             c.speed_over(peer_of(cells, &c.key, &peer)?).map(ratio)
+        }));
+    }
+    // Where one ran it is the best, and has its column.
+    if peers().count() > 1 {
+        columns.push(column("over the kernel's best [95 %]", move |c| {
+            if !c.key.variant.is_canvas() {
+                return None;
+            }
+            let (best, over) = best_peer_of(cells, c)?;
+            Some(format!("{} ({})", ratio(over), best.key.variant))
         }));
     }
     columns

@@ -1,6 +1,7 @@
 //! What experiments are measured against, as data, and whether it was met.
 
 pub mod far;
+pub mod goals;
 pub mod isolation;
 pub mod judged;
 pub mod pager;
@@ -19,13 +20,19 @@ pub fn of(cells: &[Cell], experiment: &str) -> Vec<Judged> {
         pager::EXPERIMENT => pager::judge(cells),
         far::EXPERIMENT => far::judge(cells),
         isolation::EXPERIMENT => isolation::judge(cells),
+        goals::EXPERIMENT => goals::judge(cells),
         _ => Vec::new(),
     }
 }
 
 /// All targets, judged, of the experiments that were run.
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
-    let with_targets = [pager::EXPERIMENT, far::EXPERIMENT, isolation::EXPERIMENT];
+    let with_targets = [
+        pager::EXPERIMENT,
+        far::EXPERIMENT,
+        isolation::EXPERIMENT,
+        goals::EXPERIMENT,
+    ];
     with_targets.iter().flat_map(|e| of(cells, e)).collect()
 }
 

@@ -79,6 +79,9 @@ pub struct WorkloadArgs {
     /// Pages from one touch to the next (strided).
     #[arg(long, value_name = "PAGES")]
     pub stride: Option<u32>,
+    /// Leave huge pages as the host has them; without it there are none.
+    #[arg(long)]
+    pub huge_pages: bool,
 }
 
 /// The made-up strings that the pager's replay knows, each with what it stands for.

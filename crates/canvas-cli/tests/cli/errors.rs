@@ -418,7 +418,7 @@ fn bad_arguments_of_bench_are_2_and_change_nothing() {
         (&[], "there is nothing to run"),
         (
             &["quick", "--variants", "local,ram"],
-            "--variants ram: write one of local, canvas, canvas-far, zram, zswap, disk",
+            "--variants ram: write one of local, canvas, canvas-far, zram, zram-64k, zswap, disk",
         ),
         (&["quick", "--ratios", "50,0"], "--ratios 0: "),
         (&["quick", "--ratios", "101"], "--ratios 101: "),

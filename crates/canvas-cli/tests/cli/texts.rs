@@ -280,6 +280,7 @@ fn the_list_of_a_bench_names_experiments_and_variants() {
         "fastswap-tables",
         "canvas-fig2",
         "xdm-sweep",
+        "zram-64k",
         "zswap",
     ] {
         let line = got.out.lines().find(|l| l.trim_start().starts_with(name));

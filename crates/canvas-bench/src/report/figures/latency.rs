@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::palette::Palette;
 use super::super::plot::{Axis, Scale, lines};
 use super::{Figure, finish, panels, series_of, simple, tightest};
-use crate::cells::Cell;
+use crate::cells::{Cell, SLOW_ACCESS_NS};
 use crate::record::{Quantiles, Sample};
 use crate::words::{nanoseconds, share};
 
@@ -73,10 +73,6 @@ fn steps(counts: BTreeMap<u64, u64>) -> Vec<(f64, f64)> {
     points
 }
 
-/// Accesses that took longer are the faults, whatever is below: a local one takes a cache miss and a
-/// walk of the page tables, a fault at least a trap and a copy.
-const SLOW_NS: u64 = 800;
-
 pub(super) fn accesses(cells: &[Cell], experiment: &str, palette: &mut Palette) -> Vec<Figure> {
     let wanted = |c: &Cell| c.good().any(|s| !s.access_histogram.is_empty());
     let (x, y) = distribution_axes("time of a slow access");
@@ -88,7 +84,7 @@ pub(super) fn accesses(cells: &[Cell], experiment: &str, palette: &mut Palette) 
             let sum = |counts: &BTreeMap<u64, u64>| counts.values().map(|c| *c as f64).sum::<f64>();
             let slow: BTreeMap<u64, u64> = all
                 .iter()
-                .filter(|b| *b.0 > SLOW_NS)
+                .filter(|b| *b.0 > SLOW_ACCESS_NS)
                 .map(|(b, c)| (*b, *c))
                 .collect();
             let part = sum(&slow) / sum(&all).max(1.0);

@@ -1,0 +1,207 @@
+//! Pages of real programs: a workload runs plainly, and when its memory has stopped to grow a part of its
+//! anonymous pages is copied out of it.
+
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use canvas_types::procfs::Mapping;
+use canvas_types::{PAGE_SIZE, PageBuf};
+
+use super::CodecError;
+use crate::engine::child::Child;
+use crate::host::undo::Undo;
+use crate::processes;
+use crate::workload::{Place, Plan, Workload};
+
+/// Between two looks at a program's memory.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Memory that grows by less than a fiftieth in so many looks has stopped to.
+const STILL_LOOKS: usize = 10;
+/// How long a server may take to listen, and a program or client to do its work.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer mappings are address space, and are not looked through.
+const MAPPING_BYTES_MAX: usize = 64 << 30;
+
+/// Is memory of this mapping anonymous and the program's own?
+fn is_anonymous(line: &[u8]) -> Option<(usize, usize)> {
+    let m = Mapping::parse(line)?;
+    let named = m.name.is_empty() || m.name == b"[heap]" || m.name.starts_with(b"[anon:");
+    let ours = m.is_private && named && m.end - m.start <= MAPPING_BYTES_MAX;
+    ours.then_some((m.start, m.end))
+}
+
+/// Addresses of the pages that a process has in memory.
+fn present(pid: u32) -> std::io::Result<Vec<u64>> {
+    let maps = fs::read(format!("/proc/{pid}/maps"))?;
+    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+    let mut found = Vec::new();
+    for (start, end) in maps.split(|b| *b == b'\n').filter_map(is_anonymous) {
+        let mut words = vec![0; (end - start) / PAGE_SIZE * 8];
+        let Ok(read) = pagemap.read_at(&mut words, (start / PAGE_SIZE * 8) as u64) else {
+            continue;
+        };
+        for (n, word) in words[..read].as_chunks::<8>().0.iter().enumerate() {
+            // The highest bit: it is in memory.
+            if u64::from_ne_bytes(*word) >> 63 != 0 {
+                found.push((start + n * PAGE_SIZE) as u64);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// `count` of them, evenly spread from a beginning that follows from the seed; all, where there are no more.
+fn spread(all: &[u64], count: usize, seed: u64) -> Vec<u64> {
+    if all.len() <= count {
+        return all.to_vec();
+    }
+    let begin = fastrand::Rng::with_seed(seed).usize(..all.len());
+    let at = |n: usize| all[(begin + n * all.len() / count) % all.len()];
+    (0..count).map(at).collect()
+}
+
+/// Copies pages out of the largest of these processes.
+fn pages_of(pids: &[u32], count: usize, seed: u64) -> Result<Vec<PageBuf>, CodecError> {
+    let largest = pids
+        .iter()
+        .max_by_key(|p| processes::anonymous_bytes(&[**p]));
+    let pid = *largest.ok_or(CodecError::Gone)?;
+    let fail = |source| CodecError::Memory { pid, source };
+    let memory = File::open(format!("/proc/{pid}/mem")).map_err(fail)?;
+    let mut pages = Vec::new();
+    for address in spread(&present(pid).map_err(fail)?, count, seed) {
+        let mut page = [0; PAGE_SIZE];
+        // One that was given back meanwhile is none.
+        if memory.read_exact_at(&mut page, address).is_ok() {
+            pages.push(page);
+        }
+    }
+    match pages.len() {
+        0 => Err(CodecError::Gone),
+        _ => Ok(pages),
+    }
+}
+
+fn ended(child: &mut Child, at_most: Duration) -> Result<bool, CodecError> {
+    match child.wait(at_most) {
+        Some(e) if !e.status.success() => Err(CodecError::Failed(child.complaint())),
+        other => Ok(other.is_some()),
+    }
+}
+
+/// Waits until the memory of a program has stopped to grow.
+fn grown(child: &mut Child) -> Result<(), CodecError> {
+    let until = Instant::now() + PATIENCE;
+    let mut seen: Vec<u64> = Vec::new();
+    while Instant::now() < until {
+        if ended(child, LOOK_EVERY)? {
+            return Err(CodecError::Gone);
+        }
+        let pids = processes::tree(child.pid(), child.start_ticks);
+        seen.push(processes::anonymous_bytes(&pids));
+        if let [.., now] = seen[..]
+            && seen.len() > STILL_LOOKS
+            && now - (now / 50) <= seen[seen.len() - 1 - STILL_LOOKS]
+        {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Runs a workload plainly, and copies so many of its pages.
+pub fn capture(
+    workload: &dyn Workload,
+    place: &Place,
+    count: usize,
+    undo: &Arc<Undo>,
+) -> Result<Vec<PageBuf>, CodecError> {
+    if let Some(why) = workload.missing(place) {
+        return Err(CodecError::Missing(why));
+    }
+    workload.prepare(place).map_err(CodecError::Missing)?;
+    let plan = workload.plan(place, 0).map_err(CodecError::Missing)?;
+    let dir: &Path = &place.scratch;
+    let start = |command, tag: &str| {
+        Child::start(command, dir, tag, undo).map_err(|e| CodecError::Failed(e.to_string()))
+    };
+    let mut child = match &plan {
+        Plan::Program(command) => {
+            let mut child = start(command, "program")?;
+            grown(&mut child)?;
+            child
+        }
+        Plan::Server {
+            server,
+            socket,
+            clients,
+        } => {
+            let mut child = start(server, "program")?;
+            let until = Instant::now() + PATIENCE;
+            while TcpStream::connect(socket).is_err() {
+                if ended(&mut child, LOOK_EVERY)? || Instant::now() > until {
+                    return Err(CodecError::Failed(child.complaint()));
+                }
+            }
+            for (n, command) in clients.iter().enumerate() {
+                let mut client = start(command, &format!("client{n}"))?;
+                if !ended(&mut client, PATIENCE)? {
+                    return Err(CodecError::Failed("its client does not end".to_owned()));
+                }
+            }
+            child
+        }
+    };
+    let pids = processes::tree(child.pid(), child.start_ticks);
+    let pages = pages_of(&pids, count, place.seed);
+    child.end();
+    pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_spread_and_follow_from_the_seed() {
+        let all: Vec<u64> = (0..1000).collect();
+        let some = spread(&all, 10, 3);
+        assert_eq!(some, spread(&all, 10, 3));
+        assert_ne!(some, spread(&all, 10, 4));
+        let mut sorted = some.clone();
+        sorted.sort_unstable();
+        assert!(sorted.windows(2).all(|w| w[1] - w[0] == 100), "{sorted:?}");
+        assert_eq!(spread(&all, 1000, 1), all);
+    }
+
+    #[test]
+    fn only_anonymous_memory_is_taken() {
+        let of = |text: &str| is_anonymous(text.as_bytes());
+        assert_eq!(
+            of("1000-3000 rw-p 00000000 00:00 0 "),
+            Some((0x1000, 0x3000))
+        );
+        assert!(of("1000-3000 rw-p 00000000 00:00 0    [heap]").is_some());
+        assert!(of("1000-3000 rw-p 00000000 fe:00 42   /bin/true").is_none());
+        assert!(of("1000-3000 rw-s 00000000 00:00 0 ").is_none());
+        assert!(of("1000-3000 rw-p 00000000 00:00 0    [stack]").is_none());
+    }
+
+    /// Its own pages are read back as they are.
+    #[test]
+    fn a_process_has_its_pages_copied() {
+        let marked: Vec<u8> = (0..64 * PAGE_SIZE).map(|n| (n / 8 % 251) as u8).collect();
+        let at = marked.as_ptr() as u64;
+        let pages = present(std::process::id()).unwrap();
+        let inside = |a: &&u64| (at..at + 63 * PAGE_SIZE as u64).contains(a);
+        assert!(pages.iter().filter(inside).count() >= 60);
+        let copied = pages_of(&[std::process::id()], 1 << 20, 1).unwrap();
+        let first = (at as usize).next_multiple_of(PAGE_SIZE) - at as usize;
+        let aligned = &marked[first..first + PAGE_SIZE];
+        assert!(copied.iter().any(|page| page == aligned));
+    }
+}
