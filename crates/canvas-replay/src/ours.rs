@@ -27,6 +27,9 @@ pub struct Setup {
     pub batch_pages: u32,
     /// Who prefetches. Streams are detected in any case.
     pub prefetch: Prefetch,
+    /// Of the resident pages, the share whose touches are seen until the epoch ends, in percent: what a
+    /// sensor would show (accessed bits, or pages that are unmapped by sample). 0 is what the pager has.
+    pub seen_percent: u32,
 }
 
 impl Default for Setup {
@@ -36,6 +39,7 @@ impl Default for Setup {
             cache_permille: 30,
             batch_pages: 64,
             prefetch: Prefetch::None,
+            seen_percent: 0,
         }
     }
 }
@@ -178,6 +182,7 @@ struct Sim {
     local: usize,
     cache_cap: usize,
     batch_pages: u32,
+    seen_percent: u32,
     out: Outcome,
 }
 
@@ -205,6 +210,7 @@ impl Sim {
             local,
             cache_cap: local * setup.cache_permille as usize / 1000,
             batch_pages: setup.batch_pages.min(local as u32 / 32).max(1),
+            seen_percent: setup.seen_percent,
             out: Outcome::default(),
         }
     }
@@ -218,14 +224,26 @@ impl Sim {
         page < self.words.len() && self.word(page).state() == State::Far
     }
 
+    /// A hit on a mapped page: nobody sees it, unless a sensor is assumed that looks at the page now. Then
+    /// the next sweep spares it.
+    fn hit(&self, page: usize, w: Word) {
+        if self.seen_percent == 0 || w.has(flag::REFERENCED) {
+            return;
+        }
+        let looked_at =
+            (page as u32 ^ u32::from(self.epochs.now()) << 24).wrapping_mul(0x9e37_79b1);
+        if (looked_at >> 16) * 100 < self.seen_percent << 16 {
+            word::publish(&self.words[page], w.set(flag::REFERENCED));
+        }
+    }
+
     fn touch(&mut self, page: usize, thread: u32) {
         let w = self.word(page);
         if std::mem::replace(&mut self.untouched_prefetch[page], false) {
             self.out.prefetch_used += 1;
         }
         match w.state() {
-            // A hit on a mapped page: nobody sees it.
-            State::Resident => {}
+            State::Resident => self.hit(page, w),
             State::Untouched => self.fill(page, FillKind::FirstTouch),
             State::Cached if w.has(flag::PREFETCHED) => {
                 self.out.prefetch_hits += 1;
