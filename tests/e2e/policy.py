@@ -12,13 +12,13 @@ from lib.harness import MIB, Skip, check
 find = canvas.find
 
 
-def paged(r, name, *flags, mib=64, args=()):
+def paged(r, name, *flags, mib=64, args=(), **limits):
     """A built-in program, which checks its own data, under a quarter of it; its answer, the report."""
     if not r.managed:
         raise Skip("says nothing without canvas")
     tag = "-".join([name, *flags]).replace("--", "")
     c = r.call([r.session.canvas, "workload", name, "--mib", mib, *args], tag=tag, local="25%",
-               extra=flags)
+               extra=flags, **limits)
     stats = r.load_stats(c)
     for key in ("verify_failures", "anomalies"):
         r.same(find(stats, key), 0, f"{tag}: {key}")
@@ -124,6 +124,18 @@ def few_words(r):
         r.same(find(stats, key), 0, key)
     n = find(stats, "pages_out_delta")
     r.require(n > 1000, f"pages_out_delta = {n}: of 12,000 changes of a few words")
+
+
+@check("stale-copies", as_user=True, timeout_s=120)
+def stale_copies(r):
+    """Where the pool is tight, the first write to a page takes its stale copy out of it; else it stays."""
+    args = ["--seconds", "1"]
+    want, idle = paged(r, "random-write", args=args)
+    got, tight = paged(r, "random-write", args=args, pool=40 * MIB)
+    r.same(got, want, "answer")
+    stale = [find(s, "pool_copies_stale") for s in (idle, tight)]
+    r.same(stale[0], 0, "pool_copies_stale with room")
+    r.require(stale[1] > 0, f"pool_copies_stale = {stale[1]} with 40 MiB of pool")
 
 
 @check("reservations-off", as_user=True, timeout_s=120)

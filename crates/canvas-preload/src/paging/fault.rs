@@ -31,7 +31,7 @@ use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
     accounting, cache, chunk,
     context::{self, STAGING_PAGES},
-    protect, swapin, trace,
+    protect, reclaim, swapin, trace,
 };
 use crate::report;
 
@@ -119,7 +119,13 @@ fn unprotect(page: PageId, cur: Word) -> Option<Resolved> {
     }
     match uffd().write_protect(page.addr(), PAGE_SIZE, false) {
         Ok(()) => {
-            word::publish(w, cur.clear(flag::PROTECTED));
+            let mut new = cur.clear(flag::PROTECTED);
+            // The copy is stale from now on. While memory is idle it can stay, for the words that differ.
+            if reclaim::copies_are_in_the_way() && pool().drop_copy(cur.entry()) {
+                new = new.clear(flag::FAR_COPY);
+                count(Counter::PoolCopiesStale, 1);
+            }
+            word::publish(w, new);
             areas::writes().met_protection(page);
             count(Counter::FaultFirstWrite, 1);
             Some(Resolved::Present)

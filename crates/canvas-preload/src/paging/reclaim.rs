@@ -109,6 +109,14 @@ fn judge_far_pressure() {
     }
 }
 
+/// Is far memory, the pool or this host so short that copies of resident pages are in the way of others?
+pub fn copies_are_in_the_way() -> bool {
+    let seg = state::seg();
+    PRESSURE.load(Ordering::Relaxed)
+        || seg.host.is_short()
+        || seg.pool_bytes.load(Ordering::Relaxed) > seg.pool_bound() / 8 * 7
+}
+
 fn drop_reservations(ctx: &Reclaim) {
     for page in ctx.batch.dropped_candidates() {
         if let Some(entry) = take_reservation(areas::word(*page)) {
