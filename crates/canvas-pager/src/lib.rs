@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ages;
+pub mod cache_share;
 pub mod clock;
 pub mod copies;
 pub mod floor;
