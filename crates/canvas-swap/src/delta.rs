@@ -105,6 +105,17 @@ pub fn split(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(rest.len().checked_sub(words)?)
 }
 
+/// The page of a payload that is shorter than one; false when it is damaged. `decompress` makes exactly one
+/// page of compressed bytes, or says that they are none.
+pub fn expand(
+    payload: &[u8],
+    page: &mut PageBuf,
+    decompress: impl FnOnce(&[u8], &mut PageBuf) -> bool,
+) -> bool {
+    split(payload)
+        .is_some_and(|(compressed, words)| decompress(compressed, page) && apply(words, page))
+}
+
 /// Puts the words of a payload into the decompressed page; false when they are damaged.
 pub fn apply(words: &[u8], page: &mut PageBuf) -> bool {
     let (steps, []) = words.as_chunks::<WORD_STEP_BYTES>() else {

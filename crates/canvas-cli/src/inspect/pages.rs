@@ -6,10 +6,10 @@ use std::time::Duration;
 use canvas_pager::slot::{self, SlotState};
 use canvas_pager::word::{State, Word};
 use canvas_swap::classes::{HEADER_BYTES, RAW_CLASS};
-use canvas_swap::codec;
 use canvas_swap::entry::Record;
 use canvas_swap::hash::{self, PageHash, Products};
 use canvas_swap::slots::{SLABS_MAX, SlotId, raw_header_offset};
+use canvas_swap::{codec, delta};
 use canvas_sys::{clmul, lz4};
 use canvas_types::layout::{self, CACHE_SLOTS_MAX};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
@@ -169,12 +169,20 @@ fn stored(t: &Target, slot: SlotId, len: usize, out: &mut PageBuf) -> Result<Fou
 
 /// The page of a record of the process's own pages; false when it does not verify.
 pub fn verify(t: &Target, record: &[u8], out: &mut PageBuf) -> bool {
-    t.key().is_ok_and(|key| decode(key, record, out))
+    let expand = |payload: &[u8], out: &mut PageBuf| {
+        delta::expand(payload, out, |from, to| lz4::decompress(from, to))
+    };
+    t.key().is_ok_and(|key| decode(key, record, out, expand))
 }
 
 /// The page of a record, hash and payload, of pages that are hashed under `key`; false when it does not
-/// verify.
-pub fn decode(key: &PageBuf, record: &[u8], out: &mut PageBuf) -> bool {
+/// verify. `expand` makes a page of a payload that is shorter than one.
+pub fn decode(
+    key: &PageBuf,
+    record: &[u8],
+    out: &mut PageBuf,
+    expand: impl FnOnce(&[u8], &mut PageBuf) -> bool,
+) -> bool {
     let Some((want, payload)) = record.split_first_chunk::<HEADER_BYTES>() else {
         return false;
     };
@@ -183,7 +191,7 @@ pub fn decode(key: &PageBuf, record: &[u8], out: &mut PageBuf) -> bool {
             *out = *raw;
             true
         }
-        None => lz4::decompress(payload, out),
+        None => expand(payload, out),
     };
     static PRODUCTS: LazyLock<Products> =
         LazyLock::new(|| clmul::fastest().unwrap_or(hash::portable));

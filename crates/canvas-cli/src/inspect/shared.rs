@@ -9,6 +9,7 @@ use canvas_pager::shared::word::{State, Word};
 use canvas_shm::shared::{Control, VICTIMS, WORDS};
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::units::Place;
+use canvas_sys::lz4;
 use canvas_types::{PAGE_SIZE, PageBuf, layout};
 
 use super::pages::{self, Problem};
@@ -112,9 +113,11 @@ impl Partition {
                 let mut record = vec![0; HEADER_BYTES + place.bytes];
                 let read = self.store.read_exact_at(&mut record, place.offset() as u64);
                 read.or(Err(Problem::Gone))?;
-                pages::decode(&self.key, &record, out)
-                    .then_some(())
-                    .ok_or(Problem::Damaged)
+                pages::decode(&self.key, &record, out, |from, to| {
+                    lz4::decompress(from, to)
+                })
+                .then_some(())
+                .ok_or(Problem::Damaged)
             }
             State::Evicting => Err(Problem::Busy),
             State::Poisoned => Err(Problem::Damaged),

@@ -21,9 +21,7 @@ const DELTA_WEIGHT: u8 = 2;
 impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     /// The page of a payload that is shorter than one; false when it is damaged.
     pub(super) fn expand(&self, payload: &[u8], out: &mut PageBuf) -> bool {
-        delta::split(payload).is_some_and(|(compressed, words)| {
-            self.lz.decompress(compressed, out) && delta::apply(words, out)
-        })
+        delta::expand(payload, out, |from, to| self.lz.decompress(from, to))
     }
 
     /// Writes a page whose entry holds `old`: as a few words behind the copy of before, else compressed
