@@ -53,7 +53,7 @@ pub mod config_flag {
 
 /// What the user asked for; written before the program starts. The sizes may change while it runs
 /// ([`Segment::set_local`]), and so may who prefetches; who uses them reads them here each time.
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Config {
     /// Local memory in bytes; 0 when `local_ppm` holds or there is no limit.
     pub local_bytes: AtomicU64,
@@ -423,6 +423,14 @@ pub struct Segment {
     /// By the same index: how old their pages are.
     pub page_ages: [PageAges; PROCS_MAX],
 }
+
+// What each charge reads and writes lies in one cache line, and nothing else that is often written does: in
+// two lines it took 4 % of the speed of two processors that fault and reclaim.
+const _: () = assert!(
+    core::mem::offset_of!(Segment, local_pages).is_multiple_of(64)
+        && core::mem::offset_of!(Segment, native_pages) / 64
+            == core::mem::offset_of!(Segment, local_pages) / 64
+);
 
 /// Bytes to give the segment's file.
 pub const SEGMENT_BYTES: usize = (core::mem::size_of::<Segment>() + 4095) & !4095;
