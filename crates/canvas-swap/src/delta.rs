@@ -23,7 +23,7 @@ pub const COUNT_BYTES: usize = 1;
 const INDEX_BYTES: usize = 2;
 const WORD_BYTES: usize = 8;
 /// Bytes of a word with its index.
-pub const WORD_STEP_BYTES: usize = INDEX_BYTES + WORD_BYTES;
+const WORD_STEP_BYTES: usize = INDEX_BYTES + WORD_BYTES;
 const LINE_BYTES: usize = 64;
 
 /// Where two pages differ.
@@ -117,7 +117,7 @@ pub fn expand(
 }
 
 /// Puts the words of a payload into the decompressed page; false when they are damaged.
-pub fn apply(words: &[u8], page: &mut PageBuf) -> bool {
+fn apply(words: &[u8], page: &mut PageBuf) -> bool {
     let (steps, []) = words.as_chunks::<WORD_STEP_BYTES>() else {
         return false;
     };
