@@ -352,6 +352,13 @@ def static_program(r):
         r.same(c.out(), "mem leaf: right\n", "output as a child")
 
 
+@check("lowest-descriptor", timeout_s=60, **C)
+def lowest_descriptor(r):
+    """What canvas's threads read takes no descriptor that the program counts on: `close(0); open` gives 0."""
+    c = r.call([r.binary("lowest_fd"), "48", "1"], tag="lowest", local=24 * MIB)
+    r.same(c.out(), "lowest_fd: right\n", f"output ({c.err()[:300]!r})")
+
+
 @check("orphan", timeout_s=60, **C)
 def orphan(r):
     """A process that outlives `canvas run` keeps its memory."""

@@ -286,9 +286,12 @@ def prefetch_auto(r):
         beside = find(stats, "prefetch_issued_nearby")
         if who == "auto":
             r.require(beside > 2000, f"{beside} pages came in beside a fault")
+            used = find(stats, "prefetch_used_nearby")
+            r.require(used > 0.25 * beside, f"{used} of {beside} pages beside a fault were used")
         else:
             r.same(beside, 0, f"{who}: pages beside a fault")
-    r.require(far["auto"] < 0.9 * far["streams"], f"far faults {far}")
+    # What a stream finds depends on how the threads are scheduled, so `none` is what this is held to.
+    r.require(far["auto"] < 0.6 * far["none"], f"far faults {far}")
 
 
 @check("prefetch-streams-of-threads", timeout_s=120, modes=("signal", "thread"), **hostile.C)

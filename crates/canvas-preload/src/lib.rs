@@ -286,6 +286,7 @@ fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     let u = procs::open_uffd(thread_mode)
         .map_err(because("userfaultfd is not available; see `canvas doctor`"))?;
     state::set_uffd(u);
+    threads::open_pagemap();
     // SAFETY: one thread, once, after `areas::map`; what locks comes later.
     unsafe { regions::init(mapping::region_memory()) };
     mm::reserve_window().map_err(because("the window cannot be reserved or registered"))?;

@@ -3,6 +3,7 @@
 use crate::gate::{Errno, sys3};
 use crate::proc::File;
 use canvas_types::PAGE_SIZE;
+use core::mem::ManuallyDrop;
 
 /// Of an entry: the page is there.
 pub const PRESENT: u64 = 1 << 63;
@@ -83,6 +84,15 @@ impl Pagemap {
     /// That of this process; `None` without /proc.
     pub fn open() -> Option<Pagemap> {
         File::open(c"/proc/self/pagemap").ok().map(Pagemap)
+    }
+    /// Its descriptor, moved to `at_least` or above and open for good; exec closes it.
+    pub fn moved(self, at_least: i32) -> Option<i32> {
+        let fd = self.0.into_fd() as i32;
+        crate::uffd::move_fd(fd, at_least, true).ok()
+    }
+    /// What [`Pagemap::moved`] gave. It stays open when the last of these is gone.
+    pub fn of(fd: i32) -> ManuallyDrop<Pagemap> {
+        ManuallyDrop::new(Pagemap(File::of(fd as usize)))
     }
     /// The entries of the pages from `addr` on; returns how many the kernel gave.
     pub fn read(&self, addr: usize, entries: &mut [u64]) -> usize {

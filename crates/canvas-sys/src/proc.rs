@@ -196,6 +196,14 @@ impl File {
         };
         bytes.map(|n| n / 8)
     }
+    /// The file that is open as `fd`.
+    pub(crate) fn of(fd: usize) -> File {
+        File(fd)
+    }
+    /// Its descriptor, which stays open.
+    pub(crate) fn into_fd(self) -> usize {
+        core::mem::ManuallyDrop::new(self).0
+    }
     /// Its descriptor, for calls of this crate.
     pub(crate) fn fd(&self) -> usize {
         self.0

@@ -1,7 +1,7 @@
 //! Descriptors of ours in the program: each has a place of its own here, and none is the program's to close.
 
 use canvas_shm::segment::shared_fd;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// What a descriptor of ours is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,12 +16,14 @@ pub enum Fd {
     Pidfd,
     /// The trace's file.
     Trace,
+    /// /proc/self/pagemap.
+    Pagemap,
     /// One of shared memory's, by [`shared_fd`].
     Shared(usize),
 }
 
 /// Places before those of shared memory.
-const OWN: usize = 5;
+const OWN: usize = 6;
 
 impl Fd {
     fn place(self) -> usize {
@@ -31,6 +33,7 @@ impl Fd {
             Fd::Uffd => 2,
             Fd::Pidfd => 3,
             Fd::Trace => 4,
+            Fd::Pagemap => 5,
             Fd::Shared(which) => OWN + which,
         }
     }
@@ -60,6 +63,45 @@ pub fn ours() -> impl Iterator<Item = i32> {
 /// Is it one of ours?
 pub fn is_ours(fd: usize) -> bool {
     ours().any(|o| o == fd as i32)
+}
+
+/// Whether a filter of the program's forbids what [`leave_the_programs`] does.
+static SHARED_FOR_EVER: AtomicBool = AtomicBool::new(false);
+
+/// A filter of the program's forbids close_range: threads that begin from now on share its descriptors.
+pub fn forbid_leaving() {
+    SHARED_FOR_EVER.store(true, Ordering::Relaxed);
+}
+
+/// Gives this thread a table of descriptors of its own, in which there are only ours. A file that it opens
+/// then never has the number that the program would get next: a shell that closes its input and opens a file
+/// relies on that. Where the kernel has no such call, all stays as it is.
+pub fn leave_the_programs() {
+    /// `CLOSE_RANGE_UNSHARE`.
+    const UNSHARE: usize = 1 << 1;
+    if SHARED_FOR_EVER.load(Ordering::Relaxed) {
+        return;
+    }
+    let (mut from, mut flags) = (0, UNSHARE);
+    loop {
+        let next = ours().filter(|fd| *fd as u32 >= from).min();
+        let to = next.map_or(u32::MAX, |fd| fd as u32 - 1);
+        // With 0 among ours there would be nothing before it; they lie above the floor.
+        if from <= to {
+            // SAFETY: the table is this thread's own from the first call on; when that fails, there is no second.
+            let closed = unsafe {
+                canvas_sys::sys3(libc::SYS_close_range, from as usize, to as usize, flags)
+            };
+            if closed.is_err() {
+                return;
+            }
+            flags = 0;
+        }
+        match next {
+            Some(fd) => from = fd as u32 + 1,
+            None => return,
+        }
+    }
 }
 
 static FLOOR: AtomicI32 = AtomicI32::new(100);

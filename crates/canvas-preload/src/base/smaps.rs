@@ -9,8 +9,9 @@ use canvas_sys::pagemap::{EXCLUSIVE, PRESENT, Pagemap};
 use canvas_sys::proc::File;
 use canvas_types::PAGE_SIZE;
 use core::ffi::CStr;
+use core::mem::ManuallyDrop;
 
-use crate::base::areas;
+use crate::base::{areas, fds, fds::Fd};
 
 /// Reads a file of /proc line by line, in a fixed buffer, without libc.
 pub struct Lines {
@@ -149,6 +150,11 @@ pub fn proportional(pid: u32) -> Option<Shares> {
     })
 }
 
+/// This process's pagemap, which is open for good; `None` without /proc.
+pub fn pagemap() -> Option<ManuallyDrop<Pagemap>> {
+    fds::get(Fd::Pagemap).map(Pagemap::of)
+}
+
 /// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too.
 fn shared(map: &Pagemap, addr: usize, pages: usize) -> u64 {
     let mut entries = [0u64; 64];
@@ -162,12 +168,12 @@ fn shared(map: &Pagemap, addr: usize, pages: usize) -> u64 {
 /// Is the page at `addr` there? `None` when the kernel does not say.
 pub fn present(addr: usize) -> Option<bool> {
     let mut entry = [0u64];
-    (Pagemap::open()?.read(addr, &mut entry) == 1).then_some(entry[0] & PRESENT != 0)
+    (pagemap()?.read(addr, &mut entry) == 1).then_some(entry[0] & PRESENT != 0)
 }
 
 /// How many of the present pages in `ranges` (64 pages each at most) another process maps as well.
 pub fn shared_in(ranges: &[libc::iovec]) -> i64 {
-    let Some(map) = Pagemap::open() else { return 0 };
+    let Some(map) = pagemap() else { return 0 };
     let count =
         |r: &libc::iovec| shared(&map, r.iov_base as usize, r.iov_len / PAGE_SIZE).count_ones();
     ranges.iter().map(|r| i64::from(count(r))).sum()
@@ -176,7 +182,7 @@ pub fn shared_in(ranges: &[libc::iovec]) -> i64 {
 /// How many of the pages marked in `which`, one bit a page from `addr` on, another process maps as
 /// well.
 pub fn shared_pages(addr: usize, which: &[u64]) -> i64 {
-    let Some(map) = Pagemap::open() else { return 0 };
+    let Some(map) = pagemap() else { return 0 };
     let mut n = 0;
     for (i, bits) in which.iter().enumerate().filter(|(_, b)| **b != 0) {
         let at = addr + i * 64 * PAGE_SIZE;

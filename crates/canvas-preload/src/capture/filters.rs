@@ -6,7 +6,7 @@ use canvas_sys::{mem, pagemap, seccomp, uffd};
 use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::state;
+use crate::base::{fds, state};
 use crate::memory::args::{Pins, read_words};
 use crate::paging::native_swap;
 use crate::report;
@@ -91,6 +91,11 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
                 pins.pin(ops, len * 8);
                 if let Some(name) = forbidden(ops, len, &needed()) {
                     tell(name);
+                }
+                let unshare = [0, 0, 2, 0, 0, 0];
+                let leaving = (libc::SYS_close_range, "close_range", unshare);
+                if forbidden(ops, len, &[leaving]).is_some() {
+                    fds::forbid_leaving();
                 }
                 if forbidden(ops, len, &of_native_swap()).is_some() {
                     native_swap::forbid();

@@ -11,9 +11,10 @@ use canvas_sys::pagemap::{EXCLUSIVE, OF_FILE, PRESENT, Pagemap, Run};
 use canvas_sys::{mem, proc};
 use canvas_types::PAGE_SIZE;
 use canvas_types::procfs::{self, Mapping};
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{own, smaps::Lines, state};
+use crate::base::{own, smaps, state};
 use crate::paging::accounting;
 
 /// Pages that one look gives the kernel at most. The program's mapping calls may wait for as long as that takes.
@@ -139,7 +140,7 @@ fn free_swap_pages() -> i64 {
 
 /// A part of a round.
 struct Step {
-    map: Pagemap,
+    map: ManuallyDrop<Pagemap>,
     /// Pages that it may still give.
     left: usize,
     /// Pages that it may still look at.
@@ -152,7 +153,7 @@ struct Step {
 impl Step {
     fn new(most: usize) -> Option<Step> {
         Some(Step {
-            map: Pagemap::open()?,
+            map: smaps::pagemap()?,
             left: most,
             looks: LOOK_PAGES,
             given: 0,
@@ -162,7 +163,7 @@ impl Step {
 
     /// Goes through the mappings from `from` on, as far as it may.
     fn walk(mut self, from: usize) -> Step {
-        let Some(mut lines) = Lines::open(proc::pid(), b"maps") else {
+        let Some(mut lines) = smaps::Lines::open(proc::pid(), b"maps") else {
             return self;
         };
         lines.each_while(|line| {

@@ -212,6 +212,12 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
         let _ = unsafe { canvas_sys::sys1(libc::SYS_close, pidfd as usize) };
         threads::open_pidfd();
     }
+    if let Some(parents) = fds::get(Fd::Pagemap) {
+        fds::guard(Fd::Pagemap, -1);
+        // SAFETY: our own descriptor, which names the parent's memory.
+        let _ = unsafe { canvas_sys::sys1(libc::SYS_close, parents as usize) };
+    }
+    threads::open_pagemap();
     // First: what follows may give up extents, and that as the parent, whose slabs would go.
     far_tier::fork::after_fork_in_child();
     mm::after_fork_in_child(g)?;

@@ -2,6 +2,7 @@
 //! They have no libc: raw calls only, a small stack, an empty thread-local block.
 
 use canvas_shm::Counter;
+use canvas_sys::pagemap::Pagemap;
 use canvas_sys::uffd::{self, Msg};
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::layout::in_window;
@@ -30,6 +31,13 @@ pub fn open_pidfd() {
         fds::guard(Fd::Pidfd, fd);
         state::PIDFD.store(fd, Ordering::Relaxed);
     }
+}
+
+/// Opens this process's pagemap for good: program threads ask it too, and what they open meanwhile would have the
+/// number that another one may count on.
+pub fn open_pagemap() {
+    let opened = Pagemap::open().and_then(|map| map.moved(fds::floor()));
+    fds::guard(Fd::Pagemap, opened.unwrap_or(-1));
 }
 
 fn spawn(entry: extern "C" fn() -> !) -> Result<u32, Errno> {
@@ -71,6 +79,8 @@ fn look_at_memory() {
 }
 
 extern "C" fn reclaimer() -> ! {
+    // Before it opens any file.
+    fds::leave_the_programs();
     let mut rounds = 0u32;
     let mut swap_in = SwapIn::new();
     loop {
