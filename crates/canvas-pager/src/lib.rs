@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod ages;
-pub mod cache_share;
 pub mod clock;
 pub mod copies;
 pub mod floor;

@@ -14,7 +14,7 @@ use crate::base::{
     tenant::{live_slots, take_turn},
     upcalls,
 };
-use crate::paging::{ages, cache, fork_accounting, reclaim, trace};
+use crate::paging::{ages, fork_accounting, reclaim};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -440,18 +440,18 @@ pub fn excess() -> i64 {
     part.max(wanted.min(ours)).max(0)
 }
 
-/// Sets the swap cache's bound from the local limit: 32 MiB at first, a sixteenth of what this process has
-/// or may have of local memory, and then more or less by its hits.
+/// Sets the swap cache's bound from the local limit: 32 MiB at first, at most a sixteenth of what this
+/// process has or may have of local memory, 32 pages at least.
 pub fn size_cache() {
-    if let Some(pages) = trace::cache_pages() {
-        return cache::slots().set_capacity(pages);
+    if let Some(pages) = crate::paging::trace::cache_pages() {
+        return crate::paging::cache::slots().set_capacity(pages);
     }
     let seg = state::seg();
     let want = (seg.config.swap_cache_bytes.load(Ordering::Relaxed) / 4096) as i64;
     let room = limit().unwrap_or(0) - seg.native_pages.load(Ordering::Relaxed);
     let level = seg.floor_level_pages.load(Ordering::Relaxed);
     let ours = room.min(state::slot().held_pages().max(level));
-    cache::bound(ours, want);
+    crate::paging::cache::slots().set_capacity(want.min(ours / 16).max(32) as usize);
 }
 
 /// Measures this process's anonymous memory and charges what lies outside the window: stacks,

@@ -1,7 +1,6 @@
 //! The swap cache's memory: slots at fixed addresses. What may happen to a slot, and who waits for
 //! whom, is in [`canvas_pager::slot`].
 
-use canvas_pager::cache_share::{CacheShare, Seen};
 use canvas_pager::slot::{Control, Place, SlotTable};
 use canvas_shm::Counter;
 use canvas_sys::mem;
@@ -22,34 +21,6 @@ const RING: usize = CACHE_SLOTS_MAX * 2;
 const _: () = assert!(RING.is_power_of_two());
 
 static CONTROL: Control = Control::new();
-static SHARE: CacheShare = CacheShare::new();
-/// Pages of this process that reclaim put into the cache, and touches that found their page there.
-static ENTERED: AtomicU64 = AtomicU64::new(0);
-static HITS: AtomicU64 = AtomicU64::new(0);
-
-/// Reclaim has put `n` pages into the cache.
-pub fn note_entered(n: u64) {
-    ENTERED.fetch_add(n, Ordering::Relaxed);
-}
-
-/// A page that reclaim had put there was touched.
-pub fn note_hit() {
-    HITS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Bounds the cache by its share of `local` pages, which this process has or may have, and by `first` at
-/// first. In the reclaim thread, or before there is one.
-pub fn bound(local: i64, first: i64) {
-    let (me, hits) = (state::slot(), HITS.load(Ordering::Relaxed));
-    let seen = Seen {
-        entered: ENTERED.load(Ordering::Relaxed),
-        hits,
-        far_faults: me.came_back.load(Ordering::Relaxed).saturating_sub(hits),
-    };
-    let resident = me.resident_pages.load(Ordering::Relaxed).max(0) as u64;
-    SHARE.look(seen, u64::from(slots().used()), resident);
-    slots().set_capacity(SHARE.pages(local, first) as usize);
-}
 
 /// All slots.
 #[inline(always)]

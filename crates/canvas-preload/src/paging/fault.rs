@@ -424,7 +424,6 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
         swapin::note_used();
     } else if !traced {
         count(Counter::FaultSecondChance, 1);
-        cache::note_hit();
         state::slot().came_back.fetch_add(1, Ordering::Relaxed);
     }
     prefetch(&plan);

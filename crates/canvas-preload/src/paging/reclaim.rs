@@ -222,7 +222,6 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     }
     if !traced {
         count(Counter::ReclaimCopyPath, n as u64);
-        cache::note_entered(n as u64);
     }
     count(Counter::PagesOut, clean as u64);
     count(Counter::PagesOutClean, clean as u64);
