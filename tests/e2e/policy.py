@@ -138,6 +138,18 @@ def stale_copies(r):
     r.require(stale[1] > 0, f"pool_copies_stale = {stale[1]} with 40 MiB of pool")
 
 
+@check("hot-copies", as_user=True, timeout_s=120)
+def hot_copies(r):
+    """Pages that stay for long do not keep their copies in the pool; pages that are read all alike do."""
+    counts = {}
+    for load in ("zipf", "sequential"):
+        _, stats = paged(r, load, args=["--seconds", "1"])
+        counts[load] = find(stats, "pool_copies_hot")
+        r.same(find(stats, "entries")["reservations_dropped"], 0, f"{load}: reservations dropped")
+    r.require(counts["zipf"] > 100, f"copies of hot pages dropped: {counts}")
+    r.require(counts["sequential"] < counts["zipf"] / 4, f"copies of hot pages dropped: {counts}")
+
+
 @check("reservations-off", as_user=True, timeout_s=120)
 def reservations_off(r):
     """Each swap-out allocates its entry; with reservations only a page's first does."""

@@ -265,6 +265,8 @@ impl Clock {
                     if pressure
                         && w.heat() >= u64::from(self.params.hot_heat)
                         && w.entry().is_some()
+                        || w.has(flag::FAR_COPY)
+                            && w.heat() >= u64::from(self.params.copy_heat) + cooling
                     {
                         out.push_dropped((first + i) as u32);
                     }
@@ -344,6 +346,29 @@ impl Clock {
             self.cooling.store(cooling - 1, Ordering::Relaxed);
         }
     }
+}
+
+/// Lets `drop` drop the far copy of a resident page that has one, while nobody else can have the page; `drop`
+/// gets the entry, which stays the page's, and says whether there is no copy any more. False when the page is in
+/// use, has none, or keeps it. For the candidates of [`VictimBatch::dropped_candidates`].
+pub fn drop_far_copy(w: &AtomicU64, drop: impl FnOnce(SwapEntry) -> bool) -> bool {
+    let cur = word::load(w);
+    if !cur.evictable()
+        || !cur.has(flag::FAR_COPY)
+        || !word::transition(w, cur, cur.with_state(State::Evicting))
+    {
+        return false;
+    }
+    let dropped = drop(cur.entry());
+    word::publish(
+        w,
+        if dropped {
+            cur.clear(flag::FAR_COPY)
+        } else {
+            cur
+        },
+    );
+    dropped
 }
 
 /// Takes the reservation of a resident page: the entry, now owned by the caller, who frees it.

@@ -173,6 +173,7 @@ counters! {
     PagesSunkUnwritten = "pages_sunk_unwritten": "Far copies that left the pool without being written: the next tier had them already.",
     PoolCopiesDropped = "pool_copies_dropped": "Copies of pages in local memory that left the pool to make room.",
     PoolCopiesStale = "pool_copies_stale": "Copies in the pool that the first write to their page made stale, and that left at once, because far memory, the pool or the host was short.",
+    PoolCopiesHot = "pool_copies_hot": "Copies in the pool that left because their page was so hot that it would not be evicted for long.",
     ExtentsCompacted = "extents_compacted": "Mostly empty extents whose pages were brought back into the pool, because no more slabs were to be had.",
     PagesRaised = "pages_raised": "Far copies brought back into the pool with their neighbours.",
     DeepFailure = "deep_failures": "Reads and writes beyond the pool that failed or were given up.",

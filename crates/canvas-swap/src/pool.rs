@@ -764,6 +764,13 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
+    /// The same for a copy that takes room here and is nowhere else: what lies beyond the pool would have to be sent
+    /// there anew.
+    pub fn drop_pooled_copy(&self, entry: SwapEntry) -> bool {
+        matches!(self.entries.get(entry), Record::Stored { home: false, .. })
+            && self.drop_copy(entry)
+    }
+
     /// Drops the far copy and frees the entry; true when the entry was allocated.
     pub fn release(&self, entry: SwapEntry) -> bool {
         match self.entries.get(entry) {

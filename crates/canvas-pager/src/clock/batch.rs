@@ -98,9 +98,10 @@ impl VictimBatch {
         }
         self.run_count = kept;
     }
-    /// Hot resident pages that own an entry, found while far memory is short (Canvas fig. 7):
-    /// take their reservation with [`take_reservation`](super::take_reservation) and free
-    /// the entry.
+    /// Hot resident pages. While far memory is short (Canvas fig. 7), they own an entry: take their
+    /// reservation with [`take_reservation`](super::take_reservation) and free the entry. Else they
+    /// have a far copy that they will not need soon: drop it in
+    /// [`drop_far_copy`](super::drop_far_copy).
     pub fn dropped_candidates(&self) -> &[PageId] {
         &self.dropped[..self.dropped_count]
     }

@@ -55,6 +55,9 @@ pub struct ClockParams {
     pub bridge_heat: u8,
     /// Heat from which a page kept by the hand is a candidate for losing its reservation.
     pub hot_heat: u8,
+    /// Heat from which a page kept by the hand is to lose its far copy: it stays for so long that to write it out
+    /// anew then costs less than to keep the copy until then.
+    pub copy_heat: u8,
 }
 
 impl ClockParams {
@@ -72,6 +75,7 @@ impl ClockParams {
         bridge_pages: 2,
         bridge_heat: 1,
         hot_heat: 3,
+        copy_heat: 5,
     };
 
     /// The word of a page that becomes resident: flags, heat and state. `word` is its word

@@ -252,6 +252,41 @@ fn under_pressure_hot_pages_with_entries_are_reported() {
 }
 
 #[test]
+fn the_hottest_pages_lose_their_copies_without_pressure() {
+    let world = World::new(1);
+    let copy_heat = u64::from(ClockParams::DEFAULT.copy_heat);
+    let kept = |p: usize| {
+        resident()
+            .with_entry(SwapEntry(p as u32 + 1))
+            .set(flag::FAR_COPY)
+    };
+    (0..512).for_each(|p| {
+        world.put(
+            p,
+            match p % 4 {
+                0 => kept(p).with_heat(HEAT_MAX),
+                1 => kept(p).with_heat(copy_heat - 1),
+                _ => resident(),
+            },
+        )
+    });
+    let (clock, mut out) = (plain(), VictimBatch::new());
+    clock.select(&world.table(), 100, &mut out);
+    assert!(!out.dropped_candidates().is_empty());
+    for p in out.dropped_candidates() {
+        let w = &world.words[p.index()];
+        assert_eq!(word::load(w).heat(), HEAT_MAX);
+        assert!(!drop_far_copy(w, |_| false), "it lies elsewhere");
+        assert!(word::load(w).has(flag::FAR_COPY));
+        assert!(drop_far_copy(w, |entry| entry == SwapEntry(p.0 + 1)));
+        let now = word::load(w);
+        assert!(now.state() == State::Resident && !now.has(flag::FAR_COPY));
+        assert_eq!(now.entry(), SwapEntry(p.0 + 1), "the reservation stays");
+        assert!(!drop_far_copy(w, |_| unreachable!()), "only once");
+    }
+}
+
+#[test]
 fn refault_distance_makes_heat() {
     let p = ClockParams::DEFAULT;
     let far = Word(0).with_state(State::Far).with_heat(2).with_epoch(250);

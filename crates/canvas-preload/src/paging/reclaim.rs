@@ -5,7 +5,7 @@
 //! slot: protected, it cannot change; still mapped, it can be read. This works after a fork (where
 //! MOVE refuses shared pages) and for any protection that can be read.
 
-use canvas_pager::clock::{Run, take_reservation};
+use canvas_pager::clock::{Run, drop_far_copy, take_reservation};
 use canvas_pager::slot;
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind as TraceKind;
@@ -78,7 +78,7 @@ pub fn run(want: u32, direct: bool) -> u32 {
     };
     ctx.batch.clear();
     let n = CLOCK.select(&areas::table(), ask, &mut ctx.batch);
-    drop_reservations(ctx);
+    drop_what_is_hot(ctx);
     if n == 0 {
         return 0;
     }
@@ -117,11 +117,19 @@ pub fn copies_are_in_the_way() -> bool {
         || seg.pool_bytes.load(Ordering::Relaxed) > seg.pool_bound() / 8 * 7
 }
 
-fn drop_reservations(ctx: &Reclaim) {
+/// Takes from hot pages what they will not need for long: their reservations while far memory is short, else
+/// their far copies.
+fn drop_what_is_hot(ctx: &Reclaim) {
+    let short = PRESSURE.load(Ordering::Relaxed);
     for page in ctx.batch.dropped_candidates() {
-        if let Some(entry) = take_reservation(areas::word(*page)) {
-            pool().release(entry);
-            count(Counter::EntryReservationDropped, 1);
+        let w = areas::word(*page);
+        if short {
+            if let Some(entry) = take_reservation(w) {
+                pool().release(entry);
+                count(Counter::EntryReservationDropped, 1);
+            }
+        } else if drop_far_copy(w, |entry| pool().drop_pooled_copy(entry)) {
+            count(Counter::PoolCopiesHot, 1);
         }
     }
 }
