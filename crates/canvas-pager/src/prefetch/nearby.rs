@@ -141,6 +141,7 @@ impl Cell {
     }
     /// `used` of `all` pages of this step were used.
     fn learn(self, step: usize, used: u32, all: u32) -> Cell {
+        debug_assert!(used <= all);
         let sample = u64::from(used) * 255 / u64::from(all.max(1));
         let (before, n) = (self.accuracy(step), self.evidence(step));
         // The mean of the first ones, then a sliding one.
@@ -356,7 +357,9 @@ impl Nearby {
             return;
         }
         put(&chunk.owner, 0);
-        let (watched, seen) = (load(&chunk.watched), load(&chunk.seen));
+        let seen = load(&chunk.seen);
+        // What was seen was watched then, even if a plan has brought it in since.
+        let watched = load(&chunk.watched) | seen;
         store(&chunk.seen, 0);
         if seen == 0 {
             return;
