@@ -22,7 +22,7 @@ const MODULES: [(&str, &[&str]); 5] = [
         "base",
         &[
             "tenant", "regions", "freeze", "far_area", "state", "thread", "keys", "smaps", "areas",
-            "upcalls", "call", "fds", "alloc", "own", "report", "time",
+            "upcalls", "call", "alloc", "own", "fds", "report", "time",
         ],
     ),
 ];

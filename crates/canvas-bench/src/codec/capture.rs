@@ -93,24 +93,31 @@ fn ended(child: &mut Child, at_most: Duration) -> Result<bool, CodecError> {
     }
 }
 
-/// Waits until the memory of a program has stopped to grow.
-fn grown(child: &mut Child) -> Result<(), CodecError> {
+/// Copies pages of a program when its memory has stopped to grow. Meanwhile they are copied whenever there is
+/// a quarter more of it, so that a program that ends while it grows has been looked at, too.
+fn grown(child: &mut Child, count: usize, seed: u64) -> Result<Vec<PageBuf>, CodecError> {
     let until = Instant::now() + PATIENCE;
     let mut seen: Vec<u64> = Vec::new();
+    let mut last: Option<(u64, Vec<PageBuf>)> = None;
     while Instant::now() < until {
         if ended(child, LOOK_EVERY)? {
-            return Err(CodecError::Gone);
+            return last.map(|(_, pages)| pages).ok_or(CodecError::Gone);
         }
         let pids = processes::tree(child.pid(), child.start_ticks);
-        seen.push(processes::anonymous_bytes(&pids));
-        if let [.., now] = seen[..]
-            && seen.len() > STILL_LOOKS
-            && now - (now / 50) <= seen[seen.len() - 1 - STILL_LOOKS]
+        let now = processes::anonymous_bytes(&pids);
+        seen.push(now);
+        if last.as_ref().is_none_or(|(then, _)| now > then + then / 4)
+            && let Ok(pages) = pages_of(&pids, count, seed)
         {
-            return Ok(());
+            last = Some((now, pages));
+        }
+        if seen.len() > STILL_LOOKS && now - (now / 50) <= seen[seen.len() - 1 - STILL_LOOKS] {
+            break;
         }
     }
-    Ok(())
+    let pids = processes::tree(child.pid(), child.start_ticks);
+    // It may have ended since.
+    pages_of(&pids, count, seed).or_else(|e| last.map(|(_, pages)| pages).ok_or(e))
 }
 
 /// Runs a workload plainly, and copies so many of its pages.
@@ -132,8 +139,9 @@ pub fn capture(
     let mut child = match &plan {
         Plan::Program(command) => {
             let mut child = start(command, "program")?;
-            grown(&mut child)?;
-            child
+            let pages = grown(&mut child, count, place.seed);
+            child.end();
+            return pages;
         }
         Plan::Server {
             server,
@@ -165,6 +173,9 @@ pub fn capture(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::tests::{one_journal, request};
+    use crate::host::reverse::Host;
+    use crate::workload::Argv;
 
     #[test]
     fn pages_are_spread_and_follow_from_the_seed() {
@@ -189,6 +200,26 @@ mod tests {
         assert!(of("1000-3000 rw-p 00000000 fe:00 42   /bin/true").is_none());
         assert!(of("1000-3000 rw-s 00000000 00:00 0 ").is_none());
         assert!(of("1000-3000 rw-p 00000000 00:00 0    [stack]").is_none());
+    }
+
+    /// A program that ends while its memory grows has shown pages all the same.
+    #[test]
+    fn a_program_that_ends_while_it_grows_is_captured() {
+        let _one = one_journal();
+        let dir = tempfile::tempdir().unwrap();
+        let undo = Arc::new(Undo::begin(&Host, &request(&[]).guardian).unwrap());
+        // Ten million characters more every fifth of a second; it is over before ten looks.
+        let script = "x=; for i in 1 2 3 4; do x=$x$(head -c 4000000 /dev/zero | tr '\\0' a); sleep 0.1; done";
+        let command = Argv {
+            argv: ["sh", "-c", script].map(String::from).to_vec(),
+            ..Argv::default()
+        };
+        let mut child = Child::start(&command, dir.path(), "grows", &undo).unwrap();
+        let pages = grown(&mut child, 1 << 20, 1).unwrap();
+        child.end();
+        let of_text = pages.iter().filter(|page| page.iter().all(|b| *b == b'a'));
+        assert!(of_text.count() > 500);
+        assert_eq!(Arc::into_inner(undo).unwrap().finish(), [""; 0]);
     }
 
     /// Its own pages are read back as they are.

@@ -1,6 +1,8 @@
 //! Descriptors of ours in the program: each has a place of its own here, and none is the program's to close.
 
 use canvas_shm::segment::shared_fd;
+use canvas_sys::pagemap::Pagemap;
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// What a descriptor of ours is for.
@@ -51,6 +53,11 @@ pub fn guard(what: Fd, fd: i32) {
 pub fn get(what: Fd) -> Option<i32> {
     let fd = OURS[what.place()].load(Ordering::Relaxed);
     (fd >= 0).then_some(fd)
+}
+
+/// This process's pagemap, which is open for good; `None` without /proc.
+pub fn pagemap() -> Option<ManuallyDrop<Pagemap>> {
+    get(Fd::Pagemap).map(Pagemap::of)
 }
 
 /// All that there are.

@@ -4,7 +4,7 @@ use canvas_sys::pagemap::{EXCLUSIVE, Pagemap, Run};
 use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::base::smaps;
+use crate::base::fds;
 
 /// Bits of what is true of an area.
 pub mod kind {
@@ -115,7 +115,7 @@ pub fn first_free(mut start: usize, mut end: usize) -> Option<(usize, usize)> {
 /// Pages of memory that canvas takes beside the program's and the copies of its pages: tables, stacks, its
 /// library's data, code that it changed. `None` where the kernel does not tell (before Linux 6.7).
 pub fn resident_pages() -> Option<i64> {
-    let map = smaps::pagemap()?;
+    let map = fds::pagemap()?;
     let exclusive = IS_CHILD.load(Ordering::Relaxed);
     let mut pages = 0;
     for area in areas(kind::COUNTS) {

@@ -9,9 +9,8 @@ use canvas_sys::pagemap::{EXCLUSIVE, PRESENT, Pagemap};
 use canvas_sys::proc::File;
 use canvas_types::PAGE_SIZE;
 use core::ffi::CStr;
-use core::mem::ManuallyDrop;
 
-use crate::base::{areas, fds, fds::Fd};
+use crate::base::{areas, fds::pagemap};
 
 /// Reads a file of /proc line by line, in a fixed buffer, without libc.
 pub struct Lines {
@@ -148,11 +147,6 @@ pub fn proportional(pid: u32) -> Option<Shares> {
         pool_rss_kib,
         pool_pss_kib,
     })
-}
-
-/// This process's pagemap, which is open for good; `None` without /proc.
-pub fn pagemap() -> Option<ManuallyDrop<Pagemap>> {
-    fds::get(Fd::Pagemap).map(Pagemap::of)
 }
 
 /// Of up to 64 pages from `addr` on, a bit for each that is present and mapped by others too.

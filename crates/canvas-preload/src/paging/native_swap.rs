@@ -14,7 +14,7 @@ use canvas_types::procfs::{self, Mapping};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{own, smaps, state};
+use crate::base::{fds, own, smaps::Lines, state};
 use crate::paging::accounting;
 
 /// Pages that one look gives the kernel at most. The program's mapping calls may wait for as long as that takes.
@@ -153,7 +153,7 @@ struct Step {
 impl Step {
     fn new(most: usize) -> Option<Step> {
         Some(Step {
-            map: smaps::pagemap()?,
+            map: fds::pagemap()?,
             left: most,
             looks: LOOK_PAGES,
             given: 0,
@@ -163,7 +163,7 @@ impl Step {
 
     /// Goes through the mappings from `from` on, as far as it may.
     fn walk(mut self, from: usize) -> Step {
-        let Some(mut lines) = smaps::Lines::open(proc::pid(), b"maps") else {
+        let Some(mut lines) = Lines::open(proc::pid(), b"maps") else {
             return self;
         };
         lines.each_while(|line| {
