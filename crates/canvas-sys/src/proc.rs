@@ -436,6 +436,17 @@ pub fn pidfd_self() -> Result<i32, Errno> {
     // SAFETY: descriptors only.
     unsafe { sys2(libc::SYS_pidfd_open, pid() as usize, 0) }.map(|fd| fd as i32)
 }
+/// A copy of the descriptor `fd` of the process that `pidfd` names, of this one mostly: its table is that of its
+/// first thread. Since Linux 5.6.
+pub fn descriptor_of(pidfd: i32, fd: i32) -> Result<i32, Errno> {
+    // SAFETY: descriptors only.
+    unsafe { sys3(libc::SYS_pidfd_getfd, pidfd as usize, fd as usize, 0) }.map(|fd| fd as i32)
+}
+/// Closes a descriptor of ours.
+pub fn close(fd: i32) {
+    // SAFETY: descriptors only.
+    let _ = unsafe { sys1(libc::SYS_close, fd as usize) };
+}
 /// `prctl`-like call with up to five plain arguments.
 ///
 /// # Safety

@@ -82,12 +82,12 @@ pub fn forbid_leaving() {
 
 /// Gives this thread a table of descriptors of its own, in which there are only ours. A file that it opens
 /// then never has the number that the program would get next: a shell that closes its input and opens a file
-/// relies on that. Where the kernel has no such call, all stays as it is.
-pub fn leave_the_programs() {
+/// relies on that. Where the kernel has no such call, all stays as it is, and this is false.
+pub fn leave_the_programs() -> bool {
     /// `CLOSE_RANGE_UNSHARE`.
     const UNSHARE: usize = 1 << 1;
     if SHARED_FOR_EVER.load(Ordering::Relaxed) {
-        return;
+        return false;
     }
     let (mut from, mut flags) = (0, UNSHARE);
     loop {
@@ -100,13 +100,13 @@ pub fn leave_the_programs() {
                 canvas_sys::sys3(libc::SYS_close_range, from as usize, to as usize, flags)
             };
             if closed.is_err() {
-                return;
+                return flags == 0;
             }
             flags = 0;
         }
         match next {
             Some(fd) => from = fd as u32 + 1,
-            None => return,
+            None => return true,
         }
     }
 }

@@ -2,6 +2,17 @@
 
 use canvas_sys::proc;
 use core::fmt::Write;
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+/// The thread that has a table of descriptors of its own, and the pidfd by which it gets at the program's.
+static ASIDE: AtomicU32 = AtomicU32::new(0);
+static PIDFD: AtomicI32 = AtomicI32::new(-1);
+
+/// This thread has left the program's table of descriptors; its lines go to the program's stderr all the same.
+pub fn stand_aside(pidfd: i32) {
+    PIDFD.store(pidfd, Ordering::Relaxed);
+    ASIDE.store(proc::tid(), Ordering::Release);
+}
 
 struct Line {
     buf: [u8; 256],
@@ -26,7 +37,14 @@ pub fn line(args: core::fmt::Arguments<'_>) {
     let _ = l.write_str("canvas: ");
     let _ = l.write_fmt(args);
     l.buf[l.len] = b'\n';
-    proc::write_all(2, &l.buf[..l.len + 1]);
+    let line = &l.buf[..l.len + 1];
+    if ASIDE.load(Ordering::Acquire) != proc::tid() {
+        return proc::write_all(2, line);
+    }
+    if let Ok(stderr) = proc::descriptor_of(PIDFD.load(Ordering::Relaxed), 2) {
+        proc::write_all(stderr, line);
+        proc::close(stderr);
+    }
 }
 
 /// `report!("...")`: one line on stderr.

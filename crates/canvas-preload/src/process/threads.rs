@@ -80,7 +80,9 @@ fn look_at_memory() {
 
 extern "C" fn reclaimer() -> ! {
     // Before it opens any file.
-    fds::leave_the_programs();
+    if fds::leave_the_programs() {
+        crate::base::report::stand_aside(state::PIDFD.load(Ordering::Relaxed));
+    }
     let mut rounds = 0u32;
     let mut swap_in = SwapIn::new();
     loop {
