@@ -354,8 +354,8 @@ fn stand_aside() {
             continue;
         };
         if let Some(fd) = number(var.value()) {
-            // SAFETY: closes a descriptor that `canvas run` made for us.
-            let _ = unsafe { canvas_sys::sys1(libc::SYS_close, fd as usize) };
+            // `canvas run` made it for us.
+            canvas_sys::proc::close(fd);
         }
         forget_variable(&var);
     }

@@ -212,8 +212,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: our descriptor.
-        let _ = unsafe { sys1(libc::SYS_close, self.0) };
+        close(self.0 as i32);
     }
 }
 

@@ -346,8 +346,7 @@ impl Uffd {
     }
     /// Closes the descriptor.
     pub fn close(self) {
-        // SAFETY: the descriptor is ours.
-        let _ = unsafe { sys1(libc::SYS_close, self.0 as usize) };
+        crate::proc::close(self.0);
     }
 }
 

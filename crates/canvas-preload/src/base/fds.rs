@@ -84,16 +84,14 @@ pub fn forbid_leaving() {
 /// then never has the number that the program would get next: a shell that closes its input and opens a file
 /// relies on that. Where the kernel has no such call, all stays as it is, and this is false.
 pub fn leave_the_programs() -> bool {
-    /// `CLOSE_RANGE_UNSHARE`.
-    const UNSHARE: usize = 1 << 1;
     if SHARED_FOR_EVER.load(Ordering::Relaxed) {
         return false;
     }
-    let (mut from, mut flags) = (0, UNSHARE);
+    let (mut from, mut flags) = (0, libc::CLOSE_RANGE_UNSHARE as usize);
     loop {
         let next = ours().filter(|fd| *fd as u32 >= from).min();
         let to = next.map_or(u32::MAX, |fd| fd as u32 - 1);
-        // With 0 among ours there would be nothing before it; they lie above the floor.
+        // Two of ours may have neighbouring numbers.
         if from <= to {
             // SAFETY: the table is this thread's own from the first call on; when that fails, there is no second.
             let closed = unsafe {

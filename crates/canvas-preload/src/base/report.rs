@@ -5,13 +5,13 @@ use core::fmt::Write;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// The thread that has a table of descriptors of its own, and the pidfd by which it gets at the program's.
-static ASIDE: AtomicU32 = AtomicU32::new(0);
+static BORROWER: AtomicU32 = AtomicU32::new(0);
 static PIDFD: AtomicI32 = AtomicI32::new(-1);
 
 /// This thread has left the program's table of descriptors; its lines go to the program's stderr all the same.
-pub fn stand_aside(pidfd: i32) {
+pub fn borrow_stderr(pidfd: i32) {
     PIDFD.store(pidfd, Ordering::Relaxed);
-    ASIDE.store(proc::tid(), Ordering::Release);
+    BORROWER.store(proc::tid(), Ordering::Release);
 }
 
 struct Line {
@@ -38,7 +38,7 @@ pub fn line(args: core::fmt::Arguments<'_>) {
     let _ = l.write_fmt(args);
     l.buf[l.len] = b'\n';
     let line = &l.buf[..l.len + 1];
-    if ASIDE.load(Ordering::Acquire) != proc::tid() {
+    if BORROWER.load(Ordering::Acquire) != proc::tid() {
         return proc::write_all(2, line);
     }
     if let Ok(stderr) = proc::descriptor_of(PIDFD.load(Ordering::Relaxed), 2) {

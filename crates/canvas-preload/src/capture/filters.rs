@@ -92,7 +92,7 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
                 if let Some(name) = forbidden(ops, len, &needed()) {
                     tell(name);
                 }
-                let unshare = [0, 0, 2, 0, 0, 0];
+                let unshare = [0, 0, libc::CLOSE_RANGE_UNSHARE as usize, 0, 0, 0];
                 let leaving = (libc::SYS_close_range, "close_range", unshare);
                 if forbidden(ops, len, &[leaving]).is_some() {
                     fds::forbid_leaving();

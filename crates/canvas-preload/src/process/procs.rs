@@ -208,14 +208,13 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
     state::PID.store(proc::pid(), Ordering::Relaxed);
     let pidfd = state::PIDFD.swap(-1, Ordering::Relaxed);
     if pidfd >= 0 {
-        // SAFETY: our own descriptor, which names the parent.
-        let _ = unsafe { canvas_sys::sys1(libc::SYS_close, pidfd as usize) };
+        // It names the parent.
+        proc::close(pidfd);
         threads::open_pidfd();
     }
     if let Some(parents) = fds::get(Fd::Pagemap) {
         fds::guard(Fd::Pagemap, -1);
-        // SAFETY: our own descriptor, which names the parent's memory.
-        let _ = unsafe { canvas_sys::sys1(libc::SYS_close, parents as usize) };
+        proc::close(parents);
     }
     threads::open_pagemap();
     // First: what follows may give up extents, and that as the parent, whose slabs would go.

@@ -9,7 +9,7 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::base::{fds, fds::Fd, freeze, own, state, thread, time};
+use crate::base::{fds, fds::Fd, freeze, own, report, state, thread, time};
 use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
@@ -81,7 +81,7 @@ fn look_at_memory() {
 extern "C" fn reclaimer() -> ! {
     // Before it opens any file.
     if fds::leave_the_programs() {
-        crate::base::report::stand_aside(state::PIDFD.load(Ordering::Relaxed));
+        report::borrow_stderr(state::PIDFD.load(Ordering::Relaxed));
     }
     let mut rounds = 0u32;
     let mut swap_in = SwapIn::new();
