@@ -39,8 +39,8 @@ static uint64_t file_tag(size_t page) { return 0xf11e0000 + page * 5 + 1; }
 
 static void hammer_files_open(struct hammer_files *f) {
     const char *t = getenv("TMPDIR");
-    snprintf(f->dir, sizeof f->dir, "%s/hammer-%d", t ? t : "/tmp", (int)getpid());
-    CHECK(mkdir(f->dir, 0700) == 0, "%s: %s", f->dir, strerror(errno));
+    snprintf(f->dir, sizeof f->dir, "%s/hammer-XXXXXX", t ? t : "/tmp");
+    CHECK(mkdtemp(f->dir), "%s: %s", f->dir, strerror(errno));
     snprintf(f->path, sizeof f->path, "%s/pattern", f->dir);
     f->pattern_fd = open(f->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     CHECK(f->pattern_fd >= 0, "%s: %s", f->path, strerror(errno));

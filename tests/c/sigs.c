@@ -341,6 +341,53 @@ static void trap(void) {
     }
 }
 
+#define FRAME_PAGES 16
+static uintptr_t frame_low;
+
+static void on_frame(int sig) {
+    (void)sig;
+    volatile char here[(FRAME_PAGES - 8) * PAGE];
+    for (size_t i = 0; i < sizeof here; i += 512)
+        here[i] = (char)i;
+    CHECK((uintptr_t)here >= frame_low && (uintptr_t)here < frame_low + FRAME_PAGES * PAGE,
+          "the handler ran at %p, off its stack", (void *)here);
+    hits++;
+}
+
+/* Writes to pages of ballast, without an order: a sweep alone would pass by pages that were used twice, and
+ * clean pages leave the swap cache as it is. */
+static void push_out(void) {
+    static size_t at;
+    for (size_t i = 0; i < ballast.pages / 2; i++) {
+        at = (at + 7919) % ballast.pages;
+        volatile uint64_t *word = ballast.base + at * WORDS;
+        *word = *word;
+    }
+}
+
+/* A signal stack that was far, and was only read since: the kernel itself is the first to write there. */
+static void frames(void) {
+    struct sigaction sa = {.sa_handler = on_frame, .sa_flags = SA_ONSTACK};
+    CHECK(sigaction(SIGUSR2, &sa, NULL) == 0, "sigaction: %s", strerror(errno));
+    for (int round = 0; round < 12; round++) {
+        uint64_t *stack = map_pages(FRAME_PAGES, PROT_READ | PROT_WRITE);
+        for (size_t p = 0; p < FRAME_PAGES; p++)
+            pattern_fill(stack + p * WORDS, (uint64_t)round * 100 + p + 1);
+        push_out();
+        for (size_t p = 0; p < FRAME_PAGES; p++)
+            CHECK(pattern_check(stack + p * WORDS, (uint64_t)round * 100 + p + 1) < 0, "stack page %zu", p);
+        frame_low = (uintptr_t)stack;
+        stack_t ss = {.ss_sp = stack, .ss_size = FRAME_PAGES * PAGE}, off = {.ss_flags = SS_DISABLE};
+        CHECK(sigaltstack(&ss, NULL) == 0, "sigaltstack: %s", strerror(errno));
+        int before = hits;
+        CHECK(raise(SIGUSR2) == 0 && hits == before + 1, "the handler did not run");
+        push_out();
+        CHECK(raise(SIGUSR2) == 0 && hits == before + 2, "the handler did not run again");
+        CHECK(sigaltstack(&off, NULL) == 0, "sigaltstack: %s", strerror(errno));
+        CHECK(munmap(stack, FRAME_PAGES * PAGE) == 0, "munmap: %s", strerror(errno));
+    }
+}
+
 /* The kernel discards nothing any more: what cannot leave must stay, and stay right. */
 static void kept(void) {
     static const int calls[] = {SYS_madvise, SYS_process_madvise};
@@ -391,6 +438,8 @@ int main(int argc, char **argv) {
         waits();
     else if (!strcmp(argv[1], "trap"))
         trap();
+    else if (!strcmp(argv[1], "frames"))
+        frames();
     else if (!strcmp(argv[1], "kept"))
         kept();
     else if (!strcmp(argv[1], "forbid"))

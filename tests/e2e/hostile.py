@@ -72,7 +72,7 @@ def sigs(part):
     return test
 
 
-for _part in ("segv", "blockall", "sigbus", "waits", "trap"):
+for _part in ("segv", "blockall", "sigbus", "waits", "trap", "frames"):
     sigs(_part)
 
 

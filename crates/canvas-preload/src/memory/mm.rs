@@ -534,7 +534,9 @@ pub fn mlock(
         let w = areas::word(page);
         loop {
             let cur = word::load(w);
-            if cur.state() == State::Resident {
+            // A page that came in write-protected is opened first: the first write to a locked page may be
+            // the kernel's, of a signal's frame, and would end the program.
+            if cur.state() == State::Resident && !cur.has(flag::PROTECTED) {
                 if word::transition(w, cur, cur.set(flag::LOCKED)) {
                     break;
                 }
