@@ -150,6 +150,19 @@ def hot_copies(r):
     r.require(counts["sequential"] < counts["zipf"] / 4, f"copies of hot pages dropped: {counts}")
 
 
+@check("in-line", as_user=True, timeout_s=120)
+def in_line(r):
+    """Where pages leave clean the thread that takes memory frees it; where they are written to the reclaim thread does."""
+    for load, most_in_line in (("random-read", True), ("random-write", False)):
+        _, stats = paged(r, load, args=["--seconds", "1"])
+        pages = {who: find(stats, f"reclaim_pages_{who}") for who in ("in_line", "background")}
+        # A heap that is filled first leaves dirty.
+        wins = pages["in_line"] > 2 * pages["background"]
+        loses = pages["in_line"] < pages["background"] / 10
+        r.require(wins if most_in_line else loses, f"{load}: pages freed {pages}")
+        r.same([find(stats, what) for what in ("verify_failures", "anomalies")], [0, 0], load)
+
+
 @check("reservations-off", as_user=True, timeout_s=120)
 def reservations_off(r):
     """Each swap-out allocates its entry; with reservations only a page's first does."""

@@ -61,6 +61,14 @@ impl Headroom {
         (start, stop.min(start + PAGES_AT_A_TIME))
     }
 
+    /// The same where threads that take memory reclaim by themselves: nobody has to be waited for.
+    #[inline]
+    pub fn marks_in_line(&self, room: i64) -> (i64, i64) {
+        let (start, stop) = self.marks(room);
+        let in_line = start.min(PAGES_LEAST);
+        (in_line, stop.min(in_line + PAGES_AT_A_TIME))
+    }
+
     /// A fault found no room left.
     #[inline]
     pub fn used_up(&self) {
@@ -111,6 +119,17 @@ mod tests {
         }
         assert_eq!(h.marks(64 * MIB), (512, 640), "half a sixteenth");
         assert_eq!(h.marks(1024 * MIB), (1024, 1152));
+    }
+
+    #[test]
+    fn in_line_less_is_kept_free_and_as_much_is_freed_at_a_time() {
+        let h = Headroom::new();
+        assert_eq!(h.marks_in_line(64 * MIB), (32, 160));
+        assert_eq!(h.marks_in_line(1024 * MIB), (32, 160));
+        for room in [0, 256, 512, 1024, 2048] {
+            assert_eq!(h.marks_in_line(room).1, h.marks(room).1, "{room}");
+            assert!(h.marks_in_line(room).0 <= h.marks(room).0, "{room}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub mod ages;
 pub mod clock;
 pub mod copies;
+pub mod dirty_share;
 pub mod floor;
 pub mod headroom;
 pub mod holds;

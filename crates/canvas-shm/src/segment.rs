@@ -204,6 +204,7 @@ counters! {
     PrefetchDropped = "prefetch_dropped": "Batches asked for ahead that the agent did not fetch: they would have come too late.",
     CacheHitPrefetch = "cache_hits_prefetch": "Faults answered from the swap cache by a prefetched page.",
     ReclaimBackground = "reclaim_pages_background": "Pages unmapped by the reclaim thread.",
+    ReclaimInLine = "reclaim_pages_in_line": "Pages unmapped by a thread that took memory, ahead of need, because pages left clean of late.",
     ReclaimDirect = "reclaim_pages_direct": "Pages unmapped by a faulting thread past its limit.",
     ReclaimCopyPath = "reclaim_pages_copy_path": "Pages evicted by write-protect, copy and discard.",
     EntryAllocLocked = "entry_allocs_locked": "Swap entries allocated under the allocator's lock, which brings a batch of them.",

@@ -14,7 +14,7 @@ use crate::base::{
     tenant::{live_slots, take_turn},
     upcalls,
 };
-use crate::paging::{ages, fork_accounting, reclaim};
+use crate::paging::{ages, fork_accounting, in_line, reclaim};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -49,7 +49,12 @@ static HEADROOM: Headroom = Headroom::new();
 /// Pages below the limit at which reclaim starts, and at which it stops: reclaim ahead of need, of what the limit
 /// leaves after native memory.
 pub fn gaps(limit: i64) -> (i64, i64) {
-    HEADROOM.marks(limit - state::seg().native_pages.load(Ordering::Relaxed))
+    let room = limit - state::seg().native_pages.load(Ordering::Relaxed);
+    if in_line::is_on() {
+        HEADROOM.marks_in_line(room)
+    } else {
+        HEADROOM.marks(room)
+    }
 }
 
 /// The reclaim thread's look at whether it works far enough ahead.
@@ -172,7 +177,7 @@ pub fn charge(n: i64) -> bool {
     };
     let (low, _) = gaps(limit);
     if used > limit - low {
-        wake_reclaimer();
+        make_room();
         if used > limit {
             HEADROOM.used_up();
             if !charge_slow(n) {
@@ -233,7 +238,10 @@ fn charge_slow(n: i64) -> bool {
             own_part(over, begun)
         };
         if gives > 0 {
-            let done = reclaim::run((over + 8).min(gives).clamp(16, 64) as u32, true);
+            let done = reclaim::run(
+                (over + 8).min(gives).clamp(16, 64) as u32,
+                reclaim::Whose::Direct,
+            );
             if done > 0 {
                 fruitless = 0;
                 got += i64::from(done);
@@ -253,7 +261,7 @@ fn charge_slow(n: i64) -> bool {
             }
             gate::wait(1_000_000);
             if fruitless % 8 == 0 {
-                reclaim::run(16, true);
+                reclaim::run(16, reclaim::Whose::Direct);
             }
             continue;
         }
@@ -360,6 +368,14 @@ fn ask_oldest(over: i64, any: bool) -> bool {
         proc::futex_wake(&p.wake, 1);
     }
     true
+}
+
+/// Past the mark: frees some, or has the reclaim thread do it.
+#[cold]
+pub fn make_room() {
+    if !in_line::reclaim() {
+        wake_reclaimer();
+    }
 }
 
 /// Wakes (or, after a fork, starts) the reclaim thread.
@@ -501,6 +517,7 @@ fn look_at_metadata(now: u64) {
 
 /// In a fork's child, which has `resident` pages in its window, all of them the parent's too.
 pub fn after_fork_in_child(resident: i64) {
+    in_line::after_fork_in_child();
     RECLAIMER.store(0, Ordering::Relaxed);
     ASLEEP.store(false, Ordering::Relaxed);
     METADATA_NS.store(0, Ordering::Relaxed);

@@ -76,7 +76,7 @@ fn give() {
             let _inside = freeze::enter();
             match accounting::excess() {
                 0 => return,
-                pages => reclaim::run(pages.min(64) as u32, true),
+                pages => reclaim::run(pages.min(64) as u32, reclaim::Whose::Direct),
             }
         };
         if done == 0 {

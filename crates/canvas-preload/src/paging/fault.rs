@@ -649,7 +649,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         count(Counter::PrefetchIssued, u64::from(done.issued));
         count(Counter::PagesIn, u64::from(done.issued));
         if accounting::short_of_room() {
-            accounting::wake_reclaimer();
+            accounting::make_room();
         }
     }
 }

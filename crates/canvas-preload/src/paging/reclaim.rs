@@ -27,7 +27,7 @@ use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
     accounting, ages, cache,
     context::{self, BATCH_PAGES, Reclaim},
-    devices, fault, swapin, trace,
+    devices, fault, in_line, swapin, trace,
 };
 
 /// Pages that left by reclaim, ever.
@@ -57,9 +57,23 @@ pub fn far_limit_reached() -> bool {
     seg.far_full.load(Ordering::Relaxed) != 0
 }
 
+/// Who reclaims, and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whose {
+    /// The reclaim thread, ahead of need.
+    Background,
+    /// A thread that takes memory, ahead of need ([`in_line`]).
+    InLine,
+    /// A thread that takes memory past the limit, or that makes room for what a device holds.
+    Direct,
+}
+
+/// Pages that a round ahead of need frees at most.
+pub const ROUND_PAGES: i64 = 128;
+
 /// Frees about `want` pages of local memory; returns how many pages were unmapped. The caller is
 /// inside with signals blocked.
-pub fn run(want: u32, direct: bool) -> u32 {
+pub fn run(want: u32, whose: Whose) -> u32 {
     let mut ctx = context::reclaim();
     let ctx = &mut *ctx;
     judge_far_pressure();
@@ -84,10 +98,10 @@ pub fn run(want: u32, direct: bool) -> u32 {
     }
     let unmapped = unmap(ctx, false);
     count(
-        if direct {
-            Counter::ReclaimDirect
-        } else {
-            Counter::ReclaimBackground
+        match whose {
+            Whose::Background => Counter::ReclaimBackground,
+            Whose::InLine => Counter::ReclaimInLine,
+            Whose::Direct => Counter::ReclaimDirect,
         },
         u64::from(unmapped),
     );
@@ -201,6 +215,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
         clean = keep_what_stays(&mut ctx.clean[..clean], |_, _| ());
     }
     ctx.protected.release();
+    in_line::note_batch(n, clean);
     let evicted = if traced { 0 } else { (n + clean) as u32 };
     EVICTED.fetch_add(u64::from(evicted), Ordering::Relaxed);
     let epoch = EPOCH.advance(
@@ -535,7 +550,10 @@ fn drop_resident_copies() -> bool {
 /// was nothing to do.
 pub fn background_round() -> bool {
     state::seg().host.forget_old(proc::now_ns());
-    let excess = accounting::excess();
+    let wanted = &state::slot().reclaim_wanted;
+    let is_ours =
+        !in_line::is_on() || accounting::short_of_room() || wanted.load(Ordering::Relaxed) != 0;
+    let excess = if is_ours { accounting::excess() } else { 0 };
     let mut worked = false;
     let (cap, avail) = (cache::slots().capacity(), cache::slots().available());
     if avail < cap / 4 {
@@ -545,18 +563,17 @@ pub fn background_round() -> bool {
     worked |= tier::give_to_others();
     worked |= tier::background_round();
     if excess > 0 {
-        let done = run(excess.min(128) as u32, false);
+        let done = run(excess.min(ROUND_PAGES) as u32, Whose::Background);
         worked |= done > 0;
-        let wanted = &state::slot().reclaim_wanted;
         let before = wanted.load(Ordering::Relaxed);
         let left = before.saturating_sub(done.max(1));
         wanted.store(left, Ordering::Relaxed);
         if before != 0 && (done > 0 || left == 0) {
             ages::note_answered(left);
         }
-    } else if state::slot().reclaim_wanted.load(Ordering::Relaxed) != 0 {
+    } else if wanted.load(Ordering::Relaxed) != 0 {
         // What it has is its floor: nobody is to wait for more.
-        state::slot().reclaim_wanted.store(0, Ordering::Relaxed);
+        wanted.store(0, Ordering::Relaxed);
         ages::note_answered(0);
     }
     if accounting::short_of_room() {
