@@ -32,3 +32,8 @@ pub fn runner(cases: u32) -> TestRunner {
     };
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
+
+/// A runner for as many further cases, which follow from the same seed: one that has run runs no more.
+pub fn runner_after(runner: &mut TestRunner) -> TestRunner {
+    TestRunner::new_with_rng(runner.config().clone(), runner.new_rng())
+}
