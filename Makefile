@@ -19,7 +19,7 @@ FRESH_PACKAGES := debootstrap
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bench bench-quick lint deps-test deps-demo clean
+	bench bench-quick bench-switch lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -99,6 +99,9 @@ bench: deps-test build ## The pager's targets against zram and plain runs (docs/
 
 bench-quick: build ## Measure built-in programs beside plain runs and zram, in about three minutes (docs/BENCH.md)
 	$(CANVAS) bench quick
+
+bench-switch: build ## Move far memory of a working program, beside swapoff of the kernel's (root; docs/BENCH.md)
+	bench/switch --canvas $(CANVAS)
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

@@ -130,6 +130,8 @@ pub struct Op {
     pub parts: usize,
     /// Write: donors that have it, a bit each.
     pub confirmed: u64,
+    /// Write: the disk was asked.
+    pub to_disk: bool,
     /// Write: the disk has it, or not.
     pub disk: Option<bool>,
 }

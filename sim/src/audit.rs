@@ -62,7 +62,7 @@ pub fn false_beliefs(world: &World) -> Vec<String> {
     wrong
 }
 
-/// Slabs of living tenants with fewer whole copies, at hosts that work, than the policy wants.
+/// Slabs of living tenants with fewer whole copies, at hosts that work and on their disk, than the policy wants.
 pub fn short_slabs(world: &World) -> usize {
     let (now, extents) = (world.now(), world.config.extents);
     let mut short = 0;
@@ -76,7 +76,11 @@ pub fn short_slabs(world: &World) -> usize {
                 let host = &world.hosts[agent.donors[c.donor].host as usize];
                 host.life == Life::Up && host.run == agent.donors[c.donor].run
             });
-            short += usize::from(whole(held) < world.config.policy.donors);
+            let policy = world.config.policy;
+            let written = first..first + extents;
+            let off_disk = |e: usize| agent.seals[e] != agent.disk[e] && !agent.is_busy(e as u32);
+            let off_disk = policy.disk && written.into_iter().any(off_disk);
+            short += usize::from(whole(held) < policy.donors || off_disk);
         }
     }
     short

@@ -2,8 +2,8 @@
 
 use canvas_place::choose::{Candidate, choose};
 use canvas_place::replicas::placement::{self, Due, Placed, has_room};
-use canvas_place::replicas::read::{self, Ask, Otherwise, Read, Then};
-use canvas_place::replicas::{REQUEST_NS, Standing, is_durable, map};
+use canvas_place::replicas::read::{self, Ask, OnDisk, Otherwise, Read, Then};
+use canvas_place::replicas::{REPAIRS, REQUEST_NS, Standing, is_durable, map};
 
 use crate::agent::{Call, Op, Sent, run_id};
 use crate::engine::Ns;
@@ -98,6 +98,7 @@ impl World {
             parts: 0,
             sent: 0,
             confirmed: 0,
+            to_disk: false,
             disk: None,
         };
         assert!(
@@ -208,6 +209,7 @@ impl World {
         let copies: Vec<(usize, u64)> = agent
             .map
             .get(&slab)
+            .filter(|_| self.config.policy.donors > 0)
             .map(|e| e.replicas.iter().map(|c| (c.donor, c.handle)).collect())
             .unwrap_or_default();
         let (mut parts, mut sent_to) = (0, 0);
@@ -223,6 +225,9 @@ impl World {
         }
         if self.config.policy.disk {
             parts += 1;
+            let agent = &mut self.agents[a];
+            agent.ops.get_mut(&id).expect("under way").to_disk = true;
+            agent.map.entry(slab).or_default().may_be_on_disk = true;
             self.use_disk(a, id);
         }
         let op = self.agents[a].ops.get_mut(&id).expect("under way");
@@ -276,7 +281,17 @@ impl World {
                 copy.lacks(within);
             }
         }
-        let confirmed = op.confirmed.count_ones() as usize;
+        if let Some(entry) = self.agents[a].map.get_mut(&slab) {
+            match op.disk {
+                Some(_) => entry.disk.fill(within),
+                None if self.config.has_disk => _ = entry.disk.add(within),
+                None => {}
+            }
+        }
+        // A copy that was given up meanwhile does not count.
+        let copies = self.agents[a].map.get(&slab).map(|e| &e.replicas);
+        let there = copies.into_iter().flatten();
+        let confirmed = there.filter(|c| op.confirmed & 1 << c.donor != 0).count();
         if is_durable(self.config.policy, confirmed, op.disk) {
             self.agents[a].seals[op.extent as usize] = op.version.expect("a write");
             self.stats.writes += 1;
@@ -320,14 +335,21 @@ impl World {
         }
     }
 
+    /// Has the disk of a tenant's host an extent, as far as is known?
+    fn on_disk(&self, a: usize, extent: u32) -> OnDisk {
+        let (slab, within) = self.place_of(extent);
+        let slab = self.agents[a].map.get(&slab);
+        OnDisk::of(slab, within, self.config.has_disk, self.config.policy)
+    }
+
     /// Asks the next copy that was not tried; false when there is none.
     fn ask_next(&mut self, a: usize, id: u32, besides: bool) -> bool {
-        let disk = self.config.policy.disk;
         loop {
             let agent = &self.agents[a];
             let Some(op) = agent.ops.get(&id) else {
                 return false;
             };
+            let disk = self.on_disk(a, op.extent);
             let (slab, within) = self.place_of(op.extent);
             let slab = agent.map.get(&slab);
             let next = op.read.next(slab, within, &agent.donors, disk, besides);
@@ -426,7 +448,7 @@ impl World {
             return;
         }
         if id >= OURS {
-            return self.repair_from_disk(a, (id - OURS) as usize);
+            return self.repair_by_disk(a, (id - OURS) as usize);
         }
         let Some(op) = self.agents[a].ops.get_mut(&id) else {
             return;
@@ -588,7 +610,7 @@ impl World {
             let Due {
                 degraded: short,
                 place,
-            } = entry.due(&agent.donors, want, now);
+            } = entry.due(&agent.donors, self.config.policy, now);
             degraded += usize::from(short);
             restless |= entry.replicas.len() > want;
             restless |= entry.replicas.iter().any(|c| c.leaving.is_some());
@@ -596,6 +618,7 @@ impl World {
                 self.place(a, slab);
             }
             self.let_go(a, slab, now);
+            self.let_go_of_disk(a, slab, now);
         }
         self.agents[a].degraded = degraded;
         self.retry_away(a);
@@ -604,6 +627,27 @@ impl World {
         let idle = agent.calls.is_empty() && agent.ops.is_empty() && agent.repairs.is_idle();
         if degraded > 0 || restless || !idle {
             self.kick(a);
+        }
+    }
+
+    /// Frees what the disk has of a slab, if that is not wanted any more, and nothing is on its way there.
+    fn let_go_of_disk(&mut self, a: usize, slab: u32, now: Ns) {
+        let (policy, extents) = (self.config.policy, self.config.extents);
+        let agent = &mut self.agents[a];
+        let of_slab = |extent: u32| extent as usize / extents == slab as usize;
+        let writes = agent
+            .ops
+            .values()
+            .any(|op| op.to_disk && of_slab(op.extent));
+        let mut jobs = (0..REPAIRS).filter_map(|slot| agent.repairs.job(slot));
+        let repairs = jobs.any(|job| job.to.is_none() && of_slab(job.extent));
+        let entry = agent.map.get_mut(&slab);
+        if !self.config.has_disk || writes || repairs {
+            return;
+        }
+        if entry.is_some_and(|e| e.let_go_of_disk(&agent.donors, policy, now)) {
+            let first = slab as usize * extents;
+            agent.disk[first..first + extents].fill(0);
         }
     }
 

@@ -36,18 +36,18 @@ impl World {
             slot,
             &mut agent.map,
             &agent.donors,
+            self.config.policy,
             writes,
             |extent| seals[extent as usize],
-            &mut Vec::new(),
         );
-        if found {
+        if found.is_found {
             self.read_for_repair(a, slot);
         }
-        found
+        found.is_found
     }
 
     fn read_for_repair(&mut self, a: usize, slot: usize) {
-        let disk = self.config.policy.disk;
+        let disk = self.config.has_disk;
         loop {
             let agent = &mut self.agents[a];
             let Some(extent) = agent.repairs.job(slot).map(|job| job.extent) else {
@@ -74,11 +74,20 @@ impl World {
         }
     }
 
-    pub(crate) fn repair_from_disk(&mut self, a: usize, slot: usize) {
-        let agent = &self.agents[a];
-        let job = agent.repairs.job(slot);
-        let version = job.map(|j| agent.disk[j.extent as usize]);
-        self.repair_read(a, slot, version);
+    /// The disk has read or written for a repair.
+    pub(crate) fn repair_by_disk(&mut self, a: usize, slot: usize) {
+        let agent = &mut self.agents[a];
+        let Some(job) = agent.repairs.job(slot) else {
+            return;
+        };
+        let there = &mut agent.disk[job.extent as usize];
+        if job.writes {
+            *there = job.seal;
+            self.end_repair(a, slot, true);
+        } else {
+            let version = *there;
+            self.repair_read(a, slot, Some(version));
+        }
     }
 
     fn write_for_repair(&mut self, a: usize, slot: usize, version: u64) {
@@ -92,7 +101,13 @@ impl World {
         let (slab, within) = self.place_of(extent);
         let agent = &mut self.agents[a];
         match agent.repairs.verified(slot, &agent.map, good, seal) {
-            Verified::Write(target) => {
+            Verified::Write(None) => {
+                agent.repairs.sent(slot);
+                agent.map.entry(slab).or_default().may_be_on_disk = true;
+                self.use_disk(a, OURS + slot as u32);
+            }
+            Verified::Has => self.end_repair(a, slot, true),
+            Verified::Write(Some(target)) => {
                 agent.repairs.sent(slot);
                 let request = Request::Write(target.handle, within, version);
                 if !self.submit(a, target.donor, Call::RepairWrite(slot), request) {
@@ -100,6 +115,7 @@ impl World {
                 }
             }
             Verified::End => self.end_repair(a, slot, false),
+            Verified::Lacks => self.read_for_repair(a, slot),
             Verified::Bad(source) => {
                 self.stats.stale += 1;
                 if let Some(source) = source {

@@ -39,8 +39,10 @@ pub struct Config {
     pub tenants: usize,
     /// Donors that a tenant knows, drawn from all other hosts.
     pub donors: usize,
-    /// Copies.
+    /// Copies; they may change while it runs ([`World::switch`]).
     pub policy: Policy,
+    /// Tenants have a disk, whether it is wanted or not.
+    pub has_disk: bool,
     /// How donors are chosen.
     pub chooser: Chooser,
     /// Memory of a host.
@@ -86,6 +88,7 @@ impl Config {
             tenants: hosts,
             donors: (hosts - 1).min(DONORS_MAX),
             policy,
+            has_disk: policy.disk,
             chooser: Chooser::TwoChoices,
             host_bytes: 64 << 30,
             own_bytes: (16 << 30, 32 << 30),
@@ -114,7 +117,8 @@ impl Config {
         assert!((1..=OPS_MAX).contains(&self.depth));
         assert!(self.slab_bytes.is_power_of_two() && self.slab_bytes <= self.lend_bytes);
         assert!(self.slabs >= 1 && self.slabs <= 4096);
-        assert!(self.policy.donors >= 1 && self.policy.donors <= 3);
+        assert!(self.policy.donors <= 3 && (self.policy.donors >= 1 || self.policy.disk));
+        assert!(self.has_disk || !self.policy.disk);
         assert!(self.own_bytes.0 <= self.own_bytes.1 && self.own_bytes.1 <= self.host_bytes);
         assert!(self.load_ns > 0 && self.ping_ns > 0);
     }
@@ -650,6 +654,15 @@ impl World {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// From now on all tenants want these copies.
+    pub fn switch(&mut self, policy: Policy) {
+        self.config.policy = policy;
+        self.config.check();
+        for a in 0..self.agents.len() {
+            self.kick(a);
         }
     }
 

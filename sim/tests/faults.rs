@@ -1,6 +1,7 @@
 //! Random failures, one at a time, in small pools: nothing is lost, agents know what they have, and all
 //! copies are made again. What fails is shrunk, and its seed is printed by proptest.
 
+use canvas_place::replicas::Policy;
 use canvas_sim::engine::{MS, SEC};
 use canvas_sim::scenario::failures::{POLICIES, Step, filled, step};
 use canvas_sim::world::Config;
@@ -60,7 +61,50 @@ proptest! {
     }
 }
 
-/// Found by the test above: the donor called again for what it wanted back before it had said what it
+/// Copies that are wanted, with a disk at hand.
+fn policy() -> impl Strategy<Value = Policy> {
+    let all = [(1, true), (2, false), (3, false), (0, true), (2, true)];
+    prop::sample::select(
+        all.map(|(donors, disk)| Policy {
+            donors,
+            disk,
+            late: false,
+        })
+        .to_vec(),
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    /// Copies move to other places while programs write and read, and a host dies in the middle of it.
+    #[test]
+    fn switches_of_copies_lose_nothing(
+        seed: u64,
+        first in policy(),
+        slabs in 1..4usize,
+        disk_bytes_per_us in prop_oneof![Just(500u64), 20..200u64],
+        load_ms in 1..8u64,
+        schedule in prop::collection::vec((0..HOSTS, 0..2000u64, policy()), 1..4),
+    ) {
+        let mut world = filled(Config {
+            slabs,
+            extents: 16,
+            has_disk: true,
+            disk_bytes_per_us: disk_bytes_per_us * 16,
+            net_bytes_per_us: 1250 * 16,
+            load_ns: load_ms * MS,
+            ..Config::new(seed, 2 * HOSTS, first)
+        });
+        for (host, after_ms, policy) in schedule {
+            let outcome = step(&mut world, host, Step::SwitchAndDie(policy, after_ms * MS));
+            prop_assert_eq!(outcome.lost, 0, "to {}", policy);
+            prop_assert!(outcome.redundant_after.is_some(), "to {}: not made good", policy);
+        }
+    }
+}
+
+/// Found by the first test above: the donor called again for what it wanted back before it had said what it
 /// holds, and that call was forgotten; its copy was counted on for good.
 #[test]
 fn a_donor_hangs_while_it_takes_memory_back() {

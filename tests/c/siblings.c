@@ -6,12 +6,7 @@
  * Prints how often a page of the busy one was seen to be gone, before it was used again, and how many of its
  * pages the idle one has in the end, both as the kernel counts them.
  */
-#include "common.h"
-
-struct child {
-    pid_t pid;
-    int to, from;
-};
+#include "children.h"
 
 /* Pages of a range that the kernel has. */
 static size_t present(const volatile void *at, size_t pages) {
@@ -30,15 +25,6 @@ static size_t present(const volatile void *at, size_t pages) {
     }
     close(fd);
     return n;
-}
-
-static void say(int fd) {
-    CHECK(write(fd, "x", 1) == 1, "%s", strerror(errno));
-}
-
-static void hear(int fd) {
-    char byte;
-    CHECK(read(fd, &byte, 1) == 1, "the other side has ended");
 }
 
 static void fill(volatile uint64_t *base, size_t from, size_t to) {
@@ -84,31 +70,6 @@ static void idle(size_t pages) {
     fprintf(stderr, "idle lost %zu of %zu\n", pages - present(base, pages), pages);
     check(base, pages);
     say(1);
-}
-
-static struct child start(char *program, char *role, char *pages, char *growth) {
-    int to[2], from[2];
-    CHECK(pipe(to) == 0 && pipe(from) == 0, "%s", strerror(errno));
-    char *argv[] = {program, role, pages, growth, NULL};
-    /* No relative: vfork's child becomes another program at once. */
-    pid_t pid = vfork();
-    CHECK(pid >= 0, "%s", strerror(errno));
-    if (pid == 0) {
-        dup2(to[0], 0);
-        dup2(from[1], 1);
-        close(to[1]);
-        close(from[0]);
-        execv(program, argv);
-        _exit(1);
-    }
-    close(to[0]);
-    close(from[1]);
-    return (struct child){pid, to[1], from[0]};
-}
-
-static void end(struct child c) {
-    int status;
-    CHECK(waitpid(c.pid, &status, 0) == c.pid && status == 0, "a child ended with %d", status);
 }
 
 int main(int argc, char **argv) {

@@ -9,7 +9,7 @@ import time
 
 from lib import canvas, procs
 from lib.clients import Memcached, Redis, wait_socket
-from lib.harness import MIB, TESTS, Skip, check
+from lib.harness import MIB, TESTS, Failure, Skip, check
 from lib.values import Values, Zipf
 
 from . import hostile, servers
@@ -27,6 +27,11 @@ print("right", flush=True)
 """
 
 
+def python():
+    """The system's interpreter: an ordinary user may not be able to read the one that runs the tests."""
+    return "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+
+
 def ask(r, *words):
     """What a command of canvas's answers, as JSON when it is."""
     done = subprocess.run([r.session.canvas, *words], capture_output=True, text=True, timeout=30)
@@ -34,13 +39,15 @@ def ask(r, *words):
     return done.stdout
 
 
-def wait_until(r, what, probe, timeout_s=60):
+def wait_until(r, what, probe, timeout_s=60, state=None):
+    """Returns what `probe` does once that is true. When it never is, says what `state` returns as well."""
     end = time.monotonic() + timeout_s
     while True:
         got = probe()
         if got:
             return got
-        r.require(time.monotonic() < end, f"{what}: not after {timeout_s} s")
+        if time.monotonic() >= end:
+            raise Failure(f"{what}: not after {timeout_s} s{f': {state()}' if state else ''}")
         time.sleep(0.1)
 
 

@@ -81,6 +81,23 @@ def tight_siblings(r):
     r.require(int(lost["idle"]) > 8 * 256, f"the idle one lost {lost['idle']} pages")
 
 
+@check("tight-asleep", timeout_s=90, **hostile.C)
+def tight_asleep(r):
+    """A process that sleeps with pages in the swap cache only is asked for them, and does not look again and again."""
+    if not r.managed:
+        return
+    used = []
+    while not used or (min(used) >= 1.6 and len(used) < 3):
+        c = r.call([r.binary("asleep"), 48, 128, 3], tag=f"asleep{len(used)}", local=32 * MIB, pool=512 * MIB)
+        r.require("asleep right" in c.out(), f"no closing line\n{c.tail()}")
+        said = re.search(r"asleep used (\d+) us of (\d+)", c.err())
+        used.append(int(said[1]) / int(said[2]))
+        r.same(canvas.find(r.load_stats(c), "verify_failures"), 0, "verify_failures")
+    # 0.5 to 1.3 times what the kernel takes to give 64 MiB (36 ms on a quiet machine), and 5 to 6 times where it looks.
+    r.note(f"asleep it used {min(used):.1f} times what 64 MiB take")
+    r.require(min(used) < 1.6, f"it used {used} times what 64 MiB take")
+
+
 @check("tight-storm", timeout_s=200)
 def tight_storm(r):
     """1,000 short processes at 32 MiB, eight at a time: the storm ends."""

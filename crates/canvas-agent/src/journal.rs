@@ -12,8 +12,10 @@ use ring::digest;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use canvas_link::Address;
+use canvas_place::replicas::Policy;
 use canvas_shm::far::SLABS_MAX;
 
+use crate::copies;
 use crate::replicas::SERVERS_MAX;
 use crate::replicas::line::LINE_BYTES;
 use crate::seal::KEY_BYTES;
@@ -40,6 +42,8 @@ const ASKED_AT: u64 = 160;
 const POOL_AT: u64 = 184;
 /// Where the first seal number lies that is not reserved.
 const SEALS_AT: u64 = 208;
+/// Where the wanted copies lie, as [`copies::number`]; 0 when nothing was noted.
+const COPIES_AT: u64 = 216;
 /// Weight (0 when nothing was noted), swap-in limit, swap-out limit (0 for none).
 const SHARE_WORDS: usize = 3;
 /// Where the donors' addresses lie: what slabs' lines number.
@@ -245,17 +249,23 @@ impl Journal {
 
     /// Runner: notes how many slabs the tenant may fill.
     pub fn set_slabs_max(&self, slabs: u64) -> Result<(), Errno> {
-        let bytes = slabs.to_le_bytes();
-        self.file.write_all_at(&bytes, SLABS_MAX_AT).map_err(errno)
+        self.put_word(SLABS_MAX_AT, slabs)
     }
 
     /// How many slabs the tenant may fill; 0 when that was not noted.
     pub fn slabs_max(&self) -> u64 {
-        let mut bytes = [0; 8];
-        match self.file.read_exact_at(&mut bytes, SLABS_MAX_AT) {
-            Ok(()) => u64::from_le_bytes(bytes),
-            Err(_) => 0,
-        }
+        self.word(SLABS_MAX_AT).unwrap_or(0)
+    }
+
+    /// Notes the copies that are wanted.
+    pub fn set_copies(&self, policy: Policy) -> Result<(), Errno> {
+        self.put_word(COPIES_AT, copies::number(policy))
+    }
+
+    /// The copies that are wanted; `None` when they were not noted.
+    pub fn copies(&self) -> Option<Policy> {
+        let number = self.word(COPIES_AT)?;
+        (number != 0).then(|| copies::policy(number))
     }
 
     /// Notes the tenant's share.
@@ -305,6 +315,17 @@ impl Journal {
             grant_bytes,
         };
         (ceiling_bytes != 0).then_some(grant)
+    }
+
+    fn put_word(&self, at: u64, word: u64) -> Result<(), Errno> {
+        let bytes = word.to_le_bytes();
+        self.file.write_all_at(&bytes, at).map_err(errno)
+    }
+
+    fn word(&self, at: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, at).ok()?;
+        Some(u64::from_le_bytes(bytes))
     }
 
     fn put_words(&self, at: u64, words: [u64; SHARE_WORDS]) -> Result<(), Errno> {
@@ -452,7 +473,14 @@ mod tests {
     #[test]
     fn the_share_is_found_again() {
         let j = Journal::create().unwrap();
-        assert_eq!((j.share(), j.asked()), (None, [None; 3]));
+        assert_eq!((j.share(), j.asked(), j.copies()), (None, [None; 3], None));
+        let copies = Policy {
+            donors: 2,
+            disk: false,
+            late: false,
+        };
+        j.set_copies(copies).unwrap();
+        assert_eq!(j.copies(), Some(copies));
         let share = Share {
             weight: 300,
             swap_in_limit: None,

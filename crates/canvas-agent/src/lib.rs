@@ -19,6 +19,7 @@
 
 pub mod agent;
 pub mod block;
+pub mod copies;
 pub mod daemon;
 pub mod disk;
 pub mod dispatch;

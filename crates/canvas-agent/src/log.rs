@@ -26,6 +26,8 @@ pub enum About {
     Hello,
     /// This donor was not known before.
     DonorFound(usize),
+    /// The tenant's copies go to other places.
+    Copies,
     /// This donor has lost slabs that it lent.
     DonorForgot(usize),
 }

@@ -3,12 +3,19 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use canvas_shm::far::SLAB_EXTENTS;
+
 use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::log::About;
 
 /// What a store moves for itself at one time.
 pub const OWN_MAX: usize = canvas_place::replicas::REPAIRS;
+
+/// The slab of an extent, and its number there.
+pub(crate) fn place(extent: u32) -> (u32, usize) {
+    (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS)
+}
 
 /// How an operation on a store ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,17 +13,19 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::agent::tenant_id;
+use crate::copies::LiveCopies;
 use crate::disk::Disk;
 use crate::dispatch::Dispatch;
 use crate::idle::Waker;
 use crate::journal::Journal;
 use crate::numbers::SealNumbers;
-use crate::replicas::{self, Policy, Replicas};
+use crate::replicas::{self, Replicas};
 use crate::seal::Sealer;
 use crate::share::Live;
 use crate::{Agent, Setup};
 use canvas_gossip::GossipError;
 use canvas_link::Address;
+use canvas_place::paths::PATHS_MAX;
 use canvas_shm::{Far, Segment};
 use canvas_wire::key::{ClusterKey, LineError};
 use nix::errno::Errno;
@@ -38,10 +40,10 @@ use canvas_types::units::Amount;
 pub const SEGMENT_FD: RawFd = 3;
 /// The journal.
 pub const JOURNAL_FD: RawFd = 4;
-/// The backing file.
+/// The first of the backing files.
 pub const BACKING_FD: RawFd = 5;
 /// One past the last.
-pub const FDS_END: RawFd = 6;
+pub const FDS_END: RawFd = BACKING_FD + PATHS_MAX as RawFd;
 
 /// What is said through the pipe: the run is over.
 pub const OVER: u8 = b'e';
@@ -62,11 +64,9 @@ pub struct Config {
     pub servers: Vec<Address>,
     /// Members of the servers' gossip.
     pub seeds: Vec<SocketAddr>,
-    /// Servers that have a copy each.
-    pub donors: usize,
-    /// There is a copy on disk.
-    pub disk: bool,
-    /// What stays free on that disk.
+    /// So many files for copies on disk, each on a disk of its own.
+    pub disks: usize,
+    /// What stays free on each of these disks.
     pub reserve: Option<Amount>,
     /// Connections to each server.
     pub links: usize,
@@ -124,14 +124,12 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         .st_ino;
     let journal = Journal::open(fd(JOURNAL_FD, "its journal")?).map_err(fail("its journal"))?;
     let key = journal.key().map_err(fail("its key"))?;
-    let backing = fd(BACKING_FD, "its file")?;
+    let backing = (BACKING_FD..FDS_END).take(args.disks);
+    let backing = backing.map(|number| fd(number, "its file"));
+    let backing = backing.collect::<Result<Vec<_>, _>>()?;
     let control = fd(0, "the pipe of its runner")?;
-    let keep = [
-        segment_fd.as_fd(),
-        journal.file().as_fd(),
-        backing.as_fd(),
-        control.as_fd(),
-    ];
+    let mut keep = vec![segment_fd.as_fd(), journal.file().as_fd(), control.as_fd()];
+    keep.extend(backing.iter().map(AsFd::as_fd));
     alone(&keep).map_err(fail("it cannot be alone"))?;
 
     let waker = Waker(far);
@@ -141,12 +139,15 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
     };
     let notes = again()?;
     let share = Live::new(notes.share().unwrap_or_default());
-    let runner = watch(control.into(), waker, notes, share.clone()).map_err(WorkerError::Thread)?;
+    let copies = notes.copies().ok_or(Errno::ENODATA);
+    let copies = LiveCopies::new(copies.map_err(fail("its copies"))?);
+    let follows = (share.clone(), copies.clone());
+    let runner = watch(control.into(), waker, notes, follows).map_err(WorkerError::Thread)?;
     let threads = WorkerError::Thread;
-    let disk = if args.disk {
-        Some(Disk::new(backing.into(), args.reserve, waker).map_err(threads)?)
-    } else {
-        None
+    let files: Vec<File> = backing.into_iter().map(File::from).collect();
+    let disk = match files.is_empty() {
+        true => None,
+        false => Some(Disk::new(files, args.reserve, waker).map_err(threads)?),
     };
     let tenant = tenant_id(far);
     // The runner may change the bound while the tenant runs.
@@ -193,10 +194,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
             servers: args.servers.clone(),
             found,
             key,
-            policy: Policy {
-                donors: args.donors,
-                disk: args.disk,
-            },
+            copies,
             sealer: Sealer::new(&setup.key, tenant),
             links: args.links,
         };
@@ -228,12 +226,12 @@ fn alone(keep: &[BorrowedFd]) -> Result<(), Errno> {
 }
 
 /// Reads what the runner says; the result holds whether it is there. It also says that `notes` have
-/// another share.
+/// another share, or other copies.
 fn watch(
     mut control: File,
     waker: Waker,
     notes: Journal,
-    share: Live,
+    (share, copies): (Live, LiveCopies),
 ) -> std::io::Result<Arc<AtomicU8>> {
     let state = Arc::new(AtomicU8::new(RUNNING));
     let ours = state.clone();
@@ -245,6 +243,9 @@ fn watch(
                 match control.read(&mut byte) {
                     Ok(1) if byte[0] == SHARE_CHANGED => {
                         share.set(notes.share().unwrap_or_default());
+                        if let Some(policy) = notes.copies() {
+                            copies.set(policy);
+                        }
                         waker.wake();
                     }
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}

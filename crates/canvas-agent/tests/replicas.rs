@@ -2,13 +2,16 @@
 //! meanwhile.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use canvas_agent::block::Block;
+use canvas_agent::copies::LiveCopies;
 use canvas_agent::disk::{self, Disk};
 use canvas_agent::dispatch::Lane;
 use canvas_agent::idle::Waker;
@@ -18,6 +21,7 @@ use canvas_agent::seal::{KEY_BYTES, Sealer};
 use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
 use canvas_donor::Server;
 use canvas_link::Address;
+use canvas_place::replicas::LATE_BYTES_MAX;
 use canvas_shm::Segment;
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX};
 use canvas_swap::extent::Packer;
@@ -90,6 +94,10 @@ impl Way {
 /// The store, and what it should hold.
 struct Rig {
     far: &'static Far,
+    /// Which copies are wanted.
+    copies: LiveCopies,
+    /// What is on the disk.
+    file: Option<File>,
     store: Replicas,
     sealer: Sealer,
     seal: u64,
@@ -101,8 +109,9 @@ struct Rig {
     /// What each slot of the store's wants to move, and those that were let move something.
     wants: [Option<(Lane, u32)>; OWN_MAX],
     moving: [bool; OWN_MAX],
-    /// Pieces that the store was let move for itself.
+    /// Pieces that the store was let move for itself, if it may.
     own: usize,
+    lets: bool,
     /// Slabs with too few copies, as was last told.
     degraded: u64,
     /// Lines for the user.
@@ -123,19 +132,24 @@ impl Rig {
     ) -> Rig {
         let (fd, _) = Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
+        let copies = LiveCopies::new(policy);
         let config = Config {
             servers: donors.iter().map(|addr| Address::from(*addr)).collect(),
             found: None,
             key: ClusterKey::without_secret(),
-            policy,
+            copies: copies.clone(),
             sealer: Sealer::new(&KEY, TENANT),
             links: 2,
         };
         let waker = Waker(far);
-        let disk = dir.map(|dir| Disk::new(disk::create(dir).unwrap(), None, waker).unwrap());
+        let file = dir.map(|dir| disk::create(dir).unwrap());
+        let again = file.as_ref().map(|file| file.try_clone().unwrap());
+        let disk = again.map(|file| Disk::new(vec![file], None, waker).unwrap());
         let journal = Journal::create().unwrap();
         let mut rig = Rig {
             far,
+            copies,
+            file,
             store: Replicas::new(far, TENANT, config, journal, disk, waker).unwrap(),
             sealer: Sealer::new(&KEY, TENANT),
             seal: 0,
@@ -146,12 +160,13 @@ impl Rig {
             wants: [None; OWN_MAX],
             moving: [false; OWN_MAX],
             own: 0,
+            lets: true,
             degraded: 0,
             said: Vec::new(),
         };
         // Until they are connected to, donors get nothing.
         let until = Instant::now() + PATIENCE;
-        while rig.write(&[0], |_| {}) != [Outcome::Done] || rig.pieces == 0 {
+        while rig.write(&[0], |_| {}) != [Outcome::Done] || rig.pieces == 0 && policy.donors > 0 {
             assert!(Instant::now() < until);
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -191,6 +206,7 @@ impl Rig {
         });
         for slot in 0..OWN_MAX {
             if let Some((lane, bytes)) = self.wants[slot]
+                && self.lets
                 && self.rng.bool()
             {
                 self.wants[slot] = None;
@@ -295,6 +311,21 @@ impl Rig {
         }
     }
 
+    /// Forgets a slab of which nothing is under way.
+    fn free(&mut self, slab: u32) {
+        let of_slab = |extent: u32| extent / SLAB_EXTENTS as u32 == slab;
+        self.oracle.retain(|extent, _| !of_slab(*extent));
+        let first = slab as usize * SLAB_EXTENTS;
+        for seal in &self.far.seals[first..first + SLAB_EXTENTS] {
+            seal.store(0, Relaxed);
+        }
+        self.store.free(slab);
+        let until = Instant::now() + PATIENCE;
+        while !matches!(self.poll()[..], [Event::Freed(freed)] if freed == slab) {
+            assert!(Instant::now() < until, "slab {slab} is not freed");
+        }
+    }
+
     fn ended(&mut self, wanted: u32) -> (Outcome, Block) {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -321,7 +352,11 @@ fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
     let dir = tempfile::tempdir().unwrap();
     for (donors, disk) in [(1, false), (1, true), (2, false), (3, true)] {
         let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
-        let policy = Policy { donors, disk };
+        let policy = Policy {
+            donors,
+            disk,
+            late: false,
+        };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..12).collect();
         for _ in 0..3 {
@@ -341,6 +376,7 @@ fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
     let policy = Policy {
         donors: 2,
         disk: true,
+        late: false,
     };
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(&servers, policy, Some(dir.path()), seed());
@@ -367,7 +403,11 @@ fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
             servers.push(donor());
         }
         let dir = tempfile::tempdir().unwrap();
-        let policy = Policy { donors: 2, disk };
+        let policy = Policy {
+            donors: 2,
+            disk,
+            late: false,
+        };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..24).collect();
         let outcomes = rig.write(&extents, |_| {});
@@ -403,6 +443,7 @@ fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
     let policy = Policy {
         donors: 1,
         disk: true,
+        late: false,
     };
     let mut rig = Rig::over(&[way.addr], policy, Some(dir.path()), seed());
     let extents: Vec<u32> = (0..8).collect();
@@ -433,12 +474,129 @@ fn of_slabs(slabs: std::ops::Range<u32>) -> Vec<u32> {
     slabs.map(|slab| slab * SLAB_EXTENTS as u32).collect()
 }
 
+/// Copies move from any places to any others while extents are written and read: nothing is lost, and what is not
+/// wanted any more is given back.
+#[test]
+fn copies_go_to_other_places_while_they_are_written_and_read() {
+    let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let policies = Policy::NAMED.map(|(_, policy)| policy);
+    let seed = seed();
+    let mut now = policies[seed as usize % policies.len()];
+    let mut rig = Rig::new(&servers, now, Some(dir.path()), seed);
+    let mut moves = 0;
+    for round in 0..12 {
+        let next = policies[rig.rng.usize(0..policies.len())];
+        moves += usize::from(next != now);
+        (rig.copies).set(next);
+        now = next;
+        let began = Instant::now();
+        loop {
+            let extents: Vec<u32> = (0..3)
+                .map(|_| rig.rng.u32(0..3 + round / 2) * SLAB_EXTENTS as u32 + rig.rng.u32(0..6))
+                .collect();
+            let distinct = extents
+                .iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .len();
+            if distinct == extents.len() && rig.rng.u8(0..4) == 0 {
+                // A slab has too few donors for a moment after there are to be more of them.
+                rig.write(&extents, |_| {});
+            }
+            if rig.rng.u8(0..8) == 0 {
+                rig.check();
+            }
+            if rig.rng.u8(0..16) == 0 {
+                let slab = rig.rng.u32(0..3);
+                rig.free(slab);
+            }
+            for _ in 0..100 {
+                assert!(rig.poll().is_empty());
+            }
+            let slabs = of_written(&rig);
+            let lent = servers.iter().map(Server::lent_slabs).sum::<usize>();
+            let disk = rig.file.as_ref().unwrap().metadata().unwrap().blocks() > 0;
+            let is_settled = rig.degraded == 0 && lent == now.donors * slabs && disk == now.disk;
+            if is_settled && began.elapsed() > Duration::from_millis(100) {
+                break;
+            }
+            assert!(
+                began.elapsed() < PATIENCE,
+                "to {now}: {} slabs have too few copies; of {slabs}, donors have {lent}; on disk: {disk}",
+                rig.degraded
+            );
+        }
+        rig.check();
+    }
+    assert!(moves > 2, "it never moved");
+    // What the last places have is all that there is.
+    assert!(rig.oracle.len() > 3);
+    servers.into_iter().for_each(Server::stop);
+}
+
+/// Infiniswap's asynchronous backup: the disk is behind, by no more than is stated, and has everything in the end.
+#[test]
+fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
+    let server = donor();
+    let dir = tempfile::tempdir().unwrap();
+    let policy = Policy::named("1+disk-async").unwrap();
+    let mut rig = Rig::new(
+        std::slice::from_ref(&server),
+        policy,
+        Some(dir.path()),
+        seed(),
+    );
+    let on_disk = |rig: &Rig| rig.file.as_ref().unwrap().metadata().unwrap().blocks() * 512;
+    let extent_bytes = EXTENT_BYTES as u64;
+    // Before it was connected to, the donor took nothing, and the disk took what was written.
+    let first = on_disk(&rig);
+    assert!(first <= extent_bytes);
+    rig.lets = false;
+    let late = (LATE_BYTES_MAX / extent_bytes) as u32;
+    let all: Vec<u32> = (1..late - 8).collect();
+    for some in all.chunks(8) {
+        assert!(rig.write(some, |_| {}).iter().all(|o| *o == Outcome::Done));
+    }
+    assert_eq!(on_disk(&rig), first, "nobody waited for it");
+    // Past the bound a write waits for the disk.
+    let more: Vec<u32> = (late..late + 64).collect();
+    for some in more.chunks(8) {
+        assert!(rig.write(some, |_| {}).iter().all(|o| *o == Outcome::Done));
+    }
+    assert!(
+        on_disk(&rig) >= first + 40 * extent_bytes,
+        "{}",
+        on_disk(&rig)
+    );
+    rig.lets = true;
+    let until = Instant::now() + PATIENCE;
+    while on_disk(&rig) < rig.oracle.len() as u64 * extent_bytes {
+        assert!(rig.poll().is_empty());
+        assert!(Instant::now() < until, "{} bytes are there", on_disk(&rig));
+    }
+    // What is under way ends.
+    for _ in 0..200 {
+        assert!(rig.poll().is_empty());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.stop();
+    rig.check();
+}
+
+/// Slabs of which something is written.
+fn of_written(rig: &Rig) -> usize {
+    let slab = |extent: &u32| extent / SLAB_EXTENTS as u32;
+    let slabs: std::collections::BTreeSet<u32> = rig.oracle.keys().map(slab).collect();
+    slabs.len()
+}
+
 #[test]
 fn a_tenant_that_ends_leaves_no_slab_lent() {
     let servers: Vec<Server> = (0..3).map(|_| donor()).collect();
     let policy = Policy {
         donors: 2,
         disk: false,
+        late: false,
     };
     let mut rig = Rig::new(&servers, policy, None, seed());
     let outcomes = rig.write(&of_slabs(0..5), |_| {});
@@ -460,6 +618,7 @@ fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
     let policy = Policy {
         donors: 1,
         disk: false,
+        late: false,
     };
     let mut rig = Rig::over(&[way.addr], policy, None, seed());
     assert_eq!(donor.lent_slabs(), 1);
@@ -486,6 +645,7 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
     let policy = Policy {
         donors: 3,
         disk: false,
+        late: false,
     };
     let mut rig = Rig::over(&addrs, policy, None, seed());
     rig.write(&of_slabs(0..4), |_| {});
@@ -586,6 +746,7 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
         let policy = Policy {
             donors: 1,
             disk: false,
+            late: false,
         };
         let mut rig = Rig::over(&[liar, honest.listening()], policy, None, seed());
         // As many pages as there can be slabs, and then no more over this connection.

@@ -66,9 +66,14 @@ fn service(args: &AgentArgs) -> Result<Service, Failure> {
         }
         _ => ClusterKey::without_secret(),
     };
-    let dir = match (&args.far_dir, policy.disk) {
-        (None, false) => None,
-        (dir, _) => Some(far_dir(dir.clone())?),
+    let dirs = options::far_dirs(&args.far_dir).map_err(Failure::usage)?;
+    let dirs = match (dirs.is_empty(), policy.disk) {
+        (true, false) => Vec::new(),
+        (true, true) => vec![far_dir(None)?],
+        (false, _) => {
+            let dirs = dirs.into_iter().map(|dir| far_dir(Some(dir)));
+            dirs.collect::<Result<_, _>>()?
+        }
     };
     let terms = match &args.config {
         Some(file) => config::tenants(file)?,
@@ -78,7 +83,7 @@ fn service(args: &AgentArgs) -> Result<Service, Failure> {
         .map_err(|why| Failure::usage(format!("agent: its gossip: {why}")))?;
     Ok(Service {
         finder,
-        dir,
+        dirs,
         reserve: args.disk_reserve.far_reserve,
         servers,
         key,

@@ -13,6 +13,7 @@ use canvas_types::units::{Amount, Size, Span};
 use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod advise;
 mod end;
 mod inspect;
 mod native;
@@ -22,7 +23,9 @@ mod run_values;
 mod share;
 mod times;
 mod tools;
+mod tune;
 
+pub use advise::AdviseArgs;
 pub use end::EndArgs;
 pub use inspect::{DumpArgs, ReadArgs};
 pub use native::NativeSwapArgs;
@@ -31,6 +34,7 @@ pub use reserve::FarReserveArgs;
 pub use run_values::{CodecArg, CopiesArg, ModeArg, PrefetchArg, SwitchArg, TimelinessArg};
 pub use share::ShareArgs;
 pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
+pub use tune::TuneArgs;
 
 /// Far memory for unmodified Linux programs.
 ///
@@ -119,6 +123,18 @@ pub enum Command {
     /// Change the bounds of a run while it runs: all of what is written, or nothing.
     #[command(after_long_help = SET_NOTES)]
     Set(SetArgs),
+    /// Say how much local memory a program needs for a wanted speed.
+    ///
+    /// Prints the speed at several sizes of local memory, measured or foretold, and the smallest size for
+    /// each wanted speed.
+    #[command(after_long_help = advise::ADVISE_NOTES)]
+    Advise(AdviseArgs),
+    /// Change runs while they run, where that makes them faster, and say what and why.
+    ///
+    /// Prints a line for each run in every interval: what reads beyond the pool cost, and what was changed
+    /// or why nothing was.
+    #[command(after_long_help = tune::TUNE_NOTES)]
+    Tune(TuneArgs),
     /// Print memory of a managed process, far pages included.
     ///
     /// The process may run, be stopped or be in a debugger's hands; it takes no part. Exit code 1 when a
@@ -196,18 +212,19 @@ pub struct RunArgs {
     #[arg(long, env = "CANVAS_FAR", value_name = "SIZE", hide_env_values = true)]
     pub far: Option<Size>,
 
-    /// Directory of the disk copy of far memory, best on a disk of its own [default:
-    /// ~/.cache/canvas/far].
+    /// Directory of the disk copy of far memory, best on a disk of its own; with several, each on another
+    /// disk, each takes a part [default: ~/.cache/canvas/far].
     ///
-    /// The file has no name and is gone when CMD's last process ends. A directory in memory (tmpfs)
-    /// works, but gains nothing.
+    /// The files have no name and are gone when CMD's last process ends. A directory in memory (tmpfs)
+    /// works, but gains nothing. Which one takes what is new follows the times that they take under load.
     #[arg(
         long,
         env = "CANVAS_FAR_DIR",
-        value_name = "DIR",
+        value_name = "DIR,...",
+        value_delimiter = ',',
         hide_env_values = true
     )]
-    pub far_dir: Option<PathBuf>,
+    pub far_dir: Vec<PathBuf>,
 
     #[command(flatten)]
     pub disk_reserve: FarReserveArgs,
@@ -402,12 +419,9 @@ pub struct WorkerArgs {
     /// Servers.
     #[arg(long = "server")]
     pub servers: Vec<Address>,
-    /// Servers that have a copy each.
+    /// Files for copies on disk.
     #[arg(long, default_value_t = 0)]
-    pub donors: usize,
-    /// There is a copy on disk.
-    #[arg(long)]
-    pub disk: bool,
+    pub disks: usize,
     #[command(flatten)]
     pub disk_reserve: FarReserveArgs,
     /// How long to look for requests after the last one.
@@ -645,9 +659,10 @@ pub struct AgentArgs {
     /// Whether what tenants asked for ahead and would come too late is left out.
     #[arg(long, value_enum, default_value_t = TimelinessArg::On)]
     pub timeliness: TimelinessArg,
-    /// Directory of the disk copies, best on a disk of its own [default: ~/.cache/canvas/far].
-    #[arg(long, value_name = "DIR")]
-    pub far_dir: Option<PathBuf>,
+    /// Directory of the disk copies, best on a disk of its own; with several, each on another disk, each
+    /// takes a part [default: ~/.cache/canvas/far].
+    #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
+    pub far_dir: Vec<PathBuf>,
     #[command(flatten)]
     pub disk_reserve: FarReserveArgs,
     /// Hosts that lend memory (`canvas serve`), separated by commas.
@@ -723,8 +738,11 @@ pub struct StatArgs {
     /// End after so many lines of each run.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Print JSON, one object a line (its fields: docs/OPERATING.md).
+    /// Print page features instead: what the pages are like, and what paging costs.
     #[arg(long)]
+    pub features: bool,
+    /// Print JSON, one object a line (its fields: docs/OPERATING.md).
+    #[arg(long, conflicts_with = "features")]
     pub json: bool,
 }
 
@@ -859,6 +877,12 @@ beyond the pool (deep); pages a second swapped in and out, and prefetch hits; th
 percentile of fault times; local memory, pool and far memory in use; MiB a second read from and
 written to far memory beyond the pool.
 
+With --features: the part of blocks of 2 MiB that was never touched (frag), of pages that left those
+that had been written to (store), of pages that came back those of a stream (seq), of faults on pages
+that had left those that twice the local memory would have spared (hot), what compression gives
+(comp), the part of files in all memory (file), by how much paging slows the program (slow), and the
+part of the time in which a thread of it was in a fault (stall).
+
 Exit codes: 0 after COUNT lines, or when the last run has ended; 2 there is no such run.
 
 Example:
@@ -867,10 +891,11 @@ Example:
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
 prefetch=streams|leap|readahead|none|auto, proactive-threshold=SIZE|N%|off,
-proactive-batch=SIZE, weight=N, swap-in-limit=RATE|none, swap-out-limit=RATE|none; they mean what
-the flags of `canvas run` mean. When local, shared or pool shrinks, what is too much is moved away.
-A run that was started without --local has no local to set, one without --shared no shared, and
-one without --far no far.
+proactive-batch=SIZE, slo=N%|p99=TIME|off, copies=1+disk|1+disk-async|2|3|none|disk, weight=N,
+swap-in-limit=RATE|none, swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.
+When local, shared or pool shrinks, what is too much is moved away. When copies change, far memory
+moves while the program goes on; `canvas status` tells when it has. What was not there from the
+start (--local, --shared, --far, a server for more copies) cannot be set later.
 
 Exit codes: 0 done; 2 nothing was changed.
 

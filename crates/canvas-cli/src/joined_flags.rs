@@ -6,6 +6,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_agent::Share;
+use canvas_agent::replicas::Policy;
 use canvas_control::hello::{Settled, Wanted};
 use canvas_shm::Far;
 use canvas_shm::far::SLAB_BYTES;
@@ -108,13 +109,8 @@ impl There<'_> {
         if let Some(asked) = args.copies
             && Wanted::from(copies_of(asked)) != self.copies
         {
-            let Wanted { donors, disk } = self.copies;
-            let disk = if disk { " and a disk" } else { "" };
-            return Some((
-                "--copies",
-                written(asked),
-                format!("{donors} servers{disk}"),
-            ));
+            let has = Policy::from(self.copies).to_string();
+            return Some(("--copies", written(asked), has));
         }
         let (share, asked) = (self.share, &args.share);
         if let Some(weight) = asked.weight.filter(|w| *w != share.weight) {
@@ -181,6 +177,10 @@ impl There<'_> {
         if asked != PROACTIVE_BATCH && batch_pages(asked) != has {
             let has = Size::from_bytes(u64::from(has) * PAGE_SIZE as u64);
             return Some(("--proactive-batch", asked.to_string(), has.to_string()));
+        }
+        let (asked, has) = (proactive.slo, config.slo());
+        if asked.is_on() && asked != has {
+            return Some(("--slo", asked.to_string(), has.to_string()));
         }
         let (spill, wait) = (
             far.spill_percent.load(Relaxed),

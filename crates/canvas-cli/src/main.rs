@@ -1,6 +1,7 @@
 //! The `canvas` command.
 #![forbid(unsafe_code)]
 
+mod advise;
 mod agent;
 mod args;
 mod bench;
@@ -25,6 +26,7 @@ mod status;
 mod table;
 mod tenant_flags;
 mod top;
+mod tune;
 mod worker;
 mod workload;
 
@@ -50,6 +52,8 @@ fn main() {
             Command::Stat(args) => stat::run(args),
             Command::Top(args) => top::run(args),
             Command::Set(args) => set::run(args),
+            Command::Advise(args) => advise::run(args),
+            Command::Tune(args) => tune::run(args),
             Command::Read(args) => inspect::read(args),
             Command::Dump(args) => inspect::dump(args),
             Command::End(args) => end::run(args),

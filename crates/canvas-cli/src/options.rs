@@ -1,14 +1,15 @@
 //! The flags of `canvas run`, checked, and with the defaults filled in.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use canvas_agent::replicas::{Policy, SERVERS_MAX};
 use canvas_link::Address;
+use canvas_place::paths::PATHS_MAX;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
-use canvas_types::Prefetch;
 use canvas_types::units::{Amount, Size};
+use canvas_types::{Prefetch, Slo};
 use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
 
@@ -50,7 +51,9 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         tenant: args.tenant.clone(),
         metrics: args.metrics,
         host_reserve: args.reserve.host_reserve.0,
-        local: args.local,
+        local: args
+            .local
+            .or_else(|| without_limit(args.proactive.slo, host)),
         pool: args.pool.unwrap_or(Size::from_bytes(host.usable_bytes / 2)),
         swap_cache,
         mode: args.mode.wanted(),
@@ -63,9 +66,16 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         prefetch: prefetch(args)?,
         proactive_threshold: args.proactive.proactive_threshold,
         proactive_batch: proactive_batch(args.proactive.proactive_batch)?,
+        slo: args.proactive.slo,
         shared: shared(args)?,
         far: far(args, host.ram_bytes)?,
     })
+}
+
+/// Where only a target bounds local memory: all that there is.
+fn without_limit(slo: Slo, host: HostMemory) -> Option<Amount> {
+    slo.is_on()
+        .then(|| Amount::Size(Size::from_bytes(host.ram_bytes)))
 }
 
 /// `--no-prefetch` is `--prefetch none` by another name.
@@ -174,7 +184,7 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
         policy,
         key,
         slabs: slabs as usize,
-        dir: args.far_dir.clone(),
+        dirs: far_dirs(&args.far_dir).map_err(Failure::run)?,
         reserve: args.disk_reserve.far_reserve,
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
@@ -187,6 +197,16 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
     }))
 }
 
+/// Far directories, not too many of them.
+pub fn far_dirs(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+    match dirs.len() {
+        ..=PATHS_MAX => Ok(dirs.to_vec()),
+        n => Err(format!(
+            "--far-dir names {n} directories; write {PATHS_MAX} at most"
+        )),
+    }
+}
+
 /// The host agent that is asked for.
 pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
     let Some(path) = &args.agent else {
@@ -196,7 +216,7 @@ pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
         ("--server", !args.servers.is_empty()),
         ("--seed", !args.seeds.is_empty()),
         ("--key-file", args.key_file.is_some()),
-        ("--far-dir", args.far_dir.is_some()),
+        ("--far-dir", !args.far_dir.is_empty()),
         ("--far-reserve", args.disk_reserve.far_reserve.is_some()),
         ("--far-timeliness", !args.far_timeliness.is_on()),
     ];
@@ -270,14 +290,9 @@ fn address(flag: &str, name: &str, have_key: bool) -> Result<SocketAddr, Failure
 
 /// How many copies, and where.
 pub fn copies_of(copies: CopiesArg) -> Policy {
-    let (donors, disk) = match copies {
-        CopiesArg::OneAndDisk => (1, true),
-        CopiesArg::Two => (2, false),
-        CopiesArg::Three => (3, false),
-        CopiesArg::None => (1, false),
-        CopiesArg::Disk => (0, true),
-    };
-    Policy { donors, disk }
+    let value = copies.to_possible_value();
+    let policy = value.and_then(|v| Policy::named(v.get_name()));
+    policy.expect("each value of the flag is the name of a policy")
 }
 
 /// The copies that were asked for, if there are servers enough.
@@ -287,19 +302,12 @@ pub fn policy(copies: Option<CopiesArg>, servers: usize, gossip: bool) -> Result
     } else {
         CopiesArg::OneAndDisk
     };
-    let copies = copies.unwrap_or(default);
-    let Policy { donors, disk } = copies_of(copies);
-    let name = copies.to_possible_value();
-    let name = name.as_ref().map_or("", |v| v.get_name());
+    let policy = copies_of(copies.unwrap_or(default));
     // Gossip may find more at any time.
-    if servers < donors && !gossip {
+    if servers < policy.donors && !gossip {
+        let donors = policy.donors;
         return Err(Failure::run(format!(
-            "--copies {name} needs {donors} servers and there are {servers}; write more after --server"
-        )));
-    }
-    if donors == 0 && (servers > 0 || gossip) {
-        return Err(Failure::run(format!(
-            "--copies {name} uses no server; leave out --server and --seed, or write --copies 1+disk"
+            "--copies {policy} needs {donors} servers and there are {servers}; write more after --server"
         )));
     }
     if servers > SERVERS_MAX {
@@ -307,7 +315,7 @@ pub fn policy(copies: Option<CopiesArg>, servers: usize, gossip: bool) -> Result
             "there are {servers} servers; write {SERVERS_MAX} at most after --server"
         )));
     }
-    Ok(Policy { donors, disk })
+    Ok(policy)
 }
 
 fn size_of(amount: Amount) -> Option<Size> {
@@ -352,6 +360,13 @@ mod tests {
 
     fn options(flags: &[&str]) -> Result<Options, Failure> {
         of_run(&run_args(flags), of(8 << 30))
+    }
+
+    #[test]
+    fn each_value_of_copies_is_a_policy_and_none_is_left_out() {
+        let all = CopiesArg::value_variants().iter().map(|c| copies_of(*c));
+        let named = Policy::NAMED.map(|(_, policy)| policy);
+        assert_eq!(all.collect::<Vec<_>>(), named);
     }
 
     #[test]

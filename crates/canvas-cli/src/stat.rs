@@ -1,6 +1,5 @@
 //! `canvas stat`: a line for each run and interval.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use canvas_types::exit;
@@ -8,10 +7,8 @@ use canvas_types::exit;
 use crate::args::StatArgs;
 use crate::control::client::{Stats, nobody};
 use crate::control::rates::{Rates, unix_s};
-use crate::error::{Failure, say};
-use crate::table::{Bytes, Count, Micros, print};
-use canvas_control::names::Name;
-use canvas_control::wire::Stat;
+use crate::error::Failure;
+use crate::table::{Bytes, Count, Micros, feature_cells, print};
 
 /// Lines between two headers.
 const HEADER_EVERY: u64 = 20;
@@ -19,7 +16,7 @@ const HEADER_EVERY: u64 = 20;
 /// Prints rates until it was told to stop, or until nothing runs any more.
 pub fn run(args: &StatArgs) -> Result<i32, Failure> {
     let wanted = args.tenant.as_deref();
-    let mut before = look(wanted);
+    let mut before = Stats::told(wanted);
     if before.is_empty() {
         return Err(nobody(wanted));
     }
@@ -29,7 +26,7 @@ pub fn run(args: &StatArgs) -> Result<i32, Failure> {
         ticks += 1;
         let next = begun + args.interval * ticks;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        let now = look(wanted);
+        let now = Stats::told(wanted);
         if now.is_empty() {
             break;
         }
@@ -44,9 +41,13 @@ pub fn run(args: &StatArgs) -> Result<i32, Failure> {
                 text.push('\n');
             } else {
                 if lines.is_multiple_of(HEADER_EVERY) {
-                    text += HEADER;
+                    text += if args.features { FEATURES } else { HEADER };
                 }
-                text += &line(&rates);
+                text += &if args.features {
+                    features(&rates)
+                } else {
+                    line(&rates)
+                };
             }
             lines += 1;
             if !print(&text) {
@@ -58,19 +59,23 @@ pub fn run(args: &StatArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// The runs that answer; of the others it is told why they do not.
-fn look(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
-    let stats = Stats::look(wanted);
-    for (name, problem) in stats.silent {
-        say(format_args!("{name}: {}", problem.text));
-    }
-    stats.told
-}
-
 const HEADER: &str = "\
 ------tenant------ ------faults/s------- -----pages/s----- -fault us-- -----memory------ -far MiB/s-
                      new cache   far deep    in   out  hits   p50   p99 local  pool   far  read write
 ";
+
+const FEATURES: &str = "\
+------tenant------   frag  store    seq    hot   comp   file   slow  stall
+";
+
+fn features(r: &Rates) -> String {
+    let mut text = format!("{:<18}", format!("{}.{}", r.tenant, r.pid));
+    for cell in feature_cells(&r.features) {
+        text += &format!(" {cell:>6}");
+    }
+    text.push('\n');
+    text
+}
 
 fn line(r: &Rates) -> String {
     let us = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| Micros(ns).to_string());

@@ -182,9 +182,11 @@ fn beyond_local(text: &mut String, s: &Status) {
         Bytes(s.used.far_pages_bytes)
     );
     if limits.far_bytes.is_some() {
+        let copies = limits.copies.as_ref();
+        let copies = copies.map_or_else(String::new, |c| format!(", copies {}", plain(c)));
         let _ = writeln!(
             text,
-            "  far   {}",
+            "  far   {}{copies}",
             of(s.used.far_bytes, limits.far_bytes, None)
         );
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use canvas_control::features::Features;
 pub use canvas_control::text::Bytes;
 
 /// A count with a unit of a thousand: `12k`.
@@ -31,6 +32,25 @@ impl fmt::Display for Micros {
         };
         f.pad(&text)
     }
+}
+
+/// What `canvas stat --features` and `canvas top` show of features, in the order of their heads.
+pub fn feature_cells(f: &Features) -> [String; 8] {
+    let percent = |r: Option<f64>| r.map_or("-".to_owned(), |r| format!("{:.0}%", r * 100.0));
+    let fine = |r: Option<f64>| match r {
+        Some(r) if r < 0.0995 => format!("{:.1}%", r * 100.0),
+        r => percent(r),
+    };
+    [
+        percent(f.fragment_ratio),
+        percent(f.store_ratio),
+        percent(f.sequential_ratio),
+        percent(f.hot_ratio),
+        f.compression.map_or("-".to_owned(), |c| format!("{c:.1}x")),
+        percent(f.file_ratio),
+        fine(f.slowdown),
+        fine(f.stall_ratio),
+    ]
 }
 
 /// Text that others have chosen, without what would move a terminal's cursor.
@@ -79,6 +99,19 @@ mod tests {
         assert_eq!(Micros(4500).to_string(), "4.5");
         assert_eq!(Micros(123_456).to_string(), "123");
         assert_eq!(format!("{:>6}|", Bytes(5)), "     5|");
+    }
+
+    #[test]
+    fn small_slowdowns_have_a_digit_more() {
+        let f = Features {
+            store_ratio: Some(0.256),
+            compression: Some(2.96),
+            slowdown: Some(0.0234),
+            stall_ratio: Some(0.0999),
+            ..Features::default()
+        };
+        let cells = feature_cells(&f);
+        assert_eq!(cells, ["-", "26%", "-", "-", "3.0x", "-", "2.3%", "10%"]);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! What the operator of a host's agent settles, as flags of `canvas run`: read from the agent's file,
 //! and filled into what a run says.
 
+use canvas_agent::replicas::Policy;
 use canvas_types::units::{RateLimit, Size};
-use clap::ValueEnum;
 
-use canvas_control::hello::Asked;
+use canvas_control::hello::{Asked, Wanted};
 use canvas_control::terms::{Terms, check_local, check_size, too_much_in_s};
 
-use crate::args::{CopiesArg, RunArgs};
+use crate::args::RunArgs;
 use crate::error::Failure;
 use crate::options::copies_of;
 
@@ -22,10 +22,7 @@ pub fn terms_of<'a>(section: impl Iterator<Item = (&'a str, &'a str)>) -> Terms 
             "local" => terms.local = Some(value.to_owned()),
             "pool" => terms.pool_bytes = size(value),
             "far" => terms.far_bytes = size(value),
-            "copies" => {
-                let copies = CopiesArg::from_str(value, false).ok();
-                terms.copies = copies.map(|c| copies_of(c).into());
-            }
+            "copies" => terms.copies = Policy::named(value).map(Wanted::from),
             "weight" => terms.weight = value.parse().ok(),
             "swap_in_limit" => terms.swap_in_limit = rate(value),
             "swap_out_limit" => terms.swap_out_limit = rate(value),

@@ -19,7 +19,7 @@ use crate::control::rates::{Rates, unix_s};
 use crate::error::Failure;
 use crate::signals;
 use crate::status::duration;
-use crate::table::{Bytes, Count, Micros, plain};
+use crate::table::{Bytes, Count, Micros, feature_cells, plain};
 use canvas_control::names::Name;
 use canvas_control::wire::{Problem, Stat};
 
@@ -104,9 +104,10 @@ impl View {
         let donors: usize = self.runs.values().map(|(s, _)| s.status.donors.len()).sum();
         let problems = self.problems();
         let fit = |rows: usize| Constraint::Length(u16::try_from(rows).unwrap_or(u16::MAX));
-        let [title, runs, trouble, lenders] = Layout::vertical([
+        let [title, runs, features, trouble, lenders] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(3),
+            fit(self.runs.len().clamp(1, 10) + 2),
             fit(problems.len().min(8)),
             fit(if donors > 0 { donors.min(20) + 2 } else { 0 }),
         ])
@@ -119,6 +120,7 @@ impl View {
         );
         frame.render_widget(Line::styled(head, bold), title);
         frame.render_widget(self.table_of_runs(), runs);
+        frame.render_widget(self.table_of_features(), features);
         let red = Style::new().fg(Color::Red);
         frame.render_widget(Paragraph::new(problems.join("\n")).style(red), trouble);
         frame.render_widget(self.table_of_donors(), lenders);
@@ -188,6 +190,23 @@ impl View {
         });
         let widths =
             [18, 8, 8, 6, 6, 6, 6, 6, 4, 7, 6, 6, 6, 6, 6, 6, 9, 9].map(Constraint::Length);
+        Table::new(rows, widths).header(header(&head))
+    }
+
+    fn table_of_features(&self) -> Table<'_> {
+        let head = [
+            "TENANT", "PID", "FRAG", "STORE", "SEQ", "HOT", "COMP", "FILE", "SLOW", "STALL",
+        ];
+        let rows = self.runs.iter().map(|(name, (_, rates))| {
+            let features = rates.as_ref().map(|r| r.features.clone());
+            let cells = feature_cells(&features.unwrap_or_default());
+            Row::new(
+                [plain(&name.tenant), name.pid.to_string()]
+                    .into_iter()
+                    .chain(cells),
+            )
+        });
+        let widths = [18, 8, 6, 6, 6, 6, 6, 6, 6, 6].map(Constraint::Length);
         Table::new(rows, widths).header(header(&head))
     }
 

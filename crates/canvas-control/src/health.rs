@@ -260,6 +260,8 @@ mod tests {
             shared_bytes: None,
             proactive_threshold_bytes: None,
             proactive_batch_bytes: 0,
+            slo: None,
+            copies: None,
         }
     }
 

@@ -4,9 +4,9 @@
 //! |---|---|---|
 //! | runner | [`Ask::Begin`] | – |
 //! | agent | [`Answer::Vacant`] | – ; it hangs up, and the runner makes a segment |
-//! | agent | [`Answer::Joins`] | segment; journal, backing file, both read-only: for the next agent |
-//! | runner | [`Ask::Tenant`] | segment; when another agent had it: journal, backing file |
-//! | agent | [`Answer::Serves`] | journal, backing file, both read-only |
+//! | agent | [`Answer::Joins`] | segment; journal, backing files, both read-only: for the next agent |
+//! | runner | [`Ask::Tenant`] | segment; when another agent had it: journal, backing files |
+//! | agent | [`Answer::Serves`] | journal, backing files, both read-only |
 //! | agent | [`Answer::Refused`] | – ; it hangs up |
 //! | runner | [`Ask::Change`] | – |
 //! | agent | [`Answer::Changed`], [`Answer::Unchanged`] | – |
@@ -14,7 +14,7 @@
 //! | operator | [`Ask::End`] | – |
 //! | agent | [`Answer::Changed`] | – ; it hangs up when all is given back |
 //! | new agent | [`Ask::Leave`] | – |
-//! | old agent | [`Answer::Leaves`], then as many [`Answer::Tenant`] | listening socket and its lock; segment, journal, backing file, and its runners' connections |
+//! | old agent | [`Answer::Leaves`], then as many [`Answer::Tenant`] | listening socket and its lock; segment, journal, backing files, and its runners' connections |
 //! | new agent | [`Ask::Taken`] | – |
 //! | old agent | [`Answer::Goes`] | – ; it ends, and the new one serves |
 //!
@@ -128,6 +128,9 @@ pub struct Change {
     /// What it may fill of the host's pool at most, where that is bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_bytes: Option<u64>,
+    /// Its copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<Wanted>,
 }
 
 /// A tenant's copies.
@@ -138,6 +141,9 @@ pub struct Wanted {
     pub donors: usize,
     /// There is one on disk.
     pub disk: bool,
+    /// That one is made after the write has ended.
+    #[serde(default)]
+    pub late: bool,
 }
 
 impl From<Policy> for Wanted {
@@ -145,6 +151,7 @@ impl From<Policy> for Wanted {
         Wanted {
             donors: p.donors,
             disk: p.disk,
+            late: p.late,
         }
     }
 }
@@ -154,6 +161,7 @@ impl From<Wanted> for Policy {
         Policy {
             donors: w.donors,
             disk: w.disk,
+            late: w.late,
         }
     }
 }
@@ -397,6 +405,7 @@ mod tests {
             copies: Some(Wanted {
                 donors: 1,
                 disk: true,
+                late: false,
             }),
             asked: Asked {
                 weight: Some(300),
@@ -412,6 +421,7 @@ mod tests {
             copies: Wanted {
                 donors: 2,
                 disk: false,
+                late: false,
             },
             slabs: 9,
             terms: Terms {
@@ -536,7 +546,7 @@ mod tests {
         #[test]
         fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
                                  from in 0usize..200, len in 0usize..20) {
-            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false }), asked: Asked::default() };
+            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false }), asked: Asked::default() };
             let mut bytes = Ask::Tenant(hello.clone()).encode();
             if let Ok(ask) = Ask::decode(&bytes) {
                 prop_assert!(judge_name(&hello.name).is_ok() && (1..=SLABS_MAX).contains(&slabs));

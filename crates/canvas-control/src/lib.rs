@@ -6,6 +6,7 @@
 //! | [`place`] | the directory of these sockets |
 //! | [`peers`] | those who ask: served beside something more important |
 //! | [`names`] | what tenants and runs are called |
+//! | [`features`] | what a run's pages are like, and what paging costs it |
 //! | [`health`] | what can be wrong with a tenant, by codes that stay the same |
 //! | [`metrics`] | the same figures for scrapers |
 //! | [`hello`] | messages between runners and the host's agent |
@@ -17,6 +18,7 @@
 //! and none allocates by a length that it has not checked. Nothing here waits.
 #![forbid(unsafe_code)]
 
+pub mod features;
 pub mod health;
 pub mod hello;
 pub mod metrics;

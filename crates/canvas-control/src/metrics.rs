@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Error;
 
-use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
+use canvas_shm::histogram::BUCKETS;
 use canvas_shm::segment::Counter;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -57,6 +57,23 @@ impl Out<'_> {
             .0
             .encode_descriptor(name, help, None, MetricType::Counter)?;
         metric.encode_counter::<NoLabelSet, V, f64>(&value, None)
+    }
+
+    /// Counters of one family, told apart by labels.
+    pub fn counters<'l, V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = (Labels<'l>, V)>,
+    ) -> Result<(), Error> {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in values {
+            let mut one = metric.encode_family(&labels)?;
+            one.encode_counter::<NoLabelSet, V, f64>(&value, None)?;
+        }
+        Ok(())
     }
 
     /// A gauge.
@@ -114,8 +131,10 @@ impl Collector for Run {
         }
         encode_donors(&mut out, &status.donors)?;
         encode_health(&mut out, status)?;
-        let (buckets, count, sum) = buckets(&self.0.fault_ns);
-        let help = "Faults by how long they took; the sum is right to within an eighth.";
+        encode_features(&mut out, &self.0)?;
+        let (buckets, count) = buckets(&self.0.fault_ns);
+        let sum = self.0.features.fault_ns as f64 / 1e9;
+        let help = "Faults by how long they took.";
         let mut metric =
             out.0
                 .encode_descriptor("canvas_fault_seconds", help, None, MetricType::Histogram)?;
@@ -132,6 +151,16 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
             Counter::StallNs => out.counter(
                 "canvas_stall_seconds",
                 "Time that faulting threads spent in direct reclaim.",
+                value as f64 / 1e9,
+            )?,
+            Counter::FaultSleepNs => out.counter(
+                "canvas_fault_sleep_seconds",
+                "Time that threads slept until an answer from beyond the pool came.",
+                value as f64 / 1e9,
+            )?,
+            Counter::ReclaimCpuNs => out.counter(
+                "canvas_reclaim_cpu_seconds",
+                "Processor time of the reclaim threads.",
                 value as f64 / 1e9,
             )?,
             Counter::ProactiveNs => out.counter(
@@ -345,11 +374,86 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
         far.degraded_slabs as f64,
     )?;
     out.gauge(
+        "canvas_disk_behind_bytes",
+        "What the disk lacks because it is written there late.",
+        far.disk_behind_bytes as f64,
+    )?;
+    out.gauge(
         "canvas_agents",
         "Agent processes so far.",
         f64::from(far.agents),
     )?;
     Ok(())
+}
+
+/// Page features of the run so far. What they follow from are counters, for those of an interval.
+fn encode_features(out: &mut Out, stat: &Stat) -> Result<(), Error> {
+    let sums = &stat.features;
+    let of = sums.features((stat.status.uptime_s * 1e9) as u64);
+    out.counter(
+        "canvas_cpu_seconds",
+        "Processor time of the processes that run, and of children that they waited for.",
+        sums.cpu_ns as f64 / 1e9,
+    )?;
+    for (name, help, value) in [
+        (
+            "canvas_fragment_ratio",
+            "Of the blocks of 2 MiB in use, the part that was never touched.",
+            of.fragment_ratio,
+        ),
+        (
+            "canvas_store_ratio",
+            "Of the pages that left, those that had been written to.",
+            of.store_ratio,
+        ),
+        (
+            "canvas_sequential_ratio",
+            "Of the pages that came back, those of a stream.",
+            of.sequential_ratio,
+        ),
+        (
+            "canvas_hot_ratio",
+            "Of the faults on pages that had left, those on pages that twice the local memory would have kept.",
+            of.hot_ratio,
+        ),
+        (
+            "canvas_compression",
+            "Size of pages in the pool over what they take there.",
+            of.compression,
+        ),
+        (
+            "canvas_file_ratio",
+            "Of all memory of the processes, that of files.",
+            of.file_ratio,
+        ),
+        (
+            "canvas_slowdown",
+            "Time that paging takes over the time that the program would need without.",
+            of.slowdown,
+        ),
+        (
+            "canvas_stall_ratio",
+            "Part of the time in which a thread of a process or more was in a fault.",
+            of.stall_ratio,
+        ),
+    ] {
+        if let Some(value) = value {
+            out.gauge(name, help, value)?;
+        }
+    }
+    let times_of = sums.refaults.iter().enumerate();
+    let labels: Vec<_> = times_of
+        .map(|(i, n)| ((1u32 << i.min(31)).to_string(), *n))
+        .collect();
+    let with_label: Vec<_> = labels
+        .iter()
+        .map(|(below, n)| ([("below", below.as_str())], *n))
+        .collect();
+    out.counters(
+        "canvas_refaults",
+        "Faults on pages that had left, by how long they were away, in sixteenths of local memory that was evicted.",
+        with_label.iter().map(|(labels, n)| (&labels[..], *n)),
+    )
 }
 
 fn encode_health(out: &mut Out, status: &Status) -> Result<(), Error> {
@@ -416,29 +520,28 @@ fn encode_donors(out: &mut Out, donors: &[Donor]) -> Result<(), Error> {
     )
 }
 
-/// Counts by upper bound in seconds, all of them, and the sum of times (from the middles of buckets).
-fn buckets(fault_ns: &[u64]) -> (Vec<(f64, u64)>, u64, f64) {
+/// Counts by upper bound in seconds, and all of them.
+fn buckets(fault_ns: &[u64]) -> (Vec<(f64, u64)>, u64) {
     let mut shown: Vec<(f64, u64)> = POWERS
         .map(|power| ((1u64 << power) as f64 / 1e9, 0))
         .chain([(INFINITE, 0)])
         .collect();
-    let (mut count, mut sum) = (0, 0.0);
+    let mut count = 0;
     for (bucket, n) in fault_ns.iter().enumerate().take(BUCKETS) {
-        let (from, to) = (bucket_floor_ns(bucket), bucket_floor_ns(bucket + 1));
         // Its upper bound is at most the power's: four of them end at one.
         let at = (bucket / PER_POWER + 2)
             .saturating_sub(POWERS.start)
             .min(shown.len() - 1);
         shown[at].1 += n;
         count += n;
-        sum += *n as f64 * (from + to) as f64 / 2e9;
     }
-    (shown, count, sum)
+    (shown, count)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use canvas_shm::histogram::bucket_floor_ns;
 
     #[test]
     fn nothing_ends_a_label_early() {
@@ -450,7 +553,7 @@ mod tests {
         for bucket in 0..BUCKETS {
             let mut one = vec![0; BUCKETS];
             one[bucket] = 5;
-            let (shown, count, _) = buckets(&one);
+            let (shown, count) = buckets(&one);
             let at = shown.iter().position(|(_, n)| *n == 5).unwrap();
             let fits = |i: usize| bucket_floor_ns(bucket + 1) as f64 / 1e9 <= shown[i].0;
             assert!(count == 5 && fits(at), "{bucket} in {:?}", shown[at]);

@@ -53,12 +53,14 @@ pub struct AgentStatus {
     pub pid: u32,
     /// Slabs with fewer copies than the policy asks for.
     pub degraded_slabs: u64,
+    /// What the disk lacks because it is written there late, in bytes.
+    pub disk_behind_bytes: u64,
     /// Donors, in the order in which they were named.
     pub donors: Vec<DonorStatus>,
 }
 
 /// Bytes before the donors, and bytes of each.
-const HEAD_BYTES: usize = 24;
+const HEAD_BYTES: usize = 32;
 const DONOR_BYTES: usize = 40;
 /// `round_trip_us` of a donor that never answered.
 const NEVER: u32 = u32::MAX;
@@ -71,6 +73,7 @@ impl AgentStatus {
         out.extend(self.pid.to_le_bytes());
         out.extend((self.donors.len() as u32).to_le_bytes());
         out.extend(self.degraded_slabs.to_le_bytes());
+        out.extend(self.disk_behind_bytes.to_le_bytes());
         for d in &self.donors {
             let (is_v6, ip) = match d.addr.ip() {
                 IpAddr::V4(ip) => (0, ip.to_ipv6_mapped()),
@@ -115,6 +118,7 @@ impl AgentStatus {
             at_ns: u64_at(head, 0)?,
             pid: u32_at(head, 8)?,
             degraded_slabs: u64_at(head, 16)?,
+            disk_behind_bytes: u64_at(head, 24)?,
             donors: donors.iter().map(donor).collect::<Option<_>>()?,
         })
     }
@@ -148,10 +152,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_written_is_read(
-            at_ns: u64, pid: u32, degraded_slabs: u64,
+            at_ns: u64, pid: u32, degraded_slabs: u64, disk_behind_bytes: u64,
             donors in proptest::collection::vec(donor(), 0..70),
         ) {
-            let status = AgentStatus { at_ns, pid, degraded_slabs, donors };
+            let status = AgentStatus { at_ns, pid, degraded_slabs, disk_behind_bytes, donors };
             prop_assert_eq!(AgentStatus::decode(&status.encode()), Some(status));
         }
 

@@ -244,6 +244,7 @@ mod tests {
             copies: Some(Wanted {
                 donors: 0,
                 disk: true,
+                late: false,
             }),
             weight: Some(50),
             swap_in_limit: Some(10 << 20),

@@ -163,6 +163,9 @@ pub struct Limits {
     pub far_wait_ms: Option<u64>,
     /// `--prefetch`.
     pub prefetch: String,
+    /// `--copies`; `null` without far memory.
+    #[serde(default)]
+    pub copies: Option<String>,
     /// `--weight`; `null` without far memory.
     #[serde(default)]
     pub weight: Option<u32>,
@@ -181,6 +184,9 @@ pub struct Limits {
     /// What `--proactive-threshold` comes to; `null` when it is off.
     #[serde(default)]
     pub proactive_threshold_bytes: Option<u64>,
+    /// `--slo`; `null` when it is off.
+    #[serde(default)]
+    pub slo: Option<String>,
     /// `--proactive-batch`.
     #[serde(default)]
     pub proactive_batch_bytes: u64,
@@ -271,6 +277,9 @@ pub struct Far {
     pub repairs: u64,
     /// Slabs with too few copies now.
     pub degraded_slabs: u64,
+    /// What the disk lacks now because it is written there late (`--copies 1+disk-async`), in bytes.
+    #[serde(default)]
+    pub disk_behind_bytes: u64,
     /// Agents so far.
     pub agents: u32,
     /// What was asked for because a thread waits for it.
@@ -282,6 +291,12 @@ pub struct Far {
     /// What was written.
     #[serde(default)]
     pub swap_out: Class,
+    /// Single reads that a fault waited for, as the program counts them.
+    #[serde(default)]
+    pub fault_reads: u64,
+    /// How long these took in all, in ns.
+    #[serde(default)]
+    pub fault_read_ns: u64,
     /// Of what was asked for ahead: not done, because it would have come too late.
     #[serde(default)]
     pub dropped: u64,
@@ -320,6 +335,9 @@ impl Far {
     /// What the tenant's far area counts, and what its caller knows of degraded slabs.
     pub fn of(area: &canvas_shm::Far, degraded_slabs: u64) -> Far {
         let s = &area.stats;
+        let mut read_ns = [0; canvas_shm::histogram::BUCKETS];
+        s.read_ns.add_to(&mut read_ns);
+        let count = read_ns.iter().fold(0, |sum: u64, n| sum.saturating_add(*n));
         Far {
             extents_out: s.extents_out.load(Relaxed),
             bytes_out: s.bytes_out.load(Relaxed),
@@ -329,10 +347,13 @@ impl Far {
             corrupt: s.corrupt.load(Relaxed),
             repairs: s.repairs.load(Relaxed),
             degraded_slabs,
+            disk_behind_bytes: 0,
             agents: area.agent.load(Relaxed),
             demand: Class::of(s, class::DEMAND),
             prefetch: Class::of(s, class::PREFETCH),
             swap_out: Class::of(s, class::SWAP_OUT),
+            fault_reads: count,
+            fault_read_ns: s.read_ns.sum_ns(),
             dropped: s.dropped.load(Relaxed),
             promoted: s.promoted.load(Relaxed),
             agent_cpu_s: (s.agent_ns.load(Relaxed) / 1000) as f64 / 1e6,
@@ -368,6 +389,9 @@ pub struct Stat {
     pub fault_ns: Vec<u64>,
     /// The longest.
     pub fault_ns_max: u64,
+    /// What page features follow from; a run of before they were says none.
+    #[serde(default)]
+    pub features: crate::features::Sums,
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The way to the agent and back: requests of this process in its mailbox ([`canvas_shm::mailbox`]), and the job
 //! that goes with each ([`crate::job`]).
 
+use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::extent::{self, EXTENT_BYTES};
@@ -113,12 +114,13 @@ pub(crate) fn wait(
     let (m, owner) = (b.mailbox(), b.owner());
     let contention = &owner.state().contention;
     let begun = owner.now_ns();
-    loop {
+    let mut slept_ns = 0;
+    let ended = loop {
         if let Some(status) = m.ended(i) {
-            return Some(status);
+            break Some(status);
         }
         if !ours() {
-            return None;
+            break None;
         }
         let waited = owner.now_ns() - begun;
         if spins && waited < SPIN_NS && !contention.is_here(begun + waited) {
@@ -128,12 +130,18 @@ pub(crate) fn wait(
             continue;
         }
         if waited > b.wait_ns_max() {
-            return m.ended(i);
+            break m.ended(i);
         }
         if let Some((word, value)) = m.about_to_sleep(i) {
+            let lay_down = owner.now_ns();
             b.sleep(word, value, SLICE_NS);
+            slept_ns += owner.now_ns().saturating_sub(lay_down);
         }
+    };
+    if slept_ns > 0 {
+        owner.count(Counter::FaultSleepNs, slept_ns);
     }
+    ended
 }
 
 /// The job that brings this extent back.

@@ -12,6 +12,7 @@ use crate::channel::{self, Request};
 use crate::completion::finish;
 use crate::job::JobKind;
 use crate::lead_time;
+use crate::room;
 use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
 use crate::unhold;
 
@@ -95,6 +96,17 @@ impl Default for Stored {
     fn default() -> Stored {
         Stored::new()
     }
+}
+
+/// A page that was read alone ([`load`] left its record in `stored`) comes into the pool as well, where that has room:
+/// otherwise it would be read beyond the pool each time that it leaves unchanged. The caller has the page still.
+pub fn keep(b: &impl Beyond, entry: SwapEntry, place: DeepPlace, stored: &Stored) -> bool {
+    let owner = b.owner();
+    if owner.state().room.has_no_place() || !room::pool_has_room(b) {
+        return false;
+    }
+    let record = &stored.0[..HEADER_BYTES + place.len as usize];
+    (owner.pool()).promote(entry, place, record, owner.keeps_places())
 }
 
 /// Brings a whole extent back, in the background, unless that is under way. The caller has claimed a page whose

@@ -12,7 +12,7 @@ use canvas_far::{completion, fetch, resident_copies, spill};
 use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
-use canvas_testing::random::{runner, runner_after};
+use canvas_testing::random::run_until;
 use proptest::prelude::*;
 use toy::agent::Mood;
 use toy::{Content, FAR, Toy, World, ZEROS};
@@ -186,9 +186,6 @@ fn wind_up(toy: &Toy, oracle: &mut Oracle) {
     assert_eq!(spill::idle_ns(toy), u64::MAX, "nothing is being written");
 }
 
-/// Rounds of cases at most, until everything has happened.
-const ROUNDS_MAX: usize = 10;
-
 #[test]
 fn no_page_is_lost_and_none_becomes_another() {
     // What must have happened somewhere, or the model would say nothing of it.
@@ -231,16 +228,7 @@ fn no_page_is_lost_and_none_becomes_another() {
         all.find(|name| *name != "compacted" && seen.get(name).is_none_or(|n| *n == 0))
     };
     // Some of it happens in one case of twenty: more cases as long as something is missing.
-    let mut runner = runner(64);
-    for _ in 0..ROUNDS_MAX {
-        if let Err(failed) = runner.run(&plan, case) {
-            panic!("{failed}");
-        }
-        if missing().is_none() {
-            break;
-        }
-        runner = runner_after(&mut runner);
-    }
+    run_until(64, &plan, case, || missing().is_none());
     println!("{:?}", seen.borrow());
     assert_eq!(missing(), None, "never happened");
 }

@@ -126,6 +126,32 @@ fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
     toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
 }
 
+/// A page whose neighbours are all used up is not read beyond the pool each time.
+#[test]
+fn a_page_that_was_read_alone_is_in_the_pool_from_then_on_if_that_has_room() {
+    for has_room in [true, false] {
+        let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+        let toy = w.toy();
+        out(&toy, 0, 60);
+        settle(&toy);
+        let gone = beyond(&toy);
+        if has_room {
+            w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+        }
+        let entry = toy.word(gone[0]).entry();
+        toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
+        assert_eq!(toy.pool.deep_place(entry).is_none(), has_room);
+        settle(&toy);
+        out(&toy, gone[0], gone[0] + 1);
+        settle(&toy);
+        let before = w.counted(Counter::FaultDeep);
+        toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
+        let read_again = w.counted(Counter::FaultDeep) > before;
+        assert_eq!(read_again, !has_room);
+        toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+    }
+}
+
 #[test]
 fn what_came_back_and_did_not_change_leaves_the_pool_unwritten() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);

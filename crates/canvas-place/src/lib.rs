@@ -2,22 +2,32 @@
 //! simulator call the same code. No clock, no thread, no system call; random numbers come from the
 //! caller's seeded generator.
 //!
+//! * [`advise`]: which size of local memory a wanted speed takes, by trying some;
 //! * [`choose`]: which donor gets a slab;
+//! * [`curve`]: what of a program's faults would remain with more local memory;
 //! * [`elastic`]: how much of a host's pool each of its tenants may fill;
 //! * [`replicas`]: where a slab's replicas are placed, which of them count, which is read, what is
 //!   repaired from where, which is given up;
 //! * [`headroom`]: how much of its memory a donor lends, and when it takes some back;
 //! * [`lease`]: when a donor has not heard of a client for too long;
 //! * [`pace`]: how long a donor is waited for before another copy is asked as well;
+//! * [`paths`]: which of several directories takes what is written next;
 //! * [`reserve`]: how far a tenant may grow where its host runs out of memory;
+//! * [`slo`]: how much a program gives up ahead of need, so that paging slows it by no more than a target;
+//! * [`tune`]: what `canvas tune` changes of a run;
 //! * [`victims`]: which slabs it takes back.
 #![forbid(unsafe_code)]
 
+pub mod advise;
 pub mod choose;
+pub mod curve;
 pub mod elastic;
 pub mod headroom;
 pub mod lease;
 pub mod pace;
+pub mod paths;
 pub mod replicas;
 pub mod reserve;
+pub mod slo;
+pub mod tune;
 pub mod victims;

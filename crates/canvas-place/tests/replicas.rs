@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canvas_place::choose::choose;
+use canvas_place::replicas::map::Gaps;
 use canvas_place::replicas::placement::{self, Placed, has_room};
-use canvas_place::replicas::read::{Answer, Ask, Otherwise, Read, Then};
+use canvas_place::replicas::read::{Answer, Ask, OnDisk, Otherwise, Read, Then};
 use canvas_place::replicas::repair::{From, HOPELESS_NS, Repairs, Verified};
 use canvas_place::replicas::{
     AGAIN_NS, DonorView, GRACE_NS, Map, Policy, REPAIRS, Replica, Slab, Standing, map,
@@ -43,6 +44,12 @@ enum Step {
     WantBack(u32, usize, u64),
     LetGo(u32),
     Forgets(u32, usize),
+    /// The policy is the next one.
+    Policy,
+    /// The disk lacks an extent of the slab, has all of it, or may lose it.
+    DiskLacks(u32),
+    DiskGains(u32),
+    LetGoOfDisk(u32),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -57,6 +64,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (slab(), 0..DONORS, 0..2 * AGAIN_NS).prop_map(|(s, d, t)| Step::WantBack(s, d, t)),
         3 => slab().prop_map(Step::LetGo),
         1 => (slab(), 0..DONORS).prop_map(|(s, d)| Step::Forgets(s, d)),
+        1 => Just(Step::Policy),
+        1 => slab().prop_map(Step::DiskLacks),
+        1 => slab().prop_map(Step::DiskGains),
+        2 => slab().prop_map(Step::LetGoOfDisk),
     ];
     prop::collection::vec(one, 1..120)
 }
@@ -77,6 +88,9 @@ struct Oracle {
     again: BTreeMap<u32, u64>,
     asked: BTreeMap<u32, Vec<usize>>,
     donors: Vec<DonorView>,
+    /// Slabs of which the disk lacks something, and everything.
+    off_disk: BTreeSet<u32>,
+    nothing_on_disk: BTreeSet<u32>,
 }
 
 impl Oracle {
@@ -123,11 +137,13 @@ impl Oracle {
         });
         assert_eq!(has_room(&self.donors[..], SLAB_BYTES), room);
         let (all, whole) = (&self.slabs[&slab], self.count(slab, false));
-        let enough = whole >= policy.donors;
-        let may_go = |until: u64| self.now >= until || enough || policy.disk && !room;
+        let on_disk = policy.disk && !self.off_disk.contains(&slab);
+        let enough = whole >= policy.donors && (policy.donors > 0 || on_disk);
+        let may_go = |until: u64| self.now >= until || enough || on_disk && !room;
         let wanted = all.iter().find(|c| c.until.is_some_and(may_go));
         let mut stay = all.iter().filter(|c| c.until.is_none());
-        let surplus = enough && all.len() > policy.donors && stay.clone().count() > 0;
+        let complete = enough && policy.disk == on_disk;
+        let surplus = complete && all.len() > policy.donors && stay.clone().count() > 0;
         match (given, wanted) {
             (Some((donor, called)), Some(first)) => called && donor == first.donor,
             // One that serves goes only when all that stay do.
@@ -142,19 +158,46 @@ impl Oracle {
 
 proptest! {
     #[test]
-    fn placement_is_as_sets_have_it(steps in steps(), want in 1..4usize, disk: bool) {
-        let policy = Policy { donors: want, disk };
+    fn placement_is_as_sets_have_it(
+        steps in steps(),
+        policies in prop::collection::vec((0..4usize, any::<bool>()), 1..4),
+    ) {
+        let policy_of = |(donors, disk)| Policy { donors, disk: disk || donors == 0, late: false };
+        let mut policies = policies.into_iter().map(policy_of).cycle();
+        let mut policy = policies.next().unwrap();
         let mut map: Map = (0..SLABS).map(|s| (s, Slab::default())).collect();
         let mut o = Oracle {
             slabs: (0..SLABS).map(|s| (s, Vec::new())).collect(),
             donors: vec![view(true, false); DONORS],
             now: 1,
+            nothing_on_disk: (0..SLABS).collect(),
             ..Oracle::default()
         };
         let mut handles = 0;
         for step in steps {
+            let Policy { donors: want, disk, .. } = policy;
             match step {
                 Step::Wait(ns) => o.now += ns,
+                Step::Policy => policy = policies.next().unwrap(),
+                Step::DiskLacks(slab) => {
+                    map.get_mut(&slab).unwrap().disk.add(3);
+                    o.off_disk.insert(slab);
+                }
+                Step::DiskGains(slab) => {
+                    let entry = map.get_mut(&slab).unwrap();
+                    (entry.disk, entry.may_be_on_disk) = (Gaps::default(), true);
+                    o.off_disk.remove(&slab);
+                    o.nothing_on_disk.remove(&slab);
+                }
+                Step::LetGoOfDisk(slab) => {
+                    let goes = map.get_mut(&slab).unwrap().let_go_of_disk(&o.donors[..], policy, o.now);
+                    let enough = want > 0 && o.count(slab, false) >= want;
+                    prop_assert_eq!(goes, !disk && enough && !o.nothing_on_disk.contains(&slab));
+                    if goes {
+                        o.off_disk.insert(slab);
+                        o.nothing_on_disk.insert(slab);
+                    }
+                }
                 Step::Place(slab, draw) => {
                     if o.again.get(&slab).is_some_and(|again| o.now >= *again) {
                         o.refused.retain(|(s, _)| *s != slab);
@@ -186,6 +229,7 @@ proptest! {
                     prop_assert_eq!(got, if ok { Placed::Yes } else { Placed::No { again } });
                     if ok {
                         o.refused.remove(&(slab, donor));
+                        o.again.remove(&slab);
                         let all = o.slabs.get_mut(&slab).unwrap();
                         all.retain(|c| c.donor != donor);
                         all.push(Naive { donor, handle: handles, until: None });
@@ -232,6 +276,7 @@ proptest! {
                     }
                 }
             }
+            let Policy { donors: want, disk, .. } = policy;
             for slab in 0..SLABS {
                 let (entry, naive) = (&map[&slab], &o.slabs[&slab]);
                 let got: Vec<_> = entry.replicas.iter().map(|c| (c.donor, c.handle)).collect();
@@ -239,8 +284,9 @@ proptest! {
                 prop_assert_eq!(got, all);
                 let asked = o.asked.get(&slab).is_some_and(|a| !a.is_empty());
                 let is_time = o.again.get(&slab).is_none_or(|again| o.now >= *again);
-                let due = entry.due(&o.donors[..], want, o.now);
-                prop_assert_eq!(due.degraded, o.count(slab, false) < want);
+                let due = entry.due(&o.donors[..], policy, o.now);
+                let on_disk = !disk || !o.off_disk.contains(&slab);
+                prop_assert_eq!(due.degraded, o.count(slab, false) < want || !on_disk);
                 prop_assert_eq!(due.place, !asked && is_time && o.count(slab, true) < want);
                 let counts = |c: &&Naive| disk || o.serves(c.donor, false);
                 let have = naive.iter().filter(counts).count();
@@ -257,12 +303,13 @@ proptest! {
     #[test]
     fn a_read_asks_everybody_and_ends_once(
         flags in prop::collection::vec(any::<[bool; 3]>(), 0..DONORS),
-        has_disk: bool,
+        disk in prop::sample::select(vec![OnDisk::No, OnDisk::Yes, OnDisk::Unsure, OnDisk::First]),
         good in prop::collection::btree_set(0..DONORS, 0..DONORS),
         disk_is_good: bool,
         events in prop::collection::vec((0..4u8, any::<usize>()), 0..60),
     ) {
         let donors: Vec<DonorView> = flags.iter().map(|f| view(f[0], f[1])).collect();
+        let has_disk = matches!(disk, OnDisk::Yes | OnDisk::First);
         let mut slab = Slab::default();
         for (d, f) in flags.iter().enumerate() {
             let mut one = replica(d, d as u64);
@@ -284,21 +331,33 @@ proptest! {
                 let untried: BTreeSet<usize> = (0..flags.len()).filter(untried).collect();
                 let fit = |d: &&usize| !donors[**d].suspect;
                 let fit: BTreeSet<usize> = untried.iter().filter(fit).copied().collect();
-                match read.next(map.get(&0), 3, &donors[..], has_disk, false) {
+                match read.next(map.get(&0), 3, &donors[..], disk, false) {
                     Ask::Donor(d, handle) => {
                         prop_assert!(tried.insert(d) && donors[d].is_up() && handle == d as u64);
                         prop_assert!(fit.contains(&d) || fit.is_empty());
                         prop_assert!(!fit.is_empty() || tried_disk || !has_disk);
+                        prop_assert!(disk != OnDisk::First || tried_disk);
                         read.asked(d, true);
                         awaited.insert(d);
                     }
                     Ask::Disk => {
-                        prop_assert!(has_disk && !tried_disk && fit.is_empty());
+                        prop_assert!(!tried_disk);
+                        let may = match disk {
+                            OnDisk::No => false,
+                            OnDisk::Unsure => untried.is_empty(),
+                            OnDisk::Yes => fit.is_empty(),
+                            OnDisk::First => true,
+                        };
+                        prop_assert!(may);
                         read.asked_disk();
                         (tried_disk, disk_awaited) = (true, true);
                     }
                     Ask::Nobody => {
                         prop_assert!(untried.is_empty() && (tried_disk || !has_disk));
+                        let has = |(d, f): (usize, &[bool; 3])| f[2] && map[&0].replicas[d].has(3);
+                        let mut all = flags.iter().enumerate();
+                        let away = all.any(|(d, f)| !f[0] && has((d, f)));
+                        prop_assert!(disk != OnDisk::Unsure || tried_disk || away);
                         let waits = !awaited.is_empty() || disk_awaited;
                         match read.otherwise(map.get(&0), 3, &donors[..], || 5, 5) {
                             Otherwise::Waits => prop_assert!(waits),
@@ -351,7 +410,10 @@ proptest! {
     fn everything_is_repaired_that_can_be(
         mut seals in prop::collection::vec(0..3u64, 8),
         mut at in prop::collection::vec(prop::collection::vec(0..3u64, 8), 3),
-        on_disk in prop::option::of(prop::collection::vec(0..3u64, 8)),
+        mut on_disk in prop::option::of(prop::collection::vec(0..3u64, 8)),
+        disk_lacks in prop::collection::btree_set(0..8usize, 0..9),
+        wants_disk: bool,
+        wants_donors: bool,
         lacks in prop::collection::vec(prop::collection::btree_set(0..4usize, 0..5), 6),
         up in any::<[bool; 3]>(),
         leaves in prop::option::of((0..2u32, 0..3usize)),
@@ -363,6 +425,14 @@ proptest! {
             let mut one = replica(i % 3, i as u64 / 3);
             lacks.iter().for_each(|e| _ = one.lacks(*e));
             map.entry(i as u32 / 3).or_default().replicas.push(one);
+        }
+        let policy = Policy {
+            donors: usize::from(wants_donors || on_disk.is_none()),
+            disk: on_disk.is_some() && (wants_disk || !wants_donors),
+            late: false,
+        };
+        for extent in disk_lacks.iter().filter(|_| on_disk.is_some()) {
+            map.get_mut(&(*extent as u32 / 4)).unwrap().disk.add(extent % 4);
         }
         if let Some((slab, d)) = leaves {
             map.get_mut(&slab).unwrap().at(d).unwrap().leaving = Some((1, 9));
@@ -379,29 +449,35 @@ proptest! {
             repairs.tick(round as u64 * HOPELESS_NS / 4);
             for &(_, extent) in written.iter().filter(|(at, _)| *at == round) {
                 if !repairs.holds_back(extent as u32, extent as u32) {
-                    write(&mut map, &mut at, &mut seals, up, extent);
+                    write(&mut map, &mut at, &mut seals, up, on_disk.is_some(), extent);
                 }
             }
             for (slot, sent) in sent.iter_mut().enumerate() {
                 if std::mem::take(sent) {
                     let job = repairs.job(slot).unwrap();
-                    at[job.to][job.extent as usize] = job.seal;
+                    let held = job.to.map_or_else(|| on_disk.as_mut().unwrap(), |to| &mut at[to]);
+                    held[job.extent as usize] = job.seal;
                     for id in repairs.end(slot, &mut map, true).held_back {
-                        write(&mut map, &mut at, &mut seals, up, id as usize);
+                        write(&mut map, &mut at, &mut seals, up, on_disk.is_some(), id as usize);
                     }
                 }
                 let seal = |e: u32| seals[e as usize];
-                let mut whole = Vec::new();
-                if !repairs.find(slot, &mut map, &donors[..], |_| false, seal, &mut whole) {
+                if !repairs.find(slot, &mut map, &donors[..], policy, |_| false, seal).is_found {
                     continue;
                 }
                 let (extent, to) = repairs.job(slot).map(|j| (j.extent, j.to)).unwrap();
-                prop_assert!(up[to] && seal(extent) != 0 && Some((extent / 4, to)) != leaves);
+                prop_assert!(seal(extent) != 0);
+                match to {
+                    Some(to) => prop_assert!(
+                        policy.donors > 0 && up[to] && Some((extent / 4, to)) != leaves
+                    ),
+                    None => prop_assert!(policy.disk),
+                }
                 loop {
                     let has_disk = on_disk.is_some();
                     let version = match repairs.source(slot, &map, &donors[..], has_disk) {
                         From::Donor(t) => {
-                            prop_assert!(up[t.donor] && t.donor != to);
+                            prop_assert!(up[t.donor]);
                             at[t.donor][extent as usize]
                         }
                         From::Disk => on_disk.as_ref().unwrap()[extent as usize],
@@ -410,16 +486,34 @@ proptest! {
                             break;
                         }
                     };
+                    let from = repairs.job(slot).unwrap().from.map(|t| t.donor);
                     let good = version == seal(extent);
                     match repairs.verified(slot, &map, good, seal(extent)) {
                         Verified::Write(t) => {
-                            prop_assert!(good && t.donor == to);
+                            prop_assert!(good && t.map(|t| t.donor) == to);
                             repairs.sent(slot);
                             *sent = true;
                             last_work = round;
                             break;
                         }
+                        Verified::Has => {
+                            prop_assert!(good && from == to);
+                            repairs.end(slot, &mut map, true);
+                            last_work = round;
+                            break;
+                        }
                         Verified::End => prop_assert!(false, "it is wanted"),
+                        Verified::Lacks => {
+                            prop_assert!(!good);
+                            let within = extent as usize % 4;
+                            let slab = map.get_mut(&(extent / 4)).unwrap();
+                            let lacks = match from {
+                                Some(donor) => !slab.at(donor).unwrap().has(within),
+                                None => slab.disk.has(within),
+                            };
+                            prop_assert!(lacks);
+                            last_work = round;
+                        }
                         Verified::Bad(source) => {
                             prop_assert!(!good);
                             last_work = round;
@@ -434,21 +528,162 @@ proptest! {
         }
         for (extent, &seal) in seals.iter().enumerate().filter(|(_, seal)| **seal != 0) {
             let (slab, within) = (&map[&(extent as u32 / 4)], extent % 4);
-            let mut gives = slab.replicas.iter();
-            let at_donor =
-                gives.any(|c| up[c.donor] && c.has(within) && at[c.donor][extent] == seal);
+            // A donor that lacks it, as far as is known, is asked only when no other may come back.
+            let away = slab.replicas.iter().any(|c| !up[c.donor] && c.has(within));
+            let may_give = |c: &&Replica| up[c.donor] && (c.has(within) || !away);
+            let mut gives = slab.replicas.iter().filter(may_give);
+            let at_donor = gives.any(|c| at[c.donor][extent] == seal);
             let given = at_donor || on_disk.as_ref().is_some_and(|disk| disk[extent] == seal);
             for c in slab.replicas.iter().filter(|c| up[c.donor] && c.leaving.is_none()) {
-                prop_assert!(!given || c.has(within), "extent {} at {}", extent, c.donor);
+                let unwanted = policy.donors == 0;
+                prop_assert!(unwanted || !given || c.has(within), "extent {} at {}", extent, c.donor);
             }
+            let lacks = policy.disk && slab.disk.has(within);
+            prop_assert!(!lacks || !given, "extent {} on the disk", extent);
         }
     }
 }
 
-/// A write that gets to all donors that serve, and to no disk.
-fn write(map: &mut Map, at: &mut [Vec<u64>], seals: &mut [u64], up: [bool; 3], extent: usize) {
+/// What the disk lacked, and has been given since, can be repaired from it.
+#[test]
+fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
+    let policy = Policy {
+        donors: 2,
+        disk: true,
+        late: false,
+    };
+    let mut map = Map::new();
+    let slab = map.entry(0).or_default();
+    slab.replicas = vec![replica(0, 7), replica(1, 8)];
+    slab.disk.add(0);
+    slab.at(1).unwrap().lacks(0);
+    let mut repairs = Repairs::new(4);
+    let seal = |extent| u64::from(extent == 0);
+    let view_of = |first| [view(first, false), view(true, false)];
+    // The only donor that has it is away, and the disk has not got it.
+    let donors = view_of(false);
+    assert!(
+        repairs
+            .find(0, &mut map, &donors[..], policy, |_| false, seal)
+            .is_found
+    );
+    assert_eq!(repairs.source(0, &map, &donors[..], true), From::Disk);
+    assert_eq!(repairs.verified(0, &map, false, 1), Verified::Lacks);
+    assert_eq!(repairs.source(0, &map, &donors[..], true), From::Nowhere);
+    repairs.end(0, &mut map, false);
+    // It comes back, and both are made good.
+    repairs.tick(0);
+    let donors = view_of(true);
+    for to in [Some(1), None] {
+        assert!(
+            repairs
+                .find(0, &mut map, &donors[..], policy, |_| false, seal)
+                .is_found
+        );
+        assert_eq!(repairs.job(0).unwrap().to, to);
+        assert!(matches!(
+            repairs.source(0, &map, &donors[..], true),
+            From::Donor(_)
+        ));
+        assert!(matches!(
+            repairs.verified(0, &map, true, 1),
+            Verified::Write(_)
+        ));
+        repairs.sent(0);
+        repairs.end(0, &mut map, true);
+    }
+    // Another one lacks it now, and the donor is away again.
+    map.get_mut(&0).unwrap().at(1).unwrap().lacks(0);
+    let donors = view_of(false);
+    assert!(
+        repairs
+            .find(0, &mut map, &donors[..], policy, |_| false, seal)
+            .is_found
+    );
+    assert_eq!(repairs.source(0, &map, &donors[..], true), From::Disk);
+}
+
+/// An agent takes over: as far as it knows donors lack what the one before it wrote there last, and nobody else has
+/// it.
+#[test]
+fn what_a_donor_has_without_anybody_knowing_is_found_there() {
+    let policy = Policy {
+        donors: 2,
+        disk: false,
+        late: false,
+    };
+    let (donors, seal) = ([view(true, false); 2], |extent| u64::from(extent == 0));
+    for has_it in [[true, true], [false, true]] {
+        let mut map = Map::new();
+        let slab = map.entry(0).or_default();
+        slab.replicas = vec![replica(0, 7), replica(1, 8)];
+        slab.replicas.iter_mut().for_each(|c| _ = c.lacks(0));
+        slab.disk.add(0);
+        let mut repairs = Repairs::new(4);
+        for to in 0..2 {
+            let found = repairs.find(0, &mut map, &donors[..], policy, |_| false, seal);
+            assert!(found.is_found);
+            assert_eq!(repairs.job(0).unwrap().to, Some(to));
+            let ends = loop {
+                let good = match repairs.source(0, &map, &donors[..], true) {
+                    From::Disk => false,
+                    From::Donor(t) => has_it[t.donor] || map[&0].replicas[t.donor].has(0),
+                    From::Nowhere => panic!("the second one has it"),
+                };
+                match repairs.verified(0, &map, good, 1) {
+                    Verified::Lacks => {}
+                    ends => break ends,
+                }
+            };
+            // The second one is made good from the first.
+            let is_written = to == 1 || !has_it[0];
+            assert_eq!(matches!(ends, Verified::Write(_)), is_written);
+            assert_eq!(ends == Verified::Has, !is_written);
+            repairs.end(0, &mut map, true);
+        }
+        assert!(map[&0].replicas.iter().all(|c| c.has(0)));
+    }
+}
+
+/// Where the disk gets its copies late it always lacks some: a copy too many goes all the same, but not before the disk
+/// has nearly everything.
+#[test]
+fn a_copy_too_many_does_not_wait_for_what_is_written_late() {
+    let late = Policy::named("1+disk-async").unwrap();
+    let (donors, at_once) = ([view(true, false); 2], Policy::named("1+disk").unwrap());
+    for (lacking, policy, goes) in [
+        (128, late, true),
+        (129, late, false),
+        (1, at_once, false),
+        (0, at_once, true),
+    ] {
+        let mut slab = Slab {
+            replicas: vec![replica(0, 7), replica(1, 8)],
+            ..Slab::default()
+        };
+        (0..lacking).for_each(|extent| _ = slab.disk.add(extent));
+        let given = slab.let_go(&donors[..], policy, || true, 1);
+        assert_eq!(given.is_some(), goes, "{lacking} with {policy}");
+        // Never the last one.
+        let next = slab.let_go(&donors[..], policy, || true, 1);
+        assert!(next.is_none());
+    }
+}
+
+/// A write that gets to all donors that serve, and to no disk, if there is one.
+fn write(
+    map: &mut Map,
+    at: &mut [Vec<u64>],
+    seals: &mut [u64],
+    up: [bool; 3],
+    has_disk: bool,
+    extent: usize,
+) {
     seals[extent] += 10;
     let slab = map.get_mut(&(extent as u32 / 4)).unwrap();
+    if has_disk {
+        slab.disk.add(extent % 4);
+    }
     for (d, held) in at.iter_mut().enumerate() {
         let one = slab.at(d).unwrap();
         if up[d] {

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
 
+use crate::control::set::Places;
 use crate::error::{ChangeError, RunError};
 use crate::launch;
 use crate::link::Link;
@@ -129,6 +130,22 @@ impl Keeper {
         }
     }
 
+    /// Where the agent can keep copies; `None` where the host's agent knows that.
+    pub fn places(&self) -> Option<Places> {
+        match self {
+            Keeper::Own(agent) => Some(agent.places),
+            Keeper::Host(_) => None,
+        }
+    }
+
+    /// The copies that are wanted.
+    pub fn copies(&self) -> Option<Policy> {
+        match self {
+            Keeper::Own(agent) => agent.journal.copies(),
+            Keeper::Host(link) => link.copies(),
+        }
+    }
+
     /// Changes what the agent keeps: all of it, or nothing. Slabs not
     /// to fewer than there are.
     pub fn change(&mut self, change: Change) -> Result<(), ChangeError> {
@@ -155,7 +172,8 @@ pub struct AgentProcess {
     flags: Vec<String>,
     segment: OwnedFd,
     journal: Journal,
-    backing: File,
+    backing: Vec<File>,
+    places: Places,
     /// The agent has the other end.
     control: File,
     control_read: OwnedFd,
@@ -211,6 +229,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
     let policy = options.policy.unwrap_or(Policy {
         donors: 0,
         disk: true,
+        late: false,
     });
     let (control_read, control) = pipe2(OFlag::O_CLOEXEC).map_err(system("there is no pipe"))?;
     let journal = Journal::create().map_err(system("its journal cannot be created"))?;
@@ -220,21 +239,31 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
     journal
         .set_share(Terms::default().share(&options.asked))
         .map_err(system("its journal cannot be written"))?;
+    journal
+        .set_copies(policy)
+        .map_err(system("its journal cannot be written"))?;
     if let Some(key) = &options.key {
         journal
             .set_cluster_key(&key.to_line())
             .map_err(system("its journal cannot be written"))?;
     }
+    // Where no copy is wanted there now, one may be later.
+    let backing = match backing(&options.dirs) {
+        Err(why) if policy.disk || !options.dirs.is_empty() => return Err(why),
+        backing => backing.unwrap_or_default(),
+    };
+    let places = Places {
+        servers: options.servers.len(),
+        gossip: !options.seeds.is_empty(),
+        disk: !backing.is_empty(),
+    };
     let mut agent = AgentProcess {
         far,
-        flags: flags(options, policy),
+        flags: flags(options, backing.len()),
         segment,
         journal,
-        backing: if policy.disk {
-            backing(options.dir.as_deref())?
-        } else {
-            null().map_err(system("there is no /dev/null"))?
-        },
+        backing,
+        places,
         control: control.into(),
         control_read,
         process: None,
@@ -275,11 +304,17 @@ impl AgentProcess {
             swap_in_limit: rate(change.swap_in_limit, before.swap_in_limit),
             swap_out_limit: rate(change.swap_out_limit, before.swap_out_limit),
         };
-        if share == before {
+        let copies = change.copies.map(Policy::from);
+        let copies = copies.filter(|c| self.journal.copies() != Some(*c));
+        if share == before && copies.is_none() {
             return Ok(());
         }
         let noted = self.journal.set_share(share.clamped());
         noted.map_err(ChangeError::Journal)?;
+        if let Some(copies) = copies {
+            let noted = self.journal.set_copies(copies);
+            noted.map_err(ChangeError::Journal)?;
+        }
         // A closed pipe: the next agent reads the journal.
         let _ = self.control.write_all(&[SHARE_CHANGED]);
         Ok(())
@@ -309,13 +344,15 @@ impl AgentProcess {
         let null = null()?;
         // None of them lies where another one is to go.
         let clear = |fd: BorrowedFd, to| Ok::<_, Errno>((copy_above(fd, FDS_END)?, to));
-        let sources = [
+        let mut sources = vec![
             clear(self.control_read.as_fd(), 0)?,
             clear(null.as_fd(), 1)?,
             clear(self.segment.as_fd(), SEGMENT_FD)?,
             clear(self.journal.file().as_fd(), JOURNAL_FD)?,
-            clear(self.backing.as_fd(), BACKING_FD)?,
         ];
+        for (number, file) in (BACKING_FD..).zip(&self.backing) {
+            sources.push(clear(file.as_fd(), number)?);
+        }
         let flags = self.flags.iter().map(String::as_str);
         let argv: Vec<&str> = ["canvas", "agent-worker"]
             .into_iter()
@@ -375,7 +412,7 @@ impl AgentProcess {
 }
 
 /// The agent's flags.
-fn flags(options: &FarOptions, policy: Policy) -> Vec<String> {
+fn flags(options: &FarOptions, disks: usize) -> Vec<String> {
     let mut flags = vec!["--slabs".to_owned(), options.slabs.to_string()];
     for server in &options.servers {
         flags.extend(["--server".to_owned(), server.to_string()]);
@@ -383,13 +420,12 @@ fn flags(options: &FarOptions, policy: Policy) -> Vec<String> {
     flags.extend(["--spin".to_owned(), format!("{}ns", options.spin.ns)]);
     let timeliness = if options.timeliness { "on" } else { "off" };
     flags.extend(["--timeliness".to_owned(), timeliness.to_owned()]);
-    flags.extend(["--donors".to_owned(), policy.donors.to_string()]);
     for seed in &options.seeds {
         flags.extend(["--seed".to_owned(), seed.to_string()]);
     }
     flags.extend(["--links".to_owned(), options.links.to_string()]);
-    if policy.disk {
-        flags.push("--disk".to_owned());
+    if disks > 0 {
+        flags.extend(["--disks".to_owned(), disks.to_string()]);
         if let Some(reserve) = options.reserve {
             flags.extend(["--far-reserve".to_owned(), reserve.to_string()]);
         }
@@ -415,18 +451,22 @@ fn ended(process: Pid) -> Option<String> {
     }
 }
 
-/// The file in `dir`, or in the default directory.
-fn backing(dir: Option<&Path>) -> Result<File, RunError> {
+/// A file in each of `dirs`, or in the default directory.
+fn backing(dirs: &[PathBuf]) -> Result<Vec<File>, RunError> {
     let fail = |dir: &Path, source| RunError::FarDir {
         dir: dir.to_owned(),
         source,
     };
-    if let Some(dir) = dir {
-        return disk::create(dir).map_err(|e| fail(dir, e));
+    if !dirs.is_empty() {
+        let files = dirs
+            .iter()
+            .map(|dir| disk::create(dir).map_err(|e| fail(dir, e)));
+        return files.collect();
     }
     let dir = disk::default_dir();
     fs::create_dir_all(&dir).map_err(|e| fail(&dir, e))?;
-    disk::create(&dir).map_err(|e| fail(&dir, e))
+    let file = disk::create(&dir).map_err(|e| fail(&dir, e))?;
+    Ok(vec![file])
 }
 
 fn errno(e: &std::io::Error) -> Errno {

@@ -32,6 +32,7 @@ pub mod join;
 mod launch;
 mod link;
 pub mod mode;
+mod offload;
 pub mod options;
 mod preload;
 mod program;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use canvas_agent::Share;
 use canvas_agent::journal::{Journal, PoolGrant};
+use canvas_agent::replicas::Policy;
 use canvas_control::status::AgentStatus;
 use canvas_shm::{Far, pass};
 use nix::errno::Errno;
@@ -140,7 +141,7 @@ impl Link {
     }
 
     /// Has the agent change the tenant; says why not.
-    pub fn change(&self, change: Change) -> Result<(), ChangeError> {
+    pub fn change(&mut self, change: Change) -> Result<(), ChangeError> {
         let State::Served(fd) = &self.state else {
             return Err(ChangeError::Down);
         };
@@ -155,7 +156,10 @@ impl Link {
             return Err(ChangeError::Gone);
         }
         match Answer::decode(&buf[..got.bytes])? {
-            Answer::Changed { .. } => Ok(()),
+            Answer::Changed { .. } => {
+                self.hello.copies = change.copies.or(self.hello.copies);
+                Ok(())
+            }
             Answer::Unchanged { why, .. } => Err(ChangeError::Refused(why)),
             _ => Err(ChangeError::Nonsense),
         }
@@ -167,6 +171,11 @@ impl Link {
         let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
         let mut fds: Vec<_> = self.poll_fd().into_iter().collect();
         let _ = poll(&mut fds, timeout);
+    }
+
+    /// The copies that the agent keeps, or is asked to keep.
+    pub fn copies(&self) -> Option<Policy> {
+        self.hello.copies.map(Policy::from)
     }
 
     /// The far area.

@@ -12,7 +12,7 @@ use canvas_control::hello::Asked;
 use canvas_link::Address;
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, Mode, config_flag};
 use canvas_types::units::{Amount, Size, Span};
-use canvas_types::{Codec, PAGE_SIZE, Prefetch, Threshold};
+use canvas_types::{Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 use canvas_wire::key::ClusterKey;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
@@ -84,6 +84,8 @@ pub struct Options {
     pub proactive_threshold: Threshold,
     /// How much of them at a time.
     pub proactive_batch: Size,
+    /// What paging may slow the program by.
+    pub slo: Slo,
     /// Bound on memory that forks share; `None`: it stays native.
     pub shared: Option<Size>,
     /// Far memory beyond the pool.
@@ -95,8 +97,8 @@ pub struct Options {
 pub struct FarOptions {
     /// Slabs that the tenant may fill.
     pub slabs: usize,
-    /// Directory of the disk copy; `None` for the default.
-    pub dir: Option<PathBuf>,
+    /// Directories of the disk copy, on a disk each; none for the default.
+    pub dirs: Vec<PathBuf>,
     /// What stays free on its disk.
     pub reserve: Option<Amount>,
     /// Longest that a fault may wait.
@@ -175,6 +177,7 @@ impl Options {
         config
             .proactive_batch_pages
             .store(batch_pages(self.proactive_batch), Relaxed);
+        config.slo.store(self.slo.number(), Relaxed);
         config.runner_pid.store(std::process::id(), Relaxed);
         config.pid_namespace.store(pid_namespace(), Relaxed);
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use canvas_control::features::Features;
 use canvas_shm::Far;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
@@ -17,6 +18,7 @@ use canvas_types::PAGE_SIZE;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::control::features;
 use crate::supervise::End;
 use crate::sweep::Peaks;
 
@@ -63,6 +65,8 @@ pub struct Report {
     classes: Vec<Class>,
     shared: Option<SharedMemory>,
     far: Option<FarMemory>,
+    features: Features,
+    refaults: Vec<u64>,
     verify_failures: u64,
     counters: Map<String, Value>,
 }
@@ -104,6 +108,7 @@ struct Limits {
 /// What was chosen.
 #[derive(Serialize, Debug)]
 struct Policy {
+    slo: Option<String>,
     codec: &'static str,
     reservations: bool,
     prefetch: &'static str,
@@ -438,6 +443,17 @@ impl Entries {
     }
 }
 
+/// Page features of the whole run.
+fn features_of(run: &Run, segment: &Segment) -> Features {
+    let mut sums = features::look(segment, run.mode, &run.peaks.fullest);
+    let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    // Its processes have ended, and those with a slot are not all that there were.
+    sums.cpu_ns = nanos(run.user.saturating_add(run.system));
+    let ended_ns = segment.ended_stalled_ns.load(Relaxed);
+    sums.stalled_ns.insert(0, ended_ns);
+    sums.features(nanos(run.wall))
+}
+
 impl Report {
     /// Reads the segment. Call it before the slots of the last processes are released, or "now" is
     /// nothing.
@@ -472,6 +488,9 @@ impl Report {
             },
             limits: Limits::of(segment),
             policy: Policy {
+                slo: Some(config.slo())
+                    .filter(|slo| slo.is_on())
+                    .map(|slo| slo.to_string()),
                 codec: config.codec().name(),
                 reservations: config.reservations(),
                 prefetch: config.prefetch().name(),
@@ -493,6 +512,8 @@ impl Report {
                 .collect(),
             shared: shared.map(SharedMemory::new),
             far: far.map(FarMemory::new),
+            features: features_of(run, segment),
+            refaults: segment.refaults().to_vec(),
             verify_failures: total(Counter::VerifyFailure),
             counters: Counter::ALL
                 .iter()

@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 
 use crate::control::tenant::Tenant;
 use crate::far::Keeper;
+use crate::offload::Offload;
 use crate::sweep::Peaks;
 use crate::tree::Tree;
 use canvas_agent::members::{proc_state, release_dead};
@@ -87,6 +88,7 @@ pub fn supervise(
 ) -> Result<End, Errno> {
     let segment = tenant.segment;
     let mut next_sweep = Instant::now() + SWEEP;
+    let mut offload = Offload::new();
     loop {
         if let Some(agent) = &mut agent {
             agent.tend();
@@ -123,6 +125,7 @@ pub fn supervise(
                 peaks.uncharged_pages = pages;
             }
             peaks.sample(segment, tenant.sides.look(agent.as_deref()));
+            offload.look(segment, tenant.mode);
             release_dead(segment, agent.as_ref().map(|a| a.far()));
             next_sweep = Instant::now() + SWEEP;
         }

@@ -21,11 +21,20 @@ pub struct Sample {
     pub swapped_pages: i64,
     /// Pages that exist only as far copies.
     pub far_pages: i64,
+    /// Blocks of 2 MiB that have a page that was touched.
+    pub touched_blocks: i64,
     /// Bytes stored by class.
     pub class_bytes: [i64; CLASSES_MAX],
 }
 
 impl Sample {
+    /// Managed pages, wherever they are.
+    pub fn touched_pages(&self) -> i64 {
+        self.resident_pages
+            .saturating_add(self.cached_pages)
+            .saturating_add(self.far_pages)
+    }
+
     /// Adds up what the processes have now.
     pub fn take(segment: &Segment) -> Sample {
         let mut s = Sample {
@@ -45,6 +54,7 @@ impl Sample {
             s.metadata_pages = s.metadata_pages.zip(known).map(|(sum, n)| sum + n);
             s.swapped_pages += slot.swapped_pages.load(Relaxed);
             s.far_pages += slot.far_pages.load(Relaxed);
+            s.touched_blocks += slot.touched_blocks.load(Relaxed);
         }
         for (sum, bytes) in s.class_bytes.iter_mut().zip(&segment.class_bytes) {
             *sum = bytes.load(Relaxed);
@@ -60,6 +70,8 @@ pub struct Peaks {
     pub peak: Sample,
     /// The last sample.
     pub last: Sample,
+    /// The sample in which there were most pages.
+    pub fullest: Sample,
     /// Pages of processes that charge nothing themselves.
     pub uncharged_pages: i64,
     /// Highest values of what is beside the processes.
@@ -85,6 +97,9 @@ impl Peaks {
         for (peak, now) in p.class_bytes.iter_mut().zip(now.class_bytes) {
             *peak = now.max(*peak);
         }
+        if now.touched_pages() >= self.fullest.touched_pages() {
+            self.fullest = now;
+        }
         self.last = now;
     }
 }
@@ -100,6 +115,7 @@ mod tests {
         let slot = &segment.procs[5];
         slot.pid.store(1 << 23, Relaxed);
         slot.resident_pages.store(100, Relaxed);
+        slot.note_stall(100, 500);
         segment.class_bytes[3].store(4096, Relaxed);
         let mut peaks = Peaks::default();
         let beside = |segment_bytes, agent_bytes| Beside {
@@ -108,6 +124,7 @@ mod tests {
         };
         peaks.sample(segment, beside(8192, 300));
         release_dead(segment, None);
+        assert_eq!(segment.ended_stalled_ns.load(Relaxed), 400);
         segment.class_bytes[3].store(0, Relaxed);
         peaks.sample(segment, beside(4096, 500));
         assert_eq!(

@@ -5,11 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 pub use canvas_types::buckets::{BUCKETS, bucket_floor_ns, bucket_of};
 
-/// Counts by bucket, and the largest value seen.
+/// Counts by bucket, the largest value seen, and the sum of all.
 #[repr(C)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
     max_ns: AtomicU64,
+    sum_ns: AtomicU64,
 }
 
 impl Histogram {
@@ -17,6 +18,7 @@ impl Histogram {
     #[inline]
     pub fn record(&self, ns: u64) {
         self.buckets[bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
         if ns > self.max_ns.load(Ordering::Relaxed) {
             self.max_ns.fetch_max(ns, Ordering::Relaxed);
         }
@@ -28,6 +30,10 @@ impl Histogram {
             *sum = sum.saturating_add(b.load(Ordering::Relaxed));
         }
         self.max_ns.load(Ordering::Relaxed)
+    }
+    /// The sum of all values, in ns.
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns.load(Ordering::Relaxed)
     }
 }
 

@@ -7,13 +7,13 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use canvas_types::layout::Bases;
 use canvas_types::units::Amount;
-use canvas_types::{Codec, PAGE_SIZE, Prefetch, Threshold};
+use canvas_types::{Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_000b;
+pub const MAGIC: u64 = 0x4341_4e56_4153_000c;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -24,6 +24,8 @@ pub const PROCS_MAX: usize = 1024;
 pub const GENERATIONS: usize = 16;
 /// Copies of the counters; a thread adds to one of them, a reader sums them.
 pub const STRIPES: usize = 8;
+/// Distances of refaults that are told apart ([`refault_bucket`]).
+pub const REFAULT_BUCKETS: usize = 9;
 /// Classes of stored size that are counted (see canvas-swap for their bounds).
 pub const CLASSES_MAX: usize = 32;
 
@@ -75,6 +77,8 @@ pub struct Config {
     pub proactive_batch_pages: AtomicU32,
     /// Below the limit by this much such pages come back: [`Threshold`] as a number.
     pub proactive_threshold: AtomicU64,
+    /// What paging may slow the program by: [`Slo`] as a number.
+    pub slo: AtomicU64,
     /// File descriptor of the trace, or 0.
     pub trace_fd: AtomicU32,
     /// Pid of the `canvas run` process that made the segment.
@@ -118,6 +122,10 @@ impl Config {
     /// How far below the limit local memory has to be for pages to come back before they are touched.
     pub fn proactive_threshold(&self) -> Threshold {
         Threshold::from_number(self.proactive_threshold.load(Ordering::Relaxed))
+    }
+    /// What paging may slow the program by; pages leave ahead of need as far as that allows.
+    pub fn slo(&self) -> Slo {
+        Slo::from_number(self.slo.load(Ordering::Relaxed))
     }
     /// Where the tenant's processes have the window and the gate.
     pub fn bases(&self) -> Bases {
@@ -183,6 +191,7 @@ counters! {
     FaultFirstWrite = "faults_first_write": "Writes to a page that came in write-protected, and is not any more.",
     FaultWriteProtect = "faults_write_protect": "Writes that met a page being copied out after a fork.",
     PagesIn = "pages_in": "Pages brought back from far copies, demand and prefetch.",
+    PagesInStream = "pages_in_stream": "Of pages_in, those that belonged to a stream, as the prefetcher saw it.",
     PagesProactive = "pages_in_proactive": "Of pages_in, pages brought back before they were touched, because local memory was free.",
     ProactiveUsed = "pages_in_proactive_used": "Of pages_in_proactive, those that were found used (one in 32 is looked at while the swap cache is half empty, and stands for 32).",
     ProactiveUnused = "pages_in_proactive_unused": "Of pages_in_proactive, those that left again without being found used (one in 32 is looked at while the swap cache is half empty, and stands for 32).",
@@ -221,6 +230,9 @@ counters! {
     SyscallsTrapped = "syscalls_trapped": "System calls caught by the seccomp filter.",
     MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because the far limit is reached.",
     StallNs = "stall_ns": "Time that faulting threads spent in direct reclaim, in ns.",
+    PagesOffload = "pages_offload_asked": "Pages that processes were asked to give up ahead of need (--slo); some of them may have stayed.",
+    FaultSleepNs = "fault_sleep_ns": "Time that threads slept until an answer from beyond the pool came, in ns.",
+    ReclaimCpuNs = "reclaim_cpu_ns": "Processor time of the reclaim threads, in ns.",
     FaultsManaged = "fault_time_count": "Faults whose time was measured.",
     SharedNew = "shared_pages_new": "Shared pages given to the program as zeros on first touch.",
     SharedIn = "shared_pages_in": "Shared pages brought back from their far copies, once for all processes.",
@@ -241,6 +253,15 @@ pub struct Stripe {
     counts: [AtomicU64; COUNTERS],
     /// Time from the fault's delivery to its resolution.
     pub fault_ns: Histogram,
+    /// Faults on pages that had left, by how long they were away ([`refault_bucket`]).
+    pub refaults: [AtomicU64; REFAULT_BUCKETS],
+}
+
+/// The place in [`Stripe::refaults`] of a page that came back after so many epochs: 0 for the same epoch, then one
+/// a power of two. An epoch is a sixteenth of local memory, evicted; they are counted modulo 256.
+#[inline]
+pub fn refault_bucket(epochs: u8) -> usize {
+    (u8::BITS - epochs.leading_zeros()) as usize
 }
 
 /// One process of the tenant. All sizes in pages; a slot with pid 0 is free.
@@ -254,6 +275,8 @@ pub struct ProcSlot {
     pub reclaim_wanted: AtomicU32,
     /// Whether relatives may map pages that it has charged ([`shares`]).
     pub shares: AtomicU32,
+    /// Pages that the runner asks this process to give up ahead of need, of whatever it has.
+    pub offload_wanted: AtomicU32,
     /// Start time of the process in clock ticks (field 22 of /proc/PID/stat).
     pub start_ticks: AtomicU64,
     /// All that this process has charged to the tenant's local memory.
@@ -284,6 +307,12 @@ pub struct ProcSlot {
     pub metadata_pages: AtomicI64,
     /// Its anonymous memory that the host's swap holds, which is not charged.
     pub swapped_pages: AtomicI64,
+    /// Blocks of 2 MiB that have a page that was touched.
+    pub touched_blocks: AtomicI64,
+    /// How long one of its threads or more was in a fault, in ns.
+    pub stalled_ns: AtomicU64,
+    /// Up to this moment that is counted (CLOCK_MONOTONIC).
+    pub stalled_until_ns: AtomicU64,
 }
 
 /// Values of [`ProcSlot::shares`].
@@ -299,6 +328,15 @@ pub mod shares {
 impl ProcSlot {
     /// In place of a number of pages.
     pub const UNKNOWN: i64 = -1;
+
+    /// A fault lasted from `from_ns` to `to_ns`. Time that several threads spend in faults counts once; of a fault
+    /// in whose course another thread's ended, only the rest from then on counts.
+    #[inline]
+    pub fn note_stall(&self, from_ns: u64, to_ns: u64) {
+        let counted = self.stalled_until_ns.fetch_max(to_ns, Ordering::Relaxed);
+        let new = to_ns.saturating_sub(from_ns.max(counted));
+        self.stalled_ns.fetch_add(new, Ordering::Relaxed);
+    }
 
     /// Local pages that reclaim could take from this process; of what it shares with relatives each has
     /// to give up its own.
@@ -393,6 +431,8 @@ pub struct Segment {
     /// Of the local pages: charged by processes that have ended and shared pages with relatives, which
     /// may hold them still. Until the next measurement of all.
     pub orphan_pages: AtomicI64,
+    /// [`ProcSlot::stalled_ns`] of the process that had most of it, of those that have ended.
+    pub ended_stalled_ns: AtomicU64,
     /// The same of the pool, in bytes.
     pub orphan_pool_bytes: AtomicI64,
     /// When a process last forked, was forked (CLOCK_MONOTONIC).
@@ -460,6 +500,22 @@ impl Segment {
             .iter()
             .map(|s| s.counts[c as usize].load(Ordering::Relaxed))
             .sum()
+    }
+    /// Faults on pages that had left, by how long they were away ([`refault_bucket`]).
+    pub fn refaults(&self) -> [u64; REFAULT_BUCKETS] {
+        let mut sums = [0u64; REFAULT_BUCKETS];
+        for stripe in &self.stripes {
+            for (sum, n) in sums.iter_mut().zip(&stripe.refaults) {
+                // A program can have written anything here.
+                *sum = sum.saturating_add(n.load(Ordering::Relaxed));
+            }
+        }
+        sums
+    }
+    /// Time of all faults that were measured, in ns.
+    pub fn fault_ns_sum(&self) -> u64 {
+        let sums = self.stripes.iter().map(|s| s.fault_ns.sum_ns());
+        sums.fold(0, u64::saturating_add)
     }
     /// Is local memory bounded?
     pub fn has_limit(&self) -> bool {
@@ -537,6 +593,10 @@ impl Segment {
     /// How far below the limit of `limit` pages local memory has to be for pages to come back before they are
     /// touched, in pages; `None` when they do not.
     pub fn proactive_pages(&self, limit: i64) -> Option<i64> {
+        if self.config.slo().is_on() {
+            // They left on purpose.
+            return None;
+        }
         let threshold = self.config.proactive_threshold();
         let pages = threshold.of(limit.max(0) as u64, PAGE_SIZE as u64)?;
         Some(i64::try_from(pages).unwrap_or(i64::MAX))
@@ -649,6 +709,7 @@ impl Segment {
             n.store(0, Ordering::Relaxed);
         }
         slot.reclaim_wanted.store(0, Ordering::Relaxed);
+        slot.offload_wanted.store(0, Ordering::Relaxed);
         slot.pool_wanted_bytes.store(0, Ordering::Relaxed);
         slot.demand_pages.store(0, Ordering::Relaxed);
         slot.came_back.store(0, Ordering::Relaxed);
@@ -656,6 +717,10 @@ impl Segment {
         slot.ending.store(0, Ordering::Relaxed);
         slot.metadata_pages.store(0, Ordering::Relaxed);
         slot.swapped_pages.store(0, Ordering::Relaxed);
+        slot.touched_blocks.store(0, Ordering::Relaxed);
+        let stalled_ns = slot.stalled_ns.swap(0, Ordering::Relaxed);
+        (self.ended_stalled_ns).fetch_max(stalled_ns, Ordering::Relaxed);
+        slot.stalled_until_ns.store(0, Ordering::Relaxed);
         slot.start_ticks.store(0, Ordering::Relaxed);
         also(self.index_of(slot));
         self.page_ages[self.index_of(slot)].clear();
@@ -675,3 +740,47 @@ impl Segment {
 
 /// Smallest local limit that `--local N%` comes to (8 MiB): a program needs that much to start.
 pub const LOCAL_PAGES_MIN: i64 = 2048;
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refault_bucket_ends_at_a_power_of_two() {
+        for epochs in 0..=u8::MAX {
+            let bucket = refault_bucket(epochs);
+            assert!(bucket < REFAULT_BUCKETS && u32::from(epochs) < 1 << bucket);
+            assert!(bucket == 0 || u32::from(epochs) >= 1 << (bucket - 1));
+        }
+    }
+
+    fn slot() -> &'static ProcSlot {
+        // A slot has nothing but atomics, and all of them may be 0.
+        const WORDS: usize = core::mem::size_of::<ProcSlot>() / 8 + 16;
+        let memory = std::boxed::Box::leak(std::boxed::Box::new([0u64; WORDS]));
+        let at = memory
+            .as_ptr()
+            .addr()
+            .next_multiple_of(core::mem::align_of::<ProcSlot>());
+        // SAFETY: aligned, large enough for it, and never freed.
+        unsafe { &*(at as *const ProcSlot) }
+    }
+
+    #[test]
+    fn stalls_of_several_threads_count_once() {
+        let slot = slot();
+        let stalled = |from, to| {
+            slot.note_stall(from, to);
+            slot.stalled_ns.load(Ordering::Relaxed)
+        };
+        assert_eq!(stalled(100, 200), 100);
+        // Beside it; half beside it; long after it.
+        assert_eq!(stalled(120, 190), 100);
+        assert_eq!(stalled(150, 250), 150);
+        assert_eq!(stalled(1000, 1001), 151);
+        // What lies before the last end is left out.
+        assert_eq!(stalled(900, 1101), 251);
+        // A clock that goes back counts for nothing.
+        assert_eq!(stalled(2000, 1500), 251);
+    }
+}

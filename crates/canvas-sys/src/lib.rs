@@ -6,6 +6,7 @@
 #![no_std]
 
 pub mod clmul;
+pub mod delivery;
 pub mod file;
 pub mod gate;
 pub mod lz4;

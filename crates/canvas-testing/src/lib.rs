@@ -62,8 +62,13 @@ pub fn has_root(what: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Output};
+    use std::sync::{Mutex, PoisonError};
 
     use super::*;
+
+    /// While a program is being copied nobody may fork: a child holds it open for writing until it becomes another
+    /// program, and the copy cannot be started meanwhile (ETXTBSY, execve(2)).
+    static COPYING: Mutex<()> = Mutex::new(());
 
     /// Runs the ignored test `part` of this file in a process of its own; its output and the lines of
     /// its file of skips.
@@ -72,6 +77,7 @@ mod tests {
         let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(dir.path(), all).unwrap();
         let skips = dir.path().join("skips");
+        let _alone = COPYING.lock().unwrap_or_else(PoisonError::into_inner);
         // Where cargo puts it another user may not be able to look.
         let program = dir.path().join("tests");
         std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();

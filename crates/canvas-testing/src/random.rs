@@ -2,7 +2,8 @@
 
 use std::time::UNIX_EPOCH;
 
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner};
 
 /// The variable that a seed is taken from: a number.
 pub const SEED: &str = "CANVAS_TEST_SEED";
@@ -33,7 +34,30 @@ pub fn runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// A runner for as many further cases, which follow from the same seed: one that has run runs no more.
-pub fn runner_after(runner: &mut TestRunner) -> TestRunner {
-    TestRunner::new_with_rng(runner.config().clone(), runner.new_rng())
+/// Rounds of cases at most, until everything has happened.
+const ROUNDS_MAX: usize = 10;
+
+/// Runs so many cases on [`seed`], and as many again while what rarely happens has not (`is_complete`): not to fail
+/// by chance. Whether it has in the end is the caller's to check.
+///
+/// # Panics
+///
+/// When a case fails.
+pub fn run_until<S: Strategy>(
+    cases: u32,
+    plan: &S,
+    case: impl Fn(S::Value) -> TestCaseResult,
+    is_complete: impl Fn() -> bool,
+) {
+    let mut runner = runner(cases);
+    for _ in 0..ROUNDS_MAX {
+        if let Err(failed) = runner.run(plan, &case) {
+            panic!("{failed}");
+        }
+        if is_complete() {
+            break;
+        }
+        // One that has run runs no more; what follows is of the same seed.
+        runner = TestRunner::new_with_rng(runner.config().clone(), runner.new_rng());
+    }
 }

@@ -52,6 +52,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
             "gossip",
             "link",
             "pager",
+            "place",
             "rdma",
             "replay",
             "runner",

@@ -21,8 +21,8 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "base",
         &[
-            "tenant", "regions", "freeze", "far_area", "state", "thread", "keys", "smaps", "areas",
-            "upcalls", "call", "alloc", "own", "fds", "report", "time",
+            "tenant", "regions", "touched", "freeze", "far_area", "state", "thread", "keys",
+            "smaps", "areas", "upcalls", "call", "alloc", "own", "fds", "report", "time",
         ],
     ),
 ];

@@ -42,6 +42,7 @@ pub fn run_in_slabs(
     let policy = Policy {
         donors: 1,
         disk: true,
+        late: false,
     };
     let mut world = World::new(Config {
         chooser,

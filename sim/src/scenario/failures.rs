@@ -24,6 +24,8 @@ pub enum Step {
     Squeeze(Ns, u64),
     /// As before, and it hangs so long after the beginning, for so long.
     SqueezeAndHang(Ns, u64, Ns, Ns),
+    /// It dies for good so long after other copies are wanted, by all tenants.
+    SwitchAndDie(Policy, Ns),
 }
 
 /// What a step led to.
@@ -48,6 +50,12 @@ pub fn step(world: &mut World, host: usize, step: Step) -> Outcome {
         Step::Hang(time) => {
             world.fault(host, Fault::Hang);
             Some(time)
+        }
+        Step::SwitchAndDie(policy, after) => {
+            world.switch(policy);
+            world.run_until(world.now() + after);
+            world.fault(host, Fault::Die);
+            None
         }
         Step::Squeeze(time, bytes_per_s) | Step::SqueezeAndHang(time, bytes_per_s, ..) => {
             let h = &mut world.hosts[host];
@@ -125,6 +133,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
         Policy {
             donors: 1,
             disk: true,
+            late: false,
         },
     ),
     (
@@ -132,6 +141,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
         Policy {
             donors: 2,
             disk: false,
+            late: false,
         },
     ),
     (
@@ -139,6 +149,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
         Policy {
             donors: 3,
             disk: false,
+            late: false,
         },
     ),
     (
@@ -146,6 +157,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
         Policy {
             donors: 1,
             disk: false,
+            late: false,
         },
     ),
 ];
@@ -185,6 +197,7 @@ pub fn report(seed: u64, size: Size) -> String {
                 Step::Squeeze(t, _) | Step::SqueezeAndHang(t, ..) => {
                     format!("is short for {} s", t / SEC)
                 }
+                Step::SwitchAndDie(policy, _) => format!("dies on the way to {policy}"),
             };
             let after = outcome.redundant_after.map_or("never".to_owned(), |t| {
                 format!("{:.2}", t as f64 / SEC as f64)

@@ -87,7 +87,11 @@ pub fn report(seed: u64, size: Size) -> String {
         Size::Hosts(n) => (n, &[512, 4096]),
         Size::Full => (64, &[128, 512, 1024, 2048, 4096]),
     };
-    let policies = [(1, true), (2, false)].map(|(donors, disk)| Policy { donors, disk });
+    let policies = [(1, true), (2, false)].map(|(donors, disk)| Policy {
+        donors,
+        disk,
+        late: false,
+    });
     let mut text = format!(
         "programs of {} of {hosts} hosts grow to all but the reserve (seed {seed})\n  \
          MiB/s  copies  evicted  moved  late  below the reserve by (MiB)  settled after (s)  lost\n",

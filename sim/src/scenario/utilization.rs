@@ -62,6 +62,7 @@ pub fn run(seed: u64) -> Figures {
     let policy = Policy {
         donors: 1,
         disk: true,
+        late: false,
     };
     let mut world = World::new(Config {
         tenants: mix.len(),

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
 use crate::agent::tenant_id;
+use crate::copies::LiveCopies;
 use crate::disk::{self, Disk};
 use crate::host::Served;
 use crate::idle::Waker;
@@ -37,12 +38,13 @@ use canvas_control::hello::SMALL_MIN;
 use canvas_control::hello::{Asked, Change, Given, Hello, Settled, VERSION, Wanted};
 use canvas_control::terms::Terms;
 use canvas_control::text::say;
+use canvas_place::paths::PATHS_MAX;
 
 /// What the agent does for all its tenants.
 pub struct Service {
-    /// Where backing files go, if there is a disk.
-    pub dir: Option<FarDir>,
-    /// What stays free on its disk.
+    /// Where backing files go, on a disk each; none without a disk.
+    pub dirs: Vec<FarDir>,
+    /// What stays free on each of these disks.
     pub reserve: Option<Amount>,
     /// Servers.
     pub servers: Vec<Address>,
@@ -85,9 +87,12 @@ pub struct Tenant {
     lease: Lease,
     segment: OwnedFd,
     journal: Journal,
-    backing: Option<File>,
+    /// One in each far directory of the agent that made them.
+    backing: Vec<File>,
     /// Slabs that it may fill, for its agent.
     slabs: Arc<AtomicUsize>,
+    /// Where its copies are to be, for its agent.
+    copies: LiveCopies,
     /// What its pool may be at most, in bytes, whatever the others do.
     pub pool_ceiling: u64,
 }
@@ -102,7 +107,7 @@ impl Tenant {
     ) -> Result<Tenant, AdmissionError> {
         let terms = service.terms(&hello.name);
         let settled = hello.copies.or(terms.copies);
-        let policy = settled.map_or(service.policy, Policy::from);
+        let mut policy = settled.map_or(service.policy, Policy::from);
         service.can(policy)?;
         let mut fds = fds.into_iter();
         let segment = fds.next().ok_or(AdmissionError::NoSegment)?;
@@ -120,14 +125,11 @@ impl Tenant {
                 let noted = journal.set_slabs_max(hello.slabs as u64);
                 noted.map_err(AdmissionError::JournalUnwritable)?;
                 note(&journal, &hello.asked, terms)?;
-                let backing = match (&service.dir, policy.disk) {
-                    (Some(dir), true) => Some(
-                        disk::create(&dir.path)
-                            .map_err(system("its backing file cannot be made"))?,
-                    ),
-                    _ => None,
-                };
-                (journal, backing)
+                // Copies may be wanted there later.
+                let backing = service.dirs.iter().map(|dir| {
+                    disk::create(&dir.path).map_err(system("its backing file cannot be made"))
+                });
+                (journal, backing.collect::<Result<_, _>>()?)
             }
             Some(journal) => {
                 let journal = own_journal(journal)?;
@@ -137,13 +139,16 @@ impl Tenant {
                     noted => noted as usize,
                 };
                 hello.asked = asked(&journal);
+                policy = journal.copies().unwrap_or(policy);
+                service.can(policy)?;
                 note(&journal, &hello.asked, terms)?;
-                let backing = match (fds.next(), &service.dir, policy.disk) {
-                    (Some(backing), Some(dir), true) => Some(own_backing(backing, dir)?),
-                    (None, _, false) => None,
-                    _ => return Err(AdmissionError::Backing),
-                };
-                (journal, backing)
+                let files: Vec<OwnedFd> = fds.by_ref().take(PATHS_MAX).collect();
+                let is_kept = !service.dirs.is_empty();
+                if files.is_empty() && policy.disk || !files.is_empty() && !is_kept {
+                    return Err(AdmissionError::Backing);
+                }
+                let backing = files.into_iter().map(|fd| own_backing(fd, &service.dirs));
+                (journal, backing.collect::<Result<_, _>>()?)
             }
         };
         if fds.next().is_some() {
@@ -166,11 +171,11 @@ impl Tenant {
         let segment = fds.next().ok_or_else(missing)?;
         let journal =
             Journal::open(fds.next().ok_or_else(missing)?).map_err(AdmissionError::JournalBad)?;
-        let backing = if policy.disk {
-            Some(File::from(fds.next().ok_or_else(missing)?))
-        } else {
-            None
-        };
+        let files = fds.len().saturating_sub(given.links);
+        if files == 0 && policy.disk || files > PATHS_MAX {
+            return Err(missing());
+        }
+        let backing = fds.by_ref().take(files).map(File::from).collect();
         let links = fds.take(given.links).collect();
         service.can(policy)?;
         let terms = service.terms(&given.hello.name);
@@ -187,10 +192,13 @@ impl Tenant {
         lease: Lease,
         segment: OwnedFd,
         journal: Journal,
-        backing: Option<File>,
+        backing: Vec<File>,
         terms: &Terms,
     ) -> Result<Tenant, AdmissionError> {
         let slabs = Arc::new(AtomicUsize::new(hello.slabs));
+        let policy = hello.copies.ok_or(AdmissionError::CopiesUnknown)?;
+        let noted = journal.set_copies(policy.into());
+        noted.map_err(AdmissionError::JournalUnwritable)?;
         let at = nix::sys::stat::fstat(&segment).map_err(AdmissionError::Kernel)?;
         // Where nothing was granted yet the bound is what its runner asked for.
         let asked = lease.segment().config.pool_bytes.load(Relaxed);
@@ -206,6 +214,7 @@ impl Tenant {
             journal,
             backing,
             slabs,
+            copies: LiveCopies::new(policy.into()),
         })
     }
 
@@ -239,9 +248,22 @@ impl Tenant {
                 return Err(AdmissionError::PoolsUnbounded);
             }
         }
+        if let Some(copies) = change.copies {
+            terms.allow_copies(Some(copies))?;
+            service.can(copies.into())?;
+            if copies.disk && self.backing.is_empty() {
+                return Err(AdmissionError::NoDisk);
+            }
+        }
         if let Some(slabs) = change.slabs {
             terms.allow_slabs(slabs)?;
             self.set_slabs(slabs)?;
+        }
+        if let Some(copies) = change.copies {
+            let noted = self.journal.set_copies(copies.into());
+            noted.map_err(AdmissionError::JournalUnwritable)?;
+            self.hello.copies = Some(copies);
+            self.copies.set(copies.into());
         }
         self.hello.asked = asked;
         self.pool_ceiling = change.pool_bytes.unwrap_or(self.pool_ceiling);
@@ -320,14 +342,12 @@ impl Tenant {
         };
         let none = AdmissionError::JournalBad;
         let journal = self.journal.try_clone().map_err(none)?;
-        let disk = match &self.backing {
-            Some(file) => {
-                let file = file.try_clone().map_err(system)?;
-                Some(Disk::new(file, service.reserve, waker).map_err(system)?)
-            }
-            None => None,
+        let files = self.backing.iter().map(File::try_clone);
+        let files = files.collect::<Result<Vec<_>, _>>().map_err(system)?;
+        let disk = match files.is_empty() {
+            true => None,
+            false => Some(Disk::new(files, service.reserve, waker).map_err(system)?),
         };
-        let policy = self.policy(service);
         let setup = Setup {
             far,
             tenant: tenant_id(far),
@@ -344,13 +364,15 @@ impl Tenant {
             share: Live::new(self.share(service)),
         };
         match disk {
-            Some(disk) if policy.donors == 0 => Ok(Box::new(Agent::new(setup, disk))),
+            Some(disk) if service.servers.is_empty() && service.finder.is_none() => {
+                Ok(Box::new(Agent::new(setup, disk)))
+            }
             disk => {
                 let config = replicas::Config {
                     servers: service.servers.clone(),
                     found: service.finder.as_ref().map(|f| f.follow(waker)),
                     key: service.key.clone(),
-                    policy,
+                    copies: self.copies.clone(),
                     sealer: Sealer::new(&setup.key, setup.tenant),
                     links: usize::from(replicas::LINKS),
                 };
@@ -362,12 +384,10 @@ impl Tenant {
         }
     }
 
-    /// What its runner keeps for the next agent: journal and backing file, read-only.
+    /// What its runner keeps for the next agent: journal and backing files, read-only.
     pub fn keepsakes(&self) -> std::io::Result<Vec<OwnedFd>> {
-        let files = [Some(self.journal.file()), self.backing.as_ref()];
-        files
-            .into_iter()
-            .flatten()
+        std::iter::once(self.journal.file())
+            .chain(&self.backing)
             .map(|file| Ok(File::open(in_proc(file.as_fd()))?.into()))
             .collect()
     }
@@ -375,7 +395,7 @@ impl Tenant {
     /// What the next agent gets.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.segment.as_fd(), self.journal.file().as_fd()];
-        fds.extend(self.backing.as_ref().map(AsFd::as_fd));
+        fds.extend(self.backing.iter().map(AsFd::as_fd));
         fds
     }
 }
@@ -398,7 +418,7 @@ impl Service {
 
     /// Can this agent keep copies so?
     pub fn can(&self, policy: Policy) -> Result<(), AdmissionError> {
-        if policy.disk && self.dir.is_none() {
+        if policy.disk && self.dirs.is_empty() {
             return Err(AdmissionError::NoDisk);
         }
         // Gossip may find more at any time.
@@ -464,8 +484,9 @@ fn own_journal(fd: OwnedFd) -> Result<Journal, AdmissionError> {
 }
 
 /// The same of a backing file.
-fn own_backing(fd: OwnedFd, dir: &FarDir) -> Result<File, AdmissionError> {
-    if pass::device(&fd).ok() != Some(dir.device) {
+fn own_backing(fd: OwnedFd, dirs: &[FarDir]) -> Result<File, AdmissionError> {
+    let device = pass::device(&fd).ok();
+    if dirs.iter().all(|dir| device != Some(dir.device)) {
         return Err(AdmissionError::BackingElsewhere);
     }
     let no = AdmissionError::ForeignBacking;
@@ -504,13 +525,14 @@ mod tests {
     fn service() -> (tempfile::TempDir, Service) {
         let dir = tempfile::tempdir().unwrap();
         let service = Service {
-            dir: Some(FarDir::open(dir.path()).unwrap()),
+            dirs: vec![FarDir::open(dir.path()).unwrap()],
             reserve: None,
             servers: Vec::new(),
             key: ClusterKey::without_secret(),
             policy: Policy {
                 donors: 0,
                 disk: true,
+                late: false,
             },
             finder: None,
             terms: BTreeMap::new(),
@@ -594,6 +616,9 @@ mod tests {
         assert_eq!(why(vec![segment(), journal(), named.into()]), no);
         let backing = OwnedFd::from(disk::create(dir.path()).unwrap());
         let fds = vec![segment(), journal(), backing, null()];
+        assert_eq!(why(fds), outside);
+        let files = (0..=PATHS_MAX).map(|_| OwnedFd::from(disk::create(dir.path()).unwrap()));
+        let fds = [segment(), journal()].into_iter().chain(files).collect();
         assert_eq!(why(fds), "it comes with too many descriptors");
     }
 
@@ -665,6 +690,7 @@ mod tests {
         let two = Policy {
             donors: 2,
             disk: false,
+            late: false,
         };
         let hello = Hello {
             copies: Some(two.into()),

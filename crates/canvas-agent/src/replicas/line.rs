@@ -1,12 +1,19 @@
 //! A slab's replicas as the journal has them.
 
-use canvas_place::replicas::map::REPLICAS_MAX;
+use canvas_place::replicas::map::{Gaps, REPLICAS_MAX};
 use canvas_place::replicas::{Replica, Slab};
 
 /// Bytes of a slab's line in the journal.
 pub const LINE_BYTES: usize = 32 * REPLICAS_MAX;
 
-/// The line of a slab: all zeros without a replica.
+/// Of a line's bytes the one that says what the disk of this host has: all that was written, or this.
+const DISK: usize = 4;
+/// It lacks something.
+const DISK_LACKS: u8 = 1;
+/// It has nothing.
+const DISK_EMPTY: u8 = 2;
+
+/// The line of a slab: all zeros without a replica, where the disk lacks nothing.
 pub fn to_line(slab: &Slab) -> [u8; LINE_BYTES] {
     let mut line = [0; LINE_BYTES];
     for (part, replica) in line.chunks_exact_mut(32).zip(&slab.replicas) {
@@ -16,6 +23,11 @@ pub fn to_line(slab: &Slab) -> [u8; LINE_BYTES] {
         part[8..16].copy_from_slice(&replica.handle.to_le_bytes());
         part[16..].copy_from_slice(&replica.run);
     }
+    line[DISK] = match slab.may_be_on_disk {
+        _ if slab.disk.is_none() => 0,
+        true => DISK_LACKS,
+        false => DISK_EMPTY,
+    };
     line
 }
 
@@ -32,6 +44,10 @@ pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
             replica.lacks_all();
         }
         slab.replicas.push(replica);
+    }
+    slab.may_be_on_disk = line[DISK] != DISK_EMPTY;
+    if line[DISK] != 0 {
+        slab.disk = Gaps::all();
     }
     slab
 }
@@ -54,6 +70,16 @@ mod tests {
         let again = from_line(&to_line(&slab));
         slab.replicas[1].lacks_all();
         assert_eq!(again.replicas, slab.replicas);
+        assert!(again.disk.is_none());
+        slab.disk.add(3);
+        slab.may_be_on_disk = true;
+        let again = from_line(&to_line(&slab));
+        assert!(again.disk == Gaps::all() && again.may_be_on_disk);
+        slab.may_be_on_disk = false;
+        let again = from_line(&to_line(&slab));
+        assert!(again.disk == Gaps::all() && !again.may_be_on_disk);
+        slab.replicas.clear();
+        assert_eq!(from_line(&to_line(&slab)).disk, Gaps::all());
         assert_eq!(to_line(&Slab::default()), [0; LINE_BYTES]);
         assert!(from_line(&[0; LINE_BYTES]).replicas.is_empty());
     }

@@ -1,5 +1,6 @@
 //! A store that keeps extents at donors, and on the disk of this host if the policy says so.
 //!
+//! * Which copies there are to be may change while the tenant runs ([`switch`]).
 //! * A write goes to all copies at once. What a copy misses (its donor was away, or said no) is
 //!   remembered by extent and made good later: one mechanism serves donors that come back, donors
 //!   that are lost for good and donors that take their memory back.
@@ -19,6 +20,7 @@ pub mod line;
 mod read;
 mod repair;
 mod status;
+mod switch;
 mod upkeep;
 mod watch;
 mod write;
@@ -26,6 +28,7 @@ mod write;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -34,15 +37,16 @@ use canvas_place::choose::choose;
 pub use canvas_place::replicas::Policy;
 use canvas_place::replicas::placement::{self, Placed};
 use canvas_place::replicas::{
-    DonorView, Donors, Map, REQUEST_NS, Standing, TICK_NS, is_durable, map,
+    DonorView, Donors, Map, REQUEST_NS, Slab, Standing, TICK_NS, is_durable, map,
 };
 use canvas_shm::Far;
-use canvas_shm::far::{SLAB_BYTES, SLAB_EXTENTS, SLABS_MAX};
+use canvas_shm::far::{SLAB_BYTES, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Call as Asked, Items, Reply, Request, SlabKey, Used};
 use canvas_wire::key::ClusterKey;
 
 use crate::block::Block;
+use crate::copies::LiveCopies;
 use crate::disk::Disk;
 use crate::dispatch::Lane;
 use crate::idle::Waker;
@@ -84,8 +88,8 @@ pub struct Config {
     pub found: Option<Receiver<SocketAddr>>,
     /// The pool's key.
     pub key: ClusterKey,
-    /// How many copies.
-    pub policy: Policy,
+    /// Which copies there are to be.
+    pub copies: LiveCopies,
     /// Opens what the tenant's agent sealed: a copy is verified before it is copied on.
     pub sealer: Sealer,
     /// Connections to each donor.
@@ -119,6 +123,8 @@ struct Sent {
 
 /// What is needed to meet donors that nobody knew of at the start.
 struct Meeting {
+    /// Donors that are known, and not connected to while no copies are wanted at any.
+    unmet: Vec<Address>,
     found: Option<Receiver<SocketAddr>>,
     link: LinkConfig,
     links: usize,
@@ -129,10 +135,13 @@ struct Meeting {
 pub struct Replicas {
     far: &'static Far,
     tenant: [u8; 16],
+    wanted: LiveCopies,
     policy: Policy,
     donors: Vec<Donor>,
     meeting: Meeting,
     disk: Option<Disk>,
+    /// Slabs whose copy on the disk is being freed, because it is not wanted any more, and writes that wait for that.
+    dropping: HashMap<u32, Vec<u32>>,
     journal: Journal,
     map: Map,
     sealer: Sealer,
@@ -163,6 +172,8 @@ pub struct Replicas {
     events: Vec<Event>,
     disk_events: Vec<Event>,
     degraded: u64,
+    /// Extents that the disk may lack because they are written there late.
+    behind: u64,
     /// Reads that went to another copy, since they were last told.
     failovers: u64,
     /// When the donors were last reported.
@@ -189,10 +200,14 @@ impl Replicas {
             },
             ..LinkConfig::new(config.key, client)
         };
-        // Those of the agent before this one first: slabs' lines number them.
+        let policy = switch::possible(config.copies.get(), disk.is_some());
+        // Those of the agent before this one first: slabs' lines number them. The others are met when copies are
+        // wanted there ([`Replicas::follow`]).
         let mut servers = journal.donors();
-        for addr in config.servers {
-            if !servers.contains(&addr) {
+        let mut unmet = config.servers;
+        unmet.retain(|addr| !servers.contains(addr));
+        if policy.donors > 0 {
+            for addr in unmet.drain(..) {
                 journal.put_donor(servers.len(), addr);
                 servers.push(addr);
             }
@@ -202,12 +217,13 @@ impl Replicas {
             .map(|addr| Donor::new(*addr, link.clone(), config.links, waker))
             .collect::<std::io::Result<Vec<_>>>()?;
         let meeting = Meeting {
+            unmet,
             found: config.found,
             link,
             links: config.links,
             waker,
         };
-        let map = journal
+        let mut map: Map = journal
             .lines()
             .iter()
             .map(|(slab, line)| {
@@ -217,14 +233,27 @@ impl Replicas {
                 (*slab, slab_of)
             })
             .collect();
+        if disk.is_some() {
+            // What an agent before this one has written, and had nothing to note of, is on the disk, if anywhere.
+            let used = far.slabs_high.load(Ordering::SeqCst) as usize;
+            for (slab, there) in (0..).zip(far.slabs.iter().take(used)) {
+                let is_used = there.state.load(Ordering::SeqCst) != slab_state::FREE;
+                if is_used && !map.contains_key(&slab) && Replicas::is_slab_written(far, slab) {
+                    let entry: &mut Slab = map.entry(slab).or_default();
+                    entry.may_be_on_disk = true;
+                }
+            }
+        }
         let seed = u64::from_le_bytes(crate::journal::random::<8>()?);
         Ok(Replicas {
             far,
             tenant,
-            policy: config.policy,
+            policy,
+            wanted: config.copies,
             donors,
             meeting,
             disk,
+            dropping: HashMap::new(),
             journal,
             map,
             sealer: config.sealer,
@@ -247,6 +276,7 @@ impl Replicas {
             events: Vec::new(),
             disk_events: Vec::new(),
             degraded: 0,
+            behind: 0,
             failovers: 0,
             reported: None,
         })
@@ -297,6 +327,12 @@ impl Replicas {
         far.seals[extent as usize].load(Relaxed) != 0
     }
 
+    fn is_slab_written(far: &Far, slab: u32) -> bool {
+        let first = slab as usize * SLAB_EXTENTS;
+        let mut extents = first..first + SLAB_EXTENTS;
+        extents.any(|extent| Replicas::is_written(far, extent as u32))
+    }
+
     // Placement.
 
     /// Asks a donor for a replica of the slab; false when there is none to ask.
@@ -335,11 +371,7 @@ impl Replicas {
             slab,
             donor,
             granted,
-            || {
-                let first = slab as usize * SLAB_EXTENTS;
-                let mut extents = first..first + SLAB_EXTENTS;
-                extents.any(|extent| Replicas::is_written(far, extent as u32))
-            },
+            || Replicas::is_slab_written(far, slab),
             |entry| entry.is_short(&donors, want, now),
         );
         match placed {
@@ -390,7 +422,9 @@ impl Replicas {
             }
         }
         if let Some(disk) = &mut self.disk {
-            disk.free(slab);
+            if !self.dropping.contains_key(&slab) {
+                disk.free(slab);
+            }
             awaited += 1;
         }
         self.freeing.insert(slab, awaited + 1);
@@ -685,8 +719,10 @@ impl Donors for Views<'_> {
 
 impl Store for Replicas {
     fn lane(&self, writes: bool) -> (Lane, u32) {
-        if writes {
-            (Lane::Out, self.policy.donors.max(1) as u32)
+        if self.policy.donors == 0 {
+            (Lane::Disk, 1)
+        } else if writes {
+            (Lane::Out, self.policy.donors as u32)
         } else {
             (Lane::In, 1)
         }
@@ -738,13 +774,16 @@ impl Store for Replicas {
         for event in from_disk.drain(..) {
             match event {
                 Event::Ended { id, outcome, block } if id >= OURS => {
-                    self.repair_from_disk((id - OURS) as usize, outcome, block);
+                    self.repair_by_disk((id - OURS) as usize, outcome, block);
                 }
                 Event::Ended { id, outcome, block } if self.reads.is_ours(id) => {
                     self.disk_read(id, outcome, block);
                 }
                 Event::Ended { id, outcome, block } => self.disk_wrote(id, outcome, block),
-                Event::Freed(slab) => self.freed_part(slab),
+                Event::Freed(slab) => {
+                    self.dropped(slab);
+                    self.freed_part(slab);
+                }
                 other => self.events.push(other),
             }
         }

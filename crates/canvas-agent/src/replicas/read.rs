@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use canvas_place::replicas::read::{self, Ask, Otherwise, Then};
-use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_shm::far::EXTENT_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Request};
 
 use super::{Call, Replicas, Views};
 use crate::block::Block;
-use crate::store::{Event, Outcome, Store};
+use crate::store::{Event, Outcome, Store, place};
 
 /// The disk knows our reads by numbers of their own from here on: a read that another copy was faster
 /// for is over before the disk is.
@@ -61,10 +61,6 @@ impl Reads {
         let Reverse((due, ..)) = self.due.peek()?;
         Some(due.saturating_duration_since(Instant::now()))
     }
-}
-
-fn place(extent: u32) -> (u32, usize) {
-    (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS)
 }
 
 impl Replicas {
@@ -146,11 +142,10 @@ impl Replicas {
                 return false;
             };
             let (slab, within) = place(r.extent);
+            let on_disk = self.on_disk(slab, within);
             let donors = Views::of(&self.donors, self.started);
             let slab = self.map.get(&slab);
-            let next = r
-                .state
-                .next(slab, within, &donors, self.disk.is_some(), besides);
+            let next = r.state.next(slab, within, &donors, on_disk, besides);
             let (donor, handle) = match next {
                 Ask::Donor(donor, handle) => (donor, handle),
                 Ask::Disk => {

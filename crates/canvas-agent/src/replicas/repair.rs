@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use canvas_place::replicas::REPAIRS;
-use canvas_place::replicas::repair::{self, From, TRIES, Verified};
+use canvas_place::replicas::repair::{self, Found, From, TRIES, Verified};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
@@ -18,7 +18,7 @@ use crate::dispatch::Lane;
 use crate::log::About;
 use crate::store::{Event, Outcome, Store};
 
-const SLOTS: usize = REPAIRS;
+pub(super) const SLOTS: usize = REPAIRS;
 const WHOLE: Range<usize> = 0..EXTENT_BYTES;
 
 /// What a job moves.
@@ -77,27 +77,29 @@ impl Replicas {
     fn find_repair(&mut self, slot: usize) -> bool {
         let (far, writing) = (self.far, &self.writing);
         let donors = Views::of(&self.donors, self.started);
-        let mut made_whole = Vec::new();
-        let found = self.repairs.jobs.find(
+        let Found {
+            is_found,
+            made_whole,
+        } = self.repairs.jobs.find(
             slot,
             &mut self.map,
             &donors,
+            self.policy,
             |extent| writing.contains_key(&extent),
             |extent| far.seals[extent as usize].load(Acquire),
-            &mut made_whole,
         );
         self.repairs.done += made_whole.len() as u64;
         for slab in made_whole {
             self.save(slab);
         }
-        if found {
+        if is_found {
             self.repairs.moving[slot] = Moving {
                 block: Some(Block::new()),
                 ..Moving::default()
             };
             self.read_for_repair(slot);
         }
-        found
+        is_found
     }
 
     /// Chooses the next copy that may have the extent, and asks for leave to read it.
@@ -141,6 +143,9 @@ impl Replicas {
         if job.void {
             self.moved(slot, false);
             return self.end_repair(slot, false);
+        }
+        if job.writes && job.to.is_none() {
+            return self.write_to_disk_for_repair(slot);
         }
         if job.writes {
             return self.write_piece_for_repair(slot);
@@ -193,8 +198,12 @@ impl Replicas {
         }
     }
 
-    pub(super) fn repair_from_disk(&mut self, slot: usize, outcome: Outcome, block: Block) {
+    /// The disk has read or written for a repair.
+    pub(super) fn repair_by_disk(&mut self, slot: usize, outcome: Outcome, block: Block) {
         self.moved(slot, outcome == Outcome::Done);
+        if self.repairs.jobs.job(slot).is_some_and(|job| job.writes) {
+            return self.end_repair(slot, outcome == Outcome::Done);
+        }
         self.repairs.moving[slot].block = Some(block);
         if outcome == Outcome::Done {
             self.write_for_repair(slot);
@@ -216,11 +225,13 @@ impl Replicas {
         self.repairs.moving[slot].block = Some(block);
         let seal = self.far.seals[extent as usize].load(Acquire);
         match self.repairs.jobs.verified(slot, &self.map, good, seal) {
-            Verified::Write(_) => {
+            Verified::Write(target) => {
                 self.repairs.moving[slot].got = 0;
-                self.want(slot, Lane::Out);
+                self.want(slot, target.map_or(Lane::Disk, |_| Lane::Out));
             }
+            Verified::Has => self.end_repair(slot, true),
             Verified::End => self.end_repair(slot, false),
+            Verified::Lacks => self.read_for_repair(slot),
             Verified::Bad(source) => {
                 if let Some(source) = source {
                     let within = extent as usize % SLAB_EXTENTS;
@@ -231,6 +242,27 @@ impl Replicas {
                     format!("a copy of extent {extent} is damaged or old; it is not copied on");
                 self.events.push(Event::Line(About::Corrupt, line));
                 self.read_for_repair(slot);
+            }
+        }
+    }
+
+    /// The whole extent goes to the disk, unless its slab is being freed there.
+    fn write_to_disk_for_repair(&mut self, slot: usize) {
+        let extent = self.repairs.jobs.job(slot).map_or(0, |job| job.extent);
+        let block = self.repairs.moving[slot].block.take();
+        let slab = extent / SLAB_EXTENTS as u32;
+        let is_dropped = self.dropping.contains_key(&slab);
+        if !is_dropped {
+            self.goes_to_disk(slab);
+        }
+        match (&mut self.disk, block) {
+            (Some(disk), Some(block)) if !is_dropped => {
+                self.repairs.jobs.sent(slot);
+                disk.write(OURS + slot as u32, extent, block, EXTENT_BYTES);
+            }
+            _ => {
+                self.moved(slot, false);
+                self.end_repair(slot, false);
             }
         }
     }

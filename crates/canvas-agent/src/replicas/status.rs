@@ -40,6 +40,7 @@ impl Replicas {
             at_ns: now_ns(),
             pid: std::process::id(),
             degraded_slabs: self.degraded,
+            disk_behind_bytes: self.behind * canvas_shm::far::EXTENT_BYTES as u64,
             donors: donors.collect(),
         };
         self.journal.put_status(&status);

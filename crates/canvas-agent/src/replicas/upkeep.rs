@@ -1,13 +1,12 @@
 //! What is due from time to time: signs of life, places for slabs that have too few copies, copies
 //! that are given up.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use canvas_link::Address;
 use canvas_place::replicas::placement::{Due, has_room};
 use canvas_place::replicas::{Slab, map};
-use canvas_shm::far::SLAB_BYTES;
+use canvas_shm::far::{SLAB_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::{Reply, Request};
 
 use super::donor::{Donor, State};
@@ -21,8 +20,12 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 impl Replicas {
     /// Does what is due.
     pub(super) fn tick(&mut self) {
-        while let Some(addr) = self.meeting.found.as_ref().and_then(|f| f.try_recv().ok()) {
-            self.meet(addr);
+        while self.policy.donors > 0
+            && let Some(addr) = self.meeting.found.as_ref().and_then(|f| f.try_recv().ok())
+        {
+            if let Some(i) = self.meet(addr.into()) {
+                self.line(About::DonorFound(i), i, format_args!("found by gossip"));
+            }
         }
         for donor in 0..self.donors.len() {
             let d = &mut self.donors[donor];
@@ -31,7 +34,8 @@ impl Replicas {
                 self.submit(donor, Call::Ping, &Request::Ping);
             }
         }
-        let (now, want) = (self.now_ns(), self.policy.donors);
+        self.follow();
+        let now = self.now_ns();
         let slabs: Vec<u32> = self.map.keys().copied().collect();
         let mut degraded = 0;
         for slab in slabs {
@@ -39,13 +43,15 @@ impl Replicas {
             let Due {
                 degraded: short,
                 place,
-            } = self.map[&slab].due(&donors, want, now);
+            } = self.map[&slab].due(&donors, self.policy, now);
             degraded += u64::from(short);
             if place {
                 self.place(slab);
             }
             self.let_go(slab, now);
+            self.let_go_of_disk(slab, now);
         }
+        self.behind = self.behind_now();
         let repaired = std::mem::take(&mut self.repairs.done);
         let failovers = std::mem::take(&mut self.failovers);
         if repaired > 0 || failovers > 0 || degraded != self.degraded {
@@ -61,11 +67,25 @@ impl Replicas {
         self.report();
     }
 
-    /// Somebody has heard of a donor.
-    fn meet(&mut self, addr: SocketAddr) {
+    /// Extents that the disk lacks because they are written there late.
+    fn behind_now(&self) -> u64 {
+        if !self.policy.late {
+            return 0;
+        }
+        let of_slab = |(slab, entry): (&u32, &Slab)| {
+            let first = slab * SLAB_EXTENTS as u32;
+            let is_written = |within| Replicas::is_written(self.far, first + within as u32);
+            entry.disk.count(is_written)
+        };
+        let under_way = self.ops.values().filter(|op| op.is_late()).count();
+        (self.map.iter().map(of_slab).sum::<usize>() + under_way) as u64
+    }
+
+    /// There is a donor here. Its index, when it was not known.
+    pub(super) fn meet(&mut self, addr: Address) -> Option<usize> {
         // However it is reached.
-        if self.donors.iter().any(|d| d.addr.addr == addr) {
-            return;
+        if self.donors.iter().any(|d| d.addr.addr == addr.addr) {
+            return None;
         }
         let holds = |i| {
             let mut copies = self.map.values().flat_map(|e| &e.replicas);
@@ -76,17 +96,11 @@ impl Replicas {
         };
         let i = match self.donors.len() {
             n if n < SERVERS_MAX => n,
-            _ => match self.donors.iter().enumerate().position(gone) {
-                Some(i) => i,
-                None => return,
-            },
+            _ => self.donors.iter().enumerate().position(gone)?,
         };
         let meeting = &self.meeting;
-        let addr = Address::from(addr);
-        let Ok(donor) = Donor::new(addr, meeting.link.clone(), meeting.links, meeting.waker) else {
-            // No thread for it now; it will be heard of again.
-            return;
-        };
+        // Without a thread for it now, it will be heard of again.
+        let donor = Donor::new(addr, meeting.link.clone(), meeting.links, meeting.waker).ok()?;
         self.journal.put_donor(i, addr);
         if i == self.donors.len() {
             self.donors.push(donor);
@@ -94,7 +108,7 @@ impl Replicas {
             map::replaced(&mut self.map, i);
             self.donors[i] = donor;
         }
-        self.line(About::DonorFound(i), i, format_args!("found by gossip"));
+        Some(i)
     }
 
     /// Gives a replica up that its donor wants back, or that is one too many.

@@ -4,9 +4,11 @@
 //!   it is asked for more. The disk of this host gets the whole extent at the beginning.
 //! * The copies of a write are those that the slab had when it began. One that refuses a piece, hangs up, or is another
 //!   one by now, misses the extent and gets no more of it; one that was made meanwhile misses it too.
+//! * Where the disk gets its copy late, the write ends when donors have it; repair writes it to the disk after that. So it
+//!   is while the disk is not too far behind ([`LATE_BYTES_MAX`]), and a donor takes it.
 //! * Until the end the extent has no seal, so nobody reads half of it.
 
-use canvas_place::replicas::{Policy, Target};
+use canvas_place::replicas::{LATE_BYTES_MAX, Target};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
@@ -40,6 +42,16 @@ impl Op {
         self.extent / SLAB_EXTENTS as u32
     }
 
+    /// Is it a write of the slab that counts on the disk, which has answered or not?
+    pub(super) fn is_on_way_to_disk(&self, slab: u32) -> bool {
+        (self.to_disk || self.disk.is_some()) && self.slab() == slab
+    }
+
+    /// Has it gone to donors only, so far?
+    pub(super) fn is_late(&self) -> bool {
+        self.sent > 0 && !self.to_disk && self.disk.is_none()
+    }
+
     fn within(&self) -> usize {
         self.extent as usize % SLAB_EXTENTS
     }
@@ -66,11 +78,7 @@ impl Replicas {
         let now = self.now_ns();
         let entry = self.map.entry(slab).or_default();
         let donors = Views::of(&self.donors, self.started);
-        let policy = Policy {
-            disk: self.disk.is_some(),
-            ..self.policy
-        };
-        for _ in 0..entry.to_ask(&donors, policy, now) {
+        for _ in 0..entry.to_ask(&donors, self.policy, now) {
             self.place(slab);
         }
         let entry = self.map.get_mut(&slab).expect("just made");
@@ -87,24 +95,49 @@ impl Replicas {
         if self.repairs.jobs.holds_back(op.extent, id) {
             return;
         }
-        if let Some(entry) = self.map.get(&op.slab()) {
+        if let Some(waiting) = self.dropping.get_mut(&op.slab())
+            && self.policy.disk
+        {
+            waiting.push(id);
+            return;
+        }
+        // Copies that are given up, because none is wanted at donors any more, get nothing new.
+        if let Some(entry) = self.map.get(&op.slab())
+            && self.policy.donors > 0
+        {
             op.targets = entry.replicas.iter().map(Target::of).collect();
         }
         self.send_piece(id);
-        if let Some(disk) = &mut self.disk {
-            let op = self.ops.get_mut(&id).expect("under way");
-            let mut block = op.block.take().expect("just sent from it");
-            if op.sent < EXTENT_BYTES {
-                // The donors get the rest of it later.
-                let mut ours = self.spare.pop().unwrap_or_default();
-                ours.copy_from_slice(&block);
-                std::mem::swap(&mut ours, &mut block);
-                op.block = Some(ours);
-            }
-            op.to_disk = true;
-            disk.write(id, op.extent, block, EXTENT_BYTES);
+        let has_target = !self.ops[&id].targets.is_empty();
+        let is_near = self.behind * EXTENT_BYTES as u64 + (EXTENT_BYTES as u64) <= LATE_BYTES_MAX;
+        if self.policy.late && has_target && is_near {
+            self.behind += 1;
+        } else if self.policy.disk {
+            self.write_to_disk(id);
         }
         self.write_ended(id);
+    }
+
+    /// The disk gets the whole extent.
+    fn write_to_disk(&mut self, id: u32) {
+        if self.disk.is_none() {
+            return;
+        }
+        let slab = self.ops[&id].slab();
+        self.goes_to_disk(slab);
+        let (Some(disk), Some(op)) = (&mut self.disk, self.ops.get_mut(&id)) else {
+            return;
+        };
+        let mut block = op.block.take().expect("just sent from it");
+        if op.sent < EXTENT_BYTES {
+            // The donors get the rest of it later.
+            let mut ours = self.spare.pop().unwrap_or_default();
+            ours.copy_from_slice(&block);
+            std::mem::swap(&mut ours, &mut block);
+            op.block = Some(ours);
+        }
+        op.to_disk = true;
+        disk.write(id, op.extent, block, EXTENT_BYTES);
     }
 
     /// A write may go on, as far as `to`.
@@ -216,6 +249,12 @@ impl Replicas {
         if op.to_disk {
             return;
         }
+        let has_none = op.donors == 0 && op.disk.is_none();
+        let is_open = self.disk.is_some() && !self.dropping.contains_key(&op.slab());
+        if self.policy.disk && has_none && is_open {
+            // No donor has taken it after all.
+            return self.write_to_disk(id);
+        }
         let op = self.ops.remove(&id).expect("just seen");
         // A copy that was made meanwhile has not got it.
         let slab = op.slab();
@@ -227,10 +266,19 @@ impl Replicas {
         for donor in unsent {
             self.lacks(slab, donor, op.within());
         }
+        // What it could not take has no seal, so it is nothing to lack.
+        match op.disk {
+            Some(Outcome::Done) => self.noted_on_disk(op.extent, true),
+            None => self.noted_on_disk(op.extent, false),
+            Some(_) => {}
+        }
         self.wrote.push(op.extent);
         let on_disk = op.disk.map(|outcome| outcome == Outcome::Done);
+        // A copy that was given up meanwhile does not count.
+        let there = op.targets.iter().filter(|t| self.is_there(slab, **t));
+        let donors = there.count().min(op.donors);
         let outcome = match op.disk {
-            _ if is_durable(self.policy, op.donors, on_disk) => Outcome::Done,
+            _ if is_durable(self.policy, donors, on_disk) => Outcome::Done,
             Some(outcome) => outcome,
             None if self.no_other_has_room(slab) => Outcome::NoRoom,
             None => Outcome::Lost,

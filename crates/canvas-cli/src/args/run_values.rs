@@ -102,6 +102,9 @@ pub enum CopiesArg {
     /// One server, and a disk of this host.
     #[value(name = "1+disk")]
     OneAndDisk,
+    /// The same, where the disk may be behind by 64 MiB, which are lost when the server dies then.
+    #[value(name = "1+disk-async")]
+    OneAndDiskLater,
     /// Two servers.
     #[value(name = "2")]
     Two,

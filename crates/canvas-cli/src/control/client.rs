@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use crate::error::Failure;
+use crate::error::{Failure, say};
 use canvas_control::health::Code;
 use canvas_control::names::Name;
 use canvas_control::place::Place;
@@ -60,6 +60,53 @@ impl Runs {
         found
     }
 
+    /// The only one that `wanted` names.
+    pub fn one(&self, wanted: &str) -> Result<Found, Failure> {
+        // Files of runs that have ended tell nothing.
+        let mut found = self.find(Some(wanted));
+        if found.len() > 1 {
+            let mut tenants: Vec<String> = Vec::new();
+            found.retain(|f| match self.ask(f, Ask::Status) {
+                Err(NoAnswer::Gone) => false,
+                // Of the runs of one tenant any will do.
+                Ok(Reply::Status(s)) => s.shared.is_none_or(|id| {
+                    let is_first = !tenants.contains(&id);
+                    tenants.push(id);
+                    is_first
+                }),
+                _ => true,
+            });
+        }
+        if found.len() > 1 {
+            let pids: Vec<_> = found.iter().map(|f| f.name.pid.to_string()).collect();
+            return Err(Failure::usage(format!(
+                "there are {} runs called {wanted}; write the number of one: {}",
+                found.len(),
+                pids.join(", ")
+            )));
+        }
+        found.pop().ok_or_else(|| nobody(Some(wanted)))
+    }
+
+    /// Has one of them change its bounds; why not, when it does not.
+    pub fn set(&self, found: &Found, changes: Vec<(String, String)>) -> Result<(), Failure> {
+        match self.ask(found, Ask::Set(changes)) {
+            Ok(Reply::Done) => Ok(()),
+            Ok(Reply::Refused(why)) => Err(Failure::usage(why)),
+            Ok(_) => Err(Failure::usage("the run's answer makes no sense")),
+            Err(e) => Err(e.failure(found)),
+        }
+    }
+
+    /// How one of them is.
+    pub fn stat(&self, found: &Found) -> Result<Stat, Failure> {
+        match self.ask(found, Ask::Stat) {
+            Ok(Reply::Stat(stat)) => Ok(*stat),
+            Ok(_) => Err(Failure::usage("the run's answer makes no sense")),
+            Err(e) => Err(e.failure(found)),
+        }
+    }
+
     /// Asks one of them.
     pub fn ask(&self, found: &Found, ask: Ask) -> Result<Reply, NoAnswer> {
         let until = Instant::now() + TIME;
@@ -107,6 +154,15 @@ impl Stats {
         }
         Stats { told, silent }
     }
+
+    /// The runs that answer; of the others it is said why they do not.
+    pub fn told(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
+        let stats = Stats::look(wanted);
+        for (name, problem) in stats.silent {
+            say(format_args!("{name}: {}", problem.text));
+        }
+        stats.told
+    }
 }
 
 fn exchange(
@@ -144,6 +200,14 @@ fn exchange(
 }
 
 impl NoAnswer {
+    /// As the end of a command that was about this run alone.
+    fn failure(&self, found: &Found) -> Failure {
+        match self.problem() {
+            Some(problem) => Failure::usage(problem.text),
+            None => nobody(Some(&found.name.to_string())),
+        }
+    }
+
     /// As something that is wrong with a run; `None` when it is only over.
     pub fn problem(&self) -> Option<Problem> {
         match self {

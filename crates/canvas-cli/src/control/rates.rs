@@ -3,6 +3,7 @@
 use canvas_shm::histogram::{BUCKETS, quantile_ns};
 use serde::Serialize;
 
+use canvas_control::features::Features;
 use canvas_control::wire::Stat;
 
 /// Rates over an interval, and levels at its end.
@@ -40,6 +41,8 @@ pub struct Rates {
     pub pool_limit_bytes: u64,
     /// `null` where the host's agent bounds no pools.
     pub pool_grant_bytes: Option<u64>,
+    /// Page features of the interval.
+    pub features: Features,
 }
 
 impl Rates {
@@ -96,6 +99,7 @@ impl Rates {
             swap_out_limit_bytes_per_s: after.status.limits.swap_out_limit_bytes_per_s,
             pool_limit_bytes: limits.pool_now_bytes(),
             pool_grant_bytes: limits.pool_grant_bytes,
+            features: after.features.since(&before.features).features(ns),
         })
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 20] = [
     "run",
     "bench",
     "replay",
@@ -21,6 +21,8 @@ const COMMANDS: [&str; 18] = [
     "stat",
     "top",
     "set",
+    "advise",
+    "tune",
     "read",
     "dump",
     "end",
@@ -84,6 +86,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "seed",
             "server",
             "shared",
+            "slo",
             "spill-at",
             "stats",
             "swap-cache",
@@ -102,6 +105,8 @@ fn expected(command: &str) -> &'static [&'static str] {
             "synthetic",
         ],
         "doctor" => &["containers", "json", "seccomp"],
+        "tune" => &["dry-run", "interval", "json", "once"],
+        "advise" => &["check", "interval", "json", "speed", "tries"],
         "bench" => &[
             "cache",
             "canvas-flags",
@@ -158,7 +163,7 @@ fn expected(command: &str) -> &'static [&'static str] {
         "read" => &["output", "raw"],
         "dump" => &["output"],
         "end" => &["force", "socket"],
-        "stat" => &["count", "interval", "json"],
+        "stat" => &["count", "features", "interval", "json"],
         "top" => &["interval"],
         _ => unreachable!(),
     }

@@ -95,10 +95,7 @@ fn what_a_joining_run_says_is_what_there_is() {
         (["--far", "64M"], "--far 64M is not what it has, 128M"),
         (["--weight", "71"], "--weight 71 is not what it has, 70"),
         (["--pool", "1M"], "--pool 1M is not what it has"),
-        (
-            ["--copies", "2"],
-            "--copies 2 is not what it has, 0 servers and a disk",
-        ),
+        (["--copies", "2"], "--copies 2 is not what it has, disk"),
         (
             ["--swap-in-limit", "1M/s"],
             "--swap-in-limit 1M/s is not what it has, none",

@@ -102,6 +102,8 @@ fn of_a_run_under_a_load() {
         "canvas_pages_out_total",
         "canvas_remote_read_bytes_total",
         "canvas_fault_seconds_count",
+        "canvas_fault_seconds_sum",
+        "canvas_cpu_seconds_total",
     ] {
         assert!(of(&second, name) > of(&first, name), "{name}");
     }
@@ -110,6 +112,21 @@ fn of_a_run_under_a_load() {
         let counts = series.contains("_total{") || series.contains("_bucket{");
         assert!(!counts || second[series] >= *before, "{series}");
     }
+    for name in [
+        "canvas_fragment_ratio",
+        "canvas_store_ratio",
+        "canvas_hot_ratio",
+        "canvas_stall_ratio",
+    ] {
+        let ratio = of(&second, name);
+        assert!((0.0..=1.0).contains(&ratio), "{name}: {ratio}");
+    }
+    assert!(of(&second, "canvas_slowdown") > 0.0);
+    let refaults = second
+        .iter()
+        .filter(|(s, _)| s.starts_with("canvas_refaults_total{"));
+    let faults: f64 = refaults.map(|(_, n)| n).sum();
+    assert!(faults >= of(&first, "canvas_faults_far_total"), "{faults}");
     assert_eq!(of(&second, "canvas_local_limit_bytes"), (32 * MIB) as f64);
     let infinite = second
         .iter()

@@ -596,16 +596,17 @@ impl Toy<'_> {
                         self.publish(page, seen, Becomes::AsBefore);
                         return Err(lost);
                     }
-                    came_from = Some(place.extent);
+                    came_from = Some(place);
                 }
                 Err(other) => panic!("page {page}: {other:?}"),
             }
             assert!(*out == *want.bytes(), "page {page} came back as another");
             lead_time::used(self, seen.entry());
-            if let Some(extent) = came_from
+            if let Some(place) = came_from
                 && neighbours
             {
-                fetch::fetch(self, extent);
+                fetch::fetch(self, place.extent);
+                fetch::keep(self, seen.entry(), place, &stored);
             }
             *self.w.local[page as usize].lock().unwrap() = want;
             if keep && seen.entry().is_some() {

@@ -42,22 +42,24 @@ pub enum GiveUp {
 
 /// The copy of a slab to give up now: one that its donor wants back, when enough others are whole,
 /// when it can go nowhere and the disk has it, or when the donor's time is over; otherwise the worst
-/// one beyond what the policy wants. `room`: some donor could take another slab.
+/// one beyond what the policy wants, when all that it wants is there. `on_disk`: the policy wants a copy
+/// on the disk, and that is whole. `room`: some donor could take another slab.
 pub fn give_up(
     held: impl Iterator<Item = Held> + Clone,
     policy: Policy,
+    on_disk: bool,
     room: bool,
     now_ns: u64,
 ) -> Option<GiveUp> {
-    let enough = whole(held.clone()) >= policy.donors;
-    let moved = enough || policy.disk && !room;
+    let enough = whole(held.clone()) >= policy.donors && (policy.donors > 0 || on_disk);
+    let moved = enough || on_disk && !room;
     let leaving = held
         .clone()
         .find(|c| c.leaving_until_ns.is_some_and(|u| moved || now_ns >= u));
     if let Some(c) = leaving {
         return Some(GiveUp::Leaving(c.donor));
     }
-    if !enough || held.clone().count() <= policy.donors {
+    if !enough || policy.disk && !on_disk || held.clone().count() <= policy.donors {
         return None;
     }
     held.filter(|c| c.leaving_until_ns.is_none())
@@ -101,20 +103,11 @@ pub fn is_away(mut copies: impl Iterator<Item = Source>) -> bool {
     copies.any(|c| c.has && !c.up)
 }
 
-/// The donor to repair from next: only one that has the extent.
-pub fn repair_from(
-    copies: impl Iterator<Item = Source> + Clone,
-    extent: usize,
-    tried: u64,
-) -> Option<usize> {
-    read_next(copies, extent, tried, false).map(|c| c.donor)
-}
-
 /// Whether a write is durable that so many donors have confirmed and whose disk copy is written, is
 /// not, or (`None`) is not wanted. With a disk its copy is the one that must be; a donor's is made
-/// when there is one.
+/// when there is one. What is nowhere is not durable, whatever the policy.
 pub fn is_durable(policy: Policy, donors: usize, disk: Option<bool>) -> bool {
-    disk.unwrap_or(donors >= policy.donors)
+    disk.unwrap_or(donors >= policy.donors.max(1))
 }
 
 #[cfg(test)]
@@ -142,13 +135,15 @@ mod tests {
 
     proptest! {
         /// What is given up before its time leaves as many whole copies as the policy wants, or the
-        /// disk's.
+        /// disk's; one that nobody wants back, only when all that the policy wants is there.
         #[test]
         fn nothing_is_given_up_that_is_needed(
-            copies in held(), donors in 1..4usize, disk: bool, room: bool, now in 0..20u64,
+            copies in held(), donors in 0..4usize, disk: bool, is_whole: bool, room: bool,
+            now in 0..20u64,
         ) {
-            let policy = Policy { donors, disk };
-            let Some(given) = give_up(copies.iter().copied(), policy, room, now) else {
+            let disk = disk || donors == 0;
+            let (policy, on_disk) = (Policy { donors, disk, late: false }, disk && is_whole);
+            let Some(given) = give_up(copies.iter().copied(), policy, on_disk, room, now) else {
                 // What is over, or not needed, does not stay.
                 let due = |c: &Held| c.leaving_until_ns.is_some_and(|u| now >= u);
                 prop_assert!(!copies.iter().any(due));
@@ -157,7 +152,10 @@ mod tests {
             let (GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given;
             let left: Vec<Held> = copies.iter().copied().filter(|c| c.donor != donor).collect();
             let due = copies[donor].leaving_until_ns.is_some_and(|u| now >= u);
-            prop_assert!(due || disk && !room || whole(left.iter().copied()) >= donors);
+            let copies_left = whole(left.iter().copied());
+            prop_assert!(due || copies_left + usize::from(on_disk) > 0);
+            prop_assert!(due || on_disk && !room || copies_left >= donors);
+            prop_assert!(matches!(given, GiveUp::Leaving(_)) || on_disk == disk);
             prop_assert_eq!(
                 matches!(given, GiveUp::Leaving(_)),
                 copies[donor].leaving_until_ns.is_some()
@@ -182,10 +180,6 @@ mod tests {
             let may = all.iter().filter(|c| c.up && (c.has || last_resort)).count();
             prop_assert_eq!(asked.len(), may);
             prop_assert!(asked.is_sorted_by_key(|d| (!all[*d].has, all[*d].suspect)));
-            match repair_from(all.iter().copied(), extent, 0) {
-                Some(d) => prop_assert!(all[d].up && all[d].has),
-                None => prop_assert!(!all.iter().any(|c| c.up && c.has)),
-            }
         }
     }
 
@@ -214,12 +208,33 @@ mod tests {
         let two = Policy {
             donors: 2,
             disk: false,
+            late: false,
         };
         assert!(!is_durable(two, 1, None));
         assert!(is_durable(two, 2, None));
+        let (donors, disk) = (0, true);
+        assert!(!is_durable(
+            Policy {
+                donors,
+                disk,
+                late: false
+            },
+            0,
+            None
+        ));
+        assert!(is_durable(
+            Policy {
+                donors,
+                disk,
+                late: false
+            },
+            1,
+            None
+        ));
         let disk = Policy {
             donors: 1,
             disk: true,
+            late: false,
         };
         assert!(is_durable(disk, 0, Some(true)));
         assert!(!is_durable(disk, 1, Some(false)));

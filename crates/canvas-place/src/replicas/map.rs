@@ -7,71 +7,62 @@ use super::{Donors, EXTENTS_MAX, Held, RunId, Source};
 /// Replicas of a slab that a write asks for at most, those that are being moved included.
 pub const REPLICAS_MAX: usize = 4;
 
-/// Extents that a replica lacks.
-pub type Missing = Box<[u64; EXTENTS_MAX / 64]>;
+/// Extents (numbers within a slab) that a copy lacks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Gaps(Option<Box<[u64; EXTENTS_MAX / 64]>>);
 
-/// One donor's copy of a slab.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Replica {
-    /// Index of the donor.
-    pub donor: usize,
-    /// The run of the donor that lent it.
-    pub run: RunId,
-    /// What the donor calls it.
-    pub handle: u64,
-    /// What it lacks; `None` when it is whole.
-    pub missing: Option<Missing>,
-    /// The donor takes it back: its call, and until when (ns).
-    pub leaving: Option<(u64, u64)>,
-    /// Operations since the donor last asked.
-    pub ops: u64,
-}
-
-impl Replica {
-    /// A whole one, which nobody takes back.
-    pub fn whole(donor: usize, run: RunId, handle: u64) -> Replica {
-        Replica {
-            donor,
-            run,
-            handle,
-            missing: None,
-            leaving: None,
-            ops: 0,
-        }
+impl Gaps {
+    /// Of a copy that has nothing.
+    pub fn all() -> Gaps {
+        Gaps(Some(Box::new([!0; EXTENTS_MAX / 64])))
     }
-    /// Has it the extent (a number within the slab)?
+    /// Is there none?
+    pub fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+    /// Is the extent one?
     pub fn has(&self, extent: usize) -> bool {
-        self.missing
+        self.0
             .as_ref()
-            .is_none_or(|m| m[extent / 64] & 1 << (extent % 64) == 0)
+            .is_some_and(|m| m[extent / 64] & 1 << (extent % 64) != 0)
     }
-    /// It lacks the extent. True when it was whole before.
-    pub fn lacks(&mut self, extent: usize) -> bool {
-        let was_whole = self.missing.is_none();
+    /// The extent is one. True when it is the first.
+    pub fn add(&mut self, extent: usize) -> bool {
+        let was_none = self.0.is_none();
         let m = self
-            .missing
+            .0
             .get_or_insert_with(|| Box::new([0; EXTENTS_MAX / 64]));
         m[extent / 64] |= 1 << (extent % 64);
-        was_whole
+        was_none
     }
-    /// It has the extent now.
-    pub fn gained(&mut self, extent: usize) {
-        if let Some(m) = &mut self.missing {
+    /// How many there are of which `is_written`.
+    pub fn count(&self, is_written: impl Fn(usize) -> bool) -> usize {
+        let words = self.0.iter().flat_map(|m| m.iter().enumerate());
+        let there = |(w, word): (usize, &u64)| {
+            let mut bits = *word;
+            let mut n = 0;
+            while bits != 0 {
+                n += usize::from(is_written(w * 64 + bits.trailing_zeros() as usize));
+                bits &= bits - 1;
+            }
+            n
+        };
+        words.map(there).sum()
+    }
+    /// The extent is none any more.
+    pub fn fill(&mut self, extent: usize) {
+        if let Some(m) = &mut self.0 {
             m[extent / 64] &= !(1 << (extent % 64));
         }
     }
-    /// It lacks everything.
-    pub fn lacks_all(&mut self) {
-        self.missing = Some(Box::new([!0; EXTENTS_MAX / 64]));
-    }
-    /// The first extent that it lacks and that `is_written`; what is not is nothing to lack. Those to
-    /// `skip` are left as they are. True in the second place when that made it whole.
-    pub fn next_missing(
+    /// The first one that `is_written`; what is not is nothing to lack. Those to `skip` are left as they are. True in
+    /// the second place when that was the last one.
+    pub fn next(
         &mut self,
         skip: impl Fn(usize) -> bool,
         is_written: impl Fn(usize) -> bool,
     ) -> (Option<usize>, bool) {
-        let Some(m) = &mut self.missing else {
+        let Some(m) = &mut self.0 else {
             return (None, false);
         };
         let mut left = false;
@@ -90,9 +81,56 @@ impl Replica {
             }
         }
         if !left {
-            self.missing = None;
+            self.0 = None;
         }
         (None, !left)
+    }
+}
+
+/// One donor's copy of a slab.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replica {
+    /// Index of the donor.
+    pub donor: usize,
+    /// The run of the donor that lent it.
+    pub run: RunId,
+    /// What the donor calls it.
+    pub handle: u64,
+    /// What it lacks.
+    pub missing: Gaps,
+    /// The donor takes it back: its call, and until when (ns).
+    pub leaving: Option<(u64, u64)>,
+    /// Operations since the donor last asked.
+    pub ops: u64,
+}
+
+impl Replica {
+    /// A whole one, which nobody takes back.
+    pub fn whole(donor: usize, run: RunId, handle: u64) -> Replica {
+        Replica {
+            donor,
+            run,
+            handle,
+            missing: Gaps::default(),
+            leaving: None,
+            ops: 0,
+        }
+    }
+    /// Has it the extent (a number within the slab)?
+    pub fn has(&self, extent: usize) -> bool {
+        !self.missing.has(extent)
+    }
+    /// It lacks the extent. True when it was whole before.
+    pub fn lacks(&mut self, extent: usize) -> bool {
+        self.missing.add(extent)
+    }
+    /// It has the extent now.
+    pub fn gained(&mut self, extent: usize) {
+        self.missing.fill(extent);
+    }
+    /// It lacks everything.
+    pub fn lacks_all(&mut self) {
+        self.missing = Gaps::all();
     }
 }
 
@@ -124,6 +162,10 @@ impl Target {
 pub struct Slab {
     /// Its replicas.
     pub replicas: Vec<Replica>,
+    /// What the disk of this host lacks of it, where that keeps copies.
+    pub disk: Gaps,
+    /// Something may be on that disk: it was written there, or an agent before this one may have.
+    pub may_be_on_disk: bool,
     /// Requests for a copy under way.
     pub allocating: usize,
     /// Writes that wait for these.
@@ -292,10 +334,10 @@ mod tests {
         let mut c = copy(0);
         c.lacks(5);
         // Not written yet, as far as the seal tells; but it is about to be.
-        assert_eq!(c.next_missing(|e| e == 5, |_| false), (None, false));
+        assert_eq!(c.missing.next(|e| e == 5, |_| false), (None, false));
         assert!(!c.has(5));
-        assert_eq!(c.next_missing(|_| false, |_| true), (Some(5), false));
-        assert_eq!(c.next_missing(|_| false, |_| false), (None, true));
+        assert_eq!(c.missing.next(|_| false, |_| true), (Some(5), false));
+        assert_eq!(c.missing.next(|_| false, |_| false), (None, true));
         assert!(c.has(5));
     }
 
@@ -321,10 +363,10 @@ mod tests {
                 }
                 prop_assert_eq!(c.has(extent), !missing.contains(&extent));
             }
-            let had_any = c.missing.is_some();
+            let had_any = !c.missing.is_none();
             let mut got = Vec::new();
             loop {
-                match c.next_missing(|_| false, |e| written.contains(&e)) {
+                match c.missing.next(|_| false, |e| written.contains(&e)) {
                     (Some(e), false) => {
                         got.push(e);
                         c.gained(e);

@@ -6,15 +6,15 @@
 //! How bytes travel, and what time it is, is the caller's business. Times are nanoseconds since a
 //! moment of the caller's choice.
 
+use std::fmt;
+
 pub mod judge;
 pub mod map;
 pub mod placement;
 pub mod read;
 pub mod repair;
 
-pub use judge::{
-    GiveUp, Held, Source, counting, give_up, is_away, is_durable, read_next, repair_from, whole,
-};
+pub use judge::{GiveUp, Held, Source, counting, give_up, is_away, is_durable, read_next, whole};
 pub use map::{Map, Replica, Slab, Target};
 
 /// Tells one run of a donor from the next: what an earlier one lent is gone.
@@ -27,6 +27,55 @@ pub struct Policy {
     pub donors: usize,
     /// On the disk of this host.
     pub disk: bool,
+    /// The disk gets its copy after the write has ended: what donors have is durable (as in Infiniswap).
+    pub late: bool,
+}
+
+/// Bytes that the disk may lack of what was written late; what is written past that waits for the disk. So much may
+/// be lost with a donor.
+pub const LATE_BYTES_MAX: u64 = 64 << 20;
+
+impl Policy {
+    /// Those that can be asked for, by the names that `--copies` has.
+    pub const NAMED: [(&'static str, Policy); 6] = [
+        ("1+disk", Policy::new(1, true)),
+        (
+            "1+disk-async",
+            Policy {
+                late: true,
+                ..Policy::new(1, true)
+            },
+        ),
+        ("2", Policy::new(2, false)),
+        ("3", Policy::new(3, false)),
+        ("none", Policy::new(1, false)),
+        ("disk", Policy::new(0, true)),
+    ];
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Policy> {
+        let mut all = Policy::NAMED.iter();
+        all.find(|(n, _)| *n == name).map(|(_, policy)| *policy)
+    }
+
+    const fn new(donors: usize, disk: bool) -> Policy {
+        Policy {
+            donors,
+            disk,
+            late: false,
+        }
+    }
+}
+
+/// By its name, if it has one.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Policy::NAMED.iter().find(|(_, policy)| policy == self) {
+            Some((name, _)) => f.write_str(name),
+            None if self.disk => write!(f, "{}+disk", self.donors),
+            None => write!(f, "{}", self.donors),
+        }
+    }
 }
 
 /// Extents of a slab, at most.

@@ -1,7 +1,7 @@
 //! Where replicas are placed, and when one goes.
 
-use super::map::{Map, REPLICAS_MAX, Replica, Slab};
-use super::{AGAIN_NS, Donors, GiveUp, Policy, RunId, counting, give_up, whole};
+use super::map::{Gaps, Map, REPLICAS_MAX, Replica, Slab};
+use super::{AGAIN_NS, Donors, EXTENTS_MAX, GiveUp, Policy, RunId, counting, give_up, whole};
 use crate::choose::Candidate;
 
 /// What a slab needs now.
@@ -99,6 +99,8 @@ pub fn allocated(
         replica.lacks_all();
     }
     entry.refused &= !(1 << donor);
+    // If it needs yet another one, there is nothing to wait for.
+    entry.again_ns = 0;
     entry.replicas.retain(|c| c.donor != donor);
     entry.replicas.push(replica);
     Placed::Yes
@@ -129,10 +131,11 @@ impl Slab {
     }
 
     /// What is to be done for it at a tick.
-    pub fn due(&self, donors: &(impl Donors + ?Sized), want: usize, now_ns: u64) -> Due {
-        let held = self.held(donors, now_ns);
+    pub fn due(&self, donors: &(impl Donors + ?Sized), policy: Policy, now_ns: u64) -> Due {
+        let (held, want) = (self.held(donors, now_ns), policy.donors);
         Due {
-            degraded: whole(held.clone()) < want,
+            degraded: whole(held.clone()) < want
+                || policy.disk && !policy.late && !self.disk.is_none(),
             place: self.allocating == 0 && now_ns >= self.again_ns && counting(held) < want,
         }
     }
@@ -155,7 +158,14 @@ impl Slab {
         {
             return None;
         }
-        let given = give_up(self.held(donors, now_ns), policy, room(), now_ns)?;
+        let on_disk = policy.disk && self.disk.is_none();
+        // What is written late is always lacking there.
+        let lacks_few = self.disk.count(|_| true) <= EXTENTS_MAX / 16;
+        let policy = Policy {
+            disk: policy.disk && !(policy.late && lacks_few),
+            ..policy
+        };
+        let given = give_up(self.held(donors, now_ns), policy, on_disk, room(), now_ns)?;
         let (GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given;
         let at = self.replicas.iter().position(|c| c.donor == donor)?;
         let replica = self.replicas.remove(at);
@@ -164,6 +174,25 @@ impl Slab {
             handle: replica.handle,
             call: replica.leaving.map(|(call, _)| call),
         })
+    }
+
+    /// Takes out the disk's copy if it is to go now: the policy wants none, and donors have as many whole ones as
+    /// it wants. False when it stays, or there is none.
+    pub fn let_go_of_disk(
+        &mut self,
+        donors: &(impl Donors + ?Sized),
+        policy: Policy,
+        now_ns: u64,
+    ) -> bool {
+        let goes = !policy.disk
+            && policy.donors > 0
+            && self.may_be_on_disk
+            && whole(self.held(donors, now_ns)) >= policy.donors;
+        if goes {
+            self.disk = Gaps::all();
+            self.may_be_on_disk = false;
+        }
+        goes
     }
 
     /// All donors are there, and none of those without a replica of it has room for one: so a write

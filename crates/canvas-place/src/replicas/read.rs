@@ -7,7 +7,7 @@
 //! copy, and those that were asked already may still answer.
 
 use super::map::{Map, Slab};
-use super::{Donors, is_away, read_next};
+use super::{Donors, Policy, is_away, read_next};
 
 /// Whom to ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +18,32 @@ pub enum Ask {
     Disk,
     /// There is nobody left.
     Nobody,
+}
+
+/// What the disk of this host has of an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnDisk {
+    /// Nothing is kept there.
+    No,
+    /// It lacks it, as far as is known: it is asked when nobody else can be.
+    Unsure,
+    /// It has it, and is asked after the donors.
+    Yes,
+    /// It has it, and is asked before the donors, whose copies are given up.
+    First,
+}
+
+impl OnDisk {
+    /// What is known of an extent (a number within its slab). `has_disk`: copies are kept there, wanted or not.
+    pub fn of(slab: Option<&Slab>, extent: usize, has_disk: bool, policy: Policy) -> OnDisk {
+        match slab.filter(|e| e.disk.has(extent)) {
+            _ if !has_disk => OnDisk::No,
+            Some(lacking) if lacking.may_be_on_disk => OnDisk::Unsure,
+            Some(_) => OnDisk::No,
+            None if policy.donors == 0 => OnDisk::First,
+            None => OnDisk::Yes,
+        }
+    }
 }
 
 /// What becomes of a read that there is nobody left to ask for.
@@ -91,15 +117,20 @@ impl Read {
         slab: Option<&Slab>,
         extent: usize,
         donors: &(impl Donors + ?Sized),
-        has_disk: bool,
+        on_disk: OnDisk,
         besides: bool,
     ) -> Ask {
-        let disk = has_disk && !self.tried_disk;
+        let has = matches!(on_disk, OnDisk::Yes | OnDisk::First);
+        let disk = has && !self.tried_disk;
+        if disk && on_disk == OnDisk::First {
+            return Ask::Disk;
+        }
+        // A copy that lacks it, as far as is known, only when there is no other: it may have it all the same,
+        // and cannot deceive the reader.
+        let is_away = || slab.is_some_and(|slab| is_away(slab.sources(donors, extent)));
+        let last_resort = !has && !besides && !is_away();
         let next = slab.and_then(|slab| {
             let sources = slab.sources(donors, extent);
-            // One that lacks it, as far as is known, only when there is no other and no disk: it may
-            // have it all the same, and cannot deceive the reader.
-            let last_resort = !has_disk && !besides && !is_away(sources.clone());
             let source = read_next(sources, extent, self.tried, last_resort)?;
             let replica = slab.replicas.iter().find(|c| c.donor == source.donor)?;
             Some((source, replica.handle))
@@ -108,6 +139,7 @@ impl Read {
             // The disk answers for certain.
             Some((source, handle)) if !source.suspect || !disk => Ask::Donor(source.donor, handle),
             _ if disk => Ask::Disk,
+            _ if last_resort && on_disk == OnDisk::Unsure && !self.tried_disk => Ask::Disk,
             _ => Ask::Nobody,
         }
     }

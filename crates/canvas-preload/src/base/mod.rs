@@ -15,4 +15,5 @@ pub mod state;
 pub mod tenant;
 pub mod thread;
 pub mod time;
+pub mod touched;
 pub mod upcalls;

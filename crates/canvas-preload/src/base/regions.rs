@@ -12,9 +12,8 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::Ordering;
 
-use crate::base::{areas, freeze, smaps};
+use crate::base::{areas, freeze, smaps, touched};
 
 /// What is mapped, as the mapping lock guards it.
 pub struct Lists {
@@ -93,15 +92,15 @@ pub fn claim_untouched(page: PageId, ahead: u32, stride: i32) -> Option<(PageId,
         .at(page)
         .filter(|r| r.attr.kind & kind::NATIVE == 0 && readable(r))?;
     let chunk = page & !(CHUNK_PAGES as u32 - 1);
-    let touched = &areas::touched_in_block()[page as usize / BLOCK_PAGES];
+    let block = page as usize / BLOCK_PAGES;
     let claim = |p: u32| {
-        touched.fetch_add(1, Ordering::Relaxed);
+        touched::note_touched(block, 1);
         // A discarded page may still carry the pins of a call that is under way.
         let cur = word::load(areas::word(PageId(p)));
         let ours = cur.state() == State::Untouched
             && word::transition(areas::word(PageId(p)), cur, cur.with_state(State::Filling));
         if !ours {
-            touched.fetch_sub(1, Ordering::Relaxed);
+            touched::note_untouched(block, 1);
         }
         ours
     };

@@ -24,6 +24,14 @@ pub fn load(
     })
 }
 
+/// Keeps in the pool what [`load`] has read, if that has room.
+#[inline]
+pub fn keep(entry: SwapEntry, place: DeepPlace, stored: &Stored) {
+    if let Some(b) = beyond() {
+        fetch::keep(&b, entry, place, stored);
+    }
+}
+
 /// Is the whole extent on its way?
 #[inline]
 pub fn is_under_way(extent: u32) -> bool {

@@ -21,7 +21,7 @@ use crate::base::{
     regions::{Lists, addr_of, lock, pages_of, range},
     smaps, state,
     state::{count, uffd},
-    tenant,
+    tenant, touched,
 };
 use crate::memory::open_pages::{MMAP_FIRST, make_way, protect};
 use crate::paging::{
@@ -125,7 +125,7 @@ pub(crate) fn discard(start: u32, end: u32) {
             }
         }
         if n > 0 {
-            areas::touched_in_block()[from as usize / BLOCK_PAGES].fetch_sub(n, Ordering::Relaxed);
+            touched::note_untouched(from as usize / BLOCK_PAGES, n);
             state::seg().charge_footprint(-i64::from(n));
         }
         from = to;
@@ -658,6 +658,7 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
         });
     }
     accounting::after_fork_in_child(resident);
+    touched::after_fork_in_child();
     let mut at = 0;
     while let Some(r) = g.window.as_slice().iter().find(|r| r.end > at).copied() {
         at = r.end;

@@ -15,6 +15,7 @@ use crate::base::{
     regions::{Lists, addr_of, is_present, lock, pages_of, range},
     state,
     state::uffd,
+    touched,
 };
 use crate::memory::mm::{admit, clear, discard, each_touched, map_as, restore_window};
 use crate::memory::open_pages::{MMAP_FIRST, RW, make_way, protect};
@@ -104,8 +105,8 @@ fn move_part(from: u32, to: u32, n: u32, stuck: bool) -> Result<(), Errno> {
             now.clear(flag::STUCK)
         };
         areas::word(dst).store(now.0, Ordering::Release);
-        areas::touched_in_block()[page.index() / BLOCK_PAGES].fetch_sub(1, Ordering::Relaxed);
-        areas::touched_in_block()[dst.index() / BLOCK_PAGES].fetch_add(1, Ordering::Relaxed);
+        touched::note_untouched(page.index() / BLOCK_PAGES, 1);
+        touched::note_touched(dst.index() / BLOCK_PAGES, 1);
     }
     drop(held);
     let mut bits = touched;

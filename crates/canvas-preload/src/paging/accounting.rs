@@ -397,6 +397,7 @@ pub fn sleep_until_woken(timeout_ns: u64) {
     ASLEEP.store(true, Ordering::Release);
     // A wake between the check of the limit and here has changed `wake` or will see ASLEEP.
     let asked = slot.reclaim_wanted.load(Ordering::Relaxed) != 0
+        || slot.offload_wanted.load(Ordering::Relaxed) != 0
         || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0;
     if !asked && !short_of_room() {
         proc::futex_wait(&slot.wake, seen, timeout_ns);
@@ -430,12 +431,14 @@ pub fn short_of_room() -> bool {
 }
 
 /// How long the reclaim thread may sleep before it looks at native memory again: 5 ms when that
-/// could matter soon (1 ms where writes copy what relatives share), else 100 ms.
+/// could matter soon (1 ms where the program's writes copy what relatives share), else 100 ms.
 pub fn idle_ns() -> u64 {
     let seg = state::seg();
     let near = limit().is_some_and(|l| seg.local_pages.load(Ordering::Relaxed) > l / 2);
     match near {
-        true if state::FORKED.load(Ordering::Relaxed) => 1_000_000,
+        true if state::FORKED.load(Ordering::Relaxed) && ages::program_runs(proc::now_ns()) => {
+            1_000_000
+        }
         true => 5_000_000,
         false => 100_000_000,
     }
@@ -453,7 +456,10 @@ pub fn excess() -> i64 {
         over => ages::View::now(surplus).part(over, me),
     };
     let wanted = i64::from(me.reclaim_wanted.load(Ordering::Relaxed));
-    part.max(wanted.min(ours)).max(0)
+    let offload = i64::from(me.offload_wanted.load(Ordering::Relaxed));
+    part.max(wanted.min(ours))
+        .max(offload.min(me.held_pages() - LEAST_PAGES))
+        .max(0)
 }
 
 /// Sets the swap cache's bound from the local limit: 32 MiB at first, at most a sixteenth of what this

@@ -13,6 +13,7 @@ use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
+use canvas_shm::segment::{STRIPES, refault_bucket};
 use canvas_swap::LoadError;
 use canvas_swap::fsm::{self, Reservation};
 use canvas_sys::Errno;
@@ -25,7 +26,7 @@ use core::sync::atomic::Ordering;
 use crate::base::{
     areas, regions, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
-    tenant, thread,
+    tenant, thread, touched,
 };
 use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
@@ -306,8 +307,7 @@ fn zeros(page: PageId, ahead: u32, stride: i32) -> Option<Resolved> {
         for i in 0..n {
             word::publish(areas::word(first.plus(i)), Word(0));
         }
-        areas::touched_in_block()[from.index() / BLOCK_PAGES]
-            .fetch_sub(n as u32, Ordering::Relaxed);
+        touched::note_untouched(from.index() / BLOCK_PAGES, n as u32);
         accounting::uncharge(n as i64);
     };
     if !accounting::charge(got as i64) {
@@ -424,10 +424,18 @@ fn second_chance(page: PageId, cur: Word) -> Option<Resolved> {
         swapin::note_used();
     } else if !traced {
         count(Counter::FaultSecondChance, 1);
+        note_refault(cur);
         state::slot().came_back.fetch_add(1, Ordering::Relaxed);
     }
     prefetch(&plan);
     Some(Resolved::Present)
+}
+
+/// A page came back that had the word `cur` while it was away.
+fn note_refault(cur: Word) {
+    let epochs = EPOCH.now().wrapping_sub(cur.epoch());
+    let stripe = &state::seg().stripes[thread::thread_hash() % STRIPES];
+    stripe.refaults[refault_bucket(epochs)].fetch_add(1, Ordering::Relaxed);
 }
 
 /// Marks the word of a page whose far copy did not verify, or is not where its entry says.
@@ -513,7 +521,7 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     let mut ctx = context::fill();
     let ctx = &mut *ctx;
     let mut loaded = pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch);
-    let mut deep_extent = None;
+    let mut deep_place = None;
     // The page is as before: the copy may come back, or is gone for good.
     let stay_far = |why| {
         accounting::uncharge(1);
@@ -531,7 +539,7 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
         match tier::load(cur.entry(), place, &mut ctx.staging[0], &mut ctx.stored) {
             Ok(()) => {
                 loaded = Ok(());
-                deep_extent = Some(place.extent);
+                deep_place = Some(place);
             }
             // An error of that place still.
             Err(Lost::Damaged) => {}
@@ -548,10 +556,14 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     let plan = learn(page, FaultKind::Demand);
     // Its neighbours (FastSwap §V), when there is room for them or a stream needs them. Now, while our
     // page's entry keeps the extent.
-    if let Some(extent) = deep_extent
+    if let Some(place) = deep_place
         && (plan.stream || tier::pool_has_room())
     {
-        tier::fetch(extent);
+        tier::fetch(place.extent);
+        // What a stream has passed is not wanted again soon.
+        if !plan.stream {
+            tier::keep(cur.entry(), place, &ctx.stored);
+        }
     }
     let held = chunk::shared(page);
     let protected = !write && comes_protected(page, cur);
@@ -576,6 +588,10 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     state::slot().far_pages.fetch_sub(1, Ordering::Relaxed);
     count(Counter::FaultFar, 1);
     count(Counter::PagesIn, 1);
+    if plan.stream {
+        count(Counter::PagesInStream, 1);
+    }
+    note_refault(cur);
     state::slot().came_back.fetch_add(1, Ordering::Relaxed);
     if plan.count != 0 {
         prefetch_with(&plan, ctx);
@@ -648,6 +664,9 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         }
         count(Counter::PrefetchIssued, u64::from(done.issued));
         count(Counter::PagesIn, u64::from(done.issued));
+        if plan.stream {
+            count(Counter::PagesInStream, u64::from(done.issued));
+        }
         if accounting::short_of_room() {
             accounting::make_room();
         }

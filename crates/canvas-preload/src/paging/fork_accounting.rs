@@ -105,11 +105,17 @@ pub fn look(now: u64) -> bool {
             tenant::keep_charge(copies_made());
         }
     }
-    // A twentieth of the time at most; a fifth while the books are known to be too high by far.
+    // A twentieth of the time at most; a fifth while the books are known to be too high by far, and an eightieth
+    // where nothing was kept that may be free.
     let took = seg.measure_took_ns.load(Ordering::Relaxed);
     let drift = DRIFT_PAGES.load(Ordering::Relaxed);
     let soon = orphans || accounting::limit().is_some_and(|l| drift > l / 16);
-    let pause_ns = (took * if soon { 5 } else { 20 }).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
+    let times = match (soon, drift) {
+        (true, _) => 5,
+        (false, 0) => 80,
+        (false, _) => 20,
+    };
+    let pause_ns = (took * times).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
     let last = seg.measured_ns.load(Ordering::Relaxed);
     if now >= last + pause_ns
         && (now >= seg.last_fork_ns.load(Ordering::Relaxed) + FORK_SETTLES_NS

@@ -148,6 +148,15 @@ fn drop_what_is_hot(ctx: &Reclaim) {
     }
 }
 
+/// What local memory holds: as much as it may, or as much as there is.
+fn epoch_pages() -> i64 {
+    let seg = state::seg();
+    let there = seg.local_pages.load(Ordering::Relaxed);
+    seg.local_limit_pages()
+        .map_or(there, |limit| limit.min(there))
+        .max(1)
+}
+
 /// Unmaps the batch into the swap cache; returns the pages unmapped. `traced`: only so that a trace
 /// shows their next touch; the policy learns nothing from it.
 pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
@@ -218,13 +227,7 @@ pub fn unmap(ctx: &mut Reclaim, traced: bool) -> u32 {
     in_line::note_batch(n, clean);
     let evicted = if traced { 0 } else { (n + clean) as u32 };
     EVICTED.fetch_add(u64::from(evicted), Ordering::Relaxed);
-    let epoch = EPOCH.advance(
-        evicted,
-        state::seg()
-            .local_limit_pages()
-            .unwrap_or(i64::MAX / 2)
-            .max(1) as u64,
-    );
+    let epoch = EPOCH.advance(evicted, epoch_pages() as u64);
     for (page, slot) in ctx.pages[..n].iter().zip(&ctx.slots[..n]) {
         enter_cache(*page, *slot, epoch, traced);
     }
@@ -551,8 +554,11 @@ fn drop_resident_copies() -> bool {
 pub fn background_round() -> bool {
     state::seg().host.forget_old(proc::now_ns());
     let wanted = &state::slot().reclaim_wanted;
-    let is_ours =
-        !in_line::is_on() || accounting::short_of_room() || wanted.load(Ordering::Relaxed) != 0;
+    let offload = &state::slot().offload_wanted;
+    let is_ours = !in_line::is_on()
+        || accounting::short_of_room()
+        || wanted.load(Ordering::Relaxed) != 0
+        || offload.load(Ordering::Relaxed) != 0;
     let excess = if is_ours { accounting::excess() } else { 0 };
     let mut worked = false;
     let (cap, avail) = (cache::slots().capacity(), cache::slots().available());
@@ -563,8 +569,17 @@ pub fn background_round() -> bool {
     worked |= tier::give_to_others();
     worked |= tier::background_round();
     if excess > 0 {
-        let done = run(excess.min(ROUND_PAGES) as u32, Whose::Background);
+        let want = excess.min(ROUND_PAGES) as u32;
+        let mut done = run(want, Whose::Background);
+        if done == 0 {
+            // All that it holds is in the swap cache, of which nothing would leave before it is full again. The
+            // slots' memory goes when they have been free for a moment (`cache::give_back_idle`).
+            done = write_out(&mut context::reclaim(), want);
+        }
         worked |= done > 0;
+        // Where nothing could leave, it is not asked for again.
+        let less = |n: u32| Some(if done > 0 { n.saturating_sub(done) } else { 0 });
+        let _ = offload.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         let before = wanted.load(Ordering::Relaxed);
         let left = before.saturating_sub(done.max(1));
         wanted.store(left, Ordering::Relaxed);

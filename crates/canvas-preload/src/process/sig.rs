@@ -10,7 +10,7 @@ use canvas_types::layout::{in_partition, in_window};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::base::{call::Call, freeze, regions, state, thread, time, upcalls};
+use crate::base::{call::Call, freeze, regions, state, time, upcalls};
 use crate::memory::{args, mm, open_pages};
 use crate::paging::fault::{self, Resolved};
 use crate::process::altstack;
@@ -218,11 +218,7 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
             };
         }
         if why == Resolved::Present {
-            let stripe = thread::thread_hash() % canvas_shm::segment::STRIPES;
-            state::seg().stripes[stripe]
-                .fault_ns
-                .record(time::now_ns().saturating_sub(begun));
-            state::count(Counter::FaultsManaged, 1);
+            state::note_fault(begun);
             return;
         }
         if why == Resolved::NotOurs && !shared {

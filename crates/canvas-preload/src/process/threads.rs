@@ -84,9 +84,12 @@ extern "C" fn reclaimer() -> ! {
         report::borrow_stderr(state::PIDFD.load(Ordering::Relaxed));
     }
     let mut rounds = 0u32;
+    let mut used_ns = 0;
     let mut swap_in = SwapIn::new();
     loop {
         rounds = rounds.wrapping_add(1);
+        let before_ns = core::mem::replace(&mut used_ns, proc::thread_ns());
+        state::count(Counter::ReclaimCpuNs, used_ns - before_ns);
         let mut next_ns = 0;
         let worked = {
             let _inside = freeze::enter_masked();
@@ -203,9 +206,5 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
             proc::sleep_ns(1_000_000_000);
         }
     }
-    let stripe = thread::thread_hash() % canvas_shm::segment::STRIPES;
-    state::seg().stripes[stripe]
-        .fault_ns
-        .record(time::now_ns().saturating_sub(begun));
-    state::count(Counter::FaultsManaged, 1);
+    state::note_fault(begun);
 }

@@ -3,5 +3,6 @@
 //! One connection is one question: a line of JSON in, a line of JSON out ([`canvas_control::wire`]). Who may connect
 //! says the directory that the socket lies in ([`canvas_control::place`]), and the kernel, which tells who did.
 
+pub mod features;
 pub mod set;
 pub mod tenant;

@@ -2,9 +2,11 @@
 //! nothing and the reason.
 
 use canvas_control::share::{RateError, WEIGHT_MAX, rate_limit};
+use canvas_place::replicas::Policy;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_types::slo::SloError;
 use canvas_types::units::{Amount, RateLimit, Size, Span, UnitError};
-use canvas_types::{PAGE_SIZE, Prefetch, Threshold};
+use canvas_types::{PAGE_SIZE, Prefetch, Slo, Threshold};
 
 use crate::error::ChangeError;
 use crate::options::{BatchError, LOCAL_MIN, batch_error, batch_pages};
@@ -13,7 +15,7 @@ use canvas_control::terms::{Terms, TermsError, check_local, check_size};
 
 /// What can be changed, for people.
 pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, \
-    proactive-threshold, proactive-batch, weight, swap-in-limit and swap-out-limit";
+    proactive-threshold, proactive-batch, slo, copies, weight, swap-in-limit and swap-out-limit";
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +38,10 @@ pub enum Change {
     ProactiveThreshold(Threshold),
     /// `--proactive-batch`, in pages.
     ProactiveBatch(u32),
+    /// `--slo`.
+    Slo(Slo),
+    /// `--copies`.
+    Copies(Policy),
     /// `--weight`.
     Weight(u32),
     /// `--swap-in-limit`.
@@ -53,12 +59,25 @@ pub struct Now {
     pub pool_used: u64,
     /// Slabs of far memory: used, and at most; `None` without far memory.
     pub slabs: Option<(u64, u64)>,
+    /// Where far memory can be; `None` where the host's agent knows that.
+    pub places: Option<Places>,
     /// What the operator of the host's agent has settled.
     pub terms: Terms,
     /// What of the host's pool is granted, in bytes, where that is bounded.
     pub pool_grant: Option<u64>,
     /// Memory that forks share is managed.
     pub has_shared: bool,
+}
+
+/// Where a run's far memory can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Places {
+    /// Servers that it was told of.
+    pub servers: usize,
+    /// It may learn of more by gossip.
+    pub gossip: bool,
+    /// There is a file on a disk of this host.
+    pub disk: bool,
 }
 
 /// Why nothing is changed.
@@ -162,12 +181,54 @@ pub enum ValueError {
     /// It is none of the thresholds.
     #[error("{0}, or off")]
     Threshold(UnitError),
+    /// It is none of the targets.
+    #[error(transparent)]
+    Slo(SloError),
     /// It is none of the batches.
     #[error(transparent)]
     Batch(#[from] BatchError),
+    /// It is none of the copies.
+    #[error("write one of {}", Policy::NAMED.map(|(name, _)| name).join(", "))]
+    Copies,
+    /// There are too few servers.
+    #[error(
+        "it needs {needed} servers and this run knows {there}; they must be named at the start (canvas run --server)"
+    )]
+    FewServers {
+        /// How many copies there would be at servers.
+        needed: usize,
+        /// Servers that the run knows.
+        there: usize,
+    },
+    /// There is no file for it.
+    #[error(
+        "this run has no file in a far directory, which must be there from the start (canvas run --far-dir DIR)"
+    )]
+    NoDisk,
     /// It is none of the weights.
     #[error("it is no weight; write 1 to {}", WEIGHT_MAX)]
     Weight,
+}
+
+impl Places {
+    /// Can copies be kept so?
+    fn can_hold(self, policy: Policy) -> Result<(), ValueError> {
+        let Policy {
+            donors,
+            disk,
+            late: _,
+        } = policy;
+        if donors > self.servers && !self.gossip {
+            return Err(ValueError::FewServers {
+                needed: donors,
+                there: self.servers,
+            });
+        }
+        if disk && !self.disk {
+            return Err(ValueError::NoDisk);
+        }
+        Ok(())
+    }
 }
 
 /// The pairs as changes.
@@ -265,6 +326,25 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
                 Some(why) => Err(bad(why.into())),
             }
         }
+        "slo" => {
+            if !now.has_limit {
+                return Err(bad(ValueError::NoLocal));
+            }
+            value
+                .parse()
+                .map(Change::Slo)
+                .map_err(|e| bad(ValueError::Slo(e)))
+        }
+        "copies" => {
+            with_far()?;
+            let policy = Policy::named(value).ok_or_else(|| bad(ValueError::Copies))?;
+            if let Some(places) = now.places {
+                places.can_hold(policy).map_err(bad)?;
+            }
+            (now.terms.allow_copies(Some(policy.into())))
+                .map_err(|why| SetError::Terms { key: "copies", why })?;
+            Ok(Change::Copies(policy))
+        }
         "weight" => {
             with_far()?;
             match value.parse() {
@@ -297,6 +377,7 @@ pub fn for_agent(changes: &[Change], is_pool_granted: bool) -> Option<hello::Cha
         match *change {
             Change::Far(slabs) => all.slabs = Some(slabs as usize),
             Change::Weight(weight) => all.weight = Some(weight),
+            Change::Copies(policy) => all.copies = Some(policy.into()),
             Change::SwapIn(limit) => all.swap_in_limit = rate(limit),
             Change::SwapOut(limit) => all.swap_out_limit = rate(limit),
             Change::Pool(bytes) if is_pool_granted => all.pool_bytes = Some(bytes),
@@ -351,6 +432,11 @@ mod tests {
             has_limit: true,
             pool_used: 100 << 20,
             slabs: Some((3, 4)),
+            places: Some(Places {
+                servers: 2,
+                gossip: false,
+                disk: true,
+            }),
             terms: Terms::default(),
             pool_grant: None,
             has_shared: true,
@@ -409,6 +495,8 @@ mod tests {
             ("prefetch", "leap"),
             ("proactive-threshold", "off"),
             ("proactive-batch", "1M"),
+            ("slo", "2%"),
+            ("copies", "2"),
             ("weight", "300"),
             ("swap-in-limit", "200M/s"),
             ("swap-out-limit", "none"),
@@ -423,6 +511,12 @@ mod tests {
             Change::Prefetch(Prefetch::Leap),
             Change::ProactiveThreshold(Threshold::Off),
             Change::ProactiveBatch(256),
+            Change::Slo(Slo::Slowdown(20_000)),
+            Change::Copies(Policy {
+                donors: 2,
+                disk: false,
+                late: false,
+            }),
             Change::Weight(300),
             Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
             Change::SwapOut(RateLimit::NONE),
@@ -435,6 +529,15 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said() {
+        let nowhere = Places {
+            servers: 1,
+            gossip: false,
+            disk: false,
+        };
+        let few = Now {
+            places: Some(nowhere),
+            ..now()
+        };
         let bare = Now {
             has_limit: false,
             has_shared: false,
@@ -486,6 +589,25 @@ mod tests {
                 now(),
                 "a share such as 25%, or off",
             ),
+            (&[("slo", "99%")], now(), "write a share of 0.1% to 50%"),
+            (&[("slo", "p99=5")], now(), "a duration such as"),
+            (
+                &[("copies", "4")],
+                now(),
+                "write one of 1+disk, 1+disk-async, 2, 3, none, disk",
+            ),
+            (
+                &[("copies", "3")],
+                now(),
+                "copies=3: it needs 3 servers and this run knows 2",
+            ),
+            (
+                &[("copies", "1+disk")],
+                few.clone(),
+                "this run has no file in a far directory",
+            ),
+            (&[("copies", "2")], few, "knows 1"),
+            (&[("copies", "disk")], bare.clone(), "has no far memory"),
             (&[("proactive-batch", "4000")], now(), "write 4K to 64M"),
             (&[("proactive-batch", "5%")], now(), "write a size such as"),
             (
@@ -509,7 +631,7 @@ mod tests {
             pairs in proptest::collection::vec(("[a-z-]{0,9}|local|pool|far|spill-at", ".{0,9}"), 0..4),
             pool_used: u32, used in 0u64..10, max in 0u64..10,
         ) {
-            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), terms: Terms::default(), pool_grant: None, has_shared: used % 2 == 0 };
+            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), places: None, terms: Terms::default(), pool_grant: None, has_shared: used % 2 == 0 };
             if let Ok(changes) = plan(&pairs, &now) {
                 proptest::prop_assert_eq!(changes.len(), pairs.len());
             }

@@ -10,6 +10,7 @@ use canvas_shm::histogram::BUCKETS;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_sys::proc::now_ns;
 
+use super::features;
 use super::set::{self, Change, Now, SetError};
 use crate::beside::Sides;
 use crate::far::Keeper;
@@ -93,6 +94,7 @@ impl Tenant {
             spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
             far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
             prefetch: config.prefetch().name().to_owned(),
+            copies: agent.and_then(Keeper::copies).map(|c| c.to_string()),
             weight: share.map(|s| s.weight),
             swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
             swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
@@ -100,6 +102,9 @@ impl Tenant {
             shared_bytes: files.map(|f| page_bytes(f.control().limit_pages.load(Relaxed))),
             proactive_threshold_bytes: proactive_threshold_bytes(segment),
             proactive_batch_bytes: proactive_batch_bytes(segment),
+            slo: Some(config.slo())
+                .filter(|slo| slo.is_on())
+                .map(|slo| slo.to_string()),
         };
         let beside = self.sides.look(agent);
         let mut used = Used {
@@ -123,7 +128,11 @@ impl Tenant {
         let said = agent.and_then(Keeper::status);
         // The program can write to its segment, and not to what the agent said.
         let degraded_slabs = said.as_ref().map_or(0, |s| s.degraded_slabs);
-        let far = area.map(|a| Far::of(a, degraded_slabs));
+        let disk_behind_bytes = said.as_ref().map_or(0, |s| s.disk_behind_bytes);
+        let far = area.map(|a| Far {
+            disk_behind_bytes,
+            ..Far::of(a, degraded_slabs)
+        });
         let age = |s: &AgentStatus| Duration::from_nanos(now_ns().saturating_sub(s.at_ns));
         let health = judge(&Facts {
             limits: &limits,
@@ -167,6 +176,7 @@ impl Tenant {
             counters: Counter::ALL.iter().map(counter).collect(),
             fault_ns: fault_ns.to_vec(),
             fault_ns_max: longest.unwrap_or(0),
+            features: features::look(self.segment, self.mode, &Sample::take(self.segment)),
         }
     }
 
@@ -182,6 +192,7 @@ impl Tenant {
             has_limit: segment.has_limit(),
             pool_used: segment.pool_bytes.load(Relaxed).max(0) as u64,
             slabs: area.map(slabs),
+            places: agent.as_ref().and_then(|a| a.places()),
             terms: agent.as_ref().map(|a| a.terms()).unwrap_or_default(),
             pool_grant: agent.as_ref().and_then(|a| a.pool()).map(|p| p.grant_bytes),
             has_shared: self.shared_memory.is_some(),
@@ -212,11 +223,16 @@ impl Tenant {
                 (Change::ProactiveBatch(pages), _) => {
                     segment.config.proactive_batch_pages.store(pages, Relaxed)
                 }
+                (Change::Slo(slo), _) => segment.config.slo.store(slo.number(), Relaxed),
                 (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
                 (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
                 // Done.
                 (
-                    Change::Far(_) | Change::Weight(_) | Change::SwapIn(_) | Change::SwapOut(_),
+                    Change::Far(_)
+                    | Change::Copies(_)
+                    | Change::Weight(_)
+                    | Change::SwapIn(_)
+                    | Change::SwapOut(_),
                     _,
                 ) => {}
                 // There is no far memory, and `plan` has refused it.

@@ -1,0 +1,522 @@
+//! A store on files of this host: each far directory has one sparse file without a name, in which extent `n` lies at
+//! `n` x 32 KiB, if that file has it.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`path`] | one file: its threads, which read, write and free |
+//!
+//! An extent is in one file. With several, [`canvas_place::paths`] chooses where a new one goes, by the loaded
+//! latencies of the directories; one that is written again stays where it is while that directory takes anything.
+//! Which file has what is told by the files themselves: what was never written there, or was freed, is a hole.
+
+mod path;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::time::Instant;
+
+use canvas_place::paths::{Closed, PATHS_MAX, Paths};
+use canvas_shm::far::SLAB_EXTENTS;
+use canvas_types::units::Amount;
+
+use crate::block::Block;
+use crate::dispatch::Lane;
+use crate::idle::Waker;
+use crate::log::About;
+use crate::store::{Event, Outcome, Store, place};
+use path::{Done, Job, Path};
+pub use path::{create, default_dir};
+
+/// No file has the extent.
+const NOWHERE: u8 = u8::MAX;
+
+/// Where the extents of a slab are: numbers of files.
+type Homes = Box<[u8; SLAB_EXTENTS]>;
+
+/// An operation under way.
+enum Op {
+    Read {
+        path: usize,
+    },
+    Write {
+        extent: u32,
+        path: usize,
+        /// Files that could not take it, a bit each.
+        tried: u32,
+    },
+    /// What another file has of an extent is freed before it is written to this one, so that only one has it.
+    Moves {
+        extent: u32,
+        block: Block,
+        to: usize,
+        /// As above.
+        tried: u32,
+    },
+}
+
+/// The store.
+pub struct Disk {
+    paths: Vec<Path>,
+    choice: Paths,
+    homes: HashMap<u32, Homes>,
+    ops: HashMap<u32, (Op, Instant)>,
+    /// Slabs being freed, and the answers that are awaited.
+    freeing: HashMap<u32, usize>,
+    /// Ended without anything having been done.
+    ended: Vec<Event>,
+    done: Vec<Done>,
+    started: Instant,
+}
+
+impl Disk {
+    /// Over `files` of which each is on a disk of its own, which [`create`] made; `reserve` stays free on each of these
+    /// disks, whatever tenants write. `waker` is told when something has ended.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread, there is no file, or there are more than [`PATHS_MAX`].
+    pub fn new(files: Vec<File>, reserve: Option<Amount>, waker: Waker) -> io::Result<Disk> {
+        if !(1..=PATHS_MAX).contains(&files.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut homes = HashMap::new();
+        if files.len() > 1 {
+            for (path, file) in files.iter().enumerate() {
+                for extent in path::written(file)? {
+                    set_home(&mut homes, extent, path);
+                }
+            }
+        }
+        let choice = Paths::new(files.len());
+        let paths = files
+            .into_iter()
+            .map(|file| Path::new(file, reserve, waker));
+        Ok(Disk {
+            paths: paths.collect::<io::Result<_>>()?,
+            choice,
+            homes,
+            ops: HashMap::new(),
+            freeing: HashMap::new(),
+            ended: Vec::new(),
+            done: Vec::new(),
+            started: Instant::now(),
+        })
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// The file that has an extent, if one has it.
+    fn home(&self, extent: u32) -> Option<usize> {
+        if self.paths.len() == 1 {
+            return Some(0);
+        }
+        let (slab, within) = place(extent);
+        let home = self.homes.get(&slab)?[within];
+        (home != NOWHERE).then_some(home.into())
+    }
+
+    /// Writes to a file that has not been tried, of another one's extent after it was freed there. The block comes back
+    /// when there is none.
+    fn write_to_any(
+        &mut self,
+        id: u32,
+        extent: u32,
+        block: Block,
+        tried: u32,
+    ) -> Result<(), Block> {
+        let now_ns = self.now_ns();
+        let home = self.home(extent);
+        let stays = home.filter(|path| {
+            let is_one = self.paths.len() == 1;
+            tried & 1 << path == 0 && (is_one || self.choice.is_open(*path, now_ns))
+        });
+        let Some(path) = stays.or_else(|| self.choice.choose(tried, now_ns)) else {
+            return Err(block);
+        };
+        let op = match home.filter(|home| *home != path) {
+            Some(home) => {
+                self.paths[home].put(Job::Punch(id, extent));
+                Op::Moves {
+                    extent,
+                    block,
+                    to: path,
+                    tried: tried | 1 << path,
+                }
+            }
+            None => {
+                self.paths[path].put(Job::Write(id, extent, block));
+                Op::Write {
+                    extent,
+                    path,
+                    tried: tried | 1 << path,
+                }
+            }
+        };
+        self.ops.insert(id, (op, Instant::now()));
+        Ok(())
+    }
+
+    /// An operation on a file has ended; what is told of it, unless it goes on.
+    fn ended(&mut self, id: u32, outcome: Outcome, block: Block) -> Option<Event> {
+        let Some((op, since)) = self.ops.remove(&id) else {
+            return Some(Event::Ended { id, outcome, block });
+        };
+        let took_ns = since.elapsed().as_nanos() as u64;
+        match op {
+            Op::Read { path } if outcome == Outcome::Done => self.choice.took(path, took_ns),
+            Op::Read { .. } | Op::Moves { .. } => {}
+            Op::Write {
+                extent,
+                path,
+                tried,
+            } => {
+                let why = match outcome {
+                    Outcome::Done => {
+                        self.choice.took(path, took_ns);
+                        if self.paths.len() > 1 {
+                            set_home(&mut self.homes, extent, path);
+                        }
+                        return Some(Event::Ended { id, outcome, block });
+                    }
+                    Outcome::NoRoom => Closed::Full,
+                    _ => Closed::Broken,
+                };
+                self.choice.close(path, why, self.now_ns());
+                return match self.write_to_any(id, extent, block, tried) {
+                    Ok(()) => None,
+                    Err(block) => Some(Event::Ended { id, outcome, block }),
+                };
+            }
+        }
+        Some(Event::Ended { id, outcome, block })
+    }
+
+    /// An extent was freed in the file that had it, and is written to another one.
+    fn punched(&mut self, id: u32, ok: bool) -> Option<Event> {
+        let (op, _) = self.ops.remove(&id)?;
+        let Op::Moves {
+            extent,
+            block,
+            to,
+            tried,
+        } = op
+        else {
+            debug_assert!(false, "only what moves is freed so");
+            return None;
+        };
+        if !ok {
+            let outcome = Outcome::Lost;
+            return Some(Event::Ended { id, outcome, block });
+        }
+        let (slab, within) = place(extent);
+        if let Some(homes) = self.homes.get_mut(&slab) {
+            homes[within] = NOWHERE;
+        }
+        self.paths[to].put(Job::Write(id, extent, block));
+        let op = Op::Write {
+            extent,
+            path: to,
+            tried,
+        };
+        self.ops.insert(id, (op, Instant::now()));
+        None
+    }
+
+    fn full(&self, why: &str) -> String {
+        match self.paths.len() {
+            1 => format!(
+                "the far directory takes no more ({why}); pages stay in the pool until there is room"
+            ),
+            _ => format!("a far directory takes no more ({why}); the others are asked"),
+        }
+    }
+
+    /// A file has freed its part of a slab; what is told when that was the last one.
+    fn freed(&mut self, slab: u32) -> Option<Event> {
+        let left = self.freeing.get_mut(&slab)?;
+        *left -= 1;
+        if *left > 0 {
+            return None;
+        }
+        self.freeing.remove(&slab);
+        Some(Event::Freed(slab))
+    }
+}
+
+impl Store for Disk {
+    fn lane(&self, _writes: bool) -> (Lane, u32) {
+        (Lane::Disk, 1)
+    }
+
+    fn write(&mut self, id: u32, extent: u32, block: Block, _: usize) {
+        if let Err(block) = self.write_to_any(id, extent, block, 0) {
+            let outcome = Outcome::Lost;
+            self.ended.push(Event::Ended { id, outcome, block });
+        }
+    }
+
+    fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
+        if copy > 0 {
+            let outcome = Outcome::NoCopy;
+            self.ended.push(Event::Ended { id, outcome, block });
+            return;
+        }
+        // What no file has does not verify.
+        let path = self.home(extent).unwrap_or(0);
+        self.paths[path].put(Job::Read(id, extent, range, block));
+        self.ops.insert(id, (Op::Read { path }, Instant::now()));
+    }
+
+    fn free(&mut self, slab: u32) {
+        self.homes.remove(&slab);
+        self.freeing.insert(slab, self.paths.len());
+        for path in &self.paths {
+            path.put(Job::Free(slab));
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        events.append(&mut self.ended);
+        let mut done = std::mem::take(&mut self.done);
+        for path in &self.paths {
+            path.take(&mut done);
+        }
+        for done in done.drain(..) {
+            events.extend(match done {
+                Done::Ended { id, outcome, block } => self.ended(id, outcome, block),
+                Done::Punched { id, ok } => self.punched(id, ok),
+                Done::Freed(slab) => self.freed(slab),
+                Done::Full(why) => Some(Event::Line(About::Full, self.full(&why))),
+                Done::Broken(what, why) => Some(Event::Line(
+                    About::Disk,
+                    format!("the backing file cannot be {what}: {why}"),
+                )),
+            });
+        }
+        self.done = done;
+        self.choice.tick(self.now_ns());
+    }
+
+    fn is_ready(&self) -> bool {
+        !self.ended.is_empty() || self.paths.iter().any(Path::is_ready)
+    }
+}
+
+fn set_home(homes: &mut HashMap<u32, Homes>, extent: u32, path: usize) {
+    let (slab, within) = place(extent);
+    let homes = homes
+        .entry(slab)
+        .or_insert_with(|| Box::new([NOWHERE; SLAB_EXTENTS]));
+    homes[within] = path as u8;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canvas_shm::far::EXTENT_BYTES;
+    use canvas_shm::{Far, Segment};
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn waker() -> Waker {
+        let (fd, _) = Segment::create(true).unwrap();
+        Waker(Far::map(&fd).unwrap())
+    }
+
+    /// The store, and what must be there.
+    struct Rig {
+        disk: Disk,
+        files: Vec<File>,
+        next: u32,
+        oracle: BTreeMap<u32, u8>,
+        said: Vec<String>,
+    }
+
+    impl Rig {
+        fn new(files: Vec<File>) -> Rig {
+            let mut rig = Rig {
+                disk: over(&files),
+                files,
+                next: 0,
+                oracle: BTreeMap::new(),
+                said: Vec::new(),
+            };
+            rig.said.clear();
+            rig
+        }
+
+        /// The next event but lines.
+        fn event(&mut self) -> Vec<Event> {
+            let until = Instant::now() + PATIENCE;
+            loop {
+                let mut events = Vec::new();
+                self.disk.poll(&mut events);
+                events.retain(|event| match event {
+                    Event::Line(_, line) => {
+                        self.said.push(line.clone());
+                        false
+                    }
+                    _ => true,
+                });
+                if !events.is_empty() {
+                    return events;
+                }
+                assert!(Instant::now() < until, "nothing ends");
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+
+        /// Writes extents at once; how each ended.
+        fn write(&mut self, extents: &[(u32, u8)]) -> Vec<Outcome> {
+            let mut ids = BTreeMap::new();
+            for (extent, fill) in extents {
+                let mut block = Block::new();
+                block.fill(*fill);
+                ids.insert(self.next, (*extent, *fill));
+                self.disk.write(self.next, *extent, block, EXTENT_BYTES);
+                self.next += 1;
+            }
+            let mut outcomes = Vec::new();
+            while !ids.is_empty() {
+                for event in self.event() {
+                    let Event::Ended { id, outcome, block } = event else {
+                        panic!("{event:?}");
+                    };
+                    let (extent, fill) = ids.remove(&id).expect("each ends once");
+                    assert!(block.iter().all(|b| *b == fill));
+                    if outcome == Outcome::Done {
+                        self.oracle.insert(extent, fill);
+                    }
+                    outcomes.push(outcome);
+                }
+            }
+            outcomes
+        }
+
+        fn free(&mut self, slab: u32) {
+            self.disk.free(slab);
+            let freed = self.event();
+            assert!(
+                matches!(freed[..], [Event::Freed(s)] if s == slab),
+                "{freed:?}"
+            );
+            self.oracle.retain(|extent, _| place(*extent).0 != slab);
+        }
+
+        /// All that was written is there, and each extent is in one file.
+        fn check(&mut self) {
+            for (extent, fill) in self.oracle.clone() {
+                let (id, range) = (self.next, 100..EXTENT_BYTES);
+                self.next += 1;
+                self.disk.read(id, extent, range.clone(), 0, Block::new());
+                let events = self.event();
+                let [Event::Ended { outcome, block, .. }] = &events[..] else {
+                    panic!("{events:?}");
+                };
+                assert_eq!(*outcome, Outcome::Done);
+                assert!(block[range].iter().all(|b| *b == fill), "extent {extent}");
+            }
+            let mut there: Vec<u32> = Vec::new();
+            for file in &self.files {
+                there.extend(path::written(file).unwrap());
+            }
+            there.sort_unstable();
+            let all: Vec<u32> = self.oracle.keys().copied().collect();
+            assert_eq!(there, all);
+        }
+
+        /// The next agent has nothing but the files.
+        fn taken_over(&mut self) {
+            self.disk = over(&self.files);
+        }
+    }
+
+    fn over(files: &[File]) -> Disk {
+        let files = files.iter().map(|file| file.try_clone().unwrap());
+        // Nothing is left free: the machine's disk may be nearly full.
+        let none = Amount::Size(canvas_types::units::Size::from_bytes(0));
+        Disk::new(files.collect(), Some(none), waker()).unwrap()
+    }
+
+    fn files(n: usize) -> Vec<File> {
+        // A file without a name needs no directory any more.
+        let dir = tempfile::tempdir().unwrap();
+        (0..n).map(|_| create(dir.path()).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_is_written_to_several_directories_is_there_for_the_next_agent_too() {
+        let seed = canvas_testing::random::seed();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut rig = Rig::new(files(3));
+        for _ in 0..40 {
+            match rng.u32(0..10) {
+                0 => rig.taken_over(),
+                1 => rig.free(rng.u32(0..3)),
+                2 => {
+                    // It takes nothing new for a while: what it has and is written again moves.
+                    let now_ns = rig.disk.now_ns();
+                    rig.disk.choice.close(rng.usize(0..3), Closed::Full, now_ns);
+                }
+                _ => {
+                    let mut extents: BTreeMap<u32, u8> = BTreeMap::new();
+                    for _ in 0..rng.usize(1..20) {
+                        let extent = rng.u32(0..3) * SLAB_EXTENTS as u32 + rng.u32(0..12);
+                        extents.insert(extent, rng.u8(1..));
+                    }
+                    let extents: Vec<_> = extents.into_iter().collect();
+                    let outcomes = rig.write(&extents);
+                    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "seed {seed}");
+                }
+            }
+        }
+        rig.check();
+        let used = |file: &File| !path::written(file).unwrap().is_empty();
+        assert!(
+            rig.files.iter().filter(|file| used(file)).count() > 1,
+            "seed {seed}"
+        );
+    }
+
+    #[test]
+    fn what_one_directory_cannot_take_goes_to_another() {
+        let mut all = files(2);
+        // Of one that fails.
+        let by_name = std::os::fd::AsRawFd::as_raw_fd(&all[0]);
+        all[0] = File::open(format!("/proc/self/fd/{by_name}")).unwrap();
+        let mut rig = Rig::new(all);
+        let extents: Vec<_> = (0..20).map(|extent| (extent, 7)).collect();
+        assert_eq!(rig.write(&extents), [Outcome::Done; 20]);
+        rig.check();
+        assert!(
+            rig.said
+                .iter()
+                .all(|line| line.contains("cannot be written"))
+        );
+        // It is not asked each time.
+        let before = rig.said.len();
+        assert!((1..20).contains(&before), "{:?}", rig.said);
+        assert_eq!(rig.write(&extents), [Outcome::Done; 20]);
+        assert_eq!(rig.said.len(), before);
+    }
+
+    #[test]
+    fn where_none_takes_it_that_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let file = create(dir.path()).unwrap();
+            let by_name = std::os::fd::AsRawFd::as_raw_fd(&file);
+            File::open(format!("/proc/self/fd/{by_name}")).unwrap()
+        };
+        let mut rig = Rig::new(vec![open(), open()]);
+        assert_eq!(rig.write(&[(1, 1)]), [Outcome::Lost]);
+        assert!(Disk::new(Vec::new(), None, waker()).is_err());
+        assert!(Disk::new(files(PATHS_MAX + 1), None, waker()).is_err());
+    }
+}

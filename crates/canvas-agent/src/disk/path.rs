@@ -1,0 +1,447 @@
+//! One sparse file without a name, in which extent `n` lies at `n` x 32 KiB.
+//!
+//! Threads do the I/O. It bypasses the page cache where the file system allows that: what is far
+//! must not take the memory that it makes room in.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle, park};
+
+use canvas_shm::far::SLAB_BYTES;
+use canvas_swap::extent::EXTENT_BYTES;
+use canvas_types::units::Amount;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, OFlag, fallocate};
+use nix::sys::statvfs::fstatvfs;
+use nix::unistd::{Whence, lseek};
+
+use crate::block::{ALIGN, Block};
+use crate::idle::Waker;
+use crate::store::Outcome;
+
+/// What stays free on the disk unless somebody says otherwise, for all of its other uses: this part of it,
+const RESERVE_PARTS: u128 = 20;
+/// and no more than this.
+const RESERVE_BYTES_MAX: u128 = 1 << 30;
+
+/// Threads that read and write, and those of them that only read.
+const THREADS: usize = 4;
+const READERS: usize = 1;
+
+/// What is to be done. Numbers of operations come first.
+pub enum Job {
+    /// Reads this range of an extent.
+    Read(u32, u32, Range<usize>, Block),
+    /// Writes an extent.
+    Write(u32, u32, Block),
+    /// Frees an extent.
+    Punch(u32, u32),
+    /// Frees a slab.
+    Free(u32),
+}
+
+/// What has been done.
+pub enum Done {
+    /// A read or write has ended.
+    Ended {
+        /// The operation.
+        id: u32,
+        /// How.
+        outcome: Outcome,
+        /// The bytes.
+        block: Block,
+    },
+    /// An extent was freed, or (not `ok`) is there still.
+    Punched {
+        /// The operation.
+        id: u32,
+        /// See there.
+        ok: bool,
+    },
+    /// A slab was freed.
+    Freed(u32),
+    /// The disk is full: why.
+    Full(String),
+    /// The file cannot be used so: what, and why.
+    Broken(&'static str, String),
+}
+
+/// What is to do: reads before writes before frees.
+#[derive(Default)]
+struct Jobs {
+    reads: VecDeque<Job>,
+    writes: VecDeque<Job>,
+    frees: VecDeque<Job>,
+    end: bool,
+    /// Threads that sleep, and that nobody has woken yet.
+    asleep: [bool; THREADS],
+}
+
+impl Jobs {
+    /// Takes in a job; the thread to wake for it, if one sleeps that can do it. Those that only read go first.
+    fn add(&mut self, job: Job) -> Option<usize> {
+        let from = match job {
+            Job::Read(..) => 0,
+            _ => READERS,
+        };
+        match job {
+            Job::Read(..) => self.reads.push_back(job),
+            // Somebody waits for the place of what is punched.
+            Job::Write(..) | Job::Punch(..) => self.writes.push_back(job),
+            Job::Free(_) => self.frees.push_back(job),
+        }
+        let wakes = (from..THREADS).find(|i| self.asleep[*i])?;
+        self.asleep[wakes] = false;
+        Some(wakes)
+    }
+
+    /// The next job for a thread.
+    fn take(&mut self, reads_only: bool) -> Option<Job> {
+        self.reads.pop_front().or_else(|| {
+            if reads_only {
+                return None;
+            }
+            self.writes.pop_front().or_else(|| self.frees.pop_front())
+        })
+    }
+}
+
+struct Shared {
+    file: File,
+    reserve: Option<Amount>,
+    jobs: Mutex<Jobs>,
+    done: Mutex<Vec<Done>>,
+    any_done: AtomicBool,
+    waker: Waker,
+}
+
+/// The file and its threads.
+pub struct Path {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A file without a name in `dir`, for one tenant: it is gone when nobody has it open any more.
+pub fn create(dir: &std::path::Path) -> io::Result<File> {
+    let open = |more: OFlag| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags((OFlag::O_TMPFILE | more).bits())
+            .open(dir)
+    };
+    // tmpfs before 6.6 and some others take no O_DIRECT.
+    match open(OFlag::O_DIRECT) {
+        Err(e) if e.raw_os_error() == Some(Errno::EINVAL as i32) => open(OFlag::empty()),
+        other => other,
+    }
+}
+
+impl Path {
+    /// Over `file`, which [`create`] made; `reserve` stays free on its disk, whatever tenants write. `waker` is
+    /// told when something has ended.
+    pub fn new(file: File, reserve: Option<Amount>, waker: Waker) -> io::Result<Path> {
+        let shared = Arc::new(Shared {
+            file,
+            reserve,
+            jobs: Mutex::default(),
+            done: Mutex::default(),
+            any_done: AtomicBool::new(false),
+            waker,
+        });
+        let threads = (0..THREADS)
+            .map(|i| {
+                let shared = shared.clone();
+                Builder::new()
+                    .name(format!("disk-{i}"))
+                    .spawn(move || work(&shared, i))
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(Path { shared, threads })
+    }
+
+    /// Has something done.
+    pub fn put(&self, job: Job) {
+        let wakes = lock(&self.shared.jobs).add(job);
+        if let Some(thread) = wakes {
+            self.threads[thread].thread().unpark();
+        }
+    }
+
+    /// Adds what has been done to `done`.
+    pub fn take(&self, done: &mut Vec<Done>) {
+        if self.shared.any_done.swap(false, Ordering::SeqCst) {
+            done.append(&mut lock(&self.shared.done));
+        }
+    }
+
+    /// Is there something to take?
+    pub fn is_ready(&self) -> bool {
+        self.shared.any_done.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Path {
+    fn drop(&mut self) {
+        lock(&self.shared.jobs).end = true;
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+fn at(extent: u32) -> u64 {
+    u64::from(extent) * EXTENT_BYTES as u64
+}
+
+/// A thread that panicked ended the process: the lock guards whole values.
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn work(shared: &Shared, thread: usize) {
+    let mut done = Vec::new();
+    while let Some(job) = next(shared, thread) {
+        match job {
+            Job::Read(id, extent, range, mut block) => {
+                let range = range.start / ALIGN * ALIGN..range.end.next_multiple_of(ALIGN);
+                let at = at(extent);
+                let read = shared
+                    .file
+                    .read_exact_at(&mut block[range.clone()], at + range.start as u64);
+                let outcome = match read {
+                    Ok(()) => Outcome::Done,
+                    // Cut off: what is there instead does not verify.
+                    Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Outcome::Done,
+                    Err(e) => {
+                        done.push(trouble("read", &e));
+                        Outcome::Lost
+                    }
+                };
+                done.push(Done::Ended { id, outcome, block });
+            }
+            Job::Write(id, extent, block) => {
+                let at = at(extent);
+                let written = leave(&shared.file, shared.reserve, at)
+                    .and_then(|()| shared.file.write_all_at(&block, at));
+                let outcome = match written {
+                    Ok(()) => Outcome::Done,
+                    Err(e) => {
+                        done.push(trouble("written", &e));
+                        if is_full(&e) {
+                            Outcome::NoRoom
+                        } else {
+                            Outcome::Lost
+                        }
+                    }
+                };
+                done.push(Done::Ended { id, outcome, block });
+            }
+            Job::Punch(id, extent) => {
+                let punched = punch(&shared.file, at(extent), EXTENT_BYTES);
+                let ok = punched.is_ok();
+                done.extend(punched.err().map(|e| trouble("made smaller", &e)));
+                done.push(Done::Punched { id, ok });
+            }
+            Job::Free(slab) => {
+                let from = u64::from(slab) * SLAB_BYTES as u64;
+                if let Err(e) = punch(&shared.file, from, SLAB_BYTES) {
+                    done.push(trouble("made smaller", &e));
+                }
+                done.push(Done::Freed(slab));
+            }
+        }
+        lock(&shared.done).append(&mut done);
+        shared.any_done.store(true, Ordering::SeqCst);
+        shared.waker.wake();
+    }
+}
+
+fn next(shared: &Shared, thread: usize) -> Option<Job> {
+    loop {
+        let mut jobs = lock(&shared.jobs);
+        // Whoever woke it has said so already; it may have woken by itself.
+        jobs.asleep[thread] = false;
+        let job = jobs.take(thread < READERS);
+        if job.is_some() || jobs.end {
+            return job;
+        }
+        jobs.asleep[thread] = true;
+        drop(jobs);
+        park();
+    }
+}
+
+/// Gives so many bytes from there on back to the disk.
+fn punch(file: &File, from: u64, bytes: usize) -> io::Result<()> {
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let from = i64::try_from(from).map_err(|_| io::ErrorKind::InvalidInput)?;
+    Ok(fallocate(file, mode, from, bytes as i64)?)
+}
+
+/// The extents that a file has something of.
+pub fn written(file: &File) -> io::Result<Vec<u32>> {
+    const BYTES: i64 = EXTENT_BYTES as i64;
+    let mut extents = Vec::new();
+    let mut from = 0;
+    loop {
+        from = match lseek(file, from, Whence::SeekData) {
+            Ok(data) => data / BYTES * BYTES,
+            // None from there on.
+            Err(Errno::ENXIO) => return Ok(extents),
+            Err(e) => return Err(e.into()),
+        };
+        let hole = lseek(file, from, Whence::SeekHole)?.max(from + 1);
+        // Where it begins in a hole, the data are behind.
+        let hole = match lseek(file, from, Whence::SeekData)? {
+            data if data >= hole => lseek(file, data, Whence::SeekHole)?,
+            _ => hole,
+        };
+        let to = (hole + BYTES - 1) / BYTES * BYTES;
+        extents.extend((from / BYTES..to / BYTES).filter_map(|e| u32::try_from(e).ok()));
+        from = to;
+    }
+}
+
+/// Is there room for an extent beside the reserve? One that has its place on the disk takes no more; the others
+/// are told as by a disk that is full.
+fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
+    let disk = fstatvfs(file)?;
+    let bytes = |blocks: u64| u128::from(blocks) * u128::from(disk.fragment_size());
+    let reserve = match reserve {
+        None => (bytes(disk.blocks()) / RESERVE_PARTS).min(RESERVE_BYTES_MAX),
+        Some(Amount::Size(size)) => u128::from(size.bytes),
+        Some(Amount::Share(share)) => bytes(disk.blocks()) * u128::from(share.ppm()) / 1_000_000,
+    };
+    // A file system without a size has no room to leave.
+    if disk.blocks() == 0
+        || bytes(disk.blocks_available()) >= reserve + EXTENT_BYTES as u128
+        || is_there(file, at)
+    {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::StorageFull,
+        format!("{} MiB of its disk stay free, --far-reserve", reserve >> 20),
+    ))
+}
+
+/// Has the extent its place on the disk?
+fn is_there(file: &File, at: u64) -> bool {
+    let Ok(from) = i64::try_from(at) else {
+        return false;
+    };
+    // Nobody uses the file's position.
+    lseek(file, from, Whence::SeekData) == Ok(from)
+        && lseek(file, from, Whence::SeekHole).is_ok_and(|hole| hole >= from + EXTENT_BYTES as i64)
+}
+
+fn is_full(e: &io::Error) -> bool {
+    if e.kind() == io::ErrorKind::StorageFull {
+        return true;
+    }
+    let full = [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG];
+    full.iter().any(|f| e.raw_os_error() == Some(*f as i32))
+}
+
+fn trouble(what: &'static str, e: &io::Error) -> Done {
+    let why = e
+        .raw_os_error()
+        .map_or_else(|| e.to_string(), |n| Errno::from_raw(n).desc().to_owned());
+    match is_full(e) {
+        true => Done::Full(why),
+        false => Done::Broken(what, why),
+    }
+}
+
+/// `~/.cache/canvas/far`, or where XDG_CACHE_HOME points; /var/tmp without a home.
+pub fn default_dir() -> PathBuf {
+    let set = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    match set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))) {
+        Some(cache) => cache.join("canvas/far"),
+        None => "/var/tmp".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canvas_types::units::{Share, Size};
+
+    fn size(bytes: u64) -> Option<Amount> {
+        Some(Amount::Size(Size { bytes }))
+    }
+
+    #[test]
+    fn a_job_wakes_one_thread_that_can_do_it() {
+        let mut jobs = Jobs {
+            asleep: [true; THREADS],
+            ..Jobs::default()
+        };
+        let read = || Job::Read(0, 0, 0..1, Block::default());
+        assert_eq!(jobs.add(read()), Some(0), "the one that only reads");
+        assert_eq!(
+            jobs.add(read()),
+            Some(READERS),
+            "the first one is woken already"
+        );
+        assert_eq!(jobs.add(Job::Free(1)), Some(READERS + 1));
+        jobs.asleep = [false; THREADS];
+        jobs.asleep[0] = true;
+        assert_eq!(jobs.add(Job::Write(1, 1, Block::default())), None);
+        // Reads go first, and a reader leaves the rest alone.
+        assert!(matches!(jobs.take(true), Some(Job::Read(..))));
+        assert!(matches!(jobs.take(false), Some(Job::Read(..))));
+        assert!(jobs.take(true).is_none());
+        assert!(matches!(jobs.take(false), Some(Job::Write(..))));
+        assert!(matches!(jobs.take(false), Some(Job::Free(_))));
+    }
+
+    #[test]
+    fn a_file_tells_what_it_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = create(dir.path()).unwrap();
+        assert!(written(&file).unwrap().is_empty());
+        let block = Block::default();
+        for extent in [3, 4, 9, 2048] {
+            file.write_all_at(&block, at(extent)).unwrap();
+        }
+        // Of one only the end arrived.
+        file.write_all_at(&block[..4096], at(12) + EXTENT_BYTES as u64 - 4096)
+            .unwrap();
+        assert_eq!(written(&file).unwrap(), [3, 4, 9, 12, 2048]);
+        punch(&file, at(4), EXTENT_BYTES).unwrap();
+        assert_eq!(written(&file).unwrap(), [3, 9, 12, 2048]);
+    }
+
+    #[test]
+    fn the_reserve_is_left_and_what_has_its_place_is_written_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = create(dir.path()).unwrap();
+        let whole = size(1 << 62);
+        let full = |e: io::Error| is_full(&e);
+        assert!(leave(&file, size(0), 0).is_ok());
+        assert!(leave(&file, whole, 0).is_err_and(full));
+        let all = Share::from_ppm(1_000_000).map(Amount::Share);
+        assert!(leave(&file, all, 0).is_err_and(full));
+        let block = Block::default();
+        file.write_all_at(&block, at(3)).unwrap();
+        file.sync_all().unwrap();
+        assert!(leave(&file, whole, at(3)).is_ok(), "it takes no more");
+        for extent in [0, 2, 4, 9] {
+            assert!(leave(&file, whole, at(extent)).is_err_and(full), "{extent}");
+        }
+    }
+}

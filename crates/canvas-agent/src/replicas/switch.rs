@@ -1,0 +1,111 @@
+//! A change of the copies that are wanted, while the tenant runs.
+//!
+//! Nothing stops for it: what is written from then on goes to the new places, repair copies there what was written
+//! before (in the tenant's turns), and what is not wanted any more is given up slab by slab, when all that is wanted of
+//! a slab is whole. Reads go to whatever copy there is.
+
+use canvas_place::replicas::Policy;
+use canvas_place::replicas::read::OnDisk;
+use canvas_shm::far::SLAB_EXTENTS;
+
+use super::{Replicas, Views};
+use crate::log::About;
+use crate::store::{Event, Store};
+
+/// The nearest to what is wanted that can be had: without a disk, at donors only.
+pub(super) fn possible(wanted: Policy, has_disk: bool) -> Policy {
+    let disk = has_disk && (wanted.disk || wanted.donors == 0);
+    let donors = if disk {
+        wanted.donors
+    } else {
+        wanted.donors.max(1)
+    };
+    let late = wanted.late && disk && donors > 0;
+    Policy { donors, disk, late }
+}
+
+impl Replicas {
+    /// Looks whether other copies are wanted than before.
+    pub(super) fn follow(&mut self) {
+        let now = possible(self.wanted.get(), self.disk.is_some());
+        if now == self.policy {
+            return;
+        }
+        self.policy = now;
+        if now.donors > 0 {
+            for addr in std::mem::take(&mut self.meeting.unmet) {
+                self.meet(addr);
+            }
+        }
+        let line = format!("far memory moves to other places: copies are {now} now");
+        self.events.push(Event::Line(About::Copies, line));
+    }
+
+    /// Has the disk an extent (a number within its slab), as far as is known?
+    pub(super) fn on_disk(&self, slab: u32, within: usize) -> OnDisk {
+        OnDisk::of(
+            self.map.get(&slab),
+            within,
+            self.disk.is_some(),
+            self.policy,
+        )
+    }
+
+    /// Something of a slab is about to be written to the disk. That is noted before: an agent that takes over must
+    /// look for it there.
+    pub(super) fn goes_to_disk(&mut self, slab: u32) {
+        let entry = self.map.entry(slab).or_default();
+        if !std::mem::replace(&mut entry.may_be_on_disk, true) && !entry.disk.is_none() {
+            self.save(slab);
+        }
+    }
+
+    /// Frees what the disk has of a slab, if that is not wanted any more and not needed.
+    pub(super) fn let_go_of_disk(&mut self, slab: u32, now: u64) {
+        let has_any = self.map.get(&slab).is_some_and(|e| e.may_be_on_disk);
+        if self.policy.disk || !has_any || self.disk.is_none() || self.disk_is_used(slab) {
+            return;
+        }
+        let donors = Views::of(&self.donors, self.started);
+        let entry = self.map.get_mut(&slab);
+        if !entry.is_some_and(|e| e.let_go_of_disk(&donors, self.policy, now)) {
+            return;
+        }
+        // Noted before: an agent that takes over must not count on it.
+        self.save(slab);
+        self.dropping.insert(slab, Vec::new());
+        if let Some(disk) = &mut self.disk {
+            disk.free(slab);
+        }
+    }
+
+    /// Is something of the slab being freed there, or written?
+    fn disk_is_used(&self, slab: u32) -> bool {
+        let repairs = (0..super::repair::SLOTS).filter_map(|slot| self.repairs.jobs.job(slot));
+        let mut there = repairs.filter(|job| job.to.is_none());
+        self.dropping.contains_key(&slab)
+            || there.any(|job| job.extent / SLAB_EXTENTS as u32 == slab)
+            || self.ops.values().any(|op| op.is_on_way_to_disk(slab))
+    }
+
+    /// The disk has freed a slab, maybe because its copy was not wanted any more.
+    pub(super) fn dropped(&mut self, slab: u32) {
+        for id in self.dropping.remove(&slab).into_iter().flatten() {
+            self.send_write(id);
+        }
+    }
+
+    /// A write of which the disk has been asked for nothing, or has answered: what it has of the extent now.
+    pub(super) fn noted_on_disk(&mut self, extent: u32, written: bool) {
+        if self.disk.is_none() {
+            return;
+        }
+        let (slab, within) = (extent / SLAB_EXTENTS as u32, extent as usize % SLAB_EXTENTS);
+        let entry = self.map.entry(slab).or_default();
+        if written {
+            entry.disk.fill(within);
+        } else if entry.disk.add(within) {
+            self.save(slab);
+        }
+    }
+}

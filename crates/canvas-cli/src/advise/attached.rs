@@ -1,0 +1,169 @@
+//! A program that runs already.
+
+use std::time::{Duration, Instant};
+
+use canvas_control::wire::{Limits, Stat};
+use canvas_place::advise::{Point, Search};
+use canvas_place::curve::Curve;
+use nix::sys::signalfd::SignalFd;
+
+use super::{FLOOR_BYTES, Told};
+use crate::args::AdviseArgs;
+use crate::control::client::{Found, Runs};
+use crate::error::{Failure, say};
+use crate::signals::stopped;
+
+/// Where each size was fast enough, the next one is this part of it: a run that is needed is not slowed much.
+const STEP_PERCENT: u64 = 80;
+/// How long a run may take to get to another size.
+const SETTLES: Duration = Duration::from_secs(60);
+/// It is there when it uses at most so much of a size, in percent.
+const THERE_PERCENT: u64 = 102;
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Watches a run, and tries other sizes if that is allowed.
+pub fn advise(wanted: &str, args: &AdviseArgs, signals: &SignalFd) -> Result<Told, Failure> {
+    let watch = Watch {
+        runs: &Runs::look(),
+        found: &Runs::look().one(wanted)?,
+        signals,
+        interval: args.interval,
+    };
+    let limits = watch.stat()?.status.limits;
+    let before = local_of(&limits).ok_or_else(|| {
+        Failure::usage(
+            "the run has no --local: all its memory is local, and nothing is known of it",
+        )
+    })?;
+    if let (Some(slo), true) = (&limits.slo, args.check) {
+        return Err(Failure::usage(format!(
+            "its --slo {slo} changes how much is local, so sizes cannot be checked; \
+             `canvas set {wanted} slo=off` first"
+        )));
+    }
+    let (stat, first) = watch.measure()?;
+    let name = watch.found.name.to_string();
+    let footprint_bytes = first.curve.footprint_bytes;
+    let mut search = Search::new(footprint_bytes, FLOOR_BYTES, STEP_PERCENT);
+    let is_squeezed = stat.status.used.far_pages_bytes > 0;
+    if !is_squeezed && !args.check {
+        say("nothing of it has left local memory yet: write --check to try smaller sizes");
+    }
+    search.add(first);
+    if args.check {
+        let back = PutBack {
+            watch: &watch,
+            local: before,
+        };
+        super::search(&mut search, &args.speed, args.tries - 1, |search, bytes| {
+            watch.set(&bytes.to_string())?;
+            watch.settle(bytes)?;
+            let (_, mut point) = watch.measure()?;
+            point.curve.local_bytes = bytes;
+            say(format_args!(
+                "advise: with {}: {:.0}% of full speed",
+                canvas_control::text::Bytes(bytes),
+                point.speed * 100.0
+            ));
+            search.add(point);
+            Ok(())
+        })?;
+        drop(back);
+    }
+    Ok(super::told(name, None, &search, &args.speed))
+}
+
+/// `--local` as it was written.
+fn local_of(limits: &Limits) -> Option<String> {
+    match limits.local_percent {
+        Some(percent) => Some(format!("{percent}%")),
+        None => limits.local_bytes.map(|bytes| bytes.to_string()),
+    }
+}
+
+/// Who is watched.
+struct Watch<'a> {
+    runs: &'a Runs,
+    found: &'a Found,
+    signals: &'a SignalFd,
+    interval: Duration,
+}
+
+impl Watch<'_> {
+    fn stat(&self) -> Result<Stat, Failure> {
+        self.runs.stat(self.found)
+    }
+
+    fn set(&self, local: &str) -> Result<(), Failure> {
+        let change = ("local".to_owned(), local.to_owned());
+        self.runs.set(self.found, vec![change])
+    }
+
+    fn wait(&self, time: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if let Some(failure) = stopped(self.signals, left) {
+                return Err(failure);
+            }
+            if left.is_zero() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until the run has got to a size, and half an interval more: what comes back takes time.
+    fn settle(&self, local_bytes: u64) -> Result<(), Failure> {
+        let until = Instant::now() + SETTLES;
+        while self.stat()?.status.used.local_bytes > local_bytes / 100 * THERE_PERCENT
+            && Instant::now() < until
+        {
+            self.wait(LOOK)?;
+        }
+        self.wait(self.interval / 2)
+    }
+
+    /// What happens in an interval.
+    fn measure(&self) -> Result<(Stat, Point), Failure> {
+        let before = self.stat()?;
+        self.wait(self.interval)?;
+        let after = self.stat()?;
+        let sums = after.features.since(&before.features);
+        let features = sums.features(after.at_ns.saturating_sub(before.at_ns).max(1));
+        let Some(slowdown) = features.slowdown else {
+            return Err(Failure::usage(
+                "the run did nothing meanwhile: advise while it works, or watch it for longer",
+            ));
+        };
+        let (used, limits) = (&after.status.used, &after.status.limits);
+        let limit = limits.local_effective_bytes.unwrap_or(u64::MAX);
+        let point = Point {
+            speed: 1.0 / (1.0 + slowdown),
+            curve: Curve {
+                // It need not have grown up to its bound.
+                local_bytes: limit.min(used.local_bytes),
+                footprint_bytes: used.footprint_bytes,
+                refaults: sums.refaults,
+                stream_ratio: features.sequential_ratio.unwrap_or(0.0),
+            },
+        };
+        Ok((after, point))
+    }
+}
+
+/// Puts `--local` back, whatever happens.
+struct PutBack<'a> {
+    watch: &'a Watch<'a>,
+    local: String,
+}
+
+impl Drop for PutBack<'_> {
+    fn drop(&mut self) {
+        if let Err(failure) = self.watch.set(&self.local) {
+            say(format_args!(
+                "--local is not what it was, {}: {}",
+                self.local, failure.sentence
+            ));
+        }
+    }
+}

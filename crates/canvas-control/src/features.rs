@@ -1,0 +1,274 @@
+//! Page features: what a program's pages are like, and what paging costs it.
+//!
+//! By such features xDM chooses backends (its table of features and knobs: fragment, load/store, sequential/random
+//! and hot/cold ratios, anonymous or of files); the slowdown and the pressure are what a target is kept by. Nothing
+//! is scanned for them: each follows from sums that processes keep while they page.
+
+use std::collections::BTreeMap;
+
+use canvas_shm::segment::REFAULT_BUCKETS;
+use serde::{Deserialize, Serialize};
+
+/// Pages of a block (2 MiB).
+const BLOCK_PAGES: u64 = canvas_types::layout::BLOCK_PAGES as u64;
+/// Places of [`Sums::refaults`] for pages that were away for less than what local memory holds was evicted: with
+/// twice the local memory they would have been there.
+const HOT_BUCKETS: usize = 5;
+
+/// The largest slowdown that is told: hardly anything but paging.
+const SLOWDOWN_MAX: f64 = 100.0;
+
+/// What features follow from: of a run so far. Sums only grow; levels are of the moment.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
+#[serde(default)]
+pub struct Sums {
+    /// Pages that came back.
+    pub pages_in: u64,
+    /// Of these, pages of a stream.
+    pub pages_in_stream: u64,
+    /// Pages that left.
+    pub pages_out: u64,
+    /// Of these, pages that nothing had been written to.
+    pub pages_out_clean: u64,
+    /// Faults on pages that had left, by how long they were away ([`canvas_shm::segment::refault_bucket`]).
+    pub refaults: Vec<u64>,
+    /// Faults whose time was measured.
+    pub faults: u64,
+    /// Their time, in ns.
+    pub fault_ns: u64,
+    /// Of that, and of what delivery takes, what their threads slept.
+    pub fault_sleep_ns: u64,
+    /// What the kernel needs for each fault before it is delivered and after it was resolved.
+    pub delivery_ns: u64,
+    /// Processor time of the processes, in ns.
+    pub cpu_ns: u64,
+    /// Of that, what reclaim threads used.
+    pub reclaim_ns: u64,
+    /// Of each process, the time in which one of its threads or more was in a fault, in ns.
+    pub stalled_ns: BTreeMap<u32, u64>,
+    /// Level: pages that exist anywhere.
+    pub touched_pages: u64,
+    /// Level: blocks that these lie in.
+    pub touched_blocks: u64,
+    /// Level: pages in the pool, without those that take no room there.
+    pub stored_pages: u64,
+    /// Level: what they take.
+    pub stored_bytes: u64,
+    /// Level: anonymous memory of the processes, wherever it is.
+    pub anon_bytes: u64,
+    /// Level: memory of files, as mapped and resident in each of them.
+    pub file_bytes: u64,
+}
+
+/// Features. Ratios run from 0 to 1; `None` where nothing happened that would tell.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
+pub struct Features {
+    /// Of the blocks of 2 MiB in use, the part that was never touched.
+    pub fragment_ratio: Option<f64>,
+    /// Of the pages that left, those that had been written to.
+    pub store_ratio: Option<f64>,
+    /// Of the pages that came back, those of a stream.
+    pub sequential_ratio: Option<f64>,
+    /// Of the faults on pages that had left, those on pages that were away for less than what local memory holds
+    /// was evicted.
+    pub hot_ratio: Option<f64>,
+    /// Size of pages in the pool over what they take there: at least 1.
+    pub compression: Option<f64>,
+    /// Of all memory of the processes, that of files.
+    pub file_ratio: Option<f64>,
+    /// Time that paging takes over the time that the program would need without: 0.02 is 2 % slower.
+    pub slowdown: Option<f64>,
+    /// Part of the time in which a thread or more of a process was in a fault; of the process that had most of it.
+    pub stall_ratio: Option<f64>,
+}
+
+/// `part / whole` to four digits, at most 1; `None` when the whole is nothing.
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole != 0).then(|| four_digits((part as f64 / whole as f64).min(1.0)))
+}
+
+fn four_digits(x: f64) -> f64 {
+    (x * 1e4).round() / 1e4
+}
+
+impl Sums {
+    /// What was added since `before`, an earlier look; levels as they are now.
+    pub fn since(&self, before: &Sums) -> Sums {
+        let less = |now: u64, then: u64| now.saturating_sub(then);
+        let then = |i: usize| before.refaults.get(i).copied().unwrap_or(0);
+        Sums {
+            pages_in: less(self.pages_in, before.pages_in),
+            pages_in_stream: less(self.pages_in_stream, before.pages_in_stream),
+            pages_out: less(self.pages_out, before.pages_out),
+            pages_out_clean: less(self.pages_out_clean, before.pages_out_clean),
+            refaults: (self.refaults.iter().enumerate())
+                .map(|(i, n)| less(*n, then(i)))
+                .collect(),
+            faults: less(self.faults, before.faults),
+            fault_ns: less(self.fault_ns, before.fault_ns),
+            fault_sleep_ns: less(self.fault_sleep_ns, before.fault_sleep_ns),
+            cpu_ns: less(self.cpu_ns, before.cpu_ns),
+            reclaim_ns: less(self.reclaim_ns, before.reclaim_ns),
+            stalled_ns: (self.stalled_ns.iter())
+                .map(|(pid, ns)| (*pid, less(*ns, *before.stalled_ns.get(pid).unwrap_or(&0))))
+                .collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The features of `elapsed_ns`, the time in which the sums grew to this.
+    pub fn features(&self, elapsed_ns: u64) -> Features {
+        let not = |r: Option<f64>| r.map(|r| four_digits(1.0 - r));
+        let hot = self.refaults.iter().take(HOT_BUCKETS);
+        let refaults = self.refaults.iter().take(REFAULT_BUCKETS);
+        let stored = self
+            .stored_pages
+            .saturating_mul(canvas_types::PAGE_SIZE as u64);
+        let whole_blocks = self.touched_blocks.saturating_mul(BLOCK_PAGES);
+        Features {
+            fragment_ratio: not(ratio(self.touched_pages, whole_blocks)),
+            store_ratio: not(ratio(self.pages_out_clean, self.pages_out)),
+            sequential_ratio: ratio(self.pages_in_stream, self.pages_in),
+            hot_ratio: ratio(saturating_sum(hot), saturating_sum(refaults)),
+            compression: (self.stored_bytes != 0)
+                .then(|| four_digits((stored as f64 / self.stored_bytes as f64).max(1.0))),
+            file_ratio: ratio(
+                self.file_bytes,
+                self.anon_bytes.saturating_add(self.file_bytes),
+            ),
+            slowdown: self.slowdown(),
+            stall_ratio: self
+                .stalled_ns
+                .values()
+                .max()
+                .and_then(|ns| ratio(*ns, elapsed_ns)),
+        }
+    }
+
+    /// Time in faults, with the kernel's part, in ns of all threads.
+    pub fn paging_ns(&self) -> u64 {
+        let kernels = self.faults.saturating_mul(self.delivery_ns);
+        self.fault_ns.saturating_add(kernels)
+    }
+
+    /// All time that threads worked or slept in a fault, without that of reclaim, which runs beside the program.
+    fn all_ns(&self) -> u64 {
+        self.cpu_ns
+            .saturating_add(self.fault_sleep_ns)
+            .saturating_sub(self.reclaim_ns)
+    }
+
+    /// The time that threads had for what the program does, in ns.
+    pub fn rest_ns(&self) -> u64 {
+        self.all_ns().saturating_sub(self.paging_ns())
+    }
+
+    /// S / (A + W - S): S is the time in faults, with the kernel's part; A the processor time, without that of
+    /// reclaim; W what was slept in faults, and so is in S and not in A.
+    fn slowdown(&self) -> Option<f64> {
+        let (all, paging) = (self.all_ns(), self.paging_ns());
+        // Of less than that the clocks know too little, for paging and for the rest.
+        let rest = self.rest_ns().max(all / 100);
+        (all >= 1_000_000).then(|| four_digits((paging as f64 / rest as f64).min(SLOWDOWN_MAX)))
+    }
+}
+
+fn saturating_sum<'a>(of: impl Iterator<Item = &'a u64>) -> u64 {
+    of.fold(0, |sum: u64, n| sum.saturating_add(*n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sums() -> Sums {
+        Sums {
+            pages_in: 100,
+            pages_in_stream: 25,
+            pages_out: 200,
+            pages_out_clean: 150,
+            refaults: vec![10, 0, 20, 0, 30, 0, 0, 40, 0],
+            faults: 1000,
+            fault_ns: 4_000_000,
+            fault_sleep_ns: 0,
+            delivery_ns: 2000,
+            cpu_ns: 130_000_000,
+            reclaim_ns: 4_000_000,
+            stalled_ns: BTreeMap::from([(7, 4_000_000), (8, 1_000_000)]),
+            touched_pages: 384,
+            touched_blocks: 1,
+            stored_pages: 30,
+            stored_bytes: 40_960,
+            anon_bytes: 3 << 20,
+            file_bytes: 1 << 20,
+        }
+    }
+
+    #[test]
+    fn features_follow_from_sums() {
+        let f = sums().features(40_000_000);
+        assert_eq!(f.fragment_ratio, Some(0.25));
+        assert_eq!(f.store_ratio, Some(0.25));
+        assert_eq!(f.sequential_ratio, Some(0.25));
+        assert_eq!(f.hot_ratio, Some(0.6));
+        assert_eq!(f.compression, Some(3.0));
+        assert_eq!(f.file_ratio, Some(0.25));
+        assert_eq!(f.stall_ratio, Some(0.1));
+        // 4 ms, and 2 of the kernel, beside 120 of 130 less 4.
+        assert_eq!(f.slowdown, Some(0.05));
+    }
+
+    #[test]
+    fn what_is_slept_is_in_the_faults_and_in_no_processor() {
+        let slow = Sums {
+            fault_ns: 64_000_000,
+            fault_sleep_ns: 60_000_000,
+            ..sums()
+        };
+        assert_eq!(slow.features(1).slowdown, Some(0.55));
+    }
+
+    #[test]
+    fn nothing_tells_nothing() {
+        assert_eq!(Sums::default().features(0), Features::default());
+        let now = sums();
+        let still = now.since(&now).features(1_000_000);
+        assert_eq!(
+            (still.store_ratio, still.hot_ratio, still.slowdown),
+            (None, None, None)
+        );
+        assert_eq!(still.stall_ratio, Some(0.0));
+        // Levels stay.
+        assert_eq!(still.fragment_ratio, Some(0.25));
+    }
+
+    #[test]
+    fn an_older_run_says_less() {
+        let some: Sums = serde_json::from_str(r#"{"pages_out":4,"pages_out_clean":1}"#).unwrap();
+        assert_eq!(some.features(1).store_ratio, Some(0.75));
+    }
+
+    proptest! {
+        /// A program can write any number into its segment.
+        #[test]
+        fn whatever_the_sums_are_ratios_are_ratios(
+            n in proptest::array::uniform16(any::<u64>()), refaults: Vec<u64>, elapsed_ns: u64,
+        ) {
+            let sums = Sums {
+                pages_in: n[0], pages_in_stream: n[1], pages_out: n[2], pages_out_clean: n[3],
+                refaults, faults: n[4], fault_ns: n[5], fault_sleep_ns: n[6], delivery_ns: n[7],
+                cpu_ns: n[8], reclaim_ns: n[9], stalled_ns: BTreeMap::from([(1, n[10])]),
+                touched_pages: n[11], touched_blocks: n[12], stored_pages: n[13], stored_bytes: n[14],
+                anon_bytes: n[15], file_bytes: n[0],
+            };
+            let f = sums.features(elapsed_ns);
+            for r in [f.fragment_ratio, f.store_ratio, f.sequential_ratio, f.hot_ratio, f.file_ratio,
+                f.stall_ratio].into_iter().flatten() {
+                prop_assert!((0.0..=1.0).contains(&r));
+            }
+            prop_assert!(f.slowdown.is_none_or(|s| (0.0..=SLOWDOWN_MAX).contains(&s)));
+            prop_assert!(f.compression.is_none_or(|c| c.is_finite() && c >= 1.0));
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Which of several paths of one kind takes what is written next: far directories on several disks.
+//!
+//! The loaded latencies of the paths are balanced (Colloid, SOSP '24): in every period a twentieth of what is new
+//! moves from the slowest path to the fastest one, while that is more than a fifth faster under the load that it has.
+//! A faster disk gets more in this way until it is as slow as the others, and the sum of all is used. A path keeps a
+//! hundredth in any case, so that it is seen when it gets better.
+
+/// Paths at most.
+pub const PATHS_MAX: usize = 8;
+/// Length of a period.
+pub const PERIOD_NS: u64 = 1_000_000_000;
+/// Part of what is new that moves in a period.
+const SHIFT: f64 = 0.05;
+/// Latencies that differ by less are equal.
+const EQUAL: f64 = 1.2;
+/// Part that a path keeps.
+const LEAST: f64 = 0.01;
+/// A path that has no room is asked again after so long,
+pub const FULL_NS: u64 = 10_000_000_000;
+/// and one that fails.
+pub const BROKEN_NS: u64 = 60_000_000_000;
+
+/// Why a path takes nothing new for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Closed {
+    /// It has no room.
+    Full,
+    /// It fails.
+    Broken,
+}
+
+#[derive(Clone, Debug)]
+struct Path {
+    /// Part of what is new that it gets.
+    part: f64,
+    /// What it is behind that, for the next choices.
+    credit: f64,
+    /// Of this period: operations, and the sum of their times.
+    ops: u64,
+    sum_ns: u64,
+    /// Mean time of an operation in earlier periods, later ones weighing more.
+    latency_ns: Option<f64>,
+    closed_until_ns: u64,
+}
+
+/// All paths.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    all: Vec<Path>,
+    period_ends_ns: u64,
+}
+
+impl Paths {
+    /// So many, of which nothing is known.
+    pub fn new(paths: usize) -> Paths {
+        let path = Path {
+            part: 1.0 / paths.max(1) as f64,
+            credit: 0.0,
+            ops: 0,
+            sum_ns: 0,
+            latency_ns: None,
+            closed_until_ns: 0,
+        };
+        Paths {
+            all: vec![path; paths],
+            period_ends_ns: 0,
+        }
+    }
+
+    /// The path for something new; `tried` has a bit for each that could not take it. One that is closed only when
+    /// there is no other. `None`: all were tried.
+    pub fn choose(&mut self, tried: u32, now_ns: u64) -> Option<usize> {
+        let untried = |i: &usize| tried & 1 << i == 0;
+        let open = (0..self.all.len()).filter(|i| untried(i) && self.is_open(*i, now_ns));
+        let open: Vec<usize> = open.collect();
+        if open.is_empty() {
+            let closed = (0..self.all.len()).filter(untried);
+            return closed.min_by_key(|i| self.all[*i].closed_until_ns);
+        }
+        let sum: f64 = open.iter().map(|i| self.all[*i].part).sum();
+        for i in &open {
+            self.all[*i].credit += self.all[*i].part / sum;
+        }
+        let most = |a: &&usize, b: &&usize| {
+            let credit = |i: usize| self.all[i].credit;
+            credit(**a).total_cmp(&credit(**b))
+        };
+        let chosen = *open.iter().max_by(most)?;
+        self.all[chosen].credit -= 1.0;
+        Some(chosen)
+    }
+
+    /// Does the path take something new now?
+    pub fn is_open(&self, path: usize, now_ns: u64) -> bool {
+        self.all[path].closed_until_ns <= now_ns
+    }
+
+    /// An operation on a path has taken so long, waiting for others included.
+    pub fn took(&mut self, path: usize, ns: u64) {
+        let path = &mut self.all[path];
+        path.ops += 1;
+        path.sum_ns = path.sum_ns.saturating_add(ns);
+    }
+
+    /// A path could not take something.
+    pub fn close(&mut self, path: usize, why: Closed, now_ns: u64) {
+        let ns = match why {
+            Closed::Full => FULL_NS,
+            Closed::Broken => BROKEN_NS,
+        };
+        self.all[path].closed_until_ns = now_ns.saturating_add(ns);
+    }
+
+    /// Looks whether a period is over, and shifts what is new then.
+    pub fn tick(&mut self, now_ns: u64) {
+        if now_ns < self.period_ends_ns {
+            return;
+        }
+        self.period_ends_ns = now_ns.saturating_add(PERIOD_NS);
+        for path in &mut self.all {
+            let (ops, sum_ns) = (
+                std::mem::take(&mut path.ops),
+                std::mem::take(&mut path.sum_ns),
+            );
+            if ops > 0 {
+                let mean_ns = sum_ns as f64 / ops as f64;
+                let before_ns = path.latency_ns.unwrap_or(mean_ns);
+                path.latency_ns = Some((before_ns + mean_ns) / 2.0);
+            }
+        }
+        let known = (0..self.all.len()).filter(|i| self.is_open(*i, now_ns));
+        let known: Vec<(f64, usize)> = known
+            .filter_map(|i| self.all[i].latency_ns.map(|ns| (ns, i)))
+            .collect();
+        let by_latency = |a: &&(f64, usize), b: &&(f64, usize)| a.0.total_cmp(&b.0);
+        let (Some(fast), Some(slow)) = (
+            known.iter().min_by(by_latency),
+            known.iter().max_by(by_latency),
+        ) else {
+            return;
+        };
+        if slow.0 > fast.0 * EQUAL {
+            let shift = SHIFT.min(self.all[slow.1].part - LEAST).max(0.0);
+            self.all[slow.1].part -= shift;
+            self.all[fast.1].part += shift;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Paths that each serve one operation after the other, and a number of operations that are always under way.
+    struct Rig {
+        paths: Paths,
+        now_ns: u64,
+        free_ns: Vec<u64>,
+        /// When each operation ends, when it began, and where it is.
+        under_way: Vec<(u64, u64, usize)>,
+    }
+
+    impl Rig {
+        fn new(paths: usize) -> Rig {
+            Rig {
+                paths: Paths::new(paths),
+                now_ns: 0,
+                free_ns: vec![0; paths],
+                under_way: Vec::new(),
+            }
+        }
+
+        /// So many seconds with so many operations under way, each of which takes so many ns at a path. What each path
+        /// has done in the last half of the time, a second.
+        fn run(&mut self, seconds: u64, under_way: usize, service_ns: &[u64]) -> Vec<u64> {
+            let end_ns = self.now_ns + seconds * PERIOD_NS;
+            let mut done = vec![0; service_ns.len()];
+            while self.now_ns < end_ns {
+                while self.under_way.len() < under_way {
+                    let path = self.paths.choose(0, self.now_ns).unwrap();
+                    let ends_ns = self.free_ns[path].max(self.now_ns) + service_ns[path];
+                    self.free_ns[path] = ends_ns;
+                    self.under_way.push((ends_ns, self.now_ns, path));
+                }
+                let next = (0..under_way).min_by_key(|i| self.under_way[*i].0).unwrap();
+                let (ends_ns, began_ns, path) = self.under_way.swap_remove(next);
+                self.now_ns = ends_ns;
+                self.paths.took(path, ends_ns - began_ns);
+                self.paths.tick(ends_ns);
+                if ends_ns > end_ns - seconds * PERIOD_NS / 2 {
+                    done[path] += 1;
+                }
+            }
+            done.iter().map(|n| n * 2 / seconds).collect()
+        }
+    }
+
+    #[test]
+    fn paths_of_unlike_speed_give_nearly_the_sum() {
+        // 2,000 and 500 operations a second.
+        let done = Rig::new(2).run(60, 32, &[MS / 2, 2 * MS]);
+        assert!(done.iter().sum::<u64>() > 2250, "{done:?}");
+        let three = Rig::new(3).run(60, 32, &[MS, MS, MS]);
+        assert!(three.iter().sum::<u64>() > 2700, "{three:?}");
+    }
+
+    #[test]
+    fn a_path_that_becomes_slow_is_left_and_comes_back() {
+        let mut rig = Rig::new(2);
+        let before = rig.run(20, 8, &[MS, MS]);
+        assert!(before.iter().all(|n| *n > 900), "{before:?}");
+        let slow = rig.run(60, 8, &[20 * MS, MS]);
+        assert!(slow[1] > 850, "{slow:?}");
+        let again = rig.run(60, 8, &[MS, MS]);
+        assert!(again.iter().sum::<u64>() > 1800, "{again:?}");
+    }
+
+    #[test]
+    fn a_full_path_is_asked_again_after_a_while() {
+        let mut paths = Paths::new(2);
+        paths.close(0, Closed::Full, 5);
+        assert!((0..10).all(|_| paths.choose(0, 6) == Some(1)));
+        // The other one could not take it either.
+        assert_eq!(paths.choose(0b10, 6), Some(0));
+        assert_eq!(paths.choose(0b11, 6), None);
+        paths.close(1, Closed::Broken, 5);
+        assert_eq!(
+            paths.choose(0, 6),
+            Some(0),
+            "the one that is asked again first"
+        );
+        let open: Vec<_> = (0..4).map(|_| paths.choose(0, 5 + FULL_NS)).collect();
+        assert_eq!(open, [Some(0); 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn each_is_chosen_as_often_as_its_part_says(
+            n in 1..PATHS_MAX,
+            latencies in prop::collection::vec(1..1_000_000u64, PATHS_MAX),
+            periods in 0..40u64,
+        ) {
+            let mut paths = Paths::new(n);
+            for period in 0..=periods {
+                for (path, ns) in latencies.iter().enumerate().take(n) {
+                    paths.took(path, *ns);
+                }
+                paths.tick(period * PERIOD_NS);
+            }
+            let parts: Vec<f64> = paths.all.iter().map(|p| p.part).collect();
+            prop_assert!((parts.iter().sum::<f64>() - 1.0).abs() < 1e-6);
+            prop_assert!(parts.iter().all(|p| *p >= LEAST.min(1.0 / n as f64) - 1e-9), "{:?}", parts);
+            let mut chosen = vec![0u32; n];
+            for _ in 0..10_000 {
+                chosen[paths.choose(0, 0).unwrap()] += 1;
+            }
+            for (n, part) in chosen.iter().zip(&parts) {
+                prop_assert!((f64::from(*n) - part * 1e4).abs() < 40.0, "{:?} {:?}", chosen, parts);
+            }
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! How much memory a program gives up ahead of need, so that paging slows it by no more than a target.
+//!
+//! The sensor is the slowdown itself (time in faults over the rest), as TMO (ASPLOS '22, section 3.3) takes the
+//! kernel's pressure for it. TMO takes at most a thousandth of memory a period of 6 s, for services that run for
+//! weeks; programs that run for a minute would keep all they have. Here the *rate* at which pages leave is what is
+//! controlled: it grows while the slowdown is well below the target, and shrinks as fast as that comes near. Pages
+//! that were needed come back by the faults that are measured; those that were not stay away. What is taken is no
+//! limit: a program that grows is in nobody's way.
+
+/// Faded sums: what was measured counts half after [`HALF_LIFE_S`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slowdown {
+    paging_s: f64,
+    rest_s: f64,
+}
+
+/// After so long half of what was measured is forgotten, in seconds.
+const HALF_LIFE_S: f64 = 1.5;
+/// Of a program that did less than this of late nothing is known, in seconds.
+const KNOWN_FROM_S: f64 = 1e-4;
+
+/// The part that is left after `elapsed_s`.
+fn fade(elapsed_s: f64) -> f64 {
+    0.5f64.powf(elapsed_s / HALF_LIFE_S)
+}
+
+/// A time that was measured, by whomever.
+fn sane_s(seconds: f64) -> f64 {
+    match seconds.is_finite() {
+        true => seconds.clamp(0.0, 1e6),
+        false => 0.0,
+    }
+}
+
+impl Slowdown {
+    /// In `elapsed_s` paging took `paging_s` of all threads' time, and `rest_s` were left to them.
+    pub fn add(&mut self, elapsed_s: f64, paging_s: f64, rest_s: f64) {
+        let left = fade(sane_s(elapsed_s));
+        self.paging_s = self.paging_s * left + sane_s(paging_s);
+        self.rest_s = self.rest_s * left + sane_s(rest_s);
+    }
+
+    /// The slowdown of the last seconds; `None` when the program did nothing.
+    pub fn now(&self) -> Option<f64> {
+        (self.rest_s > KNOWN_FROM_S).then(|| self.paging_s / self.rest_s)
+    }
+}
+
+/// Faded counts of faults by how long they took, in buckets that ascend.
+#[derive(Clone, Debug)]
+pub struct Latency {
+    counts: Vec<f64>,
+}
+
+impl Latency {
+    /// Of so many buckets.
+    pub fn new(buckets: usize) -> Latency {
+        Latency {
+            counts: vec![0.0; buckets],
+        }
+    }
+
+    /// In `elapsed_s` there were so many more in each bucket.
+    pub fn add(&mut self, elapsed_s: f64, more: &[u64]) {
+        let left = fade(sane_s(elapsed_s));
+        for (count, more) in self.counts.iter_mut().zip(more) {
+            *count = *count * left + *more as f64;
+        }
+    }
+
+    /// The bucket with the 99th percentile of the last seconds; `None` where there was hardly a fault.
+    pub fn p99_bucket(&self) -> Option<usize> {
+        let all: f64 = self.counts.iter().sum();
+        if all < 1.0 {
+            return None;
+        }
+        let mut above = all * 0.01;
+        (0..self.counts.len()).rev().find(|i| {
+            above -= self.counts[*i];
+            above < 0.0
+        })
+    }
+}
+
+/// The controller of one tenant.
+#[derive(Clone, Copy, Debug)]
+pub struct Controller {
+    /// Part of local memory that leaves in a second.
+    rate_per_s: f64,
+    /// Pages that are owed: parts of one.
+    owed: f64,
+}
+
+/// A tenant at one moment.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Look {
+    /// Since the last look, in seconds.
+    pub elapsed_s: f64,
+    /// What is measured, as a part of the target; `None` when nothing was.
+    pub of_target: Option<f64>,
+    /// Pages that could leave.
+    pub local_pages: u64,
+    /// All pages of the tenant.
+    pub footprint_pages: u64,
+}
+
+/// Aimed at, of the target: what is measured is late, and pages that are gone come back one by one.
+const AIM: f64 = 0.7;
+/// Past so much of the target nothing leaves.
+const STOP: f64 = 1.0;
+const RATE_MIN_PER_S: f64 = 0.0005;
+const RATE_MAX_PER_S: f64 = 0.10;
+const RATE_FIRST_PER_S: f64 = 0.01;
+/// By how much the rate grows in a second where nothing is measured at all: it doubles.
+const GROWTH_PER_S: f64 = 2.0;
+/// And how fast it shrinks at twice of what is aimed at: to a tenth.
+const SHRINKING_PER_S: f64 = 0.1;
+/// At most this part of all pages is away (xDM's far ratio).
+const FAR_MAX: f64 = 0.9;
+/// A program keeps this much (8 MiB).
+const KEPT_PAGES: u64 = 2048;
+/// The most that leaves at a look, of local memory.
+const STEP_MAX: f64 = 0.05;
+/// Looks are no further apart, in seconds; what lies between is left out.
+const LOOK_MAX_S: f64 = 10.0;
+
+impl Default for Controller {
+    fn default() -> Controller {
+        Controller::new()
+    }
+}
+
+impl Controller {
+    /// Of a tenant that has just begun.
+    pub fn new() -> Controller {
+        Controller {
+            rate_per_s: RATE_FIRST_PER_S,
+            owed: 0.0,
+        }
+    }
+
+    /// The pages that are to leave now.
+    pub fn step(&mut self, look: &Look) -> u64 {
+        let elapsed_s = sane_s(look.elapsed_s).min(LOOK_MAX_S);
+        // A program that does nothing is slowed by nothing.
+        let of_target = sane_s(look.of_target.unwrap_or(0.0));
+        self.judge(of_target, elapsed_s);
+        if of_target > STOP {
+            self.owed = 0.0;
+            return 0;
+        }
+        let kept = ((1.0 - FAR_MAX) * look.footprint_pages as f64) as u64;
+        let spare = look.local_pages.saturating_sub(kept.max(KEPT_PAGES));
+        let local = look.local_pages as f64;
+        self.owed += (self.rate_per_s * elapsed_s).min(STEP_MAX) * local;
+        let pages = (self.owed as u64).min(spare);
+        self.owed = (self.owed - pages as f64).clamp(0.0, 1.0);
+        pages
+    }
+
+    fn judge(&mut self, of_target: f64, elapsed_s: f64) {
+        let off = of_target / AIM - 1.0;
+        let factor = match off < 0.0 {
+            true => GROWTH_PER_S.powf(-off * elapsed_s),
+            false => SHRINKING_PER_S.powf(off.min(2.0) * elapsed_s),
+        };
+        self.rate_per_s = (self.rate_per_s * factor).clamp(RATE_MIN_PER_S, RATE_MAX_PER_S);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fastrand::Rng;
+
+    const TICK_S: f64 = 0.2;
+    /// What a fault takes.
+    const FAULT_S: f64 = 6e-6;
+
+    /// A program whose pages are touched by some popularity, under a clock that sees refaults only: what came back
+    /// is spared for longer and longer.
+    struct Program {
+        /// Touches a second of each page.
+        touches_per_s: Vec<f64>,
+        is_local: Vec<bool>,
+        /// Sweeps that a page is spared still, and would be next.
+        spared: Vec<(u32, u32)>,
+        hand: usize,
+        rng: Rng,
+    }
+
+    impl Program {
+        fn new(pages: usize, seed: u64) -> Program {
+            Program {
+                touches_per_s: vec![0.0; pages],
+                is_local: vec![true; pages],
+                spared: vec![(0, 1); pages],
+                hand: 0,
+                rng: Rng::with_seed(seed),
+            }
+        }
+
+        /// From now on `hot` pages from `from` on are touched often, and the rest once in `cold_s`.
+        fn phase(&mut self, from: usize, hot: usize, cold_s: f64) {
+            let n = self.touches_per_s.len();
+            for (i, t) in self.touches_per_s.iter_mut().enumerate() {
+                let is_hot = (i + n - from) % n < hot;
+                *t = if is_hot { 50.0 } else { 1.0 / cold_s };
+            }
+        }
+
+        fn local(&self) -> u64 {
+            self.is_local.iter().filter(|l| **l).count() as u64
+        }
+
+        fn evict(&mut self, mut want: u64) {
+            let n = self.is_local.len();
+            for _ in 0..n * 8 {
+                if want == 0 {
+                    return;
+                }
+                let i = self.hand;
+                self.hand = (i + 1) % n;
+                if !self.is_local[i] {
+                    continue;
+                }
+                if self.spared[i].0 > 0 {
+                    self.spared[i].0 -= 1;
+                    continue;
+                }
+                self.is_local[i] = false;
+                want -= 1;
+            }
+        }
+
+        /// The time that passed is `TICK_S`, on one processor; what paging took of it.
+        fn run(&mut self) -> f64 {
+            let mut faults = 0.0;
+            for i in 0..self.is_local.len() {
+                let touched = self.touches_per_s[i] * TICK_S;
+                if !self.is_local[i] && self.rng.f64() < touched {
+                    self.is_local[i] = true;
+                    let next = (self.spared[i].1 * 2).min(128);
+                    self.spared[i] = (next, next);
+                    faults += 1.0;
+                }
+            }
+            (faults * FAULT_S).min(TICK_S * 0.9)
+        }
+    }
+
+    #[derive(Default)]
+    struct Control {
+        controller: Controller,
+        sensor: Slowdown,
+    }
+
+    /// Runs for `seconds`; the mean slowdown of each 6 s.
+    fn control(p: &mut Program, c: &mut Control, target: f64, seconds: f64) -> Vec<f64> {
+        let ticks = (seconds / TICK_S) as usize;
+        let mut slowdowns = Vec::new();
+        let (mut paging, mut rest) = (0.0, 0.0);
+        for tick in 1..=ticks {
+            let took = p.run();
+            c.sensor.add(TICK_S, took, TICK_S - took);
+            let pages = c.controller.step(&Look {
+                elapsed_s: TICK_S,
+                of_target: c.sensor.now().map(|s| s / target),
+                local_pages: p.local(),
+                footprint_pages: p.is_local.len() as u64,
+            });
+            p.evict(pages);
+            (paging, rest) = (paging + took, rest + TICK_S - took);
+            if tick % 30 == 0 {
+                slowdowns.push(paging / rest);
+                (paging, rest) = (0.0, 0.0);
+            }
+        }
+        slowdowns
+    }
+
+    #[test]
+    fn cold_memory_leaves_and_the_target_is_kept() {
+        for seed in 0..4 {
+            for target in [0.005, 0.02, 0.05] {
+                let mut p = Program::new(40_000, seed);
+                p.phase(0, 12_000, 1e9);
+                let mut c = Control::default();
+                let slowdowns = control(&mut p, &mut c, target, 120.0);
+                let local = p.local();
+                assert!(
+                    local < 16_000,
+                    "{target}: {local} pages are local, of which 12000 are used"
+                );
+                for pair in slowdowns.windows(2) {
+                    assert!(
+                        pair[0] <= target || pair[1] <= target,
+                        "{target}: {slowdowns:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_phase_is_followed_and_soon_within_the_target() {
+        for seed in 0..4 {
+            let mut p = Program::new(40_000, seed);
+            p.phase(0, 12_000, 1e9);
+            let mut c = Control::default();
+            control(&mut p, &mut c, 0.02, 90.0);
+            p.phase(20_000, 12_000, 1e9);
+            let slowdowns = control(&mut p, &mut c, 0.02, 120.0);
+            for (i, pair) in slowdowns.windows(2).enumerate() {
+                assert!(pair[0] <= 0.02 || pair[1] <= 0.02, "at {i}: {slowdowns:?}");
+            }
+            assert!(p.local() < 18_000, "{}", p.local());
+        }
+    }
+
+    #[test]
+    fn memory_that_is_all_in_use_stays() {
+        let mut p = Program::new(20_000, 9);
+        p.phase(0, 20_000, 1.0);
+        let mut c = Control::default();
+        let slowdowns = control(&mut p, &mut c, 0.02, 60.0);
+        let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
+        assert!(mean <= 0.02, "{slowdowns:?}");
+        assert!(p.local() > 19_000, "{}", p.local());
+    }
+
+    #[test]
+    fn more_is_taken_for_a_larger_target() {
+        // Pages of all temperatures.
+        let local = |target| {
+            let mut p = Program::new(40_000, 3);
+            for (i, t) in p.touches_per_s.iter_mut().enumerate() {
+                *t = 2000.0 / (i + 1) as f64 / (i + 1) as f64 * 1000.0;
+            }
+            let mut c = Control::default();
+            control(&mut p, &mut c, target, 120.0);
+            p.local()
+        };
+        let (small, large) = (local(0.001), local(0.10));
+        assert!(large <= small, "{large} pages at 10 %, {small} at 0.1 %");
+    }
+
+    #[test]
+    fn a_percentile_is_of_the_last_seconds() {
+        let mut l = Latency::new(8);
+        assert_eq!(l.p99_bucket(), None);
+        l.add(0.2, &[0, 0, 1000, 0, 0, 0, 9, 0]);
+        assert_eq!(l.p99_bucket(), Some(2));
+        l.add(0.2, &[0, 0, 1000, 0, 0, 0, 100, 0]);
+        assert_eq!(l.p99_bucket(), Some(6));
+        // The slow ones are long ago.
+        l.add(60.0, &[0, 10, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(l.p99_bucket(), Some(1));
+        l.add(600.0, &[0; 8]);
+        assert_eq!(l.p99_bucket(), None);
+    }
+
+    #[test]
+    fn whatever_is_measured_what_leaves_is_a_part_of_what_is_there() {
+        let mut rng = Rng::with_seed(18);
+        let (mut c, mut sensor) = (Controller::new(), Slowdown::default());
+        let any = |rng: &mut Rng| match rng.u8(0..6) {
+            0 => f64::NAN,
+            1 => f64::INFINITY,
+            2 => -rng.f64(),
+            3 => 0.0,
+            _ => rng.f64() * 10.0,
+        };
+        for _ in 0..100_000 {
+            sensor.add(any(&mut rng), any(&mut rng), any(&mut rng));
+            assert!(
+                sensor.now().is_none_or(|s| s.is_finite() && s >= 0.0),
+                "{sensor:?}"
+            );
+            let look = Look {
+                elapsed_s: any(&mut rng),
+                of_target: Some(any(&mut rng)),
+                local_pages: rng.u64(0..1 << 30),
+                footprint_pages: rng.u64(..),
+            };
+            let pages = c.step(&look);
+            assert!(pages <= look.local_pages.saturating_sub(KEPT_PAGES));
+            assert!(pages as f64 <= look.local_pages as f64 * STEP_MAX + 1.0);
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! What `canvas tune` changes of a run, and why: where its far memory is, and how much of it fits into the pool.
+//!
+//! The sensor is what a fault waits for a page beyond the pool, in time and in number. Nothing is changed while that
+//! costs the program less than [`COST_MIN`]. Otherwise, in this order:
+//!
+//! * **the pool grows**, while this host has memory to spare: what is compressed here is back in microseconds;
+//! * **far memory moves** between this host's disk alone and a donor beside the disk, when reads have been slower
+//!   than the other place is known, or at first believed, to be. What the other place really gives is measured
+//!   when far memory is there; if that is not better, it moves back.
+//!
+//! Both places keep a copy on the disk, so durability never changes. Each change has to pay for [`PERIODS`] periods
+//! before it is made, by [`BETTER`] at least, and after a move there is none for [`HOLD_S`], twice as long each
+//! time that one did not pay.
+
+use crate::replicas::Policy;
+
+/// Part of the program's time that reads beyond the pool have to take before anything is changed.
+pub const COST_MIN: f64 = 0.01;
+/// Another place has to be so much faster,
+pub const BETTER: f64 = 1.2;
+/// in so many periods one after the other.
+pub const PERIODS: u32 = 3;
+/// No move so soon after another one, in seconds,
+pub const HOLD_S: f64 = 60.0;
+/// and at last.
+const HOLD_S_MAX: f64 = 3600.0;
+/// Fewer reads in a period say nothing.
+const READS_MIN: u64 = 20;
+/// Before anything was measured: what a read from an SSD takes, and one from a donor in the same network.
+const DISK_NS: f64 = 150_000.0;
+const DONOR_NS: f64 = 80_000.0;
+/// Of the memory that this host has to spare the pool gets so much at a time, and grows by a quarter at most.
+const SPARE_PART: u64 = 4;
+/// Less is not worth a change.
+const GROWS_MIN: u64 = 1 << 20;
+
+/// A run in one period.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Length of the period, in seconds.
+    pub elapsed_s: f64,
+    /// Reads beyond the pool that faults waited for.
+    pub reads: u64,
+    /// The time of all of them, in ns.
+    pub read_ns: u64,
+    /// The copies that are wanted; `None` without far memory.
+    pub copies: Option<Policy>,
+    /// Nothing of it is being moved or repaired.
+    pub is_whole: bool,
+    /// Could it have donors, as far as is known?
+    pub has_donors: bool,
+    /// The pool's bound, in bytes.
+    pub pool_bytes_max: u64,
+    /// What the pool takes, in bytes, and past what part of its bound pages leave it, in percent.
+    pub pool_bytes: u64,
+    /// See there.
+    pub spill_percent: u64,
+    /// May the bound be changed?
+    pub pool_is_own: bool,
+    /// Memory of this host that nobody needs, the reserve left out, in bytes.
+    pub spare_bytes: u64,
+}
+
+/// What is to be changed.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Change {
+    /// The pool's bound, to so many bytes.
+    Pool(u64),
+    /// The copies.
+    Copies(Policy),
+}
+
+/// What is to be done in this period.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Verdict {
+    /// What is to be changed; `None`: nothing.
+    pub change: Option<Change>,
+    /// Why, or why not.
+    pub why: String,
+}
+
+/// Where far memory is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Disk,
+    Donor,
+}
+
+impl Place {
+    fn of(policy: Policy) -> Option<Place> {
+        match (policy.donors, policy.disk, policy.late) {
+            (0, true, _) => Some(Place::Disk),
+            (1, true, false) => Some(Place::Donor),
+            // Durability is not to be changed.
+            _ => None,
+        }
+    }
+
+    fn other(self) -> Place {
+        match self {
+            Place::Disk => Place::Donor,
+            Place::Donor => Place::Disk,
+        }
+    }
+
+    fn policy(self) -> Policy {
+        Policy {
+            donors: usize::from(self == Place::Donor),
+            disk: true,
+            late: false,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Place::Disk => "the disk",
+            Place::Donor => "a donor",
+        }
+    }
+}
+
+/// What is known of one run.
+#[derive(Clone, Debug, Default)]
+pub struct Tuner {
+    /// Time of a read there, in ns, as it was measured last: on the disk, at a donor.
+    disk_ns: Option<f64>,
+    donor_ns: Option<f64>,
+    /// Periods in a row in which the other place would have been better.
+    better: u32,
+    /// Periods in which a place was measured since far memory moved there.
+    measured: u32,
+    /// Seconds until it may move again, and how long that is after the next move.
+    held_s: f64,
+    hold_s: f64,
+    /// It has moved on trial, and this was the time of a read before.
+    before_ns: Option<f64>,
+}
+
+impl Tuner {
+    /// What to do after one more period.
+    pub fn step(&mut self, look: &Look) -> Verdict {
+        self.held_s = (self.held_s - look.elapsed_s).max(0.0);
+        let keep = |why: String| Verdict { change: None, why };
+        let Some(copies) = look.copies else {
+            return self.pool(look).unwrap_or_else(|| {
+                keep("there is no far memory beyond the pool (--far)".to_owned())
+            });
+        };
+        if look.reads < READS_MIN {
+            self.better = 0;
+            return keep("hardly a page was read beyond the pool".to_owned());
+        }
+        let cost = look.read_ns as f64 / 1e9 / look.elapsed_s.max(1e-3);
+        let read_ns = look.read_ns as f64 / look.reads as f64;
+        let place = Place::of(copies);
+        if let Some(place) = place.filter(|_| look.is_whole) {
+            self.note(place, read_ns);
+        }
+        if cost < COST_MIN {
+            self.better = 0;
+            return keep(format!(
+                "reads beyond the pool take {:.1}% of the time",
+                cost * 100.0
+            ));
+        }
+        if let Some(verdict) = self.pool(look) {
+            return verdict;
+        }
+        let Some(place) = place else {
+            return keep(format!(
+                "copies={copies} has no other place that keeps as much"
+            ));
+        };
+        if !look.is_whole {
+            return keep("far memory is being moved or repaired".to_owned());
+        }
+        self.path(place, read_ns, look.has_donors)
+    }
+
+    /// A read at a place took so long.
+    fn note(&mut self, place: Place, read_ns: f64) {
+        let known = match place {
+            Place::Disk => &mut self.disk_ns,
+            Place::Donor => &mut self.donor_ns,
+        };
+        *known = Some(known.map_or(read_ns, |before| (before + read_ns) / 2.0));
+        self.measured = self.measured.saturating_add(1);
+    }
+
+    fn known_ns(&self, place: Place) -> Option<f64> {
+        match place {
+            Place::Disk => self.disk_ns,
+            Place::Donor => self.donor_ns,
+        }
+    }
+
+    /// The pool grows while it is nearly full and this host has memory to spare.
+    fn pool(&self, look: &Look) -> Option<Verdict> {
+        let spills_at = look.pool_bytes_max / 100 * look.spill_percent.min(100);
+        let is_full = look.pool_bytes >= spills_at / 5 * 4;
+        let more = (look.spare_bytes / SPARE_PART).min(look.pool_bytes_max / 4);
+        if look.reads < READS_MIN || !look.pool_is_own || !is_full || more < GROWS_MIN {
+            return None;
+        }
+        let to = look.pool_bytes_max.saturating_add(more) / GROWS_MIN * GROWS_MIN;
+        Some(Verdict {
+            change: Some(Change::Pool(to)),
+            why: format!(
+                "pages come back from beyond the pool, and this host has {} MiB to spare",
+                look.spare_bytes >> 20
+            ),
+        })
+    }
+
+    /// Stay, move, or move back.
+    fn path(&mut self, place: Place, read_ns: f64, has_donors: bool) -> Verdict {
+        let keep = |why: String| Verdict { change: None, why };
+        let us = |ns: f64| (ns / 1e3).round();
+        let other = place.other();
+        if other == Place::Donor && !has_donors {
+            return keep("no server is known that could have a copy (--server)".to_owned());
+        }
+        if let Some(before_ns) = self.before_ns {
+            if self.measured < PERIODS {
+                return keep(format!("{} is being measured", place.name()));
+            }
+            self.before_ns = None;
+            if read_ns * BETTER > before_ns {
+                let why = format!(
+                    "{} takes {} us a read, and {} took {}: it did not pay",
+                    place.name(),
+                    us(read_ns),
+                    other.name(),
+                    us(before_ns)
+                );
+                self.hold_s = (self.hold_s * 2.0).clamp(HOLD_S, HOLD_S_MAX);
+                return self.moves(other, None, why);
+            }
+            self.hold_s = HOLD_S;
+        }
+        let believed = match other {
+            Place::Disk => DISK_NS,
+            Place::Donor => DONOR_NS,
+        };
+        let known = self.known_ns(other);
+        let other_ns = known.unwrap_or(believed);
+        if read_ns < other_ns * BETTER {
+            self.better = 0;
+            return keep(format!(
+                "{} takes {} us a read; {} is no faster ({}{} us)",
+                place.name(),
+                us(read_ns),
+                other.name(),
+                if known.is_some() { "" } else { "about " },
+                us(other_ns)
+            ));
+        }
+        self.better += 1;
+        if self.better < PERIODS || self.held_s > 0.0 {
+            return keep(format!(
+                "{} seems faster than {}; waits until that is sure",
+                other.name(),
+                place.name()
+            ));
+        }
+        let why = format!(
+            "{} takes {} us a read, and {} {}{}",
+            place.name(),
+            us(read_ns),
+            other.name(),
+            if known.is_some() { "" } else { "about " },
+            us(other_ns)
+        );
+        self.moves(other, Some(read_ns), why)
+    }
+
+    fn moves(&mut self, to: Place, before_ns: Option<f64>, why: String) -> Verdict {
+        self.hold_s = self.hold_s.max(HOLD_S);
+        self.held_s = self.hold_s;
+        self.better = 0;
+        self.measured = 0;
+        self.before_ns = before_ns;
+        Verdict {
+            change: Some(Change::Copies(to.policy())),
+            why,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn look(reads: u64, read_us: u64, copies: &str) -> Look {
+        Look {
+            elapsed_s: 6.0,
+            reads,
+            read_ns: reads * read_us * 1000,
+            copies: Policy::named(copies),
+            is_whole: true,
+            has_donors: true,
+            pool_bytes_max: 64 * MIB,
+            pool_bytes: 50 * MIB,
+            spill_percent: 80,
+            pool_is_own: true,
+            spare_bytes: 0,
+        }
+    }
+
+    /// Periods with a disk and a donor that take so long; how often each place was read, and how often it moved.
+    fn run(
+        tuner: &mut Tuner,
+        periods: u32,
+        mut us: impl FnMut(u32) -> (u64, u64),
+    ) -> (u32, u32, u32) {
+        let (mut copies, mut at_disk, mut at_donor, mut moves) = ("disk", 0, 0, 0);
+        for period in 0..periods {
+            let (disk_us, donor_us) = us(period);
+            let read_us = if copies == "disk" { disk_us } else { donor_us };
+            match copies {
+                "disk" => at_disk += 1,
+                _ => at_donor += 1,
+            }
+            let verdict = tuner.step(&look(5000, read_us, copies));
+            if let Some(Change::Copies(to)) = verdict.change {
+                moves += 1;
+                copies = if to.donors == 0 { "disk" } else { "1+disk" };
+                assert!(to.disk);
+            }
+        }
+        (at_disk, at_donor, moves)
+    }
+
+    #[test]
+    fn it_moves_to_the_faster_place_and_stays() {
+        let (at_disk, _, moves) = run(&mut Tuner::default(), 200, |_| (2000, 100));
+        assert_eq!((at_disk, moves), (PERIODS, 1));
+        // A fast disk is where it stays.
+        assert_eq!(run(&mut Tuner::default(), 200, |_| (70, 100)).2, 0);
+    }
+
+    #[test]
+    fn what_does_not_pay_is_taken_back_and_tried_less_and_less() {
+        // The donor is believed to be fast, and is not.
+        let (at_disk, at_donor, moves) = run(&mut Tuner::default(), 600, |_| (200, 900));
+        assert_eq!(moves, 2, "it is known then");
+        assert!(at_donor <= PERIODS + 1 && at_disk > 590, "{at_donor}");
+    }
+
+    #[test]
+    fn a_place_that_becomes_slow_is_left() {
+        let mut tuner = Tuner::default();
+        let slow_later = |period| if period < 50 { (400, 100) } else { (400, 4000) };
+        let (_, at_donor, moves) = run(&mut tuner, 100, slow_later);
+        assert_eq!(moves, 2);
+        assert!(at_donor < 65, "{at_donor}");
+    }
+
+    #[test]
+    fn nothing_is_changed_where_nothing_is_to_be_won() {
+        let change = |look: Look| Tuner::default().step(&look).change;
+        assert_eq!(change(look(0, 0, "disk")), None);
+        // 0.5 % of the time.
+        assert_eq!(
+            change(Look {
+                spare_bytes: 1 << 30,
+                ..look(100, 300, "disk")
+            }),
+            None
+        );
+        for copies in ["2", "none", "1+disk-async"] {
+            let mut tuner = Tuner::default();
+            let none = (0..50).all(|_| tuner.step(&look(5000, 5000, copies)).change.is_none());
+            assert!(none, "{copies}");
+        }
+        let mut alone = Tuner::default();
+        let look = Look {
+            has_donors: false,
+            ..look(5000, 9000, "disk")
+        };
+        assert!((0..50).all(|_| alone.step(&look).change.is_none()));
+    }
+
+    #[test]
+    fn the_pool_grows_while_this_host_has_memory() {
+        let roomy = Look {
+            spare_bytes: 1 << 30,
+            ..look(5000, 300, "disk")
+        };
+        let change = |look: Look| Tuner::default().step(&look).change;
+        assert_eq!(change(roomy), Some(Change::Pool(80 * MIB)));
+        assert_eq!(
+            change(Look {
+                spare_bytes: 20 * MIB,
+                ..roomy
+            }),
+            Some(Change::Pool(69 * MIB))
+        );
+        assert_eq!(
+            change(Look {
+                pool_is_own: false,
+                ..roomy
+            }),
+            None
+        );
+        assert_eq!(
+            change(Look {
+                pool_bytes: 10 * MIB,
+                ..roomy
+            }),
+            None
+        );
+    }
+
+    proptest! {
+        /// Whatever places are like, there are never many moves, and never one to what keeps less.
+        #[test]
+        fn it_does_not_swing(times in prop::collection::vec((10..20_000u64, 10..20_000u64), 10..200)) {
+            let n = times.len() as u32;
+            let (_, _, moves) = run(&mut Tuner::default(), n, |period| times[period as usize]);
+            // One a minute at most, and the way back of each.
+            prop_assert!(moves <= n / 10 * 2 + 2, "{} moves in {} periods", moves, n);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Blocks and their touched pages, counted: what a mapping call may skip, and how large the tenant's memory is.
+
+use canvas_types::sync::{AtomicI64, Ordering};
+
+use crate::base::{areas, state};
+
+/// Blocks with a touched page; a fork's child begins with its parent's.
+static TOUCHED_BLOCKS: AtomicI64 = AtomicI64::new(0);
+
+/// `n` pages of a block are touched from now on.
+#[inline]
+pub fn note_touched(block: usize, n: u32) {
+    if n > 0 && areas::touched_in_block()[block].fetch_add(n, Ordering::Relaxed) == 0 {
+        note_blocks(1);
+    }
+}
+
+/// `n` touched pages of a block are as if they had never been.
+#[inline]
+pub fn note_untouched(block: usize, n: u32) {
+    if n > 0 && areas::touched_in_block()[block].fetch_sub(n, Ordering::Relaxed) == n {
+        note_blocks(-1);
+    }
+}
+
+fn note_blocks(n: i64) {
+    TOUCHED_BLOCKS.fetch_add(n, Ordering::Relaxed);
+    state::slot().touched_blocks.fetch_add(n, Ordering::Relaxed);
+}
+
+/// In a fork's child, which has a slot of its own and everything of its parent's.
+pub fn after_fork_in_child() {
+    let blocks = TOUCHED_BLOCKS.load(Ordering::Relaxed);
+    state::slot()
+        .touched_blocks
+        .store(blocks, Ordering::Relaxed);
+}

@@ -1,0 +1,123 @@
+//! What [`canvas_control::features`] follow from, of a run as it is now.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use canvas_control::features::Sums;
+use canvas_shm::segment::{Counter, Mode, Segment};
+use canvas_swap::classes::CLASS_BYTES;
+use canvas_types::PAGE_SIZE;
+use canvas_types::procfs::{cpu_ticks, memory_bytes};
+
+use crate::sweep::Sample;
+
+/// Looks at the segment, and at what /proc says of its processes; levels are those of `sample`.
+pub fn look(segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
+    let total = |c| segment.total(c);
+    let touched = sample.touched_pages();
+    let faults = total(Counter::FaultsManaged);
+    let delivery_ns = mode.map_or(0, delivery_ns);
+    let woken_ns = match mode {
+        // Whoever has the fault sleeps until another thread has resolved it.
+        Some(Mode::Thread) => faults.saturating_mul(delivery_ns),
+        _ => 0,
+    };
+    let mut sums = Sums {
+        pages_in: total(Counter::PagesIn),
+        pages_in_stream: total(Counter::PagesInStream),
+        pages_out: total(Counter::PagesOut),
+        pages_out_clean: total(Counter::PagesOutClean),
+        refaults: segment.refaults().to_vec(),
+        faults,
+        fault_ns: segment.fault_ns_sum(),
+        fault_sleep_ns: total(Counter::FaultSleepNs).saturating_add(woken_ns),
+        delivery_ns,
+        reclaim_ns: total(Counter::ReclaimCpuNs),
+        touched_pages: count(touched),
+        touched_blocks: count(sample.touched_blocks),
+        anon_bytes: page_bytes(touched.saturating_add(sample.native_pages)),
+        ..Sums::default()
+    };
+    for (class, stored) in CLASS_BYTES.iter().zip(sample.class_bytes) {
+        let pages = count(stored) / u64::from(*class);
+        sums.stored_bytes = sums.stored_bytes.saturating_add(count(stored));
+        sums.stored_pages = sums.stored_pages.saturating_add(pages);
+    }
+    for slot in segment.procs_used() {
+        let pid = slot.pid.load(Relaxed);
+        if matches!(pid, 0 | u32::MAX) {
+            continue;
+        }
+        sums.stalled_ns.insert(pid, slot.stalled_ns.load(Relaxed));
+        // Of a process that has just ended there is nothing to read.
+        let read = |file| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let ticks = cpu_ticks(&read("stat")).unwrap_or(0);
+        sums.cpu_ns = sums.cpu_ns.saturating_add(ticks.saturating_mul(tick_ns()));
+        let files = memory_bytes(&read("status"), "RssFile").unwrap_or(0);
+        sums.file_bytes = sums.file_bytes.saturating_add(files);
+    }
+    sums
+}
+
+/// A number that the program can write.
+fn count(n: i64) -> u64 {
+    n.max(0) as u64
+}
+
+fn page_bytes(pages: i64) -> u64 {
+    count(pages).saturating_mul(PAGE_SIZE as u64)
+}
+
+/// A clock tick of /proc, in ns.
+fn tick_ns() -> u64 {
+    use nix::unistd::{SysconfVar, sysconf};
+    static NS: OnceLock<u64> = OnceLock::new();
+    *NS.get_or_init(|| {
+        let per_s = sysconf(SysconfVar::CLK_TCK)
+            .ok()
+            .flatten()
+            .filter(|n| *n > 0);
+        1_000_000_000 / per_s.unwrap_or(100) as u64
+    })
+}
+
+/// What the kernel takes to deliver a fault and to go back, measured once: a signal, or waking another thread and
+/// being woken by it.
+fn delivery_ns(mode: Mode) -> u64 {
+    static NS: OnceLock<u64> = OnceLock::new();
+    *NS.get_or_init(|| match mode {
+        Mode::Signal => canvas_sys::delivery::signal_ns().unwrap_or(0),
+        Mode::Thread => wake_up_ns().unwrap_or(0),
+    })
+}
+
+/// Median time until a thread that waits was woken and has answered, in ns.
+fn wake_up_ns() -> Option<u64> {
+    const ROUNDS: usize = 33;
+    let (mut ours, mut theirs) = UnixStream::pair().ok()?;
+    let other = std::thread::spawn(move || {
+        let mut byte = [0];
+        while theirs
+            .read_exact(&mut byte)
+            .and_then(|()| theirs.write_all(&byte))
+            .is_ok()
+        {}
+    });
+    let mut times = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        ours.write_all(&[0])
+            .and_then(|()| ours.read_exact(&mut [0]))
+            .ok()?;
+        times.push(begun.elapsed().as_nanos() as u64);
+    }
+    drop(ours);
+    // It ends because nobody writes any more.
+    let _ = other.join();
+    times.sort_unstable();
+    Some(times[ROUNDS / 2])
+}

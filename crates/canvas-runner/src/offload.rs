@@ -1,0 +1,166 @@
+//! `--slo`: memory that a program does not need leaves ahead of need, as far as its slowdown allows
+//! (`canvas_place::slo` decides).
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::time::{Duration, Instant};
+
+use canvas_control::features::Sums;
+use canvas_place::slo::{Controller, Latency, Look, Slowdown};
+use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
+use canvas_shm::segment::{Counter, Mode, ProcSlot, Segment};
+use canvas_sys::proc::futex_wake;
+use canvas_types::Slo;
+
+use crate::control::features;
+use crate::sweep::Sample;
+
+/// Time between two looks.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// The offload of one run.
+pub struct Offload {
+    controller: Controller,
+    slowdown: Slowdown,
+    latency: Latency,
+    before: Option<Before>,
+    /// When it is to look again.
+    next: Instant,
+}
+
+struct Before {
+    at: Instant,
+    sums: Sums,
+    fault_ns: [u64; BUCKETS],
+}
+
+impl Offload {
+    /// Of a run that begins now.
+    pub fn new() -> Offload {
+        Offload {
+            controller: Controller::new(),
+            slowdown: Slowdown::default(),
+            latency: Latency::new(BUCKETS),
+            before: None,
+            next: Instant::now(),
+        }
+    }
+
+    /// Looks, where it is time and there is a target, and asks processes for pages.
+    pub fn look(&mut self, segment: &Segment, mode: Option<Mode>) {
+        let now = Instant::now();
+        let slo = segment.config.slo();
+        // Of several runs of one tenant the one that made it.
+        let is_ours = segment.config.runner_pid.load(Relaxed) == std::process::id();
+        if now < self.next || !slo.is_on() || !is_ours {
+            return;
+        }
+        self.next = now + PERIOD;
+        let sample = Sample::take(segment);
+        let sums = features::look(segment, mode, &sample);
+        let mut fault_ns = [0; BUCKETS];
+        for stripe in &segment.stripes {
+            stripe.fault_ns.add_to(&mut fault_ns);
+        }
+        let after = Before {
+            at: now,
+            sums,
+            fault_ns,
+        };
+        let Some(before) = self.before.replace(after) else {
+            return;
+        };
+        let elapsed_s = now.duration_since(before.at).as_secs_f64();
+        let of_target = self.measure(&before, elapsed_s, slo);
+        let pages = self.controller.step(&Look {
+            elapsed_s,
+            of_target,
+            local_pages: held(segment).map(|(_, pages)| pages).sum(),
+            footprint_pages: sample.touched_pages().max(0) as u64,
+        });
+        ask(segment, pages);
+    }
+
+    /// What happened since, as a part of the target.
+    fn measure(&mut self, before: &Before, elapsed_s: f64, slo: Slo) -> Option<f64> {
+        let after = self.before.as_ref()?;
+        let since = after.sums.since(&before.sums);
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        self.slowdown.add(
+            elapsed_s,
+            seconds(since.paging_ns()),
+            seconds(since.rest_ns()),
+        );
+        let mut more = [0; BUCKETS];
+        for (i, more) in more.iter_mut().enumerate() {
+            *more = after.fault_ns[i].saturating_sub(before.fault_ns[i]);
+        }
+        self.latency.add(elapsed_s, &more);
+        match slo {
+            Slo::Off => None,
+            Slo::Slowdown(ppm) => Some(self.slowdown.now()? / (f64::from(ppm) / 1e6)),
+            Slo::P99(ns) => {
+                let p99_ns = bucket_floor_ns(self.latency.p99_bucket()? + 1);
+                Some(p99_ns as f64 / ns as f64)
+            }
+        }
+    }
+}
+
+impl Default for Offload {
+    fn default() -> Offload {
+        Offload::new()
+    }
+}
+
+/// The processes that run, and the pages that each has.
+fn held(segment: &Segment) -> impl Iterator<Item = (&ProcSlot, u64)> {
+    segment
+        .procs_used()
+        .iter()
+        .filter(|slot| !matches!(slot.pid.load(Relaxed), 0 | u32::MAX))
+        .map(|slot| (slot, slot.held_pages().max(0) as u64))
+}
+
+/// Asks each process for its part of `pages`.
+fn ask(segment: &Segment, pages: u64) {
+    let all: u64 = held(segment)
+        .map(|(_, pages)| pages)
+        .fold(0, u64::saturating_add);
+    if all == 0 || pages == 0 {
+        return;
+    }
+    for (slot, has) in held(segment) {
+        let part = u128::from(pages) * u128::from(has) / u128::from(all);
+        let part = u32::try_from(part).unwrap_or(u32::MAX);
+        if part > 0 {
+            // What was not given since the last look is not asked for again.
+            slot.offload_wanted.store(part, Relaxed);
+            slot.wake.fetch_add(1, Release);
+            futex_wake(&slot.wake, 1);
+        }
+    }
+    segment.count(0, Counter::PagesOffload, pages);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_is_asked_for_its_part() {
+        let (_fd, segment) = Segment::create(false).unwrap();
+        for (slot, pid, pages) in [(0, 10, 3000), (1, 11, 1000), (2, 0, 5000), (3, 12, 0)] {
+            let slot = &segment.procs[slot];
+            slot.pid.store(pid, Relaxed);
+            slot.resident_pages.store(pages, Relaxed);
+        }
+        segment.procs_end.store(4, Relaxed);
+        ask(segment, 400);
+        let asked: Vec<u32> = segment.procs[..4]
+            .iter()
+            .map(|s| s.offload_wanted.load(Relaxed))
+            .collect();
+        assert_eq!(asked, [300, 100, 0, 0]);
+        assert_eq!(segment.total(Counter::PagesOffload), 400);
+    }
+}

@@ -1,0 +1,73 @@
+//! What the kernel needs to deliver a fault as a signal, which the one who is delivered to cannot see.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::gate::sys4;
+use crate::mem;
+use crate::proc::now_ns;
+use crate::signal::{KernelSigaction, install};
+
+const ROUNDS: usize = 33;
+/// Bytes of a page.
+const PAGE_BYTES: usize = 4096;
+/// A page of our own that faults.
+static PAGE: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes the page accessible, so that the access is repeated.
+unsafe extern "C" fn open(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the page holds nothing that anybody relies on.
+    let _ = unsafe { mem::protect(PAGE.load(Ordering::Relaxed), PAGE_BYTES, libc::PROT_READ) };
+}
+
+/// The time from an access that faults to its handler and from there back, in ns: the median of some; `None` where
+/// it cannot be measured. A page is made inaccessible and touched; what it takes to make it accessible is taken off.
+/// Other threads must not have faults of their own handled by SIGSEGV meanwhile.
+pub fn signal_ns() -> Option<u64> {
+    let page = mem::map_lazy(0, PAGE_BYTES, libc::PROT_READ).ok()?;
+    PAGE.store(page, Ordering::Relaxed);
+    let before = install(libc::SIGSEGV, open).ok()?;
+    let (mut faults, mut calls) = ([0; ROUNDS], [0; ROUNDS]);
+    for (fault_ns, call_ns) in faults.iter_mut().zip(&mut calls) {
+        // SAFETY: the page is ours alone.
+        unsafe { mem::protect(page, PAGE_BYTES, libc::PROT_NONE) }.ok()?;
+        let begun = now_ns();
+        // SAFETY: as above; the handler makes it readable, and it is mapped.
+        unsafe { (page as *const u8).read_volatile() };
+        let between = now_ns();
+        *fault_ns = between - begun;
+        // SAFETY: as above.
+        unsafe { mem::protect(page, PAGE_BYTES, libc::PROT_NONE) }.ok()?;
+        let begun = now_ns();
+        // SAFETY: as above.
+        unsafe { mem::protect(page, PAGE_BYTES, libc::PROT_READ) }.ok()?;
+        *call_ns = now_ns() - begun;
+    }
+    restore(&before);
+    // SAFETY: nothing refers to the page.
+    let _ = unsafe { mem::unmap(page, PAGE_BYTES) };
+    faults.sort_unstable();
+    calls.sort_unstable();
+    faults[ROUNDS / 2].checked_sub(calls[ROUNDS / 2])
+}
+
+fn restore(before: &KernelSigaction) {
+    let at = before as *const KernelSigaction as usize;
+    // SAFETY: the kernel reads the structure, which lives across the call and is what it was given before.
+    let _ = unsafe { sys4(libc::SYS_rt_sigaction, libc::SIGSEGV as usize, at, 0, 8) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_takes_some_time_and_leaves_the_handler_of_before() {
+        let ns = signal_ns().unwrap();
+        assert!((100..1_000_000).contains(&ns), "{ns}");
+        let mut now = KernelSigaction::default();
+        let at = &raw mut now as usize;
+        // SAFETY: the kernel writes the structure.
+        unsafe { sys4(libc::SYS_rt_sigaction, libc::SIGSEGV as usize, 0, at, 8) }.unwrap();
+        assert_ne!(now.handler, open as *const () as usize);
+    }
+}

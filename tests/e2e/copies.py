@@ -1,0 +1,274 @@
+"""`canvas set RUN copies=...`: far memory moves to other places while a program works, and nothing stops."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+
+from lib.harness import MIB, check
+
+from . import slo
+from .charged import agent_of, donor
+from .deep import wait_for_agent
+from .hostile import seeds
+from .operate import ask, python, wait_until
+from .suite import closed_missing
+
+# 64 MiB that hardly shrink, of which a few pages are checked and written to at a time, until the file `end` is
+# there; then all of them are checked. A line says how long the slowest step took.
+WORKER = """
+import hashlib, mmap, os, random, sys, time
+SIZE, PAGES = 4096, 64 << 8
+m = mmap.mmap(-1, SIZE * PAGES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+versions = [0] * PAGES
+def page(i):
+    return hashlib.shake_128(b"%d,%d" % (i, versions[i])).digest(2048)
+for i in range(PAGES):
+    m[i * SIZE:i * SIZE + 2048] = page(i)
+print("filled", flush=True)
+rng, slowest, steps = random.Random(int(sys.argv[2])), 0, 0
+while not os.path.exists(sys.argv[1]):
+    i = rng.randrange(PAGES)
+    before = time.monotonic()
+    seen = m[i * SIZE:i * SIZE + 2048]
+    assert seen == page(i), i
+    if i % 3 == 0:
+        versions[i] += 1
+        m[i * SIZE:i * SIZE + 2048] = page(i)
+    slowest = max(slowest, time.monotonic() - before)
+    steps += 1
+for i in range(PAGES):
+    assert m[i * SIZE:i * SIZE + 2048] == page(i), i
+print("right", flush=True)
+print(f"{steps} steps, the slowest {slowest * 1e3:.1f} ms", file=sys.stderr)
+"""
+
+
+def lenders(r, n):
+    """So many servers of this host, and where they listen."""
+    addresses = [donor(r) for _ in range(n)]
+    return r.children[-n:], addresses
+
+
+def where(r, name):
+    """The tenant's status, and the slabs that each server has."""
+    status = json.loads(ask(r, "status", name, "--json"))
+    slabs = {d["address"]: d["slabs"] for d in status["donors"]}
+    return status, slabs
+
+
+def moved(r, name, copies, servers, donors):
+    """All slabs have their copies: so many of each are at servers."""
+    def is_there():
+        status, slabs = where(r, name)
+        used = -(-status["used"]["far_bytes"] // (64 * MIB))
+        at = sum(slabs.get(s, 0) for s in servers)
+        whole = status["far"]["degraded_slabs"] == 0
+        return whole and status["limits"]["copies"] == copies and at == donors * used and at >= donors
+
+    began = time.monotonic()
+    wait_until(r, f"copies are {copies}", is_there, 60, state=lambda: where(r, name))
+    r.note(f"{copies} after {time.monotonic() - began:.1f} s")
+
+
+def set_copies(r, name, copies):
+    subprocess.run([r.session.canvas, "set", name, f"copies={copies}"], check=True, timeout=30)
+
+
+def worker(r, servers, flags=(), keeper=None):
+    """The program above, with its far memory kept by an agent of its own or by `keeper`."""
+    name, end = f"copies{os.getpid()}", r.path("end")
+    seed = seeds(r, 1)[0]
+    places = [*(["--server", ",".join(servers)] if servers else []), "--far-dir", r.dir]
+    c = r.start([python(), "-c", WORKER, end, seed], tag="worker", local=16 * MIB, pool=8 * MIB,
+                extra=["--tenant", name, "--far", "256M", *flags, *([f"--agent={keeper}"] if keeper else places)])
+    wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
+    return c, name, end
+
+
+def ends_right(r, c, end):
+    stats = slo.ends_right(r, c, end)
+    r.note(c.err().strip().splitlines()[-1])
+    r.same(stats["far"]["corrupt"], 0, "copies that did not verify")
+
+
+@check("copies-move", timeout_s=200)
+def copies_move(r):
+    """From a disk to servers, to more of them, and back, while each byte is checked."""
+    if not r.managed:
+        return
+    lending, servers = lenders(r, 3)
+    c, name, end = worker(r, servers, flags=("--copies", "disk"))
+    moved(r, name, "disk", servers, 0)
+    for copies, donors in (("1+disk", 1), ("2", 2), ("disk", 0), ("3", 3), ("1+disk-async", 1)):
+        set_copies(r, name, copies)
+        moved(r, name, copies, servers, donors)
+    # The disk is behind, by little, and catches up when nothing is written.
+    behind = lambda: where(r, name)[0]["far"]["disk_behind_bytes"]
+    r.require(behind() <= 64 * MIB, f"{behind()} bytes behind")
+    wait_until(r, "the disk has nearly all", lambda: behind() < 4 * MIB, 30, state=behind)
+    ends_right(r, c, end)
+    for s in lending:
+        r.stop(s, signal.SIGTERM, expect={0})
+
+
+@check("copies-move-on", modes=("signal",), timeout_s=200)
+def copies_move_on(r):
+    """The agent is killed while copies move, and then a server that had one; they arrive all the same."""
+    if not r.managed:
+        return
+    lending, servers = lenders(r, 3)
+    c, name, end = worker(r, servers, flags=("--copies", "disk"))
+    # The next agent knows what is on the disk, and moves it.
+    os.kill(agent_of(c.pid), signal.SIGKILL)
+    set_copies(r, name, "1+disk")
+    moved(r, name, "1+disk", servers, 1)
+    set_copies(r, name, "2")
+    os.kill(agent_of(c.pid), signal.SIGKILL)
+    moved(r, name, "2", servers, 2)
+    _, slabs = where(r, name)
+    lending[servers.index(max(slabs, key=slabs.get))].signal(signal.SIGKILL)
+    set_copies(r, name, "disk")
+    moved(r, name, "disk", servers, 0)
+    ends_right(r, c, end)
+
+
+@check("copies-move-agent", modes=("signal",), timeout_s=200)
+def copies_move_agent(r):
+    """The same with the host's agent, which is replaced and then killed while copies move."""
+    if not r.managed:
+        return
+    lending, servers = lenders(r, 3)
+    socket = r.path("agent.sock")
+    os.mkdir(r.path("second"))
+
+    def agent(*more):
+        dirs = f"{r.dir},{r.path('second')}"
+        return r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", dirs, "--server", ",".join(servers),
+                        *more], tag=f"agent{len(r.children)}", canvas_on=False)
+
+    first = agent()
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    c, name, end = worker(r, servers, flags=("--copies", "disk"), keeper=socket)
+    moved(r, name, "disk", servers, 0)
+    set_copies(r, name, "2")
+    second = agent("--replace")
+    r.wait(first, expect=0, timeout_s=20)
+    moved(r, name, "2", servers, 2)
+    set_copies(r, name, "1+disk")
+    second.signal(signal.SIGKILL)
+    r.wait(second, expect=-9, timeout_s=20)
+    third = agent()
+    moved(r, name, "1+disk", servers, 1)
+    ends_right(r, c, end)
+    r.stop(third, signal.SIGTERM, expect={0})
+    for s in lending:
+        r.stop(s, signal.SIGTERM, expect={0})
+
+
+@check("copies-refused", modes=("signal",), timeout_s=60)
+def copies_refused(r):
+    """What cannot be had changes nothing, and is one sentence."""
+    if not r.managed:
+        return
+    (lender,), (server,) = lenders(r, 1)
+    c, name, end = worker(r, [server])
+    for copies, why in (("2", "copies=2: it needs 2 servers and this run knows 1"), ("4", "write one of 1+disk, 1+disk-async, 2")):
+        done = subprocess.run([r.session.canvas, "set", name, f"copies={copies}"], capture_output=True, text=True,
+                              timeout=30)
+        r.same(done.returncode, 2, f"exit code of {copies}")
+        r.require(why in done.stderr and done.stderr.count("\n") == 1, f"{copies}: {done.stderr!r}")
+    status, _ = where(r, name)
+    r.same(status["limits"]["copies"], "1+disk", "copies")
+    ends_right(r, c, end)
+    r.stop(lender, signal.SIGTERM, expect={0})
+
+
+def lines_of(r, name, *flags, n=1):
+    """What `canvas tune` says of a run in so many intervals."""
+    p = subprocess.Popen([r.session.canvas, "tune", name, "--json", "-i", "0.25", *flags], stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
+    said = [json.loads(p.stdout.readline()) for _ in range(n)]
+    if "--once" not in flags:
+        p.send_signal(signal.SIGTERM)
+    p.communicate(timeout=30)
+    r.same(p.returncode, 0 if "--once" in flags else 128 + signal.SIGTERM, "exit code")
+    return said
+
+
+@check("tune", modes=("signal",), timeout_s=120)
+def tune(r):
+    """The pool of a run that reads beyond it grows until it does not any more; --dry-run only says so."""
+    if not r.managed:
+        return
+    c, name, end = worker(r, [], flags=("--copies", "disk"))
+    limit = lambda: json.loads(ask(r, "status", name, "--json"))["limits"]["pool_bytes"]
+    (dry,) = lines_of(r, name, "--dry-run", "--once")
+    r.require(dry["change"] == "pool=10M" and not dry["is_done"], f"{dry}")
+    r.require(dry["reads_per_s"] > 100 and dry["read_us_mean"] > 1 and "to spare" in dry["why"], f"{dry}")
+    r.same(limit(), 8 * MIB, "the pool after --dry-run")
+    said = lines_of(r, name, n=24)
+    r.require(said[0]["change"] == "pool=10M" and said[0]["is_done"], f"{said[0]}")
+    r.require(limit() > 24 * MIB, f"the pool after 24 intervals: {limit()}, {said[-1]}")
+    r.require(said[-1]["reads_per_s"] < dry["reads_per_s"] / 5, f"reads from the disk: {dry}, {said[-1]}")
+    # For people.
+    text = ask(r, "tune", name, "--once", "-i", "0.2")
+    r.require(text.startswith("------tenant------") and name in text, text)
+    ends_right(r, c, end)
+
+
+# A directory that is memory, and small.
+SMALL = 'mkdir -p "$0" && mount -t tmpfs -o size=14m canvas-test "$0" && exec "$@"'
+
+
+def kept_bytes(pid, directory):
+    """What an agent's file in a directory takes."""
+    device, kept = os.stat(directory).st_dev, 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            s = os.stat(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        if stat.S_ISREG(s.st_mode) and s.st_dev == device and s.st_nlink == 0:
+            kept += s.st_blocks * 512
+    return kept
+
+
+@check("far-dirs", modes=("signal",), timeout_s=120, needs=closed_missing)
+def far_dirs(r):
+    """Two far directories, of which one is small: both are used, what is there is found by the next agent, and all
+    of it is right."""
+    if not r.managed:
+        return
+    name, end, small = f"dirs{os.getpid()}", r.path("end"), r.path("small")
+    c = r.start([python(), "-c", WORKER, end, seeds(r, 1)[0]], tag="worker", local=16 * MIB, pool=8 * MIB,
+                prefix=["unshare", "--mount", "sh", "-c", SMALL, small],
+                extra=["--tenant", name, "--far", "256M", "--far-reserve", "0", "--far-dir", f"{small},{r.dir}"])
+    wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
+    agent = wait_for_agent(r, c)
+
+    def kept(agent):
+        return [kept_bytes(agent, f"/proc/{agent}/root{place}") for place in (small, r.dir)]
+
+    wait_until(r, "the small one is full", lambda: min(kept(agent)) > 12 * MIB, 30, state=lambda: kept(agent))
+    os.kill(agent, signal.SIGKILL)
+    agent = wait_for_agent(r, c, not_pid=agent)
+    time.sleep(1)
+    r.require(min(kept(agent)) > 12 * MIB, f"the next agent has both: {kept(agent)}")
+    r.note(" and ".join(f"{n >> 20} MiB" for n in kept(agent)))
+    ends_right(r, c, end)
+
+
+@check("far-dirs-refused", modes=("signal",), timeout_s=30)
+def far_dirs_refused(r):
+    """A directory that is not there, or one too many, is one sentence, and CMD is not started."""
+    if not r.managed:
+        return
+    for dirs, why in ((f"{r.dir},{r.path('none')}", "none: No such file or directory"),
+                      (",".join([r.dir] * 9), "--far-dir names 9 directories; write 8 at most")):
+        done = subprocess.run([r.session.canvas, "run", "--local", "16M", "--far", "64M", "--far-dir", dirs, "--",
+                               "echo", "started"], capture_output=True, text=True, timeout=30)
+        r.same((done.returncode, done.stdout, done.stderr.count("\n")), (125, "", 1), f"{dirs}: {done.stderr}")
+        r.require(why in done.stderr, f"{dirs}: {done.stderr}")

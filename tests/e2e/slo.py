@@ -1,0 +1,133 @@
+"""`--slo`: memory that a program does not need leaves, and the program is slowed by little."""
+
+import json
+import os
+import subprocess
+import time
+
+from lib import canvas
+from lib.harness import MIB, Skip, check
+
+from .operate import ask, python, wait_until
+
+find = canvas.find
+
+# 96 MiB that are filled once, of which a twelfth is used all the time, until the file `end` is there. When the
+# file `phase` comes, another twelfth is. In the end each page is compared with what is known of it.
+COLD = """
+import mmap, os, sys
+SIZE, PAGES, HOT = 4096, 96 << 8, 8 << 8
+end, phase = sys.argv[1:3]
+m = mmap.mmap(-1, SIZE * PAGES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def first(i):
+    return (b"%d," % (i * 7919)).ljust(24, b".") * 20
+for i in range(PAGES):
+    m[i * SIZE:i * SIZE + 480] = first(i)
+counts = [0] * PAGES
+print("filled", flush=True)
+start, turns = 0, 0
+while not os.path.exists(end):
+    if start == 0 and os.path.exists(phase):
+        start = PAGES // 2
+    for i in range(start, start + HOT):
+        counts[i] += 1
+        at = i * SIZE + 2048
+        m[at:at + 8] = counts[i].to_bytes(8, "little")
+        # Something to do beside memory.
+        sum(m[at - 64:at + 64])
+    turns += 1
+for i in range(PAGES):
+    assert m[i * SIZE:i * SIZE + 480] == first(i), i
+    assert m[i * SIZE + 2048:i * SIZE + 2056] == counts[i].to_bytes(8, "little"), i
+print("right", flush=True)
+"""
+
+
+def cold(r, *flags, **limits):
+    """The program above under canvas: it, its tenant's name, its two files."""
+    name, end, phase = f"cold{os.getpid()}", r.path("end"), r.path("phase")
+    c = r.start([python(), "-c", COLD, end, phase], tag="cold", extra=["--tenant", name, *flags], **limits)
+    wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive())
+    return c, name, end, phase
+
+
+def used(r, name):
+    return json.loads(ask(r, "status", name, "--json"))["used"]
+
+
+def slowdown(r, name, seconds=3):
+    """How much the program was slowed by paging in so many seconds."""
+    said = ask(r, "stat", name, "--json", "-i", str(seconds), "-n", "1")
+    return json.loads(said)["features"]["slowdown"]
+
+
+def ends_right(r, c, end):
+    open(end, "w").close()
+    r.wait(c, timeout_s=120)
+    r.require("right" in c.out(), f"no closing line\n{c.tail()}")
+    stats = r.load_stats(c)
+    r.same([find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
+    return stats
+
+
+@check("slo", as_user=True, timeout_s=180, normal=(("signal", None),))
+def slo(r):
+    """Without --local: what is cold leaves, what is hot stays, and a new phase is followed."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    c, name, end, phase = cold(r, "--slo", "5%")
+
+    def is_small():
+        return used(r, name)["local_bytes"] < 45 * MIB
+
+    wait_until(r, "of 96 MiB less than 45 are local", is_small)
+    # The target's part of it is aimed at; this is a machine with others on it.
+    r.require(slowdown(r, name) < 0.15, "5 % were asked for")
+    at_first = used(r, name)
+    r.require(at_first["far_pages_bytes"] > 50 * MIB, f"{at_first}")
+    open(phase, "w").close()
+    time.sleep(3)
+    wait_until(r, "the new phase is local, and the old one leaves", is_small)
+    r.require(slowdown(r, name) < 0.15, "5 % were asked for, after the phase")
+    stats = ends_right(r, c, end)
+    r.same(stats["policy"]["slo"], "5%", "policy.slo")
+    r.require(find(stats, "pages_offload_asked") > 12_000, "pages that were asked for")
+    # Nothing of the program's ever waited for room.
+    r.same(find(stats, "reclaim_pages_direct"), 0, "reclaim_pages_direct")
+
+
+@check("slo-set", as_user=True, modes=("signal",), timeout_s=180)
+def slo_set(r):
+    """`canvas set RUN slo=`: nothing leaves before; from then on it does; what is wrong changes nothing."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    c, name, end, _ = cold(r, local=160 * MIB)
+    before = used(r, name)["far_pages_bytes"]
+    r.same(before, 0, "bytes that left without a target")
+    for bad, want in (("slo=60%", "0.1% to 50%"), ("slo=p99=1ns", "p99=1us"), ("slo=fast", "off")):
+        done = subprocess.run([r.session.canvas, "set", name, "local=100M", bad], capture_output=True, text=True)
+        r.same((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), bad)
+        r.require(want in done.stderr, f"{bad}: {done.stderr}")
+    limits = json.loads(ask(r, "status", name, "--json"))["limits"]
+    r.same((limits["slo"], limits["local_bytes"]), (None, 160 * MIB), "what was refused changed something")
+    ask(r, "set", name, "slo=p99=50ms")
+    wait_until(r, "pages leave", lambda: used(r, name)["far_pages_bytes"] > 20 * MIB)
+    ask(r, "set", name, "slo=off")
+    time.sleep(0.5)
+    r.same(json.loads(ask(r, "status", name, "--json"))["limits"]["slo"], None, "limits.slo")
+    # What left comes back, because local memory is free.
+    wait_until(r, "pages come back", lambda: used(r, name)["far_pages_bytes"] < 12 * MIB)
+    ends_right(r, c, end)
+
+
+@check("slo-flag", modes=("signal",), timeout_s=30)
+def slo_flag(r):
+    """A target that cannot be kept is one sentence, and CMD is not started."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    for bad, want in (("0.01%", "write a share of 0.1% to 50%"), ("p99=1h", "write p99=1us to p99=10s"),
+                      ("2", "write a share such as 25%, a time as in p99=300us, or off")):
+        done = subprocess.run([r.session.canvas, "run", "--slo", bad, "--", "echo", "started"],
+                              capture_output=True, text=True)
+        r.same((done.returncode, done.stdout), (125, ""), bad)
+        r.require(want in done.stderr, f"{bad}: {done.stderr}")
