@@ -134,11 +134,13 @@ def stale_copies(r):
     """Where the pool is tight, the first write to a page takes its stale copy out of it; else it stays."""
     args = ["--seconds", "1"]
     want, idle = paged(r, "random-write", args=args)
-    got, tight = paged(r, "random-write", args=args, pool=40 * MIB)
+    # Little more than it filled: how much that is depends on what the machine does in the time.
+    pool = find(idle, "memory")["pool_bytes"]["peak"] * 21 // 20
+    got, tight = paged(r, "random-write", args=args, pool=pool)
     r.same(got, want, "answer")
     stale = [find(s, "pool_copies_stale") for s in (idle, tight)]
     r.same(stale[0], 0, "pool_copies_stale with room")
-    r.require(stale[1] > 0, f"pool_copies_stale = {stale[1]} with 40 MiB of pool")
+    r.require(stale[1] > 0, f"pool_copies_stale = {stale[1]} with {pool >> 10} KiB of pool")
 
 
 @check("hot-copies", as_user=True, timeout_s=120)
