@@ -69,6 +69,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             donors,
             disk,
             late: false,
+            warm: false,
         })
         .to_vec(),
     )

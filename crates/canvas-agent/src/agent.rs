@@ -384,7 +384,9 @@ impl<S: Store> Agent<S> {
         }
         while let Some(op) = self.ready.pop_front() {
             let work = self.work[op as usize].as_mut().expect("begun");
-            let (lane, times) = self.store.lane(work.ask.kind == Kind::Write);
+            let (lane, times) = self
+                .store
+                .lane(op, work.ask.extent, work.ask.kind == Kind::Write);
             let class = if work.urged {
                 Class::Demand
             } else {

@@ -29,16 +29,22 @@ impl LiveCopies {
 
 /// A policy as a number, which is never 0.
 pub fn number(policy: Policy) -> u64 {
-    1 + ((policy.donors as u64) << 2 | u64::from(policy.late) << 1 | u64::from(policy.disk))
+    let flags = [policy.disk, policy.late, policy.warm];
+    let bits = flags
+        .iter()
+        .rev()
+        .fold(0, |bits, flag| bits << 1 | u64::from(*flag));
+    1 + ((policy.donors as u64) << 3 | bits)
 }
 
 /// The policy of a number other than 0.
 pub fn policy(number: u64) -> Policy {
     let bits = number.saturating_sub(1);
     Policy {
-        donors: (bits >> 2) as usize,
+        donors: (bits >> 3) as usize,
         disk: bits & 1 != 0,
         late: bits & 2 != 0,
+        warm: bits & 4 != 0,
     }
 }
 
@@ -48,8 +54,13 @@ mod tests {
 
     #[test]
     fn who_follows_sees_what_was_set() {
-        for (donors, disk, late) in (0..16).map(|n| (n >> 2, n & 1 != 0, n & 2 != 0)) {
-            let first = Policy { donors, disk, late };
+        for n in 0..32 {
+            let first = Policy {
+                donors: n >> 3,
+                disk: n & 1 != 0,
+                late: n & 2 != 0,
+                warm: n & 4 != 0,
+            };
             let wanted = LiveCopies::new(Policy::NAMED[0].1);
             wanted.clone().set(first);
             assert_eq!(wanted.get(), first);

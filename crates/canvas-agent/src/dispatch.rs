@@ -2,12 +2,13 @@
 //! ([`canvas_sched`], Canvas §5.3).
 //!
 //! Each tenant has three queues ([`Class`]: demand, read ahead, swap-out), which begin in its mailboxes and
-//! end here. Three links are shared: what comes over the network, what goes out over it (full duplex, so
-//! they do not wait for each other), and this host's disk. What may be under way on a link is bounded by
+//! end here. Links are shared: what comes over the network, what goes out over it (full duplex, so they do
+//! not wait for each other), and each far directory of this host. What may be under way on a link is bounded by
 //! what it moves in a round trip; the rest waits here, where the choice is fair.
 
 use std::time::Duration;
 
+use canvas_place::paths::PATHS_MAX;
 use canvas_sched::{
     Class, Decision, LinkConfig, LinkId, LinkStats, Promoted, Scheduler, TenantConfig, TenantId,
     TenantStats, Ticket,
@@ -21,15 +22,30 @@ pub enum Lane {
     In,
     /// To donors.
     Out,
-    /// This host's disk.
-    Disk,
+    /// A far directory of this host, by its number.
+    Disk(u8),
+}
+
+/// Links: what comes, what goes, and each directory.
+const LINKS: usize = 2 + PATHS_MAX;
+
+const _: () = assert!(LINKS <= canvas_sched::LINKS_MAX);
+
+impl Lane {
+    fn link(self) -> usize {
+        match self {
+            Lane::In => 0,
+            Lane::Out => 1,
+            Lane::Disk(path) => 2 + usize::from(path) % PATHS_MAX,
+        }
+    }
 }
 
 /// The dispatcher of all tenants of one serving thread.
 #[derive(Debug)]
 pub struct Dispatch {
     sched: Scheduler,
-    links: [LinkId; 3],
+    links: [LinkId; LINKS],
     now_ns: u64,
 }
 
@@ -48,7 +64,7 @@ impl Dispatch {
     /// The same with other bounds of what may be under way.
     pub fn with(config: LinkConfig) -> Dispatch {
         let mut sched = Scheduler::new();
-        let links = [Lane::In, Lane::Out, Lane::Disk].map(|_| {
+        let links = std::array::from_fn(|_| {
             let link = sched.add_link(config);
             link.expect("fewer links than a scheduler may have")
         });
@@ -105,7 +121,7 @@ impl Dispatch {
         posted_ns: u64,
     ) -> Option<Ticket> {
         let posted_ns = posted_ns.min(self.now_ns);
-        let link = self.links[lane as usize];
+        let link = self.links[lane.link()];
         self.sched
             .submit(TenantId(id), class, link, bytes, tag.into(), posted_ns)
             .ok()
@@ -118,11 +134,11 @@ impl Dispatch {
 
     /// How large a part of a request should go over a lane at one time, so that nobody waits long for it.
     pub fn piece_bytes(&self, lane: Lane) -> u32 {
-        if lane == Lane::Disk {
+        if let Lane::Disk(_) = lane {
             // What is asked of it is done whole.
             return u32::MAX;
         }
-        let stats = self.sched.link_stats(self.links[lane as usize]);
+        let stats = self.sched.link_stats(self.links[lane.link()]);
         stats.map_or(u32::MAX, |s| s.piece_bytes)
     }
 
@@ -164,6 +180,6 @@ impl Dispatch {
 
     /// A lane's figures.
     pub fn lane(&self, lane: Lane) -> Option<LinkStats> {
-        self.sched.link_stats(self.links[lane as usize])
+        self.sched.link_stats(self.links[lane.link()])
     }
 }

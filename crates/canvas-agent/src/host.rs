@@ -712,10 +712,11 @@ mod tests {
 
     #[test]
     fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
+        const LANES: [Lane; 4] = [Lane::In, Lane::Out, Lane::Disk(0), Lane::Disk(7)];
         let mut t = tenants(1);
         for id in 0..1000 {
             let dispatch = &mut t.host.dispatch;
-            for lane in [Lane::In, Lane::Out, Lane::Disk] {
+            for lane in LANES {
                 for class in Class::ALL {
                     let taken = dispatch.submit(id, class, lane, 32 << 10, 7, 0);
                     assert!(taken.is_some());
@@ -725,12 +726,16 @@ mod tests {
             while dispatch.decide().is_some() {
                 begun += 1;
             }
-            assert_eq!(begun, 9, "the links have room for tenant {id}");
+            assert_eq!(
+                begun,
+                3 * LANES.len(),
+                "the links have room for tenant {id}"
+            );
             // What it has under way nobody will say has ended.
             let agent = t.host.remove(id).unwrap();
             t.host.add(id + 1, agent);
         }
-        for lane in [Lane::In, Lane::Out, Lane::Disk] {
+        for lane in LANES {
             assert_eq!(t.host.dispatch.lane(lane).unwrap().under_way_bytes, 0);
         }
     }

@@ -478,6 +478,7 @@ mod tests {
             donors: 2,
             disk: false,
             late: false,
+            warm: false,
         };
         j.set_copies(copies).unwrap();
         assert_eq!(j.copies(), Some(copies));

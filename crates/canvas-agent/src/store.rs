@@ -97,8 +97,9 @@ pub trait Store {
     /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
     /// bytes may reach beyond the range; those before it stay as they are in `block`, or become what a copy has there.
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);
-    /// What a write or a read travels over, and how often.
-    fn lane(&self, writes: bool) -> (Lane, u32);
+    /// What operation `id`, a write of an extent or a read, travels over, and how often. It comes next, when its turn
+    /// has come; of one that goes on in pieces this is asked for each.
+    fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32);
     /// Forgets a slab.
     fn free(&mut self, slab: u32);
     /// Adds what has happened to `events`, and does what is due.

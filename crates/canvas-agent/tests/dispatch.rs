@@ -68,7 +68,7 @@ impl Store for Slow {
         link.pieces.push((extent, range.clone()));
         link.reads.push_back((id, extent, range, block));
     }
-    fn lane(&self, writes: bool) -> (Lane, u32) {
+    fn lane(&mut self, _: u32, _: u32, writes: bool) -> (Lane, u32) {
         (if writes { Lane::Out } else { Lane::In }, 1)
     }
     fn free(&mut self, _: u32) {}

@@ -35,7 +35,7 @@ impl Store for Nothing {
         let outcome = Outcome::NoCopy;
         self.events.push(Event::Ended { id, outcome, block });
     }
-    fn lane(&self, writes: bool) -> (Lane, u32) {
+    fn lane(&mut self, _: u32, _: u32, writes: bool) -> (Lane, u32) {
         (if writes { Lane::Out } else { Lane::In }, 1)
     }
     fn free(&mut self, slab: u32) {

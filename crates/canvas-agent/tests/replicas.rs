@@ -58,6 +58,8 @@ fn donor() -> Server {
 struct Way {
     addr: SocketAddr,
     held: Arc<AtomicBool>,
+    /// What it makes of each piece later than it is.
+    delay_us: Arc<AtomicUsize>,
 }
 
 impl Way {
@@ -65,19 +67,22 @@ impl Way {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let addr = listener.local_addr().unwrap();
         let held = Arc::new(AtomicBool::new(false));
-        let hold = held.clone();
+        let delay_us = Arc::new(AtomicUsize::new(0));
+        let (hold, delay) = (held.clone(), delay_us.clone());
         std::thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let far = TcpStream::connect(donor).unwrap();
                 for (from, to) in [(&near, &far), (&far, &near)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let hold = hold.clone();
+                    let (hold, delay) = (hold.clone(), delay.clone());
                     std::thread::spawn(move || {
                         let mut bytes = [0; 4096];
                         while let Ok(n @ 1..) = from.read(&mut bytes) {
                             while hold.load(Relaxed) {
                                 std::thread::sleep(Duration::from_millis(1));
                             }
+                            let us = delay.load(Relaxed) as u64;
+                            std::thread::sleep(Duration::from_micros(us));
                             if to.write_all(&bytes[..n]).is_err() {
                                 break;
                             }
@@ -87,7 +92,11 @@ impl Way {
                 }
             }
         });
-        Way { addr, held }
+        Way {
+            addr,
+            held,
+            delay_us,
+        }
     }
 }
 
@@ -213,7 +222,7 @@ impl Rig {
                 self.moving[slot] = true;
                 self.own += 1;
                 let piece = match lane {
-                    Lane::Disk => bytes,
+                    Lane::Disk(_) => bytes,
                     _ => self.rng.u32(1..=bytes),
                 };
                 self.store.move_own(slot as u32, piece as usize);
@@ -290,6 +299,9 @@ impl Rig {
                 let id = self.next;
                 self.next += 1;
                 let whole = 0..EXTENT_BYTES;
+                if copy == 0 && self.rng.bool() {
+                    self.store.lane(id, extent, false);
+                }
                 self.store.read(id, extent, whole, copy, Block::new());
                 let (outcome, mut block) = self.ended(id);
                 match outcome {
@@ -356,6 +368,7 @@ fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
             donors,
             disk,
             late: false,
+            warm: false,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..12).collect();
@@ -377,6 +390,7 @@ fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
         donors: 2,
         disk: true,
         late: false,
+        warm: false,
     };
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(&servers, policy, Some(dir.path()), seed());
@@ -407,6 +421,7 @@ fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
             donors: 2,
             disk,
             late: false,
+            warm: false,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..24).collect();
@@ -444,6 +459,7 @@ fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
         donors: 1,
         disk: true,
         late: false,
+        warm: false,
     };
     let mut rig = Rig::over(&[way.addr], policy, Some(dir.path()), seed());
     let extents: Vec<u32> = (0..8).collect();
@@ -584,6 +600,66 @@ fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
 }
 
 /// Slabs of which something is written.
+/// Of what donors and the disk both have, more and more reads go to the disk while the donor is slower.
+#[test]
+fn what_both_have_is_read_from_the_faster_one() {
+    let server = donor();
+    let way = Way::to(server.listening());
+    let dir = tempfile::tempdir().unwrap();
+    let both = Policy::new(1, true);
+    let mut rig = Rig::over(&[way.addr], both, Some(dir.path()), seed());
+    let extents: Vec<u32> = (0..8).collect();
+    let outcomes = rig.write(&extents, |_| {});
+    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+    rig.check();
+    way.delay_us.store(4_000, Relaxed);
+    let by_disk = || rig.far.stats.reads_by_disk.load(Relaxed);
+    let (until, before) = (Instant::now() + PATIENCE, by_disk());
+    while by_disk() < before + 40 {
+        assert!(Instant::now() < until, "{} of the disk", by_disk());
+        rig.check();
+    }
+    drop(rig);
+    server.stop();
+}
+
+/// A donor has nothing of the slabs that were taken for cold pages, while that is the policy.
+#[test]
+fn cold_slabs_are_on_the_disk_alone() {
+    let servers = vec![donor()];
+    let dir = tempfile::tempdir().unwrap();
+    let warm = Policy::named("warm+disk").unwrap();
+    let mut rig = Rig::new(&servers, warm, Some(dir.path()), seed());
+    assert_eq!(rig.far.by_warmth.load(Relaxed), 1);
+    rig.far.slabs[1].cold.store(1, Relaxed);
+    let extents = of_slabs(0..3);
+    let outcomes = rig.write(&extents, |_| {});
+    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+    rig.check();
+    assert_eq!(servers[0].lent_slabs(), 2);
+    // Not missed there, either.
+    let looked = Instant::now();
+    while looked.elapsed() < Duration::from_millis(100) {
+        assert!(rig.poll().is_empty());
+    }
+    assert_eq!(rig.degraded, 0);
+    let until = Instant::now() + PATIENCE;
+    for (copies, lent) in [
+        (Policy::new(1, true), 3),
+        (warm, 2),
+        (Policy::new(0, true), 0),
+    ] {
+        rig.copies.set(copies);
+        while servers[0].lent_slabs() != lent || rig.degraded > 0 {
+            assert!(Instant::now() < until, "{copies}: {lent}");
+            rig.check();
+        }
+        assert_eq!(rig.far.by_warmth.load(Relaxed), u32::from(copies.warm));
+    }
+    drop(rig);
+    servers.into_iter().for_each(Server::stop);
+}
+
 fn of_written(rig: &Rig) -> usize {
     let slab = |extent: &u32| extent / SLAB_EXTENTS as u32;
     let slabs: std::collections::BTreeSet<u32> = rig.oracle.keys().map(slab).collect();
@@ -597,6 +673,7 @@ fn a_tenant_that_ends_leaves_no_slab_lent() {
         donors: 2,
         disk: false,
         late: false,
+        warm: false,
     };
     let mut rig = Rig::new(&servers, policy, None, seed());
     let outcomes = rig.write(&of_slabs(0..5), |_| {});
@@ -619,6 +696,7 @@ fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
         donors: 1,
         disk: false,
         late: false,
+        warm: false,
     };
     let mut rig = Rig::over(&[way.addr], policy, None, seed());
     assert_eq!(donor.lent_slabs(), 1);
@@ -646,6 +724,7 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
         donors: 3,
         disk: false,
         late: false,
+        warm: false,
     };
     let mut rig = Rig::over(&addrs, policy, None, seed());
     rig.write(&of_slabs(0..4), |_| {});
@@ -747,6 +826,7 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
             donors: 1,
             disk: false,
             late: false,
+            warm: false,
         };
         let mut rig = Rig::over(&[liar, honest.listening()], policy, None, seed());
         // As many pages as there can be slabs, and then no more over this connection.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use canvas_bench::rate::Rate;
 use canvas_control::names::{NameError, judge_name};
 use canvas_link::Address;
+use canvas_types::ReadUnit;
 use canvas_types::units::{Amount, Size, Span};
 use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -287,6 +288,17 @@ pub struct RunArgs {
         hide_env_values = true
     )]
     pub spill_at: u8,
+
+    /// What comes back with a page that is read beyond the pool: 4K for the page alone, 32K to 2M of
+    /// what left together with it, or as much as is seen to be used (auto).
+    #[arg(
+        long,
+        env = "CANVAS_UNIT",
+        value_name = "SIZE|auto",
+        default_value_t = ReadUnit::Auto,
+        hide_env_values = true
+    )]
+    pub unit: ReadUnit,
 
     /// Connections to each server: with 2 or more, pages that are waited for do not queue behind
     /// those that are written or repaired.
@@ -891,8 +903,9 @@ Example:
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
 prefetch=streams|leap|readahead|none|auto, proactive-threshold=SIZE|N%|off,
-proactive-batch=SIZE, slo=N%|p99=TIME|off, copies=1+disk|1+disk-async|2|3|none|disk, weight=N,
-swap-in-limit=RATE|none, swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.
+proactive-batch=SIZE, slo=N%|p99=TIME|off, unit=SIZE|auto,
+copies=1+disk|1+disk-async|warm+disk|2|3|none|disk, weight=N, swap-in-limit=RATE|none,
+swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.
 When local, shared or pool shrinks, what is too much is moved away. When copies change, far memory
 moves while the program goes on; `canvas status` tells when it has. What was not there from the
 start (--local, --shared, --far, a server for more copies) cannot be set later.

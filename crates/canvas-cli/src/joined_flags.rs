@@ -12,7 +12,7 @@ use canvas_shm::Far;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_shm::segment::{Config, Mode, config_flag};
 use canvas_types::units::{Amount, RateLimit, Share as Part, Size};
-use canvas_types::{PAGE_SIZE, Threshold};
+use canvas_types::{PAGE_SIZE, ReadUnit, Threshold};
 use clap::ValueEnum;
 
 use crate::args::{CodecArg, RunArgs, SwitchArg};
@@ -188,6 +188,10 @@ impl There<'_> {
         );
         if args.spill_at != SPILL_AT && u64::from(args.spill_at) != spill {
             return Some(("--spill-at", args.spill_at.to_string(), spill.to_string()));
+        }
+        let has = ReadUnit::from_number(far.unit_bytes.load(Relaxed));
+        if args.unit != ReadUnit::Auto && args.unit != has {
+            return Some(("--unit", args.unit.to_string(), has.to_string()));
         }
         let asked = args.far_wait.ns / 1_000_000;
         if asked != FAR_WAIT_MS && asked != wait {

@@ -188,6 +188,7 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
         reserve: args.disk_reserve.far_reserve,
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
+        unit: args.unit,
         spin: args.far_spin,
         timeliness: args.far_timeliness.is_on(),
         links: args.links,

@@ -252,6 +252,7 @@ mod tests {
             far_bytes: Some(256 << 20),
             spill_at_percent: Some(80),
             far_wait_ms: Some(1),
+            unit: None,
             prefetch: "none".to_owned(),
             weight: Some(100),
             swap_in_limit_bytes_per_s: None,

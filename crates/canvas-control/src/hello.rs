@@ -144,6 +144,9 @@ pub struct Wanted {
     /// That one is made after the write has ended.
     #[serde(default)]
     pub late: bool,
+    /// Servers have none of what is not likely to be needed soon.
+    #[serde(default)]
+    pub warm: bool,
 }
 
 impl From<Policy> for Wanted {
@@ -152,6 +155,7 @@ impl From<Policy> for Wanted {
             donors: p.donors,
             disk: p.disk,
             late: p.late,
+            warm: p.warm,
         }
     }
 }
@@ -162,6 +166,7 @@ impl From<Wanted> for Policy {
             donors: w.donors,
             disk: w.disk,
             late: w.late,
+            warm: w.warm,
         }
     }
 }
@@ -406,6 +411,7 @@ mod tests {
                 donors: 1,
                 disk: true,
                 late: false,
+                warm: false,
             }),
             asked: Asked {
                 weight: Some(300),
@@ -422,6 +428,7 @@ mod tests {
                 donors: 2,
                 disk: false,
                 late: false,
+                warm: false,
             },
             slabs: 9,
             terms: Terms {
@@ -546,7 +553,7 @@ mod tests {
         #[test]
         fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
                                  from in 0usize..200, len in 0usize..20) {
-            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false }), asked: Asked::default() };
+            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false, warm: false }), asked: Asked::default() };
             let mut bytes = Ask::Tenant(hello.clone()).encode();
             if let Ok(ask) = Ask::decode(&bytes) {
                 prop_assert!(judge_name(&hello.name).is_ok() && (1..=SLABS_MAX).contains(&slabs));

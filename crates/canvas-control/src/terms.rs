@@ -245,6 +245,7 @@ mod tests {
                 donors: 0,
                 disk: true,
                 late: false,
+                warm: false,
             }),
             weight: Some(50),
             swap_in_limit: Some(10 << 20),

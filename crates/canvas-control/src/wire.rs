@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_shm::far::class;
+use canvas_types::{PAGE_SIZE, ReadUnit};
 use serde::{Deserialize, Serialize};
 
 /// Version of everything here. A field may be added to an answer without a new one.
@@ -161,6 +162,9 @@ pub struct Limits {
     pub spill_at_percent: Option<u64>,
     /// `--far-wait`.
     pub far_wait_ms: Option<u64>,
+    /// `--unit`; `null` without far memory.
+    #[serde(default)]
+    pub unit: Option<String>,
     /// `--prefetch`.
     pub prefetch: String,
     /// `--copies`; `null` without far memory.
@@ -306,6 +310,15 @@ pub struct Far {
     /// Seconds that the agent's thread was at work for the tenant.
     #[serde(default)]
     pub agent_cpu_s: f64,
+    /// What comes back with a page that is read there: as was asked for, or as a process has learned last.
+    #[serde(default)]
+    pub unit_bytes: u64,
+    /// Of the reads, those of what a donor and the disk both have that the disk was asked for.
+    #[serde(default)]
+    pub reads_by_disk: u64,
+    /// Operations that may be under way on a far directory at a time.
+    #[serde(default)]
+    pub disk_width: u64,
 }
 
 /// Requests of one kind that the agent's scheduler let go.
@@ -357,6 +370,12 @@ impl Far {
             dropped: s.dropped.load(Relaxed),
             promoted: s.promoted.load(Relaxed),
             agent_cpu_s: (s.agent_ns.load(Relaxed) / 1000) as f64 / 1e6,
+            unit_bytes: match ReadUnit::from_number(area.unit_bytes.load(Relaxed)) {
+                ReadUnit::Auto => s.unit_bytes.load(Relaxed).max(PAGE_SIZE as u64),
+                ReadUnit::Bytes(bytes) => bytes,
+            },
+            reads_by_disk: s.reads_by_disk.load(Relaxed),
+            disk_width: s.disk_width.load(Relaxed),
         }
     }
 }

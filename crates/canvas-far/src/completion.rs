@@ -4,12 +4,14 @@ use canvas_shm::Counter;
 use canvas_shm::mailbox::{FETCHES, Status, WRITES};
 
 use crate::channel::{self, Request};
+use crate::fetch;
 use crate::job::{Ended, JobKind};
 use crate::lead_time;
 use crate::moves;
 use crate::room;
 use crate::traits::{Beyond, Host, Owner};
 use crate::unhold;
+use crate::unit;
 
 /// Ends all jobs whose requests have ended. True when room was made, or pages were promoted.
 pub fn finish_all(b: &impl Beyond) -> bool {
@@ -67,6 +69,9 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
         JobKind::Fetch => {
             lead_time::learn(owner, false);
             owner.count(Counter::PagesRaised, done);
+            if bytes == fetch::BESIDE && status == Status::Ok {
+                unit::came(b, extent);
+            }
         }
         JobKind::Compact => owner.count(Counter::ExtentsCompacted, u64::from(done > 0)),
     }
@@ -74,5 +79,8 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
     unhold(b, extent);
     job.through();
     channel::release(b, request);
+    if kind == JobKind::Fetch {
+        unit::go_on(b);
+    }
     done > 0
 }

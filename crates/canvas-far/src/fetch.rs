@@ -1,5 +1,6 @@
 //! Back from beyond the pool: a fault reads its page's record alone, from whichever copy the agent finds; a stream,
-//! or a pool with room, fetches the whole extent and promotes its neighbours into the pool, undecompressed.
+//! a pool with room, or a read unit of extents ([`crate::unit`]), fetches whole extents and promotes their pages into
+//! the pool, undecompressed.
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
@@ -109,9 +110,22 @@ pub fn keep(b: &impl Beyond, entry: SwapEntry, place: DeepPlace, stored: &Stored
     (owner.pool()).promote(entry, place, record, owner.keeps_places())
 }
 
+/// What the bytes of a job that fetches say: it is for a stream or a plan, or it comes beside a page ([`crate::unit`]).
+const AHEAD: i64 = 0;
+pub(crate) const BESIDE: i64 = 1;
+
 /// Brings a whole extent back, in the background, unless that is under way. The caller has claimed a page whose
 /// entry names it, so that it is kept.
 pub fn fetch(b: &impl Beyond, extent: u32) {
+    begin(b, extent, AHEAD);
+}
+
+/// The same, for the read unit.
+pub(crate) fn fetch_beside(b: &impl Beyond, extent: u32) {
+    begin(b, extent, BESIDE);
+}
+
+fn begin(b: &impl Beyond, extent: u32, why: i64) {
     let state = b.owner().state();
     // Nothing can leave the pool, so nothing can be promoted into it.
     if state.room.has_no_place() || channel::is_under_way(b, extent) {
@@ -121,7 +135,7 @@ pub fn fetch(b: &impl Beyond, extent: u32) {
         return;
     };
     b.book().hold(extent);
-    channel::begin(b, request, JobKind::Fetch, extent, 0);
+    channel::begin(b, request, JobKind::Fetch, extent, why);
     state.lead_time.asked_for(extent, b.owner().now_ns());
 }
 

@@ -57,7 +57,7 @@ impl LeadTime {
     }
 
     /// How long ago the extent was asked for, if that was lately.
-    fn ago_ns(&self, extent: u32, now_ns: impl FnOnce() -> u64) -> Option<u64> {
+    pub(crate) fn ago_ns(&self, extent: u32, now_ns: impl FnOnce() -> u64) -> Option<u64> {
         let seen = self.asked[extent as usize % PLACES].load(Ordering::Relaxed);
         if seen == 0 || (seen >> 32) as u32 != extent {
             return None;

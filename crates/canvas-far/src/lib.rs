@@ -9,7 +9,7 @@
 //!   each page of an extent then;
 //! * [`resident_copies`]: copies in the pool that are a cache only;
 //! * [`room`]: what the pool has too much of, and whether writes find a place; [`lead_time`]: how far ahead
-//!   extents are fetched.
+//!   extents are fetched; [`unit`]: how much comes back beside a page.
 //!
 //! Nothing here allocates, makes a system call, or knows whose pages these are: a program's or those of a block
 //! device. State is one [`State`], made of atomics. Any thread may call anything at any time; each page is worked
@@ -29,6 +29,7 @@ pub mod room;
 pub mod spill;
 pub mod state;
 pub mod traits;
+pub mod unit;
 
 pub use channel::Request;
 pub use state::State;

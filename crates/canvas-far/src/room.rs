@@ -7,6 +7,7 @@ use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::resident_copies;
 use crate::state::new;
 use crate::traits::{Beyond, Host, Owner};
+use crate::unit;
 
 /// How writes fare.
 pub(crate) struct Room {
@@ -198,6 +199,7 @@ pub fn after_fork_in_child(owner: &impl Owner) {
     let room = &owner.state().room;
     room.writing_bytes.store(0, Ordering::Relaxed);
     room.stall(false);
+    unit::forget(owner);
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

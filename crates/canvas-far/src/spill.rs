@@ -5,6 +5,7 @@
 use canvas_shm::Counter;
 use canvas_shm::mailbox::WRITES;
 use canvas_swap::extent::{EXTENT_BYTES, Packer, record_bytes};
+use canvas_swap::extents::Warmth;
 use canvas_types::sync::{AtomicU64, Ordering};
 
 use crate::channel::{self, Request};
@@ -174,22 +175,52 @@ pub fn others_give(owner: &impl Owner) -> bool {
     false
 }
 
-/// Packs and posts one extent. False when there is nothing to write, nowhere, or nobody to ask.
+/// Packs and posts one extent, of cold pages first where these have slabs of their own. False when there is nothing to
+/// write, nowhere, or nobody to ask.
 fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
+    let owner = b.owner();
+    let kinds: &[Option<Warmth>] = match b.by_warmth() {
+        true => &[Some(Warmth::Cold), Some(Warmth::Warm)],
+        false => &[None],
+    };
+    for among in kinds {
+        match write_of(b, *among, look_max) {
+            Wrote::Some => return true,
+            Wrote::NoWay => return false,
+            Wrote::FoundNone => {}
+        }
+    }
+    let until = owner.now_ns() + FOUND_NONE_NS;
+    let found_none_until_ns = &owner.state().spill.found_none_until_ns;
+    found_none_until_ns.store(until, Ordering::Relaxed);
+    false
+}
+
+/// What a look for pages to write came to.
+enum Wrote {
+    /// An extent is under way, or pages have left the pool unwritten.
+    Some,
+    /// There is nowhere to write to, or nobody to ask.
+    NoWay,
+    /// There is nothing to write.
+    FoundNone,
+}
+
+fn write_of(b: &impl Beyond, among: Option<Warmth>, look_max: Option<usize>) -> Wrote {
     let owner = b.owner();
     let state = owner.state();
     if state.room.writes_rest(owner.now_ns()) {
-        return false;
+        return Wrote::NoWay;
     }
     let Some(mut request) = channel::claim(b, WRITES) else {
-        return false;
+        return Wrote::NoWay;
     };
-    let Some(extent) = b.book().take(&b.slabs()) else {
+    let Some(extent) = (b.book()).take(among.unwrap_or(Warmth::Warm), &b.slabs()) else {
         state.room.note_no_place();
         channel::release(b, request);
-        return false;
+        return Wrote::NoWay;
     };
-    let packed = pack(b, &mut request, look_max);
+    let packed = pack(b, &mut request, among, look_max);
     if packed.demoted > 0 {
         owner.count(Counter::PagesSunkUnwritten, packed.demoted);
         state.room.note_made();
@@ -197,16 +228,14 @@ fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
     if packed.records == 0 {
         unhold(b, extent);
         channel::release(b, request);
-        if packed.demoted == 0 {
-            let until = owner.now_ns() + FOUND_NONE_NS;
-            let found_none_until_ns = &state.spill.found_none_until_ns;
-            found_none_until_ns.store(until, Ordering::Relaxed);
-        }
-        return packed.demoted > 0;
+        return match packed.demoted {
+            0 => Wrote::FoundNone,
+            _ => Wrote::Some,
+        };
     }
     state.room.writing(packed.bytes);
     channel::begin(b, request, JobKind::Spill, extent, packed.bytes);
-    true
+    Wrote::Some
 }
 
 /// What a look at the pool's oldest pages came to.
@@ -221,14 +250,19 @@ struct Packed {
 
 /// Fills the buffer of a request. What need not be written leaves the pool at once; when that made as
 /// much room as an extent would have, the buffer may stay empty.
-fn pack<B: Beyond>(b: &B, request: &mut Request, look_max: Option<usize>) -> Packed {
+fn pack<B: Beyond>(
+    b: &B,
+    request: &mut Request,
+    among: Option<Warmth>,
+    look_max: Option<usize>,
+) -> Packed {
     let owner = b.owner();
     let pool = owner.pool();
     b.fill(request, |buffer| {
         let mut packer = Packer::new(buffer);
         let mut packed = Packed::default();
         let mut demoted_bytes = 0;
-        owner.oldest(look_max, |page, seen| {
+        owner.oldest(among, look_max, |page, seen| {
             if demoted_bytes >= EXTENT_BYTES && packed.records == 0 {
                 return false;
             }

@@ -9,6 +9,7 @@ use crate::lead_time::LeadTime;
 use crate::resident_copies::Rests;
 use crate::room::Room;
 use crate::spill::Pauses;
+use crate::unit::Unit;
 
 /// `const fn new()`; under shuttle, whose atomics are no constants, `fn new()`.
 macro_rules! new {
@@ -40,6 +41,7 @@ pub struct State {
     pub(crate) spill: Pauses,
     pub(crate) copies: Rests,
     pub(crate) compaction: Compaction,
+    pub(crate) unit: Unit,
 }
 
 #[cfg(not(feature = "shuttle"))]
@@ -62,6 +64,7 @@ impl State {
             spill: Pauses::new(),
             copies: Rests::new(),
             compaction: Compaction::new(),
+            unit: Unit::new(),
         }
     );
 }

@@ -44,6 +44,8 @@ enum Op {
     SlabsMax(u64),
     Mood(Mood),
     Passes(u64),
+    Unit(u64),
+    ByWarmth(bool),
 }
 
 fn content() -> impl Strategy<Value = Content> {
@@ -96,6 +98,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (1..=4u64).prop_map(Op::SlabsMax),
         1 => mood().prop_map(Op::Mood),
         3 => prop_oneof![Just(1_000_000), Just(250_000_000)].prop_map(Op::Passes),
+        1 => prop_oneof![Just(0), Just(4 << 10), Just(32 << 10), Just(128 << 10), Just(2 << 20)]
+            .prop_map(Op::Unit),
+        1 => any::<bool>().prop_map(Op::ByWarmth),
     ]
 }
 
@@ -161,6 +166,8 @@ fn carry_out(toy: &Toy, oracle: &mut Oracle, op: &Op) {
         Op::SlabsMax(n) => w.slabs_max.store(n, Relaxed),
         Op::Mood(mood) => w.agent.lock().unwrap().mood = mood,
         Op::Passes(ns) => w.passes(ns),
+        Op::ByWarmth(is) => w.by_warmth.store(is.into(), Relaxed),
+        Op::Unit(bytes) => w.unit_bytes.store(bytes, Relaxed),
     }
 }
 

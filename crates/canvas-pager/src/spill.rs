@@ -5,6 +5,9 @@
 //! A hand goes round over the page words. It takes pages of some age, in epochs
 //! ([`crate::clock::EpochClock`]), and when a whole round finds none, it settles for younger ones. What
 //! came back to the pool with a neighbour ([`flag::REFERENCED`] on a far page) gets a second chance.
+//!
+//! Where cold pages go to another place than warm ones, each kind has a hand of its own. A page is cold that was not
+//! seen to come back soon after it had left local memory: its heat is 0.
 
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
@@ -13,6 +16,32 @@ use crate::word::{self, State, Word, flag};
 
 /// Age that the hand begins with: local memory was evicted four times over since.
 pub const AGE_START: u32 = 64;
+
+/// Which pages are offered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Among {
+    /// All.
+    All,
+    /// Those without heat.
+    Cold,
+    /// Those with heat.
+    Warm,
+}
+
+/// What a hand looks at.
+#[derive(Clone, Copy)]
+pub struct Look<'a> {
+    /// The page words, of which this many blocks are looked at.
+    pub words: &'a [AtomicU64],
+    /// See there.
+    pub blocks: usize,
+    /// The epoch.
+    pub now_epoch: u8,
+    /// Which pages are offered.
+    pub among: Among,
+    /// About so many words are looked at; `None`: until there is no page of any age left.
+    pub words_max: Option<usize>,
+}
 
 /// The hand. One thread at a time moves it; a page that two threads see is claimed by one.
 pub struct SpillHand {
@@ -37,21 +66,15 @@ impl SpillHand {
     }
 
     /// Offers pages that are far, in the pool, and old enough to `take`, which returns false when it
-    /// wants no more (the page is offered again then). Looks at the first `blocks` blocks of `words`,
-    /// and skips those for which `empty` holds.
-    ///
-    /// Looks at about `look_max` words; without that bound it goes on until `take` wants no more, or
-    /// there is no page of any age left.
+    /// wants no more (the page is offered again then). Skips blocks for which `empty` holds.
     pub fn scan(
         &self,
-        words: &[AtomicU64],
-        blocks: usize,
+        look: Look,
         empty: impl Fn(usize) -> bool,
-        now_epoch: u8,
-        look_max: Option<usize>,
         mut take: impl FnMut(u32, Word) -> bool,
     ) {
-        let end = (blocks * BLOCK_PAGES).min(words.len());
+        let (words, look_max) = (look.words, look.words_max);
+        let end = (look.blocks * BLOCK_PAGES).min(words.len());
         if end == 0 {
             return;
         }
@@ -77,7 +100,7 @@ impl SpillHand {
             }
             let w = word::load(&words[page]);
             looked += 1;
-            if self.wants(w, now_epoch) {
+            if self.wants(w, &look) {
                 found = true;
                 if w.has(flag::REFERENCED) {
                     // Lost to another thread: it is not as it was.
@@ -94,11 +117,18 @@ impl SpillHand {
         self.at.store(page as u64, Ordering::Relaxed);
     }
 
-    fn wants(&self, w: Word, now_epoch: u8) -> bool {
+    fn wants(&self, w: Word, look: &Look) -> bool {
+        let is_among = match look.among {
+            Among::All => true,
+            Among::Cold => w.heat() == 0,
+            Among::Warm => w.heat() > 0,
+        };
+        let age = || u32::from(look.now_epoch.wrapping_sub(w.epoch()));
         w.state() == State::Far
             && w.entry().is_some()
             && !w.has(flag::DEEP)
-            && u32::from(now_epoch.wrapping_sub(w.epoch())) >= self.age_min.load(Ordering::Relaxed)
+            && is_among
+            && age() >= self.age_min.load(Ordering::Relaxed)
     }
 
     /// The age of the round that ended.
@@ -128,6 +158,16 @@ mod tests {
             .with_epoch(NOW.wrapping_sub(age))
     }
 
+    fn look(words: &[AtomicU64], words_max: Option<usize>) -> Look<'_> {
+        Look {
+            words,
+            blocks: 4,
+            now_epoch: NOW,
+            among: Among::All,
+            words_max,
+        }
+    }
+
     fn words(all: &[(usize, Word)]) -> Vec<AtomicU64> {
         let words: Vec<_> = (0..4 * BLOCK_PAGES).map(|_| AtomicU64::new(0)).collect();
         for (page, w) in all {
@@ -139,11 +179,8 @@ mod tests {
     fn scan(hand: &SpillHand, words: &[AtomicU64], want: usize) -> Vec<u32> {
         let mut got = Vec::new();
         hand.scan(
-            words,
-            4,
+            look(words, Some(100_000)),
             |_| false,
-            NOW,
-            Some(100_000),
             |page, w| {
                 if got.len() == want {
                     return false;
@@ -173,6 +210,32 @@ mod tests {
         let rest = (0..12).map(|_| scan(&hand, &w, 9)).find(|r| !r.is_empty());
         assert_eq!(rest, Some(vec![700, 4, 701]));
         assert!(scan(&hand, &w, 9).is_empty());
+    }
+
+    #[test]
+    fn each_hand_finds_its_kind() {
+        let w = words(&[
+            (3, far(200).with_heat(0)),
+            (4, far(200).with_heat(2)),
+            (5, far(100).with_heat(0)),
+            (6, far(255).with_heat(15)),
+        ]);
+        let of = |among| {
+            let (hand, mut got) = (SpillHand::new(), Vec::new());
+            let look = Look {
+                among,
+                ..look(&w, Some(2048))
+            };
+            let take = |page, _| {
+                got.push(page);
+                true
+            };
+            hand.scan(look, |_| false, take);
+            got
+        };
+        assert_eq!(of(Among::Cold), [3, 5]);
+        assert_eq!(of(Among::Warm), [4, 6]);
+        assert_eq!(of(Among::All), [3, 4, 5, 6]);
     }
 
     #[test]
@@ -206,11 +269,8 @@ mod tests {
         let mut got = Vec::new();
         let mut step = |hand: &SpillHand, look_max| {
             hand.scan(
-                &w,
-                4,
+                look(&w, Some(look_max)),
                 |b| b < 2,
-                NOW,
-                Some(look_max),
                 |page, _| {
                     got.push(page);
                     true
@@ -231,11 +291,8 @@ mod tests {
         let mut got = Vec::new();
         for _ in 0..3 {
             hand.scan(
-                &w,
-                4,
+                look(&w, None),
                 |_| false,
-                NOW,
-                None,
                 |page, cur| {
                     w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
                     got.push(page);
@@ -256,11 +313,8 @@ mod tests {
         let w = words(&[(3, far(0).set(flag::REFERENCED))]);
         let mut got = Vec::new();
         hand.scan(
-            &w,
-            4,
+            look(&w, None),
             |_| false,
-            NOW,
-            None,
             |page, _| {
                 got.push(page);
                 false

@@ -11,11 +11,12 @@
 //! * [`headroom`]: how much of its memory a donor lends, and when it takes some back;
 //! * [`lease`]: when a donor has not heard of a client for too long;
 //! * [`pace`]: how long a donor is waited for before another copy is asked as well;
-//! * [`paths`]: which of several directories takes what is written next;
+//! * [`paths`]: which of several directories takes what is written next, and whether a donor or the disk is read;
 //! * [`reserve`]: how far a tenant may grow where its host runs out of memory;
 //! * [`slo`]: how much a program gives up ahead of need, so that paging slows it by no more than a target;
 //! * [`tune`]: what `canvas tune` changes of a run;
-//! * [`victims`]: which slabs it takes back.
+//! * [`victims`]: which slabs it takes back;
+//! * [`width`]: how many operations of a directory are under way at a time.
 #![forbid(unsafe_code)]
 
 pub mod advise;
@@ -31,3 +32,4 @@ pub mod reserve;
 pub mod slo;
 pub mod tune;
 pub mod victims;
+pub mod width;

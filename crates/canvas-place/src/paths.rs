@@ -1,9 +1,10 @@
-//! Which of several paths of one kind takes what is written next: far directories on several disks.
+//! Which of several paths is taken next: far directories on several disks, of which one gets what is new; a donor and
+//! this host's disk, of which one is asked for what both have.
 //!
 //! The loaded latencies of the paths are balanced (Colloid, SOSP '24): in every period a twentieth of what is new
 //! moves from the slowest path to the fastest one, while that is more than a fifth faster under the load that it has.
-//! A faster disk gets more in this way until it is as slow as the others, and the sum of all is used. A path keeps a
-//! hundredth in any case, so that it is seen when it gets better.
+//! A faster path gets more in this way until it is as slow as the others, and the sum of all is used. A path keeps a
+//! hundredth in any case, or less where threads wait for it, so that it is seen when it gets better.
 
 /// Paths at most.
 pub const PATHS_MAX: usize = 8;
@@ -13,12 +14,16 @@ pub const PERIOD_NS: u64 = 1_000_000_000;
 const SHIFT: f64 = 0.05;
 /// Latencies that differ by less are equal.
 const EQUAL: f64 = 1.2;
-/// Part that a path keeps.
+/// Part that a path keeps,
 const LEAST: f64 = 0.01;
+/// and where threads wait for what is asked of it: its tail is seen by one in five hundred.
+const LEAST_WAITED_FOR: f64 = 0.002;
 /// A path that has no room is asked again after so long,
 pub const FULL_NS: u64 = 10_000_000_000;
-/// and one that fails.
+/// one that fails,
 pub const BROKEN_NS: u64 = 60_000_000_000;
+/// and one that does not answer for long.
+pub const SILENT_NS: u64 = 5_000_000_000;
 
 /// Why a path takes nothing new for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +32,8 @@ pub enum Closed {
     Full,
     /// It fails.
     Broken,
+    /// It does not answer.
+    Silent,
 }
 
 #[derive(Clone, Debug)]
@@ -47,6 +54,8 @@ struct Path {
 #[derive(Clone, Debug)]
 pub struct Paths {
     all: Vec<Path>,
+    /// Part that each keeps.
+    least: f64,
     period_ends_ns: u64,
 }
 
@@ -63,8 +72,28 @@ impl Paths {
         };
         Paths {
             all: vec![path; paths],
+            least: LEAST,
             period_ends_ns: 0,
         }
+    }
+
+    /// So many, of which the first one is believed to be the fastest until others are seen to be; threads wait for what
+    /// is asked of each.
+    pub fn first_of(paths: usize) -> Paths {
+        let mut all = Paths::new(paths);
+        all.least = LEAST_WAITED_FOR;
+        for (i, path) in all.all.iter_mut().enumerate() {
+            path.part = match i {
+                0 => 1.0 - LEAST_WAITED_FOR * (paths - 1) as f64,
+                _ => LEAST_WAITED_FOR,
+            };
+        }
+        all
+    }
+
+    /// Mean time of an operation on a path, waiting for others included, in ns; `None` before it is known.
+    pub fn latency_ns(&self, path: usize) -> Option<f64> {
+        self.all[path].latency_ns
     }
 
     /// The path for something new; `tried` has a bit for each that could not take it. One that is closed only when
@@ -107,6 +136,7 @@ impl Paths {
         let ns = match why {
             Closed::Full => FULL_NS,
             Closed::Broken => BROKEN_NS,
+            Closed::Silent => SILENT_NS,
         };
         self.all[path].closed_until_ns = now_ns.saturating_add(ns);
     }
@@ -140,7 +170,7 @@ impl Paths {
             return;
         };
         if slow.0 > fast.0 * EQUAL {
-            let shift = SHIFT.min(self.all[slow.1].part - LEAST).max(0.0);
+            let shift = SHIFT.min(self.all[slow.1].part - self.least).max(0.0);
             self.all[slow.1].part -= shift;
             self.all[fast.1].part += shift;
         }
@@ -165,10 +195,14 @@ mod tests {
 
     impl Rig {
         fn new(paths: usize) -> Rig {
+            Rig::over(Paths::new(paths))
+        }
+
+        fn over(paths: Paths) -> Rig {
             Rig {
-                paths: Paths::new(paths),
+                free_ns: vec![0; paths.all.len()],
+                paths,
                 now_ns: 0,
-                free_ns: vec![0; paths],
                 under_way: Vec::new(),
             }
         }
@@ -216,6 +250,21 @@ mod tests {
         assert!(slow[1] > 850, "{slow:?}");
         let again = rig.run(60, 8, &[MS, MS]);
         assert!(again.iter().sum::<u64>() > 1800, "{again:?}");
+    }
+
+    #[test]
+    fn the_first_is_taken_until_another_is_faster_under_its_load() {
+        // With one operation at a time the first one is as fast as it is believed to be.
+        let mut rig = Rig::over(Paths::first_of(2));
+        let alone = rig.run(30, 1, &[MS / 10, MS / 5]);
+        assert!(alone[1] <= alone[0] / 300, "{alone:?}");
+        // Under load the other one helps.
+        let loaded = rig.run(60, 32, &[MS / 10, MS / 5]);
+        assert!(loaded.iter().sum::<u64>() > 13_500, "{loaded:?}");
+        let mut slow = Rig::over(Paths::first_of(2));
+        let loaded = slow.run(60, 4, &[MS / 10, 20 * MS]);
+        assert!(loaded[0] > 9_000 / 4, "{loaded:?}");
+        assert!(slow.paths.all[1].part < 0.01);
     }
 
     #[test]

@@ -162,7 +162,7 @@ proptest! {
         steps in steps(),
         policies in prop::collection::vec((0..4usize, any::<bool>()), 1..4),
     ) {
-        let policy_of = |(donors, disk)| Policy { donors, disk: disk || donors == 0, late: false };
+        let policy_of = |(donors, disk)| Policy { donors, disk: disk || donors == 0, late: false, warm: false };
         let mut policies = policies.into_iter().map(policy_of).cycle();
         let mut policy = policies.next().unwrap();
         let mut map: Map = (0..SLABS).map(|s| (s, Slab::default())).collect();
@@ -430,6 +430,7 @@ proptest! {
             donors: usize::from(wants_donors || on_disk.is_none()),
             disk: on_disk.is_some() && (wants_disk || !wants_donors),
             late: false,
+            warm: false,
         };
         for extent in disk_lacks.iter().filter(|_| on_disk.is_some()) {
             map.get_mut(&(*extent as u32 / 4)).unwrap().disk.add(extent % 4);
@@ -551,6 +552,7 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
         donors: 2,
         disk: true,
         late: false,
+        warm: false,
     };
     let mut map = Map::new();
     let slab = map.entry(0).or_default();
@@ -611,6 +613,7 @@ fn what_a_donor_has_without_anybody_knowing_is_found_there() {
         donors: 2,
         disk: false,
         late: false,
+        warm: false,
     };
     let (donors, seal) = ([view(true, false); 2], |extent| u64::from(extent == 0));
     for has_it in [[true, true], [false, true]] {

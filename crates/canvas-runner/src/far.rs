@@ -208,6 +208,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
     }
     far.slabs_max.store(options.slabs as u64, Relaxed);
     far.spill_percent.store(options.spill_percent, Relaxed);
+    far.unit_bytes.store(options.unit.number(), Relaxed);
     far.wait_ms_max
         .store(options.wait.as_millis() as u64, Relaxed);
     far.magic.store(canvas_shm::far::MAGIC, Relaxed);
@@ -230,6 +231,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         donors: 0,
         disk: true,
         late: false,
+        warm: false,
     });
     let (control_read, control) = pipe2(OFlag::O_CLOEXEC).map_err(system("there is no pipe"))?;
     let journal = Journal::create().map_err(system("its journal cannot be created"))?;

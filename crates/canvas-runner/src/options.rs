@@ -12,7 +12,7 @@ use canvas_control::hello::Asked;
 use canvas_link::Address;
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, Mode, config_flag};
 use canvas_types::units::{Amount, Size, Span};
-use canvas_types::{Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
+use canvas_types::{Codec, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold};
 use canvas_wire::key::ClusterKey;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
@@ -105,6 +105,8 @@ pub struct FarOptions {
     pub wait: Duration,
     /// The pool's oldest pages leave it past this part of its bound (FastSwap §IV).
     pub spill_percent: u64,
+    /// What comes back with a page that is read beyond the pool.
+    pub unit: ReadUnit,
     /// How long the agent looks for requests before it sleeps.
     pub spin: Span,
     /// What is read ahead and would come too late is not done.

@@ -17,7 +17,7 @@ use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_0005;
+pub const MAGIC: u64 = 0x0046_4152_0000_0006;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -52,6 +52,8 @@ pub struct Slab {
     pub state: AtomicU32,
     /// Forks under way whose children will refer to it.
     holds: AtomicU32,
+    /// 1 when it was taken for pages that are not likely to be needed soon.
+    pub cold: AtomicU32,
     /// A bit a process: by its index in [`crate::Segment::procs`].
     refs: [AtomicU64; REF_WORDS],
 }
@@ -96,6 +98,12 @@ pub struct FarStats {
     pub promoted: AtomicU64,
     /// How long the agent's thread was at work for the tenant, in ns.
     pub agent_ns: AtomicU64,
+    /// Bytes that come back with a page, as a process has learned last; 0 before. The programs' to write.
+    pub unit_bytes: AtomicU64,
+    /// Reads of what a donor and the disk both have, that the disk was asked for.
+    pub reads_by_disk: AtomicU64,
+    /// Operations that may be under way on a far directory at a time; the most of those that there are.
+    pub disk_width: AtomicU64,
 }
 
 /// Kinds of requests, in the figures.
@@ -129,8 +137,10 @@ pub struct Far {
     pub agent: AtomicU32,
     /// 1 when a slab may be [`slab_state::RELEASED`]; the agent clears it before it looks.
     pub released: AtomicU32,
-    /// Free. (Numbers of seals are none of the tenant's: they lie in the agent's journal.)
-    _free: AtomicU64,
+    /// Bytes that come back with a page that is read beyond the pool; 0: as each process learns.
+    pub unit_bytes: AtomicU64,
+    /// 1 when cold pages go to slabs of their own, because these go to another place; the agent's to write.
+    pub by_warmth: AtomicU32,
     /// Part of the pool's bound, in percent, past which its oldest pages leave for the far space.
     pub spill_percent: AtomicU64,
     /// Longest that a fault may wait for a far read, in ms.

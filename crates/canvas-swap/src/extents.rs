@@ -54,13 +54,36 @@ impl Span {
 pub trait Slabs {
     /// One past the highest slab that may be ours.
     fn high(&self) -> u32;
-    /// A slab that was nobody's, ours from now on; `None` at the tenant's bound.
-    fn take(&self) -> Option<u32>;
+    /// A slab that was nobody's, ours from now on, for pages of this kind; `None` at the tenant's bound.
+    fn take(&self, warmth: Warmth) -> Option<u32>;
+    /// What a slab of ours was taken for.
+    fn warmth(&self, slab: u32) -> Warmth;
     /// We refer to the slab no more.
     fn give_up(&self, slab: u32);
     /// Calls `on` for each other process that refers to the slab. False when there may be more of them
     /// in a moment: a child on its way.
     fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool;
+}
+
+/// How soon pages that leave the pool are likely to be needed. Where slabs of both kinds go to different places, each
+/// extent has pages of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Warmth {
+    /// Soon, or nothing is known.
+    Warm = 0,
+    /// Late, or never.
+    Cold = 1,
+}
+
+impl Warmth {
+    /// The other kind.
+    fn other(self) -> Warmth {
+        match self {
+            Warmth::Warm => Warmth::Cold,
+            Warmth::Cold => Warmth::Warm,
+        }
+    }
 }
 
 /// How a slab is ours: see the module's text.
@@ -89,12 +112,37 @@ pub struct BookArrays<'a> {
 pub struct BookState {
     /// Extents are taken, and slabs given up, by one thread at a time.
     pub(crate) taking: RawSpin,
+    /// Where extents are taken, by [`Warmth`].
+    searches: [Search; 2],
+}
+
+/// Where extents of one kind are taken.
+struct Search {
     /// The slab that extents are taken from, plus one.
     current: AtomicU32,
     /// Where in it the search goes on.
     next: AtomicU32,
     /// Where the search for a slab with room goes on.
     look: AtomicU32,
+}
+
+impl Search {
+    #[cfg(not(feature = "shuttle"))]
+    const fn new() -> Search {
+        Search {
+            current: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            look: AtomicU32::new(0),
+        }
+    }
+    #[cfg(feature = "shuttle")]
+    fn new() -> Search {
+        Search {
+            current: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            look: AtomicU32::new(0),
+        }
+    }
 }
 
 impl BookState {
@@ -104,9 +152,7 @@ impl BookState {
     pub const fn new() -> BookState {
         BookState {
             taking: RawSpin::new(),
-            current: AtomicU32::new(0),
-            next: AtomicU32::new(0),
-            look: AtomicU32::new(0),
+            searches: [Search::new(), Search::new()],
         }
     }
     /// Nothing taken yet.
@@ -115,9 +161,7 @@ impl BookState {
     pub fn new() -> BookState {
         BookState {
             taking: RawSpin::new(),
-            current: AtomicU32::new(0),
-            next: AtomicU32::new(0),
-            look: AtomicU32::new(0),
+            searches: [Search::new(), Search::new()],
         }
     }
 }
@@ -190,6 +234,27 @@ impl ExtentBook<'_> {
             .is_ok()
     }
 
+    /// The same, unless there is none, or the extent is not durable: it is being written, or is another one by now.
+    pub fn hold_if_durable(&self, extent: u32, slabs: &impl Slabs) -> bool {
+        let is_durable = || self.pages_written(extent) > 0;
+        if !is_durable() || !self.hold_if_kept(extent) {
+            return false;
+        }
+        // Held now, so it stays what it is.
+        if !is_durable() {
+            self.unhold(extent, slabs);
+            return false;
+        }
+        true
+    }
+
+    /// Pages that the extent was written with; 0 until it is durable.
+    pub fn pages_written(&self, extent: u32) -> u32 {
+        self.arrays.written[extent as usize]
+            .load(Ordering::Acquire)
+            .into()
+    }
+
     /// The extent, which the caller keeps, is durable, with so many pages.
     pub fn written(&self, extent: u32, pages: u64) {
         let pages = pages.min(u64::from(u8::MAX)) as u8;
@@ -226,7 +291,8 @@ impl ExtentBook<'_> {
     /// With the lock.
     fn drop_if_empty(&self, slab: u32, slabs: &impl Slabs) {
         let a = &self.arrays;
-        if self.state.current.load(Ordering::Relaxed) != slab + 1
+        let is_current = |s: &Search| s.current.load(Ordering::Relaxed) == slab + 1;
+        if !self.state.searches.iter().any(is_current)
             && a.slab_live[slab as usize].load(Ordering::Acquire) == 0
             && a.roles[slab as usize].swap(role::NONE, Ordering::AcqRel) != role::NONE
         {
@@ -234,49 +300,54 @@ impl ExtentBook<'_> {
         }
     }
 
-    /// A free extent, held once; `None` when there is none and no slab to be had.
-    pub fn take(&self, slabs: &impl Slabs) -> Option<u32> {
+    /// A free extent for pages of this kind, held once; `None` when there is none and no slab to be had. Where slabs
+    /// are short it lies among those of the other kind.
+    pub fn take(&self, warmth: Warmth, slabs: &impl Slabs) -> Option<u32> {
         let _held = self.state.taking.lock(self.yield_now);
-        let before = self.state.current.load(Ordering::Relaxed);
-        let got = self.find(slabs);
-        if before != 0 && self.state.current.load(Ordering::Relaxed) != before {
+        let current = &self.state.searches[warmth as usize].current;
+        let before = current.load(Ordering::Relaxed);
+        let got = self.find(warmth, slabs);
+        if before != 0 && current.load(Ordering::Relaxed) != before {
             self.drop_if_empty(before - 1, slabs);
         }
-        got
+        got.or_else(|| self.find_again(warmth.other(), 1, slabs))
     }
 
-    fn find(&self, slabs: &impl Slabs) -> Option<u32> {
-        let current = self.state.current.load(Ordering::Relaxed);
+    fn find(&self, warmth: Warmth, slabs: &impl Slabs) -> Option<u32> {
+        let search = &self.state.searches[warmth as usize];
+        let current = search.current.load(Ordering::Relaxed);
         if current != 0 {
-            let from = self.state.next.load(Ordering::Relaxed);
-            if let Some(e) = self.find_in(current - 1, from, slabs) {
+            let from = search.next.load(Ordering::Relaxed);
+            if let Some(e) = self.find_in(search, current - 1, from, slabs) {
                 return Some(e);
             }
         }
         // An eighth free is worth going back to; less only when there is no fresh slab.
-        if let Some(e) = self.find_again(self.slab_extents / 8, slabs) {
+        if let Some(e) = self.find_again(warmth, self.slab_extents / 8, slabs) {
             return Some(e);
         }
-        if let Some(slab) = slabs.take() {
+        if let Some(slab) = slabs.take(warmth) {
             self.own(slab);
-            return self.find_in(slab, 0, slabs);
+            return self.find_in(search, slab, 0, slabs);
         }
-        self.find_again(1, slabs)
+        self.find_again(warmth, 1, slabs)
     }
 
-    /// In a slab that is ours already and has so many extents that are not kept.
-    fn find_again(&self, free_min: u32, slabs: &impl Slabs) -> Option<u32> {
+    /// In a slab of this kind that is ours already and has so many extents that are not kept.
+    fn find_again(&self, warmth: Warmth, free_min: u32, slabs: &impl Slabs) -> Option<u32> {
         let a = &self.arrays;
+        let search = &self.state.searches[warmth as usize];
         let high = slabs.high();
-        let from = self.state.look.load(Ordering::Relaxed).min(high);
+        let from = search.look.load(Ordering::Relaxed).min(high);
         let with_room = (from..high).chain(0..from).filter(|slab| {
             a.roles[*slab as usize].load(Ordering::Relaxed) != role::NONE
                 && a.slab_live[*slab as usize].load(Ordering::Relaxed) + free_min.max(1)
                     <= self.slab_extents
+                && slabs.warmth(*slab) == warmth
         });
         for slab in with_room.take(LOOK_MAX) {
-            self.state.look.store(slab + 1, Ordering::Relaxed);
-            if let Some(e) = self.find_in(slab, 0, slabs) {
+            search.look.store(slab + 1, Ordering::Relaxed);
+            if let Some(e) = self.find_in(search, slab, 0, slabs) {
                 return Some(e);
             }
         }
@@ -316,7 +387,7 @@ impl ExtentBook<'_> {
         others.may_know(Span::of(lived))
     }
 
-    fn find_in(&self, slab: u32, from: u32, slabs: &impl Slabs) -> Option<u32> {
+    fn find_in(&self, search: &Search, slab: u32, from: u32, slabs: &impl Slabs) -> Option<u32> {
         let (a, n) = (&self.arrays, self.slab_extents);
         if a.slab_live[slab as usize].load(Ordering::Relaxed) >= n {
             return None;
@@ -332,8 +403,8 @@ impl ExtentBook<'_> {
         a.live[extent as usize].store(1, Ordering::Release);
         a.spans[extent as usize].store(0, Ordering::Relaxed);
         a.slab_live[slab as usize].fetch_add(1, Ordering::AcqRel);
-        self.state.current.store(slab + 1, Ordering::Relaxed);
-        self.state.next.store(extent - first + 1, Ordering::Relaxed);
+        search.current.store(slab + 1, Ordering::Relaxed);
+        search.next.store(extent - first + 1, Ordering::Relaxed);
         Some(extent)
     }
 
@@ -369,7 +440,9 @@ impl ExtentBook<'_> {
     /// In the child, with no other call under way, once it refers to what its parent refers to: it is a
     /// reader, and gives up what it has no need of.
     pub fn forked(&self, slabs: &impl Slabs) {
-        self.state.current.store(0, Ordering::Relaxed);
+        for search in &self.state.searches {
+            search.current.store(0, Ordering::Relaxed);
+        }
         let a = &self.arrays;
         for slab in 0..slabs.high() {
             let r = &a.roles[slab as usize];

@@ -14,9 +14,11 @@ pub mod score;
 pub mod slo;
 pub mod stock;
 pub mod sync;
+pub mod unit;
 pub mod units;
 
 pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
 pub use policy::{Codec, Prefetch};
 pub use proactive::Threshold;
 pub use slo::Slo;
+pub use unit::{ReadUnit, ReadUnitError};

@@ -43,6 +43,7 @@ pub fn run_in_slabs(
         donors: 1,
         disk: true,
         late: false,
+        warm: false,
     };
     let mut world = World::new(Config {
         chooser,

@@ -134,6 +134,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             donors: 1,
             disk: true,
             late: false,
+            warm: false,
         },
     ),
     (
@@ -142,6 +143,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             donors: 2,
             disk: false,
             late: false,
+            warm: false,
         },
     ),
     (
@@ -150,6 +152,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             donors: 3,
             disk: false,
             late: false,
+            warm: false,
         },
     ),
     (
@@ -158,6 +161,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             donors: 1,
             disk: false,
             late: false,
+            warm: false,
         },
     ),
 ];

@@ -91,6 +91,7 @@ pub fn report(seed: u64, size: Size) -> String {
         donors,
         disk,
         late: false,
+        warm: false,
     });
     let mut text = format!(
         "programs of {} of {hosts} hosts grow to all but the reserve (seed {seed})\n  \

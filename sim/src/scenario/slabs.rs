@@ -24,6 +24,7 @@ pub fn report(seed: u64, size: Size) -> String {
         donors: 1,
         disk: true,
         late: false,
+        warm: false,
     };
     let mut text = format!(
         "slabs of different sizes (seed {seed}): {even} hosts that borrow 6 GiB each, two choices, news 1 s old; then programs of {} of\n  \

@@ -63,6 +63,7 @@ pub fn run(seed: u64) -> Figures {
         donors: 1,
         disk: true,
         late: false,
+        warm: false,
     };
     let mut world = World::new(Config {
         tenants: mix.len(),

@@ -533,6 +533,7 @@ mod tests {
                 donors: 0,
                 disk: true,
                 late: false,
+                warm: false,
             },
             finder: None,
             terms: BTreeMap::new(),
@@ -691,6 +692,7 @@ mod tests {
             donors: 2,
             disk: false,
             late: false,
+            warm: false,
         };
         let hello = Hello {
             copies: Some(two.into()),

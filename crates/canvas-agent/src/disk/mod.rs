@@ -15,9 +15,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use canvas_place::paths::{Closed, PATHS_MAX, Paths};
+use canvas_shm::Far;
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_types::units::Amount;
 
@@ -62,12 +64,15 @@ pub struct Disk {
     choice: Paths,
     homes: HashMap<u32, Homes>,
     ops: HashMap<u32, (Op, Instant)>,
+    /// Where operations go that wait for their turn there.
+    turns: HashMap<u32, usize>,
     /// Slabs being freed, and the answers that are awaited.
     freeing: HashMap<u32, usize>,
     /// Ended without anything having been done.
     ended: Vec<Event>,
     done: Vec<Done>,
     started: Instant,
+    far: &'static Far,
 }
 
 impl Disk {
@@ -98,10 +103,12 @@ impl Disk {
             choice,
             homes,
             ops: HashMap::new(),
+            turns: HashMap::new(),
             freeing: HashMap::new(),
             ended: Vec::new(),
             done: Vec::new(),
             started: Instant::now(),
+            far: waker.0,
         })
     }
 
@@ -119,24 +126,24 @@ impl Disk {
         (home != NOWHERE).then_some(home.into())
     }
 
-    /// Writes to a file that has not been tried, of another one's extent after it was freed there. The block comes back
-    /// when there is none.
-    fn write_to_any(
-        &mut self,
-        id: u32,
-        extent: u32,
-        block: Block,
-        tried: u32,
-    ) -> Result<(), Block> {
+    /// The lane of the file that has an extent.
+    pub fn lane_of(&self, extent: u32) -> Lane {
+        Lane::Disk(self.home(extent).unwrap_or(0) as u8)
+    }
+
+    /// The file that an extent is written to: the one that has it, while that takes anything. `None`: all were tried.
+    fn choose(&mut self, extent: u32, tried: u32) -> Option<usize> {
         let now_ns = self.now_ns();
-        let home = self.home(extent);
-        let stays = home.filter(|path| {
-            let is_one = self.paths.len() == 1;
+        let is_one = self.paths.len() == 1;
+        let stays = self.home(extent).filter(|path| {
             tried & 1 << path == 0 && (is_one || self.choice.is_open(*path, now_ns))
         });
-        let Some(path) = stays.or_else(|| self.choice.choose(tried, now_ns)) else {
-            return Err(block);
-        };
+        stays.or_else(|| self.choice.choose(tried, now_ns))
+    }
+
+    /// Writes to a file, of another one's extent after it was freed there.
+    fn write_to(&mut self, id: u32, extent: u32, block: Block, path: usize, tried: u32) {
+        let home = self.home(extent);
         let op = match home.filter(|home| *home != path) {
             Some(home) => {
                 self.paths[home].put(Job::Punch(id, extent));
@@ -157,7 +164,6 @@ impl Disk {
             }
         };
         self.ops.insert(id, (op, Instant::now()));
-        Ok(())
     }
 
     /// An operation on a file has ended; what is told of it, unless it goes on.
@@ -186,10 +192,11 @@ impl Disk {
                     _ => Closed::Broken,
                 };
                 self.choice.close(path, why, self.now_ns());
-                return match self.write_to_any(id, extent, block, tried) {
-                    Ok(()) => None,
-                    Err(block) => Some(Event::Ended { id, outcome, block }),
+                let Some(path) = self.choose(extent, tried) else {
+                    return Some(Event::Ended { id, outcome, block });
                 };
+                self.write_to(id, extent, block, path, tried);
+                return None;
             }
         }
         Some(Event::Ended { id, outcome, block })
@@ -248,14 +255,23 @@ impl Disk {
 }
 
 impl Store for Disk {
-    fn lane(&self, _writes: bool) -> (Lane, u32) {
-        (Lane::Disk, 1)
+    fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
+        if !writes || self.paths.len() == 1 {
+            return (self.lane_of(extent), 1);
+        }
+        let path = self.choose(extent, 0).unwrap_or(0);
+        self.turns.insert(id, path);
+        (Lane::Disk(path as u8), 1)
     }
 
     fn write(&mut self, id: u32, extent: u32, block: Block, _: usize) {
-        if let Err(block) = self.write_to_any(id, extent, block, 0) {
-            let outcome = Outcome::Lost;
-            self.ended.push(Event::Ended { id, outcome, block });
+        let waited_for = self.turns.remove(&id);
+        match waited_for.or_else(|| self.choose(extent, 0)) {
+            Some(path) => self.write_to(id, extent, block, path, 0),
+            None => {
+                let outcome = Outcome::Lost;
+                self.ended.push(Event::Ended { id, outcome, block });
+            }
         }
     }
 
@@ -299,6 +315,8 @@ impl Store for Disk {
         }
         self.done = done;
         self.choice.tick(self.now_ns());
+        let width = self.paths.iter_mut().map(Path::tick).max().unwrap_or(0);
+        self.far.stats.disk_width.store(width as u64, Relaxed);
     }
 
     fn is_ready(&self) -> bool {

@@ -1,18 +1,21 @@
 //! One sparse file without a name, in which extent `n` lies at `n` x 32 KiB.
 //!
-//! Threads do the I/O. It bypasses the page cache where the file system allows that: what is far
+//! Threads do the I/O, as many as pay ([`canvas_place::width`]). It bypasses the page cache where the file system allows that: what is far
 //! must not take the memory that it makes room in.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::take;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle, park};
+use std::time::{Duration, Instant};
 
+use canvas_place::width::Width;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_types::units::Amount;
@@ -30,9 +33,12 @@ const RESERVE_PARTS: u128 = 20;
 /// and no more than this.
 const RESERVE_BYTES_MAX: u128 = 1 << 30;
 
-/// Threads that read and write, and those of them that only read.
+/// Threads that read and write at first and at most ([`canvas_place::width`]), and those of them that only read.
 const THREADS: usize = 4;
+const THREADS_MAX: usize = 32;
 const READERS: usize = 1;
+/// Between two looks at whether more would pay.
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// What is to be done. Numbers of operations come first.
 pub enum Job {
@@ -80,7 +86,13 @@ struct Jobs {
     frees: VecDeque<Job>,
     end: bool,
     /// Threads that sleep, and that nobody has woken yet.
-    asleep: [bool; THREADS],
+    asleep: Vec<bool>,
+    /// Threads that may work.
+    width: usize,
+    /// Of this period: jobs that came, those that found no thread asleep, and those that were done.
+    came: u64,
+    waited: u64,
+    ended: u64,
 }
 
 impl Jobs {
@@ -96,15 +108,23 @@ impl Jobs {
             Job::Write(..) | Job::Punch(..) => self.writes.push_back(job),
             Job::Free(_) => self.frees.push_back(job),
         }
-        let wakes = (from..THREADS).find(|i| self.asleep[*i])?;
-        self.asleep[wakes] = false;
-        Some(wakes)
+        let may_work = self.width.min(self.asleep.len());
+        self.came += 1;
+        let wakes = (from..may_work).find(|i| self.asleep[*i]);
+        match wakes {
+            Some(thread) => self.asleep[thread] = false,
+            None => self.waited += 1,
+        }
+        wakes
     }
 
     /// The next job for a thread.
-    fn take(&mut self, reads_only: bool) -> Option<Job> {
+    fn take(&mut self, thread: usize) -> Option<Job> {
+        if thread >= self.width {
+            return None;
+        }
         self.reads.pop_front().or_else(|| {
-            if reads_only {
+            if thread < READERS {
                 return None;
             }
             self.writes.pop_front().or_else(|| self.frees.pop_front())
@@ -125,6 +145,8 @@ struct Shared {
 pub struct Path {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    width: Width,
+    looked: Instant,
 }
 
 /// A file without a name in `dir`, for one tenant: it is gone when nobody has it open any more.
@@ -156,15 +178,56 @@ impl Path {
             any_done: AtomicBool::new(false),
             waker,
         });
-        let threads = (0..THREADS)
-            .map(|i| {
-                let shared = shared.clone();
-                Builder::new()
-                    .name(format!("disk-{i}"))
-                    .spawn(move || work(&shared, i))
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Path { shared, threads })
+        let mut path = Path {
+            shared,
+            threads: Vec::new(),
+            width: Width::new(THREADS, THREADS_MAX),
+            looked: Instant::now(),
+        };
+        path.widen(THREADS)?;
+        Ok(path)
+    }
+
+    /// From now on so many threads work; those that there are too many sleep.
+    fn widen(&mut self, width: usize) -> io::Result<()> {
+        lock(&self.shared.jobs).width = width;
+        for i in self.threads.len()..width {
+            lock(&self.shared.jobs).asleep.push(false);
+            let shared = self.shared.clone();
+            let thread = Builder::new()
+                .name(format!("disk-{i}"))
+                .spawn(move || work(&shared, i));
+            match thread {
+                Ok(thread) => self.threads.push(thread),
+                Err(e) => {
+                    lock(&self.shared.jobs).asleep.pop();
+                    return Err(e);
+                }
+            }
+        }
+        for thread in &self.threads {
+            thread.thread().unpark();
+        }
+        Ok(())
+    }
+
+    /// Looks, once in a while, whether more operations at a time would pay; how many there may be.
+    pub fn tick(&mut self) -> usize {
+        if self.looked.elapsed() < PERIOD {
+            return self.width.get();
+        }
+        self.looked = Instant::now();
+        let mut jobs = lock(&self.shared.jobs);
+        let (came, waited) = (take(&mut jobs.came), take(&mut jobs.waited));
+        let ended = take(&mut jobs.ended);
+        drop(jobs);
+        let before = self.width.get();
+        let now = self.width.step(ended, came, waited);
+        // With fewer threads than it wants it does as well as it can.
+        if now != before && self.widen(now).is_err() {
+            lock(&self.shared.jobs).width = self.threads.len();
+        }
+        now
     }
 
     /// Has something done.
@@ -259,6 +322,7 @@ fn work(shared: &Shared, thread: usize) {
                 done.push(Done::Freed(slab));
             }
         }
+        lock(&shared.jobs).ended += 1;
         lock(&shared.done).append(&mut done);
         shared.any_done.store(true, Ordering::SeqCst);
         shared.waker.wake();
@@ -270,7 +334,7 @@ fn next(shared: &Shared, thread: usize) -> Option<Job> {
         let mut jobs = lock(&shared.jobs);
         // Whoever woke it has said so already; it may have woken by itself.
         jobs.asleep[thread] = false;
-        let job = jobs.take(thread < READERS);
+        let job = jobs.take(thread);
         if job.is_some() || jobs.end {
             return job;
         }
@@ -387,7 +451,8 @@ mod tests {
     #[test]
     fn a_job_wakes_one_thread_that_can_do_it() {
         let mut jobs = Jobs {
-            asleep: [true; THREADS],
+            asleep: vec![true; THREADS],
+            width: THREADS,
             ..Jobs::default()
         };
         let read = || Job::Read(0, 0, 0..1, Block::default());
@@ -398,15 +463,41 @@ mod tests {
             "the first one is woken already"
         );
         assert_eq!(jobs.add(Job::Free(1)), Some(READERS + 1));
-        jobs.asleep = [false; THREADS];
+        jobs.asleep = vec![false; THREADS];
         jobs.asleep[0] = true;
         assert_eq!(jobs.add(Job::Write(1, 1, Block::default())), None);
         // Reads go first, and a reader leaves the rest alone.
-        assert!(matches!(jobs.take(true), Some(Job::Read(..))));
-        assert!(matches!(jobs.take(false), Some(Job::Read(..))));
-        assert!(jobs.take(true).is_none());
-        assert!(matches!(jobs.take(false), Some(Job::Write(..))));
-        assert!(matches!(jobs.take(false), Some(Job::Free(_))));
+        assert!(matches!(jobs.take(0), Some(Job::Read(..))));
+        assert!(matches!(jobs.take(READERS), Some(Job::Read(..))));
+        assert!(jobs.take(0).is_none());
+        jobs.width = 2;
+        assert!(jobs.take(2).is_none(), "it is one too many");
+        assert!(matches!(jobs.take(1), Some(Job::Write(..))));
+        assert!(matches!(jobs.take(1), Some(Job::Free(_))));
+        assert_eq!((jobs.came, jobs.waited), (4, 1));
+    }
+
+    #[test]
+    fn a_path_that_is_full_becomes_wider_and_everything_is_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fd, _) = canvas_shm::Segment::create(true).unwrap();
+        let waker = Waker(canvas_shm::Far::map(&fd).unwrap());
+        let mut path = Path::new(create(dir.path()).unwrap(), size(0), waker).unwrap();
+        path.widen(9).unwrap();
+        path.widen(2).unwrap();
+        for round in 0..3 {
+            for n in 0..64 {
+                path.put(Job::Write(n, n, Block::default()));
+            }
+            let (mut done, mut n) = (Vec::new(), 0);
+            while n < 64 {
+                path.take(&mut done);
+                n += done.drain(..).count();
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            path.widen(1 << (round + 1)).unwrap();
+        }
+        assert_eq!(path.threads.len(), 9);
     }
 
     #[test]

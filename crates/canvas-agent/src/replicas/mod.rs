@@ -244,8 +244,11 @@ impl Replicas {
                 }
             }
         }
+        for (slab, entry) in &mut map {
+            entry.is_cold = Replicas::is_cold(far, *slab);
+        }
         let seed = u64::from_le_bytes(crate::journal::random::<8>()?);
-        Ok(Replicas {
+        let replicas = Replicas {
             far,
             tenant,
             policy,
@@ -279,7 +282,9 @@ impl Replicas {
             behind: 0,
             failovers: 0,
             reported: None,
-        })
+        };
+        replicas.tell_warmth();
+        Ok(replicas)
     }
 
     fn now_ns(&self) -> u64 {
@@ -363,7 +368,7 @@ impl Replicas {
 
     /// The answer to a request for a replica.
     fn allocated(&mut self, donor: usize, slab: u32, handle: Option<u64>) {
-        let (now, want, far) = (self.now_ns(), self.policy.donors, self.far);
+        let (now, want, far) = (self.now_ns(), self.policy_of(slab).donors, self.far);
         let donors = Views::of(&self.donors, self.started);
         let granted = self.donors[donor].run.zip(handle);
         let placed = placement::allocated(
@@ -718,13 +723,16 @@ impl Donors for Views<'_> {
 }
 
 impl Store for Replicas {
-    fn lane(&self, writes: bool) -> (Lane, u32) {
-        if self.policy.donors == 0 {
-            (Lane::Disk, 1)
-        } else if writes {
-            (Lane::Out, self.policy.donors as u32)
-        } else {
-            (Lane::In, 1)
+    fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
+        let slab = extent / SLAB_EXTENTS as u32;
+        let donors = match Replicas::is_cold(self.far, slab) {
+            is_cold if writes => self.policy.of(is_cold).donors,
+            _ => self.policy.donors,
+        };
+        match &mut self.disk {
+            _ if !writes => (self.read_lane(id, extent), 1),
+            Some(disk) if donors == 0 => disk.lane(id, extent, writes),
+            _ => (Lane::Out, donors.max(1) as u32),
         }
     }
 

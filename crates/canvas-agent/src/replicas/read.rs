@@ -3,15 +3,19 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use canvas_place::replicas::read::{self, Ask, Otherwise, Then};
+use canvas_place::pace::{HEDGE_NS_MAX, HEDGE_NS_MIN};
+use canvas_place::paths::{Closed, Paths};
+use canvas_place::replicas::read::{self, Ask, OnDisk, Otherwise, Then};
 use canvas_shm::far::EXTENT_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Request};
 
 use super::{Call, Replicas, Views};
 use crate::block::Block;
+use crate::dispatch::Lane;
 use crate::store::{Event, Outcome, Store, place};
 
 /// The disk knows our reads by numbers of their own from here on: a read that another copy was faster
@@ -24,6 +28,8 @@ struct Read {
     range: Range<usize>,
     /// Tells it from earlier ones of its id.
     serial: u64,
+    /// It is the disk's turn, whatever donors have.
+    disk_first: bool,
     /// While it is not with the disk, and not handed out.
     block: Option<Block>,
     /// Who was asked, and who has answered.
@@ -32,12 +38,36 @@ struct Read {
     since: Instant,
 }
 
+/// Where a read goes first: numbers of [`Turns::paths`].
+const DONORS: usize = 0;
+const DISK: usize = 1;
+
+/// In the place of a donor: the disk of this host.
+const THE_DISK: usize = usize::MAX;
+
+/// Of what donors and the disk both have, reads go to the one that is faster under its load (Colloid's principle).
+pub(super) struct Turns {
+    paths: Paths,
+    /// Whose turn it was, by the read's id, and since when the read waits for it.
+    under_way: HashMap<u32, (usize, Instant)>,
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        Turns {
+            paths: Paths::first_of(2),
+            under_way: HashMap::new(),
+        }
+    }
+}
+
 /// Reads under way.
 #[derive(Default)]
 pub(super) struct Reads {
     by_id: HashMap<u32, Read>,
     serial: u64,
-    /// When to ask another copy as well: the time, the read and the donor that has been asked.
+    turns: Turns,
+    /// When to ask another copy as well: the time, the read and the donor that has been asked, or [`THE_DISK`].
     due: BinaryHeap<Reverse<(Instant, u32, u64, usize)>>,
     /// What the disk has to do.
     on_disk: HashMap<u32, (u32, u64)>,
@@ -63,7 +93,59 @@ impl Reads {
     }
 }
 
+impl Turns {
+    /// After so long without an answer of the disk a donor is asked as well, in ns.
+    fn disk_hedge_ns(&self) -> u64 {
+        const TIMES: f64 = 8.0;
+        let mean_ns = self.paths.latency_ns(DISK).unwrap_or(0.0);
+        ((mean_ns * TIMES) as u64).clamp(HEDGE_NS_MIN, HEDGE_NS_MAX)
+    }
+
+    /// A read has ended.
+    fn ended(&mut self, id: u32) {
+        if let Some((path, since)) = self.under_way.remove(&id) {
+            self.paths.took(path, since.elapsed().as_nanos() as u64);
+        }
+    }
+}
+
 impl Replicas {
+    /// What a read travels over. Where donors and the disk both have the extent, their turns decide.
+    pub(super) fn read_lane(&mut self, id: u32, extent: u32) -> Lane {
+        let (slab, within) = place(extent);
+        let on_disk = self.on_disk(slab, within);
+        let donors = Views::of(&self.donors, self.started);
+        let at_donors = self.map.get(&slab).is_some_and(|entry| {
+            let mut sources = entry.sources(&donors, within);
+            sources.any(|source| source.has && source.up)
+        });
+        let now_ns = self.now_ns();
+        let turns = &mut self.reads.turns;
+        let path = match (on_disk, at_donors) {
+            (OnDisk::Yes, true) => {
+                turns.paths.tick(now_ns);
+                let path = turns.paths.choose(0, now_ns).unwrap_or(DONORS);
+                if path == DISK {
+                    self.far.stats.reads_by_disk.fetch_add(1, Relaxed);
+                }
+                turns.under_way.insert(id, (path, Instant::now()));
+                path
+            }
+            (OnDisk::Yes | OnDisk::First, _) => {
+                turns.under_way.remove(&id);
+                DISK
+            }
+            (OnDisk::No | OnDisk::Unsure, _) => {
+                turns.under_way.remove(&id);
+                DONORS
+            }
+        };
+        match &self.disk {
+            Some(disk) if path == DISK => disk.lane_of(extent),
+            _ => Lane::In,
+        }
+    }
+
     /// A read begins, or (`again`) what was handed out did not verify.
     pub(super) fn begin_read(
         &mut self,
@@ -83,8 +165,10 @@ impl Replicas {
             return self.go_on(id);
         }
         self.reads.serial += 1;
+        let turn = self.reads.turns.under_way.get(&id);
         let read = Read {
             extent,
+            disk_first: turn.is_some_and(|(path, _)| *path == DISK),
             range,
             serial: self.reads.serial,
             block: Some(block),
@@ -142,7 +226,10 @@ impl Replicas {
                 return false;
             };
             let (slab, within) = place(r.extent);
-            let on_disk = self.on_disk(slab, within);
+            let on_disk = match self.on_disk(slab, within) {
+                OnDisk::Yes if r.disk_first => OnDisk::First,
+                other => other,
+            };
             let donors = Views::of(&self.donors, self.started);
             let slab = self.map.get(&slab);
             let next = r.state.next(slab, within, &donors, on_disk, besides);
@@ -185,6 +272,10 @@ impl Replicas {
         self.reads.disk_serial = self.reads.disk_serial.wrapping_add(1);
         self.reads.on_disk.insert(number, (id, r.serial));
         let range = r.range.clone();
+        if r.disk_first {
+            let due = Instant::now() + Duration::from_nanos(self.reads.turns.disk_hedge_ns());
+            self.reads.due.push(Reverse((due, id, r.serial, THE_DISK)));
+        }
         disk.read(number, r.extent, range, 0, block.unwrap_or_default());
     }
 
@@ -218,6 +309,7 @@ impl Replicas {
                     block[r.range.clone()].copy_from_slice(data);
                 }
                 let outcome = Outcome::Done;
+                self.reads.turns.ended(id);
                 self.events.push(Event::Ended { id, outcome, block });
             }
             Then::GoOn { failover } => {
@@ -245,6 +337,7 @@ impl Replicas {
                     }
                     None => block,
                 };
+                self.reads.turns.ended(id);
                 self.events.push(Event::Ended { id, outcome, block });
             }
             Then::GoOn { .. } => {
@@ -274,18 +367,31 @@ impl Replicas {
         let now = Instant::now();
         while let Some(&Reverse((due, id, serial, donor))) = self.reads.due.peek() {
             let read = self.reads.get(id, serial);
-            let waits = read.is_some_and(|r| r.state.waits_for(donor));
+            let waits = read.is_some_and(|r| match donor {
+                THE_DISK => r.state.waits_for_disk(),
+                donor => r.state.waits_for(donor),
+            });
             if waits && due > now {
                 return;
             }
             self.reads.due.pop();
             if waits {
-                self.suspect(donor);
+                if donor == THE_DISK {
+                    self.disk_is_silent();
+                } else {
+                    self.suspect(donor);
+                }
                 if self.ask_next(id, true) {
                     self.failovers += 1;
                 }
             }
         }
+    }
+
+    /// The disk is asked after donors for a while.
+    fn disk_is_silent(&mut self) {
+        let now_ns = self.now_ns();
+        self.reads.turns.paths.close(DISK, Closed::Silent, now_ns);
     }
 
     /// The donor is asked after others until it answers a ping.

@@ -112,9 +112,16 @@ impl Replicas {
         let has_disk = self.disk.is_some();
         match self.repairs.jobs.source(slot, &self.map, &donors, has_disk) {
             From::Donor(_) => self.want(slot, Lane::In),
-            From::Disk => self.want(slot, Lane::Disk),
+            From::Disk => self.want(slot, self.disk_lane(slot)),
             From::Nowhere => self.end_repair(slot, false),
         }
+    }
+
+    /// What a job's extent travels over to the disk and back.
+    fn disk_lane(&self, slot: usize) -> Lane {
+        let extent = self.repairs.jobs.job(slot).map_or(0, |job| job.extent);
+        let disk = self.disk.as_ref();
+        disk.map_or(Lane::Disk(0), |disk| disk.lane_of(extent))
     }
 
     /// A job wants to move what is left of what it reads or writes.
@@ -227,7 +234,8 @@ impl Replicas {
         match self.repairs.jobs.verified(slot, &self.map, good, seal) {
             Verified::Write(target) => {
                 self.repairs.moving[slot].got = 0;
-                self.want(slot, target.map_or(Lane::Disk, |_| Lane::Out));
+                let lane = target.map_or_else(|| self.disk_lane(slot), |_| Lane::Out);
+                self.want(slot, lane);
             }
             Verified::Has => self.end_repair(slot, true),
             Verified::End => self.end_repair(slot, false),

@@ -4,9 +4,11 @@
 //! before (in the tenant's turns), and what is not wanted any more is given up slab by slab, when all that is wanted of
 //! a slab is whole. Reads go to whatever copy there is.
 
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
 use canvas_place::replicas::Policy;
 use canvas_place::replicas::read::OnDisk;
-use canvas_shm::far::SLAB_EXTENTS;
+use canvas_shm::far::{Far, SLAB_EXTENTS};
 
 use super::{Replicas, Views};
 use crate::log::About;
@@ -20,8 +22,13 @@ pub(super) fn possible(wanted: Policy, has_disk: bool) -> Policy {
     } else {
         wanted.donors.max(1)
     };
-    let late = wanted.late && disk && donors > 0;
-    Policy { donors, disk, late }
+    let both = disk && donors > 0;
+    Policy {
+        donors,
+        disk,
+        late: wanted.late && both,
+        warm: wanted.warm && both,
+    }
 }
 
 impl Replicas {
@@ -32,6 +39,7 @@ impl Replicas {
             return;
         }
         self.policy = now;
+        self.tell_warmth();
         if now.donors > 0 {
             for addr in std::mem::take(&mut self.meeting.unmet) {
                 self.meet(addr);
@@ -39,6 +47,22 @@ impl Replicas {
         }
         let line = format!("far memory moves to other places: copies are {now} now");
         self.events.push(Event::Line(About::Copies, line));
+    }
+
+    /// The tenant's processes put cold pages into slabs of their own while these go to another place.
+    pub(super) fn tell_warmth(&self) {
+        self.far.by_warmth.store(self.policy.warm.into(), Relaxed);
+    }
+
+    /// The copies that are wanted of a slab.
+    pub(super) fn policy_of(&self, slab: u32) -> Policy {
+        let is_cold = self.map.get(&slab).is_some_and(|entry| entry.is_cold);
+        self.policy.of(is_cold)
+    }
+
+    /// Was the slab taken for cold pages, as its owner says? What comes of a lie is the owner's alone.
+    pub(super) fn is_cold(far: &Far, slab: u32) -> bool {
+        far.slabs[slab as usize].cold.load(Acquire) != 0
     }
 
     /// Has the disk an extent (a number within its slab), as far as is known?
@@ -63,7 +87,7 @@ impl Replicas {
     /// Frees what the disk has of a slab, if that is not wanted any more and not needed.
     pub(super) fn let_go_of_disk(&mut self, slab: u32, now: u64) {
         let has_any = self.map.get(&slab).is_some_and(|e| e.may_be_on_disk);
-        if self.policy.disk || !has_any || self.disk.is_none() || self.disk_is_used(slab) {
+        if self.policy_of(slab).disk || !has_any || self.disk.is_none() || self.disk_is_used(slab) {
             return;
         }
         let donors = Views::of(&self.donors, self.started);

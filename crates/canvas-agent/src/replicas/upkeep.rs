@@ -134,7 +134,7 @@ impl Replicas {
     /// All donors are there, and none that could take one more replica of the slab has room.
     pub(super) fn no_other_has_room(&self, slab: u32) -> bool {
         let donors = Views::of(&self.donors, self.started);
-        let (want, bytes) = (self.policy.donors, SLAB_BYTES as u64);
+        let (want, bytes) = (self.policy_of(slab).donors, SLAB_BYTES as u64);
         match self.map.get(&slab) {
             Some(entry) => entry.no_other_has_room(&donors, want, bytes),
             None => Slab::default().no_other_has_room(&donors, want, bytes),

@@ -77,6 +77,7 @@ impl Replicas {
         self.ops.insert(id, op);
         let now = self.now_ns();
         let entry = self.map.entry(slab).or_default();
+        entry.is_cold = Replicas::is_cold(self.far, slab);
         let donors = Views::of(&self.donors, self.started);
         for _ in 0..entry.to_ask(&donors, self.policy, now) {
             self.place(slab);
@@ -91,28 +92,29 @@ impl Replicas {
 
     /// Begins a write for which there are as many copies as there will be.
     pub(super) fn send_write(&mut self, id: u32) {
+        let policy = self.policy_of(self.ops[&id].slab());
         let op = self.ops.get_mut(&id).expect("under way");
         if self.repairs.jobs.holds_back(op.extent, id) {
             return;
         }
         if let Some(waiting) = self.dropping.get_mut(&op.slab())
-            && self.policy.disk
+            && policy.disk
         {
             waiting.push(id);
             return;
         }
         // Copies that are given up, because none is wanted at donors any more, get nothing new.
         if let Some(entry) = self.map.get(&op.slab())
-            && self.policy.donors > 0
+            && policy.donors > 0
         {
             op.targets = entry.replicas.iter().map(Target::of).collect();
         }
         self.send_piece(id);
         let has_target = !self.ops[&id].targets.is_empty();
         let is_near = self.behind * EXTENT_BYTES as u64 + (EXTENT_BYTES as u64) <= LATE_BYTES_MAX;
-        if self.policy.late && has_target && is_near {
+        if policy.late && has_target && is_near {
             self.behind += 1;
-        } else if self.policy.disk {
+        } else if policy.disk {
             self.write_to_disk(id);
         }
         self.write_ended(id);
@@ -238,6 +240,7 @@ impl Replicas {
         let Some(op) = self.ops.get_mut(&id) else {
             return;
         };
+        let slab = op.slab();
         if op.parts > 0 || op.waits {
             return;
         }
@@ -250,14 +253,14 @@ impl Replicas {
             return;
         }
         let has_none = op.donors == 0 && op.disk.is_none();
-        let is_open = self.disk.is_some() && !self.dropping.contains_key(&op.slab());
-        if self.policy.disk && has_none && is_open {
+        let is_open = self.disk.is_some() && !self.dropping.contains_key(&slab);
+        let policy = self.policy_of(slab);
+        if policy.disk && has_none && is_open {
             // No donor has taken it after all.
             return self.write_to_disk(id);
         }
         let op = self.ops.remove(&id).expect("just seen");
         // A copy that was made meanwhile has not got it.
-        let slab = op.slab();
         let unsent: Vec<usize> = self.map.get(&slab).map_or_else(Vec::new, |e| {
             let donors = e.replicas.iter().map(|c| c.donor);
             let has = |donor: &usize| op.targets.iter().any(|t| t.donor == *donor);
@@ -278,7 +281,7 @@ impl Replicas {
         let there = op.targets.iter().filter(|t| self.is_there(slab, **t));
         let donors = there.count().min(op.donors);
         let outcome = match op.disk {
-            _ if is_durable(self.policy, donors, on_disk) => Outcome::Done,
+            _ if is_durable(policy, donors, on_disk) => Outcome::Done,
             Some(outcome) => outcome,
             None if self.no_other_has_room(slab) => Outcome::NoRoom,
             None => Outcome::Lost,

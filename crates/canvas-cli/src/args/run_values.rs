@@ -105,6 +105,9 @@ pub enum CopiesArg {
     /// The same, where the disk may be behind by 64 MiB, which are lost when the server dies then.
     #[value(name = "1+disk-async")]
     OneAndDiskLater,
+    /// A disk of this host, and one server of what is likely to be needed again soon.
+    #[value(name = "warm+disk")]
+    WarmAndDisk,
     /// Two servers.
     #[value(name = "2")]
     Two,

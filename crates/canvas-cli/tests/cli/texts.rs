@@ -94,6 +94,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "swap-out-limit",
             "tenant",
             "trace",
+            "unit",
             "weight",
         ],
         "replay" => &[

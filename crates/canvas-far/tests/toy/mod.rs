@@ -11,14 +11,14 @@ use canvas_far::fetch::{self, Lost, Stored};
 use canvas_far::job::JobKind;
 use canvas_far::{
     Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom, channel,
-    lead_time, resident_copies, spill,
+    lead_time, resident_copies, spill, unit,
 };
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{FETCHES, Mailbox, REQUESTS, Status, WRITES};
 use canvas_swap::classes::region_bytes;
 use canvas_swap::digests::words_for;
 use canvas_swap::extent::EXTENT_BYTES;
-use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
+use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
 use canvas_swap::hash::{PageHash, portable};
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_swap::{
@@ -162,6 +162,12 @@ pub struct World {
     pub answered: Vec<std::sync::atomic::AtomicU32>,
     /// Pages that come in keep their entries.
     pub keeps: bool,
+    /// The read unit that was asked for, and the one that was learned.
+    pub unit_bytes: Plain,
+    pub unit_learned: Plain,
+    /// Cold pages go to slabs of their own; the slabs that were taken for them.
+    pub by_warmth: Plain,
+    cold: Vec<AtomicU32>,
 }
 
 fn words(n: usize) -> Vec<AtomicU64> {
@@ -209,6 +215,10 @@ impl World {
             agent: Mutex::new(Agent::new()),
             answered: (0..REQUESTS).map(|_| Default::default()).collect(),
             keeps: true,
+            unit_bytes: Plain::new(0),
+            unit_learned: Plain::new(0),
+            by_warmth: Plain::new(0),
+            cold: shorts(SLABS),
         }
     }
     pub fn toy(&self) -> Toy<'_> {
@@ -275,14 +285,21 @@ impl Slabs for OurSlabs<'_> {
     fn high(&self) -> u32 {
         SLABS as u32
     }
-    fn take(&self) -> Option<u32> {
+    fn take(&self, warmth: Warmth) -> Option<u32> {
         let mut taken = self.0.taken.lock().unwrap();
         if taken.len() as u64 >= self.0.slabs_max.load(Relaxed) {
             return None;
         }
         let slab = (0..SLABS as u32).find(|s| !taken.contains(s))?;
         taken.push(slab);
+        self.0.cold[slab as usize].store(warmth as u32, Ordering::Relaxed);
         Some(slab)
+    }
+    fn warmth(&self, slab: u32) -> Warmth {
+        match self.0.cold[slab as usize].load(Ordering::Relaxed) {
+            0 => Warmth::Warm,
+            _ => Warmth::Cold,
+        }
     }
     fn give_up(&self, slab: u32) {
         let mut taken = self.0.taken.lock().unwrap();
@@ -361,13 +378,21 @@ impl Pages for Toy<'_> {
             },
         );
     }
-    fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Word) -> bool) {
+    /// Odd pages are cold.
+    fn oldest(
+        &self,
+        among: Option<Warmth>,
+        look_max: Option<usize>,
+        mut take: impl FnMut(u32, Word) -> bool,
+    ) {
+        let is_among = |page: usize| among.is_none_or(|a| (a == Warmth::Cold) == (page % 2 == 1));
         let n = self.w.words.len();
         let rounds = if look_max.is_some() { 1 } else { 2 };
         for _ in 0..n * rounds {
             let page = self.w.hand.load(Relaxed) as usize % n;
             let seen = Word(self.w.words[page].load(Ordering::Acquire));
             let offered = seen.state() == FAR && seen.entry().is_some() && !seen.has(BEYOND);
+            let offered = offered && is_among(page);
             if offered && seen.has(REFERENCED) {
                 let passed = seen.0 & !REFERENCED;
                 let order = Ordering::AcqRel;
@@ -464,6 +489,15 @@ impl Channel for Toy<'_> {
     fn spill_percent(&self) -> u64 {
         75
     }
+    fn unit_bytes(&self) -> u64 {
+        self.w.unit_bytes.load(Relaxed)
+    }
+    fn by_warmth(&self) -> bool {
+        self.w.by_warmth.load(Relaxed) != 0
+    }
+    fn note_unit(&self, bytes: u64) {
+        self.w.unit_learned.store(bytes, Relaxed);
+    }
     fn note_read(&self, _: u64) {}
     fn note_ahead(&self, ns: u64) {
         self.w.ahead_ns.lock().unwrap().push(ns);
@@ -555,7 +589,7 @@ impl Toy<'_> {
         true
     }
 
-    /// A far page is needed: it must be `want`. `keep`: it keeps its entry. `neighbours`: and its whole extent
+    /// A far page is needed: it must be `want`. `keep`: it keeps its entry. `neighbours`: and what the read unit says
     /// comes after it. An error when far memory did not give it this time.
     pub fn swap_in(
         &self,
@@ -602,10 +636,13 @@ impl Toy<'_> {
             }
             assert!(*out == *want.bytes(), "page {page} came back as another");
             lead_time::used(self, seen.entry());
+            if came_from.is_none() && seen.has(REFERENCED) {
+                unit::used(self);
+            }
             if let Some(place) = came_from
                 && neighbours
             {
-                fetch::fetch(self, place.extent);
+                unit::comes_beside(self, place.extent);
                 fetch::keep(self, seen.entry(), place, &stored);
             }
             *self.w.local[page as usize].lock().unwrap() = want;

@@ -142,7 +142,7 @@ mod tests {
             now in 0..20u64,
         ) {
             let disk = disk || donors == 0;
-            let (policy, on_disk) = (Policy { donors, disk, late: false }, disk && is_whole);
+            let (policy, on_disk) = (Policy { donors, disk, late: false, warm: false }, disk && is_whole);
             let Some(given) = give_up(copies.iter().copied(), policy, on_disk, room, now) else {
                 // What is over, or not needed, does not stay.
                 let due = |c: &Held| c.leaving_until_ns.is_some_and(|u| now >= u);
@@ -209,32 +209,18 @@ mod tests {
             donors: 2,
             disk: false,
             late: false,
+            warm: false,
         };
         assert!(!is_durable(two, 1, None));
         assert!(is_durable(two, 2, None));
         let (donors, disk) = (0, true);
-        assert!(!is_durable(
-            Policy {
-                donors,
-                disk,
-                late: false
-            },
-            0,
-            None
-        ));
-        assert!(is_durable(
-            Policy {
-                donors,
-                disk,
-                late: false
-            },
-            1,
-            None
-        ));
+        assert!(!is_durable(Policy::new(donors, disk), 0, None));
+        assert!(is_durable(Policy::new(donors, disk), 1, None));
         let disk = Policy {
             donors: 1,
             disk: true,
             late: false,
+            warm: false,
         };
         assert!(is_durable(disk, 0, Some(true)));
         assert!(!is_durable(disk, 1, Some(false)));

@@ -164,6 +164,8 @@ pub struct Slab {
     pub replicas: Vec<Replica>,
     /// What the disk of this host lacks of it, where that keeps copies.
     pub disk: Gaps,
+    /// Its pages are not likely to be needed soon, as who writes them says.
+    pub is_cold: bool,
     /// Something may be on that disk: it was written there, or an agent before this one may have.
     pub may_be_on_disk: bool,
     /// Requests for a copy under way.

@@ -29,6 +29,8 @@ pub struct Policy {
     pub disk: bool,
     /// The disk gets its copy after the write has ended: what donors have is durable (as in Infiniswap).
     pub late: bool,
+    /// Donors get only slabs that are not cold: what is not likely to be needed soon is on the disk alone.
+    pub warm: bool,
 }
 
 /// Bytes that the disk may lack of what was written late; what is written past that waits for the disk. So much may
@@ -37,12 +39,19 @@ pub const LATE_BYTES_MAX: u64 = 64 << 20;
 
 impl Policy {
     /// Those that can be asked for, by the names that `--copies` has.
-    pub const NAMED: [(&'static str, Policy); 6] = [
+    pub const NAMED: [(&'static str, Policy); 7] = [
         ("1+disk", Policy::new(1, true)),
         (
             "1+disk-async",
             Policy {
                 late: true,
+                ..Policy::new(1, true)
+            },
+        ),
+        (
+            "warm+disk",
+            Policy {
+                warm: true,
                 ..Policy::new(1, true)
             },
         ),
@@ -58,11 +67,21 @@ impl Policy {
         all.find(|(n, _)| *n == name).map(|(_, policy)| *policy)
     }
 
-    const fn new(donors: usize, disk: bool) -> Policy {
+    /// So many at donors, and one on the disk or none.
+    pub const fn new(donors: usize, disk: bool) -> Policy {
         Policy {
             donors,
             disk,
             late: false,
+            warm: false,
+        }
+    }
+
+    /// Of a slab that is cold or not.
+    pub fn of(self, is_cold: bool) -> Policy {
+        match self.warm && self.disk && is_cold {
+            true => Policy::new(0, true),
+            false => self,
         }
     }
 }

@@ -124,6 +124,7 @@ impl Slab {
         if self.allocating > 0 || now_ns < self.again_ns {
             return 0;
         }
+        let policy = policy.of(self.is_cold);
         let counts = |c: &&Replica| policy.disk || donors.view(c.donor).is_up();
         let have = self.replicas.iter().filter(counts).count();
         let most = REPLICAS_MAX.saturating_sub(self.replicas.len());
@@ -132,6 +133,7 @@ impl Slab {
 
     /// What is to be done for it at a tick.
     pub fn due(&self, donors: &(impl Donors + ?Sized), policy: Policy, now_ns: u64) -> Due {
+        let policy = policy.of(self.is_cold);
         let (held, want) = (self.held(donors, now_ns), policy.donors);
         Due {
             degraded: whole(held.clone()) < want
@@ -153,6 +155,7 @@ impl Slab {
         room: impl FnOnce() -> bool,
         now_ns: u64,
     ) -> Option<Given> {
+        let policy = policy.of(self.is_cold);
         // Nothing wants it back, and there is none too many.
         if self.replicas.len() <= policy.donors && self.replicas.iter().all(|c| c.leaving.is_none())
         {
@@ -184,6 +187,7 @@ impl Slab {
         policy: Policy,
         now_ns: u64,
     ) -> bool {
+        let policy = policy.of(self.is_cold);
         let goes = !policy.disk
             && policy.donors > 0
             && self.may_be_on_disk

@@ -29,13 +29,14 @@ pub enum OnDisk {
     Unsure,
     /// It has it, and is asked after the donors.
     Yes,
-    /// It has it, and is asked before the donors, whose copies are given up.
+    /// It has it, and is asked before the donors: it is the disk's turn, or their copies are given up.
     First,
 }
 
 impl OnDisk {
     /// What is known of an extent (a number within its slab). `has_disk`: copies are kept there, wanted or not.
     pub fn of(slab: Option<&Slab>, extent: usize, has_disk: bool, policy: Policy) -> OnDisk {
+        let policy = policy.of(slab.is_some_and(|e| e.is_cold));
         match slab.filter(|e| e.disk.has(extent)) {
             _ if !has_disk => OnDisk::No,
             Some(lacking) if lacking.may_be_on_disk => OnDisk::Unsure,
@@ -241,6 +242,11 @@ impl Read {
     /// A tick after [`Otherwise::Later`]: donors (a bit each) that do not serve are tried anew.
     pub fn try_again(&mut self, up: u64) {
         self.tried &= up;
+    }
+
+    /// Is the disk's answer still awaited, and of use?
+    pub fn waits_for_disk(&self) -> bool {
+        !self.handed && self.asked_disk
     }
 
     /// Is a donor's answer still awaited, and of use?

@@ -161,6 +161,7 @@ impl Repairs {
         let wraps = map.range(from..).chain(map.range(..from));
         let slabs: Vec<u32> = wraps
             .filter(|(_, e)| {
+                let policy = policy.of(e.is_cold);
                 policy.disk && !e.disk.is_none()
                     || policy.donors > 0 && e.replicas.iter().any(|c| !c.missing.is_none())
             })
@@ -170,6 +171,7 @@ impl Repairs {
         'search: for slab in slabs {
             let entry = map.get_mut(&slab).expect("just seen");
             let first = slab * extents as u32;
+            let policy = policy.of(entry.is_cold);
             let good = |c: &&mut Replica| {
                 policy.donors > 0 && donors.view(c.donor).is_up() && c.leaving.is_none()
             };

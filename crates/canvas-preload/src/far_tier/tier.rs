@@ -1,7 +1,9 @@
 //! The far tier of this process: [`canvas_far`], where the tenant has far memory. What other rooms call.
 
 use canvas_far::fetch::{Lost, Stored};
-use canvas_far::{Owner, channel, completion, fetch, lead_time, resident_copies, room, spill};
+use canvas_far::{
+    Owner, channel, completion, fetch, lead_time, resident_copies, room, spill, unit,
+};
 use canvas_types::{DeepPlace, PageBuf, SwapEntry};
 use core::sync::atomic::Ordering;
 
@@ -22,6 +24,20 @@ pub fn load(
     beyond().map_or(Err(Lost::Unreachable), |b| {
         fetch::load(&b, entry, place, out, scratch)
     })
+}
+
+/// A page of the extent was read alone, and its entry names it still: what comes beside it, in the background.
+#[inline]
+pub fn comes_beside(extent: u32) {
+    if let Some(b) = beyond() {
+        unit::comes_beside(&b, extent);
+    }
+}
+
+/// A page that came beside another one into the pool is needed.
+#[inline]
+pub fn used_beside() {
+    unit::used(&Ours);
 }
 
 /// Keeps in the pool what [`load`] has read, if that has room.
@@ -76,12 +92,6 @@ pub fn absorb() {
     if let Some(b) = beyond() {
         completion::finish_all(&b);
     }
-}
-
-/// Has the pool room for neighbours of a page that was read?
-#[inline]
-pub fn pool_has_room() -> bool {
-    beyond().is_some_and(|b| room::pool_has_room(&b))
 }
 
 /// Has it room, or finds some, for what is on its way to local memory?

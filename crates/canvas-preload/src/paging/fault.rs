@@ -554,16 +554,17 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     }
     tier::used(cur.entry());
     let plan = learn(page, FaultKind::Demand);
-    // Its neighbours (FastSwap §V), when there is room for them or a stream needs them. Now, while our
+    // Its neighbours (FastSwap §V), when a stream needs them or the read unit says so. Now, while our
     // page's entry keeps the extent.
-    if let Some(place) = deep_place
-        && (plan.stream || tier::pool_has_room())
-    {
-        tier::fetch(place.extent);
-        // What a stream has passed is not wanted again soon.
-        if !plan.stream {
+    match deep_place {
+        Some(place) if plan.stream => tier::fetch(place.extent),
+        Some(place) => {
+            tier::comes_beside(place.extent);
+            // What a stream has passed is not wanted again soon.
             tier::keep(cur.entry(), place, &ctx.stored);
         }
+        None if cur.has(flag::REFERENCED) && !plan.stream => tier::used_beside(),
+        None => {}
     }
     let held = chunk::shared(page);
     let protected = !write && comes_protected(page, cur);

@@ -6,7 +6,7 @@ use canvas_place::replicas::Policy;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_types::slo::SloError;
 use canvas_types::units::{Amount, RateLimit, Size, Span, UnitError};
-use canvas_types::{PAGE_SIZE, Prefetch, Slo, Threshold};
+use canvas_types::{PAGE_SIZE, Prefetch, ReadUnit, ReadUnitError, Slo, Threshold};
 
 use crate::error::ChangeError;
 use crate::options::{BatchError, LOCAL_MIN, batch_error, batch_pages};
@@ -15,7 +15,7 @@ use canvas_control::terms::{Terms, TermsError, check_local, check_size};
 
 /// What can be changed, for people.
 pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, \
-    proactive-threshold, proactive-batch, slo, copies, weight, swap-in-limit and swap-out-limit";
+    proactive-threshold, proactive-batch, slo, unit, copies, weight, swap-in-limit and swap-out-limit";
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +40,8 @@ pub enum Change {
     ProactiveBatch(u32),
     /// `--slo`.
     Slo(Slo),
+    /// `--unit`.
+    Unit(ReadUnit),
     /// `--copies`.
     Copies(Policy),
     /// `--weight`.
@@ -184,6 +186,9 @@ pub enum ValueError {
     /// It is none of the targets.
     #[error(transparent)]
     Slo(SloError),
+    /// It is none of the read units.
+    #[error(transparent)]
+    ReadUnit(ReadUnitError),
     /// It is none of the batches.
     #[error(transparent)]
     Batch(#[from] BatchError),
@@ -217,6 +222,7 @@ impl Places {
             donors,
             disk,
             late: _,
+            warm: _,
         } = policy;
         if donors > self.servers && !self.gossip {
             return Err(ValueError::FewServers {
@@ -334,6 +340,13 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
                 .parse()
                 .map(Change::Slo)
                 .map_err(|e| bad(ValueError::Slo(e)))
+        }
+        "unit" => {
+            with_far()?;
+            value
+                .parse()
+                .map(Change::Unit)
+                .map_err(|e| bad(ValueError::ReadUnit(e)))
         }
         "copies" => {
             with_far()?;
@@ -496,6 +509,7 @@ mod tests {
             ("proactive-threshold", "off"),
             ("proactive-batch", "1M"),
             ("slo", "2%"),
+            ("unit", "64K"),
             ("copies", "2"),
             ("weight", "300"),
             ("swap-in-limit", "200M/s"),
@@ -512,10 +526,12 @@ mod tests {
             Change::ProactiveThreshold(Threshold::Off),
             Change::ProactiveBatch(256),
             Change::Slo(Slo::Slowdown(20_000)),
+            Change::Unit(ReadUnit::Bytes(64 << 10)),
             Change::Copies(Policy {
                 donors: 2,
                 disk: false,
                 late: false,
+                warm: false,
             }),
             Change::Weight(300),
             Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
@@ -592,9 +608,15 @@ mod tests {
             (&[("slo", "99%")], now(), "write a share of 0.1% to 50%"),
             (&[("slo", "p99=5")], now(), "a duration such as"),
             (
+                &[("unit", "3M")],
+                now(),
+                "unit=3M: it is no read unit; write auto, 4K",
+            ),
+            (&[("unit", "4K")], bare.clone(), "has no far memory"),
+            (
                 &[("copies", "4")],
                 now(),
-                "write one of 1+disk, 1+disk-async, 2, 3, none, disk",
+                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk",
             ),
             (
                 &[("copies", "3")],

@@ -9,6 +9,7 @@ use canvas_shm::files::Files;
 use canvas_shm::histogram::BUCKETS;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_sys::proc::now_ns;
+use canvas_types::ReadUnit;
 
 use super::features;
 use super::set::{self, Change, Now, SetError};
@@ -93,6 +94,7 @@ impl Tenant {
             far_bytes: area.map(|a| slabs(a).1 * slab),
             spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
             far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
+            unit: area.map(|a| ReadUnit::from_number(a.unit_bytes.load(Relaxed)).to_string()),
             prefetch: config.prefetch().name().to_owned(),
             copies: agent.and_then(Keeper::copies).map(|c| c.to_string()),
             weight: share.map(|s| s.weight),
@@ -226,6 +228,7 @@ impl Tenant {
                 (Change::Slo(slo), _) => segment.config.slo.store(slo.number(), Relaxed),
                 (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
                 (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
+                (Change::Unit(unit), Some(a)) => a.unit_bytes.store(unit.number(), Relaxed),
                 // Done.
                 (
                     Change::Far(_)
@@ -236,7 +239,7 @@ impl Tenant {
                     _,
                 ) => {}
                 // There is no far memory, and `plan` has refused it.
-                (Change::SpillAt(_) | Change::FarWait(_), None) => {}
+                (Change::SpillAt(_) | Change::FarWait(_) | Change::Unit(_), None) => {}
             }
         }
         // The reclaim threads look at the bounds when they wake.
