@@ -414,15 +414,18 @@ fn sentences(t: &Told) -> String {
     };
     let local = match t.need_bytes {
         Some(need) if need > t.local_bytes => format!(
-            "{} of the {} that it needs, because this host has no more to spare",
+            "{} of the {} of local memory that it needs, because there is no more to spare",
             Bytes(t.local_bytes),
             Bytes(need)
         ),
-        Some(need) => format!("the {} that it needs", Bytes(need)),
-        None => Bytes(t.local_bytes).to_string(),
+        Some(need) => format!("the {} of local memory that it needs", Bytes(need)),
+        None => format!(
+            "{} of local memory, which can be spared",
+            Bytes(t.local_bytes)
+        ),
     };
     format!(
-        "{} {place} with copies={} ({}) and local memory for {local}.\n",
+        "{} {place} with copies={} ({}) and {local}.\n",
         plain(&t.program),
         t.copies,
         t.why,
