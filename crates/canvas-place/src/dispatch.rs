@@ -173,7 +173,7 @@ fn copies(known: Option<&Known>, host: &Host) -> (Policy, String) {
         ),
         (_, Some(streams)) => (
             donor,
-            host.has_donors,
+            host.has_donors && host.has_disk,
             format!(
                 "{} of its pages come back at random",
                 percent(1.0 - streams)
