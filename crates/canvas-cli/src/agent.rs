@@ -46,6 +46,7 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         service,
         slabs_max,
         pool,
+        warm: args.warm,
         spin: Duration::from_nanos(args.spin.ns),
         dispatch: Dispatch::new().with_timeliness(args.timeliness.is_on()),
         signals,

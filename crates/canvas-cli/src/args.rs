@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use canvas_agent::daemon::prepared::WARM_MAX;
 use canvas_bench::rate::Rate;
 use canvas_control::names::{NameError, judge_name};
 use canvas_link::Address;
@@ -15,6 +16,7 @@ use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod advise;
+mod dispatch;
 mod end;
 mod inspect;
 mod native;
@@ -27,6 +29,7 @@ mod tools;
 mod tune;
 
 pub use advise::AdviseArgs;
+pub use dispatch::DispatchArgs;
 pub use end::EndArgs;
 pub use inspect::{DumpArgs, ReadArgs};
 pub use native::NativeSwapArgs;
@@ -130,6 +133,9 @@ pub enum Command {
     /// each wanted speed.
     #[command(after_long_help = advise::ADVISE_NOTES)]
     Advise(AdviseArgs),
+    /// Run a program where it suits: settings and tenant follow from its earlier runs.
+    #[command(after_long_help = dispatch::DISPATCH_NOTES)]
+    Dispatch(DispatchArgs),
     /// Change runs while they run, where that makes them faster, and say what and why.
     ///
     /// Prints a line for each run in every interval: what reads beyond the pool cost, and what was changed
@@ -703,6 +709,10 @@ pub struct AgentArgs {
     /// that swap [default: each tenant has its own --pool].
     #[arg(long, value_name = "SIZE")]
     pub pool: Option<Size>,
+    /// Tenants that are prepared for programs to come (`canvas dispatch`), up to 16.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u8).range(..=i64::from(WARM_MAX)))]
+    pub warm: u8,
 }
 
 /// Flags of `canvas config`.
@@ -847,8 +857,8 @@ Exit codes:
   0    done
   1    the answer is no: `doctor` found no mode that works, `bench` had runs that went wrong,
        `status` found something wrong
-  2    bad arguments, configuration or input (`canvas run`: 125)
-  125  `canvas run` itself failed
+  2    bad arguments, configuration or input (`canvas run` and `dispatch`: 125)
+  125  `canvas run` or `dispatch` itself failed
   126  CMD was found but could not be executed
   127  CMD was not found
   128+n  CMD was ended by signal n

@@ -79,7 +79,7 @@ pub fn parser_answer(error: &clap::Error, argv: &[std::ffi::OsString]) -> i32 {
                 .iter()
                 .skip(1)
                 .find(|a| !a.as_encoded_bytes().starts_with(b"-"));
-            if command.is_some_and(|c| c == "run") {
+            if command.is_some_and(|c| c == "run" || c == "dispatch") {
                 exit::RUN_FAILED
             } else {
                 exit::USAGE
@@ -146,6 +146,12 @@ fn sentence(error: &clap::Error, argv: &[std::ffi::OsString]) -> String {
         }
         ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "run") => {
             "there is no program to run; write it behind the flags: canvas run --local 1G -- CMD"
+                .to_owned()
+        }
+        ErrorKind::MissingRequiredArgument
+            if argv.get(1).is_some_and(|a| a == "dispatch") && flag.contains("CMD") =>
+        {
+            "there is no program to run; write it behind the flags: canvas dispatch -- CMD"
                 .to_owned()
         }
         ErrorKind::MissingRequiredArgument if argv.get(1).is_some_and(|a| a == "replay") => {

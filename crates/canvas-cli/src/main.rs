@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod config;
 mod control;
+mod dispatch;
 mod doctor;
 mod end;
 mod error;
@@ -53,6 +54,7 @@ fn main() {
             Command::Top(args) => top::run(args),
             Command::Set(args) => set::run(args),
             Command::Advise(args) => advise::run(args),
+            Command::Dispatch(args) => dispatch::run(args),
             Command::Tune(args) => tune::run(args),
             Command::Read(args) => inspect::read(args),
             Command::Dump(args) => inspect::dump(args),

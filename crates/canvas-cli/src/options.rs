@@ -69,6 +69,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         slo: args.proactive.slo,
         shared: shared(args)?,
         far: far(args, host.ram_bytes)?,
+        learns: false,
     })
 }
 

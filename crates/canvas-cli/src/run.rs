@@ -3,16 +3,22 @@
 use crate::args::RunArgs;
 use crate::error::Failure;
 use crate::{joined_flags, options, tenant_flags};
-use canvas_runner::join::{self, Begun};
+use canvas_runner::Ended;
+use canvas_runner::join::{self, Begun, Start};
 
 /// Runs that begin a tenant of one name at one time find each other after so many tries at most.
 const TRIES: u32 = 20;
 
 /// Runs CMD and returns the exit code for `canvas`.
 pub fn run(args: &RunArgs) -> Result<i32, Failure> {
+    Ok(until_it_ends(args, false)?.code)
+}
+
+/// Runs CMD; with `learns` it is told what it has shown.
+pub fn until_it_ends(args: &RunArgs, learns: bool) -> Result<Ended, Failure> {
     for _ in 0..TRIES {
-        if let Some(code) = try_run(args)? {
-            return Ok(code);
+        if let Some(ended) = try_run(args, learns)? {
+            return Ok(ended);
         }
     }
     Err(Failure::run(
@@ -21,13 +27,17 @@ pub fn run(args: &RunArgs) -> Result<i32, Failure> {
 }
 
 /// The same; `None` when another run has begun the tenant meanwhile.
-fn try_run(args: &RunArgs) -> Result<Option<i32>, Failure> {
+fn try_run(args: &RunArgs, learns: bool) -> Result<Option<Ended>, Failure> {
     let begun = options::host(args)?.map(join::begin).transpose()?;
-    let (args, joined) = match begun {
-        None => (args.clone(), None),
-        Some(Begun::Vacant(terms)) => (tenant_flags::fill(&terms, args.clone())?, None),
-        Some(Begun::Joined(joined)) => (joined_flags::fill(&joined, args.clone())?, Some(joined)),
+    let (args, start) = match begun {
+        None => (args.clone(), Start::New),
+        Some(Begun::Vacant(terms)) => (tenant_flags::fill(&terms, args.clone())?, Start::New),
+        Some(Begun::Joined(joined)) => {
+            let args = joined_flags::fill(&joined, args.clone())?;
+            (args, Start::Joined(joined))
+        }
     };
-    let options = options::of_run(&args, canvas_runner::host_memory())?;
-    Ok(canvas_runner::run(&options, joined)?)
+    let mut options = options::of_run(&args, canvas_runner::host_memory())?;
+    options.learns = learns;
+    Ok(canvas_runner::run(&options, start)?)
 }

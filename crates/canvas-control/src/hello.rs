@@ -8,6 +8,11 @@
 //! | runner | [`Ask::Tenant`] | segment; when another agent had it: journal, backing files |
 //! | agent | [`Answer::Serves`] | journal, backing files, both read-only |
 //! | agent | [`Answer::Refused`] | – ; it hangs up |
+//! | runner | [`Ask::Offers`] | – |
+//! | agent | [`Answer::Offers`] | – ; it hangs up |
+//! | runner | [`Ask::Take`] | – |
+//! | agent | [`Answer::Prepared`] | as with [`Answer::Joins`] |
+//! | agent | [`Answer::NonePrepared`] | – ; it hangs up |
 //! | runner | [`Ask::Change`] | – |
 //! | agent | [`Answer::Changed`], [`Answer::Unchanged`] | – |
 //! | runner | [`Ask::Over`] | – ; the agent hangs up when all is given back |
@@ -54,6 +59,13 @@ pub enum Ask {
     },
     /// To serve a tenant.
     Tenant(Hello),
+    /// What a new tenant could have here.
+    Offers {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// To be the first runner of a prepared tenant.
+    Take(Take),
     /// To change this connection's tenant.
     Change(Change),
     /// To end serving this connection's tenant: it has no process left.
@@ -94,6 +106,23 @@ pub struct Hello {
     pub slabs: usize,
     /// Its copies; without, as the agent does it for everybody.
     pub copies: Option<Wanted>,
+    /// What of its share it asks for.
+    #[serde(default)]
+    pub asked: Asked,
+}
+
+/// What a prepared tenant is to have for the run that takes it.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Take {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Slabs that it may fill.
+    pub slabs: usize,
+    /// Its copies; without, those that it has.
+    pub copies: Option<Wanted>,
+    /// The bound on its pool, in bytes.
+    pub pool_bytes: u64,
     /// What of its share it asks for.
     #[serde(default)]
     pub asked: Asked,
@@ -186,6 +215,22 @@ pub enum Answer {
     Joins(Settled),
     /// It serves the tenant.
     Serves(Settled),
+    /// What a new tenant could have.
+    Offers(Offers),
+    /// A prepared tenant is the runner's, and it its only runner now.
+    Prepared {
+        /// What it is called.
+        name: String,
+        /// What it has.
+        settled: Settled,
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// There is no prepared tenant.
+    NonePrepared {
+        /// [`VERSION`].
+        version: u32,
+    },
     /// It does not, and why.
     Refused {
         /// [`VERSION`].
@@ -235,6 +280,24 @@ pub struct Settled {
     pub slabs: usize,
     /// What the operator has settled for it.
     pub terms: Terms,
+}
+
+/// What a new tenant could have at an agent.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Offers {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Copies of one that asks for nothing else.
+    pub copies: Wanted,
+    /// There can be copies at servers.
+    pub has_donors: bool,
+    /// There can be copies on a disk of its host.
+    pub has_disk: bool,
+    /// Slabs that it could fill.
+    pub slabs: usize,
+    /// Copies of the tenants that are prepared.
+    pub prepared: Vec<Wanted>,
 }
 
 /// A tenant, as one agent gives it to the next.
@@ -316,6 +379,7 @@ impl Ask {
             Ask::Tenant(hello) => hello.judge()?,
             Ask::Begin { name, .. } | Ask::End { name, .. } => judge_name(name)?,
             Ask::Change(change) => change.judge()?,
+            Ask::Take(take) => take.judge()?,
             _ => {}
         }
         Ok(ask)
@@ -331,11 +395,15 @@ impl Answer {
     /// From a message's bytes; why not, otherwise.
     pub fn decode(bytes: &[u8]) -> Result<Answer, MessageError> {
         let answer = decode(bytes)?;
-        if let Answer::Tenant(given) = &answer {
-            given.hello.judge()?;
-            if given.links > LINKS_MAX {
-                return Err(MessageError::Runners(given.links));
+        match &answer {
+            Answer::Tenant(given) => {
+                given.hello.judge()?;
+                if given.links > LINKS_MAX {
+                    return Err(MessageError::Runners(given.links));
+                }
             }
+            Answer::Prepared { name, .. } => judge_name(name)?,
+            _ => {}
         }
         Ok(answer)
     }
@@ -350,17 +418,26 @@ impl Hello {
     fn judge(&self) -> Result<(), MessageError> {
         judge_name(&self.name)?;
         judge_slabs(self.slabs)?;
-        let Asked {
-            weight,
-            swap_in_limit,
-            swap_out_limit,
-        } = self.asked;
-        judge_weight(weight)?;
-        judge_rates([swap_in_limit, swap_out_limit])?;
-        match self.copies {
-            Some(c) if c.donors > 3 || c.donors == 0 && !c.disk => Err(MessageError::Copies),
-            _ => Ok(()),
+        self.asked.judge()?;
+        judge_copies(self.copies)
+    }
+}
+
+impl Take {
+    fn judge(&self) -> Result<(), MessageError> {
+        judge_slabs(self.slabs)?;
+        self.asked.judge()?;
+        if self.pool_bytes < SMALL_MIN.bytes {
+            return Err(MessageError::Pool(self.pool_bytes));
         }
+        judge_copies(self.copies)
+    }
+}
+
+impl Asked {
+    fn judge(&self) -> Result<(), MessageError> {
+        judge_weight(self.weight)?;
+        judge_rates([self.swap_in_limit, self.swap_out_limit])
     }
 }
 
@@ -381,6 +458,13 @@ fn judge_slabs(slabs: usize) -> Result<(), MessageError> {
         return Ok(());
     }
     Err(MessageError::Slabs(slabs))
+}
+
+fn judge_copies(copies: Option<Wanted>) -> Result<(), MessageError> {
+    match copies {
+        Some(c) if c.donors > 3 || c.donors == 0 && !c.disk => Err(MessageError::Copies),
+        _ => Ok(()),
+    }
 }
 
 fn judge_weight(weight: Option<u32>) -> Result<(), MessageError> {
@@ -421,6 +505,16 @@ mod tests {
         }
     }
 
+    fn take() -> Take {
+        Take {
+            version: VERSION,
+            slabs: 7,
+            copies: None,
+            pool_bytes: 1 << 20,
+            asked: Asked::default(),
+        }
+    }
+
     fn settled() -> Settled {
         Settled {
             version: VERSION,
@@ -454,6 +548,8 @@ mod tests {
                 swap_in_limit: Some(0),
                 ..Change::default()
             }),
+            Ask::Offers { version },
+            Ask::Take(take()),
             Ask::Over { version },
             Ask::Leave { version },
             Ask::Taken { version },
@@ -467,6 +563,20 @@ mod tests {
                 version,
                 terms: Terms::default(),
             },
+            Answer::Offers(Offers {
+                version,
+                copies: settled().copies,
+                has_donors: true,
+                has_disk: false,
+                slabs: SLABS_MAX,
+                prepared: vec![settled().copies; 16],
+            }),
+            Answer::Prepared {
+                version,
+                name: "prepared-1".to_owned(),
+                settled: settled(),
+            },
+            Answer::NonePrepared { version },
             Answer::Goes { version },
             Answer::Changed { version },
             Answer::Unchanged {
@@ -531,6 +641,14 @@ mod tests {
             (
                 r#"{"ask":"change","version":2,"slabs":0}"#,
                 "0 slabs are out of range",
+            ),
+            (
+                r#"{"ask":"take","version":2,"slabs":1,"copies":null,"pool_bytes":7}"#,
+                "a pool of 7 bytes is too little",
+            ),
+            (
+                r#"{"ask":"take","version":2,"slabs":1,"copies":{"donors":0,"disk":false},"pool_bytes":1048576}"#,
+                "there are no copies of that kind",
             ),
             (
                 r#"{"ask":"begin","version":2,"name":"../a","join":true}"#,

@@ -5,6 +5,7 @@
 //! * [`advise`]: which size of local memory a wanted speed takes, by trying some;
 //! * [`choose`]: which donor gets a slab;
 //! * [`curve`]: what of a program's faults would remain with more local memory;
+//! * [`dispatch`]: in which tenant `canvas dispatch` runs a program, and with which settings;
 //! * [`elastic`]: how much of a host's pool each of its tenants may fill;
 //! * [`replicas`]: where a slab's replicas are placed, which of them count, which is read, what is
 //!   repaired from where, which is given up;
@@ -22,6 +23,7 @@
 pub mod advise;
 pub mod choose;
 pub mod curve;
+pub mod dispatch;
 pub mod elastic;
 pub mod headroom;
 pub mod lease;

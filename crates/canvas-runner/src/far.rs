@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use canvas_agent::Share;
+use canvas_agent::daemon::tenant::begin_far;
 use canvas_agent::disk;
-use canvas_agent::journal::{Journal, PoolGrant, random};
+use canvas_agent::journal::{Journal, PoolGrant};
 use canvas_agent::replicas::Policy;
 use canvas_agent::worker::{BACKING_FD, FDS_END, JOURNAL_FD, OVER, SEGMENT_FD, SHARE_CHANGED};
 use canvas_control::status::AgentStatus;
@@ -202,16 +203,10 @@ pub fn check_limits() -> Result<(), RunError> {
 pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper>, RunError> {
     let system = |what| move |source| RunError::Far { what, source };
     let far = Far::map(segment_fd).map_err(system("its area cannot be mapped"))?;
-    let tenant: [u8; 16] = random().map_err(system("there are no random numbers"))?;
-    for (word, bytes) in far.tenant_id.iter().zip(tenant.as_chunks().0) {
-        word.store(u64::from_le_bytes(*bytes), Relaxed);
-    }
-    far.slabs_max.store(options.slabs as u64, Relaxed);
-    far.spill_percent.store(options.spill_percent, Relaxed);
+    let wait_ms = options.wait.as_millis() as u64;
+    begin_far(far, options.slabs, options.spill_percent, wait_ms)
+        .map_err(system("there are no random numbers"))?;
     far.unit_bytes.store(options.unit.number(), Relaxed);
-    far.wait_ms_max
-        .store(options.wait.as_millis() as u64, Relaxed);
-    far.magic.store(canvas_shm::far::MAGIC, Relaxed);
     let segment = segment_fd
         .try_clone()
         .map_err(|e| system("a descriptor cannot be copied")(errno(&e)))?;

@@ -14,7 +14,7 @@
 //! | `control` | answers to `canvas status`, `stat` and `set` |
 //! | `reserve` | the watch over the host's memory |
 //! | `sweep`, `tree`, `beside` | how much memory there is, by samples |
-//! | `stats` | the report of `--stats` |
+//! | `stats`, `learned` | the report of `--stats`, and what a run has shown for the next one |
 //! | [`error`] | why a run fails |
 //!
 //! It stays off the data path: a program goes on when its runner is killed.
@@ -30,6 +30,7 @@ pub mod facts;
 mod far;
 pub mod join;
 mod launch;
+mod learned;
 mod link;
 pub mod mode;
 mod offload;
@@ -46,9 +47,10 @@ mod tree;
 pub use control::set::KEYS;
 pub use control::tenant::SCHEMA as STATUS_SCHEMA;
 pub use error::RunError;
-pub use program::Unmanaged;
+pub use learned::Learned;
+pub use program::{Unmanaged, find};
 pub use reserve::host_memory;
-pub use run::run;
+pub use run::{Ended, run};
 pub use stats::mode_name;
 
 use canvas_control::text::reason;

@@ -90,6 +90,8 @@ pub struct Options {
     pub shared: Option<Size>,
     /// Far memory beyond the pool.
     pub far: Option<FarOptions>,
+    /// It is wanted what the run has shown of its program.
+    pub learns: bool,
 }
 
 /// Far memory beyond the pool.
@@ -150,12 +152,17 @@ pub struct HostMemory {
 impl Options {
     /// Writes what the processes of the tenant need to know, all but the mode and the trace.
     pub fn write_to(&self, config: &Config) {
+        config.pool_bytes.store(self.pool.bytes, Relaxed);
+        self.write_but_pool_to(config);
+    }
+
+    /// The same without the pool, of which an agent may have said something.
+    pub(crate) fn write_but_pool_to(&self, config: &Config) {
         match self.local {
             None => {}
             Some(Amount::Size(size)) => config.local_bytes.store(size.bytes, Relaxed),
             Some(Amount::Share(share)) => config.local_ppm.store(share.ppm().into(), Relaxed),
         }
-        config.pool_bytes.store(self.pool.bytes, Relaxed);
         config
             .swap_cache_bytes
             .store(self.swap_cache.bytes, Relaxed);

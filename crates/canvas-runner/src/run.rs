@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use canvas_pager::trace::{Header, SampleRate};
 use canvas_shm::Segment;
 use canvas_shm::files::Files;
-use canvas_shm::segment::{Counter, Mode, SEGMENT_BYTES};
+use canvas_shm::segment::{Counter, Mode, SEGMENT_BYTES, config_flag};
 use canvas_types::layout::Bases;
 use canvas_types::units::Size;
 use canvas_types::{PAGE_SIZE, exit};
@@ -26,7 +26,8 @@ use crate::control::tenant::Tenant;
 use crate::error::RunError;
 use crate::facts::{Facts, probe_userfaultfd};
 use crate::far::Keeper;
-use crate::join::Joined;
+use crate::join::{Joined, Start};
+use crate::learned::Learned;
 use crate::link::Link;
 use crate::mode::ModeError;
 use crate::options::Options;
@@ -45,9 +46,18 @@ use canvas_control::text::say;
 /// Share of the pages whose touches a trace records.
 const TRACE_RATE: SampleRate = SampleRate::one_in(16);
 
-/// Runs a program, in a tenant of its own or in `joined`, and returns the exit code for `canvas`; `None` when
-/// another run has begun the tenant meanwhile.
-pub fn run(options: &Options, joined: Option<Joined>) -> Result<Option<i32>, RunError> {
+/// How a run has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The exit code for `canvas`.
+    pub code: i32,
+    /// What it has shown of its program, where that is wanted and known.
+    pub learned: Option<Learned>,
+}
+
+/// Runs a program in a tenant, and returns how it has ended; `None` when another run has begun the tenant
+/// meanwhile.
+pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let place = options.stats.as_deref().map(stats_place).transpose()?;
     // Whoever reads the flags sees to it that there is one.
     let name = options.command.first().cloned().unwrap_or_default();
@@ -55,9 +65,9 @@ pub fn run(options: &Options, joined: Option<Joined>) -> Result<Option<i32>, Run
     let shown = Path::new(&name).display().to_string();
 
     let unmanaged = unmanaged(&file, &shown, options.require)?;
-    let wanted = match &joined {
-        None => options.mode,
-        Some(joined) => joined.mode()?,
+    let wanted = match &start {
+        Start::New | Start::Prepared(_) => options.mode,
+        Start::Joined(joined) => joined.mode()?,
     };
     let mode = mode_for(wanted, unmanaged.as_ref())?;
     let mut library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
@@ -68,7 +78,7 @@ pub fn run(options: &Options, joined: Option<Joined>) -> Result<Option<i32>, Run
     if options.far.is_some() {
         far::check_limits()?;
     }
-    let Some((segment_fd, segment, mut agent)) = begin_tenant(options, joined, mode)? else {
+    let Some((segment_fd, segment, mut agent)) = begin_tenant(options, start, mode)? else {
         return Ok(None);
     };
     let files = managed_shared(options, mode, segment)?;
@@ -91,7 +101,10 @@ pub fn run(options: &Options, joined: Option<Joined>) -> Result<Option<i32>, Run
     let start = Instant::now();
     let child = launch::spawn(&file, &options.command, &env, &signals.before)
         .map_err(|e| cannot_execute(&file, e))?;
-    let mut peaks = Peaks::default();
+    let mut peaks = Peaks {
+        file_bytes_peak: options.learns.then_some(0),
+        ..Peaks::default()
+    };
     let aside = segment.stands_aside();
     if aside && unmanaged.is_none() && place.is_none() && options.metrics.is_none() {
         say(format_args!(
@@ -130,19 +143,23 @@ pub fn run(options: &Options, joined: Option<Joined>) -> Result<Option<i32>, Run
     let wall = start.elapsed();
     peaks.sample(segment, tenant.sides.look(agent.as_ref()));
 
+    let run = finished(&shown, &tenant, end, wall, peaks);
     if let Some(place) = place {
-        let run = finished(&shown, &tenant, end, wall, peaks);
         let far = agent.as_ref().map(|a| a.far());
         let report = Report::new(&run, segment, far, tenant.shared_memory.as_ref());
         write_report(&place, &report);
     }
+    let learned = options
+        .learns
+        .then(|| Learned::new(&run, segment))
+        .flatten();
     release_dead(segment, agent.as_ref().map(|a| a.far()));
     if let Some(agent) = agent {
         agent.end(!any_left(segment));
     }
     let expected = unmanaged.is_none();
     let code = judge(&shown, end, segment, before, expected, options.require);
-    Ok(Some(code))
+    Ok(Some(Ended { code, learned }))
 }
 
 /// Why the program cannot be managed, if so: one line says it, or it is an error where that is required.
@@ -167,32 +184,32 @@ type TenantParts = (OwnedFd, &'static Segment, Option<Keeper>);
 /// Makes the tenant, or comes to one that is there; `None` when another run has begun it meanwhile.
 fn begin_tenant(
     options: &Options,
-    joined: Option<Joined>,
+    start: Start,
     mode: Option<Mode>,
 ) -> Result<Option<TenantParts>, RunError> {
-    match joined {
-        Some(joined) => {
-            let (segment, far) = joined.map()?;
-            let fd = joined.segment.try_clone();
-            let fd = fd.map_err(RunError::Descriptor)?;
-            let link = Link::joined(joined, far)?;
-            Ok(Some((fd, segment, Some(Keeper::Host(Box::new(link))))))
+    match start {
+        Start::Joined(joined) => {
+            let parts = parts_of(joined)?;
+            parts.1.config.flags.fetch_or(config_flag::JOINED, Relaxed);
+            Ok(Some(parts))
         }
-        None => {
+        Start::Prepared(prepared) => {
+            let parts = parts_of(prepared)?;
+            settle(options, parts.1, mode)?;
+            if let (Some(far), Some(keeper)) = (&options.far, &parts.2) {
+                let there = keeper.far();
+                there.spill_percent.store(far.spill_percent, Relaxed);
+                let wait_ms = far.wait.as_millis() as u64;
+                there.wait_ms_max.store(wait_ms, Relaxed);
+            }
+            Ok(Some(parts))
+        }
+        Start::New => {
             let (fd, segment) = Segment::create(options.far.is_some())
                 .map_err(system("the tenant's segment cannot be created"))?;
-            options.write_to(&segment.config);
-            segment.config.set_bases(bases()?);
-            // Whoever joins it finds it complete.
-            if let Some(mode) = mode {
-                segment.config.mode.store(mode as u32, Relaxed);
-            }
-            if let Some(trace) = &options.trace {
-                let fd = open_trace(trace, segment)?;
-                let fd = launch::inherit(fd)
-                    .map_err(system("the trace cannot be handed to the program"))?;
-                segment.config.trace_fd.store(fd as u32, Relaxed);
-            }
+            let pool = &segment.config.pool_bytes;
+            pool.store(options.pool.bytes, Relaxed);
+            settle(options, segment, mode)?;
             let agent = match &options.far {
                 None => None,
                 Some(far) => match far::start(far, &fd)? {
@@ -203,6 +220,31 @@ fn begin_tenant(
             Ok(Some((fd, segment, agent)))
         }
     }
+}
+
+/// A tenant that the host's agent has given.
+fn parts_of(joined: Joined) -> Result<TenantParts, RunError> {
+    let (segment, far) = joined.map()?;
+    let fd = joined.segment.try_clone().map_err(RunError::Descriptor)?;
+    let link = Link::joined(joined, far)?;
+    Ok((fd, segment, Some(Keeper::Host(Box::new(link)))))
+}
+
+/// Writes what the tenant's processes need to know, but for the pool.
+fn settle(options: &Options, segment: &Segment, mode: Option<Mode>) -> Result<(), RunError> {
+    options.write_but_pool_to(&segment.config);
+    segment.config.set_bases(bases()?);
+    // Whoever joins it finds it complete.
+    if let Some(mode) = mode {
+        segment.config.mode.store(mode as u32, Relaxed);
+    }
+    if let Some(trace) = &options.trace {
+        let fd = open_trace(trace, segment)?;
+        let fd =
+            launch::inherit(fd).map_err(system("the trace cannot be handed to the program"))?;
+        segment.config.trace_fd.store(fd as u32, Relaxed);
+    }
+    Ok(())
 }
 
 /// What manages memory that forks share, where that is asked for and can be had.

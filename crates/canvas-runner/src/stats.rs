@@ -275,7 +275,7 @@ struct Class {
 }
 
 /// `part / whole` to six digits, at most 1; `None` when the whole is nothing.
-fn ratio(part: u64, whole: u64) -> Option<f64> {
+pub fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole != 0).then(|| ((part as f64 / whole as f64).min(1.0) * 1e6).round() / 1e6)
 }
 
@@ -444,7 +444,7 @@ impl Entries {
 }
 
 /// Page features of the whole run.
-fn features_of(run: &Run, segment: &Segment) -> Features {
+pub fn features_of(run: &Run, segment: &Segment) -> Features {
     let mut sums = features::look(segment, run.mode, &run.peaks.fullest);
     let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     // Its processes have ended, and those with a slot are not all that there were.

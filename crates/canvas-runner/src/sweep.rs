@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use canvas_shm::segment::{CLASSES_MAX, ProcSlot, Segment};
 
 use crate::beside::Beside;
+use crate::control::features;
 
 /// What all processes of the tenant have at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -78,7 +79,14 @@ pub struct Peaks {
     pub beside_peak: Beside,
     /// The last.
     pub beside: Beside,
+    /// Memory of files in the processes, in bytes: its peak is wanted, which costs a look at each process.
+    pub file_bytes_peak: Option<u64>,
+    /// Samples so far.
+    pub samples: u32,
 }
+
+/// So seldom the memory of files is looked at, in samples.
+const FILES_EVERY: u32 = 5;
 
 impl Peaks {
     /// Takes a sample; `beside` was looked at just now.
@@ -101,6 +109,12 @@ impl Peaks {
             self.fullest = now;
         }
         self.last = now;
+        if let Some(peak) = &mut self.file_bytes_peak
+            && self.samples.is_multiple_of(FILES_EVERY)
+        {
+            *peak = features::file_bytes(segment).max(*peak);
+        }
+        self.samples = self.samples.wrapping_add(1);
     }
 }
 

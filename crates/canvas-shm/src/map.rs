@@ -33,16 +33,28 @@ impl Segment {
     /// The descriptor is close-on-exec: the caller hands it on as it sees fit. Its size is sealed,
     /// because the processes of the tenant are not trusted to leave it alone.
     pub fn create(far: bool) -> Result<(OwnedFd, &'static Segment), Errno> {
+        let fd = Segment::file(far)?;
+        let segment = Segment::map(&fd)?;
+        segment.begin();
+        Ok((fd, segment))
+    }
+
+    /// The file of a tenant segment, all zeros and not mapped: whoever maps it begins it
+    /// ([`Segment::begin`]).
+    pub fn file(far: bool) -> Result<OwnedFd, Errno> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let fd = memfd_create(c"canvas-segment", flags)?;
         let bytes = SEGMENT_BYTES + if far { FAR_BYTES } else { 0 };
         ftruncate(&fd, bytes as i64)?;
         let seals = SealFlag::F_SEAL_GROW | SEALS | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
-        let segment = Segment::map(&fd)?;
-        segment.config.set_bases(Bases::DEFAULT);
-        segment.magic.store(MAGIC, Ordering::Release);
-        Ok((fd, segment))
+        Ok(fd)
+    }
+
+    /// Makes a segment of what is all zeros.
+    pub fn begin(&self) {
+        self.config.set_bases(Bases::DEFAULT);
+        self.magic.store(MAGIC, Ordering::Release);
     }
 
     /// Maps the tenant segment behind `fd` for the rest of this process's life.

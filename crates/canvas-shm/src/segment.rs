@@ -51,6 +51,8 @@ pub mod config_flag {
     pub const FAR: u32 = 16;
     /// Native memory is not given to the kernel's swap.
     pub const NATIVE_STAYS: u32 = 32;
+    /// A run has joined the tenant.
+    pub const JOINED: u32 = 64;
 }
 
 /// What the user asked for; written before the program starts. The sizes may change while it runs

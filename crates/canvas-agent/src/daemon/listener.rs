@@ -23,10 +23,13 @@ use nix::sys::socket::{getsockopt, sockopt};
 
 use super::error::AdmissionError;
 use super::pool::HostPool;
+use super::prepared::Prepared;
 use super::socket::ListeningSocket;
 use super::tenant::{Service, Tenant};
 use crate::members::{Orphan, Whose, members};
-use canvas_control::hello::{Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, VERSION};
+use canvas_control::hello::{
+    Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, Take, VERSION, Wanted,
+};
 use canvas_control::text::say;
 
 /// Tenants at one time.
@@ -105,6 +108,7 @@ pub struct Listener {
     strangers: Vec<Stranger>,
     /// Tenants.
     pub entries: Vec<TenantEntry>,
+    prepared: Prepared,
     next_id: u64,
     tell: Sender<Command>,
     bell: Arc<Bell>,
@@ -137,6 +141,7 @@ impl Listener {
             signals,
             strangers: Vec::new(),
             entries: Vec::new(),
+            prepared: Prepared::new(0),
             next_id: 1,
             tell,
             bell,
@@ -185,6 +190,7 @@ impl Listener {
             .chain(orphans.map(|_| SWEEP))
             .chain(self.accept_again.map(in_time))
             .chain(self.pool.due().map(in_time))
+            .chain(self.prepared.due().map(in_time))
             .min();
         let timeout = least.map_or(PollTimeout::NONE, |t| {
             PollTimeout::try_from(t.as_millis() + 1).unwrap_or(PollTimeout::MAX)
@@ -286,6 +292,8 @@ impl Listener {
         match Ask::decode(&buf[..got.bytes]) {
             Ok(Ask::Begin { name, join, .. }) => self.begin(who, &name, join),
             Ok(Ask::Tenant(hello)) => self.hello(who, hello, got.fds),
+            Ok(Ask::Offers { .. }) => self.offer(&who),
+            Ok(Ask::Take(take)) => self.give(who, &take),
             Ok(Ask::End { name, force, .. }) => self.end_named(who, &name, force),
             Ok(Ask::Leave { .. }) => return self.leave(who),
             Ok(_) => self.refuse(&who, "it has no tenant here"),
@@ -327,6 +335,85 @@ impl Listener {
             }
             Err(e) => self.refuse(&who, unkept(e)),
         }
+    }
+
+    /// Says what a new tenant could have.
+    fn offer(&self, who: &Stranger) {
+        let prepared = self.prepared.copies(&self.service);
+        let prepared = prepared.into_iter().map(Wanted::from).collect();
+        let answer = Answer::Offers(self.service.offers(self.slabs_left(None), prepared));
+        // It need not listen.
+        let _ = pass::send(&who.fd, &answer.encode(), &[]);
+    }
+
+    /// A run takes a prepared tenant, if there is one.
+    fn give(&mut self, who: Stranger, take: &Take) {
+        match self.try_give(&who, take) {
+            Ok(Some(kept)) => {
+                let Some(entry) = self.entries.last_mut() else {
+                    return;
+                };
+                let answer = Answer::Prepared {
+                    version: VERSION,
+                    name: entry.tenant.hello.name.clone(),
+                    settled: entry.tenant.settled(&self.service),
+                };
+                let mut fds = vec![entry.tenant.segment()];
+                fds.extend(kept.iter().map(AsFd::as_fd));
+                // A runner that is gone by now is noticed when its connection is read.
+                let _ = pass::send(&who.fd, &answer.encode(), &fds);
+                entry.links.push(who.fd);
+            }
+            Ok(None) => {
+                let answer = Answer::NonePrepared { version: VERSION };
+                let _ = pass::send(&who.fd, &answer.encode(), &[]);
+            }
+            Err(why) => self.refuse(&who, why),
+        }
+    }
+
+    /// Makes a prepared tenant the last entry; what its runner is to keep.
+    fn try_give(
+        &mut self,
+        who: &Stranger,
+        take: &Take,
+    ) -> Result<Option<Vec<OwnedFd>>, AdmissionError> {
+        self.has_places()?;
+        self.has_room("a prepared tenant", take.slabs, None)?;
+        let Some((id, tenant)) = self.prepared.give(take, who.uid, &self.service)? else {
+            return Ok(None);
+        };
+        let kept = tenant.keepsakes().map_err(unkept);
+        let share = tenant.share(&self.service);
+        self.entries.push(TenantEntry {
+            id,
+            tenant,
+            links: Vec::new(),
+            orphan: Orphan::default(),
+        });
+        self.tell(Command::Share(id, share));
+        let new = &self.entries[self.entries.len() - 1];
+        self.pool.arrive(&self.service, &[new], &self.entries);
+        kept.map(Some)
+    }
+
+    /// Prepares a tenant, if one is missing.
+    fn prepare(&mut self) {
+        let Some(tenant) = self.prepared.prepare(&self.service) else {
+            return;
+        };
+        match self.serve_tenant(&tenant) {
+            Ok(id) => self.prepared.ready.push((id, tenant)),
+            Err(why) => self.prepared.failed(&why),
+        }
+    }
+
+    /// Can there be one more tenant?
+    fn has_places(&self) -> Result<(), AdmissionError> {
+        if self.entries.len() >= TENANTS_MAX {
+            return Err(AdmissionError::Tenants);
+        }
+        self.pool.is_full().map_or(Ok(()), Err)
     }
 
     /// Why no more runs can be a tenant's, if so.
@@ -388,12 +475,7 @@ impl Listener {
             // One of its runners is back.
             return Ok(at);
         }
-        if self.entries.len() >= TENANTS_MAX {
-            return Err(AdmissionError::Tenants);
-        }
-        if let Some(why) = self.pool.is_full() {
-            return Err(why);
-        }
+        self.has_places()?;
         let tenant = Tenant::judge(hello, who.uid, fds, &self.service)?;
         if self.entries.iter().any(|s| s.tenant.inode == tenant.inode) {
             return Err(AdmissionError::SegmentTaken);
@@ -414,10 +496,7 @@ impl Listener {
         slabs: usize,
         except: Option<usize>,
     ) -> Result<(), AdmissionError> {
-        let others = self.entries.iter().enumerate();
-        let others = others.filter(|(at, _)| Some(*at) != except);
-        let used: usize = others.map(|(_, s)| s.tenant.hello.slabs).sum();
-        let left = self.slabs_max.saturating_sub(used);
+        let left = self.slabs_left(except);
         if slabs > left {
             return Err(AdmissionError::Room {
                 left_mib: left * 64,
@@ -428,12 +507,17 @@ impl Listener {
         Ok(())
     }
 
+    /// Slabs that are left beside those of all tenants but `except`.
+    fn slabs_left(&self, except: Option<usize>) -> usize {
+        let others = self.entries.iter().enumerate();
+        let others = others.filter(|(at, _)| Some(*at) != except);
+        let used: usize = others.map(|(_, s)| s.tenant.hello.slabs).sum();
+        self.slabs_max.saturating_sub(used)
+    }
+
     /// Serves a tenant.
     pub fn add(&mut self, tenant: Tenant, links: Vec<OwnedFd>) -> Result<(), AdmissionError> {
-        let agent = tenant.agent(&self.service)?;
-        let id = self.next_id;
-        self.next_id += 1;
-        self.tell(Command::Add(id, agent));
+        let id = self.serve_tenant(&tenant)?;
         self.entries.push(TenantEntry {
             id,
             tenant,
@@ -441,6 +525,20 @@ impl Listener {
             orphan: Orphan::default(),
         });
         Ok(())
+    }
+
+    /// Has the other thread serve a tenant; its number.
+    fn serve_tenant(&mut self, tenant: &Tenant) -> Result<u64, AdmissionError> {
+        let agent = tenant.agent(&self.service)?;
+        let id = self.next_id;
+        self.next_id += 1;
+        self.tell(Command::Add(id, agent));
+        Ok(id)
+    }
+
+    /// So many tenants are prepared from now on.
+    pub fn keep_warm(&mut self, tenants: u8) {
+        self.prepared = Prepared::new(tenants);
     }
 
     /// Tenants that were taken over get their parts of the host's pool, if it is bounded.
@@ -588,6 +686,7 @@ impl Listener {
             }
         }
         self.pool.tend(&self.entries);
+        self.prepare();
     }
 
     /// Another agent wants to take over. True when it has.
@@ -599,6 +698,8 @@ impl Listener {
         let (send, given) = channel();
         self.tell(Command::RemoveAll(send));
         let agents = given.recv().unwrap_or_default();
+        // Nobody has them, and the next agent prepares its own.
+        self.prepared.ready.clear();
         // An agent that is dropped waits for its disk: nothing of it is under way any more after that.
         std::thread::scope(|s| {
             for (_, agent) in agents {

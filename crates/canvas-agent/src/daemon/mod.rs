@@ -6,12 +6,14 @@
 //! | [`tenant`] | a tenant's descriptors, judged, and what serves it |
 //! | [`listener`] | connections and tenants |
 //! | [`pool`] | one pool for all tenants, by swap traffic |
+//! | [`prepared`] | tenants for runs to come |
 //! | [`replace`] | one agent takes another one's tenants over |
 //! | [`error`] | why not, of all of these |
 
 pub mod error;
 pub mod listener;
 pub mod pool;
+pub mod prepared;
 pub mod replace;
 pub mod socket;
 pub mod tenant;
@@ -47,6 +49,8 @@ pub struct Config {
     pub slabs_max: usize,
     /// Compressed memory of all tenants together.
     pub pool: HostPool,
+    /// Tenants that are prepared for runs to come, up to [`prepared::WARM_MAX`].
+    pub warm: u8,
     /// How long it looks for requests before it sleeps.
     pub spin: Duration,
     /// Which request goes next.
@@ -90,6 +94,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         }
     }
     listener.begin_pools();
+    listener.keep_warm(config.warm);
     say(format_args!(
         "agent: listening at {}{}",
         path.display(),

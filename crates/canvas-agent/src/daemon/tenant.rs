@@ -19,7 +19,7 @@ use crate::copies::LiveCopies;
 use crate::disk::{self, Disk};
 use crate::host::Served;
 use crate::idle::Waker;
-use crate::journal::{Journal, PoolGrant};
+use crate::journal::{Journal, PoolGrant, random};
 use crate::numbers::SealNumbers;
 use crate::replicas::{self, Policy, Replicas};
 use crate::seal::Sealer;
@@ -27,15 +27,16 @@ use crate::share::Live;
 use crate::{Agent, Setup, Share};
 use canvas_link::Address;
 use canvas_shm::map::Lease;
-use canvas_shm::pass;
+use canvas_shm::{Far, pass};
 use canvas_types::units::Amount;
 use canvas_wire::key::ClusterKey;
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::error::AdmissionError;
 use crate::finder::Finder;
 use canvas_control::hello::SMALL_MIN;
-use canvas_control::hello::{Asked, Change, Given, Hello, Settled, VERSION, Wanted};
+use canvas_control::hello::{Asked, Change, Given, Hello, Offers, Settled, Take, VERSION, Wanted};
 use canvas_control::terms::Terms;
 use canvas_control::text::say;
 use canvas_place::paths::PATHS_MAX;
@@ -238,6 +239,33 @@ impl Tenant {
         self.segment.as_fd()
     }
 
+    /// Makes a prepared tenant that of a run of user `uid`: all of it, or nothing, and says why not.
+    pub fn give(&mut self, to: &Take, uid: u32, service: &Service) -> Result<(), AdmissionError> {
+        let terms = service.terms(&self.hello.name);
+        terms.allow_pool(to.pool_bytes)?;
+        let before = std::mem::replace(&mut self.uid, uid);
+        let changed = self.change(
+            &Change {
+                version: VERSION,
+                slabs: Some(to.slabs),
+                weight: to.asked.weight,
+                swap_in_limit: to.asked.swap_in_limit,
+                swap_out_limit: to.asked.swap_out_limit,
+                pool_bytes: None,
+                copies: to.copies,
+            },
+            service,
+        );
+        if changed.is_err() {
+            self.uid = before;
+            return changed;
+        }
+        self.pool_ceiling = to.pool_bytes;
+        let config = &self.lease.segment().config;
+        config.pool_bytes.store(to.pool_bytes, Relaxed);
+        Ok(())
+    }
+
     /// Changes all of it, or nothing, and says why not.
     pub fn change(&mut self, change: &Change, service: &Service) -> Result<(), AdmissionError> {
         let terms = service.terms(&self.hello.name);
@@ -416,6 +444,18 @@ impl Service {
         self.terms.get(name).unwrap_or(&NOTHING)
     }
 
+    /// What a new tenant could have, beside those that are prepared.
+    pub fn offers(&self, slabs: usize, prepared: Vec<Wanted>) -> Offers {
+        Offers {
+            version: VERSION,
+            copies: self.policy.into(),
+            has_donors: !self.servers.is_empty() || self.finder.is_some(),
+            has_disk: !self.dirs.is_empty(),
+            slabs,
+            prepared,
+        }
+    }
+
     /// Can this agent keep copies so?
     pub fn can(&self, policy: Policy) -> Result<(), AdmissionError> {
         if policy.disk && self.dirs.is_empty() {
@@ -430,6 +470,20 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// Begins the far area of a new tenant: who it is, slabs that it may fill, the part of its pool past which the oldest
+/// pages leave it, in percent, and how long a fault may wait for far memory, in ms.
+pub fn begin_far(far: &Far, slabs: usize, spill_percent: u64, wait_ms: u64) -> Result<(), Errno> {
+    let id: [u8; 16] = random()?;
+    for (word, bytes) in far.tenant_id.iter().zip(id.as_chunks().0) {
+        word.store(u64::from_le_bytes(*bytes), Relaxed);
+    }
+    far.slabs_max.store(slabs as u64, Relaxed);
+    far.spill_percent.store(spill_percent, Relaxed);
+    far.wait_ms_max.store(wait_ms, Relaxed);
+    far.magic.store(canvas_shm::far::MAGIC, Relaxed);
+    Ok(())
 }
 
 /// Root and the agent's own user could write the agent's file.
@@ -520,7 +574,7 @@ fn reopened(fd: OwnedFd, flags: OFlag, no: AdmissionError) -> Result<File, Admis
 #[cfg(test)]
 mod tests {
     use super::*;
-    use canvas_shm::{Far, Segment};
+    use canvas_shm::Segment;
 
     fn service() -> (tempfile::TempDir, Service) {
         let dir = tempfile::tempdir().unwrap();

@@ -107,9 +107,19 @@ impl Runs {
         }
     }
 
+    /// Is it this user's, and not another one's that root may ask?
+    pub fn is_own(&self, found: &Found) -> bool {
+        self.places[found.place].owner == nix::unistd::geteuid()
+    }
+
     /// Asks one of them.
     pub fn ask(&self, found: &Found, ask: Ask) -> Result<Reply, NoAnswer> {
-        let until = Instant::now() + TIME;
+        self.ask_within(found, ask, TIME)
+    }
+
+    /// Asks one of them, which may take so long to answer.
+    pub fn ask_within(&self, found: &Found, ask: Ask, time: Duration) -> Result<Reply, NoAnswer> {
+        let until = Instant::now() + time;
         let place = &self.places[found.place];
         let mut stream = place.connect(&found.name).map_err(|e| match e {
             Errno::ECONNREFUSED | Errno::ENOENT => NoAnswer::Gone,

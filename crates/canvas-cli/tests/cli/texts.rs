@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "run",
     "bench",
     "replay",
@@ -22,6 +22,7 @@ const COMMANDS: [&str; 20] = [
     "top",
     "set",
     "advise",
+    "dispatch",
     "tune",
     "read",
     "dump",
@@ -106,6 +107,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "synthetic",
         ],
         "doctor" => &["containers", "json", "seccomp"],
+        "dispatch" => &["dry-run", "json", "socket"],
         "tune" => &["dry-run", "interval", "json", "once"],
         "advise" => &["check", "interval", "json", "speed", "tries"],
         "bench" => &[
@@ -159,6 +161,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "socket",
             "spin",
             "timeliness",
+            "warm",
         ],
         "status" => &["json"],
         "read" => &["output", "raw"],
@@ -201,7 +204,7 @@ fn documents_and_manual_name_every_flag() {
     }
     for command in [
         "run", "bench", "replay", "doctor", "report", "serve", "agent", "status", "stat", "top",
-        "end",
+        "dispatch", "end",
     ] {
         for flag in expected(command) {
             assert!(

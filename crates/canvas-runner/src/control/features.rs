@@ -57,10 +57,21 @@ pub fn look(segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
         let read = |file| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
         let ticks = cpu_ticks(&read("stat")).unwrap_or(0);
         sums.cpu_ns = sums.cpu_ns.saturating_add(ticks.saturating_mul(tick_ns()));
-        let files = memory_bytes(&read("status"), "RssFile").unwrap_or(0);
-        sums.file_bytes = sums.file_bytes.saturating_add(files);
     }
+    sums.file_bytes = file_bytes(segment);
     sums
+}
+
+/// Memory of files in the processes of a run, in bytes, as /proc says.
+pub fn file_bytes(segment: &Segment) -> u64 {
+    let pids = segment.procs_used().iter().map(|s| s.pid.load(Relaxed));
+    let pids = pids.filter(|pid| !matches!(*pid, 0 | u32::MAX));
+    let of = |pid: u32| {
+        // Of a process that has just ended there is nothing to read.
+        let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+        memory_bytes(&status, "RssFile").unwrap_or(0)
+    };
+    pids.map(of).fold(0, u64::saturating_add)
 }
 
 /// A number that the program can write.

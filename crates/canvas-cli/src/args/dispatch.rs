@@ -1,0 +1,41 @@
+//! Flags of `canvas dispatch`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Flags of `canvas dispatch`.
+#[derive(Args, Debug)]
+pub struct DispatchArgs {
+    /// Say in which tenant CMD would run, with which settings, and why; run nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print that as JSON (its fields: docs/OPERATING.md).
+    #[arg(long, requires = "dry_run")]
+    pub json: bool,
+    /// Where the host's agent listens [default: the user's own agent, if its socket is there, else
+    /// /run/canvas/agent.sock; without an agent a new tenant is made, with one of its own].
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD", num_args = 1..)]
+    #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+}
+
+/// What help says in the end.
+pub const DISPATCH_NOTES: &str = "\
+What CMD needs follows from its earlier runs with the same arguments: local memory for 95% of full
+speed, where its far memory goes (pages that come back at random to a server, files and streams to
+the disk), and its pool. It is run in the first of these that accepts it: a tenant of the host's agent
+in which programs run, with the same copies and with room; a prepared tenant (`canvas agent --warm`)
+with the same copies; a prepared one whose copies are switched; a new one.
+
+CANVAS_* variables of `canvas run` hold, and win over what would follow.
+
+Exit codes: CMD's own; 128+n when signal n ended it; 125 when canvas itself failed; 126 when CMD
+could not be executed; 127 when it was not found. With --dry-run: 0 when it was said.
+
+Example:
+  canvas dispatch --dry-run -- sort -u names.txt";

@@ -1,0 +1,433 @@
+//! `canvas dispatch`: runs a program in the tenant that suits ([`canvas_place::dispatch`] decides), with settings that
+//! follow from its earlier runs ([`past`]).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use canvas_agent::daemon::socket::path_to_ask;
+use canvas_control::hello::{Offers, Take, VERSION, Wanted};
+use canvas_control::names::name_of;
+use canvas_control::wire::{Ask, Reply, Status};
+use canvas_donor::host::HostMemory;
+use canvas_place::dispatch::{Free, Host, Known, Online, SPEED, Settings, Step, settings, steps};
+use canvas_place::replicas::Policy;
+use canvas_runner::Ended;
+use canvas_runner::join::{self, Begun, Joined, Start};
+use canvas_runner::options::{HostOptions, Options};
+use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_types::exit;
+use canvas_types::slo::Slo;
+use canvas_types::units::{Amount, Size};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::args::{Command, CopiesArg, DispatchArgs, RunArgs};
+use crate::config::{self, Wrong};
+use crate::control::client::Runs;
+use crate::error::{Failure, parser_answer, say};
+use crate::table::{Bytes, plain, print};
+use crate::{joined_flags, options, run};
+use past::{Key, Past, Record};
+
+mod past;
+
+/// Of this host's memory so much is no spare memory, in percent.
+const KEPT_PERCENT: u64 = 10;
+/// How long a run may take to say how it is: one that is stopped is not waited for.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A tenant in which programs run.
+struct Running {
+    name: String,
+    /// What its runs have in common.
+    id: String,
+}
+
+/// What `--dry-run` says.
+#[derive(Serialize, Debug)]
+struct Told {
+    schema: &'static str,
+    program: String,
+    /// Runs of it that are remembered.
+    runs: u64,
+    need_bytes: Option<u64>,
+    local_bytes: u64,
+    pool_bytes: Option<u64>,
+    far_bytes: u64,
+    copies: String,
+    /// `join`, `prepared`, `switch` or `new`.
+    tenant: &'static str,
+    /// The one that is joined.
+    name: Option<String>,
+    /// Where the host's agent listens.
+    agent: Option<PathBuf>,
+    why: String,
+}
+
+/// What there is to decide about.
+struct Case {
+    /// The run's flags, as the environment has them.
+    args: RunArgs,
+    agent: Option<PathBuf>,
+    record: Option<Record>,
+    settings: Settings,
+    far_bytes: u64,
+    online: Vec<Online>,
+    running: Vec<Running>,
+    /// Copies of the prepared tenants.
+    free: Vec<Policy>,
+}
+
+/// Runs CMD, or says what would be done.
+pub fn run(args: &DispatchArgs) -> Result<i32, Failure> {
+    let name = args.command[0].clone();
+    let file = canvas_runner::find(&name, std::env::var_os("PATH").as_deref())?;
+    let key = Key::of(&file, &args.command);
+    let Some(flags) = run_flags(args)? else {
+        return Ok(exit::RUN_FAILED);
+    };
+    let past = Past::own();
+    let record = match past.as_ref().map(|p| p.of(&key)) {
+        Ok(Ok(record)) => record,
+        Ok(Err(why)) => {
+            ignored(&why);
+            None
+        }
+        Err(why) => {
+            ignored(why);
+            None
+        }
+    };
+    let case = case(args, flags, record)?;
+    if args.dry_run {
+        let told = told(&case, &name_of(Path::new(&name)));
+        let text = match args.json {
+            true => serde_json::to_string_pretty(&told).unwrap_or_default() + "\n",
+            false => sentences(&told),
+        };
+        print(&text);
+        return Ok(exit::OK);
+    }
+    let ended = go(&case)?;
+    if let (exit::OK, Some(learned), Ok(past)) = (ended.code, &ended.learned, &past)
+        && let Err(why) = past.note(&key, learned)
+    {
+        say(format_args!("this run is not remembered: {why}"));
+    }
+    Ok(ended.code)
+}
+
+fn ignored(why: &past::PastError) {
+    say(format_args!("earlier runs are not looked at: {why}"));
+}
+
+/// The flags of `canvas run` that the environment has; `None` when they are wrong, which was said.
+fn run_flags(args: &DispatchArgs) -> Result<Option<RunArgs>, Failure> {
+    let words = ["canvas", "run", "--"].map(Into::into).into_iter();
+    let argv: Vec<_> = words.chain(args.command.iter().cloned()).collect();
+    let flags = match config::parse(&argv) {
+        Err(Wrong::Arguments(e)) => {
+            parser_answer(&e, &argv);
+            return Ok(None);
+        }
+        Err(Wrong::File(failure)) => return Err(failure),
+        Ok(cli) => match cli.command {
+            Command::Run(flags) => flags,
+            _ => return Err(Failure::run("the command line makes no sense")),
+        },
+    };
+    if flags.tenant.is_some() {
+        return Err(Failure::run(
+            "CANVAS_TENANT names a tenant, and canvas dispatch chooses one; unset it, or use canvas run",
+        ));
+    }
+    Ok(Some(flags))
+}
+
+/// Where the host's agent listens, if it is to be asked.
+fn agent_of(args: &DispatchArgs, flags: &RunArgs) -> Result<Option<PathBuf>, Failure> {
+    if let Some(path) = &args.socket {
+        return Ok(Some(path.clone()));
+    }
+    if let Some(Some(path)) = &flags.agent {
+        return Ok(Some(path.clone()));
+    }
+    let path = path_to_ask().map_err(Failure::run)?;
+    // These are a run's own.
+    let is_own = !flags.servers.is_empty()
+        || !flags.seeds.is_empty()
+        || !flags.far_dir.is_empty()
+        || flags.shared.is_some();
+    let is_there = flags.agent.is_some() || !is_own && path.exists();
+    Ok(is_there.then_some(path))
+}
+
+/// Looks at all that there is.
+fn case(args: &DispatchArgs, flags: RunArgs, record: Option<Record>) -> Result<Case, Failure> {
+    let agent = agent_of(args, &flags)?;
+    let offers = match &agent {
+        Some(path) => join::offers(path)?,
+        None => own_offers(&flags)?,
+    };
+    let host = host(&offers);
+    let known = record.as_ref().map(Record::known);
+    let mut settings = settings(known.as_ref(), &host);
+    wishes(&mut settings, &flags);
+    let far_bytes = far_bytes(&flags, known.as_ref(), offers.slabs);
+    let (mut online, mut running) = (Vec::new(), Vec::new());
+    // Who needs what is not known, or a part of its memory, has a tenant of its own.
+    let is_size = !matches!(flags.local, Some(Amount::Share(_)));
+    if agent.is_some() && is_size && settings.need_bytes.is_some() {
+        (online, running) = look(host.spare_bytes).into_iter().unzip();
+    }
+    Ok(Case {
+        args: flags,
+        agent,
+        record,
+        settings,
+        far_bytes,
+        online,
+        running,
+        free: offers.prepared.into_iter().map(Policy::from).collect(),
+    })
+}
+
+/// What an agent of the run's own offers.
+fn own_offers(flags: &RunArgs) -> Result<Offers, Failure> {
+    let has_seeds = !flags.seeds.is_empty();
+    let servers = options::servers(&flags.servers, flags.key_file.is_some())?;
+    Ok(Offers {
+        version: VERSION,
+        copies: options::policy(flags.copies, servers.len(), has_seeds)?.into(),
+        has_donors: !servers.is_empty() || has_seeds,
+        has_disk: true,
+        slabs: SLABS_MAX,
+        prepared: Vec::new(),
+    })
+}
+
+fn host(offers: &Offers) -> Host {
+    let usable_bytes = canvas_runner::host_memory().usable_bytes;
+    let spare = HostMemory::read(Path::new("/proc")).map_or(usable_bytes, |h| {
+        let kept = h.total_bytes / 100 * KEPT_PERCENT;
+        h.available_bytes.saturating_sub(kept)
+    });
+    Host {
+        spare_bytes: spare.min(usable_bytes),
+        pool_bytes_max: usable_bytes / 2,
+        copies: offers.copies.into(),
+        has_donors: offers.has_donors,
+        has_disk: offers.has_disk,
+    }
+}
+
+/// What the user has said wins.
+fn wishes(settings: &mut Settings, flags: &RunArgs) {
+    if let Some(copies) = flags.copies {
+        settings.copies = options::copies_of(copies);
+        settings.why = "CANVAS_COPIES says so".to_owned();
+    }
+    if let Some(Amount::Size(size)) = flags.local {
+        settings.local_bytes = size.bytes;
+        settings.need_bytes = settings.need_bytes.map(|_| size.bytes);
+    }
+    settings.pool_bytes = flags.pool.map(|p| p.bytes).or(settings.pool_bytes);
+}
+
+/// Far memory of a tenant of its own: a quarter more than all that it had, or as much as this host has memory.
+fn far_bytes(flags: &RunArgs, known: Option<&Known>, slabs: usize) -> u64 {
+    let slab = SLAB_BYTES as u64;
+    let all = known.map(|k| k.footprint_bytes).filter(|bytes| *bytes > 0);
+    let wanted = match (flags.far, all) {
+        (Some(far), _) => return far.bytes,
+        (None, Some(all)) => all.saturating_add(all / 4),
+        (None, None) => canvas_runner::host_memory().ram_bytes,
+    };
+    let most = slabs.clamp(1, SLABS_MAX) as u64;
+    wanted.div_ceil(slab).clamp(1, most) * slab
+}
+
+/// The tenants of this user in which programs run, and that one more could join.
+fn look(spare_bytes: u64) -> Vec<(Online, Running)> {
+    let runs = Runs::look();
+    let mut found: Vec<(Online, Running)> = Vec::new();
+    for run in runs.find(None).iter().filter(|run| runs.is_own(run)) {
+        let Ok(Reply::Status(status)) = runs.ask_within(run, Ask::Status, LOOK) else {
+            continue;
+        };
+        let Some((online, running)) = joinable(&status, spare_bytes) else {
+            continue;
+        };
+        if found.iter().all(|(_, r)| r.id != running.id) {
+            found.push((online, running));
+        }
+    }
+    found
+}
+
+/// A run's tenant, if another program can join it.
+fn joinable(status: &Status, spare_bytes: u64) -> Option<(Online, Running)> {
+    let (limits, used) = (&status.limits, &status.used);
+    status.mode.as_ref()?;
+    let id = status.shared.clone()?;
+    let copies = limits.copies.as_deref().and_then(Policy::named)?;
+    let room = limits.local_bytes?.saturating_sub(used.local_bytes);
+    let online = Online {
+        copies,
+        room_bytes: room.min(spare_bytes),
+    };
+    let name = status.tenant.clone();
+    Some((online, Running { name, id }))
+}
+
+/// Tries one step after the other until CMD is accepted, and has ended.
+fn go(case: &Case) -> Result<Ended, Failure> {
+    for step in steps(&case.settings, &case.online, &case.free) {
+        let ended = match step {
+            Step::Join(at) => joined(case, &case.running[at])?,
+            Step::Take(_) => prepared(case)?,
+            Step::New => None,
+        };
+        if let Some(ended) = ended {
+            return Ok(ended);
+        }
+    }
+    let mut flags = own_flags(case);
+    // An agent knows it by a name that nobody else has.
+    if case.agent.is_some() {
+        let [number] = canvas_sys::proc::random().unwrap_or([std::process::id().into()]);
+        flags.tenant = Some(format!("dispatched-{:08x}", number as u32));
+    }
+    run::until_it_ends(&flags, true)
+}
+
+/// Runs CMD in a tenant that is there; `None` when that does not accept it.
+fn joined(case: &Case, there: &Running) -> Result<Option<Ended>, Failure> {
+    let Some(path) = case.agent.clone() else {
+        return Ok(None);
+    };
+    let host = HostOptions {
+        path: path.clone(),
+        name: there.name.clone(),
+        is_named: true,
+    };
+    // It has ended, is another one's by now, or takes no more runs.
+    let Ok(Begun::Joined(joined)) = join::begin(host) else {
+        return Ok(None);
+    };
+    if joined.id().as_ref() != Some(&there.id) {
+        return Ok(None);
+    }
+    let mut flags = case.args.clone();
+    flags.agent = Some(Some(path));
+    flags.tenant = Some(there.name.clone());
+    let Ok(flags) = joined_flags::fill(&joined, flags) else {
+        return Ok(None);
+    };
+    let options = options::of_run(&flags, canvas_runner::host_memory())?;
+    Ok(canvas_runner::run(&options, Start::Joined(joined))?)
+}
+
+/// Runs CMD in a prepared tenant; `None` when there is none, or none that can be had.
+fn prepared(case: &Case) -> Result<Option<Ended>, Failure> {
+    let Some(path) = &case.agent else {
+        return Ok(None);
+    };
+    let mut options = options::of_run(&own_flags(case), canvas_runner::host_memory())?;
+    let Some(joined) = take(path, case, &options) else {
+        return Ok(None);
+    };
+    options.tenant = Some(joined.host.name.clone());
+    options.learns = true;
+    Ok(canvas_runner::run(&options, Start::Prepared(joined))?)
+}
+
+fn take(path: &Path, case: &Case, options: &Options) -> Option<Joined> {
+    let far = options.far.as_ref()?;
+    let take = Take {
+        version: VERSION,
+        slabs: far.slabs,
+        copies: Some(Wanted::from(case.settings.copies)),
+        pool_bytes: options.pool.bytes,
+        asked: far.asked,
+    };
+    // What an agent does not give here, it gives no new tenant either, and says why.
+    join::take(path, take).ok()?
+}
+
+/// The flags of a run in a tenant of its own.
+fn own_flags(case: &Case) -> RunArgs {
+    let settings = &case.settings;
+    let mut flags = case.args.clone();
+    let size = |bytes| Some(Size::from_bytes(bytes));
+    let local = Amount::Size(Size::from_bytes(settings.local_bytes));
+    flags.local = flags.local.or(Some(local));
+    flags.pool = settings.pool_bytes.map(Size::from_bytes);
+    flags.far = size(case.far_bytes);
+    flags.copies = copies_arg(settings.copies).or(flags.copies);
+    flags.agent = case.agent.clone().map(Some);
+    if std::env::var_os("CANVAS_SLO").is_none() {
+        let ppm = ((1.0 - SPEED) * 1e6).round();
+        flags.proactive.slo = Slo::Slowdown(ppm as u32);
+    }
+    flags
+}
+
+/// A policy as it is written behind `--copies`.
+fn copies_arg(policy: Policy) -> Option<CopiesArg> {
+    let mut all = CopiesArg::value_variants().iter().copied();
+    all.find(|arg| options::copies_of(*arg) == policy)
+}
+
+fn told(case: &Case, program: &str) -> Told {
+    let settings = &case.settings;
+    let steps = steps(settings, &case.online, &case.free);
+    let (tenant, name) = match steps.first() {
+        Some(Step::Join(at)) => ("join", Some(case.running[*at].name.clone())),
+        Some(Step::Take(Free::Same(_))) => ("prepared", None),
+        Some(Step::Take(Free::Switch(_))) => ("switch", None),
+        Some(Step::New) | None => ("new", None),
+    };
+    Told {
+        schema: "canvas-dispatch/1",
+        program: program.to_owned(),
+        runs: case.record.as_ref().map_or(0, |r| r.runs),
+        need_bytes: settings.need_bytes,
+        local_bytes: settings.local_bytes,
+        pool_bytes: settings.pool_bytes,
+        far_bytes: case.far_bytes,
+        copies: settings.copies.to_string(),
+        tenant,
+        name,
+        agent: case.agent.clone(),
+        why: settings.why.clone(),
+    }
+}
+
+/// For people.
+fn sentences(t: &Told) -> String {
+    let place = match (t.tenant, &t.name) {
+        ("join", Some(name)) => format!("would join tenant {}", plain(name)),
+        ("prepared", _) => "would get a prepared tenant".to_owned(),
+        ("switch", _) => "would get a prepared tenant, whose copies are switched".to_owned(),
+        _ => "would get a new tenant".to_owned(),
+    };
+    let local = match t.need_bytes {
+        Some(need) if need > t.local_bytes => format!(
+            "{} of the {} of local memory that it needs, because there is no more to spare",
+            Bytes(t.local_bytes),
+            Bytes(need)
+        ),
+        Some(need) => format!("the {} of local memory that it needs", Bytes(need)),
+        None => format!(
+            "{} of local memory, which can be spared",
+            Bytes(t.local_bytes)
+        ),
+    };
+    format!(
+        "{} {place} with copies={} ({}) and {local}.\n",
+        plain(&t.program),
+        t.copies,
+        t.why,
+    )
+}
