@@ -55,7 +55,8 @@ def link(host, rate):
     for prefix, device, address in (([], outer, here), (within, inner, there)):
         run(*prefix, "ip", "addr", "add", f"{address}/30", "dev", device)
         run(*prefix, "ip", "link", "set", device, "up")
-        run(*prefix, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "128kb", "latency", "20ms")
+        bucket = ["tbf", "rate", rate, "burst", "128kb", "latency", "20ms"]
+        run(*prefix, "tc", "qdisc", "add", "dev", device, "root", *bucket)
     run(*within, "ip", "link", "set", "lo", "up")
     return here, there, namespace
 

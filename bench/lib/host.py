@@ -343,9 +343,11 @@ class Group:
 
 def facts():
     """The machine, without its name."""
-    model = next((line.split(":")[1].strip() for line in read("/proc/cpuinfo").splitlines() if "model name" in line), "")
+    models = [line.split(":")[1].strip() for line in read("/proc/cpuinfo").splitlines() if "model name" in line]
+    model = models[0] if models else ""
     memory = int(next(line.split()[1] for line in read("/proc/meminfo").splitlines() if "MemTotal" in line))
-    return {"processors": os.cpu_count(), "model": model, "memory_mib": memory >> 10, "kernel": os.uname().release,
+    return {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "processors": os.cpu_count(), "model": model,
+            "memory_mib": memory >> 10, "kernel": os.uname().release,
             "huge_pages": read("/sys/kernel/mm/transparent_hugepage/enabled").strip(),
             "page_cluster": read("/proc/sys/vm/page-cluster").strip(),
             "swappiness": read("/proc/sys/vm/swappiness").strip(),

@@ -3,11 +3,11 @@
 
 senpai.py GROUP STATE SIGNAL
 
-Each period it takes from GROUP current memory x STEP x max(0, 1 - signal / target). TMO has STEP at 0.0005 and periods of
-6 s, for services that run for weeks; here a period is a tenth of a second, and STEP a hundredth, which is as fast as
+Each period it takes from GROUP current memory x STEP x max(0, 1 - signal / target). TMO has STEP at 0.0005 and periods
+of 6 s, for services that run for weeks; here a period is a tenth of a second, and STEP a hundredth, which is as fast as
 `canvas run --slo` may be. The target is in STATE, 0 for none. SIGNAL is `faults` (the group's major faults by what one
-takes, over the rest of its processor time: what `--slo` goes by, too) or `psi` (the part of the time that the kernel says
-is lost, /proc/pressure/memory: of the whole host, so nobody else may page).
+takes, over the rest of its processor time: what `--slo` goes by, too) or `psi` (the part of the time that the kernel
+says is lost, /proc/pressure/memory: of the whole host, so nobody else may page).
 """
 
 import os
