@@ -4,8 +4,8 @@
 load.py redis|memcached SOCKET STATE KEYS SIZE SEED
 load.py tables - STATE KEYS SIZE SEED
 
-The first two fill a server and read values by the popularity of zipf 0.99, scattered over all keys, with one write in
-twenty; 32 requests are under way at a time. `tables` is a program of its own: tables of rows in Python's own objects,
+The first two fill a server and read values by the popularity of zipf 1.2, with one write in twenty; 32 requests are
+under way at a time. Keys that were stored together, 32 at a time, are alike popular, and these runs are scattered. `tables` is a program of its own: tables of rows in Python's own objects,
 of which the popular ones are worked on. What was done is counted in STATE, a file that is shared.
 """
 
@@ -20,7 +20,8 @@ import sys
 # Where what stands in a State.
 DONE, IS_FILLED, STOP, TARGET, SIGNAL, RECLAIMED, COST = range(7)
 BATCH = 32
-SKEW = 0.99
+SKEW = 1.2
+RUN = 32
 # One request of so many writes.
 WRITES = 20
 
@@ -55,12 +56,13 @@ class Values:
         return (head + self.noise[at:at + half - len(head)]).ljust(self.size, b".")
 
 
-def zipf(n, draws, seed, skew=SKEW):
-    """So many of `n` things by their popularity, which is scattered."""
+def zipf(n, draws, seed, run=1):
+    """So many of `n` things by their popularity, of which runs are scattered."""
     rng = random.Random(seed)
-    order = list(range(n))
-    rng.shuffle(order)
-    weights = itertools.accumulate((rank + 1) ** -skew for rank in range(n))
+    runs = [range(first, min(first + run, n)) for first in range(0, n, run)]
+    rng.shuffle(runs)
+    order = list(itertools.chain(*runs))
+    weights = itertools.accumulate((rank + 1) ** -SKEW for rank in range(n))
     return rng.choices(order, cum_weights=list(weights), k=draws)
 
 
@@ -124,7 +126,7 @@ def serve(protocol, path, state, keys, size, seed):
         batch = range(first, min(first + BATCH, keys))
         link.ask(b"".join([protocol.set(k, values.value(k, 0)) for k in batch]), protocol.STORED * len(batch))
     gets = [protocol.get(key) for key in range(keys)]
-    draws = zipf(keys, 1 << 19, seed)
+    draws = zipf(keys, 1 << 20, seed, RUN)
     rng = random.Random(seed + 1)
     state[IS_FILLED] = 1
     while not state[STOP]:
@@ -159,7 +161,7 @@ def tables(state, keys, size, seed):
     made = []
     for first in range(0, keys, rows):
         made.append([[k, values.value(k, 0).decode("latin-1"), 0, k * 0.5] for k in range(first, first + rows)])
-    draws = zipf(len(made), 1 << 16, seed, 1.2)
+    draws = zipf(len(made), 1 << 16, seed)
     rng = random.Random(seed + 1)
     places = [rng.randrange(rows) for _ in range(1 << 16)]
     state[IS_FILLED] = 1
