@@ -5,8 +5,9 @@ load.py redis|memcached SOCKET STATE KEYS SIZE SEED
 load.py tables - STATE KEYS SIZE SEED
 
 The first two fill a server and read values by the popularity of zipf 1.2, with one write in twenty; 32 requests are
-under way at a time. Keys that were stored together, 32 at a time, are alike popular, and these runs are scattered. `tables` is a program of its own: tables of rows in Python's own objects,
-of which the popular ones are worked on. What was done is counted in STATE, a file that is shared.
+under way at a time. Keys that were stored together, 32 at a time, are alike popular, and these runs are scattered.
+`tables` is a program of its own: tables of rows in Python's own objects, of which the popular ones are worked on. What
+was done is counted in STATE, a file that is shared.
 """
 
 import itertools
