@@ -14,12 +14,13 @@ DEMO_PACKAGES := redis-server redis-tools python3 iproute2 util-linux kmod
 # `make demo DEMO_ARGS='--scale 0.2'` is a short one.
 DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
+PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bench bench-quick bench-switch lint deps-test deps-demo clean
+	bench bench-quick bench-switch bench-slo bench-backends bench-cost lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -102,6 +103,18 @@ bench-quick: build ## Measure built-in programs beside plain runs and zram, in a
 
 bench-switch: build ## Move far memory of a working program, beside swapoff of the kernel's (root; docs/BENCH.md)
 	bench/switch --canvas $(CANVAS)
+
+bench-slo: build ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; docs/BENCH.md)
+	$(call install,$(PROGRAM_PACKAGES))
+	bench/slo --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-slo.jsonl
+
+bench-backends: build ## Programs over pool, disk, donor, both and what canvas chooses, beside swap (root; docs/BENCH.md)
+	$(call install,$(PROGRAM_PACKAGES))
+	bench/backends --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-backends.jsonl
+
+bench-cost: build ## What the controller of --slo costs, two runs side by side (root; docs/BENCH.md)
+	$(call install,$(PROGRAM_PACKAGES))
+	bench/cost --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-cost.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

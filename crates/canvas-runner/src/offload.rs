@@ -16,6 +16,11 @@ use crate::sweep::Sample;
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
+/// Of the pool, so much may be copies of pages that are in local memory, and so many bytes in any case.
+const COPIES_MAX: f64 = 0.125;
+const COPIES_MAX_BYTES: i64 = 2 << 20;
+/// Time between two times that processes are asked to give such copies up.
+const COPIES_PERIOD: Duration = Duration::from_secs(1);
 
 /// The offload of one run.
 pub struct Offload {
@@ -25,6 +30,8 @@ pub struct Offload {
     before: Option<Before>,
     /// When it is to look again.
     next: Instant,
+    /// And at copies in the pool.
+    next_copies: Instant,
 }
 
 struct Before {
@@ -42,6 +49,7 @@ impl Offload {
             latency: Latency::new(BUCKETS),
             before: None,
             next: Instant::now(),
+            next_copies: Instant::now(),
         }
     }
 
@@ -78,6 +86,11 @@ impl Offload {
             footprint_pages: sample.touched_pages().max(0) as u64,
         });
         ask(segment, pages);
+        if now >= self.next_copies {
+            self.next_copies = now + COPIES_PERIOD;
+            let stored = self.before.as_ref().map_or(0, |b| b.sums.stored_pages);
+            ask_for_copies(segment, stored);
+        }
     }
 
     /// What happened since, as a part of the target.
@@ -142,9 +155,52 @@ fn ask(segment: &Segment, pages: u64) {
     segment.count(0, Counter::PagesOffload, pages);
 }
 
+/// Copies of pages that came back save work when these leave again, and take memory meanwhile: with a target that
+/// frees memory, each process gives up half of those that are past a small part of the pool. `stored` pages are in
+/// the pool.
+fn ask_for_copies(segment: &Segment, stored: u64) {
+    let far: i64 = held(segment)
+        .map(|(slot, _)| slot.far_pages.load(Relaxed).max(0))
+        .sum();
+    if stored == 0 {
+        return;
+    }
+    let copies = 1.0 - far as f64 / stored as f64;
+    for (slot, _) in held(segment) {
+        let pool = slot.pool_bytes.load(Relaxed).max(0);
+        let bytes = (pool as f64 * (copies - COPIES_MAX) / 2.0) as i64;
+        if bytes > COPIES_MAX_BYTES {
+            slot.pool_wanted_bytes.fetch_max(bytes, Relaxed);
+            slot.wake.fetch_add(1, Release);
+            futex_wake(&slot.wake, 1);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_of_pages_that_are_back_are_given_up_past_a_small_part_of_the_pool() {
+        let (_fd, segment) = Segment::create(false).unwrap();
+        let slot = &segment.procs[0];
+        slot.pid.store(10, Relaxed);
+        slot.pool_bytes.store(64 << 20, Relaxed);
+        segment.procs_end.store(1, Relaxed);
+        let asked = |far: i64, stored: u64| {
+            slot.far_pages.store(far, Relaxed);
+            slot.pool_wanted_bytes.store(0, Relaxed);
+            ask_for_copies(&segment, stored);
+            slot.pool_wanted_bytes.load(Relaxed)
+        };
+        // All that is stored is away; nothing is stored; a ninth is here.
+        assert_eq!(asked(32_768, 32_768), 0);
+        assert_eq!(asked(100, 0), 0);
+        assert_eq!(asked(16_000, 18_000), 0);
+        // Half of it is here.
+        assert_eq!(asked(16_384, 32_768), (64 << 20) * 3 / 16);
+    }
 
     #[test]
     fn each_process_is_asked_for_its_part() {

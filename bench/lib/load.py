@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Clients and programs whose work the benches count: each checks all that it reads.
+
+load.py redis|memcached SOCKET STATE KEYS SIZE SEED
+load.py tables - STATE KEYS SIZE SEED
+
+The first two fill a server and read values by the popularity of zipf 1.2, with one write in twenty; 32 requests are
+under way at a time. Keys that were stored together, 32 at a time, are alike popular, and these runs are scattered.
+`tables` is a program of its own: tables of rows in Python's own objects, of which the popular ones are worked on. What
+was done is counted in STATE, a file that is shared.
+"""
+
+import itertools
+import mmap
+import os
+import random
+import socket
+import struct
+import sys
+
+# Where what stands in a State.
+DONE, IS_FILLED, STOP, TARGET, SIGNAL, RECLAIMED, COST = range(7)
+BATCH = 32
+SKEW = 1.2
+RUN = 32
+# One request of so many writes.
+WRITES = 20
+
+
+class State:
+    """Numbers that two processes share."""
+
+    def __init__(self, path, is_new=False):
+        if is_new:
+            with open(path, "wb") as f:
+                f.write(bytes(4096))
+        with open(path, "r+b") as f:
+            self.memory = mmap.mmap(f.fileno(), 4096)
+
+    def __getitem__(self, i):
+        return struct.unpack_from("d", self.memory, 8 * i)[0]
+
+    def __setitem__(self, i, value):
+        struct.pack_into("d", self.memory, 8 * i, value)
+
+
+class Values:
+    """The value of each key in each version: half of it is noise."""
+
+    def __init__(self, size, seed):
+        self.size, self.noise = size, random.Random(seed).randbytes(1 << 20)
+
+    def value(self, key, version):
+        half = self.size // 2
+        at = (key * 7919 + version * 104729) % (len(self.noise) - half)
+        head = b"%012d.%08d." % (key, version)
+        return (head + self.noise[at:at + half - len(head)]).ljust(self.size, b".")
+
+
+def zipf(n, draws, seed, run=1):
+    """So many of `n` things by their popularity, of which runs are scattered."""
+    rng = random.Random(seed)
+    runs = [range(first, min(first + run, n)) for first in range(0, n, run)]
+    rng.shuffle(runs)
+    order = list(itertools.chain(*runs))
+    weights = itertools.accumulate((rank + 1) ** -SKEW for rank in range(n))
+    return rng.choices(order, cum_weights=list(weights), k=draws)
+
+
+class Redis:
+    @staticmethod
+    def get(key):
+        return b"*2\r\n$3\r\nGET\r\n$8\r\nk%07d\r\n" % key
+
+    @staticmethod
+    def set(key, value):
+        return b"*3\r\n$3\r\nSET\r\n$8\r\nk%07d\r\n$%d\r\n%b\r\n" % (key, len(value), value)
+
+    @staticmethod
+    def reply(_key, value):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    STORED = b"+OK\r\n"
+
+
+class Memcached:
+    @staticmethod
+    def get(key):
+        return b"get k%07d\r\n" % key
+
+    @staticmethod
+    def set(key, value):
+        return b"set k%07d 0 0 %d\r\n%b\r\n" % (key, len(value), value)
+
+    @staticmethod
+    def reply(key, value):
+        return b"VALUE k%07d 0 %d\r\n%b\r\nEND\r\n" % (key, len(value), value)
+    STORED = b"STORED\r\n"
+
+
+class Connection:
+    def __init__(self, path):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(120)
+        self.sock.connect(path)
+        self.buffer = bytearray(1 << 20)
+
+    def ask(self, request, wanted):
+        """Sends, and compares what comes back to the byte."""
+        self.sock.sendall(request)
+        view, have = memoryview(self.buffer)[:len(wanted)], 0
+        while have < len(wanted):
+            n = self.sock.recv_into(view[have:])
+            if n == 0:
+                sys.exit("load: the server hung up")
+            have += n
+        if view != wanted:
+            sys.exit("load: the server answered something else than what was stored")
+
+
+def serve(protocol, path, state, keys, size, seed):
+    link, values = Connection(path), Values(size, seed)
+    versions = [0] * keys
+    replies = [None] * keys
+    for key in range(keys):
+        replies[key] = protocol.reply(key, values.value(key, 0))
+    for first in range(0, keys, BATCH):
+        batch = range(first, min(first + BATCH, keys))
+        link.ask(b"".join([protocol.set(k, values.value(k, 0)) for k in batch]), protocol.STORED * len(batch))
+    gets = [protocol.get(key) for key in range(keys)]
+    draws = zipf(keys, 1 << 20, seed, RUN)
+    rng = random.Random(seed + 1)
+    state[IS_FILLED] = 1
+    while not state[STOP]:
+        # Another part of the draws each time, so that they do not come in a cycle.
+        at = rng.randrange(len(draws) - BATCH)
+        for at in range(at, min(at + 200 * BATCH, len(draws) - BATCH), BATCH):
+            batch = draws[at:at + BATCH]
+            request, wanted = [gets[k] for k in batch], [replies[k] for k in batch]
+            for i in range(rng.randrange(WRITES), BATCH, WRITES):
+                key = batch[i]
+                versions[key] += 1
+                value = values.value(key, versions[key])
+                request[i], wanted[i] = protocol.set(key, value), protocol.STORED
+                replies[key] = protocol.reply(key, value)
+                # A key that comes twice in a batch is answered as of then.
+                for j in range(i + 1, BATCH):
+                    if batch[j] == key:
+                        wanted[j] = replies[key]
+            link.ask(b"".join(request), b"".join(wanted))
+            state[DONE] += BATCH
+            if state[STOP]:
+                break
+    # All of it once more.
+    for first in range(0, keys, BATCH):
+        batch = range(first, min(first + BATCH, keys))
+        link.ask(b"".join([gets[k] for k in batch]), b"".join([replies[k] for k in batch]))
+
+
+def tables(state, keys, size, seed):
+    """Rows in tables of 2,000; a few thousand reads and some writes in one table after the other."""
+    rows, values = 2000, Values(size, seed)
+    made = []
+    for first in range(0, keys, rows):
+        made.append([[k, values.value(k, 0).decode("latin-1"), 0, k * 0.5] for k in range(first, first + rows)])
+    draws = zipf(len(made), 1 << 16, seed)
+    rng = random.Random(seed + 1)
+    places = [rng.randrange(rows) for _ in range(1 << 16)]
+    state[IS_FILLED] = 1
+    while not state[STOP]:
+        number = draws[rng.randrange(len(draws))]
+        table, first = made[number], number * rows
+        at = rng.randrange(len(places) - 2000)
+        for place in places[at:at + 2000]:
+            row = table[place]
+            if row[0] != first + place or int(row[1][:12]) != row[0] or row[3] != row[0] * 0.5:
+                sys.exit(f"load: row {first + place} is not what it was")
+            row[2] += 1
+        state[DONE] += 2000
+    for number, table in enumerate(made):
+        for place, row in enumerate(table):
+            key = number * rows + place
+            if row[0] != key or row[1] != values.value(key, 0).decode("latin-1"):
+                sys.exit(f"load: row {key} is not what it was")
+
+
+def main():
+    kind, path, state, keys, size, seed = sys.argv[1:]
+    state, keys, size, seed = State(state), int(keys), int(size), int(seed)
+    if kind == "tables":
+        tables(state, keys, size, seed)
+    else:
+        serve({"redis": Redis, "memcached": Memcached}[kind], path, state, keys, size, seed)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
