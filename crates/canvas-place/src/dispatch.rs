@@ -147,11 +147,7 @@ fn copies(known: Option<&Known>, host: &Host) -> (Policy, String) {
     let Some(known) = known else {
         return default("nothing is known of it");
     };
-    let disk = Policy {
-        donors: 0,
-        disk: true,
-        late: false,
-    };
+    let disk = Policy::new(0, true);
     let donor = Policy { donors: 1, ..disk };
     if ![disk, donor].contains(&host.copies) {
         return default("no other place keeps as much as the default does");
@@ -430,7 +426,7 @@ mod tests {
                     Step::Join(i) => {
                         prop_assert_eq!(online[i].copies, copies);
                         prop_assert!(Some(online[i].room_bytes) >= need);
-                        online[i].copies = Policy { donors: 9, disk: false, late: false };
+                        online[i].copies = Policy::new(9, false);
                     }
                     Step::Take(_) => left.clear(),
                     Step::New => {}

@@ -191,7 +191,7 @@ mod tests {
         let asked = |far: i64, stored: u64| {
             slot.far_pages.store(far, Relaxed);
             slot.pool_wanted_bytes.store(0, Relaxed);
-            ask_for_copies(&segment, stored);
+            ask_for_copies(segment, stored);
             slot.pool_wanted_bytes.load(Relaxed)
         };
         // All that is stored is away; nothing is stored; a ninth is here.

@@ -199,6 +199,7 @@ fn begin_tenant(
             if let (Some(far), Some(keeper)) = (&options.far, &parts.2) {
                 let there = keeper.far();
                 there.spill_percent.store(far.spill_percent, Relaxed);
+                there.unit_bytes.store(far.unit.number(), Relaxed);
                 let wait_ms = far.wait.as_millis() as u64;
                 there.wait_ms_max.store(wait_ms, Relaxed);
             }

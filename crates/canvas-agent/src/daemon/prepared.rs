@@ -129,11 +129,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::atomic::Ordering::Relaxed;
 
-    const DISK: Policy = Policy {
-        donors: 0,
-        disk: true,
-        late: false,
-    };
+    const DISK: Policy = Policy::new(0, true);
 
     fn service() -> (tempfile::TempDir, Service) {
         let dir = tempfile::tempdir().unwrap();
