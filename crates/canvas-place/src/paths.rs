@@ -56,6 +56,9 @@ pub struct Paths {
     all: Vec<Path>,
     /// Part that each keeps.
     least: f64,
+    /// Where threads wait, a period and what moves in it are shorter by this: there are more operations to judge by,
+    /// and what moved too far is back sooner.
+    finer: u64,
     period_ends_ns: u64,
 }
 
@@ -73,6 +76,7 @@ impl Paths {
         Paths {
             all: vec![path; paths],
             least: LEAST,
+            finer: 1,
             period_ends_ns: 0,
         }
     }
@@ -82,6 +86,7 @@ impl Paths {
     pub fn first_of(paths: usize) -> Paths {
         let mut all = Paths::new(paths);
         all.least = LEAST_WAITED_FOR;
+        all.finer = 4;
         for (i, path) in all.all.iter_mut().enumerate() {
             path.part = match i {
                 0 => 1.0 - LEAST_WAITED_FOR * (paths - 1) as f64,
@@ -146,7 +151,7 @@ impl Paths {
         if now_ns < self.period_ends_ns {
             return;
         }
-        self.period_ends_ns = now_ns.saturating_add(PERIOD_NS);
+        self.period_ends_ns = now_ns.saturating_add(PERIOD_NS / self.finer);
         for path in &mut self.all {
             let (ops, sum_ns) = (
                 std::mem::take(&mut path.ops),
@@ -170,7 +175,8 @@ impl Paths {
             return;
         };
         if slow.0 > fast.0 * EQUAL {
-            let shift = SHIFT.min(self.all[slow.1].part - self.least).max(0.0);
+            let most = SHIFT / self.finer as f64;
+            let shift = most.min(self.all[slow.1].part - self.least).max(0.0);
             self.all[slow.1].part -= shift;
             self.all[fast.1].part += shift;
         }

@@ -50,6 +50,8 @@ pub(super) struct Turns {
     paths: Paths,
     /// Whose turn it was, by the read's id, and since when the read waits for it.
     under_way: HashMap<u32, (usize, Instant)>,
+    /// When the disk answered last.
+    disk_answered: Instant,
 }
 
 impl Default for Turns {
@@ -57,6 +59,7 @@ impl Default for Turns {
         Turns {
             paths: Paths::first_of(2),
             under_way: HashMap::new(),
+            disk_answered: Instant::now(),
         }
     }
 }
@@ -324,6 +327,7 @@ impl Replicas {
         let Some((id, serial)) = self.reads.on_disk.remove(&number) else {
             return;
         };
+        self.reads.turns.disk_answered = Instant::now();
         let Some(r) = self.reads.get(id, serial) else {
             return;
         };
@@ -388,10 +392,13 @@ impl Replicas {
         }
     }
 
-    /// The disk is asked after donors for a while.
+    /// The disk is asked after donors for a while, if it answers nobody: one read that takes long says nothing.
     fn disk_is_silent(&mut self) {
         let now_ns = self.now_ns();
-        self.reads.turns.paths.close(DISK, Closed::Silent, now_ns);
+        let turns = &mut self.reads.turns;
+        if turns.disk_answered.elapsed() >= Duration::from_nanos(HEDGE_NS_MAX) {
+            turns.paths.close(DISK, Closed::Silent, now_ns);
+        }
     }
 
     /// The donor is asked after others until it answers a ping.
