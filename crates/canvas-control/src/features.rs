@@ -44,6 +44,8 @@ pub struct Sums {
     pub cpu_ns: u64,
     /// Of that, what reclaim threads used.
     pub reclaim_ns: u64,
+    /// Of that, what the program could have used, as no processor was idle.
+    pub reclaim_wanted_ns: u64,
     /// Of each process, the time in which one of its threads or more was in a fault, in ns.
     pub stalled_ns: BTreeMap<u32, u64>,
     /// Level: pages that exist anywhere.
@@ -109,6 +111,7 @@ impl Sums {
             fault_sleep_ns: less(self.fault_sleep_ns, before.fault_sleep_ns),
             cpu_ns: less(self.cpu_ns, before.cpu_ns),
             reclaim_ns: less(self.reclaim_ns, before.reclaim_ns),
+            reclaim_wanted_ns: less(self.reclaim_wanted_ns, before.reclaim_wanted_ns),
             stalled_ns: (self.stalled_ns.iter())
                 .map(|(pid, ns)| (*pid, less(*ns, *before.stalled_ns.get(pid).unwrap_or(&0))))
                 .collect(),
@@ -146,12 +149,18 @@ impl Sums {
     }
 
     /// Time in faults, with the kernel's part, in ns of all threads.
-    pub fn paging_ns(&self) -> u64 {
+    fn faults_ns(&self) -> u64 {
         let kernels = self.faults.saturating_mul(self.delivery_ns);
         self.fault_ns.saturating_add(kernels)
     }
 
-    /// All time that threads worked or slept in a fault, without that of reclaim, which runs beside the program.
+    /// Time that paging takes from the program, in ns: in faults, and for reclaim where no processor was idle.
+    pub fn paging_ns(&self) -> u64 {
+        let reclaim_ns = self.reclaim_wanted_ns.min(self.reclaim_ns);
+        self.faults_ns().saturating_add(reclaim_ns)
+    }
+
+    /// All time that threads worked or slept in a fault, without that of reclaim.
     fn all_ns(&self) -> u64 {
         self.cpu_ns
             .saturating_add(self.fault_sleep_ns)
@@ -160,11 +169,12 @@ impl Sums {
 
     /// The time that threads had for what the program does, in ns.
     pub fn rest_ns(&self) -> u64 {
-        self.all_ns().saturating_sub(self.paging_ns())
+        self.all_ns().saturating_sub(self.faults_ns())
     }
 
-    /// S / (A + W - S): S is the time in faults, with the kernel's part; A the processor time, without that of
-    /// reclaim; W what was slept in faults, and so is in S and not in A.
+    /// (S + R) / (A + W - S): S is the time in faults, with the kernel's part; R what reclaim took where no processor
+    /// was idle; A the processor time, without that of reclaim; W what was slept in faults, and so is in S and not
+    /// in A.
     fn slowdown(&self) -> Option<f64> {
         let (all, paging) = (self.all_ns(), self.paging_ns());
         // Of less than that the clocks know too little, for paging and for the rest.
@@ -195,6 +205,7 @@ mod tests {
             delivery_ns: 2000,
             cpu_ns: 130_000_000,
             reclaim_ns: 4_000_000,
+            reclaim_wanted_ns: 0,
             stalled_ns: BTreeMap::from([(7, 4_000_000), (8, 1_000_000)]),
             touched_pages: 384,
             touched_blocks: 1,
@@ -230,6 +241,21 @@ mod tests {
     }
 
     #[test]
+    fn reclaim_slows_where_no_processor_is_idle() {
+        let busy = Sums {
+            reclaim_wanted_ns: 3_000_000,
+            ..sums()
+        };
+        assert_eq!(busy.features(1).slowdown, Some(0.075));
+        // Never more than reclaim used.
+        let more = Sums {
+            reclaim_wanted_ns: u64::MAX,
+            ..sums()
+        };
+        assert_eq!(more.features(1).slowdown, Some(0.0833));
+    }
+
+    #[test]
     fn nothing_tells_nothing() {
         assert_eq!(Sums::default().features(0), Features::default());
         let now = sums();
@@ -258,7 +284,7 @@ mod tests {
             let sums = Sums {
                 pages_in: n[0], pages_in_stream: n[1], pages_out: n[2], pages_out_clean: n[3],
                 refaults, faults: n[4], fault_ns: n[5], fault_sleep_ns: n[6], delivery_ns: n[7],
-                cpu_ns: n[8], reclaim_ns: n[9], stalled_ns: BTreeMap::from([(1, n[10])]),
+                cpu_ns: n[8], reclaim_ns: n[9], reclaim_wanted_ns: n[2], stalled_ns: BTreeMap::from([(1, n[10])]),
                 touched_pages: n[11], touched_blocks: n[12], stored_pages: n[13], stored_bytes: n[14],
                 anon_bytes: n[15], file_bytes: n[0],
             };

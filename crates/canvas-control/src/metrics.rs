@@ -163,6 +163,11 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
                 "Processor time of the reclaim threads.",
                 value as f64 / 1e9,
             )?,
+            Counter::ReclaimWantedNs => out.counter(
+                "canvas_reclaim_wanted_seconds",
+                "Of that, what the program could have used, as no processor was idle.",
+                value as f64 / 1e9,
+            )?,
             Counter::ProactiveNs => out.counter(
                 "canvas_pages_in_proactive_seconds",
                 "Time that the reclaim threads spent on bringing pages back before they were touched.",

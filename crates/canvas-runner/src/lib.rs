@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod beside;
+mod busy;
 mod code;
 pub mod container;
 mod control;

@@ -13,6 +13,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::AsFd;
 
+use crate::busy::Processors;
 use crate::control::tenant::Tenant;
 use crate::far::Keeper;
 use crate::offload::Offload;
@@ -89,6 +90,7 @@ pub fn supervise(
     let segment = tenant.segment;
     let mut next_sweep = Instant::now() + SWEEP;
     let mut offload = Offload::new();
+    let mut processors = Processors::new();
     loop {
         if let Some(agent) = &mut agent {
             agent.tend();
@@ -125,6 +127,7 @@ pub fn supervise(
                 peaks.uncharged_pages = pages;
             }
             peaks.sample(segment, tenant.sides.look(agent.as_deref()));
+            processors.look(segment);
             offload.look(segment, tenant.mode);
             release_dead(segment, agent.as_ref().map(|a| a.far()));
             next_sweep = Instant::now() + SWEEP;

@@ -235,6 +235,7 @@ counters! {
     PagesOffload = "pages_offload_asked": "Pages that processes were asked to give up ahead of need (--slo); some of them may have stayed.",
     FaultSleepNs = "fault_sleep_ns": "Time that threads slept until an answer from beyond the pool came, in ns.",
     ReclaimCpuNs = "reclaim_cpu_ns": "Processor time of the reclaim threads, in ns.",
+    ReclaimWantedNs = "reclaim_wanted_ns": "Of reclaim_cpu_ns, what the program could have used, as no processor was idle; estimated twice a second from /proc/stat.",
     FaultsManaged = "fault_time_count": "Faults whose time was measured.",
     SharedNew = "shared_pages_new": "Shared pages given to the program as zeros on first touch.",
     SharedIn = "shared_pages_in": "Shared pages brought back from their far copies, once for all processes.",

@@ -37,6 +37,7 @@ pub fn look(segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
         fault_sleep_ns: total(Counter::FaultSleepNs).saturating_add(woken_ns),
         delivery_ns,
         reclaim_ns: total(Counter::ReclaimCpuNs),
+        reclaim_wanted_ns: total(Counter::ReclaimWantedNs),
         touched_pages: count(touched),
         touched_blocks: count(sample.touched_blocks),
         anon_bytes: page_bytes(touched.saturating_add(sample.native_pages)),

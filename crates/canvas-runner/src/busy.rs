@@ -1,0 +1,127 @@
+//! What reclaim threads cost a program in time: nothing where a processor was idle, all that they used where none was.
+//!
+//! Twice a second the processors that the run may use are looked at in /proc/stat. Of the processor time that reclaim
+//! threads used meanwhile, the part counts as taken from the program in which no processor was idle, as if processors
+//! were busy independently of each other.
+
+use std::fs;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use canvas_shm::segment::{Counter, Segment};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
+/// Time between two looks.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Time of one processor since the start of the host, in ticks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Ticks {
+    idle: u64,
+    all: u64,
+}
+
+/// The processors of one run.
+pub struct Processors {
+    may: CpuSet,
+    before: Vec<Ticks>,
+    reclaim_ns: u64,
+    next: Instant,
+}
+
+impl Processors {
+    /// Those that the caller may use.
+    pub fn new() -> Processors {
+        Processors {
+            may: sched_getaffinity(Pid::from_raw(0)).unwrap_or_default(),
+            before: Vec::new(),
+            reclaim_ns: 0,
+            next: Instant::now(),
+        }
+    }
+
+    /// Looks, where it is time.
+    pub fn look(&mut self, segment: &Segment) {
+        // Of several runs of one tenant the one that made it.
+        let is_ours = segment.config.runner_pid.load(Relaxed) == std::process::id();
+        if Instant::now() < self.next || !is_ours {
+            return;
+        }
+        self.next = Instant::now() + PERIOD;
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let now = ticks(&stat, |cpu| self.may.is_set(cpu).unwrap_or(false));
+        let before = std::mem::replace(&mut self.before, now);
+        let reclaim_ns = segment.total(Counter::ReclaimCpuNs);
+        let more_ns =
+            reclaim_ns.saturating_sub(std::mem::replace(&mut self.reclaim_ns, reclaim_ns));
+        let wanted_ns = more_ns as f64 * none_idle(&before, &self.before);
+        segment.count(0, Counter::ReclaimWantedNs, wanted_ns as u64);
+    }
+}
+
+/// The processors that may be used, by the lines of /proc/stat.
+fn ticks(stat: &str, may: impl Fn(usize) -> bool) -> Vec<Ticks> {
+    let of = |line: &str| {
+        let (cpu, times) = line.strip_prefix("cpu")?.split_once(' ')?;
+        if !may(cpu.parse().ok()?) {
+            return None;
+        }
+        let times: Vec<u64> = times.split(' ').filter_map(|n| n.parse().ok()).collect();
+        // User, nice, system, idle, waiting for I/O; what guests use is in the first two.
+        let all = times
+            .iter()
+            .take(8)
+            .fold(0, |sum: u64, n| sum.saturating_add(*n));
+        let idle = times.get(3)?.saturating_add(*times.get(4)?);
+        Some(Ticks { idle, all })
+    };
+    stat.lines().filter_map(of).collect()
+}
+
+/// The part of the time between two looks in which no processor was idle; 0 when nothing is known.
+fn none_idle(before: &[Ticks], after: &[Ticks]) -> f64 {
+    if before.len() != after.len() || after.is_empty() {
+        return 0.0;
+    }
+    let busy = |(before, after): (&Ticks, &Ticks)| {
+        let all = after.all.saturating_sub(before.all);
+        let idle = after.idle.saturating_sub(before.idle);
+        match all {
+            0 => 0.0,
+            all => 1.0 - (idle as f64 / all as f64).min(1.0),
+        }
+    };
+    before.iter().zip(after).map(busy).product()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_that_may_be_used_are_read() {
+        let stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 3 40 5 6 7 8 1 1\ncpu1 10 0 0 5 0 0 0 0 0 0\n\
+                    cpu12 1 1 1 1 1 1 1 1\nintr 5\nctxt 4\n";
+        let seen = ticks(stat, |cpu| cpu != 1);
+        assert_eq!(
+            seen,
+            [Ticks { idle: 45, all: 72 }, Ticks { idle: 2, all: 8 }]
+        );
+        assert!(ticks("", |_| true).is_empty());
+        assert!(ticks("cpu0 1 2\ncpux 1 2 3 4 5\ncpu\n", |_| true).is_empty());
+        assert!(!ticks(&fs::read_to_string("/proc/stat").unwrap(), |_| true).is_empty());
+    }
+
+    #[test]
+    fn reclaim_counts_where_no_processor_is_idle() {
+        let zero = Ticks { idle: 0, all: 0 };
+        let at = |idle| Ticks { idle, all: 100 };
+        assert_eq!(none_idle(&[zero, zero], &[at(0), at(0)]), 1.0);
+        assert_eq!(none_idle(&[zero, zero], &[at(0), at(100)]), 0.0);
+        assert_eq!(none_idle(&[zero, zero], &[at(50), at(50)]), 0.25);
+        assert_eq!(none_idle(&[zero], &[at(0), at(0)]), 0.0, "one was added");
+        assert_eq!(none_idle(&[], &[]), 0.0);
+        assert_eq!(none_idle(&[at(9)], &[zero]), 0.0, "a clock that goes back");
+    }
+}
