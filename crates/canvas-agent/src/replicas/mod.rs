@@ -724,13 +724,12 @@ impl Donors for Views<'_> {
 
 impl Store for Replicas {
     fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
-        let slab = extent / SLAB_EXTENTS as u32;
-        let donors = match Replicas::is_cold(self.far, slab) {
-            is_cold if writes => self.policy.of(is_cold).donors,
-            _ => self.policy.donors,
-        };
+        if !writes {
+            return (self.read_lane(id, extent), 1);
+        }
+        let is_cold = Replicas::is_cold(self.far, extent / SLAB_EXTENTS as u32);
+        let donors = self.policy.of(is_cold).donors;
         match &mut self.disk {
-            _ if !writes => (self.read_lane(id, extent), 1),
             Some(disk) if donors == 0 => disk.lane(id, extent, writes),
             _ => (Lane::Out, donors.max(1) as u32),
         }

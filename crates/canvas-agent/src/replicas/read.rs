@@ -124,6 +124,7 @@ impl Replicas {
         });
         let now_ns = self.now_ns();
         let turns = &mut self.reads.turns;
+        turns.under_way.remove(&id);
         let path = match (on_disk, at_donors) {
             (OnDisk::Yes, true) => {
                 turns.paths.tick(now_ns);
@@ -134,14 +135,8 @@ impl Replicas {
                 turns.under_way.insert(id, (path, Instant::now()));
                 path
             }
-            (OnDisk::Yes | OnDisk::First, _) => {
-                turns.under_way.remove(&id);
-                DISK
-            }
-            (OnDisk::No | OnDisk::Unsure, _) => {
-                turns.under_way.remove(&id);
-                DONORS
-            }
+            (OnDisk::Yes | OnDisk::First, _) => DISK,
+            (OnDisk::No | OnDisk::Unsure, _) => DONORS,
         };
         match &self.disk {
             Some(disk) if path == DISK => disk.lane_of(extent),
