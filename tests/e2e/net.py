@@ -22,7 +22,7 @@ from net.donors import PORT, Donor, Donors, answered, key_file
 from net.hosts import Network
 from net.load import Pages, RedisLoad, far_flags
 
-from .operate import wait_until
+from .operate import ask, wait_until
 from .servers import missing
 
 COPIES = ("1+disk", "2", "3")
@@ -422,6 +422,40 @@ def narrow(r):
         stalls.note([(c.tag, c.finish())])
         r.note("sent, Mbit/s: " + " ".join(f"{x:.0f}" for x in rates))
         r.require(max(rates[:2]) < 210, f"the caps did not hold: {rates}")
+
+
+@net_check("net-slow-donor", timeout_s=120, slow_only=False)
+def slow_donor(r):
+    """A donor's link becomes ten times slower while the program works, and fast again: the disk takes its reads over."""
+    key, name, stalls = key_file(r), f"slow{os.getpid()}", Stalls(r)
+
+    def far():
+        return json.loads(ask(r, "status", name, "--json"))["far"]
+
+    def of_disk(seconds):
+        """Part of the reads in so many seconds that went to the disk though the donor had them; how many there were."""
+        before = far()
+        time.sleep(seconds)
+        c.alive()
+        after = far()
+        reads, disk = (after[key] - before[key] for key in ("reads", "reads_by_disk"))
+        return disk / max(1, reads), reads
+
+    with Network(2) as net, Donors() as donors:
+        net.hosts[0].cap(200)
+        donors.append(Donor(r, net.hosts[0], key))
+        c = Pages(r, net.hosts[1], [*far_flags(donors, "1+disk", key, r), "--tenant", name])
+        for mbit, what in ((200, "fast"), (20, "ten times slower"), (200, "fast again")):
+            net.hosts[0].cap(mbit)
+            # Turns move by a twentieth, four times a second.
+            time.sleep(r.size(5, 15))
+            part, reads = of_disk(r.size(2, 10))
+            r.note(f"{what}: {reads} reads, {part:.0%} of the disk")
+            stalls.saw(what, [c])
+            r.require(reads > 0, f"{what}: nothing is read")
+            if what == "ten times slower":
+                r.require(part > 0.3, f"{part:.0%} of the reads are the disk's, though the donor is slow")
+        stalls.note([(c.tag, c.finish())])
 
 
 # -- (6) one link for many ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 //!
 //! The loaded latencies of the paths are balanced (Colloid, SOSP '24): in every period a twentieth of what is new
 //! moves from the slowest path to the fastest one, while that is more than a fifth faster under the load that it has.
+//! Where threads wait, more moves the longer that goes one way: a path that has become slow is left within seconds.
 //! A faster path gets more in this way until it is as slow as the others, and the sum of all is used. A path keeps a
 //! hundredth in any case, or less where threads wait for it, so that it is seen when it gets better.
 
@@ -14,6 +15,10 @@ pub const PERIOD_NS: u64 = 1_000_000_000;
 const SHIFT: f64 = 0.05;
 /// Latencies that differ by less are equal.
 const EQUAL: f64 = 1.2;
+/// After so many periods in which the same path was the slowest, a twentieth more moves in each,
+const STEP_PERIODS: u32 = 3;
+/// up to so many times as much.
+const STEPS_MAX: u32 = 8;
 /// Part that a path keeps,
 const LEAST: f64 = 0.01;
 /// and where threads wait for what is asked of it: its tail is seen by one in five hundred.
@@ -60,6 +65,8 @@ pub struct Paths {
     /// and what moved too far is back sooner.
     finer: u64,
     period_ends_ns: u64,
+    /// The slowest path, and for how many periods it has been.
+    slowest: (usize, u32),
 }
 
 impl Paths {
@@ -78,6 +85,7 @@ impl Paths {
             least: LEAST,
             finer: 1,
             period_ends_ns: 0,
+            slowest: (0, 0),
         }
     }
 
@@ -175,10 +183,21 @@ impl Paths {
             return;
         };
         if slow.0 > fast.0 * EQUAL {
-            let most = SHIFT / self.finer as f64;
+            let periods = match self.slowest {
+                (path, periods) if path == slow.1 => periods + 1,
+                _ => 0,
+            };
+            self.slowest = (slow.1, periods);
+            let steps = match self.finer {
+                1 => 1,
+                _ => (1 + periods / STEP_PERIODS).min(STEPS_MAX),
+            };
+            let most = SHIFT * f64::from(steps) / self.finer as f64;
             let shift = most.min(self.all[slow.1].part - self.least).max(0.0);
             self.all[slow.1].part -= shift;
             self.all[fast.1].part += shift;
+        } else {
+            self.slowest.1 = 0;
         }
     }
 }
@@ -256,6 +275,15 @@ mod tests {
         assert!(slow[1] > 850, "{slow:?}");
         let again = rig.run(60, 8, &[MS, MS]);
         assert!(again.iter().sum::<u64>() > 1800, "{again:?}");
+    }
+
+    #[test]
+    fn a_path_that_becomes_ten_times_slower_is_left_within_seconds() {
+        let mut rig = Rig::over(Paths::first_of(2));
+        rig.run(10, 4, &[MS / 10, MS / 2]);
+        rig.run(6, 4, &[MS, MS / 2]);
+        let parts: Vec<f64> = rig.paths.all.iter().map(|p| p.part).collect();
+        assert!(parts[1] > 0.5, "{parts:?}");
     }
 
     #[test]
