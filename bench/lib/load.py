@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 """Clients and programs whose work the benches count: each checks all that it reads.
 
-load.py redis|memcached SOCKET STATE KEYS SIZE SEED
+load.py redis|memcached SOCKET STATE KEYS SIZE SEED [steady|phases|diurnal]
 load.py tables - STATE KEYS SIZE SEED
 
 The first two fill a server and read values by the popularity of zipf 1.2, with one write in twenty; 32 requests are
 under way at a time. Keys that were stored together, 32 at a time, are alike popular, and these runs are scattered.
+With `phases` other keys are popular every 20 s; with `diurnal` there are pauses, so that a day of 40 s has a night with
+a tenth of the requests. Both go by the clock of the host, so that two clients do the same at the same time.
 `tables` is a program of its own: tables of rows in Python's own objects, of which the popular ones are worked on. What
 was done is counted in STATE, a file that is shared.
 """
 
 import itertools
+import math
 import mmap
 import os
 import random
 import socket
 import struct
 import sys
+import time
 
 # Where what stands in a State.
 DONE, IS_FILLED, STOP, TARGET, SIGNAL, RECLAIMED, COST = range(7)
@@ -25,6 +29,9 @@ SKEW = 1.2
 RUN = 32
 # One request of so many writes.
 WRITES = 20
+SHAPES = ("steady", "phases", "diurnal")
+# How long keys are popular, and how long a day is, in seconds.
+PHASE_S, DAY_S = 20, 40
 
 
 class State:
@@ -117,7 +124,19 @@ class Connection:
             sys.exit("load: the server answered something else than what was stored")
 
 
-def serve(protocol, path, state, keys, size, seed):
+def shift(shape, keys):
+    """How far on the popular keys are now."""
+    return int(time.time() / PHASE_S) * (keys // 3) % keys if shape == "phases" else 0
+
+
+def rest(shape, worked_s):
+    """Sleeps as the hour of the day says: a tenth of the requests at night, all at noon."""
+    if shape == "diurnal":
+        activity = 0.55 + 0.45 * math.sin(2 * math.pi * time.time() / DAY_S)
+        time.sleep(worked_s * (1 / activity - 1))
+
+
+def serve(protocol, path, state, keys, size, seed, shape):
     link, values = Connection(path), Values(size, seed)
     versions = [0] * keys
     replies = [None] * keys
@@ -132,9 +151,11 @@ def serve(protocol, path, state, keys, size, seed):
     state[IS_FILLED] = 1
     while not state[STOP]:
         # Another part of the draws each time, so that they do not come in a cycle.
-        at = rng.randrange(len(draws) - BATCH)
+        at, ahead, began = rng.randrange(len(draws) - BATCH), shift(shape, keys), time.monotonic()
         for at in range(at, min(at + 200 * BATCH, len(draws) - BATCH), BATCH):
             batch = draws[at:at + BATCH]
+            if ahead:
+                batch = [(key + ahead) % keys for key in batch]
             request, wanted = [gets[k] for k in batch], [replies[k] for k in batch]
             for i in range(rng.randrange(WRITES), BATCH, WRITES):
                 key = batch[i]
@@ -150,6 +171,7 @@ def serve(protocol, path, state, keys, size, seed):
             state[DONE] += BATCH
             if state[STOP]:
                 break
+        rest(shape, time.monotonic() - began)
     # All of it once more.
     for first in range(0, keys, BATCH):
         batch = range(first, min(first + BATCH, keys))
@@ -184,12 +206,13 @@ def tables(state, keys, size, seed):
 
 
 def main():
-    kind, path, state, keys, size, seed = sys.argv[1:]
+    kind, path, state, keys, size, seed, *shape = sys.argv[1:]
     state, keys, size, seed = State(state), int(keys), int(size), int(seed)
     if kind == "tables":
         tables(state, keys, size, seed)
     else:
-        serve({"redis": Redis, "memcached": Memcached}[kind], path, state, keys, size, seed)
+        serve({"redis": Redis, "memcached": Memcached}[kind], path, state, keys, size, seed,
+              shape[0] if shape else SHAPES[0])
     os._exit(0)
 
 

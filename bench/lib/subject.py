@@ -62,8 +62,9 @@ class Wrong(Exception):
 class Subject:
     """One of PROGRAMS, and its client."""
 
-    def __init__(self, host, program, place, prefix=(), group=None, scale=1.0, name=None, environment=None):
-        self.host, self.program, self.name = host, program, name
+    def __init__(self, host, program, place, prefix=(), group=None, scale=1.0, name=None, environment=None,
+                 shape="steady"):
+        self.host, self.program, self.name, self.shape = host, program, name, shape
         keys, self.size = PROGRAMS[program]
         self.keys, self.canvas = int(keys * scale), prefix[0] if prefix else None
         home = os.path.join(place, host.unique(program))
@@ -89,7 +90,8 @@ class Subject:
             self.client = host.start(self._load(program, socket), stdout=self.said, stderr=self.said)
 
     def _load(self, kind, socket):
-        return [sys.executable, LOAD, kind, socket, self.path, str(self.keys), str(self.size), "1"]
+        return [sys.executable, LOAD, kind, socket, self.path, str(self.keys), str(self.size), "1",
+                self.shape]
 
     def _wait(self, is_there, what):
         end = time.monotonic() + FILL_S
@@ -168,4 +170,8 @@ def side_by_side(pair, seconds, every=None):
         figures.append({"per_s": round(more / elapsed, 1), "cpu_ns_per_op": round(cpu / more, 1)})
     # Both of a pair of turns were on both processors: what the ratio is in each of them.
     ratios = [(done[i][0] + done[i + 1][0]) / max(1, done[i][1] + done[i + 1][1]) for i in range(0, turns, 2)]
-    return figures, statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return figures, ratios
+
+
+def quartiles(ratios):
+    return statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
