@@ -5,9 +5,10 @@ use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::extent::{self, EXTENT_BYTES};
+use canvas_types::DeepPlace;
 use canvas_types::sync::backoff;
 
-use crate::job::{Job, JobKind};
+use crate::job::{Alone, Job, JobKind};
 use crate::state::State;
 use crate::traits::{Beyond, Channel, Host, Owner};
 
@@ -70,13 +71,25 @@ pub(crate) fn begin(
     let ask = Ask {
         kind: match kind {
             JobKind::Spill => Kind::Write,
-            JobKind::Fetch | JobKind::Compact => Kind::Read,
+            JobKind::Fetch | JobKind::Compact | JobKind::Page => Kind::Read,
         },
         extent,
         offset: 0,
         len: EXTENT_BYTES as u32,
     };
     post(b, request, ask, b.owner().now_ns())
+}
+
+/// The same about the record of one page, ahead of its need.
+pub(crate) fn begin_alone(b: &impl Beyond, request: Request, extent: u32, alone: Alone) {
+    job(b, request.0).begin(JobKind::Page, extent, alone.bytes());
+    let ask = Ask {
+        kind: Kind::Read,
+        extent,
+        offset: alone.offset,
+        len: extent::record_bytes(usize::from(alone.len)) as u32,
+    };
+    post(b, request, ask, b.owner().now_ns());
 }
 
 /// Calls `on` with each line of the extent that came with the request, and its record's hash and payload; how
@@ -144,13 +157,13 @@ pub(crate) fn wait(
     ended
 }
 
-/// The job that brings this extent back.
-pub(crate) fn under_way(b: &impl Beyond, extent: u32) -> Option<usize> {
+/// The job, of those that read ahead, of which this is true.
+fn find(b: &impl Beyond, is_it: impl Fn(&Job) -> bool) -> Option<usize> {
     let mut used = b.mailbox().in_use() & FETCHES;
     while used != 0 {
         let i = used.trailing_zeros() as usize;
         used &= used - 1;
-        if job(b, i).is_about(extent) {
+        if is_it(job(b, i)) {
             return Some(i);
         }
     }
@@ -158,8 +171,25 @@ pub(crate) fn under_way(b: &impl Beyond, extent: u32) -> Option<usize> {
 }
 
 /// Is the whole extent on its way?
-pub fn is_under_way(b: &impl Beyond, extent: u32) -> bool {
-    under_way(b, extent).is_some()
+pub(crate) fn is_under_way(b: &impl Beyond, extent: u32) -> bool {
+    find(b, |job| job.brings(extent)).is_some()
+}
+
+/// The job that brings this record of a page back, alone or with its extent.
+pub(crate) fn under_way(b: &impl Beyond, page: u32, place: DeepPlace) -> Option<usize> {
+    let alone = Alone {
+        page,
+        offset: place.offset,
+        len: place.len,
+    };
+    find(b, |job| {
+        job.brings(place.extent) || job.brings_alone(place.extent, alone)
+    })
+}
+
+/// Is a page on its way from this place?
+pub fn is_on_its_way(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
+    under_way(b, page, place).is_some()
 }
 
 /// The job of request `i`.

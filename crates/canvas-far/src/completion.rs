@@ -5,7 +5,7 @@ use canvas_shm::mailbox::{FETCHES, Status, WRITES};
 
 use crate::channel::{self, Request};
 use crate::fetch;
-use crate::job::{Ended, JobKind};
+use crate::job::{Alone, Ended, JobKind};
 use crate::lead_time;
 use crate::moves;
 use crate::room;
@@ -41,9 +41,12 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
     // Nothing can leave the pool before an extent is free.
     let past_bound = kind == JobKind::Compact && state.room.has_no_place();
     let done = match status {
+        Status::Ok if kind == JobKind::Page => {
+            u64::from(moves::promote_alone(b, &request, extent, Alone::of(bytes)))
+        }
         Status::Ok => channel::for_each_line(b, &request, |line, stored| match kind {
             JobKind::Spill => moves::demote(b, &line, extent, stored),
-            JobKind::Fetch => moves::promote(b, &line, extent, stored),
+            JobKind::Fetch | JobKind::Page => moves::promote(b, &line, extent, stored),
             JobKind::Compact => moves::vacate(b, &line, extent, stored, past_bound),
         }),
         Status::Late if kind == JobKind::Compact => 0,
@@ -73,6 +76,7 @@ pub(crate) fn finish(b: &impl Beyond, i: usize) -> bool {
                 unit::came(b, extent);
             }
         }
+        JobKind::Page => owner.count(Counter::PagesRaised, done),
         JobKind::Compact => owner.count(Counter::ExtentsCompacted, u64::from(done > 0)),
     }
     // In this order: whoever sees the request free may use the job anew.

@@ -11,7 +11,7 @@ use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::channel::{self, Request};
 use crate::completion::finish;
-use crate::job::JobKind;
+use crate::job::{Alone, JobKind};
 use crate::lead_time;
 use crate::room;
 use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
@@ -139,10 +139,30 @@ fn begin(b: &impl Beyond, extent: u32, why: i64) {
     state.lead_time.asked_for(extent, b.owner().now_ns());
 }
 
-/// Waits for the extent that the page is on its way with, and promotes its pages. The caller must not
+/// Brings the record of one page into the pool ahead of its need, in the background, unless it is on its way. The
+/// caller has claimed the page, whose entry names `place`. False where there is nobody to ask now.
+pub fn ahead(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
+    let state = b.owner().state();
+    if state.room.has_no_place() || channel::is_on_its_way(b, page, place) {
+        return false;
+    }
+    let Some(request) = channel::claim(b, FETCHES) else {
+        return false;
+    };
+    b.book().hold(place.extent);
+    let alone = Alone {
+        page,
+        offset: place.offset,
+        len: place.len,
+    };
+    channel::begin_alone(b, request, place.extent, alone);
+    true
+}
+
+/// Waits for the read ahead that the page comes with, and promotes what it brings. The caller must not
 /// have claimed the page, and looks again.
-pub fn arrives<B: Beyond>(b: &B, place: DeepPlace) {
-    let Some(i) = channel::under_way(b, place.extent) else {
+pub fn arrives<B: Beyond>(b: &B, page: u32, place: DeepPlace) {
+    let Some(i) = channel::under_way(b, page, place) else {
         return;
     };
     let job = channel::job(b, i);

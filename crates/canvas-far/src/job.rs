@@ -30,14 +30,48 @@ pub enum JobKind {
     Fetch,
     /// An extent comes back to be emptied.
     Compact,
+    /// The record of one page comes back ([`Alone`]).
+    Page,
 }
 
 impl JobKind {
     fn of(raw: u32) -> JobKind {
-        [JobKind::Spill, JobKind::Compact]
+        [JobKind::Spill, JobKind::Compact, JobKind::Page]
             .into_iter()
             .find(|k| *k as u32 == raw)
             .unwrap_or(JobKind::Fetch)
+    }
+}
+
+/// A page whose record is read ahead of need, alone: its number, and where in the extent the record lies. It is what
+/// the bytes of a [`JobKind::Page`] say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Alone {
+    /// The page's number.
+    pub page: u32,
+    /// As in [`canvas_types::DeepPlace`]; a multiple of 16.
+    pub offset: u32,
+    /// As in [`canvas_types::DeepPlace`].
+    pub len: u16,
+}
+
+impl Alone {
+    const UNIT: u32 = 16;
+
+    /// As the bytes of a job.
+    pub fn bytes(self) -> i64 {
+        let offset = u64::from(self.offset / Alone::UNIT) << 32;
+        (u64::from(self.page) | offset | u64::from(self.len) << 48) as i64
+    }
+
+    /// Of the bytes of a job.
+    pub fn of(bytes: i64) -> Alone {
+        let bytes = bytes as u64;
+        Alone {
+            page: bytes as u32,
+            offset: u32::from((bytes >> 32) as u16) * Alone::UNIT,
+            len: (bytes >> 48) as u16,
+        }
     }
 }
 
@@ -110,6 +144,18 @@ impl Job {
     /// What it is for, or was for last.
     pub fn kind(&self) -> JobKind {
         JobKind::of(self.kind.load(Ordering::Relaxed))
+    }
+
+    /// Does it bring the whole extent, its end included?
+    pub fn brings(&self, extent: u32) -> bool {
+        self.is_about(extent) && self.kind() != JobKind::Page
+    }
+
+    /// Does it bring this page's record alone, its end included?
+    pub fn brings_alone(&self, extent: u32, alone: Alone) -> bool {
+        self.is(JobKind::Page)
+            && self.extent.load(Ordering::Relaxed) == extent
+            && Alone::of(self.bytes.load(Ordering::Relaxed)) == alone
     }
 
     /// Is it under way and of this kind, its end included?

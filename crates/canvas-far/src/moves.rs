@@ -7,6 +7,10 @@ use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::extent::Line;
 use canvas_swap::hash::Hash;
 
+use canvas_types::DeepPlace;
+
+use crate::channel::Request;
+use crate::job::Alone;
 use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
 use crate::unhold;
 
@@ -54,6 +58,43 @@ pub(crate) fn promote(b: &impl Beyond, line: &Line, extent: u32, stored: &[u8]) 
         let raised = owner.pool().promote(line.entry, place, stored, keeps);
         raised.then_some(Becomes::CameBack)
     })
+}
+
+/// A page came back alone ahead of its need: into the pool, as it is.
+pub(crate) fn promote_alone<B: Beyond>(
+    b: &B,
+    request: &Request,
+    extent: u32,
+    alone: Alone,
+) -> bool {
+    let owner = b.owner();
+    let place = DeepPlace {
+        extent,
+        offset: alone.offset,
+        len: alone.len,
+    };
+    let Some(seen) = owner.look(alone.page) else {
+        return false;
+    };
+    let is_beyond = B::Owner::whereabouts(seen) == (Whereabouts::Far { beyond: true });
+    if !is_beyond || !owner.claim(alone.page, seen) {
+        return false;
+    }
+    // Where the entry names another place by now, nothing is changed.
+    let raised = b.read(request, |bytes| {
+        let from = place.offset as usize;
+        let record = bytes.get(from..from + HEADER_BYTES + usize::from(place.len));
+        record.is_some_and(|stored| {
+            let (entry, keeps) = (B::Owner::entry(seen), owner.keeps_places());
+            owner.pool().promote(entry, place, stored, keeps)
+        })
+    });
+    let becomes = match raised {
+        true => Becomes::CameBack,
+        false => Becomes::AsBefore,
+    };
+    owner.publish(alone.page, seen, becomes);
+    raised
 }
 
 /// A page of an extent that came back for this leaves it: for the pool, if it is far; if it is in local

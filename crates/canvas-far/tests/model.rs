@@ -30,6 +30,7 @@ enum Op {
         neighbours: bool,
     },
     Discard(u32),
+    Ahead(u32),
     Background,
     Stream {
         start: u32,
@@ -88,6 +89,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(page, keep, neighbours)| Op::In { page, keep, neighbours }),
         3 => page().prop_map(Op::Discard),
         6 => Just(Op::Background),
+        3 => page().prop_map(Op::Ahead),
         2 => (page(), prop_oneof![Just(1), Just(-1), Just(3)], 0..20u32)
             .prop_map(|(start, stride, n)| Op::Stream { start, stride, n }),
         1 => slabs(3).prop_map(Op::ForOthers),
@@ -150,6 +152,9 @@ fn carry_out(toy: &Toy, oracle: &mut Oracle, op: &Op) {
         }
         Op::Background => {
             spill::background_round(toy);
+        }
+        Op::Ahead(page) => {
+            toy.read_ahead(page);
         }
         Op::Stream { start, stride, n } => fetch::fetch_for_stream(toy, start, stride, n),
         Op::ForOthers(bytes) => {

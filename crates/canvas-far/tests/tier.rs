@@ -43,6 +43,10 @@ fn answer(toy: &Toy, status: Status) {
     toy.w.agent.lock().unwrap().answer(toy.w, 0, status);
 }
 
+fn beyond_at(toy: &Toy, page: u32) -> canvas_types::DeepPlace {
+    toy.pool.deep_place(toy.word(page).entry()).unwrap()
+}
+
 fn beyond(toy: &Toy) -> Vec<u32> {
     let deep = |n: &u32| toy.pool.deep_place(toy.word(*n).entry()).is_some();
     (0..64).filter(deep).collect()
@@ -111,7 +115,11 @@ fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
     assert!(room::pool_has_room(&toy));
     let place = toy.pool.deep_place(toy.word(gone[0]).entry()).unwrap();
     toy.swap_in(gone[0], page(gone[0]), false, true).unwrap();
-    assert!(channel::is_under_way(&toy, place.extent));
+    assert!(channel::is_on_its_way(
+        &toy,
+        gone[1],
+        beyond_at(&toy, gone[1])
+    ));
     // A second wish for it is the same.
     fetch::fetch(&toy, place.extent);
     assert_eq!(under_way(&toy, JobKind::Fetch), 1);
@@ -124,6 +132,40 @@ fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
     assert!(ahead.len() == 1 && ahead[0] >= 7_000_000, "{ahead:?}");
     assert!(!beyond(&toy).contains(&gone[2]), "it came with it");
     toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+}
+
+#[test]
+fn a_page_that_is_read_ahead_alone_comes_into_the_pool_without_its_neighbours() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    settle(&toy);
+    let gone = beyond(&toy);
+    w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    assert!(toy.read_ahead(gone[0]) && toy.read_ahead(gone[1]));
+    assert!(!toy.read_ahead(gone[0]), "it is on its way");
+    assert_eq!(under_way(&toy, JobKind::Page), 2);
+    assert!(!channel::is_on_its_way(
+        &toy,
+        gone[2],
+        beyond_at(&toy, gone[2])
+    ));
+    // The second is discarded meanwhile, and written anew by others.
+    toy.discard(gone[1]);
+    settle(&toy);
+    assert_eq!(w.counted(Counter::PagesRaised), 1);
+    assert!(!beyond(&toy).contains(&gone[0]) && beyond(&toy).contains(&gone[2]));
+    // Who needs one that is on its way waits for it, and does not ask again.
+    assert!(toy.read_ahead(gone[2]));
+    toy.swap_in(gone[2], page(gone[2]), true, false).unwrap();
+    assert_eq!(w.counted(Counter::FaultDeep), 0);
+    toy.check(|n| {
+        if n < 60 && n != gone[1] {
+            page(n)
+        } else {
+            toy::ZEROS
+        }
+    });
 }
 
 /// A page whose neighbours are all used up is not read beyond the pool each time.
@@ -211,7 +253,7 @@ fn without_an_answer_a_page_stays_far_and_comes_later() {
     let place = toy.pool.deep_place(toy.word(n).entry()).unwrap();
     fetch::fetch(&toy, place.extent);
     assert_eq!(came(Mood::Away), Err(Lost::Unreachable));
-    assert!(!channel::is_under_way(&toy, place.extent));
+    assert!(!channel::is_on_its_way(&toy, n, place));
     toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
     assert_eq!(toy.word(n).state(), FAR);
     assert_eq!(came(Mood::Well), Ok(()));

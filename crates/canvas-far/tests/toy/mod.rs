@@ -617,9 +617,9 @@ impl Toy<'_> {
             let mut came_from = None;
             match self.pool.load(seen.entry(), &mut out, &mut scratch) {
                 Ok(()) => {}
-                Err(LoadError::Deep(place)) if channel::is_under_way(self, place.extent) => {
+                Err(LoadError::Deep(place)) if channel::is_on_its_way(self, page, place) => {
                     self.publish(page, seen, Becomes::AsBefore);
-                    fetch::arrives(self, place);
+                    fetch::arrives(self, page, place);
                     // Another thread may be ending it.
                     yield_now();
                     continue;
@@ -654,6 +654,18 @@ impl Toy<'_> {
             }
             return Ok(());
         }
+    }
+
+    /// A page beyond the pool is read ahead of its need, alone. True when it was asked for.
+    pub fn read_ahead(&self, page: u32) -> bool {
+        let seen = self.word(page);
+        if seen.state() != FAR || !self.claim(page, seen) {
+            return false;
+        }
+        let place = self.pool.deep_place(seen.entry());
+        let asked = place.is_some_and(|place| fetch::ahead(self, page, place));
+        self.publish(page, seen, Becomes::AsBefore);
+        asked
     }
 
     /// A page is given up, wherever it is.

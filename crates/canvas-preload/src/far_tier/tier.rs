@@ -4,7 +4,7 @@ use canvas_far::fetch::{Lost, Stored};
 use canvas_far::{
     Owner, channel, completion, fetch, lead_time, resident_copies, room, spill, unit,
 };
-use canvas_types::{DeepPlace, PageBuf, SwapEntry};
+use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 
 use crate::base::state;
@@ -48,10 +48,17 @@ pub fn keep(entry: SwapEntry, place: DeepPlace, stored: &Stored) {
     }
 }
 
-/// Is the whole extent on its way?
+/// Is the page on its way, alone or with its extent?
 #[inline]
-pub fn is_under_way(extent: u32) -> bool {
-    beyond().is_some_and(|b| channel::is_under_way(&b, extent))
+pub fn is_on_its_way(page: PageId, place: DeepPlace) -> bool {
+    beyond().is_some_and(|b| channel::is_on_its_way(&b, page.0, place))
+}
+
+/// Brings a page into the pool ahead of its need, alone and in the background. It is in our hands, and its entry names
+/// the place.
+#[inline]
+pub fn read_ahead(page: PageId, place: DeepPlace) -> bool {
+    beyond().is_some_and(|b| fetch::ahead(&b, page.0, place))
 }
 
 /// Brings a whole extent back, in the background. A page whose entry names it is in our hands.
@@ -62,11 +69,11 @@ pub fn fetch(extent: u32) {
     }
 }
 
-/// Waits for the extent that a page is on its way with. The caller must not have the page's word.
+/// Waits for the read ahead that a page comes with. The caller must not have the page's word.
 #[inline]
-pub fn arrives(place: DeepPlace) {
+pub fn arrives(page: PageId, place: DeepPlace) {
     if let Some(b) = beyond() {
-        fetch::arrives(&b, place);
+        fetch::arrives(&b, page.0, place);
     }
 }
 

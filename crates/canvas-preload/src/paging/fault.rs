@@ -529,11 +529,11 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
         why
     };
     if let Err(LoadError::Deep(place)) = loaded {
-        if tier::is_under_way(place.extent) {
-            // It comes with its whole extent: raised into the pool, or read alone after all.
+        if tier::is_on_its_way(page, place) {
+            // It comes alone or with its whole extent: raised into the pool, or read now after all.
             word::publish(w, cur);
             accounting::uncharge(1);
-            tier::arrives(place);
+            tier::arrives(page, place);
             return None;
         }
         match tier::load(cur.entry(), place, &mut ctx.staging[0], &mut ctx.stored) {
