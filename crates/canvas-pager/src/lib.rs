@@ -9,6 +9,7 @@ pub mod copies;
 pub mod dirty_share;
 pub mod floor;
 pub mod headroom;
+pub mod hints;
 pub mod holds;
 pub mod locks;
 pub mod native;

@@ -5,6 +5,7 @@
 
 use canvas_far::fetch::Lost;
 use canvas_pager::clock::FillKind;
+use canvas_pager::prefetch::advised::Advice;
 use canvas_pager::prefetch::choice::Surroundings;
 use canvas_pager::prefetch::readahead::Area;
 use canvas_pager::prefetch::{Done, FaultKind, Plan};
@@ -164,6 +165,9 @@ impl Surroundings for Around {
     }
     fn epoch(&self) -> u8 {
         EPOCH.now()
+    }
+    fn advice(&self, page: PageId) -> Advice {
+        regions::advice_of(page)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
     fault::{self, Resolved},
-    native_swap, reclaim,
+    hints, native_swap, reclaim,
     swapin::{Round, SwapIn},
     trace,
 };
@@ -86,6 +86,7 @@ extern "C" fn reclaimer() -> ! {
     let mut rounds = 0u32;
     let mut used_ns = 0;
     let mut swap_in = SwapIn::new();
+    let mut told = hints::Server::default();
     loop {
         rounds = rounds.wrapping_add(1);
         let before_ns = core::mem::replace(&mut used_ns, proc::thread_ns());
@@ -98,14 +99,17 @@ extern "C" fn reclaimer() -> ! {
                 look_at_memory();
             }
             // Both: neither waits for the other's work to be done.
-            pages::background_round() | reclaim::background_round()
-                || match swap_in.background_round() {
-                    Round::Idle => false,
-                    Round::Worked(pause_ns) => {
-                        next_ns = pause_ns;
-                        true
-                    }
-                }
+            let reclaimed = pages::background_round() | reclaim::background_round();
+            // In a program that is at its limit there is always a little to reclaim: hints do not wait for an end of
+            // that, what comes back unasked does.
+            let round = match told.background_round() {
+                Round::Idle if !reclaimed => swap_in.background_round(),
+                round => round,
+            };
+            if let (Round::Worked(pause_ns), false) = (round, reclaimed) {
+                next_ns = pause_ns;
+            }
+            reclaimed || round != Round::Idle
         };
         if next_ns > 0 {
             accounting::sleep_until_woken(next_ns);
