@@ -9,7 +9,7 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::word::{self, State, flag};
 
 /// Hints that can wait at one time.
-pub const HINTS: usize = 64;
+pub const HINTS: usize = 512;
 
 /// A range of pages, `start..end`, that is not empty and lies in the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,7 +164,7 @@ mod tests {
     proptest! {
         /// Against a queue that drops its oldest.
         #[test]
-        fn behaves_like_a_bounded_queue(ops in proptest::collection::vec(op(), 1..400)) {
+        fn behaves_like_a_bounded_queue(ops in proptest::collection::vec(op(), 1..2000)) {
             let ring = Ring::new();
             let mut oracle = VecDeque::new();
             for op in ops {

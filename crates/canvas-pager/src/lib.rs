@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ages;
+pub mod api;
 pub mod clock;
 pub mod copies;
 pub mod dirty_share;

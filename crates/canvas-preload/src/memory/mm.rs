@@ -16,6 +16,7 @@ use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::api;
 use crate::base::{
     areas, freeze,
     regions::{self, Lists, addr_of, lock, pages_of, range},
@@ -166,6 +167,7 @@ pub(crate) fn clear(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
     g.window
         .remove(start, end)
         .map_err(|_| Errno(libc::ENOMEM))?;
+    api::unmapped(start, end);
     discard(start, end);
     if native {
         restore_window(start, end)?;
@@ -292,6 +294,7 @@ fn mmap_anywhere(g: &mut Lists, hint: usize, bytes: usize, prot: i32) -> Result<
 fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usize, Errno> {
     let (prot, flags) = (a[2] as i32, a[3] as i32);
     make_way(g, start)?;
+    api::unmapped(start, end);
     if captures(prot, flags) {
         let mut mapped = 0;
         g.window.each(start, end, |r| mapped += r.end - r.start);

@@ -24,6 +24,7 @@ use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 
+use crate::api;
 use crate::base::{
     areas, regions, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
@@ -600,6 +601,8 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     state::slot().came_back.fetch_add(1, Ordering::Relaxed);
     if plan.count != 0 {
         prefetch_with(&plan, ctx);
+    } else {
+        api::faults::push(page);
     }
     if let Some(p) = plan.behind {
         CLOCK.stream_passed(p);

@@ -41,6 +41,10 @@ const LEAST_PAGES: i64 = canvas_pager::floor::LEAST_PAGES;
 /// Chunks of a cold range that go before all else.
 const COLD_CHUNKS: u32 = 32;
 
+/// There are no places left: the program asks for more than can be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Busy;
+
 /// Is there a hint that the reclaim thread has not looked at?
 pub fn arrived() -> bool {
     ARRIVED.load(Ordering::Relaxed)
@@ -116,6 +120,38 @@ pub fn will_need(start: u32, end: u32) {
     call_reclaimer();
 }
 
+/// The same where those that wait go first: of the ranges, as many as have a place, and the pages that may come in.
+/// The caller is inside.
+pub fn try_will_need(ranges: &[(u32, u32)]) -> Result<i64, Busy> {
+    let most = pages_max();
+    let (mut before, mut accepted, mut busy) = (None, 0, false);
+    for (start, end) in ranges {
+        let Some(hint) = Hint::of(*start, *end) else {
+            continue;
+        };
+        let wanted = away(hint, most);
+        if wanted == 0 {
+            continue;
+        }
+        let waits = accepted + *before.get_or_insert_with(|| waiting(most));
+        busy = IN.is_full() || waits > 0 && waits + wanted > most;
+        if busy {
+            break;
+        }
+        if IN.push(hint).is_some() {
+            count(Counter::HintsDropped, 1);
+        }
+        accepted += wanted;
+    }
+    if accepted > 0 {
+        call_reclaimer();
+    }
+    match busy && accepted == 0 {
+        true => Err(Busy),
+        false => Ok(accepted.min(most)),
+    }
+}
+
 /// The pages of the range are the next victims. True when some are locked, which stay. The caller is inside.
 pub fn cool(start: u32, end: u32) -> bool {
     let table = areas::table();
@@ -160,8 +196,6 @@ struct Task {
     end: u32,
     /// Pages that it may still bring in.
     left: i64,
-    /// Looks in vain since the last page came.
-    waits: u32,
 }
 
 impl Task {
@@ -170,7 +204,6 @@ impl Task {
             at: hint.start,
             end: hint.end,
             left,
-            waits: 0,
         }
     }
 }
@@ -180,24 +213,41 @@ impl Task {
 pub struct Server {
     coming: Option<Task>,
     leaving: Option<Task>,
+    /// Pages that are next, of one hint or several.
+    lot: Lot,
+    /// Looks in vain since the last page came, or left.
+    waits: u32,
+    waits_out: u32,
+}
+
+struct Lot {
+    pages: [PageId; LOT],
+    len: usize,
+}
+
+impl Default for Lot {
+    fn default() -> Lot {
+        Lot {
+            pages: [PageId::default(); LOT],
+            len: 0,
+        }
+    }
 }
 
 impl Server {
-    /// The reclaim thread's round, when it is not short of room. The caller is inside.
+    /// The reclaim thread's round. The caller is inside.
     pub fn background_round(&mut self) -> Round {
         ARRIVED.store(false, Ordering::Relaxed);
-        if accounting::short_of_room() {
+        if accounting::is_past_limit() {
             return Round::Idle;
         }
         let out = self.take_out();
         let come = self.bring_in();
-        let left = self.coming.map_or(0, |task| task.left);
-        UNDER_WAY.store(left, Ordering::Relaxed);
+        let rest = |task: Task| task.left.min(i64::from(task.end - task.at));
+        let under_way = self.lot.len as i64 + self.coming.map_or(0, rest);
+        UNDER_WAY.store(under_way, Ordering::Relaxed);
         match (out, come) {
-            (Round::Idle, Round::Idle) => Round::Idle,
-            (Round::Worked(ns), Round::Idle) | (Round::Idle, Round::Worked(ns)) => {
-                Round::Worked(ns)
-            }
+            (Round::Idle, other) | (other, Round::Idle) => other,
             (Round::Worked(a), Round::Worked(b)) => Round::Worked(a.min(b)),
         }
     }
@@ -213,14 +263,14 @@ impl Server {
         if from >= task.end || state::slot().held_pages() <= LEAST_PAGES {
             return Round::Worked(0);
         }
-        task.at = from;
         let to = task.end.min(from.saturating_add(LOOK_MAX));
         let (at, left) = reclaim::run_of(from, to);
         count(Counter::HintPagesOut, u64::from(left));
-        let stuck = at == from;
         task.at = at;
-        task.waits = if stuck { task.waits + 1 } else { 0 };
-        if task.waits > WAITS_MAX {
+        let stuck = at == from;
+        self.waits_out = if stuck { self.waits_out + 1 } else { 0 };
+        if self.waits_out > WAITS_MAX {
+            self.waits_out = 0;
             count(Counter::HintsDropped, 1);
         } else {
             self.leaving = Some(task);
@@ -229,58 +279,89 @@ impl Server {
     }
 
     fn bring_in(&mut self) -> Round {
-        let next = || IN.take().map(|hint| Task::of(hint, pages_max()));
-        let Some(mut task) = self.coming.take().or_else(next) else {
-            return Round::Idle;
-        };
-        let mut lot = [PageId::default(); LOT];
-        let (n, until) = far_pages(task.at, task.end, &mut lot);
-        if n == 0 {
-            task.at = until;
-            self.coming = (until < task.end).then_some(task);
-            return Round::Worked(0);
+        let looked = self.fill_lot();
+        let lot = &mut self.lot;
+        if lot.len == 0 {
+            return match looked || self.coming.is_some() {
+                true => Round::Worked(0),
+                false => Round::Idle,
+            };
         }
-        if task.left <= 0 {
-            // What is left is more than may come.
-            count(Counter::HintsDropped, 1);
-            return Round::Worked(0);
+        let came = lot_in(&lot.pages[..lot.len]);
+        // Those that could not come now are next again.
+        let mut kept = 0;
+        for i in 0..lot.len {
+            if came.waits && is_far(lot.pages[i]) {
+                lot.pages[kept] = lot.pages[i];
+                kept += 1;
+            }
         }
-        let n = n.min(task.left as usize);
-        let came = lot_in(&lot[..n]);
-        task.left -= i64::from(came.pages);
-        task.at = came.next;
-        task.waits = match came.waits && came.pages == 0 {
-            true => task.waits + 1,
-            false => 0,
+        lot.len = kept;
+        self.waits = if kept > 0 && came.pages == 0 {
+            self.waits + 1
+        } else {
+            0
         };
-        if task.waits > WAITS_MAX {
+        if self.waits > WAITS_MAX {
             // There is no room to be had, or far memory does not answer.
+            (self.waits, lot.len, self.coming) = (0, 0, None);
             count(Counter::HintsDropped, 1);
-            return Round::Worked(0);
         }
-        self.coming = Some(task);
         // Others may need this processor, and faults the locks.
         yield_now();
         Round::Worked(if came.waits { WAIT_NS } else { 0 })
     }
+
+    /// Fills the lot from the hints in their order. True when there was one.
+    fn fill_lot(&mut self) -> bool {
+        let (lot, mut looked) = (&mut self.lot, 0);
+        while lot.len < LOT && looked < LOOK_MAX {
+            let next = || IN.take().map(|hint| Task::of(hint, pages_max()));
+            let Some(mut task) = self.coming.take().or_else(next) else {
+                break;
+            };
+            let most = LOT.min(lot.len.saturating_add(task.left as usize));
+            let (n, at) = far_pages(task.at, task.end, &mut lot.pages[lot.len..most]);
+            looked += 1 + at - task.at;
+            lot.len += n;
+            task.left -= n as i64;
+            task.at = at;
+            if task.left > 0 && at < task.end {
+                self.coming = Some(task);
+            } else if at < task.end
+                && away(
+                    Hint {
+                        start: at,
+                        end: task.end,
+                    },
+                    1,
+                ) > 0
+            {
+                // What is left is more than may come.
+                count(Counter::HintsDropped, 1);
+            }
+        }
+        looked > 0
+    }
+}
+
+fn is_far(page: PageId) -> bool {
+    let w = word::load(areas::word(page));
+    w.state() == State::Far && !w.has(flag::STUCK)
 }
 
 /// What became of a lot.
 struct Came {
     pages: u32,
-    /// Where to go on.
-    next: u32,
-    /// What is next cannot come now.
+    /// Some of them cannot come now.
     waits: bool,
 }
 
-/// Brings in the pages, of which there is one.
+/// Brings in the pages, of which there is one at least.
 fn lot_in(lot: &[PageId]) -> Came {
     let (seg, me) = (state::seg(), state::slot());
-    let first = lot[0].0;
     let wait = Came {
         pages: 0,
-        next: first,
         waits: true,
     };
     let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::DEEP);
@@ -288,8 +369,15 @@ fn lot_in(lot: &[PageId]) -> Came {
         return wait;
     }
     let n = lot.len() as i64;
-    let top = accounting::limit().map_or(i64::MAX >> 1, |l| l - accounting::gaps(l).0);
+    // As far below the limit as reclaim keeps it; of that headroom, which those who fault need, half at most.
+    let (mark, top) = accounting::limit().map_or((i64::MAX >> 1, i64::MAX >> 1), |l| {
+        let low = accounting::gaps(l).0;
+        (l - low, l - low / 2)
+    });
     let mut tries = 0;
+    if seg.local_pages.load(Ordering::Relaxed) + n > mark {
+        reclaim::run(n as u32, reclaim::Whose::Background);
+    }
     while !seg.charge_local_within(me, n, top) {
         tries += 1;
         if tries > 3 || reclaim::run(n as u32, reclaim::Whose::Background) == 0 {
@@ -302,17 +390,15 @@ fn lot_in(lot: &[PageId]) -> Came {
     for page in lot {
         hints::spare(areas::word(*page));
     }
-    let next = done.beyond.or(done.not_tried).map(|page| page.0);
     Came {
         pages: done.mapped,
-        next: next.unwrap_or(lot[lot.len() - 1].0 + 1),
-        waits: next.is_some(),
+        waits: done.beyond.or(done.not_tried).is_some(),
     }
 }
 
 /// Reclaim and demands of others go first.
 fn goes_on() -> bool {
-    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::short_of_room()
+    state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::is_past_limit()
 }
 
 /// The first page from `page` on whose block is not to be skipped.
@@ -333,8 +419,7 @@ fn far_pages(start: u32, end: u32, out: &mut [PageId]) -> (usize, u32) {
             page = from;
             continue;
         }
-        let w = word::load(areas::word(PageId(page)));
-        if w.state() == State::Far && !w.has(flag::STUCK) {
+        if is_far(PageId(page)) {
             out[n] = PageId(page);
             n += 1;
         }
