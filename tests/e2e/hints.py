@@ -5,7 +5,7 @@ from lib.harness import MIB, check
 
 from .operate import python
 
-# Twice the limit, in pages that are all different. Then, for pages FIRST to LAST, which left long ago, the steps that are
+# Twice the limit, in pages that are all different. Then, for some of the pages, the steps that are
 # named: advise by number, wait until they are resident or away, read in order or at random, tell what is resident.
 PROGRAM = """
 import ctypes, hashlib, mmap, random, sys, time
@@ -49,10 +49,11 @@ for step in sys.argv[4:]:
 print("right", flush=True)
 """
 NORMAL, RANDOM, SEQUENTIAL, WILLNEED, COLD, PAGEOUT = 0, 1, 2, 3, 20, 21
-FIRST, LAST = 3000, 3600
+# Many pages beside those of the interpreter, and less than an eighth of 64 MiB.
+PAGES = 3000, 4800
 
 
-def run(r, tag, *steps, pages=(FIRST, LAST), extra=(), local=32 * MIB):
+def run(r, tag, *steps, pages=PAGES, extra=(), local=32 * MIB):
     """The report, what was printed, and that all pages were right."""
     c = r.start([python(), "-c", PROGRAM, 2 * local // 4096, *pages, *steps], tag=tag, local=local, pool=128 * MIB,
                 extra=["--proactive-threshold", "off", *extra])
@@ -70,19 +71,17 @@ def hints_needed(r):
     """MADV_WILLNEED: what is far comes in ahead, at the limit as well, and is not faulted for."""
     if not r.managed:
         return
-    # Many pages beside those of the interpreter, and less than an eighth of the limit.
-    pages = 3000, 4800
-    how = {"pages": pages, "local": 64 * MIB, "extra": ["--prefetch", "none"]}
+    how = {"pages": PAGES, "local": 64 * MIB, "extra": ["--prefetch", "none"]}
     idle, _ = run(r, "idle", **how)
     without, _ = run(r, "without", "read", **how)
     told, _ = run(r, "told", f"advise={WILLNEED}", "wait=in", "read", **how)
     # The interpreter's own memory is faulted for as well.
     faults = [max(canvas.find(s, "faults_far") - canvas.find(idle, "faults_far"), 0) for s in (without, told)]
     came = canvas.find(told, "hint_pages_in")
-    wanted = pages[1] - pages[0]
+    wanted = PAGES[1] - PAGES[0]
     r.require(faults[0] >= wanted * 85 // 100, f"{faults[0]} far faults without a hint: the test shows nothing")
     r.require(faults[1] <= faults[0] // 10, f"{faults[1]} far faults after the hint, {faults[0]} without")
-    r.require(came >= wanted * 95 // 100, f"{came} pages came in by hints")
+    r.require(came >= wanted * 85 // 100, f"{came} pages came in by hints")
     r.same(canvas.find(without, "hint_pages_in"), 0, "pages by hints that nobody gave")
     r.note(f"{faults[0]} far faults without, {faults[1]} after a hint that brought in {came}")
 
@@ -128,19 +127,19 @@ def hints_order(r):
     """MADV_RANDOM: nothing comes in beside a fault. MADV_SEQUENTIAL: the widest window does, at once."""
     if not r.managed:
         return
-    idle, _ = run(r, "idle")
+    idle, _ = run(r, "idle", local=64 * MIB)
 
     def beyond_idle(name, advice, *more):
         """Pages prefetched and far faults, less those of the interpreter's own memory."""
-        stats, _ = run(r, name, f"advise={advice}", *more, "read")
+        stats, _ = run(r, name, f"advise={advice}", *more, "read", local=64 * MIB)
         return [max(canvas.find(stats, k) - canvas.find(idle, k), 0) for k in ("prefetch_issued", "faults_far")]
 
     normal, random = beyond_idle("normal", NORMAL), beyond_idle("random", RANDOM)
     sequential = beyond_idle("sequential", SEQUENTIAL)
     back = beyond_idle("back", RANDOM, f"advise={NORMAL}")
     said = f"prefetched pages and far faults: {normal}, random {random}, sequential {sequential}, taken back {back}"
-    pages = LAST - FIRST
-    r.require(random[0] <= pages // 20 and random[1] >= pages * 9 // 10, said)
+    pages = PAGES[1] - PAGES[0]
+    r.require(random[0] <= pages // 10 and random[1] >= pages * 9 // 10, said)
     r.require(normal[0] > pages // 2 and back[0] > pages // 2, said)
     r.require(sequential[0] > pages // 2 and sequential[1] <= pages // 10, said)
     r.note(said)
