@@ -20,7 +20,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bench bench-quick bench-switch bench-slo bench-backends bench-cost lint deps-test deps-demo clean
+	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -31,7 +31,16 @@ build: ## Build the canvas command, its library inside, optimised
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing; install Rust from https://rustup.rs" >&2; exit 1; }
 	$(CARGO) build --release --locked --package canvas-cli
 
-install: build ## Install canvas, its manual pages and completions under PREFIX (/usr/local)
+bindings: ## Build the Python package and the Java archive of canvas.h under target/bindings (docs/API.md)
+	bindings/build $(TARGET)/bindings
+
+install: build ## Install canvas, canvas.h with its library, manual pages and completions under PREFIX (/usr/local)
+	api/build $(TARGET)/api $(PREFIX)
+	install -D -m 644 api/canvas.h $(DESTDIR)$(PREFIX)/include/canvas.h
+	install -D -m 644 $(TARGET)/api/libcanvas-api.so.1 $(DESTDIR)$(PREFIX)/lib/libcanvas-api.so.1
+	ln -sf libcanvas-api.so.1 $(DESTDIR)$(PREFIX)/lib/libcanvas-api.so
+	install -D -m 644 $(TARGET)/api/libcanvas-api.a $(DESTDIR)$(PREFIX)/lib/libcanvas-api.a
+	install -D -m 644 $(TARGET)/api/canvas-api.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/canvas-api.pc
 	install -D -s -m 755 $(CANVAS) $(DESTDIR)$(PREFIX)/bin/canvas
 	$(CANVAS) man --dir $(MAN_DIR)
 	install -d $(SHARE_DIR)/bash-completion/completions $(SHARE_DIR)/zsh/site-functions \
@@ -43,7 +52,10 @@ install: build ## Install canvas, its manual pages and completions under PREFIX 
 uninstall: ## Remove what `make install` installed
 	rm -f $(DESTDIR)$(PREFIX)/bin/canvas $(MAN_DIR)/canvas.1 $(MAN_DIR)/canvas-*.1 \
 		$(SHARE_DIR)/bash-completion/completions/canvas $(SHARE_DIR)/zsh/site-functions/_canvas \
-		$(SHARE_DIR)/fish/vendor_completions.d/canvas.fish
+		$(SHARE_DIR)/fish/vendor_completions.d/canvas.fish \
+		$(DESTDIR)$(PREFIX)/include/canvas.h $(DESTDIR)$(PREFIX)/lib/libcanvas-api.so.1 \
+		$(DESTDIR)$(PREFIX)/lib/libcanvas-api.so $(DESTDIR)$(PREFIX)/lib/libcanvas-api.a \
+		$(DESTDIR)$(PREFIX)/lib/pkgconfig/canvas-api.pc
 
 deb: build ## Make a Debian package under target/deb (docs/OPERATING.md)
 	CARGO=$(CARGO) etc/deb/build $(CANVAS) $(TARGET)/deb

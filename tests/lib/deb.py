@@ -47,9 +47,12 @@ def judge(package, commands):
               "./usr/lib/systemd/system/canvas-agent.service", "./usr/lib/systemd/system/canvas-serve.service",
               "./usr/share/bash-completion/completions/canvas", "./usr/share/zsh/vendor-completions/_canvas",
               "./usr/share/fish/vendor_completions.d/canvas.fish", "./usr/share/doc/canvas/copyright",
-              "./usr/share/doc/canvas/changelog.gz", "./usr/share/doc/canvas/crates.gz"]
+              "./usr/share/doc/canvas/changelog.gz", "./usr/share/doc/canvas/crates.gz",
+              "./usr/include/canvas.h"]
     wanted += [f"./usr/share/man/man1/canvas-{c}.1.gz" for c in commands]
     missing = [f for f in wanted if f not in here]
+    for name in ("libcanvas-api.so.1", "libcanvas-api.a", "pkgconfig/canvas-api.pc"):
+        require(any(f.startswith("./usr/lib/") and f.endswith("/" + name) for f in here), f"the package has no {name}")
     require(not missing, f"the package has no {', '.join(missing)}")
     require(re.fullmatch(r"libc6 \(>= 2\.\d+\)(, libgcc-s1)?", told(package, "Depends")), told(package, "Depends"))
     text = subprocess.run(f"dpkg-deb --fsys-tarfile '{package}' | tar -xO --wildcards './usr/lib/systemd/*'",

@@ -11,9 +11,11 @@
 //! [`CHUNK_PAGES`] pages at a time, and own what they could move to [`State::Evicting`].
 
 mod batch;
+mod chosen;
 mod heat;
 
 pub use batch::{BATCH_DROPPED, BATCH_PAGES, BATCH_RUNS, Run, VictimBatch};
+pub use chosen::take;
 pub use heat::{ClockParams, EPOCHS_PER_MEMORY, EpochClock, FillKind};
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};

@@ -4,11 +4,13 @@
 #![forbid(unsafe_code)]
 
 pub mod ages;
+pub mod api;
 pub mod clock;
 pub mod copies;
 pub mod dirty_share;
 pub mod floor;
 pub mod headroom;
+pub mod hints;
 pub mod holds;
 pub mod locks;
 pub mod native;

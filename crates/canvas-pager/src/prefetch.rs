@@ -16,6 +16,7 @@ use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
 use crate::table::CHUNK_PAGES;
 
+pub mod advised;
 pub mod choice;
 pub mod leap;
 pub mod nearby;

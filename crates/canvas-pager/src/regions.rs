@@ -22,6 +22,10 @@ pub mod kind {
     pub const DONTFORK: u8 = 2;
     /// Zeroed in fork's child.
     pub const WIPEONFORK: u8 = 4;
+    /// Used in no order: nothing comes in beside a fault.
+    pub const RANDOM: u8 = 8;
+    /// Used from its first page to its last.
+    pub const SEQUENTIAL: u8 = 16;
 }
 
 /// A mapped piece of the window, in pages: `start..end`.

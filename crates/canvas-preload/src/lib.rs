@@ -1,6 +1,7 @@
 //! libcanvas: loaded into a program by LD_PRELOAD, it captures the program's anonymous memory and
 //! pages it. See ARCHITECTURE.md for a page's way through it.
 
+mod api;
 mod base;
 mod capture;
 mod far_tier;
@@ -12,7 +13,7 @@ mod shared;
 use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, own, regions, state, upcalls};
 use crate::capture::{hooks, patch};
 use crate::far_tier::pool;
-use crate::memory::{brk, mm};
+use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, swapin, trace};
 use crate::process::{altstack, procs, sig, threads, users};
 use crate::shared::{mapping, pages};
@@ -75,6 +76,7 @@ unsafe extern "C" fn start(
     }));
     match try_start() {
         Ok(()) => {
+            exports::open();
             state::seg().managed.fetch_add(1, Ordering::Relaxed);
             state::count(canvas_shm::Counter::Execs, 1);
         }

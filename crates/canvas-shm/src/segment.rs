@@ -13,7 +13,7 @@ use crate::histogram::Histogram;
 use crate::host::HostWatch;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_000c;
+pub const MAGIC: u64 = 0x4341_4e56_4153_000d;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -198,6 +198,9 @@ counters! {
     ProactiveUsed = "pages_in_proactive_used": "Of pages_in_proactive, those that were found used (one in 32 is looked at while the swap cache is half empty, and stands for 32).",
     ProactiveUnused = "pages_in_proactive_unused": "Of pages_in_proactive, those that left again without being found used (one in 32 is looked at while the swap cache is half empty, and stands for 32).",
     ProactiveNs = "pages_in_proactive_ns": "Time that the reclaim threads spent on bringing these pages back, in ns.",
+    HintPagesIn = "hint_pages_in": "Of pages_in, pages brought back because the program said that it will need them (MADV_WILLNEED, canvas_prefetch).",
+    HintPagesOut = "hint_pages_out": "Pages unmapped because the program said that they are to leave (MADV_PAGEOUT).",
+    HintsDropped = "hints_dropped": "Hints, or rests of one, that were not done: newer ones came before, more than an eighth of the limit was asked for, or there was no room.",
     PagesOut = "pages_out": "Pages whose frame was released by reclaim.",
     PagesOutClean = "pages_out_clean": "Of pages_out, those whose far copy was still right: neither compressed nor written.",
     PagesOutProtected = "pages_out_protected": "Of pages_out_clean, those that had been write-protected since they came in, so that nothing had to be compared.",

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the top: each may use itself and what comes after it.
-const ROOMS: [&str; 7] = [
-    "capture", "process", "memory", "shared", "paging", "far_tier", "base",
+const ROOMS: [&str; 8] = [
+    "capture", "process", "memory", "shared", "paging", "far_tier", "api", "base",
 ];
 /// The modules of rooms that have an order as well, from the top. (Those of `shared` and `paging` still use each
 /// other.)
@@ -16,7 +16,10 @@ const MODULES: [(&str, &[&str]); 5] = [
         &["patch", "prepared", "stub", "hooks", "filters"],
     ),
     ("process", &["procs", "users", "threads", "sig", "altstack"]),
-    ("memory", &["remap", "brk", "mm", "open_pages", "args"]),
+    (
+        "memory",
+        &["exports", "remap", "brk", "mm", "open_pages", "args"],
+    ),
     ("far_tier", &["fork", "tier", "ours", "pool", "extents"]),
     (
         "base",

@@ -3,6 +3,7 @@
 use canvas_types::sync::{AtomicU32, Ordering};
 use canvas_types::{PageId, Prefetch};
 
+use super::advised::Advice;
 use super::leap::Leap;
 use super::nearby::Nearby;
 use super::readahead::{Area, Readahead};
@@ -17,6 +18,10 @@ pub trait Surroundings {
     fn is_far(&self, page: PageId) -> bool;
     /// The epoch of eviction ([`crate::clock::EpochClock`]).
     fn epoch(&self) -> u8;
+    /// What the program has said of the page's region.
+    fn advice(&self, _page: PageId) -> Advice {
+        Advice::Normal
+    }
 }
 
 /// All prefetchers of a process. Whoever is chosen, streams are watched, because eviction wants to
@@ -72,7 +77,19 @@ impl Prefetchers {
         kind: FaultKind,
         around: &impl Surroundings,
     ) -> Plan {
-        let plan = match self.chosen() {
+        let chosen = self.chosen();
+        match (around.advice(page), chosen) {
+            (Advice::Random, _) => return Plan::alone(kind),
+            (Advice::Sequential, Prefetch::Streams | Prefetch::Auto) => {
+                let plan = self.streams.on_sequential(thread_hash, page, kind);
+                if chosen == Prefetch::Auto {
+                    self.nearby.on_stream(page, &plan);
+                }
+                return plan;
+            }
+            _ => {}
+        }
+        let plan = match chosen {
             Prefetch::Streams => return self.streams.on_fault(thread_hash, page, kind),
             Prefetch::Leap => self.leap.on_fault(page, kind),
             Prefetch::Readahead => around

@@ -1,5 +1,6 @@
 //! What is mapped where, of the window and of the partition of shared memory, behind the mapping lock.
 
+use canvas_pager::prefetch::advised::Advice;
 use canvas_pager::prefetch::readahead::Area;
 use canvas_pager::regions::{Region, Regions, kind};
 use canvas_pager::table::CHUNK_PAGES;
@@ -12,6 +13,7 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{areas, freeze, smaps, touched};
 
@@ -131,6 +133,28 @@ pub fn area_of(page: PageId) -> Option<Area> {
     let g = try_lock()?;
     let Region { start, end, .. } = g.window.at(page.0)?;
     Some(Area { start, end })
+}
+
+/// Some region was advised of ([`advice_of`]).
+static ADVISED: AtomicBool = AtomicBool::new(false);
+
+/// From now on faults ask what the program has said of their region.
+pub fn note_advised() {
+    ADVISED.store(true, Ordering::Relaxed);
+}
+
+/// What the program has said of the page's region, for the prefetcher. Only tried, as [`area_of`].
+#[inline]
+pub fn advice_of(page: PageId) -> Advice {
+    if !ADVISED.load(Ordering::Relaxed) {
+        return Advice::Normal;
+    }
+    let region = try_lock().and_then(|g| g.window.at(page.0));
+    match region.map_or(0, |r| r.attr.kind & (kind::RANDOM | kind::SEQUENTIAL)) {
+        kind::RANDOM => Advice::Random,
+        kind::SEQUENTIAL => Advice::Sequential,
+        _ => Advice::Normal,
+    }
 }
 
 /// Does `addr` lie in memory that canvas manages (and not in a native piece of the window)?

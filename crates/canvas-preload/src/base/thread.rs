@@ -86,6 +86,12 @@ pub fn thread_hash() -> usize {
     thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40
 }
 
+/// The calling thread's number, or that of the thread whose fault it serves.
+pub fn faulting_tid() -> u32 {
+    let here = 0u8;
+    served(&raw const here as usize).map_or_else(canvas_sys::proc::tid, |tid| tid as u32)
+}
+
 /// What the allocators ask of threads. Their shelves go by thread, not by processor: the number of the
 /// processor costs a look at it each time (it is in thread-local data of libc's, or behind the vDSO), and may
 /// be another one by the time that it is used; the thread's is known from its stack.

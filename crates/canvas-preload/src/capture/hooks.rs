@@ -4,6 +4,7 @@ use canvas_sys::Errno;
 use canvas_sys::gate::raw;
 use core::sync::atomic::Ordering;
 
+use crate::api;
 use crate::base::{
     call::{BEFORE_CLONE3, Call, NR_MAX},
     regions, state,
@@ -179,6 +180,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         }
         libc::SYS_exit => {
             altstack::thread_exit();
+            api::thread_ends();
             as_it_is()
         }
         // SAFETY: the program's call.

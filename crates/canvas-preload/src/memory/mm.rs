@@ -16,9 +16,10 @@ use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::api;
 use crate::base::{
     areas, freeze,
-    regions::{Lists, addr_of, lock, pages_of, range},
+    regions::{self, Lists, addr_of, lock, pages_of, range},
     smaps, state,
     state::{count, uffd},
     tenant, touched,
@@ -27,7 +28,7 @@ use crate::memory::open_pages::{MMAP_FIRST, make_way, protect};
 use crate::paging::{
     accounting,
     fault::{self, Resolved},
-    reclaim,
+    hints, reclaim,
 };
 
 /// The program's own RLIMIT_AS and RLIMIT_DATA (soft): ours would not fit under them.
@@ -166,6 +167,7 @@ pub(crate) fn clear(g: &mut Lists, start: u32, end: u32) -> Result<(), Errno> {
     g.window
         .remove(start, end)
         .map_err(|_| Errno(libc::ENOMEM))?;
+    api::unmapped(start, end);
     discard(start, end);
     if native {
         restore_window(start, end)?;
@@ -292,6 +294,7 @@ fn mmap_anywhere(g: &mut Lists, hint: usize, bytes: usize, prot: i32) -> Result<
 fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usize, Errno> {
     let (prot, flags) = (a[2] as i32, a[3] as i32);
     make_way(g, start)?;
+    api::unmapped(start, end);
     if captures(prot, flags) {
         let mut mapped = 0;
         g.window.each(start, end, |r| mapped += r.end - r.start);
@@ -406,6 +409,18 @@ fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
 
 /// `madvise`.
 pub fn madvise(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
+    let hole = Errno(libc::ENOMEM);
+    // What lies behind the window is none of the program's: to it, nothing is mapped there.
+    let is_past = a[0].is_multiple_of(PAGE_SIZE)
+        && layout::in_window(a[0])
+        && a[0]
+            .checked_add(a[1])
+            .and_then(|end| end.checked_add(PAGE_SIZE - 1))
+            .is_some_and(|end| end & !(PAGE_SIZE - 1) > window_end());
+    if is_past {
+        let start = PageId::of_addr(a[0]).0;
+        return Some(madvise_range(start, WINDOW_PAGES as u32, a[2]).and(Err(hole)));
+    }
     on_range(a[0], a[1], |start, end| madvise_range(start, end, a[2]))
 }
 
@@ -454,18 +469,36 @@ fn madvise_range(start: u32, end: u32, advice: usize) -> Result<usize, Errno> {
         libc::MADV_DOFORK => drop(attr(0, kind::DONTFORK)),
         libc::MADV_WIPEONFORK => drop(attr(kind::WIPEONFORK, 0)),
         libc::MADV_KEEPONFORK => drop(attr(0, kind::WIPEONFORK)),
-        libc::MADV_NORMAL
-        | libc::MADV_RANDOM
-        | libc::MADV_SEQUENTIAL
-        | libc::MADV_WILLNEED
-        | libc::MADV_MERGEABLE
+        libc::MADV_NORMAL => drop(attr(0, kind::RANDOM | kind::SEQUENTIAL)),
+        libc::MADV_RANDOM => {
+            let _ = attr(kind::RANDOM, kind::SEQUENTIAL);
+            regions::note_advised();
+        }
+        libc::MADV_SEQUENTIAL => {
+            let _ = attr(kind::SEQUENTIAL, kind::RANDOM);
+            regions::note_advised();
+        }
+        libc::MADV_WILLNEED => {
+            drop(g);
+            hints::will_need(start, end);
+        }
+        libc::MADV_COLD | libc::MADV_PAGEOUT => {
+            drop(g);
+            let act = match advice as i32 {
+                libc::MADV_COLD => hints::cool,
+                _ => hints::page_out,
+            };
+            // Locked memory is refused, as by the kernel; what is not locked of it has left all the same.
+            if act(start, end) {
+                return Err(Errno(libc::EINVAL));
+            }
+        }
+        libc::MADV_MERGEABLE
         | libc::MADV_UNMERGEABLE
         | libc::MADV_HUGEPAGE
         | libc::MADV_NOHUGEPAGE
         | libc::MADV_DONTDUMP
-        | libc::MADV_DODUMP
-        | libc::MADV_COLD
-        | libc::MADV_PAGEOUT => {}
+        | libc::MADV_DODUMP => {}
         _ => return Err(Errno(libc::EINVAL)),
     }
     done

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod brk;
+pub mod exports;
 pub mod mm;
 pub mod open_pages;
 pub mod remap;

@@ -5,6 +5,7 @@
 
 use canvas_far::fetch::Lost;
 use canvas_pager::clock::FillKind;
+use canvas_pager::prefetch::advised::Advice;
 use canvas_pager::prefetch::choice::Surroundings;
 use canvas_pager::prefetch::readahead::Area;
 use canvas_pager::prefetch::{Done, FaultKind, Plan};
@@ -23,6 +24,7 @@ use canvas_types::sync::backoff;
 use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 
+use crate::api;
 use crate::base::{
     areas, regions, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
@@ -164,6 +166,9 @@ impl Surroundings for Around {
     }
     fn epoch(&self) -> u8 {
         EPOCH.now()
+    }
+    fn advice(&self, page: PageId) -> Advice {
+        regions::advice_of(page)
     }
 }
 
@@ -596,6 +601,8 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     state::slot().came_back.fetch_add(1, Ordering::Relaxed);
     if plan.count != 0 {
         prefetch_with(&plan, ctx);
+    } else {
+        api::faults::push(page);
     }
     if let Some(p) = plan.behind {
         CLOCK.stream_passed(p);

@@ -8,6 +8,7 @@ pub mod context;
 pub mod devices;
 pub mod fault;
 pub mod fork_accounting;
+pub mod hints;
 pub mod in_line;
 pub mod native_swap;
 pub mod protect;

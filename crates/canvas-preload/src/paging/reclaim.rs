@@ -5,7 +5,7 @@
 //! slot: protected, it cannot change; still mapped, it can be read. This works after a fork (where
 //! MOVE refuses shared pages) and for any protection that can be read.
 
-use canvas_pager::clock::{Run, drop_far_copy, take_reservation};
+use canvas_pager::clock::{self, Run, drop_far_copy, take_reservation};
 use canvas_pager::slot;
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind as TraceKind;
@@ -106,6 +106,35 @@ pub fn run(want: u32, whose: Whose) -> u32 {
         u64::from(unmapped),
     );
     unmapped
+}
+
+/// Takes what can leave of the pages `from..to`, which the program has chosen, a batch at most. The first page that
+/// was not looked at (`from` when nothing can leave now), and how many pages were unmapped. The caller is inside.
+pub fn run_of(from: u32, to: u32) -> (u32, u32) {
+    let mut ctx = context::reclaim();
+    let ctx = &mut *ctx;
+    judge_far_pressure();
+    let want = (ROUND_PAGES as u32)
+        .min(cache::slots().capacity() / 2)
+        .max(1);
+    if cache::slots().available() < want {
+        write_out(ctx, want - cache::slots().available());
+    }
+    let ask = want.min(cache::slots().available());
+    if ask == 0 {
+        return (from, 0);
+    }
+    let Some(_batch) = devices::batch() else {
+        return (from, 0);
+    };
+    ctx.batch.clear();
+    let next = clock::take(&areas::table(), from..to, ask, &mut ctx.batch);
+    if ctx.batch.pages() == 0 {
+        return (next, 0);
+    }
+    let unmapped = unmap(ctx, false);
+    count(Counter::ReclaimBackground, u64::from(unmapped));
+    (next, unmapped)
 }
 
 /// Watches the far limit: from 75 % of it on, hot pages lose their reservations (Canvas §5.1).

@@ -6,6 +6,7 @@ use canvas_sys::{proc, signal, uffd};
 use canvas_types::procfs::Stat;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::api;
 use crate::base::{
     fds,
     fds::Fd,
@@ -197,6 +198,7 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
     own::after_fork_in_child();
     native_swap::after_fork_in_child();
     devices::after_fork_in_child();
+    api::after_fork_in_child();
     fork_accounting::was_forked();
     state::FORKED.store(true, Ordering::Relaxed);
     let parents = state::uffd();

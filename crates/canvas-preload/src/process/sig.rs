@@ -10,6 +10,7 @@ use canvas_types::layout::{in_partition, in_window};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::api;
 use crate::base::{call::Call, freeze, regions, state, time, upcalls};
 use crate::memory::{args, mm, open_pages};
 use crate::paging::fault::{self, Resolved};
@@ -211,6 +212,8 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
         let write = uc.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0;
         {
             let _inside = freeze::enter_masked();
+            let ip = uc.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+            api::faults::note(addr, ip);
             why = if shared {
                 pages::resolve(pages::page_of(addr))
             } else {

@@ -9,12 +9,13 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::api;
 use crate::base::{fds, fds::Fd, freeze, own, report, state, thread, time};
 use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
     fault::{self, Resolved},
-    native_swap, reclaim,
+    hints, native_swap, reclaim,
     swapin::{Round, SwapIn},
     trace,
 };
@@ -86,6 +87,7 @@ extern "C" fn reclaimer() -> ! {
     let mut rounds = 0u32;
     let mut used_ns = 0;
     let mut swap_in = SwapIn::new();
+    let mut told = hints::Server::default();
     loop {
         rounds = rounds.wrapping_add(1);
         let before_ns = core::mem::replace(&mut used_ns, proc::thread_ns());
@@ -98,14 +100,17 @@ extern "C" fn reclaimer() -> ! {
                 look_at_memory();
             }
             // Both: neither waits for the other's work to be done.
-            pages::background_round() | reclaim::background_round()
-                || match swap_in.background_round() {
-                    Round::Idle => false,
-                    Round::Worked(pause_ns) => {
-                        next_ns = pause_ns;
-                        true
-                    }
-                }
+            let reclaimed = pages::background_round() | reclaim::background_round();
+            // In a program that is at its limit there is always a little to reclaim: hints do not wait for an end of
+            // that, what comes back unasked does.
+            let round = match told.background_round() {
+                Round::Idle if !reclaimed => swap_in.background_round(),
+                round => round,
+            };
+            if let (Round::Worked(pause_ns), false) = (round, reclaimed) {
+                next_ns = pause_ns;
+            }
+            reclaimed || round != Round::Idle
         };
         if next_ns > 0 {
             accounting::sleep_until_woken(next_ns);
@@ -179,6 +184,7 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
     let page = PageId::of_addr(addr);
     let r = {
         let _inside = freeze::enter_masked();
+        api::faults::note(msg.address as usize, 0);
         fault::resolve(page, msg.flags & uffd::FAULT_WRITE != 0)
     };
     match r {

@@ -1,0 +1,145 @@
+//! What threads are for, as the program has told.
+
+use canvas_types::sync::{AtomicU64, Ordering};
+
+/// What a thread is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// The program's own work.
+    App = 1,
+    /// It collects garbage.
+    Gc = 2,
+    /// It compiles.
+    Jit = 3,
+    /// Other work of a language's runtime.
+    Runtime = 4,
+}
+
+impl Kind {
+    /// The kind with this number.
+    pub fn from_number(n: u64) -> Option<Kind> {
+        [Kind::App, Kind::Gc, Kind::Jit, Kind::Runtime]
+            .into_iter()
+            .find(|kind| *kind as u64 == n)
+    }
+}
+
+/// Threads that can be told of at one time, about.
+const THREADS: usize = 1024;
+/// Places that a thread may be in.
+const REACH: usize = 32;
+
+/// The threads that were told of: 8 KiB, usable as a static.
+pub struct Kinds {
+    /// `tid << 8 | kind`; 0 for nobody.
+    places: [AtomicU64; THREADS],
+    told: AtomicU64,
+}
+
+/// There is no place left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+macro_rules! constructor {
+    ($($const:tt)?) => {
+        impl Kinds {
+            /// Nobody is known.
+            #[allow(clippy::new_without_default)]
+            pub $($const)? fn new() -> Kinds {
+                Kinds { places: constructor!(@places $($const)?), told: AtomicU64::new(0) }
+            }
+        }
+    };
+    (@places const) => { [const { AtomicU64::new(0) }; THREADS] };
+    (@places) => { core::array::from_fn(|_| AtomicU64::new(0)) };
+}
+
+#[cfg(not(feature = "shuttle"))]
+constructor!(const);
+#[cfg(feature = "shuttle")]
+constructor!();
+
+impl Kinds {
+    fn places(&self, tid: u32) -> impl Iterator<Item = &AtomicU64> {
+        let first = (tid.wrapping_mul(0x9e37_79b1) >> 16) as usize;
+        (0..REACH).map(move |i| &self.places[(first + i) % THREADS])
+    }
+    fn place_of(&self, tid: u32) -> Option<&AtomicU64> {
+        let is_its = |p: &&AtomicU64| p.load(Ordering::Acquire) >> 8 == u64::from(tid);
+        self.places(tid).find(is_its)
+    }
+    /// Is anybody known?
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.told.load(Ordering::Relaxed) != 0
+    }
+    /// The kind of the thread `tid`, not 0, if it was told.
+    pub fn of(&self, tid: u32) -> Option<Kind> {
+        if !self.any() {
+            return None;
+        }
+        self.place_of(tid)
+            .and_then(|p| Kind::from_number(p.load(Ordering::Acquire) & 0xff))
+    }
+    /// Tells the kind of the thread `tid`, not 0. One writer at a time.
+    pub fn tell(&self, tid: u32, kind: Kind) -> Result<(), Full> {
+        let word = u64::from(tid) << 8 | kind as u64;
+        if let Some(place) = self.place_of(tid) {
+            place.store(word, Ordering::Release);
+            return Ok(());
+        }
+        let free = |p: &&AtomicU64| p.load(Ordering::Acquire) == 0;
+        let place = self.places(tid).find(free).ok_or(Full)?;
+        self.told.fetch_add(1, Ordering::Relaxed);
+        place.store(word, Ordering::Release);
+        Ok(())
+    }
+    /// Forgets all. For a fork's child.
+    pub fn clear(&self) {
+        for place in &self.places {
+            place.store(0, Ordering::Relaxed);
+        }
+        self.told.store(0, Ordering::Relaxed);
+    }
+    /// Forgets the thread `tid`: it has ended. One writer at a time.
+    pub fn forget(&self, tid: u32) {
+        if let Some(place) = self.place_of(tid) {
+            place.store(0, Ordering::Release);
+            self.told.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::boxed::Box;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_map(ops in proptest::collection::vec((1..300u32, 0..6u64), 1..600)) {
+            let kinds = Box::new(Kinds::new());
+            let mut oracle = BTreeMap::new();
+            for (tid, kind) in ops {
+                let tid = tid * 4097;
+                match Kind::from_number(kind) {
+                    Some(kind) if kinds.tell(tid, kind).is_ok() => {
+                        oracle.insert(tid, kind);
+                    }
+                    Some(_) => prop_assert!(oracle.len() >= REACH),
+                    None => {
+                        kinds.forget(tid);
+                        oracle.remove(&tid);
+                    }
+                }
+                prop_assert_eq!(kinds.any(), !oracle.is_empty());
+                for tid in (1..300).map(|t| t * 4097) {
+                    prop_assert_eq!(kinds.of(tid), oracle.get(&tid).copied());
+                }
+            }
+        }
+    }
+}

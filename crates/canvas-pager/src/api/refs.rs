@@ -1,0 +1,269 @@
+//! Regions of which the program has told what is in them, so that it can be followed.
+//!
+//! A sorted list. Its writer, one at a time, makes the number odd while it changes it; a look that meets a change
+//! is made again, and in the end finds nothing: a fault never waits.
+
+use canvas_types::sync::{AtomicU64, Ordering};
+
+/// What lies in a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Content {
+    /// An array that is used in order.
+    Array = 1,
+    /// Addresses of 64 bits.
+    Refs64 = 2,
+    /// Numbers of 32 bits, each an address by [`Told::base`] and [`Told::shift`].
+    Refs32 = 3,
+}
+
+impl Content {
+    fn from_number(n: u64) -> Option<Content> {
+        [Content::Array, Content::Refs64, Content::Refs32]
+            .into_iter()
+            .find(|content| *content as u64 == n)
+    }
+}
+
+/// What was told of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Told {
+    /// What is in it.
+    pub content: Content,
+    /// Of a [`Content::Refs32`]: the address is `base + (reference << shift)`.
+    pub base: u64,
+    /// See [`Told::base`].
+    pub shift: u8,
+}
+
+/// Regions that can be told of.
+pub const REGIONS: usize = 4096;
+
+struct Place {
+    /// `start << 32 | end`, in pages.
+    pages: AtomicU64,
+    /// `shift << 8 | content`.
+    what: AtomicU64,
+    base: AtomicU64,
+}
+
+/// The list: 96 KiB, usable as a static.
+pub struct Refs {
+    /// Odd while the list changes.
+    change: AtomicU64,
+    len: AtomicU64,
+    places: [Place; REGIONS],
+}
+
+/// There is no place left; nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+type Item = (u32, u32, Told);
+
+macro_rules! constructor {
+    ($($const:tt)?) => {
+        impl Place {
+            $($const)? fn new() -> Place {
+                Place { pages: AtomicU64::new(0), what: AtomicU64::new(0), base: AtomicU64::new(0) }
+            }
+        }
+        impl Refs {
+            /// Nothing was told.
+            #[allow(clippy::new_without_default)]
+            pub $($const)? fn new() -> Refs {
+                Refs {
+                    change: AtomicU64::new(0),
+                    len: AtomicU64::new(0),
+                    places: constructor!(@places $($const)?),
+                }
+            }
+        }
+    };
+    (@places const) => { [const { Place::new() }; REGIONS] };
+    (@places) => { core::array::from_fn(|_| Place::new()) };
+}
+
+#[cfg(not(feature = "shuttle"))]
+constructor!(const);
+#[cfg(feature = "shuttle")]
+constructor!();
+
+impl Refs {
+    fn len(&self) -> usize {
+        (self.len.load(Ordering::Acquire) as usize).min(REGIONS)
+    }
+    fn pages(&self, i: usize) -> (u32, u32) {
+        let v = self.places[i].pages.load(Ordering::Acquire);
+        ((v >> 32) as u32, v as u32)
+    }
+    fn get(&self, i: usize) -> Option<Item> {
+        let (start, end) = self.pages(i);
+        let what = self.places[i].what.load(Ordering::Acquire);
+        let told = Told {
+            content: Content::from_number(what & 0xff)?,
+            base: self.places[i].base.load(Ordering::Acquire),
+            shift: (what >> 8) as u8,
+        };
+        Some((start, end, told))
+    }
+    fn put(&self, i: usize, (start, end, told): Item) {
+        let place = &self.places[i];
+        let pages = u64::from(start) << 32 | u64::from(end);
+        let what = u64::from(told.shift) << 8 | told.content as u64;
+        place.pages.store(pages, Ordering::Release);
+        place.what.store(what, Ordering::Release);
+        place.base.store(told.base, Ordering::Release);
+    }
+    /// Index of the first region that ends after `page`.
+    fn first_after(&self, page: u32) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            match self.pages(middle).1 <= page {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        low
+    }
+
+    /// Was anything told?
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.len.load(Ordering::Relaxed) != 0
+    }
+
+    /// What was told of the region of `page`.
+    pub fn of(&self, page: u32) -> Option<Told> {
+        /// Looks that may meet a change.
+        const LOOKS: u32 = 4;
+        if !self.any() {
+            return None;
+        }
+        for _ in 0..LOOKS {
+            let before = self.change.load(Ordering::Acquire);
+            let i = self.first_after(page);
+            let found = if i < self.len() { self.get(i) } else { None };
+            if before.is_multiple_of(2) && self.change.load(Ordering::Acquire) == before {
+                return found
+                    .filter(|(start, end, _)| (*start..*end).contains(&page))
+                    .map(|(_, _, told)| told);
+            }
+        }
+        None
+    }
+
+    /// Tells of the pages `start..end`, or forgets them, whatever was told of any of them. One writer at a time.
+    pub fn tell(&self, start: u32, end: u32, told: Option<Told>) -> Result<(), Full> {
+        if start >= end {
+            return Ok(());
+        }
+        let from = self.first_after(start);
+        let mut to = from;
+        while to < self.len() && self.pages(to).0 < end {
+            to += 1;
+        }
+        // What takes the place of those that are met: the rest of the first, the new one, the rest of the last.
+        let met = |i: usize| if from < to { self.get(i) } else { None };
+        let before = met(from).filter(|(s, _, _)| *s < start);
+        let after = met(to.wrapping_sub(1)).filter(|(_, e, _)| *e > end);
+        let new = [
+            before.map(|(s, _, t)| (s, start, t)),
+            told.map(|t| (start, end, t)),
+            after.map(|(_, e, t)| (end, e, t)),
+        ];
+        let count = new.iter().flatten().count();
+        let (len, len_then) = (self.len(), self.len() + count - (to - from));
+        if len_then > REGIONS {
+            return Err(Full);
+        }
+        self.change.fetch_add(1, Ordering::AcqRel);
+        let shift = |i: usize| {
+            if let Some(item) = self.get(i) {
+                self.put(i + from + count - to, item);
+            }
+        };
+        match from + count > to {
+            true => (to..len).rev().for_each(shift),
+            false => (to..len).for_each(shift),
+        }
+        for (i, item) in new.into_iter().flatten().enumerate() {
+            self.put(from + i, item);
+        }
+        self.len.store(len_then as u64, Ordering::Release);
+        self.change.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::boxed::Box;
+    use std::vec;
+    use std::vec::Vec;
+
+    fn told(n: u64) -> Option<Told> {
+        Content::from_number(n % 4).map(|content| Told {
+            content,
+            base: n * 1_000_003,
+            shift: (n % 4) as u8,
+        })
+    }
+
+    proptest! {
+        /// Against what was told of each page.
+        #[test]
+        fn matches_one_answer_a_page(ops in proptest::collection::vec((0..60u32, 1..20u32, 0..40u64), 1..200)) {
+            let refs = Box::new(Refs::new());
+            let mut oracle: Vec<Option<Told>> = vec![None; 80];
+            for (start, n, what) in ops {
+                refs.tell(start, start + n, told(what)).unwrap();
+                oracle[start as usize..(start + n) as usize].fill(told(what));
+                for (page, told) in oracle.iter().enumerate() {
+                    prop_assert_eq!(refs.of(page as u32), *told);
+                }
+                prop_assert_eq!(refs.any(), oracle.iter().any(Option::is_some));
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_list_refuses_and_changes_nothing() {
+        let refs = Box::new(Refs::new());
+        for i in 0..REGIONS as u32 {
+            refs.tell(3 * i, 3 * i + 2, told(1)).unwrap();
+        }
+        assert_eq!(refs.tell(2, 3, told(2)), Err(Full));
+        assert_eq!((refs.of(2), refs.of(1)), (None, told(1)));
+        assert_eq!(refs.tell(0, 2, None), Ok(()));
+        assert_eq!(refs.tell(0, 1, told(2)), Ok(()));
+        assert_eq!((refs.of(0), refs.of(1)), (told(2), None));
+        refs.tell(0, u32::MAX, None).unwrap();
+        assert!(!refs.any());
+    }
+
+    #[test]
+    fn a_look_sees_a_whole_answer_or_none_while_the_list_changes() {
+        let refs = Box::new(Refs::new());
+        std::thread::scope(|s| {
+            let refs = &refs;
+            let writer = s.spawn(move || {
+                for i in 0..20_000u64 {
+                    let start = (i * 7 % 50) as u32;
+                    refs.tell(start, start + 30, told(i)).unwrap();
+                }
+            });
+            while !writer.is_finished() {
+                for page in 0..80 {
+                    if let Some(t) = refs.of(page) {
+                        let n = t.base / 1_000_003;
+                        assert_eq!(Some(t), told(n));
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,210 @@
+"""madvise: what the program says of its memory is done, in the background, and never costs a byte."""
+
+from lib import canvas
+from lib.harness import MIB, check
+
+from .operate import python
+
+# Twice the limit, in pages that are all different. Then, for some of the pages, the steps that are
+# named: advise by number, wait until they are resident or away, read in order or at random, tell what is resident.
+PROGRAM = """
+import ctypes, hashlib, mmap, random, sys, time
+SIZE, PAGES = 4096, int(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+m = mmap.mmap(-1, PAGES * SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+at = ctypes.addressof(ctypes.c_char.from_buffer(m))
+first, last = int(sys.argv[2]), int(sys.argv[3])
+def page(i):
+    return hashlib.shake_128(b"%d" % i).digest(1024) * 4
+def resident(a, b):
+    found = (ctypes.c_ubyte * (b - a))()
+    if libc.mincore(ctypes.c_void_p(at + a * SIZE), ctypes.c_size_t((b - a) * SIZE), found):
+        sys.exit("mincore")
+    return sum(found)
+def read(pages):
+    for i in pages:
+        if m[i * SIZE:i * SIZE + SIZE] != page(i):
+            sys.exit(f"page {i} is wrong")
+for i in range(PAGES):
+    m[i * SIZE:i * SIZE + SIZE] = page(i)
+for step in sys.argv[4:]:
+    what, _, how = step.partition("=")
+    if what == "advise":
+        m.madvise(int(how), first * SIZE, (last - first) * SIZE)
+    elif what == "wait":
+        # Until as many are resident as should be, or nothing has changed for a while.
+        share, steady = -1, 0
+        while steady < 100 and not (share >= 0.97 if how == "in" else 0 <= share <= 0.05):
+            before, share = share, resident(first, last) / (last - first)
+            steady = steady + 1 if share == before else 0
+            time.sleep(0.01)
+    elif what == "read":
+        read(range(first, last))
+    elif what == "shuffled":
+        read(random.Random(3).sample(range(first, last), last - first))
+    elif what == "others":
+        read(range(int(how), int(how) + 3000))
+    elif what == "resident":
+        print("resident", how, resident(first, last), flush=True)
+print("right", flush=True)
+"""
+NORMAL, RANDOM, SEQUENTIAL, WILLNEED, COLD, PAGEOUT = 0, 1, 2, 3, 20, 21
+# Many pages beside those of the interpreter, and less than an eighth of 64 MiB.
+PAGES = 3000, 4800
+
+
+def run(r, tag, *steps, pages=PAGES, extra=(), local=32 * MIB):
+    """The report, what was printed, and that all pages were right."""
+    c = r.start([python(), "-c", PROGRAM, 2 * local // 4096, *pages, *steps], tag=tag, local=local, pool=128 * MIB,
+                extra=["--proactive-threshold", "off", *extra])
+    r.wait(c, timeout_s=60)
+    r.require("right" in c.out(), f"no closing line\n{c.tail()}")
+    stats = r.load_stats(c)
+    r.same([canvas.find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
+    # [name, pages] as the steps `resident=NAME` told them.
+    said = dict(line.split()[1:] for line in c.out().splitlines() if line.startswith("resident"))
+    return stats, {name: int(n) for name, n in said.items()}
+
+
+@check("hints-needed", timeout_s=150)
+def hints_needed(r):
+    """MADV_WILLNEED: what is far comes in ahead, at the limit as well, and is not faulted for."""
+    if not r.managed:
+        return
+    how = {"pages": PAGES, "local": 64 * MIB, "extra": ["--prefetch", "none"]}
+    idle, _ = run(r, "idle", **how)
+    without, _ = run(r, "without", "read", **how)
+    told, _ = run(r, "told", f"advise={WILLNEED}", "wait=in", "read", **how)
+    # The interpreter's own memory is faulted for as well.
+    faults = [max(canvas.find(s, "faults_far") - canvas.find(idle, "faults_far"), 0) for s in (without, told)]
+    came = canvas.find(told, "hint_pages_in")
+    wanted = PAGES[1] - PAGES[0]
+    r.require(faults[0] >= wanted * 85 // 100, f"{faults[0]} far faults without a hint: the test shows nothing")
+    r.require(faults[1] <= faults[0] // 10, f"{faults[1]} far faults after the hint, {faults[0]} without")
+    r.require(came >= wanted * 85 // 100, f"{came} pages came in by hints")
+    r.same(canvas.find(without, "hint_pages_in"), 0, "pages by hints that nobody gave")
+    r.note(f"{faults[0]} far faults without, {faults[1]} after a hint that brought in {came}")
+
+
+@check("hints-bounded", timeout_s=150)
+def hints_bounded(r):
+    """A hint for everything brings in an eighth of the limit, and costs no more than that."""
+    if not r.managed:
+        return
+    stats, said = run(r, "all", f"advise={WILLNEED}", "wait=in", "resident=after", pages=(0, 12000),
+                      extra=["--prefetch", "none"])
+    came, eighth = canvas.find(stats, "hint_pages_in"), (32 * MIB // 4096) // 8
+    r.require(eighth * 3 // 4 <= came <= eighth, f"{came} pages came in, an eighth of the limit is {eighth}")
+    r.require(canvas.find(stats, "hints_dropped") >= 1, "the rest was not counted as dropped")
+
+
+@check("hints-unneeded", timeout_s=150)
+def hints_unneeded(r):
+    """MADV_PAGEOUT: resident pages leave. MADV_COLD: they leave before others that were used earlier."""
+    if not r.managed:
+        return
+    # The last ones that were filled.
+    last = (64 << 8) - 1000, 64 << 8
+    steps = ("read", "resident=before", f"advise={PAGEOUT}", "wait=out", "resident=after", "read")
+    stats, said = run(r, "out", *steps, pages=last)
+    r.require(said["before"] > 900, f"{said}: the test shows nothing")
+    r.require(said["after"] < 50, f"{said}")
+    left = canvas.find(stats, "hint_pages_out")
+    # They were cold at once: other reclaim may have found some first.
+    r.require(left >= said["before"] // 2, f"{left} pages left by hints: {said}")
+    cold = {}
+    for name, advice in (("without", NORMAL), ("told", COLD)):
+        steps = ("read", "read", f"advise={advice}", "resident=before", "others=2000", "resident=after")
+        _, said = run(r, name, *steps, pages=last)
+        r.require(said["before"] > 900, f"{name}: {said}: the test shows nothing")
+        cold[name] = said["after"]
+    r.require(cold["told"] < cold["without"] // 2, f"resident afterwards: {cold}")
+    r.note(f"{said['before']} pages out; of 1000 that are cold {cold['told']} stay, else {cold['without']}")
+
+
+@check("hints-order", timeout_s=150)
+def hints_order(r):
+    """MADV_RANDOM: nothing comes in beside a fault. MADV_SEQUENTIAL: the widest window does, at once."""
+    if not r.managed:
+        return
+    idle, _ = run(r, "idle", local=64 * MIB)
+
+    def beyond_idle(name, advice, *more):
+        """Pages prefetched and far faults, less those of the interpreter's own memory."""
+        stats, _ = run(r, name, f"advise={advice}", *more, "read", local=64 * MIB)
+        return [max(canvas.find(stats, k) - canvas.find(idle, k), 0) for k in ("prefetch_issued", "faults_far")]
+
+    normal, random = beyond_idle("normal", NORMAL), beyond_idle("random", RANDOM)
+    sequential = beyond_idle("sequential", SEQUENTIAL)
+    back = beyond_idle("back", RANDOM, f"advise={NORMAL}")
+    said = f"prefetched pages and far faults: {normal}, random {random}, sequential {sequential}, taken back {back}"
+    pages = PAGES[1] - PAGES[0]
+    r.require(random[0] <= pages // 10 and random[1] >= pages * 9 // 10, said)
+    r.require(normal[0] > pages // 2 and back[0] > pages // 2, said)
+    r.require(sequential[0] > pages // 2 and sequential[1] <= pages // 10, said)
+    r.note(said)
+
+
+# What the kernel answers to advice for anonymous memory, right and wrong; the plain run is the model.
+ANSWERS = """
+import ctypes, mmap
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+MIB = 1 << 20
+at = libc.mmap(None, 8 * MIB, 3, 0x22, -1, 0)
+ctypes.memset(at, 7, 8 * MIB)
+libc.munmap(at + 3 * MIB, MIB)
+libc.munmap(at + 7 * MIB, MIB)
+cases = [(0, 4096), (0, 0), (at, 0), (at, 1), (at + 1, 4096), (at, 4095), (at, 2 * MIB), (at + 2 * MIB, 2 * MIB),
+         (at + 3 * MIB, MIB), (at + 3 * MIB, 4096), (at + 6 * MIB, 2 * MIB), (at, 2**64 - 4096), (at, 2**63),
+         (at, 2**64 - 1), (2**63, 4096), (2**64 - 4096, 4096)]
+for advice in (0, 1, 2, 3, 20, 21):
+    for i, (where, length) in enumerate(cases):
+        if advice in (20, 21) and length == 2**63:
+            continue # the kernel's own pages at the end of the address space, which it refuses to page out
+        ctypes.set_errno(0)
+        answer = libc.madvise(where, length, advice)
+        print(advice, i, answer, ctypes.get_errno() if answer else 0)
+for advice in (5, 6, 7, 13, 26, 99, -1, 1000):
+    if libc.madvise(at, 4096, advice) == 0:
+        print(advice, "is accepted")
+for i in list(range(0, 3 * MIB, 4096)) + list(range(4 * MIB, 7 * MIB, 4096)):
+    assert ctypes.string_at(at + i, 4096) == b"\\x07" * 4096, i
+print("right")
+"""
+
+
+@check("hints-misuse", timeout_s=60)
+def hints_misuse(r):
+    """Null, odd, huge and unmapped ranges are answered as by the kernel, and nothing happens to any page."""
+    if not r.managed:
+        return
+    answers = []
+    for on in (False, True):
+        c = r.start([python(), "-c", ANSWERS], tag=f"answers{on}", canvas_on=on, local=16 * MIB)
+        r.wait(c)
+        answers.append(c.out().splitlines())
+    r.require("right" in answers[1], f"{answers[1][-3:]}")
+    for plain, managed in zip(*answers):
+        r.same(managed, plain, "advice, case, answer, errno")
+    r.same(len(answers[1]), len(answers[0]), "answers")
+
+
+@check("hints-storm", timeout_s=200, as_user=True)
+def hints_storm(r):
+    """Four threads advise at random while another unmaps and fills, with forks in the middle."""
+    if not r.managed:
+        return
+    for seed in (1, 2):
+        c = r.start([r.binary("hint_storm"), seed, r.size(64, 400)], tag=f"storm{seed}", local=12 * MIB, pool=256 * MIB)
+        r.wait(c, timeout_s=100)
+        r.same(c.out().strip(), "right", f"the last line\n{c.tail()}")
+        stats = r.load_stats(c)
+        r.same([canvas.find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0],
+               "verify failures, anomalies")
+        got = {key: canvas.find(stats, key) for key in ("hint_pages_in", "hint_pages_out", "hints_dropped")}
+        r.require(got["hint_pages_in"] > 100 and got["hint_pages_out"] > 100, f"{got}")
+        r.note(f"seed {seed}: {got}")
