@@ -35,7 +35,9 @@ pub use inspect::{DumpArgs, ReadArgs};
 pub use native::NativeSwapArgs;
 pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
-pub use run_values::{CodecArg, CopiesArg, ModeArg, PrefetchArg, SwitchArg, TimelinessArg};
+pub use run_values::{
+    AppTierArg, AppTierArgs, CodecArg, CopiesArg, ModeArg, PrefetchArg, SwitchArg, TimelinessArg,
+};
 pub use share::ShareArgs;
 pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
 pub use tune::TuneArgs;
@@ -378,6 +380,9 @@ pub struct RunArgs {
     /// The same as --prefetch none: never bring pages back before they are touched.
     #[arg(long, env = "CANVAS_NO_PREFETCH", value_parser = switch(), hide_env_values = true)]
     pub no_prefetch: bool,
+
+    #[command(flatten)]
+    pub app_tier: AppTierArgs,
 
     #[command(flatten)]
     pub proactive: ProactiveArgs,
@@ -912,7 +917,7 @@ Example:
 
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
-prefetch=streams|leap|readahead|none|auto, proactive-threshold=SIZE|N%|off,
+prefetch=streams|leap|readahead|none|auto, app-tier=auto|off|threads|refs, proactive-threshold=SIZE|N%|off,
 proactive-batch=SIZE, slo=N%|p99=TIME|off, unit=SIZE|auto,
 copies=1+disk|1+disk-async|warm+disk|2|3|none|disk, weight=N, swap-in-limit=RATE|none,
 swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.

@@ -12,10 +12,10 @@ use canvas_shm::Far;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_shm::segment::{Config, Mode, config_flag};
 use canvas_types::units::{Amount, RateLimit, Share as Part, Size};
-use canvas_types::{PAGE_SIZE, ReadUnit, Threshold};
+use canvas_types::{AppTier, PAGE_SIZE, ReadUnit, Threshold};
 use clap::ValueEnum;
 
-use crate::args::{CodecArg, RunArgs, SwitchArg};
+use crate::args::{AppTierArg, CodecArg, RunArgs, SwitchArg};
 use crate::error::Failure;
 use crate::options::copies_of;
 use canvas_runner::join::Joined;
@@ -166,6 +166,10 @@ impl There<'_> {
         }
         if args.no_prefetch && prefetch != canvas_types::Prefetch::None {
             return Some(("--no-prefetch", "1".to_owned(), prefetch.name().to_owned()));
+        }
+        let (asked, has) = (args.app_tier.app_tier, config.app_tier());
+        if asked != AppTierArg::Auto && AppTier::from(asked) != has {
+            return Some(("--app-tier", written(asked), has.name().to_owned()));
         }
         let proactive = &args.proactive;
         let (asked, has) = (proactive.proactive_threshold, config.proactive_threshold());

@@ -64,6 +64,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         reservations: args.reservations == SwitchArg::On,
         native_swap: args.native_swap.is_on(),
         prefetch: prefetch(args)?,
+        app_tier: args.app_tier.app_tier.into(),
         proactive_threshold: args.proactive.proactive_threshold,
         proactive_batch: proactive_batch(args.proactive.proactive_batch)?,
         slo: args.proactive.slo,

@@ -254,6 +254,7 @@ mod tests {
             far_wait_ms: Some(1),
             unit: None,
             prefetch: "none".to_owned(),
+            app_tier: "off".to_owned(),
             weight: Some(100),
             swap_in_limit_bytes_per_s: None,
             swap_out_limit_bytes_per_s: None,

@@ -167,6 +167,9 @@ pub struct Limits {
     pub unit: Option<String>,
     /// `--prefetch`.
     pub prefetch: String,
+    /// `--app-tier`; empty from an older run.
+    #[serde(default)]
+    pub app_tier: String,
     /// `--copies`; `null` without far memory.
     #[serde(default)]
     pub copies: Option<String>,

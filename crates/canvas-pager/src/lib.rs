@@ -5,6 +5,7 @@
 
 pub mod ages;
 pub mod api;
+pub mod app;
 pub mod clock;
 pub mod copies;
 pub mod dirty_share;

@@ -53,6 +53,8 @@ pub const SAMPLE_EVERY: u32 = 8;
 const NO_WAY: u8 = u8::MAX;
 /// [`Plan::way`] of a plan of [`nearby::Nearby`].
 const NEARBY: u8 = u8::MAX - 1;
+/// Ways of a plan by thread and array begin here.
+const OF_ARRAY: u8 = 64;
 
 /// What kind of fault the prefetcher is told about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +93,8 @@ pub struct Plan {
     pub behind: Option<PageId>,
     /// The stream that [`Prefetcher::carried_out`] is told about.
     way: u8,
+    /// Thread and array of a plan by these.
+    key: u32,
 }
 
 impl Plan {
@@ -104,6 +108,7 @@ impl Plan {
         stands_for: 0,
         behind: None,
         way: NO_WAY,
+        key: 0,
     };
     /// The `i`-th page; `None` past the plan's or the window's end.
     #[inline]
@@ -118,6 +123,11 @@ impl Plan {
     #[inline]
     pub fn is_nearby(&self) -> bool {
         self.way == NEARBY
+    }
+    /// A plan by thread and array ([`choice::Prefetchers::on_forwarded`]), or the use of a page that one left unmapped.
+    #[inline]
+    pub fn is_of_array(&self) -> bool {
+        (OF_ARRAY..NEARBY).contains(&self.way)
     }
     /// Which of the first `n` pages are to be left in the swap cache, unmapped, so that their use
     /// is seen. `far` tells whether a page can be brought in at all.

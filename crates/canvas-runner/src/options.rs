@@ -12,7 +12,7 @@ use canvas_control::hello::Asked;
 use canvas_link::Address;
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, Mode, config_flag};
 use canvas_types::units::{Amount, Size, Span};
-use canvas_types::{Codec, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold};
+use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold};
 use canvas_wire::key::ClusterKey;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
@@ -80,6 +80,8 @@ pub struct Options {
     pub native_swap: bool,
     /// Who prefetches.
     pub prefetch: Prefetch,
+    /// `--app-tier`.
+    pub app_tier: AppTier,
     /// How far below the limit local memory has to be for pages to come back by themselves.
     pub proactive_threshold: Threshold,
     /// How much of them at a time.
@@ -180,6 +182,7 @@ impl Options {
         config.flags.store(bits, Relaxed);
         config.codec.store(self.codec as u32, Relaxed);
         config.prefetch.store(self.prefetch as u32, Relaxed);
+        config.app_tier.store(self.app_tier as u32, Relaxed);
         config
             .proactive_threshold
             .store(self.proactive_threshold.number(), Relaxed);

@@ -112,6 +112,7 @@ struct Policy {
     codec: &'static str,
     reservations: bool,
     prefetch: &'static str,
+    app_tier: &'static str,
     native_swap: bool,
 }
 
@@ -494,6 +495,7 @@ impl Report {
                 codec: config.codec().name(),
                 reservations: config.reservations(),
                 prefetch: config.prefetch().name(),
+                app_tier: config.app_tier().name(),
                 native_swap: config.native_swap(),
             },
             memory: Memory::of(run, segment),

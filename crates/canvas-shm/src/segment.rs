@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use canvas_types::layout::Bases;
 use canvas_types::units::Amount;
-use canvas_types::{Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
+use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
@@ -75,6 +75,8 @@ pub struct Config {
     pub codec: AtomicU32,
     /// [`Prefetch`] as a number.
     pub prefetch: AtomicU32,
+    /// [`AppTier`] as a number.
+    pub app_tier: AtomicU32,
     /// Pages of a batch that comes back before it is touched.
     pub proactive_batch_pages: AtomicU32,
     /// Below the limit by this much such pages come back: [`Threshold`] as a number.
@@ -120,6 +122,10 @@ impl Config {
     /// The prefetcher that is chosen now; `canvas set` can change it while programs run.
     pub fn prefetch(&self) -> Prefetch {
         Prefetch::from_number(self.prefetch.load(Ordering::Relaxed))
+    }
+    /// What is tried where the prefetcher has nothing; `canvas set` can change it while programs run.
+    pub fn app_tier(&self) -> AppTier {
+        AppTier::from_number(self.app_tier.load(Ordering::Relaxed))
     }
     /// How far below the limit local memory has to be for pages to come back before they are touched.
     pub fn proactive_threshold(&self) -> Threshold {
@@ -211,6 +217,15 @@ counters! {
     PagesZeroFilled = "pages_zero_filled": "Pages given to the program as zeros on first touch.",
     PrefetchIssued = "prefetch_issued": "Pages prefetched.",
     PrefetchUsed = "prefetch_used": "Prefetched pages that were found used (sampled pages stand for their share).",
+    AppForwarded = "app_faults_forwarded": "Faults on far pages that the prefetcher had nothing for three times in a row: the application tier was asked.",
+    AppKeptOut = "app_faults_kept_out": "Such faults of threads that collect garbage or compile: it was not asked.",
+    AppIssuedArrays = "app_issued_arrays": "Of prefetch_issued, pages by deltas of a thread in an array.",
+    AppIssuedLinks = "app_issued_links": "Pages read into the pool ahead because a thread had faulted on them in this order before.",
+    AppUsedLinks = "app_used_links": "Of these, pages that were faulted on then.",
+    AppIssuedRefs = "app_issued_refs": "Pages read into the pool ahead because a pointer to them was at hand.",
+    AppUsedRefs = "app_used_refs": "Of these, pages that were faulted on then.",
+    AppRefsLive = "app_refs_live": "Pointers to far pages at forwarded faults whose kind had proven itself.",
+    AppRefsCovered = "app_refs_covered": "Forwarded faults on pages that such a pointer had led to.",
     PrefetchIssuedNearby = "prefetch_issued_nearby": "Of prefetch_issued, pages beside a fault that belonged to no stream (auto).",
     PrefetchUsedNearby = "prefetch_used_nearby": "Of prefetch_used, pages beside a fault that belonged to no stream (auto).",
     PrefetchLate = "prefetch_late": "Faults that waited for a prefetch of the same page.",

@@ -182,6 +182,19 @@ impl File {
         // SAFETY: the kernel writes into `buf` only.
         unsafe { sys3(libc::SYS_read, self.0, buf.as_mut_ptr() as usize, buf.len()) }
     }
+    /// Reads from byte `at` on; how much there was.
+    pub fn read_at(&self, at: usize, buf: &mut [u8]) -> Result<usize, Errno> {
+        // SAFETY: the kernel writes into `buf` only.
+        unsafe {
+            sys4(
+                libc::SYS_pread64,
+                self.0,
+                buf.as_mut_ptr() as usize,
+                buf.len(),
+                at,
+            )
+        }
+    }
     /// Reads eight-byte entries from entry `first` on; returns how many there were.
     pub fn read_entries(&self, first: usize, entries: &mut [u64]) -> Result<usize, Errno> {
         // SAFETY: the kernel writes into `entries` only.
@@ -306,6 +319,13 @@ pub fn read_file(path: &core::ffi::CStr, buf: &mut [u8]) -> Result<usize, Errno>
         }
     }
     Ok(n)
+}
+/// The name of a thread of this process, as the kernel keeps it; its length.
+pub fn thread_name(tid: u32, name: &mut [u8; 16]) -> Option<usize> {
+    let path = path_of(tid, b"comm");
+    let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+    let n = read_file(path, name).ok()?;
+    Some(name[..n].iter().position(|b| *b == b'\n').unwrap_or(n))
 }
 /// RLIMIT_FSIZE as it holds now, in bytes; `u64::MAX` is none.
 pub fn file_size_max() -> Option<u64> {

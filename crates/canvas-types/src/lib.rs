@@ -18,7 +18,7 @@ pub mod unit;
 pub mod units;
 
 pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
-pub use policy::{Codec, Prefetch};
+pub use policy::{AppTier, Codec, Prefetch};
 pub use proactive::Threshold;
 pub use slo::Slo;
 pub use unit::{ReadUnit, ReadUnitError};

@@ -72,3 +72,45 @@ impl Prefetch {
         }
     }
 }
+
+/// What is tried for faults that the prefetcher of [`Prefetch`] has nothing for (Canvas §5.2, the application tier).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u32)]
+pub enum AppTier {
+    /// What pays where the pages are: deltas by thread and array everywhere, links beyond the pool.
+    #[default]
+    Auto = 0,
+    /// Nothing.
+    Off = 1,
+    /// Deltas by thread and array.
+    Threads = 2,
+    /// The same, links, and references that have proven themselves.
+    Refs = 3,
+}
+
+impl AppTier {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [AppTier; 4] = [AppTier::Auto, AppTier::Off, AppTier::Threads, AppTier::Refs];
+    /// The one with this number; [`AppTier::Off`] for a number that is none.
+    pub fn from_number(n: u32) -> AppTier {
+        let of = |t: &AppTier| *t as u32 == n;
+        AppTier::ALL.into_iter().find(of).unwrap_or(AppTier::Off)
+    }
+    /// As flags and reports call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AppTier::Auto => "auto",
+            AppTier::Off => "off",
+            AppTier::Threads => "threads",
+            AppTier::Refs => "refs",
+        }
+    }
+    /// Are links followed?
+    pub fn has_links(self) -> bool {
+        matches!(self, AppTier::Auto | AppTier::Refs)
+    }
+    /// Are references followed?
+    pub fn has_refs(self) -> bool {
+        self == AppTier::Refs
+    }
+}

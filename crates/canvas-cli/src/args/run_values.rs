@@ -1,8 +1,8 @@
 //! Values of `canvas run`'s flags.
 
 use canvas_shm::Mode;
-use canvas_types::{Codec, Prefetch};
-use clap::ValueEnum;
+use canvas_types::{AppTier, Codec, Prefetch};
+use clap::{Args, ValueEnum};
 
 /// `--mode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -73,6 +73,38 @@ pub enum PrefetchArg {
     None,
     /// Streams and, where a fault belongs to none, the pages beside it in regions where they are used.
     Auto,
+}
+
+/// What is tried where the prefetcher has nothing.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct AppTierArgs {
+    /// What is tried for faults that the prefetcher has nothing for three times in a row.
+    #[arg(long, env = "CANVAS_APP_TIER", value_enum, default_value_t = AppTierArg::Auto, hide_env_values = true)]
+    pub app_tier: AppTierArg,
+}
+
+/// `--app-tier`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum AppTierArg {
+    /// Deltas of each thread in each array and, for what lies beyond the pool, the order of earlier faults.
+    Auto,
+    /// Nothing.
+    Off,
+    /// Deltas of each thread in each array.
+    Threads,
+    /// As auto, and pointers at hand whose kind has proven itself.
+    Refs,
+}
+
+impl From<AppTierArg> for AppTier {
+    fn from(arg: AppTierArg) -> AppTier {
+        match arg {
+            AppTierArg::Auto => AppTier::Auto,
+            AppTierArg::Off => AppTier::Off,
+            AppTierArg::Threads => AppTier::Threads,
+            AppTierArg::Refs => AppTier::Refs,
+        }
+    }
 }
 
 impl From<PrefetchArg> for Prefetch {

@@ -7,7 +7,10 @@ use super::advised::Advice;
 use super::leap::Leap;
 use super::nearby::Nearby;
 use super::readahead::{Area, Readahead};
-use super::{Done, FaultKind, NEARBY, NO_WAY, Plan, Prefetcher, SAMPLE_EVERY};
+use super::{Done, FaultKind, NEARBY, NO_WAY, OF_ARRAY, Plan, Prefetcher, SAMPLE_EVERY};
+
+/// Mappings of so many pages (1 MiB) and more count as arrays, as in the paper.
+pub const ARRAY_PAGES_MIN: u32 = 256;
 
 /// What a prefetcher can ask for of the memory around a fault.
 pub trait Surroundings {
@@ -33,6 +36,8 @@ pub struct Prefetchers {
     leap: Leap,
     readahead: Readahead,
     nearby: Nearby,
+    /// Streams and deltas by thread and array, for the application tier.
+    arrays: Prefetcher,
 }
 
 macro_rules! constructor {
@@ -47,6 +52,7 @@ macro_rules! constructor {
                     leap: Leap::new(),
                     readahead: Readahead::new(),
                     nearby: Nearby::new(),
+                    arrays: Prefetcher::new(),
                 }
             }
         }
@@ -112,6 +118,31 @@ impl Prefetchers {
         }
     }
 
+    /// A forwarded fault: what to bring in by the deltas of this thread in this array, of [`ARRAY_PAGES_MIN`] and more.
+    /// Many arrays at a time, or faults elsewhere in between, do not hide them.
+    pub fn on_forwarded(
+        &self,
+        thread_hash: u32,
+        page: PageId,
+        kind: FaultKind,
+        around: &impl Surroundings,
+    ) -> Plan {
+        let is_array = |a: &Area| a.end.saturating_sub(a.start) >= ARRAY_PAGES_MIN;
+        let Some(area) = around.area_of(page).filter(is_array) else {
+            return Plan::NONE;
+        };
+        let key = thread_hash ^ area.start.wrapping_mul(0x9e37_79b1).rotate_left(13);
+        let plan = self.arrays.on_fault(key, page, kind);
+        match plan.way {
+            NO_WAY => Plan::NONE,
+            way => Plan {
+                way: way + OF_ARRAY,
+                key,
+                ..plan
+            },
+        }
+    }
+
     /// The streams decide where one expects the fault; elsewhere what was learnt of the region does.
     fn auto(
         &self,
@@ -146,7 +177,9 @@ impl Prefetchers {
 
     /// A prefetched page that was left unmapped was used; `plan` is what its fault gave.
     pub fn on_used(&self, plan: &Plan) {
-        if !plan.is_nearby() {
+        if plan.is_of_array() {
+            self.arrays.on_used(1);
+        } else if !plan.is_nearby() {
             self.streams.on_used(1);
         }
     }
@@ -171,6 +204,12 @@ impl Prefetchers {
     pub fn carried_out(&self, thread_hash: u32, plan: &Plan, done: &Done) {
         if plan.is_nearby() {
             self.nearby.carried_out(plan, done);
+        } else if plan.is_of_array() {
+            let of_array = Plan {
+                way: plan.way - OF_ARRAY,
+                ..*plan
+            };
+            self.arrays.carried_out(plan.key, &of_array, done);
         } else {
             self.streams.carried_out(thread_hash, plan, done);
         }

@@ -22,7 +22,6 @@ pub fn kind_of(tid: u32) -> Option<Kind> {
 
 /// What lies in the region of `page`, if it was told.
 #[inline]
-#[allow(dead_code)] // asked by prefetching by reference
 pub fn regions_of(page: PageId) -> Option<Told> {
     REFS.of(page.0)
 }

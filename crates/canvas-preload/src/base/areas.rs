@@ -50,11 +50,17 @@ const DEEP_WRITTEN: usize = DEEP + far::EXTENTS_MAX + far::SLABS_MAX * 8;
 const DEEP_SPANS: usize = 0x3b_0000_0000;
 /// Hashes of local pages whose copy lies beyond the pool.
 const DIGESTS: usize = 0x3c_0000_0000;
+/// Links between pages ([`canvas_pager::app::links`]), behind the keys.
+const LINKS: usize = 0x3e_0000_0000;
+/// Of them at most, 16 MiB.
+const LINKS_MAX: usize = 1 << 21;
 /// Local pages that they are made for at most (128 GiB); of more, some are stored without need.
 const DIGESTS_PAGES_MAX: usize = 1 << 25;
 
 const _: () = {
     assert!(DIGESTS + digests::words_for(DIGESTS_PAGES_MAX) * 8 <= KEYS);
+    assert!(KEYS + 2 * PAGE_SIZE <= LINKS);
+    assert!(LINKS + LINKS_MAX * 8 <= META_BYTES);
     assert!(DEEP_WRITTEN + far::EXTENTS_MAX <= DEEP_SPANS);
     assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= DIGESTS);
     assert!(KEYS + 2 * PAGE_SIZE <= META_BYTES);
@@ -180,6 +186,13 @@ pub fn extent_book() -> BookArrays<'static> {
 pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
     let words = digests::words_for(local_pages.min(DIGESTS_PAGES_MAX));
     atomics(DIGESTS, words)
+}
+
+/// Memory for links between pages, for a process with so many local pages: four links of 8 bytes for each, as most of
+/// a program's pages are elsewhere. Touched as links are found.
+pub fn links(local_pages: usize) -> &'static [AtomicU64] {
+    let links = local_pages.saturating_mul(4).clamp(4096, LINKS_MAX);
+    atomics(LINKS, links.next_power_of_two())
 }
 
 /// Memory for a key: 0 or 1.

@@ -13,6 +13,11 @@ use crate::far_tier::{
     ours::{Ours, beyond},
 };
 
+/// Is there anything beyond the pool?
+pub fn is_there() -> bool {
+    beyond().is_some()
+}
+
 /// Reads the record at `place`, which `entry` names; the page's word is in our busy state.
 #[inline]
 pub fn load(

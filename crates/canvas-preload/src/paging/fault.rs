@@ -32,7 +32,9 @@ use crate::base::{
 };
 use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
-    accounting, cache, chunk,
+    accounting, app_tier,
+    app_tier::At,
+    cache, chunk,
     context::{self, STAGING_PAGES},
     protect, reclaim, swapin, trace,
 };
@@ -78,6 +80,11 @@ impl Resolved {
 
 /// Makes `page` present.
 pub fn resolve(page: PageId, write: bool) -> Resolved {
+    resolve_at(page, write, At::default())
+}
+
+/// The same for a fault of which it is known where exactly it was.
+pub fn resolve_at(page: PageId, write: bool, at: At) -> Resolved {
     let w = areas::word(page);
     let begun = trace::begin(page);
     let mut spins = 0u32;
@@ -86,7 +93,7 @@ pub fn resolve(page: PageId, write: bool) -> Resolved {
         let cur = word::load(w);
         let done = match cur.state() {
             State::Untouched => first_touch(page),
-            State::Far => demand(page, cur, write),
+            State::Far => demand(page, cur, write, at),
             State::Cached => second_chance(page, cur),
             State::Poisoned => Some(Resolved::Poisoned),
             State::Resident if write && cur.has(flag::PROTECTED) => unprotect(page, cur),
@@ -151,7 +158,11 @@ fn late(page: PageId, cur: Word) {
 
 /// Tells the prefetcher of a fault; what it wants to be brought in.
 fn learn(page: PageId, kind: FaultKind) -> Plan {
-    PREFETCHERS.on_fault(thread::thread_hash() as u32, page, kind, &Around)
+    let plan = PREFETCHERS.on_fault(thread::thread_hash() as u32, page, kind, &Around);
+    match kind {
+        FaultKind::SecondChance => plan,
+        _ => app_tier::plan(page, kind, plan, &Around),
+    }
 }
 
 /// The process's memory, as a prefetcher sees it.
@@ -514,7 +525,7 @@ fn keep_or_release(new: Word, far_copy: bool) -> Word {
 }
 
 /// A far page is needed now.
-fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
+fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
     if !accounting::charge(1) {
         return Some(Resolved::NoMemory);
     }
@@ -599,6 +610,7 @@ fn demand(page: PageId, cur: Word, write: bool) -> Option<Resolved> {
     }
     note_refault(cur);
     state::slot().came_back.fetch_add(1, Ordering::Relaxed);
+    app_tier::follow(page, at, &ctx.staging[0]);
     if plan.count != 0 {
         prefetch_with(&plan, ctx);
     } else {
@@ -669,6 +681,8 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     if done.issued > 0 {
         if plan.is_nearby() {
             count(Counter::PrefetchIssuedNearby, u64::from(done.issued));
+        } else if plan.is_of_array() {
+            count(Counter::AppIssuedArrays, u64::from(done.issued));
         }
         count(Counter::PrefetchIssued, u64::from(done.issued));
         count(Counter::PagesIn, u64::from(done.issued));

@@ -2,6 +2,7 @@
 
 pub mod accounting;
 pub mod ages;
+pub mod app_tier;
 pub mod cache;
 pub mod chunk;
 pub mod context;

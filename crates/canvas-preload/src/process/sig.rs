@@ -5,14 +5,15 @@ use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc, seccomp};
-use canvas_types::PageId;
 use canvas_types::layout::{in_partition, in_window};
+use canvas_types::{PAGE_SIZE, PageId};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::api;
 use crate::base::{call::Call, freeze, regions, state, time, upcalls};
 use crate::memory::{args, mm, open_pages};
+use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
 use crate::process::altstack;
 use crate::report;
@@ -217,7 +218,11 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
             why = if shared {
                 pages::resolve(pages::page_of(addr))
             } else {
-                fault::resolve(PageId::of_addr(addr), write)
+                let at = At {
+                    offset: addr % PAGE_SIZE,
+                    ip,
+                };
+                fault::resolve_at(PageId::of_addr(addr), write, at)
             };
         }
         if why == Resolved::Present {

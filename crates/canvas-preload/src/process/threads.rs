@@ -10,7 +10,7 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::api;
-use crate::base::{fds, fds::Fd, freeze, own, report, state, thread, time};
+use crate::base::{fds, fds::Fd, freeze, jvm, own, report, state, thread, time};
 use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
@@ -77,6 +77,7 @@ fn look_at_memory() {
     accounting::size_cache();
     cache::give_back_idle(proc::now_ns());
     native_swap::look(proc::now_ns());
+    jvm::look(proc::now_ns());
 }
 
 extern "C" fn reclaimer() -> ! {

@@ -6,7 +6,7 @@ use canvas_place::replicas::Policy;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_types::slo::SloError;
 use canvas_types::units::{Amount, RateLimit, Size, Span, UnitError};
-use canvas_types::{PAGE_SIZE, Prefetch, ReadUnit, ReadUnitError, Slo, Threshold};
+use canvas_types::{AppTier, PAGE_SIZE, Prefetch, ReadUnit, ReadUnitError, Slo, Threshold};
 
 use crate::error::ChangeError;
 use crate::options::{BatchError, LOCAL_MIN, batch_error, batch_pages};
@@ -14,7 +14,7 @@ use canvas_control::hello::{self, SMALL_MIN};
 use canvas_control::terms::{Terms, TermsError, check_local, check_size};
 
 /// What can be changed, for people.
-pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, \
+pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, app-tier, \
     proactive-threshold, proactive-batch, slo, unit, copies, weight, swap-in-limit and swap-out-limit";
 
 /// One change.
@@ -34,6 +34,8 @@ pub enum Change {
     FarWait(u64),
     /// `--prefetch`.
     Prefetch(Prefetch),
+    /// `--app-tier`.
+    AppTier(AppTier),
     /// `--proactive-threshold`.
     ProactiveThreshold(Threshold),
     /// `--proactive-batch`, in pages.
@@ -180,6 +182,9 @@ pub enum ValueError {
     /// It is none of the prefetchers.
     #[error("write one of {}", Prefetch::ALL.map(Prefetch::name).join(", "))]
     Prefetch,
+    /// It is none of the application tier's settings.
+    #[error("write one of {}", AppTier::ALL.map(AppTier::name).join(", "))]
+    AppTier,
     /// It is none of the thresholds.
     #[error("{0}, or off")]
     Threshold(UnitError),
@@ -321,6 +326,11 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
             .find(|p| p.name() == value)
             .map(Change::Prefetch)
             .ok_or_else(|| bad(ValueError::Prefetch)),
+        "app-tier" => AppTier::ALL
+            .into_iter()
+            .find(|t| t.name() == value)
+            .map(Change::AppTier)
+            .ok_or_else(|| bad(ValueError::AppTier)),
         "proactive-threshold" => match value.parse::<Threshold>() {
             Ok(threshold) => Ok(Change::ProactiveThreshold(threshold)),
             Err(e) => Err(bad(ValueError::Threshold(e))),
@@ -506,6 +516,7 @@ mod tests {
             ("spill-at", "70"),
             ("far-wait", "1.5s"),
             ("prefetch", "leap"),
+            ("app-tier", "refs"),
             ("proactive-threshold", "off"),
             ("proactive-batch", "1M"),
             ("slo", "2%"),
@@ -523,6 +534,7 @@ mod tests {
             Change::SpillAt(70),
             Change::FarWait(1500),
             Change::Prefetch(Prefetch::Leap),
+            Change::AppTier(AppTier::Refs),
             Change::ProactiveThreshold(Threshold::Off),
             Change::ProactiveBatch(256),
             Change::Slo(Slo::Slowdown(20_000)),
@@ -599,6 +611,11 @@ mod tests {
                 &[("prefetch", "all")],
                 now(),
                 "write one of streams, leap, readahead, none, auto",
+            ),
+            (
+                &[("app-tier", "on")],
+                now(),
+                "write one of auto, off, threads, refs",
             ),
             (
                 &[("proactive-threshold", "on")],

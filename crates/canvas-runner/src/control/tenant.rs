@@ -96,6 +96,7 @@ impl Tenant {
             far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
             unit: area.map(|a| ReadUnit::from_number(a.unit_bytes.load(Relaxed)).to_string()),
             prefetch: config.prefetch().name().to_owned(),
+            app_tier: config.app_tier().name().to_owned(),
             copies: agent.and_then(Keeper::copies).map(|c| c.to_string()),
             weight: share.map(|s| s.weight),
             swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
@@ -217,6 +218,9 @@ impl Tenant {
                 // The agent has seen to it.
                 (Change::Pool(_), _) if is_granted => {}
                 (Change::Pool(bytes), _) => segment.config.pool_bytes.store(bytes, Relaxed),
+                (Change::AppTier(tier), _) => {
+                    segment.config.app_tier.store(tier as u32, Relaxed);
+                }
                 (Change::Prefetch(who), _) => segment.config.prefetch.store(who as u32, Relaxed),
                 (Change::ProactiveThreshold(threshold), _) => segment
                     .config

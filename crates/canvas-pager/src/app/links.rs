@@ -1,0 +1,336 @@
+//! Links: which page a thread faults on after which (correlation prefetching; Roth and Sohi's jump pointers, ISCA '99,
+//! found out instead of stored by the program).
+//!
+//! Lists, trees and tables that are gone through in the same order again and again fault in the same order, wherever
+//! their nodes lie. To follow their pointers ahead one needs the page before; to know the order one does not, so
+//! several pages can be asked for at once. A link costs 8 bytes.
+
+use canvas_types::PageId;
+use canvas_types::sync::{AtomicU64, Ordering};
+
+/// Links in a set.
+const WAYS: usize = 4;
+/// Bytes of a page that share a link: two places of a page that are further apart have their own.
+const GRANULE_SHIFT: u32 = 8;
+/// A link is believed from so many sightings on.
+const BELIEVED: u64 = 2;
+const SEEN_MAX: u64 = 3;
+
+const PAGE_BITS: u32 = 31;
+const GRANULE_BITS: u32 = 4;
+const PLACE_BITS: u32 = PAGE_BITS + GRANULE_BITS;
+const SEEN_SHIFT: u32 = PLACE_BITS;
+const TAG_SHIFT: u32 = SEEN_SHIFT + 2;
+const TAG_MASK: u64 = (1 << 24) - 1;
+
+/// A page, and about where in it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Place(u64);
+
+impl Place {
+    /// Of a fault on `page` at the byte `offset` of it.
+    pub fn new(page: PageId, offset: usize) -> Place {
+        let granule = (offset as u64 >> GRANULE_SHIFT) & ((1 << GRANULE_BITS) - 1);
+        Place((u64::from(page.0) & ((1 << PAGE_BITS) - 1)) << GRANULE_BITS | granule)
+    }
+
+    /// The page.
+    pub fn page(self) -> PageId {
+        PageId((self.0 >> GRANULE_BITS) as u32)
+    }
+
+    fn raw(self) -> u64 {
+        self.0
+    }
+
+    fn hash(self) -> u64 {
+        let mixed = (self.0 ^ self.0 >> 17).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ mixed >> 29
+    }
+}
+
+/// The links of a process, over memory that is all zero at first: a power of two of words. Racing threads may lose a
+/// sighting, never make up a page that nobody saw.
+#[derive(Clone, Copy)]
+pub struct Links<'a> {
+    words: &'a [AtomicU64],
+}
+
+impl<'a> Links<'a> {
+    /// Over so much of `words` as is a power of two; fewer than [`WAYS`] hold nothing.
+    pub fn new(words: &'a [AtomicU64]) -> Links<'a> {
+        let len = match words.len() {
+            0..WAYS => 0,
+            n => 1 << n.ilog2(),
+        };
+        Links {
+            words: &words[..len],
+        }
+    }
+
+    fn set(&self, from: Place) -> Option<(&'a [AtomicU64], u64)> {
+        if self.words.is_empty() {
+            return None;
+        }
+        let hash = from.hash();
+        let sets = self.words.len() / WAYS;
+        let first = (hash as usize & (sets - 1)) * WAYS;
+        Some((&self.words[first..first + WAYS], hash >> 40 & TAG_MASK))
+    }
+
+    /// A thread faulted at `to` after `from`.
+    pub fn learn(&self, from: Place, to: Place) {
+        let Some((set, tag)) = self.set(from) else {
+            return;
+        };
+        let word = |seen: u64, to: Place| tag << TAG_SHIFT | seen << SEEN_SHIFT | to.raw();
+        let mut weakest = (u64::MAX, &set[0]);
+        for slot in set {
+            let now = slot.load(Ordering::Relaxed);
+            let seen = seen_of(now);
+            if seen != 0 && now >> TAG_SHIFT == tag {
+                let next = match (place_of(now) == to, seen) {
+                    (true, _) => word((seen + 1).min(SEEN_MAX), to),
+                    (false, 1) => word(1, to),
+                    (false, _) => word(seen - 1, place_of(now)),
+                };
+                return slot.store(next, Ordering::Relaxed);
+            }
+            if seen < weakest.0 {
+                weakest = (seen, slot);
+            }
+        }
+        let (seen, slot) = weakest;
+        match seen {
+            0 | 1 => slot.store(word(1, to), Ordering::Relaxed),
+            // What was believed goes step by step.
+            _ => slot.store(
+                slot.load(Ordering::Relaxed) - (1 << SEEN_SHIFT),
+                Ordering::Relaxed,
+            ),
+        }
+    }
+
+    /// Where a thread that faulted at `from` faults next, if that is believed.
+    pub fn next(&self, from: Place) -> Option<Place> {
+        let (set, tag) = self.set(from)?;
+        set.iter()
+            .map(|slot| slot.load(Ordering::Relaxed))
+            .find(|w| seen_of(*w) >= BELIEVED && w >> TAG_SHIFT == tag)
+            .map(place_of)
+    }
+}
+
+fn seen_of(word: u64) -> u64 {
+    word >> SEEN_SHIFT & 3
+}
+
+fn place_of(word: u64) -> Place {
+    Place(word & ((1 << PLACE_BITS) - 1))
+}
+
+/// Pages that are believed to be needed next, kept ahead of a thread; places at most.
+const AHEAD_MAX: usize = 32;
+/// How far ahead a chain goes at first, and at most.
+const DEPTH_FIRST: u32 = 3;
+const DEPTH_MAX: u32 = 24;
+/// Links that one fault follows at most.
+const STEPS_MAX: usize = 16;
+/// Pages that one fault asks for at most.
+pub const ASKED_MAX: usize = 8;
+
+/// Pages to bring in, from one fault.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    pages: [PageId; ASKED_MAX],
+    n: usize,
+}
+
+impl Asked {
+    /// Adds one, unless it is there or there is no room.
+    pub fn push(&mut self, page: PageId) {
+        if self.n < ASKED_MAX && !self.pages().contains(&page) {
+            self.pages[self.n] = page;
+            self.n += 1;
+        }
+    }
+
+    /// All of them, in the order in which they are believed to be needed.
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages[..self.n]
+    }
+}
+
+/// One thread's way along links.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    last: Option<Place>,
+    /// Believed to come, the next first.
+    ahead: [Place; AHEAD_MAX],
+    n: usize,
+    depth: u32,
+}
+
+impl Default for Chain {
+    fn default() -> Chain {
+        Chain::new()
+    }
+}
+
+impl Chain {
+    /// Of a thread that has not faulted yet.
+    pub const fn new() -> Chain {
+        Chain {
+            last: None,
+            ahead: [Place(0); AHEAD_MAX],
+            n: 0,
+            depth: DEPTH_FIRST,
+        }
+    }
+
+    /// The thread faulted here; what to ask for.
+    pub fn on_fault(&mut self, links: &Links<'_>, here: Place) -> Asked {
+        if let Some(last) = self.last.replace(here)
+            && last.page() != here.page()
+        {
+            links.learn(last, here);
+        }
+        let ahead = &self.ahead[..self.n];
+        match ahead.iter().position(|p| p.page() == here.page()) {
+            Some(i) => {
+                self.ahead.copy_within(i + 1..self.n, 0);
+                self.n -= i + 1;
+                self.depth = (self.depth + 1).min(DEPTH_MAX);
+            }
+            None => {
+                self.n = 0;
+                self.depth = (self.depth / 2).max(DEPTH_FIRST);
+            }
+        }
+        self.extend(links, here)
+    }
+
+    fn extend(&mut self, links: &Links<'_>, here: Place) -> Asked {
+        let mut asked = Asked::default();
+        let mut at = match self.n {
+            0 => here,
+            n => self.ahead[n - 1],
+        };
+        for _ in 0..STEPS_MAX {
+            if self.n >= self.depth as usize || asked.n == ASKED_MAX {
+                break;
+            }
+            let Some(next) = links.next(at) else { break };
+            // Once around.
+            if next == here || self.ahead[..self.n].contains(&next) {
+                break;
+            }
+            self.ahead[self.n] = next;
+            self.n += 1;
+            asked.push(next.page());
+            at = next;
+        }
+        asked
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn words(n: usize) -> Vec<AtomicU64> {
+        (0..n).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn at(page: u32) -> Place {
+        Place::new(PageId(page), 0)
+    }
+
+    #[test]
+    fn a_link_is_believed_when_it_was_seen_twice_and_doubted_when_it_was_wrong() {
+        let memory = words(64);
+        let links = Links::new(&memory);
+        links.learn(at(1), at(9));
+        assert_eq!(links.next(at(1)), None);
+        links.learn(at(1), at(9));
+        assert_eq!(links.next(at(1)), Some(at(9)));
+        links.learn(at(1), at(7));
+        assert_eq!(links.next(at(1)), None);
+        links.learn(at(1), at(7));
+        links.learn(at(1), at(7));
+        assert_eq!(links.next(at(1)), Some(at(7)));
+    }
+
+    #[test]
+    fn without_memory_nothing_is_known() {
+        for n in [0, 3] {
+            let memory = words(n);
+            let links = Links::new(&memory);
+            links.learn(at(1), at(2));
+            links.learn(at(1), at(2));
+            assert_eq!(links.next(at(1)), None);
+        }
+    }
+
+    /// A list of pages in any order, gone through again and again: from the third time on nearly all pages were asked
+    /// for before they are needed, and nothing else.
+    #[test]
+    fn what_is_gone_through_again_is_asked_for_ahead() {
+        let memory = words(8192);
+        let links = Links::new(&memory);
+        let mut rng = fastrand::Rng::with_seed(5);
+        let mut order: Vec<u32> = (0..1000).map(|i| i * 37 % 90_001).collect();
+        rng.shuffle(&mut order);
+        let mut chain = Chain::default();
+        for round in 0..4 {
+            let (mut asked, mut hits) = (HashSet::new(), 0);
+            for (i, page) in order.iter().enumerate() {
+                hits += usize::from(asked.contains(page));
+                for next in chain.on_fault(&links, at(*page)).pages() {
+                    let is_near = (1..=DEPTH_MAX as usize + 1)
+                        .any(|k| order[(i + k) % order.len()] == next.0);
+                    assert!(is_near, "{next:?} after {i}");
+                    asked.insert(next.0);
+                }
+            }
+            match round {
+                0 | 1 => assert!(hits < 10, "round {round}: {hits}"),
+                _ => assert!(hits > 950, "round {round}: {hits}"),
+            }
+        }
+    }
+
+    #[test]
+    fn places_of_a_page_have_their_own_links() {
+        let memory = words(64);
+        let links = Links::new(&memory);
+        let (low, high) = (Place::new(PageId(5), 10), Place::new(PageId(5), 4000));
+        for _ in 0..2 {
+            links.learn(low, at(1));
+            links.learn(high, at(2));
+        }
+        assert_eq!(
+            (links.next(low), links.next(high)),
+            (Some(at(1)), Some(at(2)))
+        );
+    }
+
+    proptest! {
+        /// Whatever threads do, only what was seen to follow is told.
+        #[test]
+        fn nothing_is_made_up(steps in proptest::collection::vec((0..40u32, 0..4096usize), 1..400)) {
+            let memory = words(32);
+            let links = Links::new(&memory);
+            let mut chain = Chain::default();
+            let mut seen = HashSet::new();
+            for (page, offset) in steps {
+                seen.insert(page);
+                let asked = chain.on_fault(&links, Place::new(PageId(page), offset));
+                prop_assert!(asked.pages().iter().all(|p| seen.contains(&p.0)));
+                prop_assert!(chain.n <= DEPTH_MAX as usize + 1);
+            }
+        }
+    }
+}
