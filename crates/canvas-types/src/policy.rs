@@ -77,14 +77,14 @@ impl Prefetch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u32)]
 pub enum AppTier {
-    /// What pays where the pages are: deltas by thread and array everywhere, links beyond the pool.
+    /// What is measured to pay: today all of it.
     #[default]
     Auto = 0,
     /// Nothing.
     Off = 1,
     /// Deltas by thread and array.
     Threads = 2,
-    /// The same, links, and references that have proven themselves.
+    /// The same and, for what lies beyond the pool, links and references that have proven themselves.
     Refs = 3,
 }
 
@@ -111,6 +111,6 @@ impl AppTier {
     }
     /// Are references followed?
     pub fn has_refs(self) -> bool {
-        self == AppTier::Refs
+        matches!(self, AppTier::Auto | AppTier::Refs)
     }
 }

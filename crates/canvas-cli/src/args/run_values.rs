@@ -86,13 +86,13 @@ pub struct AppTierArgs {
 /// `--app-tier`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum AppTierArg {
-    /// Deltas of each thread in each array and, for what lies beyond the pool, the order of earlier faults.
+    /// What is measured to pay: today as refs.
     Auto,
     /// Nothing.
     Off,
     /// Deltas of each thread in each array.
     Threads,
-    /// As auto, and pointers at hand whose kind has proven itself.
+    /// The same and, for what lies beyond the pool, the order of earlier faults and pointers that have proven themselves.
     Refs,
 }
 
