@@ -9,6 +9,8 @@ use super::nearby::Nearby;
 use super::readahead::{Area, Readahead};
 use super::{Done, FaultKind, NEARBY, NO_WAY, OF_ARRAY, Plan, Prefetcher, SAMPLE_EVERY};
 
+/// Pages that are remembered as left unmapped.
+const LEFT: usize = 256;
 /// Mappings of so many pages (1 MiB) and more count as arrays, as in the paper.
 pub const ARRAY_PAGES_MIN: u32 = 256;
 
@@ -38,6 +40,8 @@ pub struct Prefetchers {
     nearby: Nearby,
     /// Streams and deltas by thread and array, for the application tier.
     arrays: Prefetcher,
+    /// Pages that plans by thread and array left unmapped, the later over the earlier.
+    left_of_arrays: [AtomicU32; LEFT],
 }
 
 macro_rules! constructor {
@@ -53,10 +57,13 @@ macro_rules! constructor {
                     readahead: Readahead::new(),
                     nearby: Nearby::new(),
                     arrays: Prefetcher::new(),
+                    left_of_arrays: constructor!(@left $($const)?),
                 }
             }
         }
     };
+    (@left const) => { [const { AtomicU32::new(0) }; LEFT] };
+    (@left) => { core::array::from_fn(|_| AtomicU32::new(0)) };
 }
 
 #[cfg(not(feature = "shuttle"))]
@@ -184,9 +191,22 @@ impl Prefetchers {
         }
     }
 
+    /// A page of `plan` was left unmapped.
+    pub fn on_left(&self, page: PageId, plan: &Plan) {
+        if plan.is_of_array() {
+            self.left_of_arrays[page.index() % LEFT].store(page.0, Ordering::Relaxed);
+        }
+    }
+
     /// A prefetched page that was left unmapped was written out without a touch; how many it stands
     /// for. All others but the streams leave every page unmapped, as the kernel does.
     pub fn on_unused(&self, page: PageId) -> u32 {
+        let left = &self.left_of_arrays[page.index() % LEFT];
+        if page.0 != 0 && left.load(Ordering::Relaxed) == page.0 {
+            left.store(0, Ordering::Relaxed);
+            self.arrays.on_unused(1);
+            return SAMPLE_EVERY;
+        }
         let chosen = self.chosen();
         if chosen == Prefetch::Auto
             && let Some(stood_for) = self.nearby.on_unused(page)
@@ -270,6 +290,59 @@ mod tests {
             assert!(planned > 1500 && stream, "{who:?}: {planned}");
         }
         assert_eq!(sequence(Prefetch::None), (0, true));
+    }
+
+    /// Faults of one thread in eight arrays in turn, each with a stride of its own: more than the streams of a thread
+    /// are watched at a time.
+    #[test]
+    fn many_arrays_of_one_thread_are_told_apart() {
+        struct Arrays;
+        impl Surroundings for Arrays {
+            fn area_of(&self, page: PageId) -> Option<Area> {
+                let start = page.0 & !0xffff;
+                Some(Area {
+                    start,
+                    end: start + 0x1_0000,
+                })
+            }
+            fn is_far(&self, _: PageId) -> bool {
+                true
+            }
+            fn epoch(&self) -> u8 {
+                0
+            }
+        }
+        let all = Box::new(Prefetchers::new());
+        let (mut low, mut arrays) = (0, 0);
+        for i in 0..600u32 {
+            for array in 1..=8u32 {
+                let page = PageId(array * 0x2_0000 + i * (300 + array));
+                let kind = FaultKind::Demand;
+                low += all.on_fault(1, page, kind, &Arrays).count;
+                let plan = all.on_forwarded(1, page, kind, &Arrays);
+                assert_eq!(plan.count > 0, plan.is_of_array());
+                arrays += u32::from(plan.count > 0);
+                assert!(plan.count == 0 || plan.stride as u32 == 300 + array);
+            }
+            if i * 308 > 0xf000 {
+                break;
+            }
+        }
+        assert!(low == 0 && arrays > 100, "{low} {arrays}");
+    }
+
+    #[test]
+    fn what_an_array_s_plan_left_and_nobody_used_counts_against_arrays_alone() {
+        let all = Box::new(Prefetchers::new());
+        let plan = Plan {
+            way: OF_ARRAY,
+            ..Plan::NONE
+        };
+        all.on_left(PageId(77), &plan);
+        assert_eq!(all.on_unused(PageId(77)), SAMPLE_EVERY);
+        // Once.
+        all.choose(Prefetch::Leap);
+        assert_eq!(all.on_unused(PageId(77)), 1);
     }
 
     #[test]

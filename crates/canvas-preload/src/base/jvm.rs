@@ -42,11 +42,16 @@ pub fn is_here() -> bool {
     matches!(STATE.load(Ordering::Relaxed), HERE | READ)
 }
 
+/// Does the address lie in the heap of a JVM, as far as is known?
+pub fn is_in_heap(address: usize) -> bool {
+    let [start, end] = HEAP.each_ref().map(|x| x.load(Ordering::Relaxed));
+    (start..end).contains(&address)
+}
+
 /// How references are compressed in its heap, if `address` lies there and that is known.
 pub fn narrow(address: usize) -> Option<Narrow> {
     let shift = SHIFT.load(Ordering::Acquire).checked_sub(1)?;
-    let [start, end] = HEAP.each_ref().map(|x| x.load(Ordering::Relaxed));
-    (start..end).contains(&address).then(|| Narrow {
+    is_in_heap(address).then(|| Narrow {
         base: BASE.load(Ordering::Relaxed),
         shift,
     })

@@ -104,6 +104,10 @@ pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surrounding
     if plan.count > 0 || forwarded != Some(true) && kind != FaultKind::PrefetchHit {
         return plan;
     }
+    // A Java heap is no array: what lies beside each other there are objects of any age.
+    if jvm::is_in_heap(page.addr()) {
+        return plan;
+    }
     let hash = thread::thread_hash() as u32;
     let ours = PREFETCHERS.on_forwarded(hash, page, kind, around);
     match ours.is_of_array() {

@@ -644,7 +644,11 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     } else {
         FillKind::Prefetch
     };
-    let mut run = Pending::default();
+    let mut run = Pending {
+        // What is no stream has no use for its neighbours beyond the pool.
+        alone: plan.is_of_array() && !plan.stream,
+        ..Pending::default()
+    };
     let mut done = Done {
         reached: 0,
         issued: 0,
@@ -668,6 +672,9 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
         };
         if (leave || trace::records(page)) && leave_in_cache(page, cur, &ctx.staging[run.n], mark) {
             done.marked += u32::from(leave);
+            if leave {
+                PREFETCHERS.on_left(page, plan);
+            }
             run.flush(ctx, kind);
             continue;
         }
@@ -758,6 +765,8 @@ struct Pending {
     n: usize,
     /// They are charged before.
     charged: bool,
+    /// What lies beyond the pool is read alone.
+    alone: bool,
     /// Pages that were mapped.
     mapped: u32,
     old: [Word; STAGING_PAGES],
@@ -769,6 +778,7 @@ impl Default for Pending {
             first: PageId(0),
             n: 0,
             charged: false,
+            alone: false,
             mapped: 0,
             old: [Word(0); STAGING_PAGES],
         }
@@ -801,7 +811,12 @@ impl Pending {
             }
             Err(LoadError::Deep(place)) => {
                 // Nobody waits here: it comes to the pool, and from there with the next faults.
-                tier::fetch(place.extent);
+                match self.alone {
+                    true => {
+                        tier::read_ahead(page, place);
+                    }
+                    false => tier::fetch(place.extent),
+                }
                 word::publish(w, cur);
                 None
             }
