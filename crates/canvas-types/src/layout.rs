@@ -36,8 +36,14 @@ pub const SPAN_BYTES: usize = WORDS_OFFSET + META_BYTES;
 
 /// Pages of swap cache at most (128 MiB): its metadata is touched all over, so it is bounded too.
 pub const CACHE_SLOTS_MAX: usize = 1 << 15;
-/// Slabs of the pool's region (32 KiB each: 2 TiB of pool at most).
-pub const POOL_SLABS: usize = 1 << 26;
+/// Slabs of the pool's region, 32 KiB each: the pool's own, then each node's.
+pub const POOL_SLABS: usize = POOL_OWN_SLABS + NODES_MAX * NODE_SLABS;
+/// Slabs of the compressed pool: 2 TiB at most.
+pub const POOL_OWN_SLABS: usize = 1 << 26;
+/// NUMA nodes that a tenant can have pages on (`canvas run --numa`).
+pub const NODES_MAX: usize = 4;
+/// Slabs of the pool's region that lie on one node: 256 GiB at most.
+pub const NODE_SLABS: usize = 1 << 23;
 /// Among the tables, the swap cache's: states of its slots, then their pages, a `u32` each, and more.
 pub const CACHE_META: usize = 0x13_0000_0000;
 /// Among the tables, swap entries, one `u64` each.
