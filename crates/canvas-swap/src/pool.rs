@@ -71,7 +71,7 @@
 mod nodes;
 mod write;
 
-pub use nodes::{NodeSlabs, Sank};
+pub use nodes::{NODE_PAGE_BYTES, NodeSlabs, Sank};
 
 use crate::classes::{CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::codec::{Content, classify, fill};

@@ -217,6 +217,19 @@ pub fn pool() -> usize {
     window_base() + STORE_OFFSET + (1 << 40)
 }
 
+/// Whose slab's bytes, or raw headers, lie at this offset of the pool's region (`slab_bytes` of each slab come first, then
+/// `header_bytes` of each): a node's, by its place, or the pool's own, `None`.
+pub const fn node_at(offset: usize, slab_bytes: usize, header_bytes: usize) -> Option<usize> {
+    let slab = match offset.checked_sub(POOL_SLABS * slab_bytes) {
+        None => offset / slab_bytes,
+        Some(in_headers) => in_headers / header_bytes,
+    };
+    match slab.checked_sub(POOL_OWN_SLABS) {
+        Some(slab) if slab / NODE_SLABS < NODES_MAX => Some(slab / NODE_SLABS),
+        _ => None,
+    }
+}
+
 /// Address of a table; at 0 lie the page words.
 #[inline(always)]
 pub fn tables(offset: usize) -> usize {

@@ -10,6 +10,7 @@ pub mod fault;
 pub mod fork_accounting;
 pub mod in_line;
 pub mod native_swap;
+pub mod nodes;
 pub mod protect;
 pub mod reclaim;
 pub mod swapin;

@@ -8,7 +8,7 @@ use canvas_types::sync::{AtomicI64, Ordering};
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry};
 
 use super::{Kind, LocalPool, Releaser, Scratch, SlotMem, stored_len};
-use crate::classes::{CLASS_BYTES, HEADER_BYTES, RAW_CLASS, class_for};
+use crate::classes::{HEADER_BYTES, RAW_CLASS, RAW_SLOTS, class_for};
 use crate::entry::Record;
 use crate::hash::Hash;
 use crate::slots::{SLAB_CHARGE_BYTES, SlotForkGuard, SlotId, SlotPool};
@@ -24,6 +24,9 @@ pub struct NodeSlabs {
     /// How many nodes there are, up to [`NODES_MAX`].
     pub count: usize,
 }
+
+/// A page's part of what its slab is charged.
+pub const NODE_PAGE_BYTES: i64 = SLAB_CHARGE_BYTES / RAW_SLOTS as i64;
 
 /// What became of a page that was to leave a node ([`LocalPool::sink_node`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,12 +152,17 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Bytes of the slabs charged to a node that hold no page.
+    /// What is charged to a node, in bytes.
+    pub fn node_charged_bytes(&self, node: usize) -> i64 {
+        let slots = self.nodes.used().get(node);
+        slots.map_or(0, SlotPool::charged_bytes)
+    }
+
+    /// Of that, what holds no page.
     pub fn node_free_bytes(&self, node: usize) -> i64 {
         self.nodes.used().get(node).map_or(0, |slots| {
-            let slabs = (slots.slabs_in_use() + slots.slabs_empty()) as i64;
             let pages = slots.class_live(RAW_CLASS) as i64;
-            slabs * SLAB_CHARGE_BYTES - pages * NODE_PAGE_CHARGE_BYTES
+            slots.charged_bytes() - pages * NODE_PAGE_BYTES
         })
     }
 
@@ -233,7 +241,3 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         Sank::Yes
     }
 }
-
-/// A page's part of the charge of its slab.
-const NODE_PAGE_CHARGE_BYTES: i64 = SLAB_CHARGE_BYTES / crate::classes::RAW_SLOTS as i64;
-const _: () = assert!(CLASS_BYTES[RAW_CLASS] as usize == PAGE_SIZE);
