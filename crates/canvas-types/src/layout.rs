@@ -290,6 +290,32 @@ mod tests {
     const USUAL_BITS: u32 = 28;
 
     #[test]
+    fn a_slab_and_its_headers_belong_to_one_node() {
+        let of = |slab: usize| {
+            let by_slab = node_at(slab * 100, 100, 7);
+            assert_eq!(by_slab, node_at(slab * 100 + 99, 100, 7), "{slab}");
+            assert_eq!(
+                by_slab,
+                node_at(POOL_SLABS * 100 + slab * 7, 100, 7),
+                "{slab}"
+            );
+            by_slab
+        };
+        let first = POOL_OWN_SLABS;
+        let nodes = [
+            0,
+            first - 1,
+            first,
+            first + NODE_SLABS - 1,
+            first + NODE_SLABS,
+        ]
+        .map(of);
+        assert_eq!(nodes, [None, None, Some(0), Some(0), Some(1)]);
+        assert_eq!(of(POOL_SLABS - 1), Some(NODES_MAX - 1));
+        assert_eq!(node_at(POOL_SLABS * 107, 100, 7), None, "behind all");
+    }
+
+    #[test]
     fn draws_use_the_whole_range_and_keep_clear_of_everything_else() {
         let (low, high) = window_range(USUAL_BITS);
         assert_eq!((low, high), (WINDOW_FIRST, WINDOW_LAST), "23 bits");

@@ -41,7 +41,10 @@ pub fn used_and_limit() -> (u64, u64) {
     let nodes = state::seg().nodes().iter();
     nodes.fold((0, 0), |(used, limit), n| {
         let there = n.bytes.load(Ordering::Relaxed).max(0) as u64;
-        (used + there, limit + n.bound().max(0) as u64)
+        (
+            used.saturating_add(there),
+            limit.saturating_add(n.bound().max(0) as u64),
+        )
     })
 }
 
@@ -59,8 +62,8 @@ impl Excess {
             );
             let (there, bound) = (node.bytes.load(Ordering::Relaxed), node.bound());
             // Room in our own slabs will do, unless the bound itself was lowered: that is about whole slabs.
-            let past_mark = there - free - bound / 16 * 15;
-            let over = (there - bound).min(charged);
+            let past_mark = there.saturating_sub(free).saturating_sub(bound / 16 * 15);
+            let over = there.saturating_sub(bound).min(charged);
             let bytes = past_mark.max(over).min(charged - free);
             pages.set((bytes.max(0) + NODE_PAGE_BYTES - 1) / NODE_PAGE_BYTES);
         }

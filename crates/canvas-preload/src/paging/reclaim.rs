@@ -113,8 +113,9 @@ fn judge_far_pressure() {
     let seg = state::seg();
     let (deep_used, deep_limit) = tier::used_and_limit();
     let (on_nodes, nodes_limit) = nodes::used_and_limit();
-    let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64 + deep_used + on_nodes;
-    let limit = seg.pool_bound() as u64 + deep_limit + nodes_limit;
+    let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64 + deep_used;
+    let used = used.saturating_add(on_nodes);
+    let limit = (seg.pool_bound() as u64 + deep_limit).saturating_add(nodes_limit);
     let now = fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
     PRESSURE.store(now, Ordering::Relaxed);
     CLOCK.set_pressure(now);
