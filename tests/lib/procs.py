@@ -96,30 +96,36 @@ def anon_bytes(pids):
 
 
 # Bytes of the mapping in which libcanvas keeps the compressed pool in every process (canvas-preload,
-# areas.rs); where it lies is drawn for each run.
+# areas.rs); where it lies is drawn for each run. With --numa the kernel shows it in parts, side by side.
 POOL_BYTES = 4 << 40
 
 
-def is_pool(head):
-    """Is this the pool, as /proc/PID/smaps heads a mapping?"""
-    ends, access = head.split()[:2]
-    begin, end = (int(n, 16) for n in ends.split(b"-"))
-    return access.startswith(b"rw") and end - begin == POOL_BYTES
+def _pool_in(smaps):
+    """Bytes in the pool, by the lines of /proc/PID/smaps."""
+    # Begin, end and KiB of mappings that can be written to, with those that follow on them at once.
+    found, inside = [], False
+    for line in smaps:
+        if line[:4] == b"Pss:":
+            if inside:
+                found[-1][2] += int(line.split()[1])
+        elif line[0] in b"0123456789abcdef":
+            ends, access = line.split()[:2]
+            begin, end = (int(n, 16) for n in ends.split(b"-"))
+            inside = access.startswith(b"rw")
+            if inside and found and found[-1][1] == begin:
+                found[-1][1] = end
+            elif inside:
+                found.append([begin, end, 0])
+    return sum(kib * 1024 for begin, end, kib in found if end - begin == POOL_BYTES)
 
 
 def pool_bytes(pids):
     """Memory of the pools of these processes together; copies that a fork left shared count once."""
     total = 0
     for pid in pids:
-        inside = False
         try:
             with open(f"/proc/{pid}/smaps", "rb") as f:
-                for line in f:
-                    if line[:4] == b"Pss:":
-                        if inside:
-                            total += int(line.split()[1]) * 1024
-                    elif line[0] in b"0123456789abcdef":
-                        inside = is_pool(line)
+                total += _pool_in(f)
         except OSError:
             continue
     return total

@@ -66,13 +66,15 @@ class Result:
 
 
 def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), memory_mib=1024, cpus=2,
-        timeout_s=120, work=None):
+        nodes_mib=(), timeout_s=120, work=None):
     """Boots a guest, runs the text `script` with its sh as root, and returns a Result.
 
     `modules` are loaded before the script, `loadable` (and all that either needs) are there for
     modprobe. `programs` are commands of the host, found by PATH, copied with their libraries.
     `files` maps paths in the guest to paths on the host; executables bring their libraries, too.
     Each of `disks` is the size in MiB of an empty ext4 disk at /disk/vda, /disk/vdb ...
+    Each of `nodes_mib` is the memory of a NUMA node without a processor, nodes 1, 2 ..., beside the
+    `memory_mib` of node 0, which has them all.
     The guest has no network but lo. `work` is where its files are made (a temporary directory).
 
     Raises Skip when the host lacks something, Failure when the guest does not end in `timeout_s`
@@ -88,7 +90,7 @@ def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), m
             raise Skip(str(e)) from None
         initrd = os.path.join(home, "initrd")
         archive.write(initrd)
-        return _boot(home, initrd, disks, memory_mib, cpus, timeout_s)
+        return _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, timeout_s)
 
 
 def _archive(home, script, modules, loadable, programs, files, disks):
@@ -119,11 +121,22 @@ def _archive(home, script, modules, loadable, programs, files, disks):
     return archive
 
 
-def _boot(home, initrd, disks, memory_mib, cpus, timeout_s):
+def _nodes(memory_mib, nodes_mib, cpus):
+    """Words that give the machine its memory: all of it, or by node."""
+    if not nodes_mib:
+        return ["-m", str(memory_mib)]
+    words = ["-m", str(memory_mib + sum(nodes_mib))]
+    for i, mib in enumerate((memory_mib, *nodes_mib)):
+        node = f"node,nodeid={i},memdev=memory{i}" + (f",cpus=0-{cpus - 1}" if i == 0 else "")
+        words += ["-object", f"memory-backend-ram,id=memory{i},size={mib}M", "-numa", node]
+    return words
+
+
+def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, timeout_s):
     k = kernel.find()
     log = os.path.join(home, "console")
     argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,accel=tcg", "-cpu", PROCESSOR,
-            "-smp", str(cpus), "-m", str(memory_mib), "-no-reboot", "-kernel", k.image, "-initrd", initrd,
+            "-smp", str(cpus), *_nodes(memory_mib, nodes_mib, cpus), "-no-reboot", "-kernel", k.image, "-initrd", initrd,
             "-append", KERNEL_LINE, "-serial", f"file:{log}", "-device", "virtio-serial-pci"]
     ports = {}
     for name in ("output", "code", "files"):

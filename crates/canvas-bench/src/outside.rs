@@ -7,32 +7,44 @@ use canvas_sys::proc::same_memory;
 use canvas_types::procfs::memory_bytes;
 
 /// Bytes of the mapping in which libcanvas keeps the compressed pool in each process (canvas-preload,
-/// `areas.rs`). Where it lies is drawn for each tenant; no other mapping that can be written to has this size.
+/// `areas.rs`). Where it lies is drawn for each tenant; no other mapping that can be written to has this size. With
+/// `--numa` the kernel shows it in parts, side by side.
 const POOL_BYTES: usize = 4 << 40;
 
-/// Is this the pool, as /proc/PID/smaps heads a mapping?
-fn is_pool(head: &str) -> bool {
-    let Some((range, rest)) = head.split_once(' ') else {
-        return false;
-    };
+/// Begin and end of a mapping that can be written to, as /proc/PID/smaps heads it.
+fn writable(head: &str) -> Option<(usize, usize)> {
+    let (range, rest) = head.split_once(' ')?;
     let hex = |text| usize::from_str_radix(text, 16).ok();
-    let ends = range.split_once('-').and_then(|(a, b)| hex(a).zip(hex(b)));
-    rest.starts_with("rw")
-        && ends.is_some_and(|(begin, end)| end.checked_sub(begin) == Some(POOL_BYTES))
+    let ends = range
+        .split_once('-')
+        .and_then(|(a, b)| hex(a).zip(hex(b)))?;
+    rest.starts_with("rw").then_some(ends)
 }
 
 /// Memory of the pool in the text of /proc/PID/smaps; what forks share counts in parts.
 fn pool_in(smaps: &str) -> u64 {
+    // Mappings that follow on each other at once, and their memory.
+    let mut runs: Vec<(usize, usize, u64)> = Vec::new();
     let mut inside = false;
-    let mut total = 0;
     for line in smaps.lines() {
         if let Some(bytes) = memory_bytes(line.as_bytes(), "Pss") {
-            total += if inside { bytes } else { 0 };
+            if let (true, Some((.., memory))) = (inside, runs.last_mut()) {
+                *memory += bytes;
+            }
         } else if line.starts_with(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c)) {
-            inside = is_pool(line);
+            let ends = writable(line);
+            inside = ends.is_some();
+            match (ends, runs.last_mut()) {
+                (Some((begin, end)), Some((_, last, _))) if *last == begin => *last = end,
+                (Some((begin, end)), _) => runs.push((begin, end, 0)),
+                (None, _) => {}
+            }
         }
     }
-    total
+    let pools = runs
+        .iter()
+        .filter(|(begin, end, _)| end.checked_sub(*begin) == Some(POOL_BYTES));
+    pools.map(|(.., memory)| memory).sum()
 }
 
 fn read(pid: u32, file: &str) -> String {
@@ -95,6 +107,14 @@ mod tests {
                      Pss: 500 kB\n";
         assert_eq!(pool_in(smaps), 70 << 10);
         assert_eq!(pool_in(""), 0);
+        // In parts, one of which lies on another NUMA node.
+        let parts = "690000000000-6b0000000000 rw-p 00000000 00:00 0 \n\
+                     Rss: 90 kB\nPss:                70 kB\nPss_Dirty: 5 kB\n\
+                     6b0000000000-6d0000000000 rw-p 00000000 00:00 0 \n\
+                     Pss: 30 kB\n\
+                     6d0000000000-6d0000001000 r--p 00000000 00:00 0 \n\
+                     Pss: 4 kB\n";
+        assert_eq!(pool_in(parts), 100 << 10);
     }
 
     #[test]

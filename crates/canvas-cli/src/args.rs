@@ -20,6 +20,7 @@ mod dispatch;
 mod end;
 mod inspect;
 mod native;
+mod numa;
 mod proactive;
 mod reserve;
 mod run_values;
@@ -33,6 +34,7 @@ pub use dispatch::DispatchArgs;
 pub use end::EndArgs;
 pub use inspect::{DumpArgs, ReadArgs};
 pub use native::NativeSwapArgs;
+pub use numa::NumaArgs;
 pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
 pub use run_values::{
@@ -372,6 +374,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub native_swap: NativeSwapArgs,
+
+    #[command(flatten)]
+    pub nodes: NumaArgs,
 
     /// Who decides which pages are brought back before they are touched [default: streams].
     #[arg(long, env = "CANVAS_PREFETCH", value_enum, hide_env_values = true)]
@@ -917,13 +922,14 @@ Example:
 
 const SET_NOTES: &str = "\
 Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wait=TIME,
-prefetch=streams|leap|readahead|none|auto, app-tier=auto|off|threads|refs, proactive-threshold=SIZE|N%|off,
-proactive-batch=SIZE, slo=N%|p99=TIME|off, unit=SIZE|auto,
+prefetch=streams|leap|readahead|none|auto, app-tier=auto|off|threads|refs,
+proactive-threshold=SIZE|N%|off, proactive-batch=SIZE, slo=N%|p99=TIME|off, unit=SIZE|auto,
+numa=N=SIZE,...,
 copies=1+disk|1+disk-async|warm+disk|2|3|none|disk, weight=N, swap-in-limit=RATE|none,
 swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.
-When local, shared or pool shrinks, what is too much is moved away. When copies change, far memory
+When local, shared, pool or a node shrinks, what is too much is moved away. When copies change, far memory
 moves while the program goes on; `canvas status` tells when it has. What was not there from the
-start (--local, --shared, --far, a server for more copies) cannot be set later.
+start (--local, --shared, --far, a node, a server for more copies) cannot be set later.
 
 Exit codes: 0 done; 2 nothing was changed.
 

@@ -18,6 +18,7 @@ use canvas_runner::container::{self, Container, Runtime, refusal_name};
 use canvas_runner::facts::{Facts, Rdma, Seccomp, probe_userfaultfd};
 use canvas_runner::mode::{Choice, ModeError, RESERVED_BYTES, choose, thread_works};
 use canvas_runner::mode_name;
+use canvas_runner::numa::Node;
 
 /// Mappings that a large threaded program may need.
 const MAPS_COMFORT: u64 = 65_530;
@@ -160,6 +161,7 @@ struct Json<'a> {
     seccomp: &'a Seccomp,
     limits: serde_json::Value,
     memory: serde_json::Value,
+    nodes: &'a [Node],
     rdma: &'a Rdma,
     container: serde_json::Value,
     refused: Vec<serde_json::Value>,
@@ -222,6 +224,7 @@ fn to_json(f: &Facts, choice: &Result<Choice, ChoiceError>, advice: &[String]) -
             "available_bytes": f.available_bytes,
             "swap_total_bytes": f.swap_bytes,
         }),
+        nodes: &f.nodes,
         rdma: &f.rdma,
         container: json!({
             "runtime": f.container.as_ref().map(|c| c.runtime.name()),
@@ -286,6 +289,19 @@ fn page_hash(by: Option<Width>) -> &'static str {
     }
 }
 
+/// Nodes for `--numa`: memory without a processor beside it.
+fn memory_nodes(nodes: &[Node]) -> String {
+    let alone = nodes.iter();
+    let alone = alone.filter(|n| !n.has_processors && n.memory_bytes > 0);
+    let all: Vec<_> = alone
+        .map(|n| format!("{} ({})", n.node, mib(n.memory_bytes)))
+        .collect();
+    match all.is_empty() {
+        true => "none (--numa)".into(),
+        false => format!("{} (--numa)", all.join(", ")),
+    }
+}
+
 fn rdma(rdma: &Rdma) -> String {
     match &rdma.error {
         Some(why) => format!("no: {why}"),
@@ -320,6 +336,7 @@ fn to_text(f: &Facts, choice: &Result<Choice, ChoiceError>, advice: &[String]) -
                 mib(f.swap_bytes)
             ),
         ),
+        ("memory nodes", memory_nodes(&f.nodes)),
         ("userfaultfd, user mode", yes(f.probe.user_mode_errno)),
         ("userfaultfd, all faults", yes(f.probe.full_errno)),
         ("/dev/userfaultfd", yes(f.probe.device_errno)),

@@ -10,9 +10,10 @@ use canvas_agent::replicas::Policy;
 use canvas_control::hello::{Settled, Wanted};
 use canvas_shm::Far;
 use canvas_shm::far::SLAB_BYTES;
-use canvas_shm::segment::{Config, Mode, config_flag};
+use canvas_shm::nodes::NodeBook;
+use canvas_shm::segment::{Config, Mode, Segment, config_flag};
 use canvas_types::units::{Amount, RateLimit, Share as Part, Size};
-use canvas_types::{AppTier, PAGE_SIZE, ReadUnit, Threshold};
+use canvas_types::{AppTier, NodeBound, PAGE_SIZE, ReadUnit, Threshold};
 use clap::ValueEnum;
 
 use crate::args::{AppTierArg, CodecArg, RunArgs, SwitchArg};
@@ -38,7 +39,7 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
         return refuse("a trace is of one run alone; write another name after --tenant".to_owned());
     }
     let share = joined.share();
-    let mut there = There::of(config, &joined.settled, share);
+    let mut there = There::of(segment, &joined.settled, share);
     if let Some(pool) = joined.pool() {
         // What is granted now is no run's wish.
         there.pool = Size::from_bytes(pool.ceiling_bytes);
@@ -57,6 +58,7 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
 /// A tenant's bounds.
 struct There<'a> {
     config: &'a Config,
+    nodes: Vec<NodeBound>,
     local: Option<Amount>,
     pool: Size,
     far: Size,
@@ -68,10 +70,18 @@ struct There<'a> {
 type Difference = (&'static str, String, String);
 
 impl There<'_> {
-    fn of<'a>(config: &'a Config, settled: &Settled, share: Share) -> There<'a> {
+    fn of<'a>(segment: &'a Segment, settled: &Settled, share: Share) -> There<'a> {
+        let config = &segment.config;
+        let bound = |book: &NodeBook| {
+            Some(NodeBound {
+                node: book.number()?,
+                size: Size::from_bytes(book.bound_bytes.load(Relaxed)),
+            })
+        };
         let ppm = u32::try_from(config.local_ppm.load(Relaxed)).ok();
         There {
             config,
+            nodes: segment.nodes().iter().filter_map(bound).collect(),
             local: match config.local_bytes.load(Relaxed) {
                 0 => ppm.and_then(Part::from_ppm).map(Amount::Share),
                 bytes => Some(Amount::Size(Size::from_bytes(bytes))),
@@ -102,6 +112,18 @@ impl There<'_> {
             if let Some(asked) = asked.filter(|asked| *asked != has) {
                 return Some((flag, asked.to_string(), has.to_string()));
             }
+        }
+        let asked = &args.nodes.numa;
+        if !asked.is_empty() && *asked != self.nodes {
+            let list = |nodes: &[NodeBound]| {
+                let all: Vec<_> = nodes.iter().map(NodeBound::to_string).collect();
+                if all.is_empty() {
+                    "none".to_owned()
+                } else {
+                    all.join(",")
+                }
+            };
+            return Some(("--numa", list(asked), list(&self.nodes)));
         }
         if let Some(asked) = args.far.filter(|a| far_slabs(*a) != far_slabs(self.far)) {
             return Some(("--far", asked.to_string(), self.far.to_string()));

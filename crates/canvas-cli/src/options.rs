@@ -8,8 +8,10 @@ use canvas_agent::replicas::{Policy, SERVERS_MAX};
 use canvas_link::Address;
 use canvas_place::paths::PATHS_MAX;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_types::layout::NODES_MAX;
+use canvas_types::numa::NODE_MIN;
 use canvas_types::units::{Amount, Size};
-use canvas_types::{Prefetch, Slo};
+use canvas_types::{NodeBound, Prefetch, Slo};
 use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
 
@@ -68,6 +70,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         proactive_threshold: args.proactive.proactive_threshold,
         proactive_batch: proactive_batch(args.proactive.proactive_batch)?,
         slo: args.proactive.slo,
+        numa: numa(args)?,
         shared: shared(args)?,
         far: far(args, host.ram_bytes)?,
         learns: false,
@@ -98,6 +101,36 @@ fn proactive_batch(batch: Size) -> Result<Size, Failure> {
         None => Ok(batch),
         Some(why) => Err(Failure::run(format!("--proactive-batch {batch}: {why}"))),
     }
+}
+
+/// NUMA nodes for pages: not too many, each once.
+fn numa(args: &RunArgs) -> Result<Vec<NodeBound>, Failure> {
+    let nodes = &args.nodes.numa;
+    if nodes.len() > NODES_MAX {
+        return Err(Failure::run(format!(
+            "--numa names {} nodes; write {NODES_MAX} at most",
+            nodes.len()
+        )));
+    }
+    for (i, bound) in nodes.iter().enumerate() {
+        if nodes[..i].iter().any(|n| n.node == bound.node) {
+            return Err(Failure::run(format!(
+                "--numa names node {} twice; write it once",
+                bound.node
+            )));
+        }
+        if bound.size.bytes == 0 {
+            return Err(Failure::run(format!(
+                "--numa {bound} lets nothing go there; write {NODE_MIN} or more"
+            )));
+        }
+    }
+    if let (Some(bound), None) = (nodes.first(), args.local) {
+        return Err(Failure::run(format!(
+            "--numa {bound} without --local has no use: nothing leaves memory without a bound; write --local SIZE too"
+        )));
+    }
+    Ok(nodes.clone())
 }
 
 /// Shared memory, where it can be managed.

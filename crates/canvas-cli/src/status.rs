@@ -171,6 +171,11 @@ fn beyond_local(text: &mut String, s: &Status) {
             Bytes(s.used.shared_store_bytes)
         );
     }
+    for node in &s.nodes {
+        let limit = Some(node.limit_bytes);
+        let used = of(node.used_bytes, limit, None);
+        let _ = writeln!(text, "  node  {} {used}, uncompressed", node.node);
+    }
     let granted = match limits.pool_grant_bytes {
         Some(_) => format!(" granted of {}", Bytes(limits.pool_bytes)),
         None => String::new(),

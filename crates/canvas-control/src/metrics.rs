@@ -14,7 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::health::Code;
-use crate::wire::{Donor, Far, Stat, Status};
+use crate::wire::{Donor, Far, Node, Stat, Status};
 
 /// The largest value of the format: everything.
 const INFINITE: f64 = f64::MAX;
@@ -126,6 +126,7 @@ impl Collector for Run {
         encode_counters(&mut out, &self.0)?;
         encode_memory(&mut out, status)?;
         encode_bounds(&mut out, status)?;
+        encode_nodes(&mut out, &status.nodes)?;
         if let Some(far) = &status.far {
             encode_far(&mut out, far)?;
         }
@@ -267,6 +268,31 @@ fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
 }
 
 /// Far memory, memory beside that of the programs, and what the tenant gets beside others.
+fn encode_nodes(out: &mut Out, nodes: &[Node]) -> Result<(), Error> {
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    let numbers: Vec<String> = nodes.iter().map(|n| n.node.to_string()).collect();
+    let labels: Vec<_> = numbers.iter().map(|n| [("node", n.as_str())]).collect();
+    for (name, help, of) in [
+        (
+            "canvas_node_bytes",
+            "Memory of a NUMA node in use.",
+            (|n| n.used_bytes) as fn(&Node) -> u64,
+        ),
+        (
+            "canvas_node_limit_bytes",
+            "Bound on memory of a NUMA node.",
+            |n| n.limit_bytes,
+        ),
+    ] {
+        let values = nodes.iter().map(of);
+        let values = labels.iter().map(|l| &l[..]).zip(values);
+        out.gauges(name, help, values.map(|(l, v)| (l, v as f64)))?;
+    }
+    Ok(())
+}
+
 fn encode_bounds(out: &mut Out, status: &Status) -> Result<(), Error> {
     let (used, limits) = (&status.used, &status.limits);
     for (name, help, value) in [

@@ -124,11 +124,25 @@ pub struct Status {
     pub processes: Vec<u32>,
     /// Far memory; `null` without `--far`.
     pub far: Option<Far>,
+    /// NUMA nodes that have pages, in their order.
+    #[serde(default)]
+    pub nodes: Vec<Node>,
     /// Hosts that lend memory.
     pub donors: Vec<Donor>,
     /// The same for all runs of one tenant at the host's agent; `null` for a run of its own.
     #[serde(default)]
     pub shared: Option<String>,
+}
+
+/// A NUMA node that a tenant has pages on (`--numa`).
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// The kernel's number of it.
+    pub node: u32,
+    /// Bound on what lies there.
+    pub limit_bytes: u64,
+    /// What lies there.
+    pub used_bytes: u64,
 }
 
 /// Something that is wrong; docs/OPERATING.md has the table.
@@ -238,6 +252,9 @@ pub struct Used {
     /// Far copies of the others; part of the pool.
     #[serde(default)]
     pub shared_store_bytes: u64,
+    /// What lies uncompressed on NUMA nodes.
+    #[serde(default)]
+    pub nodes_bytes: u64,
     /// What its processes and the agent share: counters, requests, buffers of far memory.
     #[serde(default)]
     pub segment_bytes: u64,
@@ -250,13 +267,14 @@ pub struct Used {
 }
 
 impl Used {
-    /// All memory: what is bounded by `--local`, `--pool` and `--shared`, and what is beside them.
+    /// All memory: what is bounded by `--local`, `--pool`, `--numa` and `--shared`, and what is beside them.
     pub fn sum(&self) -> u64 {
         let parts = [
             self.local_bytes,
             self.pool_bytes,
             self.shared_bytes,
             self.shared_store_bytes,
+            self.nodes_bytes,
             self.segment_bytes,
             self.agent_bytes,
         ];

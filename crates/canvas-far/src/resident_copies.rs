@@ -55,7 +55,9 @@ fn sweep<O: Owner>(
         }
         let entry = O::entry(seen);
         // Only a hint, before the page is claimed: the entry may be another's by now.
-        if owner.pool().stored_len(entry).is_none() || !owner.claim(page, seen) {
+        let pool = owner.pool();
+        let is_there = pool.stored_len(entry).is_some() && pool.node_of(entry).is_none();
+        if !is_there || !owner.claim(page, seen) {
             return true;
         }
         let spared = spare(entry);

@@ -66,11 +66,13 @@ impl SpillHand {
     }
 
     /// Offers pages that are far, in the pool, and old enough to `take`, which returns false when it
-    /// wants no more (the page is offered again then). Skips blocks for which `empty` holds.
+    /// wants no more (the page is offered again then). Skips blocks for which `empty` holds, and pages of which
+    /// `other` says so: they are as if they were not there.
     pub fn scan(
         &self,
         look: Look,
         empty: impl Fn(usize) -> bool,
+        other: impl Fn(Word) -> bool,
         mut take: impl FnMut(u32, Word) -> bool,
     ) {
         let (words, look_max) = (look.words, look.words_max);
@@ -100,7 +102,7 @@ impl SpillHand {
             }
             let w = word::load(&words[page]);
             looked += 1;
-            if self.wants(w, &look) {
+            if self.wants(w, &look) && !other(w) {
                 found = true;
                 if w.has(flag::REFERENCED) {
                     // Lost to another thread: it is not as it was.
@@ -181,6 +183,7 @@ mod tests {
         hand.scan(
             look(words, Some(100_000)),
             |_| false,
+            |_| false,
             |page, w| {
                 if got.len() == want {
                     return false;
@@ -230,7 +233,7 @@ mod tests {
                 got.push(page);
                 true
             };
-            hand.scan(look, |_| false, take);
+            hand.scan(look, |_| false, |_| false, take);
             got
         };
         assert_eq!(of(Among::Cold), [3, 5]);
@@ -254,6 +257,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_other_is_as_if_it_were_not_there() {
+        let w = words(&[
+            (3, far(100).with_entry(SwapEntry(7))),
+            (4, far(0)),
+            (5, far(100).set(flag::REFERENCED).with_entry(SwapEntry(7))),
+        ]);
+        let (hand, mut got) = (SpillHand::new(), Vec::new());
+        // In need it ends all the same.
+        for _ in 0..2 {
+            hand.scan(
+                look(&w, None),
+                |_| false,
+                |w| w.entry() == SwapEntry(7),
+                |page, cur| {
+                    w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
+                    got.push(page);
+                    true
+                },
+            );
+        }
+        assert_eq!(got, [4]);
+        assert!(word::load(&w[5]).has(flag::REFERENCED));
+    }
+
+    #[test]
     fn a_page_that_was_not_taken_is_offered_again() {
         let w = words(&[(8, far(100)), (9, far(100))]);
         let hand = SpillHand::new();
@@ -271,6 +299,7 @@ mod tests {
             hand.scan(
                 look(&w, Some(look_max)),
                 |b| b < 2,
+                |_| false,
                 |page, _| {
                     got.push(page);
                     true
@@ -293,6 +322,7 @@ mod tests {
             hand.scan(
                 look(&w, None),
                 |_| false,
+                |_| false,
                 |page, cur| {
                     w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
                     got.push(page);
@@ -314,6 +344,7 @@ mod tests {
         let mut got = Vec::new();
         hand.scan(
             look(&w, None),
+            |_| false,
             |_| false,
             |page, _| {
                 got.push(page);

@@ -12,6 +12,7 @@ use canvas_types::exit;
 use nix::errno::Errno;
 
 use crate::mode::ModeError;
+use crate::numa::NumaError;
 use crate::options::THREAD_MODE_SHARES_NOTHING;
 use crate::preload::ENV_PRELOAD_SO;
 use crate::program::Unmanaged;
@@ -77,6 +78,9 @@ pub enum RunError {
         "far memory needs a shared area of {0:.1} GiB, and files may not be so large here; raise the limit (ulimit -f)"
     )]
     FarLimit(f64),
+    /// Pages cannot go to a NUMA node.
+    #[error(transparent)]
+    Numa(#[from] NumaError),
     /// Far memory cannot be prepared.
     #[error("far memory: {what}: {}", .source.desc())]
     Far {

@@ -12,6 +12,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde::Serialize;
 
 use crate::container::{self, Container};
+use crate::numa::{self, Node};
 use crate::preload;
 
 /// Bit of CAP_SYS_PTRACE in /proc/PID/status.
@@ -103,6 +104,8 @@ pub struct Facts {
     pub library_bytes: usize,
     /// Only [`Facts::with_rdma`] looks for it.
     pub rdma: Rdma,
+    /// NUMA nodes.
+    pub nodes: Vec<Node>,
     /// The container that this process is in.
     pub container: Option<Container>,
     /// System calls that are refused here; only [`Facts::with_trials`] tries them.
@@ -223,6 +226,7 @@ impl Facts {
             ram_bytes: meminfo_bytes(&meminfo, "MemTotal"),
             available_bytes: meminfo_bytes(&meminfo, "MemAvailable"),
             swap_bytes: meminfo_bytes(&meminfo, "SwapTotal"),
+            nodes: numa::nodes(),
             library_bytes: preload::embedded_bytes(),
             rdma: Rdma::default(),
             container: Container::detect(Path::new("/"), |name| std::env::var(name).ok()),

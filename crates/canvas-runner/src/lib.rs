@@ -34,6 +34,7 @@ mod launch;
 mod learned;
 mod link;
 pub mod mode;
+pub mod numa;
 mod offload;
 pub mod options;
 mod preload;

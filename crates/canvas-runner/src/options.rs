@@ -12,7 +12,7 @@ use canvas_control::hello::Asked;
 use canvas_link::Address;
 use canvas_shm::segment::{Config, LOCAL_PAGES_MIN, Mode, config_flag};
 use canvas_types::units::{Amount, Size, Span};
-use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold};
+use canvas_types::{AppTier, Codec, NodeBound, PAGE_SIZE, Prefetch, ReadUnit, Slo, Threshold};
 use canvas_wire::key::ClusterKey;
 
 /// Smallest `--local`: the smallest limit that a share comes to, too.
@@ -88,6 +88,8 @@ pub struct Options {
     pub proactive_batch: Size,
     /// What paging may slow the program by.
     pub slo: Slo,
+    /// NUMA nodes that pages go to before they go into the pool, in this order.
+    pub numa: Vec<NodeBound>,
     /// Bound on memory that forks share; `None`: it stays native.
     pub shared: Option<Size>,
     /// Far memory beyond the pool.

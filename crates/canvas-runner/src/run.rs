@@ -36,7 +36,7 @@ use crate::stats::{Place, Report, Run};
 use crate::supervise::{End, Signals, supervise};
 use crate::sweep::Peaks;
 use crate::tree::Tree;
-use crate::{code, far, launch, mode, preload, program, reserve};
+use crate::{code, far, launch, mode, numa, preload, program, reserve};
 use canvas_agent::members::{any_left, release_dead};
 use canvas_control::names::{self, Name};
 use canvas_control::peers::Peers;
@@ -78,6 +78,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     if options.far.is_some() {
         far::check_limits()?;
     }
+    numa::check(&options.numa)?;
     let Some((segment_fd, segment, mut agent)) = begin_tenant(options, start, mode)? else {
         return Ok(None);
     };
@@ -235,6 +236,9 @@ fn parts_of(joined: Joined) -> Result<TenantParts, RunError> {
 fn settle(options: &Options, segment: &Segment, mode: Option<Mode>) -> Result<(), RunError> {
     options.write_but_pool_to(&segment.config);
     segment.config.set_bases(bases()?);
+    for (book, bound) in segment.nodes.iter().zip(&options.numa) {
+        book.begin(bound.node, bound.size.bytes);
+    }
     // Whoever joins it finds it complete.
     if let Some(mode) = mode {
         segment.config.mode.store(mode as u32, Relaxed);

@@ -12,6 +12,7 @@ use canvas_shm::Far;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
 use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
+use canvas_shm::nodes::NodeBook;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
@@ -64,6 +65,7 @@ pub struct Report {
     entries: Entries,
     classes: Vec<Class>,
     shared: Option<SharedMemory>,
+    nodes: Vec<NodeMemory>,
     far: Option<FarMemory>,
     features: Features,
     refaults: Vec<u64>,
@@ -204,6 +206,28 @@ struct FarMemory {
     counts: canvas_control::wire::Far,
     read_time_ns: Times,
     prefetch_time_ns: Times,
+}
+
+/// What lies on a NUMA node.
+#[derive(Serialize, Debug)]
+struct NodeMemory {
+    node: u32,
+    limit_bytes: u64,
+    used_bytes: Level,
+}
+
+impl NodeMemory {
+    fn new(book: &NodeBook) -> Option<NodeMemory> {
+        let now = bytes(book.bytes.load(Relaxed));
+        Some(NodeMemory {
+            node: book.number()?,
+            limit_bytes: book.bound_bytes.load(Relaxed),
+            used_bytes: Level {
+                now,
+                peak: now.max(bytes(book.bytes_peak.load(Relaxed))),
+            },
+        })
+    }
 }
 
 /// Memory that forks share.
@@ -513,6 +537,7 @@ impl Report {
                 })
                 .collect(),
             shared: shared.map(SharedMemory::new),
+            nodes: segment.nodes().iter().filter_map(NodeMemory::new).collect(),
             far: far.map(FarMemory::new),
             features: features_of(run, segment),
             refaults: segment.refaults().to_vec(),

@@ -15,6 +15,7 @@ pub mod host;
 pub mod mailbox;
 #[cfg(feature = "std")]
 pub mod map;
+pub mod nodes;
 #[cfg(feature = "std")]
 pub mod pass;
 pub mod segment;

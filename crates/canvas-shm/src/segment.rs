@@ -5,15 +5,16 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use canvas_types::layout::Bases;
+use canvas_types::layout::{Bases, NODES_MAX};
 use canvas_types::units::Amount;
 use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
+use crate::nodes::NodeBook;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_000d;
+pub const MAGIC: u64 = 0x4341_4e56_4153_000e;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -187,7 +188,7 @@ counters! {
     FaultDeep = "faults_deep": "Of faults_far, those whose far copy lay beyond the pool and was waited for.",
     PagesSunk = "pages_sunk": "Far copies moved from the pool to the next tier.",
     PagesSunkUnwritten = "pages_sunk_unwritten": "Far copies that left the pool without being written: the next tier had them already.",
-    PoolCopiesDropped = "pool_copies_dropped": "Copies of pages in local memory that left the pool to make room.",
+    PoolCopiesDropped = "pool_copies_dropped": "Copies of pages in local memory that left the pool or a NUMA node to make room.",
     PoolCopiesStale = "pool_copies_stale": "Copies in the pool that the first write to their page made stale, and that left at once, because far memory, the pool or the host was short.",
     PoolCopiesHot = "pool_copies_hot": "Copies in the pool that left because their page was so hot that it would not be evicted for long.",
     ExtentsCompacted = "extents_compacted": "Mostly empty extents whose pages were brought back into the pool, because no more slabs were to be had.",
@@ -214,6 +215,10 @@ counters! {
     PagesOutSameFilled = "pages_out_same_filled": "Of pages_out, pages filled with one value: nothing stored.",
     PagesOutRaw = "pages_out_raw": "Of pages_out, pages stored uncompressed: they did not shrink, or --codec none.",
     PagesOutDelta = "pages_out_delta": "Of pages_out, pages of which a few words were stored, those that differ from the copy of before.",
+    PagesOutNode = "pages_out_node": "Of pages_out, pages stored uncompressed in memory of a NUMA node (--numa).",
+    PagesInNode = "pages_in_node": "Pages read from memory of a NUMA node, demand and prefetch.",
+    NodePagesSunk = "node_pages_sunk": "Far copies moved from a NUMA node into the pool.",
+    NodePagesElsewhere = "node_pages_elsewhere": "Pages that the kernel put elsewhere than on their NUMA node, which had no memory left; they went on to the next node, or the pool.",
     PagesZeroFilled = "pages_zero_filled": "Pages given to the program as zeros on first touch.",
     PrefetchIssued = "prefetch_issued": "Pages prefetched.",
     PrefetchUsed = "prefetch_used": "Prefetched pages that were found used (sampled pages stand for their share).",
@@ -314,6 +319,10 @@ pub struct ProcSlot {
     pub pool_bytes: AtomicI64,
     /// Bytes that its pool would take if no relative shared any of it.
     pub pool_whole_bytes: AtomicI64,
+    /// The same two of the nodes, in the order in which they were given.
+    pub node_bytes: [AtomicI64; NODES_MAX],
+    /// See there.
+    pub node_whole_bytes: [AtomicI64; NODES_MAX],
     /// Bytes of the pool that others ask this process to give back; 0 when it has seen to that.
     pub pool_wanted_bytes: AtomicI64,
     /// Faults on pages that this process had and lost, ever.
@@ -478,6 +487,8 @@ pub struct Segment {
     pub told_user: AtomicU32,
     /// Bytes stored now, by class of stored size.
     pub class_bytes: [AtomicI64; CLASSES_MAX],
+    /// The NUMA nodes that have pages, in the order in which they were given.
+    pub nodes: [NodeBook; NODES_MAX],
     /// The counters, in stripes so that threads seldom write to one line; a counter is the sum over
     /// all.
     pub stripes: [Stripe; STRIPES],
@@ -715,7 +726,9 @@ impl Segment {
         let pool = slot.pool_bytes.swap(0, Ordering::Relaxed);
         let far = slot.far_pages.swap(0, Ordering::Relaxed);
         slot.pool_whole_bytes.store(0, Ordering::Relaxed);
-        if slot.shares.swap(0, Ordering::Relaxed) != 0 {
+        let shares = slot.shares.swap(0, Ordering::Relaxed);
+        self.release_nodes(slot, shares != 0);
+        if shares != 0 {
             self.orphan_pages.fetch_add(local, Ordering::Relaxed);
             self.orphan_pool_bytes.fetch_add(pool, Ordering::Relaxed);
             self.footprint_pages.fetch_sub(far, Ordering::Relaxed);

@@ -68,7 +68,10 @@
 //! assert_eq!(back, page);
 //! ```
 
+mod nodes;
 mod write;
+
+pub use nodes::{NODE_PAGE_BYTES, NodeSlabs, Sank};
 
 use crate::classes::{CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::codec::{Content, classify, fill};
@@ -78,6 +81,7 @@ use crate::fsm::{Alloc, on_swap_out};
 use crate::hash::{Hash, PageHash, same};
 use crate::slots::{SLAB_CHARGE_BYTES, SlabRelease, SlotForkGuard, SlotId, SlotPool};
 use crate::{Lz, LzScratch, PoolBudget};
+use canvas_types::layout::NODES_MAX;
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, RawGuard, Threads};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
@@ -168,6 +172,8 @@ pub enum Kind {
     Delta,
     /// As it is, because it does not shrink enough.
     Raw,
+    /// As it is, in memory of a node ([`NodeSlabs`]).
+    OnNode,
 }
 
 /// Where the entry of a page that was stored came from.
@@ -237,6 +243,11 @@ pub struct PoolStats {
     pub slabs_empty: u64,
     /// Bytes charged to the budget.
     pub charged_bytes: i64,
+    /// Of the stored pages, those on nodes: bytes of their slots, which the figures of slots and slabs and the
+    /// charge above leave out.
+    pub node_slot_bytes: i64,
+    /// Bytes charged to the nodes' bounds.
+    pub node_charged_bytes: i64,
 }
 
 /// The arrays a pool works on, all zero at first.
@@ -256,6 +267,7 @@ pub struct PoolArrays<'a> {
 pub struct LocalPool<'a, L, M, B> {
     entries: EntryTable<'a>,
     slots: SlotPool<'a>,
+    nodes: nodes::Nodes<'a>,
     digests: Digests<'a>,
     hash: PageHash<'a>,
     stored_bytes: AtomicI64,
@@ -279,6 +291,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         LocalPool {
             entries: EntryTable::new(arrays.entries, threads),
             slots: SlotPool::new(arrays.slab_words, arrays.class_bytes, threads.yield_now),
+            nodes: nodes::Nodes::none(threads.yield_now),
             digests: Digests::new(arrays.digests),
             hash,
             stored_bytes: AtomicI64::new(0),
@@ -307,7 +320,12 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                 fill(out, pattern);
                 Ok(())
             }
-            Record::Stored { slot, len, .. } => self.load_slot(slot, len as usize, out, scratch),
+            Record::Stored { slot, len, .. } => {
+                if self.nodes.of(slot).is_some() {
+                    self.budget.loaded_from_node();
+                }
+                self.load_slot(slot, len as usize, out, &mut scratch.stored)
+            }
             Record::Deep(place) => Err(LoadError::Deep(place)),
         }
     }
@@ -341,7 +359,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         slot: SlotId,
         len: usize,
         out: &mut PageBuf,
-        scratch: &mut Scratch,
+        room: &mut [u8; STORED_MAX],
     ) -> Result<(), LoadError> {
         let mut want: Hash = [0; HEADER_BYTES];
         if len == PAGE_SIZE {
@@ -352,12 +370,11 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             let payload = if slot.class() == RAW_CLASS {
                 self.mem
                     .copy_out(self.slots.raw_header_offset(slot), &mut want);
-                let payload = scratch.stored.get_mut(..len).ok_or(LoadError::Verify)?;
+                let payload = room.get_mut(..len).ok_or(LoadError::Verify)?;
                 self.mem.copy_out(slot.offset(), payload);
                 payload
             } else {
-                let stored = scratch
-                    .stored
+                let stored = room
                     .get_mut(..HEADER_BYTES + len)
                     .ok_or(LoadError::Verify)?;
                 self.mem.copy_out(slot.offset(), stored);
@@ -462,7 +479,11 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// counts as gone in any case, and on `None` the entry is empty.
     fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<SlotId> {
         let reused = match old {
-            Record::Stored { slot, len, .. } if slot.class() == class => Some((slot, len)),
+            Record::Stored { slot, len, .. }
+                if slot.class() == class && self.nodes.of(slot).is_none() =>
+            {
+                Some((slot, len))
+            }
             _ => None,
         };
         if reused.is_none()
@@ -471,9 +492,9 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             self.free_slot(old);
             return Some(new);
         }
-        // Without a slab for the right size, a larger slot will do: the old one, or any.
+        // Without a slab for the right size, a larger slot will do, or one on a node: the old one, or any.
         let reused = reused.or(match old {
-            Record::Stored { slot, len, .. } if slot.class() > class => Some((slot, len)),
+            Record::Stored { slot, len, .. } if slot.class() >= class => Some((slot, len)),
             _ => None,
         });
         if let Some((slot, len)) = reused {
@@ -493,7 +514,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         match record {
             Record::Stored { slot, len, .. } => {
                 let home = self.home(record);
-                if self.slots.free(slot, &self.budget, &Releaser(&self.mem)) {
+                if self.free(slot) {
                     self.stored_bytes
                         .fetch_sub(stored_len(len), Ordering::Relaxed);
                 }
@@ -782,9 +803,10 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
     }
 
-    /// Gives all empty slabs back; for quiet moments and for pressure on the tenant's far limit.
+    /// Gives all empty slabs back, the nodes' too; for quiet moments and for pressure on the tenant's far limit.
     pub fn trim(&self) {
         self.slots.trim(&self.budget, &Releaser(&self.mem));
+        self.trim_nodes();
     }
 
     /// Bytes of the budget that empty slabs hold, which [`LocalPool::trim`] gives back.
@@ -819,13 +841,19 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             slabs_in_use: self.slots.slabs_in_use(),
             slabs_empty: self.slots.slabs_empty(),
             charged_bytes: self.slots.charged_bytes(),
+            node_slot_bytes: self.nodes.sum(|n| n.class_live(RAW_CLASS) as i64) * PAGE_SIZE as i64,
+            node_charged_bytes: self.nodes.sum(SlotPool::charged_bytes),
         }
     }
 
     /// How often locks of the allocators were found taken, modulo 2^32.
     pub fn lock_waits(&self) -> u32 {
         let entries = self.entries.lock_waits();
-        entries.wrapping_add(self.slots.lock_waits())
+        let nodes = self.nodes.used().iter().map(SlotPool::lock_waits);
+        nodes.fold(
+            entries.wrapping_add(self.slots.lock_waits()),
+            u32::wrapping_add,
+        )
     }
 
     /// Keeps the allocators still across a fork. No store, drop or release may be under way in
@@ -836,6 +864,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         PoolForkGuard {
             _entries: self.entries.fork_guard(),
             _slots: self.slots.fork_guard(),
+            _nodes: self.nodes.fork_guard(),
         }
     }
 
@@ -855,4 +884,5 @@ fn stored_len(payload: u16) -> i64 {
 pub struct PoolForkGuard<'p> {
     _entries: RawGuard<'p>,
     _slots: SlotForkGuard<'p>,
+    _nodes: [Option<SlotForkGuard<'p>>; NODES_MAX],
 }

@@ -12,7 +12,11 @@
 //! Empty slabs are kept, still charged, for any class up to [`EMPTY_KEEP`]; beyond that half of them
 //! are given back in one batch through [`SlabRelease`]. [`SlotPool::trim`] gives all back.
 //!
+//! Several of them can share a region: the pool's own, and one a node ([`SlotPool::part`]).
+//!
 //! Locks: one a class, then one for the slabs; none is held while memory is released.
+
+use core::ops::Range;
 
 use canvas_types::DeepPlace;
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, backoff};
@@ -107,6 +111,24 @@ pub trait PoolBudget {
     fn deep_gone(&self, place: DeepPlace) {
         let _ = place;
     }
+    /// [`PoolBudget::charge`] of a slab on a node, one of those that the pool was given, by its place among them.
+    fn charge_node(&self, node: usize, bytes: i64) -> bool {
+        let _ = (node, bytes);
+        false
+    }
+    /// Is more charged on the node than its bound, which was lowered?
+    fn node_is_over(&self, node: usize) -> bool {
+        let _ = node;
+        false
+    }
+    /// The first page of a slab that was just charged to a node is written, at offset `off` of the region: does it
+    /// lie there? Not called under a lock.
+    fn lies_on_node(&self, node: usize, off: usize) -> bool {
+        let _ = (node, off);
+        true
+    }
+    /// A page was brought back from a node.
+    fn loaded_from_node(&self) {}
 }
 
 impl<T: PoolBudget + ?Sized> PoolBudget for &T {
@@ -118,6 +140,18 @@ impl<T: PoolBudget + ?Sized> PoolBudget for &T {
     }
     fn deep_gone(&self, place: DeepPlace) {
         (**self).deep_gone(place)
+    }
+    fn charge_node(&self, node: usize, bytes: i64) -> bool {
+        (**self).charge_node(node, bytes)
+    }
+    fn node_is_over(&self, node: usize) -> bool {
+        (**self).node_is_over(node)
+    }
+    fn lies_on_node(&self, node: usize, off: usize) -> bool {
+        (**self).lies_on_node(node, off)
+    }
+    fn loaded_from_node(&self) {
+        (**self).loaded_from_node()
     }
 }
 
@@ -140,7 +174,11 @@ struct Class {
 /// The allocator. See the module's text.
 pub struct SlotPool<'a> {
     meta: &'a [AtomicU64],
+    /// Its first slab in the region, and how many it has.
+    first: u32,
     slabs: u32,
+    /// Slabs of the region.
+    region_slabs: u32,
     class_bytes: &'a [AtomicI64],
     classes: [Class; CLASSES],
     /// Guards what follows.
@@ -168,9 +206,32 @@ impl<'a> SlotPool<'a> {
         class_bytes: &'a [AtomicI64],
         yield_now: fn(),
     ) -> SlotPool<'a> {
+        let slabs = (meta.len() / SLAB_WORDS).min(SLABS_MAX) as u32;
+        SlotPool::over(meta, 0, slabs, class_bytes, yield_now)
+    }
+
+    /// A pool over the slabs `range` of this one's region, with their part of its metadata; `class_bytes` as for
+    /// [`SlotPool::new`]. Only of a pool that was never used: it must not be used again, and parts must be apart.
+    pub fn part(&self, range: Range<usize>, class_bytes: &'a [AtomicI64]) -> SlotPool<'a> {
+        let end = range.end.min(self.region_slabs as usize);
+        let first = range.start.min(end);
+        let meta = &self.meta[first * SLAB_WORDS..end * SLAB_WORDS];
+        let (first, whole) = (first as u32, self.region_slabs);
+        SlotPool::over(meta, first, whole, class_bytes, self.yield_now)
+    }
+
+    fn over(
+        meta: &'a [AtomicU64],
+        first: u32,
+        region_slabs: u32,
+        class_bytes: &'a [AtomicI64],
+        yield_now: fn(),
+    ) -> SlotPool<'a> {
         SlotPool {
             meta,
+            first,
             slabs: (meta.len() / SLAB_WORDS).min(SLABS_MAX) as u32,
+            region_slabs,
             class_bytes,
             classes: core::array::from_fn(|_| Class {
                 lock: RawSpin::new(),
@@ -231,13 +292,15 @@ impl<'a> SlotPool<'a> {
         c.live
             .store(c.live.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.count_class(class, 1);
-        Some(SlotId::new(class, slab, index))
+        Some(SlotId::new(class, self.first + slab, index))
     }
 
     /// Gives a slot back, in constant time but for the release of empty slabs. False, with nothing
     /// changed, when it is not in use.
     pub fn free(&self, slot: SlotId, budget: &impl PoolBudget, memory: &impl SlabRelease) -> bool {
-        let (class, slab, index) = (slot.class(), slot.slab() as u32, slot.index());
+        let (class, index) = (slot.class(), slot.index());
+        // Below the first one it wraps, and is too large.
+        let slab = (slot.slab() as u32).wrapping_sub(self.first);
         if class >= CLASSES || slab >= self.slabs || index >= slots_per_slab(class) {
             return false;
         }
@@ -303,7 +366,8 @@ impl<'a> SlotPool<'a> {
             let batch = &mut batch[..n];
             batch.sort_unstable();
             for run in batch.chunk_by(|a, b| a + 1 == *b) {
-                memory.release_range(run[0] as usize * SLAB_BYTES, run.len() * SLAB_BYTES);
+                let at = (self.first + run[0]) as usize * SLAB_BYTES;
+                memory.release_range(at, run.len() * SLAB_BYTES);
             }
             self.charge(budget, -(n as i64) * SLAB_CHARGE_BYTES);
             let _held = self.lock.lock(self.yield_now);
@@ -455,7 +519,7 @@ impl<'a> SlotPool<'a> {
     /// Offset of a raw slot's header in the region; the header of any other slot is at its start.
     #[inline(always)]
     pub fn raw_header_offset(&self, slot: SlotId) -> usize {
-        raw_header_offset(self.slabs as usize, slot)
+        raw_header_offset(self.region_slabs as usize, slot)
     }
     /// Slots of `class` in use.
     pub fn class_live(&self, class: usize) -> u64 {

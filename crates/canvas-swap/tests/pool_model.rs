@@ -2,9 +2,11 @@
 
 mod pools;
 
+use canvas_swap::classes::RAW_SLOTS;
 use canvas_swap::entry::Record;
+use canvas_swap::pool::Sank;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
-use canvas_swap::{EntryFrom, Kind, LoadError, Outcome, Scratch, Spared, StoreError};
+use canvas_swap::{EntryFrom, Kind, LoadError, Outcome, PoolStats, Scratch, Spared, StoreError};
 use canvas_testing::random::run_until;
 use canvas_types::sync::Ordering;
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
@@ -78,6 +80,15 @@ enum Op {
     SinkHome(usize),
     /// The copy in the pool goes in any case.
     Spare(usize),
+    /// The copy on a node goes into the pool.
+    SinkNode(usize),
+    /// The bound of a node.
+    NodeLimit {
+        node: usize,
+        slabs: i64,
+    },
+    /// Whether what is new on nodes lies elsewhere.
+    Elsewhere(bool),
 }
 
 /// What the pager would know of a page.
@@ -96,7 +107,7 @@ type Extents = BTreeMap<u32, Vec<u8>>;
 
 const PAGES: usize = 60;
 
-fn op() -> impl Strategy<Value = Op> {
+fn pool_op() -> impl Strategy<Value = Op> {
     let content = prop_oneof![
         1 => Just(Content::Zero),
         1 => prop_oneof![Just(1u64), any::<u64>()].prop_map(Content::Same),
@@ -120,6 +131,20 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn op(nodes: bool) -> BoxedStrategy<Op> {
+    if !nodes {
+        return pool_op().boxed();
+    }
+    prop_oneof![
+        40 => pool_op(),
+        4 => (0..PAGES).prop_map(Op::SinkNode),
+        1 => (0..NODES, 0..=NODE_SLABS as i64 + 1)
+            .prop_map(|(node, slabs)| Op::NodeLimit { node, slabs }),
+        1 => prop::bool::weighted(0.2).prop_map(Op::Elsewhere),
+    ]
+    .boxed()
+}
+
 /// Which ends of a store the test has seen: a run that misses one proves little.
 type Seen = RefCell<BTreeSet<String>>;
 
@@ -138,7 +163,14 @@ fn store(
     let had = p.clone();
     let record = pool.record(p.entry);
     let was_deep = matches!(record, Record::Deep(_));
+    let node_before = pool.node_of(p.entry);
     let result = pool.store(p.entry, p.has_copy, &p.bytes, scratch);
+    if let (Some(node), Ok(o)) = (node_before, &result)
+        && matches!(o.kind, Kind::Raw | Kind::Compressed)
+        && pool.node_of(o.entry) == Some(node)
+    {
+        seen.borrow_mut().insert("over, in place".into());
+    }
     seen.borrow_mut().insert(match result {
         Ok(o) => format!("{:?}", o.kind),
         Err(e) => format!("{e:?}"),
@@ -183,6 +215,11 @@ fn store(
                         panic!("{kind:?} without a slot")
                     };
                     prop_assert_eq!(kind == Kind::Raw, len as usize == PAGE_SIZE);
+                }
+                Kind::OnNode => {
+                    let on_node = pool.node_of(entry).is_some();
+                    let whole = matches!(pool.record(entry), Record::Stored { len: 4096, .. });
+                    prop_assert!(on_node && whole);
                 }
             }
             // Nothing is written twice, unless it lies beyond the pool and its hash is not known.
@@ -279,10 +316,7 @@ impl<'a> Model<'a> {
 
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         match op {
-            Op::Store { page, content } => {
-                let page = &mut self.pages[page];
-                store(&self.pool, page, &content, &mut self.scratch, self.seen)?;
-            }
+            Op::Store { page, content } => self.store(page, &content)?,
             Op::Load(i) => self.load(i)?,
             Op::DropCopy(i) => {
                 let p = &mut self.pages[i];
@@ -300,6 +334,10 @@ impl<'a> Model<'a> {
             Op::Vacate { page, past_bound } => self.vacate(page, past_bound)?,
             Op::SinkHome(i) => self.sink_home(i)?,
             Op::Spare(i) => self.spare(i)?,
+            Op::SinkNode(i) => self.sink_node(i)?,
+            Op::NodeLimit { node, slabs } => self.world.budget.node_limit[node]
+                .store(slabs * SLAB_CHARGE_BYTES, Ordering::Relaxed),
+            Op::Elsewhere(is) => self.world.budget.elsewhere.store(is, Ordering::Relaxed),
             Op::Trim => {
                 let before = self.pool.charged_bytes();
                 let empty = self.pool.empty_bytes();
@@ -316,9 +354,72 @@ impl<'a> Model<'a> {
         self.check()
     }
 
+    /// Swaps a page out: to a node, where one takes it.
+    fn store(&mut self, page: usize, content: &Option<Content>) -> Result<(), TestCaseError> {
+        let budget = &self.world.budget;
+        let takes = |node: &usize| {
+            let used = budget.node_used[*node].load(Ordering::Relaxed);
+            let limit = budget.node_limit[*node].load(Ordering::Relaxed);
+            let most = limit.min(NODE_SLABS as i64 * SLAB_CHARGE_BYTES);
+            let elsewhere = budget.elsewhere.load(Ordering::Relaxed);
+            used <= limit
+                && (self.pool.node_free_bytes(*node) > 0
+                    || used + SLAB_CHARGE_BYTES <= most && !elsewhere)
+        };
+        let node = match self.world.own_slabs {
+            None => None,
+            Some(_) => (self.pool.node_of(self.pages[page].entry))
+                .filter(|n| {
+                    let used = budget.node_used[*n].load(Ordering::Relaxed);
+                    used <= budget.node_limit[*n].load(Ordering::Relaxed)
+                })
+                .or_else(|| (0..NODES).find(takes)),
+        };
+        let p = &mut self.pages[page];
+        let had = (p.entry, self.pool.record(p.entry));
+        store(&self.pool, p, content, &mut self.scratch, self.seen)?;
+        let now = self.pool.record(p.entry);
+        let stored = matches!(now, Record::Stored { .. }) && (p.entry, now) != had;
+        if stored && self.pool.node_of(p.entry) != node {
+            // What is on a node that is over its bound may stay where nothing else takes it.
+            let stays = match (had.1, now) {
+                (Record::Stored { slot: a, .. }, Record::Stored { slot: b, .. }) => a == b,
+                _ => false,
+            };
+            prop_assert!(node.is_none() && stays, "{node:?} {:?} {now:?}", had.1);
+        }
+        Ok(())
+    }
+
+    /// The copy on a node goes into the pool, as it is.
+    fn sink_node(&mut self, i: usize) -> Result<(), TestCaseError> {
+        let p = &self.pages[i];
+        let (node, record) = (self.pool.node_of(p.entry), self.pool.record(p.entry));
+        let sank = self.pool.sink_node(p.entry, &mut self.scratch);
+        self.seen.borrow_mut().insert(format!("node {sank:?}"));
+        match sank {
+            Sank::Yes => {
+                prop_assert!(node.is_some() && self.pool.node_of(p.entry).is_none());
+                self.load(i)?;
+            }
+            Sank::NoRoom => {
+                prop_assert!(node.is_some());
+                prop_assert_eq!(self.pool.record(p.entry), record);
+            }
+            Sank::NotThis => {
+                prop_assert!(node.is_none());
+                prop_assert_eq!(self.pool.record(p.entry), record);
+            }
+        }
+        Ok(())
+    }
+
     /// Reads a page's copy.
     fn load(&mut self, i: usize) -> Result<(), TestCaseError> {
         let p = &self.pages[i];
+        let loads = &self.world.budget.node_loads;
+        let before = loads.load(Ordering::Relaxed);
+        let from_node = u64::from(self.pool.node_of(p.entry).is_some());
         let result = load(
             &self.pool,
             p.entry,
@@ -326,6 +427,7 @@ impl<'a> Model<'a> {
             &mut self.out,
             &mut self.scratch,
         );
+        prop_assert_eq!(loads.load(Ordering::Relaxed) - before, from_node);
         if p.has_copy {
             prop_assert_eq!(result, Ok(()));
             prop_assert!(self.out == *p.bytes);
@@ -449,7 +551,8 @@ impl<'a> Model<'a> {
             other => return Err(TestCaseError::fail(format!("{other:?}"))),
         };
         let stats = self.pool.stats();
-        prop_assert_eq!(before.slot_bytes - stats.slot_bytes, freed as i64);
+        let slots = |s: PoolStats| s.slot_bytes + s.node_slot_bytes;
+        prop_assert_eq!(slots(before) - slots(stats), freed as i64);
         prop_assert_eq!(before.entries_live, stats.entries_live);
         let kind = format!("{spared:?}");
         let kind = kind.split('(').next().unwrap_or_default();
@@ -510,6 +613,23 @@ impl<'a> Model<'a> {
             .map(|b| b.load(Ordering::Relaxed))
             .sum();
         prop_assert_eq!(stats.slot_bytes, classes);
+        self.check_nodes(stats)
+    }
+
+    /// The same of nodes: what lies there is charged there, slab by slab.
+    fn check_nodes(&self, stats: PoolStats) -> Result<(), TestCaseError> {
+        let (mut pages, mut used) = (0, 0);
+        for node in 0..NODES {
+            let on = |p: &&Page| self.pool.node_of(p.entry) == Some(node);
+            let there = self.pages.iter().filter(on).count() as i64;
+            let charged = self.world.budget.node_used[node].load(Ordering::Relaxed);
+            let per_page = SLAB_CHARGE_BYTES / RAW_SLOTS as i64;
+            prop_assert_eq!(charged - self.pool.node_free_bytes(node), there * per_page);
+            pages += there;
+            used += charged;
+        }
+        prop_assert_eq!(stats.node_slot_bytes, pages * PAGE_SIZE as i64);
+        prop_assert_eq!(stats.node_charged_bytes, used);
         Ok(())
     }
 
@@ -528,9 +648,10 @@ impl<'a> Model<'a> {
                 stats.entries_live,
                 stats.stored_bytes,
                 stats.slabs_in_use,
-                stats.charged_bytes
+                stats.charged_bytes,
+                stats.node_charged_bytes
             ),
-            (0, 0, 0, 0)
+            (0, 0, 0, 0, 0)
         );
         prop_assert_eq!(self.world.budget.used.load(Ordering::Relaxed), 0);
         Ok(())
@@ -538,17 +659,21 @@ impl<'a> Model<'a> {
 }
 
 /// Runs the pool against the map. Stores, and what else may end in several ways, end in `all` of these, and in no other.
-fn check(codec: Codec, all: &[&str]) {
+fn check(codec: Codec, nodes: bool, all: &[&str]) {
     let seen = Seen::default();
     let case = |ops| {
-        let world = World::new(25, 12, 4 * SLAB_CHARGE_BYTES);
+        let limit = 4 * SLAB_CHARGE_BYTES;
+        let world = match nodes {
+            true => World::with_nodes(45, 12, limit),
+            false => World::new(25, 12, limit),
+        };
         let mut model = Model::new(&world, codec, &seen);
         for op in ops {
             model.apply(op)?;
         }
         model.finish()
     };
-    let plan = prop::collection::vec(op(), 1..600);
+    let plan = prop::collection::vec(op(nodes), 1..600);
     run_until(400, &plan, case, || seen.borrow().len() >= all.len());
     let seen: Vec<String> = seen.take().into_iter().collect();
     assert_eq!(seen, all);
@@ -582,7 +707,40 @@ fn behaves_like_a_map() {
         "vacated false",
         "vacated true",
     ];
-    check(Codec::Lz4, &all);
+    check(Codec::Lz4, false, &all);
+}
+
+#[test]
+fn behaves_like_a_map_with_nodes() {
+    let all = [
+        "Clean",
+        "Clean below",
+        "Compressed",
+        "Delta",
+        KEPT,
+        DROPPED,
+        "NoEntry",
+        "OnNode",
+        "Raw",
+        "SameFilled",
+        "Zero",
+        "node NoRoom",
+        "node NotThis",
+        "node Yes",
+        "over, in place",
+        "raised false",
+        "raised true",
+        "spared Dropped",
+        "spared Nothing",
+        "spared Sunk",
+        "sunk false",
+        "sunk home false",
+        "sunk home true",
+        "sunk true",
+        "vacated false",
+        "vacated true",
+    ];
+    check(Codec::Lz4, true, &all);
 }
 
 #[test]
@@ -608,5 +766,5 @@ fn behaves_like_a_map_uncompressed() {
         "vacated false",
         "vacated true",
     ];
-    check(Codec::None, &all);
+    check(Codec::None, false, &all);
 }

@@ -11,6 +11,7 @@ pub mod file;
 pub mod gate;
 pub mod lz4;
 pub mod mem;
+pub mod numa;
 pub mod pagemap;
 pub mod proc;
 pub mod seccomp;

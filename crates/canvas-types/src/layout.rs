@@ -36,8 +36,14 @@ pub const SPAN_BYTES: usize = WORDS_OFFSET + META_BYTES;
 
 /// Pages of swap cache at most (128 MiB): its metadata is touched all over, so it is bounded too.
 pub const CACHE_SLOTS_MAX: usize = 1 << 15;
-/// Slabs of the pool's region (32 KiB each: 2 TiB of pool at most).
-pub const POOL_SLABS: usize = 1 << 26;
+/// Slabs of the pool's region, 32 KiB each: the pool's own, then each node's.
+pub const POOL_SLABS: usize = POOL_OWN_SLABS + NODES_MAX * NODE_SLABS;
+/// Slabs of the compressed pool: 2 TiB at most.
+pub const POOL_OWN_SLABS: usize = 1 << 26;
+/// NUMA nodes that a tenant can have pages on (`canvas run --numa`).
+pub const NODES_MAX: usize = 4;
+/// Slabs of the pool's region that lie on one node: 256 GiB at most.
+pub const NODE_SLABS: usize = 1 << 23;
 /// Among the tables, the swap cache's: states of its slots, then their pages, a `u32` each, and more.
 pub const CACHE_META: usize = 0x13_0000_0000;
 /// Among the tables, swap entries, one `u64` each.
@@ -211,6 +217,19 @@ pub fn pool() -> usize {
     window_base() + STORE_OFFSET + (1 << 40)
 }
 
+/// Whose slab's bytes, or raw headers, lie at this offset of the pool's region (`slab_bytes` of each slab come first, then
+/// `header_bytes` of each): a node's, by its place, or the pool's own, `None`.
+pub const fn node_at(offset: usize, slab_bytes: usize, header_bytes: usize) -> Option<usize> {
+    let slab = match offset.checked_sub(POOL_SLABS * slab_bytes) {
+        None => offset / slab_bytes,
+        Some(in_headers) => in_headers / header_bytes,
+    };
+    match slab.checked_sub(POOL_OWN_SLABS) {
+        Some(slab) if slab / NODE_SLABS < NODES_MAX => Some(slab / NODE_SLABS),
+        _ => None,
+    }
+}
+
 /// Address of a table; at 0 lie the page words.
 #[inline(always)]
 pub fn tables(offset: usize) -> usize {
@@ -269,6 +288,32 @@ mod tests {
     use super::*;
 
     const USUAL_BITS: u32 = 28;
+
+    #[test]
+    fn a_slab_and_its_headers_belong_to_one_node() {
+        let of = |slab: usize| {
+            let by_slab = node_at(slab * 100, 100, 7);
+            assert_eq!(by_slab, node_at(slab * 100 + 99, 100, 7), "{slab}");
+            assert_eq!(
+                by_slab,
+                node_at(POOL_SLABS * 100 + slab * 7, 100, 7),
+                "{slab}"
+            );
+            by_slab
+        };
+        let first = POOL_OWN_SLABS;
+        let nodes = [
+            0,
+            first - 1,
+            first,
+            first + NODE_SLABS - 1,
+            first + NODE_SLABS,
+        ]
+        .map(of);
+        assert_eq!(nodes, [None, None, Some(0), Some(0), Some(1)]);
+        assert_eq!(of(POOL_SLABS - 1), Some(NODES_MAX - 1));
+        assert_eq!(node_at(POOL_SLABS * 107, 100, 7), None, "behind all");
+    }
 
     #[test]
     fn draws_use_the_whole_range_and_keep_clear_of_everything_else() {

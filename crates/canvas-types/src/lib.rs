@@ -6,6 +6,7 @@ pub mod buckets;
 pub mod contention;
 pub mod exit;
 pub mod layout;
+pub mod numa;
 pub mod page;
 pub mod policy;
 pub mod proactive;
@@ -17,6 +18,7 @@ pub mod sync;
 pub mod unit;
 pub mod units;
 
+pub use numa::{NodeBound, NodeBoundError};
 pub use page::{DeepPlace, PAGE_SHIFT, PAGE_SIZE, PageBuf, PageId, SwapEntry};
 pub use policy::{AppTier, Codec, Prefetch};
 pub use proactive::Threshold;

@@ -78,6 +78,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "mode",
             "native-swap",
             "no-prefetch",
+            "numa",
             "pool",
             "prefetch",
             "proactive-batch",

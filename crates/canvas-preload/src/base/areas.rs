@@ -5,6 +5,7 @@ use canvas_pager::regions::Region;
 use canvas_pager::table::PageTable;
 use canvas_pager::writes::Writes;
 use canvas_shm::far;
+use canvas_swap::classes::{RAW_HEADERS_BYTES, SLAB_BYTES};
 use canvas_swap::digests;
 use canvas_swap::extents::BookArrays;
 use canvas_sys::{Errno, mem};
@@ -20,6 +21,27 @@ pub use canvas_types::layout::{CACHE_META, CACHE_SLOTS_MAX, cache_buffers, pool}
 
 /// Bytes that the pool's region spans; the limit lies below it.
 pub const POOL_BYTES: usize = 4 << 40;
+/// The parts of the pool's region that lie on the node at `place`: slabs, then their raw headers.
+pub const fn node_parts(place: usize) -> [core::ops::Range<usize>; 2] {
+    let first = layout::POOL_OWN_SLABS + place * layout::NODE_SLABS;
+    let end = first + layout::NODE_SLABS;
+    let headers = layout::POOL_SLABS * SLAB_BYTES;
+    [
+        first * SLAB_BYTES..end * SLAB_BYTES,
+        headers + first * RAW_HEADERS_BYTES..headers + end * RAW_HEADERS_BYTES,
+    ]
+}
+const _: () = assert!(
+    (layout::POOL_OWN_SLABS * RAW_HEADERS_BYTES).is_multiple_of(PAGE_SIZE)
+        && (layout::NODE_SLABS * RAW_HEADERS_BYTES).is_multiple_of(PAGE_SIZE)
+);
+
+/// The node of the tenant, by its place, that an address of the pool's region belongs to.
+pub fn node_at(addr: usize) -> Option<usize> {
+    let offset = addr.checked_sub(pool()).filter(|o| *o < POOL_BYTES)?;
+    layout::node_at(offset, SLAB_BYTES, RAW_HEADERS_BYTES)
+}
+
 /// Never written: reads as zeros without costing memory.
 #[inline(always)]
 pub fn zeros() -> usize {

@@ -8,6 +8,7 @@
 use canvas_sys::pagemap::{EXCLUSIVE, PRESENT, Pagemap};
 use canvas_sys::proc::File;
 use canvas_types::PAGE_SIZE;
+use canvas_types::layout::NODES_MAX;
 use core::ffi::CStr;
 
 use crate::base::{areas, fds::pagemap};
@@ -81,27 +82,66 @@ pub struct Shares {
     pub own_pages: i64,
     /// Pages of anonymous memory in the host's swap.
     pub swapped_pages: i64,
-    /// The pool's resident memory, in KiB, and its share of it.
-    pool_rss_kib: i64,
-    pool_pss_kib: i64,
+    pool: Store,
+    nodes: [Store; NODES_MAX],
+}
+
+/// Memory for stored pages: what is resident of it, in KiB, and the process's share of that.
+#[derive(Clone, Copy, Default)]
+struct Store {
+    rss_kib: i64,
+    pss_kib: i64,
+}
+
+impl Store {
+    /// The share of what would be charged `whole` if nobody shared it.
+    fn of(self, whole: i64) -> i64 {
+        if self.rss_kib == 0 {
+            return whole;
+        }
+        (i128::from(whole) * i128::from(self.pss_kib) / i128::from(self.rss_kib)) as i64
+    }
 }
 
 impl Shares {
     /// Its share of a pool that would be charged `whole` if nobody shared it.
     pub fn of_pool(self, whole: i64) -> i64 {
-        if self.pool_rss_kib == 0 {
-            return whole;
-        }
-        (i128::from(whole) * i128::from(self.pool_pss_kib) / i128::from(self.pool_rss_kib)) as i64
+        self.pool.of(whole)
+    }
+    /// The same of what it has on a node.
+    pub fn of_node(self, place: usize, whole: i64) -> i64 {
+        self.nodes[place].of(whole)
     }
 }
 
-/// The shares of process `pid`; `None` when it has ended or may not be looked at.
-pub fn proportional(pid: u32) -> Option<Shares> {
+/// What a mapping is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Others,
+    Pool,
+    Node(usize),
+}
+
+impl Whose {
+    /// Of the mapping that starts here. What lies on nodes are mappings of their own, which the pool's are beside.
+    fn at(start: usize, nodes: usize) -> Whose {
+        if !(areas::pool()..areas::pool() + areas::POOL_BYTES).contains(&start) {
+            return Whose::Others;
+        }
+        match areas::node_at(start) {
+            Some(place) if place < nodes => Whose::Node(place),
+            _ => Whose::Pool,
+        }
+    }
+}
+
+/// The shares of process `pid`, whose tenant has so many nodes; `None` when it has ended or may not be looked at.
+pub fn proportional(pid: u32, nodes_there: usize) -> Option<Shares> {
     let mut lines = Lines::open(pid, b"smaps")?;
-    let mut in_pool = false;
+    let mut whose = Whose::Others;
+    let (mut pool, mut nodes) = (Store::default(), [Store::default(); NODES_MAX]);
     let (mut kib, mut rss, mut pss, mut own, mut own_kib) = (0i64, 0i64, 0i64, 0i64, 0i64);
-    let (mut pool_rss_kib, mut pool_pss_kib, mut swapped_kib) = (0, 0, 0);
+    let mut swapped_kib = 0;
     // A process that is ending has no maps any more.
     let mut seen = false;
     lines.each(|line| {
@@ -111,7 +151,7 @@ pub fn proportional(pid: u32) -> Option<Shares> {
             && let Some(start) = hex(&first[..dash])
         {
             seen = true;
-            in_pool = (areas::pool()..areas::pool() + areas::POOL_BYTES).contains(&start);
+            whose = Whose::at(start, nodes_there);
             return;
         }
         let value = || {
@@ -121,19 +161,25 @@ pub fn proportional(pid: u32) -> Option<Shares> {
                 .filter(|b| b.is_ascii_digit())
                 .fold(0i64, |k, b| k * 10 + i64::from(b - b'0'))
         };
+        let mut none = Store::default();
+        let store = match whose {
+            Whose::Others => &mut none,
+            Whose::Pool => &mut pool,
+            Whose::Node(place) => &mut nodes[place],
+        };
         // A mapping's Pss covers its file pages too: the anonymous share of it counts.
         match first {
             b"Rss:" => {
                 rss = value();
-                pool_rss_kib += i64::from(in_pool) * rss;
+                store.rss_kib += rss;
             }
             b"Pss:" => {
                 pss = value();
-                pool_pss_kib += i64::from(in_pool) * pss;
+                store.pss_kib += pss;
             }
             b"Private_Dirty:" => own = value(),
             b"SwapPss:" => swapped_kib += value(),
-            b"Anonymous:" if !in_pool && rss > 0 => {
+            b"Anonymous:" if whose == Whose::Others && rss > 0 => {
                 kib += pss * value() / rss;
                 own_kib += own.min(value());
             }
@@ -144,8 +190,8 @@ pub fn proportional(pid: u32) -> Option<Shares> {
         pages: kib / 4,
         own_pages: own_kib / 4,
         swapped_pages: swapped_kib / 4,
-        pool_rss_kib,
-        pool_pss_kib,
+        pool,
+        nodes,
     })
 }
 

@@ -7,7 +7,7 @@ use canvas_sys::proc;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-use crate::base::{far_area, smaps, state};
+use crate::base::{areas, far_area, smaps, state};
 
 /// The slots of all processes of the tenant.
 pub fn live_slots() -> impl Iterator<Item = &'static ProcSlot> + Clone {
@@ -92,5 +92,9 @@ pub fn keep_pool_charge(addr: usize, bytes: usize) {
         pages += smaps::shared_in(&[range]);
     }
     DRIFT_PAGES.fetch_add(pages, Ordering::Relaxed);
-    state::seg().correct_pool(state::slot(), pages * PAGE_SIZE as i64);
+    let kept = pages * PAGE_SIZE as i64;
+    match areas::node_at(addr) {
+        None => state::seg().correct_pool(state::slot(), kept),
+        Some(place) => state::seg().correct_node(state::slot(), place, kept),
+    }
 }

@@ -96,7 +96,9 @@ impl Pages for Ours {
             among,
             words_max: look_max,
         };
-        hand.scan(look, areas::all_resident, take);
+        // What lies on a node is not in the pool.
+        let on_node = |w: Word| pool().node_of(w.entry()).is_some();
+        hand.scan(look, areas::all_resident, on_node, take);
     }
     fn with_copies(&self, look_max: usize, take: impl FnMut(u32, Word) -> bool) {
         COPIES.scan(&areas::table(), look_max, take);

@@ -1,18 +1,22 @@
 //! This process's compressed pool, over the memory of [`crate::base::areas`].
 
+use canvas_shm::Counter;
+use canvas_shm::nodes::NodeBook;
 use canvas_swap::classes::region_bytes;
+use canvas_swap::pool::NodeSlabs;
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
-use canvas_sys::{lz4, mem};
+use canvas_sys::{lz4, mem, numa};
+use canvas_types::layout::{self, NODES_MAX};
 use canvas_types::{DeepPlace, PageBuf};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI64, Ordering};
 
-use crate::base::{areas, keys, state, tenant, thread};
+use crate::base::{areas, keys, state, tenant, thread, time};
 use crate::far_tier::extents;
 
-const SLABS: usize = canvas_types::layout::POOL_SLABS;
+const SLABS: usize = layout::POOL_SLABS;
 const _: () = assert!(region_bytes(SLABS) <= areas::POOL_BYTES);
 const _: () = assert!(SLABS * SLAB_WORDS * 8 <= areas::CONTEXTS - areas::POOL_META);
 
@@ -87,11 +91,44 @@ impl PoolBudget for Budget {
     fn deep_gone(&self, place: DeepPlace) {
         extents::unhold(place.extent);
     }
+    fn charge_node(&self, node: usize, bytes: i64) -> bool {
+        let seg = state::seg();
+        if bytes > 0 && seg.nodes[node].is_full(time::now_ns) {
+            return false;
+        }
+        let ok = seg.charge_node(state::slot(), node, bytes);
+        if ok {
+            NODES_CHARGED[node].fetch_add(bytes, Ordering::Relaxed);
+        }
+        ok
+    }
+    fn node_is_over(&self, node: usize) -> bool {
+        state::seg().nodes[node].is_over()
+    }
+    fn lies_on_node(&self, node: usize, off: usize) -> bool {
+        let book = &state::seg().nodes[node];
+        // Where a filter of the program's own forbids to ask, nothing is known, and the node is taken at its word.
+        match (numa::node_of(areas::pool() + off), book.number()) {
+            (Ok(there), Some(wanted)) if there != wanted => {
+                book.note_full(time::now_ns());
+                state::count(Counter::NodePagesElsewhere, 1);
+                false
+            }
+            _ => true,
+        }
+    }
+    fn loaded_from_node(&self) {
+        state::count(Counter::PagesInNode, 1);
+    }
 }
 
-/// Pages of pool memory that this process holds.
+/// Bytes that this process has charged to nodes.
+static NODES_CHARGED: [AtomicI64; NODES_MAX] = [const { AtomicI64::new(0) }; NODES_MAX];
+
+/// Pages of memory that this process holds in the pool and on nodes.
 pub fn charged_pages() -> i64 {
-    CHARGED.load(Ordering::Relaxed) / 4096
+    let nodes = NODES_CHARGED.iter().map(|n| n.load(Ordering::Relaxed));
+    (CHARGED.load(Ordering::Relaxed) + nodes.sum::<i64>()) / 4096
 }
 
 /// The pool's type.
@@ -120,8 +157,27 @@ pub fn init() {
     };
     let hash = *keys::own();
     let pool = LocalPool::new(arrays, hash, lz, Region, Budget, thread::THREADS);
+    let nodes = NodeSlabs {
+        first: layout::POOL_OWN_SLABS,
+        each: layout::NODE_SLABS,
+        count: prefer_nodes(),
+    };
+    let pool = pool.with_nodes(nodes, &state::seg().class_bytes);
     // SAFETY: start-up has one thread and no handler installed yet.
     unsafe { (*POOL.0.get()).write(pool) };
+}
+
+/// Has the kernel take each node's part of the region from there. How many nodes there are.
+fn prefer_nodes() -> usize {
+    let nodes = state::seg().nodes();
+    for (place, number) in nodes.iter().filter_map(NodeBook::number).enumerate() {
+        for part in areas::node_parts(place) {
+            // The runner has seen that it works here. Where a program's filter or cpuset forbids it, pages are found to
+            // lie elsewhere when they are stored.
+            let _ = numa::prefer(areas::pool() + part.start, part.len(), number);
+        }
+    }
+    nodes.len()
 }
 
 /// The pool.
@@ -138,5 +194,10 @@ pub fn after_fork_in_child() {
     slot.pool_bytes.store(0, Ordering::Relaxed);
     let whole = CHARGED.load(Ordering::Relaxed);
     slot.pool_whole_bytes.store(whole, Ordering::Relaxed);
+    for (place, charged) in NODES_CHARGED.iter().enumerate() {
+        slot.node_bytes[place].store(0, Ordering::Relaxed);
+        let whole = charged.load(Ordering::Relaxed);
+        slot.node_whole_bytes[place].store(whole, Ordering::Relaxed);
+    }
     pool().publish_class_bytes(1);
 }

@@ -15,9 +15,10 @@
 //! answers for its proportional share (Pss). One by one would not do: of two that share a page, the
 //! first would give up its half before the second takes it.
 
-use canvas_shm::ProcSlot;
 use canvas_shm::segment::shares;
+use canvas_shm::{ProcSlot, Segment};
 use canvas_sys::proc;
+use canvas_types::layout::NODES_MAX;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
@@ -95,7 +96,8 @@ pub fn look(now: u64) -> bool {
     let seg = state::seg();
     let shares = state::FORKED.load(Ordering::Relaxed);
     let orphans = seg.orphan_pages.load(Ordering::Relaxed) != 0
-        || seg.orphan_pool_bytes.load(Ordering::Relaxed) != 0;
+        || seg.orphan_pool_bytes.load(Ordering::Relaxed) != 0
+        || orphans_on_nodes(seg).iter().any(|n| *n != 0);
     if !shares && !orphans {
         return false;
     }
@@ -130,11 +132,19 @@ pub fn look(now: u64) -> bool {
     shares
 }
 
+/// What the dead have left on each node.
+fn orphans_on_nodes(seg: &Segment) -> [i64; NODES_MAX] {
+    seg.nodes
+        .each_ref()
+        .map(|n| n.orphan_bytes.load(Ordering::Relaxed))
+}
+
 fn measure_all() {
     const LATER: usize = 64;
     let seg = state::seg();
     let orphans = seg.orphan_pages.load(Ordering::Relaxed);
     let orphan_pool = seg.orphan_pool_bytes.load(Ordering::Relaxed);
+    let (nodes, orphan_nodes) = (seg.nodes().len(), orphans_on_nodes(seg));
     // Who gives up waits until all others have taken.
     let mut later: [Option<Correction>; LATER] = [None; LATER];
     let mut n = 0;
@@ -143,7 +153,7 @@ fn measure_all() {
         if matches!(pid, 0 | u32::MAX) || slot.ending.load(Ordering::Relaxed) != 0 {
             continue;
         }
-        let Some(measured) = smaps::proportional(pid) else {
+        let Some(measured) = smaps::proportional(pid, nodes) else {
             continue;
         };
         let share = measured.pages;
@@ -157,19 +167,23 @@ fn measure_all() {
         seg.note_native(slot, (share - booked).max(0));
         let whole = slot.pool_whole_bytes.load(Ordering::Relaxed);
         let pool_bytes = measured.of_pool(whole) - slot.pool_bytes.load(Ordering::Relaxed);
-        let correction = |pages, pool_bytes| Correction {
+        let node_bytes = core::array::from_fn(|place| {
+            let whole = slot.node_whole_bytes[place].load(Ordering::Relaxed);
+            measured.of_node(place, whole) - slot.node_bytes[place].load(Ordering::Relaxed)
+        });
+        let mut now = Correction {
             slot,
             pid,
             pages,
             pool_bytes,
+            node_bytes,
         };
-        let (mut pages_now, mut pool_now) = (pages, pool_bytes);
-        if n < LATER && (pages < 0 || pool_bytes < 0) {
-            (pages_now, pool_now) = (pages.max(0), pool_bytes.max(0));
-            later[n] = Some(correction(pages.min(0), pool_bytes.min(0)));
+        if n < LATER && now.gives_up() {
+            later[n] = Some(now.part(|n| n.min(0)));
+            now = now.part(|n| n.max(0));
             n += 1;
         }
-        correction(pages_now, pool_now).make();
+        now.make();
     }
     for correction in later.into_iter().flatten() {
         correction.make();
@@ -177,6 +191,12 @@ fn measure_all() {
     seg.orphan_pool_bytes
         .fetch_sub(orphan_pool, Ordering::Relaxed);
     seg.pool_bytes.fetch_sub(orphan_pool, Ordering::Relaxed);
+    for (node, orphans) in seg.nodes.iter().zip(orphan_nodes) {
+        if orphans != 0 {
+            node.orphan_bytes.fetch_sub(orphans, Ordering::Relaxed);
+            node.bytes.fetch_sub(orphans, Ordering::Relaxed);
+        }
+    }
     seg.orphan_pages.fetch_sub(orphans, Ordering::Relaxed);
     seg.local_pages.fetch_sub(orphans, Ordering::Relaxed);
     seg.charge_footprint(-orphans);
@@ -189,19 +209,38 @@ struct Correction {
     pid: u32,
     pages: i64,
     pool_bytes: i64,
+    node_bytes: [i64; NODES_MAX],
 }
 
 impl Correction {
+    fn gives_up(&self) -> bool {
+        self.pages < 0 || self.pool_bytes < 0 || self.node_bytes.iter().any(|n| *n < 0)
+    }
+    /// A part of each of its numbers.
+    fn part(self, of: impl Fn(i64) -> i64) -> Correction {
+        Correction {
+            pages: of(self.pages),
+            pool_bytes: of(self.pool_bytes),
+            node_bytes: self.node_bytes.map(&of),
+            ..self
+        }
+    }
     fn make(self) {
         let (seg, slot) = (state::seg(), self.slot);
         seg.charge_local(slot, self.pages);
         seg.charge_footprint(self.pages);
         seg.correct_pool(slot, self.pool_bytes);
+        for (place, bytes) in self.node_bytes.into_iter().enumerate() {
+            seg.correct_node(slot, place, bytes);
+        }
         if slot.pid.load(Ordering::Relaxed) != self.pid {
             // It has ended meanwhile, and its charge was given back.
             seg.charge_local(slot, -self.pages);
             seg.charge_footprint(-self.pages);
             seg.correct_pool(slot, -self.pool_bytes);
+            for (place, bytes) in self.node_bytes.into_iter().enumerate() {
+                seg.correct_node(slot, place, -bytes);
+            }
             seg.note_native(slot, 0);
         }
     }

@@ -12,6 +12,7 @@ pub mod fork_accounting;
 pub mod hints;
 pub mod in_line;
 pub mod native_swap;
+pub mod nodes;
 pub mod protect;
 pub mod reclaim;
 pub mod swapin;

@@ -27,7 +27,7 @@ use crate::far_tier::{pool::pool, tier};
 use crate::paging::{
     accounting, ages, cache,
     context::{self, BATCH_PAGES, Reclaim},
-    devices, fault, in_line, swapin, trace,
+    devices, fault, in_line, nodes, swapin, trace,
 };
 
 /// Pages that left by reclaim, ever.
@@ -141,8 +141,10 @@ pub fn run_of(from: u32, to: u32) -> (u32, u32) {
 fn judge_far_pressure() {
     let seg = state::seg();
     let (deep_used, deep_limit) = tier::used_and_limit();
+    let (on_nodes, nodes_limit) = nodes::used_and_limit();
     let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64 + deep_used;
-    let limit = seg.pool_bound() as u64 + deep_limit;
+    let used = used.saturating_add(on_nodes);
+    let limit = (seg.pool_bound() as u64 + deep_limit).saturating_add(nodes_limit);
     let now = fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
     PRESSURE.store(now, Ordering::Relaxed);
     CLOCK.set_pressure(now);
@@ -474,6 +476,7 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
         Kind::SameFilled => count(Counter::PagesOutSameFilled, 1),
         Kind::Raw => count(Counter::PagesOutRaw, 1),
         Kind::Delta => count(Counter::PagesOutDelta, 1),
+        Kind::OnNode => count(Counter::PagesOutNode, 1),
         Kind::Compressed => {}
     }
     match outcome.entry_from {
@@ -596,6 +599,7 @@ pub fn background_round() -> bool {
         worked |= write_out(&mut ctx, (cap / 4 - avail).min(32)) > 0;
     }
     worked |= tier::give_to_others();
+    worked |= nodes::background_round();
     worked |= tier::background_round();
     if excess > 0 {
         let want = excess.min(ROUND_PAGES) as u32;

@@ -4,9 +4,13 @@
 use canvas_control::share::{RateError, WEIGHT_MAX, rate_limit};
 use canvas_place::replicas::Policy;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_types::layout::NODES_MAX;
 use canvas_types::slo::SloError;
 use canvas_types::units::{Amount, RateLimit, Size, Span, UnitError};
-use canvas_types::{AppTier, PAGE_SIZE, Prefetch, ReadUnit, ReadUnitError, Slo, Threshold};
+use canvas_types::{
+    AppTier, NodeBound, NodeBoundError, PAGE_SIZE, Prefetch, ReadUnit, ReadUnitError, Slo,
+    Threshold,
+};
 
 use crate::error::ChangeError;
 use crate::options::{BatchError, LOCAL_MIN, batch_error, batch_pages};
@@ -15,7 +19,7 @@ use canvas_control::terms::{Terms, TermsError, check_local, check_size};
 
 /// What can be changed, for people.
 pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, app-tier, \
-    proactive-threshold, proactive-batch, slo, unit, copies, weight, swap-in-limit and swap-out-limit";
+    proactive-threshold, proactive-batch, slo, unit, numa, copies, weight, swap-in-limit and swap-out-limit";
 
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +48,8 @@ pub enum Change {
     Slo(Slo),
     /// `--unit`.
     Unit(ReadUnit),
+    /// `--numa`: bounds in bytes, by the places of the nodes; `None` for those that stay.
+    Numa([Option<u64>; NODES_MAX]),
     /// `--copies`.
     Copies(Policy),
     /// `--weight`.
@@ -71,6 +77,8 @@ pub struct Now {
     pub pool_grant: Option<u64>,
     /// Memory that forks share is managed.
     pub has_shared: bool,
+    /// The kernel's numbers of the nodes that the run began with.
+    pub nodes: Vec<u32>,
 }
 
 /// Where a run's far memory can be.
@@ -163,6 +171,17 @@ pub enum ValueError {
         "this run has no far memory, which must be there from the start (canvas run --far SIZE)"
     )]
     NoFar,
+    /// It is no node with its bound.
+    #[error(transparent)]
+    NodeBound(#[from] NodeBoundError),
+    /// The run has no such node.
+    #[error(
+        "this run has no pages on node {0}, which must be named at the start (canvas run --numa N=SIZE)"
+    )]
+    NoNode(u32),
+    /// A node is there twice.
+    #[error("node {0} is given twice; write it once")]
+    NodeTwice(u32),
     /// The run has no bound.
     #[error(
         "this run has no bound on local memory, which must be there from the start (canvas run --local SIZE)"
@@ -358,6 +377,7 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
                 .map(Change::Unit)
                 .map_err(|e| bad(ValueError::ReadUnit(e)))
         }
+        "numa" => numa(value, &now.nodes).map_err(bad),
         "copies" => {
             with_far()?;
             let policy = Policy::named(value).ok_or_else(|| bad(ValueError::Copies))?;
@@ -385,6 +405,21 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
         }
         _ => Err(SetError::UnknownKey(key.to_owned())),
     }
+}
+
+/// Bounds of nodes, separated by commas.
+fn numa(value: &str, nodes: &[u32]) -> Result<Change, ValueError> {
+    let mut bounds = [None; NODES_MAX];
+    for text in value.split(',') {
+        let NodeBound { node, size } = text.parse::<NodeBound>()?;
+        let place = nodes.iter().position(|n| *n == node);
+        let bound = place.and_then(|at| bounds.get_mut(at));
+        match bound.ok_or(ValueError::NoNode(node))? {
+            Some(_) => return Err(ValueError::NodeTwice(node)),
+            none => *none = Some(size.bytes),
+        }
+    }
+    Ok(Change::Numa(bounds))
 }
 
 /// Of the changes, those that the agent of far memory makes; `None` without any. The pool's bound is one of
@@ -463,6 +498,28 @@ mod tests {
             terms: Terms::default(),
             pool_grant: None,
             has_shared: true,
+            nodes: vec![0, 3],
+        }
+    }
+
+    #[test]
+    fn bounds_of_nodes_that_the_run_has() {
+        let change = |value: &str| ask(&[("numa", value)], &now());
+        let bounds = |a, b| vec![Change::Numa([a, b, None, None])];
+        assert_eq!(change("3=16M").unwrap(), bounds(None, Some(16 << 20)));
+        assert_eq!(change("3=0,0=1G").unwrap(), bounds(Some(1 << 30), Some(0)));
+        for (value, want) in [
+            (
+                "1=16M",
+                "no pages on node 1, which must be named at the start",
+            ),
+            ("3=16M,3=0", "node 3 is given twice"),
+            ("16M", "write N=SIZE"),
+            ("0=4K", "write 1M or more"),
+            ("", "write N=SIZE"),
+        ] {
+            let why = change(value).unwrap_err().to_string();
+            assert!(why.contains(want), "{value}: {why}");
         }
     }
 
@@ -670,7 +727,7 @@ mod tests {
             pairs in proptest::collection::vec(("[a-z-]{0,9}|local|pool|far|spill-at", ".{0,9}"), 0..4),
             pool_used: u32, used in 0u64..10, max in 0u64..10,
         ) {
-            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), places: None, terms: Terms::default(), pool_grant: None, has_shared: used % 2 == 0 };
+            let now = Now { has_limit: true, pool_used: pool_used.into(), slabs: Some((used, max)), places: None, terms: Terms::default(), pool_grant: None, has_shared: used % 2 == 0, nodes: Vec::new() };
             if let Ok(changes) = plan(&pairs, &now) {
                 proptest::prop_assert_eq!(changes.len(), pairs.len());
             }

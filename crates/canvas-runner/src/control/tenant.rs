@@ -7,6 +7,7 @@ use canvas_control::status::AgentStatus;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_shm::files::Files;
 use canvas_shm::histogram::BUCKETS;
+use canvas_shm::nodes::NodeBook;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_sys::proc::now_ns;
 use canvas_types::ReadUnit;
@@ -24,7 +25,7 @@ use canvas_control::health::{Facts, judge};
 use canvas_control::metrics;
 use canvas_control::peers::Asked;
 use canvas_control::wire::{
-    Answer, Ask, Donor, Far, Limits, Reply, Request, Stat, Status, Used, VERSION,
+    Answer, Ask, Donor, Far, Limits, Node, Reply, Request, Stat, Status, Used, VERSION,
 };
 
 /// Name and version of the schema of [`Status`].
@@ -123,6 +124,9 @@ impl Tenant {
             footprint_bytes: page_bytes(segment.footprint_pages.load(Relaxed)),
             shared_bytes: files.map_or(0, |f| page_bytes(f.resident_pages())),
             shared_store_bytes: files.map_or(0, |f| page_bytes(f.store_pages())),
+            nodes_bytes: nodes(segment)
+                .map(|n| n.used_bytes)
+                .fold(0, u64::saturating_add),
             segment_bytes: beside.segment_bytes,
             agent_bytes: beside.agent_bytes,
             memory_bytes: 0,
@@ -163,6 +167,7 @@ impl Tenant {
             used,
             processes: pids.filter(|p| !matches!(*p, 0 | u32::MAX)).collect(),
             far,
+            nodes: nodes(segment).collect(),
             donors: said.map(donors).unwrap_or_default(),
             shared: self.shared.clone(),
         }
@@ -199,6 +204,11 @@ impl Tenant {
             terms: agent.as_ref().map(|a| a.terms()).unwrap_or_default(),
             pool_grant: agent.as_ref().and_then(|a| a.pool()).map(|p| p.grant_bytes),
             has_shared: self.shared_memory.is_some(),
+            nodes: segment
+                .nodes()
+                .iter()
+                .filter_map(NodeBook::number)
+                .collect(),
         };
         let changes = set::plan(pairs, &now)?;
         // What can fail comes first.
@@ -230,6 +240,13 @@ impl Tenant {
                     segment.config.proactive_batch_pages.store(pages, Relaxed)
                 }
                 (Change::Slo(slo), _) => segment.config.slo.store(slo.number(), Relaxed),
+                (Change::Numa(bounds), _) => {
+                    for (node, bound) in segment.nodes.iter().zip(bounds) {
+                        if let Some(bytes) = bound {
+                            node.bound_bytes.store(bytes, Relaxed);
+                        }
+                    }
+                }
                 (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
                 (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
                 (Change::Unit(unit), Some(a)) => a.unit_bytes.store(unit.number(), Relaxed),
@@ -250,6 +267,17 @@ impl Tenant {
         wake_all(segment);
         Ok(())
     }
+}
+
+/// What the tenant has on NUMA nodes.
+fn nodes(segment: &Segment) -> impl Iterator<Item = Node> {
+    segment.nodes().iter().filter_map(|book| {
+        Some(Node {
+            node: book.number()?,
+            limit_bytes: book.bound_bytes.load(Relaxed),
+            used_bytes: book.bytes.load(Relaxed).max(0) as u64,
+        })
+    })
 }
 
 fn donors(said: AgentStatus) -> Vec<Donor> {

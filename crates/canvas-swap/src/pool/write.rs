@@ -3,13 +3,13 @@
 use canvas_types::sync::Ordering;
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
 
-use super::{Kind, LocalPool, Scratch, SlotMem, stored_len};
+use super::{Kind, LocalPool, STORED_MAX, Scratch, SlotMem, stored_len};
 use crate::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::delta::{self, Delta};
 use crate::entry::Record;
 use crate::hash::Hash;
 use crate::slots::SlotId;
-use crate::{Lz, PoolBudget};
+use crate::{Lz, LzScratch, PoolBudget};
 
 /// Scores of how often pages change by more than a few words, and neighbouring entries of one score: they
 /// were allocated one after the other, so their pages left together and lie together.
@@ -35,50 +35,79 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         scratch: &mut Scratch,
     ) -> Option<(Kind, bool)> {
         let old = self.only_here(entry, old);
+        if self.nodes.are_there()
+            && let Some(slot_taken) = self.write_to_node(entry, old, page, digest)
+        {
+            return Some((Kind::OnNode, slot_taken));
+        }
         let (kind, len) = match self.difference(entry, old, page, scratch) {
             Some(PAGE_SIZE) => (Kind::Raw, PAGE_SIZE),
             Some(len) => (Kind::Delta, len),
-            None => self.compress(page, scratch),
+            None => self.compress(page, &mut scratch.stored, &mut scratch.lz),
         };
         let class = match kind {
             Kind::Raw => RAW_CLASS,
             _ => class_for(HEADER_BYTES + len),
         };
         let slot = self.place(entry, old, class)?;
-        scratch.stored[..HEADER_BYTES].copy_from_slice(digest);
+        self.put(entry, slot, digest, kind, len, page, &mut scratch.stored);
+        let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
+        Some((kind, !in_place))
+    }
+
+    /// Writes the form of a page that [`LocalPool::compress`] and the like have made in `stored`, `len` bytes of payload,
+    /// to a slot, and lets the entry name it.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn put(
+        &self,
+        entry: SwapEntry,
+        slot: SlotId,
+        digest: &Hash,
+        kind: Kind,
+        len: usize,
+        page: &PageBuf,
+        stored: &mut [u8; STORED_MAX],
+    ) {
         let payload = match kind {
             Kind::Raw => &page[..],
-            _ => &scratch.stored[HEADER_BYTES..HEADER_BYTES + len],
+            _ => &stored[HEADER_BYTES..HEADER_BYTES + len],
         };
         if slot.class() == RAW_CLASS {
             self.mem.copy_in(self.slots.raw_header_offset(slot), digest);
             self.mem.copy_in(slot.offset(), payload);
         } else {
+            stored[..HEADER_BYTES].copy_from_slice(digest);
             self.mem
-                .copy_in(slot.offset(), &scratch.stored[..HEADER_BYTES + len]);
+                .copy_in(slot.offset(), &stored[..HEADER_BYTES + len]);
         }
-        self.entries.set(
-            entry,
-            Record::Stored {
-                slot,
-                len: len as u16,
-                home: false,
-            },
-        );
-        self.stored_bytes
-            .fetch_add(stored_len(len as u16), Ordering::Relaxed);
-        let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
-        Some((kind, !in_place))
+        self.names(entry, slot, len as u16);
     }
 
-    /// Compresses a page behind the header in `scratch`, if it shrinks enough: bytes of payload.
-    fn compress(&self, page: &PageBuf, scratch: &mut Scratch) -> (Kind, usize) {
-        let room = &mut scratch.stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
+    /// The entry's copy lies in `slot` from now on.
+    pub(super) fn names(&self, entry: SwapEntry, slot: SlotId, len: u16) {
+        let stored = Record::Stored {
+            slot,
+            len,
+            home: false,
+        };
+        self.entries.set(entry, stored);
+        self.stored_bytes
+            .fetch_add(stored_len(len), Ordering::Relaxed);
+    }
+
+    /// Compresses a page behind the header in `stored`, if it shrinks enough: bytes of payload.
+    pub(super) fn compress(
+        &self,
+        page: &PageBuf,
+        stored: &mut [u8; STORED_MAX],
+        lz: &mut LzScratch,
+    ) -> (Kind, usize) {
+        let room = &mut stored[HEADER_BYTES..HEADER_BYTES + COMPRESSED_MAX];
         let (room, _) = room.split_at_mut(COMPRESSED_MAX - delta::COUNT_BYTES);
-        match self.lz.compress(page, room, &mut scratch.lz) {
+        match self.lz.compress(page, room, lz) {
             Some(len) if len <= COMPRESSED_MAX - delta::COUNT_BYTES => {
                 let end = HEADER_BYTES + len + delta::COUNT_BYTES;
-                delta::write_none(&mut scratch.stored[HEADER_BYTES + len..end]);
+                delta::write_none(&mut stored[HEADER_BYTES + len..end]);
                 (Kind::Compressed, len + delta::COUNT_BYTES)
             }
             _ => (Kind::Raw, PAGE_SIZE),
@@ -99,6 +128,10 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         let Record::Stored { slot, len, .. } = old else {
             return None;
         };
+        // What is raw there may shrink.
+        if self.nodes.of(slot).is_some() {
+            return None;
+        }
         let rewrites = &self.rewrites[entry.0 as usize / REWRITES_ENTRIES % REWRITES];
         // The first byte of the page: any number will do that changes with the page.
         if score::is_high(rewrites) && !score::is_probe(entry.0, page[0]) {

@@ -4,9 +4,10 @@
 use canvas_swap::classes::{SLAB_BYTES, region_bytes};
 use canvas_swap::digests::words_for;
 use canvas_swap::hash::{PageHash, portable};
+use canvas_swap::pool::NodeSlabs;
 use canvas_swap::slots::SLAB_WORDS;
 use canvas_swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
-use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, Threads};
+use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering, Threads};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use std::sync::Mutex;
 
@@ -67,7 +68,18 @@ pub struct Budget {
     pub limit: AtomicI64,
     /// Extents of copies beyond the pool that are needed no more, one a page.
     pub deep_gone: Mutex<Vec<u32>>,
+    /// The same of nodes.
+    pub node_used: [AtomicI64; NODES],
+    pub node_limit: [AtomicI64; NODES],
+    /// Slabs that are new on a node lie elsewhere.
+    pub elsewhere: AtomicBool,
+    /// Loads from nodes.
+    pub node_loads: AtomicU64,
 }
+
+/// Nodes of a world, and slabs of each.
+pub const NODES: usize = 2;
+pub const NODE_SLABS: usize = 3;
 
 impl Budget {
     pub fn new(limit: i64) -> Budget {
@@ -75,6 +87,10 @@ impl Budget {
             used: AtomicI64::new(0),
             limit: AtomicI64::new(limit),
             deep_gone: Mutex::default(),
+            node_used: Default::default(),
+            node_limit: Default::default(),
+            elsewhere: AtomicBool::new(false),
+            node_loads: AtomicU64::new(0),
         }
     }
 }
@@ -95,6 +111,25 @@ impl PoolBudget for Budget {
     fn deep_gone(&self, place: DeepPlace) {
         self.deep_gone.lock().unwrap().push(place.extent);
     }
+    fn charge_node(&self, node: usize, bytes: i64) -> bool {
+        let used = &self.node_used[node];
+        let now = used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if bytes > 0 && now > self.node_limit[node].load(Ordering::Relaxed) {
+            used.fetch_sub(bytes, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+    fn node_is_over(&self, node: usize) -> bool {
+        let used = self.node_used[node].load(Ordering::Relaxed);
+        used > self.node_limit[node].load(Ordering::Relaxed)
+    }
+    fn lies_on_node(&self, _: usize, _: usize) -> bool {
+        !self.elsewhere.load(Ordering::Relaxed)
+    }
+    fn loaded_from_node(&self) {
+        self.node_loads.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Everything a pool borrows.
@@ -106,6 +141,8 @@ pub struct World {
     pub key: PageBuf,
     pub mem: Mem,
     pub budget: Budget,
+    /// Slabs of the pool itself, where there are nodes.
+    pub own_slabs: Option<usize>,
 }
 
 pub type Pool<'a> = LocalPool<'a, Chosen<Lz4>, &'a Mem, &'a Budget>;
@@ -121,6 +158,15 @@ impl World {
             key: page_of(0x6b_6579, PAGE_SIZE),
             mem: Mem::new(slabs),
             budget: Budget::new(budget_bytes),
+            own_slabs: None,
+        }
+    }
+    /// The same, with nodes of no bound yet above so many slabs.
+    pub fn with_nodes(entries: usize, slabs: usize, budget_bytes: i64) -> World {
+        let all = slabs + NODES * NODE_SLABS;
+        World {
+            own_slabs: Some(slabs),
+            ..World::new(entries, all, budget_bytes)
         }
     }
     pub fn pool(&self) -> Pool<'_> {
@@ -139,7 +185,18 @@ impl World {
             yield_now: std::thread::yield_now,
             number: || 0,
         };
-        LocalPool::new(arrays, hash, lz, &self.mem, &self.budget, threads)
+        let pool = LocalPool::new(arrays, hash, lz, &self.mem, &self.budget, threads);
+        match self.own_slabs {
+            None => pool,
+            Some(first) => pool.with_nodes(
+                NodeSlabs {
+                    first,
+                    each: NODE_SLABS,
+                    count: NODES,
+                },
+                &self.class_bytes,
+            ),
+        }
     }
 }
 

@@ -1,0 +1,178 @@
+//! Pages in memory of NUMA nodes: when a node is nearly full, the reclaim thread sinks those that left local memory
+//! longest ago into the compressed pool. Stores see to the other way themselves: a node is where they go first.
+
+use canvas_far::{Becomes, Pages};
+use canvas_pager::copies::CopyHand;
+use canvas_pager::spill::{Among, Look, SpillHand};
+use canvas_pager::word::Word;
+use canvas_shm::Counter;
+use canvas_shm::nodes::NodeBook;
+use canvas_swap::Spared;
+use canvas_swap::pool::{NODE_PAGE_BYTES, Sank};
+use canvas_sys::proc;
+use canvas_types::layout::NODES_MAX;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::{
+    areas, state,
+    state::{EPOCH, count},
+};
+use crate::far_tier::{ours::Ours, pool::pool};
+use crate::paging::{
+    context::{self, Reclaim},
+    reclaim,
+};
+
+/// Pages that one round moves at most.
+const ROUND_PAGES: i64 = 64;
+/// Page words that it looks at.
+const LOOK_MAX: usize = 1 << 18;
+/// Pause after a round that found none, or for which the pool had no room.
+const FOUND_NONE_NS: u64 = 2_000_000;
+const POOL_FULL_NS: u64 = 10_000_000;
+
+static FAR: SpillHand = SpillHand::new();
+static COPIES: CopyHand = CopyHand::new();
+static RESTS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+
+/// What the tenant has on nodes, and what it may have there, in bytes.
+pub fn used_and_limit() -> (u64, u64) {
+    let nodes = state::seg().nodes().iter();
+    nodes.fold((0, 0), |(used, limit), n| {
+        let there = n.bytes.load(Ordering::Relaxed).max(0) as u64;
+        (
+            used.saturating_add(there),
+            limit.saturating_add(n.bound().max(0) as u64),
+        )
+    })
+}
+
+/// How many pages each node has too many, of those that are this process's.
+#[derive(Default)]
+struct Excess([Cell<i64>; NODES_MAX]);
+
+impl Excess {
+    fn now(nodes: &[NodeBook]) -> Excess {
+        let excess = Excess::default();
+        for ((place, node), pages) in nodes.iter().enumerate().zip(&excess.0) {
+            let (charged, free) = (
+                pool().node_charged_bytes(place),
+                pool().node_free_bytes(place),
+            );
+            let (there, bound) = (node.bytes.load(Ordering::Relaxed), node.bound());
+            // Room in our own slabs will do, unless the bound itself was lowered: that is about whole slabs.
+            let past_mark = there.saturating_sub(free).saturating_sub(bound / 16 * 15);
+            let over = there.saturating_sub(bound).min(charged);
+            let bytes = past_mark.max(over).min(charged - free);
+            pages.set((bytes.max(0) + NODE_PAGE_BYTES - 1) / NODE_PAGE_BYTES);
+        }
+        excess
+    }
+    fn any(&self) -> bool {
+        self.0.iter().any(|n| n.get() > 0)
+    }
+    /// The node of the page's copy, if that has too many.
+    fn of(&self, seen: Word) -> Option<&Cell<i64>> {
+        let pages = &self.0[pool().node_of(seen.entry())?];
+        (pages.get() > 0).then_some(pages)
+    }
+}
+
+/// The reclaim thread's round. True when it did something.
+pub fn background_round() -> bool {
+    let nodes = state::seg().nodes();
+    if nodes.is_empty() {
+        return false;
+    }
+    let is_over = nodes.iter().any(NodeBook::is_over);
+    if is_over {
+        pool().trim_nodes();
+    }
+    let excess = Excess::now(nodes);
+    let now = proc::now_ns();
+    if !excess.any() || now < RESTS_UNTIL_NS.load(Ordering::Relaxed) {
+        return false;
+    }
+    let mut ctx = context::reclaim();
+    let (sunk, pool_is_full) = sink_oldest(&mut ctx, &excess);
+    // Copies of pages in local memory cost least to lose, but spare writing them again; what lies in the swap cache
+    // becomes far first.
+    let worked = sunk > 0
+        || drop_copies(&excess) > 0
+        || is_over && reclaim::write_out(&mut ctx, ROUND_PAGES as u32 / 2) > 0;
+    if is_over {
+        pool().trim_nodes();
+    }
+    if !worked || pool_is_full {
+        let pause_ns = if pool_is_full {
+            POOL_FULL_NS
+        } else {
+            FOUND_NONE_NS
+        };
+        RESTS_UNTIL_NS.store(now + pause_ns, Ordering::Relaxed);
+    }
+    worked
+}
+
+/// Moves what left local memory longest ago into the pool: how many pages, and whether that is full.
+fn sink_oldest(ctx: &mut Reclaim, excess: &Excess) -> (i64, bool) {
+    let table = areas::table();
+    let look = Look {
+        words: table.words,
+        blocks: table.blocks(),
+        now_epoch: EPOCH.now(),
+        among: Among::All,
+        words_max: Some(LOOK_MAX),
+    };
+    let (mut sunk, mut is_full) = (0, false);
+    let other = |seen: Word| excess.of(seen).is_none();
+    FAR.scan(look, areas::all_resident, other, |page, seen| {
+        let (false, true, Some(left)) = (is_full, sunk < ROUND_PAGES, excess.of(seen)) else {
+            return !is_full && sunk < ROUND_PAGES;
+        };
+        if !Ours.claim(page, seen) {
+            return true;
+        }
+        match pool().sink_node(seen.entry(), &mut ctx.scratch) {
+            Sank::Yes => {
+                sunk += 1;
+                left.set(left.get() - 1);
+            }
+            Sank::NoRoom => is_full = true,
+            // It has come back and left again meanwhile; or its load will tell that it is damaged.
+            Sank::NotThis => {}
+        }
+        Ours.publish(page, seen, Becomes::AsBefore);
+        !is_full
+    });
+    count(Counter::NodePagesSunk, sunk as u64);
+    (sunk, is_full)
+}
+
+/// Lets go of copies of pages that are in local memory: how many.
+fn drop_copies(excess: &Excess) -> i64 {
+    let mut dropped = 0;
+    COPIES.scan(&areas::table(), LOOK_MAX, |page, seen| {
+        if dropped == ROUND_PAGES || !excess.any() {
+            return false;
+        }
+        let Some(left) = excess.of(seen) else {
+            return true;
+        };
+        if Ours.claim(page, seen) {
+            let becomes = match pool().spare(seen.entry()) {
+                Spared::Dropped(_) => {
+                    dropped += 1;
+                    left.set(left.get() - 1);
+                    Becomes::NoCopy
+                }
+                Spared::Nothing | Spared::Sunk(_) => Becomes::AsBefore,
+            };
+            Ours.publish(page, seen, becomes);
+        }
+        true
+    });
+    count(Counter::PoolCopiesDropped, dropped as u64);
+    dropped
+}

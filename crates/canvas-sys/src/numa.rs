@@ -1,0 +1,75 @@
+//! Where the kernel takes memory from: NUMA nodes.
+
+use crate::gate::{Errno, sys6};
+use crate::mem;
+use canvas_types::PAGE_SIZE;
+
+/// The kernel's MPOL_PREFERRED: from this node, and where it has none left, from another.
+const PREFERRED: usize = 1;
+/// Flags of get_mempolicy, MPOL_F_NODE and MPOL_F_ADDR: the node, of the page at an address.
+const F_NODE: usize = 1 << 0;
+const F_ADDR: usize = 1 << 1;
+const _: () = assert!(PREFERRED == libc::MPOL_PREFERRED as usize);
+const _: () = assert!(libc::SYS_mbind == 237 && libc::SYS_get_mempolicy == 239);
+
+/// Nodes that a mask here can name: the kernel's largest CONFIG_NODES_SHIFT is 10.
+pub const NODES: u32 = 1024;
+const WORDS: usize = NODES as usize / 64;
+const _: () = assert!(NODES.is_multiple_of(64));
+
+/// What is touched of `bytes` from `addr` on comes from this node from now on, as long as it has memory. Changes no
+/// contents, nor where pages lie that are there.
+pub fn prefer(addr: usize, bytes: usize, node: u32) -> Result<(), Errno> {
+    let mut mask = [0u64; WORDS];
+    let Some(word) = mask.get_mut(node as usize / 64) else {
+        return Err(Errno(libc::EINVAL));
+    };
+    *word |= 1 << (node % 64);
+    // The kernel looks at one bit less than it is told of.
+    // SAFETY: reads the mask; only where later pages come from is changed.
+    unsafe {
+        sys6(
+            libc::SYS_mbind,
+            addr,
+            bytes,
+            PREFERRED,
+            mask.as_ptr() as usize,
+            NODES as usize + 1,
+            0,
+        )
+    }
+    .map(|_| ())
+}
+
+/// The node that the page at `addr` lies on; it must be there, or the kernel brings it in.
+pub fn node_of(addr: usize) -> Result<u32, Errno> {
+    let mut node = 0i32;
+    // SAFETY: writes the number to `node`.
+    unsafe {
+        sys6(
+            libc::SYS_get_mempolicy,
+            &raw mut node as usize,
+            0,
+            0,
+            addr,
+            F_NODE | F_ADDR,
+            0,
+        )
+    }?;
+    Ok(node as u32)
+}
+
+/// Does the kernel do this for us? It does not in containers whose seccomp profile refuses it, nor for a node that the
+/// cpuset leaves out.
+pub fn check(node: u32) -> Result<(), Errno> {
+    let at = mem::map_lazy(0, PAGE_SIZE, libc::PROT_READ | libc::PROT_WRITE)?;
+    let bound = prefer(at, PAGE_SIZE, node);
+    let asked = bound.and_then(|()| {
+        // SAFETY: a fresh page, which is ours alone.
+        unsafe { (at as *mut u8).write_volatile(1) };
+        node_of(at)
+    });
+    // SAFETY: ours, and used no more.
+    let _ = unsafe { mem::unmap(at, PAGE_SIZE) };
+    asked.map(|_| ())
+}
