@@ -8,6 +8,7 @@ use canvas_pager::api::refs::Content;
 use canvas_pager::app::links::{Asked, Links, Place};
 use canvas_pager::app::refs::{Candidate, Encoding, Groups, candidates};
 use canvas_pager::app::{self, Thread};
+use canvas_pager::prefetch::advised::Advice;
 use canvas_pager::prefetch::choice::Surroundings;
 use canvas_pager::prefetch::{FaultKind, Plan};
 use canvas_pager::word::{self, State, flag};
@@ -15,7 +16,7 @@ use canvas_shm::Counter;
 use canvas_sys::proc;
 use canvas_types::layout::{WINDOW_PAGES, in_window};
 use canvas_types::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, RawSpin};
-use canvas_types::{AppTier, PAGE_SIZE, PageBuf, PageId};
+use canvas_types::{AppTier, PAGE_SIZE, PageBuf, PageId, Prefetch};
 use core::cell::UnsafeCell;
 
 use crate::api::told;
@@ -81,10 +82,20 @@ fn with_thread<R>(on: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     Some(on(thread))
 }
 
+/// What is asked for now: nothing where nothing is to come back before it is touched.
+#[inline]
+fn chosen() -> AppTier {
+    let config = &state::seg().config;
+    match config.prefetch() {
+        Prefetch::None => AppTier::Off,
+        _ => config.app_tier(),
+    }
+}
+
 /// The low tier's `plan` for a fault, or what the application tier puts in its place.
 #[inline]
 pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surroundings) -> Plan {
-    if state::seg().config.app_tier() == AppTier::Off {
+    if chosen() == AppTier::Off {
         return plan;
     }
     let is_hit = matches!(kind, FaultKind::PrefetchHit | FaultKind::PrefetchLate);
@@ -104,8 +115,9 @@ pub fn plan(page: PageId, kind: FaultKind, plan: Plan, around: &impl Surrounding
     if plan.count > 0 || forwarded != Some(true) && kind != FaultKind::PrefetchHit {
         return plan;
     }
-    // A Java heap is no array: what lies beside each other there are objects of any age.
-    if jvm::is_in_heap(page.addr()) {
+    // A Java heap is no array: what lies beside each other there are objects of any age. And the program's word on a
+    // region comes first.
+    if jvm::is_in_heap(page.addr()) || around.advice(page) != Advice::Normal {
         return plan;
     }
     let hash = thread::thread_hash() as u32;
@@ -155,7 +167,7 @@ pub fn follow(page: PageId, at: At, bytes: &PageBuf) {
     if !HAS_FAR.load(Ordering::Relaxed) {
         return;
     }
-    let tier = state::seg().config.app_tier();
+    let tier = chosen();
     if tier.has_links() {
         note_use(page);
         follow_forwarded(page, at, bytes, tier);

@@ -1,0 +1,118 @@
+"""`--app-tier`: faults that the prefetcher has nothing for."""
+
+import json
+import os
+import shutil
+import subprocess
+
+from lib import canvas
+from lib.harness import MIB, Skip, check
+
+from . import hostile
+from .operate import ask, wait_until
+
+find = canvas.find
+ROUNDS = 5
+
+
+def linked(r, kind, tier, *flags):
+    """tests/c/linked.c with a quarter of its pages local and most beyond the pool: its report."""
+    c = r.call([r.binary("linked"), kind, 20, 4096, ROUNDS, *hostile.seeds(r, 1)], tag=f"{kind}-{tier}", local=6 * MIB,
+               pool=4 * MIB, extra=["--far", "256M", "--far-dir", r.dir, "--copies", "disk", "--unit", "4K",
+                                    "--proactive-threshold", "off", "--app-tier", tier, *flags])
+    r.require(f"round {ROUNDS - 1}" in c.out(), f"{kind}: {c.tail()}")
+    stats = r.load_stats(c)
+    r.same([find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
+    r.same(stats["policy"]["app_tier"], tier, "policy.app_tier")
+    return stats
+
+
+@check("app-tier", timeout_s=240, **hostile.C)
+def app_tier(r):
+    """A list and a tree of pages in any order: what they refer to is read ahead, and little else."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    for kind in ("list", "tree"):
+        by_tier = {tier: linked(r, kind, tier) for tier in ("off", "threads", "auto")}
+        waited = {tier: find(stats, "faults_deep") for tier, stats in by_tier.items()}
+        r.note(f"{kind}: read while a thread waits {waited}")
+        for tier in ("off", "threads"):
+            r.same([find(by_tier[tier], f"app_issued_{what}") for what in ("links", "refs")], [0, 0], tier)
+        auto = by_tier["auto"]
+        issued, used = (sum(find(auto, f"app_{what}_{by}") for by in ("links", "refs")) for what in ("issued", "used"))
+        r.require(used > 0.9 * issued, f"{kind}: {used} of {issued} pages read ahead were used")
+        # Where an instruction is known its pointers are, and without it the order of before.
+        part = 0.2 if r.mode == "signal" else 0.8
+        r.require(waited["auto"] < part * waited["off"], f"{kind}: {waited}")
+
+
+@check("app-tier-set", modes=("signal",), timeout_s=120, **hostile.C)
+def app_tier_set(r):
+    """Off and on while a program works; what is wrong is refused in one line and changes nothing."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    name = f"tier{os.getpid()}"
+    c = r.start([r.binary("linked"), "list", 32, 4096, 100_000, *hostile.seeds(r, 1)], tag="live", local=6 * MIB,
+                pool=5 * MIB, extra=["--tenant", name, "--far", "256M", "--far-dir", r.dir, "--copies", "disk",
+                                     "--proactive-threshold", "off", "--app-tier", "off"])
+
+    def status():
+        return json.loads(ask(r, "status", name, "--json"))
+
+    wait_until(r, "the program works", lambda: "round 0" in c.out() or not c.alive())
+    for bad in ("app-tier=on", "app-tier="):
+        done = subprocess.run([r.session.canvas, "set", name, bad], capture_output=True, text=True)
+        r.same((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), bad)
+        r.require("auto, off, threads, refs" in done.stderr, f"{bad}: {done.stderr}")
+    r.same(status()["limits"]["app_tier"], "off", "limits.app_tier")
+    ask(r, "set", name, "app-tier=refs")
+    r.same(status()["limits"]["app_tier"], "refs", "limits.app_tier")
+    before = c.out().count("round")
+    wait_until(r, "it goes on", lambda: c.out().count("round") > before + 3 or not c.alive())
+    os.kill(c.pid, 15)
+    r.wait(c, expect=143, timeout_s=30)
+    stats = r.load_stats(c)
+    r.require(find(stats, "app_issued_refs") > 500, f"{find(stats, 'app_issued_refs')} by reference")
+
+
+JAVA = """
+import java.util.TreeMap;
+public class Nodes {
+    public static void main(String[] a) {
+        TreeMap<Integer, byte[]> map = new TreeMap<>();
+        java.util.Random rng = new java.util.Random(5);
+        for (int i = 0; i < 40_000; i++) {
+            byte[] item = new byte[1000];
+            rng.nextBytes(item);
+            map.put(rng.nextInt(), item);
+        }
+        long first = 0;
+        for (int round = 0; round < 5; round++) {
+            long sum = 0;
+            for (var e : map.entrySet()) sum = sum * 31 + e.getKey() + e.getValue()[999];
+            if (round == 0) first = sum;
+            if (sum != first) throw new AssertionError();
+        }
+        System.out.println("right");
+    }
+}
+"""
+
+
+@check("app-tier-java", modes=("signal",), timeout_s=200, needs=lambda: None if shutil.which("javac") else "no javac")
+def java(r):
+    """References of a stock JVM are read by its own tables; its collectors are kept out; nothing is said on stderr."""
+    if not r.managed:
+        raise Skip("says nothing without canvas")
+    source = r.write("Nodes.java", JAVA)
+    subprocess.run(["javac", "-d", r.dir, source], check=True, timeout=120)
+    c = r.call(["java", "-XX:+UseSerialGC", "-Xmx160m", "-Xms160m", "-cp", r.dir, "Nodes"], tag="java", local=48 * MIB,
+               pool=10 * MIB, extra=["--far", "512M", "--far-dir", r.dir, "--copies", "disk", "--app-tier", "refs"],
+               timeout_s=150)
+    r.same((c.out(), c.err()), ("right\n", ""), "output and standard error")
+    stats = r.load_stats(c)
+    got = {key: find(stats, f"app_{key}") for key in ("faults_forwarded", "faults_kept_out", "issued_refs", "used_refs",
+                                                      "refs_live", "refs_covered")}
+    r.note(str(got))
+    r.require(got["faults_kept_out"] > 100, f"no collector was kept out: {got}")
+    r.require(got["issued_refs"] > 100 and got["refs_covered"] > 100, f"no reference was followed: {got}")
