@@ -17,7 +17,7 @@ ROUNDS = 5
 
 def linked(r, kind, tier, *flags):
     """tests/c/linked.c with a quarter of its pages local and most beyond the pool: its report."""
-    c = r.call([r.binary("linked"), kind, 20, 4096, ROUNDS, *hostile.seeds(r, 1)], tag=f"{kind}-{tier}", local=6 * MIB,
+    c = r.call([r.binary("linked"), kind, 24, 4096, ROUNDS, *hostile.seeds(r, 1)], tag=f"{kind}-{tier}", local=8 * MIB,
                pool=4 * MIB, extra=["--far", "256M", "--far-dir", r.dir, "--copies", "disk", "--unit", "4K",
                                     "--proactive-threshold", "off", "--app-tier", tier, *flags])
     r.require(f"round {ROUNDS - 1}" in c.out(), f"{kind}: {c.tail()}")
@@ -52,7 +52,7 @@ def app_tier_set(r):
     if not r.managed:
         raise Skip("says nothing without canvas")
     name = f"tier{os.getpid()}"
-    c = r.start([r.binary("linked"), "list", 32, 4096, 100_000, *hostile.seeds(r, 1)], tag="live", local=6 * MIB,
+    c = r.start([r.binary("linked"), "list", 32, 4096, 100_000, *hostile.seeds(r, 1)], tag="live", local=8 * MIB,
                 pool=5 * MIB, extra=["--tenant", name, "--far", "256M", "--far-dir", r.dir, "--copies", "disk",
                                      "--proactive-threshold", "off", "--app-tier", "off"])
 

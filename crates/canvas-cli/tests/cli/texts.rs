@@ -80,6 +80,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "no-prefetch",
             "numa",
             "pool",
+            "app-tier",
             "prefetch",
             "proactive-batch",
             "proactive-threshold",
