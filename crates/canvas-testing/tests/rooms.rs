@@ -24,7 +24,7 @@ const MODULES: [(&str, &[&str]); 5] = [
     (
         "base",
         &[
-            "tenant", "regions", "touched", "freeze", "far_area", "state", "thread", "keys",
+            "tenant", "regions", "touched", "freeze", "far_area", "state", "thread", "keys", "jvm",
             "smaps", "areas", "upcalls", "call", "alloc", "own", "fds", "report", "time",
         ],
     ),
