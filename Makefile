@@ -14,13 +14,14 @@ DEMO_PACKAGES := redis-server redis-tools python3 iproute2 util-linux kmod
 # `make demo DEMO_ARGS='--scale 0.2'` is a short one.
 DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
+POINTER_PACKAGES := gcc libc6-dev openjdk-17-jdk-headless python3 iproute2 kmod
 PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost lint deps-test deps-demo clean
+	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost bench-pointers lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -127,6 +128,10 @@ bench-backends: build ## Programs over pool, disk, donor, both and what canvas c
 bench-cost: build ## What the controller of --slo costs, two runs side by side (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/cost --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-cost.jsonl
+
+bench-pointers: build ## Programs that follow pointers, their pages at a donor, with and without --app-tier (root; docs/BENCH.md)
+	$(call install,$(POINTER_PACKAGES))
+	bench/pointers --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-pointers.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check
