@@ -82,13 +82,14 @@ fn with_thread<R>(on: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     Some(on(thread))
 }
 
-/// What is asked for now: nothing where nothing is to come back before it is touched.
+/// What is asked for now: nothing where nothing is to come back before it is touched; and unless it is asked for,
+/// nothing beside the prefetchers that are there to be compared with.
 #[inline]
 fn chosen() -> AppTier {
     let config = &state::seg().config;
-    match config.prefetch() {
-        Prefetch::None => AppTier::Off,
-        _ => config.app_tier(),
+    match (config.prefetch(), config.app_tier()) {
+        (Prefetch::None, _) | (Prefetch::Leap | Prefetch::Readahead, AppTier::Auto) => AppTier::Off,
+        (_, tier) => tier,
     }
 }
 
