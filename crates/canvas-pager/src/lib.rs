@@ -12,6 +12,7 @@ pub mod dirty_share;
 pub mod floor;
 pub mod headroom;
 pub mod hints;
+pub mod learn;
 pub mod holds;
 pub mod locks;
 pub mod native;

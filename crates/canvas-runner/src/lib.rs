@@ -38,6 +38,7 @@ mod offload;
 pub mod options;
 mod preload;
 mod program;
+mod recordings;
 mod reserve;
 mod run;
 mod stats;

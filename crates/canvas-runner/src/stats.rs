@@ -12,7 +12,8 @@ use canvas_shm::Far;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
 use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
-use canvas_shm::segment::{Counter, Mode, Segment};
+use canvas_pager::learn::words;
+use canvas_shm::segment::{Counter, Mode, Segment, config_flag};
 use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
 use serde::Serialize;
@@ -64,6 +65,7 @@ pub struct Report {
     entries: Entries,
     classes: Vec<Class>,
     shared: Option<SharedMemory>,
+    learn: Option<Learn>,
     far: Option<FarMemory>,
     features: Features,
     refaults: Vec<u64>,
@@ -204,6 +206,27 @@ struct FarMemory {
     counts: canvas_control::wire::Far,
     read_time_ns: Times,
     prefetch_time_ns: Times,
+}
+
+/// Recordings of resumptions.
+#[derive(Serialize, Debug)]
+struct Learn {
+    loaded: u32,
+    recordings: u32,
+    pages: u64,
+}
+
+impl Learn {
+    fn of(segment: &Segment) -> Option<Learn> {
+        let all = &segment.recordings;
+        let there = all.places.iter().filter(|r| !r.is_empty());
+        let flags = segment.config.flags.load(Relaxed);
+        (flags & config_flag::LEARN != 0).then(|| Learn {
+            loaded: all.loaded.load(Relaxed),
+            recordings: there.clone().count() as u32,
+            pages: there.map(|r| words::count(r.words())).sum(),
+        })
+    }
 }
 
 /// Memory that forks share.
@@ -513,6 +536,7 @@ impl Report {
                 })
                 .collect(),
             shared: shared.map(SharedMemory::new),
+            learn: Learn::of(segment),
             far: far.map(FarMemory::new),
             features: features_of(run, segment),
             refaults: segment.refaults().to_vec(),
