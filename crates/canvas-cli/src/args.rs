@@ -36,7 +36,8 @@ pub use native::NativeSwapArgs;
 pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
 pub use run_values::{
-    AppTierArg, AppTierArgs, CodecArg, CopiesArg, LearnArgs, ModeArg, PrefetchArg, SwitchArg, TimelinessArg,
+    AppTierArg, AppTierArgs, CodecArg, CopiesArg, LearnArgs, ModeArg, PrefetchArg, SwitchArg,
+    TimelinessArg,
 };
 pub use share::ShareArgs;
 pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};

@@ -2,7 +2,7 @@
 //!
 //! Integers are little-endian: the name `CANVASLR`, a version and the number of recordings (4 bytes each), a checksum
 //! of what follows (8 bytes), then each recording: how useful it was, its age and how many words it has (4 bytes
-//! each), and the words (`canvas_pager::learn::words`). What is read is judged; what its words mean is judged again
+//! each), and the words (`canvas_pager::learn::chunks`). What is read is judged; what its words mean is judged again
 //! by whoever uses them, as programs can write to the segment as well.
 
 use std::cell::Cell;
@@ -128,10 +128,13 @@ impl Book {
                 Ok(all) => all,
                 Err(Unfit::Foreign) => {
                     return Err(refuse(
-                        "it is not a file of recordings, and would be lost; write another name".to_owned(),
+                        "it is not a file of recordings, and would be lost; write another name"
+                            .to_owned(),
                     ));
                 }
-                Err(Unfit::Version(n)) => told(path, &format!("it is of version {n}, not {VERSION}")),
+                Err(Unfit::Version(n)) => {
+                    told(path, &format!("it is of version {n}, not {VERSION}"))
+                }
                 Err(Unfit::Damaged) => told(path, "it is damaged"),
             },
             Err(e) => return Err(refuse(format!("it cannot be read: {}", reason(&e)))),
@@ -146,7 +149,13 @@ impl Book {
         let place = book.place();
         fresh(&place)
             .and_then(|_| fs::remove_file(&place))
-            .map_err(|e| refuse(format!("{} cannot be written: {}", place.display(), reason(&e))))?;
+            .map_err(|e| {
+                refuse(format!(
+                    "{} cannot be written: {}",
+                    place.display(),
+                    reason(&e)
+                ))
+            })?;
         Ok(book)
     }
 
@@ -296,7 +305,11 @@ mod tests {
         assert_eq!(decode(&whole), Ok(some()[..2].to_vec()));
         assert_eq!(decode(&encode(&[])), Ok(vec![]));
         for len in 0..whole.len() {
-            let want = if len < NAME.len() { Unfit::Foreign } else { Unfit::Damaged };
+            let want = if len < NAME.len() {
+                Unfit::Foreign
+            } else {
+                Unfit::Damaged
+            };
             assert_eq!(decode(&whole[..len]), Err(want), "{len} bytes");
         }
         for i in 0..whole.len() {
@@ -327,6 +340,10 @@ mod tests {
         assert!(Book::open(&dir.path().join("no/such")).is_err());
         fs::write(&path, &encode(&some())[..40]).unwrap();
         assert_eq!(Book::open(&path).unwrap().loaded, []);
-        assert_eq!(fs::read(&path).unwrap().len(), 40, "until there is something to write");
+        assert_eq!(
+            fs::read(&path).unwrap().len(),
+            40,
+            "until there is something to write"
+        );
     }
 }

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use canvas_control::features::Features;
+use canvas_pager::learn::chunks;
 use canvas_shm::Far;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
 use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
-use canvas_pager::learn::words;
 use canvas_shm::segment::{Counter, Mode, Segment, config_flag};
 use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
@@ -224,7 +224,7 @@ impl Learn {
         (flags & config_flag::LEARN != 0).then(|| Learn {
             loaded: all.loaded.load(Relaxed),
             recordings: there.clone().count() as u32,
-            pages: there.map(|r| words::count(r.words())).sum(),
+            pages: there.map(|r| chunks::count(r.words())).sum(),
         })
     }
 }

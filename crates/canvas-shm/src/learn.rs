@@ -1,7 +1,7 @@
 //! Recordings of which far pages a program needed when it resumed (`--learn`), in the tenant segment: a process writes
 //! them, the runner reads and keeps them.
 //!
-//! What the words mean is canvas-pager's matter (`learn::words`). A recording's sequence number is odd while it is
+//! What the words mean is canvas-pager's matter (`learn::chunks`). A recording's sequence number is odd while it is
 //! written; who dies then leaves it so, and it counts as empty.
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
@@ -11,7 +11,7 @@ use std::vec::Vec;
 /// Recordings of a process at most.
 pub const RECORDINGS: usize = 8;
 /// Words of one: all together take less than 1 MiB.
-pub const WORDS: usize = 31 << 10;
+pub const WORDS: usize = 30 << 10;
 
 const _: () = assert!(core::mem::size_of::<Recordings>() <= 1 << 20);
 
@@ -49,7 +49,7 @@ impl Recording {
         &self.words[..self.len()]
     }
     /// Changes it: `write` gets the places and says how many are words now.
-    pub fn write(&self, write: impl FnOnce(&[AtomicU32; WORDS]) -> usize) {
+    pub fn write<'a>(&'a self, write: impl FnOnce(&'a [AtomicU32; WORDS]) -> usize) {
         // Odd also where somebody has died.
         let seq = self.seq.load(Ordering::Relaxed) | 1;
         self.seq.store(seq, Ordering::Relaxed);
@@ -62,7 +62,11 @@ impl Recording {
     #[cfg(feature = "std")]
     pub fn copy(&self) -> Option<Vec<u32>> {
         let before = self.seq.load(Ordering::Acquire);
-        let words: Vec<u32> = self.words().iter().map(|w| w.load(Ordering::Relaxed)).collect();
+        let words: Vec<u32> = self
+            .words()
+            .iter()
+            .map(|w| w.load(Ordering::Relaxed))
+            .collect();
         fence(Ordering::Acquire);
         let same = self.seq.load(Ordering::Relaxed) == before;
         (same && !words.is_empty()).then_some(words)
@@ -99,7 +103,10 @@ impl Recordings {
             let useful = r.useful.load(Ordering::Relaxed);
             (!r.is_empty(), useful, r.made.load(Ordering::Relaxed))
         };
-        self.places.iter().min_by_key(worth).unwrap_or(&self.places[0])
+        self.places
+            .iter()
+            .min_by_key(worth)
+            .unwrap_or(&self.places[0])
     }
     /// Something has changed: its number.
     pub fn note_change(&self) -> u32 {
@@ -132,7 +139,12 @@ mod tests {
         let all = none();
         for (i, r) in all.places.iter().enumerate() {
             assert!(core::ptr::eq(all.place_for_new(), r));
-            fill(r, i as u32, [3, 1, 5, 1, 2, 2, 2, 2][i], [1, 9, 2, 4, 5, 6, 7, 8][i]);
+            fill(
+                r,
+                i as u32,
+                [3, 1, 5, 1, 2, 2, 2, 2][i],
+                [1, 9, 2, 4, 5, 6, 7, 8][i],
+            );
         }
         assert_eq!(all.place_for_new().copy(), Some(vec![3, 7]));
     }

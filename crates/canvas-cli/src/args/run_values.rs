@@ -81,7 +81,12 @@ pub enum PrefetchArg {
 pub struct LearnArgs {
     /// Keep in FILE which far pages CMD needs when it resumes after an idle time, and bring them in ahead when it does
     /// so again, in this run or a later one.
-    #[arg(long, env = "CANVAS_LEARN", value_name = "FILE", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "CANVAS_LEARN",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
     pub learn: Option<PathBuf>,
 }
 

@@ -115,6 +115,9 @@ pub fn resolve_at(page: PageId, write: bool, at: At) -> Resolved {
             if begun != 0 && r == Resolved::Present {
                 trace::fault(begun, page, cur, write);
             }
+            if r == Resolved::Present && cur.state() == State::Far {
+                recordings::bring_in_beside(page);
+            }
             return r;
         }
     }
@@ -768,7 +771,9 @@ pub fn ask_for(page: PageId) {
     let mut ctx = context::fill();
     let ctx = &mut *ctx;
     // Whatever else is found is for whoever needs the page.
-    if let Err(LoadError::Deep(place)) = pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch) {
+    if let Err(LoadError::Deep(place)) =
+        pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch)
+    {
         tier::fetch(place.extent);
     }
     word::publish(w, cur);

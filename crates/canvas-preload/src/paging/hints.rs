@@ -399,6 +399,22 @@ pub fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     }
 }
 
+/// Brings in the pages, of which there is one at least, at another one's fault: where there is room for them at once,
+/// and counts them. The caller is inside.
+pub fn lot_beside(lot: &[PageId], counter: Counter) {
+    let n = lot.len() as i64;
+    let mark = accounting::limit().map_or(i64::MAX >> 1, |l| l - accounting::gaps(l).0);
+    if !state::seg().charge_local_within(state::slot(), n, mark) {
+        return;
+    }
+    let done = fault::swap_in(lot, || true, |_| false);
+    accounting::uncharge(n - i64::from(done.mapped));
+    count(counter, u64::from(done.mapped));
+    for page in lot {
+        hints::spare(areas::word(*page));
+    }
+}
+
 /// Reclaim and demands of others go first.
 fn goes_on() -> bool {
     state::slot().reclaim_wanted.load(Ordering::Relaxed) == 0 && !accounting::is_past_limit()

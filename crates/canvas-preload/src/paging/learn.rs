@@ -6,9 +6,8 @@
 //! ask for: within the limit, with room that reclaim in the background makes. One process of the run learns: the
 //! first one that resumes.
 
-use canvas_pager::learn::words::{Cursor, among, append};
-use canvas_pager::learn::{Learner, MATCH, Outcome};
-use canvas_pager::word::{self, flag};
+use canvas_pager::learn::chunks::{self, Draft, Index, among};
+use canvas_pager::learn::{Event, Learner, MATCH, Outcome, is_left_out};
 use canvas_shm::Counter;
 use canvas_shm::learn::{Recording, Recordings};
 use canvas_shm::segment::config_flag;
@@ -16,7 +15,7 @@ use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
 use canvas_types::PageId;
 use canvas_types::layout::WINDOW_PAGES;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::base::{areas, state, state::count};
 use crate::far_tier::tier;
@@ -27,11 +26,13 @@ use crate::paging::{
 };
 
 /// Faults that the ring holds; older ones are lost to the recording.
-const RING: usize = 4096;
+const RING: usize = 1 << 14;
+/// Lots that a round brings in at most.
+const LOTS: u32 = 16;
 /// The reclaim thread is woken for so many.
 const WAKE: u32 = 16;
-/// Pages ahead of those that come in which are asked for where they lie beyond the pool.
-const REACH: u32 = 512;
+/// Chunks ahead of the one that comes in of which is asked for what lies beyond the pool.
+const REACH: usize = 16;
 /// In a place of the ring: the page came in because of another one's fault. Pages are told with 1 added, below it.
 const AHEAD: u32 = 1 << 31;
 
@@ -53,6 +54,7 @@ pub fn start() {
 
 /// In a fork's child: its parent's faults are not its own.
 pub fn after_fork_in_child() {
+    REPLAYED.store(0, Ordering::Relaxed);
     TAIL.store(HEAD.load(Ordering::Relaxed), Ordering::Relaxed);
     PLACES.iter().for_each(|p| p.store(0, Ordering::Relaxed));
 }
@@ -87,6 +89,48 @@ fn put(value: u32) {
     }
 }
 
+/// The recording that is replayed: its number and 1, or 0. Its table ([`areas::learnt`]) is complete.
+static REPLAYED: AtomicU32 = AtomicU32::new(0);
+
+/// Behind the entry of the last fault on a page of it; 0 before the first.
+static FRONT: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread has faulted on the far page, and has it: while a recording is replayed that it belongs to, what of its
+/// chunk belongs to it too comes in with it. So a resumption goes as fast as its own threads, where no other
+/// processor is free. The caller is inside.
+#[inline]
+pub fn bring_in_beside(page: PageId) {
+    let replayed = REPLAYED.load(Ordering::Acquire);
+    if replayed != 0 && !is_left_out(page.0) {
+        beside(page, replayed);
+    }
+}
+
+#[cold]
+fn beside(page: PageId, replayed: u32) {
+    let Some(recording) = recordings().places.get(replayed as usize - 1) else {
+        return;
+    };
+    let (words, chunk) = (recording.words(), page.0 / chunks::PAGES);
+    let of = Index::new(areas::learnt().0[1]).find(words, chunk);
+    // Another one may be replayed by now: what is found is of the chunk, or nothing.
+    let entry = of.and_then(|i| chunks::entry(words, i));
+    let Some(entry) = entry.filter(|e| e.chunk == chunk && e.has(page.0)) else {
+        return;
+    };
+    FRONT.store(of.unwrap_or(0) + 1, Ordering::Relaxed);
+    let mut lot = [PageId::default(); LOT];
+    let mut n = 0;
+    let pages = entry.pages().filter(|p| !is_left_out(*p)).map(PageId);
+    for page in pages.filter(|p| hints::is_far(*p)) {
+        lot[n] = page;
+        n += 1;
+    }
+    if n > 0 {
+        hints::lot_beside(&lot[..n], Counter::LearnPagesIn);
+    }
+}
+
 /// The next fault that was noted, if its thread is through with it.
 fn take() -> Option<u32> {
     let (head, tail) = (HEAD.load(Ordering::Acquire), TAIL.load(Ordering::Relaxed));
@@ -112,9 +156,8 @@ pub struct Server {
     learner: Option<Learner<'static>>,
     /// The recording that is replayed, or was.
     replays: Option<&'static Recording>,
-    /// How far it is read ahead beyond the pool.
-    reach: Cursor,
-    reached: u32,
+    /// Up to which of its entries pages beyond the pool were asked for.
+    reach: usize,
     /// Pages that are next.
     lot: [PageId; LOT],
     len: usize,
@@ -122,7 +165,6 @@ pub struct Server {
     waits: u32,
     /// Pages that may still come in where others have to leave for them.
     beyond_room: i64,
-    told_stopped: bool,
 }
 
 impl Server {
@@ -131,13 +173,11 @@ impl Server {
         Server {
             learner: None,
             replays: None,
-            reach: Cursor::default(),
-            reached: 0,
+            reach: 0,
             lot: [PageId::default(); LOT],
             len: 0,
             waits: 0,
             beyond_room: 0,
-            told_stopped: false,
         }
     }
 
@@ -150,8 +190,8 @@ impl Server {
         for _ in 0..RING {
             let Some(value) = take() else { break };
             let learner = self.learner.get_or_insert_with(|| {
-                let (known, draft) = areas::learnt();
-                Learner::new(known, draft)
+                let ([a, b], words) = areas::learnt();
+                Learner::new(Draft::new(words, Index::new(a)), Index::new(b))
             });
             let page = (value & !AHEAD).wrapping_sub(1);
             if page as usize >= WINDOW_PAGES {
@@ -159,115 +199,154 @@ impl Server {
             }
             if value & AHEAD != 0 {
                 learner.ahead(page);
-            } else if learner.fault(now_ns, page) {
-                self.begin(now_ns);
+                continue;
+            }
+            match learner.fault(now_ns, page) {
+                Event::Nothing => {}
+                Event::Begins => self.begin(now_ns),
+                Event::Search => self.search(),
             }
         }
         if let Some(outcome) = self.learner.as_mut().and_then(|l| l.ended(now_ns)) {
             self.end(outcome);
         }
-        match self.replays {
-            Some(recording) => self.bring_in(recording),
-            None => Round::Idle,
+        let mut round = Round::Idle;
+        for _ in 0..LOTS {
+            let next = match self.replays {
+                Some(_) => self.bring_in(),
+                None => Round::Idle,
+            };
+            if next == Round::Idle {
+                break;
+            }
+            round = next;
+            if next != Round::Worked(0) || arrived() {
+                break;
+            }
         }
+        if round != Round::Idle {
+            // Others may need this processor, and faults the locks.
+            yield_now();
+        }
+        round
     }
 
     /// A resumption has begun.
     fn begin(&mut self, now_ns: u64) {
         let (all, pid) = (recordings(), state::PID.load(Ordering::Relaxed));
-        let lives = |pid| state::seg().procs.iter().any(|p| p.pid.load(Ordering::Relaxed) == pid);
-        let Some(learner) = self.learner.as_mut().filter(|_| all.claim(pid, lives)) else {
-            return;
+        let lives = |pid| {
+            let mut procs = state::seg().procs.iter();
+            procs.any(|p| p.pid.load(Ordering::Relaxed) == pid)
         };
-        let alike = all
+        if !all.claim(pid, lives) {
+            return;
+        }
+        let alike = self.alike();
+        self.note_replay(alike);
+        if let Some(learner) = &mut self.learner {
+            learner.begin(now_ns, alike.map(Recording::words));
+        }
+        self.publish();
+    }
+
+    /// The recording that has most of the last faults, if that is enough.
+    fn alike(&self) -> Option<&'static Recording> {
+        let seen = self.learner.as_ref()?.seen();
+        recordings()
             .places
             .iter()
-            .map(|r| (among(r.words(), learner.first()), r))
-            .max_by_key(|(n, _)| *n)
-            .filter(|(n, _)| *n >= MATCH);
-        self.replays = alike.map(|(_, recording)| recording);
-        learner.begin(now_ns, self.replays.map(Recording::words));
-        if self.replays.is_some() {
+            .map(|r| (among(r.words(), seen), r.len(), r))
+            .max_by_key(|(n, len, _)| (*n, *len))
+            .filter(|(n, _, _)| *n >= MATCH)
+            .map(|(_, _, recording)| recording)
+    }
+
+    /// The faults are unforeseen: another recording may have them.
+    fn search(&mut self) {
+        self.judge_replay();
+        if let Some(recording) = self.alike() {
+            self.note_replay(Some(recording));
+            if let Some(learner) = &mut self.learner {
+                learner.replay(recording.words());
+            }
+            self.publish();
+        }
+    }
+
+    fn note_replay(&mut self, recording: Option<&'static Recording>) {
+        self.replays = recording;
+        (self.len, self.waits, self.reach) = (0, 0, 0);
+        self.beyond_room = accounting::limit().map_or(i64::MAX, |l| l / 8);
+        if recording.is_some() {
             count(Counter::LearnReplays, 1);
         }
-        (self.len, self.waits, self.told_stopped) = (0, 0, false);
-        (self.reach, self.reached) = (Cursor::default(), 0);
-        self.beyond_room = accounting::limit().map_or(i64::MAX, |l| l / 8);
+    }
+
+    /// The replay's table is complete: threads that fault may use it.
+    fn publish(&self) {
+        let same = |r: &Recording| self.replays.is_some_and(|now| core::ptr::eq(now, r));
+        let i = recordings().places.iter().position(same);
+        FRONT.store(0, Ordering::Relaxed);
+        REPLAYED.store(i.map_or(0, |i| i as u32 + 1), Ordering::Release);
+    }
+
+    /// The replay is over, or has turned out wrong: how useful its recording is.
+    fn judge_replay(&mut self) -> Option<&'static Recording> {
+        REPLAYED.store(0, Ordering::Release);
+        let recording = self.replays.take()?;
+        let is_stopped = self.learner.as_ref().is_some_and(Learner::is_stopped);
+        let useful = recording.useful.load(Ordering::Relaxed);
+        let now = if is_stopped {
+            count(Counter::LearnStopped, 1);
+            useful.saturating_sub(1)
+        } else {
+            useful.saturating_add(1)
+        };
+        recording.useful.store(now, Ordering::Relaxed);
+        recordings().note_change();
+        Some(recording)
     }
 
     /// A resumption is over: what it has shown is kept.
     fn end(&mut self, outcome: Outcome) {
-        let replayed = self.replays.take();
-        let Some(learner) = &self.learner else { return };
-        let all = recordings();
-        if let Some(recording) = replayed {
-            let useful = recording.useful.load(Ordering::Relaxed);
-            let now = match self.told_stopped {
-                true => useful.saturating_sub(1),
-                false => useful.saturating_add(1),
-            };
-            recording.useful.store(now, Ordering::Relaxed);
-        }
-        let draft = learner.draft();
-        let changed = match (outcome, replayed) {
-            (Outcome::More, Some(recording)) => {
-                let len = recording.len();
-                let mut new_len = None;
-                recording.write(|places| {
-                    new_len = append(places, len, draft);
-                    new_len.unwrap_or(len)
-                });
-                new_len.map(|_| recording)
-            }
-            (Outcome::New, _) => {
-                let recording = all.place_for_new();
-                recording.write(|places| append(places, 0, draft).unwrap_or(0));
-                recording.useful.store(0, Ordering::Relaxed);
-                Some(recording)
-            }
-            _ => None,
+        let replayed = self.judge_replay();
+        let Some(learner) = &mut self.learner else {
+            return;
         };
-        if let Some(recording) = changed {
-            count(Counter::LearnRecorded, 1);
-            recording.made.store(all.note_change(), Ordering::Relaxed);
-        } else if replayed.is_some() {
-            all.note_change();
+        let all = recordings();
+        let (recording, len) = match (outcome, replayed) {
+            (Outcome::Nothing, _) => return,
+            (Outcome::More, Some(recording)) => (recording, recording.len()),
+            _ => (all.place_for_new(), 0),
+        };
+        if len == 0 {
+            recording.useful.store(0, Ordering::Relaxed);
         }
+        recording.write(|places| learner.merge(places, len));
+        count(Counter::LearnRecorded, 1);
+        recording.made.store(all.note_change(), Ordering::Relaxed);
     }
 
     /// Brings in the next pages of the recording.
-    fn bring_in(&mut self, recording: &'static Recording) -> Round {
+    fn bring_in(&mut self) -> Round {
         let Some(learner) = &mut self.learner else {
             return Round::Idle;
         };
-        if learner.is_stopped() {
-            if !self.told_stopped {
-                self.told_stopped = true;
-                count(Counter::LearnStopped, 1);
-            }
-            return Round::Idle;
-        }
         if accounting::is_past_limit() || self.beyond_room <= 0 {
             return Round::Idle;
         }
-        let words = recording.words();
-        let until = learner.passed().saturating_add(REACH);
-        self.ask_for_deep(words, until);
-        let Some(learner) = &mut self.learner else {
-            return Round::Idle;
-        };
         if self.len == 0 {
             let mut next = [0; LOT];
-            let n = learner.next(words, &mut next);
+            let n = learner.next(FRONT.load(Ordering::Relaxed), &mut next);
             if n == 0 {
                 return Round::Idle;
             }
-            let far = next[..n].iter().map(|p| PageId(*p));
-            for page in far.filter(|p| p.index() < WINDOW_PAGES && hints::is_far(*p)) {
+            let pages = next[..n].iter().map(|p| PageId(*p));
+            for page in pages.filter(|p| hints::is_far(*p)) {
                 self.lot[self.len] = page;
                 self.len += 1;
             }
-            self.lot[..self.len].sort_unstable_by_key(|p| p.0);
+            self.ask_for_deep();
             if self.len == 0 {
                 return Round::Worked(0);
             }
@@ -293,31 +372,24 @@ impl Server {
             // There is no room to be had, or far memory does not answer.
             (self.waits, self.len, self.beyond_room) = (0, 0, 0);
         }
-        // Others may need this processor, and faults the locks.
-        yield_now();
         Round::Worked(if came.waits { WAIT_NS } else { 0 })
     }
-}
 
-impl Server {
-    /// Asks for those pages beyond the pool that are among the next of the recording, up to its `until`th.
-    fn ask_for_deep(&mut self, words: &[AtomicU32], until: u32) {
+    /// Asks for what of the next chunks lies beyond the pool.
+    fn ask_for_deep(&mut self) {
+        let (Some(learner), Some(recording)) = (&self.learner, self.replays) else {
+            return;
+        };
         if !tier::is_there() {
             return;
         }
-        while self.reached < until {
-            let Some(page) = self.reach.next(words) else {
+        let until = learner.at() + REACH;
+        while self.reach < until && tier::pool_makes_way() {
+            let Some(entry) = chunks::entry(recording.words(), self.reach) else {
                 break;
             };
-            self.reached += 1;
-            let is_deep = |page: PageId| word::load(areas::word(page)).has(flag::DEEP);
-            if page as usize >= WINDOW_PAGES || !is_deep(PageId(page)) {
-                continue;
-            }
-            if !tier::pool_makes_way() {
-                break;
-            }
-            fault::ask_for(PageId(page));
+            self.reach += 1;
+            entry.pages().for_each(|page| fault::ask_for(PageId(page)));
         }
     }
 }
