@@ -313,6 +313,15 @@ impl<'a> Learner<'a> {
         })
     }
 
+    /// Would a burst be a resumption, that began now?
+    pub fn is_quiet(&self, now_ns: u64) -> bool {
+        let since = match self.faults >= FEW || self.was_busy {
+            true => self.window_ns,
+            false => self.busy_ns,
+        };
+        self.resumed_ns.is_none() && now_ns.saturating_sub(since) >= QUIET_NS
+    }
+
     /// The pages that the resumption has added, after its end.
     pub fn draft(&self) -> &'a [AtomicU32] {
         self.draft.words()

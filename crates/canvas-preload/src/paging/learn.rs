@@ -7,7 +7,7 @@
 //! first one that resumes.
 
 use canvas_pager::learn::chunks::{self, Draft, Index, among};
-use canvas_pager::learn::{Event, Learner, MATCH, Outcome, is_left_out};
+use canvas_pager::learn::{Event, FIRST, Learner, MATCH, Outcome, is_left_out};
 use canvas_shm::Counter;
 use canvas_shm::learn::{Recording, Recordings};
 use canvas_shm::segment::config_flag;
@@ -55,6 +55,7 @@ pub fn start() {
 /// In a fork's child: its parent's faults are not its own.
 pub fn after_fork_in_child() {
     REPLAYED.store(0, Ordering::Relaxed);
+    MAY_WAIT.store(false, Ordering::Relaxed);
     TAIL.store(HEAD.load(Ordering::Relaxed), Ordering::Relaxed);
     PLACES.iter().for_each(|p| p.store(0, Ordering::Relaxed));
 }
@@ -89,6 +90,33 @@ fn put(value: u32) {
     }
 }
 
+/// It is quiet, and there are recordings: whoever finds the reclaim thread behind may wait for it, once.
+static MAY_WAIT: AtomicBool = AtomicBool::new(false);
+/// Faults by which it is behind then, and looks of 50 us at whether it has caught up.
+const BEHIND: u32 = 2 * FIRST as u32;
+const CATCH_UP_LOOKS: u32 = 20;
+
+/// A resumption may have begun, and the reclaim thread does not know yet: it gets the processor for a
+/// millisecond at most. That is as long as 150 faults take, and spares far more when it finds a recording.
+#[cold]
+fn let_it_catch_up() {
+    if HEAD
+        .load(Ordering::Relaxed)
+        .wrapping_sub(TAIL.load(Ordering::Relaxed))
+        < BEHIND
+        || !MAY_WAIT.swap(false, Ordering::Relaxed)
+    {
+        return;
+    }
+    accounting::wake_reclaimer();
+    for _ in 0..CATCH_UP_LOOKS {
+        yield_now();
+        if !arrived() {
+            break;
+        }
+    }
+}
+
 /// The recording that is replayed: its number and 1, or 0. Its table ([`areas::learnt`]) is complete.
 static REPLAYED: AtomicU32 = AtomicU32::new(0);
 
@@ -103,6 +131,8 @@ pub fn bring_in_beside(page: PageId) {
     let replayed = REPLAYED.load(Ordering::Acquire);
     if replayed != 0 && !is_left_out(page.0) {
         beside(page, replayed);
+    } else if MAY_WAIT.load(Ordering::Relaxed) {
+        let_it_catch_up();
     }
 }
 
@@ -209,6 +239,11 @@ impl Server {
         }
         if let Some(outcome) = self.learner.as_mut().and_then(|l| l.ended(now_ns)) {
             self.end(outcome);
+        }
+        let is_quiet = self.learner.as_ref().is_none_or(|l| l.is_quiet(now_ns));
+        let has_some = || recordings().places.iter().any(|r| !r.is_empty());
+        if is_quiet && !MAY_WAIT.load(Ordering::Relaxed) && has_some() {
+            MAY_WAIT.store(true, Ordering::Relaxed);
         }
         let mut round = Round::Idle;
         for _ in 0..LOTS {
