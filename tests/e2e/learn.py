@@ -87,7 +87,7 @@ class Resuming:
         ask(self.r, "set", self.name, f"local={self.least}")
         wait_until(self.r, "pages leave", lambda: local_bytes(self.r, self.name) <= self.least)
         ask(self.r, "set", self.name, f"local={self.local}")
-        time.sleep(1.5)
+        time.sleep(2)
 
     def resume(self, touch):
         """What is counted of one resumption, which `touch` brings about."""
@@ -126,6 +126,7 @@ def python(r, tag, learn=None, pages=PAGES):
 def few(r, what, first, then, part):
     """Far faults are a part of the first time's, in a hundredth."""
     said = f"{what}: {then['faults_far']} far faults, {first['faults_far']} before; {then['learn_pages_in']} came ahead"
+    said += f", {then['learn_replays']} replays, {then['learn_stopped']} stopped"
     r.require(then["faults_far"] * 100 <= first["faults_far"] * part, said)
     r.note(said)
 

@@ -35,7 +35,7 @@ pub const WINDOW_NS: u64 = 50_000_000;
 /// Fewer faults in that time are quiet.
 pub const FEW: u32 = 8;
 /// So long it has to be quiet before a resumption.
-pub const QUIET_NS: u64 = 1_000_000_000;
+pub const QUIET_NS: u64 = 500_000_000;
 /// So long it has to be quiet for its end.
 pub const END_NS: u64 = 200_000_000;
 
