@@ -77,8 +77,16 @@ pub struct Index<'a> {
 }
 
 impl<'a> Index<'a> {
-    /// `places` are zero.
+    /// An empty one.
     pub fn new(places: &'a [AtomicU32]) -> Index<'a> {
+        let index = Index::of(places);
+        // Those that are zero may never have been touched, and stay so.
+        let used = places.iter().filter(|p| p.load(Ordering::Relaxed) != 0);
+        used.for_each(|p| p.store(0, Ordering::Relaxed));
+        index
+    }
+    /// As somebody else fills it, to look into.
+    pub fn of(places: &'a [AtomicU32]) -> Index<'a> {
         assert!(places.len().is_power_of_two());
         Index { places, used: 0 }
     }

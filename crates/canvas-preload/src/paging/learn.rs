@@ -57,7 +57,6 @@ pub fn after_fork_in_child() {
     REPLAYED.store(0, Ordering::Relaxed);
     MAY_WAIT.store(false, Ordering::Relaxed);
     TAIL.store(HEAD.load(Ordering::Relaxed), Ordering::Relaxed);
-    PLACES.iter().for_each(|p| p.store(0, Ordering::Relaxed));
 }
 
 /// Are there enough faults for the reclaim thread to look?
@@ -128,6 +127,9 @@ static FRONT: AtomicUsize = AtomicUsize::new(0);
 /// processor is free. The caller is inside.
 #[inline]
 pub fn bring_in_beside(page: PageId) {
+    if !ON.load(Ordering::Relaxed) {
+        return;
+    }
     let replayed = REPLAYED.load(Ordering::Acquire);
     if replayed != 0 && !is_left_out(page.0) {
         beside(page, replayed);
@@ -142,7 +144,7 @@ fn beside(page: PageId, replayed: u32) {
         return;
     };
     let (words, chunk) = (recording.words(), page.0 / chunks::PAGES);
-    let of = Index::new(areas::learnt().0[1]).find(words, chunk);
+    let of = Index::of(areas::learnt().0[1]).find(words, chunk);
     // Another one may be replayed by now: what is found is of the chunk, or nothing.
     let entry = of.and_then(|i| chunks::entry(words, i));
     let Some(entry) = entry.filter(|e| e.chunk == chunk && e.has(page.0)) else {
