@@ -38,7 +38,8 @@ pub use numa::NumaArgs;
 pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
 pub use run_values::{
-    AppTierArg, AppTierArgs, CodecArg, CopiesArg, ModeArg, PrefetchArg, SwitchArg, TimelinessArg,
+    AppTierArg, AppTierArgs, CodecArg, CopiesArg, LearnArgs, ModeArg, PrefetchArg, SwitchArg,
+    TimelinessArg,
 };
 pub use share::ShareArgs;
 pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
@@ -358,6 +359,9 @@ pub struct RunArgs {
         hide_env_values = true
     )]
     pub trace: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub learn: LearnArgs,
 
     /// Fail with exit code 125 when CMD cannot be managed, instead of running it unmanaged.
     #[arg(long, env = "CANVAS_REQUIRE", value_parser = switch(), hide_env_values = true)]

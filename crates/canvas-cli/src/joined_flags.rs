@@ -38,6 +38,9 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
     if config.trace_fd.load(Relaxed) != 0 || args.trace.is_some() {
         return refuse("a trace is of one run alone; write another name after --tenant".to_owned());
     }
+    if args.learn.learn.is_some() {
+        return refuse("recordings are of one run alone; leave --learn out, or write another name after --tenant".to_owned());
+    }
     let share = joined.share();
     let mut there = There::of(segment, &joined.settled, share);
     if let Some(pool) = joined.pool() {

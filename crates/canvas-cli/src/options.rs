@@ -61,6 +61,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         mode: args.mode.wanted(),
         stats: args.stats.clone(),
         trace: args.trace.clone(),
+        learn: learn(args)?,
         require: args.require,
         codec: args.codec.into(),
         reservations: args.reservations == SwitchArg::On,
@@ -75,6 +76,17 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
         far: far(args, host.ram_bytes)?,
         learns: false,
     })
+}
+
+/// Where recordings are kept, where anything can leave memory.
+fn learn(args: &RunArgs) -> Result<Option<PathBuf>, Failure> {
+    let file = args.learn.learn.clone();
+    if file.is_some() && args.local.is_none() && !args.proactive.slo.is_on() {
+        return Err(Failure::run(
+            "--learn without --local has no use: nothing leaves memory without a bound; write --local SIZE too",
+        ));
+    }
+    Ok(file)
 }
 
 /// Where only a target bounds local memory: all that there is.

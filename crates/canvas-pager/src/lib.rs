@@ -13,6 +13,7 @@ pub mod floor;
 pub mod headroom;
 pub mod hints;
 pub mod holds;
+pub mod learn;
 pub mod locks;
 pub mod native;
 pub mod prefetch;

@@ -14,7 +14,7 @@ use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, own, regions, stat
 use crate::capture::{hooks, patch};
 use crate::far_tier::pool;
 use crate::memory::{brk, exports, mm};
-use crate::paging::{accounting, app_tier, swapin, trace};
+use crate::paging::{accounting, app_tier, learn, swapin, trace};
 use crate::process::{altstack, procs, sig, threads, users};
 use crate::shared::{mapping, pages};
 use canvas_shm::Mode;
@@ -315,6 +315,7 @@ fn join_tenant(fd: i32) -> Result<(), Failure> {
     accounting::size_cache();
     swapin::start();
     app_tier::start();
+    learn::start();
     Ok(())
 }
 

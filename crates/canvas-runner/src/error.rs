@@ -128,6 +128,14 @@ pub enum RunError {
         /// What the system says.
         source: io::Error,
     },
+    /// The recordings have no place, or lie in a file that is somebody else's.
+    #[error("--learn {}: {why}", .path.display())]
+    Learn {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
+    },
     /// The metrics have no place.
     #[error(transparent)]
     Metrics(#[from] MetricsError),

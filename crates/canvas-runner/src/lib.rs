@@ -39,6 +39,7 @@ mod offload;
 pub mod options;
 mod preload;
 mod program;
+mod recordings;
 mod reserve;
 mod run;
 mod stats;

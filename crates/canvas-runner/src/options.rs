@@ -70,6 +70,8 @@ pub struct Options {
     pub stats: Option<PathBuf>,
     /// Where the trace goes.
     pub trace: Option<PathBuf>,
+    /// Where recordings of resumptions are kept.
+    pub learn: Option<PathBuf>,
     /// A program that cannot be managed is an error.
     pub require: bool,
     /// How far pages are stored.
@@ -173,6 +175,7 @@ impl Options {
         let flags = [
             (self.require, config_flag::REQUIRE),
             (self.trace.is_some(), config_flag::TRACE),
+            (self.learn.is_some(), config_flag::LEARN),
             (!self.reservations, config_flag::NO_RESERVATIONS),
             (!self.native_swap, config_flag::NATIVE_STAYS),
             (self.far.is_some(), config_flag::FAR),

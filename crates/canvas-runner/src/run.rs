@@ -32,6 +32,7 @@ use crate::link::Link;
 use crate::mode::ModeError;
 use crate::options::Options;
 use crate::program::Unmanaged;
+use crate::recordings::Book;
 use crate::stats::{Place, Report, Run};
 use crate::supervise::{End, Signals, supervise};
 use crate::sweep::Peaks;
@@ -59,6 +60,7 @@ pub struct Ended {
 /// meanwhile.
 pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let place = options.stats.as_deref().map(stats_place).transpose()?;
+    let book = options.learn.as_deref().map(Book::open).transpose()?;
     // Whoever reads the flags sees to it that there is one.
     let name = options.command.first().cloned().unwrap_or_default();
     let file = program::find(&name, std::env::var_os("PATH").as_deref())?;
@@ -82,6 +84,9 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let Some((segment_fd, segment, mut agent)) = begin_tenant(options, start, mode)? else {
         return Ok(None);
     };
+    if let Some(book) = &book {
+        book.fill(&segment.recordings);
+    }
     let files = managed_shared(options, mode, segment)?;
     let before = Before::of(segment);
     let shared = agent.as_ref().and_then(|a| in_common(a, &segment_fd));
@@ -125,6 +130,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
         shared,
         shared_memory: files,
         sides,
+        book,
     };
     let end = supervise(
         child,
@@ -144,6 +150,9 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let wall = start.elapsed();
     peaks.sample(segment, tenant.sides.look(agent.as_ref()));
 
+    if let Some(book) = &tenant.book {
+        book.save(&segment.recordings);
+    }
     let run = finished(&shown, &tenant, end, wall, peaks);
     if let Some(place) = place {
         let far = agent.as_ref().map(|a| a.far());

@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use canvas_control::features::Features;
+use canvas_pager::learn::chunks;
 use canvas_shm::Far;
 use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
 use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
 use canvas_shm::nodes::NodeBook;
-use canvas_shm::segment::{Counter, Mode, Segment};
+use canvas_shm::segment::{Counter, Mode, Segment, config_flag};
 use canvas_swap::classes::CLASS_BYTES;
 use canvas_types::PAGE_SIZE;
 use serde::Serialize;
@@ -66,6 +67,7 @@ pub struct Report {
     classes: Vec<Class>,
     shared: Option<SharedMemory>,
     nodes: Vec<NodeMemory>,
+    learn: Option<Learn>,
     far: Option<FarMemory>,
     features: Features,
     refaults: Vec<u64>,
@@ -226,6 +228,27 @@ impl NodeMemory {
                 now,
                 peak: now.max(bytes(book.bytes_peak.load(Relaxed))),
             },
+        })
+    }
+}
+
+/// Recordings of resumptions.
+#[derive(Serialize, Debug)]
+struct Learn {
+    loaded: u32,
+    recordings: u32,
+    pages: u64,
+}
+
+impl Learn {
+    fn of(segment: &Segment) -> Option<Learn> {
+        let all = &segment.recordings;
+        let there = all.places.iter().filter(|r| !r.is_empty());
+        let flags = segment.config.flags.load(Relaxed);
+        (flags & config_flag::LEARN != 0).then(|| Learn {
+            loaded: all.loaded.load(Relaxed),
+            recordings: there.clone().count() as u32,
+            pages: there.map(|r| chunks::count(r.words())).sum(),
         })
     }
 }
@@ -538,6 +561,7 @@ impl Report {
                 .collect(),
             shared: shared.map(SharedMemory::new),
             nodes: segment.nodes().iter().filter_map(NodeMemory::new).collect(),
+            learn: Learn::of(segment),
             far: far.map(FarMemory::new),
             features: features_of(run, segment),
             refaults: segment.refaults().to_vec(),

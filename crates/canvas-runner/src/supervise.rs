@@ -128,6 +128,9 @@ pub fn supervise(
             }
             peaks.sample(segment, tenant.sides.look(agent.as_deref()));
             processors.look(segment);
+            if let Some(book) = &tenant.book {
+                book.look(&segment.recordings);
+            }
             offload.look(segment, tenant.mode);
             release_dead(segment, agent.as_ref().map(|a| a.far()));
             next_sweep = Instant::now() + SWEEP;

@@ -11,10 +11,11 @@ use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
+use crate::learn::Recordings;
 use crate::nodes::NodeBook;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_000e;
+pub const MAGIC: u64 = 0x4341_4e56_4153_000f;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -54,6 +55,8 @@ pub mod config_flag {
     pub const NATIVE_STAYS: u32 = 32;
     /// A run has joined the tenant.
     pub const JOINED: u32 = 64;
+    /// Resumptions are recorded and replayed ([`crate::learn`]).
+    pub const LEARN: u32 = 128;
 }
 
 /// What the user asked for; written before the program starts. The sizes may change while it runs
@@ -208,6 +211,10 @@ counters! {
     HintPagesIn = "hint_pages_in": "Of pages_in, pages brought back because the program said that it will need them (MADV_WILLNEED, canvas_prefetch).",
     HintPagesOut = "hint_pages_out": "Pages unmapped because the program said that they are to leave (MADV_PAGEOUT).",
     HintsDropped = "hints_dropped": "Hints, or rests of one, that were not done: newer ones came before, more than an eighth of the limit was asked for, or there was no room.",
+    LearnPagesIn = "learn_pages_in": "Of pages_in, pages brought back because a recording of an earlier resumption has them (--learn).",
+    LearnReplays = "learn_replays": "Resumptions whose first faults were in a recording, which was replayed.",
+    LearnStopped = "learn_stopped": "Of learn_replays, those that ended early, because most faults were on pages that the recording lacks.",
+    LearnRecorded = "learn_recorded": "Resumptions that a recording was made of, or that added to one.",
     PagesOut = "pages_out": "Pages whose frame was released by reclaim.",
     PagesOutClean = "pages_out_clean": "Of pages_out, those whose far copy was still right: neither compressed nor written.",
     PagesOutProtected = "pages_out_protected": "Of pages_out_clean, those that had been write-protected since they came in, so that nothing had to be compared.",
@@ -496,6 +503,8 @@ pub struct Segment {
     pub procs: [ProcSlot; PROCS_MAX],
     /// By the same index: how old their pages are.
     pub page_ages: [PageAges; PROCS_MAX],
+    /// Which pages a process needs when it resumes. Untouched, and so without memory, but with `--learn`.
+    pub recordings: Recordings,
 }
 
 // What each charge reads and writes lies in one cache line, and nothing else that is often written does: in

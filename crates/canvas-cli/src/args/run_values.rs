@@ -3,6 +3,7 @@
 use canvas_shm::Mode;
 use canvas_types::{AppTier, Codec, Prefetch};
 use clap::{Args, ValueEnum};
+use std::path::PathBuf;
 
 /// `--mode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -73,6 +74,20 @@ pub enum PrefetchArg {
     None,
     /// Streams and, where a fault belongs to none, the pages beside it in regions where they are used.
     Auto,
+}
+
+/// A warm start.
+#[derive(Args, Clone, Debug)]
+pub struct LearnArgs {
+    /// Keep in FILE which far pages CMD needs when it resumes after an idle time, and bring them in ahead when it does
+    /// so again, in this run or a later one.
+    #[arg(
+        long,
+        env = "CANVAS_LEARN",
+        value_name = "FILE",
+        hide_env_values = true
+    )]
+    pub learn: Option<PathBuf>,
 }
 
 /// What is tried where the prefetcher has nothing.

@@ -97,6 +97,14 @@ fn bad_arguments_of_run_are_125() {
             "the report cannot be written to /",
         ),
         (
+            &["run", "--local", "64M", "--learn", "/no/such/dir/r", "true"],
+            "--learn /no/such/dir/r: /no/such/dir/r.tmp cannot be written: No such file or directory",
+        ),
+        (
+            &["run", "--learn", "/tmp/r", "true"],
+            "--learn without --local has no use",
+        ),
+        (
             &["run", "--trace", "/no/such/dir/t", "true"],
             "the trace cannot be written to /no/such/dir/t",
         ),

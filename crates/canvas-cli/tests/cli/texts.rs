@@ -72,6 +72,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "far-wait",
             "host-reserve",
             "key-file",
+            "learn",
             "links",
             "local",
             "metrics",

@@ -76,13 +76,18 @@ const DIGESTS: usize = 0x3c_0000_0000;
 const LINKS: usize = 0x3e_0000_0000;
 /// Of them at most, 16 MiB.
 const LINKS_MAX: usize = 1 << 21;
+/// What is learnt of a resumption: two tables of its chunks, and the words of a recording.
+const LEARN: usize = 0x3f_0000_0000;
+/// Places of such a table: no recording has more chunks than three quarters of it.
+const LEARN_PLACES: usize = 1 << 14;
 /// Local pages that they are made for at most (128 GiB); of more, some are stored without need.
 const DIGESTS_PAGES_MAX: usize = 1 << 25;
 
 const _: () = {
     assert!(DIGESTS + digests::words_for(DIGESTS_PAGES_MAX) * 8 <= KEYS);
     assert!(KEYS + 2 * PAGE_SIZE <= LINKS);
-    assert!(LINKS + LINKS_MAX * 8 <= META_BYTES);
+    assert!(LINKS + LINKS_MAX * 8 <= LEARN);
+    assert!(LEARN + (2 * LEARN_PLACES + canvas_shm::learn::WORDS) * 4 <= META_BYTES);
     assert!(DEEP_WRITTEN + far::EXTENTS_MAX <= DEEP_SPANS);
     assert!(DEEP_SPANS + far::EXTENTS_MAX * 8 <= DIGESTS);
     assert!(KEYS + 2 * PAGE_SIZE <= META_BYTES);
@@ -215,6 +220,16 @@ pub fn digests(local_pages: usize) -> &'static [AtomicU64] {
 pub fn links(local_pages: usize) -> &'static [AtomicU64] {
     let links = local_pages.saturating_mul(4).clamp(4096, LINKS_MAX);
     atomics(LINKS, links.next_power_of_two())
+}
+
+/// Memory for what is learnt of a resumption: two tables, and the words of a recording. Touched as faults come.
+pub fn learnt() -> ([&'static [AtomicU32]; 2], &'static [AtomicU32]) {
+    let table = |i| atomics(LEARN + i * LEARN_PLACES * 4, LEARN_PLACES);
+    let words = LEARN + 2 * LEARN_PLACES * 4;
+    (
+        [table(0), table(1)],
+        atomics(words, canvas_shm::learn::WORDS),
+    )
 }
 
 /// Memory for a key: 0 or 1.

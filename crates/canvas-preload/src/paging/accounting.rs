@@ -14,7 +14,7 @@ use crate::base::{
     tenant::{live_slots, take_turn},
     upcalls,
 };
-use crate::paging::{ages, fork_accounting, hints, in_line, reclaim};
+use crate::paging::{ages, fork_accounting, hints, in_line, learn, reclaim};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
 /// is compared with. Changed together with the charge.
@@ -399,7 +399,8 @@ pub fn sleep_until_woken(timeout_ns: u64) {
     let asked = slot.reclaim_wanted.load(Ordering::Relaxed) != 0
         || slot.offload_wanted.load(Ordering::Relaxed) != 0
         || slot.pool_wanted_bytes.load(Ordering::Relaxed) > 0
-        || hints::arrived();
+        || hints::arrived()
+        || learn::arrived();
     if !asked && !short_of_room() {
         proc::futex_wait(&slot.wake, seen, timeout_ns);
     }
@@ -526,6 +527,7 @@ fn look_at_metadata(now: u64) {
 pub fn after_fork_in_child(resident: i64) {
     in_line::after_fork_in_child();
     hints::after_fork_in_child();
+    learn::after_fork_in_child();
     RECLAIMER.store(0, Ordering::Relaxed);
     ASLEEP.store(false, Ordering::Relaxed);
     METADATA_NS.store(0, Ordering::Relaxed);

@@ -36,7 +36,7 @@ use crate::paging::{
     app_tier::At,
     cache, chunk,
     context::{self, STAGING_PAGES},
-    protect, reclaim, swapin, trace,
+    learn as recordings, protect, reclaim, swapin, trace,
 };
 use crate::report;
 
@@ -114,6 +114,9 @@ pub fn resolve_at(page: PageId, write: bool, at: At) -> Resolved {
         if let Some(r) = done {
             if begun != 0 && r == Resolved::Present {
                 trace::fault(begun, page, cur, write);
+            }
+            if r == Resolved::Present && cur.state() == State::Far {
+                recordings::bring_in_beside(page);
             }
             return r;
         }
@@ -569,6 +572,7 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
         return Some(Resolved::Poisoned);
     }
     tier::used(cur.entry());
+    recordings::note(page);
     let plan = learn(page, FaultKind::Demand);
     // Its neighbours (FastSwap §V), when a stream needs them or the read unit says so. Now, while our
     // page's entry keeps the extent.
@@ -662,6 +666,7 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
             continue;
         };
         done.issued += 1;
+        recordings::note_ahead(page);
         trace::note(page, Kind::Prefetch);
         let leave = unmapped.contains(i);
         // For a trace the touch of a sampled page must be seen, without telling the prefetcher.
@@ -757,6 +762,28 @@ pub fn swap_in(
     done.mapped = run.mapped;
     count(Counter::PagesIn, u64::from(done.mapped + done.sampled));
     done
+}
+
+/// Asks for a page that lies beyond the pool, with its extent: it can be had from the pool later.
+pub fn ask_for(page: PageId) {
+    let w = areas::word(page);
+    let cur = word::load(w);
+    if cur.state() != State::Far
+        || !cur.has(flag::DEEP)
+        || cur.has(flag::STUCK)
+        || !word::transition(w, cur, cur.with_state(State::Filling))
+    {
+        return;
+    }
+    let mut ctx = context::fill();
+    let ctx = &mut *ctx;
+    // Whatever else is found is for whoever needs the page.
+    if let Err(LoadError::Deep(place)) =
+        pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch)
+    {
+        tier::fetch(place.extent);
+    }
+    word::publish(w, cur);
 }
 
 /// Contiguous pages decoded into staging, waiting for their copy.

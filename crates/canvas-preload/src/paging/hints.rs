@@ -30,12 +30,13 @@ static ARRIVED: AtomicBool = AtomicBool::new(false);
 static UNDER_WAY: AtomicI64 = AtomicI64::new(0);
 
 /// Pages that come in at a time; between two such lots others go first.
-const LOT: usize = 64;
+pub const LOT: usize = 64;
 /// Words that one round looks at.
 const LOOK_MAX: u32 = 1 << 16;
 /// Looks for room, or for a page that is on its way from beyond the pool, and the pause between two.
-const WAITS_MAX: u32 = 200;
-const WAIT_NS: u64 = 500_000;
+pub const WAITS_MAX: u32 = 200;
+/// See [`WAITS_MAX`].
+pub const WAIT_NS: u64 = 500_000;
 /// A process keeps so many pages, whatever it is told.
 const LEAST_PAGES: i64 = canvas_pager::floor::LEAST_PAGES;
 /// Chunks of a cold range that go before all else.
@@ -287,7 +288,7 @@ impl Server {
                 false => Round::Idle,
             };
         }
-        let came = lot_in(&lot.pages[..lot.len]);
+        let came = lot_in(&lot.pages[..lot.len], Counter::HintPagesIn);
         // Those that could not come now are next again.
         let mut kept = 0;
         for i in 0..lot.len {
@@ -345,20 +346,22 @@ impl Server {
     }
 }
 
-fn is_far(page: PageId) -> bool {
+/// Can the page come in?
+pub fn is_far(page: PageId) -> bool {
     let w = word::load(areas::word(page));
     w.state() == State::Far && !w.has(flag::STUCK)
 }
 
 /// What became of a lot.
-struct Came {
-    pages: u32,
+pub struct Came {
+    /// Pages that are resident now.
+    pub pages: u32,
     /// Some of them cannot come now.
-    waits: bool,
+    pub waits: bool,
 }
 
-/// Brings in the pages, of which there is one at least.
-fn lot_in(lot: &[PageId]) -> Came {
+/// Brings in the pages, of which there is one at least, and counts them. The caller is inside.
+pub fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     let (seg, me) = (state::seg(), state::slot());
     let wait = Came {
         pages: 0,
@@ -386,13 +389,29 @@ fn lot_in(lot: &[PageId]) -> Came {
     }
     let done = fault::swap_in(lot, goes_on, |_| false);
     accounting::uncharge(n - i64::from(done.mapped));
-    count(Counter::HintPagesIn, u64::from(done.mapped));
+    count(counter, u64::from(done.mapped));
     for page in lot {
         hints::spare(areas::word(*page));
     }
     Came {
         pages: done.mapped,
         waits: done.beyond.or(done.not_tried).is_some(),
+    }
+}
+
+/// Brings in the pages, of which there is one at least, at another one's fault: where there is room for them at once,
+/// and counts them. The caller is inside.
+pub fn lot_beside(lot: &[PageId], counter: Counter) {
+    let n = lot.len() as i64;
+    let mark = accounting::limit().map_or(i64::MAX >> 1, |l| l - accounting::gaps(l).0);
+    if !state::seg().charge_local_within(state::slot(), n, mark) {
+        return;
+    }
+    let done = fault::swap_in(lot, || true, |_| false);
+    accounting::uncharge(n - i64::from(done.mapped));
+    count(counter, u64::from(done.mapped));
+    for page in lot {
+        hints::spare(areas::word(*page));
     }
 }
 

@@ -11,6 +11,7 @@ pub mod fault;
 pub mod fork_accounting;
 pub mod hints;
 pub mod in_line;
+pub mod learn;
 pub mod native_swap;
 pub mod nodes;
 pub mod protect;

@@ -15,7 +15,7 @@ use crate::far_tier::tier;
 use crate::paging::{
     accounting, cache,
     fault::{self, Resolved},
-    hints, native_swap, reclaim,
+    hints, learn, native_swap, reclaim,
     swapin::{Round, SwapIn},
     trace,
 };
@@ -89,6 +89,7 @@ extern "C" fn reclaimer() -> ! {
     let mut used_ns = 0;
     let mut swap_in = SwapIn::new();
     let mut told = hints::Server::default();
+    let mut resumed = learn::Server::new();
     loop {
         rounds = rounds.wrapping_add(1);
         let before_ns = core::mem::replace(&mut used_ns, proc::thread_ns());
@@ -104,7 +105,11 @@ extern "C" fn reclaimer() -> ! {
             let reclaimed = pages::background_round() | reclaim::background_round();
             // In a program that is at its limit there is always a little to reclaim: hints do not wait for an end of
             // that, what comes back unasked does.
-            let round = match told.background_round() {
+            let round = match resumed.background_round() {
+                Round::Idle => told.background_round(),
+                round => round,
+            };
+            let round = match round {
                 Round::Idle if !reclaimed => swap_in.background_round(),
                 round => round,
             };

@@ -16,6 +16,7 @@ use super::features;
 use super::set::{self, Change, Now, SetError};
 use crate::beside::Sides;
 use crate::far::Keeper;
+use crate::recordings::Book;
 use crate::stats::{
     mode_name, needed_bytes, page_bytes, proactive_batch_bytes, proactive_threshold_bytes, slabs,
 };
@@ -49,6 +50,8 @@ pub struct Tenant {
     pub shared_memory: Option<Files>,
     /// What is beside its processes.
     pub sides: Sides,
+    /// The file of `--learn`.
+    pub book: Option<Book>,
 }
 
 impl Tenant {
