@@ -245,7 +245,8 @@ def proactive_set(r):
     says(r, c, "freed")
     far = far_bytes(r, name)
     time.sleep(1)
-    r.require(far_bytes(r, name) >= far, "pages came back though it is off")
+    # The program waits for a file, and needs a few of its own pages for that.
+    r.require(far_bytes(r, name) >= far - MIB, "pages came back though it is off")
     ask(r, "set", name, "proactive-threshold=4M", "proactive-batch=64K")
     r.same(limits(), (4 * MIB, 64 << 10), "what was set")
     stats, _ = comes_back(r, c, name, end, far)
