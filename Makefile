@@ -14,6 +14,7 @@ DEMO_PACKAGES := redis-server redis-tools python3 iproute2 util-linux kmod
 # `make demo DEMO_ARGS='--scale 0.2'` is a short one.
 DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
+BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 POINTER_PACKAGES := gcc libc6-dev openjdk-17-jdk-headless python3 iproute2 kmod
 PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 
@@ -33,6 +34,7 @@ build: ## Build the canvas command, its library inside, optimised
 	$(CARGO) build --release --locked --package canvas-cli
 
 bindings: ## Build the Python package and the Java archive of canvas.h under target/bindings (docs/API.md)
+	$(call install,$(BINDING_PACKAGES))
 	bindings/build $(TARGET)/bindings
 
 install: build ## Install canvas, canvas.h with its library, manual pages and completions under PREFIX (/usr/local)
