@@ -176,7 +176,7 @@ def learn_fork(r):
     p.end()
 
 
-@check("learn-redis", timeout_s=200)
+@check("learn-redis", slow_only=True, timeout_s=200)
 def learn_redis(r):
     """redis: all keys are read after an eviction, in another order each time, and every value is right."""
     if not r.managed:
@@ -211,7 +211,7 @@ def learn_redis(r):
         p.judge()
 
 
-@check("learn-java", timeout_s=200)
+@check("learn-java", slow_only=True, timeout_s=200)
 def learn_java(r):
     """A JVM, whose threads and collector fault as well."""
     if not r.managed:

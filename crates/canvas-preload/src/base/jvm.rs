@@ -222,15 +222,22 @@ fn fields<const N: usize>(
     let offset_at = symbols.value(c"gHotSpotVMStructEntryOffsetOffset")?;
     let address_at = symbols.value(c"gHotSpotVMStructEntryAddressOffset")?;
     let mut found = [const { None }; N];
+    // Rows of one type follow each other, with one name: what is read is little, so that reclaim need not wait.
+    let mut last = (0, [false; N]);
     for row in (0..ROWS_MAX).map(|i| rows + i * step) {
-        let (of_type, field) = (m.usize(row + type_at)?, m.usize(row + field_at)?);
+        let of_type = m.usize(row + type_at)?;
         if of_type == 0 {
             break;
         }
-        let is_it = |(name, names): &(&CStr, [&CStr; 2])| {
-            m.is(of_type, name) && names.iter().any(|n| m.is(field, n))
-        };
-        if let Some(i) = wanted.iter().position(is_it) {
+        if of_type != last.0 {
+            last = (of_type, wanted.map(|(name, _)| m.is(of_type, name)));
+        }
+        if last.1 == [false; N] {
+            continue;
+        }
+        let field = m.usize(row + field_at)?;
+        let is_it = |i: &usize| last.1[*i] && wanted[*i].1.iter().any(|name| m.is(field, name));
+        if let Some(i) = (0..N).find(is_it) {
             found[i] = Some(Field {
                 offset: m.usize(row + offset_at)?,
                 address: m.usize(row + address_at)?,
