@@ -177,11 +177,7 @@ pub(crate) fn is_under_way(b: &impl Beyond, extent: u32) -> bool {
 
 /// The job that brings this record of a page back, alone or with its extent.
 pub(crate) fn under_way(b: &impl Beyond, page: u32, place: DeepPlace) -> Option<usize> {
-    let alone = Alone {
-        page,
-        offset: place.offset,
-        len: place.len,
-    };
+    let alone = Alone::at(page, place);
     find(b, |job| {
         job.brings(place.extent) || job.brings_alone(place.extent, alone)
     })

@@ -150,12 +150,7 @@ pub fn ahead(b: &impl Beyond, page: u32, place: DeepPlace) -> bool {
         return false;
     };
     b.book().hold(place.extent);
-    let alone = Alone {
-        page,
-        offset: place.offset,
-        len: place.len,
-    };
-    channel::begin_alone(b, request, place.extent, alone);
+    channel::begin_alone(b, request, place.extent, Alone::at(page, place));
     true
 }
 

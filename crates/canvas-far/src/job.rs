@@ -11,6 +11,7 @@
 //!               └──────────┘ its request has not ended after all
 //! ```
 
+use canvas_types::DeepPlace;
 use canvas_types::sync::{AtomicI64, AtomicU32, Ordering};
 
 use canvas_shm::mailbox::Status;
@@ -57,6 +58,24 @@ pub struct Alone {
 
 impl Alone {
     const UNIT: u32 = 16;
+
+    /// The page's record at `place`.
+    pub fn at(page: u32, place: DeepPlace) -> Alone {
+        Alone {
+            page,
+            offset: place.offset,
+            len: place.len,
+        }
+    }
+
+    /// Where in the extent it is.
+    pub fn place(self, extent: u32) -> DeepPlace {
+        DeepPlace {
+            extent,
+            offset: self.offset,
+            len: self.len,
+        }
+    }
 
     /// As the bytes of a job.
     pub fn bytes(self) -> i64 {

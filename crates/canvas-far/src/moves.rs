@@ -7,8 +7,6 @@ use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::extent::Line;
 use canvas_swap::hash::Hash;
 
-use canvas_types::DeepPlace;
-
 use crate::channel::Request;
 use crate::job::Alone;
 use crate::traits::{Becomes, Beyond, Host, Owner, Pages, Whereabouts};
@@ -68,11 +66,7 @@ pub(crate) fn promote_alone<B: Beyond>(
     alone: Alone,
 ) -> bool {
     let owner = b.owner();
-    let place = DeepPlace {
-        extent,
-        offset: alone.offset,
-        len: alone.len,
-    };
+    let place = alone.place(extent);
     let Some(seen) = owner.look(alone.page) else {
         return false;
     };
