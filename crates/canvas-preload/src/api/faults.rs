@@ -2,9 +2,8 @@
 
 use canvas_pager::api::faults::{Fault, Ring};
 use canvas_sys::proc;
-use canvas_types::PageId;
 use canvas_types::sync::RawSpin;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::api::told;
 use crate::base::{thread, time};
@@ -22,45 +21,17 @@ static ASKED_NS: AtomicU64 = AtomicU64::new(0);
 static WAITERS: AtomicU32 = AtomicU32::new(0);
 static CAME: AtomicU32 = AtomicU32::new(0);
 
-/// Where a thread's fault was, and its instruction: in signal mode known where it is delivered, not where it is
-/// resolved. Threads may share a place; then the address tells whose it is.
-struct Noted {
-    address: AtomicUsize,
-    ip: AtomicUsize,
-}
-
-const PLACES: usize = 256;
-static NOTED: [Noted; PLACES] = [const {
-    Noted {
-        address: AtomicUsize::new(0),
-        ip: AtomicUsize::new(0),
-    }
-}; PLACES];
-
-fn noted() -> &'static Noted {
-    &NOTED[thread::thread_hash() % PLACES]
-}
-
-/// The calling thread has touched `address`, by the instruction at `ip`.
+/// A fault at `address`, by the instruction at `ip` (0 where that is not known), had to bring its page in, and nothing
+/// came in beside it.
 #[inline]
-pub fn note(address: usize, ip: usize) {
+pub fn push(address: usize, ip: usize) {
     if LISTENS.load(Ordering::Relaxed) {
-        let place = noted();
-        place.address.store(address, Ordering::Relaxed);
-        place.ip.store(ip, Ordering::Relaxed);
-    }
-}
-
-/// A fault on `page` had to bring it in, and nothing came in beside it.
-#[inline]
-pub fn push(page: PageId) {
-    if LISTENS.load(Ordering::Relaxed) {
-        add(page);
+        add(address, ip);
     }
 }
 
 #[cold]
-fn add(page: PageId) {
+fn add(address: usize, ip: usize) {
     let time_ns = time::now_ns();
     if time_ns > ASKED_NS.load(Ordering::Relaxed) + SILENT_NS
         && WAITERS.load(Ordering::Relaxed) == 0
@@ -68,15 +39,6 @@ fn add(page: PageId) {
         stop();
         return;
     }
-    let place = noted();
-    let (address, ip) = (
-        place.address.load(Ordering::Relaxed),
-        place.ip.load(Ordering::Relaxed),
-    );
-    let (address, ip) = match address.wrapping_sub(page.addr()) < canvas_types::PAGE_SIZE {
-        true => (address, ip),
-        false => (page.addr(), 0),
-    };
     let tid = thread::faulting_tid();
     RING.push(Fault {
         address: address as u64,

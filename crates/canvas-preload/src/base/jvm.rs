@@ -77,11 +77,6 @@ pub fn look(now_ns: u64) {
     }
 }
 
-/// In a fork's child, which has the parent's memory: nothing to do but to look again at another time.
-pub fn after_fork_in_child() {
-    NEXT_NS.store(0, Ordering::Relaxed);
-}
-
 /// Where libjvm.so begins in memory.
 fn libjvm() -> Option<usize> {
     let mut lines = Lines::open(proc::pid(), b"maps")?;

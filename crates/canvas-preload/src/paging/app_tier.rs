@@ -11,7 +11,7 @@ use canvas_pager::app::{self, Thread};
 use canvas_pager::prefetch::advised::Advice;
 use canvas_pager::prefetch::choice::Surroundings;
 use canvas_pager::prefetch::{FaultKind, Plan};
-use canvas_pager::word::{self, State, flag};
+use canvas_pager::word::{self, State};
 use canvas_shm::Counter;
 use canvas_sys::proc;
 use canvas_types::layout::{WINDOW_PAGES, in_window};
@@ -21,7 +21,8 @@ use core::cell::UnsafeCell;
 
 use crate::api::told;
 use crate::base::{areas, jvm, state, state::PREFETCHERS, state::count, thread, time};
-use crate::far_tier::{pool::pool, tier};
+use crate::far_tier::tier;
+use crate::paging::fault;
 
 /// Threads that are known at one time; two whose numbers are alike forget each other.
 const THREADS: usize = 64;
@@ -232,20 +233,8 @@ fn far_page(address: usize) -> Option<PageId> {
 
 /// Reads a page ahead, if it lies beyond the pool.
 fn read_ahead(page: PageId, mark: u64) -> bool {
-    if page.index() >= WINDOW_PAGES {
-        return false;
-    }
-    let w = areas::word(page);
-    let cur = word::load(w);
-    if cur.state() != State::Far
-        || !cur.has(flag::DEEP)
-        || !word::transition(w, cur, cur.with_state(State::Filling))
-    {
-        return false;
-    }
-    let place = pool().deep_place(cur.entry());
-    let asked = place.is_some_and(|place| tier::read_ahead(page, place));
-    word::publish(w, cur);
+    let asked =
+        page.index() < WINDOW_PAGES && fault::ask_for(page, |place| tier::read_ahead(page, place));
     if asked {
         let slot = &RAISED[page.index() % RAISED.len()];
         slot.store(u64::from(page.0) << 1 | mark, Ordering::Relaxed);

@@ -21,7 +21,7 @@ use canvas_sys::Errno;
 use canvas_sys::gate::yield_now;
 use canvas_types::layout::{BLOCK_PAGES, WINDOW_PAGES};
 use canvas_types::sync::backoff;
-use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
+use canvas_types::{DeepPlace, PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 
 use crate::api;
@@ -618,7 +618,7 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
     if plan.count != 0 {
         prefetch_with(&plan, ctx);
     } else {
-        api::faults::push(page);
+        api::faults::push(page.addr() + at.offset, at.ip);
     }
     if let Some(p) = plan.behind {
         CLOCK.stream_passed(p);
@@ -764,8 +764,9 @@ pub fn swap_in(
     done
 }
 
-/// Asks for a page that lies beyond the pool, with its extent: it can be had from the pool later.
-pub fn ask_for(page: PageId) {
+/// Asks for a page that lies beyond the pool, by `ask` with its place while the page is ours: it can be had from the
+/// pool later. What `ask` says; false when it does not lie there.
+pub fn ask_for(page: PageId, ask: impl FnOnce(DeepPlace) -> bool) -> bool {
     let w = areas::word(page);
     let cur = word::load(w);
     if cur.state() != State::Far
@@ -773,17 +774,11 @@ pub fn ask_for(page: PageId) {
         || cur.has(flag::STUCK)
         || !word::transition(w, cur, cur.with_state(State::Filling))
     {
-        return;
+        return false;
     }
-    let mut ctx = context::fill();
-    let ctx = &mut *ctx;
-    // Whatever else is found is for whoever needs the page.
-    if let Err(LoadError::Deep(place)) =
-        pool().load(cur.entry(), &mut ctx.staging[0], &mut ctx.scratch)
-    {
-        tier::fetch(place.extent);
-    }
+    let asked = pool().deep_place(cur.entry()).is_some_and(ask);
     word::publish(w, cur);
+    asked
 }
 
 /// Contiguous pages decoded into staging, waiting for their copy.

@@ -34,8 +34,8 @@ pub const LOT: usize = 64;
 /// Words that one round looks at.
 const LOOK_MAX: u32 = 1 << 16;
 /// Looks for room, or for a page that is on its way from beyond the pool, and the pause between two.
-pub const WAITS_MAX: u32 = 200;
-/// See [`WAITS_MAX`].
+const WAITS_MAX: u32 = 200;
+/// See `WAITS_MAX`.
 pub const WAIT_NS: u64 = 500_000;
 /// A process keeps so many pages, whatever it is told.
 const LEAST_PAGES: i64 = canvas_pager::floor::LEAST_PAGES;
@@ -216,14 +216,16 @@ pub struct Server {
     leaving: Option<Task>,
     /// Pages that are next, of one hint or several.
     lot: Lot,
-    /// Looks in vain since the last page came, or left.
-    waits: u32,
+    /// Looks in vain since the last page left.
     waits_out: u32,
 }
 
-struct Lot {
+/// Far pages that are next.
+pub struct Lot {
     pages: [PageId; LOT],
     len: usize,
+    /// Looks in vain since the last page came.
+    waits: u32,
 }
 
 impl Default for Lot {
@@ -231,7 +233,52 @@ impl Default for Lot {
         Lot {
             pages: [PageId::default(); LOT],
             len: 0,
+            waits: 0,
         }
+    }
+}
+
+impl Lot {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds those that can come in, as many as there is room for.
+    pub fn extend(&mut self, pages: impl Iterator<Item = PageId>) {
+        for page in pages.filter(|p| is_far(*p)).take(LOT - self.len) {
+            self.pages[self.len] = page;
+            self.len += 1;
+        }
+    }
+
+    /// All of them.
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages[..self.len]
+    }
+
+    /// Brings in the pages, of which there is one at least, and counts them; those that cannot come now stay. The pause
+    /// until the next try in ns; `None` when there were too many in vain: there is no room to be had, or far memory
+    /// does not answer, and the pages are given up. The caller is inside.
+    pub fn come_in(&mut self, counter: Counter) -> Option<u64> {
+        let came = lot_in(self.pages(), counter);
+        let mut kept = 0;
+        for i in 0..self.len {
+            if came.waits && is_far(self.pages[i]) {
+                self.pages[kept] = self.pages[i];
+                kept += 1;
+            }
+        }
+        self.len = kept;
+        self.waits = match kept > 0 && came.pages == 0 {
+            true => self.waits + 1,
+            false => 0,
+        };
+        if self.waits > WAITS_MAX {
+            *self = Lot::default();
+            return None;
+        }
+        Some(if came.waits { WAIT_NS } else { 0 })
     }
 }
 
@@ -281,36 +328,20 @@ impl Server {
 
     fn bring_in(&mut self) -> Round {
         let looked = self.fill_lot();
-        let lot = &mut self.lot;
-        if lot.len == 0 {
+        if self.lot.len == 0 {
             return match looked || self.coming.is_some() {
                 true => Round::Worked(0),
                 false => Round::Idle,
             };
         }
-        let came = lot_in(&lot.pages[..lot.len], Counter::HintPagesIn);
-        // Those that could not come now are next again.
-        let mut kept = 0;
-        for i in 0..lot.len {
-            if came.waits && is_far(lot.pages[i]) {
-                lot.pages[kept] = lot.pages[i];
-                kept += 1;
-            }
-        }
-        lot.len = kept;
-        self.waits = if kept > 0 && came.pages == 0 {
-            self.waits + 1
-        } else {
-            0
-        };
-        if self.waits > WAITS_MAX {
-            // There is no room to be had, or far memory does not answer.
-            (self.waits, lot.len, self.coming) = (0, 0, None);
+        let pause_ns = self.lot.come_in(Counter::HintPagesIn);
+        if pause_ns.is_none() {
+            self.coming = None;
             count(Counter::HintsDropped, 1);
         }
         // Others may need this processor, and faults the locks.
         yield_now();
-        Round::Worked(if came.waits { WAIT_NS } else { 0 })
+        Round::Worked(pause_ns.unwrap_or(WAIT_NS))
     }
 
     /// Fills the lot from the hints in their order. True when there was one.
@@ -353,15 +384,15 @@ pub fn is_far(page: PageId) -> bool {
 }
 
 /// What became of a lot.
-pub struct Came {
+struct Came {
     /// Pages that are resident now.
-    pub pages: u32,
+    pages: u32,
     /// Some of them cannot come now.
-    pub waits: bool,
+    waits: bool,
 }
 
 /// Brings in the pages, of which there is one at least, and counts them. The caller is inside.
-pub fn lot_in(lot: &[PageId], counter: Counter) -> Came {
+fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     let (seg, me) = (state::seg(), state::slot());
     let wait = Came {
         pages: 0,

@@ -21,7 +21,7 @@ use crate::base::{areas, state, state::count};
 use crate::far_tier::tier;
 use crate::paging::{
     accounting, fault,
-    hints::{self, LOT, WAIT_NS, WAITS_MAX},
+    hints::{self, LOT, Lot, WAIT_NS},
     swapin::Round,
 };
 
@@ -151,15 +151,10 @@ fn beside(page: PageId, replayed: u32) {
         return;
     };
     FRONT.store(of.unwrap_or(0) + 1, Ordering::Relaxed);
-    let mut lot = [PageId::default(); LOT];
-    let mut n = 0;
-    let pages = entry.pages().filter(|p| !is_left_out(*p)).map(PageId);
-    for page in pages.filter(|p| hints::is_far(*p)) {
-        lot[n] = page;
-        n += 1;
-    }
-    if n > 0 {
-        hints::lot_beside(&lot[..n], Counter::LearnPagesIn);
+    let mut lot = Lot::default();
+    lot.extend(entry.pages().filter(|p| !is_left_out(*p)).map(PageId));
+    if lot.len() > 0 {
+        hints::lot_beside(lot.pages(), Counter::LearnPagesIn);
     }
 }
 
@@ -191,10 +186,7 @@ pub struct Server {
     /// Up to which of its entries pages beyond the pool were asked for.
     reach: usize,
     /// Pages that are next.
-    lot: [PageId; LOT],
-    len: usize,
-    /// Looks in vain since the last page came.
-    waits: u32,
+    lot: Lot,
     /// Pages that may still come in where others have to leave for them.
     beyond_room: i64,
 }
@@ -206,9 +198,7 @@ impl Server {
             learner: None,
             replays: None,
             reach: 0,
-            lot: [PageId::default(); LOT],
-            len: 0,
-            waits: 0,
+            lot: Lot::default(),
             beyond_room: 0,
         }
     }
@@ -312,7 +302,7 @@ impl Server {
 
     fn note_replay(&mut self, recording: Option<&'static Recording>) {
         self.replays = recording;
-        (self.len, self.waits, self.reach) = (0, 0, 0);
+        (self.lot, self.reach) = (Lot::default(), 0);
         self.beyond_room = accounting::limit().map_or(i64::MAX, |l| l / 8);
         if recording.is_some() {
             count(Counter::LearnReplays, 1);
@@ -372,44 +362,27 @@ impl Server {
         if accounting::is_past_limit() || self.beyond_room <= 0 {
             return Round::Idle;
         }
-        if self.len == 0 {
+        if self.lot.len() == 0 {
             let mut next = [0; LOT];
             let n = learner.next(FRONT.load(Ordering::Relaxed), &mut next);
             if n == 0 {
                 return Round::Idle;
             }
-            let pages = next[..n].iter().map(|p| PageId(*p));
-            for page in pages.filter(|p| hints::is_far(*p)) {
-                self.lot[self.len] = page;
-                self.len += 1;
-            }
+            self.lot.extend(next[..n].iter().map(|p| PageId(*p)));
             self.ask_for_deep();
-            if self.len == 0 {
+            if self.lot.len() == 0 {
                 return Round::Worked(0);
             }
         }
-        if has_no_room(self.len as i64) {
-            self.beyond_room -= self.len as i64;
+        let pages = self.lot.len() as i64;
+        if has_no_room(pages) {
+            self.beyond_room -= pages;
         }
-        let came = hints::lot_in(&self.lot[..self.len], Counter::LearnPagesIn);
-        // Those that could not come now are next again.
-        let mut kept = 0;
-        for i in 0..self.len {
-            if came.waits && hints::is_far(self.lot[i]) {
-                self.lot[kept] = self.lot[i];
-                kept += 1;
-            }
+        let pause_ns = self.lot.come_in(Counter::LearnPagesIn);
+        if pause_ns.is_none() {
+            self.beyond_room = 0;
         }
-        self.len = kept;
-        self.waits = match kept > 0 && came.pages == 0 {
-            true => self.waits + 1,
-            false => 0,
-        };
-        if self.waits > WAITS_MAX {
-            // There is no room to be had, or far memory does not answer.
-            (self.waits, self.len, self.beyond_room) = (0, 0, 0);
-        }
-        Round::Worked(if came.waits { WAIT_NS } else { 0 })
+        Round::Worked(pause_ns.unwrap_or(WAIT_NS))
     }
 
     /// Asks for what of the next chunks lies beyond the pool.
@@ -426,7 +399,12 @@ impl Server {
                 break;
             };
             self.reach += 1;
-            entry.pages().for_each(|page| fault::ask_for(PageId(page)));
+            for page in entry.pages().map(PageId) {
+                fault::ask_for(page, |place| {
+                    tier::fetch(place.extent);
+                    true
+                });
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::api;
 use crate::base::{
     fds,
     fds::Fd,
-    freeze, jvm, own, regions,
+    freeze, own, regions,
     state::{self, count},
     tenant,
 };
@@ -199,7 +199,6 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
     native_swap::after_fork_in_child();
     devices::after_fork_in_child();
     api::after_fork_in_child();
-    jvm::after_fork_in_child();
     fork_accounting::was_forked();
     state::FORKED.store(true, Ordering::Relaxed);
     let parents = state::uffd();

@@ -10,7 +10,6 @@ use canvas_types::{PAGE_SIZE, PageId};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::api;
 use crate::base::{call::Call, freeze, regions, state, time, upcalls};
 use crate::memory::{args, mm, open_pages};
 use crate::paging::app_tier::At;
@@ -213,14 +212,12 @@ unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *m
         let write = uc.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0;
         {
             let _inside = freeze::enter_masked();
-            let ip = uc.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
-            api::faults::note(addr, ip);
             why = if shared {
                 pages::resolve(pages::page_of(addr))
             } else {
                 let at = At {
                     offset: addr % PAGE_SIZE,
-                    ip,
+                    ip: uc.uc_mcontext.gregs[libc::REG_RIP as usize] as usize,
                 };
                 fault::resolve_at(PageId::of_addr(addr), write, at)
             };

@@ -9,7 +9,6 @@ use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::api;
 use crate::base::{fds, fds::Fd, freeze, jvm, own, report, state, thread, time};
 use crate::far_tier::tier;
 use crate::paging::{
@@ -190,7 +189,6 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
     let page = PageId::of_addr(addr);
     let r = {
         let _inside = freeze::enter_masked();
-        api::faults::note(msg.address as usize, 0);
         fault::resolve(page, msg.flags & uffd::FAULT_WRITE != 0)
     };
     match r {
