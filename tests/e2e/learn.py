@@ -131,6 +131,18 @@ def few(r, what, first, then, part):
     r.note(said)
 
 
+def judge_run(r, first, counts, least, part):
+    """Two resumptions of a run: of the first run (`first` is None) the second is compared with the first one, of a later
+    run the first one with that. What later runs are compared with."""
+    if first is None:
+        first = counts[0]
+        r.require(first["faults_far"] >= least, f"{first['faults_far']} far faults: the test shows nothing")
+        few(r, "again", first, counts[1], part)
+    else:
+        few(r, "in a later run", first, counts[0], 50)
+    return first
+
+
 @check("learn-python", timeout_s=150)
 def learn_python(r):
     """The second resumption has a tenth of the far faults; so has the first one of a later run, from the file."""
@@ -199,12 +211,7 @@ def learn_redis(r):
                 r.require(got == values.get(k, 0), f"key {k}")
 
         counts = [p.resume(lambda step=step: read(step)) for step in (1, 2)]
-        if first is None:
-            first = counts[0]
-            r.require(first["faults_far"] >= 5000, f"{first['faults_far']} far faults: the test shows nothing")
-            few(r, "again", first, counts[1], 10)
-        else:
-            few(r, "in a later run", first, counts[0], 50)
+        first = judge_run(r, first, counts, 5000, 10)
         client.close()
         os.close(p.into)
         r.stop(p.c, expect=0)
@@ -227,12 +234,7 @@ def learn_java(r):
         p = Resuming(r, argv, tag, book, local=500 * MIB, least=24 * MIB)
         p.says("ready")
         counts = [p.resume(lambda: p.line("all")) for _ in range(2)]
-        if first is None:
-            first = counts[0]
-            r.require(first["faults_far"] >= 3000, f"{first['faults_far']} far faults: the test shows nothing")
-            few(r, "again", first, counts[1], 20)
-        else:
-            few(r, "in a later run", first, counts[0], 50)
+        first = judge_run(r, first, counts, 3000, 20)
         p.end()
 
 

@@ -47,6 +47,15 @@ fn beyond_at(toy: &Toy, page: u32) -> canvas_types::DeepPlace {
     toy.pool.deep_place(toy.word(page).entry()).unwrap()
 }
 
+/// 60 pages, of which these are beyond the pool, which has room again.
+fn some_beyond(toy: &Toy) -> Vec<u32> {
+    out(toy, 0, 60);
+    settle(toy);
+    let gone = beyond(toy);
+    toy.w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    gone
+}
+
 fn beyond(toy: &Toy) -> Vec<u32> {
     let deep = |n: &u32| toy.pool.deep_place(toy.word(*n).entry()).is_some();
     (0..64).filter(deep).collect()
@@ -108,10 +117,7 @@ fn a_write_that_fails_keeps_the_pages_and_rests_for_a_while() {
 fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
-    out(&toy, 0, 60);
-    settle(&toy);
-    let gone = beyond(&toy);
-    w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    let gone = some_beyond(&toy);
     assert!(room::pool_has_room(&toy));
     let place = toy.pool.deep_place(toy.word(gone[0]).entry()).unwrap();
     toy.swap_in(gone[0], page(gone[0]), false, true).unwrap();
@@ -138,10 +144,7 @@ fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
 fn a_page_that_is_read_ahead_alone_comes_into_the_pool_without_its_neighbours() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
-    out(&toy, 0, 60);
-    settle(&toy);
-    let gone = beyond(&toy);
-    w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    let gone = some_beyond(&toy);
     assert!(toy.read_ahead(gone[0]) && toy.read_ahead(gone[1]));
     assert!(!toy.read_ahead(gone[0]), "it is on its way");
     assert_eq!(under_way(&toy, JobKind::Page), 2);
@@ -198,10 +201,7 @@ fn a_page_that_was_read_alone_is_in_the_pool_from_then_on_if_that_has_room() {
 fn what_came_back_and_did_not_change_leaves_the_pool_unwritten() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();
-    out(&toy, 0, 60);
-    settle(&toy);
-    let gone = beyond(&toy);
-    w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    let gone = some_beyond(&toy);
     toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
     settle(&toy);
     assert!(w.counted(Counter::PagesRaised) > 0);
