@@ -60,6 +60,11 @@ fn shared_memory(canvas: u32) -> Option<File> {
     file.ok()
 }
 
+/// Who creates a segment in this process for a test holds this meanwhile: tests run side by side,
+/// and [`shared_memory`] takes the first segment of a process.
+#[cfg(test)]
+pub static ONLY_SEGMENT: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 /// Counters and far area of a `canvas run` with far memory.
 pub fn tenant_of(canvas: u32) -> Option<Lease> {
     Lease::map(&shared_memory(canvas)?).ok()
@@ -441,6 +446,7 @@ mod tests {
     #[test]
     fn what_moves_beyond_the_pool_is_seen() {
         use canvas_shm::Far;
+        let _only = ONLY_SEGMENT.lock();
         let (fd, segment) = Segment::create(true).unwrap();
         let stats = &Far::map(&fd).unwrap().stats;
         let me = std::process::id();
@@ -453,7 +459,6 @@ mod tests {
             swap: None,
         };
         let mut s = Sampler::new(watch, Instant::now(), Duration::from_millis(1));
-        // Tests beside this one have segments too: ours is given.
         s.tenant = Some(Lease::map(&fd).unwrap());
         s.segment = Some(segment);
         s.sample();
@@ -498,6 +503,7 @@ mod tests {
 
     #[test]
     fn the_counters_of_another_process_are_found() {
+        let _only = ONLY_SEGMENT.lock();
         let (_fd, segment) = Segment::create(false).unwrap();
         segment.count(0, Counter::PagesIn, 42);
         let seen = Segment::map(shared_memory(std::process::id()).unwrap()).unwrap();

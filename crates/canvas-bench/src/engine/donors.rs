@@ -292,6 +292,7 @@ mod tests {
 
     #[test]
     fn who_lends_most_dies_under_load_and_recovery_ends_with_repair() {
+        let _only = sampler::ONLY_SEGMENT.lock();
         let (fd, _) = Segment::create(true).unwrap();
         let stats = &Far::map(&fd).unwrap().stats;
         let dir = tempfile::tempdir().unwrap();
