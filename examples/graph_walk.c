@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #define GROUPS 8
 #define WALKERS 16
@@ -26,6 +27,12 @@ static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
     return x ^ (x >> 31);
+}
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
 }
 
 int main(int argc, char **argv) {
@@ -54,6 +61,7 @@ int main(int argc, char **argv) {
         for (size_t w = 0; w < WALKERS; w++)
             at[g][w] = (uint32_t)(mix(g * WALKERS + w) % count);
     uint64_t sum = 0, accepted = 0, refused = 0;
+    double began_ms = now_ms();
     for (size_t step = 0; step < steps; step++) {
         uint32_t *group = at[step % GROUPS];
         struct canvas_range next[WALKERS];
@@ -75,6 +83,7 @@ int main(int argc, char **argv) {
         }
     }
     printf("sum %016llx\n", (unsigned long long)sum);
+    fprintf(stderr, "round 0: %.1f ms\n", now_ms() - began_ms);
     fprintf(stderr, "%s: %llu pages asked for, %llu hints refused\n", asks ? "canvas is here" : "without hints",
             (unsigned long long)accepted, (unsigned long long)refused);
     return 0;

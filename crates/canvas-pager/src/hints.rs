@@ -4,6 +4,7 @@
 //! stopped in the middle of a call. When all places are taken the oldest hint makes way, as the newest tells
 //! most about what comes next.
 
+use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::word::{self, State, flag};
@@ -101,6 +102,13 @@ impl Ring {
     }
 }
 
+/// Are most of these pages, in the order of their hints, without another one of them just before or behind? What went
+/// out with such a page is then not wanted with it.
+pub fn is_scattered(pages: &[PageId]) -> bool {
+    let follows = |pair: &&[PageId]| pair[1].0 == pair[0].0.wrapping_add(1);
+    pages.windows(2).filter(follows).count() * 2 < pages.len()
+}
+
 /// What [`cool`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cooled {
@@ -159,6 +167,14 @@ mod tests {
         let push = (start, 1..=u32::MAX)
             .prop_map(|(s, n)| Op::Push(s, s.saturating_add(n).min(WINDOW_PAGES as u32)));
         prop_oneof![8 => push, 4 => Just(Op::Take), 1 => Just(Op::Clear)]
+    }
+
+    #[test]
+    fn pages_side_by_side_are_not_scattered() {
+        let lot =
+            |pages: &[u32]| is_scattered(&pages.iter().map(|p| PageId(*p)).collect::<Vec<_>>());
+        assert!(!lot(&[7, 8]) && !lot(&[7, 8, 20, 21, 22]) && !lot(&[0, 1, 2, 3, 90]));
+        assert!(lot(&[7]) && lot(&[7, 9, 11]) && lot(&[9, 8, 7]) && lot(&[1, 2, 30, 50, 70]));
     }
 
     proptest! {

@@ -707,6 +707,15 @@ fn prefetch_with(plan: &Plan, ctx: &mut context::Fill) {
     }
 }
 
+/// How pages beyond the pool are read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beyond {
+    /// Each alone.
+    Alone,
+    /// With all that went out with them.
+    Extents,
+}
+
 /// What [`swap_in`] came to.
 #[derive(Default)]
 pub struct SwappedIn {
@@ -720,10 +729,12 @@ pub struct SwappedIn {
     pub not_tried: Option<PageId>,
 }
 
-/// Brings in those of `pages`, in ascending order, that are far, as long as `goes_on`. They are charged already.
-/// The n-th is left in the swap cache where `sample` says so, so that its use is seen.
+/// Brings in those of `pages` that are far, as long as `goes_on`; best in ascending order. They are charged already.
+/// What lies beyond the pool is asked for by `beyond`. The n-th is left in the swap cache where `sample` says so, so
+/// that its use is seen.
 pub fn swap_in(
     pages: &[PageId],
+    beyond: Beyond,
     goes_on: impl Fn() -> bool,
     sample: impl Fn(u32) -> bool,
 ) -> SwappedIn {
@@ -733,6 +744,7 @@ pub fn swap_in(
     let kind = FillKind::Prefetch;
     let mut run = Pending {
         charged: true,
+        alone: beyond == Beyond::Alone,
         ..Pending::default()
     };
     let (mut done, mut decoded) = (SwappedIn::default(), 0);

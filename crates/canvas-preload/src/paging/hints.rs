@@ -418,7 +418,11 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
             return wait;
         }
     }
-    let done = fault::swap_in(lot, goes_on, |_| false);
+    let beyond = match hints::is_scattered(lot) {
+        true => fault::Beyond::Alone,
+        false => fault::Beyond::Extents,
+    };
+    let done = fault::swap_in(lot, beyond, goes_on, |_| false);
     accounting::uncharge(n - i64::from(done.mapped));
     count(counter, u64::from(done.mapped));
     for page in lot {
@@ -438,7 +442,7 @@ pub fn lot_beside(lot: &[PageId], counter: Counter) {
     if !state::seg().charge_local_within(state::slot(), n, mark) {
         return;
     }
-    let done = fault::swap_in(lot, || true, |_| false);
+    let done = fault::swap_in(lot, fault::Beyond::Extents, || true, |_| false);
     accounting::uncharge(n - i64::from(done.mapped));
     count(counter, u64::from(done.mapped));
     for page in lot {

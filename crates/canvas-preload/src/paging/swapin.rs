@@ -179,7 +179,7 @@ impl SwapIn {
         }
         let slots = cache::slots();
         let samples = slots.available() > slots.capacity() / 2;
-        let done = fault::swap_in(pages, goes_on, |i| {
+        let done = fault::swap_in(pages, fault::Beyond::Extents, goes_on, |i| {
             samples && (self.came + u64::from(i)).is_multiple_of(SAMPLE_EVERY)
         });
         accounting::uncharge(charge - i64::from(done.mapped));
