@@ -32,12 +32,15 @@ const BY_SAMPLE: u32 = 4 * SAMPLE;
 const BY_OTHER: u32 = 16;
 /// Time in which the first faults have to come.
 pub const WINDOW_NS: u64 = 50_000_000;
-/// Fewer faults in that time are quiet.
+/// Fewer faults in that time are quiet: a program that is idle still works now and then (redis moves a hash table a
+/// millisecond at a time, ten times a second), and what it does then is no resumption either.
+pub const BUSY: u32 = FIRST as u32;
+/// While a resumption is under way, fewer faults in that time are its end. What is replayed has few.
 pub const FEW: u32 = 8;
 /// So long it has to be quiet before a resumption.
 pub const QUIET_NS: u64 = 500_000_000;
 /// So long it has to be quiet for its end.
-pub const END_NS: u64 = 200_000_000;
+pub const END_NS: u64 = 400_000_000;
 
 /// Is the page one of those that a replay leaves out? Of [`SAMPLE`] side by side it is one, another one each time.
 pub fn is_left_out(page: u32) -> bool {
@@ -101,8 +104,10 @@ pub struct Learner<'a> {
     /// How many such there were, and with which of them a recording is looked for.
     unforeseen: u32,
     search_at: u32,
-    /// The window before was busy.
-    was_busy: bool,
+    /// The last fault of the window before, when that was busy.
+    busy_before_ns: Option<u64>,
+    /// The last fault.
+    last_ns: u64,
     /// When it was last busy, but for the window before.
     busy_ns: u64,
     /// A resumption is under way, and when it was last busy.
@@ -124,7 +129,8 @@ impl<'a> Learner<'a> {
             seen: [0; FIRST],
             unforeseen: 0,
             search_at: 0,
-            was_busy: false,
+            busy_before_ns: None,
+            last_ns: 0,
             busy_ns: 0,
             resumed_ns: None,
             replay: None,
@@ -138,6 +144,7 @@ impl<'a> Learner<'a> {
         if now_ns.saturating_sub(self.window_ns) > WINDOW_NS {
             self.next_window(now_ns);
         }
+        self.last_ns = now_ns;
         let i = self.faults as usize;
         self.faults = self.faults.saturating_add(1);
         if self.resumed_ns.is_some() {
@@ -159,12 +166,18 @@ impl<'a> Learner<'a> {
     }
 
     fn next_window(&mut self, now_ns: u64) {
-        if self.was_busy {
-            self.busy_ns = self.window_ns;
+        if let Some(busy_ns) = self.busy_before_ns {
+            self.busy_ns = self.busy_ns.max(busy_ns);
         }
         // A burst may have begun in the window before: that does not count yet.
-        self.was_busy = self.faults >= FEW;
+        self.busy_before_ns = (self.faults >= BUSY).then_some(self.last_ns);
         (self.window_ns, self.faults) = (now_ns, 0);
+    }
+
+    /// Pages leave because there is too little room: faults that come now say what has left too soon, and not what a
+    /// program needs that resumes.
+    pub fn disturbed(&mut self, now_ns: u64) {
+        self.busy_ns = self.busy_ns.max(now_ns);
     }
 
     /// The page came in because of another one's fault.
@@ -298,11 +311,13 @@ impl<'a> Learner<'a> {
     pub fn ended(&mut self, now_ns: u64) -> Option<Outcome> {
         let resumed_ns = self.resumed_ns?;
         let is_steady = self.repeats > 256.max(self.draft.pages() / 4);
-        if !is_steady && !self.is_full && now_ns.saturating_sub(resumed_ns) < END_NS {
+        let is_quiet = now_ns.saturating_sub(resumed_ns) >= END_NS;
+        if !is_steady && !self.is_full && !is_quiet {
             return None;
         }
         self.resumed_ns = None;
-        self.busy_ns = now_ns;
+        // It has been quiet since then, however late that is seen.
+        self.busy_ns = if is_quiet { resumed_ns } else { now_ns };
         let replay = self.replay.take();
         let pages = self.draft.pages();
         Some(match replay {
@@ -315,7 +330,7 @@ impl<'a> Learner<'a> {
 
     /// Would a burst be a resumption, that began now?
     pub fn is_quiet(&self, now_ns: u64) -> bool {
-        let since = match self.faults >= FEW || self.was_busy {
+        let since = match self.faults >= BUSY || self.busy_before_ns.is_some() {
             true => self.window_ns,
             false => self.busy_ns,
         };

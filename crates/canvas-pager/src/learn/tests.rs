@@ -239,13 +239,36 @@ fn a_resumption_is_a_burst_after_a_quiet_time() {
     assert!(beginnings(burst(2000, 31)).is_empty());
     assert!(beginnings((0..100).map(|i| (2000 + i * 3) * MS)).is_empty());
     // Not quiet before; after a second of quiet it is one again.
-    let busy = || (0..200).map(|i| (1000 + i * 4) * MS);
-    assert!(beginnings(busy().chain(burst(1900, 50))).is_empty());
-    assert_eq!(beginnings(busy().chain(burst(3000, 50))), [3003]);
+    let busy = || (0..800).map(|i| (1000 + i) * MS);
+    assert_eq!(beginnings(busy().chain(burst(2150, 50))), [1031]);
+    assert_eq!(beginnings(busy().chain(burst(3000, 50))), [1031, 3003]);
+    // It begins slowly, in a window of its own, after a time with no fault at all.
+    let slowly = (0..20).map(|i| (3000 + i * 2) * MS);
+    let slowly: Vec<u64> = busy().chain(slowly).chain(burst(3051, 50)).collect();
+    assert_eq!(beginnings(slowly.into_iter()), [1031, 3054]);
+    // Some each tenth of a second, as of a program that tidies up, are quiet.
+    let tidies = (0..400).map(|i| (1000 + i / 20 * 100) * MS + i % 20 * MS / 10);
+    let tidies: Vec<u64> = tidies.chain(burst(3010, 50)).collect();
+    assert_eq!(beginnings(tidies.into_iter()), [3013]);
     // A few now and then are quiet, also just before it.
     let few = (0..40).map(|i| (1000 + i * 30) * MS);
     let few: Vec<u64> = few.chain(burst(2201, 50)).collect();
     assert_eq!(beginnings(few.into_iter()).len(), 1);
+}
+
+#[test]
+fn what_had_to_leave_and_is_wanted_at_once_is_no_resumption() {
+    let m = Memory::new(1 << 12, 1 << 12);
+    let mut learner = m.learner();
+    let begins = |learner: &mut Learner<'_>, at: u64| {
+        let events = (0..50).map(|i| learner.fault(at * MS, i * 3));
+        events.filter(|e| *e == Event::Begins).count()
+    };
+    for at in 2000..2400 {
+        learner.disturbed(at * MS);
+    }
+    assert_eq!(begins(&mut learner, 2450), 0, "just after");
+    assert_eq!(begins(&mut learner, 3200), 1, "when it was quiet again");
 }
 
 #[test]

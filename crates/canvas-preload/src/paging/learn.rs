@@ -209,16 +209,16 @@ impl Server {
             return Round::Idle;
         }
         let now_ns = proc::now_ns();
+        if accounting::is_past_limit() {
+            self.learner().disturbed(now_ns);
+        }
         for _ in 0..RING {
             let Some(value) = take() else { break };
-            let learner = self.learner.get_or_insert_with(|| {
-                let ([a, b], words) = areas::learnt();
-                Learner::new(Draft::new(words, Index::new(a)), Index::new(b))
-            });
             let page = (value & !AHEAD).wrapping_sub(1);
             if page as usize >= WINDOW_PAGES {
                 continue;
             }
+            let learner = self.learner();
             if value & AHEAD != 0 {
                 learner.ahead(page);
                 continue;
@@ -229,6 +229,7 @@ impl Server {
                 Event::Search => self.search(),
             }
         }
+        // Behind the faults: where this thread has had no processor for a while, they are of the same resumption.
         if let Some(outcome) = self.learner.as_mut().and_then(|l| l.ended(now_ns)) {
             self.end(outcome);
         }
@@ -256,6 +257,13 @@ impl Server {
             yield_now();
         }
         round
+    }
+
+    fn learner(&mut self) -> &mut Learner<'static> {
+        self.learner.get_or_insert_with(|| {
+            let ([a, b], words) = areas::learnt();
+            Learner::new(Draft::new(words, Index::new(a)), Index::new(b))
+        })
     }
 
     /// A resumption has begun.
