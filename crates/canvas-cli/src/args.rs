@@ -777,8 +777,11 @@ pub struct StatArgs {
     /// Print page features instead: what the pages are like, and what paging costs.
     #[arg(long)]
     pub features: bool,
-    /// Print JSON, one object a line (its fields: docs/OPERATING.md).
+    /// Print instead what comes back ahead of need, by who asks for it.
     #[arg(long, conflicts_with = "features")]
+    pub prefetch: bool,
+    /// Print JSON, one object a line (its fields: docs/OPERATING.md).
+    #[arg(long, conflicts_with_all = ["features", "prefetch"])]
     pub json: bool,
 }
 

@@ -41,12 +41,16 @@ pub fn run(args: &StatArgs) -> Result<i32, Failure> {
                 text.push('\n');
             } else {
                 if lines.is_multiple_of(HEADER_EVERY) {
-                    text += if args.features { FEATURES } else { HEADER };
+                    text += match args {
+                        _ if args.features => FEATURES,
+                        _ if args.prefetch => PREFETCH,
+                        _ => HEADER,
+                    };
                 }
-                text += &if args.features {
-                    features(&rates)
-                } else {
-                    line(&rates)
+                text += &match args {
+                    _ if args.features => features(&rates),
+                    _ if args.prefetch => prefetch(&rates),
+                    _ => line(&rates),
                 };
             }
             lines += 1;
@@ -67,6 +71,20 @@ const HEADER: &str = "\
 const FEATURES: &str = "\
 ------tenant------   frag  store    seq    hot   comp   file   slow  stall
 ";
+
+const PREFETCH: &str = "\
+------tenant------ -low tier-- ------------application tier------------- ----others-----
+                    strm  near   fwd  kept array links  used  refs  used  hint learn  free
+";
+
+fn prefetch(r: &Rates) -> String {
+    let mut text = format!("{:<18}", format!("{}.{}", r.tenant, r.pid));
+    for n in r.ahead.cells() {
+        text += &format!(" {:>5}", Count(n).to_string());
+    }
+    text.push('\n');
+    text
+}
 
 fn features(r: &Rates) -> String {
     let mut text = format!("{:<18}", format!("{}.{}", r.tenant, r.pid));

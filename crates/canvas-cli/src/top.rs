@@ -104,9 +104,10 @@ impl View {
         let donors: usize = self.runs.values().map(|(s, _)| s.status.donors.len()).sum();
         let problems = self.problems();
         let fit = |rows: usize| Constraint::Length(u16::try_from(rows).unwrap_or(u16::MAX));
-        let [title, runs, features, trouble, lenders] = Layout::vertical([
+        let [title, runs, features, ahead, trouble, lenders] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(3),
+            fit(self.runs.len().clamp(1, 10) + 2),
             fit(self.runs.len().clamp(1, 10) + 2),
             fit(problems.len().min(8)),
             fit(if donors > 0 { donors.min(20) + 2 } else { 0 }),
@@ -121,6 +122,7 @@ impl View {
         frame.render_widget(Line::styled(head, bold), title);
         frame.render_widget(self.table_of_runs(), runs);
         frame.render_widget(self.table_of_features(), features);
+        frame.render_widget(self.table_of_ahead(), ahead);
         let red = Style::new().fg(Color::Red);
         frame.render_widget(Paragraph::new(problems.join("\n")).style(red), trouble);
         frame.render_widget(self.table_of_donors(), lenders);
@@ -207,6 +209,25 @@ impl View {
             )
         });
         let widths = [18, 8, 6, 6, 6, 6, 6, 6, 6, 6].map(Constraint::Length);
+        Table::new(rows, widths).header(header(&head))
+    }
+
+    /// Pages a second that come back ahead of need, by who asks for them.
+    fn table_of_ahead(&self) -> Table<'_> {
+        let head = [
+            "TENANT", "PID", "STRM/s", "NEAR/s", "FWD/s", "KEPT/s", "ARR/s", "LINK/s", "USED/s",
+            "REF/s", "USED/s", "HINT/s", "LEARN/s", "FREE/s",
+        ];
+        let rows = self.runs.iter().map(|(name, (_, rates))| {
+            let cells = rates.as_ref().map(|r| r.ahead.cells());
+            let cells = cells.unwrap_or_default().map(|n| Count(n).to_string());
+            Row::new(
+                [plain(&name.tenant), name.pid.to_string()]
+                    .into_iter()
+                    .chain(cells),
+            )
+        });
+        let widths = [18, 8, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 7, 6].map(Constraint::Length);
         Table::new(rows, widths).header(header(&head))
     }
 

@@ -46,6 +46,71 @@ pub struct Rates {
     pub pool_grant_bytes: Option<u64>,
     /// Page features of the interval.
     pub features: Features,
+    /// What came back ahead of need in the interval, by who asked for it.
+    pub ahead: Ahead,
+}
+
+/// Pages that came back ahead of need, by who asked for them; a second.
+#[derive(Serialize, Clone, Debug, Default)]
+pub struct Ahead {
+    /// By the low tier: streams and trends, and neighbours in groups.
+    pub streams_per_s: f64,
+    pub nearby_per_s: f64,
+    /// By the application tier: deltas of a thread in an array; links; references. What is used of them.
+    pub arrays_per_s: f64,
+    pub links_per_s: f64,
+    pub links_used_per_s: f64,
+    pub refs_per_s: f64,
+    pub refs_used_per_s: f64,
+    /// Because the program said so; by a recording; because memory was free.
+    pub hints_per_s: f64,
+    pub learnt_per_s: f64,
+    pub proactive_per_s: f64,
+    /// Faults that the application tier was asked for, and those of threads that are kept out of it.
+    pub forwarded_per_s: f64,
+    pub kept_out_per_s: f64,
+}
+
+impl Ahead {
+    /// From counters' rates by name.
+    fn of(counter: impl Fn(&str) -> f64) -> Ahead {
+        let (nearby, arrays) = (
+            counter("prefetch_issued_nearby"),
+            counter("app_issued_arrays"),
+        );
+        Ahead {
+            streams_per_s: (counter("prefetch_issued") - nearby - arrays).max(0.0),
+            nearby_per_s: nearby,
+            arrays_per_s: arrays,
+            links_per_s: counter("app_issued_links"),
+            links_used_per_s: counter("app_used_links"),
+            refs_per_s: counter("app_issued_refs"),
+            refs_used_per_s: counter("app_used_refs"),
+            hints_per_s: counter("hint_pages_in"),
+            learnt_per_s: counter("learn_pages_in"),
+            proactive_per_s: counter("pages_in_proactive"),
+            forwarded_per_s: counter("app_faults_forwarded"),
+            kept_out_per_s: counter("app_faults_kept_out"),
+        }
+    }
+
+    /// In the order of the columns of `canvas stat --prefetch` and `canvas top`.
+    pub fn cells(&self) -> [f64; 12] {
+        [
+            self.streams_per_s,
+            self.nearby_per_s,
+            self.forwarded_per_s,
+            self.kept_out_per_s,
+            self.arrays_per_s,
+            self.links_per_s,
+            self.links_used_per_s,
+            self.refs_per_s,
+            self.refs_used_per_s,
+            self.hints_per_s,
+            self.learnt_per_s,
+            self.proactive_per_s,
+        ]
+    }
 }
 
 impl Rates {
@@ -106,6 +171,7 @@ impl Rates {
             pool_limit_bytes: limits.pool_now_bytes(),
             pool_grant_bytes: limits.pool_grant_bytes,
             features: after.features.since(&before.features).features(ns),
+            ahead: Ahead::of(counter),
         })
     }
 }
@@ -140,6 +206,15 @@ mod tests {
         a.counters.insert("faults_far".to_owned(), 10);
         b.counters.insert("faults_far".to_owned(), 15);
         b.counters.insert("pages_out".to_owned(), 4);
+        for (name, n) in [
+            ("prefetch_issued", 100),
+            ("prefetch_issued_nearby", 20),
+            ("app_issued_arrays", 30),
+            ("app_used_refs", 8),
+            ("learn_pages_in", 12),
+        ] {
+            b.counters.insert(name.to_owned(), n);
+        }
         a.fault_ns = vec![0; BUCKETS];
         a.fault_ns[bucket_of(1_000_000)] = 1000;
         b.fault_ns = a.fault_ns.clone();
@@ -150,6 +225,12 @@ mod tests {
         assert_eq!(
             (r.faults_far_per_s, r.pages_out_per_s, r.interval_s),
             (2.5, 2.0, 2.0)
+        );
+        assert_eq!(
+            r.ahead.cells(),
+            [
+                25.0, 10.0, 0.0, 0.0, 15.0, 0.0, 0.0, 0.0, 4.0, 0.0, 6.0, 0.0
+            ]
         );
         let (p50, p99) = (r.fault_p50_ns.unwrap(), r.fault_p99_ns.unwrap());
         assert!(
