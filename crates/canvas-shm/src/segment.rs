@@ -15,7 +15,7 @@ use crate::learn::Recordings;
 use crate::nodes::NodeBook;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_000f;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0010;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -238,6 +238,8 @@ counters! {
     AppUsedRefs = "app_used_refs": "Of these, pages that were faulted on then.",
     AppRefsLive = "app_refs_live": "Pointers to far pages at forwarded faults whose kind had proven itself.",
     AppRefsCovered = "app_refs_covered": "Forwarded faults on pages that such a pointer had led to.",
+    AppTrialsFor = "app_trials_for": "Comparisons of faults a second with and without links and references (--app-tier auto) that spoke for them.",
+    AppTrialsAgainst = "app_trials_against": "Comparisons that spoke against them.",
     PrefetchIssuedNearby = "prefetch_issued_nearby": "Of prefetch_issued, pages beside a fault that belonged to no stream (auto).",
     PrefetchUsedNearby = "prefetch_used_nearby": "Of prefetch_used, pages beside a fault that belonged to no stream (auto).",
     PrefetchLate = "prefetch_late": "Faults that waited for a prefetch of the same page.",

@@ -77,7 +77,7 @@ impl Prefetch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u32)]
 pub enum AppTier {
-    /// What is measured to pay: today all of it.
+    /// As [`AppTier::Refs`], as long as the program is measured to be faster with it.
     #[default]
     Auto = 0,
     /// Nothing.

@@ -101,7 +101,7 @@ pub struct AppTierArgs {
 /// `--app-tier`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum AppTierArg {
-    /// What is measured to pay: today as refs.
+    /// As refs, as long as the program is measured to be faster with it.
     Auto,
     /// Nothing.
     Off,

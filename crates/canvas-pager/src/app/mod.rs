@@ -11,6 +11,7 @@
 
 pub mod links;
 pub mod refs;
+pub mod trial;
 
 use crate::api::kinds::Kind;
 use links::Chain;

@@ -7,6 +7,7 @@
 use canvas_pager::api::refs::Content;
 use canvas_pager::app::links::{Asked, Links, Place};
 use canvas_pager::app::refs::{Candidate, Encoding, Groups, candidates};
+use canvas_pager::app::trial::{Answer, Trial};
 use canvas_pager::app::{self, Thread};
 use canvas_pager::prefetch::advised::Advice;
 use canvas_pager::prefetch::choice::Surroundings;
@@ -51,6 +52,8 @@ static ALL: Threads = Threads(
     }; THREADS],
 );
 static GROUPS: Groups = Groups::new();
+/// Whether reading ahead pays.
+static TRIAL: Trial = Trial::new();
 /// Links are kept from here on.
 static LINKS_PAGES: AtomicU64 = AtomicU64::new(0);
 static HAS_FAR: AtomicBool = AtomicBool::new(false);
@@ -177,9 +180,18 @@ pub fn follow(page: PageId, at: At, bytes: &PageBuf) {
 }
 
 fn follow_forwarded(page: PageId, at: At, bytes: &PageBuf, tier: AppTier) {
+    let mut may = true;
     let found = with_thread(|t| {
+        let nothing = (Asked::default(), Asked::default());
         if !t.is_forwarded() {
-            return (Asked::default(), Asked::default());
+            return nothing;
+        }
+        if tier == AppTier::Auto {
+            let answer = compare();
+            may = answer.may;
+            if !answer.learns {
+                return nothing;
+            }
         }
         let by_link = t.chain.on_fault(&links(), Place::new(page, at.offset));
         let mut by_ref = Asked::default();
@@ -192,7 +204,7 @@ fn follow_forwarded(page: PageId, at: At, bytes: &PageBuf, tier: AppTier) {
         }
         (by_link, by_ref)
     });
-    let Some((by_link, by_ref)) = found else {
+    let Some((by_link, by_ref)) = found.filter(|_| may) else {
         return;
     };
     for (asked, mark, counter) in [
@@ -203,8 +215,20 @@ fn follow_forwarded(page: PageId, at: At, bytes: &PageBuf, tier: AppTier) {
         let issued = issued.count() as u64;
         if issued > 0 {
             count(counter, issued);
+            TRIAL.issued(issued as u32);
         }
     }
+}
+
+/// May something be read ahead, by what that has given so far?
+fn compare() -> Answer {
+    let answer = TRIAL.on_fault(time::now_ns());
+    match answer.vote {
+        Some(true) => count(Counter::AppTrialsFor, 1),
+        Some(false) => count(Counter::AppTrialsAgainst, 1),
+        None => {}
+    }
+    answer
 }
 
 /// How references are written in the page: as the program has told, as the JVM says, or as addresses.
