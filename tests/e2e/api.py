@@ -92,9 +92,11 @@ def api_calls(r):
 
 @check("api-example-c", timeout_s=120)
 def api_example_c(r):
-    """A walk through a graph that asks for its next nodes, by pkg-config where there is one."""
+    """A scan of a B+ tree and a walk through a graph, which ask for their next nodes."""
     if not r.managed:
         return
+    program = linked(r, os.path.join(EXAMPLES, "btree_scan.c"), "btree_scan")
+    example(r, "btree_scan", [program, 64, 2], local=24 * MIB)
     program = linked(r, os.path.join(EXAMPLES, "graph_walk.c"), "graph_walk")
     argv = [program, 96, 1000]
     told = example(r, "graph_walk", argv, local=32 * MIB)
