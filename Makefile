@@ -22,7 +22,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost bench-pointers lint deps-test deps-demo clean
+	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -134,6 +134,14 @@ bench-cost: build ## What the controller of --slo costs, two runs side by side (
 bench-pointers: build ## Programs that follow pointers, their pages at a donor, with and without --app-tier (root; docs/BENCH.md)
 	$(call install,$(POINTER_PACKAGES))
 	bench/pointers --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-pointers.jsonl
+
+bench-hints: build ## Programs that say what they need next (canvas.h), their pages at a donor (root; docs/BENCH.md)
+	$(call install,$(POINTER_PACKAGES))
+	bench/hints --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-hints.jsonl
+
+bench-resume: build ## Idle programs that are needed again, with and without --learn (root; docs/BENCH.md)
+	$(call install,$(POINTER_PACKAGES) redis-server)
+	bench/resume --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-resume.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

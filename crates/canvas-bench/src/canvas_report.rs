@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::record::{Ahead, Entries, Far, Held, Prefetch, Proactive, Quantiles, Sample};
+use crate::record::{Ahead, AppTier, Entries, Far, Held, Prefetch, Proactive, Quantiles, Sample};
 
 fn number(v: &Value, path: &[&str]) -> Option<u64> {
     path.iter().try_fold(v, |v, key| v.get(key))?.as_u64()
@@ -74,12 +74,28 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
             accuracy: v["prefetch"]["accuracy"].as_f64(),
         });
     }
-    let proactive = |name| get(&["counters", name]);
+    let counter = |name| get(&["counters", name]);
+    let asked = [
+        counter("app_faults_forwarded"),
+        counter("app_faults_kept_out"),
+    ];
+    if asked.iter().flatten().any(|n| *n > 0) {
+        let of = |name| counter(name).unwrap_or_default();
+        sample.app_tier = Some(AppTier {
+            forwarded: of("app_faults_forwarded"),
+            kept_out: of("app_faults_kept_out"),
+            by_arrays: of("app_issued_arrays"),
+            by_links: of("app_issued_links"),
+            by_links_used: of("app_used_links"),
+            by_refs: of("app_issued_refs"),
+            by_refs_used: of("app_used_refs"),
+        });
+    }
     if let (Some(pages), Some(ns)) = (
-        proactive("pages_in_proactive").filter(|n| *n > 0),
-        proactive("pages_in_proactive_ns"),
+        counter("pages_in_proactive").filter(|n| *n > 0),
+        counter("pages_in_proactive_ns"),
     ) {
-        let used = proactive("pages_in_proactive_used").unwrap_or_default();
+        let used = counter("pages_in_proactive_used").unwrap_or_default();
         sample.proactive = Some(Proactive { pages, ns, used });
     }
     let locked = get(&["entries", "allocs_locked"]);
@@ -146,7 +162,9 @@ mod tests {
             "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
             "entries":{"allocs_locked":11,"allocs_stocked":7,"allocs_reserved":12,"reservations_dropped":3},
             "counters":{"faults_far":15,"pages_in":20,"pages_out":30,"pages_in_proactive":4,
-            "pages_in_proactive_ns":1000,"pages_in_proactive_used":32},"verify_failures":0}"#;
+            "pages_in_proactive_ns":1000,"pages_in_proactive_used":32,
+            "app_faults_forwarded":50,"app_faults_kept_out":51,"app_issued_arrays":52,"app_issued_links":53,
+            "app_used_links":54,"app_issued_refs":55,"app_used_refs":56},"verify_failures":0}"#;
         let mut s = Sample::default();
         apply(text, &mut s).unwrap();
         assert_eq!(s.far, None, "not over donors");
@@ -159,6 +177,10 @@ mod tests {
         assert_eq!((q.p50, q.p99, q.p999, q.max), (6.0, 8.0, None, Some(9.0)));
         assert_eq!(s.fault_histogram, [(6, 3), (9, 2)]);
         assert_eq!(s.prefetch.unwrap().accuracy, Some(0.5));
+        let app = s.app_tier.unwrap();
+        assert_eq!((app.forwarded, app.kept_out, app.by_arrays), (50, 51, 52));
+        assert_eq!((app.by_links, app.by_links_used), (53, 54));
+        assert_eq!((app.by_refs, app.by_refs_used), (55, 56));
         let entries = s.entries.unwrap();
         assert_eq!(
             (entries.stocked, entries.reserved, entries.dropped),

@@ -515,29 +515,31 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "canvas-table5",
-        about: "contribution and accuracy of prefetchers: streams, Leap and the kernel's, under Spark",
+        about: "contribution and accuracy of prefetchers, Leap's, the kernel's and ours with both tiers: Spark beside three native programs",
         paper: Some("Canvas, table 5"),
-        parts: &[Part {
-            programs: &[
+        parts: &[
+            prefetchers_beside(&[
                 program("spark-lr"),
+                program("snappy"),
+                program("memcached-get95"),
+                program("xgboost"),
+            ]),
+            prefetchers_beside(&[
                 program("spark-kmeans"),
+                program("snappy"),
+                program("memcached-get95"),
+                program("xgboost"),
+            ]),
+            prefetchers_beside(&[
                 program("spark-triangles"),
-            ],
-            variants: &[
-                CANVAS,
-                Below::Canvas(&["--prefetch", "leap"]),
-                Below::Canvas(&["--prefetch", "readahead"]),
-                Below::Canvas(&["--prefetch", "none"]),
-                Below::Zram,
-            ],
-            percents: &[25],
-            how: How::Alone,
-        }],
-        not_yet: &[
-            "the two-tier prefetcher (patterns by thread and by reference): canvas has one tier",
+                program("snappy"),
+                program("memcached-get95"),
+                program("xgboost"),
+            ]),
         ],
-        repeats: REPEATS,
-        scale: 1.0,
+        not_yet: &[],
+        repeats: 2,
+        scale: 0.5,
         time_max: None,
     },
     Experiment {
@@ -568,6 +570,22 @@ pub const EXPERIMENTS: &[Experiment] = &[
         time_max: None,
     },
 ];
+
+/// Programs together under each prefetcher, and ours with and without the application tier.
+const fn prefetchers_beside(programs: &'static [Program]) -> Part {
+    Part {
+        programs,
+        variants: &[
+            Below::Canvas(&["--prefetch", "leap"]),
+            Below::Canvas(&["--prefetch", "readahead"]),
+            Below::Canvas(&["--app-tier", "off"]),
+            Below::Canvas(&["--app-tier", "threads"]),
+            CANVAS,
+        ],
+        percents: &[25],
+        how: How::OnlyTogether,
+    }
+}
 
 const fn writers(
     args: &'static [&'static str],

@@ -162,6 +162,9 @@ pub struct Sample {
     pub far_peak_bytes: Option<u64>,
     /// Canvas's prefetcher, or the kernel's readahead where it counts.
     pub prefetch: Option<Prefetch>,
+    /// The application tier of prefetching, where it was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app_tier: Option<AppTier>,
     /// Pages that came back before they were touched, because local memory was free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proactive: Option<Proactive>,
@@ -220,6 +223,26 @@ pub struct Prefetch {
     pub contribution: Option<f64>,
     /// Share of prefetched pages that were used, 0 to 1.
     pub accuracy: Option<f64>,
+}
+
+/// What the application tier of prefetching was asked and gave: counters `app_*` of the report
+/// (docs/STATS.md).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppTier {
+    /// Faults that were forwarded to it.
+    pub forwarded: u64,
+    /// Those of threads that collect garbage or compile, which were not.
+    pub kept_out: u64,
+    /// Pages by deltas of a thread in an array; part of [`Prefetch::issued`].
+    pub by_arrays: u64,
+    /// Pages by links, read into the pool ahead.
+    pub by_links: u64,
+    /// Of those, faulted on then.
+    pub by_links_used: u64,
+    /// Pages by references, read into the pool ahead.
+    pub by_refs: u64,
+    /// Of those, faulted on then.
+    pub by_refs_used: u64,
 }
 
 /// Pages that came back before they were touched (FastSwap §V).

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::figures::{limited, offloadable, with_spread};
 use crate::cells::{Cell, Unit, best_peer_of, company, local_of, peer_of, solo_of};
-use crate::record::{Far, Outcome, Quantiles, Sample};
+use crate::record::{AppTier, Far, Outcome, Quantiles, Sample};
 use crate::stats::{Ratio, Verdict};
 use crate::targets;
 use crate::variant::{KERNEL, Variant};
@@ -276,6 +276,13 @@ fn paging<'f>() -> Vec<Column<'f>> {
 }
 
 fn prefetching<'f>() -> Vec<Column<'f>> {
+    fn app<'h>(head: &'h str, number: impl Fn(&AppTier) -> u64 + 'h) -> Column<'h> {
+        middle(
+            head,
+            move |s| s.app_tier.as_ref().map(|a| number(a) as f64),
+            quantity,
+        )
+    }
     vec![
         middle(
             "prefetched",
@@ -289,6 +296,13 @@ fn prefetching<'f>() -> Vec<Column<'f>> {
             share,
         ),
         middle("accuracy", |s| s.prefetch.and_then(|p| p.accuracy), share),
+        app("forwarded", |a| a.forwarded),
+        app("kept out", |a| a.kept_out),
+        app("by arrays", |a| a.by_arrays),
+        app("by links", |a| a.by_links),
+        app("of them used", |a| a.by_links_used),
+        app("by references", |a| a.by_refs),
+        app("of them used", |a| a.by_refs_used),
         middle(
             "entries locked",
             |s| s.entries.map(|e| e.locked as f64),
