@@ -15,6 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod advise;
 mod beyond;
+mod disk;
 mod dispatch;
 mod end;
 mod inspect;
@@ -30,6 +31,7 @@ mod tune;
 
 pub use advise::AdviseArgs;
 pub use beyond::BeyondArgs;
+pub use disk::DiskArgs;
 pub use dispatch::DispatchArgs;
 pub use end::EndArgs;
 pub use inspect::{DumpArgs, ReadArgs};
@@ -114,6 +116,12 @@ pub enum Command {
     /// the next one; with --replace a new one takes over without a gap.
     #[command(after_long_help = AGENT_NOTES)]
     Agent(AgentArgs),
+    /// Serve a disk whose pages lie compressed in memory of this host, for a guest to swap onto.
+    ///
+    /// A guest of any kernel has far memory that way, with nothing of canvas's in it: a virtual machine
+    /// monitor attaches the disk, and the guest uses it as swap.
+    #[command(after_long_help = disk::DISK_NOTES)]
+    Disk(DiskArgs),
     /// Look at a configuration file.
     ///
     /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML

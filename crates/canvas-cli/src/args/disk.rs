@@ -1,0 +1,53 @@
+//! Flags of `canvas disk`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use canvas_types::units::Size;
+use clap::Args;
+
+use super::{CodecArg, address};
+
+/// Flags of `canvas disk`.
+#[derive(Args, Debug)]
+pub struct DiskArgs {
+    /// Size of the disk, in pages of 4K.
+    #[arg(long, value_name = "SIZE")]
+    pub size: Size,
+    /// Serve the disk over NBD at this UNIX socket.
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    pub nbd: PathBuf,
+    /// Let members of this group connect too [default: this user only].
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<String>,
+    /// Bound on the compressed pool that holds the pages [default: the disk's size, at most half of this host's
+    /// memory, or of the control group's limit where that is smaller].
+    #[arg(long, value_name = "SIZE")]
+    pub pool: Option<Size>,
+    /// How pages are stored.
+    #[arg(long, value_enum, default_value_t = CodecArg::Lz4)]
+    pub codec: CodecArg,
+    /// Write the state to FILE once a second (its fields: docs/CLI.md).
+    #[arg(long, value_name = "FILE.json")]
+    pub state_json: Option<PathBuf>,
+    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to whoever can connect there.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Shown behind the flags.
+pub const DISK_NOTES: &str = "\
+The disk is for swap and other data that need not last: nothing survives the end of the command. Pages
+that do not shrink take what they are; zeros and discarded pages take nothing. When the pool is full, a
+write fails with ENOSPC, what is stored stays as it is, and one line says so.
+
+SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is removed.
+
+Exit codes: 0 ended by a signal; 2 it could not start.
+
+Example:
+  canvas disk --size 8G --pool 2G --nbd /run/canvas-disk.sock
+  qemu-system-x86_64 ... \\
+    -blockdev driver=nbd,node-name=far,server.type=unix,server.path=/run/canvas-disk.sock,discard=unmap \\
+    -device virtio-blk-pci,drive=far,werror=report,rerror=report
+and in the guest: mkswap /dev/vdb && swapon -d /dev/vdb";

@@ -1,0 +1,254 @@
+//! `canvas disk`, from its flags to its end.
+
+mod state;
+
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use canvas_control::peers::{Asked, Peers};
+use canvas_disk::nbd::Server;
+use canvas_disk::pool::{PAGES_MAX, POOL_BYTES_MAX};
+use canvas_disk::socket::Socket;
+use canvas_disk::{DiskMemory, DiskStats, PoolStore};
+use canvas_types::units::Size;
+use canvas_types::{Codec, PAGE_SIZE, exit};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+
+use crate::args::{CodecArg, DiskArgs};
+use crate::error::{Failure, say};
+use crate::signals;
+use canvas_control::hello::SMALL_MIN;
+use state::State;
+
+/// Time between two looks at the state.
+const TICK: Duration = Duration::from_secs(1);
+/// The same while somebody asks for metrics.
+const PEERS_TICK: Duration = Duration::from_millis(100);
+/// How long a pool has room before it is told anew that it has none.
+const TOLD_AGAIN: Duration = Duration::from_secs(60);
+/// Time between two lines about clients that were cut off.
+const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
+
+/// Serves the disk until a signal ends it.
+pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
+    let pages = pages(args.size)?;
+    let pool = pool(args)?;
+    let mut peers = Peers::new();
+    if let Some(addr) = args.metrics {
+        peers.offer_metrics(addr).map_err(Failure::usage)?;
+    }
+    let codec = match args.codec {
+        CodecArg::Lz4 => Codec::Lz4,
+        CodecArg::None => Codec::None,
+    };
+    // Before the first thread, so that none of them ever gets one.
+    let signals = signals::ends()
+        .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
+    let memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
+    let store = PoolStore::new(&memory, codec);
+    let socket = Socket::open(&args.nbd, args.group.as_deref())
+        .map_err(|e| Failure::usage(format!("--nbd: {e}")))?;
+    let disk = Disk {
+        server: Server::new(socket),
+        store,
+        args,
+        began: Instant::now(),
+    };
+    say(format_args!(
+        "disk: {} at {}, pool up to {} MiB",
+        args.size,
+        args.nbd.display(),
+        pool.bytes >> 20
+    ));
+    let signal = thread::scope(|scope| {
+        let mut watch = Watch::default();
+        let signal = loop {
+            if let Some(signal) = disk.wait(&signals, &mut peers) {
+                break signal;
+            }
+            disk.server.accept(scope, &disk.store);
+            watch.look(&disk);
+        };
+        disk.server.hang_up();
+        signal
+    });
+    let stats = disk.store.stats();
+    say(format_args!(
+        "disk: {signal}: ending, {} pages were stored",
+        stats.stored_pages
+    ));
+    disk.write_state("ending");
+    Ok(exit::OK)
+}
+
+/// Pages of a disk of this size.
+fn pages(size: Size) -> Result<u64, Failure> {
+    let page = PAGE_SIZE as u64;
+    let fail = |why: String| Err(Failure::usage(format!("--size {size} {why}")));
+    match size.bytes / page {
+        0 => fail("is less than a page; write 4K or more".to_owned()),
+        _ if !size.bytes.is_multiple_of(page) => {
+            fail("is no whole number of pages; write a multiple of 4K".to_owned())
+        }
+        pages if pages > PAGES_MAX => {
+            let most = Size::from_bytes(PAGES_MAX * page);
+            fail(format!(
+                "is more than canvas can number; write {most} or less"
+            ))
+        }
+        pages => Ok(pages),
+    }
+}
+
+/// The bound on the pool.
+fn pool(args: &DiskArgs) -> Result<Size, Failure> {
+    match args.pool {
+        Some(size) if size < SMALL_MIN => Err(Failure::usage(format!(
+            "--pool {size} is too little to work with; write {SMALL_MIN} or more"
+        ))),
+        Some(size) if size.bytes > POOL_BYTES_MAX => Err(Failure::usage(format!(
+            "--pool {size} is more than canvas can number; write {} or less",
+            Size::from_bytes(POOL_BYTES_MAX)
+        ))),
+        Some(size) => Ok(size),
+        None => {
+            let half = Size::from_bytes(canvas_runner::host_memory().usable_bytes / 2);
+            Ok(args.size.min(half).max(SMALL_MIN))
+        }
+    }
+}
+
+/// A disk that is served.
+struct Disk<'a, 'm> {
+    server: Server,
+    store: PoolStore<'m>,
+    args: &'a DiskArgs,
+    began: Instant,
+}
+
+impl Disk<'_, '_> {
+    /// Waits for a client, a signal or the next look; the signal, if one came.
+    fn wait(&self, signals: &SignalFd, peers: &mut Peers) -> Option<&'static str> {
+        let until = Instant::now() + TICK;
+        loop {
+            if let Ok(Some(info)) = signals.read_signal() {
+                let signal = Signal::try_from(info.ssi_signo as i32);
+                return Some(signal.map_or("a signal", Signal::as_str));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            // Who is slow is dropped in time.
+            let left = if peers.any() {
+                left.min(PEERS_TICK)
+            } else {
+                left
+            };
+            let own =
+                [signals.as_fd(), self.server.fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let mut fds: Vec<_> = own.into_iter().chain(peers.poll_fds()).collect();
+            let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+            // What went wrong, if anything, is over or seen again in the next round.
+            let _ = poll(&mut fds, timeout);
+            let client = fds[1].any().unwrap_or(false);
+            drop(fds);
+            peers.serve(|asked| match asked {
+                Asked::Metrics => self.state("ok").metrics(),
+                // There is no control socket.
+                Asked::Line(_) => String::new(),
+            });
+            if client || Instant::now() >= until {
+                return None;
+            }
+        }
+    }
+
+    fn state(&self, health: &'static str) -> State {
+        State::new(
+            self.args,
+            health,
+            self.began.elapsed(),
+            &self.store.stats(),
+            &self.server.stats(),
+        )
+    }
+
+    fn write_state(&self, health: &'static str) {
+        if let Some(path) = &self.args.state_json
+            && let Err(e) = canvas_donor::state::write(path, &self.state(health).json())
+        {
+            say(format_args!(
+                "disk: {} cannot be written: {}",
+                path.display(),
+                crate::reason(&e)
+            ));
+        }
+    }
+}
+
+/// What is looked at once a second.
+#[derive(Default)]
+struct Watch {
+    looked: Option<Instant>,
+    before: DiskStats,
+    /// When a page last found no room.
+    full: Option<Instant>,
+    /// When a client was last told of that was cut off.
+    complained: Option<Instant>,
+}
+
+impl Watch {
+    fn look(&mut self, disk: &Disk<'_, '_>) {
+        if self.looked.is_some_and(|t| t.elapsed() < TICK) {
+            return;
+        }
+        let (now, stats) = (Instant::now(), disk.store.stats());
+        self.looked = Some(now);
+        let is_full = stats.refused > self.before.refused;
+        if is_full {
+            if self.full.is_none_or(|t| now - t > TOLD_AGAIN) {
+                say(format_args!(
+                    "disk: the pool of {} is full: writes fail with ENOSPC; start with a larger --pool, or free pages in the guest",
+                    Size::from_bytes(stats.pool_bytes_max)
+                ));
+            }
+            self.full = Some(now);
+        }
+        if stats.damaged > self.before.damaged {
+            say(format_args!(
+                "disk: {} reads met pages that are damaged in this host's memory: they fail with EIO; check its memory",
+                stats.damaged - self.before.damaged
+            ));
+        }
+        if self.complained.is_none_or(|t| now - t > COMPLAIN_AGAIN)
+            && let Some(why) = disk.server.complaint()
+        {
+            say(format_args!("disk: a client was cut off: {why}"));
+            self.complained = Some(now);
+        }
+        if stats.writes == self.before.writes {
+            disk.store.trim();
+        }
+        self.before = stats;
+        disk.write_state(if is_full { "full" } else { "ok" });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_make_no_disk_are_refused() {
+        let said = |bytes| pages(Size::from_bytes(bytes)).map_err(|f| f.sentence);
+        assert_eq!(said(8 << 30), Ok(2 << 20));
+        let wrong = |bytes| said(bytes).unwrap_err();
+        assert_eq!(wrong(0), "--size 0 is less than a page; write 4K or more");
+        assert_eq!(
+            wrong(4097),
+            "--size 4097 is no whole number of pages; write a multiple of 4K"
+        );
+        assert!(wrong(1 << 43).contains("is more than canvas can number; write "));
+    }
+}
