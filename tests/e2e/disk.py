@@ -1,0 +1,286 @@
+"""`canvas disk`: a disk in far memory, over NBD: bytes, bounds, hostile clients, and guests that swap onto it."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+
+from lib import nbd
+from lib.harness import MIB, Failure, check
+from vm import guest
+
+from .command import canvas_only
+from .operate import wait_until
+
+PAGE = 4096
+SIZE = 64 * MIB
+
+
+def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk"):
+    """A disk that is served: the process, and the path of its socket."""
+    canvas_only(r)
+    path = r.path(f"{tag}.sock")
+    c = r.start([r.session.canvas, "disk", "--size", size, "--pool", pool, "--nbd", path, "--state-json",
+                 r.path(f"{tag}.json"), *flags], tag=tag, canvas_on=False)
+    wait_until(r, "the disk is served", lambda: os.path.exists(path) or not c.alive(), 20)
+    r.require(c.alive(), f"it ended\n{c.tail()}")
+    return c, path
+
+
+def state(r, tag="disk"):
+    try:
+        with open(r.path(f"{tag}.json")) as f:
+            return json.load(f)
+    except FileNotFoundError:
+        return {}
+
+
+def settled(r, what, probe, tag="disk"):
+    """The state, once `probe` is true of it: it is written once a second."""
+    return wait_until(r, what, lambda: (s := state(r, tag)) and probe(s) and s, 20, state=lambda: state(r, tag))
+
+
+def ends(r, c, path):
+    """SIGTERM ends it, and leaves nothing behind."""
+    r.stop(c, signal.SIGTERM, expect=0)
+    left = [p for p in (path, path + ".lock") if os.path.exists(p)]
+    r.same(left, [], "what is left of the socket")
+
+
+def page(seed, random_bytes=1500):
+    rng = random.Random(seed)
+    return rng.randbytes(random_bytes) + bytes([seed % 251 + 1]) * (PAGE - random_bytes)
+
+
+@check("disk", modes=("signal",), timeout_s=60)
+def bytes_(r):
+    """What is written is read, in any sectors; what is discarded takes nothing; two clients see one disk."""
+    c, path = disk(r)
+    one, two = nbd.Client(path), nbd.Client(path)
+    r.same((one.size, one.blocks[1]), (SIZE, PAGE), "size and preferred block")
+    rng = random.Random(3)
+    model = bytearray(8 * MIB)
+    for i in rng.sample(range(len(model) // PAGE), 1000):
+        model[i * PAGE:(i + 1) * PAGE] = data = page(i, rng.choice((0, 600, 2000, PAGE)))
+        one.write(i * PAGE, data)
+    for _ in range(300):
+        client = rng.choice((one, two))
+        at, length = rng.randrange(len(model) - 100_000), rng.randrange(1, 100_000)
+        what = rng.choice(("write", "read", "trim", "zero"))
+        if what == "write":
+            data = rng.randbytes(min(length, 20_000))
+            client.write(at, data)
+            model[at:at + len(data)] = data
+        elif what == "zero":
+            client.zero(at, length)
+            model[at:at + length] = bytes(length)
+        elif what == "trim":
+            client.trim(at, length)
+            start, end = -(-at // PAGE) * PAGE, (at + length) // PAGE * PAGE
+            model[start:max(start, end)] = bytes(max(0, end - start))
+        r.require(client.read(at, length) == model[at:at + length], f"{length} bytes at {at} after a {what}")
+    r.require(two.read(0, len(model)) == model, "the disk as a whole")
+    stored = sum(any(model[i:i + PAGE]) for i in range(0, len(model), PAGE))
+    got = settled(r, "the state follows", lambda s: s["stored_pages"] == stored)
+    r.same((got["health"], got["clients"], got["size_bytes"]), ("ok", 2, SIZE), "state")
+    r.require(0 < got["stored_bytes"] <= got["pool_bytes"] <= got["pool_bytes_max"], f"{got}")
+    for wrong, number in (((nbd.READ, SIZE - 1, 2), nbd.EINVAL), ((nbd.TRIM, SIZE, 1), nbd.EINVAL),
+                          ((nbd.READ, 0, 33 * MIB), nbd.EOVERFLOW), ((nbd.FLUSH, 0, 0), nbd.EINVAL)):
+        one.request(*wrong)
+        try:
+            one.reply()
+            raise Failure(f"{wrong} is not refused")
+        except nbd.Refused as e:
+            r.same(e.number, number, f"{wrong}")
+    one.zero(0, SIZE)
+    r.require(two.read(0, 4 * MIB) == bytes(4 * MIB), "what was discarded is not zeros")
+    settled(r, "everything is free", lambda s: (s["stored_pages"], s["stored_bytes"], s["pool_bytes"]) == (0, 0, 0))
+    one.close()
+    two.close()
+    settled(r, "the clients are gone", lambda s: s["clients"] == 0)
+    ends(r, c, path)
+    r.same(state(r)["health"], "ending", "the last state")
+
+
+@check("disk-full", modes=("signal",), timeout_s=60)
+def full(r):
+    """A full pool refuses what is new, in one line, and keeps what is there; what is freed is there at once."""
+    c, path = disk(r, pool=2 * MIB)
+    client = nbd.Client(path)
+    stored = {}
+    for i in range(1200):
+        try:
+            client.write(i * PAGE, page(i, 3000))
+            stored[i] = page(i, 3000)
+        except nbd.Refused as e:
+            r.same(e.number, nbd.ENOSPC, "the error")
+    r.require(400 < len(stored) < 700, f"{len(stored)} pages found room")
+    old = max(stored)
+    try:
+        client.write(old * PAGE, random.Random(1).randbytes(PAGE))
+    except nbd.Refused as e:
+        r.same(e.number, nbd.ENOSPC, "the error")
+    else:
+        stored[old] = random.Random(1).randbytes(PAGE)
+    for i in range(1200):
+        r.require(client.read(i * PAGE, PAGE) == stored.get(i, bytes(PAGE)), f"page {i}")
+    settled(r, "it says so", lambda s: s["health"] == "full" or s["counters"]["refused"] > 400)
+    client.trim(0, 1200 * PAGE // 2)
+    client.write(1199 * PAGE, page(1199, 3000))
+    r.require(client.read(1199 * PAGE, PAGE) == page(1199, 3000), "what was written to the room that was freed")
+    ends(r, c, path)
+    said = [line for line in c.err().splitlines() if "is full" in line]
+    r.same(len(said), 1, f"lines about the full pool: {c.err()}")
+    r.require("writes fail with ENOSPC; start with a larger --pool" in said[0], said[0])
+
+
+@check("disk-hostile", modes=("signal",), timeout_s=120)
+def hostile(r):
+    """Clients that send nonsense, lie about lengths, or are too many harm nobody but themselves."""
+    c, path = disk(r)
+    good = nbd.Client(path)
+    pages = {i: page(i) for i in range(0, 400, 3)}
+    for i, data in pages.items():
+        good.write(i * PAGE, data)
+    rng = random.Random(11)
+    for n in range(150):
+        try:
+            if n % 3:
+                bad = nbd.Client(path, timeout_s=5).sock
+                head = struct.pack(">IHHQQI", 0x25609513, rng.choice((0, 0, rng.randrange(1 << 16))), rng.randrange(8),
+                                   n, rng.choice((1 << 40, (1 << 64) - 1, SIZE - 1)), rng.choice((5, 1 << 20, (1 << 32) - 1)))
+                bad.sendall(head + rng.randbytes(rng.randrange(300)))
+            else:
+                bad = nbd.dial(path, timeout_s=5)
+                option = struct.pack(">QII", nbd.OPTION_MAGIC, rng.randrange(12), rng.choice((0, 9, (1 << 32) - 1)))
+                bad.sendall(rng.choice((b"", struct.pack(">I", 3), struct.pack(">I", 3) + option)) + rng.randbytes(99))
+            bad.shutdown(socket.SHUT_WR)
+            while bad.recv(1 << 16):
+                pass
+        except OSError:
+            pass
+        finally:
+            bad.close()
+    for i, data in pages.items():
+        r.require(good.read(i * PAGE, PAGE) == data, f"page {i} after nonsense")
+    # Clients that say nothing keep their places, and no more than there are.
+    silent = [nbd.dial(path) for _ in range(40)]
+    wait_until(r, "some are turned away", lambda: state(r)["counters"]["turned_away"] >= 25, 20, state=lambda: state(r))
+    r.require(good.read(0, PAGE) == pages[0], "a page beside silent clients")
+    for s in silent:
+        s.close()
+    settled(r, "they are gone", lambda s: s["clients"] == 1)
+    again = nbd.Client(path)
+    r.require(again.read(3 * PAGE, PAGE) == pages[3], "a page for a new client")
+    r.require(state(r)["counters"]["bad_clients"] > 20, f"{state(r)}")
+    ends(r, c, path)
+
+
+@check("disk-killed", modes=("signal",), timeout_s=60)
+def killed(r):
+    """Its client hears of a server's death; the next one takes the path, one that lives keeps it."""
+    c, path = disk(r)
+    client = nbd.Client(path)
+    client.write(0, page(1))
+    second = subprocess.run([r.session.canvas, "disk", "--size", "4M", "--nbd", path], capture_output=True, text=True,
+                            timeout=20)
+    r.same((second.returncode, second.stdout), (2, ""), "a second server")
+    r.require(f"--nbd: {path} is in use: another process listens there" in second.stderr, second.stderr)
+    r.require(client.read(0, PAGE) == page(1), "a page beside the second server")
+    r.stop(c, signal.SIGKILL, expect=-9)
+    try:
+        client.read(0, PAGE)
+        raise Failure("a dead server answers")
+    except ConnectionError:
+        pass
+    r.require(os.path.exists(path), "the socket is gone")
+    c, path = disk(r, "--codec", "none")
+    client = nbd.Client(path)
+    r.require(client.read(0, PAGE) == bytes(PAGE), "something outlived the server")
+    client.write(0, page(2))
+    settled(r, "it is stored as it is", lambda s: s["stored_bytes"] == PAGE + 16)
+    ends(r, c, path)
+
+
+class Peak:
+    """The state in which most pages were stored, and the last one with any, as seen twice a second."""
+
+    def __init__(self, r):
+        self.run, self.most, self.last = r, {"stored_pages": 0, "ratio": 0}, {"stored_pages": 0}
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self):
+        while not self.ended.wait(0.5):
+            now = state(self.run)
+            if now.get("stored_pages", 0) > 2:
+                self.last = now
+            if now.get("stored_pages", 0) > self.most["stored_pages"]:
+                self.most = now
+
+    def stop(self):
+        self.ended.set()
+        self.thread.join()
+
+
+# A guest with half of the memory that its program needs. What it frees by itself is told before the rest is.
+SWAPS = """
+    echo 0 > /sys/block/vda/queue/rotational
+    mkswap /dev/vda > /dev/null || exit 10
+    swapon -d /dev/vda || exit 11
+    grep vda /proc/swaps
+    swapped 144 2 || exit 12
+    grep -E 'pswp(in|out) ' /proc/vmstat
+    swapoff /dev/vda || exit 13
+    sleep 3
+    blkdiscard /dev/vda || exit 14
+"""
+
+
+def attached(path):
+    """Words of qemu's that attach a disk over NBD."""
+    node = f"driver=nbd,node-name=far,server.type=unix,server.path={path},discard=unmap"
+    device = "virtio-blk-pci,drive=far,werror=report,rerror=report,logical_block_size=4096,physical_block_size=4096"
+    return ("-blockdev", node, "-device", device)
+
+
+def vm_missing():
+    for name in ("mkswap", "swapon", "swapoff", "blkdiscard"):
+        if not shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
+            return f"no {name} (Debian package util-linux)"
+    return guest.missing()
+
+
+def swaps(r, words, **o):
+    """Runs the guest above; how many pages came and went."""
+    result = guest.run("set -u\n" + SWAPS, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
+                       programs=("mkswap", "swapon", "swapoff"), memory_mib=96, timeout_s=220, work=r.dir, qemu=words,
+                       **o)
+    r.note(f"{result.seconds:.0f} s in the guest")
+    if result.code != 0:
+        raise Failure(f"code {result.code} of the script\n{result.tail()}")
+    r.require("round 1 is right" in result.output, result.tail())
+    return {k: int(v) for k, v in (line.split() for line in result.output.splitlines() if line.startswith("pswp"))}
+
+
+@check("vm-disk", modes=("signal",), timeout_s=240, needs=vm_missing)
+def vm(r):
+    """A stock guest swaps onto the disk over NBD: every byte is right, and nothing stays once it is discarded."""
+    c, path = disk(r, size=512 * MIB, pool=256 * MIB)
+    peak = Peak(r)
+    moved = swaps(r, attached(path))
+    peak.stop()
+    r.require(moved["pswpout"] > 20_000 and moved["pswpin"] > 20_000, f"{moved}")
+    got = settled(r, "the guest is gone", lambda s: s["clients"] == 0)
+    r.require(peak.most["stored_pages"] > 15_000, f"at most {peak.most['stored_pages']} pages were stored")
+    r.require(got["stored_pages"] <= 2 and got["pool_bytes"] < MIB, f"{got}")
+    r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, ratio {peak.most['ratio']:.2f}; "
+           f"{peak.last['stored_pages']} pages stored at the last look before the end")
+    ends(r, c, path)
