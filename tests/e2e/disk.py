@@ -21,11 +21,11 @@ PAGE = 4096
 SIZE = 64 * MIB
 
 
-def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk"):
+def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd"):
     """A disk that is served: the process, and the path of its socket."""
     canvas_only(r)
     path = r.path(f"{tag}.sock")
-    c = r.start([r.session.canvas, "disk", "--size", size, "--pool", pool, "--nbd", path, "--state-json",
+    c = r.start([r.session.canvas, "disk", "--size", size, "--pool", pool, by, path, "--state-json",
                  r.path(f"{tag}.json"), *flags], tag=tag, canvas_on=False)
     wait_until(r, "the disk is served", lambda: os.path.exists(path) or not c.alive(), 20)
     r.require(c.alive(), f"it ended\n{c.tail()}")
@@ -250,6 +250,12 @@ def attached(path):
     return ("-blockdev", node, "-device", device)
 
 
+def shared(path, queues=1, memory="memory-backend-memfd,share=on"):
+    """Words of qemu's that attach a disk over vhost-user."""
+    return ("-object", f"{memory},id=ram,size=96M", "-machine", "memory-backend=ram", "-chardev",
+            f"socket,id=far,path={path}", "-device", f"vhost-user-blk-pci,chardev=far,num-queues={queues}")
+
+
 def vm_missing():
     for name in ("mkswap", "swapon", "swapoff", "blkdiscard"):
         if not shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
@@ -283,4 +289,41 @@ def vm(r):
     r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
     r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, ratio {peak.most['ratio']:.2f}; "
            f"{peak.last['stored_pages']} pages stored at the last look before the end")
+    ends(r, c, path)
+
+
+@check("vm-disk-vhost", modes=("signal",), timeout_s=240, needs=vm_missing)
+def vm_vhost(r):
+    """The same over vhost-user, in the guest's own memory, with two queues; a second guest finds the disk free."""
+    c, path = disk(r, "--queues", "2", size=512 * MIB, pool=256 * MIB, by="--vhost-user")
+    peak = Peak(r)
+    moved = swaps(r, shared(path, queues=2))
+    peak.stop()
+    r.require(moved["pswpout"] > 20_000 and moved["pswpin"] > 20_000, f"{moved}")
+    got = settled(r, "the guest is gone", lambda s: s["clients"] == 0)
+    r.require(peak.most["stored_pages"] > 15_000, f"at most {peak.most['stored_pages']} pages were stored")
+    r.require(got["stored_pages"] <= 2 and got["pool_bytes"] < MIB, f"{got}")
+    r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, ratio {peak.most['ratio']:.2f}")
+    second = guest.run("dd if=/dev/vda of=/dev/null bs=1M count=8 && dd if=/dev/urandom of=/dev/vda bs=4k count=64",
+                       modules=("virtio_blk",), memory_mib=96, timeout_s=60, work=r.dir, qemu=shared(path, queues=2))
+    r.same(second.code, 0, f"a second guest\n{second.tail()}")
+    settled(r, "what it wrote is stored", lambda s: s["stored_pages"] >= 64)
+    ends(r, c, path)
+
+
+@check("disk-vhost-refused", modes=("signal",), timeout_s=60, needs=vm_missing)
+def vhost_refused(r):
+    """Guest memory that could be cut short under the disk is refused in one line, and the disk goes on."""
+    c, path = disk(r, by="--vhost-user")
+    memory = f"memory-backend-file,share=on,mem-path={r.path('ram')}"
+    try:
+        guest.run("true", modules=("virtio_blk",), memory_mib=96, timeout_s=8, work=r.dir,
+                  qemu=shared(path, memory=memory))
+        raise Failure("the guest ran")
+    except Failure as e:
+        r.require("did not run its script" in str(e) or "did not end" in str(e), f"{e}")
+    wait_until(r, "it is told", lambda: "could be cut short" in c.err(), 10)
+    r.require("-object memory-backend-memfd,share=on" in c.err(), c.err())
+    r.require(c.alive(), "the disk has ended")
     ends(r, c, path)

@@ -3,6 +3,8 @@
 mod state;
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,7 @@ use canvas_control::peers::{Asked, Peers};
 use canvas_disk::nbd::Server;
 use canvas_disk::pool::{PAGES_MAX, POOL_BYTES_MAX};
 use canvas_disk::socket::Socket;
+use canvas_disk::virtio::{self, Device};
 use canvas_disk::{DiskMemory, DiskStats, PoolStore};
 use canvas_types::units::Size;
 use canvas_types::{Codec, PAGE_SIZE, exit};
@@ -36,6 +39,11 @@ const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
 pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     let pages = pages(args.size)?;
     let pool = pool(args)?;
+    if args.nbd.is_none() && args.vhost_user.is_none() {
+        return Err(Failure::usage(
+            "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
+        ));
+    }
     let mut peers = Peers::new();
     if let Some(addr) = args.metrics {
         peers.offer_metrics(addr).map_err(Failure::usage)?;
@@ -47,20 +55,32 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     // Before the first thread, so that none of them ever gets one.
     let signals = signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
-    let memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
-    let store = PoolStore::new(&memory, codec);
-    let socket = Socket::open(&args.nbd, args.group.as_deref())
-        .map_err(|e| Failure::usage(format!("--nbd: {e}")))?;
+    let open = |flag: &str, path: &Option<PathBuf>| {
+        let open = |path| Socket::open(path, args.group.as_deref());
+        let socket = path.as_deref().map(open).transpose();
+        socket.map_err(|e| Failure::usage(format!("{flag}: {e}")))
+    };
+    // It is there to the end, whatever threads use it then.
+    let memory = Box::leak(DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?);
+    let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
+    let nbd = open("--nbd", &args.nbd)?.map(Server::new);
+    let vhost = match open("--vhost-user", &args.vhost_user)? {
+        None => None,
+        Some(socket) => Some(Vhost::start(socket, store, args.queues)?),
+    };
     let disk = Disk {
-        server: Server::new(socket),
+        nbd,
+        vhost,
         store,
         args,
         began: Instant::now(),
     };
+    let paths = [&args.vhost_user, &args.nbd].into_iter().flatten();
+    let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
     say(format_args!(
         "disk: {} at {}, pool up to {} MiB",
         args.size,
-        args.nbd.display(),
+        paths.join(" and "),
         pool.bytes >> 20
     ));
     let signal = thread::scope(|scope| {
@@ -69,10 +89,14 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
             if let Some(signal) = disk.wait(&signals, &mut peers) {
                 break signal;
             }
-            disk.server.accept(scope, &disk.store);
+            if let Some(nbd) = &disk.nbd {
+                nbd.accept(scope, disk.store);
+            }
             watch.look(&disk);
         };
-        disk.server.hang_up();
+        if let Some(nbd) = &disk.nbd {
+            nbd.hang_up();
+        }
         signal
     });
     let stats = disk.store.stats();
@@ -82,6 +106,41 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     ));
     disk.write_state("ending");
     Ok(exit::OK)
+}
+
+/// The device that is served over vhost-user.
+struct Vhost {
+    device: Arc<Device<PoolStore<'static>>>,
+    /// Removed in the end.
+    _socket: Socket,
+}
+
+impl Vhost {
+    /// Serves it, in threads of its own, to the end of the process.
+    fn start(
+        socket: Socket,
+        store: &'static PoolStore<'static>,
+        queues: u16,
+    ) -> Result<Vhost, Failure> {
+        let fail = |e: std::io::Error| {
+            Failure::usage(format!("--vhost-user: no thread: {}", crate::reason(&e)))
+        };
+        let listener = socket.listener.try_clone().map_err(fail)?;
+        listener.set_nonblocking(false).map_err(fail)?;
+        let device = Device::new(store, queues, |line| say(line));
+        let served = device.clone();
+        let serve = move || {
+            if let Err(e) = virtio::serve(listener, &served) {
+                say(format_args!("disk: vhost-user is not served any more: {e}"));
+            }
+        };
+        let thread = thread::Builder::new().name("vhost-user".to_owned());
+        thread.spawn(serve).map_err(fail)?;
+        Ok(Vhost {
+            device,
+            _socket: socket,
+        })
+    }
 }
 
 /// Pages of a disk of this size.
@@ -122,14 +181,15 @@ fn pool(args: &DiskArgs) -> Result<Size, Failure> {
 }
 
 /// A disk that is served.
-struct Disk<'a, 'm> {
-    server: Server,
-    store: PoolStore<'m>,
+struct Disk<'a> {
+    nbd: Option<Server>,
+    vhost: Option<Vhost>,
+    store: &'static PoolStore<'static>,
     args: &'a DiskArgs,
     began: Instant,
 }
 
-impl Disk<'_, '_> {
+impl Disk<'_> {
     /// Waits for a client, a signal or the next look; the signal, if one came.
     fn wait(&self, signals: &SignalFd, peers: &mut Peers) -> Option<&'static str> {
         let until = Instant::now() + TICK;
@@ -145,13 +205,14 @@ impl Disk<'_, '_> {
             } else {
                 left
             };
-            let own =
-                [signals.as_fd(), self.server.fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let mut fds: Vec<_> = own.into_iter().chain(peers.poll_fds()).collect();
+            let nbd = self.nbd.as_ref().map(Server::fd);
+            let own = [Some(signals.as_fd()), nbd].into_iter().flatten();
+            let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let mut fds: Vec<_> = own.chain(peers.poll_fds()).collect();
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
             // What went wrong, if anything, is over or seen again in the next round.
             let _ = poll(&mut fds, timeout);
-            let client = fds[1].any().unwrap_or(false);
+            let client = self.nbd.is_some() && fds[1].any().unwrap_or(false);
             drop(fds);
             peers.serve(|asked| match asked {
                 Asked::Metrics => self.state("ok").metrics(),
@@ -165,13 +226,14 @@ impl Disk<'_, '_> {
     }
 
     fn state(&self, health: &'static str) -> State {
-        State::new(
-            self.args,
-            health,
-            self.began.elapsed(),
-            &self.store.stats(),
-            &self.server.stats(),
-        )
+        let mut clients = self.nbd.as_ref().map(Server::stats).unwrap_or_default();
+        if let Some(vhost) = &self.vhost {
+            let (now, ever) = vhost.device.clients();
+            clients.clients += now;
+            clients.accepted += ever;
+        }
+        let stats = self.store.stats();
+        State::new(self.args, health, self.began.elapsed(), &stats, &clients)
     }
 
     fn write_state(&self, health: &'static str) {
@@ -199,7 +261,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn look(&mut self, disk: &Disk<'_, '_>) {
+    fn look(&mut self, disk: &Disk<'_>) {
         if self.looked.is_some_and(|t| t.elapsed() < TICK) {
             return;
         }
@@ -222,7 +284,7 @@ impl Watch {
             ));
         }
         if self.complained.is_none_or(|t| now - t > COMPLAIN_AGAIN)
-            && let Some(why) = disk.server.complaint()
+            && let Some(why) = disk.nbd.as_ref().and_then(Server::complaint)
         {
             say(format_args!("disk: a client was cut off: {why}"));
             self.complained = Some(now);

@@ -14,6 +14,7 @@ pub mod nbd;
 pub mod pool;
 pub mod socket;
 pub mod span;
+pub mod virtio;
 
 #[cfg(test)]
 mod model;

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use canvas_disk::virtio::QUEUES_MAX;
 use canvas_types::units::Size;
 use clap::Args;
 
@@ -14,9 +15,17 @@ pub struct DiskArgs {
     /// Size of the disk, in pages of 4K.
     #[arg(long, value_name = "SIZE")]
     pub size: Size,
+    /// Serve the disk as a virtio block device over vhost-user at this UNIX socket: pages are read and written in
+    /// the guest's memory, which has to be shared (qemu: -object memory-backend-memfd,share=on).
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    pub vhost_user: Option<PathBuf>,
+    /// Queues of that device, a thread each; best as many as the guest has processors.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    pub queues: u16,
     /// Serve the disk over NBD at this UNIX socket.
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
-    pub nbd: PathBuf,
+    pub nbd: Option<PathBuf>,
     /// Let members of this group connect too [default: this user only].
     #[arg(long, value_name = "GROUP")]
     pub group: Option<String>,
@@ -46,8 +55,8 @@ SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is 
 Exit codes: 0 ended by a signal; 2 it could not start.
 
 Example:
-  canvas disk --size 8G --pool 2G --nbd /run/canvas-disk.sock
-  qemu-system-x86_64 ... \\
-    -blockdev driver=nbd,node-name=far,server.type=unix,server.path=/run/canvas-disk.sock,discard=unmap \\
-    -device virtio-blk-pci,drive=far,werror=report,rerror=report
-and in the guest: mkswap /dev/vdb && swapon -d /dev/vdb";
+  canvas disk --size 8G --pool 2G --vhost-user /run/canvas-disk.sock
+  qemu-system-x86_64 -m 2G -object memory-backend-memfd,id=ram,size=2G,share=on \\
+    -machine memory-backend=ram -chardev socket,id=far,path=/run/canvas-disk.sock \\
+    -device vhost-user-blk-pci,chardev=far ...
+and in the guest: mkswap /dev/vda && swapon -d /dev/vda";

@@ -1,6 +1,7 @@
 //! The state of a disk, for files and scrapers; docs/CLI.md lists its fields.
 
 use std::fmt::Error;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use canvas_control::metrics::{Out, text};
@@ -18,7 +19,9 @@ use crate::args::DiskArgs;
 pub struct State {
     canvas: &'static str,
     pid: u32,
-    nbd: String,
+    /// Sockets; null where it is not served that way.
+    vhost_user: Option<String>,
+    nbd: Option<String>,
     uptime_ms: u64,
     health: &'static str,
     size_bytes: u64,
@@ -57,11 +60,13 @@ impl State {
         clients: &ClientStats,
     ) -> State {
         let page = PAGE_SIZE as u64;
+        let path = |p: &Option<PathBuf>| p.as_ref().map(|p| p.display().to_string());
         let pages_bytes = disk.stored_pages * page;
         State {
             canvas: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
-            nbd: args.nbd.display().to_string(),
+            vhost_user: path(&args.vhost_user),
+            nbd: path(&args.nbd),
             uptime_ms: uptime.as_millis() as u64,
             health,
             size_bytes: disk.pages * page,
@@ -94,8 +99,8 @@ impl State {
 
     /// As metrics.
     pub fn metrics(self) -> String {
-        let nbd = self.nbd.clone();
-        text("nbd", nbd, Metrics(self))
+        let socket = self.vhost_user.clone().or_else(|| self.nbd.clone());
+        text("socket", socket.unwrap_or_default(), Metrics(self))
     }
 }
 

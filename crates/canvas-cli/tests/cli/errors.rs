@@ -178,7 +178,15 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
             &["--size", "1G", "--pool", "8T", "--nbd", &sock],
             "--pool 8T is more than canvas can number; write ",
         ),
-        (&["--size", "1G"], "--nbd"),
+        (
+            &["--size", "1G"],
+            "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
+        ),
+        (&["--size", "1G", "--vhost-user", &file], "--vhost-user: "),
+        (
+            &["--size", "1G", "--queues", "33", "--nbd", &sock],
+            "--queues",
+        ),
         (&["--nbd", &sock], "--size"),
         (&["--size", "1X", "--nbd", &sock], "--size"),
         (

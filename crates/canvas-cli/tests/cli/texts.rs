@@ -155,8 +155,10 @@ fn expected(command: &str) -> &'static [&'static str] {
             "metrics",
             "nbd",
             "pool",
+            "queues",
             "size",
             "state-json",
+            "vhost-user",
         ],
         "keygen" | "config" | "set" => &[],
         "agent" => &[
