@@ -9,16 +9,21 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 
 from lib import nbd
 from lib.harness import MIB, Failure, check
 from vm import guest
 
 from .command import canvas_only
+from .copies import lenders
+from .deep import agent_of, wait_for_agent
 from .operate import wait_until
 
 PAGE = 4096
 SIZE = 64 * MIB
+# What far memory is given and taken by.
+SLAB = 64 * MIB
 
 
 def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd"):
@@ -210,8 +215,10 @@ def killed(r):
 class Peak:
     """The state in which most pages were stored, and the last one with any, as seen twice a second."""
 
-    def __init__(self, r):
+    def __init__(self, r, on=None):
+        """`on` is called with each state until it returns something true."""
         self.run, self.most, self.last = r, {"stored_pages": 0, "ratio": 0}, {"stored_pages": 0}
+        self.on = on
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
@@ -223,6 +230,8 @@ class Peak:
                 self.last = now
             if now.get("stored_pages", 0) > self.most["stored_pages"]:
                 self.most = now
+            if self.on and now and self.on(now):
+                self.on = None
 
     def stop(self):
         self.ended.set()
@@ -326,4 +335,128 @@ def vhost_refused(r):
     wait_until(r, "it is told", lambda: "could be cut short" in c.err(), 10)
     r.require("-object memory-backend-memfd,share=on" in c.err(), c.err())
     r.require(c.alive(), "the disk has ended")
+    ends(r, c, path)
+
+
+def fill(client, count, seed=0, random_bytes=2500):
+    """Writes so many pages; what they are."""
+    pages = {}
+    for i in range(count):
+        pages[i] = page(seed * 1_000_003 + i, random_bytes)
+        client.write(i * PAGE, pages[i])
+    return pages
+
+
+def looks(r, client, pages, rng, looks):
+    for i in rng.sample(sorted(pages), looks):
+        r.require(client.read(i * PAGE, PAGE) == pages[i], f"page {i}")
+
+
+@check("disk-far", modes=("signal",), timeout_s=120)
+def far(r):
+    """What a pool has too much goes to far memory, and comes back; discards are free beyond the pool as well."""
+    size, count = 128 * MIB, 24_000
+    c, path = disk(r, "--far", "512M", "--far-dir", r.dir, size=size, pool=6 * MIB)
+    client = nbd.Client(path)
+    pages = fill(client, count, random_bytes=PAGE)
+    got = settled(r, "most of it is beyond the pool",
+                  lambda s: s["far_bytes"] > SLAB and s["stored_pages"] == count)
+    r.require(got["pool_bytes"] <= 8 * MIB, f"{got}")
+    rng = random.Random(2)
+    for turn in range(3):
+        looks(r, client, pages, rng, 2500)
+        for i in rng.sample(sorted(pages), 600):
+            pages[i] = page(turn * 77_777 + i, rng.choice((0, 900, PAGE)))
+            client.write(i * PAGE, pages[i])
+    for i, data in pages.items():
+        r.require(client.read(i * PAGE, PAGE) == data, f"page {i} in the end")
+    got = settled(r, "reads beyond the pool are counted", lambda s: s["counters"]["far_reads"] > 1000)
+    r.same([got["counters"][k] for k in ("damaged", "unreachable", "refused")], [0, 0, 0], "failures")
+    agent = wait_for_agent(r, c)
+    os.kill(agent, signal.SIGKILL)
+    looks(r, client, pages, rng, 1000)
+    client.zero(0, size)
+    # The slab that is being filled stays.
+    settled(r, "all is free", lambda s: s["stored_pages"] == 0 and s["far_bytes"] <= SLAB)
+    r.require(client.read(0, MIB) == bytes(MIB), "what was discarded is not zeros")
+    r.note(f"{got['counters']['far_reads']} reads beyond the pool")
+    ends(r, c, path)
+    wait_until(r, "its agent has ended", lambda: agent_of(c) is None, 20)
+
+
+@check("disk-far-lost", modes=("signal",), timeout_s=120)
+def far_lost(r):
+    """With two copies a donor may die; without any a read is an error after --far-wait, and never zeros."""
+    canvas_only(r)
+    lending, servers = lenders(r, 2)
+    c, path = disk(r, "--far", "256M", "--server", ",".join(servers), "--copies", "2", "--far-wait", "2s", pool=4 * MIB)
+    client = nbd.Client(path)
+    pages = fill(client, 4000, random_bytes=3000)
+    settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0)
+    rng = random.Random(5)
+    looks(r, client, pages, rng, 500)
+    r.stop(lending[0], signal.SIGKILL, expect=-9)
+    looks(r, client, pages, rng, 1500)
+    r.stop(lending[1], signal.SIGKILL, expect=-9)
+    failed, right = 0, 0
+    began = time.monotonic()
+    for i in rng.sample(sorted(pages), 200):
+        try:
+            r.require(client.read(i * PAGE, PAGE) == pages[i], f"page {i} is not what was written")
+            right += 1
+        except nbd.Refused as e:
+            r.same(e.number, nbd.EIO, "the error")
+            failed += 1
+            if failed == 3:
+                break
+    took_s = time.monotonic() - began
+    r.require(failed == 3 and took_s < 20, f"{failed} reads failed in {took_s:.1f} s, {right} were right")
+    r.require(state(r)["counters"]["unreachable"] >= 1, f"{state(r)}")
+    began = time.monotonic()
+    ends(r, c, path)
+    r.require(time.monotonic() - began < 8, "the end waits for donors that are gone")
+
+
+@check("disk-agent", modes=("signal",), timeout_s=120)
+def host_agent(r):
+    """A disk as a tenant of the host's agent, which may be killed; its section of the configuration has its flags."""
+    canvas_only(r)
+    sock = r.path("agent.sock")
+    agent = lambda tag: r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir], tag=tag,
+                                canvas_on=False)
+    first = agent("agent")
+    wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
+    path = r.path("disk.sock")
+    config = r.write("canvas.toml", f'[disk.vm]\nsize = "64M"\npool = "4M"\nfar = "256M"\nagent = "{sock}"\n'
+                                    f'nbd = "{path}"\nstate_json = "{r.path("disk.json")}"\n')
+    r.same(subprocess.run([r.session.canvas, "config", "check", config], capture_output=True).returncode, 0, "its check")
+    c = r.start([r.session.canvas, "disk", "--tenant", "vm"], tag="disk", canvas_on=False,
+                env={"CANVAS_CONFIG": config})
+    wait_until(r, "the disk is served", lambda: os.path.exists(path) or not c.alive(), 20)
+    client = nbd.Client(path)
+    pages = fill(client, 4000)
+    settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0)
+    rng = random.Random(6)
+    looks(r, client, pages, rng, 500)
+    r.stop(first, signal.SIGKILL, expect=-9)
+    second = agent("agent-2")
+    looks(r, client, pages, rng, 2000)
+    ends(r, c, path)
+    r.stop(second, signal.SIGTERM, expect=0)
+
+
+@check("vm-disk-far", modes=("signal",), slow_only=True, timeout_s=300, needs=vm_missing)
+def vm_far(r):
+    """A guest's swap beyond the pool, with copies at two of three donors, of which one dies: every byte is right."""
+    canvas_only(r)
+    lending, servers = lenders(r, 3)
+    c, path = disk(r, "--far", "512M", "--server", ",".join(servers), "--copies", "2", size=512 * MIB, pool=24 * MIB)
+    peak = Peak(r, on=lambda s: s["counters"]["far_reads"] > 2000 and not lending[0].signal(signal.SIGKILL))
+    moved = swaps(r, attached(path))
+    peak.stop()
+    r.require(not lending[0].alive(), "no donor was killed")
+    got = settled(r, "the guest is gone", lambda s: s["clients"] == 0)
+    r.same([got["counters"][k] for k in ("damaged", "unreachable", "refused")], [0, 0, 0], "failures")
+    r.require(peak.most["far_bytes"] > 0, "nothing was beyond the pool")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, {got['counters']['far_reads']} reads beyond the pool")
     ends(r, c, path)

@@ -5,29 +5,37 @@ mod state;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use canvas_control::peers::{Asked, Peers};
+use canvas_disk::far::Tenant;
 use canvas_disk::nbd::Server;
 use canvas_disk::pool::{PAGES_MAX, POOL_BYTES_MAX};
 use canvas_disk::socket::Socket;
 use canvas_disk::virtio::{self, Device};
 use canvas_disk::{DiskMemory, DiskStats, PoolStore};
+use canvas_runner::options::FarOptions;
+use canvas_runner::storage::Storage;
+use canvas_shm::mailbox::Status;
 use canvas_types::units::Size;
 use canvas_types::{Codec, PAGE_SIZE, exit};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use crate::args::{CodecArg, DiskArgs};
 use crate::error::{Failure, say};
-use crate::signals;
+use crate::{options, signals};
 use canvas_control::hello::SMALL_MIN;
 use state::State;
 
 /// Time between two looks at the state.
 const TICK: Duration = Duration::from_secs(1);
+/// Time between two looks at the agent, which may have died.
+const AGENT_TICK: Duration = Duration::from_millis(100);
 /// The same while somebody asks for metrics.
 const PEERS_TICK: Duration = Duration::from_millis(100);
 /// How long a pool has room before it is told anew that it has none.
@@ -48,6 +56,7 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     if let Some(addr) = args.metrics {
         peers.offer_metrics(addr).map_err(Failure::usage)?;
     }
+    let far = far(args)?;
     let codec = match args.codec {
         CodecArg::Lz4 => Codec::Lz4,
         CodecArg::None => Codec::None,
@@ -60,14 +69,22 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
         let socket = path.as_deref().map(open).transpose();
         socket.map_err(|e| Failure::usage(format!("{flag}: {e}")))
     };
-    // It is there to the end, whatever threads use it then.
-    let memory = Box::leak(DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?);
-    let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
     let nbd = open("--nbd", &args.nbd)?.map(Server::new);
-    let vhost = match open("--vhost-user", &args.vhost_user)? {
-        None => None,
-        Some(socket) => Some(Vhost::start(socket, store, args.queues)?),
-    };
+    let vhost = open("--vhost-user", &args.vhost_user)?;
+    let storage = far.map(|far| begin(pool, &far)).transpose()?;
+    let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
+    if let Some(storage) = &storage {
+        let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
+            let why = Errno::from_raw(e.0).desc();
+            Failure::usage(format!("far memory: no place in its tenant: {why}"))
+        })?;
+        memory = memory.with_tenant(tenant);
+    }
+    // It is there to the end, whatever threads use it then.
+    let store: &'static PoolStore<'static> =
+        Box::leak(Box::new(PoolStore::new(Box::leak(memory), codec)));
+    let start = |socket| Vhost::start(socket, store, args.queues);
+    let vhost = vhost.map(start).transpose()?;
     let disk = Disk {
         nbd,
         vhost,
@@ -83,22 +100,7 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
         paths.join(" and "),
         pool.bytes >> 20
     ));
-    let signal = thread::scope(|scope| {
-        let mut watch = Watch::default();
-        let signal = loop {
-            if let Some(signal) = disk.wait(&signals, &mut peers) {
-                break signal;
-            }
-            if let Some(nbd) = &disk.nbd {
-                nbd.accept(scope, disk.store);
-            }
-            watch.look(&disk);
-        };
-        if let Some(nbd) = &disk.nbd {
-            nbd.hang_up();
-        }
-        signal
-    });
+    let signal = disk.serve(&signals, &mut peers, storage);
     let stats = disk.store.stats();
     say(format_args!(
         "disk: {signal}: ending, {} pages were stored",
@@ -106,6 +108,29 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     ));
     disk.write_state("ending");
     Ok(exit::OK)
+}
+
+/// Far memory beyond the pool, if some is wanted.
+fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
+    let usage = |f: Failure| Failure::usage(f.sentence);
+    let host = canvas_runner::host_memory();
+    let Some(wanted) = options::far_wanted(&args.beyond, host.ram_bytes).map_err(usage)? else {
+        return Ok(None);
+    };
+    let own_name = || format!("disk.{}", std::process::id());
+    let far = options::far_options(&args.beyond, &wanted, own_name);
+    far.map(Some).map_err(usage)
+}
+
+/// Begins the tenant that the disk is then.
+fn begin(pool: Size, far: &FarOptions) -> Result<Storage, Failure> {
+    let begun = Storage::begin(pool.bytes, far).map_err(Failure::usage)?;
+    begun.ok_or_else(|| {
+        let name = far.host.as_ref().map_or("", |host| host.name.as_str());
+        Failure::usage(format!(
+            "tenant {name} is there already; write another name after --tenant"
+        ))
+    })
 }
 
 /// The device that is served over vhost-user.
@@ -190,9 +215,60 @@ struct Disk<'a> {
 }
 
 impl Disk<'_> {
+    /// Serves until a signal comes: its name.
+    fn serve(
+        &self,
+        signals: &SignalFd,
+        peers: &mut Peers,
+        mut storage: Option<Storage>,
+    ) -> &'static str {
+        let over = AtomicBool::new(false);
+        let signal = thread::scope(|scope| {
+            if storage.is_some() {
+                scope.spawn(|| self.move_pages(&over));
+            }
+            let mut watch = Watch::default();
+            let signal = loop {
+                if let Some(signal) = self.wait(signals, peers, storage.as_ref()) {
+                    break signal;
+                }
+                if let Some(nbd) = &self.nbd {
+                    nbd.accept(scope, self.store);
+                }
+                if let Some(storage) = &mut storage {
+                    storage.tend();
+                }
+                watch.look(self);
+            };
+            over.store(true, Relaxed);
+            self.store.leave();
+            if let Some(nbd) = &self.nbd {
+                nbd.hang_up();
+            }
+            signal
+        });
+        if let Some(storage) = storage {
+            storage.end();
+        }
+        signal
+    }
+
+    /// Moves what the pool has too much beyond it.
+    fn move_pages(&self, over: &AtomicBool) {
+        while !over.load(Relaxed) {
+            thread::sleep(self.store.background_round());
+        }
+    }
+
     /// Waits for a client, a signal or the next look; the signal, if one came.
-    fn wait(&self, signals: &SignalFd, peers: &mut Peers) -> Option<&'static str> {
-        let until = Instant::now() + TICK;
+    fn wait(
+        &self,
+        signals: &SignalFd,
+        peers: &mut Peers,
+        storage: Option<&Storage>,
+    ) -> Option<&'static str> {
+        let tick = if storage.is_some() { AGENT_TICK } else { TICK };
+        let until = Instant::now() + tick;
         loop {
             if let Ok(Some(info)) = signals.read_signal() {
                 let signal = Signal::try_from(info.ssi_signo as i32);
@@ -208,18 +284,20 @@ impl Disk<'_> {
             let nbd = self.nbd.as_ref().map(Server::fd);
             let own = [Some(signals.as_fd()), nbd].into_iter().flatten();
             let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let mut fds: Vec<_> = own.chain(peers.poll_fds()).collect();
+            let agent = storage.and_then(Storage::poll_fd);
+            let mut fds: Vec<_> = own.chain(agent).chain(peers.poll_fds()).collect();
+            let watched = fds.len() - peers.poll_fds().count();
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
             // What went wrong, if anything, is over or seen again in the next round.
             let _ = poll(&mut fds, timeout);
-            let client = self.nbd.is_some() && fds[1].any().unwrap_or(false);
+            let came = fds[1..watched].iter().any(|fd| fd.any().unwrap_or(false));
             drop(fds);
             peers.serve(|asked| match asked {
                 Asked::Metrics => self.state("ok").metrics(),
                 // There is no control socket.
                 Asked::Line(_) => String::new(),
             });
-            if client || Instant::now() >= until {
+            if came || Instant::now() >= until {
                 return None;
             }
         }
@@ -277,9 +355,20 @@ impl Watch {
             }
             self.full = Some(now);
         }
+        if let Some(why) = disk.store.stuck() {
+            say(format_args!(
+                "disk: pages cannot be moved beyond the pool ({}); they stay in it",
+                match why {
+                    Status::NoRoom => "there is no room",
+                    Status::Unreachable => "no copy can be made: donors or disk do not answer",
+                    Status::Refused => "the agent refuses",
+                    _ => "the copy is damaged",
+                }
+            ));
+        }
         if stats.damaged > self.before.damaged {
             say(format_args!(
-                "disk: {} reads met pages that are damaged in this host's memory: they fail with EIO; check its memory",
+                "disk: {} reads met pages that are damaged: they fail with EIO; check this host's memory, and that of donors",
                 stats.damaged - self.before.damaged
             ));
         }

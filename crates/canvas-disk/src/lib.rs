@@ -5,11 +5,13 @@
 //!
 //! * [`PageStore`]: what a disk is made of, pages of 4 KiB by their number;
 //! * [`pool`]: [`PoolStore`], the pages in a compressed pool: one entry of 8 bytes a page;
+//! * [`far`]: what lies beyond the pool;
 //! * [`span`]: any range of bytes of such a store;
 //! * [`nbd`]: the disk over NBD;
 //! * [`socket`]: where it is served.
 #![forbid(unsafe_code)]
 
+pub mod far;
 pub mod nbd;
 pub mod pool;
 pub mod socket;
@@ -35,6 +37,9 @@ pub enum DiskError {
     /// The pool has no room for the page.
     #[error("the pool is full")]
     Full,
+    /// No copy beyond the pool can be reached.
+    #[error("no copy of a page can be reached")]
+    Unreachable,
     /// The stored copy is not what was stored.
     #[error("the stored copy of a page is damaged")]
     Damaged,

@@ -2,32 +2,37 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use canvas_far::fetch::{self, Lost, Stored};
+use canvas_far::{Channel, State, channel, lead_time, spill, unit};
+use canvas_shm::mailbox::Status;
 use canvas_swap::classes::{CLASSES, region_bytes};
 use canvas_swap::codec::{Content, classify};
 use canvas_swap::hash::{PageHash, portable};
 use canvas_swap::slots::{SLAB_CHARGE_BYTES, SLAB_WORDS, SLABS_MAX};
 use canvas_swap::{
-    Chosen, LoadError, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, Record, Scratch, SlotMem,
-    StoreError,
+    Chosen, LoadError, LocalPool, Lz, LzScratch, PoolArrays, Record, Scratch, SlotMem, StoreError,
 };
 use canvas_sys::lazy::{LazyArray, LazyBytes};
 use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
-use canvas_types::{Codec, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
+use crate::far::{BEYOND, BUSY, Bound, DiskFar, Hand, Tenant, USED};
 use crate::{DiskError, PageStore};
 
 /// Pages of the largest disk: the words of an entry table but one.
 pub const PAGES_MAX: u64 = (1 << 31) - 1;
+/// Time between two rounds in the background, where there is nothing beyond the pool, and where there is.
+const IDLE: Duration = Duration::from_secs(1);
+const WATCHFUL: Duration = Duration::from_millis(20);
 /// Bytes of the smallest pool that can be worked with.
 pub const POOL_BYTES_MIN: u64 = 1 << 20;
 /// Bytes of the largest pool.
 pub const POOL_BYTES_MAX: u64 = SLABS_MAX as u64 * SLAB_CHARGE_BYTES as u64;
-/// A bit of a page's state: a thread works on the page.
-const BUSY: u8 = 1;
 
 /// Why there is no disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -68,6 +73,8 @@ pub struct DiskMemory {
     key: PageBuf,
     /// A disk uses it, or did.
     used: AtomicBool,
+    /// What has far memory.
+    tenant: Option<Tenant>,
 }
 
 impl DiskMemory {
@@ -81,7 +88,9 @@ impl DiskMemory {
             (_, n) if n > POOL_BYTES_MAX => return Err(MemoryError::PoolTooLarge(n)),
             _ => {}
         }
+        // A quarter more than the bound: what comes back to empty an extent may pass it.
         let slabs = (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize;
+        let slabs = (slabs + slabs / 4).min(SLABS_MAX);
         let mut memory = Box::new(DiskMemory {
             pool_bytes,
             states: LazyArray::new(pages as usize)?,
@@ -92,14 +101,21 @@ impl DiskMemory {
             slots: LazyBytes::new(region_bytes(slabs))?,
             key: [0; PAGE_SIZE],
             used: AtomicBool::new(false),
+            tenant: None,
         });
         proc::random_bytes(&mut memory.key)?;
         Ok(memory)
     }
+
+    /// The same, of a disk that has far memory beyond the pool.
+    pub fn with_tenant(mut self: Box<DiskMemory>, tenant: Tenant) -> Box<DiskMemory> {
+        self.tenant = Some(tenant);
+        self
+    }
 }
 
 /// lz4 from canvas-sys.
-struct Lz4;
+pub struct Lz4;
 
 impl Lz for Lz4 {
     fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize> {
@@ -111,7 +127,7 @@ impl Lz for Lz4 {
 }
 
 /// The bytes of the slots.
-struct Slots<'m>(&'m LazyBytes);
+pub struct Slots<'m>(&'m LazyBytes);
 
 impl SlotMem for Slots<'_> {
     fn copy_out(&self, off: usize, dst: &mut [u8]) {
@@ -122,22 +138,6 @@ impl SlotMem for Slots<'_> {
     }
     fn release(&self, off: usize, len: usize) {
         self.0.discard(off, len);
-    }
-}
-
-/// The bound on the pool.
-struct Bound {
-    bytes: i64,
-    charged: AtomicI64,
-}
-
-impl PoolBudget for Bound {
-    fn charge(&self, bytes: i64) -> bool {
-        let within = |charged: i64| {
-            let sum = charged + bytes;
-            (bytes <= 0 || sum <= self.bytes).then_some(sum)
-        };
-        self.charged.fetch_update(Relaxed, Relaxed, within).is_ok()
     }
 }
 
@@ -168,10 +168,18 @@ pub struct DiskStats {
     pub refused: u64,
     /// Reads of damaged pages.
     pub damaged: u64,
+    /// Reads beyond the pool.
+    pub far_reads: u64,
+    /// Of those, reads that found no copy within the time.
+    pub unreachable: u64,
+    /// Far memory in use.
+    pub far_bytes: u64,
+    /// What of it may be used.
+    pub far_bytes_max: u64,
 }
 
 #[derive(Default)]
-struct Counts {
+pub(crate) struct Counts {
     stored: AtomicI64,
     same: AtomicI64,
     reads: AtomicU64,
@@ -180,6 +188,17 @@ struct Counts {
     discards: AtomicU64,
     refused: AtomicU64,
     damaged: AtomicU64,
+    far_reads: AtomicU64,
+    unreachable: AtomicU64,
+    /// Why pages cannot leave the pool.
+    stuck: Mutex<Option<Status>>,
+}
+
+impl Counts {
+    /// Pages cannot leave the pool.
+    pub(crate) fn note_stuck(&self, why: Status) {
+        *self.stuck.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
 }
 
 fn add(counter: &AtomicU64) {
@@ -188,10 +207,15 @@ fn add(counter: &AtomicU64) {
 
 /// A disk's pages in a pool. Page `n` owns entry `n + 1`.
 pub struct PoolStore<'m> {
-    pool: LocalPool<'m, Chosen<Lz4>, Slots<'m>, Bound>,
-    states: &'m [AtomicU8],
+    pub(crate) pool: LocalPool<'m, Chosen<Lz4>, Slots<'m>, Bound<'m>>,
+    pub(crate) states: &'m [AtomicU8],
+    /// No page from this one on was ever written.
+    pub(crate) high: AtomicU32,
+    pub(crate) hand: Hand,
+    pub(crate) tenant: Option<&'m Tenant>,
+    pub(crate) far_state: State,
+    pub(crate) counts: Counts,
     pool_bytes_max: u64,
-    counts: Counts,
 }
 
 impl<'m> PoolStore<'m> {
@@ -208,9 +232,12 @@ impl<'m> PoolStore<'m> {
             digests: &[],
         };
         let hash = PageHash::new(&memory.key, clmul::fastest().unwrap_or(portable));
-        let bound = Bound {
-            bytes: i64::try_from(memory.pool_bytes).unwrap_or(i64::MAX),
-            charged: AtomicI64::new(0),
+        let bound = match &memory.tenant {
+            None => Bound::Own {
+                bytes: i64::try_from(memory.pool_bytes).unwrap_or(i64::MAX),
+                charged: AtomicI64::new(0),
+            },
+            Some(tenant) => Bound::Tenant(tenant),
         };
         let threads = Threads {
             yield_now: std::thread::yield_now,
@@ -221,8 +248,12 @@ impl<'m> PoolStore<'m> {
         PoolStore {
             pool: pool.keeping_old(),
             states: memory.states.all(),
-            pool_bytes_max: memory.pool_bytes,
+            high: AtomicU32::new(0),
+            hand: Hand::default(),
+            tenant: memory.tenant.as_ref(),
+            far_state: State::new(),
             counts: Counts::default(),
+            pool_bytes_max: memory.pool_bytes,
         }
     }
 
@@ -231,25 +262,62 @@ impl<'m> PoolStore<'m> {
         let pool = self.pool.stats();
         let counts = &self.counts;
         let level = |n: &AtomicI64| n.load(Relaxed).max(0) as u64;
+        let (far_bytes, far_bytes_max) = self.tenant.map_or((0, 0), Tenant::far_bytes);
         DiskStats {
             pages: self.pages(),
             stored_pages: level(&counts.stored),
             same_pages: level(&counts.same),
             stored_bytes: pool.stored_bytes.max(0) as u64,
             pool_bytes: pool.charged_bytes.max(0) as u64,
-            pool_bytes_max: self.pool_bytes_max,
+            pool_bytes_max: self
+                .tenant
+                .map_or(self.pool_bytes_max, Tenant::pool_bytes_max),
             reads: counts.reads.load(Relaxed),
             writes: counts.writes.load(Relaxed),
             clean_writes: counts.clean_writes.load(Relaxed),
             discards: counts.discards.load(Relaxed),
             refused: counts.refused.load(Relaxed),
             damaged: counts.damaged.load(Relaxed),
+            far_reads: counts.far_reads.load(Relaxed),
+            unreachable: counts.unreachable.load(Relaxed),
+            far_bytes,
+            far_bytes_max,
         }
     }
 
     /// Gives the kernel the memory of slabs that hold nothing; for quiet moments.
     pub fn trim(&self) {
         self.pool.trim();
+    }
+
+    /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
+    pub fn leave(&self) {
+        if let Some(tenant) = self.tenant {
+            tenant.leave();
+        }
+    }
+
+    /// Why pages could not leave the pool since this was last asked.
+    pub fn stuck(&self) -> Option<Status> {
+        let stuck = self.counts.stuck.lock();
+        stuck.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// A round of work in the background: ends what is under way, and moves what the pool has too much beyond
+    /// it. How long to wait for the next one.
+    pub fn background_round(&self) -> Duration {
+        let Some(b) = self.far() else {
+            return IDLE;
+        };
+        if spill::background_round(&b) {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(spill::idle_ns(self)).min(WATCHFUL)
+    }
+
+    fn far(&self) -> Option<DiskFar<'_, 'm>> {
+        let store = self;
+        self.tenant.map(|tenant| DiskFar { store, tenant })
     }
 
     fn entry(&self, page: u64) -> Result<SwapEntry, DiskError> {
@@ -260,43 +328,106 @@ impl<'m> PoolStore<'m> {
     }
 
     /// Takes a page into this thread's hands: the calls on one entry are one at a time.
-    fn hold(&self, entry: SwapEntry) -> Held<'_> {
+    fn hold(&self, entry: SwapEntry, waited: bool) -> Held<'_> {
         let state = &self.states[entry.0 as usize - 1];
         let mut spins = 0;
         while state.fetch_or(BUSY, Acquire) & BUSY != 0 {
             backoff(&mut spins, pause);
         }
-        Held(state)
+        Held {
+            entry,
+            state,
+            waited,
+        }
     }
 
-    /// The page is held.
-    fn load(
+    /// Does something with a page that is in this thread's hands. What it has to wait for, it waits for with
+    /// the page in nobody's.
+    fn with_page(
         &self,
-        entry: SwapEntry,
-        out: &mut PageBuf,
-        scratch: &mut Scratch,
+        page: u64,
+        mut on: impl FnMut(&Held<'_>) -> Result<(), Stop>,
     ) -> Result<(), DiskError> {
-        match self.pool.load(entry, out, scratch) {
-            Ok(()) => Ok(()),
-            Err(LoadError::NoCopy) => {
-                out.fill(0);
-                Ok(())
-            }
-            Err(LoadError::Verify | LoadError::Deep(_)) => {
-                add(&self.counts.damaged);
-                Err(DiskError::Damaged)
+        let entry = self.entry(page)?;
+        let began = Instant::now();
+        let mut waited = false;
+        loop {
+            let held = self.hold(entry, waited);
+            let Err(stop) = on(&held) else {
+                return Ok(());
+            };
+            drop(held);
+            match (stop, self.far()) {
+                (Stop::Error(e), _) => return Err(e),
+                (Stop::Comes(place), Some(b)) => {
+                    fetch::arrives(&b, page as u32, place);
+                    waited = true;
+                }
+                (Stop::Full, Some(b))
+                    if began.elapsed() < Duration::from_nanos(b.wait_ns_max())
+                        && spill::make_room(&b) => {}
+                (Stop::Full | Stop::Comes(_), _) => {
+                    add(&self.counts.refused);
+                    return Err(DiskError::Full);
+                }
             }
         }
     }
 
-    /// The page is held.
-    fn store(
-        &self,
-        entry: SwapEntry,
-        from: &PageBuf,
-        scratch: &mut Scratch,
-    ) -> Result<(), DiskError> {
+    /// Reads a page that is held, wherever it lies.
+    fn load(&self, held: &Held<'_>, out: &mut PageBuf, scratch: &mut Scratch) -> Result<(), Stop> {
+        let entry = held.entry;
+        let place = match self.pool.load(entry, out, scratch) {
+            Ok(()) => {
+                held.set(USED);
+                if let Some(b) = self.far() {
+                    lead_time::used(&b, entry);
+                }
+                return Ok(());
+            }
+            Err(LoadError::NoCopy) => {
+                out.fill(0);
+                return Ok(());
+            }
+            Err(LoadError::Verify) => return Err(self.damaged()),
+            Err(LoadError::Deep(place)) => place,
+        };
+        let Some(b) = self.far() else {
+            return Err(self.damaged());
+        };
+        // It comes alone or with its whole extent: into the pool, or it is read now after all.
+        if !held.waited && channel::is_on_its_way(&b, entry.0 - 1, place) {
+            return Err(Stop::Comes(place));
+        }
+        add(&self.counts.far_reads);
+        let mut stored = Stored::new();
+        match fetch::load(&b, entry, place, out, &mut stored) {
+            Ok(()) => {
+                unit::comes_beside(&b, place.extent);
+                if fetch::keep(&b, entry, place, &stored) {
+                    held.clear(BEYOND);
+                    held.set(USED);
+                }
+                Ok(())
+            }
+            Err(Lost::Damaged) => Err(self.damaged()),
+            Err(Lost::Unreachable | Lost::Gone) => {
+                add(&self.counts.unreachable);
+                Err(Stop::Error(DiskError::Unreachable))
+            }
+        }
+    }
+
+    fn damaged(&self) -> Stop {
+        add(&self.counts.damaged);
+        Stop::Error(DiskError::Damaged)
+    }
+
+    /// Stores a page that is held.
+    fn store(&self, held: &Held<'_>, from: &PageBuf, scratch: &mut Scratch) -> Result<(), Stop> {
+        let entry = held.entry;
         self.pool.claim(entry);
+        self.high.fetch_max(entry.0, Relaxed);
         let before = self.pool.record(entry);
         if matches!(classify(from), Content::Zero) {
             self.pool.drop_copy(entry);
@@ -306,14 +437,17 @@ impl<'m> PoolStore<'m> {
                     add(&self.counts.clean_writes)
                 }
                 Ok(_) => {}
-                Err(StoreError::Full { .. } | StoreError::NoEntry) => {
-                    add(&self.counts.refused);
-                    return Err(DiskError::Full);
-                }
+                Err(StoreError::Full { .. } | StoreError::NoEntry) => return Err(Stop::Full),
             }
         }
+        let after = self.pool.record(entry);
+        // What is the same as before may lie beyond the pool still.
+        if !matches!(after, Record::Deep(_)) {
+            held.clear(BEYOND);
+        }
+        held.set(USED);
         add(&self.counts.writes);
-        self.note(before, self.pool.record(entry));
+        self.note(before, after);
         Ok(())
     }
 
@@ -342,14 +476,11 @@ impl PageStore for PoolStore<'_> {
             out.fill(0);
             return Ok(());
         }
-        let _held = self.hold(entry);
-        self.load(entry, out, scratch)
+        self.with_page(page, |held| self.load(held, out, scratch))
     }
 
     fn write(&self, page: u64, from: &PageBuf, scratch: &mut Scratch) -> Result<(), DiskError> {
-        let entry = self.entry(page)?;
-        let _held = self.hold(entry);
-        self.store(entry, from, scratch)
+        self.with_page(page, |held| self.store(held, from, scratch))
     }
 
     fn write_part(
@@ -359,12 +490,12 @@ impl PageStore for PoolStore<'_> {
         bytes: &[u8],
         scratch: &mut Scratch,
     ) -> Result<(), DiskError> {
-        let entry = self.entry(page)?;
-        let _held = self.hold(entry);
-        let mut whole = [0; PAGE_SIZE];
-        self.load(entry, &mut whole, scratch)?;
-        whole[at..at + bytes.len()].copy_from_slice(bytes);
-        self.store(entry, &whole, scratch)
+        self.with_page(page, |held| {
+            let mut whole = [0; PAGE_SIZE];
+            self.load(held, &mut whole, scratch)?;
+            whole[at..at + bytes.len()].copy_from_slice(bytes);
+            self.store(held, &whole, scratch)
+        })
     }
 
     fn discard(&self, page: u64) -> Result<(), DiskError> {
@@ -374,34 +505,58 @@ impl PageStore for PoolStore<'_> {
         if !has_copy(self.pool.record(entry)) {
             return Ok(());
         }
-        let _held = self.hold(entry);
+        let held = self.hold(entry, false);
         let before = self.pool.record(entry);
         self.pool.drop_copy(entry);
+        held.clear(BEYOND | USED);
         self.note(before, self.pool.record(entry));
         Ok(())
     }
 }
 
 /// A page in a thread's hands.
-struct Held<'s>(&'s AtomicU8);
+struct Held<'s> {
+    entry: SwapEntry,
+    state: &'s AtomicU8,
+    /// This thread has waited for what was on its way.
+    waited: bool,
+}
 
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_and(!BUSY, Release);
+impl Held<'_> {
+    fn set(&self, bits: u8) {
+        self.state.fetch_or(bits, Relaxed);
+    }
+    fn clear(&self, bits: u8) {
+        self.state.fetch_and(!bits, Relaxed);
     }
 }
 
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.state.fetch_and(!BUSY, Release);
+    }
+}
+
+/// Why a page in a thread's hands is given back with nothing done.
+enum Stop {
+    Error(DiskError),
+    /// It is on its way from there.
+    Comes(DeepPlace),
+    /// The pool is full.
+    Full,
+}
+
 /// While another thread has a page for long.
-fn pause() {
+pub(crate) fn pause() {
     std::thread::sleep(Duration::from_micros(20));
 }
 
 /// The entry of a page.
-fn entry_of(page: u32) -> SwapEntry {
+pub(crate) fn entry_of(page: u32) -> SwapEntry {
     SwapEntry(page + 1)
 }
 
-fn has_copy(record: Record) -> bool {
+pub(crate) fn has_copy(record: Record) -> bool {
     !matches!(record, Record::Free | Record::Empty)
 }
 

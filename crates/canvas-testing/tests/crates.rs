@@ -23,7 +23,7 @@ const MAY_USE: [(&str, &[&str]); 26] = [
         "preload",
         &["far", "pager", "patch", "shm", "swap", "sys", "types"],
     ),
-    ("disk", &["swap", "sys", "types"]),
+    ("disk", &["far", "shm", "swap", "sys", "types"]),
     ("bench", &["shm", "swap", "sys", "types", "workloads"]),
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),

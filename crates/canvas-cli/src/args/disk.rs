@@ -7,7 +7,7 @@ use canvas_disk::virtio::QUEUES_MAX;
 use canvas_types::units::Size;
 use clap::Args;
 
-use super::{CodecArg, address};
+use super::{BeyondArgs, CodecArg, address};
 
 /// Flags of `canvas disk`.
 #[derive(Args, Debug)]
@@ -33,6 +33,8 @@ pub struct DiskArgs {
     /// memory, or of the control group's limit where that is smaller].
     #[arg(long, value_name = "SIZE")]
     pub pool: Option<Size>,
+    #[command(flatten)]
+    pub beyond: BeyondArgs,
     /// How pages are stored.
     #[arg(long, value_enum, default_value_t = CodecArg::Lz4)]
     pub codec: CodecArg,
@@ -47,8 +49,12 @@ pub struct DiskArgs {
 /// Shown behind the flags.
 pub const DISK_NOTES: &str = "\
 The disk is for swap and other data that need not last: nothing survives the end of the command. Pages
-that do not shrink take what they are; zeros and discarded pages take nothing. When the pool is full, a
-write fails with ENOSPC, what is stored stays as it is, and one line says so.
+that do not shrink take what they are; zeros and discarded pages take nothing. With --far the oldest pages
+leave the pool; a read that finds no copy within --far-wait fails with EIO. When all is full, a write fails
+with ENOSPC, what is stored stays as it is, and one line says so.
+
+Flags win over CANVAS_* variables, and those over section [disk.NAME] of the configuration file, which
+--tenant NAME names.
 
 SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is removed.
 

@@ -30,6 +30,8 @@ pub struct State {
     stored_bytes: u64,
     pool_bytes: u64,
     pool_bytes_max: u64,
+    far_bytes: u64,
+    far_bytes_max: u64,
     /// Bytes of the stored pages, by what the pool takes; `None` while it takes nothing.
     ratio: Option<f64>,
     clients: u64,
@@ -45,6 +47,8 @@ struct Counters {
     discards: u64,
     refused: u64,
     damaged: u64,
+    far_reads: u64,
+    unreachable: u64,
     accepted: u64,
     turned_away: u64,
     bad_clients: u64,
@@ -75,6 +79,8 @@ impl State {
             stored_bytes: disk.stored_bytes,
             pool_bytes: disk.pool_bytes,
             pool_bytes_max: disk.pool_bytes_max,
+            far_bytes: disk.far_bytes,
+            far_bytes_max: disk.far_bytes_max,
             ratio: (disk.pool_bytes > 0).then(|| pages_bytes as f64 / disk.pool_bytes as f64),
             clients: clients.clients,
             counters: Counters {
@@ -84,6 +90,8 @@ impl State {
                 discards: disk.discards,
                 refused: disk.refused,
                 damaged: disk.damaged,
+                far_reads: disk.far_reads,
+                unreachable: disk.unreachable,
                 accepted: clients.accepted,
                 turned_away: clients.turned_away,
                 bad_clients: clients.nonsense,
@@ -138,6 +146,16 @@ impl Collector for Metrics {
                 "What it may take.",
                 s.pool_bytes_max,
             ),
+            (
+                "canvas_disk_far_bytes",
+                "Far memory in use, in whole slabs.",
+                s.far_bytes,
+            ),
+            (
+                "canvas_disk_far_limit_bytes",
+                "What of it may be used.",
+                s.far_bytes_max,
+            ),
             ("canvas_disk_clients", "Clients.", s.clients),
         ] {
             out.gauge(name, help, value as f64)?;
@@ -156,6 +174,16 @@ impl Collector for Metrics {
                 "canvas_disk_refused",
                 "Pages that found no room.",
                 c.refused,
+            ),
+            (
+                "canvas_disk_far_reads",
+                "Pages read beyond the pool.",
+                c.far_reads,
+            ),
+            (
+                "canvas_disk_unreachable",
+                "Reads that found no copy.",
+                c.unreachable,
             ),
             ("canvas_disk_damaged", "Reads of damaged pages.", c.damaged),
             (

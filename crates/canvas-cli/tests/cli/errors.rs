@@ -194,6 +194,26 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
             "write one of lz4, none",
         ),
         (
+            &["--size", "1G", "--nbd", &sock, "--far", "4K"],
+            "--far 4K is too little to work with; write 1M or more",
+        ),
+        (
+            &["--size", "1G", "--nbd", &sock, "--weight", "200"],
+            "--weight without --far has no use; write --far SIZE for how much memory may go there",
+        ),
+        (
+            &[
+                "--size",
+                "1G",
+                "--nbd",
+                &sock,
+                "--far",
+                "1G",
+                "--agent=/no/such/agent",
+            ],
+            "/no/such/agent",
+        ),
+        (
             &["--size", "1G", "--nbd", &file],
             "is there and is no socket; write another path",
         ),

@@ -207,7 +207,7 @@ fn number_of(e: DiskError, command: Command) -> u32 {
     match e {
         DiskError::Outside if command == Command::Read || command == Command::Trim => error::EINVAL,
         DiskError::Outside | DiskError::Full => error::ENOSPC,
-        DiskError::Damaged => error::EIO,
+        DiskError::Damaged | DiskError::Unreachable => error::EIO,
     }
 }
 
