@@ -81,13 +81,14 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
         memory = memory.with_tenant(tenant);
     }
     // It is there to the end, whatever threads use it then.
-    let store: &'static PoolStore<'static> =
-        Box::leak(Box::new(PoolStore::new(Box::leak(memory), codec)));
+    let memory: &'static DiskMemory = Box::leak(memory);
+    let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
     let start = |socket| Vhost::start(socket, store, args.queues);
     let vhost = vhost.map(start).transpose()?;
     let disk = Disk {
         nbd,
         vhost,
+        memory,
         store,
         args,
         began: Instant::now(),
@@ -209,6 +210,7 @@ fn pool(args: &DiskArgs) -> Result<Size, Failure> {
 struct Disk<'a> {
     nbd: Option<Server>,
     vhost: Option<Vhost>,
+    memory: &'static DiskMemory,
     store: &'static PoolStore<'static>,
     args: &'a DiskArgs,
     began: Instant,
@@ -241,7 +243,7 @@ impl Disk<'_> {
                 watch.look(self);
             };
             over.store(true, Relaxed);
-            self.store.leave();
+            self.memory.leave();
             if let Some(nbd) = &self.nbd {
                 nbd.hang_up();
             }

@@ -19,6 +19,8 @@ pub mod span;
 pub mod virtio;
 
 #[cfg(test)]
+mod far_model;
+#[cfg(test)]
 mod model;
 #[cfg(test)]
 mod ram;

@@ -112,6 +112,13 @@ impl DiskMemory {
         self.tenant = Some(tenant);
         self
     }
+
+    /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
+    pub fn leave(&self) {
+        if let Some(tenant) = &self.tenant {
+            tenant.leave();
+        }
+    }
 }
 
 /// lz4 from canvas-sys.
@@ -288,13 +295,6 @@ impl<'m> PoolStore<'m> {
     /// Gives the kernel the memory of slabs that hold nothing; for quiet moments.
     pub fn trim(&self) {
         self.pool.trim();
-    }
-
-    /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
-    pub fn leave(&self) {
-        if let Some(tenant) = self.tenant {
-            tenant.leave();
-        }
     }
 
     /// Why pages could not leave the pool since this was last asked.
