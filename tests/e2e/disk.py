@@ -451,7 +451,7 @@ def vm_far(r):
     canvas_only(r)
     lending, servers = lenders(r, 3)
     c, path = disk(r, "--far", "512M", "--server", ",".join(servers), "--copies", "2", size=512 * MIB, pool=24 * MIB)
-    peak = Peak(r, on=lambda s: s["counters"]["far_reads"] > 2000 and not lending[0].signal(signal.SIGKILL))
+    peak = Peak(r, on=lambda s: s["far_bytes"] and s["counters"]["reads"] > 20_000 and not lending[0].signal(signal.SIGKILL))
     moved = swaps(r, attached(path))
     peak.stop()
     r.require(not lending[0].alive(), "no donor was killed")

@@ -5,10 +5,12 @@
 //! beyond it; which to move is said by a hand that goes over them, and passes those that were used since it
 //! came by last.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 
+use canvas_far::fetch;
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Mailbox, Status};
@@ -415,5 +417,34 @@ impl<'m> Beyond for DiskFar<'_, 'm> {
         let far = self.tenant.far;
         let used = far.slabs_used.load(Relaxed).max(0) as u64;
         (used, far.slabs_max.load(Relaxed).min(SLABS_MAX as u64))
+    }
+}
+
+/// Pages that are asked for ahead of one request's reads, at most.
+const EXPECT_MAX: usize = 16;
+
+/// Asks for those of the pages that lie beyond the pool, all at once: pages of one extent with it, others alone.
+/// The first one alone is read anyway.
+pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
+    let mut before = None;
+    for (i, page) in pages.take(EXPECT_MAX).enumerate() {
+        let page = page as u32;
+        let Some(seen) = b.store.look(page) else {
+            return;
+        };
+        if PoolStore::whereabouts(seen) != (Whereabouts::Far { beyond: true })
+            || !b.store.claim(page, seen)
+        {
+            continue;
+        }
+        if let Some(place) = b.store.pool.deep_place(entry_of(page)) {
+            if before == Some(place.extent) {
+                fetch::fetch(b, place.extent);
+            } else if i > 0 {
+                fetch::ahead(b, page, place);
+            }
+            before = Some(place.extent);
+        }
+        b.store.publish(page, seen, Becomes::AsBefore);
     }
 }

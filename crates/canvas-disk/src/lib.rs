@@ -25,6 +25,8 @@ mod model;
 #[cfg(test)]
 mod ram;
 
+use std::ops::Range;
+
 use canvas_types::PageBuf;
 
 pub use canvas_swap::Scratch;
@@ -68,6 +70,8 @@ pub trait PageStore: Sync {
         bytes: &[u8],
         scratch: &mut Scratch,
     ) -> Result<(), DiskError>;
+    /// These pages are about to be read, in this order: a hint, for what takes time.
+    fn expect(&self, _: Range<u64>) {}
     /// The page is needed no more: what it takes is free at once.
     fn discard(&self, page: u64) -> Result<(), DiskError>;
 }

@@ -1,6 +1,7 @@
 //! Pages of a disk in a compressed pool of this process.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
@@ -16,12 +17,12 @@ use canvas_swap::slots::{SLAB_CHARGE_BYTES, SLAB_WORDS, SLABS_MAX};
 use canvas_swap::{
     Chosen, LoadError, LocalPool, Lz, LzScratch, PoolArrays, Record, Scratch, SlotMem, StoreError,
 };
-use canvas_sys::lazy::{LazyArray, LazyBytes};
+use canvas_sys::lazy::{LazyArray, LazyBytes, LazyPage};
 use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
-use crate::far::{BEYOND, BUSY, Bound, DiskFar, Hand, Tenant, USED};
+use crate::far::{self, BEYOND, BUSY, Bound, DiskFar, Hand, Tenant, USED};
 use crate::{DiskError, PageStore};
 
 /// Pages of the largest disk: the words of an entry table but one.
@@ -70,7 +71,7 @@ pub struct DiskMemory {
     class_bytes: [AtomicI64; CLASSES],
     slots: LazyBytes,
     /// The key of the content hash.
-    key: PageBuf,
+    key: LazyPage,
     /// A disk uses it, or did.
     used: AtomicBool,
     /// What has far memory.
@@ -91,7 +92,7 @@ impl DiskMemory {
         // A quarter more than the bound: what comes back to empty an extent may pass it.
         let slabs = (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize;
         let slabs = (slabs + slabs / 4).min(SLABS_MAX);
-        let mut memory = Box::new(DiskMemory {
+        Ok(Box::new(DiskMemory {
             pool_bytes,
             states: LazyArray::new(pages as usize)?,
             // The first entry is none.
@@ -99,12 +100,10 @@ impl DiskMemory {
             slab_words: LazyArray::new(slabs * SLAB_WORDS)?,
             class_bytes: [const { AtomicI64::new(0) }; CLASSES],
             slots: LazyBytes::new(region_bytes(slabs))?,
-            key: [0; PAGE_SIZE],
+            key: LazyPage::new(|key| proc::random_bytes(key))?,
             used: AtomicBool::new(false),
             tenant: None,
-        });
-        proc::random_bytes(&mut memory.key)?;
-        Ok(memory)
+        }))
     }
 
     /// The same, of a disk that has far memory beyond the pool.
@@ -175,7 +174,7 @@ pub struct DiskStats {
     pub refused: u64,
     /// Reads of damaged pages.
     pub damaged: u64,
-    /// Reads beyond the pool.
+    /// Pages that a client waited for beyond the pool, those aside that came ahead.
     pub far_reads: u64,
     /// Of those, reads that found no copy within the time.
     pub unreachable: u64,
@@ -238,7 +237,7 @@ impl<'m> PoolStore<'m> {
             class_bytes: &memory.class_bytes,
             digests: &[],
         };
-        let hash = PageHash::new(&memory.key, clmul::fastest().unwrap_or(portable));
+        let hash = PageHash::new(memory.key.get(), clmul::fastest().unwrap_or(portable));
         let bound = match &memory.tenant {
             None => Bound::Own {
                 bytes: i64::try_from(memory.pool_bytes).unwrap_or(i64::MAX),
@@ -496,6 +495,12 @@ impl PageStore for PoolStore<'_> {
             whole[at..at + bytes.len()].copy_from_slice(bytes);
             self.store(held, &whole, scratch)
         })
+    }
+
+    fn expect(&self, pages: Range<u64>) {
+        if let Some(b) = self.far() {
+            far::expect(&b, pages);
+        }
     }
 
     fn discard(&self, page: u64) -> Result<(), DiskError> {

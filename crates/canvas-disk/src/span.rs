@@ -26,6 +26,14 @@ fn first_part(offset: u64, bytes: usize) -> (u64, usize, usize) {
     (offset / PAGE, at, bytes.min(PAGE_SIZE - at))
 }
 
+/// Says that a range is about to be read in parts.
+pub fn expect(store: &impl PageStore, offset: u64, bytes: usize) {
+    let pages = offset / PAGE..offset.saturating_add(bytes as u64).div_ceil(PAGE);
+    if pages.end > pages.start + 1 {
+        store.expect(pages);
+    }
+}
+
 /// Reads a range.
 pub fn read(
     store: &impl PageStore,
@@ -34,6 +42,7 @@ pub fn read(
     scratch: &mut Scratch,
 ) -> Result<(), DiskError> {
     check(store, offset, out.len() as u64)?;
+    expect(store, offset, out.len());
     while !out.is_empty() {
         let (page, at, len) = first_part(offset, out.len());
         let (part, rest) = out.split_at_mut(len);

@@ -3,11 +3,14 @@
 //!
 //! [`LazyArray`] is read and written as atomics. [`LazyBytes`] are only copied in and out: there is never a
 //! reference into them, and a copy is one instruction of the processor. Copies of several threads that
-//! overlap therefore leave a mixture of both, and nothing worse.
+//! overlap therefore leave a mixture of both, and nothing worse. [`LazyPage`] is filled once. None of it is in core
+//! dumps.
 
 use core::arch::asm;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+use canvas_types::{PAGE_SIZE, PageBuf};
 
 use crate::gate::Errno;
 use crate::mem;
@@ -23,7 +26,10 @@ impl Mapping {
         // The kernel maps no range without a byte.
         let bytes = bytes.max(1);
         let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        Ok(Mapping { addr, bytes })
+        let mapping = Mapping { addr, bytes };
+        // SAFETY: it changes no contents.
+        let _ = unsafe { mem::advise(addr, bytes, libc::MADV_DONTDUMP) };
+        Ok(mapping)
     }
 }
 
@@ -75,6 +81,30 @@ impl<T: Atomic> LazyArray<T> {
     }
 }
 
+/// A page that is filled once.
+pub struct LazyPage {
+    mapping: Mapping,
+}
+
+impl LazyPage {
+    /// Of zeros that `fill` makes something of.
+    pub fn new(fill: impl FnOnce(&mut PageBuf) -> Result<(), Errno>) -> Result<LazyPage, Errno> {
+        let mapping = Mapping::new(PAGE_SIZE)?;
+        let start = core::ptr::with_exposed_provenance_mut::<PageBuf>(mapping.addr);
+        // SAFETY: the mapping is a page that is ours alone, and zeros are bytes.
+        fill(unsafe { &mut *start })?;
+        Ok(LazyPage { mapping })
+    }
+
+    /// The page.
+    #[inline]
+    pub fn get(&self) -> &PageBuf {
+        let start = core::ptr::with_exposed_provenance::<PageBuf>(self.mapping.addr);
+        // SAFETY: the mapping is a page, lives as long as `self`, and is not written to any more.
+        unsafe { &*start }
+    }
+}
+
 /// Bytes, all zero at first, that are copied in and out.
 pub struct LazyBytes {
     mapping: Mapping,
@@ -115,7 +145,7 @@ impl LazyBytes {
     /// # Panics
     /// When the range leaves the memory.
     pub fn discard(&self, at: usize, bytes: usize) {
-        let page = canvas_types::PAGE_SIZE;
+        let page = PAGE_SIZE;
         let start = (self.place(at, bytes) as usize).next_multiple_of(page);
         let end = (self.mapping.addr + at + bytes) / page * page;
         if start < end {
@@ -169,6 +199,17 @@ mod tests {
         assert!(LazyArray::<AtomicU32>::new(usize::MAX).is_err());
         // More than any machine has.
         assert!(LazyArray::<AtomicU8>::new(1 << 60).is_err());
+    }
+
+    #[test]
+    fn a_page_is_filled_once() {
+        let page = LazyPage::new(|page| {
+            assert_eq!(*page, [0; PAGE_SIZE]);
+            page[7] = 9;
+            Ok(())
+        });
+        assert_eq!(page.unwrap().get()[..9], [0, 0, 0, 0, 0, 0, 0, 9, 0]);
+        assert!(LazyPage::new(|_| Err(Errno(libc::EIO))).is_err());
     }
 
     #[test]

@@ -134,6 +134,7 @@ fn read(
     work: &mut Work,
 ) -> Result<(), Status> {
     let mut left = length(store, offset, to.available_bytes())?;
+    span::expect(store, offset, left);
     while left > 0 {
         let part = &mut work.page[..left.min(to_page_end(offset))];
         // Verified here, before the guest sees anything of it.
