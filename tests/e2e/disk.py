@@ -460,3 +460,31 @@ def vm_far(r):
     r.require(peak.most["far_bytes"] > 0, "nothing was beyond the pool")
     r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, {got['counters']['far_reads']} reads beyond the pool")
     ends(r, c, path)
+
+
+# What was swapped is lost, and whoever needs it gets SIGBUS: here one program, as only its group has little memory.
+LOSES = """
+    mkswap /dev/vda > /dev/null || exit 10
+    swapon -d /dev/vda || exit 11
+    echo +memory > /sys/fs/cgroup/cgroup.subtree_control
+    mkdir /sys/fs/cgroup/little
+    echo 48M > /sys/fs/cgroup/little/memory.max
+    sh -c 'echo $$ > /sys/fs/cgroup/little/cgroup.procs; exec swapped 144 500'
+    code=$?
+    echo "swapped ended with $code"
+    [ $code -gt 128 ] || exit 12
+    echo lives > /out/lives
+"""
+
+
+@check("vm-disk-killed", modes=("signal",), slow_only=True, timeout_s=120, needs=vm_missing)
+def vm_killed(r):
+    """A disk that is killed under a guest takes the program that swapped, and nothing else: guest and host go on."""
+    c, path = disk(r, size=512 * MIB, pool=256 * MIB)
+    peak = Peak(r, on=lambda s: s["stored_pages"] > 12_000 and not c.signal(signal.SIGKILL))
+    result = guest.run("set -u\n" + LOSES, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
+                       programs=("mkswap", "swapon"), memory_mib=256, timeout_s=100, work=r.dir, qemu=attached(path))
+    peak.stop()
+    r.same((result.code, result.files.get("lives")), (0, b"lives\n"), f"the guest\n{result.tail()}")
+    r.note(result.output.splitlines()[-1])
+    r.wait(c, expect=-9)
