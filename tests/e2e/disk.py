@@ -445,6 +445,37 @@ def host_agent(r):
     r.stop(second, signal.SIGTERM, expect=0)
 
 
+@check("disk-elastic", modes=("signal",), slow_only=True, timeout_s=120)
+def elastic(r):
+    """Two disks at an agent with one pool: it follows the one that is used, back and forth, and every byte is right."""
+    canvas_only(r)
+    sock = r.path("agent.sock")
+    a = r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir, "--pool", "32M"], tag="agent",
+                canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
+    disks, clients, pages = [], [], []
+    for tag in ("one", "two"):
+        c, path = disk(r, "--far", "256M", f"--agent={sock}", "--tenant", tag, pool=28 * MIB, tag=tag)
+        disks.append((c, path))
+        clients.append(nbd.Client(path))
+        pages.append(fill(clients[-1], 9000, random_bytes=PAGE))
+    rng = random.Random(8)
+    for used, tag, other in ((0, "one", "two"), (1, "two", "one"), (0, "one", "two")):
+        began, follows = time.monotonic(), None
+        while follows is None:
+            looks(r, clients[used], pages[used], rng, 300)
+            grants = [state(r, t)["pool_bytes_max"] for t in (tag, other)]
+            if grants[0] > 1.5 * grants[1]:
+                follows = time.monotonic() - began
+            r.require(time.monotonic() - began < 40, f"grants of {tag} and {other}: {grants}")
+        r.note(f"to {tag} in {follows:.1f} s")
+    for client, all_of_it in zip(clients, pages):
+        looks(r, client, all_of_it, rng, 3000)
+    for c, path in disks:
+        ends(r, c, path)
+    r.stop(a, signal.SIGTERM, expect=0)
+
+
 @check("vm-disk-far", modes=("signal",), slow_only=True, timeout_s=300, needs=vm_missing)
 def vm_far(r):
     """A guest's swap beyond the pool, with copies at two of three donors, of which one dies: every byte is right."""

@@ -22,7 +22,7 @@ use canvas_sys::{Errno, gate, proc};
 use canvas_types::procfs::Stat;
 use canvas_types::{DeepPlace, SwapEntry};
 
-use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause};
+use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
 
 /// Bits of a page's state. A thread works on the page.
 pub(crate) const BUSY: u8 = 1;
@@ -305,7 +305,7 @@ impl Host for PoolStore<'_> {
     }
     fn count(&self, counter: Counter, n: u64) {
         if let Some(t) = self.tenant {
-            t.segment.count(t.index, counter, n);
+            t.segment.count(thread_number(), counter, n);
         }
     }
     fn pool_bytes(&self) -> i64 {

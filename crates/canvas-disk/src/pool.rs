@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use canvas_far::fetch::{self, Lost, Stored};
-use canvas_far::{Channel, State, channel, lead_time, spill, unit};
+use canvas_far::{Channel, Host, State, channel, lead_time, spill, unit};
+use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
 use canvas_swap::classes::{CLASSES, region_bytes};
 use canvas_swap::codec::{Content, classify};
@@ -446,6 +447,7 @@ impl<'m> PoolStore<'m> {
         }
         held.set(USED);
         add(&self.counts.writes);
+        self.count(Counter::PagesOut, 1);
         self.note(before, after);
         Ok(())
     }
@@ -475,6 +477,8 @@ impl PageStore for PoolStore<'_> {
             out.fill(0);
             return Ok(());
         }
+        // By these two the host's agent divides its pool.
+        self.count(Counter::PagesIn, 1);
         self.with_page(page, |held| self.load(held, out, scratch))
     }
 
@@ -566,7 +570,7 @@ pub(crate) fn has_copy(record: Record) -> bool {
 }
 
 /// A number of the calling thread's, for the allocators' shelves.
-fn thread_number() -> usize {
+pub(crate) fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     thread_local! {
         static MINE: Cell<usize> = const { Cell::new(0) };

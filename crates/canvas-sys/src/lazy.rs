@@ -27,8 +27,11 @@ impl Mapping {
         let bytes = bytes.max(1);
         let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
         let mapping = Mapping { addr, bytes };
-        // SAFETY: it changes no contents.
-        let _ = unsafe { mem::advise(addr, bytes, libc::MADV_DONTDUMP) };
+        // A huge page would take memory that nobody touched.
+        for advice in [libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
+            // SAFETY: neither changes contents.
+            let _ = unsafe { mem::advise(addr, bytes, advice) };
+        }
         Ok(mapping)
     }
 }

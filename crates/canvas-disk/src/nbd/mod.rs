@@ -7,6 +7,7 @@ pub mod proto;
 mod session;
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -21,6 +22,8 @@ use session::End;
 
 /// Clients at one time.
 pub const CLIENTS_MAX: usize = 16;
+/// Pause after a client could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How long the handshake may stand still.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 
@@ -72,8 +75,16 @@ impl Server {
         scope: &'scope Scope<'scope, '_>,
         store: &'scope S,
     ) {
-        // Who has gone meanwhile is none, and what else goes wrong is seen again in the next round.
-        while let Ok((stream, _)) = self.socket.listener.accept() {
+        loop {
+            let stream = match self.socket.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // Who has gone meanwhile is none. Where descriptors are short, the client waits.
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    return;
+                }
+            };
             let Some(number) = self.enter(&stream) else {
                 continue;
             };
