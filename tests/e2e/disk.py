@@ -10,6 +10,7 @@ import struct
 import subprocess
 import threading
 import time
+import urllib.request
 
 from lib import nbd
 from lib.harness import MIB, Failure, check
@@ -65,7 +66,9 @@ def page(seed, random_bytes=1500):
 @check("disk", modes=("signal",), timeout_s=60)
 def bytes_(r):
     """What is written is read, in any sectors; what is discarded takes nothing; two clients see one disk."""
-    c, path = disk(r)
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+    c, path = disk(r, "--metrics", f"127.0.0.1:{port}")
     one, two = nbd.Client(path), nbd.Client(path)
     r.same((one.size, one.blocks[1]), (SIZE, PAGE), "size and preferred block")
     rng = random.Random(3)
@@ -94,6 +97,10 @@ def bytes_(r):
     got = settled(r, "the state follows", lambda s: s["stored_pages"] == stored)
     r.same((got["health"], got["clients"], got["size_bytes"]), ("ok", 2, SIZE), "state")
     r.require(0 < got["stored_bytes"] <= got["pool_bytes"] <= got["pool_bytes_max"], f"{got}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        metrics = answer.read().decode()
+    for line in (f'canvas_disk_stored_pages{{socket="{path}"}} {stored}.0', f'canvas_disk_clients{{socket="{path}"}} 2.0'):
+        r.require(line in metrics.splitlines(), f"no {line} in:\n{metrics}")
     for wrong, number in (((nbd.READ, SIZE - 1, 2), nbd.EINVAL), ((nbd.TRIM, SIZE, 1), nbd.EINVAL),
                           ((nbd.READ, 0, 33 * MIB), nbd.EOVERFLOW), ((nbd.FLUSH, 0, 0), nbd.EINVAL)):
         one.request(*wrong)
