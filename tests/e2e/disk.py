@@ -488,9 +488,10 @@ def vm_far(r):
     """A guest's swap beyond the pool, with copies at two of three donors, of which one dies: every byte is right."""
     canvas_only(r)
     lending, servers = lenders(r, 3)
-    c, path = disk(r, "--far", "512M", "--server", ",".join(servers), "--copies", "2", size=512 * MIB, pool=24 * MIB)
+    c, path = disk(r, "--far", "512M", "--server", ",".join(servers), "--copies", "2", "--queues", "2", size=512 * MIB,
+                   pool=24 * MIB, by="--vhost-user")
     peak = Peak(r, on=lambda s: s["far_bytes"] and s["counters"]["reads"] > 20_000 and not lending[0].signal(signal.SIGKILL))
-    moved = swaps(r, attached(path))
+    moved = swaps(r, shared(path, queues=2))
     peak.stop()
     r.require(not lending[0].alive(), "no donor was killed")
     got = settled(r, "the guest is gone", lambda s: s["clients"] == 0)

@@ -95,8 +95,12 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     };
     let paths = [&args.vhost_user, &args.nbd].into_iter().flatten();
     let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
+    let far = match disk.store.stats().far_bytes_max {
+        0 => String::new(),
+        bytes => format!(", far memory up to {} MiB", bytes >> 20),
+    };
     say(format_args!(
-        "disk: {} at {}, pool up to {} MiB",
+        "disk: {} at {}, pool up to {} MiB{far}",
         args.size,
         paths.join(" and "),
         pool.bytes >> 20

@@ -65,4 +65,5 @@ Example:
   qemu-system-x86_64 -m 2G -object memory-backend-memfd,id=ram,size=2G,share=on \\
     -machine memory-backend=ram -chardev socket,id=far,path=/run/canvas-disk.sock \\
     -device vhost-user-blk-pci,chardev=far ...
-and in the guest: mkswap /dev/vda && swapon -d /dev/vda";
+and in the guest:
+  echo 0 > /sys/block/vda/queue/rotational; mkswap /dev/vda && swapon -d /dev/vda";
