@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use crate::far::Tenant;
 use crate::model::{PAGES, Seen, compare, op, page_of};
 use crate::pool::POOL_BYTES_MIN;
-use crate::{DiskMemory, PageStore, PoolStore, Scratch};
+use crate::{DiskMemory, PageStore, PoolStore, Scratch, span};
 
 /// Part of the pool past which pages leave it, in percent.
 const SPILL_AT: u64 = 30;
@@ -135,7 +135,12 @@ fn threads_meet_the_one_that_moves_pages() {
                         *version = None;
                     }
                     _ => {
-                        store.read(page, &mut out, &mut scratch).unwrap();
+                        // Alone, or with others, which are asked for ahead.
+                        let n = ((at >> 50) % 6 + 1).min(PAGES - page) as usize;
+                        let mut some = vec![0; n * PAGE_SIZE];
+                        let start = page * PAGE_SIZE as u64;
+                        span::read(&store, start, &mut some, &mut scratch).unwrap();
+                        out.copy_from_slice(&some[..PAGE_SIZE]);
                         let want = version.map_or([0; PAGE_SIZE], |(seed, n)| page_of(seed, n));
                         assert!(out == want, "page {page} in step {step}");
                     }
