@@ -30,6 +30,10 @@ pub(crate) const BUSY: u8 = 1;
 pub(crate) const BEYOND: u8 = 2;
 /// It was used since the hand came by.
 pub(crate) const USED: u8 = 4;
+/// It came back into the pool beside another one, and was not needed yet.
+pub(crate) const CAME: u8 = 8;
+/// It was asked for ahead, as its request needs it.
+pub(crate) const ASKED: u8 = 16;
 
 /// The tenant that a disk is.
 pub struct Tenant {
@@ -250,9 +254,10 @@ impl Pages for PoolStore<'_> {
     fn publish(&self, page: u32, seen: Seen, becomes: Becomes) {
         let next = match becomes {
             Becomes::AsBefore | Becomes::NoCopy => seen.state,
-            Becomes::Beyond => seen.state & !USED | BEYOND,
+            Becomes::Beyond => seen.state & !(USED | CAME | ASKED) | BEYOND,
             Becomes::InPool => seen.state & !BEYOND,
-            Becomes::CameBack => seen.state & !BEYOND | USED,
+            Becomes::CameBack if seen.state & ASKED != 0 => seen.state & !BEYOND | USED,
+            Becomes::CameBack => seen.state & !BEYOND | USED | CAME,
         };
         self.states[page as usize].store(next & !BUSY, Release);
     }
@@ -445,6 +450,10 @@ pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
             }
             before = Some(place.extent);
         }
-        b.store.publish(page, seen, Becomes::AsBefore);
+        let asked = Seen {
+            state: seen.state | ASKED,
+            ..seen
+        };
+        b.store.publish(page, asked, Becomes::AsBefore);
     }
 }

@@ -23,7 +23,7 @@ use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
-use crate::far::{self, BEYOND, BUSY, Bound, DiskFar, Hand, Tenant, USED};
+use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, Hand, Tenant, USED};
 use crate::{DiskError, PageStore};
 
 /// Pages of the largest disk: the words of an entry table but one.
@@ -379,10 +379,14 @@ impl<'m> PoolStore<'m> {
         let entry = held.entry;
         let place = match self.pool.load(entry, out, scratch) {
             Ok(()) => {
-                held.set(USED);
                 if let Some(b) = self.far() {
                     lead_time::used(&b, entry);
+                    if held.has(CAME) {
+                        unit::used(self);
+                    }
                 }
+                held.clear(CAME | ASKED);
+                held.set(USED);
                 return Ok(());
             }
             Err(LoadError::NoCopy) => {
@@ -404,6 +408,7 @@ impl<'m> PoolStore<'m> {
         match fetch::load(&b, entry, place, out, &mut stored) {
             Ok(()) => {
                 unit::comes_beside(&b, place.extent);
+                held.clear(ASKED);
                 if fetch::keep(&b, entry, place, &stored) {
                     held.clear(BEYOND);
                     held.set(USED);
@@ -445,6 +450,7 @@ impl<'m> PoolStore<'m> {
         if !matches!(after, Record::Deep(_)) {
             held.clear(BEYOND);
         }
+        held.clear(CAME | ASKED);
         held.set(USED);
         add(&self.counts.writes);
         self.count(Counter::PagesOut, 1);
@@ -517,7 +523,7 @@ impl PageStore for PoolStore<'_> {
         let held = self.hold(entry, false);
         let before = self.pool.record(entry);
         self.pool.drop_copy(entry);
-        held.clear(BEYOND | USED);
+        held.clear(BEYOND | USED | CAME | ASKED);
         self.note(before, self.pool.record(entry));
         Ok(())
     }
@@ -532,6 +538,9 @@ struct Held<'s> {
 }
 
 impl Held<'_> {
+    fn has(&self, bit: u8) -> bool {
+        self.state.load(Relaxed) & bit != 0
+    }
     fn set(&self, bits: u8) {
         self.state.fetch_or(bits, Relaxed);
     }
