@@ -1,4 +1,5 @@
-//! The configuration file: flags of `canvas agent`, `canvas serve` and `canvas run --tenant NAME`, in TOML.
+//! The configuration file: flags of `canvas agent`, `canvas serve`, `canvas run --tenant NAME` and
+//! `canvas disk --tenant NAME`, in TOML.
 //!
 //! Its keys are the flags' own names, with underscores; a value is what would stand behind the flag, as
 //! a string, a number, true or a list. So nothing is defined twice: what a section adds is put in front
@@ -30,6 +31,8 @@ const DEFAULT: &str = "/etc/canvas/canvas.toml";
 const VARIABLE: &str = "CANVAS_CONFIG";
 /// Larger files are no configuration.
 const BYTES_MAX: u64 = 1 << 20;
+/// Sections with a name, which `--tenant` says, and whose command's flags they have.
+const NAMED: [(&str, &str); 2] = [("tenant", "run"), ("disk", "disk")];
 /// Flags that make no sense in a file.
 const NOT_HERE: [&str; 5] = ["config", "replace", "help", "command", "tenant"];
 
@@ -115,7 +118,7 @@ fn addition(argv: &[OsString]) -> Result<Option<(usize, Vec<OsString>)>, Wrong> 
     };
     let Some(name) = argv[at]
         .to_str()
-        .filter(|n| ["agent", "serve", "run"].contains(n))
+        .filter(|n| ["agent", "serve", "run", "disk"].contains(n))
     else {
         return Ok(None);
     };
@@ -127,12 +130,13 @@ fn addition(argv: &[OsString]) -> Result<Option<(usize, Vec<OsString>)>, Wrong> 
     let Some((_, given)) = matches.subcommand() else {
         return Ok(None);
     };
-    let (file, section) = if name == "run" {
+    let by_tenant = NAMED.iter().find(|(_, command)| *command == name);
+    let (file, section) = if let Some((kind, _)) = by_tenant {
         let Some(tenant) = given.get_one::<String>("tenant") else {
             return Ok(None);
         };
         match default_file() {
-            Some(file) => (file, vec!["tenant".to_owned(), tenant.clone()]),
+            Some(file) => (file, vec![(*kind).to_owned(), tenant.clone()]),
             None => return Ok(None),
         }
     } else {
@@ -281,31 +285,34 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
                 let name = vec![named.to_owned()];
                 sections.push(section(name, named, keys, &at, &mut errors));
             }
-            ("tenant", DeValue::Table(tenants)) => {
+            ("tenant" | "disk", DeValue::Table(tenants)) => {
+                let command = NAMED.iter().find(|(kind, _)| *kind == named);
+                let command = command.map_or("", |(_, command)| command);
                 for (tenant, value) in tenants {
                     let line = at(tenant.span().start);
+                    let kind = named;
                     let named = tenant.get_ref().as_ref();
                     if let Err(why) = canvas_control::names::judge_name(named) {
-                        errors.push((line, format!("[tenant.{named}]: {why}")));
+                        errors.push((line, format!("[{kind}.{named}]: {why}")));
                     } else if let DeValue::Table(keys) = value.get_ref() {
-                        let name = vec!["tenant".to_owned(), named.to_owned()];
-                        sections.push(section(name, "run", keys, &at, &mut errors));
+                        let name = vec![kind.to_owned(), named.to_owned()];
+                        sections.push(section(name, command, keys, &at, &mut errors));
                     } else {
                         errors.push((
                             line,
-                            format!("tenant.{named} is no section; write [tenant.{named}]"),
+                            format!("{kind}.{named} is no section; write [{kind}.{named}]"),
                         ));
                     }
                 }
             }
-            ("agent" | "serve" | "tenant", _) => errors.push((
+            ("agent" | "serve" | "tenant" | "disk", _) => errors.push((
                 line,
                 format!("{named} is no key but a section; write [{named}]"),
             )),
             _ => errors.push((
                 line,
                 format!(
-                    "there is no section {named}; write [agent], [serve] or [tenant.NAME], and keys below one of them"
+                    "there is no section {named}; write [agent], [serve], [tenant.NAME] or [disk.NAME], and keys below one of them"
                 ),
             )),
         }
@@ -459,6 +466,11 @@ memory = "1G"
 links = 16
 gossip = "127.0.0.1:0"
 seeds = ["a:3"]
+[disk.vm]
+size = "8G"
+nbd = "/run/disk.sock"
+far = "16G"
+agent = true
 [tenant.web]
 local = "25%"
 far = "4G"
@@ -476,7 +488,7 @@ agent = true
             ("[agent]\nspin = \"10x\"\n", "2: [agent] spin: "),
             (
                 "far = 1\n",
-                "1: there is no section far; write [agent], [serve] or [tenant.NAME]",
+                "1: there is no section far; write [agent], [serve], [tenant.NAME] or [disk.NAME]",
             ),
             (
                 "agent = 1\n",

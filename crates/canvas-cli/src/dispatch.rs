@@ -136,7 +136,7 @@ fn run_flags(args: &DispatchArgs) -> Result<Option<RunArgs>, Failure> {
             _ => return Err(Failure::run("the command line makes no sense")),
         },
     };
-    if flags.tenant.is_some() {
+    if flags.beyond.tenant.is_some() {
         return Err(Failure::run(
             "CANVAS_TENANT names a tenant, and canvas dispatch chooses one; unset it, or use canvas run",
         ));
@@ -149,16 +149,16 @@ fn agent_of(args: &DispatchArgs, flags: &RunArgs) -> Result<Option<PathBuf>, Fai
     if let Some(path) = &args.socket {
         return Ok(Some(path.clone()));
     }
-    if let Some(Some(path)) = &flags.agent {
+    if let Some(Some(path)) = &flags.beyond.agent {
         return Ok(Some(path.clone()));
     }
     let path = path_to_ask().map_err(Failure::run)?;
     // These are a run's own.
-    let is_own = !flags.servers.is_empty()
-        || !flags.seeds.is_empty()
-        || !flags.far_dir.is_empty()
+    let is_own = !flags.beyond.servers.is_empty()
+        || !flags.beyond.seeds.is_empty()
+        || !flags.beyond.far_dir.is_empty()
         || flags.shared.is_some();
-    let is_there = flags.agent.is_some() || !is_own && path.exists();
+    let is_there = flags.beyond.agent.is_some() || !is_own && path.exists();
     Ok(is_there.then_some(path))
 }
 
@@ -194,11 +194,11 @@ fn case(args: &DispatchArgs, flags: RunArgs, record: Option<Record>) -> Result<C
 
 /// What an agent of the run's own offers.
 fn own_offers(flags: &RunArgs) -> Result<Offers, Failure> {
-    let has_seeds = !flags.seeds.is_empty();
-    let servers = options::servers(&flags.servers, flags.key_file.is_some())?;
+    let has_seeds = !flags.beyond.seeds.is_empty();
+    let servers = options::servers(&flags.beyond.servers, flags.beyond.key_file.is_some())?;
     Ok(Offers {
         version: VERSION,
-        copies: options::policy(flags.copies, servers.len(), has_seeds)?.into(),
+        copies: options::policy(flags.beyond.copies, servers.len(), has_seeds)?.into(),
         has_donors: !servers.is_empty() || has_seeds,
         has_disk: true,
         slabs: SLABS_MAX,
@@ -223,7 +223,7 @@ fn host(offers: &Offers) -> Host {
 
 /// What the user has said wins.
 fn wishes(settings: &mut Settings, flags: &RunArgs) {
-    if let Some(copies) = flags.copies {
+    if let Some(copies) = flags.beyond.copies {
         settings.copies = options::copies_of(copies);
         settings.why = "CANVAS_COPIES says so".to_owned();
     }
@@ -238,7 +238,7 @@ fn wishes(settings: &mut Settings, flags: &RunArgs) {
 fn far_bytes(flags: &RunArgs, known: Option<&Known>, slabs: usize) -> u64 {
     let slab = SLAB_BYTES as u64;
     let all = known.map(|k| k.footprint_bytes).filter(|bytes| *bytes > 0);
-    let wanted = match (flags.far, all) {
+    let wanted = match (flags.beyond.far, all) {
         (Some(far), _) => return far.bytes,
         (None, Some(all)) => all.saturating_add(all / 4),
         (None, None) => canvas_runner::host_memory().ram_bytes,
@@ -296,7 +296,7 @@ fn go(case: &Case) -> Result<Ended, Failure> {
     // An agent knows it by a name that nobody else has.
     if case.agent.is_some() {
         let [number] = canvas_sys::proc::random().unwrap_or([std::process::id().into()]);
-        flags.tenant = Some(format!("dispatched-{:08x}", number as u32));
+        flags.beyond.tenant = Some(format!("dispatched-{:08x}", number as u32));
     }
     run::until_it_ends(&flags, true)
 }
@@ -319,8 +319,8 @@ fn joined(case: &Case, there: &Running) -> Result<Option<Ended>, Failure> {
         return Ok(None);
     }
     let mut flags = case.args.clone();
-    flags.agent = Some(Some(path));
-    flags.tenant = Some(there.name.clone());
+    flags.beyond.agent = Some(Some(path));
+    flags.beyond.tenant = Some(there.name.clone());
     let Ok(flags) = joined_flags::fill(&joined, flags) else {
         return Ok(None);
     };
@@ -363,9 +363,9 @@ fn own_flags(case: &Case) -> RunArgs {
     let local = Amount::Size(Size::from_bytes(settings.local_bytes));
     flags.local = flags.local.or(Some(local));
     flags.pool = settings.pool_bytes.map(Size::from_bytes);
-    flags.far = size(case.far_bytes);
-    flags.copies = copies_arg(settings.copies).or(flags.copies);
-    flags.agent = case.agent.clone().map(Some);
+    flags.beyond.far = size(case.far_bytes);
+    flags.beyond.copies = copies_arg(settings.copies).or(flags.beyond.copies);
+    flags.beyond.agent = case.agent.clone().map(Some);
     if std::env::var_os("CANVAS_SLO").is_none() {
         let ppm = ((1.0 - SPEED) * 1e6).round();
         flags.proactive.slo = Slo::Slowdown(ppm as u32);

@@ -54,7 +54,7 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
     }
     args.local = there.local;
     args.pool = Some(there.pool);
-    args.far = Some(there.far);
+    args.beyond.far = Some(there.far);
     Ok(args)
 }
 
@@ -128,16 +128,20 @@ impl There<'_> {
             };
             return Some(("--numa", list(asked), list(&self.nodes)));
         }
-        if let Some(asked) = args.far.filter(|a| far_slabs(*a) != far_slabs(self.far)) {
+        if let Some(asked) = args
+            .beyond
+            .far
+            .filter(|a| far_slabs(*a) != far_slabs(self.far))
+        {
             return Some(("--far", asked.to_string(), self.far.to_string()));
         }
-        if let Some(asked) = args.copies
+        if let Some(asked) = args.beyond.copies
             && Wanted::from(copies_of(asked)) != self.copies
         {
             let has = Policy::from(self.copies).to_string();
             return Some(("--copies", written(asked), has));
         }
-        let (share, asked) = (self.share, &args.share);
+        let (share, asked) = (self.share, &args.beyond.share);
         if let Some(weight) = asked.weight.filter(|w| *w != share.weight) {
             let has = share.weight.to_string();
             return Some(("--weight", weight.to_string(), has));
@@ -215,16 +219,24 @@ impl There<'_> {
             far.spill_percent.load(Relaxed),
             far.wait_ms_max.load(Relaxed),
         );
-        if args.spill_at != SPILL_AT && u64::from(args.spill_at) != spill {
-            return Some(("--spill-at", args.spill_at.to_string(), spill.to_string()));
+        if args.beyond.spill_at != SPILL_AT && u64::from(args.beyond.spill_at) != spill {
+            return Some((
+                "--spill-at",
+                args.beyond.spill_at.to_string(),
+                spill.to_string(),
+            ));
         }
         let has = ReadUnit::from_number(far.unit_bytes.load(Relaxed));
-        if args.unit != ReadUnit::Auto && args.unit != has {
-            return Some(("--unit", args.unit.to_string(), has.to_string()));
+        if args.beyond.unit != ReadUnit::Auto && args.beyond.unit != has {
+            return Some(("--unit", args.beyond.unit.to_string(), has.to_string()));
         }
-        let asked = args.far_wait.ns / 1_000_000;
+        let asked = args.beyond.far_wait.ns / 1_000_000;
         if asked != FAR_WAIT_MS && asked != wait {
-            return Some(("--far-wait", args.far_wait.to_string(), format!("{wait}ms")));
+            return Some((
+                "--far-wait",
+                args.beyond.far_wait.to_string(),
+                format!("{wait}ms"),
+            ));
         }
         None
     }

@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod config;
 mod control;
+mod disk;
 mod dispatch;
 mod doctor;
 mod end;
@@ -48,6 +49,7 @@ fn main() {
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Serve(args) => serve::run(args),
             Command::Agent(args) => agent::run(args),
+            Command::Disk(args) => disk::run(args),
             Command::Config(args) => config::run(args),
             Command::Status(args) => status::run(args),
             Command::Stat(args) => stat::run(args),

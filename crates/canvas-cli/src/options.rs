@@ -15,7 +15,7 @@ use canvas_types::{NodeBound, Prefetch, Slo};
 use canvas_wire::key::ClusterKey;
 use clap::ValueEnum;
 
-use crate::args::{CopiesArg, ModeArg, RunArgs, SwitchArg};
+use crate::args::{BeyondArgs, CopiesArg, ModeArg, RunArgs, SwitchArg};
 use crate::error::Failure;
 use crate::tenant_flags as flags;
 use canvas_control::hello::SMALL_MIN;
@@ -50,7 +50,7 @@ pub fn of_run(args: &RunArgs, host: HostMemory) -> Result<Options, Failure> {
     };
     Ok(Options {
         command: args.command.clone(),
-        tenant: args.tenant.clone(),
+        tenant: args.beyond.tenant.clone(),
         metrics: args.metrics,
         host_reserve: args.reserve.host_reserve.0,
         local: args
@@ -153,7 +153,7 @@ fn shared(args: &RunArgs) -> Result<Option<Size>, Failure> {
             "--shared without --local has no use: canvas stands aside without a bound; write --local SIZE too",
         ));
     }
-    if args.shared.is_some() && args.agent.is_some() {
+    if args.shared.is_some() && args.beyond.agent.is_some() {
         return Err(Failure::run(
             "--shared and --agent exclude each other: programs of several runs share nothing; leave out one of them",
         ));
@@ -164,9 +164,30 @@ fn shared(args: &RunArgs) -> Result<Option<Size>, Failure> {
     Ok(args.shared)
 }
 
+/// Far memory of a run, which wants a bound on local memory.
+fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
+    let Some(wanted) = far_wanted(&args.beyond, ram_bytes)? else {
+        return Ok(None);
+    };
+    if args.local.is_none() {
+        let flag = wanted.flag;
+        return Err(Failure::run(format!(
+            "{flag} without --local has no use: nothing leaves memory without a bound; write --local SIZE too"
+        )));
+    }
+    far_options(&args.beyond, &wanted, || own_name(args)).map(Some)
+}
+
+/// How much far memory is wanted.
+pub struct FarWanted {
+    slabs: u64,
+    /// The flag that says so.
+    flag: &'static str,
+}
+
 /// Far memory in whole slabs. Servers lend as much as this host has memory, unless the user says how
 /// much.
-fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
+pub fn far_wanted(args: &BeyondArgs, ram_bytes: u64) -> Result<Option<FarWanted>, Failure> {
     let most = Size::from_bytes((SLAB_BYTES * SLABS_MAX) as u64);
     let lenders = [
         ("--server", !args.servers.is_empty()),
@@ -198,21 +219,25 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
             "--far {size} is more than canvas can number; write {most} or less"
         )));
     }
-    if args.local.is_none() {
-        let flag = match (args.far, lender) {
-            (None, Some((flag, _))) => flag,
-            _ => "--far",
-        };
-        return Err(Failure::run(format!(
-            "{flag} without --local has no use: nothing leaves memory without a bound; write --local SIZE too"
-        )));
-    }
+    let flag = match (args.far, lender) {
+        (None, Some((flag, _))) => flag,
+        _ => "--far",
+    };
+    Ok(Some(FarWanted { slabs, flag }))
+}
+
+/// Where it is to be, and who keeps it.
+pub fn far_options(
+    args: &BeyondArgs,
+    wanted: &FarWanted,
+    own_name: impl FnOnce() -> String,
+) -> Result<FarOptions, Failure> {
     if args.far_wait.ns < 1_000_000 {
         return Err(Failure::run(
             "--far-wait is too short for any answer; write a time such as 30s",
         ));
     }
-    let host = host(args)?;
+    let host = host_of(args, own_name)?;
     let servers = servers(&args.servers, args.key_file.is_some())?;
     let seeds = seeds(&args.seeds, args.key_file.is_some())?;
     let policy = match &host {
@@ -226,11 +251,11 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
         }
         _ => None,
     };
-    Ok(Some(FarOptions {
+    Ok(FarOptions {
         servers,
         policy,
         key,
-        slabs: slabs as usize,
+        slabs: wanted.slabs as usize,
         dirs: far_dirs(&args.far_dir).map_err(Failure::run)?,
         reserve: args.disk_reserve.far_reserve,
         wait: Duration::from_nanos(args.far_wait.ns),
@@ -242,7 +267,7 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
         seeds,
         host,
         asked: flags::asked_of(args),
-    }))
+    })
 }
 
 /// Far directories, not too many of them.
@@ -255,8 +280,24 @@ pub fn far_dirs(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-/// The host agent that is asked for.
+/// The host agent that a run asks for.
 pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
+    host_of(&args.beyond, || own_name(args))
+}
+
+/// What a run is called that is not named. Two runs of one program are two tenants of the agent.
+fn own_name(args: &RunArgs) -> String {
+    let name = Name {
+        tenant: name_of(args.command.first().map_or(Path::new(""), Path::new)),
+        pid: std::process::id(),
+    };
+    name.to_string()
+}
+
+fn host_of(
+    args: &BeyondArgs,
+    own_name: impl FnOnce() -> String,
+) -> Result<Option<HostOptions>, Failure> {
     let Some(path) = &args.agent else {
         return Ok(None);
     };
@@ -277,15 +318,9 @@ pub fn host(args: &RunArgs) -> Result<Option<HostOptions>, Failure> {
         Some(path) => path.clone(),
         None => canvas_agent::daemon::socket::path_to_ask().map_err(Failure::run)?,
     };
-    // Two runs of one program are two tenants of the agent.
-    let own = || Name {
-        tenant: name_of(args.command.first().map_or(Path::new(""), Path::new)),
-        pid: std::process::id(),
-    };
-    let name = args.tenant.clone().unwrap_or_else(|| own().to_string());
     Ok(Some(HostOptions {
         path,
-        name,
+        name: args.tenant.clone().unwrap_or_else(own_name),
         is_named: args.tenant.is_some(),
     }))
 }

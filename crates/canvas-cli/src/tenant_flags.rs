@@ -7,7 +7,7 @@ use canvas_types::units::{RateLimit, Size};
 use canvas_control::hello::{Asked, Wanted};
 use canvas_control::terms::{Terms, check_local, check_size, too_much_in_s};
 
-use crate::args::RunArgs;
+use crate::args::{BeyondArgs, RunArgs};
 use crate::error::Failure;
 use crate::options::copies_of;
 
@@ -41,7 +41,7 @@ pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
     }
     for (flag, value, most) in [
         ("--pool", &mut args.pool, terms.pool_bytes),
-        ("--far", &mut args.far, terms.far_bytes),
+        ("--far", &mut args.beyond.far, terms.far_bytes),
     ] {
         let Some(most) = most.map(Size::from_bytes) else {
             continue;
@@ -49,12 +49,12 @@ pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
         let asked = *value.get_or_insert(most);
         check_size(asked, most).map_err(|why| Failure::run(format!("{flag} {why}")))?;
     }
-    let asked = asked_of(&args);
+    let asked = asked_of(&args.beyond);
     terms
-        .allow_copies(args.copies.map(|c| copies_of(c).into()))
+        .allow_copies(args.beyond.copies.map(|c| copies_of(c).into()))
         .and_then(|()| terms.allow(&asked, true))
         .map_err(Failure::run)?;
-    let share = &args.share;
+    let share = &args.beyond.share;
     for (flag, limit, most) in [
         ("--swap-in-limit", share.swap_in_limit, terms.swap_in_limit),
         (
@@ -74,7 +74,7 @@ pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
 }
 
 /// What a run's flags ask for.
-pub fn asked_of(args: &RunArgs) -> Asked {
+pub fn asked_of(args: &BeyondArgs) -> Asked {
     let share = &args.share;
     Asked {
         weight: share.weight,
@@ -122,9 +122,9 @@ mod tests {
         let filled = fill(&terms(), args(&[])).unwrap();
         assert_eq!(filled.local.unwrap().to_string(), "64M");
         assert_eq!(filled.pool.unwrap().to_string(), "128M");
-        assert_eq!(filled.far.unwrap().to_string(), "1G");
+        assert_eq!(filled.beyond.far.unwrap().to_string(), "1G");
         // The agent has these, and keeps them when its file changes.
-        assert_eq!(asked_of(&filled), Asked::default());
+        assert_eq!(asked_of(&filled.beyond), Asked::default());
         let share = terms().share(&Asked::default());
         assert_eq!((share.weight, share.swap_in_limit), (50, Some(10 << 20)));
         let less = [
@@ -139,10 +139,10 @@ mod tests {
         ];
         let filled = fill(&terms(), args(&less)).unwrap();
         assert_eq!(filled.local.unwrap().to_string(), "32M");
-        let share = terms().share(&asked_of(&filled));
+        let share = terms().share(&asked_of(&filled.beyond));
         assert_eq!((share.weight, share.swap_in_limit), (7, Some(1 << 20)));
         let free = fill(&Terms::default(), args(&[])).unwrap();
-        assert!(free.local.is_none() && free.far.is_none());
+        assert!(free.local.is_none() && free.beyond.far.is_none());
     }
 
     #[test]

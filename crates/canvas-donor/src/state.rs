@@ -174,7 +174,7 @@ pub(crate) fn state(shared: &Shared, host_available_bytes: u64) -> State {
 
 /// Replaces the file in one step, so that a reader never sees half of it. What lies in the way of the
 /// new one is removed and never written to or followed: the directory may be one that others write to.
-pub(crate) fn write(path: &Path, text: &str) -> std::io::Result<()> {
+pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     match fs::remove_file(&name) {

@@ -11,6 +11,7 @@
 //! | `launch` | descriptors and environment of CMD, and its start |
 //! | `supervise` | CMD's signals, stops and end |
 //! | `far`, `link` | who keeps far memory: an agent of the run's own, or the host's |
+//! | [`storage`] | far memory for what is no program |
 //! | `control` | answers to `canvas status`, `stat` and `set` |
 //! | `reserve` | the watch over the host's memory |
 //! | `sweep`, `tree`, `beside` | how much memory there is, by samples |
@@ -43,6 +44,7 @@ mod recordings;
 mod reserve;
 mod run;
 mod stats;
+pub mod storage;
 mod supervise;
 mod sweep;
 mod tree;

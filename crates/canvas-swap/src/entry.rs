@@ -245,6 +245,17 @@ impl<'a> EntryTable<'a> {
             locked,
         }
     }
+    /// Takes the entry of this number, for an owner who numbers all entries of the table himself: none is
+    /// allocated or freed then. It is empty at first; one that was taken before stays as it is. False when
+    /// there is no such entry.
+    pub fn claim(&self, entry: SwapEntry) -> bool {
+        let Some(word) = self.word(entry) else {
+            return false;
+        };
+        // Words of free entries that were allocated once are not zero: they are left alone.
+        let _ = word.compare_exchange(0, TAG_EMPTY, Ordering::Relaxed, Ordering::Relaxed);
+        true
+    }
     /// Takes a chain of free entries, or fresh ones; returns how many.
     fn take_batch(&self, batch: &mut [u32; BATCH + 1]) -> usize {
         let (head, word) = {

@@ -271,6 +271,8 @@ pub struct LocalPool<'a, L, M, B> {
     digests: Digests<'a>,
     hash: PageHash<'a>,
     stored_bytes: AtomicI64,
+    /// The copy of before stays where there is no room for the new one.
+    keeps_old: bool,
     /// Where pages change by more than a few words, by groups of entries.
     rewrites: [AtomicU8; write::REWRITES],
     lz: L,
@@ -295,11 +297,25 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             digests: Digests::new(arrays.digests),
             hash,
             stored_bytes: AtomicI64::new(0),
+            keeps_old: false,
             rewrites: core::array::from_fn(|_| AtomicU8::new(0)),
             lz,
             mem,
             budget,
         }
+    }
+
+    /// The same pool, for an owner who has a page nowhere else: a store that finds no room leaves the copy
+    /// of before as it is ([`StoreError::Full`] says `copy_dropped: false`).
+    pub fn keeping_old(mut self) -> Self {
+        self.keeps_old = true;
+        self
+    }
+
+    /// The entry of this number, for an owner who numbers all entries himself ([`EntryTable::claim`]):
+    /// he neither stores pages without an entry nor pages of zeros, and releases none.
+    pub fn claim(&self, entry: SwapEntry) -> bool {
+        self.entries.claim(entry)
     }
 
     /// Brings a page back. No entry means a page of zeros. The far copy stays. After an error, `out`
@@ -454,7 +470,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                         })
                     }
                     None => Err(StoreError::Full {
-                        copy_dropped: !matches!(old, Record::Empty | Record::Free),
+                        copy_dropped: !self.keeps_old
+                            && !matches!(old, Record::Empty | Record::Free),
                     }),
                 }
             }
@@ -476,7 +493,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, without a
     /// lock, else a new one. The old copy may be written over at once: while its page's new content
     /// lies in the swap cache, that is what everybody reads, and the old one is stale. The old copy
-    /// counts as gone in any case, and on `None` the entry is empty.
+    /// counts as gone in any case, and on `None` the entry is empty; but with
+    /// [`LocalPool::keeping_old`] it is as it was.
     fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<SlotId> {
         let reused = match old {
             Record::Stored { slot, len, .. }
@@ -501,6 +519,11 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             self.stored_bytes
                 .fetch_sub(stored_len(len), Ordering::Relaxed);
             return Some(slot);
+        }
+        if self.keeps_old {
+            let larger = self.slots.alloc_larger(class)?;
+            self.free_slot(old);
+            return Some(larger);
         }
         // The stale copy may have been its slab's last: then the slab serves the new class.
         self.entries.set(entry, Record::Empty);

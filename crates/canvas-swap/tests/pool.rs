@@ -396,3 +396,43 @@ fn threads_work_on_different_entries() {
         (0, 0, 0, 0)
     );
 }
+
+#[test]
+fn a_page_that_is_nowhere_else_outlives_a_full_pool() {
+    const SLABS: usize = 1;
+    let world = World::new(40, SLABS, i64::MAX);
+    let pool = world.pool().keeping_old();
+    let mut scratch = Box::new(Scratch::new());
+    let mut out = [0; PAGE_SIZE];
+    let mut store = |number: u32, has_copy, page: &PageBuf| {
+        assert!(pool.claim(SwapEntry(number)));
+        pool.store(SwapEntry(number), has_copy, page, &mut scratch)
+    };
+    // One page that shrinks takes the only slab; what does not shrink finds none.
+    let (small, large) = (page_of(1, 100), page_of(2, PAGE_SIZE));
+    assert_eq!(store(3, false, &small).unwrap().entry, SwapEntry(3));
+    let full = Err(StoreError::Full {
+        copy_dropped: false,
+    });
+    assert_eq!(store(3, true, &large), full);
+    assert_eq!(store(4, false, &large), full);
+    let mut scratch = Box::new(Scratch::new());
+    pool.load(SwapEntry(3), &mut out, &mut scratch).unwrap();
+    assert_eq!(out, small);
+    assert_eq!(pool.record(SwapEntry(4)), Record::Empty);
+    // Its own slot, or a larger one, serves what is as small.
+    let other = page_of(5, 90);
+    pool.store(SwapEntry(3), true, &other, &mut scratch)
+        .unwrap();
+    pool.load(SwapEntry(3), &mut out, &mut scratch).unwrap();
+    assert_eq!(out, other);
+    assert!(pool.drop_copy(SwapEntry(3)));
+    pool.store(SwapEntry(4), false, &large, &mut scratch)
+        .unwrap();
+    pool.load(SwapEntry(4), &mut out, &mut scratch).unwrap();
+    assert_eq!(out, large);
+    // An entry that was claimed before stays as it is, and there is none beyond the table.
+    assert!(pool.claim(SwapEntry(4)) && !pool.claim(SwapEntry(41)) && !pool.claim(SwapEntry::NONE));
+    pool.load(SwapEntry(4), &mut out, &mut scratch).unwrap();
+    assert_eq!(out, large);
+}

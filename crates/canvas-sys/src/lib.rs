@@ -9,6 +9,7 @@ pub mod clmul;
 pub mod delivery;
 pub mod file;
 pub mod gate;
+pub mod lazy;
 pub mod lz4;
 pub mod mem;
 pub mod numa;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate with those of ours that it may use, tests aside. Below others first.
-const MAY_USE: [(&str, &[&str]); 25] = [
+const MAY_USE: [(&str, &[&str]); 26] = [
     ("types", &[]),
     ("patch", &[]),
     ("place", &[]),
@@ -23,6 +23,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
         "preload",
         &["far", "pager", "patch", "shm", "swap", "sys", "types"],
     ),
+    ("disk", &["far", "shm", "swap", "sys", "types"]),
     ("bench", &["shm", "swap", "sys", "types", "workloads"]),
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),
@@ -48,6 +49,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
             "agent",
             "bench",
             "control",
+            "disk",
             "donor",
             "gossip",
             "link",

@@ -152,6 +152,88 @@ fn rdma_that_cannot_be_had_is_told_before_anything_starts() {
 }
 
 #[test]
+fn what_makes_no_disk_is_refused_and_nothing_is_made() {
+    let scratch = Scratch::new();
+    let path = |name: &str| scratch.path(name).to_str().unwrap().to_owned();
+    let (sock, file, nowhere) = (path("disk.sock"), path("file"), path("no/disk.sock"));
+    std::fs::write(&file, "dear").unwrap();
+    for (flags, text) in [
+        (
+            &["--size", "0", "--nbd", &sock][..],
+            "--size 0 is less than a page; write 4K or more",
+        ),
+        (
+            &["--size", "5000", "--nbd", &sock],
+            "--size 5000 is no whole number of pages; write a multiple of 4K",
+        ),
+        (
+            &["--size", "9T", "--nbd", &sock],
+            "--size 9T is more than canvas can number; write ",
+        ),
+        (
+            &["--size", "1G", "--pool", "4K", "--nbd", &sock],
+            "--pool 4K is too little to work with; write 1M or more",
+        ),
+        (
+            &["--size", "1G", "--pool", "8T", "--nbd", &sock],
+            "--pool 8T is more than canvas can number; write ",
+        ),
+        (
+            &["--size", "1G"],
+            "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
+        ),
+        (&["--size", "1G", "--vhost-user", &file], "--vhost-user: "),
+        (
+            &["--size", "1G", "--queues", "33", "--nbd", &sock],
+            "--queues",
+        ),
+        (&["--nbd", &sock], "--size"),
+        (&["--size", "1X", "--nbd", &sock], "--size"),
+        (
+            &["--size", "1G", "--codec", "zip", "--nbd", &sock],
+            "write one of lz4, none",
+        ),
+        (
+            &["--size", "1G", "--nbd", &sock, "--far", "4K"],
+            "--far 4K is too little to work with; write 1M or more",
+        ),
+        (
+            &["--size", "1G", "--nbd", &sock, "--weight", "200"],
+            "--weight without --far has no use; write --far SIZE for how much memory may go there",
+        ),
+        (
+            &[
+                "--size",
+                "1G",
+                "--nbd",
+                &sock,
+                "--far",
+                "1G",
+                "--agent=/no/such/agent",
+            ],
+            "/no/such/agent",
+        ),
+        (
+            &["--size", "1G", "--nbd", &file],
+            "is there and is no socket; write another path",
+        ),
+        (
+            &["--size", "1G", "--nbd", &nowhere],
+            "cannot be listened on: No such file or directory",
+        ),
+        (
+            &["--size", "1G", "--nbd", &sock, "--group", "no-such-group"],
+            "--nbd: there is no group no-such-group",
+        ),
+    ] {
+        let args = [&["disk"], flags].concat();
+        assert_sentence(&ask(&args), 2, text, &format!("{args:?}"));
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "dear");
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 1);
+}
+
+#[test]
 fn bad_variables_are_named() {
     for (name, value, text) in [
         ("CANVAS_LOCAL", "4X", "CANVAS_LOCAL=4X: its unit is unknown"),

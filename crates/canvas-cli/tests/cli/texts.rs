@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 22] = [
     "run",
     "bench",
     "replay",
@@ -16,6 +16,7 @@ const COMMANDS: [&str; 21] = [
     "serve",
     "keygen",
     "agent",
+    "disk",
     "config",
     "status",
     "stat",
@@ -148,6 +149,35 @@ fn expected(command: &str) -> &'static [&'static str] {
             "spin",
             "state-json",
         ],
+        "disk" => &[
+            "agent",
+            "codec",
+            "copies",
+            "far",
+            "far-dir",
+            "far-reserve",
+            "far-spin",
+            "far-timeliness",
+            "far-wait",
+            "group",
+            "key-file",
+            "links",
+            "metrics",
+            "nbd",
+            "pool",
+            "queues",
+            "seed",
+            "server",
+            "size",
+            "spill-at",
+            "state-json",
+            "swap-in-limit",
+            "swap-out-limit",
+            "tenant",
+            "unit",
+            "vhost-user",
+            "weight",
+        ],
         "keygen" | "config" | "set" => &[],
         "agent" => &[
             "config",
@@ -206,8 +236,8 @@ fn documents_and_manual_name_every_flag() {
         }
     }
     for command in [
-        "run", "bench", "replay", "doctor", "report", "serve", "agent", "status", "stat", "top",
-        "dispatch", "end",
+        "run", "bench", "replay", "doctor", "report", "serve", "agent", "disk", "status", "stat",
+        "top", "dispatch", "end",
     ] {
         for flag in expected(command) {
             assert!(

@@ -25,7 +25,8 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     }
 
     /// Writes a page whose entry holds `old`: as a few words behind the copy of before, else compressed
-    /// anew; says whether a slot was allocated. On `None` (full) the entry is empty.
+    /// anew; says whether a slot was allocated. On `None` (full) the entry is empty, or as it was
+    /// ([`LocalPool::keeping_old`]).
     pub(super) fn write(
         &self,
         entry: SwapEntry,

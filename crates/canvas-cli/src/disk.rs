@@ -1,0 +1,411 @@
+//! `canvas disk`, from its flags to its end.
+
+mod state;
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use canvas_control::peers::{Asked, Peers};
+use canvas_disk::far::Tenant;
+use canvas_disk::nbd::Server;
+use canvas_disk::pool::{PAGES_MAX, POOL_BYTES_MAX};
+use canvas_disk::socket::Socket;
+use canvas_disk::virtio::{self, Device};
+use canvas_disk::{DiskMemory, DiskStats, PoolStore};
+use canvas_runner::options::FarOptions;
+use canvas_runner::storage::Storage;
+use canvas_shm::mailbox::Status;
+use canvas_types::units::Size;
+use canvas_types::{Codec, PAGE_SIZE, exit};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+
+use crate::args::{CodecArg, DiskArgs};
+use crate::error::{Failure, say};
+use crate::{options, signals};
+use canvas_control::hello::SMALL_MIN;
+use state::State;
+
+/// Time between two looks at the state.
+const TICK: Duration = Duration::from_secs(1);
+/// Time between two looks at the agent, which may have died.
+const AGENT_TICK: Duration = Duration::from_millis(100);
+/// The same while somebody asks for metrics.
+const PEERS_TICK: Duration = Duration::from_millis(100);
+/// How long a pool has room before it is told anew that it has none.
+const TOLD_AGAIN: Duration = Duration::from_secs(60);
+/// Time between two lines about clients that were cut off.
+const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
+
+/// Serves the disk until a signal ends it.
+pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
+    let pages = pages(args.size)?;
+    let pool = pool(args)?;
+    if args.nbd.is_none() && args.vhost_user.is_none() {
+        return Err(Failure::usage(
+            "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
+        ));
+    }
+    let mut peers = Peers::new();
+    if let Some(addr) = args.metrics {
+        peers.offer_metrics(addr).map_err(Failure::usage)?;
+    }
+    let far = far(args)?;
+    let codec = match args.codec {
+        CodecArg::Lz4 => Codec::Lz4,
+        CodecArg::None => Codec::None,
+    };
+    // Before the first thread, so that none of them ever gets one.
+    let signals = signals::ends()
+        .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
+    let open = |flag: &str, path: &Option<PathBuf>| {
+        let open = |path| Socket::open(path, args.group.as_deref());
+        let socket = path.as_deref().map(open).transpose();
+        socket.map_err(|e| Failure::usage(format!("{flag}: {e}")))
+    };
+    let nbd = open("--nbd", &args.nbd)?.map(Server::new);
+    let vhost = open("--vhost-user", &args.vhost_user)?;
+    let storage = far.map(|far| begin(pool, &far)).transpose()?;
+    let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
+    if let Some(storage) = &storage {
+        let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
+            let why = Errno::from_raw(e.0).desc();
+            Failure::usage(format!("far memory: no place in its tenant: {why}"))
+        })?;
+        memory = memory.with_tenant(tenant);
+    }
+    // It is there to the end, whatever threads use it then.
+    let memory: &'static DiskMemory = Box::leak(memory);
+    let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
+    let start = |socket| Vhost::start(socket, store, args.queues);
+    let vhost = vhost.map(start).transpose()?;
+    let disk = Disk {
+        nbd,
+        vhost,
+        memory,
+        store,
+        args,
+        began: Instant::now(),
+    };
+    let paths = [&args.vhost_user, &args.nbd].into_iter().flatten();
+    let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
+    let far = match disk.store.stats().far_bytes_max {
+        0 => String::new(),
+        bytes => format!(", far memory up to {} MiB", bytes >> 20),
+    };
+    say(format_args!(
+        "disk: {} at {}, pool up to {} MiB{far}",
+        args.size,
+        paths.join(" and "),
+        pool.bytes >> 20
+    ));
+    let signal = disk.serve(&signals, &mut peers, storage);
+    let stats = disk.store.stats();
+    say(format_args!(
+        "disk: {signal}: ending, {} pages were stored",
+        stats.stored_pages
+    ));
+    disk.write_state("ending");
+    Ok(exit::OK)
+}
+
+/// Far memory beyond the pool, if some is wanted.
+fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
+    let usage = |f: Failure| Failure::usage(f.sentence);
+    let host = canvas_runner::host_memory();
+    let Some(wanted) = options::far_wanted(&args.beyond, host.ram_bytes).map_err(usage)? else {
+        return Ok(None);
+    };
+    let own_name = || format!("disk.{}", std::process::id());
+    let far = options::far_options(&args.beyond, &wanted, own_name);
+    far.map(Some).map_err(usage)
+}
+
+/// Begins the tenant that the disk is then.
+fn begin(pool: Size, far: &FarOptions) -> Result<Storage, Failure> {
+    let begun = Storage::begin(pool.bytes, far).map_err(Failure::usage)?;
+    begun.ok_or_else(|| {
+        let name = far.host.as_ref().map_or("", |host| host.name.as_str());
+        Failure::usage(format!(
+            "tenant {name} is there already; write another name after --tenant"
+        ))
+    })
+}
+
+/// The device that is served over vhost-user.
+struct Vhost {
+    device: Arc<Device<PoolStore<'static>>>,
+    /// Removed in the end.
+    _socket: Socket,
+}
+
+impl Vhost {
+    /// Serves it, in threads of its own, to the end of the process.
+    fn start(
+        socket: Socket,
+        store: &'static PoolStore<'static>,
+        queues: u16,
+    ) -> Result<Vhost, Failure> {
+        let fail = |e: std::io::Error| {
+            Failure::usage(format!("--vhost-user: no thread: {}", crate::reason(&e)))
+        };
+        let listener = socket.listener.try_clone().map_err(fail)?;
+        listener.set_nonblocking(false).map_err(fail)?;
+        let device = Device::new(store, queues, |line| say(line));
+        let served = device.clone();
+        let serve = move || {
+            if let Err(e) = virtio::serve(listener, &served) {
+                say(format_args!("disk: vhost-user is not served any more: {e}"));
+            }
+        };
+        let thread = thread::Builder::new().name("vhost-user".to_owned());
+        thread.spawn(serve).map_err(fail)?;
+        Ok(Vhost {
+            device,
+            _socket: socket,
+        })
+    }
+}
+
+/// Pages of a disk of this size.
+fn pages(size: Size) -> Result<u64, Failure> {
+    let page = PAGE_SIZE as u64;
+    let fail = |why: String| Err(Failure::usage(format!("--size {size} {why}")));
+    match size.bytes / page {
+        0 => fail("is less than a page; write 4K or more".to_owned()),
+        _ if !size.bytes.is_multiple_of(page) => {
+            fail("is no whole number of pages; write a multiple of 4K".to_owned())
+        }
+        pages if pages > PAGES_MAX => {
+            let most = Size::from_bytes(PAGES_MAX * page);
+            fail(format!(
+                "is more than canvas can number; write {most} or less"
+            ))
+        }
+        pages => Ok(pages),
+    }
+}
+
+/// The bound on the pool.
+fn pool(args: &DiskArgs) -> Result<Size, Failure> {
+    match args.pool {
+        Some(size) if size < SMALL_MIN => Err(Failure::usage(format!(
+            "--pool {size} is too little to work with; write {SMALL_MIN} or more"
+        ))),
+        Some(size) if size.bytes > POOL_BYTES_MAX => Err(Failure::usage(format!(
+            "--pool {size} is more than canvas can number; write {} or less",
+            Size::from_bytes(POOL_BYTES_MAX)
+        ))),
+        Some(size) => Ok(size),
+        None => {
+            let half = Size::from_bytes(canvas_runner::host_memory().usable_bytes / 2);
+            Ok(args.size.min(half).max(SMALL_MIN))
+        }
+    }
+}
+
+/// A disk that is served.
+struct Disk<'a> {
+    nbd: Option<Server>,
+    vhost: Option<Vhost>,
+    memory: &'static DiskMemory,
+    store: &'static PoolStore<'static>,
+    args: &'a DiskArgs,
+    began: Instant,
+}
+
+impl Disk<'_> {
+    /// Serves until a signal comes: its name.
+    fn serve(
+        &self,
+        signals: &SignalFd,
+        peers: &mut Peers,
+        mut storage: Option<Storage>,
+    ) -> &'static str {
+        let over = AtomicBool::new(false);
+        let signal = thread::scope(|scope| {
+            if storage.is_some() {
+                scope.spawn(|| self.move_pages(&over));
+            }
+            let mut watch = Watch::default();
+            let signal = loop {
+                if let Some(signal) = self.wait(signals, peers, storage.as_ref()) {
+                    break signal;
+                }
+                if let Some(nbd) = &self.nbd {
+                    nbd.accept(scope, self.store);
+                }
+                if let Some(storage) = &mut storage {
+                    storage.tend();
+                }
+                watch.look(self);
+            };
+            over.store(true, Relaxed);
+            self.memory.leave();
+            if let Some(nbd) = &self.nbd {
+                nbd.hang_up();
+            }
+            signal
+        });
+        if let Some(storage) = storage {
+            storage.end();
+        }
+        signal
+    }
+
+    /// Moves what the pool has too much beyond it.
+    fn move_pages(&self, over: &AtomicBool) {
+        while !over.load(Relaxed) {
+            thread::sleep(self.store.background_round());
+        }
+    }
+
+    /// Waits for a client, a signal or the next look; the signal, if one came.
+    fn wait(
+        &self,
+        signals: &SignalFd,
+        peers: &mut Peers,
+        storage: Option<&Storage>,
+    ) -> Option<&'static str> {
+        let tick = if storage.is_some() { AGENT_TICK } else { TICK };
+        let until = Instant::now() + tick;
+        loop {
+            if let Ok(Some(info)) = signals.read_signal() {
+                let signal = Signal::try_from(info.ssi_signo as i32);
+                return Some(signal.map_or("a signal", Signal::as_str));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            // Who is slow is dropped in time.
+            let left = if peers.any() {
+                left.min(PEERS_TICK)
+            } else {
+                left
+            };
+            let nbd = self.nbd.as_ref().map(Server::fd);
+            let own = [Some(signals.as_fd()), nbd].into_iter().flatten();
+            let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let agent = storage.and_then(Storage::poll_fd);
+            let mut fds: Vec<_> = own.chain(agent).chain(peers.poll_fds()).collect();
+            let watched = fds.len() - peers.poll_fds().count();
+            let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+            // What went wrong, if anything, is over or seen again in the next round.
+            let _ = poll(&mut fds, timeout);
+            let came = fds[1..watched].iter().any(|fd| fd.any().unwrap_or(false));
+            drop(fds);
+            peers.serve(|asked| match asked {
+                Asked::Metrics => self.state("ok").metrics(),
+                // There is no control socket.
+                Asked::Line(_) => String::new(),
+            });
+            if came || Instant::now() >= until {
+                return None;
+            }
+        }
+    }
+
+    fn state(&self, health: &'static str) -> State {
+        let mut clients = self.nbd.as_ref().map(Server::stats).unwrap_or_default();
+        if let Some(vhost) = &self.vhost {
+            let (now, ever) = vhost.device.clients();
+            clients.clients += now;
+            clients.accepted += ever;
+        }
+        let stats = self.store.stats();
+        State::new(self.args, health, self.began.elapsed(), &stats, &clients)
+    }
+
+    fn write_state(&self, health: &'static str) {
+        if let Some(path) = &self.args.state_json
+            && let Err(e) = canvas_donor::state::write(path, &self.state(health).json())
+        {
+            say(format_args!(
+                "disk: {} cannot be written: {}",
+                path.display(),
+                crate::reason(&e)
+            ));
+        }
+    }
+}
+
+/// What is looked at once a second.
+#[derive(Default)]
+struct Watch {
+    looked: Option<Instant>,
+    before: DiskStats,
+    /// When a page last found no room.
+    full: Option<Instant>,
+    /// When a client was last told of that was cut off.
+    complained: Option<Instant>,
+}
+
+impl Watch {
+    fn look(&mut self, disk: &Disk<'_>) {
+        if self.looked.is_some_and(|t| t.elapsed() < TICK) {
+            return;
+        }
+        let (now, stats) = (Instant::now(), disk.store.stats());
+        self.looked = Some(now);
+        let is_full = stats.refused > self.before.refused;
+        if is_full {
+            if self.full.is_none_or(|t| now - t > TOLD_AGAIN) {
+                say(format_args!(
+                    "disk: the pool of {} is full: writes fail with ENOSPC; start with a larger --pool, or free pages in the guest",
+                    Size::from_bytes(stats.pool_bytes_max)
+                ));
+            }
+            self.full = Some(now);
+        }
+        if let Some(why) = disk.store.stuck() {
+            say(format_args!(
+                "disk: pages cannot be moved beyond the pool ({}); they stay in it",
+                match why {
+                    Status::NoRoom => "there is no room",
+                    Status::Unreachable => "no copy can be made: donors or disk do not answer",
+                    Status::Refused => "the agent refuses",
+                    _ => "the copy is damaged",
+                }
+            ));
+        }
+        if stats.damaged > self.before.damaged {
+            say(format_args!(
+                "disk: {} reads met pages that are damaged: they fail with EIO; check this host's memory, and that of donors",
+                stats.damaged - self.before.damaged
+            ));
+        }
+        if self.complained.is_none_or(|t| now - t > COMPLAIN_AGAIN)
+            && let Some(why) = disk.nbd.as_ref().and_then(Server::complaint)
+        {
+            say(format_args!("disk: a client was cut off: {why}"));
+            self.complained = Some(now);
+        }
+        if stats.writes == self.before.writes {
+            disk.store.trim();
+        }
+        self.before = stats;
+        disk.write_state(if is_full { "full" } else { "ok" });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_make_no_disk_are_refused() {
+        let said = |bytes| pages(Size::from_bytes(bytes)).map_err(|f| f.sentence);
+        assert_eq!(said(8 << 30), Ok(2 << 20));
+        let wrong = |bytes| said(bytes).unwrap_err();
+        assert_eq!(wrong(0), "--size 0 is less than a page; write 4K or more");
+        assert_eq!(
+            wrong(4097),
+            "--size 4097 is no whole number of pages; write a multiple of 4K"
+        );
+        assert!(wrong(1 << 43).contains("is more than canvas can number; write "));
+    }
+}

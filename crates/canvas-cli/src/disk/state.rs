@@ -1,0 +1,209 @@
+//! The state of a disk, for files and scrapers; docs/CLI.md lists its fields.
+
+use std::fmt::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use canvas_control::metrics::{Out, text};
+use canvas_disk::DiskStats;
+use canvas_disk::nbd::ClientStats;
+use canvas_types::PAGE_SIZE;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use serde::Serialize;
+
+use crate::args::DiskArgs;
+
+/// How a disk is now.
+#[derive(Debug, Serialize)]
+pub struct State {
+    canvas: &'static str,
+    pid: u32,
+    /// Sockets; null where it is not served that way.
+    vhost_user: Option<String>,
+    nbd: Option<String>,
+    uptime_ms: u64,
+    health: &'static str,
+    size_bytes: u64,
+    stored_pages: u64,
+    same_pages: u64,
+    stored_bytes: u64,
+    pool_bytes: u64,
+    pool_bytes_max: u64,
+    far_bytes: u64,
+    far_bytes_max: u64,
+    /// Bytes of the stored pages, by what the pool takes; `None` while it takes nothing.
+    ratio: Option<f64>,
+    clients: u64,
+    counters: Counters,
+}
+
+/// What it has done since its start.
+#[derive(Debug, Serialize)]
+struct Counters {
+    reads: u64,
+    writes: u64,
+    clean_writes: u64,
+    discards: u64,
+    refused: u64,
+    damaged: u64,
+    far_reads: u64,
+    unreachable: u64,
+    accepted: u64,
+    turned_away: u64,
+    bad_clients: u64,
+}
+
+impl State {
+    /// Joins what the disk and its server say.
+    pub fn new(
+        args: &DiskArgs,
+        health: &'static str,
+        uptime: Duration,
+        disk: &DiskStats,
+        clients: &ClientStats,
+    ) -> State {
+        let page = PAGE_SIZE as u64;
+        let path = |p: &Option<PathBuf>| p.as_ref().map(|p| p.display().to_string());
+        let pages_bytes = disk.stored_pages * page;
+        State {
+            canvas: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            vhost_user: path(&args.vhost_user),
+            nbd: path(&args.nbd),
+            uptime_ms: uptime.as_millis() as u64,
+            health,
+            size_bytes: disk.pages * page,
+            stored_pages: disk.stored_pages,
+            same_pages: disk.same_pages,
+            stored_bytes: disk.stored_bytes,
+            pool_bytes: disk.pool_bytes,
+            pool_bytes_max: disk.pool_bytes_max,
+            far_bytes: disk.far_bytes,
+            far_bytes_max: disk.far_bytes_max,
+            ratio: (disk.pool_bytes > 0).then(|| pages_bytes as f64 / disk.pool_bytes as f64),
+            clients: clients.clients,
+            counters: Counters {
+                reads: disk.reads,
+                writes: disk.writes,
+                clean_writes: disk.clean_writes,
+                discards: disk.discards,
+                refused: disk.refused,
+                damaged: disk.damaged,
+                far_reads: disk.far_reads,
+                unreachable: disk.unreachable,
+                accepted: clients.accepted,
+                turned_away: clients.turned_away,
+                bad_clients: clients.nonsense,
+            },
+        }
+    }
+
+    /// As one JSON object.
+    pub fn json(&self) -> String {
+        // There is nothing in it that JSON lacks.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// As metrics.
+    pub fn metrics(self) -> String {
+        let socket = self.vhost_user.clone().or_else(|| self.nbd.clone());
+        text("socket", socket.unwrap_or_default(), Metrics(self))
+    }
+}
+
+#[derive(Debug)]
+struct Metrics(State);
+
+impl Collector for Metrics {
+    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), Error> {
+        let mut out = Out(encoder);
+        let s = &self.0;
+        for (name, help, value) in [
+            ("canvas_disk_size_bytes", "The disk.", s.size_bytes),
+            (
+                "canvas_disk_stored_pages",
+                "Pages that are stored.",
+                s.stored_pages,
+            ),
+            (
+                "canvas_disk_same_pages",
+                "Of those: pages of one value.",
+                s.same_pages,
+            ),
+            (
+                "canvas_disk_stored_bytes",
+                "What they take as stored.",
+                s.stored_bytes,
+            ),
+            (
+                "canvas_disk_pool_bytes",
+                "What the pool takes.",
+                s.pool_bytes,
+            ),
+            (
+                "canvas_disk_pool_limit_bytes",
+                "What it may take.",
+                s.pool_bytes_max,
+            ),
+            (
+                "canvas_disk_far_bytes",
+                "Far memory in use, in whole slabs.",
+                s.far_bytes,
+            ),
+            (
+                "canvas_disk_far_limit_bytes",
+                "What of it may be used.",
+                s.far_bytes_max,
+            ),
+            ("canvas_disk_clients", "Clients.", s.clients),
+        ] {
+            out.gauge(name, help, value as f64)?;
+        }
+        let c = &s.counters;
+        for (name, help, value) in [
+            ("canvas_disk_reads", "Pages read.", c.reads),
+            ("canvas_disk_writes", "Pages written.", c.writes),
+            (
+                "canvas_disk_clean_writes",
+                "Of those: unchanged.",
+                c.clean_writes,
+            ),
+            ("canvas_disk_discards", "Pages discarded.", c.discards),
+            (
+                "canvas_disk_refused",
+                "Pages that found no room.",
+                c.refused,
+            ),
+            (
+                "canvas_disk_far_reads",
+                "Pages read beyond the pool.",
+                c.far_reads,
+            ),
+            (
+                "canvas_disk_unreachable",
+                "Reads that found no copy.",
+                c.unreachable,
+            ),
+            ("canvas_disk_damaged", "Reads of damaged pages.", c.damaged),
+            (
+                "canvas_disk_accepted",
+                "Clients that were accepted.",
+                c.accepted,
+            ),
+            (
+                "canvas_disk_turned_away",
+                "Clients that were too many.",
+                c.turned_away,
+            ),
+            (
+                "canvas_disk_bad_clients",
+                "Sessions that were no NBD.",
+                c.bad_clients,
+            ),
+        ] {
+            out.counter(name, help, value)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,459 @@
+//! What lies beyond the pool: how a disk stands under [`canvas_far`].
+//!
+//! A disk with far memory is a tenant with one process, this one: it has a segment with bounds and counters,
+//! a mailbox for requests, and an agent that keeps what left the pool. Its pages are all far, in the pool or
+//! beyond it; which to move is said by a hand that goes over them, and passes those that were used since it
+//! came by last.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
+use std::time::Duration;
+
+use canvas_far::fetch;
+use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
+use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
+use canvas_shm::mailbox::{Mailbox, Status};
+use canvas_shm::{Counter, Far, ProcSlot, Segment};
+use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
+use canvas_swap::{Chosen, LocalPool, PoolBudget};
+use canvas_sys::lazy::LazyArray;
+use canvas_sys::{Errno, gate, proc};
+use canvas_types::procfs::Stat;
+use canvas_types::{DeepPlace, SwapEntry};
+
+use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
+
+/// Bits of a page's state. A thread works on the page.
+pub(crate) const BUSY: u8 = 1;
+/// It is likely to lie beyond the pool, or takes no room in it.
+pub(crate) const BEYOND: u8 = 2;
+/// It was used since the hand came by.
+pub(crate) const USED: u8 = 4;
+/// It came back into the pool beside another one, and was not needed yet.
+pub(crate) const CAME: u8 = 8;
+/// It was asked for ahead, as its request needs it.
+pub(crate) const ASKED: u8 = 16;
+
+/// The tenant that a disk is.
+pub struct Tenant {
+    segment: &'static Segment,
+    far: &'static Far,
+    slot: &'static ProcSlot,
+    index: usize,
+    live: LazyArray<AtomicU8>,
+    written: LazyArray<AtomicU8>,
+    spans: LazyArray<AtomicU64>,
+    slab_live: LazyArray<AtomicU32>,
+    roles: LazyArray<AtomicU32>,
+    book: BookState,
+}
+
+impl Tenant {
+    /// Takes a place among the tenant's processes, and the mailbox that goes with it.
+    pub fn enter(segment: &'static Segment, far: &'static Far) -> Result<Tenant, Errno> {
+        let pid = proc::pid();
+        let free = |s: &&ProcSlot| (s.pid).compare_exchange(0, pid, AcqRel, Relaxed).is_ok();
+        let slot = segment.procs.iter().find(free).ok_or(NO_PLACE)?;
+        let index = segment.index_of(slot);
+        segment.procs_end.fetch_max(index as u32 + 1, Relaxed);
+        let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+        let ticks = Stat::parse(&stat).map_or(0, |s| s.start_ticks);
+        slot.start_ticks.store(ticks, Release);
+        far.mailboxes[index].reset();
+        far.drop_process(index);
+        far.set_born(index, 0);
+        Ok(Tenant {
+            segment,
+            far,
+            slot,
+            index,
+            live: LazyArray::new(EXTENTS_MAX)?,
+            written: LazyArray::new(EXTENTS_MAX)?,
+            spans: LazyArray::new(EXTENTS_MAX)?,
+            slab_live: LazyArray::new(SLABS_MAX)?,
+            roles: LazyArray::new(SLABS_MAX)?,
+            book: BookState::new(),
+        })
+    }
+
+    /// What its pool may take now.
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.segment.pool_bound().max(0) as u64
+    }
+
+    /// It is over: nothing is waited for any more, and the place is given back.
+    pub fn leave(&self) {
+        self.far.wait_ms_max.store(0, Relaxed);
+        let gone = |index| {
+            self.far.drop_process(index);
+        };
+        self.segment.release_slot(self.slot, proc::pid(), gone);
+    }
+
+    /// Bytes that it has beyond the pool, and may have.
+    pub fn far_bytes(&self) -> (u64, u64) {
+        let slab = (EXTENT_BYTES * SLAB_EXTENTS) as u64;
+        let used = self.far.slabs_used.load(Relaxed).max(0) as u64;
+        (used * slab, self.far.slabs_max.load(Relaxed) * slab)
+    }
+
+    fn book(&self) -> ExtentBook<'_> {
+        ExtentBook {
+            arrays: BookArrays {
+                live: self.live.all(),
+                written: self.written.all(),
+                spans: self.spans.all(),
+                slab_live: self.slab_live.all(),
+                roles: self.roles.all(),
+            },
+            state: &self.book,
+            slab_extents: SLAB_EXTENTS as u32,
+            yield_now: pause,
+        }
+    }
+
+    fn ring(&self) {
+        if self.far.ring(self.index) {
+            proc::futex_wake(&self.far.asleep, 1);
+        }
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// A tenant has places for so many processes only (EAGAIN).
+const NO_PLACE: Errno = Errno(11);
+
+/// The tenant's slabs, as this process sees them.
+pub(crate) struct OurSlabs<'t>(&'t Tenant);
+
+impl Slabs for OurSlabs<'_> {
+    fn high(&self) -> u32 {
+        let high = self.0.far.slabs_high.load(Acquire);
+        high.min(SLABS_MAX as u32)
+    }
+    fn take(&self, warmth: Warmth) -> Option<u32> {
+        let slab = self.0.far.take_slab(self.0.index)?;
+        // Ours now; who keeps it looks when it is first written to.
+        let cold = &self.0.far.slabs[slab as usize].cold;
+        cold.store(warmth as u32, Release);
+        Some(slab)
+    }
+    fn warmth(&self, slab: u32) -> Warmth {
+        match self.0.far.slabs[slab as usize].cold.load(Relaxed) {
+            0 => Warmth::Warm,
+            _ => Warmth::Cold,
+        }
+    }
+    fn give_up(&self, slab: u32) {
+        if self.0.far.drop_slab(slab, self.0.index) {
+            self.0.ring();
+        }
+    }
+    fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
+        self.0.far.others(slab, self.0.index, |born| {
+            // One that inherited nothing, and refers to our slab: it cannot be.
+            on(Span::of(born).unwrap_or(Span::ALL));
+        })
+    }
+}
+
+/// The bound on a disk's pool.
+pub enum Bound<'m> {
+    /// Its own.
+    Own {
+        /// It.
+        bytes: i64,
+        /// What of it is taken.
+        charged: AtomicI64,
+    },
+    /// Its tenant's.
+    Tenant(&'m Tenant),
+}
+
+impl PoolBudget for Bound<'_> {
+    fn charge(&self, bytes: i64) -> bool {
+        match self {
+            Bound::Own {
+                bytes: most,
+                charged,
+            } => {
+                let within = |charged: i64| {
+                    let sum = charged + bytes;
+                    (bytes <= 0 || sum <= *most).then_some(sum)
+                };
+                charged.fetch_update(Relaxed, Relaxed, within).is_ok()
+            }
+            Bound::Tenant(t) => t.segment.charge_pool(t.slot, bytes),
+        }
+    }
+    fn charge_past_bound(&self, bytes: i64) -> bool {
+        match self {
+            Bound::Own { .. } => self.charge(bytes),
+            Bound::Tenant(t) => {
+                t.segment.charge_pool_past_bound(t.slot, bytes);
+                true
+            }
+        }
+    }
+    fn deep_gone(&self, place: DeepPlace) {
+        if let Bound::Tenant(t) = self {
+            t.book().unhold(place.extent, &OurSlabs(t));
+        }
+    }
+}
+
+/// The hand that goes over the pages.
+#[derive(Default)]
+pub(crate) struct Hand(AtomicU32);
+
+/// A page as it was looked at.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    page: u32,
+    state: u8,
+    stored: bool,
+}
+
+impl Pages for PoolStore<'_> {
+    type Seen = Seen;
+    fn look(&self, page: u32) -> Option<Seen> {
+        let state = self.states.get(page as usize)?.load(Acquire);
+        let stored = has_copy(self.pool.record(entry_of(page)));
+        Some(Seen {
+            page,
+            state,
+            stored,
+        })
+    }
+    fn entry(seen: Seen) -> SwapEntry {
+        entry_of(seen.page)
+    }
+    fn whereabouts(seen: Seen) -> Whereabouts {
+        match seen.state & BUSY == 0 && seen.stored {
+            true => Whereabouts::Far {
+                beyond: seen.state & BEYOND != 0,
+            },
+            false => Whereabouts::Other,
+        }
+    }
+    /// What is stored may be another page by now, which whoever moves it looks at, too.
+    fn claim(&self, page: u32, seen: Seen) -> bool {
+        let state = &self.states[page as usize];
+        let busy = seen.state | BUSY;
+        seen.state & BUSY == 0
+            && state
+                .compare_exchange(seen.state, busy, Acquire, Relaxed)
+                .is_ok()
+    }
+    fn publish(&self, page: u32, seen: Seen, becomes: Becomes) {
+        let next = match becomes {
+            Becomes::AsBefore | Becomes::NoCopy => seen.state,
+            Becomes::Beyond => seen.state & !(USED | CAME | ASKED) | BEYOND,
+            Becomes::InPool => seen.state & !BEYOND,
+            Becomes::CameBack if seen.state & ASKED != 0 => seen.state & !BEYOND | USED,
+            Becomes::CameBack => seen.state & !BEYOND | USED | CAME,
+        };
+        self.states[page as usize].store(next & !BUSY, Release);
+    }
+    fn oldest(
+        &self,
+        among: Option<Warmth>,
+        look_max: Option<usize>,
+        mut take: impl FnMut(u32, Seen) -> bool,
+    ) {
+        // None is told apart from others as cold.
+        if among == Some(Warmth::Cold) {
+            return;
+        }
+        let pages = self.high.load(Relaxed);
+        // Once to forget that they were used, once more to take them.
+        let looks = 2 * pages as usize;
+        for _ in 0..look_max.unwrap_or(looks).min(looks) {
+            let at = self.hand.0.load(Relaxed);
+            let page = if at < pages { at } else { 0 };
+            let Some(seen) = self.look(page) else {
+                return;
+            };
+            if Self::whereabouts(seen) == (Whereabouts::Far { beyond: false }) {
+                if seen.state & USED != 0 {
+                    let passed = seen.state & !USED;
+                    let state = &self.states[page as usize];
+                    // Who works on it meanwhile uses it.
+                    let _ = state.compare_exchange(seen.state, passed, Relaxed, Relaxed);
+                } else if !take(page, seen) {
+                    self.hand.0.store(page, Relaxed);
+                    return;
+                }
+            }
+            self.hand.0.store(page + 1, Relaxed);
+        }
+    }
+    /// No page lies anywhere but here.
+    fn with_copies(&self, _: usize, _: impl FnMut(u32, Seen) -> bool) {}
+}
+
+impl Host for PoolStore<'_> {
+    fn now_ns(&self) -> u64 {
+        proc::now_ns()
+    }
+    fn yield_now() {
+        pause();
+    }
+    fn pause(&self, ns: u64) {
+        std::thread::sleep(Duration::from_nanos(ns));
+    }
+    fn count(&self, counter: Counter, n: u64) {
+        if let Some(t) = self.tenant {
+            t.segment.count(thread_number(), counter, n);
+        }
+    }
+    fn pool_bytes(&self) -> i64 {
+        self.tenant
+            .map_or(0, |t| t.segment.pool_bytes.load(Relaxed))
+    }
+    fn pool_bound_bytes(&self) -> i64 {
+        self.tenant.map_or(i64::MAX, |t| t.segment.pool_bound())
+    }
+    fn pool_asked_bytes(&self) -> u64 {
+        self.tenant
+            .map_or(u64::MAX, |t| t.segment.config.pool_bytes.load(Relaxed))
+    }
+    fn keeps_places(&self) -> bool {
+        true
+    }
+    /// It is alone.
+    fn ask_for_pool(&self, _: Whom) -> bool {
+        false
+    }
+    fn cannot_write(&self, why: Status) {
+        self.counts.note_stuck(why);
+    }
+}
+
+impl<'m> Owner for PoolStore<'m> {
+    type Lz = Chosen<Lz4>;
+    type Mem = Slots<'m>;
+    type Budget = Bound<'m>;
+    fn pool(&self) -> &LocalPool<'_, Chosen<Lz4>, Slots<'m>, Bound<'m>> {
+        &self.pool
+    }
+    fn state(&self) -> &State {
+        &self.far_state
+    }
+}
+
+/// A disk, and its tenant.
+pub(crate) struct DiskFar<'s, 'm> {
+    pub(crate) store: &'s PoolStore<'m>,
+    pub(crate) tenant: &'m Tenant,
+}
+
+impl Channel for DiskFar<'_, '_> {
+    fn mailbox(&self) -> &Mailbox {
+        &self.tenant.far.mailboxes[self.tenant.index]
+    }
+    fn ring(&self) {
+        self.tenant.ring();
+    }
+    fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
+        let mut copy = Box::new([0; EXTENT_BYTES]);
+        self.copy_out(of, 0, &mut copy[..]);
+        on(&copy)
+    }
+    fn fill<R>(&self, of: &mut Request, on: impl FnOnce(&mut [u8; EXTENT_BYTES]) -> R) -> R {
+        let mut made = Box::new([0; EXTENT_BYTES]);
+        let result = on(&mut made);
+        let far = self.tenant.far;
+        far.copy_in(self.tenant.index, of.index(), 0, &made[..]);
+        result
+    }
+    fn copy_out(&self, of: &Request, offset: usize, out: &mut [u8]) {
+        let far = self.tenant.far;
+        far.copy_out(self.tenant.index, of.index(), offset, out);
+    }
+    fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
+        proc::futex_wait(word, value, ns);
+    }
+    fn give_way(&self) {
+        gate::give_way();
+    }
+    fn wait_ns_max(&self) -> u64 {
+        self.tenant.far.wait_ms_max.load(Relaxed) * 1_000_000
+    }
+    fn spill_percent(&self) -> u64 {
+        self.tenant.far.spill_percent.load(Relaxed)
+    }
+    fn unit_bytes(&self) -> u64 {
+        self.tenant.far.unit_bytes.load(Relaxed)
+    }
+    fn by_warmth(&self) -> bool {
+        false
+    }
+    fn note_unit(&self, bytes: u64) {
+        self.tenant.far.stats.unit_bytes.store(bytes, Relaxed);
+    }
+    fn note_read(&self, ns: u64) {
+        self.tenant.far.stats.read_ns.record(ns);
+    }
+    fn note_ahead(&self, ns: u64) {
+        self.tenant.far.stats.ahead_ns.record(ns);
+    }
+}
+
+impl<'m> Beyond for DiskFar<'_, 'm> {
+    type Owner = PoolStore<'m>;
+    type Slabs = OurSlabs<'m>;
+    fn owner(&self) -> &PoolStore<'m> {
+        self.store
+    }
+    fn slabs(&self) -> OurSlabs<'m> {
+        OurSlabs(self.tenant)
+    }
+    fn book(&self) -> ExtentBook<'_> {
+        self.tenant.book()
+    }
+    fn slabs_used_and_max(&self) -> (u64, u64) {
+        let far = self.tenant.far;
+        let used = far.slabs_used.load(Relaxed).max(0) as u64;
+        (used, far.slabs_max.load(Relaxed).min(SLABS_MAX as u64))
+    }
+}
+
+/// Pages that are asked for ahead of one request's reads, at most.
+const EXPECT_MAX: usize = 16;
+
+/// Asks for those of the pages that lie beyond the pool, all at once: pages of one extent with it, others alone.
+/// The first one alone is read anyway.
+pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
+    let mut before = None;
+    for (i, page) in pages.take(EXPECT_MAX).enumerate() {
+        let page = page as u32;
+        let Some(seen) = b.store.look(page) else {
+            return;
+        };
+        if PoolStore::whereabouts(seen) != (Whereabouts::Far { beyond: true })
+            || !b.store.claim(page, seen)
+        {
+            continue;
+        }
+        if let Some(place) = b.store.pool.deep_place(entry_of(page)) {
+            if before == Some(place.extent) {
+                fetch::fetch(b, place.extent);
+            } else if i > 0 {
+                fetch::ahead(b, page, place);
+            }
+            before = Some(place.extent);
+        }
+        let asked = Seen {
+            state: seen.state | ASKED,
+            ..seen
+        };
+        b.store.publish(page, asked, Becomes::AsBefore);
+    }
+}

@@ -1,0 +1,166 @@
+//! A disk with far memory against plain memory: a real agent keeps what leaves a pool that is far too small.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use canvas_agent::agent::tenant_id;
+use canvas_agent::daemon::tenant::begin_far;
+use canvas_agent::disk::Disk;
+use canvas_agent::dispatch::Dispatch;
+use canvas_agent::idle::Waker;
+use canvas_agent::journal::Journal;
+use canvas_agent::numbers::SealNumbers;
+use canvas_agent::share::Live;
+use canvas_agent::{Agent, Setup};
+use canvas_shm::{Far, Segment};
+use canvas_testing::random::{run_until, seed};
+use canvas_types::{Codec, PAGE_SIZE};
+use proptest::prelude::*;
+
+use crate::far::Tenant;
+use crate::model::{PAGES, Seen, compare, op, page_of};
+use crate::pool::POOL_BYTES_MIN;
+use crate::{DiskMemory, PageStore, PoolStore, Scratch, span};
+
+/// Part of the pool past which pages leave it, in percent.
+const SPILL_AT: u64 = 30;
+
+/// Does something with a tenant whose far memory an agent keeps in a file.
+fn with_agent<R>(slabs: usize, on: impl FnOnce(&'static Segment, &'static Far) -> R) -> R {
+    let (fd, segment) = Segment::create(true).unwrap();
+    let far = Far::map(&fd).unwrap();
+    begin_far(far, slabs, SPILL_AT, 10_000).unwrap();
+    (segment.config.pool_bytes).store(POOL_BYTES_MIN, Relaxed);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let journal = Journal::create().unwrap();
+            let setup = Setup {
+                far,
+                tenant: tenant_id(far),
+                name: "disk".to_owned(),
+                key: journal.key().unwrap(),
+                numbers: SealNumbers::new(journal),
+                slabs: Box::new(move || slabs),
+                spin: Duration::ZERO,
+                say: |line| println!("{line}"),
+                share: Live::new(Default::default()),
+            };
+            let file = tempfile::tempfile().unwrap();
+            let disk = Disk::new(vec![file], None, Waker(far)).unwrap();
+            Agent::new(setup, disk).serve(Dispatch::new(), || over.load(Relaxed));
+        });
+        let result = on(segment, far);
+        over.store(true, Relaxed);
+        result
+    })
+}
+
+fn memory(segment: &'static Segment, far: &'static Far) -> Box<DiskMemory> {
+    let tenant = Tenant::enter(segment, far).unwrap();
+    let memory = DiskMemory::new(PAGES, POOL_BYTES_MIN).unwrap();
+    memory.with_tenant(tenant)
+}
+
+#[test]
+fn a_disk_with_far_memory_is_a_disk() {
+    let seen = Seen::default();
+    let case = |ops: Vec<_>| {
+        let stats = with_agent(4, |segment, far| {
+            let memory = memory(segment, far);
+            let stats = compare(&memory, &ops, &seen)?;
+            memory.leave();
+            // What its extents took is free, but for the slab that is being filled.
+            prop_assert!(far.slabs_used.load(Relaxed) <= 1);
+            Ok(stats)
+        })?;
+        prop_assert_eq!(stats.refused, 0, "there is room beyond the pool");
+        if stats.far_reads > 0 {
+            seen.borrow_mut().insert("far");
+        }
+        Ok(())
+    };
+    let plan = prop::collection::vec(op(), 1..1500);
+    let complete = || seen.borrow().contains("far");
+    run_until(20, &plan, case, complete);
+    assert!(complete(), "{:?}", seen.borrow());
+}
+
+/// Where far memory is full, too, what finds no room is refused, and nothing is lost.
+#[test]
+fn far_memory_that_is_full_refuses_and_keeps() {
+    with_agent(0, |segment, far| {
+        let memory = memory(segment, far);
+        let store = PoolStore::new(&memory, Codec::None);
+        let mut scratch = Box::<Scratch>::default();
+        let page = |n: u64| page_of(n, PAGE_SIZE);
+        let refused = (0..PAGES)
+            .filter(|n| store.write(*n, &page(*n), &mut scratch).is_err())
+            .count() as u64;
+        assert!(refused > PAGES / 2, "{refused}");
+        assert_eq!(store.stats().stored_pages, PAGES - refused);
+        let mut out = [0; PAGE_SIZE];
+        for n in 0..PAGES {
+            store.read(n, &mut out, &mut scratch).unwrap();
+            assert!(out == page(n) || out == [0; PAGE_SIZE], "page {n}");
+        }
+    });
+}
+
+/// Threads write, read and discard, each its own pages, while another moves them out.
+#[test]
+fn threads_meet_the_one_that_moves_pages() {
+    let base = seed();
+    with_agent(4, |segment, far| {
+        let memory = memory(segment, far);
+        let store = PoolStore::new(&memory, Codec::Lz4);
+        let over = AtomicBool::new(false);
+        let work = |thread: u64| {
+            let mut scratch = Box::<Scratch>::default();
+            let mut out = [0; PAGE_SIZE];
+            let mut versions = vec![None; PAGES as usize];
+            for step in 0..6000u64 {
+                let at = base.wrapping_mul(step + 1).rotate_left(17) ^ step;
+                let page = at % (PAGES / 3) * 3 + thread;
+                let version = &mut versions[page as usize];
+                match at >> 40 & 7 {
+                    0..3 => {
+                        let random = (at >> 20) as usize % (PAGE_SIZE + 1);
+                        let data = page_of(step ^ base, random);
+                        store.write(page, &data, &mut scratch).unwrap();
+                        *version = Some((step ^ base, random));
+                    }
+                    3 => {
+                        store.discard(page).unwrap();
+                        *version = None;
+                    }
+                    _ => {
+                        // Alone, or with others, which are asked for ahead.
+                        let n = ((at >> 50) % 6 + 1).min(PAGES - page) as usize;
+                        let mut some = vec![0; n * PAGE_SIZE];
+                        let start = page * PAGE_SIZE as u64;
+                        span::read(&store, start, &mut some, &mut scratch).unwrap();
+                        out.copy_from_slice(&some[..PAGE_SIZE]);
+                        let want = version.map_or([0; PAGE_SIZE], |(seed, n)| page_of(seed, n));
+                        assert!(out == want, "page {page} in step {step}");
+                    }
+                }
+            }
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Relaxed) {
+                    std::thread::sleep(store.background_round().min(Duration::from_micros(100)));
+                }
+            });
+            let work = &work;
+            let threads = [0, 1, 2].map(|thread| s.spawn(move || work(thread)));
+            let ended = threads.map(|t| t.join());
+            over.store(true, Relaxed);
+            assert!(ended.iter().all(Result::is_ok));
+        });
+        let stats = store.stats();
+        assert_eq!((stats.damaged, stats.unreachable, stats.refused), (0, 0, 0));
+        assert!(stats.far_reads > 100, "{stats:?}");
+    });
+}

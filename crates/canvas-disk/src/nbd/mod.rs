@@ -1,0 +1,176 @@
+//! The disk over NBD, on a UNIX socket: for guests and virtual machine monitors of any kind.
+//!
+//! Each client has a thread, which serves its requests one after another. There is no flush: nothing that
+//! is stored outlives the process, so there is nothing to wait for.
+
+pub mod proto;
+mod session;
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, Scope};
+use std::time::Duration;
+
+use crate::socket::Socket;
+use crate::{PageStore, Scratch, span};
+use session::End;
+
+/// Clients at one time.
+pub const CLIENTS_MAX: usize = 16;
+/// Pause after a client could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// How long the handshake may stand still.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
+
+/// What clients have done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ClientStats {
+    /// Clients now.
+    pub clients: u64,
+    /// Clients that were accepted.
+    pub accepted: u64,
+    /// Clients that were turned away because there were too many.
+    pub turned_away: u64,
+    /// Sessions that ended because the client sent what is no NBD.
+    pub nonsense: u64,
+}
+
+/// Serves a disk to NBD clients.
+pub struct Server {
+    socket: Socket,
+    /// Those who are served.
+    clients: Mutex<BTreeMap<u64, UnixStream>>,
+    accepted: AtomicU64,
+    turned_away: AtomicU64,
+    nonsense: AtomicU64,
+    complaint: Mutex<Option<String>>,
+}
+
+impl Server {
+    /// Nobody is served yet.
+    pub fn new(socket: Socket) -> Server {
+        Server {
+            socket,
+            clients: Mutex::default(),
+            accepted: AtomicU64::new(0),
+            turned_away: AtomicU64::new(0),
+            nonsense: AtomicU64::new(0),
+            complaint: Mutex::default(),
+        }
+    }
+
+    /// Readable when a client waits.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.listener.as_fd()
+    }
+
+    /// Takes the clients that wait; each gets a thread of the scope.
+    pub fn accept<'scope, S: PageStore>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        store: &'scope S,
+    ) {
+        loop {
+            let stream = match self.socket.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // Who has gone meanwhile is none. Where descriptors are short, the client waits.
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    return;
+                }
+            };
+            let Some(number) = self.enter(&stream) else {
+                continue;
+            };
+            let serve = move || {
+                let end = serve(stream, store);
+                self.ended(&end);
+                self.clients().remove(&number);
+            };
+            let name = format!("nbd-{number}");
+            if Builder::new()
+                .name(name)
+                .spawn_scoped(scope, serve)
+                .is_err()
+            {
+                self.clients().remove(&number);
+                self.turned_away.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Ends all sessions, so that their threads end.
+    pub fn hang_up(&self) {
+        for stream in self.clients().values() {
+            // Who is gone already needs none.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// What clients have done.
+    pub fn stats(&self) -> ClientStats {
+        ClientStats {
+            clients: self.clients().len() as u64,
+            accepted: self.accepted.load(Relaxed),
+            turned_away: self.turned_away.load(Relaxed),
+            nonsense: self.nonsense.load(Relaxed),
+        }
+    }
+
+    /// Why a client was cut off, since this was last asked: one of them.
+    pub fn complaint(&self) -> Option<String> {
+        let complaint = self.complaint.lock();
+        complaint.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn ended(&self, end: &End) {
+        let why = match end {
+            End::Done => return,
+            End::Nonsense(why) => {
+                self.nonsense.fetch_add(1, Relaxed);
+                (*why).to_owned()
+            }
+            End::Failed(e) => format!("its connection failed ({e})"),
+        };
+        *(self.complaint.lock()).unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+
+    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client's number, if there is room for it.
+    fn enter(&self, stream: &UnixStream) -> Option<u64> {
+        let mut clients = self.clients();
+        let copy = stream.try_clone().ok();
+        let Some(copy) = copy.filter(|_| clients.len() < CLIENTS_MAX) else {
+            self.turned_away.fetch_add(1, Relaxed);
+            return None;
+        };
+        let number = self.accepted.fetch_add(1, Relaxed);
+        clients.insert(number, copy);
+        Some(number)
+    }
+}
+
+fn serve(mut stream: UnixStream, store: &impl PageStore) -> End {
+    let bytes = span::disk_bytes(store);
+    // The listener does not block, its clients' threads do.
+    let ready = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_WAIT)))
+        .map_err(End::from)
+        .and_then(|()| session::shake_hands(&mut stream, bytes))
+        .and_then(|()| stream.set_read_timeout(None).map_err(End::from));
+    if let Err(end) = ready {
+        return end;
+    }
+    let mut scratch = Box::<Scratch>::default();
+    session::transmit(&mut stream, store, &mut scratch)
+}

@@ -1,0 +1,374 @@
+//! Messages of NBD's fixed newstyle, as far as this server speaks it
+//! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>). All numbers are big-endian.
+//!
+//! Decoders take what they are given and never panic; they believe no length.
+
+/// What the server says first.
+pub const GREETING: [u64; 2] = [0x4e42_444d_4147_4943, MAGIC_OPTION];
+/// Begins an option of the client's.
+pub const MAGIC_OPTION: u64 = 0x4948_4156_454f_5054;
+/// Begins the answer to an option.
+pub const MAGIC_OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
+/// Begins a request.
+pub const MAGIC_REQUEST: u32 = 0x2560_9513;
+/// Begins a simple reply.
+pub const MAGIC_REPLY: u32 = 0x6744_6698;
+
+/// Handshake flags of both sides.
+pub mod handshake {
+    /// Unknown options are answered.
+    pub const FIXED_NEWSTYLE: u16 = 1;
+    /// No 124 zeros follow the answer to `EXPORT_NAME`.
+    pub const NO_ZEROES: u16 = 2;
+}
+
+/// Options.
+pub mod option {
+    /// Names the export and ends the handshake; cannot be refused.
+    pub const EXPORT_NAME: u32 = 1;
+    /// Ends the session.
+    pub const ABORT: u32 = 2;
+    /// Asks for names of exports.
+    pub const LIST: u32 = 3;
+    /// Asks about an export.
+    pub const INFO: u32 = 6;
+    /// The same, and ends the handshake.
+    pub const GO: u32 = 7;
+}
+
+/// Answers to options.
+pub mod answer {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// An export's name.
+    pub const SERVER: u32 = 2;
+    /// Something about the export.
+    pub const INFO: u32 = 3;
+    /// The option is not known.
+    pub const ERR_UNSUP: u32 = 1 << 31 | 1;
+    /// The option's data are wrong.
+    pub const ERR_INVALID: u32 = 1 << 31 | 3;
+    /// There is no export of this name.
+    pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
+    /// The option's data are too long.
+    pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
+}
+
+/// Kinds of what is told about an export.
+pub mod info {
+    /// Size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// Smallest, preferred and largest block.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Transmission flags: what the server can.
+pub const TRANSMISSION: u16 = {
+    const HAS_FLAGS: u16 = 1;
+    const SEND_TRIM: u16 = 1 << 5;
+    const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    const CAN_MULTI_CONN: u16 = 1 << 8;
+    const SEND_FAST_ZERO: u16 = 1 << 11;
+    HAS_FLAGS | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN | SEND_FAST_ZERO
+};
+
+/// Flags of requests.
+pub mod flag {
+    /// `WRITE_ZEROES`: no hole; there is nothing that a hole would lack here.
+    pub const NO_HOLE: u16 = 2;
+    /// `WRITE_ZEROES`: only if it is fast; it always is.
+    pub const FAST_ZERO: u16 = 16;
+}
+
+/// Numbers of errors.
+pub mod error {
+    /// The stored page is damaged.
+    pub const EIO: u32 = 5;
+    /// The request is wrong.
+    pub const EINVAL: u32 = 22;
+    /// There is no room.
+    pub const ENOSPC: u32 = 28;
+    /// The request is too long.
+    pub const EOVERFLOW: u32 = 75;
+}
+
+/// The smallest block that clients are told of: sectors of any size work.
+pub const BLOCK_MIN: u32 = 1;
+/// The block that clients are told to prefer.
+pub const BLOCK_PREFERRED: u32 = 4096;
+/// The most that one request reads or writes. What clients may assume that have not asked.
+pub const BLOCK_MAX: u32 = 32 << 20;
+/// Data of an option that is read, at most: two names of the longest, and more.
+pub const OPTION_MAX: u32 = 16 << 10;
+
+/// Bytes of the head of an option.
+pub const OPTION_HEAD: usize = 16;
+/// Bytes of a request without data.
+pub const REQUEST: usize = 28;
+
+/// The head of an option.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OptionHead {
+    /// Which option ([`option`]).
+    pub option: u32,
+    /// Bytes of data that follow.
+    pub len: u32,
+}
+
+impl OptionHead {
+    /// `None` when it is no option.
+    pub fn decode(bytes: &[u8; OPTION_HEAD]) -> Option<OptionHead> {
+        let mut from = Bytes(bytes);
+        let magic = from.u64()?;
+        let head = OptionHead {
+            option: from.u32()?,
+            len: from.u32()?,
+        };
+        (magic == MAGIC_OPTION).then_some(head)
+    }
+}
+
+/// The data of `INFO` and `GO`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asked<'a> {
+    /// Name of the export; empty for the default.
+    pub name: &'a [u8],
+    /// What is asked for ([`info`]).
+    pub infos: Vec<u16>,
+}
+
+impl Asked<'_> {
+    /// `None` when the data are wrong.
+    pub fn decode(data: &[u8]) -> Option<Asked<'_>> {
+        let mut from = Bytes(data);
+        let len = from.u32()?;
+        let name = from.take(usize::try_from(len).ok()?)?;
+        let count = from.u16()?;
+        let infos: Option<Vec<u16>> = (0..count).map(|_| from.u16()).collect();
+        let infos = infos?;
+        from.0.is_empty().then_some(Asked { name, infos })
+    }
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// Bytes of the disk.
+    Read,
+    /// Data follow, which are to be the bytes.
+    Write,
+    /// The end of the session; not answered.
+    Disconnect,
+    /// The bytes are needed no more.
+    Trim,
+    /// The bytes are to be zeros.
+    WriteZeroes,
+    /// Something else, without data.
+    Other,
+}
+
+/// A request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// What it asks for.
+    pub command: Command,
+    /// Its flags ([`flag`]).
+    pub flags: u16,
+    /// The client's name for it.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Request {
+    /// `None` when it is no request.
+    pub fn decode(bytes: &[u8; REQUEST]) -> Option<Request> {
+        let mut from = Bytes(bytes);
+        if from.u32()? != MAGIC_REQUEST {
+            return None;
+        }
+        let flags = from.u16()?;
+        let command = match from.u16()? {
+            0 => Command::Read,
+            1 => Command::Write,
+            2 => Command::Disconnect,
+            4 => Command::Trim,
+            6 => Command::WriteZeroes,
+            _ => Command::Other,
+        };
+        Some(Request {
+            command,
+            flags,
+            cookie: from.u64()?,
+            offset: from.u64()?,
+            len: from.u32()?,
+        })
+    }
+
+    /// The error that the request is answered with whatever the disk holds; `None` when it is in order. That
+    /// it lies on the disk is not asked.
+    pub fn wrong(&self) -> Option<u32> {
+        let known = match self.command {
+            Command::WriteZeroes => flag::NO_HOLE | flag::FAST_ZERO,
+            _ => 0,
+        };
+        match self.command {
+            Command::Other => Some(error::EINVAL),
+            _ if self.flags & !known != 0 => Some(error::EINVAL),
+            Command::Read | Command::Write if self.len > BLOCK_MAX => Some(error::EOVERFLOW),
+            _ => None,
+        }
+    }
+}
+
+/// A simple reply, which the data of a successful read follow.
+pub fn reply(cookie: u64, error: u32) -> [u8; 16] {
+    let mut out = [0; 16];
+    out[..4].copy_from_slice(&MAGIC_REPLY.to_be_bytes());
+    out[4..8].copy_from_slice(&error.to_be_bytes());
+    out[8..].copy_from_slice(&cookie.to_be_bytes());
+    out
+}
+
+/// What the server says first.
+pub fn greeting() -> Vec<u8> {
+    let [first, second] = GREETING.map(u64::to_be_bytes);
+    let flags = handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES;
+    [&first[..], &second, &flags.to_be_bytes()].concat()
+}
+
+/// An answer to an option.
+pub fn option_reply(option: u32, answer: u32, data: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    [
+        &MAGIC_OPTION_REPLY.to_be_bytes()[..],
+        &option.to_be_bytes(),
+        &answer.to_be_bytes(),
+        &len.to_be_bytes(),
+        data,
+    ]
+    .concat()
+}
+
+/// Data of [`info::EXPORT`].
+pub fn export_info(disk_bytes: u64) -> Vec<u8> {
+    [&info::EXPORT.to_be_bytes()[..], &export(disk_bytes)].concat()
+}
+
+/// The answer to `EXPORT_NAME`, without zeros behind it.
+pub fn export(disk_bytes: u64) -> [u8; 10] {
+    let mut out = [0; 10];
+    out[..8].copy_from_slice(&disk_bytes.to_be_bytes());
+    out[8..].copy_from_slice(&TRANSMISSION.to_be_bytes());
+    out
+}
+
+/// Data of [`info::BLOCK_SIZE`].
+pub fn block_info() -> Vec<u8> {
+    let sizes = [BLOCK_MIN, BLOCK_PREFERRED, BLOCK_MAX].map(u32::to_be_bytes);
+    [&info::BLOCK_SIZE.to_be_bytes()[..], &sizes.concat()].concat()
+}
+
+/// What is left of a message.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(taken)
+    }
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_asked_about_an_export_is_told_apart_from_nonsense() {
+        let data = [&3u32.to_be_bytes()[..], b"abc", &[0, 2, 0, 0, 0, 3]].concat();
+        let want = Asked {
+            name: b"abc",
+            infos: vec![info::EXPORT, info::BLOCK_SIZE],
+        };
+        assert_eq!(Asked::decode(&data), Some(want));
+        for wrong in [
+            &data[..data.len() - 1],
+            &[&data[..], &[0]].concat(),
+            &[0xff; 6],
+            &[0, 0, 0, 1],
+            &[],
+        ] {
+            assert_eq!(Asked::decode(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn requests_that_are_wrong_are_known_by_themselves() {
+        let request = |command, flags, len| Request {
+            command,
+            flags,
+            cookie: 0,
+            offset: 0,
+            len,
+        };
+        for (command, flags, len, want) in [
+            (Command::Read, 0, BLOCK_MAX, None),
+            (Command::Read, 0, BLOCK_MAX + 1, Some(error::EOVERFLOW)),
+            (Command::Write, 0, u32::MAX, Some(error::EOVERFLOW)),
+            (Command::Write, 1, 1, Some(error::EINVAL)),
+            (Command::WriteZeroes, 2 | 16, u32::MAX, None),
+            (Command::WriteZeroes, 4, 1, Some(error::EINVAL)),
+            (Command::Trim, 0, u32::MAX, None),
+            (Command::Other, 0, 0, Some(error::EINVAL)),
+        ] {
+            let got = request(command, flags, len).wrong();
+            assert_eq!(got, want, "{command:?} {flags} {len}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_decoder_panic(data in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Asked::decode(&data);
+            if let Some(head) = data.first_chunk() {
+                let _ = OptionHead::decode(head);
+            }
+            if let Some(request) = data.first_chunk() {
+                let _ = Request::decode(request).and_then(|r| r.wrong());
+            }
+        }
+
+        #[test]
+        fn a_request_comes_out_as_it_went_in(
+            flags in any::<u16>(), kind in any::<u16>(), cookie in any::<u64>(),
+            offset in any::<u64>(), len in any::<u32>(),
+        ) {
+            let bytes = [
+                &MAGIC_REQUEST.to_be_bytes()[..], &flags.to_be_bytes(), &kind.to_be_bytes(),
+                &cookie.to_be_bytes(), &offset.to_be_bytes(), &len.to_be_bytes(),
+            ].concat();
+            let got = Request::decode(bytes.first_chunk().unwrap()).unwrap();
+            prop_assert_eq!((got.flags, got.cookie, got.offset, got.len), (flags, cookie, offset, len));
+            let known = [0, 1, 2, 4, 6].contains(&kind);
+            prop_assert_eq!(got.command == Command::Other, !known);
+        }
+    }
+}

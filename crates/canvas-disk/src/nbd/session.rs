@@ -1,0 +1,222 @@
+//! One client's session: the handshake, then requests one after another.
+//!
+//! Whatever the client sends, a session ends or goes on; it takes no more memory than the longest
+//! request, and what it was not told about the disk stays as it is.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use super::proto::{
+    Asked, BLOCK_MAX, Command, OPTION_HEAD, OPTION_MAX, OptionHead, REQUEST, Request, answer,
+    block_info, error, export, export_info, greeting, handshake, info, option, option_reply, reply,
+};
+use crate::{DiskError, PageStore, Scratch, span};
+
+/// Data of writes that are taken at a time.
+const STEP_BYTES: usize = 64 << 10;
+/// A larger buffer is given back after its request.
+const KEPT_BYTES: usize = 1 << 20;
+const PAGE: usize = canvas_types::PAGE_SIZE;
+
+/// How a session ended.
+#[derive(Debug)]
+pub enum End {
+    /// The client is done, or gone.
+    Done,
+    /// The client sent what is no NBD.
+    Nonsense(&'static str),
+    /// The connection failed.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for End {
+    fn from(e: io::Error) -> End {
+        match e.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                End::Done
+            }
+            _ => End::Failed(e),
+        }
+    }
+}
+
+/// The handshake; `Err` when no requests are to follow.
+pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<(), End> {
+    stream.write_all(&greeting())?;
+    let flags = u32::from_be_bytes(take(stream)?);
+    let known = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
+    if flags & !known != 0 || flags & u32::from(handshake::FIXED_NEWSTYLE) == 0 {
+        return Err(End::Nonsense("it does not speak the fixed newstyle"));
+    }
+    let zeros: &[u8] = match flags & u32::from(handshake::NO_ZEROES) {
+        0 => &[0; 124],
+        _ => &[],
+    };
+    while let Some((option, data)) = next_option(stream)? {
+        let mut say = |kind, data: &[u8]| stream.write_all(&option_reply(option, kind, data));
+        match option {
+            option::EXPORT_NAME if data.is_empty() => {
+                stream.write_all(&[&export(disk_bytes)[..], zeros].concat())?;
+                return Ok(());
+            }
+            option::EXPORT_NAME => {
+                return Err(End::Nonsense("it names an export that there is not"));
+            }
+            option::ABORT => {
+                say(answer::ACK, &[])?;
+                return Err(End::Done);
+            }
+            option::LIST if data.is_empty() => {
+                // One export, whose name is empty.
+                say(answer::SERVER, &0u32.to_be_bytes())?;
+                say(answer::ACK, &[])?;
+            }
+            option::LIST => say(answer::ERR_INVALID, &[])?,
+            option::INFO | option::GO => match Asked::decode(&data) {
+                None => say(answer::ERR_INVALID, &[])?,
+                Some(asked) if !asked.name.is_empty() => say(answer::ERR_UNKNOWN, &[])?,
+                Some(asked) => {
+                    say(answer::INFO, &export_info(disk_bytes))?;
+                    if asked.infos.contains(&info::BLOCK_SIZE) {
+                        say(answer::INFO, &block_info())?;
+                    }
+                    say(answer::ACK, &[])?;
+                    if option == option::GO {
+                        return Ok(());
+                    }
+                }
+            },
+            _ => say(answer::ERR_UNSUP, &[])?,
+        }
+    }
+    Err(End::Nonsense("what should be an option is none"))
+}
+
+/// An option and its data; `None` when it is none.
+fn next_option(stream: &mut (impl Read + Write)) -> Result<Option<(u32, Vec<u8>)>, End> {
+    let Some(OptionHead { option, len }) = OptionHead::decode(&take::<OPTION_HEAD>(stream)?) else {
+        return Ok(None);
+    };
+    if len > OPTION_MAX {
+        // It may be gigabytes, which nobody waits for.
+        stream.write_all(&option_reply(option, answer::ERR_TOO_BIG, &[]))?;
+        return Err(End::Nonsense("an option is too long"));
+    }
+    let mut data = vec![0; len as usize];
+    stream.read_exact(&mut data)?;
+    Ok(Some((option, data)))
+}
+
+/// Serves requests until the session ends.
+pub fn transmit(
+    stream: &mut (impl Read + Write),
+    store: &impl PageStore,
+    scratch: &mut Scratch,
+) -> End {
+    let mut buffer = Vec::new();
+    loop {
+        match serve_one(stream, store, scratch, &mut buffer) {
+            Ok(()) => {}
+            Err(end) => return end,
+        }
+        if buffer.capacity() > KEPT_BYTES {
+            buffer = Vec::new();
+        }
+    }
+}
+
+fn serve_one(
+    stream: &mut (impl Read + Write),
+    store: &impl PageStore,
+    scratch: &mut Scratch,
+    buffer: &mut Vec<u8>,
+) -> Result<(), End> {
+    let Some(request) = Request::decode(&take::<REQUEST>(stream)?) else {
+        return Err(End::Nonsense("what should be a request is none"));
+    };
+    let Request {
+        command,
+        cookie,
+        offset,
+        len,
+        ..
+    } = request;
+    if command == Command::Disconnect {
+        return Err(End::Done);
+    }
+    if command == Command::Write && len > BLOCK_MAX {
+        return Err(End::Nonsense("a write is too long"));
+    }
+    let length = len as usize;
+    let wrong = request.wrong();
+    let result = match command {
+        Command::Write => {
+            let within = span::check(store, offset, u64::from(len));
+            let is_wanted = wrong.is_none() && within.is_ok();
+            let taken = take_data(stream, store, offset, length, is_wanted, scratch, buffer)?;
+            within.and(taken)
+        }
+        _ if wrong.is_some() => Ok(()),
+        Command::Read => {
+            // The reply begins with whether it is one.
+            buffer.clear();
+            buffer.resize(16 + length, 0);
+            span::read(store, offset, &mut buffer[16..], scratch)
+        }
+        Command::Trim => span::discard(store, offset, u64::from(len)),
+        _ => span::zero(store, offset, u64::from(len), scratch),
+    };
+    let number = wrong.or(result.err().map(|e| number_of(e, command)));
+    let head = reply(cookie, number.unwrap_or(0));
+    if command == Command::Read && number.is_none() {
+        buffer[..16].copy_from_slice(&head);
+        stream.write_all(buffer)?;
+    } else {
+        stream.write_all(&head)?;
+    }
+    Ok(())
+}
+
+/// Takes the data of a write, all of them, and writes them where they are wanted.
+fn take_data(
+    stream: &mut impl Read,
+    store: &impl PageStore,
+    mut offset: u64,
+    mut left: usize,
+    is_wanted: bool,
+    scratch: &mut Scratch,
+    buffer: &mut Vec<u8>,
+) -> Result<Result<(), DiskError>, End> {
+    let mut result = Ok(());
+    buffer.resize(STEP_BYTES, 0);
+    while left > 0 {
+        // To the end of a page, so that no page is written in two steps.
+        let room = STEP_BYTES - (offset % PAGE as u64) as usize;
+        let part = &mut buffer[..left.min(room)];
+        stream.read_exact(part)?;
+        if is_wanted && result.is_ok() {
+            result = span::write(store, offset, part, scratch);
+        }
+        // Where it is not wanted it may be anywhere.
+        offset = offset.wrapping_add(part.len() as u64);
+        left -= part.len();
+    }
+    Ok(result)
+}
+
+fn number_of(e: DiskError, command: Command) -> u32 {
+    match e {
+        DiskError::Outside if command == Command::Read || command == Command::Trim => error::EINVAL,
+        DiskError::Outside | DiskError::Full => error::ENOSPC,
+        DiskError::Damaged | DiskError::Unreachable => error::EIO,
+    }
+}
+
+fn take<const N: usize>(stream: &mut impl Read) -> Result<[u8; N], End> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

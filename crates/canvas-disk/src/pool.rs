@@ -1,0 +1,593 @@
+//! Pages of a disk in a compressed pool of this process.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use canvas_far::fetch::{self, Lost, Stored};
+use canvas_far::{Channel, Host, State, channel, lead_time, spill, unit};
+use canvas_shm::Counter;
+use canvas_shm::mailbox::Status;
+use canvas_swap::classes::{CLASSES, region_bytes};
+use canvas_swap::codec::{Content, classify};
+use canvas_swap::hash::{PageHash, portable};
+use canvas_swap::slots::{SLAB_CHARGE_BYTES, SLAB_WORDS, SLABS_MAX};
+use canvas_swap::{
+    Chosen, LoadError, LocalPool, Lz, LzScratch, PoolArrays, Record, Scratch, SlotMem, StoreError,
+};
+use canvas_sys::lazy::{LazyArray, LazyBytes, LazyPage};
+use canvas_sys::{Errno, clmul, lz4, proc};
+use canvas_types::sync::{Threads, backoff};
+use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+
+use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, Hand, Tenant, USED};
+use crate::{DiskError, PageStore};
+
+/// Pages of the largest disk: the words of an entry table but one.
+pub const PAGES_MAX: u64 = (1 << 31) - 1;
+/// Time between two rounds in the background, where there is nothing beyond the pool, and where there is.
+const IDLE: Duration = Duration::from_secs(1);
+const WATCHFUL: Duration = Duration::from_millis(20);
+/// Bytes of the smallest pool that can be worked with.
+pub const POOL_BYTES_MIN: u64 = 1 << 20;
+/// Bytes of the largest pool.
+pub const POOL_BYTES_MAX: u64 = SLABS_MAX as u64 * SLAB_CHARGE_BYTES as u64;
+
+/// Why there is no disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// It would have no page.
+    #[error("a disk of less than 4K has no page")]
+    NoPage,
+    /// It would have more pages than a table has entries.
+    #[error("a disk of {0} pages is too large: {PAGES_MAX} can be had")]
+    TooManyPages(u64),
+    /// No page would find room.
+    #[error("a pool of {0} bytes is too little to work with: {POOL_BYTES_MIN} can be had")]
+    PoolTooSmall(u64),
+    /// More than slots can be numbered.
+    #[error("a pool of {0} bytes is too large: {POOL_BYTES_MAX} can be had")]
+    PoolTooLarge(u64),
+    /// The kernel does not give addresses or random bytes.
+    #[error("the kernel does not give memory for the disk (error {0})")]
+    Kernel(i32),
+}
+
+impl From<Errno> for MemoryError {
+    fn from(e: Errno) -> MemoryError {
+        MemoryError::Kernel(e.0)
+    }
+}
+
+/// The memory of a disk: given by the kernel as it is used.
+pub struct DiskMemory {
+    pool_bytes: u64,
+    /// A byte a page.
+    states: LazyArray<AtomicU8>,
+    entries: LazyArray<AtomicU64>,
+    slab_words: LazyArray<AtomicU64>,
+    class_bytes: [AtomicI64; CLASSES],
+    slots: LazyBytes,
+    /// The key of the content hash.
+    key: LazyPage,
+    /// A disk uses it, or did.
+    used: AtomicBool,
+    /// What has far memory.
+    tenant: Option<Tenant>,
+}
+
+impl DiskMemory {
+    /// Memory of a disk with so many pages, whose pool takes so many bytes at most. Beside the pool it takes
+    /// 9 bytes a page that was ever written.
+    pub fn new(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
+        match (pages, pool_bytes) {
+            (0, _) => return Err(MemoryError::NoPage),
+            (n, _) if n > PAGES_MAX => return Err(MemoryError::TooManyPages(n)),
+            (_, n) if n < POOL_BYTES_MIN => return Err(MemoryError::PoolTooSmall(n)),
+            (_, n) if n > POOL_BYTES_MAX => return Err(MemoryError::PoolTooLarge(n)),
+            _ => {}
+        }
+        // A quarter more than the bound: what comes back to empty an extent may pass it.
+        let slabs = (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize;
+        let slabs = (slabs + slabs / 4).min(SLABS_MAX);
+        Ok(Box::new(DiskMemory {
+            pool_bytes,
+            states: LazyArray::new(pages as usize)?,
+            // The first entry is none.
+            entries: LazyArray::new(pages as usize + 1)?,
+            slab_words: LazyArray::new(slabs * SLAB_WORDS)?,
+            class_bytes: [const { AtomicI64::new(0) }; CLASSES],
+            slots: LazyBytes::new(region_bytes(slabs))?,
+            key: LazyPage::new(|key| proc::random_bytes(key))?,
+            used: AtomicBool::new(false),
+            tenant: None,
+        }))
+    }
+
+    /// The same, of a disk that has far memory beyond the pool.
+    pub fn with_tenant(mut self: Box<DiskMemory>, tenant: Tenant) -> Box<DiskMemory> {
+        self.tenant = Some(tenant);
+        self
+    }
+
+    /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
+    pub fn leave(&self) {
+        if let Some(tenant) = &self.tenant {
+            tenant.leave();
+        }
+    }
+}
+
+/// lz4 from canvas-sys.
+pub struct Lz4;
+
+impl Lz for Lz4 {
+    fn compress(&self, src: &PageBuf, dst: &mut [u8], scratch: &mut LzScratch) -> Option<usize> {
+        lz4::compress(src, dst, &mut scratch.0, false)
+    }
+    fn decompress(&self, src: &[u8], dst: &mut PageBuf) -> bool {
+        lz4::decompress(src, dst)
+    }
+}
+
+/// The bytes of the slots.
+pub struct Slots<'m>(&'m LazyBytes);
+
+impl SlotMem for Slots<'_> {
+    fn copy_out(&self, off: usize, dst: &mut [u8]) {
+        self.0.copy_out(off, dst);
+    }
+    fn copy_in(&self, off: usize, src: &[u8]) {
+        self.0.copy_in(off, src);
+    }
+    fn release(&self, off: usize, len: usize) {
+        self.0.discard(off, len);
+    }
+}
+
+/// What a disk holds and has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DiskStats {
+    /// Pages of the disk.
+    pub pages: u64,
+    /// Pages that are stored: neither never written, nor discarded, nor zeros.
+    pub stored_pages: u64,
+    /// Of those, pages of one repeated value, which take no room.
+    pub same_pages: u64,
+    /// What the other ones take as they are stored, with their hashes.
+    pub stored_bytes: u64,
+    /// What the pool takes, slabs that are not full included.
+    pub pool_bytes: u64,
+    /// What it may take.
+    pub pool_bytes_max: u64,
+    /// Pages read.
+    pub reads: u64,
+    /// Pages written.
+    pub writes: u64,
+    /// Of those, pages that had the same content before.
+    pub clean_writes: u64,
+    /// Pages discarded or overwritten with zeros by a range.
+    pub discards: u64,
+    /// Pages that found no room.
+    pub refused: u64,
+    /// Reads of damaged pages.
+    pub damaged: u64,
+    /// Pages that a client waited for beyond the pool, those aside that came ahead.
+    pub far_reads: u64,
+    /// Of those, reads that found no copy within the time.
+    pub unreachable: u64,
+    /// Far memory in use.
+    pub far_bytes: u64,
+    /// What of it may be used.
+    pub far_bytes_max: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Counts {
+    stored: AtomicI64,
+    same: AtomicI64,
+    reads: AtomicU64,
+    writes: AtomicU64,
+    clean_writes: AtomicU64,
+    discards: AtomicU64,
+    refused: AtomicU64,
+    damaged: AtomicU64,
+    far_reads: AtomicU64,
+    unreachable: AtomicU64,
+    /// Why pages cannot leave the pool.
+    stuck: Mutex<Option<Status>>,
+}
+
+impl Counts {
+    /// Pages cannot leave the pool.
+    pub(crate) fn note_stuck(&self, why: Status) {
+        *self.stuck.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+}
+
+fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+/// A disk's pages in a pool. Page `n` owns entry `n + 1`.
+pub struct PoolStore<'m> {
+    pub(crate) pool: LocalPool<'m, Chosen<Lz4>, Slots<'m>, Bound<'m>>,
+    pub(crate) states: &'m [AtomicU8],
+    /// No page from this one on was ever written.
+    pub(crate) high: AtomicU32,
+    pub(crate) hand: Hand,
+    pub(crate) tenant: Option<&'m Tenant>,
+    pub(crate) far_state: State,
+    pub(crate) counts: Counts,
+    pool_bytes_max: u64,
+}
+
+impl<'m> PoolStore<'m> {
+    /// An empty disk over `memory`.
+    ///
+    /// # Panics
+    /// When the memory has served another disk, whose pages would be in the way.
+    pub fn new(memory: &'m DiskMemory, codec: Codec) -> PoolStore<'m> {
+        assert!(!memory.used.swap(true, Relaxed), "memory of another disk");
+        let arrays = PoolArrays {
+            entries: memory.entries.all(),
+            slab_words: memory.slab_words.all(),
+            class_bytes: &memory.class_bytes,
+            digests: &[],
+        };
+        let hash = PageHash::new(memory.key.get(), clmul::fastest().unwrap_or(portable));
+        let bound = match &memory.tenant {
+            None => Bound::Own {
+                bytes: i64::try_from(memory.pool_bytes).unwrap_or(i64::MAX),
+                charged: AtomicI64::new(0),
+            },
+            Some(tenant) => Bound::Tenant(tenant),
+        };
+        let threads = Threads {
+            yield_now: std::thread::yield_now,
+            number: thread_number,
+        };
+        let lz = Chosen { lz: Lz4, codec };
+        let pool = LocalPool::new(arrays, hash, lz, Slots(&memory.slots), bound, threads);
+        PoolStore {
+            pool: pool.keeping_old(),
+            states: memory.states.all(),
+            high: AtomicU32::new(0),
+            hand: Hand::default(),
+            tenant: memory.tenant.as_ref(),
+            far_state: State::new(),
+            counts: Counts::default(),
+            pool_bytes_max: memory.pool_bytes,
+        }
+    }
+
+    /// What it holds and has done; not of one moment while others read and write.
+    pub fn stats(&self) -> DiskStats {
+        let pool = self.pool.stats();
+        let counts = &self.counts;
+        let level = |n: &AtomicI64| n.load(Relaxed).max(0) as u64;
+        let (far_bytes, far_bytes_max) = self.tenant.map_or((0, 0), Tenant::far_bytes);
+        DiskStats {
+            pages: self.pages(),
+            stored_pages: level(&counts.stored),
+            same_pages: level(&counts.same),
+            stored_bytes: pool.stored_bytes.max(0) as u64,
+            pool_bytes: pool.charged_bytes.max(0) as u64,
+            pool_bytes_max: self
+                .tenant
+                .map_or(self.pool_bytes_max, Tenant::pool_bytes_max),
+            reads: counts.reads.load(Relaxed),
+            writes: counts.writes.load(Relaxed),
+            clean_writes: counts.clean_writes.load(Relaxed),
+            discards: counts.discards.load(Relaxed),
+            refused: counts.refused.load(Relaxed),
+            damaged: counts.damaged.load(Relaxed),
+            far_reads: counts.far_reads.load(Relaxed),
+            unreachable: counts.unreachable.load(Relaxed),
+            far_bytes,
+            far_bytes_max,
+        }
+    }
+
+    /// Gives the kernel the memory of slabs that hold nothing; for quiet moments.
+    pub fn trim(&self) {
+        self.pool.trim();
+    }
+
+    /// Why pages could not leave the pool since this was last asked.
+    pub fn stuck(&self) -> Option<Status> {
+        let stuck = self.counts.stuck.lock();
+        stuck.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// A round of work in the background: ends what is under way, and moves what the pool has too much beyond
+    /// it. How long to wait for the next one.
+    pub fn background_round(&self) -> Duration {
+        let Some(b) = self.far() else {
+            return IDLE;
+        };
+        if spill::background_round(&b) {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(spill::idle_ns(self)).min(WATCHFUL)
+    }
+
+    fn far(&self) -> Option<DiskFar<'_, 'm>> {
+        let store = self;
+        self.tenant.map(|tenant| DiskFar { store, tenant })
+    }
+
+    fn entry(&self, page: u64) -> Result<SwapEntry, DiskError> {
+        if page >= self.pages() {
+            return Err(DiskError::Outside);
+        }
+        Ok(entry_of(page as u32))
+    }
+
+    /// Takes a page into this thread's hands: the calls on one entry are one at a time.
+    fn hold(&self, entry: SwapEntry, waited: bool) -> Held<'_> {
+        let state = &self.states[entry.0 as usize - 1];
+        let mut spins = 0;
+        while state.fetch_or(BUSY, Acquire) & BUSY != 0 {
+            backoff(&mut spins, pause);
+        }
+        Held {
+            entry,
+            state,
+            waited,
+        }
+    }
+
+    /// Does something with a page that is in this thread's hands. What it has to wait for, it waits for with
+    /// the page in nobody's.
+    fn with_page(
+        &self,
+        page: u64,
+        mut on: impl FnMut(&Held<'_>) -> Result<(), Stop>,
+    ) -> Result<(), DiskError> {
+        let entry = self.entry(page)?;
+        let began = Instant::now();
+        let mut waited = false;
+        loop {
+            let held = self.hold(entry, waited);
+            let Err(stop) = on(&held) else {
+                return Ok(());
+            };
+            drop(held);
+            match (stop, self.far()) {
+                (Stop::Error(e), _) => return Err(e),
+                (Stop::Comes(place), Some(b)) => {
+                    fetch::arrives(&b, page as u32, place);
+                    waited = true;
+                }
+                (Stop::Full, Some(b))
+                    if began.elapsed() < Duration::from_nanos(b.wait_ns_max())
+                        && spill::make_room(&b) => {}
+                (Stop::Full | Stop::Comes(_), _) => {
+                    add(&self.counts.refused);
+                    return Err(DiskError::Full);
+                }
+            }
+        }
+    }
+
+    /// Reads a page that is held, wherever it lies.
+    fn load(&self, held: &Held<'_>, out: &mut PageBuf, scratch: &mut Scratch) -> Result<(), Stop> {
+        let entry = held.entry;
+        let place = match self.pool.load(entry, out, scratch) {
+            Ok(()) => {
+                if let Some(b) = self.far() {
+                    lead_time::used(&b, entry);
+                    if held.has(CAME) {
+                        unit::used(self);
+                    }
+                }
+                held.clear(CAME | ASKED);
+                held.set(USED);
+                return Ok(());
+            }
+            Err(LoadError::NoCopy) => {
+                out.fill(0);
+                return Ok(());
+            }
+            Err(LoadError::Verify) => return Err(self.damaged()),
+            Err(LoadError::Deep(place)) => place,
+        };
+        let Some(b) = self.far() else {
+            return Err(self.damaged());
+        };
+        // It comes alone or with its whole extent: into the pool, or it is read now after all.
+        if !held.waited && channel::is_on_its_way(&b, entry.0 - 1, place) {
+            return Err(Stop::Comes(place));
+        }
+        add(&self.counts.far_reads);
+        let mut stored = Stored::new();
+        match fetch::load(&b, entry, place, out, &mut stored) {
+            Ok(()) => {
+                unit::comes_beside(&b, place.extent);
+                held.clear(ASKED);
+                if fetch::keep(&b, entry, place, &stored) {
+                    held.clear(BEYOND);
+                    held.set(USED);
+                }
+                Ok(())
+            }
+            Err(Lost::Damaged) => Err(self.damaged()),
+            Err(Lost::Unreachable | Lost::Gone) => {
+                add(&self.counts.unreachable);
+                Err(Stop::Error(DiskError::Unreachable))
+            }
+        }
+    }
+
+    fn damaged(&self) -> Stop {
+        add(&self.counts.damaged);
+        Stop::Error(DiskError::Damaged)
+    }
+
+    /// Stores a page that is held.
+    fn store(&self, held: &Held<'_>, from: &PageBuf, scratch: &mut Scratch) -> Result<(), Stop> {
+        let entry = held.entry;
+        self.pool.claim(entry);
+        self.high.fetch_max(entry.0, Relaxed);
+        let before = self.pool.record(entry);
+        if matches!(classify(from), Content::Zero) {
+            self.pool.drop_copy(entry);
+        } else {
+            match self.pool.store(entry, has_copy(before), from, scratch) {
+                Ok(outcome) if outcome.kind == canvas_swap::Kind::Clean => {
+                    add(&self.counts.clean_writes)
+                }
+                Ok(_) => {}
+                Err(StoreError::Full { .. } | StoreError::NoEntry) => return Err(Stop::Full),
+            }
+        }
+        let after = self.pool.record(entry);
+        // What is the same as before may lie beyond the pool still.
+        if !matches!(after, Record::Deep(_)) {
+            held.clear(BEYOND);
+        }
+        held.clear(CAME | ASKED);
+        held.set(USED);
+        add(&self.counts.writes);
+        self.count(Counter::PagesOut, 1);
+        self.note(before, after);
+        Ok(())
+    }
+
+    /// Keeps the sums.
+    fn note(&self, before: Record, after: Record) {
+        let of = |record: Record| {
+            let same = matches!(record, Record::SameFilled(_));
+            (i64::from(has_copy(record)), i64::from(same))
+        };
+        let ((stored, same), (stored_now, same_now)) = (of(before), of(after));
+        self.counts.stored.fetch_add(stored_now - stored, Relaxed);
+        self.counts.same.fetch_add(same_now - same, Relaxed);
+    }
+}
+
+impl PageStore for PoolStore<'_> {
+    fn pages(&self) -> u64 {
+        self.states.len() as u64
+    }
+
+    fn read(&self, page: u64, out: &mut PageBuf, scratch: &mut Scratch) -> Result<(), DiskError> {
+        let entry = self.entry(page)?;
+        add(&self.counts.reads);
+        // Nothing of such a page is touched; what is written meanwhile is written afterwards.
+        if !has_copy(self.pool.record(entry)) {
+            out.fill(0);
+            return Ok(());
+        }
+        // By these two the host's agent divides its pool.
+        self.count(Counter::PagesIn, 1);
+        self.with_page(page, |held| self.load(held, out, scratch))
+    }
+
+    fn write(&self, page: u64, from: &PageBuf, scratch: &mut Scratch) -> Result<(), DiskError> {
+        self.with_page(page, |held| self.store(held, from, scratch))
+    }
+
+    fn write_part(
+        &self,
+        page: u64,
+        at: usize,
+        bytes: &[u8],
+        scratch: &mut Scratch,
+    ) -> Result<(), DiskError> {
+        self.with_page(page, |held| {
+            let mut whole = [0; PAGE_SIZE];
+            self.load(held, &mut whole, scratch)?;
+            whole[at..at + bytes.len()].copy_from_slice(bytes);
+            self.store(held, &whole, scratch)
+        })
+    }
+
+    fn expect(&self, pages: Range<u64>) {
+        if let Some(b) = self.far() {
+            far::expect(&b, pages);
+        }
+    }
+
+    fn discard(&self, page: u64) -> Result<(), DiskError> {
+        let entry = self.entry(page)?;
+        add(&self.counts.discards);
+        // Ranges are mostly empty; what is written meanwhile is written afterwards.
+        if !has_copy(self.pool.record(entry)) {
+            return Ok(());
+        }
+        let held = self.hold(entry, false);
+        let before = self.pool.record(entry);
+        self.pool.drop_copy(entry);
+        held.clear(BEYOND | USED | CAME | ASKED);
+        self.note(before, self.pool.record(entry));
+        Ok(())
+    }
+}
+
+/// A page in a thread's hands.
+struct Held<'s> {
+    entry: SwapEntry,
+    state: &'s AtomicU8,
+    /// This thread has waited for what was on its way.
+    waited: bool,
+}
+
+impl Held<'_> {
+    fn has(&self, bit: u8) -> bool {
+        self.state.load(Relaxed) & bit != 0
+    }
+    fn set(&self, bits: u8) {
+        self.state.fetch_or(bits, Relaxed);
+    }
+    fn clear(&self, bits: u8) {
+        self.state.fetch_and(!bits, Relaxed);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.state.fetch_and(!BUSY, Release);
+    }
+}
+
+/// Why a page in a thread's hands is given back with nothing done.
+enum Stop {
+    Error(DiskError),
+    /// It is on its way from there.
+    Comes(DeepPlace),
+    /// The pool is full.
+    Full,
+}
+
+/// While another thread has a page for long.
+pub(crate) fn pause() {
+    std::thread::sleep(Duration::from_micros(20));
+}
+
+/// The entry of a page.
+pub(crate) fn entry_of(page: u32) -> SwapEntry {
+    SwapEntry(page + 1)
+}
+
+pub(crate) fn has_copy(record: Record) -> bool {
+    !matches!(record, Record::Free | Record::Empty)
+}
+
+/// A number of the calling thread's, for the allocators' shelves.
+pub(crate) fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    thread_local! {
+        static MINE: Cell<usize> = const { Cell::new(0) };
+    }
+    MINE.with(|mine| {
+        if mine.get() == 0 {
+            mine.set(NEXT.fetch_add(1, Relaxed));
+        }
+        mine.get()
+    })
+}

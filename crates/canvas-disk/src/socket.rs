@@ -1,0 +1,195 @@
+//! Where a disk is served: a UNIX socket of the user's own, or of a group.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+};
+use nix::unistd::{Gid, Group, chown};
+
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Why nothing is listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Another process listens there.
+    #[error("{} is in use: another process listens there; write another path", .0.display())]
+    InUse(PathBuf),
+    /// There is something that is not to be overwritten.
+    #[error("{} is there and is no socket; write another path", .0.display())]
+    NoSocket(PathBuf),
+    /// There is no such group.
+    #[error("there is no group {0}; name one that `getent group` lists")]
+    Group(String),
+    /// The system refuses.
+    #[error("{} cannot be listened on: {}", .path.display(), .errno.desc())]
+    System {
+        /// The socket.
+        path: PathBuf,
+        /// What the system says.
+        errno: Errno,
+    },
+}
+
+/// A socket that is listened on, and its lock. It is removed when this is dropped.
+pub struct Socket {
+    /// Takes clients; it does not block.
+    pub listener: UnixListener,
+    path: PathBuf,
+    /// Held as long as somebody listens: what is left behind without it is nobody's.
+    _lock: Flock<File>,
+}
+
+impl Socket {
+    /// Listens at `path`, for this user, and for the members of `group` if there is one. A socket that a
+    /// killed server left there is replaced.
+    pub fn open(path: &Path, group: Option<&str>) -> Result<Socket, SocketError> {
+        let group = group.map(group_of).transpose()?;
+        let fail = |errno| SocketError::System {
+            path: path.to_owned(),
+            errno,
+        };
+        let other = |e: io::Error| fail(Errno::from_raw(e.raw_os_error().unwrap_or(0)));
+        // Before anything is made: a path that is too long.
+        let addr = UnixAddr::new(path).map_err(fail)?;
+        match fs::symlink_metadata(path) {
+            Ok(there) if !there.file_type().is_socket() => {
+                return Err(SocketError::NoSocket(path.to_owned()));
+            }
+            _ => {}
+        }
+        let lock = lock(path).map_err(other)?;
+        let lock = lock.ok_or_else(|| SocketError::InUse(path.to_owned()))?;
+        if UnixStream::connect(path).is_ok() {
+            return Err(SocketError::InUse(path.to_owned()));
+        }
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(other(e)),
+            _ => {}
+        }
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(fail)?;
+        bind(fd.as_raw_fd(), &addr).map_err(fail)?;
+        // Nobody connects before there is a backlog, so nobody slips in under the process's umask.
+        permit(path, group).map_err(other)?;
+        listen(&fd, Backlog::new(BACKLOG).map_err(fail)?).map_err(fail)?;
+        Ok(Socket {
+            listener: fd.into(),
+            path: path.to_owned(),
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Under the lock, so neither is another's.
+        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(lock_path(&self.path));
+    }
+}
+
+fn group_of(name: &str) -> Result<Gid, SocketError> {
+    match Group::from_name(name) {
+        Ok(Some(group)) => Ok(group.gid),
+        _ => Err(SocketError::Group(name.to_owned())),
+    }
+}
+
+fn permit(path: &Path, group: Option<Gid>) -> io::Result<()> {
+    let mode = match group {
+        None => 0o600,
+        Some(group) => {
+            chown(path, None, Some(group))?;
+            0o660
+        }
+    };
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
+}
+
+/// The lock beside a socket; `None` when another process holds it.
+fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+    let name = lock_path(path);
+    loop {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(&name)?;
+        let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
+            Err((_, e)) => return Err(e.into()),
+        };
+        // Its last holder may have removed it, between the two calls above.
+        let number = |there: io::Result<fs::Metadata>| there.map(|m| (m.dev(), m.ino())).ok();
+        if number(lock.metadata()) == number(fs::symlink_metadata(&name)) {
+            return Ok(Some(lock));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_disk_is_served_and_what_a_dead_one_left_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.sock");
+        let first = Socket::open(&path, None).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let why = Socket::open(&path, None).err().unwrap().to_string();
+        assert!(why.contains("is in use: another process"), "{why}");
+        UnixStream::connect(&path).unwrap();
+        drop(first);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists() && UnixStream::connect(&path).is_err());
+        let _second = Socket::open(&path, None).unwrap();
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_told_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "dear").unwrap();
+        let said = |path: &Path| Socket::open(path, None).err().unwrap().to_string();
+        assert!(said(&path).contains("is there and is no socket"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "dear");
+        assert!(!dir.path().join("file.lock").exists());
+        let long = dir.path().join("x".repeat(120));
+        assert!(
+            said(&long).contains("File name too long"),
+            "{}",
+            said(&long)
+        );
+        let nowhere = dir.path().join("no/disk.sock");
+        assert!(said(&nowhere).contains("No such file or directory"));
+        let why = Socket::open(&dir.path().join("s"), Some("no-such-group"));
+        let why = why.err().unwrap().to_string();
+        assert!(why.starts_with("there is no group no-such-group"), "{why}");
+    }
+}

@@ -1,0 +1,250 @@
+//! Private memory of this process's own that the kernel gives page by page as it is touched, for code that
+//! has no `unsafe`.
+//!
+//! [`LazyArray`] is read and written as atomics. [`LazyBytes`] are only copied in and out: there is never a
+//! reference into them, and a copy is one instruction of the processor. Copies of several threads that
+//! overlap therefore leave a mixture of both, and nothing worse. [`LazyPage`] is filled once. None of it is in core
+//! dumps.
+
+use core::arch::asm;
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+use canvas_types::{PAGE_SIZE, PageBuf};
+
+use crate::gate::Errno;
+use crate::mem;
+
+/// A private anonymous mapping, unmapped when it is dropped.
+struct Mapping {
+    addr: usize,
+    bytes: usize,
+}
+
+impl Mapping {
+    fn new(bytes: usize) -> Result<Mapping, Errno> {
+        // The kernel maps no range without a byte.
+        let bytes = bytes.max(1);
+        let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+        let mapping = Mapping { addr, bytes };
+        // A huge page would take memory that nobody touched.
+        for advice in [libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
+            // SAFETY: neither changes contents.
+            let _ = unsafe { mem::advise(addr, bytes, advice) };
+        }
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: what borrows from the mapping borrows from its owner, which is no more.
+        let _ = unsafe { mem::unmap(self.addr, self.bytes) };
+    }
+}
+
+/// A number that may be shared between threads, and that any bits are one of.
+///
+/// # Safety
+/// Zeros, and all other bits, are a valid value, and nothing is to be done when one is forgotten.
+pub unsafe trait Atomic {}
+// SAFETY: integers.
+unsafe impl Atomic for AtomicU8 {}
+// SAFETY: integers.
+unsafe impl Atomic for AtomicU32 {}
+// SAFETY: integers.
+unsafe impl Atomic for AtomicU64 {}
+
+/// Numbers, all zero at first.
+pub struct LazyArray<T> {
+    mapping: Mapping,
+    count: usize,
+    of: PhantomData<[T]>,
+}
+
+impl<T: Atomic> LazyArray<T> {
+    /// So many numbers. They take memory once they are touched.
+    pub fn new(count: usize) -> Result<LazyArray<T>, Errno> {
+        let bytes = count.checked_mul(size_of::<T>());
+        let mapping = Mapping::new(bytes.ok_or(Errno(libc::ENOMEM))?)?;
+        Ok(LazyArray {
+            mapping,
+            count,
+            of: PhantomData,
+        })
+    }
+
+    /// The numbers.
+    #[inline]
+    pub fn all(&self) -> &[T] {
+        let start = core::ptr::with_exposed_provenance(self.mapping.addr);
+        // SAFETY: the mapping starts on a page, holds `count` numbers (zeros at first, and any bits are
+        // one), is writable, and lives as long as `self`; nobody uses it but as atomics.
+        unsafe { core::slice::from_raw_parts(start, self.count) }
+    }
+}
+
+/// A page that is filled once.
+pub struct LazyPage {
+    mapping: Mapping,
+}
+
+impl LazyPage {
+    /// Of zeros that `fill` makes something of.
+    pub fn new(fill: impl FnOnce(&mut PageBuf) -> Result<(), Errno>) -> Result<LazyPage, Errno> {
+        let mapping = Mapping::new(PAGE_SIZE)?;
+        let start = core::ptr::with_exposed_provenance_mut::<PageBuf>(mapping.addr);
+        // SAFETY: the mapping is a page that is ours alone, and zeros are bytes.
+        fill(unsafe { &mut *start })?;
+        Ok(LazyPage { mapping })
+    }
+
+    /// The page.
+    #[inline]
+    pub fn get(&self) -> &PageBuf {
+        let start = core::ptr::with_exposed_provenance::<PageBuf>(self.mapping.addr);
+        // SAFETY: the mapping is a page, lives as long as `self`, and is not written to any more.
+        unsafe { &*start }
+    }
+}
+
+/// Bytes, all zero at first, that are copied in and out.
+pub struct LazyBytes {
+    mapping: Mapping,
+    bytes: usize,
+}
+
+impl LazyBytes {
+    /// So many bytes. They take memory once they are touched.
+    pub fn new(bytes: usize) -> Result<LazyBytes, Errno> {
+        let mapping = Mapping::new(bytes)?;
+        Ok(LazyBytes { mapping, bytes })
+    }
+
+    /// Copies `dst.len()` bytes out, from offset `at`.
+    ///
+    /// # Panics
+    /// When the range leaves the memory.
+    #[inline]
+    pub fn copy_out(&self, at: usize, dst: &mut [u8]) {
+        let from = self.place(at, dst.len());
+        // SAFETY: `from` is inside the mapping (`place`), `dst` is a live slice that nobody else uses.
+        unsafe { copy(from, dst.as_mut_ptr(), dst.len()) }
+    }
+
+    /// Copies `src` in, at offset `at`.
+    ///
+    /// # Panics
+    /// When the range leaves the memory.
+    #[inline]
+    pub fn copy_in(&self, at: usize, src: &[u8]) {
+        let to = self.place(at, src.len());
+        // SAFETY: `to` is inside the mapping (`place`), to which no reference exists; `src` is a live slice.
+        unsafe { copy(src.as_ptr(), to, src.len()) }
+    }
+
+    /// Gives the whole pages of a range back to the kernel: they are zeros from now on.
+    ///
+    /// # Panics
+    /// When the range leaves the memory.
+    pub fn discard(&self, at: usize, bytes: usize) {
+        let page = PAGE_SIZE;
+        let start = (self.place(at, bytes) as usize).next_multiple_of(page);
+        let end = (self.mapping.addr + at + bytes) / page * page;
+        if start < end {
+            // SAFETY: the range is inside the mapping (`place`). Nobody relies on its contents by a
+            // reference, and zeros are bytes like others to who copies them.
+            let _ = unsafe { mem::advise(start, end - start, libc::MADV_DONTNEED) };
+        }
+    }
+
+    fn place(&self, at: usize, bytes: usize) -> *mut u8 {
+        assert!(
+            at <= self.bytes && bytes <= self.bytes - at,
+            "outside of the memory"
+        );
+        core::ptr::with_exposed_provenance_mut(self.mapping.addr + at)
+    }
+}
+
+/// Copies bytes by one instruction, so that who writes to either range meanwhile leaves a mixture only.
+///
+/// # Safety
+/// Both ranges are mapped, and the second is writable; no reference to its bytes is alive but the caller's.
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise; the direction flag is clear, as the ABI says.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::Ordering;
+
+    #[test]
+    fn numbers_are_zero_and_keep_what_is_written() {
+        let lazy = LazyArray::<AtomicU64>::new(1 << 20).unwrap();
+        let words = lazy.all();
+        assert_eq!(words.len(), 1 << 20);
+        assert_eq!(words[(1 << 20) - 1].load(Ordering::Relaxed), 0);
+        words[7].store(9, Ordering::Relaxed);
+        assert_eq!(lazy.all()[7].load(Ordering::Relaxed), 9);
+        assert_eq!(LazyArray::<AtomicU8>::new(0).unwrap().all().len(), 0);
+        assert!(LazyArray::<AtomicU32>::new(usize::MAX).is_err());
+        // More than any machine has.
+        assert!(LazyArray::<AtomicU8>::new(1 << 60).is_err());
+    }
+
+    #[test]
+    fn a_page_is_filled_once() {
+        let page = LazyPage::new(|page| {
+            assert_eq!(*page, [0; PAGE_SIZE]);
+            page[7] = 9;
+            Ok(())
+        });
+        assert_eq!(page.unwrap().get()[..9], [0, 0, 0, 0, 0, 0, 0, 9, 0]);
+        assert!(LazyPage::new(|_| Err(Errno(libc::EIO))).is_err());
+    }
+
+    #[test]
+    fn bytes_come_back_until_they_are_discarded() {
+        let bytes = LazyBytes::new(3 * 4096 + 5).unwrap();
+        let mut out = [1; 100];
+        bytes.copy_out(4090, &mut out);
+        assert_eq!(out, [0; 100]);
+        let some: [u8; 100] = core::array::from_fn(|i| i as u8 + 1);
+        bytes.copy_in(4090, &some);
+        bytes.copy_in(3 * 4096, &some[..5]);
+        bytes.copy_out(4090, &mut out);
+        assert_eq!(out, some);
+        // Of whole pages only the second is in the range.
+        bytes.discard(4000, 2 * 4096);
+        bytes.copy_out(4090, &mut out);
+        assert_eq!(out[..6], some[..6]);
+        assert_eq!(out[6..], [0; 94]);
+        bytes.copy_out(3 * 4096, &mut out[..5]);
+        assert_eq!(out[..5], some[..5]);
+        bytes.copy_in(3 * 4096 + 5, &[]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of the memory")]
+    fn nothing_is_copied_outside() {
+        LazyBytes::new(4096).unwrap().copy_in(4090, &[0; 7]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of the memory")]
+    fn nothing_is_discarded_outside() {
+        LazyBytes::new(4096).unwrap().discard(1, usize::MAX);
+    }
+}

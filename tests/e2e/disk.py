@@ -1,0 +1,544 @@
+"""`canvas disk`: a disk in far memory, over NBD: bytes, bounds, hostile clients, and guests that swap onto it."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+import urllib.request
+
+from lib import nbd, procs
+from lib.harness import MIB, Failure, check
+from vm import guest
+
+from .command import canvas_only
+from .copies import lenders
+from .deep import agent_of, wait_for_agent
+from .operate import wait_until
+
+PAGE = 4096
+SIZE = 64 * MIB
+# What far memory is given and taken by.
+SLAB = 64 * MIB
+
+
+def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd"):
+    """A disk that is served: the process, and the path of its socket."""
+    canvas_only(r)
+    path = r.path(f"{tag}.sock")
+    c = r.start([r.session.canvas, "disk", "--size", size, "--pool", pool, by, path, "--state-json",
+                 r.path(f"{tag}.json"), *flags], tag=tag, canvas_on=False)
+    wait_until(r, "the disk is served", lambda: os.path.exists(path) or not c.alive(), 20)
+    r.require(c.alive(), f"it ended\n{c.tail()}")
+    return c, path
+
+
+def state(r, tag="disk"):
+    try:
+        with open(r.path(f"{tag}.json")) as f:
+            return json.load(f)
+    except FileNotFoundError:
+        return {}
+
+
+def settled(r, what, probe, tag="disk"):
+    """The state, once `probe` is true of it: it is written once a second."""
+    return wait_until(r, what, lambda: (s := state(r, tag)) and probe(s) and s, 20, state=lambda: state(r, tag))
+
+
+def ends(r, c, path):
+    """SIGTERM ends it, and leaves nothing behind."""
+    r.stop(c, signal.SIGTERM, expect=0)
+    left = [p for p in (path, path + ".lock") if os.path.exists(p)]
+    r.same(left, [], "what is left of the socket")
+
+
+def page(seed, random_bytes=1500):
+    rng = random.Random(seed)
+    return rng.randbytes(random_bytes) + bytes([seed % 251 + 1]) * (PAGE - random_bytes)
+
+
+@check("disk", modes=("signal",), timeout_s=60)
+def bytes_(r):
+    """What is written is read, in any sectors; what is discarded takes nothing; two clients see one disk."""
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+    c, path = disk(r, "--metrics", f"127.0.0.1:{port}")
+    one, two = nbd.Client(path), nbd.Client(path)
+    r.same((one.size, one.blocks[1]), (SIZE, PAGE), "size and preferred block")
+    rng = random.Random(3)
+    model = bytearray(8 * MIB)
+    for i in rng.sample(range(len(model) // PAGE), 1000):
+        model[i * PAGE:(i + 1) * PAGE] = data = page(i, rng.choice((0, 600, 2000, PAGE)))
+        one.write(i * PAGE, data)
+    for _ in range(300):
+        client = rng.choice((one, two))
+        at, length = rng.randrange(len(model) - 100_000), rng.randrange(1, 100_000)
+        what = rng.choice(("write", "read", "trim", "zero"))
+        if what == "write":
+            data = rng.randbytes(min(length, 20_000))
+            client.write(at, data)
+            model[at:at + len(data)] = data
+        elif what == "zero":
+            client.zero(at, length)
+            model[at:at + length] = bytes(length)
+        elif what == "trim":
+            client.trim(at, length)
+            start, end = -(-at // PAGE) * PAGE, (at + length) // PAGE * PAGE
+            model[start:max(start, end)] = bytes(max(0, end - start))
+        r.require(client.read(at, length) == model[at:at + length], f"{length} bytes at {at} after a {what}")
+    r.require(two.read(0, len(model)) == model, "the disk as a whole")
+    stored = sum(any(model[i:i + PAGE]) for i in range(0, len(model), PAGE))
+    got = settled(r, "the state follows", lambda s: s["stored_pages"] == stored)
+    r.same((got["health"], got["clients"], got["size_bytes"]), ("ok", 2, SIZE), "state")
+    r.require(0 < got["stored_bytes"] <= got["pool_bytes"] <= got["pool_bytes_max"], f"{got}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        metrics = answer.read().decode()
+    for line in (f'canvas_disk_stored_pages{{socket="{path}"}} {stored}.0', f'canvas_disk_clients{{socket="{path}"}} 2.0'):
+        r.require(line in metrics.splitlines(), f"no {line} in:\n{metrics}")
+    for wrong, number in (((nbd.READ, SIZE - 1, 2), nbd.EINVAL), ((nbd.TRIM, SIZE, 1), nbd.EINVAL),
+                          ((nbd.READ, 0, 33 * MIB), nbd.EOVERFLOW), ((nbd.FLUSH, 0, 0), nbd.EINVAL)):
+        one.request(*wrong)
+        try:
+            one.reply()
+            raise Failure(f"{wrong} is not refused")
+        except nbd.Refused as e:
+            r.same(e.number, number, f"{wrong}")
+    one.zero(0, SIZE)
+    r.require(two.read(0, 4 * MIB) == bytes(4 * MIB), "what was discarded is not zeros")
+    settled(r, "everything is free", lambda s: (s["stored_pages"], s["stored_bytes"], s["pool_bytes"]) == (0, 0, 0))
+    one.close()
+    two.close()
+    settled(r, "the clients are gone", lambda s: s["clients"] == 0)
+    ends(r, c, path)
+    r.same(state(r)["health"], "ending", "the last state")
+
+
+@check("disk-full", modes=("signal",), timeout_s=60)
+def full(r):
+    """A full pool refuses what is new, in one line, and keeps what is there; what is freed is there at once."""
+    c, path = disk(r, pool=2 * MIB)
+    client = nbd.Client(path)
+    stored = {}
+    for i in range(1200):
+        try:
+            client.write(i * PAGE, page(i, 3000))
+            stored[i] = page(i, 3000)
+        except nbd.Refused as e:
+            r.same(e.number, nbd.ENOSPC, "the error")
+    r.require(400 < len(stored) < 700, f"{len(stored)} pages found room")
+    old = max(stored)
+    try:
+        client.write(old * PAGE, random.Random(1).randbytes(PAGE))
+    except nbd.Refused as e:
+        r.same(e.number, nbd.ENOSPC, "the error")
+    else:
+        stored[old] = random.Random(1).randbytes(PAGE)
+    for i in range(1200):
+        r.require(client.read(i * PAGE, PAGE) == stored.get(i, bytes(PAGE)), f"page {i}")
+    settled(r, "it says so", lambda s: s["health"] == "full" or s["counters"]["refused"] > 400)
+    client.trim(0, 1200 * PAGE // 2)
+    client.write(1199 * PAGE, page(1199, 3000))
+    r.require(client.read(1199 * PAGE, PAGE) == page(1199, 3000), "what was written to the room that was freed")
+    ends(r, c, path)
+    said = [line for line in c.err().splitlines() if "is full" in line]
+    r.same(len(said), 1, f"lines about the full pool: {c.err()}")
+    r.require("writes fail with ENOSPC; start with a larger --pool" in said[0], said[0])
+
+
+@check("disk-hostile", modes=("signal",), timeout_s=120)
+def hostile(r):
+    """Clients that send nonsense, lie about lengths, or are too many harm nobody but themselves."""
+    c, path = disk(r)
+    good = nbd.Client(path)
+    pages = {i: page(i) for i in range(0, 400, 3)}
+    for i, data in pages.items():
+        good.write(i * PAGE, data)
+    rng = random.Random(11)
+    for n in range(150):
+        try:
+            if n % 3:
+                bad = nbd.Client(path, timeout_s=5).sock
+                head = struct.pack(">IHHQQI", 0x25609513, rng.choice((0, 0, rng.randrange(1 << 16))), rng.randrange(8),
+                                   n, rng.choice((1 << 40, (1 << 64) - 1, SIZE - 1)), rng.choice((5, 1 << 20, (1 << 32) - 1)))
+                bad.sendall(head + rng.randbytes(rng.randrange(300)))
+            else:
+                bad = nbd.dial(path, timeout_s=5)
+                option = struct.pack(">QII", nbd.OPTION_MAGIC, rng.randrange(12), rng.choice((0, 9, (1 << 32) - 1)))
+                bad.sendall(rng.choice((b"", struct.pack(">I", 3), struct.pack(">I", 3) + option)) + rng.randbytes(99))
+            bad.shutdown(socket.SHUT_WR)
+            while bad.recv(1 << 16):
+                pass
+        except OSError:
+            pass
+        finally:
+            bad.close()
+    for i, data in pages.items():
+        r.require(good.read(i * PAGE, PAGE) == data, f"page {i} after nonsense")
+    # Clients that say nothing keep their places, and no more than there are.
+    silent = [nbd.dial(path) for _ in range(40)]
+    wait_until(r, "some are turned away", lambda: state(r)["counters"]["turned_away"] >= 25, 20, state=lambda: state(r))
+    r.require(good.read(0, PAGE) == pages[0], "a page beside silent clients")
+    for s in silent:
+        s.close()
+    settled(r, "they are gone", lambda s: s["clients"] == 1)
+    again = nbd.Client(path)
+    r.require(again.read(3 * PAGE, PAGE) == pages[3], "a page for a new client")
+    r.require(state(r)["counters"]["bad_clients"] > 20, f"{state(r)}")
+    ends(r, c, path)
+
+
+@check("disk-killed", modes=("signal",), timeout_s=60)
+def killed(r):
+    """Its client hears of a server's death; the next one takes the path, one that lives keeps it."""
+    c, path = disk(r)
+    client = nbd.Client(path)
+    client.write(0, page(1))
+    second = subprocess.run([r.session.canvas, "disk", "--size", "4M", "--nbd", path], capture_output=True, text=True,
+                            timeout=20)
+    r.same((second.returncode, second.stdout), (2, ""), "a second server")
+    r.require(f"--nbd: {path} is in use: another process listens there" in second.stderr, second.stderr)
+    r.require(client.read(0, PAGE) == page(1), "a page beside the second server")
+    r.stop(c, signal.SIGKILL, expect=-9)
+    try:
+        client.read(0, PAGE)
+        raise Failure("a dead server answers")
+    except ConnectionError:
+        pass
+    r.require(os.path.exists(path), "the socket is gone")
+    c, path = disk(r, "--codec", "none")
+    client = nbd.Client(path)
+    r.require(client.read(0, PAGE) == bytes(PAGE), "something outlived the server")
+    client.write(0, page(2))
+    settled(r, "it is stored as it is", lambda s: s["stored_bytes"] == PAGE + 16)
+    ends(r, c, path)
+
+
+class Peak:
+    """The state in which most pages were stored, and the last one with any, as seen twice a second."""
+
+    def __init__(self, r, on=None):
+        """`on` is called with each state until it returns something true."""
+        self.run, self.most, self.last = r, {"stored_pages": 0, "ratio": 0}, {"stored_pages": 0}
+        self.on = on
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self):
+        while not self.ended.wait(0.5):
+            now = state(self.run)
+            if now.get("stored_pages", 0) > 2:
+                self.last = now
+            if now.get("stored_pages", 0) > self.most["stored_pages"]:
+                self.most = now
+            if self.on and now and self.on(now):
+                self.on = None
+
+    def stop(self):
+        self.ended.set()
+        self.thread.join()
+
+
+# A guest with half of the memory that its program needs. What it frees by itself is told before the rest is.
+SWAPS = """
+    echo 0 > /sys/block/vda/queue/rotational
+    mkswap /dev/vda > /dev/null || exit 10
+    swapon -d /dev/vda || exit 11
+    grep vda /proc/swaps
+    swapped 144 2 || exit 12
+    grep -E 'pswp(in|out) ' /proc/vmstat
+    swapoff /dev/vda || exit 13
+    sleep 3
+    blkdiscard /dev/vda || exit 14
+"""
+
+
+def attached(path):
+    """Words of qemu's that attach a disk over NBD."""
+    node = f"driver=nbd,node-name=far,server.type=unix,server.path={path},discard=unmap"
+    device = "virtio-blk-pci,drive=far,werror=report,rerror=report,logical_block_size=4096,physical_block_size=4096"
+    return ("-blockdev", node, "-device", device)
+
+
+def shared(path, queues=1, memory="memory-backend-memfd,share=on"):
+    """Words of qemu's that attach a disk over vhost-user."""
+    return ("-object", f"{memory},id=ram,size=96M", "-machine", "memory-backend=ram", "-chardev",
+            f"socket,id=far,path={path}", "-device", f"vhost-user-blk-pci,chardev=far,num-queues={queues}")
+
+
+def vm_missing():
+    for name in ("mkswap", "swapon", "swapoff", "blkdiscard"):
+        if not shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
+            return f"no {name} (Debian package util-linux)"
+    return guest.missing()
+
+
+def swaps(r, words, **o):
+    """Runs the guest above; how many pages came and went."""
+    result = guest.run("set -u\n" + SWAPS, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
+                       programs=("mkswap", "swapon", "swapoff"), memory_mib=96, timeout_s=220, work=r.dir, qemu=words,
+                       **o)
+    r.note(f"{result.seconds:.0f} s in the guest")
+    if result.code != 0:
+        raise Failure(f"code {result.code} of the script\n{result.tail()}")
+    r.require("round 1 is right" in result.output, result.tail())
+    return {k: int(v) for k, v in (line.split() for line in result.output.splitlines() if line.startswith("pswp"))}
+
+
+@check("vm-disk", modes=("signal",), timeout_s=240, needs=vm_missing)
+def vm(r):
+    """A stock guest swaps onto the disk over NBD: every byte is right, and nothing stays once it is discarded."""
+    c, path = disk(r, size=512 * MIB, pool=256 * MIB)
+    peak = Peak(r)
+    moved = swaps(r, attached(path))
+    peak.stop()
+    r.require(moved["pswpout"] > 20_000 and moved["pswpin"] > 20_000, f"{moved}")
+    got = settled(r, "the guest is gone", lambda s: s["clients"] == 0)
+    r.require(peak.most["stored_pages"] > 15_000, f"at most {peak.most['stored_pages']} pages were stored")
+    r.require(got["stored_pages"] <= 2 and got["pool_bytes"] < MIB, f"{got}")
+    r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, ratio {peak.most['ratio']:.2f}; "
+           f"{peak.last['stored_pages']} pages stored at the last look before the end")
+    ends(r, c, path)
+
+
+@check("vm-disk-vhost", modes=("signal",), timeout_s=240, needs=vm_missing)
+def vm_vhost(r):
+    """The same over vhost-user, in the guest's own memory, with two queues; a second guest finds the disk free."""
+    c, path = disk(r, "--queues", "2", size=512 * MIB, pool=256 * MIB, by="--vhost-user")
+    peak = Peak(r)
+    moved = swaps(r, shared(path, queues=2))
+    peak.stop()
+    r.require(moved["pswpout"] > 20_000 and moved["pswpin"] > 20_000, f"{moved}")
+    got = settled(r, "the guest is gone", lambda s: s["clients"] == 0)
+    r.require(peak.most["stored_pages"] > 15_000, f"at most {peak.most['stored_pages']} pages were stored")
+    r.require(got["stored_pages"] <= 2 and got["pool_bytes"] < MIB, f"{got}")
+    r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, ratio {peak.most['ratio']:.2f}")
+    second = guest.run("dd if=/dev/vda of=/dev/null bs=1M count=8 && dd if=/dev/urandom of=/dev/vda bs=4k count=64",
+                       modules=("virtio_blk",), memory_mib=96, timeout_s=60, work=r.dir, qemu=shared(path, queues=2))
+    r.same(second.code, 0, f"a second guest\n{second.tail()}")
+    settled(r, "what it wrote is stored", lambda s: s["stored_pages"] >= 64)
+    ends(r, c, path)
+
+
+@check("disk-vhost-refused", modes=("signal",), timeout_s=120, needs=vm_missing)
+def vhost_refused(r):
+    """Guest memory that could be cut short under the disk is refused in one line, and the disk goes on."""
+    c, path = disk(r, by="--vhost-user")
+    memory = f"memory-backend-file,share=on,mem-path={r.path('ram')}"
+    ended = []
+
+    def boot():
+        try:
+            guest.run("true", modules=("virtio_blk",), memory_mib=96, timeout_s=100, work=r.dir,
+                      qemu=shared(path, memory=memory))
+        except Failure as e:
+            ended.append(str(e))
+
+    booting = threading.Thread(target=boot)
+    booting.start()
+    try:
+        wait_until(r, "it is told", lambda: "could be cut short" in c.err(), 90)
+    finally:
+        # Its driver waits for a disk that is none.
+        for pid in procs.tree(os.getpid(), include_root=False):
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read()
+            if guest.QEMU.encode() in words and path.encode() in words:
+                os.kill(pid, signal.SIGKILL)
+        booting.join()
+    r.require("did not run its script" in ended[0], f"{ended}")
+    r.require("-object memory-backend-memfd,share=on" in c.err(), c.err())
+    r.require(c.alive(), "the disk has ended")
+    ends(r, c, path)
+
+
+def fill(client, count, seed=0, random_bytes=2500):
+    """Writes so many pages; what they are."""
+    pages = {}
+    for i in range(count):
+        pages[i] = page(seed * 1_000_003 + i, random_bytes)
+        client.write(i * PAGE, pages[i])
+    return pages
+
+
+def looks(r, client, pages, rng, looks):
+    for i in rng.sample(sorted(pages), looks):
+        r.require(client.read(i * PAGE, PAGE) == pages[i], f"page {i}")
+
+
+@check("disk-far", modes=("signal",), timeout_s=120)
+def far(r):
+    """What a pool has too much goes to far memory, and comes back; discards are free beyond the pool as well."""
+    size, count = 128 * MIB, 24_000
+    c, path = disk(r, "--far", "512M", "--far-dir", r.dir, size=size, pool=6 * MIB)
+    client = nbd.Client(path)
+    pages = fill(client, count, random_bytes=PAGE)
+    got = settled(r, "most of it is beyond the pool",
+                  lambda s: s["far_bytes"] > SLAB and s["stored_pages"] == count)
+    r.require(got["pool_bytes"] <= 8 * MIB, f"{got}")
+    rng = random.Random(2)
+    for turn in range(3):
+        looks(r, client, pages, rng, 2500)
+        for i in rng.sample(sorted(pages), 600):
+            pages[i] = page(turn * 77_777 + i, rng.choice((0, 900, PAGE)))
+            client.write(i * PAGE, pages[i])
+    for i, data in pages.items():
+        r.require(client.read(i * PAGE, PAGE) == data, f"page {i} in the end")
+    got = settled(r, "reads beyond the pool are counted", lambda s: s["counters"]["far_reads"] > 1000)
+    r.same([got["counters"][k] for k in ("damaged", "unreachable", "refused")], [0, 0, 0], "failures")
+    agent = wait_for_agent(r, c)
+    os.kill(agent, signal.SIGKILL)
+    looks(r, client, pages, rng, 1000)
+    client.zero(0, size)
+    # The slab that is being filled stays.
+    settled(r, "all is free", lambda s: s["stored_pages"] == 0 and s["far_bytes"] <= SLAB)
+    r.require(client.read(0, MIB) == bytes(MIB), "what was discarded is not zeros")
+    r.note(f"{got['counters']['far_reads']} reads beyond the pool")
+    ends(r, c, path)
+    wait_until(r, "its agent has ended", lambda: agent_of(c) is None, 20)
+
+
+@check("disk-far-lost", modes=("signal",), timeout_s=120)
+def far_lost(r):
+    """With two copies a donor may die; without any a read is an error after --far-wait, and never zeros."""
+    canvas_only(r)
+    lending, servers = lenders(r, 2)
+    c, path = disk(r, "--far", "256M", "--server", ",".join(servers), "--copies", "2", "--far-wait", "2s", pool=4 * MIB)
+    client = nbd.Client(path)
+    pages = fill(client, 4000, random_bytes=3000)
+    settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0)
+    rng = random.Random(5)
+    looks(r, client, pages, rng, 500)
+    r.stop(lending[0], signal.SIGKILL, expect=-9)
+    looks(r, client, pages, rng, 1500)
+    r.stop(lending[1], signal.SIGKILL, expect=-9)
+    failed, right = 0, 0
+    began = time.monotonic()
+    for i in rng.sample(sorted(pages), 200):
+        try:
+            r.require(client.read(i * PAGE, PAGE) == pages[i], f"page {i} is not what was written")
+            right += 1
+        except nbd.Refused as e:
+            r.same(e.number, nbd.EIO, "the error")
+            failed += 1
+            if failed == 3:
+                break
+    took_s = time.monotonic() - began
+    r.require(failed == 3 and took_s < 20, f"{failed} reads failed in {took_s:.1f} s, {right} were right")
+    r.require(state(r)["counters"]["unreachable"] >= 1, f"{state(r)}")
+    began = time.monotonic()
+    ends(r, c, path)
+    r.require(time.monotonic() - began < 8, "the end waits for donors that are gone")
+
+
+@check("disk-agent", modes=("signal",), timeout_s=120)
+def host_agent(r):
+    """A disk as a tenant of the host's agent, which may be killed; its section of the configuration has its flags."""
+    canvas_only(r)
+    sock = r.path("agent.sock")
+    agent = lambda tag: r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir], tag=tag,
+                                canvas_on=False)
+    first = agent("agent")
+    wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
+    path = r.path("disk.sock")
+    config = r.write("canvas.toml", f'[disk.vm]\nsize = "64M"\npool = "4M"\nfar = "256M"\nagent = "{sock}"\n'
+                                    f'nbd = "{path}"\nstate_json = "{r.path("disk.json")}"\n')
+    r.same(subprocess.run([r.session.canvas, "config", "check", config], capture_output=True).returncode, 0, "its check")
+    c = r.start([r.session.canvas, "disk", "--tenant", "vm"], tag="disk", canvas_on=False,
+                env={"CANVAS_CONFIG": config})
+    wait_until(r, "the disk is served", lambda: os.path.exists(path) or not c.alive(), 20)
+    client = nbd.Client(path)
+    pages = fill(client, 4000)
+    settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0)
+    rng = random.Random(6)
+    looks(r, client, pages, rng, 500)
+    r.stop(first, signal.SIGKILL, expect=-9)
+    second = agent("agent-2")
+    looks(r, client, pages, rng, 2000)
+    ends(r, c, path)
+    r.stop(second, signal.SIGTERM, expect=0)
+
+
+@check("disk-elastic", modes=("signal",), slow_only=True, timeout_s=120)
+def elastic(r):
+    """Two disks at an agent with one pool: it follows the one that is used, back and forth, and every byte is right."""
+    canvas_only(r)
+    sock = r.path("agent.sock")
+    a = r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir, "--pool", "32M"], tag="agent",
+                canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
+    disks, clients, pages = [], [], []
+    for tag in ("one", "two"):
+        c, path = disk(r, "--far", "256M", f"--agent={sock}", "--tenant", tag, pool=28 * MIB, tag=tag)
+        disks.append((c, path))
+        clients.append(nbd.Client(path))
+        pages.append(fill(clients[-1], 9000, random_bytes=PAGE))
+    rng = random.Random(8)
+    for used, tag, other in ((0, "one", "two"), (1, "two", "one"), (0, "one", "two")):
+        began, follows = time.monotonic(), None
+        while follows is None:
+            looks(r, clients[used], pages[used], rng, 300)
+            grants = [state(r, t)["pool_bytes_max"] for t in (tag, other)]
+            if grants[0] > 1.5 * grants[1]:
+                follows = time.monotonic() - began
+            r.require(time.monotonic() - began < 40, f"grants of {tag} and {other}: {grants}")
+        r.note(f"to {tag} in {follows:.1f} s")
+    for client, all_of_it in zip(clients, pages):
+        looks(r, client, all_of_it, rng, 3000)
+    for c, path in disks:
+        ends(r, c, path)
+    r.stop(a, signal.SIGTERM, expect=0)
+
+
+@check("vm-disk-far", modes=("signal",), slow_only=True, timeout_s=300, needs=vm_missing)
+def vm_far(r):
+    """A guest's swap beyond the pool, with copies at two of three donors, of which one dies: every byte is right."""
+    canvas_only(r)
+    lending, servers = lenders(r, 3)
+    c, path = disk(r, "--far", "512M", "--server", ",".join(servers), "--copies", "2", "--queues", "2", size=512 * MIB,
+                   pool=24 * MIB, by="--vhost-user")
+    peak = Peak(r, on=lambda s: s["far_bytes"] and s["counters"]["reads"] > 20_000 and not lending[0].signal(signal.SIGKILL))
+    moved = swaps(r, shared(path, queues=2))
+    peak.stop()
+    r.require(not lending[0].alive(), "no donor was killed")
+    got = settled(r, "the guest is gone", lambda s: s["clients"] == 0)
+    r.same([got["counters"][k] for k in ("damaged", "unreachable", "refused")], [0, 0, 0], "failures")
+    r.require(peak.most["far_bytes"] > 0, "nothing was beyond the pool")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, {got['counters']['far_reads']} reads beyond the pool")
+    ends(r, c, path)
+
+
+# What was swapped is lost, and whoever needs it gets SIGBUS: here one program, as only its group has little memory.
+LOSES = """
+    mkswap /dev/vda > /dev/null || exit 10
+    swapon -d /dev/vda || exit 11
+    echo +memory > /sys/fs/cgroup/cgroup.subtree_control
+    mkdir /sys/fs/cgroup/little
+    echo 48M > /sys/fs/cgroup/little/memory.max
+    sh -c 'echo $$ > /sys/fs/cgroup/little/cgroup.procs; exec swapped 144 500'
+    code=$?
+    echo "swapped ended with $code"
+    [ $code -gt 128 ] || exit 12
+    echo lives > /out/lives
+"""
+
+
+@check("vm-disk-killed", modes=("signal",), slow_only=True, timeout_s=120, needs=vm_missing)
+def vm_killed(r):
+    """A disk that is killed under a guest takes the program that swapped, and nothing else: guest and host go on."""
+    c, path = disk(r, size=512 * MIB, pool=256 * MIB)
+    peak = Peak(r, on=lambda s: s["stored_pages"] > 12_000 and not c.signal(signal.SIGKILL))
+    result = guest.run("set -u\n" + LOSES, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
+                       programs=("mkswap", "swapon"), memory_mib=256, timeout_s=100, work=r.dir, qemu=attached(path))
+    peak.stop()
+    r.same((result.code, result.files.get("lives")), (0, b"lives\n"), f"the guest\n{result.tail()}")
+    r.note(result.output.splitlines()[-1])
+    r.wait(c, expect=-9)
