@@ -200,7 +200,7 @@ fn expected(command: &str) -> &'static [&'static str] {
         "read" => &["output", "raw"],
         "dump" => &["output"],
         "end" => &["force", "socket"],
-        "stat" => &["count", "features", "interval", "json"],
+        "stat" => &["count", "features", "prefetch", "interval", "json"],
         "top" => &["interval"],
         _ => unreachable!(),
     }
