@@ -538,7 +538,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             ]),
         ],
         not_yet: &[],
-        repeats: 2,
+        repeats: 3,
         scale: 0.5,
         time_max: None,
     },
