@@ -422,12 +422,7 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
         true => fault::Beyond::Alone,
         false => fault::Beyond::Extents,
     };
-    let done = fault::swap_in(lot, beyond, goes_on, |_| false);
-    accounting::uncharge(n - i64::from(done.mapped));
-    count(counter, u64::from(done.mapped));
-    for page in lot {
-        hints::spare(areas::word(*page));
-    }
+    let done = charged_in(lot, beyond, goes_on, counter);
     Came {
         pages: done.mapped,
         waits: done.beyond.or(done.not_tried).is_some(),
@@ -442,12 +437,24 @@ pub fn lot_beside(lot: &[PageId], counter: Counter) {
     if !state::seg().charge_local_within(state::slot(), n, mark) {
         return;
     }
-    let done = fault::swap_in(lot, fault::Beyond::Extents, || true, |_| false);
-    accounting::uncharge(n - i64::from(done.mapped));
+    charged_in(lot, fault::Beyond::Extents, || true, counter);
+}
+
+/// Brings in the pages, which are charged, as far as they come and as long as `goes_on`; gives back the charge of the
+/// others, and counts. What came stays until reclaim has come by once.
+fn charged_in(
+    lot: &[PageId],
+    beyond: fault::Beyond,
+    goes_on: impl Fn() -> bool,
+    counter: Counter,
+) -> fault::SwappedIn {
+    let done = fault::swap_in(lot, beyond, goes_on, |_| false);
+    accounting::uncharge(lot.len() as i64 - i64::from(done.mapped));
     count(counter, u64::from(done.mapped));
     for page in lot {
         hints::spare(areas::word(*page));
     }
+    done
 }
 
 /// Reclaim and demands of others go first.
