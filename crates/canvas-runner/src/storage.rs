@@ -3,10 +3,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
 
 use canvas_agent::members::any_left;
-use canvas_control::status::AgentStatus;
 use canvas_shm::segment::config_flag;
 use canvas_shm::{Far, Segment};
 use nix::poll::PollFd;
@@ -57,16 +55,6 @@ impl Storage {
     /// What to wait for, beside time.
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         self.keeper.poll_fd()
-    }
-
-    /// When to look again at the latest.
-    pub fn due(&self) -> Option<Instant> {
-        self.keeper.due()
-    }
-
-    /// How the agent was when it last said so.
-    pub fn status(&self) -> Option<AgentStatus> {
-        self.keeper.status()
     }
 
     /// It is over: this process has left the tenant.
