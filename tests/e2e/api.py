@@ -98,7 +98,8 @@ def api_example_c(r):
     program = linked(r, os.path.join(EXAMPLES, "btree_scan.c"), "btree_scan")
     example(r, "btree_scan", [program, 64, 2], local=24 * MIB)
     program = linked(r, os.path.join(EXAMPLES, "graph_walk.c"), "graph_walk")
-    argv = [program, 96, 1000]
+    # Long enough that it does not matter on which processor the reclaim thread begins.
+    argv = [program, 96, 6000]
     told = example(r, "graph_walk", argv, local=32 * MIB)
     c = r.start([*argv, "plain"], tag="untold", local=32 * MIB, pool=256 * MIB)
     untold = right(r, c)
