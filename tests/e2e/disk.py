@@ -31,9 +31,12 @@ def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd"):
     """A disk that is served: the process, and the path of its socket."""
     canvas_only(r)
     path = r.path(f"{tag}.sock")
+    # What a killed one left there is not this one's.
+    number = lambda: os.path.exists(path) and os.stat(path).st_ino
+    before = number()
     c = r.start([r.session.canvas, "disk", "--size", size, "--pool", pool, by, path, "--state-json",
                  r.path(f"{tag}.json"), *flags], tag=tag, canvas_on=False)
-    wait_until(r, "the disk is served", lambda: os.path.exists(path) or not c.alive(), 20)
+    wait_until(r, "the disk is served", lambda: number() not in (False, before) or not c.alive(), 20)
     r.require(c.alive(), f"it ended\n{c.tail()}")
     return c, path
 

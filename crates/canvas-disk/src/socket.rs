@@ -1,7 +1,7 @@
 //! Where a disk is served: a UNIX socket of the user's own, or of a group.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -59,7 +59,7 @@ impl Socket {
         };
         let other = |e: io::Error| fail(Errno::from_raw(e.raw_os_error().unwrap_or(0)));
         // Before anything is made: a path that is too long.
-        let addr = UnixAddr::new(path).map_err(fail)?;
+        UnixAddr::new(path).map_err(fail)?;
         match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
                 return Err(SocketError::NoSocket(path.to_owned()));
@@ -71,18 +71,19 @@ impl Socket {
         if UnixStream::connect(path).is_ok() {
             return Err(SocketError::InUse(path.to_owned()));
         }
-        match fs::remove_file(path) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(other(e)),
-            _ => {}
-        }
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(fail)?;
-        bind(fd.as_raw_fd(), &addr).map_err(fail)?;
-        // Nobody connects before there is a backlog, so nobody slips in under the process's umask.
-        permit(path, group).map_err(other)?;
-        listen(&fd, Backlog::new(BACKLOG).map_err(fail)?).map_err(fail)?;
+        // It takes its name when it listens, so who sees it there is not refused.
+        let new = path.with_file_name(format!(".{}.sock", std::process::id()));
+        let _ = fs::remove_file(&new);
+        let listener = listener(&new, group).and_then(|fd| {
+            fs::rename(&new, path)?;
+            Ok(fd)
+        });
+        let listener = listener.map_err(|e| {
+            let _ = fs::remove_file(&new);
+            other(e)
+        })?;
         Ok(Socket {
-            listener: fd.into(),
+            listener,
             path: path.to_owned(),
             _lock: lock,
         })
@@ -100,6 +101,17 @@ impl Drop for Socket {
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(lock_path(&self.path));
     }
+}
+
+/// Listens at a path where nothing is.
+fn listener(path: &Path, group: Option<Gid>) -> io::Result<UnixListener> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    // Nobody connects before there is a backlog, so nobody slips in under the process's umask.
+    permit(path, group)?;
+    listen(&fd, Backlog::new(BACKLOG)?)?;
+    Ok(fd.into())
 }
 
 fn group_of(name: &str) -> Result<Gid, SocketError> {
@@ -153,6 +165,8 @@ fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::ErrorKind;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     #[test]
     fn one_disk_is_served_and_what_a_dead_one_left_is_no_obstacle() {
@@ -169,6 +183,35 @@ mod tests {
         assert!(path.exists() && UnixStream::connect(&path).is_err());
         let _second = Socket::open(&path, None).unwrap();
         UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn who_sees_the_socket_is_not_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.sock");
+        let ended = AtomicBool::new(false);
+        let (seen, refused) = std::thread::scope(|s| {
+            let looking = s.spawn(|| {
+                let (mut seen, mut refused) = (0, 0);
+                while !ended.load(Relaxed) {
+                    match UnixStream::connect(&path) {
+                        Err(e) if e.kind() == ErrorKind::ConnectionRefused => refused += 1,
+                        Ok(_) => seen += 1,
+                        Err(_) => {}
+                    }
+                }
+                (seen, refused)
+            });
+            for _ in 0..2000 {
+                let socket = Socket::open(&path, None).unwrap();
+                // Its name goes before it does, as with any end that is not a kill.
+                fs::remove_file(&path).unwrap();
+                drop(socket);
+            }
+            ended.store(true, Relaxed);
+            looking.join().unwrap()
+        });
+        assert!(refused == 0, "{refused} refused, {seen} not");
     }
 
     #[test]

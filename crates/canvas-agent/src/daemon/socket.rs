@@ -91,13 +91,20 @@ impl ListeningSocket {
             Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
-        // Nobody has the lock, so nobody listens: what is there was left behind.
-        match fs::remove_file(path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
+        // Nobody has the lock, so nobody listens: what is there was left behind. The socket takes its name
+        // when it is listened on, so who sees it there is not refused.
+        let new = path.with_file_name(format!(".{}.sock", std::process::id()));
+        let _ = fs::remove_file(&new);
+        let socket = pass::listen(&new).map_err(std::io::Error::from);
+        let named = socket.and_then(|socket| {
+            fs::rename(&new, path)?;
+            Ok(socket)
+        });
+        let socket = named.inspect_err(|_| {
+            let _ = fs::remove_file(&new);
+        })?;
         Ok(Some(ListeningSocket {
-            socket: pass::listen(path)?,
+            socket,
             lock: lock.into(),
         }))
     }
