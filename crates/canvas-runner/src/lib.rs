@@ -31,6 +31,7 @@ pub mod error;
 pub mod facts;
 mod far;
 pub mod join;
+mod kvm;
 mod launch;
 mod learned;
 mod link;
