@@ -25,6 +25,7 @@ mod proactive;
 mod reserve;
 mod run_values;
 mod share;
+mod swap_in;
 mod times;
 mod tools;
 mod tune;
@@ -44,6 +45,7 @@ pub use run_values::{
     TimelinessArg,
 };
 pub use share::ShareArgs;
+pub use swap_in::SwapInArgs;
 pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
 pub use tune::TuneArgs;
 
@@ -155,6 +157,12 @@ pub enum Command {
     /// or why nothing was.
     #[command(after_long_help = tune::TUNE_NOTES)]
     Tune(TuneArgs),
+    /// Bring back what the kernel has swapped out, ahead of need: in a guest on a canvas disk, or anywhere.
+    ///
+    /// Reads swapped pages of processes into memory, in batches, until as much memory is free as should stay so,
+    /// or nothing is left. Says what it did in one line.
+    #[command(after_long_help = swap_in::SWAP_IN_NOTES)]
+    SwapIn(SwapInArgs),
     /// Print memory of a managed process, far pages included.
     ///
     /// The process may run, be stopped or be in a debugger's hands; it takes no part. Exit code 1 when a
