@@ -66,7 +66,7 @@ class Result:
 
 
 def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), memory_mib=1024, cpus=2,
-        nodes_mib=(), qemu=(), timeout_s=120, work=None):
+        nodes_mib=(), qemu=(), under=(), timeout_s=120, work=None):
     """Boots a guest, runs the text `script` with its sh as root, and returns a Result.
 
     `modules` are loaded before the script, `loadable` (and all that either needs) are there for
@@ -74,7 +74,8 @@ def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), m
     `files` maps paths in the guest to paths on the host; executables bring their libraries, too.
     Each of `disks` is the size in MiB of an empty ext4 disk at /disk/vda, /disk/vdb ...
     Each of `nodes_mib` is the memory of a NUMA node without a processor, nodes 1, 2 ..., beside the
-    `memory_mib` of node 0, which has them all. `qemu` are more words for qemu's command line.
+    `memory_mib` of node 0, which has them all. `qemu` are more words for qemu's command line, `under`
+    those that start it.
     The guest has no network but lo. `work` is where its files are made (a temporary directory).
 
     Raises Skip when the host lacks something, Failure when the guest does not end in `timeout_s`
@@ -90,7 +91,7 @@ def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), m
             raise Skip(str(e)) from None
         initrd = os.path.join(home, "initrd")
         archive.write(initrd)
-        return _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, timeout_s)
+        return _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout_s)
 
 
 def _archive(home, script, modules, loadable, programs, files, disks):
@@ -132,10 +133,10 @@ def _nodes(memory_mib, nodes_mib, cpus):
     return words
 
 
-def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, timeout_s):
+def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout_s):
     k = kernel.find()
     log = os.path.join(home, "console")
-    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,accel=tcg", "-cpu", PROCESSOR,
+    argv = [*under, QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,accel=tcg", "-cpu", PROCESSOR,
             "-smp", str(cpus), *_nodes(memory_mib, nodes_mib, cpus), "-no-reboot", "-kernel", k.image, "-initrd", initrd,
             "-append", KERNEL_LINE, "-serial", f"file:{log}", "-device", "virtio-serial-pci"]
     ports = {}
@@ -161,6 +162,13 @@ def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, timeout_s):
         late = True
     finally:
         if child.poll() is None:
+            if under:
+                # It passes the signal on, and would leave the machine running if it were killed.
+                child.terminate()
+                try:
+                    child.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    pass
             child.kill()
             said, _ = child.communicate()
     seconds = time.monotonic() - began
