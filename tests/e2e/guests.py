@@ -71,7 +71,7 @@ SLEEPER = r"""
     wait $watch
     [ $? -eq 143 ] || exit 18
     swap_out
-    /usr/bin/setpriv --reuid 65534 --clear-groups canvas swap-in --pid $sleeper 2> /out/refused.txt
+    /usr/bin/setpriv --reuid 65534 --clear-groups canvas swap-in --pid $sleeper --free 16M 2> /out/refused.txt
     code=$?
     [ $code -eq 2 ] || { echo "code $code as nobody"; cat /out/refused.txt; exit 19; }
     exec 3>&-
