@@ -1,7 +1,6 @@
 //! `canvas disk`, from its flags to its end.
 
 mod state;
-mod swap_host;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -53,9 +52,6 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
             "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
         ));
     }
-    if args.swap_host {
-        swap_host::prepare(args, pages, pool)?;
-    }
     let mut peers = Peers::new();
     if let Some(addr) = args.metrics {
         peers.offer_metrics(addr).map_err(Failure::usage)?;
@@ -73,18 +69,10 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
         let socket = path.as_deref().map(open).transpose();
         socket.map_err(|e| Failure::usage(format!("{flag}: {e}")))
     };
-    let server = |socket| match args.swap_host {
-        true => Server::new(socket).for_this_host(),
-        false => Server::new(socket),
-    };
-    let nbd = open("--nbd", &args.nbd)?.map(server);
+    let nbd = open("--nbd", &args.nbd)?.map(Server::new);
     let vhost = open("--vhost-user", &args.vhost_user)?;
     let storage = far.map(|far| begin(pool, &far)).transpose()?;
-    let memory = match args.swap_host {
-        true => DiskMemory::taken(pages, pool.bytes),
-        false => DiskMemory::new(pages, pool.bytes),
-    };
-    let mut memory = memory.map_err(Failure::usage)?;
+    let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
     if let Some(storage) = &storage {
         let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
             let why = Errno::from_raw(e.0).desc();
@@ -393,7 +381,7 @@ impl Watch {
         if self.complained.is_none_or(|t| now - t > COMPLAIN_AGAIN)
             && let Some(why) = disk.nbd.as_ref().and_then(Server::complaint)
         {
-            say(format_args!("disk: a client is not served: {why}"));
+            say(format_args!("disk: a client was cut off: {why}"));
             self.complained = Some(now);
         }
         if stats.writes == self.before.writes {

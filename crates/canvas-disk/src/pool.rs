@@ -71,8 +71,6 @@ pub struct DiskMemory {
     slab_words: LazyArray<AtomicU64>,
     class_bytes: [AtomicI64; CLASSES],
     slots: LazyBytes,
-    /// It was taken as a whole, and none of it is given back.
-    is_kept: bool,
     /// The key of the content hash.
     key: LazyPage,
     /// A disk uses it, or did.
@@ -85,34 +83,6 @@ impl DiskMemory {
     /// Memory of a disk with so many pages, whose pool takes so many bytes at most. Beside the pool it takes
     /// 9 bytes a page that was ever written.
     pub fn new(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
-        let slabs = slabs_of(pool_bytes);
-        // A quarter more than the bound: what comes back to empty an extent may pass it.
-        DiskMemory::with_slabs(pages, pool_bytes, (slabs + slabs / 4).min(SLABS_MAX))
-    }
-
-    /// The same, of a disk without far memory that takes all of it now, and gives none of it back: what is stored
-    /// needs no memory of the kernel's.
-    pub fn taken(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
-        let mut memory = DiskMemory::with_slabs(pages, pool_bytes, slabs_of(pool_bytes))?;
-        memory.states.take_all()?;
-        memory.entries.take_all()?;
-        memory.slab_words.take_all()?;
-        memory.slots.take_all()?;
-        memory.is_kept = true;
-        Ok(memory)
-    }
-
-    /// What [`DiskMemory::taken`] takes.
-    pub fn taken_bytes(pages: u64, pool_bytes: u64) -> u64 {
-        let slabs = slabs_of(pool_bytes);
-        9 * pages + (8 * slabs * SLAB_WORDS + region_bytes(slabs)) as u64
-    }
-
-    fn with_slabs(
-        pages: u64,
-        pool_bytes: u64,
-        slabs: usize,
-    ) -> Result<Box<DiskMemory>, MemoryError> {
         match (pages, pool_bytes) {
             (0, _) => return Err(MemoryError::NoPage),
             (n, _) if n > PAGES_MAX => return Err(MemoryError::TooManyPages(n)),
@@ -120,6 +90,9 @@ impl DiskMemory {
             (_, n) if n > POOL_BYTES_MAX => return Err(MemoryError::PoolTooLarge(n)),
             _ => {}
         }
+        // A quarter more than the bound: what comes back to empty an extent may pass it.
+        let slabs = (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize;
+        let slabs = (slabs + slabs / 4).min(SLABS_MAX);
         Ok(Box::new(DiskMemory {
             pool_bytes,
             states: LazyArray::new(pages as usize)?,
@@ -128,7 +101,6 @@ impl DiskMemory {
             slab_words: LazyArray::new(slabs * SLAB_WORDS)?,
             class_bytes: [const { AtomicI64::new(0) }; CLASSES],
             slots: LazyBytes::new(region_bytes(slabs))?,
-            is_kept: false,
             key: LazyPage::new(|key| proc::random_bytes(key))?,
             used: AtomicBool::new(false),
             tenant: None,
@@ -149,11 +121,6 @@ impl DiskMemory {
     }
 }
 
-/// Slabs of a pool of so many bytes.
-fn slabs_of(pool_bytes: u64) -> usize {
-    (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize
-}
-
 /// lz4 from canvas-sys.
 pub struct Lz4;
 
@@ -166,8 +133,8 @@ impl Lz for Lz4 {
     }
 }
 
-/// The bytes of the slots; whether none of them are given back.
-pub struct Slots<'m>(&'m LazyBytes, bool);
+/// The bytes of the slots.
+pub struct Slots<'m>(&'m LazyBytes);
 
 impl SlotMem for Slots<'_> {
     fn copy_out(&self, off: usize, dst: &mut [u8]) {
@@ -177,9 +144,7 @@ impl SlotMem for Slots<'_> {
         self.0.copy_in(off, src);
     }
     fn release(&self, off: usize, len: usize) {
-        if !self.1 {
-            self.0.discard(off, len);
-        }
+        self.0.discard(off, len);
     }
 }
 
@@ -286,14 +251,7 @@ impl<'m> PoolStore<'m> {
             number: thread_number,
         };
         let lz = Chosen { lz: Lz4, codec };
-        let pool = LocalPool::new(
-            arrays,
-            hash,
-            lz,
-            Slots(&memory.slots, memory.is_kept),
-            bound,
-            threads,
-        );
+        let pool = LocalPool::new(arrays, hash, lz, Slots(&memory.slots), bound, threads);
         PoolStore {
             pool: pool.keeping_old(),
             states: memory.states.all(),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 22] = [
     "run",
     "bench",
     "replay",
@@ -25,7 +25,6 @@ const COMMANDS: [&str; 23] = [
     "advise",
     "dispatch",
     "tune",
-    "swap-in",
     "read",
     "dump",
     "end",
@@ -114,9 +113,6 @@ fn expected(command: &str) -> &'static [&'static str] {
         "doctor" => &["containers", "json", "seccomp"],
         "dispatch" => &["dry-run", "json", "socket"],
         "tune" => &["dry-run", "interval", "json", "once"],
-        "swap-in" => &[
-            "batch", "cgroup", "free", "interval", "json", "pid", "watch",
-        ],
         "advise" => &["check", "interval", "json", "speed", "tries"],
         "bench" => &[
             "cache",
@@ -175,7 +171,6 @@ fn expected(command: &str) -> &'static [&'static str] {
             "size",
             "spill-at",
             "state-json",
-            "swap-host",
             "swap-in-limit",
             "swap-out-limit",
             "tenant",
