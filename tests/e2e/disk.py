@@ -452,6 +452,55 @@ def far_lost(r):
     r.require(time.monotonic() - began < 8, "the end waits for donors that are gone")
 
 
+@check("disk-donor-back", modes=("signal",), timeout_s=120)
+def donor_back(r):
+    """Two copies and two donors: while one is dead nothing leaves the pool, which fills; when it is back, all goes on."""
+    canvas_only(r)
+    lending, servers = lenders(r, 2)
+    env = {"CANVAS_RUN_DIR": r.path("runs")}
+    c, path = disk(r, "--tenant", "vm", "--far", "256M", "--server", ",".join(servers), "--copies", "2", "--far-wait", "2s",
+                   pool=4 * MIB, env=env)
+
+    def codes():
+        done = subprocess.run([r.session.canvas, "status", "vm", "--json"], capture_output=True, text=True, timeout=20,
+                              env={**os.environ, **env})
+        return [p["code"] for p in json.loads(done.stdout)["health"]]
+
+    client = nbd.Client(path)
+    pages = fill(client, 3000, random_bytes=PAGE)
+    settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] < 4 * MIB)
+    r.stop(lending[0], signal.SIGKILL, expect=-9)
+    rng, refused, slowest = random.Random(7), 0, 0
+    for i in range(3000, 5000):
+        data, began = page(i, PAGE), time.monotonic()
+        try:
+            client.write(i * PAGE, data)
+            pages[i] = data
+        except nbd.Refused as e:
+            r.same(e.number, nbd.ENOSPC, "the error")
+            refused += 1
+        slowest = max(slowest, time.monotonic() - began)
+    taken = len(pages) - 3000
+    r.require(50 < taken < 1100 and refused > 0, f"{taken} were taken, {refused} refused")
+    r.require(slowest < 10, f"one write took {slowest:.1f} s")
+    said = codes()
+    r.require("C001" in said and "C004" in said, f"{said}")
+    looks(r, client, pages, rng, 1500)
+    began = time.monotonic()
+    again = r.start([r.session.canvas, "serve", "--listen", servers[0], "--memory", "256M", "--reserve", "0"],
+                    tag="again", canvas_on=False)
+    wait_until(r, "the donor listens", lambda: "listening on" in again.err() or not again.alive())
+
+    wait_until(r, "all is well", lambda: codes() == [], 40, state=codes)
+    r.note(f"{taken} writes taken, the slowest refused after {slowest:.1f} s; well {time.monotonic() - began:.1f} s after "
+           "the donor was started")
+    for i in range(5000, 7000):
+        pages[i] = page(i, PAGE)
+        client.write(i * PAGE, pages[i])
+    looks(r, client, pages, rng, 3000)
+    ends(r, c, path)
+
+
 @check("disk-agent", modes=("signal",), timeout_s=120)
 def host_agent(r):
     """A disk as a tenant of the host's agent, which may be killed; its section of the configuration has its flags."""

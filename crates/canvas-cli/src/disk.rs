@@ -373,7 +373,7 @@ impl Disk<'_> {
             start: self.began,
             pool_bytes: stats.pool_bytes,
             pool_bytes_max: stats.pool_bytes_max,
-            is_full: watch.is_full,
+            is_full: watch.is_full || stats.refused > watch.before.refused,
             disk: wire::Disk {
                 size_bytes: stats.pages * PAGE_SIZE as u64,
                 stored_pages: stats.stored_pages,

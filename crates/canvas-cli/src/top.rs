@@ -126,9 +126,12 @@ impl View {
         .areas(frame.area());
         let bold = Style::new().add_modifier(Modifier::BOLD);
         let n = self.runs.len() + self.silent.len();
+        let disks_there = match self.disks.len() {
+            0 => String::new(),
+            n => format!(", {n} disks"),
+        };
         let head = format!(
-            "canvas top: {n} runs, {} disks, {donors} donors, {} problems    q quits",
-            self.disks.len(),
+            "canvas top: {n} runs{disks_there}, {donors} donors, {} problems    q quits",
             problems.len()
         );
         frame.render_widget(Line::styled(head, bold), title);
