@@ -693,7 +693,7 @@ def elastic(r):
         return next(float(line.split()[-1]) for line in scraped(ports[i]) if line.startswith(name))
 
     rng = random.Random(8)
-    # About two seconds on an idle machine; the note has the times.
+    # About two seconds; up to seven where the machine is so busy that loads seem to pause. The note has the times.
     for used in (0, 1, 0, 1):
         began, follows = time.monotonic(), None
         while follows is None or time.monotonic() < began + PHASE_S:
@@ -702,7 +702,7 @@ def elastic(r):
             at = time.monotonic() - began
             if follows is None and mine >= 2 * others:
                 follows = at
-            r.require(follows is not None or at < 6, f"the used one is granted {mine}, the other one {others}")
+            r.require(follows is not None or at < 15, f"the used one is granted {mine}, the other one {others}")
         r.note(f"to {('one', 'two')[used]} in {follows:.1f} s")
     for client, all_of_it in zip(clients, pages):
         looks(r, client, all_of_it, rng, 3000)
