@@ -1,17 +1,16 @@
 """The parts of the bench over guests: each boots guests, has them work, and yields lines of results."""
 
-import contextlib
 import threading
 import time
 
 from lib import figures, groups, guests, swaps
 from lib.figures import COUNTERS, between, counters, rates, summary
 from lib.host import MIB
-from lib.store import VALUE_BYTES, Store
+from lib.store import VALUE_BYTES, Store, Wrong
 
 SERVERS = {
     "redis": "redis-server --port {port} --bind 0.0.0.0 --protected-mode no --save '' --appendonly no",
-    "memcached": "memcached -u root -p {port} -m 4096 -t 2 -I 1m -o no_lru_crawler,no_lru_maintainer,no_slab_reassign",
+    "memcached": "memcached -u root -p {port} -m 4096 -t 2 -o no_lru_crawler",
 }
 # Of a key with its value, in either server.
 KEY_BYTES = VALUE_BYTES + 150
@@ -104,11 +103,15 @@ def redis(bench, name):
     yield found
 
 
+def us_page(pages, seconds):
+    return round(seconds * 1e6 / pages, 1) if pages > 500 else None
+
+
 def swapoff(row):
     """What the kernel takes to bring pages back, and what of them stays stored although nobody needs it."""
     before = row.swap.state().get("stored_pages")
     pages, took_s = row.swap.swap_in(SWAPOFF_S)
-    found = {"pages": pages, "seconds": round(took_s, 2), "us_page": round(took_s * 1e6 / pages, 1) if pages > 500 else None}
+    found = {"pages": pages, "seconds": round(took_s, 2), "us_page": us_page(pages, took_s)}
     if before:
         time.sleep(3)
         now = row.swap.state()["stored_pages"]
@@ -136,16 +139,19 @@ def swap_in(bench, name):
         took_s = time.monotonic() - began
         pages = before - figures.swapped_pages(row.counters())
         series = rates(store.work(args.seconds, "uniform", 0.5), store.batch)
-        yield {"before": summary(done, store.batch), "pages": pages, "seconds": round(took_s, 2), "said": said.strip()[-400:],
-               "us_page": round(took_s * 1e6 / pages, 1) if pages > 500 else None, "per_second": series,
+        yield {"before": summary(done, store.batch), "pages": pages, "seconds": round(took_s, 2),
+               "said": said.strip()[-400:], "us_page": us_page(pages, took_s), "per_second": series,
                "checked_values": store.checked}
 
 
 def analytics(row, kind, mib, passes):
     """A program over a data set of this size: seconds of its passes, and its answer."""
-    said = row.guest.run(f"analytics {kind} {int(mib)} {passes}", 400)
-    words = said.split()
-    return {"ready_s": float(words[1]), "seconds": float(words[3]), "answer": words[4]}
+    words = row.guest.run(f"analytics {kind} {int(mib)} {passes}", 400).split()
+    answer = words[4]
+    # The first one's is right by its variant or wrong for all others.
+    if row.bench.answers.setdefault((kind, int(mib), passes), answer) != answer:
+        raise Wrong(f"{kind} answers {answer}, and on another variant {row.bench.answers[kind, int(mib), passes]}")
+    return {"ready_s": float(words[1]), "run_s": float(words[3]), "answer": answer}
 
 
 def lr(bench, name):
@@ -168,11 +174,13 @@ def lr(bench, name):
 
 def beside(row, store, mib):
     """LR while redis answers reads by zipf, as long as LR takes."""
-    stop, done = threading.Event(), []
+    stop, done, failed = threading.Event(), [], []
 
     def read():
-        with contextlib.suppress(OSError):
+        try:
             done.extend(store.work(600, "zipf", 0, stop))
+        except OSError as e:
+            failed.append(e)
 
     def both():
         reader = threading.Thread(target=read)
@@ -184,6 +192,8 @@ def beside(row, store, mib):
             reader.join()
 
     found, figure = row.measured(both)
+    if failed:
+        raise failed[0]
     return {**figure, **found, "redis": summary(done, store.batch), "memory": row.memory()}
 
 
@@ -201,8 +211,8 @@ def spill(bench, name):
         grown = Grower(store, keys)
         (done, figure) = row.measured(lambda: store.work(SPILL_S, "uniform", 0.5, each=grown.step, below=keys))
         series = rates(done, store.batch)
-        found = {"pool_mib": getattr(row.swap, "pool_mib", None), **figure, "per_second": series, "memory": row.memory(),
-                 "grown_keys": grown.at - keys, **summary(done, store.batch),
+        found = {"pool_mib": getattr(row.swap, "pool_mib", None), **figure, "per_second": series,
+                 "memory": row.memory(), "grown_keys": grown.at - keys, **summary(done, store.batch),
                  "dip_pct": figures.dip_pct(series, GROWS_S, GROWN_S + 2),
                  "after_ops_s": round(sum(series[GROWN_S + 2:]) / max(1, len(series[GROWN_S + 2:])))}
         store.read(range(0, grown.at, 7))
@@ -238,8 +248,8 @@ def infiniswap(bench, name, program):
                 row.leave(set_mib * percent / 100)
             store.work(args.seconds / 3, "zipf", 0.05)
             done, figure = row.measured(lambda: store.work(args.seconds, "zipf", 0.05))
-            yield {"program": program, "in_memory_pct": percent, "set_mib": set_mib, **summary(done, store.batch), **figure,
-                   "memory": row.memory(), "checked_values": store.checked}
+            yield {"program": program, "in_memory_pct": percent, "set_mib": set_mib, **summary(done, store.batch),
+                   **figure, "memory": row.memory(), "checked_values": store.checked}
 
 
 def page_groups(bench, name):

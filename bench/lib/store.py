@@ -1,4 +1,4 @@
-"""A client of a guest's redis or memcached over TCP: it checks all that it reads, and notes when each batch was done."""
+"""A client of a guest's redis or memcached over TCP: it checks all that it reads, and notes how long batches took."""
 
 import random
 import socket

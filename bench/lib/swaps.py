@@ -20,6 +20,7 @@ ZRAM = ("modprobe zram && echo lz4 > /sys/block/zram0/comp_algorithm && echo {si
         "mkswap /dev/zram0 > /dev/null && swapon /dev/zram0")
 # What FastSwap's disk may have done: a SCSI disk of 2010 seeks for some 7 ms.
 SLOW_OPERATIONS = 150
+BLOCKS = "logical_block_size=4096,physical_block_size=4096"
 # Two copies, at two donors.
 TWO = ("--copies", "2")
 
@@ -68,7 +69,7 @@ class Swap:
             words += ["-object", f"throttle-group,id=slow,x-iops-total={operations_s}", "-blockdev",
                       "driver=throttle,node-name=far,throttle-group=slow,file=file,discard=unmap"]
             node = "far"
-        self.words = (*words, "-device", f"virtio-blk-pci,drive={node},logical_block_size=4096,physical_block_size=4096")
+        self.words = (*words, "-device", f"virtio-blk-pci,drive={node},{BLOCKS}")
 
     def setup(self, guest):
         self.guest = guest
@@ -133,9 +134,10 @@ class Ramdisk(Swap):
             f.truncate(self.size_mib * MIB)
         path = os.path.join(self.bench.place, self.bench.host.unique("ramdisk.sock"))
         self.server = self.bench.host.start(
-            [which("qemu-storage-daemon"), "--blockdev", f"driver=file,node-name=disk,filename={self.file},discard=unmap",
-             "--export", f"type=vhost-user-blk,id=disk,node-name=disk,writable=on,logical-block-size=4096,"
-             f"addr.type=unix,addr.path={path}"])
+            [which("qemu-storage-daemon"), "--blockdev",
+             f"driver=file,node-name=disk,filename={self.file},discard=unmap", "--export",
+             "type=vhost-user-blk,id=disk,node-name=disk,writable=on,logical-block-size=4096,addr.type=unix,"
+             f"addr.path={path}"])
         wait_for(path, self.server)
         self.words = vhost(path)
 
@@ -159,17 +161,18 @@ class Canvas(Swap):
             self.donors = [d.child for d in made]
             flags += ["--far", f"{2 * self.size_mib}M", "--server", ",".join(d.address for d in made)]
         unique = bench.host.unique("disk")
+        queues = ("--queues", str(bench.args.cpus)) if self.by != "--nbd" else ()
         path, self.json = (os.path.join(bench.place, f"{unique}.{kind}") for kind in ("sock", "json"))
         log = os.path.join(bench.place, f"{unique}.log")
         with open(log, "w") as said:
             self.server = bench.host.start(
                 [bench.args.canvas, "disk", "--size", f"{self.size_mib}M", "--pool", f"{self.pool_mib}M", self.by, path,
-                 "--state-json", self.json, *flags, *(("--queues", str(bench.args.cpus)) if self.by != "--nbd" else ())],
+                 "--state-json", self.json, *queues, *flags],
                 stdout=said, stderr=said)
         wait_for(path, self.server, log)
         self.words = vhost(path, bench.args.cpus) if self.by != "--nbd" else (
             "-blockdev", f"driver=nbd,node-name=far,server.type=unix,server.path={path},discard=unmap", "-device",
-            "virtio-blk-pci,drive=far,werror=report,rerror=report,logical_block_size=4096,physical_block_size=4096")
+            f"virtio-blk-pci,drive=far,werror=report,rerror=report,{BLOCKS}")
 
     def state(self):
         """As it was written last, at most a second ago."""

@@ -96,7 +96,8 @@ class Groups(unittest.TestCase):
         with tempfile.TemporaryDirectory() as place:
             path = os.path.join(place, "swap")
             with open(path, "wb") as f:
-                f.write(b"header".ljust(4096, b"h") + noise[0] + bytes(8192) + noise[1] + b"x" * 4096 + noise[2] + b"rest")
+                f.write(b"header".ljust(4096, b"h") + noise[0] + bytes(8192) + noise[1] + b"x" * 4096 + noise[2]
+                        + b"rest")
             self.assertEqual(sorted(groups.pages(path)), sorted(noise))
             found = groups.measure(path)
         self.assertEqual(found["pages"], 3)

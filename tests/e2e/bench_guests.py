@@ -27,7 +27,8 @@ def cannot():
 def figures(r):
     """What the bench parses and works out is right, and its client notices an answer that is wrong."""
     canvas_only(r)
-    done = subprocess.run([sys.executable, "-m", "unittest", "lib.test_guests"], cwd=BENCH, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "unittest", "lib.test_guests"], cwd=BENCH, capture_output=True,
+                          text=True)
     r.same(done.returncode, 0, done.stderr)
     r.require("OK" in done.stderr.splitlines()[-1] and "Ran 0" not in done.stderr, done.stderr)
 
