@@ -17,7 +17,8 @@ FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 POINTER_PACKAGES := gcc libc6-dev openjdk-17-jdk-headless python3 iproute2 kmod
 GUEST_PACKAGES := qemu-system-x86 qemu-system-common redis-server memcached gcc libc6-dev busybox-static kmod \
-	util-linux debian-archive-keyring python3 liblz4-1 liblzo2-2
+	util-linux binutils debian-archive-keyring python3 liblz4-1 \
+	liblzo2-2
 PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.

@@ -24,6 +24,8 @@ from vm.machine import BUSYBOX, KERNEL_LINE, PROCESSOR, QEMU, TOOLS  # noqa: E40
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 # Where the guest's server listens; slirp gives the guest this address.
 ADDRESS, SERVER_PORT = "10.0.2.15", 6379
+# Translated code, in MiB: by itself it takes more and more, beside which a guest's memory is little.
+CODE_MIB = 64
 MODULES = ("virtio_blk", "virtio_net", "virtio_balloon")
 SCRIPT = f"""
 cd /sys/class/virtio-ports
@@ -59,7 +61,7 @@ def which(name):
     return shutil.which(name, path=PATH)
 
 
-def image(place, programs, files, loadable=()):
+def image(place, name, programs, files, loadable=()):
     """The guest's file system: the host's `programs`, and `files` by their path in the guest. Its path."""
     found = kernel.find()
     if found is None:
@@ -82,7 +84,7 @@ def image(place, programs, files, loadable=()):
     archive.file("/etc/disks", b"")
     archive.file("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")
     archive.file("/etc/group", b"root:x:0:\nnogroup:x:65534:\n")
-    path = os.path.join(place, "initrd")
+    path = os.path.join(place, name)
     archive.write(path)
     shutil.rmtree(root)
     return path
@@ -105,7 +107,8 @@ class Guest:
             memory += ["-object", f"memory-backend-memfd,share=on,id=ram,size={memory_mib}M", "-machine",
                        "memory-backend=ram"]
         where = kernel.find()
-        argv = [*before, QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", f"q35,accel={accel}",
+        argv = [*before, QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel",
+                f"tcg,tb-size={CODE_MIB}" if accel == "tcg" else accel,
                 "-cpu", PROCESSOR if accel == "tcg" else "host", "-smp", str(cpus), *memory, "-no-reboot", "-kernel",
                 where.image, "-initrd", initrd, "-append", KERNEL_LINE, "-serial", f"file:{self._at('console')}",
                 "-device", "virtio-balloon-pci", "-qmp", f"unix:{self._at('qmp')},server=on,wait=off",
@@ -164,7 +167,7 @@ class Guest:
         """Sends a command; `answer` has what came of it."""
         self.control.sendall(" ".join(command.split("\n")).encode() + b"\n")
 
-    def answer(self, timeout_s=60):
+    def answer(self, timeout_s=120):
         end = time.monotonic() + timeout_s
         said = self._until(b"=\n", timeout_s)
         while not re.search(r"(?:^|\n)=\d+$", said):
@@ -174,7 +177,7 @@ class Guest:
             raise OSError(f"a command of the guest ended with {code}: {said.strip()[-300:]}")
         return said
 
-    def run(self, command, timeout_s=60):
+    def run(self, command, timeout_s=120):
         """What a line of shell says in the guest."""
         self.begin(command)
         return self.answer(timeout_s)

@@ -23,13 +23,14 @@ GROWS_S, GROWN_S, SPILL_S = 10, 20, 32
 class Row:
     """A guest on one of the variants, from its start to its end."""
 
-    def __init__(self, bench, name, data_mib):
+    def __init__(self, bench, name, data_mib, helper=False):
         self.bench, self.args, self.name, self.data_mib = bench, bench.args, name, data_mib
+        self.initrd = bench.helper_initrd if helper else bench.initrd
 
     def __enter__(self):
         args = self.args
         self.swap = swaps.make(self.bench, self.name, max(256, int(3 * self.data_mib)))
-        self.guest = guests.Guest(self.bench.host, self.bench.place, self.bench.initrd, args.memory_mib,
+        self.guest = guests.Guest(self.bench.host, self.bench.place, self.initrd, args.memory_mib,
                                   self.swap.words, args.accel, args.cpus, self.swap.before, self.swap.is_shared,
                                   args.page_cluster)
         self.swap.setup(self.guest)
@@ -69,8 +70,9 @@ class Row:
             # It is written once a second.
             time.sleep(1.1)
         state, now = self.swap.state(), self.counters()
-        guest, server = self.swap.guest_bytes(), self.swap.server_bytes()
-        return {"guest_mib": guest >> 20, "server_mib": server >> 20, "host_mib": (guest + server) >> 20,
+        guest, server, monitor = self.swap.guest_bytes(), self.swap.server_bytes(), self.swap.monitor_bytes()
+        return {"guest_mib": guest >> 20, "server_mib": server >> 20, "monitor_mib": monitor >> 20,
+                "host_mib": (guest + server + monitor) >> 20,
                 "donor_mib": self.swap.donor_bytes() >> 20, "swapped_pages": figures.swapped_pages(now),
                 "space_bytes": self.swap.space_bytes(), "far_bytes": state.get("far_bytes", 0),
                 "stored_pages": state.get("stored_pages"), "ratio": state.get("ratio"),
@@ -124,10 +126,10 @@ def swapoff(row):
 def swap_in(bench, name):
     """Pages brought in ahead by the guest's helper, when there is memory again."""
     args = bench.args
-    if not bench.has_swap_in:
+    if not bench.helper_initrd:
         yield {"missing": "this canvas has no `canvas swap-in`"}
         return
-    with Row(bench, name, args.data * args.available_mib) as row:
+    with Row(bench, name, args.data * args.available_mib, helper=True) as row:
         row.leave(args.available_mib)
         store = row.serve()
         store.fill()
@@ -255,11 +257,14 @@ def infiniswap(bench, name, program):
 def page_groups(bench, name):
     """Sizes of compressed pages of programs that a guest swapped out (figure 4)."""
     args = bench.args
-    for program in ("redis", "lr", "sort"):
-        with Row(bench, name, args.data * args.available_mib) as row:
-            row.leave(args.available_mib)
-            if program == "redis":
-                row.serve().fill()
-            else:
-                analytics(row, program, args.data * args.available_mib, 1)
+    mib = args.data * args.available_mib
+    with Row(bench, name, mib) as row:
+        row.leave(args.available_mib)
+        row.serve().fill()
+        yield {"program": "redis", **groups.measure(row.swap.file)}
+        row.guest.run(f"kill $(pidof redis-server); swapoff {row.swap.device} && blkdiscard {row.swap.device}")
+        for program in ("lr", "sort"):
+            row.guest.run(row.swap.guest_setup)
+            analytics(row, program, mib, 1)
             yield {"program": program, **groups.measure(row.swap.file)}
+            row.guest.run(f"swapoff {row.swap.device} && blkdiscard {row.swap.device}")

@@ -78,6 +78,10 @@ class Swap:
     def cpu_s(self):
         return cpu_s(self.server.pid) if self.server else None
 
+    def monitor_bytes(self):
+        """What qemu takes for itself."""
+        return memory(self.guest.child.pid, "Anon")
+
     def guest_bytes(self):
         """The guest's memory, which is a memory file that qemu and a server may share."""
         return sum(memory(p.pid, "Shmem") for p in (self.guest.child, self.server) if p)
@@ -192,8 +196,8 @@ class UnderCanvas(Swap):
     is_shared, device = False, None
 
     def guest_bytes(self):
-        """All that qemu has, its own memory too: nothing tells the two apart from outside."""
-        return memory(self.guest.child.pid, "Anon") + memory(self.guest.child.pid, "Shmem")
+        """It is in what qemu has, its own memory and the pool's too: nothing tells them apart from outside."""
+        return 0
 
     def make(self, _operations_s):
         self.guest_setup = "true"
