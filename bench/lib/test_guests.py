@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from lib import figures, groups, guests, store
+from lib import figures, groups, guests, parts, store, swaps, tables
 
 VMSTAT = """pswpin 120
 pswpout 7
@@ -183,6 +183,38 @@ class Stores(unittest.TestCase):
         one.fill(0, 100)
         one.work(0.2, "zipf", 0.3, below=100)
         self.assertEqual(sum(one.versions[100:]), 0)
+
+
+class Tables(unittest.TestCase):
+    def test_goals_are_those_of_medians(self):
+        line = lambda variant, ops, space, **o: {
+            "part": "redis", "variant": variant, "zipf": {"ops_s": ops},
+            "memory": {"space_bytes": space, "stored_pages": 100}, **o}
+        runs = [line("lz4", 5000, 200_000), line("lz4", 1, 200_000), line("lz4", 6000, 260_000),
+                line("slow-disk", 900, 9), line("none", 7000, 409_600), {"part": "spill", "variant": "spill", "dip_pct": 33.0}]
+        self.assertEqual(tables.goals(runs), [("redis (zipf), lz4 by slow-disk", 5.56, ">= 5", True),
+                                              ("bytes a stored page, lz4 by none", 0.49, "<= 0.64", True),
+                                              ("dip of spill, %", 33.0, "<= 32", False)])
+        self.assertEqual(tables.goals([]), [])
+
+    def test_all_that_runs_is_known(self):
+        self.assertEqual(sorted(parts.PARTS), sorted(tables.TABLES))
+        for variants in parts.PARTS.values():
+            self.assertEqual([v for v in variants if v not in swaps.NAMES], [])
+
+
+class Grown(unittest.TestCase):
+    def test_growth_is_even_and_whole(self):
+        kept = mock.Mock(keys=3000, fill=mock.Mock())
+        grower = parts.Grower(kept, 2000)
+        for tenth in range(int(10 * parts.SPILL_S)):
+            grower.step(tenth / 10)
+            if tenth < 10 * parts.GROWS_S:
+                self.assertEqual(grower.at, 2000)
+        self.assertEqual(grower.at, 3000)
+        filled = [call.args for call in kept.fill.call_args_list]
+        self.assertEqual([a for a, _ in filled], [2000] + [b for _, b in filled][:-1])
+        self.assertLessEqual(max(b - a for a, b in filled), 64)
 
 
 if __name__ == "__main__":
