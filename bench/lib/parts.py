@@ -216,6 +216,7 @@ def spill(bench, name):
         found = {"pool_mib": getattr(row.swap, "pool_mib", None), **figure, "per_second": series,
                  "memory": row.memory(), "grown_keys": grown.at - keys, **summary(done, store.batch),
                  "dip_pct": figures.dip_pct(series, GROWS_S, GROWN_S + 2),
+                 "growth_ops_s": round(sum(series[GROWS_S:GROWN_S + 2]) / (GROWN_S + 2 - GROWS_S)),
                  "after_ops_s": round(sum(series[GROWN_S + 2:]) / max(1, len(series[GROWN_S + 2:])))}
         store.read(range(0, grown.at, 7))
         yield {**found, "checked_values": store.checked}
