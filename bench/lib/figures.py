@@ -46,9 +46,9 @@ def summary(done, batch, since_s=0.0):
     kept = [(end_s, us) for end_s, us in done if end_s >= since_s]
     times = sorted(us for _, us in kept)
     if not times:
-        return {"ops_s": 0, "p50_us": None, "p99_us": None}
+        return {"ops_s": 0, "p50_us": None, "p99_us": None, "longest_us": None}
     return {"ops_s": round(len(kept) * batch / (kept[-1][0] - since_s)), "p50_us": round(percentile(times, 0.5)),
-            "p99_us": round(percentile(times, 0.99))}
+            "p99_us": round(percentile(times, 0.99)), "longest_us": round(times[-1])}
 
 
 def dip_pct(per_second, began_s, ended_s, wide=3):

@@ -24,6 +24,8 @@ from vm.machine import BUSYBOX, KERNEL_LINE, PROCESSOR, QEMU, TOOLS  # noqa: E40
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 # Where the guest's server listens; slirp gives the guest this address.
 ADDRESS, SERVER_PORT = "10.0.2.15", 6379
+# Emulated and beside compilers; alone it takes six seconds.
+BOOT_S = 240
 # Translated code, in MiB: by itself it takes more and more, beside which a guest's memory is little.
 CODE_MIB = 64
 MODULES = ("virtio_blk", "virtio_net", "virtio_balloon")
@@ -123,7 +125,7 @@ class Guest:
             self.child = host.start(argv, stdout=said, stderr=said)
         self.control, self.heard = self._connect("control"), b""
         self.qmp = self._connect("qmp").makefile("rw")
-        self._until(b"ready\n", 90)
+        self._until(b"ready\n", BOOT_S)
         self.run(f"echo {page_cluster} > /proc/sys/vm/page-cluster")
         self.qmp.readline()
         self.ask("qmp_capabilities")

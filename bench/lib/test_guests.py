@@ -57,7 +57,7 @@ class Figures(unittest.TestCase):
         done = [(0.4, 10.0), (0.9, 30.0), (1.2, 20.0), (2.6, 50.0)]
         self.assertEqual(figures.rates(done, 16), [32, 16])
         self.assertEqual(figures.rates([], 16), [])
-        self.assertEqual(figures.summary(done, 16, 1.0), {"ops_s": 20, "p50_us": 20, "p99_us": 50})
+        self.assertEqual(figures.summary(done, 16, 1.0), {"ops_s": 20, "p50_us": 20, "p99_us": 50, "longest_us": 50})
         self.assertEqual(figures.summary([], 16)["ops_s"], 0)
 
     def test_a_dip_is_the_worst_of_three_seconds_beside_the_median(self):
