@@ -127,17 +127,17 @@ pub enum Command {
     /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML
     /// (docs/CONFIG.md).
     Config(ConfigArgs),
-    /// Say how the runs of this user are, or one of them; for root: of all users.
+    /// Say how the runs and disks of this user are, or one of them; for root: of all users.
     ///
     /// Exit code 0 when nothing is wrong, 1 when something is (its code says what: docs/OPERATING.md),
     /// 2 when the question cannot be answered.
     Status(StatusArgs),
-    /// Print what happens in runs, a line for each in every interval, as vmstat does.
+    /// Print what happens in runs and disks, a line for each in every interval, as vmstat does.
     #[command(after_long_help = STAT_NOTES)]
     Stat(StatArgs),
-    /// Show runs and donors on the terminal, live; q ends it.
+    /// Show runs, disks and donors on the terminal, live; q ends it.
     Top(TopArgs),
-    /// Change the bounds of a run while it runs: all of what is written, or nothing.
+    /// Change the bounds of a run, or a disk, while it runs: all of what is written, or nothing.
     #[command(after_long_help = SET_NOTES)]
     Set(SetArgs),
     /// Say how much local memory a program needs for a wanted speed.
@@ -626,9 +626,9 @@ pub enum ConfigAction {
 /// Flags of `canvas status`.
 #[derive(Args)]
 pub struct StatusArgs {
-    /// A run, by its name or the number of its process [default: all].
+    /// A run or disk, by its name or the number of its process [default: all].
     pub tenant: Option<String>,
-    /// Print JSON, one object a run (its fields: docs/OPERATING.md).
+    /// Print JSON, one object each (its fields: docs/OPERATING.md).
     #[arg(long)]
     pub json: bool,
 }
@@ -666,7 +666,7 @@ pub struct TopArgs {
 /// Flags of `canvas set`.
 #[derive(Args)]
 pub struct SetArgs {
-    /// The run, by its name or the number of its process.
+    /// The run or disk, by its name or the number of its process.
     pub tenant: String,
     /// What to change, and to what.
     #[arg(required = true, value_name = "KEY=VALUE")]

@@ -49,6 +49,7 @@ mod supervise;
 mod sweep;
 mod tree;
 
+pub use control::disk::ServedDisk;
 pub use control::set::KEYS;
 pub use control::tenant::SCHEMA as STATUS_SCHEMA;
 pub use error::RunError;

@@ -39,9 +39,8 @@ use crate::sweep::Peaks;
 use crate::tree::Tree;
 use crate::{code, far, launch, mode, numa, preload, program, reserve};
 use canvas_agent::members::{any_left, release_dead};
-use canvas_control::names::{self, Name};
+use canvas_control::names;
 use canvas_control::peers::Peers;
-use canvas_control::place;
 use canvas_control::text::say;
 
 /// Share of the pages whose touches a trace records.
@@ -398,7 +397,7 @@ fn asked_by(metrics: Option<SocketAddr>, tenant: &str) -> Result<Peers, RunError
     if let Some(addr) = metrics {
         peers.offer_metrics(addr)?;
     }
-    listen(&mut peers, tenant);
+    peers.open(tenant, "run");
     Ok(peers)
 }
 
@@ -416,23 +415,6 @@ fn write_report(place: &Place, report: &Report) {
             "the report cannot be written: {}",
             crate::reason(&e)
         ));
-    }
-}
-
-/// Opens the run to `canvas status` and its like. It goes on without.
-fn listen(peers: &mut Peers, tenant: &str) {
-    let name = Name {
-        tenant: tenant.to_owned(),
-        pid: std::process::id(),
-    };
-    let listening = place::Place::own()
-        .map_err(|e| e.to_string())
-        .and_then(|place| place.listen(name).map_err(|e| crate::reason(&e)));
-    match listening {
-        Ok(listening) => peers.listen_to_control(listening),
-        Err(why) => say(format_args!(
-            "`canvas status` will not see this run, whose socket cannot be made: {why}"
-        )),
     }
 }
 
