@@ -82,7 +82,8 @@ def lr_table(runs):
 
 def spill_table(runs):
     rows = [[v, median(mine, "ops_s"), median(mine, "dip_pct"), PAPER["dip_pct"].get("lz4" if "spill" in v else v),
-             median(mine, "growth_ops_s"), median(mine, "after_ops_s"), median(mine, "memory", "far_bytes"), median(mine, "memory", "host_mib")]
+             median(mine, "growth_ops_s"), median(mine, "after_ops_s"), median(mine, "memory", "far_bytes"),
+             median(mine, "memory", "host_mib")]
             for v in PARTS["spill"] if (mine := of(runs, variant=v))]
     show("growth past the pool (figures 9 to 11)",
          ["variant", "ops/s", "dip %", "paper", "ops/s in growth", "ops/s after", "far bytes", "host MiB"], rows)

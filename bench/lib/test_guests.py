@@ -191,7 +191,8 @@ class Tables(unittest.TestCase):
             "part": "redis", "variant": variant, "zipf": {"ops_s": ops},
             "memory": {"space_bytes": space, "stored_pages": 100}, **o}
         runs = [line("lz4", 5000, 200_000), line("lz4", 1, 200_000), line("lz4", 6000, 260_000),
-                line("slow-disk", 900, 9), line("none", 7000, 409_600), {"part": "spill", "variant": "spill", "dip_pct": 33.0}]
+                line("slow-disk", 900, 9), line("none", 7000, 409_600),
+                {"part": "spill", "variant": "spill", "dip_pct": 33.0}]
         self.assertEqual(tables.goals(runs), [("redis (zipf), lz4 by slow-disk", 5.56, ">= 5", True),
                                               ("bytes a stored page, lz4 by none", 0.49, "<= 0.64", True),
                                               ("dip of spill, %", 33.0, "<= 32", False)])
