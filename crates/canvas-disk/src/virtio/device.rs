@@ -46,6 +46,8 @@ pub struct Device<S: 'static> {
     queues: u16,
     /// The guest's memory, once it is known to stay; what its monitor gave last is used in no other way.
     memory: RwLock<Option<Arc<GuestMemoryMmap>>>,
+    /// It was told that a guest's memory is refused, whose monitor may go on trying.
+    told: AtomicBool,
     event_idx: AtomicBool,
     work: Vec<Mutex<Box<Work>>>,
     accepted: AtomicU64,
@@ -60,6 +62,7 @@ impl<S: PageStore + Send> Device<S> {
             store,
             queues,
             memory: RwLock::new(None),
+            told: AtomicBool::new(false),
             event_idx: AtomicBool::new(false),
             work: (0..queues).map(|_| Mutex::new(Work::new())).collect(),
             accepted: AtomicU64::new(0),
@@ -162,11 +165,14 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
         });
         if !stays {
             self.set_memory(None);
-            (self.say)(
-                &"disk: the guest's memory could be cut short under the disk, so it is refused; give qemu -object memory-backend-memfd,share=on, which is sealed",
-            );
+            if !self.told.swap(true, Relaxed) {
+                (self.say)(
+                    &"disk: the guest's memory could be cut short under the disk, so it is refused; give qemu -object memory-backend-memfd,share=on, which is sealed",
+                );
+            }
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        self.told.store(false, Relaxed);
         self.set_memory(Some(memory));
         Ok(())
     }
