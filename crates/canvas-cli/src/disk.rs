@@ -284,7 +284,7 @@ impl Disk<'_> {
                 "disk: {} at {}, pool up to {} MiB{far}",
                 self.args.size,
                 paths.join(" and "),
-                stats.pool_bytes_max >> 20
+                self.memory.pool_bytes_max() >> 20
             ));
             return;
         }

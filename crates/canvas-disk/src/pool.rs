@@ -156,6 +156,11 @@ impl DiskMemory {
         self
     }
 
+    /// The bound on the pool that was asked for.
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.pool_bytes
+    }
+
     /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
     pub fn leave(&self) {
         if let Some(tenant) = &self.tenant {
