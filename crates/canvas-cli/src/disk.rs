@@ -85,15 +85,15 @@ pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
     let held = Held::take(args)?;
     let memory = DiskMemory::of_file(&held.file).map_err(Failure::usage)?;
     let (disk, died) = (&args.disk, args.died);
-    serve(
-        disk,
-        died,
-        signals,
-        peers(disk)?,
-        held.sockets,
-        memory,
-        None,
-    )
+    let peers = match peers(disk) {
+        // Who has the address by now is no reason to lose what is stored.
+        Err(why) if died > 0 => {
+            say(format_args!("disk: {}; there are no metrics", why.sentence));
+            Peers::new()
+        }
+        peers => peers?,
+    };
+    serve(disk, died, signals, peers, held.sockets, memory, None)
 }
 
 /// Before the first thread, so that none of them ever gets one.
