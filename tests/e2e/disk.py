@@ -358,7 +358,9 @@ def holder_killed(r):
                             timeout=20)
     r.same(second.returncode, 2, "a second disk beside it")
     os.kill(server, signal.SIGTERM)
-    wait_until(r, "it has ended", lambda: not os.path.exists(f"/proc/{server}"), 20)
+    # It was left to this process.
+    pid, code = wait_until(r, "it has ended", lambda: (end := os.waitpid(server, os.WNOHANG))[0] and end, 20)
+    r.same((pid, code), (server, 0), "how it ended")
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
     c, path = disk(r, tag="again")
     os.kill(server_of(r, c), signal.SIGTERM)
