@@ -32,7 +32,7 @@ mod tune;
 
 pub use advise::AdviseArgs;
 pub use beyond::BeyondArgs;
-pub use disk::DiskArgs;
+pub use disk::{DiskArgs, HeldArgs};
 pub use dispatch::DispatchArgs;
 pub use end::EndArgs;
 pub use inspect::{DumpArgs, ReadArgs};
@@ -124,6 +124,9 @@ pub enum Command {
     /// monitor attaches the disk, and the guest uses it as swap.
     #[command(after_long_help = disk::DISK_NOTES)]
     Disk(DiskArgs),
+    /// Serves the disk of a `canvas disk`, which starts it.
+    #[command(hide = true)]
+    DiskServer(HeldArgs),
     /// Look at a configuration file.
     ///
     /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML
