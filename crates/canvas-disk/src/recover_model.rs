@@ -212,14 +212,14 @@ fn version(page: u64, version: u64) -> PageBuf {
         (0, _) | (_, 0) => [0; PAGE_SIZE],
         (_, 1) => [(version % 255) as u8 + 1; PAGE_SIZE],
         // Of one size, so that it is written over the one before; then a few words changed.
-        (_, 2..=4) => page_of(page << 32 | version, 4096),
+        (_, 2..=4) => page_of((page << 32) | version, 4096),
         (_, 5 | 6) => {
-            let mut few = page_of(page << 32 | version / 9, 2000);
+            let mut few = page_of((page << 32) | (version / 9), 2000);
             few[100..108].copy_from_slice(&version.to_le_bytes());
             few
         }
         _ => page_of(
-            page << 32 | version,
+            (page << 32) | version,
             (page * 37 + version * 501) as usize % 4000,
         ),
     }
