@@ -70,6 +70,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             disk,
             late: false,
             warm: false,
+            code: None,
         })
         .to_vec(),
     )

@@ -60,6 +60,7 @@ mod tests {
                 disk: n & 1 != 0,
                 late: n & 2 != 0,
                 warm: n & 4 != 0,
+                code: None,
             };
             let wanted = LiveCopies::new(Policy::NAMED[0].1);
             wanted.clone().set(first);

@@ -479,6 +479,7 @@ mod tests {
             disk: false,
             late: false,
             warm: false,
+            code: None,
         };
         j.set_copies(copies).unwrap();
         assert_eq!(j.copies(), Some(copies));

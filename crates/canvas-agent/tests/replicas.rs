@@ -369,6 +369,7 @@ fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
             disk,
             late: false,
             warm: false,
+            code: None,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..12).collect();
@@ -391,6 +392,7 @@ fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(&servers, policy, Some(dir.path()), seed());
@@ -422,6 +424,7 @@ fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
             disk,
             late: false,
             warm: false,
+            code: None,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..24).collect();
@@ -460,6 +463,7 @@ fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::over(&[way.addr], policy, Some(dir.path()), seed());
     let extents: Vec<u32> = (0..8).collect();
@@ -674,6 +678,7 @@ fn a_tenant_that_ends_leaves_no_slab_lent() {
         disk: false,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::new(&servers, policy, None, seed());
     let outcomes = rig.write(&of_slabs(0..5), |_| {});
@@ -697,6 +702,7 @@ fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
         disk: false,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::over(&[way.addr], policy, None, seed());
     assert_eq!(donor.lent_slabs(), 1);
@@ -725,6 +731,7 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
         disk: false,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::over(&addrs, policy, None, seed());
     rig.write(&of_slabs(0..4), |_| {});
@@ -827,6 +834,7 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
             disk: false,
             late: false,
             warm: false,
+            code: None,
         };
         let mut rig = Rig::over(&[liar, honest.listening()], policy, None, seed());
         // As many pages as there can be slabs, and then no more over this connection.

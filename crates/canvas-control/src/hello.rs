@@ -496,6 +496,7 @@ mod tests {
                 disk: true,
                 late: false,
                 warm: false,
+                code: None,
             }),
             asked: Asked {
                 weight: Some(300),
@@ -523,6 +524,7 @@ mod tests {
                 disk: false,
                 late: false,
                 warm: false,
+                code: None,
             },
             slabs: 9,
             terms: Terms {
@@ -671,7 +673,7 @@ mod tests {
         #[test]
         fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
                                  from in 0usize..200, len in 0usize..20) {
-            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false, warm: false }), asked: Asked::default() };
+            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false, warm: false, code: None }), asked: Asked::default() };
             let mut bytes = Ask::Tenant(hello.clone()).encode();
             if let Ok(ask) = Ask::decode(&bytes) {
                 prop_assert!(judge_name(&hello.name).is_ok() && (1..=SLABS_MAX).contains(&slabs));

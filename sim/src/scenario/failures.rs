@@ -135,6 +135,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: true,
             late: false,
             warm: false,
+            code: None,
         },
     ),
     (
@@ -144,6 +145,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: false,
             late: false,
             warm: false,
+            code: None,
         },
     ),
     (
@@ -153,6 +155,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: false,
             late: false,
             warm: false,
+            code: None,
         },
     ),
     (
@@ -162,6 +165,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: false,
             late: false,
             warm: false,
+            code: None,
         },
     ),
 ];

@@ -601,6 +601,7 @@ mod tests {
                 disk: false,
                 late: false,
                 warm: false,
+                code: None,
             }),
             Change::Weight(300),
             Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
