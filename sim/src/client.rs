@@ -148,6 +148,7 @@ impl World {
             granted,
             || seals[first..first + extents].iter().any(|s| *s != 0),
             |entry| entry.is_short(donors, want, now),
+            donors,
         );
         match placed {
             // No slab of a living tenant is ever freed.

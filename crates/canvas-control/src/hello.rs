@@ -27,7 +27,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use canvas_place::replicas::Policy;
+use canvas_place::replicas::{Code, Policy};
 use canvas_shm::far::SLABS_MAX;
 use canvas_types::units::Size;
 
@@ -176,6 +176,9 @@ pub struct Wanted {
     /// Servers have none of what is not likely to be needed soon.
     #[serde(default)]
     pub warm: bool,
+    /// Servers have shards: so many that hold the bytes, and so many more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<(usize, usize)>,
 }
 
 impl From<Policy> for Wanted {
@@ -185,17 +188,22 @@ impl From<Policy> for Wanted {
             disk: p.disk,
             late: p.late,
             warm: p.warm,
+            code: p.code.map(|code| (code.data(), code.parity())),
         }
     }
 }
 
 impl From<Wanted> for Policy {
     fn from(w: Wanted) -> Policy {
+        if let Some(code) = w.code.and_then(|(data, parity)| Code::new(data, parity)) {
+            return Policy::coded(code);
+        }
         Policy {
             donors: w.donors,
             disk: w.disk,
             late: w.late,
             warm: w.warm,
+            code: None,
         }
     }
 }
@@ -462,6 +470,8 @@ fn judge_slabs(slabs: usize) -> Result<(), MessageError> {
 
 fn judge_copies(copies: Option<Wanted>) -> Result<(), MessageError> {
     match copies {
+        Some(c) if c.code.is_some() && Wanted::from(Policy::from(c)) == c => Ok(()),
+        Some(c) if c.code.is_some() => Err(MessageError::Copies),
         Some(c) if c.donors > 3 || c.donors == 0 && !c.disk => Err(MessageError::Copies),
         _ => Ok(()),
     }
