@@ -128,6 +128,8 @@ pub struct Rig {
     pub lets: bool,
     /// Slabs with too few copies, as was last told.
     pub degraded: u64,
+    /// Reads that went to another donor, as was told.
+    pub failovers: u64,
     /// Lines for the user.
     pub said: Vec<String>,
 }
@@ -172,6 +174,7 @@ impl Rig {
             own: 0,
             lets: true,
             degraded: 0,
+            failovers: 0,
             said: Vec::new(),
         };
         // Until they are connected to, donors get nothing.
@@ -188,6 +191,8 @@ impl Rig {
         self.wants = [None; OWN_MAX];
         self.moving = [false; OWN_MAX];
         self.degraded = 0;
+        // Donors are connected to in a moment.
+        self.far.wait_ms_max.store(30_000, Relaxed);
         self.journal = journal.try_clone().unwrap();
         let config = config(&self.donors, &self.copies);
         let waker = Waker(self.far);
@@ -244,7 +249,14 @@ impl Rig {
                 Event::Moved { slot, .. } => {
                     assert!(std::mem::take(&mut self.moving[slot as usize]));
                 }
-                Event::Health { degraded, .. } => self.degraded = degraded,
+                Event::Health {
+                    degraded,
+                    failovers,
+                    ..
+                } => {
+                    self.degraded = degraded;
+                    self.failovers += failovers;
+                }
                 Event::Line(_, ref line) => self.said.push(line.clone()),
                 _ => return true,
             }

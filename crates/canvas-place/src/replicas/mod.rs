@@ -65,9 +65,6 @@ impl Policy {
         ("disk", Policy::new(0, true)),
     ];
 
-    /// How a code is written where the names of the others are listed.
-    pub const CODE: &'static str = "K+M";
-
     /// The one of this name, or of this code (`4+2`).
     pub fn named(name: &str) -> Option<Policy> {
         let mut all = Policy::NAMED.iter();
@@ -78,9 +75,8 @@ impl Policy {
     /// All that can be written, for a sentence.
     pub fn names() -> String {
         let names = Policy::NAMED.map(|(name, _)| name).join(", ");
-        let (data, parity) = (code::DATA, code::PARITY);
-        let ranges = format!("{}+{} to {}+{}", data.0, parity.0, data.1, parity.1);
-        format!("{names}, {ranges}")
+        let ((k, k_max), (m, m_max)) = (code::DATA, code::PARITY);
+        format!("{names}, or a code from {k}+{m} to {k_max}+{m_max}")
     }
 
     /// A shard at each of as many donors as the code has shards.

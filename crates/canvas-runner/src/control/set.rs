@@ -217,7 +217,7 @@ pub enum ValueError {
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// It is none of the copies.
-    #[error("write one of {}", Policy::NAMED.map(|(name, _)| name).join(", "))]
+    #[error("write one of {}", Policy::names())]
     Copies,
     /// There are too few servers.
     #[error(
@@ -247,6 +247,7 @@ impl Places {
             disk,
             late: _,
             warm: _,
+            code: _,
         } = policy;
         if donors > self.servers && !self.gossip {
             return Err(ValueError::FewServers {
@@ -691,7 +692,7 @@ mod tests {
             (
                 &[("copies", "4")],
                 now(),
-                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk",
+                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk, or a code from 2+1 to 8+2",
             ),
             (
                 &[("copies", "3")],

@@ -72,12 +72,14 @@ impl Reads {
 /// The parts of a read.
 fn parts(code: Code, range: Range<usize>) -> Vec<Part> {
     let places: Vec<Place> = code.places(EXTENT_BYTES, range).collect();
-    let bytes: usize = places.iter().map(|p| p.range.len()).sum();
-    let is_small = places.len() <= 2 && bytes <= code.shard_bytes(EXTENT_BYTES) / 2;
-    if is_small {
+    let apart: usize = places.iter().map(|p| p.range.len()).sum();
+    let shards = places.len();
+    let together = part(code, places.clone());
+    // Side by side they would be mostly what nobody wants.
+    if 2 * apart <= shards * together.window.len() {
         return places.into_iter().map(|p| part(code, vec![p])).collect();
     }
-    vec![part(code, places)]
+    vec![together]
 }
 
 fn part(code: Code, places: Vec<Place>) -> Part {
