@@ -1,6 +1,6 @@
 //! What must be true of a world, looked at from outside: what agents believe beside what hosts hold.
 
-use canvas_place::replicas::whole;
+use canvas_place::replicas::{DonorView, Slab, whole};
 
 use crate::agent::run_id;
 use crate::host::Life;
@@ -27,6 +27,11 @@ pub fn lost(world: &World) -> usize {
         }
     }
     lost
+}
+
+/// Copies of a slab, or different shards, that donors have who serve.
+pub fn serving(slab: &Slab, donors: &[DonorView]) -> usize {
+    whole(slab.held(donors, 0))
 }
 
 /// Copies of extents that agents count on, at donors that serve, and that are not there in the right

@@ -453,6 +453,7 @@ impl Change {
     fn judge(&self) -> Result<(), MessageError> {
         self.slabs.map_or(Ok(()), judge_slabs)?;
         judge_weight(self.weight)?;
+        judge_copies(self.copies)?;
         if let Some(bytes) = self.pool_bytes.filter(|b| *b < SMALL_MIN.bytes) {
             return Err(MessageError::Pool(bytes));
         }

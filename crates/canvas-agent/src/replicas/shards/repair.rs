@@ -221,7 +221,7 @@ impl Replicas {
         let Some(gathering) = self.repairs.shards[slot].as_mut().filter(|_| !job.void) else {
             return self.end_repair(slot, false);
         };
-        let (coder, thorough) = (Arc::clone(&gathering.coder), gathering.thorough);
+        let coder = Arc::clone(&gathering.coder);
         let pieces = std::mem::take(&mut gathering.pieces);
         let pieces = self.judge_pieces(slab, within, pieces);
         let mut block = Block::new();
@@ -232,7 +232,9 @@ impl Replicas {
         };
         let shards = candidates(coder.code(), &pieces).find_map(verified);
         let Some(shards) = shards else {
-            return self.shards_do_not_verify(slot, extent, seal, thorough);
+            let shards = pieces.iter().fold(0u32, |bits, p| bits | 1 << p.shard);
+            let is_enough = shards.count_ones() as usize >= coder.code().data();
+            return self.shards_do_not_verify(slot, is_enough);
         };
         let right: Vec<&[u8]> = shards.iter().map(Vec::as_slice).collect();
         if !self.blame(slab, within, &right, &pieces) {
@@ -253,18 +255,25 @@ impl Replicas {
         self.want_shards(slot);
     }
 
-    fn shards_do_not_verify(&mut self, slot: usize, extent: u32, seal: u64, thorough: bool) {
+    /// What was read does not give the extent. `is_enough`: so many shards are there that it should.
+    fn shards_do_not_verify(&mut self, slot: usize, is_enough: bool) {
+        let Some((extent, seal)) = self.repairs.jobs.job(slot).map(|j| (j.extent, j.seal)) else {
+            return;
+        };
         if self.far.seals[extent as usize].load(Acquire) != seal {
             // The tenant has changed it itself.
             return self.end_repair(slot, false);
         }
-        if let Some(gathering) = self.repairs.shards[slot].as_mut().filter(|_| !thorough) {
+        let gathering = self.repairs.shards[slot].as_mut();
+        if let Some(gathering) = gathering.filter(|g| !g.thorough) {
             gathering.thorough = true;
             gathering.tried = 0;
             return self.gather_for_repair(slot);
         }
-        self.far.stats.corrupt.fetch_add(1, Relaxed);
-        self.tell_unrepairable(extent);
+        if is_enough {
+            self.far.stats.corrupt.fetch_add(1, Relaxed);
+            self.tell_unrepairable(extent);
+        }
         self.repairs.jobs.hopeless(slot);
         self.end_repair(slot, false);
     }

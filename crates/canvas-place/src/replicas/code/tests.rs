@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::replicas::{DonorView, Policy, Replica, Standing};
+use crate::replicas::{DonorView, GiveUp, Held, Policy, Replica, Standing, give_up, whole};
 
 const EXTENT: usize = 32 << 10;
 
@@ -213,4 +213,31 @@ fn a_slab_stays_in_the_form_in_which_it_was_begun() {
         Policy::named("2").unwrap()
     );
     assert_eq!((coded.donors, coded.to_string().as_str()), (6, "4+2"));
+}
+
+proptest! {
+    /// What is given up of a slab in shards leaves every shard that was whole, unless its time is over.
+    #[test]
+    fn no_shard_is_given_up_that_is_the_only_one(
+        code in codes(),
+        held in prop::collection::vec((0..10usize, any::<[bool; 2]>(), prop::option::of(0..20u64)), 0..12),
+        now in 0..20u64,
+    ) {
+        let held = held.into_iter().enumerate().map(|(donor, (shard, [up, whole], leaving_until_ns))| Held {
+            donor,
+            up,
+            may_serve: up,
+            whole,
+            leaving_until_ns,
+            shard: Some(shard % code.shards()),
+        });
+        let held: Vec<Held> = held.collect();
+        let given = give_up(held.iter().copied(), Policy::coded(code), false, true, now);
+        let Some(GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given else {
+            return Ok(());
+        };
+        let left = held.iter().copied().filter(|c| c.donor != donor);
+        let is_due = held[donor].leaving_until_ns.is_some_and(|until| now >= until);
+        prop_assert!(is_due || whole(left) == code.shards());
+    }
 }
