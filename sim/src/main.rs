@@ -3,7 +3,9 @@
 
 use std::process::ExitCode;
 
-use canvas_sim::scenario::{Size, balance, contention, erasure, failures, pressure, slabs, utilization};
+use canvas_sim::scenario::{
+    Size, balance, contention, erasure, failures, pressure, slabs, utilization,
+};
 use canvas_sim::world::HOSTS_MAX;
 
 type Report = fn(u64, Size) -> String;

@@ -103,7 +103,10 @@ impl Pool {
             if !known.iter().any(|h| is_dead[*h as usize]) {
                 continue;
             }
-            let views: Vec<DonorView> = known.iter().map(|h| view(!is_dead[*h as usize], 0)).collect();
+            let views: Vec<DonorView> = known
+                .iter()
+                .map(|h| view(!is_dead[*h as usize], 0))
+                .collect();
             let mut moved = 0;
             for entry in map.values() {
                 let left = audit::serving(entry, &views[..]);
@@ -195,7 +198,9 @@ fn racks(rng: &mut fastrand::Rng, hosts: usize, n: usize) -> Vec<usize> {
 const DEEDS: [Deed; 5] = [
     ("1 host", |rng, hosts| drawn(rng, hosts, 1)),
     ("2 hosts", |rng, hosts| drawn(rng, hosts, 2)),
-    ("1 % of them", |rng, hosts| drawn(rng, hosts, hosts.div_ceil(100))),
+    ("1 % of them", |rng, hosts| {
+        drawn(rng, hosts, hosts.div_ceil(100))
+    }),
     ("a rack of 40", |rng, hosts| racks(rng, hosts, 1)),
     ("3 racks", |rng, hosts| racks(rng, hosts, 3)),
 ];
@@ -239,10 +244,17 @@ pub fn report(seed: u64, size: Size) -> String {
             if n == 0 {
                 let of = |bytes: u64| bytes as f64 / held as f64;
                 let (read, written) = (of(sum.read_bytes), of(sum.written_bytes));
-                let _ = write!(text, "{read:>22.2}  {written:>5.2}  {:>5.2}  ", sum.repair_s);
+                let _ = write!(
+                    text,
+                    "{read:>22.2}  {written:>5.2}  {:>5.2}  ",
+                    sum.repair_s
+                );
             }
             let borne = policy.code.map_or(policy.donors - 1, Code::parity);
-            assert!(n >= 2 || n + 1 > borne || sum.lost == 0, "seed {seed}: {name}");
+            assert!(
+                n >= 2 || n + 1 > borne || sum.lost == 0,
+                "seed {seed}: {name}"
+            );
             lost.push(sum.lost as f64 * 1e6 / sum.slabs as f64);
         }
         for lost in lost {

@@ -54,6 +54,8 @@ pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
     }
     let code = usize::from(line[CODE]);
     slab.code = Code::new(code >> 4, code & 15);
+    let shards = slab.code.map_or(1, Code::shards);
+    slab.replicas.retain(|c| c.shard < shards);
     slab.may_be_on_disk = line[DISK] != DISK_EMPTY;
     if line[DISK] != 0 {
         slab.disk = Gaps::all();
