@@ -28,7 +28,7 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),
     ("link", &["rdma", "wire"]),
-    ("donor", &["place", "rdma", "types", "wire"]),
+    ("donor", &["link", "place", "rdma", "types", "wire"]),
     ("control", &["place", "sched", "shm", "types"]),
     (
         "agent",
