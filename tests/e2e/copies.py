@@ -174,7 +174,7 @@ def copies_erasure(r):
     checked; what they had is made again at others, and one more dies."""
     if not r.managed:
         return
-    lending, servers = lenders(r, 8)
+    lending, servers = lenders(r, 9)
     c, name, end = worker(r, servers, flags=("--copies", "4+2"))
     moved(r, name, "4+2", servers, 6)
     # Six parts of a quarter of a slab each: one and a half times what is kept.
@@ -190,7 +190,7 @@ def copies_erasure(r):
             lending[servers.index(address)].signal(signal.SIGKILL)
         if dies == 2:
             moved(r, name, "4+2", alive, 6)
-    # Five are left of six: all can be read.
+    # Six are left, so writes go on; what the last one had is computed.
     time.sleep(0.5)
     ends_right_of(r, c, end)
 

@@ -212,8 +212,9 @@ pub fn report(seed: u64, size: Size) -> String {
         Size::Full => 10_000,
         Size::Hosts(n) => n,
     };
+    let trials = if hosts > 1000 { TRIALS / 4 } else { TRIALS };
     let mut text = format!(
-        "copies and codes (seed {seed}): {hosts} hosts that keep 1 GiB each at donors, {TRIALS} draws of hosts that die at \
+        "copies and codes (seed {seed}): {hosts} hosts that keep 1 GiB each at donors, {trials} draws of hosts that die at \
          one time\n  copies  space  repair of a host's GiB: read, written (GiB), after (s)  "
     );
     text.push_str("slabs lost of a million when there die:");
@@ -230,7 +231,6 @@ pub fn report(seed: u64, size: Size) -> String {
         for (n, (_, deed)) in DEEDS.iter().enumerate() {
             let mut sum = Deaths::default();
             let mut held = 0;
-            let trials = if hosts > 1000 { TRIALS / 4 } else { TRIALS };
             for _ in 0..trials {
                 let dead = deed(&mut rng, hosts);
                 held += dead.iter().map(|h| pool.lent_bytes[*h]).sum::<u64>();
