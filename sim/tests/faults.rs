@@ -61,6 +61,38 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    /// The same of slabs in shards.
+    #[test]
+    fn one_failure_at_a_time_of_shards(
+        seed: u64,
+        code in prop::sample::select(vec!["2+1", "2+2", "3+1", "4+2"]),
+        slabs in 1..4usize,
+        load_ms in 1..8u64,
+        schedule in steps(),
+    ) {
+        let policy = Policy::named(code).unwrap();
+        let mut world = filled(Config {
+            slabs,
+            extents: 16,
+            net_bytes_per_us: 1250 * 16,
+            load_ns: load_ms * MS,
+            ..Config::new(seed, policy.donors + 2, policy)
+        });
+        for (host, gap_ms, what) in schedule {
+            world.run_until(world.now() + gap_ms * MS);
+            let outcome = step(&mut world, host, what);
+            prop_assert_eq!(outcome.lost, 0, "copies={}, host {}: {:?}", code, host, what);
+            prop_assert!(
+                outcome.redundant_after.is_some(),
+                "copies={}, host {}: {:?} is not made good", code, host, what
+            );
+        }
+    }
+}
+
 /// Copies that are wanted, with a disk at hand.
 fn policy() -> impl Strategy<Value = Policy> {
     let all = [(1, true), (2, false), (3, false), (0, true), (2, true)];
@@ -70,6 +102,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             disk,
             late: false,
             warm: false,
+            code: None,
         })
         .to_vec(),
     )
