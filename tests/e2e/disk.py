@@ -698,7 +698,8 @@ def status(r):
         return code, json.loads(out)
 
     c, path = disk(r, "--tenant", "vm", "--far", "256M", "--far-dir", r.dir, pool=6 * MIB, env=env)
-    small, small_path = disk(r, pool=2 * MIB, tag="small", env=env)
+    # Of one process: it is to be stopped and killed whole.
+    small, small_path = disk(r, "--restarts", "0", pool=2 * MIB, tag="small", env=env)
     client = nbd.Client(path)
     pages = fill(client, 6000, random_bytes=PAGE)
     wait_until(r, "its rates are those of the last second", lambda: told("vm")[1]["disk"]["writes_per_s"] > 0, 10)
