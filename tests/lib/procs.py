@@ -136,8 +136,13 @@ class Sampler:
 
     With `managed`, `root` is `canvas run` itself and left out, and local memory is what is left of
     the anonymous memory without the pools. The pools are read from the maps: a counter lags behind
-    them, and after a fork cannot know which pool pages are still shared.
+    them, and after a fork cannot know which pool pages are still shared. The walks are no moment: of
+    one during which this thread waited for a processor, the pool may have been larger in between than
+    before and after, so it says nothing of local memory.
     """
+
+    # A sample that takes longer is none of local memory. Walks take a few milliseconds.
+    WALK_S_MAX = 0.03
 
     def __init__(self, root, managed=False, interval_s=0.1):
         self.root, self.managed, self.interval_s = root, managed, interval_s
@@ -159,6 +164,7 @@ class Sampler:
 
     def once(self):
         pids = memories(tree(self.root, not self.managed))
+        began = time.monotonic()
         before = pool_bytes(pids) if self.managed else 0
         anon = anon_bytes(pids)
         self.samples += 1
@@ -167,6 +173,8 @@ class Sampler:
             # The pool may change while the maps are walked: only what is certain counts.
             pool = max(before, pool_bytes(pids))
             self.pool_peak_bytes = max(self.pool_peak_bytes, pool)
+            if time.monotonic() - began > self.WALK_S_MAX:
+                return
             self.local_peak_bytes = max(self.local_peak_bytes, anon - pool)
 
     def stop(self):
