@@ -4,7 +4,7 @@
 use canvas_place::replicas::Policy;
 use canvas_sim::engine::{MS, SEC};
 use canvas_sim::scenario::failures::{POLICIES, Step, filled, step};
-use canvas_sim::world::Config;
+use canvas_sim::world::{Config, World};
 use proptest::prelude::*;
 
 fn steps() -> impl Strategy<Value = Vec<(usize, u64, Step)>> {
@@ -18,6 +18,34 @@ fn steps() -> impl Strategy<Value = Vec<(usize, u64, Step)>> {
         }),
     ];
     prop::collection::vec((0..HOSTS, 0..2000u64, one), 1..4)
+}
+
+/// One failure after the other: nothing is lost, and each is made good.
+fn made_good(
+    world: &mut World,
+    schedule: Vec<(usize, u64, Step)>,
+    copies: &str,
+) -> Result<(), TestCaseError> {
+    for (host, gap_ms, what) in schedule {
+        world.run_until(world.now() + gap_ms * MS);
+        let outcome = step(world, host, what);
+        prop_assert_eq!(
+            outcome.lost,
+            0,
+            "copies={}, host {}: {:?}",
+            copies,
+            host,
+            what
+        );
+        prop_assert!(
+            outcome.redundant_after.is_some(),
+            "copies={}, host {}: {:?} is not made good",
+            copies,
+            host,
+            what
+        );
+    }
+    Ok(())
 }
 
 const HOSTS: usize = 5;
@@ -49,15 +77,7 @@ proptest! {
             load_ns: load_ms * MS,
             ..Config::new(seed, HOSTS, policy)
         });
-        for (host, gap_ms, what) in schedule {
-            world.run_until(world.now() + gap_ms * MS);
-            let outcome = step(&mut world, host, what);
-            prop_assert_eq!(outcome.lost, 0, "copies={}, host {}: {:?}", name, host, what);
-            prop_assert!(
-                outcome.redundant_after.is_some(),
-                "copies={}, host {}: {:?} is not made good", name, host, what
-            );
-        }
+        made_good(&mut world, schedule, name)?;
     }
 }
 
@@ -81,15 +101,7 @@ proptest! {
             load_ns: load_ms * MS,
             ..Config::new(seed, policy.donors + 2, policy)
         });
-        for (host, gap_ms, what) in schedule {
-            world.run_until(world.now() + gap_ms * MS);
-            let outcome = step(&mut world, host, what);
-            prop_assert_eq!(outcome.lost, 0, "copies={}, host {}: {:?}", code, host, what);
-            prop_assert!(
-                outcome.redundant_after.is_some(),
-                "copies={}, host {}: {:?} is not made good", code, host, what
-            );
-        }
+        made_good(&mut world, schedule, code)?;
     }
 }
 
