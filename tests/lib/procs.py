@@ -138,7 +138,8 @@ class Sampler:
     the anonymous memory without the pools. The pools are read from the maps: a counter lags behind
     them, and after a fork cannot know which pool pages are still shared. The walks are no moment: of
     one during which this thread waited for a processor, the pool may have been larger in between than
-    before and after, so it says nothing of local memory.
+    before and after, so it says nothing of local memory. Nor does one during which a process came or
+    went, who took or gave back its share of pages between the walks.
     """
 
     # A sample that takes longer is none of local memory. Walks take a few milliseconds.
@@ -148,6 +149,9 @@ class Sampler:
         self.root, self.managed, self.interval_s = root, managed, interval_s
         self.anon_peak_bytes = 0
         self.local_peak_bytes = 0
+        # The same of what two samples in a row have: what lasts longer than the walk between them.
+        self.local_lasting_peak_bytes = 0
+        self._local_before_bytes = 0
         self.pool_peak_bytes = 0
         self.samples = 0
         self._stop = threading.Event()
@@ -163,7 +167,8 @@ class Sampler:
                 continue
 
     def once(self):
-        pids = memories(tree(self.root, not self.managed))
+        whole = tree(self.root, not self.managed)
+        pids = memories(whole)
         began = time.monotonic()
         before = pool_bytes(pids) if self.managed else 0
         anon = anon_bytes(pids)
@@ -173,9 +178,13 @@ class Sampler:
             # The pool may change while the maps are walked: only what is certain counts.
             pool = max(before, pool_bytes(pids))
             self.pool_peak_bytes = max(self.pool_peak_bytes, pool)
-            if time.monotonic() - began > self.WALK_S_MAX:
+            if time.monotonic() - began > self.WALK_S_MAX or tree(self.root, False) != whole:
                 return
-            self.local_peak_bytes = max(self.local_peak_bytes, anon - pool)
+            local = anon - pool
+            self.local_peak_bytes = max(self.local_peak_bytes, local)
+            lasting = min(local, self._local_before_bytes)
+            self.local_lasting_peak_bytes = max(self.local_lasting_peak_bytes, lasting)
+            self._local_before_bytes = local
 
     def stop(self):
         self._stop.set()
