@@ -148,7 +148,7 @@ def hot_copies(r):
     """Pages that stay for long do not keep their copies in the pool; pages that are read all alike do."""
     counts = {}
     for load in ("zipf", "sequential"):
-        _, stats = paged(r, load, args=["--seconds", "1"])
+        _, stats = paged(r, load, args=["--seconds", "3"])
         counts[load] = find(stats, "pool_copies_hot")
         r.same(find(stats, "entries")["reservations_dropped"], 0, f"{load}: reservations dropped")
     r.require(counts["zipf"] > 100, f"copies of hot pages dropped: {counts}")
