@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate with those of ours that it may use, tests aside. Below others first.
-const MAY_USE: [(&str, &[&str]); 26] = [
+const MAY_USE: [(&str, &[&str]); 27] = [
     ("types", &[]),
     ("patch", &[]),
     ("place", &[]),
     ("testing", &[]),
     ("wire", &[]),
+    ("lane", &[]),
     ("workloads", &[]),
     ("shm", &["types"]),
     ("sys", &["types"]),
@@ -28,7 +29,7 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),
     ("link", &["rdma", "wire"]),
-    ("donor", &["place", "rdma", "types", "wire"]),
+    ("donor", &["lane", "place", "rdma", "types", "wire"]),
     ("control", &["place", "sched", "shm", "types"]),
     (
         "agent",
