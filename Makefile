@@ -22,7 +22,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume lint deps-test deps-demo clean
+	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -142,6 +142,9 @@ bench-hints: build ## Programs that say what they need next (canvas.h), their pa
 bench-resume: build ## Idle programs that are needed again, with and without --learn (root; docs/BENCH.md)
 	$(call install,$(POINTER_PACKAGES) redis-server)
 	bench/resume --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-resume.jsonl
+
+bench-reads: build ## What a page costs that is read alone from a donor, by process (root; docs/BENCH.md)
+	bench/reads --canvas $(CANVAS) --processors all,one --out bench/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

@@ -158,6 +158,8 @@ pub struct Agent<S> {
     ready: VecDeque<u32>,
     /// By slot of the store's.
     own: [Own; OWN_MAX],
+    /// Those who sleep and were answered.
+    to_wake: Vec<From>,
     /// Tickets of those that are over; true when bytes went over the link.
     through: Vec<(Ticket, bool)>,
     /// What is known of [`canvas_shm::far::FarStats::ahead_ns`].
@@ -207,6 +209,7 @@ impl<S: Store> Agent<S> {
             numbers: setup.numbers,
             ready: VecDeque::new(),
             own: [Own::default(); OWN_MAX],
+            to_wake: Vec::new(),
             through: Vec::new(),
             ahead_seen: Box::new([0; BUCKETS]),
             looked_ns: 0,
@@ -228,8 +231,11 @@ impl<S: Store> Agent<S> {
                 [self.store.due_in(), dispatch.due_in()]
             };
             let due_in = dues.into_iter().flatten().min();
-            self.idle
-                .pause(worked, expects, due_in, self.far, || self.store.is_ready());
+            let (store, idle) = (&self.store, &mut self.idle);
+            let await_answer = |time| store.await_answer(time);
+            idle.pause(worked, expects, due_in, self.far, await_answer, || {
+                store.is_ready()
+            });
         }
     }
 
@@ -250,6 +256,7 @@ impl<S: Store> Agent<S> {
             self.start(decision, dispatch.now_ns());
             worked = true;
         }
+        self.store.flush();
         worked |= self.reap(dispatch, ALONE);
         if worked {
             let ns = began.elapsed().as_nanos() as u64;
@@ -301,6 +308,7 @@ impl<S: Store> Agent<S> {
         found.held_back = self.requests.may_take();
         found.more |= found.held_back;
         self.hand_over(dispatch, id);
+        self.wake_all();
         found
     }
 
@@ -333,7 +341,8 @@ impl<S: Store> Agent<S> {
         if let Decision::Drop(_) = decision {
             work.ticket = None;
             stats.dropped.fetch_add(1, Relaxed);
-            return self.finish(id, Status::Late);
+            self.finish(id, Status::Late);
+            return self.wake_all();
         }
         let class = request.class as usize;
         work.begun_ns = now_ns;
@@ -345,9 +354,11 @@ impl<S: Store> Agent<S> {
         stats.sent_bytes[class].fetch_add(request.bytes.into(), Relaxed);
         let (mailbox, i) = (&self.far.mailboxes[work.from.proc], work.from.i);
         if work.ask.kind == Kind::Read && !mailbox.wanted(i) {
-            return self.finish(id, Status::Refused);
+            self.finish(id, Status::Refused);
+        } else {
+            self.run(id);
         }
-        self.run(id);
+        self.wake_all();
     }
 
     /// Takes what the store has to say, and answers. True when there was something.
@@ -365,6 +376,7 @@ impl<S: Store> Agent<S> {
         }
         self.events = events;
         self.hand_over(dispatch, id);
+        self.wake_all();
         if dispatch.now_ns() > self.looked_ns + LOOK_NS {
             self.looked_ns = dispatch.now_ns();
             self.learn_ahead(dispatch, id);
@@ -806,10 +818,16 @@ impl<S: Store> Agent<S> {
         self.ready.extend(ended.next);
     }
 
-    fn answer(&self, from: From, status: Status) {
-        let mailbox = &self.far.mailboxes[from.proc];
-        if mailbox.complete(from.i, status) {
-            futex_wake(mailbox.word(from.i), u32::MAX >> 1);
+    fn answer(&mut self, from: From, status: Status) {
+        if self.far.mailboxes[from.proc].complete(from.i, status) {
+            self.to_wake.push(from);
+        }
+    }
+
+    /// Wakes the threads that sleep and were answered: after all answers, as each wake-up takes longer than one.
+    fn wake_all(&mut self) {
+        for from in self.to_wake.drain(..) {
+            futex_wake(self.far.mailboxes[from.proc].word(from.i), u32::MAX >> 1);
         }
     }
 }
@@ -821,11 +839,17 @@ impl<S: Store + Send> Served for Agent<S> {
     fn start(&mut self, decision: Decision, now_ns: u64) {
         Agent::start(self, decision, now_ns);
     }
+    fn flush(&mut self) {
+        self.store.flush();
+    }
     fn reap(&mut self, dispatch: &mut Dispatch, id: u64) -> bool {
         Agent::reap(self, dispatch, id)
     }
     fn expects(&self) -> bool {
         self.store.expects()
+    }
+    fn await_answer(&self, time: Duration) -> bool {
+        self.store.await_answer(time)
     }
     fn is_ready(&self) -> bool {
         self.store.is_ready()

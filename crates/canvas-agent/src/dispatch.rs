@@ -13,7 +13,7 @@ use canvas_sched::{
     Class, Decision, LinkConfig, LinkId, LinkStats, Promoted, Scheduler, TenantConfig, TenantId,
     TenantStats, Ticket,
 };
-use canvas_sys::proc::now_ns;
+use nix::time::{ClockId, clock_gettime};
 
 /// What a request travels over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +53,12 @@ impl Default for Dispatch {
     fn default() -> Dispatch {
         Dispatch::new()
     }
+}
+
+/// Monotonic time in ns, the clock of the programs' requests, without a system call where the kernel can.
+fn now_ns() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("there is always a monotonic clock");
+    Duration::from(time).as_nanos() as u64
 }
 
 impl Dispatch {

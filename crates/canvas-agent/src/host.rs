@@ -17,7 +17,7 @@ use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake, thread_ns};
 
 use crate::dispatch::Dispatch;
-use crate::idle::{EXPECT, SLEEP_MAX, is_contended, looking, relax};
+use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, looking, relax};
 use crate::round_robin::{Rings, RoundRobin, VAIN_PAUSE};
 use crate::share::{Live, Share};
 
@@ -43,10 +43,14 @@ pub trait Served: Send {
     fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found;
     /// See [`crate::Agent::start`].
     fn start(&mut self, decision: Decision, now_ns: u64);
+    /// See [`crate::store::Store::flush`].
+    fn flush(&mut self);
     /// See [`crate::Agent::reap`].
     fn reap(&mut self, dispatch: &mut Dispatch, id: u64) -> bool;
     /// See [`crate::store::Store::expects`].
     fn expects(&self) -> bool;
+    /// See [`crate::store::Store::await_answer`].
+    fn await_answer(&self, time: Duration) -> bool;
     /// See [`crate::store::Store::is_ready`].
     fn is_ready(&self) -> bool;
     /// See [`crate::store::Store::due_in`].
@@ -81,12 +85,16 @@ struct Seat {
     id: u64,
     agent: Box<dyn Served>,
     last_work: Instant,
+    /// Since then an answer was waited for in vain.
+    in_vain: bool,
     /// Its programs must ring, since then.
     asleep: Option<Instant>,
     /// While it is asleep: when its store has something to do that nobody rings for.
     due: Option<Instant>,
     /// It has worked in this round.
     worked: bool,
+    /// Something of it was begun in this round.
+    began: bool,
     /// It had something left to do in its last turn.
     more: bool,
     /// It could not take all that it had, in its last turn.
@@ -147,8 +155,9 @@ impl Seat {
         }
     }
 
-    /// After a turn without work: asleep, if it has been quiet for long enough.
-    fn rest(&mut self, now: Instant, spin: Duration) {
+    /// After a turn without work: asleep, if it has been quiet for long enough. Of one that is `alone` an answer is
+    /// waited for first: nobody else has to wait for that.
+    fn rest(&mut self, now: Instant, spin: Duration, alone: bool) {
         if std::mem::take(&mut self.roused) && !self.agent.is_busy() {
             let since = now.saturating_duration_since(self.vain);
             self.vain = now;
@@ -159,12 +168,17 @@ impl Seat {
             }
         }
         let spin = if self.agent.expects() {
-            spin.max(EXPECT)
+            looking(EXPECT)
         } else {
             spin
         };
         let far = self.agent.far();
         if now.saturating_duration_since(self.last_work) < spin && !is_contended() {
+            return;
+        }
+        if alone && self.agent.expects() && !self.in_vain {
+            let time = self.agent.due_in().map_or(AWAIT, |due| due.min(AWAIT));
+            self.in_vain = !self.agent.await_answer(time);
             return;
         }
         if !far.about_to_sleep() {
@@ -225,9 +239,11 @@ impl Host {
             id,
             agent,
             last_work: Instant::now(),
+            in_vain: false,
             asleep: None,
             due: None,
             worked: false,
+            began: false,
             more: false,
             held_back: false,
             round_robin: RoundRobin::new(),
@@ -321,13 +337,14 @@ impl Host {
         }
         // What has ended made room on the links.
         self.begin(&mut lap);
+        let alone = n == 1;
         for seat in &mut self.seats {
             if seat.worked {
-                seat.last_work = now;
+                (seat.last_work, seat.in_vain) = (now, false);
                 seat.roused = false;
                 seat.rings.answered();
             } else if seat.asleep.is_none() && !seat.more {
-                seat.rest(now, self.spin);
+                seat.rest(now, self.spin, alone);
             }
         }
         self.charge(now);
@@ -368,8 +385,15 @@ impl Host {
                 seat.wake();
                 seat.agent.start(decision, self.dispatch.now_ns());
                 seat.worked = true;
+                seat.began = true;
                 seat.time += lap.time();
             }
+        }
+        // Before anybody's answers are looked at: what is read now is not to wait for that.
+        for seat in self.seats.iter_mut().filter(|s| s.began) {
+            seat.began = false;
+            seat.agent.flush();
+            seat.time += lap.time();
         }
     }
 
@@ -440,6 +464,7 @@ mod tests {
 
     impl Served for Counts {
         fn start(&mut self, _: Decision, _: u64) {}
+        fn flush(&mut self) {}
         fn reap(&mut self, _: &mut Dispatch, _: u64) -> bool {
             self.reaped.fetch_add(1, Relaxed);
             false
@@ -468,6 +493,9 @@ mod tests {
             false
         }
         fn expects(&self) -> bool {
+            false
+        }
+        fn await_answer(&self, _: Duration) -> bool {
             false
         }
         fn is_ready(&self) -> bool {

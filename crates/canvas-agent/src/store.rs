@@ -104,11 +104,18 @@ pub trait Store {
     fn free(&mut self, slab: u32);
     /// Adds what has happened to `events`, and does what is due.
     fn poll(&mut self, events: &mut Vec<Event>);
+    /// What was begun since the last call goes out now.
+    fn flush(&mut self) {}
     /// The tenant is over: what is kept for it in other places is given back, as far as that is done within `patience`.
     /// The only call that waits, and the last one.
     fn leave(&mut self, _patience: Duration) {}
     /// Is an answer on its way that takes less time than to sleep and be woken?
     fn expects(&self) -> bool {
+        false
+    }
+    /// Sleeps until one of the answers that are on their way is there, `time` at most. False when it did not come, and
+    /// at once when they are not waited for like that. Nobody else is heard meanwhile.
+    fn await_answer(&self, _time: Duration) -> bool {
         false
     }
     /// Time until [`Store::poll`] has something to do that nobody wakes the agent for.

@@ -126,7 +126,10 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
         .and_then(|()| stream.set_nodelay(true))
         .and_then(|()| Outbox::new());
     let outbox = match ready {
-        Ok(outbox) => Arc::new(outbox),
+        Ok(outbox) => {
+            canvas_link::unpaced(&stream);
+            Arc::new(outbox)
+        }
         Err(e) => {
             shared.handshakes.fetch_sub(1, Relaxed);
             return End::Io(e);

@@ -9,7 +9,7 @@ use canvas_wire::session::{Initiator, Session};
 use canvas_wire::stream::{Incoming, Outgoing};
 use canvas_wire::{SLAB_BYTES, VERSION_MAX, VERSION_MIN};
 
-use crate::{LinkConfig, LinkError, Up};
+use crate::{LinkConfig, LinkError, Up, unpaced};
 
 /// Bytes of a Hello and of anything else that is sent before the link is up.
 const SMALL_FRAME: usize = 256;
@@ -21,6 +21,7 @@ pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welc
             _ => LinkError::Unreachable(e),
         })?;
     stream.set_nodelay(true).map_err(LinkError::Io)?;
+    unpaced(&stream);
     let mut wire = Wire {
         stream,
         incoming: Incoming::new(),
@@ -51,6 +52,7 @@ pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welc
         session,
         incoming: wire.incoming,
         outgoing: Outgoing::new(),
+        is_fresh: false,
     };
     Ok((up, welcome))
 }

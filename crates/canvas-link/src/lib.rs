@@ -60,6 +60,7 @@ mod error;
 mod pending;
 mod rdma;
 mod transport;
+mod unpaced;
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -79,6 +80,7 @@ pub use completions::{Completion, Completions};
 pub use error::{AskError, LinkError, SubmitError};
 use pending::Pending;
 pub use transport::{Address, RDMA_PREFIX, Transport, connect};
+pub use unpaced::unpaced;
 
 /// Unsent bytes past which [`Link::submit`] says that the link is full.
 pub const UNSENT_BYTES_MAX: usize = 1 << 20;
@@ -161,6 +163,8 @@ struct Up {
     incoming: Incoming,
     /// Sealed bytes that the socket has not taken yet.
     outgoing: Outgoing,
+    /// All that is outstanding was submitted after the last look: its answers cannot have come.
+    is_fresh: bool,
 }
 
 /// A link to one donor. See the crate's documentation.
@@ -270,9 +274,11 @@ impl Link {
         if up.outgoing.backlog() > UNSENT_BYTES_MAX {
             return Err(SubmitError::Full);
         }
+        let was_idle = self.pending.outstanding() == 0;
         let id = self
             .pending
             .begin(tag, request, Instant::now() + self.config.timeouts.request)?;
+        up.is_fresh |= was_idle;
         up.send_apart();
         let sealed = request
             .encode(id, &mut self.frame)
@@ -324,8 +330,9 @@ impl Link {
     }
 
     /// Appends completions to `completions` and returns how many. Flushes first. With a timeout of
-    /// zero it never blocks (busy polling: one `recv` a call when nothing is there); else it waits
-    /// until something completes or the time is over.
+    /// zero it never blocks (busy polling: one `recv` a call when nothing is there, and none in the
+    /// first call after a request on an idle link); else it waits until something completes or the
+    /// time is over.
     ///
     /// # Errors
     ///
@@ -355,7 +362,9 @@ impl Link {
         loop {
             let up = self.up.as_mut().ok_or(LinkError::Down)?;
             up.send().map_err(LinkError::Io)?;
-            up.receive(&mut self.pending, completions)?;
+            if !std::mem::take(&mut up.is_fresh) || !timeout.is_zero() {
+                up.receive(&mut self.pending, completions)?;
+            }
             let now = Instant::now();
             self.pending.expire(now, completions);
             if completions.len() > before || self.pending.has_lost() || timeout.is_zero() {

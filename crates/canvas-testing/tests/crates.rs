@@ -29,7 +29,7 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),
     ("link", &["rdma", "wire"]),
-    ("donor", &["lane", "place", "rdma", "types", "wire"]),
+    ("donor", &["lane", "link", "place", "rdma", "types", "wire"]),
     ("control", &["place", "sched", "shm", "types"]),
     (
         "agent",

@@ -62,7 +62,7 @@ use watch::Watch;
 use write::Op;
 
 const TICK: Duration = Duration::from_nanos(TICK_NS);
-/// A link that owes no answer is looked at so often while the agent is awake; asleep, it is woken.
+/// A link that owes no answer is looked at so often while the agent is awake.
 const QUIET: Duration = Duration::from_millis(1);
 /// Lease that is asked for: a donor that hears nothing so long frees our slabs.
 const LEASE_MS: u32 = 30_000;
@@ -801,13 +801,17 @@ impl Store for Replicas {
         }
         self.hedge();
         // What the answers led to goes out now and not after the next look.
+        self.flush();
+        events.append(&mut self.events);
+    }
+
+    fn flush(&mut self) {
         for link in self.donors.iter_mut().flat_map(|d| &mut d.links) {
             if link.has_unsent() {
                 // A broken link says so in its next poll.
                 let _ = link.flush();
             }
         }
-        events.append(&mut self.events);
     }
 
     fn leave(&mut self, patience: Duration) {
@@ -818,6 +822,11 @@ impl Store for Replicas {
         !self.calls.is_empty()
     }
 
+    fn await_answer(&self, time: Duration) -> bool {
+        let links = self.donors.iter().flat_map(|d| &d.links);
+        watch::await_any(links.filter(|link| link.outstanding() > 0), time)
+    }
+
     fn due_in(&self) -> Option<Duration> {
         self.reads.due_in()
     }
@@ -825,6 +834,11 @@ impl Store for Replicas {
     fn is_ready(&self) -> bool {
         let mut came = false;
         for link in self.donors.iter().flat_map(|d| &d.links) {
+            // What else a donor has to say is heard when the agent wakes by itself, in a tenth of a second at most:
+            // that is sooner than any donor's deadline, and to be woken for each link is a system call each.
+            if link.outstanding() == 0 && !link.has_unsent() {
+                continue;
+            }
             if let Some(fd) = link.fd() {
                 self.watch.arm(fd, link.has_unsent());
                 came |= link.arm();

@@ -4,8 +4,11 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use canvas_link::Transport;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -81,6 +84,30 @@ impl Watch {
     }
 }
 
+/// Links that [`await_any`] waits for at most.
+const AWAITED_MAX: usize = 8;
+
+/// Sleeps until something has come over one of a few links, `time` at most; false when nothing did, or they are too many.
+/// One system call, and who is woken is this thread: half of what it takes by way of [`Watch`].
+pub fn await_any<'l>(links: impl Iterator<Item = &'l Box<dyn Transport>>, time: Duration) -> bool {
+    let mut fds = Vec::with_capacity(AWAITED_MAX);
+    for link in links {
+        if link.arm() {
+            return true;
+        }
+        let Some(fd) = link.fd() else {
+            return true;
+        };
+        let mut flags = PollFlags::POLLIN;
+        flags.set(PollFlags::POLLOUT, link.has_unsent());
+        if fds.len() == AWAITED_MAX {
+            return false;
+        }
+        fds.push(PollFd::new(fd, flags));
+    }
+    !fds.is_empty() && ppoll(&mut fds, Some(time.into()), None).is_ok_and(|ready| ready > 0)
+}
+
 impl Drop for Watch {
     fn drop(&mut self) {
         // Full only after 2^64 - 2 writes.
@@ -91,7 +118,78 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
+    use canvas_link::{Completions, LinkError, SubmitError};
+    use canvas_wire::frame::{Reply, Request, Welcome};
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::time::Instant;
+
+    #[test]
+    fn an_answer_wakes_who_waits_for_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut ends: Vec<(Socket, TcpStream)> = (0..=AWAITED_MAX)
+            .map(|_| {
+                let ours = TcpStream::connect(addr).unwrap();
+                (Socket(ours), listener.accept().unwrap().0)
+            })
+            .collect();
+        let links = |n: usize, ends: &[(Socket, TcpStream)]| -> Vec<Box<dyn Transport>> {
+            let some = ends[..n].iter();
+            some.map(|(s, _)| Box::new(Socket(s.0.try_clone().unwrap())) as Box<dyn Transport>)
+                .collect()
+        };
+        let short = Duration::from_millis(2);
+        assert!(!await_any(links(0, &ends).iter(), Duration::from_secs(60)));
+        assert!(!await_any(links(2, &ends).iter(), short), "nothing came");
+        let many = links(AWAITED_MAX + 1, &ends);
+        assert!(!await_any(many.iter(), Duration::from_secs(60)), "too many");
+        let two = links(2, &ends);
+        let theirs = ends[1].1.try_clone().unwrap();
+        let sends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            (&theirs).write_all(b"x").unwrap();
+        });
+        assert!(await_any(two.iter(), Duration::from_secs(60)));
+        sends.join().unwrap();
+        // One that is gone is something to look at, too.
+        ends.swap_remove(0);
+        assert!(await_any(two.iter(), Duration::from_secs(60)));
+    }
+
+    /// A connection on which nothing is asked.
+    struct Socket(TcpStream);
+
+    impl Transport for Socket {
+        fn welcome(&self) -> &Welcome {
+            unreachable!("nobody asks")
+        }
+        fn submit(&mut self, _: u64, _: &Request<'_>) -> Result<(), SubmitError> {
+            Err(SubmitError::Down)
+        }
+        fn reply(&mut self, _: u64, _: &Reply<'_>) -> Result<(), SubmitError> {
+            Err(SubmitError::Down)
+        }
+        fn flush(&mut self) -> Result<bool, LinkError> {
+            Ok(true)
+        }
+        fn has_unsent(&self) -> bool {
+            false
+        }
+        fn outstanding(&self) -> usize {
+            1
+        }
+        fn poll(&mut self, _: &mut Completions, _: Duration) -> Result<usize, LinkError> {
+            Ok(0)
+        }
+        fn fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.0.as_fd())
+        }
+        fn arm(&self) -> bool {
+            false
+        }
+    }
 
     /// Threads of this process that wait for links.
     fn waiting() -> usize {
