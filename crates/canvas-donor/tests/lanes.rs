@@ -8,7 +8,7 @@ use canvas_donor::{Config, Server, TICKET_TIME};
 use canvas_lane::{
     Bad, Caller, Code, HEAD_BYTES, Keys, LENGTH_BYTES, MESSAGE_BYTES, READ_BYTES_MAX, Read,
 };
-use canvas_link::{Completions, Link, LinkConfig, Timeouts};
+use canvas_link::{AskError, Completions, Link, LinkConfig, Timeouts};
 use canvas_wire::SLAB_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Lane as Asked, LaneRate, Request, SlabKey};
@@ -158,9 +158,9 @@ impl Program {
 
 fn used(link: &mut Link, lane: u64) -> Result<(u64, u64), ErrorCode> {
     let mut c = Completions::new();
-    match link.ask(&Request::LaneEnd { lane }, &mut c).unwrap() {
-        Answer::LaneUsed { reads, bytes } => Ok((reads, bytes)),
-        Answer::Error { code, .. } => Err(code),
+    match link.ask(&Request::LaneEnd { lane }, &mut c) {
+        Ok(Answer::LaneUsed { reads, bytes }) => Ok((reads, bytes)),
+        Err(AskError::Refused { code, .. }) => Err(code),
         other => panic!("{other:?}"),
     }
 }
