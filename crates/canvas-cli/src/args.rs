@@ -25,6 +25,7 @@ mod proactive;
 mod reserve;
 mod run_values;
 mod share;
+mod swap_in;
 mod times;
 mod tools;
 mod tune;
@@ -44,6 +45,7 @@ pub use run_values::{
     TimelinessArg,
 };
 pub use share::ShareArgs;
+pub use swap_in::SwapInArgs;
 pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
 pub use tune::TuneArgs;
 
@@ -127,17 +129,17 @@ pub enum Command {
     /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML
     /// (docs/CONFIG.md).
     Config(ConfigArgs),
-    /// Say how the runs of this user are, or one of them; for root: of all users.
+    /// Say how the runs and disks of this user are, or one of them; for root: of all users.
     ///
     /// Exit code 0 when nothing is wrong, 1 when something is (its code says what: docs/OPERATING.md),
     /// 2 when the question cannot be answered.
     Status(StatusArgs),
-    /// Print what happens in runs, a line for each in every interval, as vmstat does.
+    /// Print what happens in runs and disks, a line for each in every interval, as vmstat does.
     #[command(after_long_help = STAT_NOTES)]
     Stat(StatArgs),
-    /// Show runs and donors on the terminal, live; q ends it.
+    /// Show runs, disks and donors on the terminal, live; q ends it.
     Top(TopArgs),
-    /// Change the bounds of a run while it runs: all of what is written, or nothing.
+    /// Change the bounds of a run, or a disk, while it runs: all of what is written, or nothing.
     #[command(after_long_help = SET_NOTES)]
     Set(SetArgs),
     /// Say how much local memory a program needs for a wanted speed.
@@ -155,6 +157,12 @@ pub enum Command {
     /// or why nothing was.
     #[command(after_long_help = tune::TUNE_NOTES)]
     Tune(TuneArgs),
+    /// Bring back what the kernel has swapped out, ahead of need: in a guest on a canvas disk, or anywhere.
+    ///
+    /// Reads swapped pages of processes into memory, in batches, until as much memory is free as should stay so,
+    /// or nothing is left. Says what it did in one line.
+    #[command(after_long_help = swap_in::SWAP_IN_NOTES)]
+    SwapIn(SwapInArgs),
     /// Print memory of a managed process, far pages included.
     ///
     /// The process may run, be stopped or be in a debugger's hands; it takes no part. Exit code 1 when a
@@ -626,9 +634,9 @@ pub enum ConfigAction {
 /// Flags of `canvas status`.
 #[derive(Args)]
 pub struct StatusArgs {
-    /// A run, by its name or the number of its process [default: all].
+    /// A run or disk, by its name or the number of its process [default: all].
     pub tenant: Option<String>,
-    /// Print JSON, one object a run (its fields: docs/OPERATING.md).
+    /// Print JSON, one object each (its fields: docs/OPERATING.md).
     #[arg(long)]
     pub json: bool,
 }
@@ -666,7 +674,7 @@ pub struct TopArgs {
 /// Flags of `canvas set`.
 #[derive(Args)]
 pub struct SetArgs {
-    /// The run, by its name or the number of its process.
+    /// The run or disk, by its name or the number of its process.
     pub tenant: String,
     /// What to change, and to what.
     #[arg(required = true, value_name = "KEY=VALUE")]

@@ -10,13 +10,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use canvas_control::peers::{Asked, Peers};
+use canvas_control::wire;
 use canvas_disk::far::Tenant;
-use canvas_disk::nbd::Server;
+use canvas_disk::nbd::{ClientStats, Server};
 use canvas_disk::pool::{PAGES_MAX, POOL_BYTES_MAX};
 use canvas_disk::socket::Socket;
 use canvas_disk::virtio::{self, Device};
 use canvas_disk::{DiskMemory, DiskStats, PoolStore};
-use canvas_runner::options::FarOptions;
+use canvas_runner::ServedDisk;
+use canvas_runner::join::{self, Begun};
+use canvas_runner::options::{FarOptions, HostOptions};
 use canvas_runner::storage::Storage;
 use canvas_shm::mailbox::Status;
 use canvas_types::units::Size;
@@ -28,9 +31,9 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::args::{CodecArg, DiskArgs};
 use crate::error::{Failure, say};
-use crate::{options, signals};
+use crate::{options, signals, tenant_flags};
 use canvas_control::hello::SMALL_MIN;
-use state::State;
+use state::{State, ratio};
 
 /// Time between two looks at the state.
 const TICK: Duration = Duration::from_secs(1);
@@ -45,6 +48,7 @@ const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
 
 /// Serves the disk until a signal ends it.
 pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
+    let args = &settled(args.clone())?;
     let pages = pages(args.size)?;
     let pool = pool(args)?;
     if args.nbd.is_none() && args.vhost_user.is_none() {
@@ -71,7 +75,7 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     };
     let nbd = open("--nbd", &args.nbd)?.map(Server::new);
     let vhost = open("--vhost-user", &args.vhost_user)?;
-    let storage = far.map(|far| begin(pool, &far)).transpose()?;
+    let storage = far.as_ref().map(|far| begin(pool, far)).transpose()?;
     let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
     if let Some(storage) = &storage {
         let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
@@ -86,6 +90,8 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     let start = |socket| Vhost::start(socket, store, args.queues);
     let vhost = vhost.map(start).transpose()?;
     let disk = Disk {
+        name: name(args, far.as_ref()),
+        pool,
         nbd,
         vhost,
         memory,
@@ -95,6 +101,7 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     };
     let paths = [&args.vhost_user, &args.nbd].into_iter().flatten();
     let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
+    peers.open(&disk.name, "disk");
     let far = match disk.store.stats().far_bytes_max {
         0 => String::new(),
         bytes => format!(", far memory up to {} MiB", bytes >> 20),
@@ -115,6 +122,38 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
+/// What the disk is called at the host's agent when nobody names it.
+fn own_name() -> String {
+    format!("disk.{}", std::process::id())
+}
+
+/// The flags, with what the operator of the host's agent has settled; an error when they ask for more.
+fn settled(mut args: DiskArgs) -> Result<DiskArgs, Failure> {
+    let usage = |f: Failure| Failure::usage(f.sentence);
+    let Some(host) = options::host_of(&args.beyond, own_name).map_err(usage)? else {
+        return Ok(args);
+    };
+    let name = host.name.clone();
+    // Nobody can join a disk, nor a disk a tenant that is there.
+    let alone = HostOptions {
+        is_named: false,
+        ..host
+    };
+    match join::begin(alone).map_err(Failure::usage)? {
+        Begun::Vacant(terms) => {
+            tenant_flags::fill_beyond(&terms, &mut args.pool, &mut args.beyond).map_err(usage)?;
+            Ok(args)
+        }
+        Begun::Joined(_) => Err(is_there(&name)),
+    }
+}
+
+fn is_there(name: &str) -> Failure {
+    Failure::usage(format!(
+        "tenant {name} is there already; write another name after --tenant"
+    ))
+}
+
 /// Far memory beyond the pool, if some is wanted.
 fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
@@ -122,20 +161,21 @@ fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
     let Some(wanted) = options::far_wanted(&args.beyond, host.ram_bytes).map_err(usage)? else {
         return Ok(None);
     };
-    let own_name = || format!("disk.{}", std::process::id());
     let far = options::far_options(&args.beyond, &wanted, own_name);
     far.map(Some).map_err(usage)
+}
+
+/// What `canvas status` and its like call the disk.
+fn name(args: &DiskArgs, far: Option<&FarOptions>) -> String {
+    let at_host = far.and_then(|far| far.host.as_ref()).map(|host| &host.name);
+    let name = at_host.or(args.beyond.tenant.as_ref());
+    name.cloned().unwrap_or_else(|| "disk".to_owned())
 }
 
 /// Begins the tenant that the disk is then.
 fn begin(pool: Size, far: &FarOptions) -> Result<Storage, Failure> {
     let begun = Storage::begin(pool.bytes, far).map_err(Failure::usage)?;
-    begun.ok_or_else(|| {
-        let name = far.host.as_ref().map_or("", |host| host.name.as_str());
-        Failure::usage(format!(
-            "tenant {name} is there already; write another name after --tenant"
-        ))
-    })
+    begun.ok_or_else(|| is_there(far.host.as_ref().map_or("", |host| host.name.as_str())))
 }
 
 /// The device that is served over vhost-user.
@@ -212,6 +252,9 @@ fn pool(args: &DiskArgs) -> Result<Size, Failure> {
 
 /// A disk that is served.
 struct Disk<'a> {
+    name: String,
+    /// The bound on its pool at first.
+    pool: Size,
     nbd: Option<Server>,
     vhost: Option<Vhost>,
     memory: &'static DiskMemory,
@@ -235,7 +278,7 @@ impl Disk<'_> {
             }
             let mut watch = Watch::default();
             let signal = loop {
-                if let Some(signal) = self.wait(signals, peers, storage.as_ref()) {
+                if let Some(signal) = self.wait(signals, peers, storage.as_mut(), &watch) {
                     break signal;
                 }
                 if let Some(nbd) = &self.nbd {
@@ -271,7 +314,8 @@ impl Disk<'_> {
         &self,
         signals: &SignalFd,
         peers: &mut Peers,
-        storage: Option<&Storage>,
+        mut storage: Option<&mut Storage>,
+        watch: &Watch,
     ) -> Option<&'static str> {
         let tick = if storage.is_some() { AGENT_TICK } else { TICK };
         let until = Instant::now() + tick;
@@ -290,7 +334,7 @@ impl Disk<'_> {
             let nbd = self.nbd.as_ref().map(Server::fd);
             let own = [Some(signals.as_fd()), nbd].into_iter().flatten();
             let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let agent = storage.and_then(Storage::poll_fd);
+            let agent = storage.as_deref().and_then(Storage::poll_fd);
             let mut fds: Vec<_> = own.chain(agent).chain(peers.poll_fds()).collect();
             let watched = fds.len() - peers.poll_fds().count();
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
@@ -300,8 +344,7 @@ impl Disk<'_> {
             drop(fds);
             peers.serve(|asked| match asked {
                 Asked::Metrics => self.state("ok").metrics(),
-                // There is no control socket.
-                Asked::Line(_) => String::new(),
+                Asked::Line(line) => self.served(watch).answer(line, storage.as_deref_mut()),
             });
             if came || Instant::now() >= until {
                 return None;
@@ -309,14 +352,47 @@ impl Disk<'_> {
         }
     }
 
-    fn state(&self, health: &'static str) -> State {
+    fn clients(&self) -> ClientStats {
         let mut clients = self.nbd.as_ref().map(Server::stats).unwrap_or_default();
         if let Some(vhost) = &self.vhost {
             let (now, ever) = vhost.device.clients();
             clients.clients += now;
             clients.accepted += ever;
         }
+        clients
+    }
+
+    /// As whoever asks for it sees it.
+    fn served(&self, watch: &Watch) -> ServedDisk {
         let stats = self.store.stats();
+        let socket = self.args.vhost_user.as_ref().or(self.args.nbd.as_ref());
+        ServedDisk {
+            name: self.name.clone(),
+            pool_start_bytes: self.pool.bytes,
+            socket: socket.map_or(String::new(), |path| path.display().to_string()),
+            start: self.began,
+            pool_bytes: stats.pool_bytes,
+            pool_bytes_max: stats.pool_bytes_max,
+            is_full: watch.is_full || stats.refused > watch.before.refused,
+            disk: wire::Disk {
+                size_bytes: stats.pages * PAGE_SIZE as u64,
+                stored_pages: stats.stored_pages,
+                ratio: ratio(&stats),
+                clients: self.clients().clients,
+                reads_per_s: watch.reads_per_s,
+                writes_per_s: watch.writes_per_s,
+                reads: stats.reads,
+                writes: stats.writes,
+                far_reads: stats.far_reads,
+                refused: stats.refused,
+                unreachable: stats.unreachable,
+                damaged: stats.damaged,
+            },
+        }
+    }
+
+    fn state(&self, health: &'static str) -> State {
+        let (stats, clients) = (self.store.stats(), self.clients());
         State::new(self.args, health, self.began.elapsed(), &stats, &clients)
     }
 
@@ -338,6 +414,10 @@ impl Disk<'_> {
 struct Watch {
     looked: Option<Instant>,
     before: DiskStats,
+    /// Pages that were read and written in the second before the last look, and whether one found no room.
+    reads_per_s: f64,
+    writes_per_s: f64,
+    is_full: bool,
     /// When a page last found no room.
     full: Option<Instant>,
     /// When a client was last told of that was cut off.
@@ -350,9 +430,14 @@ impl Watch {
             return;
         }
         let (now, stats) = (Instant::now(), disk.store.stats());
-        self.looked = Some(now);
-        let is_full = stats.refused > self.before.refused;
-        if is_full {
+        let before = self.looked.replace(now).unwrap_or(disk.began);
+        // To a tenth.
+        let rate =
+            |n: u64| (n as f64 / (now - before).as_secs_f64().max(0.001) * 10.0).round() / 10.0;
+        self.reads_per_s = rate(stats.reads - self.before.reads);
+        self.writes_per_s = rate(stats.writes - self.before.writes);
+        self.is_full = stats.refused > self.before.refused;
+        if self.is_full {
             if self.full.is_none_or(|t| now - t > TOLD_AGAIN) {
                 say(format_args!(
                     "disk: the pool of {} is full: writes fail with ENOSPC; start with a larger --pool, or free pages in the guest",
@@ -388,7 +473,7 @@ impl Watch {
             disk.store.trim();
         }
         self.before = stats;
-        disk.write_state(if is_full { "full" } else { "ok" });
+        disk.write_state(if self.is_full { "full" } else { "ok" });
     }
 }
 

@@ -294,7 +294,8 @@ fn own_name(args: &RunArgs) -> String {
     name.to_string()
 }
 
-fn host_of(
+/// The host agent that the flags ask for.
+pub fn host_of(
     args: &BeyondArgs,
     own_name: impl FnOnce() -> String,
 ) -> Result<Option<HostOptions>, Failure> {

@@ -1,7 +1,6 @@
 //! Far memory for what is no program: a tenant with one process, this one, and who keeps what leaves its
 //! pool.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_agent::members::any_left;
@@ -9,6 +8,7 @@ use canvas_shm::segment::config_flag;
 use canvas_shm::{Far, Segment};
 use nix::poll::PollFd;
 
+use crate::beside::{Beside, Sides};
 use crate::error::RunError;
 use crate::far::{self, Keeper};
 use crate::options::{FarOptions, pid_namespace};
@@ -20,7 +20,7 @@ pub struct Storage {
     /// Its requests.
     pub far: &'static Far,
     keeper: Keeper,
-    _fd: OwnedFd,
+    sides: Sides,
 }
 
 impl Storage {
@@ -39,17 +39,33 @@ impl Storage {
         let Some(keeper) = far::start(options, &fd)? else {
             return Ok(None);
         };
+        let sides = Sides::new(&fd).map_err(RunError::Descriptor)?;
         Ok(Some(Storage {
             segment,
             far: keeper.far(),
             keeper,
-            _fd: fd,
+            sides,
         }))
     }
 
     /// Looks whether the agent is gone, and has another one take over then.
     pub fn tend(&mut self) {
         self.keeper.tend();
+    }
+
+    /// Who keeps it.
+    pub(crate) fn keeper(&self) -> &Keeper {
+        &self.keeper
+    }
+
+    /// The same, to have it change something.
+    pub(crate) fn keeper_mut(&mut self) -> &mut Keeper {
+        &mut self.keeper
+    }
+
+    /// Memory that it takes beside the pool.
+    pub(crate) fn beside(&self) -> Beside {
+        self.sides.look(Some(&self.keeper))
     }
 
     /// What to wait for, beside time.
