@@ -24,7 +24,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads \
+	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads \
 	bench-fastswap lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
@@ -121,6 +121,9 @@ bench-quick: build ## Measure built-in programs beside plain runs and zram, in a
 
 bench-switch: build ## Move far memory of a working program, beside swapoff of the kernel's (root; docs/BENCH.md)
 	bench/switch --canvas $(CANVAS)
+
+bench-erasure: build ## Copies beside erasure codes: memory, latency and loss with dead donors (docs/BENCH.md)
+	bench/erasure --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-erasure.jsonl
 
 bench-slo: build ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))

@@ -206,17 +206,137 @@ def hostile(r):
     ends(r, c, path)
 
 
-@check("disk-killed", modes=("signal",), timeout_s=60)
+def server_of(r, c):
+    """The process that serves the disk, which the command has started."""
+    def find():
+        for pid in procs.tree(c.pid, include_root=False):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    if f.read().split(b"\0")[1:2] == [b"disk-server"]:
+                        return pid
+            except OSError:
+                pass
+        return None
+    return wait_until(r, "the disk has a server", find, 20)
+
+
+def kill_server(r, c, sig=signal.SIGKILL):
+    """Kills the server; returns once there is another one, or the command has ended."""
+    before = server_of(r, c)
+    os.kill(before, sig)
+    wait_until(r, "another server", lambda: not c.alive() or server_of(r, c) != before, 20)
+
+
+class Writer:
+    """Writes pages one after another, each of a new version, whoever serves the disk."""
+
+    def __init__(self, path, first, count, seed):
+        self.path, self.first, self.count, self.rng = path, first, count, random.Random(seed)
+        # Of each page the last version that was acknowledged, and the one that was not.
+        self.done, self.open = {}, {}
+        self.writes, self.ended = 0, threading.Event()
+        self.thread = threading.Thread(target=self._write, daemon=True)
+        self.thread.start()
+
+    def _write(self):
+        client = None
+        while not self.ended.is_set():
+            try:
+                client = client or nbd.Client(self.path)
+                i = self.first + self.rng.randrange(self.count)
+                version = self.done.get(i, 0) + 1
+                self.open[i] = version
+                if version % 8 == 0:
+                    client.trim(i * PAGE, PAGE)
+                else:
+                    client.write(i * PAGE, self.data(i, version))
+                self.done[i] = version
+                self.writes += 1
+            except (OSError, ConnectionError):
+                client = None
+
+    @staticmethod
+    def data(i, version):
+        if version % 8 == 0:
+            return bytes(PAGE)
+        return page(i * 1000 + version, (700, 2500, PAGE)[version % 3]) if version else bytes(PAGE)
+
+    def stop(self):
+        self.ended.set()
+        self.thread.join(30)
+
+    def check(self, r, client):
+        for i, version in self.open.items():
+            done = self.done.get(i, 0)
+            found = client.read(i * PAGE, PAGE)
+            right = {done, version} if version > done else {done}
+            r.require(any(found == self.data(i, v) for v in right), f"page {i} is in none of the versions {right}")
+
+
+@check("disk-killed", modes=("signal",), timeout_s=90)
 def killed(r):
-    """Its client hears of a server's death; the next one takes the path, one that lives keeps it."""
-    c, path = disk(r)
+    """Clients of a killed server find every byte that was acknowledged at the next one, which has the same path."""
+    c, path = disk(r, pool=24 * MIB)
     client = nbd.Client(path)
-    client.write(0, page(1))
+    pages = fill(client, 3000)
+    client.trim(0, 100 * PAGE)
+    pages.update({i: bytes(PAGE) for i in range(100)})
     second = subprocess.run([r.session.canvas, "disk", "--size", "4M", "--nbd", path], capture_output=True, text=True,
                             timeout=20)
-    r.same((second.returncode, second.stdout), (2, ""), "a second server")
+    r.same((second.returncode, second.stdout), (2, ""), "a second disk")
     r.require(f"--nbd: {path} is in use: another process listens there" in second.stderr, second.stderr)
-    r.require(client.read(0, PAGE) == page(1), "a page beside the second server")
+    writers = [Writer(path, 4000 + n * 1000, 1000, n) for n in range(3)]
+    rng = random.Random(4)
+    pauses = []
+    for n, sig in enumerate((signal.SIGKILL, signal.SIGABRT, signal.SIGKILL, signal.SIGILL)):
+        before = [w.writes for w in writers]
+        wait_until(r, "they write", lambda: all(w.writes > b + 150 for w, b in zip(writers, before)), 30)
+        began = time.monotonic()
+        kill_server(r, c, sig)
+        try:
+            client.read(0, PAGE)
+            raise Failure("a dead server answers")
+        except ConnectionError:
+            pass
+        client = nbd.Client(path)
+        r.require(client.read(2999 * PAGE, PAGE) == pages[2999], "a page at the next server")
+        pauses.append(time.monotonic() - began)
+        looks(r, client, pages, rng, 600)
+        client.write(n * PAGE, page(n + 7))
+        pages[n] = page(n + 7)
+    for w in writers:
+        w.stop()
+    got = settled(r, "it is told", lambda s: s["restarts"] == 4)
+    r.same((got["lost_pages"], got["counters"]["damaged"]), (0, 0), "lost, damaged")
+    for i, data in pages.items():
+        r.require(client.read(i * PAGE, PAGE) == data, f"page {i} in the end")
+    for w in writers:
+        w.check(r, client)
+    client.zero(0, SIZE)
+    settled(r, "everything is free", lambda s: (s["stored_pages"], s["stored_bytes"], s["pool_bytes"]) == (0, 0, 0))
+    r.note(f"answered again after {max(pauses) * 1000:.0f} ms at most; {sum(w.writes for w in writers)} writes beside")
+    said = c.err()
+    r.require("its server died of SIGABRT; another one goes on with what is stored" in said, said)
+    ends(r, c, path)
+
+
+@check("disk-killed-often", modes=("signal",), timeout_s=60)
+def killed_often(r):
+    """Servers that die too often are followed by no other, in one sentence; without any, the next disk takes the path."""
+    c, path = disk(r, "--restarts", "2")
+    nbd.Client(path).write(0, page(1))
+    for _ in range(2):
+        kill_server(r, c)
+        r.require(nbd.Client(path).read(0, PAGE) == page(1), "what is stored")
+    os.kill(server_of(r, c), signal.SIGKILL)
+    r.wait(c, expect=1)
+    r.require("its servers died 3 times within a minute, the last one died of SIGKILL; no other one is started" in c.err(),
+              c.err())
+    r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
+    c, path = disk(r, "--restarts", "0")
+    client = nbd.Client(path)
+    client.write(0, page(1))
+    r.same(procs.tree(c.pid, include_root=False), [], "processes beside it")
     r.stop(c, signal.SIGKILL, expect=-9)
     try:
         client.read(0, PAGE)
@@ -226,10 +346,36 @@ def killed(r):
     r.require(os.path.exists(path), "the socket is gone")
     c, path = disk(r, "--codec", "none")
     client = nbd.Client(path)
-    r.require(client.read(0, PAGE) == bytes(PAGE), "something outlived the server")
+    r.require(client.read(0, PAGE) == bytes(PAGE), "something outlived the disk")
     client.write(0, page(2))
     settled(r, "it is stored as it is", lambda s: s["stored_bytes"] == PAGE + 16)
     ends(r, c, path)
+
+
+@check("disk-holder-killed", modes=("signal",), timeout_s=60)
+def holder_killed(r):
+    """A server whose holder is killed goes on, and ends when it is told to; one that is told to ends its holder."""
+    c, path = disk(r)
+    client = nbd.Client(path)
+    client.write(0, page(1))
+    server = server_of(r, c)
+    r.stop(c, signal.SIGKILL, expect=-9)
+    r.require(client.read(0, PAGE) == page(1), "a page without the holder")
+    other = nbd.Client(path)
+    other.write(PAGE, page(2))
+    r.require(client.read(PAGE, PAGE) == page(2), "what another client wrote")
+    second = subprocess.run([r.session.canvas, "disk", "--size", "4M", "--nbd", path], capture_output=True, text=True,
+                            timeout=20)
+    r.same(second.returncode, 2, "a second disk beside it")
+    os.kill(server, signal.SIGTERM)
+    # It was left to this process.
+    pid, code = wait_until(r, "it has ended", lambda: (end := os.waitpid(server, os.WNOHANG))[0] and end, 20)
+    r.same((pid, code), (server, 0), "how it ended")
+    r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
+    c, path = disk(r, tag="again")
+    os.kill(server_of(r, c), signal.SIGTERM)
+    r.wait(c, expect=0)
+    r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the second socket")
 
 
 class Peak:
@@ -273,8 +419,8 @@ SWAPS = """
 
 
 def attached(path):
-    """Words of qemu's that attach a disk over NBD."""
-    node = f"driver=nbd,node-name=far,server.type=unix,server.path={path},discard=unmap"
+    """Words of qemu's that attach a disk over NBD, and wait for another server when the one dies."""
+    node = f"driver=nbd,node-name=far,server.type=unix,server.path={path},discard=unmap,reconnect-delay=60"
     device = "virtio-blk-pci,drive=far,werror=report,rerror=report,logical_block_size=4096,physical_block_size=4096"
     return ("-blockdev", node, "-device", device)
 
@@ -282,7 +428,7 @@ def attached(path):
 def shared(path, queues=1, memory="memory-backend-memfd,share=on"):
     """Words of qemu's that attach a disk over vhost-user."""
     return ("-object", f"{memory},id=ram,size=96M", "-machine", "memory-backend=ram", "-chardev",
-            f"socket,id=far,path={path}", "-device", f"vhost-user-blk-pci,chardev=far,num-queues={queues}")
+            f"socket,id=far,path={path},reconnect=1", "-device", f"vhost-user-blk-pci,chardev=far,num-queues={queues}")
 
 
 def vm_missing():
@@ -292,15 +438,17 @@ def vm_missing():
     return guest.missing()
 
 
-def swaps(r, words, **o):
+def swaps(r, words, script=SWAPS, **o):
     """Runs the guest above; how many pages came and went."""
-    result = guest.run("set -u\n" + SWAPS, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
-                       programs=("mkswap", "swapon", "swapoff"), memory_mib=96, timeout_s=220, work=r.dir, qemu=words,
-                       **o)
+    result = guest.run("set -u\n" + script, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
+                       programs=("mkswap", "swapon", "swapoff"), memory_mib=96, work=r.dir, qemu=words,
+                       **{"timeout_s": 220, **o})
     r.note(f"{result.seconds:.0f} s in the guest")
     if result.code != 0:
         raise Failure(f"code {result.code} of the script\n{result.tail()}")
     r.require("round 1 is right" in result.output, result.tail())
+    for said in (result.output, result.log):
+        r.require("I/O error" not in said, f"an I/O error in the guest\n{result.tail()}")
     return {k: int(v) for k, v in (line.split() for line in result.output.splitlines() if line.startswith("pswp"))}
 
 
@@ -368,7 +516,7 @@ def vhost_refused(r):
                 os.kill(pid, signal.SIGKILL)
         booting.join()
     r.require("did not run its script" in ended[0], f"{ended}")
-    r.require("-object memory-backend-memfd,share=on" in c.err(), c.err())
+    r.same(c.err().count("-object memory-backend-memfd,share=on"), 1, f"lines about it\n{c.err()}")
     r.require(c.alive(), "the disk has ended")
     ends(r, c, path)
 
@@ -550,7 +698,8 @@ def status(r):
         return code, json.loads(out)
 
     c, path = disk(r, "--tenant", "vm", "--far", "256M", "--far-dir", r.dir, pool=6 * MIB, env=env)
-    small, small_path = disk(r, pool=2 * MIB, tag="small", env=env)
+    # Of one process: it is to be stopped and killed whole.
+    small, small_path = disk(r, "--restarts", "0", pool=2 * MIB, tag="small", env=env)
     client = nbd.Client(path)
     pages = fill(client, 6000, random_bytes=PAGE)
     wait_until(r, "its rates are those of the last second", lambda: told("vm")[1]["disk"]["writes_per_s"] > 0, 10)
@@ -744,14 +893,65 @@ LOSES = """
 """
 
 
-@check("vm-disk-killed", modes=("signal",), slow_only=True, timeout_s=120, needs=vm_missing)
-def vm_killed(r):
-    """A disk that is killed under a guest takes the program that swapped, and nothing else: guest and host go on."""
-    c, path = disk(r, size=512 * MIB, pool=256 * MIB)
+@check("vm-disk-lost", modes=("signal",), slow_only=True, timeout_s=120, needs=vm_missing)
+def vm_lost(r):
+    """A disk that is killed with all it holds takes the program that swapped, and nothing else: guest and host go on."""
+    c, path = disk(r, "--restarts", "0", size=512 * MIB, pool=256 * MIB)
     peak = Peak(r, on=lambda s: s["stored_pages"] > 12_000 and not c.signal(signal.SIGKILL))
+    words = [w.replace(",reconnect-delay=60", "") for w in attached(path)]
     result = guest.run("set -u\n" + LOSES, files={"/usr/bin/swapped": r.binary("swapped-static")}, modules=("virtio_blk",),
-                       programs=("mkswap", "swapon"), memory_mib=256, timeout_s=100, work=r.dir, qemu=attached(path))
+                       programs=("mkswap", "swapon"), memory_mib=256, timeout_s=100, work=r.dir, qemu=words)
     peak.stop()
     r.same((result.code, result.files.get("lives")), (0, b"lives\n"), f"the guest\n{result.tail()}")
     r.note(result.output.splitlines()[-1])
     r.wait(c, expect=-9)
+
+
+class Killer:
+    """Kills a disk's server every few seconds once the guest swaps."""
+
+    def __init__(self, r, c, times, every_s):
+        self.run, self.command, self.times, self.every_s = r, c, times, every_s
+        self.kills, self.ended = 0, threading.Event()
+        self.thread = threading.Thread(target=self._kill, daemon=True)
+        self.thread.start()
+
+    def _kill(self):
+        while self.kills < self.times and not self.ended.wait(self.every_s):
+            before = state(self.run)
+            if before.get("stored_pages", 0) < 5000 or before["restarts"] != self.kills or not before["clients"]:
+                continue
+            kill_server(self.run, self.command)
+            self.kills += 1
+
+    def stop(self):
+        self.ended.set()
+        self.thread.join()
+
+
+KILLED = SWAPS.replace("swapped 144 2", "swapped 144 8") + "    dmesg | grep -c 'I/O error' | sed 's/^/errors: /'\n"
+
+
+def vm_killed(r, by, words):
+    c, path = disk(r, "--restarts", "8", "--queues", "2", size=512 * MIB, pool=256 * MIB, by=by)
+    killer = Killer(r, c, times=6, every_s=5)
+    moved = swaps(r, words(path), script=KILLED, timeout_s=420)
+    killer.stop()
+    r.require(killer.kills >= 4, f"the server was killed {killer.kills} times only")
+    got = settled(r, "the guest is gone", lambda s: s["clients"] == 0 and s["stored_pages"] <= 2)
+    r.same((got["restarts"], got["lost_pages"]), (killer.kills, 0), "servers that died, pages lost")
+    r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
+    r.note(f"{killer.kills} servers killed; {moved['pswpout']} out, {moved['pswpin']} in")
+    ends(r, c, path)
+
+
+@check("vm-disk-killed", modes=("signal",), slow_only=True, timeout_s=500, needs=vm_missing)
+def vm_killed_vhost(r):
+    """A guest swaps over vhost-user while the disk's server is killed again and again: it sees pauses, and no error."""
+    vm_killed(r, "--vhost-user", lambda path: shared(path, queues=2))
+
+
+@check("vm-disk-killed-nbd", modes=("signal",), slow_only=True, timeout_s=500, needs=vm_missing)
+def vm_killed_nbd(r):
+    """The same over NBD, by qemu's own client."""
+    vm_killed(r, "--nbd", attached)

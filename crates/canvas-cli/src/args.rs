@@ -32,7 +32,7 @@ mod tune;
 
 pub use advise::AdviseArgs;
 pub use beyond::BeyondArgs;
-pub use disk::DiskArgs;
+pub use disk::{DiskArgs, HeldArgs};
 pub use dispatch::DispatchArgs;
 pub use end::EndArgs;
 pub use inspect::{DumpArgs, ReadArgs};
@@ -124,6 +124,9 @@ pub enum Command {
     /// monitor attaches the disk, and the guest uses it as swap.
     #[command(after_long_help = disk::DISK_NOTES)]
     Disk(DiskArgs),
+    /// Serves the disk of a `canvas disk`, which starts it.
+    #[command(hide = true)]
+    DiskServer(HeldArgs),
     /// Look at a configuration file.
     ///
     /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML
@@ -793,7 +796,7 @@ Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wai
 prefetch=streams|leap|readahead|none|auto, app-tier=auto|off|threads|refs,
 proactive-threshold=SIZE|N%|off, proactive-batch=SIZE, slo=N%|p99=TIME|off, unit=SIZE|auto,
 numa=N=SIZE,...,
-copies=1+disk|1+disk-async|warm+disk|2|3|none|disk, weight=N, swap-in-limit=RATE|none,
+copies=1+disk|1+disk-async|warm+disk|2|3|none|disk|4+2, weight=N, swap-in-limit=RATE|none,
 swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.
 When local, shared, pool or a node shrinks, what is too much is moved away. When copies change, far memory
 moves while the program goes on; `canvas status` tells when it has. What was not there from the

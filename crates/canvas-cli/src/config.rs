@@ -99,11 +99,20 @@ enum FloorError {
 
 /// Parses a command line, and what a configuration file adds to it.
 pub fn parse(argv: &[OsString]) -> Result<Cli, Wrong> {
-    let full = match addition(argv)? {
+    parse_words(&words(argv)?)
+}
+
+/// The words of a command line with those that a configuration file adds.
+pub fn words(argv: &[OsString]) -> Result<Vec<OsString>, Wrong> {
+    Ok(match addition(argv)? {
         None => argv.to_vec(),
         Some((at, flags)) => [&argv[..=at], &flags, &argv[at + 1..]].concat(),
-    };
-    let matches = Cli::command().try_get_matches_from(full);
+    })
+}
+
+/// Parses words to which nothing is added.
+pub fn parse_words(words: &[OsString]) -> Result<Cli, Wrong> {
+    let matches = Cli::command().try_get_matches_from(words);
     matches
         .and_then(|m| Cli::from_arg_matches(&m))
         .map_err(Wrong::Arguments)

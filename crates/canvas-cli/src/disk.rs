@@ -1,7 +1,9 @@
 //! `canvas disk`, from its flags to its end.
 
 mod state;
+mod supervise;
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use std::time::{Duration, Instant};
 use canvas_control::peers::{Asked, Peers};
 use canvas_control::wire;
 use canvas_disk::far::Tenant;
+use canvas_disk::file::DiskFile;
 use canvas_disk::nbd::{ClientStats, Server};
 use canvas_disk::pool::{PAGES_MAX, POOL_BYTES_MAX};
 use canvas_disk::socket::Socket;
@@ -29,11 +32,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
-use crate::args::{CodecArg, DiskArgs};
+use crate::args::{CodecArg, DiskArgs, HeldArgs};
 use crate::error::{Failure, say};
 use crate::{options, signals, tenant_flags};
 use canvas_control::hello::SMALL_MIN;
 use state::{State, ratio};
+use supervise::{Held, Sockets};
 
 /// Time between two looks at the state.
 const TICK: Duration = Duration::from_secs(1);
@@ -46,8 +50,9 @@ const TOLD_AGAIN: Duration = Duration::from_secs(60);
 /// Time between two lines about clients that were cut off.
 const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
 
-/// Serves the disk until a signal ends it.
-pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
+/// Serves the disk until a signal ends it: by another process where one is to outlive the other, else in this one.
+/// `words` are those of the command line.
+pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
     let args = &settled(args.clone())?;
     let pages = pages(args.size)?;
     let pool = pool(args)?;
@@ -56,25 +61,15 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
             "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
         ));
     }
-    let mut peers = Peers::new();
-    if let Some(addr) = args.metrics {
-        peers.offer_metrics(addr).map_err(Failure::usage)?;
-    }
     let far = far(args)?;
-    let codec = match args.codec {
-        CodecArg::Lz4 => Codec::Lz4,
-        CodecArg::None => Codec::None,
-    };
-    // Before the first thread, so that none of them ever gets one.
-    let signals = signals::ends()
-        .map_err(|e| Failure::usage(format!("signals cannot be waited for: {}", e.desc())))?;
-    let open = |flag: &str, path: &Option<PathBuf>| {
-        let open = |path| Socket::open(path, args.group.as_deref());
-        let socket = path.as_deref().map(open).transpose();
-        socket.map_err(|e| Failure::usage(format!("{flag}: {e}")))
-    };
-    let nbd = open("--nbd", &args.nbd)?.map(Server::new);
-    let vhost = open("--vhost-user", &args.vhost_user)?;
+    if args.restarts > 0 && far.is_none() {
+        let file = DiskFile::create(pages, pool.bytes).map_err(Failure::usage)?;
+        let sockets = sockets(args)?;
+        return supervise::run(args, &Held { file, sockets }, words);
+    }
+    let peers = peers(args)?;
+    let signals = ends()?;
+    let sockets = sockets(args)?;
     let storage = far.as_ref().map(|far| begin(pool, far)).transpose()?;
     let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
     if let Some(storage) = &storage {
@@ -84,34 +79,87 @@ pub fn run(args: &DiskArgs) -> Result<i32, Failure> {
         })?;
         memory = memory.with_tenant(tenant);
     }
+    let name = name(args, far.as_ref());
+    serve(args, (name, 0), signals, peers, sockets, memory, storage)
+}
+
+/// Serves the disk that another process holds.
+pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
+    // Before anything else: whoever asks it to end is heard.
+    let signals = ends()?;
+    let held = Held::take(args)?;
+    let memory = DiskMemory::of_file(&held.file).map_err(Failure::usage)?;
+    let (disk, died) = (&args.disk, args.died);
+    let peers = match peers(disk) {
+        // Who has the address by now is no reason to lose what is stored.
+        Err(why) if died > 0 => {
+            say(format_args!("disk: {}; there are no metrics", why.sentence));
+            Peers::new()
+        }
+        peers => peers?,
+    };
+    let named = (name(disk, None), died);
+    serve(disk, named, signals, peers, held.sockets, memory, None)
+}
+
+/// Before the first thread, so that none of them ever gets one.
+fn ends() -> Result<SignalFd, Failure> {
+    let fail = |e: Errno| Failure::usage(format!("signals cannot be waited for: {}", e.desc()));
+    signals::ends().map_err(fail)
+}
+
+fn peers(args: &DiskArgs) -> Result<Peers, Failure> {
+    let mut peers = Peers::new();
+    if let Some(addr) = args.metrics {
+        peers.offer_metrics(addr).map_err(Failure::usage)?;
+    }
+    Ok(peers)
+}
+
+fn sockets(args: &DiskArgs) -> Result<Sockets, Failure> {
+    let open = |flag: &str, path: &Option<PathBuf>| {
+        let open = |path| Socket::open(path, args.group.as_deref());
+        let socket = path.as_deref().map(open).transpose();
+        socket.map_err(|e| Failure::usage(format!("{flag}: {e}")))
+    };
+    Ok(Sockets {
+        nbd: open("--nbd", &args.nbd)?,
+        vhost: open("--vhost-user", &args.vhost_user)?,
+    })
+}
+
+/// Serves the disk `name` in this process; `died` others did so before.
+fn serve(
+    args: &DiskArgs,
+    (name, died): (String, u32),
+    signals: SignalFd,
+    mut peers: Peers,
+    sockets: Sockets,
+    memory: Box<DiskMemory>,
+    storage: Option<Storage>,
+) -> Result<i32, Failure> {
+    let codec = match args.codec {
+        CodecArg::Lz4 => Codec::Lz4,
+        CodecArg::None => Codec::None,
+    };
     // It is there to the end, whatever threads use it then.
     let memory: &'static DiskMemory = Box::leak(memory);
     let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
     let start = |socket| Vhost::start(socket, store, args.queues);
-    let vhost = vhost.map(start).transpose()?;
+    let vhost = sockets.vhost.map(start).transpose()?;
     let disk = Disk {
-        name: name(args, far.as_ref()),
-        pool,
-        nbd,
+        name,
+        pool_start_bytes: memory.pool_bytes_max(),
+        nbd: sockets.nbd.map(Server::new),
         vhost,
         memory,
         store,
         args,
+        died,
         began: Instant::now(),
     };
-    let paths = [&args.vhost_user, &args.nbd].into_iter().flatten();
-    let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
     peers.open(&disk.name, "disk");
-    let far = match disk.store.stats().far_bytes_max {
-        0 => String::new(),
-        bytes => format!(", far memory up to {} MiB", bytes >> 20),
-    };
-    say(format_args!(
-        "disk: {} at {}, pool up to {} MiB{far}",
-        args.size,
-        paths.join(" and "),
-        pool.bytes >> 20
-    ));
+    disk.greet();
     let signal = disk.serve(&signals, &mut peers, storage);
     let stats = disk.store.stats();
     say(format_args!(
@@ -254,16 +302,48 @@ fn pool(args: &DiskArgs) -> Result<Size, Failure> {
 struct Disk<'a> {
     name: String,
     /// The bound on its pool at first.
-    pool: Size,
+    pool_start_bytes: u64,
     nbd: Option<Server>,
     vhost: Option<Vhost>,
     memory: &'static DiskMemory,
     store: &'static PoolStore<'static>,
     args: &'a DiskArgs,
+    /// Servers that died before this one.
+    died: u32,
     began: Instant,
 }
 
 impl Disk<'_> {
+    /// Says what there is.
+    fn greet(&self) {
+        let stats = self.store.stats();
+        if self.died == 0 {
+            let paths = [&self.args.vhost_user, &self.args.nbd];
+            let paths = paths.into_iter().flatten();
+            let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
+            let far = match stats.far_bytes_max {
+                0 => String::new(),
+                bytes => format!(", far memory up to {} MiB", bytes >> 20),
+            };
+            say(format_args!(
+                "disk: {} at {}, pool up to {} MiB{far}",
+                self.args.size,
+                paths.join(" and "),
+                self.memory.pool_bytes_max() >> 20
+            ));
+            return;
+        }
+        let found = self.store.found();
+        let damaged = match found.lost {
+            0 => String::new(),
+            n => format!(", of which {n} are damaged: reads of them fail with EIO"),
+        };
+        say(format_args!(
+            "disk: served again, with {} stored pages{damaged}",
+            found.stored
+        ));
+    }
+
     /// Serves until a signal comes: its name.
     fn serve(
         &self,
@@ -368,7 +448,7 @@ impl Disk<'_> {
         let socket = self.args.vhost_user.as_ref().or(self.args.nbd.as_ref());
         ServedDisk {
             name: self.name.clone(),
-            pool_start_bytes: self.pool.bytes,
+            pool_start_bytes: self.pool_start_bytes,
             socket: socket.map_or(String::new(), |path| path.display().to_string()),
             start: self.began,
             pool_bytes: stats.pool_bytes,
@@ -393,7 +473,15 @@ impl Disk<'_> {
 
     fn state(&self, health: &'static str) -> State {
         let (stats, clients) = (self.store.stats(), self.clients());
-        State::new(self.args, health, self.began.elapsed(), &stats, &clients)
+        let died = (self.died, self.store.found().lost);
+        State::new(
+            self.args,
+            health,
+            self.began.elapsed(),
+            died,
+            &stats,
+            &clients,
+        )
     }
 
     fn write_state(&self, health: &'static str) {

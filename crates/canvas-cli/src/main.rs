@@ -38,10 +38,11 @@ use canvas_control::text::reason;
 
 fn main() {
     let argv: Vec<_> = std::env::args_os().collect();
-    let result = match config::parse(&argv) {
+    let words = config::words(&argv);
+    let result = match words.and_then(|words| Ok((config::parse_words(&words)?, words))) {
         Err(config::Wrong::Arguments(e)) => Ok(error::parser_answer(&e, &argv)),
         Err(config::Wrong::File(failure)) => Err(failure),
-        Ok(cli) => match &cli.command {
+        Ok((cli, words)) => match &cli.command {
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => Ok(doctor::run(args)),
             Command::Replay(args) => replay::run(args),
@@ -50,7 +51,8 @@ fn main() {
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
             Command::Serve(args) => serve::run(args),
             Command::Agent(args) => agent::run(args),
-            Command::Disk(args) => disk::run(args),
+            Command::Disk(args) => disk::run(args, &words),
+            Command::DiskServer(args) => disk::serve_held(args),
             Command::Config(args) => config::run(args),
             Command::Status(args) => status::run(args),
             Command::Stat(args) => stat::run(args),

@@ -13,9 +13,18 @@ use crate::error::Failure;
 
 /// SIGTERM, SIGINT and SIGHUP, which this thread and those that it starts do not get any more.
 pub fn ends() -> Result<SignalFd, Errno> {
-    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
-        .into_iter()
-        .collect();
+    read(&ENDS)
+}
+
+/// The same, and SIGCHLD.
+pub fn ends_and_children() -> Result<SignalFd, Errno> {
+    read(&[&ENDS[..], &[Signal::SIGCHLD]].concat())
+}
+
+const ENDS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+
+fn read(signals: &[Signal]) -> Result<SignalFd, Errno> {
+    let set: SigSet = signals.iter().copied().collect();
     set.thread_block()?;
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }

@@ -380,6 +380,9 @@ pub struct Far {
     /// Of the reads, those of what a donor and the disk both have that the disk was asked for.
     #[serde(default)]
     pub reads_by_disk: u64,
+    /// Of the reads, those that were computed from other shards than those that have their bytes.
+    #[serde(default)]
+    pub decoded: u64,
     /// Operations that may be under way on a far directory at a time.
     #[serde(default)]
     pub disk_width: u64,
@@ -439,6 +442,7 @@ impl Far {
                 ReadUnit::Bytes(bytes) => bytes,
             },
             reads_by_disk: s.reads_by_disk.load(Relaxed),
+            decoded: s.decoded.load(Relaxed),
             disk_width: s.disk_width.load(Relaxed),
         }
     }

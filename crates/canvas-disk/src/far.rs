@@ -34,6 +34,8 @@ pub(crate) const USED: u8 = 4;
 pub(crate) const CAME: u8 = 8;
 /// It was asked for ahead, as its request needs it.
 pub(crate) const ASKED: u8 = 16;
+/// It was written once: the entry of one that never was is not looked at, as that would take memory for it.
+pub(crate) const KNOWN: u8 = 32;
 
 /// The tenant that a disk is.
 pub struct Tenant {
@@ -194,7 +196,10 @@ impl PoolBudget for Bound<'_> {
     }
     fn charge_past_bound(&self, bytes: i64) -> bool {
         match self {
-            Bound::Own { .. } => self.charge(bytes),
+            Bound::Own { charged, .. } => {
+                charged.fetch_add(bytes, Relaxed);
+                true
+            }
             Bound::Tenant(t) => {
                 t.segment.charge_pool_past_bound(t.slot, bytes);
                 true
@@ -224,7 +229,7 @@ impl Pages for PoolStore<'_> {
     type Seen = Seen;
     fn look(&self, page: u32) -> Option<Seen> {
         let state = self.states.get(page as usize)?.load(Acquire);
-        let stored = has_copy(self.pool.record(entry_of(page)));
+        let stored = has_copy(self.record(entry_of(page)));
         Some(Seen {
             page,
             state,

@@ -1,10 +1,13 @@
 //! A disk in far memory: pages by number, kept compressed and verified in a pool of this host.
 //!
 //! A guest of any kernel swaps onto it, so its memory is far without anything of canvas's in the guest.
-//! Nothing survives the process, as with zram.
+//! Nothing survives the host, as with zram; a server's death it does survive, in a memory file that another
+//! process holds.
 //!
 //! * [`PageStore`]: what a disk is made of, pages of 4 KiB by their number;
 //! * [`pool`]: [`PoolStore`], the pages in a compressed pool: one entry of 8 bytes a page;
+//! * [`file`]: the memory file of a disk that outlives its server;
+//! * [`recover`]: a disk as a killed server left it;
 //! * [`far`]: what lies beyond the pool;
 //! * [`span`]: any range of bytes of such a store;
 //! * [`nbd`]: the disk over NBD;
@@ -12,8 +15,10 @@
 #![forbid(unsafe_code)]
 
 pub mod far;
+pub mod file;
 pub mod nbd;
 pub mod pool;
+pub mod recover;
 pub mod socket;
 pub mod span;
 pub mod virtio;
@@ -24,6 +29,8 @@ mod far_model;
 mod model;
 #[cfg(test)]
 mod ram;
+#[cfg(test)]
+mod recover_model;
 
 use std::ops::Range;
 

@@ -95,10 +95,10 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-struct Pair<'m> {
-    store: PoolStore<'m>,
-    ram: RamStore,
-    scratch: Box<Scratch>,
+pub struct Pair<'m> {
+    pub store: PoolStore<'m>,
+    pub ram: RamStore,
+    pub scratch: Box<Scratch>,
 }
 
 impl Pair<'_> {
@@ -174,7 +174,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    fn apply(&mut self, op: &Op) -> Result<&'static str, TestCaseError> {
+    pub fn apply(&mut self, op: &Op) -> Result<&'static str, TestCaseError> {
         Ok(match *op {
             Op::Write { page, seed, random } => self.write(page, &page_of(seed, random))?,
             Op::Fill { page, byte } => {
@@ -231,7 +231,7 @@ impl Pair<'_> {
         })
     }
 
-    fn check_all(&mut self) -> Result<(), TestCaseError> {
+    pub fn check_all(&mut self) -> Result<(), TestCaseError> {
         let (mut stored, mut same) = (0, 0);
         for page in 0..PAGES {
             self.read(page * PAGE_SIZE as u64, PAGE_SIZE)?;

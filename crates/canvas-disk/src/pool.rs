@@ -23,7 +23,9 @@ use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
 use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
-use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, Hand, Tenant, USED};
+use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, Hand, KNOWN, Tenant, USED};
+use crate::file::DiskFile;
+use crate::recover::Found;
 use crate::{DiskError, PageStore};
 
 /// Pages of the largest disk: the words of an entry table but one.
@@ -54,12 +56,38 @@ pub enum MemoryError {
     /// The kernel does not give addresses or random bytes.
     #[error("the kernel does not give memory for the disk (error {0})")]
     Kernel(i32),
+    /// Files may not be as long as its memory file.
+    #[error(
+        "files may not be as long here as the disk's memory file, which has {0} MiB; raise the limit (ulimit -f), \
+         or write --restarts 0"
+    )]
+    FileLimit(u64),
+    /// What should be the memory file of a disk is none.
+    #[error("the memory file is not one of this version of canvas's")]
+    Foreign,
 }
 
 impl From<Errno> for MemoryError {
     fn from(e: Errno) -> MemoryError {
         MemoryError::Kernel(e.0)
     }
+}
+
+/// Can there be such a disk?
+pub(crate) fn check(pages: u64, pool_bytes: u64) -> Result<(), MemoryError> {
+    match (pages, pool_bytes) {
+        (0, _) => Err(MemoryError::NoPage),
+        (n, _) if n > PAGES_MAX => Err(MemoryError::TooManyPages(n)),
+        (_, n) if n < POOL_BYTES_MIN => Err(MemoryError::PoolTooSmall(n)),
+        (_, n) if n > POOL_BYTES_MAX => Err(MemoryError::PoolTooLarge(n)),
+        _ => Ok(()),
+    }
+}
+
+/// Slabs of a pool: a quarter more than its bound, which what comes back to empty an extent may pass.
+pub(crate) fn slabs_of(pool_bytes: u64) -> usize {
+    let slabs = (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize;
+    (slabs + slabs / 4).min(SLABS_MAX)
 }
 
 /// The memory of a disk: given by the kernel as it is used.
@@ -73,6 +101,10 @@ pub struct DiskMemory {
     slots: LazyBytes,
     /// The key of the content hash.
     key: LazyPage,
+    /// Of a disk that outlives its server, what is being written over something.
+    journal: Option<LazyArray<AtomicU64>>,
+    /// Entries that its last server may have used.
+    touched: Vec<Range<u32>>,
     /// A disk uses it, or did.
     used: AtomicBool,
     /// What has far memory.
@@ -83,16 +115,8 @@ impl DiskMemory {
     /// Memory of a disk with so many pages, whose pool takes so many bytes at most. Beside the pool it takes
     /// 9 bytes a page that was ever written.
     pub fn new(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
-        match (pages, pool_bytes) {
-            (0, _) => return Err(MemoryError::NoPage),
-            (n, _) if n > PAGES_MAX => return Err(MemoryError::TooManyPages(n)),
-            (_, n) if n < POOL_BYTES_MIN => return Err(MemoryError::PoolTooSmall(n)),
-            (_, n) if n > POOL_BYTES_MAX => return Err(MemoryError::PoolTooLarge(n)),
-            _ => {}
-        }
-        // A quarter more than the bound: what comes back to empty an extent may pass it.
-        let slabs = (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize;
-        let slabs = (slabs + slabs / 4).min(SLABS_MAX);
+        check(pages, pool_bytes)?;
+        let slabs = slabs_of(pool_bytes);
         Ok(Box::new(DiskMemory {
             pool_bytes,
             states: LazyArray::new(pages as usize)?,
@@ -102,6 +126,25 @@ impl DiskMemory {
             class_bytes: [const { AtomicI64::new(0) }; CLASSES],
             slots: LazyBytes::new(region_bytes(slabs))?,
             key: LazyPage::new(|key| proc::random_bytes(key))?,
+            journal: None,
+            touched: Vec::new(),
+            used: AtomicBool::new(false),
+            tenant: None,
+        }))
+    }
+
+    /// Memory in a file, with the disk that is there. No other process may use it.
+    pub fn of_file(file: &DiskFile) -> Result<Box<DiskMemory>, MemoryError> {
+        Ok(Box::new(DiskMemory {
+            pool_bytes: file.pool_bytes,
+            states: LazyArray::new(file.pages as usize)?,
+            entries: file.entries()?,
+            slab_words: LazyArray::new(slabs_of(file.pool_bytes) * SLAB_WORDS)?,
+            class_bytes: [const { AtomicI64::new(0) }; CLASSES],
+            slots: file.slots()?,
+            key: file.key()?,
+            journal: Some(file.journal()?),
+            touched: file.touched()?,
             used: AtomicBool::new(false),
             tenant: None,
         }))
@@ -111,6 +154,11 @@ impl DiskMemory {
     pub fn with_tenant(mut self: Box<DiskMemory>, tenant: Tenant) -> Box<DiskMemory> {
         self.tenant = Some(tenant);
         self
+    }
+
+    /// The bound on the pool that was asked for.
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.pool_bytes
     }
 
     /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
@@ -187,8 +235,8 @@ pub struct DiskStats {
 
 #[derive(Default)]
 pub(crate) struct Counts {
-    stored: AtomicI64,
-    same: AtomicI64,
+    pub(crate) stored: AtomicI64,
+    pub(crate) same: AtomicI64,
     reads: AtomicU64,
     writes: AtomicU64,
     clean_writes: AtomicU64,
@@ -223,10 +271,11 @@ pub struct PoolStore<'m> {
     pub(crate) far_state: State,
     pub(crate) counts: Counts,
     pool_bytes_max: u64,
+    found: Found,
 }
 
 impl<'m> PoolStore<'m> {
-    /// An empty disk over `memory`.
+    /// A disk over `memory`: an empty one, or the one that lies in its file.
     ///
     /// # Panics
     /// When the memory has served another disk, whose pages would be in the way.
@@ -252,8 +301,9 @@ impl<'m> PoolStore<'m> {
         };
         let lz = Chosen { lz: Lz4, codec };
         let pool = LocalPool::new(arrays, hash, lz, Slots(&memory.slots), bound, threads);
-        PoolStore {
-            pool: pool.keeping_old(),
+        let journal = memory.journal.as_ref().map_or(&[][..], LazyArray::all);
+        let mut store = PoolStore {
+            pool: pool.keeping_old().journaled(journal),
             states: memory.states.all(),
             high: AtomicU32::new(0),
             hand: Hand::default(),
@@ -261,7 +311,17 @@ impl<'m> PoolStore<'m> {
             far_state: State::new(),
             counts: Counts::default(),
             pool_bytes_max: memory.pool_bytes,
+            found: Found::default(),
+        };
+        if memory.journal.is_some() {
+            store.found = store.take_over(&memory.touched);
         }
+        store
+    }
+
+    /// What was on the disk when this began.
+    pub fn found(&self) -> Found {
+        self.found
     }
 
     /// What it holds and has done; not of one moment while others read and write.
@@ -325,6 +385,14 @@ impl<'m> PoolStore<'m> {
             return Err(DiskError::Outside);
         }
         Ok(entry_of(page as u32))
+    }
+
+    /// What a page's entry holds; nothing of one that was never written is touched.
+    pub(crate) fn record(&self, entry: SwapEntry) -> Record {
+        match self.states[entry.0 as usize - 1].load(Relaxed) & KNOWN {
+            0 => Record::Free,
+            _ => self.pool.record(entry),
+        }
     }
 
     /// Takes a page into this thread's hands: the calls on one entry are one at a time.
@@ -431,6 +499,7 @@ impl<'m> PoolStore<'m> {
     /// Stores a page that is held.
     fn store(&self, held: &Held<'_>, from: &PageBuf, scratch: &mut Scratch) -> Result<(), Stop> {
         let entry = held.entry;
+        held.set(KNOWN);
         self.pool.claim(entry);
         self.high.fetch_max(entry.0, Relaxed);
         let before = self.pool.record(entry);
@@ -479,7 +548,7 @@ impl PageStore for PoolStore<'_> {
         let entry = self.entry(page)?;
         add(&self.counts.reads);
         // Nothing of such a page is touched; what is written meanwhile is written afterwards.
-        if !has_copy(self.pool.record(entry)) {
+        if !has_copy(self.record(entry)) {
             out.fill(0);
             return Ok(());
         }
@@ -517,7 +586,7 @@ impl PageStore for PoolStore<'_> {
         let entry = self.entry(page)?;
         add(&self.counts.discards);
         // Ranges are mostly empty; what is written meanwhile is written afterwards.
-        if !has_copy(self.pool.record(entry)) {
+        if !has_copy(self.record(entry)) {
             return Ok(());
         }
         let held = self.hold(entry, false);

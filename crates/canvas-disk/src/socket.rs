@@ -2,11 +2,12 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use canvas_shm::pass;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::socket::{
@@ -39,13 +40,20 @@ pub enum SocketError {
     },
 }
 
-/// A socket that is listened on, and its lock. It is removed when this is dropped.
+/// A socket that is listened on, and its lock. It is removed when this is dropped, by whoever it belongs to.
 pub struct Socket {
     /// Takes clients; it does not block.
     pub listener: UnixListener,
     path: PathBuf,
     /// Held as long as somebody listens: what is left behind without it is nobody's.
-    _lock: Flock<File>,
+    lock: Lock,
+}
+
+enum Lock {
+    /// Ours.
+    Own(Flock<File>),
+    /// Of the process that started us, which has this number: ours as well, and ours alone once it is gone.
+    Held(OwnedFd, u32),
 }
 
 impl Socket {
@@ -71,22 +79,30 @@ impl Socket {
         if UnixStream::connect(path).is_ok() {
             return Err(SocketError::InUse(path.to_owned()));
         }
-        // It takes its name when it listens, so who sees it there is not refused.
-        let new = path.with_file_name(format!(".{}.sock", std::process::id()));
-        let _ = fs::remove_file(&new);
-        let listener = listener(&new, group).and_then(|fd| {
-            fs::rename(&new, path)?;
-            Ok(fd)
-        });
-        let listener = listener.map_err(|e| {
-            let _ = fs::remove_file(&new);
-            other(e)
-        })?;
+        let listener = pass::named(path, |new| listener(new, group)).map_err(other)?;
         Ok(Socket {
             listener,
             path: path.to_owned(),
-            _lock: lock,
+            lock: Lock::Own(lock),
         })
+    }
+
+    /// The socket at `path` that process `parent` listens on and holds, as one that it started was given it.
+    pub fn held(listener: OwnedFd, lock: OwnedFd, path: &Path, parent: u32) -> Socket {
+        Socket {
+            listener: listener.into(),
+            path: path.to_owned(),
+            lock: Lock::Held(lock, parent),
+        }
+    }
+
+    /// The descriptors that another process needs for [`Socket::held`]: listener and lock.
+    pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
+        let lock = match &self.lock {
+            Lock::Own(lock) => lock.as_fd(),
+            Lock::Held(lock, _) => lock.as_fd(),
+        };
+        [self.listener.as_fd(), lock]
     }
 
     /// Where it is.
@@ -97,6 +113,11 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        if let Lock::Held(_, parent) = self.lock
+            && std::os::unix::process::parent_id() == parent
+        {
+            return;
+        }
         // Under the lock, so neither is another's.
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(lock_path(&self.path));
@@ -183,6 +204,26 @@ mod tests {
         assert!(path.exists() && UnixStream::connect(&path).is_err());
         let _second = Socket::open(&path, None).unwrap();
         UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_held_for_another_process_stays_until_that_one_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.sock");
+        let there = || fs::read_dir(dir.path()).unwrap().count();
+        let first = Socket::open(&path, None).unwrap();
+        let given = |parent| {
+            let [listener, lock] = first.fds().map(|fd| fd.try_clone_to_owned().unwrap());
+            Socket::held(listener, lock, &path, parent)
+        };
+        let parent = std::os::unix::process::parent_id();
+        drop(given(parent));
+        assert_eq!(there(), 2);
+        let second = given(parent + 1);
+        let waits = UnixStream::connect(&path).unwrap();
+        assert!(second.listener.accept().is_ok(), "who is there is served");
+        drop((waits, second));
+        assert_eq!(there(), 0);
     }
 
     #[test]

@@ -134,16 +134,8 @@ pub fn spawn(
     env: &[(OsString, OsString)],
     mask: &SigSet,
 ) -> Result<Pid, Errno> {
-    let c = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
     let path = c(program.as_os_str().as_bytes().to_vec())?;
-    let argv = argv
-        .iter()
-        .map(|a| c(a.as_bytes().to_vec()))
-        .collect::<Result<Vec<_>, _>>()?;
-    let env = env
-        .iter()
-        .map(|(n, v)| c([n.as_bytes(), b"=", v.as_bytes()].concat()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let (argv, env) = (argv_of(argv)?, env_of(env)?);
     let mut attr = PosixSpawnAttr::init()?;
     attr.set_flags(
         PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
@@ -163,10 +155,17 @@ pub fn spawn(
 /// Starts this program again with `argv`, an empty environment, no signal blocked, and `fds` under
 /// the numbers beside them.
 pub fn spawn_self(argv: &[&str], fds: &[(OwnedFd, RawFd)]) -> Result<Pid, Errno> {
-    let argv = argv
-        .iter()
-        .map(|a| CString::new(*a).map_err(|_| Errno::EINVAL))
-        .collect::<Result<Vec<_>, _>>()?;
+    let argv: Vec<OsString> = argv.iter().map(OsString::from).collect();
+    spawn_self_with(&argv, &[], fds)
+}
+
+/// The same with an environment.
+pub fn spawn_self_with(
+    argv: &[OsString],
+    env: &[(OsString, OsString)],
+    fds: &[(OwnedFd, RawFd)],
+) -> Result<Pid, Errno> {
+    let (argv, env) = (argv_of(argv)?, env_of(env)?);
     let mut attr = PosixSpawnAttr::init()?;
     attr.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
     attr.set_sigmask(&SigSet::empty())?;
@@ -174,8 +173,21 @@ pub fn spawn_self(argv: &[&str], fds: &[(OwnedFd, RawFd)]) -> Result<Pid, Errno>
     for (fd, to) in fds {
         actions.add_dup2(fd.as_raw_fd(), *to)?;
     }
-    let none: [CString; 0] = [];
-    posix_spawn(c"/proc/self/exe", &actions, &attr, &argv, &none)
+    posix_spawn(c"/proc/self/exe", &actions, &attr, &argv, &env)
+}
+
+fn c(bytes: Vec<u8>) -> Result<CString, Errno> {
+    CString::new(bytes).map_err(|_| Errno::EINVAL)
+}
+
+fn argv_of(argv: &[OsString]) -> Result<Vec<CString>, Errno> {
+    argv.iter().map(|a| c(a.as_bytes().to_vec())).collect()
+}
+
+fn env_of(env: &[(OsString, OsString)]) -> Result<Vec<CString>, Errno> {
+    env.iter()
+        .map(|(n, v)| c([n.as_bytes(), b"=", v.as_bytes()].concat()))
+        .collect()
 }
 
 #[cfg(test)]

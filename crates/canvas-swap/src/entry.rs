@@ -12,6 +12,7 @@
 //! │ same-filled: 60 bits of the pattern                   │     │
 //! │ stored: slot (40) | payload bytes << 40 (13) | home << 53 │  │
 //! │ deep: extent (32) | offset / 16 << 32 (11) | payload << 43 (13) │
+//! │ lost: 1, with the tag of a word that was never touched │
 //! └───────────────────────────────────────────────────────┴─────┘
 //! head of a chain: next chain << 33 (31) | next of its own >> 2 << 4 (29) | 8 | its low bits (2)
 //! ```
@@ -43,6 +44,8 @@ const TAG_SAME_HIGH: u64 = 4;
 const TAG_SAME_TWICE: u64 = 5;
 const TAG_STORED: u64 = 6;
 const TAG_DEEP: u64 = 7;
+/// The copy is damaged: a tag that no other word of an entry has, and a field that a free word has not.
+const WORD_LOST: u64 = 1 << TAG_BITS;
 
 /// The head of a chain of free entries: this bit of the tag, with any of the lower ones.
 const TAG_HEAD: u64 = 8;
@@ -95,6 +98,8 @@ pub enum Record {
     },
     /// The far copy lies beyond the pool, in an extent.
     Deep(DeepPlace),
+    /// There was a far copy, and it is damaged.
+    Lost,
 }
 
 impl Record {
@@ -104,6 +109,7 @@ impl Record {
         match self {
             Record::Free => None,
             Record::Empty => Some(TAG_EMPTY),
+            Record::Lost => Some(WORD_LOST),
             Record::SameFilled(p) => {
                 if ((p << TAG_BITS) as i64 >> TAG_BITS) as u64 == p {
                     Some((p << TAG_BITS) | TAG_SAME_LOW)
@@ -133,6 +139,11 @@ impl Record {
             }
         }
     }
+    /// The word of the table for this record.
+    #[inline]
+    pub(crate) fn word(self) -> Option<u64> {
+        self.encode()
+    }
     /// The record in a word of the table.
     #[inline]
     pub fn decode(word: u64) -> Record {
@@ -152,6 +163,7 @@ impl Record {
                 offset: (field >> OFFSET_SHIFT & OFFSET_MASK) as u32 * UNIT,
                 len: (field >> DEEP_LEN_SHIFT & LEN_MASK) as u16,
             }),
+            _ if word == WORD_LOST => Record::Lost,
             _ => Record::Free,
         }
     }
@@ -341,6 +353,20 @@ impl<'a> EntryTable<'a> {
         match self.word(entry) {
             Some(w) => Record::decode(w.load(Ordering::Acquire)),
             None => Record::Free,
+        }
+    }
+    /// Is the entry's word one that its owner never wrote? For who numbers all entries himself
+    /// ([`EntryTable::claim`]), and found the table as another one left it.
+    pub(crate) fn is_nonsense(&self, entry: SwapEntry) -> bool {
+        self.word(entry).is_some_and(|w| {
+            let word = w.load(Ordering::Relaxed);
+            word != 0 && Record::decode(word) == Record::Free
+        })
+    }
+    /// Makes the entry one whose copy is damaged, whatever its word is.
+    pub(crate) fn lose(&self, entry: SwapEntry) {
+        if let Some(word) = self.word(entry) {
+            word.store(WORD_LOST, Ordering::Release);
         }
     }
     /// Changes what an allocated entry holds; only its owner may. False, with nothing changed, when

@@ -68,9 +68,15 @@
 //! assert_eq!(back, page);
 //! ```
 
+mod journal;
 mod nodes;
+mod recover;
 mod write;
 
+pub use journal::JOURNAL_WORDS;
+pub use recover::Adopted;
+
+use journal::Journal;
 pub use nodes::{NODE_PAGE_BYTES, NodeSlabs, Sank};
 
 use crate::classes::{CLASS_BYTES, CLASSES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
@@ -273,6 +279,8 @@ pub struct LocalPool<'a, L, M, B> {
     stored_bytes: AtomicI64,
     /// The copy of before stays where there is no room for the new one.
     keeps_old: bool,
+    /// Copies that are being written over others.
+    journal: Journal<'a>,
     /// Where pages change by more than a few words, by groups of entries.
     rewrites: [AtomicU8; write::REWRITES],
     lz: L,
@@ -298,6 +306,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             hash,
             stored_bytes: AtomicI64::new(0),
             keeps_old: false,
+            journal: Journal::new(&[]),
             rewrites: core::array::from_fn(|_| AtomicU8::new(0)),
             lz,
             mem,
@@ -309,6 +318,14 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// of before as it is ([`StoreError::Full`] says `copy_dropped: false`).
     pub fn keeping_old(mut self) -> Self {
         self.keeps_old = true;
+        self
+    }
+
+    /// The same pool, which can be told whole again from its entries, its region and this journal, at whatever
+    /// instruction its process ends ([`LocalPool::adopt`]): `words` are as many times [`JOURNAL_WORDS`] as
+    /// threads store at one time, and lie where entries and region do.
+    pub fn journaled(mut self, words: &'a [AtomicU64]) -> Self {
+        self.journal = Journal::new(words);
         self
     }
 
@@ -332,6 +349,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         }
         match self.entries.get(entry) {
             Record::Free | Record::Empty => Err(LoadError::NoCopy),
+            Record::Lost => Err(LoadError::Verify),
             Record::SameFilled(pattern) => {
                 fill(out, pattern);
                 Ok(())
@@ -441,8 +459,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                     return Ok(unchanged);
                 }
                 let (entry, entry_from) = self.take_entry(reserved)?;
-                self.drop_record(entry, old);
                 self.entries.set(entry, Record::SameFilled(pattern));
+                self.drop_record(entry, old);
                 Ok(Outcome {
                     entry,
                     kind: Kind::SameFilled,
@@ -492,10 +510,9 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     /// A slot for a page of `class`, for an entry that holds `old`: the old one if it serves, without a
     /// lock, else a new one. The old copy may be written over at once: while its page's new content
-    /// lies in the swap cache, that is what everybody reads, and the old one is stale. The old copy
-    /// counts as gone in any case, and on `None` the entry is empty; but with
-    /// [`LocalPool::keeping_old`] it is as it was.
-    fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<SlotId> {
+    /// lies in the swap cache, that is what everybody reads, and the old one is stale. On `None` the entry is
+    /// empty; but with [`LocalPool::keeping_old`] it is as it was.
+    fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<Placed> {
         let reused = match old {
             Record::Stored { slot, len, .. }
                 if slot.class() == class && self.nodes.of(slot).is_none() =>
@@ -505,10 +522,9 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             _ => None,
         };
         if reused.is_none()
-            && let Some(new) = self.slots.alloc(class, &self.budget)
+            && let Some(slot) = self.slots.alloc(class, &self.budget)
         {
-            self.free_slot(old);
-            return Some(new);
+            return Some(Placed::Beside(slot));
         }
         // Without a slab for the right size, a larger slot will do, or one on a node: the old one, or any.
         let reused = reused.or(match old {
@@ -518,12 +534,10 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         if let Some((slot, len)) = reused {
             self.stored_bytes
                 .fetch_sub(stored_len(len), Ordering::Relaxed);
-            return Some(slot);
+            return Some(Placed::Over(slot));
         }
         if self.keeps_old {
-            let larger = self.slots.alloc_larger(class)?;
-            self.free_slot(old);
-            return Some(larger);
+            return self.slots.alloc_larger(class).map(Placed::Beside);
         }
         // The stale copy may have been its slab's last: then the slab serves the new class.
         self.entries.set(entry, Record::Empty);
@@ -531,6 +545,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         self.slots
             .alloc(class, &self.budget)
             .or_else(|| self.slots.alloc_larger(class))
+            .map(Placed::Instead)
     }
 
     fn free_slot(&self, record: Record) {
@@ -569,11 +584,15 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         else {
             return None;
         };
-        let mut bytes = [0; HOME_BYTES];
-        self.mem.copy_out(self.home_offset(slot, len), &mut bytes);
-        let place = Record::home_of(bytes);
+        let place = self.home_at(slot, len);
         debug_assert!(place.is_some(), "written when it was raised");
         place
+    }
+
+    fn home_at(&self, slot: SlotId, len: u16) -> Option<DeepPlace> {
+        let mut bytes = [0; HOME_BYTES];
+        self.mem.copy_out(self.home_offset(slot, len), &mut bytes);
+        Record::home_of(bytes)
     }
 
     /// What the entry held is needed no more.
@@ -901,6 +920,17 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 #[inline]
 fn stored_len(payload: u16) -> i64 {
     HEADER_BYTES as i64 + payload as i64
+}
+
+/// Where a page's new copy goes.
+#[derive(Clone, Copy)]
+enum Placed {
+    /// To a slot of its own; the old copy is there until the entry names the new one.
+    Beside(SlotId),
+    /// Over the old copy.
+    Over(SlotId),
+    /// To a slot of its own; the old copy is gone.
+    Instead(SlotId),
 }
 
 /// Holds all locks of a [`LocalPool`].

@@ -162,6 +162,17 @@ pub trait SlabRelease {
     fn release_range(&self, off: usize, len: usize);
 }
 
+/// Whether a slot was put into use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Claimed {
+    /// Yes.
+    Yes,
+    /// It was in use.
+    Before,
+    /// There is no such slot in its slab.
+    Never,
+}
+
 #[repr(align(128))]
 struct Class {
     lock: RawSpin,
@@ -338,6 +349,87 @@ impl<'a> SlotPool<'a> {
             self.give_back(EMPTY_KEEP / 2, budget, memory);
         }
         true
+    }
+
+    /// Is there such a slot?
+    pub(crate) fn has(&self, slot: SlotId) -> bool {
+        let (class, index) = (slot.class(), slot.index());
+        let slab = (slot.slab() as u32).wrapping_sub(self.first);
+        class < CLASSES && slab < self.slabs && index < slots_per_slab(class)
+    }
+
+    /// Puts a slot into use that an entry names, before [`SlotPool::settle`] and with no other call under way.
+    pub(crate) fn claim_slot(&self, slot: SlotId) -> Claimed {
+        if !self.has(slot) {
+            return Claimed::Never;
+        }
+        let (class, index) = (slot.class(), slot.index());
+        let slab = slot.slab() as u32 - self.first;
+        if self.class_of(slab).is_some_and(|c| c != class) {
+            return Claimed::Never;
+        }
+        let bits = &self.meta[slab as usize * SLAB_WORDS + index / 64];
+        let bit = 1u64 << (index % 64);
+        if bits.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+            return Claimed::Before;
+        }
+        self.set_info(slab, class, self.used(slab) + 1);
+        Claimed::Yes
+    }
+
+    /// The opposite.
+    pub(crate) fn disclaim_slot(&self, slot: SlotId) {
+        if !self.has(slot) {
+            return;
+        }
+        let (class, index) = (slot.class(), slot.index());
+        let slab = slot.slab() as u32 - self.first;
+        let bits = &self.meta[slab as usize * SLAB_WORDS + index / 64];
+        let bit = 1u64 << (index % 64);
+        if self.class_of(slab) == Some(class) && bits.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        {
+            self.set_info(slab, class, self.used(slab) - 1);
+        }
+    }
+
+    /// Makes lists and sums of the slots that were claimed, and charges their slabs. All other slabs are free and
+    /// their memory is given back.
+    pub(crate) fn settle(&self, budget: &impl PoolBudget, memory: &impl SlabRelease) {
+        let mut high = 0;
+        for slab in 0..self.slabs {
+            if self.used(slab) > 0 {
+                high = slab + 1;
+            }
+        }
+        self.high.store(high, Ordering::Relaxed);
+        let at = |slab: u32| (self.first + slab) as usize * SLAB_BYTES;
+        let release = |from: u32, to: u32| {
+            if from < to {
+                memory.release_range(at(from), (to - from) as usize * SLAB_BYTES);
+            }
+        };
+        release(high, self.slabs);
+        // Highest first, so that the lists hand out the lowest.
+        let mut end = high;
+        for slab in (0..high).rev() {
+            let used = self.used(slab);
+            let Some(class) = self.class_of(slab).filter(|_| used > 0) else {
+                self.meta[slab as usize * SLAB_WORDS + INFO].store(0, Ordering::Relaxed);
+                self.push(&self.clean_head, slab);
+                continue;
+            };
+            release(slab + 1, end);
+            end = slab;
+            let c = &self.classes[class];
+            if let Some(g) = group(used, slots_per_slab(class)) {
+                self.link(c, g, slab);
+            }
+            c.slabs.fetch_add(1, Ordering::Relaxed);
+            c.live.fetch_add(used as u64, Ordering::Relaxed);
+            self.count_class(class, used as i64);
+            self.charge(budget, SLAB_CHARGE_BYTES);
+        }
+        release(0, end);
     }
 
     /// Gives back all empty slabs.

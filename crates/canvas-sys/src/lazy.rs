@@ -1,9 +1,10 @@
-//! Private memory of this process's own that the kernel gives page by page as it is touched, for code that
-//! has no `unsafe`.
+//! Memory that the kernel gives page by page as it is touched, for code that has no `unsafe`: private memory of
+//! this process's own, or a part of a memory file, which another process may hold and go on with.
 //!
 //! [`LazyArray`] is read and written as atomics. [`LazyBytes`] are only copied in and out: there is never a
 //! reference into them, and a copy is one instruction of the processor. Copies of several threads that
-//! overlap therefore leave a mixture of both, and nothing worse. [`LazyPage`] is filled once. None of it is in core
+//! overlap therefore leave a mixture of both, and nothing worse, and so do another process's. [`LazyPage`] is
+//! private and filled once. None of it is in core
 //! dumps.
 
 use core::arch::asm;
@@ -15,10 +16,21 @@ use canvas_types::{PAGE_SIZE, PageBuf};
 use crate::gate::Errno;
 use crate::mem;
 
-/// A private anonymous mapping, unmapped when it is dropped.
+/// A part of a file in memory that cannot become shorter.
+#[derive(Clone, Copy)]
+pub struct Part {
+    /// The file's descriptor.
+    pub fd: i32,
+    /// Where the part begins: a multiple of a page.
+    pub offset: usize,
+}
+
+/// A private anonymous mapping, or one of a file in memory, unmapped when it is dropped.
 struct Mapping {
     addr: usize,
     bytes: usize,
+    /// What gives pages back to the kernel.
+    discard: i32,
 }
 
 impl Mapping {
@@ -26,13 +38,28 @@ impl Mapping {
         // The kernel maps no range without a byte.
         let bytes = bytes.max(1);
         let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        let mapping = Mapping { addr, bytes };
+        Ok(Mapping::of(addr, bytes, libc::MADV_DONTNEED))
+    }
+
+    fn of_file(part: Part, bytes: usize) -> Result<Mapping, Errno> {
+        let bytes = bytes.max(1);
+        let addr = mem::map_shared(part.fd, part.offset, bytes)?;
+        // Out of the file as well.
+        Ok(Mapping::of(addr, bytes, libc::MADV_REMOVE))
+    }
+
+    fn of(addr: usize, bytes: usize, discard: i32) -> Mapping {
+        let mapping = Mapping {
+            addr,
+            bytes,
+            discard,
+        };
         // A huge page would take memory that nobody touched.
         for advice in [libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
             // SAFETY: neither changes contents.
             let _ = unsafe { mem::advise(addr, bytes, advice) };
         }
-        Ok(mapping)
+        mapping
     }
 }
 
@@ -55,7 +82,7 @@ unsafe impl Atomic for AtomicU32 {}
 // SAFETY: integers.
 unsafe impl Atomic for AtomicU64 {}
 
-/// Numbers, all zero at first.
+/// Numbers, all zero at first; those of a file are what lies there.
 pub struct LazyArray<T> {
     mapping: Mapping,
     count: usize,
@@ -65,8 +92,15 @@ pub struct LazyArray<T> {
 impl<T: Atomic> LazyArray<T> {
     /// So many numbers. They take memory once they are touched.
     pub fn new(count: usize) -> Result<LazyArray<T>, Errno> {
-        let bytes = count.checked_mul(size_of::<T>());
-        let mapping = Mapping::new(bytes.ok_or(Errno(libc::ENOMEM))?)?;
+        LazyArray::over(Mapping::new(bytes_of::<T>(count)?)?, count)
+    }
+
+    /// So many numbers of a file, which has them.
+    pub fn of_file(part: Part, count: usize) -> Result<LazyArray<T>, Errno> {
+        LazyArray::over(Mapping::of_file(part, bytes_of::<T>(count)?)?, count)
+    }
+
+    fn over(mapping: Mapping, count: usize) -> Result<LazyArray<T>, Errno> {
         Ok(LazyArray {
             mapping,
             count,
@@ -78,10 +112,15 @@ impl<T: Atomic> LazyArray<T> {
     #[inline]
     pub fn all(&self) -> &[T] {
         let start = core::ptr::with_exposed_provenance(self.mapping.addr);
-        // SAFETY: the mapping starts on a page, holds `count` numbers (zeros at first, and any bits are
-        // one), is writable, and lives as long as `self`; nobody uses it but as atomics.
+        // SAFETY: the mapping starts on a page, holds `count` numbers (any bits are one), is writable, and lives
+        // as long as `self`; this process uses it as atomics only, and another one's changes are like theirs.
         unsafe { core::slice::from_raw_parts(start, self.count) }
     }
+}
+
+fn bytes_of<T>(count: usize) -> Result<usize, Errno> {
+    let bytes = count.checked_mul(size_of::<T>());
+    bytes.ok_or(Errno(libc::ENOMEM))
 }
 
 /// A page that is filled once.
@@ -108,7 +147,7 @@ impl LazyPage {
     }
 }
 
-/// Bytes, all zero at first, that are copied in and out.
+/// Bytes, all zero at first, that are copied in and out; those of a file are what lies there.
 pub struct LazyBytes {
     mapping: Mapping,
     bytes: usize,
@@ -118,6 +157,12 @@ impl LazyBytes {
     /// So many bytes. They take memory once they are touched.
     pub fn new(bytes: usize) -> Result<LazyBytes, Errno> {
         let mapping = Mapping::new(bytes)?;
+        Ok(LazyBytes { mapping, bytes })
+    }
+
+    /// So many bytes of a file, which has them.
+    pub fn of_file(part: Part, bytes: usize) -> Result<LazyBytes, Errno> {
+        let mapping = Mapping::of_file(part, bytes)?;
         Ok(LazyBytes { mapping, bytes })
     }
 
@@ -154,7 +199,7 @@ impl LazyBytes {
         if start < end {
             // SAFETY: the range is inside the mapping (`place`). Nobody relies on its contents by a
             // reference, and zeros are bytes like others to who copies them.
-            let _ = unsafe { mem::advise(start, end - start, libc::MADV_DONTNEED) };
+            let _ = unsafe { mem::advise(start, end - start, self.mapping.discard) };
         }
     }
 
@@ -234,6 +279,40 @@ mod tests {
         bytes.copy_out(3 * 4096, &mut out[..5]);
         assert_eq!(out[..5], some[..5]);
         bytes.copy_in(3 * 4096 + 5, &[]);
+    }
+
+    #[test]
+    fn what_lies_in_a_file_is_seen_by_all_who_map_it_and_leaves_it_when_discarded() {
+        // SAFETY: a name and no flags.
+        let fd = unsafe { libc::memfd_create(c"canvas-test".as_ptr(), 0) };
+        // SAFETY: a descriptor of this test's.
+        assert_eq!(unsafe { libc::ftruncate(fd, 5 * 4096) }, 0);
+        let part = |offset| Part { fd, offset };
+        let one = LazyBytes::of_file(part(4096), 4 * 4096).unwrap();
+        one.copy_in(4090, &[7; 9000]);
+        let words = LazyArray::<AtomicU64>::of_file(part(8192), 512).unwrap();
+        assert_eq!(
+            words.all()[511].load(Ordering::Relaxed),
+            u64::from_ne_bytes([7; 8])
+        );
+        words.all()[0].store(0, Ordering::Relaxed);
+        one.discard(8192, 4096);
+        drop(one);
+        let two = LazyBytes::of_file(part(4096), 4 * 4096).unwrap();
+        let mut out = [1; 4 * 4096];
+        two.copy_out(0, &mut out);
+        let is_seven = |i: usize| {
+            (4090..8192).contains(&i) && !(4096..4104).contains(&i) || (12288..13090).contains(&i)
+        };
+        for (i, byte) in out.iter().enumerate() {
+            assert_eq!(*byte, if is_seven(i) { 7 } else { 0 }, "byte {i}");
+        }
+        // SAFETY: as above; nothing is mapped by it any more that is used.
+        unsafe { libc::close(fd) };
+        assert!(
+            LazyBytes::of_file(part(0), 4096).is_err(),
+            "a descriptor that is none"
+        );
     }
 
     #[test]

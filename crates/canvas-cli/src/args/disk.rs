@@ -35,6 +35,11 @@ pub struct DiskArgs {
     pub pool: Option<Size>,
     #[command(flatten)]
     pub beyond: BeyondArgs,
+    /// How often in a minute another server takes the disk over from one that was killed or crashed, with all
+    /// that is stored. With 0 the disk dies with its server.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=1000))]
+    pub restarts: u32,
     /// How pages are stored.
     #[arg(long, value_enum, default_value_t = CodecArg::Lz4)]
     pub codec: CodecArg,
@@ -46,9 +51,25 @@ pub struct DiskArgs {
     pub metrics: Option<SocketAddr>,
 }
 
+/// Flags of `canvas disk-server`, which `canvas disk` starts.
+#[derive(Args, Debug)]
+pub struct HeldArgs {
+    #[command(flatten)]
+    pub disk: DiskArgs,
+    /// The process that holds the disk.
+    #[arg(long)]
+    pub holder: u32,
+    /// Servers that have died.
+    #[arg(long)]
+    pub died: u32,
+}
+
 /// Shown behind the flags.
 pub const DISK_NOTES: &str = "\
-The disk is for swap and other data that need not last: nothing survives the end of the command. Pages
+The disk is for swap and other data that need not last: nothing survives the end of the command. What is
+stored lies in a memory file that the command holds; it is served by a process that the command starts. When
+that one is killed or crashes, another one goes on with the same bytes at the same sockets, and clients that
+connect again (qemu: -chardev socket,...,reconnect=1; over NBD: reconnect-delay=60) see a pause. Pages
 that do not shrink take what they are; zeros and discarded pages take nothing. With --far the oldest pages
 leave the pool; a read that finds no copy within --far-wait fails with EIO. When all is full, a write fails
 with ENOSPC, what is stored stays as it is, and one line says so.
@@ -58,12 +79,13 @@ Flags win over CANVAS_* variables, and those over section [disk.NAME] of the con
 
 SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is removed.
 
-Exit codes: 0 ended by a signal; 2 it could not start.
+Exit codes: 0 ended by a signal; 1 its servers died more often than --restarts allows, and what was stored is
+lost; 2 it could not start.
 
 Example:
   canvas disk --size 8G --pool 2G --vhost-user /run/canvas-disk.sock
   qemu-system-x86_64 -m 2G -object memory-backend-memfd,id=ram,size=2G,share=on \\
-    -machine memory-backend=ram -chardev socket,id=far,path=/run/canvas-disk.sock \\
+    -machine memory-backend=ram -chardev socket,id=far,path=/run/canvas-disk.sock,reconnect=1 \\
     -device vhost-user-blk-pci,chardev=far ...
 and in the guest:
   echo 0 > /sys/block/vda/queue/rotational; mkswap /dev/vda && swapon -d /dev/vda";

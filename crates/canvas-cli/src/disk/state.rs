@@ -23,6 +23,9 @@ pub struct State {
     vhost_user: Option<String>,
     nbd: Option<String>,
     uptime_ms: u64,
+    /// Servers that died, and pages of theirs that are damaged.
+    restarts: u32,
+    lost_pages: u64,
     health: &'static str,
     size_bytes: u64,
     stored_pages: u64,
@@ -66,6 +69,7 @@ impl State {
         args: &DiskArgs,
         health: &'static str,
         uptime: Duration,
+        (restarts, lost_pages): (u32, u64),
         disk: &DiskStats,
         clients: &ClientStats,
     ) -> State {
@@ -77,6 +81,8 @@ impl State {
             vhost_user: path(&args.vhost_user),
             nbd: path(&args.nbd),
             uptime_ms: uptime.as_millis() as u64,
+            restarts,
+            lost_pages,
             health,
             size_bytes: disk.pages * page,
             stored_pages: disk.stored_pages,
@@ -162,9 +168,19 @@ impl Collector for Metrics {
                 s.far_bytes_max,
             ),
             ("canvas_disk_clients", "Clients.", s.clients),
+            (
+                "canvas_disk_lost_pages",
+                "Pages found damaged after a server's death.",
+                s.lost_pages,
+            ),
         ] {
             out.gauge(name, help, value as f64)?;
         }
+        out.counter(
+            "canvas_disk_restarts",
+            "Servers that died.",
+            u64::from(s.restarts),
+        )?;
         let c = &s.counters;
         for (name, help, value) in [
             ("canvas_disk_reads", "Pages read.", c.reads),

@@ -126,7 +126,7 @@ fn far(t: &Target, entry: SwapEntry, out: &mut PageBuf) -> Result<Found, Problem
         }
         Record::Stored { slot, len, .. } => stored(t, slot, len.into(), out),
         Record::Deep(place) => Ok(Found::Deep(place)),
-        Record::Free | Record::Empty => Err(Problem::Busy),
+        Record::Free | Record::Empty | Record::Lost => Err(Problem::Busy),
     }
 }
 

@@ -170,6 +170,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "nbd",
             "pool",
             "queues",
+            "restarts",
             "seed",
             "server",
             "size",

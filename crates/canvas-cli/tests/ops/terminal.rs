@@ -85,6 +85,13 @@ fn top_shows_disks() {
         "disk", "--size", "333M", "--pool", "7M", "--nbd", socket, "--tenant", "vm",
     ];
     let mut disk = host.canvas(&args).stderr(Stdio::null()).spawn().unwrap();
+    // Before the first drawing: of later ones only what has changed is on the terminal.
+    wait_for("the disk", || {
+        let said = host.canvas(&["status"]).output().unwrap().stdout;
+        String::from_utf8_lossy(&said)
+            .contains("333M")
+            .then_some(())
+    });
     let mut top = Top::start(&host);
     for text in [
         "0 runs, 1 disks, 0 donors",

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
-use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringMutex, VringT};
+use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringT};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_WRITE_ZEROES,
@@ -29,6 +29,7 @@ use vmm_sys_util::event::{
 
 use super::config;
 use super::request::{self, Work};
+use super::ring::Ring;
 use crate::{PageStore, span};
 
 /// Requests that a queue holds, at most.
@@ -45,6 +46,8 @@ pub struct Device<S: 'static> {
     queues: u16,
     /// The guest's memory, once it is known to stay; what its monitor gave last is used in no other way.
     memory: RwLock<Option<Arc<GuestMemoryMmap>>>,
+    /// It was told that a guest's memory is refused, whose monitor may go on trying.
+    told: AtomicBool,
     event_idx: AtomicBool,
     work: Vec<Mutex<Box<Work>>>,
     accepted: AtomicU64,
@@ -59,6 +62,7 @@ impl<S: PageStore + Send> Device<S> {
             store,
             queues,
             memory: RwLock::new(None),
+            told: AtomicBool::new(false),
             event_idx: AtomicBool::new(false),
             work: (0..queues).map(|_| Mutex::new(Work::new())).collect(),
             accepted: AtomicU64::new(0),
@@ -82,7 +86,7 @@ impl<S: PageStore + Send> Device<S> {
     }
 
     /// Serves what the guest has put into a queue.
-    fn drain(&self, vring: &VringMutex, work: &mut Work) {
+    fn drain(&self, vring: &Ring, work: &mut Work) {
         let Some(memory) = self.memory() else {
             return;
         };
@@ -110,7 +114,7 @@ impl<S: PageStore + Send> Device<S> {
 
 impl<S: PageStore + Send> VhostUserBackend for Device<S> {
     type Bitmap = ();
-    type Vring = VringMutex;
+    type Vring = Ring;
 
     fn num_queues(&self) -> usize {
         self.queues.into()
@@ -161,11 +165,14 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
         });
         if !stays {
             self.set_memory(None);
-            (self.say)(
-                &"disk: the guest's memory could be cut short under the disk, so it is refused; give qemu -object memory-backend-memfd,share=on, which is sealed",
-            );
+            if !self.told.swap(true, Relaxed) {
+                (self.say)(
+                    &"disk: the guest's memory could be cut short under the disk, so it is refused; give qemu -object memory-backend-memfd,share=on, which is sealed",
+                );
+            }
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        self.told.store(false, Relaxed);
         self.set_memory(Some(memory));
         Ok(())
     }
@@ -182,7 +189,7 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
         &self,
         event: u16,
         events: EventSet,
-        vrings: &[VringMutex],
+        vrings: &[Ring],
         thread: usize,
     ) -> io::Result<()> {
         let (Some(vring), Some(work)) = (vrings.get(usize::from(event)), self.work.get(thread))
@@ -195,6 +202,7 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
         let mut work = work.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.event_idx.load(Relaxed) {
             self.drain(vring, &mut work);
+            vring.tell_at_first();
             return Ok(());
         }
         loop {
@@ -203,6 +211,7 @@ impl<S: PageStore + Send> VhostUserBackend for Device<S> {
             self.drain(vring, &mut work);
             // Something came between the last look and now.
             if !matches!(vring.enable_notification(), Ok(true)) {
+                vring.tell_at_first();
                 return Ok(());
             }
         }

@@ -5,6 +5,7 @@
 
 mod device;
 mod request;
+mod ring;
 
 pub use device::{Device, QUEUES_MAX, serve};
 

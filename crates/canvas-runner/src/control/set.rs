@@ -248,7 +248,7 @@ pub enum ValueError {
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// It is none of the copies.
-    #[error("write one of {}", Policy::NAMED.map(|(name, _)| name).join(", "))]
+    #[error("write one of {}", Policy::names())]
     Copies,
     /// There are too few servers.
     #[error(
@@ -278,6 +278,7 @@ impl Places {
             disk,
             late: _,
             warm: _,
+            code: _,
         } = policy;
         if donors > self.servers && !self.gossip {
             return Err(ValueError::FewServers {
@@ -632,6 +633,7 @@ mod tests {
                 disk: false,
                 late: false,
                 warm: false,
+                code: None,
             }),
             Change::Weight(300),
             Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
@@ -721,7 +723,7 @@ mod tests {
             (
                 &[("copies", "4")],
                 now(),
-                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk",
+                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk, or a code from 2+1 to 8+2",
             ),
             (
                 &[("copies", "3")],

@@ -3,7 +3,7 @@
 use canvas_types::sync::Ordering;
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
 
-use super::{Kind, LocalPool, STORED_MAX, Scratch, SlotMem, stored_len};
+use super::{Kind, LocalPool, Placed, STORED_MAX, Scratch, SlotMem, stored_len};
 use crate::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::delta::{self, Delta};
 use crate::entry::Record;
@@ -17,6 +17,19 @@ pub(super) const REWRITES: usize = 1024;
 const REWRITES_ENTRIES: usize = 256;
 /// To look for words that differ in vain takes half of what it saves when they are few.
 const DELTA_WEIGHT: u8 = 2;
+
+/// The payload of a page that [`LocalPool::compress`] and the like have made in `stored`.
+fn payload<'s>(
+    kind: Kind,
+    len: usize,
+    page: &'s PageBuf,
+    stored: &'s [u8; STORED_MAX],
+) -> &'s [u8] {
+    match kind {
+        Kind::Raw => page,
+        _ => &stored[HEADER_BYTES..HEADER_BYTES + len],
+    }
+}
 
 impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     /// The page of a payload that is shorter than one; false when it is damaged.
@@ -50,8 +63,30 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             Kind::Raw => RAW_CLASS,
             _ => class_for(HEADER_BYTES + len),
         };
-        let slot = self.place(entry, old, class)?;
-        self.put(entry, slot, digest, kind, len, page, &mut scratch.stored);
+        let placed = self.place(entry, old, class)?;
+        let (Placed::Beside(slot) | Placed::Over(slot) | Placed::Instead(slot)) = placed;
+        let stored = &mut scratch.stored;
+        let put = |stored| self.put(entry, slot, digest, kind, len, page, stored);
+        match placed {
+            Placed::Over(_) => {
+                let record = Record::Stored {
+                    slot,
+                    len: len as u16,
+                    home: false,
+                };
+                // What lies there is neither the one nor the other while it is written.
+                let payload = payload(kind, len, page, stored);
+                let noted = self.journal.note(entry, record, digest, payload);
+                put(stored);
+                noted.done();
+            }
+            Placed::Beside(_) => {
+                put(stored);
+                // Named by nobody only now: whoever gets the slot may write to it at once.
+                self.free_slot(old);
+            }
+            Placed::Instead(_) => put(stored),
+        }
         let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
         Some((kind, !in_place))
     }
@@ -69,13 +104,10 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         page: &PageBuf,
         stored: &mut [u8; STORED_MAX],
     ) {
-        let payload = match kind {
-            Kind::Raw => &page[..],
-            _ => &stored[HEADER_BYTES..HEADER_BYTES + len],
-        };
         if slot.class() == RAW_CLASS {
             self.mem.copy_in(self.slots.raw_header_offset(slot), digest);
-            self.mem.copy_in(slot.offset(), payload);
+            self.mem
+                .copy_in(slot.offset(), payload(kind, len, page, stored));
         } else {
             stored[..HEADER_BYTES].copy_from_slice(digest);
             self.mem

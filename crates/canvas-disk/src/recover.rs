@@ -1,0 +1,64 @@
+//! A disk as a killed server left it.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use canvas_swap::Record;
+use canvas_swap::pool::Adopted;
+use canvas_types::SwapEntry;
+
+use crate::far::{BEYOND, KNOWN};
+use crate::pool::PoolStore;
+
+/// What was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Found {
+    /// Pages that are stored.
+    pub stored: u64,
+    /// Of those, pages whose copy is damaged: reads of them fail.
+    pub lost: u64,
+}
+
+impl PoolStore<'_> {
+    /// Makes everything anew from the entries, of which none outside of these ranges was ever used. Nobody may
+    /// use the disk meanwhile.
+    pub(crate) fn take_over(&self, touched: &[Range<u32>]) -> Found {
+        self.pool.redo();
+        let all = || touched.iter().cloned().flatten().map(SwapEntry);
+        let mut found = Found::default();
+        let mut twice = BTreeSet::new();
+        for entry in all() {
+            let adopted = self.pool.adopt(entry);
+            let mut bits = KNOWN;
+            match adopted {
+                Adopted::Nothing => continue,
+                Adopted::SameFilled => {
+                    self.counts.same.fetch_add(1, Relaxed);
+                }
+                Adopted::Here(_) => {}
+                Adopted::Beyond(_) => bits |= BEYOND,
+                Adopted::Lost => found.lost += 1,
+                Adopted::Twice(slot) => {
+                    found.lost += 1;
+                    twice.insert(slot);
+                }
+            }
+            found.stored += 1;
+            self.states[entry.0 as usize - 1].store(bits, Relaxed);
+            self.high.fetch_max(entry.0, Relaxed);
+        }
+        if !twice.is_empty() {
+            for entry in all() {
+                let record = self.pool.record(entry);
+                if matches!(record, Record::Stored { slot, .. } if twice.contains(&slot)) {
+                    self.pool.disown(entry);
+                    found.lost += 1;
+                }
+            }
+        }
+        self.pool.settle();
+        self.counts.stored.store(found.stored as i64, Relaxed);
+        found
+    }
+}

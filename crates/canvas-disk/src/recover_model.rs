@@ -1,0 +1,396 @@
+//! A disk whose servers end between requests, against plain memory; and servers that are killed at any
+//! instruction, by several threads of which each knows what was acknowledged.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use canvas_swap::Record;
+use canvas_sys::lazy::{LazyArray, Part};
+use canvas_testing::random::{run_until, seed};
+use canvas_types::{Codec, PAGE_SIZE, PageBuf};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::ftruncate;
+use proptest::prelude::*;
+
+use crate::file::DiskFile;
+use crate::model::{Op, PAGES, Pair, Seen, op, page_of};
+use crate::pool::{POOL_BYTES_MIN, entry_of};
+use crate::ram::RamStore;
+use crate::{DiskError, DiskMemory, PageStore, PoolStore, Scratch};
+
+#[test]
+fn a_disk_goes_on_where_its_last_server_ended() {
+    let seen = Seen::default();
+    let case = |servers: Vec<Vec<Op>>| {
+        let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
+        let mut ram = RamStore::new(PAGES);
+        let mut before = None;
+        for ops in servers {
+            let memory = DiskMemory::of_file(&file).unwrap();
+            let mut pair = Pair {
+                store: PoolStore::new(&memory, Codec::Lz4),
+                ram,
+                scratch: Box::default(),
+            };
+            let now = pair.store.stats();
+            let sums = (now.stored_pages, now.same_pages, now.stored_bytes);
+            prop_assert!(
+                before.is_none_or(|before| before == sums),
+                "{before:?} {sums:?}"
+            );
+            let found = pair.store.found();
+            prop_assert_eq!((found.stored, found.lost), (now.stored_pages, 0));
+            for op in &ops {
+                seen.borrow_mut().insert(pair.apply(op)?);
+            }
+            pair.check_all()?;
+            let now = pair.store.stats();
+            before = Some((now.stored_pages, now.same_pages, now.stored_bytes));
+            ram = pair.ram;
+        }
+        Ok(())
+    };
+    let plan = prop::collection::vec(prop::collection::vec(op(), 1..500), 1..6);
+    let all = ["full", "span full", "zeros", "trimmed", "touched"];
+    let complete = || all.iter().all(|what| seen.borrow().contains(what));
+    run_until(25, &plan, case, complete);
+    assert!(complete(), "{:?}", seen.borrow());
+}
+
+/// Whatever stands in the file, each page is right or an error.
+#[test]
+fn entries_that_name_nothing_or_one_slot_twice_are_damage_and_never_another_page() {
+    let file = DiskFile::create(64, 2 << 20).unwrap();
+    let mut scratch = Box::<Scratch>::default();
+    let write = |pages: std::ops::Range<u64>, scratch: &mut Scratch| {
+        let memory = DiskMemory::of_file(&file).unwrap();
+        let store = PoolStore::new(&memory, Codec::Lz4);
+        for page in pages {
+            store.write(page, &page_of(page, 4096), scratch).unwrap();
+        }
+        store.found()
+    };
+    write(0..64, &mut scratch);
+    let entries = file.entries().unwrap();
+    let word = |page: u32| &entries.all()[page as usize + 1];
+    // Raw pages: one that names another's slot would read as that page.
+    word(3).store(word(7).load(Relaxed), Relaxed);
+    // What no server writes: a word of no meaning, a slab outside, a payload that is too long, a slab of
+    // another class.
+    word(9).store(8 | 5 << 4, Relaxed);
+    word(10).store(word(10).load(Relaxed) | 0xff_ffff << 12, Relaxed);
+    word(11).store(word(11).load(Relaxed) | 0x1fff << 44, Relaxed);
+    word(12).store(word(12).load(Relaxed) & !(31 << 39), Relaxed);
+    let memory = DiskMemory::of_file(&file).unwrap();
+    let store = PoolStore::new(&memory, Codec::Lz4);
+    let damaged = [3, 7, 9, 10, 11, 12];
+    assert_eq!((store.found().stored, store.found().lost), (64, 6));
+    let mut out = [0; PAGE_SIZE];
+    for page in 0..64 {
+        let read = store.read(page, &mut out, &mut scratch);
+        if damaged.contains(&page) {
+            assert_eq!(read, Err(DiskError::Damaged), "page {page}");
+            assert_eq!(store.pool.record(entry_of(page as u32)), Record::Lost);
+        } else {
+            assert_eq!(
+                (read, out == page_of(page, 4096)),
+                (Ok(()), true),
+                "page {page}"
+            );
+        }
+    }
+    // A part of such a page cannot be written, a whole one can, and what is discarded is zeros.
+    let part = store.write_part(3, 0, &[1], &mut scratch);
+    assert_eq!(part, Err(DiskError::Damaged));
+    for page in damaged {
+        store
+            .write(page, &page_of(page + 1000, 2000), &mut scratch)
+            .unwrap();
+        store.read(page, &mut out, &mut scratch).unwrap();
+        assert!(out == page_of(page + 1000, 2000));
+    }
+    for page in 0..64 {
+        store.discard(page).unwrap();
+    }
+    store.trim();
+    let stats = store.stats();
+    assert_eq!(
+        (stats.stored_pages, stats.stored_bytes, stats.pool_bytes),
+        (0, 0, 0)
+    );
+}
+
+/// A note of a write that was cut is followed, one that was not complete is not.
+#[test]
+fn what_was_being_written_over_an_old_copy_is_ended() {
+    let file = DiskFile::create(8, 1 << 20).unwrap();
+    let mut scratch = Box::<Scratch>::default();
+    let (old, new) = (page_of(1, 4096), page_of(2, 4096));
+    let serve = |page: Option<&PageBuf>, scratch: &mut Scratch| {
+        let memory = DiskMemory::of_file(&file).unwrap();
+        let store = PoolStore::new(&memory, Codec::Lz4);
+        if let Some(page) = page {
+            store.write(0, page, scratch).unwrap();
+        }
+        let mut out = [0; PAGE_SIZE];
+        store.read(0, &mut out, scratch).map(|()| out)
+    };
+    serve(Some(&old), &mut scratch).unwrap();
+    let journal = file.journal().unwrap();
+    assert_eq!(journal.all()[0].load(Relaxed), 0);
+    // It was written in place, so the note is there still.
+    serve(Some(&new), &mut scratch).unwrap();
+    assert_eq!(
+        (
+            journal.all()[0].load(Relaxed),
+            journal.all()[1].load(Relaxed)
+        ),
+        (0, 1)
+    );
+    let slots = file.slots().unwrap();
+    let spoil = || slots.copy_in(700, &[0; 99]);
+    spoil();
+    assert_eq!(serve(None, &mut scratch), Err(DiskError::Damaged));
+    journal.all()[0].store(1, Relaxed);
+    assert_eq!(serve(None, &mut scratch), Err(DiskError::Damaged));
+    assert_eq!(journal.all()[0].load(Relaxed), 0);
+    journal.all()[0].store(2, Relaxed);
+    assert!(serve(None, &mut scratch).unwrap() == new);
+    assert_eq!(journal.all()[0].load(Relaxed), 0);
+    // One that belongs to another page, or to none, changes nothing.
+    for (at, value) in [(1, 5), (1, 99), (2, 0), (2, u64::MAX)] {
+        let before = journal.all()[at].swap(value, Relaxed);
+        journal.all()[0].store(2, Relaxed);
+        spoil();
+        assert_eq!(
+            serve(None, &mut scratch),
+            Err(DiskError::Damaged),
+            "{at}: {value}"
+        );
+        journal.all()[at].store(before, Relaxed);
+        journal.all()[0].store(2, Relaxed);
+        assert!(serve(None, &mut scratch).unwrap() == new);
+    }
+}
+
+/// Pages of the disk that is killed; of the first ones each sector is written by itself.
+const KILLED_PAGES: u64 = 420;
+const IN_SECTORS: u64 = 40;
+const SECTORS: u64 = 8;
+const THREADS: u64 = 3;
+/// Names the descriptors of the file and of the log to the server, and the seed.
+const SERVE: &str = "CANVAS_TEST_DISK_SERVE";
+
+/// For each page, or sector of a page: the version that is being written, and the last one acknowledged.
+struct Log(LazyArray<AtomicU64>);
+
+impl Log {
+    fn of(file: i32) -> Log {
+        let words = (KILLED_PAGES + IN_SECTORS * SECTORS) as usize * 2;
+        let part = Part {
+            fd: file,
+            offset: 0,
+        };
+        Log(LazyArray::of_file(part, words).unwrap())
+    }
+    fn of_page(&self, page: u64) -> &[AtomicU64] {
+        &self.0.all()[2 * page as usize..][..2]
+    }
+    fn of_sector(&self, page: u64, sector: u64) -> &[AtomicU64] {
+        self.of_page(KILLED_PAGES + page * SECTORS + sector)
+    }
+}
+
+/// What a version of a page is.
+fn version(page: u64, version: u64) -> PageBuf {
+    match (version, version % 9) {
+        (0, _) | (_, 0) => [0; PAGE_SIZE],
+        (_, 1) => [(version % 255) as u8 + 1; PAGE_SIZE],
+        // Of one size, so that it is written over the one before; then a few words changed.
+        (_, 2..=4) => page_of((page << 32) | version, 4096),
+        (_, 5 | 6) => {
+            let mut few = page_of((page << 32) | (version / 9), 2000);
+            few[100..108].copy_from_slice(&version.to_le_bytes());
+            few
+        }
+        _ => page_of(
+            (page << 32) | version,
+            (page * 37 + version * 501) as usize % 4000,
+        ),
+    }
+}
+
+fn sector(version: u64) -> [u8; 512] {
+    let bytes = version.to_le_bytes();
+    core::array::from_fn(|i| {
+        if version == 0 {
+            0
+        } else {
+            bytes[i % 8] ^ (i / 8) as u8
+        }
+    })
+}
+
+/// A server that works until it is killed.
+fn serve_until_killed(file: i32, log: i32, seed: u64) -> ! {
+    let inherited = |n| canvas_shm::map::inherited(n, 3).unwrap();
+    let file = DiskFile::open(inherited(file)).unwrap();
+    let log = Log::of(log);
+    let memory = DiskMemory::of_file(&file).unwrap();
+    let store = PoolStore::new(&memory, Codec::Lz4);
+    std::thread::scope(|s| {
+        for thread in 0..THREADS {
+            let (store, log) = (&store, &log);
+            s.spawn(move || {
+                let mut scratch = Box::<Scratch>::default();
+                let mut random = seed ^ (thread << 60);
+                loop {
+                    random = random
+                        .wrapping_mul(6364136223846793005)
+                        .wrapping_add(1442695040888963407);
+                    let page = (random >> 33) % KILLED_PAGES / THREADS * THREADS + thread;
+                    if page >= KILLED_PAGES {
+                        continue;
+                    }
+                    let part = page < IN_SECTORS;
+                    let which = (random >> 20) % SECTORS;
+                    let words = if part {
+                        log.of_sector(page, which)
+                    } else {
+                        log.of_page(page)
+                    };
+                    let next = words[1].load(SeqCst) + 1;
+                    words[0].store(next, SeqCst);
+                    let done = if part {
+                        store.write_part(page, which as usize * 512, &sector(next), &mut scratch)
+                    } else if next.is_multiple_of(9) && page.is_multiple_of(2) {
+                        store.discard(page)
+                    } else {
+                        store.write(page, &version(page, next), &mut scratch)
+                    };
+                    match done {
+                        Ok(()) => words[1].store(next, SeqCst),
+                        Err(DiskError::Full) => words[0].store(next - 1, SeqCst),
+                        Err(e) => panic!("page {page}: {e}"),
+                    }
+                    if (random >> 40).is_multiple_of(200) {
+                        store.trim();
+                    }
+                }
+            });
+        }
+    });
+    unreachable!("its threads do not end")
+}
+
+/// Reads everything as the next server does: each version is the acknowledged one, or the one under way.
+fn judge(file: &DiskFile, log: &Log) -> (u64, u64) {
+    let memory = DiskMemory::of_file(file).unwrap();
+    let store = PoolStore::new(&memory, Codec::Lz4);
+    assert_eq!(store.found().lost, 0);
+    let mut scratch = Box::<Scratch>::default();
+    let mut out = [0; PAGE_SIZE];
+    let (mut acknowledged, mut cut) = (0, 0);
+    let mut settle = |words: &[AtomicU64], is: &dyn Fn(u64) -> bool, what: &str| {
+        let [next, last] = [0, 1].map(|i| words[i].load(SeqCst));
+        assert!(next == last || next == last + 1);
+        let now = [last, next].into_iter().find(|v| is(*v));
+        let now = now.unwrap_or_else(|| panic!("{what} is neither version {last} nor {next}"));
+        acknowledged += last;
+        cut += u64::from(next != last);
+        for word in words {
+            word.store(now, SeqCst);
+        }
+    };
+    for page in 0..KILLED_PAGES {
+        store
+            .read(page, &mut out, &mut scratch)
+            .unwrap_or_else(|e| panic!("page {page}: {e}"));
+        if page < IN_SECTORS {
+            for which in 0..SECTORS {
+                let now = &out[which as usize * 512..][..512];
+                let is = |v| now == sector(v);
+                settle(
+                    log.of_sector(page, which),
+                    &is,
+                    &format!("sector {which} of page {page}"),
+                );
+            }
+        } else {
+            settle(
+                log.of_page(page),
+                &|v| out == version(page, v),
+                &format!("page {page}"),
+            );
+        }
+    }
+    (acknowledged, cut)
+}
+
+/// A server is killed again and again, whatever its threads are at: all that was acknowledged is there, and what was
+/// not is as before or as it was to be.
+#[test]
+fn a_killed_server_loses_nothing_that_it_acknowledged() {
+    if let Ok(words) = std::env::var(SERVE) {
+        let words: Vec<u64> = words.split(' ').map(|w| w.parse().unwrap()).collect();
+        serve_until_killed(words[0] as i32, words[1] as i32, words[2]);
+    }
+    // So small that it is full most of the time: pages are written over.
+    let file = DiskFile::create(KILLED_PAGES, POOL_BYTES_MIN).unwrap();
+    let log_file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
+    ftruncate(&log_file, 1 << 20).unwrap();
+    let log = Log::of(log_file.as_raw_fd());
+    for fd in [file.fd(), log_file.as_fd()] {
+        fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+    }
+    let (began, base, mut kills, mut cuts, mut last) = (Instant::now(), seed(), 0, 0, 0);
+    while kills < 40 || began.elapsed() < Duration::from_secs(4) {
+        let [file_fd, log_fd] = [file.fd().as_raw_fd(), log_file.as_raw_fd()];
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "recover_model::a_killed_server_loses_nothing_that_it_acknowledged",
+                "--nocapture",
+            ])
+            .env(SERVE, format!("{file_fd} {log_fd} {}", base ^ kills))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Some work, and then to any instruction.
+        let sum = || -> u64 {
+            log.0
+                .all()
+                .iter()
+                .skip(1)
+                .step_by(2)
+                .map(|w| w.load(SeqCst))
+                .sum()
+        };
+        let start = sum();
+        while sum() < start + 200 {
+            assert_eq!(
+                child.try_wait().unwrap(),
+                None,
+                "the server ended by itself"
+            );
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        std::thread::sleep(Duration::from_micros(
+            (base ^ kills).wrapping_mul(0x9e37_79b9) >> 8 & 0x7ff,
+        ));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (acknowledged, cut) = judge(&file, &log);
+        assert!(acknowledged >= last);
+        (last, cuts, kills) = (acknowledged, cuts + cut, kills + 1);
+    }
+    assert!(
+        cuts > kills / 2,
+        "{cuts} requests were cut by {kills} kills"
+    );
+}
