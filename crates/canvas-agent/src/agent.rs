@@ -222,6 +222,7 @@ impl<S: Store> Agent<S> {
     /// also after a quiet tenth of a second.
     pub fn serve(&mut self, mut dispatch: Dispatch, mut is_over: impl FnMut() -> bool) {
         dispatch.add(ALONE, self.share.get().into());
+        self.store.set_alone(true);
         while !is_over() {
             let worked = self.turn(&mut dispatch);
             let expects = self.store.expects();
@@ -857,6 +858,9 @@ impl<S: Store + Send> Served for Agent<S> {
     }
     fn due_in(&self) -> Option<Duration> {
         self.store.due_in()
+    }
+    fn set_alone(&mut self, alone: bool) {
+        self.store.set_alone(alone);
     }
     fn is_busy(&self) -> bool {
         self.requests.under_way() > 0 || self.requests.releasing() > 0

@@ -2,7 +2,8 @@
 //!
 //! A lane is there from its ticket to its end: by its client's word, with its client's next link 0,
 //! with its client's lease, or unopened after [`TICKET_TIME`]. A lane whose connection has ended
-//! stays, without a connection, until its client ends it: the client wants its figures.
+//! stays, without a connection, until its client ends it or asks for more than it may have: the
+//! client wants its figures.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -119,6 +120,14 @@ impl Inner {
         }
     }
 
+    /// Those of the client whose connections have ended: their figures make room for new ones.
+    fn forget_closed(&mut self, client: &ClientId) {
+        self.by_number.retain(|_, e| {
+            let has_ended = matches!(&e.state, State::Opened(outbox) if outbox.is_closed());
+            e.lane.client != *client || !has_ended
+        });
+    }
+
     fn owned(&self, client: &ClientId, number: u64) -> Result<&Entry, ErrorCode> {
         let entry = self.by_number.get(&number);
         entry
@@ -147,9 +156,15 @@ impl Lanes {
     ) -> Result<u64, ErrorCode> {
         let mut inner = self.lock();
         inner.forget_late(now_ms);
-        let held = inner.by_number.values();
-        if held.filter(|e| e.lane.client == client).count() >= LANES_OF_A_CLIENT_MAX {
-            return Err(ErrorCode::NoLane);
+        let its = |inner: &Inner| {
+            let held = inner.by_number.values();
+            held.filter(|e| e.lane.client == client).count()
+        };
+        if its(&inner) >= LANES_OF_A_CLIENT_MAX {
+            inner.forget_closed(&client);
+            if its(&inner) >= LANES_OF_A_CLIENT_MAX {
+                return Err(ErrorCode::NoLane);
+            }
         }
         inner.last += 1;
         let number = inner.last;

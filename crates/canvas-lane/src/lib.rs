@@ -28,6 +28,8 @@ use core::fmt;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::hkdf::{self, HKDF_SHA256};
 
+pub mod record;
+
 /// Names a lane while nobody has opened it.
 pub type Ticket = [u8; 16];
 /// What both keys of a lane follow from: random, from the agent, for one lane.
@@ -209,6 +211,13 @@ impl Caller {
         }
         let tag = self.seal(ticket, &mut [], 0)?;
         Ok(message(ticket, &tag))
+    }
+
+    /// The opening was not sent: it may be made once more.
+    pub fn take_back(&mut self) {
+        if self.next == 0 {
+            self.awaited = None;
+        }
     }
 
     /// The message that asks for this.

@@ -417,6 +417,8 @@ fn config(donors: &[SocketAddr], copies: &LiveCopies) -> Config {
         key: ClusterKey::without_secret(),
         copies: copies.clone(),
         sealer: Sealer::new(&KEY, TENANT),
+        lanes: None,
         links: 2,
+        lanes: None,
     }
 }

@@ -74,6 +74,13 @@ fn a_client_has_so_many_lanes() {
     let more = |now_ms| lanes.ask([1; 16], &asked(1), ticket(1000), now_ms, 0);
     assert_eq!(more(0), Err(ErrorCode::NoLane));
     lanes.ask([2; 16], &asked(1), ticket(2000), 0, 0).unwrap();
+    // Those whose connections have ended make room.
+    let ended = outbox();
+    assert!(lanes.open(&opening(1, &ticket(5)), &ended, 0).is_some());
+    assert_eq!(more(0), Err(ErrorCode::NoLane));
+    ended.close();
+    assert!(more(0).is_ok());
+    assert_eq!(more(0), Err(ErrorCode::NoLane));
     // Tickets that nobody used do not count for ever.
     assert!(more(TICKET_TIME.as_millis() as u64 + 1).is_ok());
 }
