@@ -41,8 +41,8 @@ pub use numa::NumaArgs;
 pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
 pub use run_values::{
-    AppTierArg, AppTierArgs, CodecArg, CopiesArg, LanesArgs, LearnArgs, ModeArg, PrefetchArg, SwitchArg,
-    TimelinessArg,
+    AppTierArg, AppTierArgs, CodecArg, CopiesArg, LanesArgs, LearnArgs, ModeArg, PrefetchArg,
+    SwitchArg, TimelinessArg,
 };
 pub use share::ShareArgs;
 pub use swap_in::SwapInArgs;

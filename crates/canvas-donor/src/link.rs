@@ -25,7 +25,8 @@ use canvas_wire::{
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, send};
+use nix::sys::socket::sockopt::{Ipv4Tos, Ipv6TClass};
+use nix::sys::socket::{MsgFlags, send, setsockopt};
 
 use crate::outbox::{Outbox, OwnedCall};
 use crate::rdma::Rdma;
@@ -197,6 +198,14 @@ struct Wire {
 }
 
 impl Wire {
+    /// Marks what is sent for low delay (RFC 1349): links that other traffic fills may let it pass. Where that cannot
+    /// be had it goes as all else.
+    fn hurry(&self) {
+        let low_delay = nix::libc::IPTOS_LOWDELAY.into();
+        let v4 = setsockopt(&self.stream, Ipv4Tos, &low_delay);
+        let _ = v4.or_else(|_| setsockopt(&self.stream, Ipv6TClass, &low_delay));
+    }
+
     fn backlog(&self) -> usize {
         self.outgoing.backlog()
     }

@@ -159,7 +159,7 @@ pub struct Route {
 impl Route {
     /// Agent: the slab is whole at this donor, by this name.
     pub fn set(&self, donor: usize, handle: u64, on_disk: bool) {
-        let word = donor as u32 + 1 | if on_disk { ON_DISK } else { 0 };
+        let word = (donor as u32 + 1) | if on_disk { ON_DISK } else { 0 };
         if self.donor.load(Ordering::Relaxed) == word
             && self.handle.load(Ordering::Relaxed) == handle
         {

@@ -73,7 +73,7 @@ impl Stream {
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: makes a descriptor.
         let low = unsafe { sys3(libc::SYS_socket, family as usize, kind as usize, 0) }? as i32;
-        let fd = uffd::move_fd(low, floor, true)?;
+        let fd = uffd::move_fd(low, floor, true).inspect_err(|_| proc::close(low))?;
         let begun = cookie(fd).and_then(|cookie| {
             let stream = Stream { fd, cookie };
             stream.prepare()?;

@@ -22,7 +22,9 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("far", &["shm", "swap", "types"]),
     (
         "preload",
-        &["far", "pager", "patch", "shm", "swap", "sys", "types"],
+        &[
+            "far", "lane", "pager", "patch", "shm", "swap", "sys", "types",
+        ],
     ),
     ("disk", &["far", "shm", "swap", "sys", "types"]),
     ("bench", &["shm", "swap", "sys", "types", "workloads"]),
@@ -34,7 +36,8 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     (
         "agent",
         &[
-            "control", "gossip", "link", "place", "sched", "shm", "swap", "sys", "types", "wire",
+            "control", "gossip", "lane", "link", "place", "sched", "shm", "swap", "sys", "types",
+            "wire",
         ],
     ),
     (

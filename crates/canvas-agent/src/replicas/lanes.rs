@@ -23,6 +23,8 @@ const _: () = assert!(SERVERS_MAX <= DONORS_MAX);
 const TICKET_TIME: Duration = Duration::from_secs(8);
 /// After a donor has refused a lane it is not asked for another one for so long.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Routes are told anew so often: a program may have cleared one for a reason that is over.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Lanes of a donor whose numbers are kept, which is as many as it grants.
 const LANES_MAX: usize = 256;
 /// A tenant that is alone on its links reads as fast as it can.
@@ -57,6 +59,8 @@ pub(super) struct Lanes {
     direct: bool,
     /// A donor has come or gone: other routes may be better.
     changed: bool,
+    /// When routes were last told.
+    told: Option<Instant>,
     donors: Vec<OfDonor>,
 }
 
@@ -165,7 +169,9 @@ impl Replicas {
             self.look_at_donor(donor);
         }
         self.far.lanes.set_disk_first(self.reads.is_disk_first());
-        if std::mem::take(&mut self.lanes.changed) {
+        let is_due = self.lanes.told.is_none_or(|told| told.elapsed() >= AGAIN);
+        if self.lanes.direct && (std::mem::take(&mut self.lanes.changed) || is_due) {
+            self.lanes.told = Some(Instant::now());
             for slab in self.map.keys() {
                 self.route(*slab);
             }

@@ -417,7 +417,6 @@ fn config(donors: &[SocketAddr], copies: &LiveCopies) -> Config {
         key: ClusterKey::without_secret(),
         copies: copies.clone(),
         sealer: Sealer::new(&KEY, TENANT),
-        lanes: None,
         links: 2,
         lanes: None,
     }

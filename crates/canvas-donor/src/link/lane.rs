@@ -56,6 +56,7 @@ pub(super) fn admit<'s>(
         shared.lanes.open(message, outbox, shared.now_ms())
     })?;
     let (lane, mut answerer) = opened.ok_or(End::NotAdmitted)?;
+    wire.hurry();
     let head = answerer.answer(Code::Done, 0).map_err(End::Lane)?;
     wire.outgoing.end().extend_from_slice(&head);
     shared.counters.lanes.fetch_add(1, Relaxed);

@@ -257,7 +257,7 @@ impl Inside {
             // Asked once only: an opening that was not sent is made anew, and nothing else has its number.
             let opening = caller.opening(&self.ticket).map_err(|_| Failed::Broken)?;
             match stream.send(&opening) {
-                Ok(true) => self.stage = Stage::Opening(since),
+                Ok(true) => self.stage = Stage::Opening(now_ns()),
                 Ok(false) => {
                     caller.take_back();
                     return Err(waits(since));

@@ -735,7 +735,11 @@ mod tests {
                 "unit=3M: it is no read unit; write auto, 4K",
             ),
             (&[("unit", "4K")], bare.clone(), "has no far memory"),
-            (&[("lanes", "auto")], now(), "lanes=auto: it is neither; write on or off"),
+            (
+                &[("lanes", "auto")],
+                now(),
+                "lanes=auto: it is neither; write on or off",
+            ),
             (&[("lanes", "on")], bare.clone(), "has no far memory"),
             (
                 &[("copies", "4")],
