@@ -617,7 +617,7 @@ impl World {
         }
         let (a, d) = (via.agent as usize, via.donor as usize);
         let replica = map::with_handle(&mut self.agents[a].map, d, handle);
-        let ops = replica.map_or(0, |c| std::mem::take(&mut c.ops));
+        let ops = replica.map_or(0, |(_, c)| std::mem::take(&mut c.ops));
         self.tell(a, d, Request::Activity(handle, ops));
     }
 

@@ -148,6 +148,8 @@ pub struct Agent<S> {
     share: Live,
     /// The version that the dispatcher knows.
     share_seen: u32,
+    /// Nobody else uses the links.
+    alone: bool,
     /// By operation.
     work: Vec<Option<Work>>,
     /// Blocks not in use.
@@ -203,6 +205,7 @@ impl<S: Store> Agent<S> {
             log: Log::new(setup.say),
             share_seen: setup.share.version(),
             share: setup.share,
+            alone: false,
             work: (0..DEMANDS + FETCHES + WRITES).map(|_| None).collect(),
             blocks: Vec::new(),
             events: Vec::new(),
@@ -222,6 +225,7 @@ impl<S: Store> Agent<S> {
     /// also after a quiet tenth of a second.
     pub fn serve(&mut self, mut dispatch: Dispatch, mut is_over: impl FnMut() -> bool) {
         dispatch.add(ALONE, self.share.get().into());
+        self.set_alone(true);
         while !is_over() {
             let worked = self.turn(&mut dispatch);
             let expects = self.store.expects();
@@ -265,6 +269,14 @@ impl<S: Store> Agent<S> {
         worked
     }
 
+    /// The tenant is alone on its links, or not. What it may read in a second is kept to here, so with such a limit it
+    /// is not let read by itself.
+    fn set_alone(&mut self, alone: bool) {
+        self.alone = alone;
+        let is_limited = self.share.get().swap_in_limit.is_some();
+        self.store.set_alone(alone && !is_limited);
+    }
+
     /// Takes what the tenant's processes have posted, `most` requests at most, and gives what may run to the
     /// dispatcher, where the tenant is `id`. What is left waits for the next turn.
     pub fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
@@ -273,6 +285,7 @@ impl<S: Store> Agent<S> {
         if version != self.share_seen {
             self.share_seen = version;
             dispatch.set(id, self.share.get().into());
+            self.set_alone(self.alone);
         }
         let mut found = Found::default();
         if self.rung.iter().all(|word| *word == 0) {
@@ -857,6 +870,9 @@ impl<S: Store + Send> Served for Agent<S> {
     }
     fn due_in(&self) -> Option<Duration> {
         self.store.due_in()
+    }
+    fn set_alone(&mut self, alone: bool) {
+        Agent::set_alone(self, alone);
     }
     fn is_busy(&self) -> bool {
         self.requests.under_way() > 0 || self.requests.releasing() > 0

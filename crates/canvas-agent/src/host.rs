@@ -24,6 +24,9 @@ use crate::share::{Live, Share};
 /// Sleep when there are more tenants than the kernel lets one thread wait for.
 const CONTENDED: Duration = Duration::from_millis(2);
 
+/// A tenant is alone when no other has worked for so long.
+const ALONE: Duration = Duration::from_secs(2);
+
 /// What a look at a tenant has found.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Found {
@@ -55,6 +58,8 @@ pub trait Served: Send {
     fn is_ready(&self) -> bool;
     /// See [`crate::store::Store::due_in`].
     fn due_in(&self) -> Option<Duration>;
+    /// See [`crate::store::Store::set_alone`].
+    fn set_alone(&mut self, alone: bool);
     /// Is something of it under way?
     fn is_busy(&self) -> bool;
     /// See [`crate::Agent::leave`].
@@ -203,6 +208,10 @@ pub struct Host {
     first: usize,
     /// What this thread had used of a processor after the last round, if it has not rested since.
     used_ns: Option<u64>,
+    /// The only tenant that has worked lately, and since when.
+    alone: Option<(u64, Instant)>,
+    /// It was told so.
+    alone_told: bool,
 }
 
 /// Tells what a round's time went to.
@@ -226,6 +235,8 @@ impl Host {
             expect: looking(EXPECT),
             first: 0,
             used_ns: None,
+            alone: None,
+            alone_told: false,
         }
     }
 
@@ -347,8 +358,33 @@ impl Host {
                 seat.rest(now, (self.spin, self.expect), alone);
             }
         }
+        self.look_who_is_alone(now);
         self.charge(now);
         self.seats.iter().any(|s| s.worked || s.more)
+    }
+
+    /// Tells a tenant that it is alone, when nobody else has worked for a while, and that it is not any more, at
+    /// once.
+    fn look_who_is_alone(&mut self, now: Instant) {
+        let mut others = false;
+        for seat in self.seats.iter().filter(|s| s.worked) {
+            if self.alone.is_none_or(|(id, _)| id != seat.id) {
+                others |= self.alone_told;
+                self.alone = Some((seat.id, now));
+            }
+        }
+        if others {
+            self.alone_told = false;
+            self.seats.iter_mut().for_each(|s| s.agent.set_alone(false));
+        }
+        if let Some((id, since)) = self.alone
+            && !self.alone_told
+            && now.saturating_duration_since(since) >= ALONE
+            && let Some(seat) = self.seats.iter_mut().find(|s| s.id == id)
+        {
+            self.alone_told = true;
+            seat.agent.set_alone(true);
+        }
     }
 
     /// Charges a round that began at `began` to those for whom there was something to do.
@@ -462,6 +498,11 @@ mod tests {
         reaped: Arc<AtomicUsize>,
     }
 
+    /// Whether it is told that it is alone stands in its far area.
+    fn is_alone(far: &Far) -> bool {
+        far.lanes.is_direct()
+    }
+
     impl Served for Counts {
         fn start(&mut self, _: Decision, _: u64) {}
         fn flush(&mut self) {}
@@ -488,6 +529,9 @@ mod tests {
                 held_back: left > done,
                 taken: done,
             }
+        }
+        fn set_alone(&mut self, alone: bool) {
+            self.far.lanes.set_direct(alone);
         }
         fn is_busy(&self) -> bool {
             false
@@ -776,5 +820,30 @@ mod tests {
         t.host.round();
         assert_eq!(t.host.remove_all().len(), 2);
         assert!(!t.host.round());
+    }
+
+    #[test]
+    fn a_tenant_is_alone_until_another_one_works() {
+        let Tenants { mut host, far, .. } = tenants(3);
+        let began = Instant::now();
+        // Who works, after how many tenths of ALONE, and who is alone then.
+        for (at, works, alone) in [
+            (0, vec![0], [false; 3]),
+            (5, vec![0], [false; 3]),
+            (11, vec![0], [true, false, false]),
+            (12, vec![], [true, false, false]),
+            (13, vec![0], [true, false, false]),
+            (14, vec![1], [false; 3]),
+            (20, vec![1], [false; 3]),
+            (25, vec![1, 2], [false; 3]),
+            (33, vec![1], [false; 3]),
+            (44, vec![1], [false, true, false]),
+        ] {
+            for seat in &mut host.seats {
+                seat.worked = works.contains(&(seat.id as usize));
+            }
+            host.look_who_is_alone(began + ALONE * at / 10);
+            assert_eq!([0, 1, 2].map(|i| is_alone(far[i])), alone, "{at}");
+        }
     }
 }

@@ -10,14 +10,13 @@
 //! * Bound in: the tenant and the extent. A record of another extent, another version of the extent
 //!   or another tenant does not verify.
 
+use canvas_lane::record::{HEADER_BYTES as HEADER, RecordKey};
 use canvas_swap::extent::{
     EXTENT_BYTES, RECORDS_MAX, TAG_BYTES, directory_bytes, line, record_bytes, records,
 };
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
-const HEADER: usize = 16;
 
 /// Why an extent cannot be sealed, or not be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,20 +43,12 @@ impl std::fmt::Display for Bad {
 }
 
 /// Seals and opens the extents of one tenant.
-pub struct Sealer {
-    key: LessSafeKey,
-    tenant: [u8; 16],
-}
+pub struct Sealer(RecordKey);
 
 impl Sealer {
     /// With a key and the tenant that is bound in.
     pub fn new(key: &[u8; KEY_BYTES], tenant: [u8; 16]) -> Sealer {
-        // Fails only for a key of another length.
-        let key = UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes");
-        Sealer {
-            key: LessSafeKey::new(key),
-            tenant,
-        }
+        Sealer(RecordKey::new(key, tenant))
     }
 
     /// Seals an extent in place; what no line of the directory names becomes zero. The bytes must be
@@ -72,12 +63,11 @@ impl Sealer {
         }
         bytes[end..].fill(0);
         let (header, rest) = bytes.split_at_mut(HEADER);
-        let aad = self.bound(extent, header);
-        let tag = self.seal_one(seal, HEADER, aad, &mut rest[..directory - HEADER]);
+        let named = (extent, seal);
+        let tag = (self.0).seal(named, HEADER, header, &mut rest[..directory - HEADER]);
         bytes[directory..directory + TAG_BYTES].copy_from_slice(tag.as_ref());
         for &(from, to) in &ranges[..n] {
-            let aad = self.bound(extent, &[]);
-            let tag = self.seal_one(seal, from, aad, &mut bytes[from..to - TAG_BYTES]);
+            let tag = (self.0).seal(named, from, &[], &mut bytes[from..to - TAG_BYTES]);
             bytes[to - TAG_BYTES..to].copy_from_slice(tag.as_ref());
         }
         Ok(())
@@ -92,7 +82,7 @@ impl Sealer {
         offset: usize,
         bytes: &mut [u8],
     ) -> Result<(), Bad> {
-        self.open_one(seal, offset, self.bound(extent, &[]), bytes)
+        self.open_one((extent, seal), offset, &[], bytes)
     }
 
     /// Opens the first bytes of an extent in place: the directory, and the records that lie in them.
@@ -101,15 +91,14 @@ impl Sealer {
         let n = records(bytes).ok_or(Bad::Seal)?;
         let directory = directory_bytes(n) + TAG_BYTES;
         let (header, rest) = bytes.split_at_mut(HEADER);
-        let aad = self.bound(extent, header);
+        let named = (extent, seal);
         let sealed = rest.get_mut(..directory - HEADER).ok_or(Bad::Seal)?;
-        self.open_one(seal, HEADER, aad, sealed)?;
+        self.open_one(named, HEADER, header, sealed)?;
         for i in 0..n {
             // It verified, so it is what `seal` accepted.
             let range = line(bytes, n, i).ok_or(Bad::Seal)?.range();
             if range.end <= bytes.len() {
-                let aad = self.bound(extent, &[]);
-                self.open_one(seal, range.start, aad, &mut bytes[range])?;
+                self.open_one(named, range.start, &[], &mut bytes[range])?;
             } else if range.start < bytes.len() {
                 bytes[range.start..].fill(0);
             }
@@ -117,51 +106,16 @@ impl Sealer {
         Ok(())
     }
 
-    fn bound(&self, extent: u32, header: &[u8]) -> Aad<Bound> {
-        let mut bytes = [0; 20 + HEADER];
-        bytes[..16].copy_from_slice(&self.tenant);
-        bytes[16..20].copy_from_slice(&extent.to_le_bytes());
-        bytes[20..20 + header.len()].copy_from_slice(header);
-        Aad::from(Bound(bytes, 20 + header.len()))
-    }
-
-    fn seal_one(&self, seal: u64, offset: usize, aad: Aad<Bound>, bytes: &mut [u8]) -> Tag {
-        self.key
-            .seal_in_place_separate_tag(nonce(seal, offset), aad, bytes)
-            .expect("less than 64 GiB")
-    }
-
     fn open_one(
         &self,
-        seal: u64,
+        named: (u32, u64),
         offset: usize,
-        aad: Aad<Bound>,
+        header: &[u8],
         bytes: &mut [u8],
     ) -> Result<(), Bad> {
-        let n = self
-            .key
-            .open_in_place(nonce(seal, offset), aad, bytes)
-            .map_err(|_| Bad::Seal)?
-            .len();
-        bytes[n..].fill(0);
-        Ok(())
+        let opened = self.0.open(named, offset, header, bytes);
+        opened.map_err(|_| Bad::Seal)
     }
-}
-
-/// Additional data: its bytes, and how many of them count.
-struct Bound([u8; 20 + HEADER], usize);
-
-impl AsRef<[u8]> for Bound {
-    fn as_ref(&self) -> &[u8] {
-        &self.0[..self.1]
-    }
-}
-
-fn nonce(seal: u64, offset: usize) -> Nonce {
-    let mut bytes = [0; 12];
-    bytes[..8].copy_from_slice(&seal.to_le_bytes());
-    bytes[8..].copy_from_slice(&((offset / 16) as u32).to_le_bytes());
-    Nonce::assume_unique_for_key(bytes)
 }
 
 /// Where each record of an extent lies, ascending.

@@ -109,6 +109,8 @@ pub trait Store {
     fn poll(&mut self, events: &mut Vec<Event>);
     /// What was begun since the last call goes out now.
     fn flush(&mut self) {}
+    /// The tenant is alone on its links from now on, or not.
+    fn set_alone(&mut self, _alone: bool) {}
     /// The tenant is over: what is kept for it in other places is given back, as far as that is done within `patience`.
     /// The only call that waits, and the last one.
     fn leave(&mut self, _patience: Duration) {}

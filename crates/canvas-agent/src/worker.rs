@@ -197,6 +197,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
             copies,
             sealer: Sealer::new(&setup.key, tenant),
             links: args.links,
+            lanes: Some(setup.key),
         };
         let store = Replicas::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
         let mut agent = Agent::new(setup, store);

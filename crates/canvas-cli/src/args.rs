@@ -41,8 +41,8 @@ pub use numa::NumaArgs;
 pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
 pub use run_values::{
-    AppTierArg, AppTierArgs, CodecArg, CopiesArg, LearnArgs, ModeArg, PrefetchArg, SwitchArg,
-    TimelinessArg,
+    AppTierArg, AppTierArgs, CodecArg, CopiesArg, LanesArgs, LearnArgs, ModeArg, PrefetchArg,
+    SwitchArg, TimelinessArg,
 };
 pub use share::ShareArgs;
 pub use swap_in::SwapInArgs;
@@ -299,6 +299,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub app_tier: AppTierArgs,
+
+    #[command(flatten)]
+    pub lanes: LanesArgs,
 
     #[command(flatten)]
     pub proactive: ProactiveArgs,

@@ -230,6 +230,10 @@ impl There<'_> {
         if args.beyond.unit != ReadUnit::Auto && args.beyond.unit != has {
             return Some(("--unit", args.beyond.unit.to_string(), has.to_string()));
         }
+        let has = far.lanes.is_wanted();
+        if !args.lanes.lanes.is_on() && has {
+            return Some(("--lanes", "off".to_owned(), "on".to_owned()));
+        }
         let asked = args.beyond.far_wait.ns / 1_000_000;
         if asked != FAR_WAIT_MS && asked != wait {
             return Some((

@@ -253,6 +253,7 @@ mod tests {
             spill_at_percent: Some(80),
             far_wait_ms: Some(1),
             unit: None,
+            lanes: None,
             prefetch: "none".to_owned(),
             app_tier: "off".to_owned(),
             weight: Some(100),

@@ -372,6 +372,16 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
             far.reads,
         ),
         (
+            "canvas_remote_lane_reads",
+            "Reads that programs did by themselves over lanes.",
+            far.lane_reads,
+        ),
+        (
+            "canvas_remote_lane_failures",
+            "Reads that a lane could not do, and the agent did.",
+            far.lane_failures,
+        ),
+        (
             "canvas_remote_failovers",
             "Reads that the first copy could not serve.",
             far.failovers,

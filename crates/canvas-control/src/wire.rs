@@ -222,6 +222,9 @@ pub struct Limits {
     /// `--unit`; `null` without far memory.
     #[serde(default)]
     pub unit: Option<String>,
+    /// `--lanes`; `null` without far memory.
+    #[serde(default)]
+    pub lanes: Option<bool>,
     /// `--prefetch`.
     pub prefetch: String,
     /// `--app-tier`; empty from an older run.
@@ -337,6 +340,15 @@ pub struct Far {
     pub reads: u64,
     /// Bytes read for them.
     pub bytes_in: u64,
+    /// Of the reads, those that programs did by themselves over lanes.
+    #[serde(default)]
+    pub lane_reads: u64,
+    /// Lanes that were opened.
+    #[serde(default)]
+    pub lanes_opened: u64,
+    /// Reads that a lane could not do, and the agent did.
+    #[serde(default)]
+    pub lane_failures: u64,
     /// Reads that the first copy could not serve.
     pub failovers: u64,
     /// Copies that did not verify.
@@ -417,12 +429,16 @@ impl Far {
         let s = &area.stats;
         let mut read_ns = [0; canvas_shm::histogram::BUCKETS];
         s.read_ns.add_to(&mut read_ns);
+        let (lane_reads, lane_bytes) = (s.lane_reads.load(Relaxed), s.lane_bytes.load(Relaxed));
         let count = read_ns.iter().fold(0, |sum: u64, n| sum.saturating_add(*n));
         Far {
             extents_out: s.extents_out.load(Relaxed),
             bytes_out: s.bytes_out.load(Relaxed),
-            reads: s.reads.load(Relaxed),
-            bytes_in: s.bytes_in.load(Relaxed),
+            reads: s.reads.load(Relaxed).saturating_add(lane_reads),
+            bytes_in: s.bytes_in.load(Relaxed).saturating_add(lane_bytes),
+            lane_reads,
+            lanes_opened: s.lanes_opened.load(Relaxed),
+            lane_failures: s.lane_failures.load(Relaxed),
             failovers: s.failovers.load(Relaxed),
             corrupt: s.corrupt.load(Relaxed),
             repairs: s.repairs.load(Relaxed),

@@ -291,8 +291,13 @@ impl Donor {
                 lent_bytes: 0,
                 pressure: false,
             })),
-            // It never says that it has RDMA.
-            Request::ReadMany { .. } | Request::Join(_) | Request::Expose { .. } => say(unknown),
+            // It never says that it has RDMA, or lanes.
+            Request::ReadMany { .. }
+            | Request::Join(_)
+            | Request::Expose { .. }
+            | Request::Lane(_)
+            | Request::LaneRate { .. }
+            | Request::LaneEnd { .. } => say(unknown),
         }
     }
 }

@@ -53,6 +53,7 @@ impl Keeper {
             shared.registry.postpone(gap_ms, now_ms);
         }
         for gone in shared.registry.expire(now_ms) {
+            shared.lanes.end_all(&gone.client.id);
             let counters = &shared.counters;
             counters.expired_slabs.fetch_add(gone.slabs as u64, Relaxed);
             if gone.slabs > 0 {

@@ -12,6 +12,7 @@
 //! * [`registry`]: who has which slab; leases; what is on its way out. One lock, never held over a
 //!   system call that can wait, and not taken by reads and writes of slabs that a link knows;
 //! * [`link`]: the thread of a link, from handshake to end;
+//! * `lanes`: who reads from programs' own connections; [`link`] has their threads as well;
 //! * [`keeper`]: the watch over memory, leases and evictions;
 //! * [`host`]: what the host says about its memory;
 //! * [`state`], [`log`]: what an operator sees;
@@ -26,6 +27,7 @@
 mod error;
 pub mod host;
 pub mod keeper;
+mod lanes;
 pub mod link;
 pub mod log;
 mod outbox;
@@ -42,6 +44,7 @@ use std::time::Duration;
 use canvas_wire::key::ClusterKey;
 
 pub use error::StartError;
+pub use lanes::{LANES_OF_A_CLIENT_MAX, TICKET_TIME};
 pub use server::Server;
 pub use state::State;
 

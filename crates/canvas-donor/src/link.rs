@@ -25,7 +25,8 @@ use canvas_wire::{
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, send};
+use nix::sys::socket::sockopt::{Ipv4Tos, Ipv6TClass};
+use nix::sys::socket::{MsgFlags, send, setsockopt};
 
 use crate::outbox::{Outbox, OwnedCall};
 use crate::rdma::Rdma;
@@ -33,6 +34,8 @@ use crate::registry::Client;
 use crate::server::Shared;
 use crate::slab::Slab;
 use crate::{HANDSHAKE_TIME, LEASE_MIN, UNSENT_BYTES_MAX};
+
+mod lane;
 
 /// Slabs that a link remembers; beyond, it forgets all and asks the table again.
 const KNOWN_MAX: usize = 4096;
@@ -56,6 +59,8 @@ enum End {
     Slow,
     /// A message does not open.
     Session(SessionError),
+    /// A message of a lane is none.
+    Lane(canvas_lane::Bad),
     /// A frame is none.
     Decode(DecodeError),
     /// A frame that has no place there.
@@ -74,7 +79,7 @@ impl End {
         match self {
             End::HungUp | End::Io(_) | End::Closed => None,
             End::NotAdmitted | End::Slow => Some("peer not admitted"),
-            End::Session(_) | End::Decode(_) | End::Protocol(_) => Some("bad peer"),
+            End::Session(_) | End::Lane(_) | End::Decode(_) | End::Protocol(_) => Some("bad peer"),
             End::Refused(_) => Some("client refused"),
             End::Silent => Some("silent link"),
         }
@@ -91,6 +96,7 @@ impl fmt::Display for End {
             }
             End::Slow => f.write_str("no handshake in time"),
             End::Session(e) => write!(f, "{e}"),
+            End::Lane(e) => write!(f, "{e}"),
             End::Decode(e) => write!(f, "{e}"),
             End::Protocol(what) => f.write_str(what),
             End::Refused(code) => write!(f, "{code}"),
@@ -105,7 +111,7 @@ pub(crate) fn run(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
     let end = serve(shared, stream);
     match &end {
         End::NotAdmitted | End::Slow => shared.counters.not_admitted.fetch_add(1, Relaxed),
-        End::Session(_) | End::Decode(_) | End::Protocol(_) => {
+        End::Session(_) | End::Lane(_) | End::Decode(_) | End::Protocol(_) => {
             shared.counters.bad_peers.fetch_add(1, Relaxed)
         }
         _ => 0,
@@ -137,9 +143,26 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
         outgoing: Outgoing::new(),
     };
     let until = Instant::now() + HANDSHAKE_TIME;
+    match lane::admit(shared, wire, &outbox, until) {
+        Ok(Err(of_a_link)) => wire = of_a_link,
+        other => {
+            shared.handshakes.fetch_sub(1, Relaxed);
+            return match other {
+                Ok(Ok(mut lane)) => lane.run(),
+                Ok(Err(_)) => End::Closed,
+                Err(end) => end,
+            };
+        }
+    }
     let admitted = admit(shared, &mut wire, &outbox, until);
     shared.handshakes.fetch_sub(1, Relaxed);
-    let (session, hello, client, plain) = match admitted {
+    let Admitted {
+        session,
+        hello,
+        version,
+        client,
+        plain,
+    } = match admitted {
         Ok(admitted) => admitted,
         Err(end) => {
             wire.last_words();
@@ -152,6 +175,8 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> End {
         session,
         outbox: Arc::clone(&outbox),
         client: Arc::clone(&client),
+        number: hello.link,
+        version,
         known: HashMap::new(),
         plain,
         frame: Vec::with_capacity(FRAME_BYTES_MAX),
@@ -173,6 +198,14 @@ struct Wire {
 }
 
 impl Wire {
+    /// Marks what is sent for low delay (RFC 1349): links that other traffic fills may let it pass. Where that cannot
+    /// be had it goes as all else.
+    fn hurry(&self) {
+        let low_delay = nix::libc::IPTOS_LOWDELAY.into();
+        let v4 = setsockopt(&self.stream, Ipv4Tos, &low_delay);
+        let _ = v4.or_else(|_| setsockopt(&self.stream, Ipv6TClass, &low_delay));
+    }
+
     fn backlog(&self) -> usize {
         self.outgoing.backlog()
     }
@@ -249,6 +282,31 @@ impl Wire {
         }
     }
 
+    /// Waits for the length of the first message, at most until `until`.
+    fn first_length(&mut self, outbox: &Outbox, until: Instant) -> Result<usize, End> {
+        loop {
+            if let Some(len) = self.incoming.coming() {
+                return Ok(len);
+            }
+            self.wait_until(outbox, until)?;
+        }
+    }
+
+    /// Waits for more, at most until `until`.
+    fn wait_until(&mut self, outbox: &Outbox, until: Instant) -> Result<(), End> {
+        if outbox.is_closed() {
+            return Err(End::Closed);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(End::Slow);
+        }
+        if !self.read()? {
+            self.wait(outbox, left)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the next message, at most until `until`, and hands it to `take`.
     fn next_message<T>(
         &mut self,
@@ -267,27 +325,29 @@ impl Wire {
             {
                 return Ok(take(message));
             }
-            if outbox.is_closed() {
-                return Err(End::Closed);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(End::Slow);
-            }
-            if !self.read()? {
-                self.wait(outbox, left)?;
-            }
+            self.wait_until(outbox, until)?;
         }
     }
 }
 
-/// Handshake and Hello. The last value is a buffer to go on with.
+/// What a link begins with.
+struct Admitted {
+    session: Session,
+    hello: Hello,
+    /// The version that is spoken.
+    version: u16,
+    client: Arc<Client>,
+    /// A buffer to go on with.
+    plain: Vec<u8>,
+}
+
+/// Handshake and Hello.
 fn admit(
     shared: &Shared,
     wire: &mut Wire,
     outbox: &Arc<Outbox>,
     until: Instant,
-) -> Result<(Session, Hello, Arc<Client>, Vec<u8>), End> {
+) -> Result<Admitted, End> {
     let mut answer = Vec::new();
     let mut session = wire
         .next_message(outbox, until, HANDSHAKE_BYTES, |message| {
@@ -336,6 +396,10 @@ fn admit(
         Ok(client) => client,
         Err(code) => return refuse(code, sentence(code)),
     };
+    if hello.link == 0 {
+        // The client has begun anew: its lanes of before are none of its any more.
+        shared.lanes.end_all(&hello.client_id);
+    }
     say(Answer::Welcome(Welcome {
         version,
         lease_ms,
@@ -344,7 +408,13 @@ fn admit(
         memory_bytes: shared.config.memory_bytes,
         free_bytes: shared.registry.pong().free_bytes,
     }));
-    Ok((session, hello, client, plain))
+    Ok(Admitted {
+        session,
+        hello,
+        version,
+        client,
+        plain,
+    })
 }
 
 /// What a person reads beside the code.
@@ -357,6 +427,7 @@ fn sentence(code: ErrorCode) -> &'static str {
         ErrorCode::TooManyLinks => "this client has too many links",
         ErrorCode::Ending => "the donor is ending",
         ErrorCode::NoRdma => "this link has no RDMA, or the slab cannot be pinned",
+        ErrorCode::NoLane => "this client has too many lanes, or none of this number",
         ErrorCode::Version | ErrorCode::Protocol | ErrorCode::Internal => "see the donor's log",
     }
 }
@@ -367,6 +438,9 @@ struct Link<'s> {
     session: Session,
     outbox: Arc<Outbox>,
     client: Arc<Client>,
+    /// Its number among the client's links.
+    number: u32,
+    version: u16,
     /// Slabs that were looked up once. A freed one stays until it is used again.
     known: HashMap<u64, Arc<Slab>>,
     /// The opened message.
@@ -524,6 +598,9 @@ impl Link<'_> {
             }
             Request::Ping => self.answer(id, Answer::Pong(self.shared.registry.pong())),
             Request::Join(peer) => self.join(rdma, id, &peer),
+            Request::Lane(_) | Request::LaneRate { .. } | Request::LaneEnd { .. } => {
+                self.lanes(id, request)
+            }
             Request::Expose { handle } => match (self.slab(handle), rdma) {
                 (Ok(slab), Some(rdma)) => {
                     rdma.expose(id, slab);

@@ -16,6 +16,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::error::StartError;
 use crate::host::HostMemory;
 use crate::keeper::Keeper;
+use crate::lanes::Lanes;
 use crate::log::Log;
 use crate::outbox::Outbox;
 use crate::registry::Registry;
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     pub listening: SocketAddr,
     pub reserve_bytes: u64,
     pub registry: Registry,
+    pub lanes: Lanes,
     pub budget: Budget,
     pub counters: Counters,
     pub log: Log,
@@ -160,6 +162,7 @@ impl Server {
             listening,
             reserve_bytes,
             registry: Registry::new(headroom::Headroom::new(bounds), first_handle),
+            lanes: Lanes::default(),
             budget: Budget::default(),
             counters: Counters::default(),
             log: Log::default(),

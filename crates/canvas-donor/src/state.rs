@@ -38,6 +38,12 @@ pub struct Counters {
     pub expired_slabs: AtomicU64,
     /// Slabs that an RDMA link was let reach, each time.
     pub exposed_slabs: AtomicU64,
+    /// Lanes that programs have opened.
+    pub lanes: AtomicU64,
+    /// Reads over lanes that were answered with bytes.
+    pub lane_reads: AtomicU64,
+    /// Their bytes.
+    pub lane_read_bytes: AtomicU64,
 }
 
 /// How a server is; docs/STATS.md says what the fields mean.
@@ -94,6 +100,9 @@ pub struct CounterValues {
     pub evicted_late_slabs: u64,
     pub expired_slabs: u64,
     pub exposed_slabs: u64,
+    pub lanes: u64,
+    pub lane_reads: u64,
+    pub lane_read_bytes: u64,
 }
 
 impl Counters {
@@ -112,6 +121,9 @@ impl Counters {
             evicted_late_slabs: get(&self.evicted_late_slabs),
             expired_slabs: get(&self.expired_slabs),
             exposed_slabs: get(&self.exposed_slabs),
+            lanes: get(&self.lanes),
+            lane_reads: get(&self.lane_reads),
+            lane_read_bytes: get(&self.lane_read_bytes),
         }
     }
 }

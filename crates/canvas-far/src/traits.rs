@@ -1,7 +1,7 @@
 //! What the far tier stands on. All of it is known when the code is compiled: no call here is indirect.
 
 use canvas_shm::Counter;
-use canvas_shm::mailbox::{Mailbox, Status};
+use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_swap::extents::{ExtentBook, Slabs, Warmth};
 use canvas_swap::{LocalPool, Lz, PoolBudget, SlotMem};
@@ -131,6 +131,11 @@ pub trait Channel {
     fn fill<R>(&self, of: &mut Request, on: impl FnOnce(&mut [u8; EXTENT_BYTES]) -> R) -> R;
     /// Copies bytes from `offset` on out of the buffer of a request that has ended.
     fn copy_out(&self, of: &Request, offset: usize, out: &mut [u8]);
+    /// Reads a record without the agent, if there is a way, and puts its first bytes into `to`. What comes is what was
+    /// written last, or nothing.
+    fn read_directly(&self, _ask: &Ask, _to: &mut [u8]) -> bool {
+        false
+    }
     /// Sleeps while `word`, one of the mailbox, has `value`, and not much longer than `ns`.
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64);
     /// Lets another thread have this processor.

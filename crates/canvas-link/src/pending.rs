@@ -27,6 +27,8 @@ enum Expect {
     Pong,
     Joined,
     Exposed,
+    Ticket,
+    LaneUsed,
 }
 
 impl Expect {
@@ -41,6 +43,8 @@ impl Expect {
             Request::Ping => Expect::Pong,
             Request::Join(_) => Expect::Joined,
             Request::Expose { .. } => Expect::Exposed,
+            Request::Lane(_) => Expect::Ticket,
+            Request::LaneRate { .. } | Request::LaneEnd { .. } => Expect::LaneUsed,
         })
     }
 
@@ -53,7 +57,9 @@ impl Expect {
             | (Expect::Handles, Answer::Handles { .. })
             | (Expect::Pong, Answer::Pong(_))
             | (Expect::Joined, Answer::Joined(_))
-            | (Expect::Exposed, Answer::Exposed(_)) => true,
+            | (Expect::Exposed, Answer::Exposed(_))
+            | (Expect::Ticket, Answer::Ticket { .. })
+            | (Expect::LaneUsed, Answer::LaneUsed { .. }) => true,
             _ => false,
         }
     }

@@ -207,6 +207,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
     begin_far(far, options.slabs, options.spill_percent, wait_ms)
         .map_err(system("there are no random numbers"))?;
     far.unit_bytes.store(options.unit.number(), Relaxed);
+    far.lanes.set_wanted(options.lanes);
     let segment = segment_fd
         .try_clone()
         .map_err(|e| system("a descriptor cannot be copied")(errno(&e)))?;

@@ -115,6 +115,8 @@ pub struct FarOptions {
     pub spill_percent: u64,
     /// What comes back with a page that is read beyond the pool.
     pub unit: ReadUnit,
+    /// Whether threads may read from donors by themselves.
+    pub lanes: bool,
     /// How long the agent looks for requests before it sleeps.
     pub spin: Span,
     /// What is read ahead and would come too late is not done.

@@ -211,6 +211,7 @@ fn begin_tenant(
                 let there = keeper.far();
                 there.spill_percent.store(far.spill_percent, Relaxed);
                 there.unit_bytes.store(far.unit.number(), Relaxed);
+                there.lanes.set_wanted(far.lanes);
                 let wait_ms = far.wait.as_millis() as u64;
                 there.wait_ms_max.store(wait_ms, Relaxed);
             }

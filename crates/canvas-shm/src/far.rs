@@ -13,11 +13,12 @@
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::histogram::Histogram;
+use crate::lanes::{Lanes, Route};
 use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_0007;
+pub const MAGIC: u64 = 0x0046_4152_0000_0008;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -104,6 +105,14 @@ pub struct FarStats {
     pub reads_by_disk: AtomicU64,
     /// Reads that were computed from other shards than those that have their bytes.
     pub decoded: AtomicU64,
+    /// Reads of them that processes did by themselves, over lanes. This and the next are the programs' to write.
+    pub lane_reads: AtomicU64,
+    /// Bytes read so, as stored.
+    pub lane_bytes: AtomicU64,
+    /// Lanes that were opened.
+    pub lanes_opened: AtomicU64,
+    /// Reads that a lane did not do, and the agent did.
+    pub lane_failures: AtomicU64,
     /// Operations that may be under way on a far directory at a time; the most of those that there are.
     pub disk_width: AtomicU64,
 }
@@ -161,6 +170,10 @@ pub struct Far {
     pub mailboxes: [Mailbox; PROCS_MAX],
     /// Seal of what was written last to each extent, 0 for nothing; the agent's to write.
     pub seals: [AtomicU64; EXTENTS_MAX],
+    /// How processes read from donors by themselves.
+    pub lanes: Lanes,
+    /// Where they do, by slab.
+    pub routes: [Route; SLABS_MAX],
 }
 
 /// Where the far area begins in the tenant's memfd.

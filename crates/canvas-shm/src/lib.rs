@@ -12,6 +12,7 @@ pub mod far;
 pub mod files;
 pub mod histogram;
 pub mod host;
+pub mod lanes;
 pub mod learn;
 pub mod mailbox;
 #[cfg(feature = "std")]

@@ -12,6 +12,7 @@ pub mod gate;
 pub mod lazy;
 pub mod lz4;
 pub mod mem;
+pub mod net;
 pub mod numa;
 pub mod pagemap;
 pub mod proc;

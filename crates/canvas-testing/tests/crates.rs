@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate with those of ours that it may use, tests aside. Below others first.
-const MAY_USE: [(&str, &[&str]); 26] = [
+const MAY_USE: [(&str, &[&str]); 27] = [
     ("types", &[]),
     ("patch", &[]),
     ("place", &[]),
     ("testing", &[]),
     ("wire", &[]),
+    ("lane", &[]),
     ("workloads", &[]),
     ("shm", &["types"]),
     ("sys", &["types"]),
@@ -21,19 +22,22 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ("far", &["shm", "swap", "types"]),
     (
         "preload",
-        &["far", "pager", "patch", "shm", "swap", "sys", "types"],
+        &[
+            "far", "lane", "pager", "patch", "shm", "swap", "sys", "types",
+        ],
     ),
     ("disk", &["far", "shm", "swap", "sys", "types"]),
     ("bench", &["shm", "swap", "sys", "types", "workloads"]),
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),
     ("link", &["rdma", "wire"]),
-    ("donor", &["link", "place", "rdma", "types", "wire"]),
+    ("donor", &["lane", "link", "place", "rdma", "types", "wire"]),
     ("control", &["place", "sched", "shm", "types"]),
     (
         "agent",
         &[
-            "control", "gossip", "link", "place", "sched", "shm", "swap", "sys", "types", "wire",
+            "control", "gossip", "lane", "link", "place", "sched", "shm", "swap", "sys", "types",
+            "wire",
         ],
     ),
     (

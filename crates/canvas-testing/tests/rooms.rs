@@ -20,7 +20,10 @@ const MODULES: [(&str, &[&str]); 5] = [
         "memory",
         &["exports", "remap", "brk", "mm", "open_pages", "args"],
     ),
-    ("far_tier", &["fork", "tier", "ours", "pool", "extents"]),
+    (
+        "far_tier",
+        &["fork", "tier", "ours", "lanes", "pool", "extents"],
+    ),
     (
         "base",
         &[

@@ -27,10 +27,12 @@ pub enum ErrorCode {
     Internal = 9,
     /// The donor has no RDMA device, lends no memory that way, or its device refuses. TCP works.
     NoRdma = 10,
+    /// The client has as many lanes as the donor serves, or none of this number.
+    NoLane = 11,
 }
 
 /// All codes, for tables and tests.
-pub const ERROR_CODES: [ErrorCode; 10] = [
+pub const ERROR_CODES: [ErrorCode; 11] = [
     ErrorCode::Version,
     ErrorCode::Protocol,
     ErrorCode::NoRoom,
@@ -41,6 +43,7 @@ pub const ERROR_CODES: [ErrorCode; 10] = [
     ErrorCode::Ending,
     ErrorCode::Internal,
     ErrorCode::NoRdma,
+    ErrorCode::NoLane,
 ];
 
 impl ErrorCode {
@@ -62,6 +65,7 @@ impl ErrorCode {
             ErrorCode::Ending => "ending",
             ErrorCode::Internal => "internal",
             ErrorCode::NoRdma => "no-rdma",
+            ErrorCode::NoLane => "no-lane",
         }
     }
 }

@@ -26,6 +26,9 @@
 //! | client | 8 Ping | – |
 //! | client | 9 Join | number u32, psn u32, gid 16, lid u16, mtu u8, reads u8 |
 //! | client | 10 Expose | handle u64 |
+//! | client | 11 Lane | tenant 16, secret 32, rate_bytes u64, burst_bytes u32 |
+//! | client | 12 LaneRate | lane u64, rate_bytes u64, burst_bytes u32 |
+//! | client | 13 LaneEnd | lane u64 |
 //! | client | 0xA0 Activity | { handle u64, ops u64 } … |
 //! | client | 0xA1 EvictDone | handle u64 |
 //! | donor | 0x20 EvictQuery | handle u64 … |
@@ -38,11 +41,16 @@
 //! | donor | 0x88 Pong | free_bytes u64, lent_bytes u64, pressure u8, zero 7 |
 //! | donor | 0x89 Joined | as Join |
 //! | donor | 0x8A Exposed | address u64, key u32, zero u32 |
+//! | donor | 0x8B Ticket | lane u64, ticket 16 |
+//! | donor | 0x8C LaneUsed | reads u64, bytes u64 |
 //! | donor | 0xFF Error | text (UTF-8, 200 bytes at most); the header's code says which |
 //!
 //! `Join` and `Expose` are for links with RDMA: the session carries what its queue pairs and the
 //! memory that they reach are called, so that only a peer with the cluster key learns it. A donor that
 //! has no RDMA answers with an error.
+//!
+//! `Lane` and what follows from it are of version 2, and of a client's link 0. What goes over a lane
+//! itself is in the crate `canvas-lane`.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError, ErrorCode};
@@ -101,6 +109,64 @@ pub enum Request<'a> {
         /// The slab's handle, as [`Answer::Allocated`] gave it.
         handle: u64,
     },
+    /// Let one connection of a program's read. The answer is a ticket for it.
+    Lane(Lane),
+    /// From now on the lane reads so much.
+    LaneRate {
+        /// The lane's number, as [`Answer::Ticket`] gave it.
+        lane: u64,
+        /// How much.
+        rate: LaneRate,
+    },
+    /// End the lane. After the answer nothing more that came over it is done.
+    LaneEnd {
+        /// The lane's number, as [`Answer::Ticket`] gave it.
+        lane: u64,
+    },
+}
+
+/// A connection of a program's to this donor, which only reads slabs of one tenant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Lane {
+    /// Whose slabs it reads.
+    pub tenant: [u8; 16],
+    /// What its keys follow from; random, for this lane alone.
+    pub secret: [u8; 32],
+    /// How much it reads.
+    pub rate: LaneRate,
+}
+
+/// Never shows the secret.
+impl core::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Lane")
+            .field("tenant", &self.tenant)
+            .field("rate", &self.rate)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How much a lane reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneRate {
+    /// In a second.
+    pub rate_bytes: u64,
+    /// At once, after it has read nothing for a while.
+    pub burst_bytes: u32,
+}
+
+impl LaneRate {
+    fn read(r: &mut Reader<'_>) -> Result<LaneRate, DecodeError> {
+        Ok(LaneRate {
+            rate_bytes: r.u64()?,
+            burst_bytes: r.u32()?,
+        })
+    }
+
+    fn write(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
+        w.u64(self.rate_bytes)?;
+        w.u32(self.burst_bytes)
+    }
 }
 
 /// One end of a connection between RDMA devices, as its device calls it.
@@ -174,6 +240,20 @@ pub enum Answer<'a> {
     Joined(QueuePair),
     /// The answer to [`Request::Expose`]: address and key of the slab.
     Exposed(Exposed),
+    /// The answer to [`Request::Lane`].
+    Ticket {
+        /// Names the lane on this link; never used for another one by this run of the donor.
+        lane: u64,
+        /// Opens one connection, once.
+        ticket: [u8; 16],
+    },
+    /// To LaneRate and LaneEnd: what the lane has read.
+    LaneUsed {
+        /// Reads that were answered with bytes.
+        reads: u64,
+        /// The bytes.
+        bytes: u64,
+    },
     /// The answer to any request that the donor did not do.
     Error {
         /// What kind of error it is.
@@ -268,6 +348,9 @@ const LIST: u8 = 7;
 const PING: u8 = 8;
 const JOIN: u8 = 9;
 const EXPOSE: u8 = 10;
+const LANE: u8 = 11;
+const LANE_RATE: u8 = 12;
+const LANE_END: u8 = 13;
 const EVICT_QUERY: u8 = 0x20;
 const EVICT_STOP: u8 = 0x21;
 const WELCOME: u8 = 0x81;
@@ -278,6 +361,8 @@ const HANDLES: u8 = 0x87;
 const PONG: u8 = 0x88;
 const JOINED: u8 = 0x89;
 const EXPOSED: u8 = 0x8A;
+const TICKET: u8 = 0x8B;
+const LANE_USED: u8 = 0x8C;
 const ACTIVITY: u8 = 0xA0;
 const EVICT_DONE: u8 = 0xA1;
 const ERROR: u8 = 0xFF;
@@ -401,6 +486,16 @@ impl<'a> Request<'a> {
             Request::Ping => encode_with(out, PING, 0, id, |_| Ok(())),
             Request::Join(end) => encode_with(out, JOIN, 0, id, |w| end.write(w)),
             Request::Expose { handle } => encode_with(out, EXPOSE, 0, id, |w| w.u64(handle)),
+            Request::Lane(lane) => encode_with(out, LANE, 0, id, |w| {
+                w.put(&lane.tenant)?;
+                w.put(&lane.secret)?;
+                lane.rate.write(w)
+            }),
+            Request::LaneRate { lane, rate } => encode_with(out, LANE_RATE, 0, id, |w| {
+                w.u64(lane)?;
+                rate.write(w)
+            }),
+            Request::LaneEnd { lane } => encode_with(out, LANE_END, 0, id, |w| w.u64(lane)),
         }
     }
 
@@ -446,6 +541,16 @@ impl<'a> Request<'a> {
             PING => Request::Ping,
             JOIN => Request::Join(QueuePair::read(&mut r)?),
             EXPOSE => Request::Expose { handle: r.u64()? },
+            LANE => Request::Lane(Lane {
+                tenant: r.array()?,
+                secret: r.array()?,
+                rate: LaneRate::read(&mut r)?,
+            }),
+            LANE_RATE => Request::LaneRate {
+                lane: r.u64()?,
+                rate: LaneRate::read(&mut r)?,
+            },
+            LANE_END => Request::LaneEnd { lane: r.u64()? },
             _ => return Ok(None),
         };
         r.end()?;
@@ -487,6 +592,14 @@ impl<'a> Answer<'a> {
                 w.u64(exposed.address)?;
                 w.u32(exposed.key)?;
                 w.u32(0)
+            }),
+            Answer::Ticket { lane, ticket } => encode_with(out, TICKET, 0, id, |w| {
+                w.u64(lane)?;
+                w.put(&ticket)
+            }),
+            Answer::LaneUsed { reads, bytes } => encode_with(out, LANE_USED, 0, id, |w| {
+                w.u64(reads)?;
+                w.u64(bytes)
             }),
             Answer::Error { code, text } => {
                 check(text.len() <= TEXT_BYTES_MAX)?;
@@ -535,6 +648,14 @@ impl<'a> Answer<'a> {
                 r.zeros::<4>()?;
                 Answer::Exposed(Exposed { address, key })
             }
+            TICKET => Answer::Ticket {
+                lane: r.u64()?,
+                ticket: r.array()?,
+            },
+            LANE_USED => Answer::LaneUsed {
+                reads: r.u64()?,
+                bytes: r.u64()?,
+            },
             ERROR => {
                 let text = data_within(&mut r, TEXT_BYTES_MAX)?;
                 Answer::Error {

@@ -34,8 +34,10 @@ pub mod stream;
 pub const PROTOCOL: &str = "canvas-wire/1";
 /// Oldest version of the frames that this code speaks.
 pub const VERSION_MIN: u16 = 1;
-/// Newest version of the frames that this code speaks.
-pub const VERSION_MAX: u16 = 1;
+/// Newest version of the frames that this code speaks: 2 has lanes.
+pub const VERSION_MAX: u16 = 2;
+/// Oldest version that has [`frame::Request::Lane`] and what follows from it.
+pub const VERSION_LANES: u16 = 2;
 
 /// Bytes of an extent: the unit that is written at once.
 pub const EXTENT_BYTES: usize = 32 << 10;

@@ -60,6 +60,9 @@ proptest! {
             (request(Request::Ping), true),
             (request(Request::Join(queue_pair(a, b, c, key))), is_within(&queue_pair(a, b, c, key))),
             (request(Request::Expose { handle: a }), true),
+            (request(Request::Lane(Lane { tenant: key, secret: [b as u8; 32], rate: LaneRate { rate_bytes: a, burst_bytes: c } })), true),
+            (request(Request::LaneRate { lane: a, rate: LaneRate { rate_bytes: a, burst_bytes: b } }), true),
+            (request(Request::LaneEnd { lane: a }), true),
             (FromClient::Reply(Reply::Activity(Items::from(&used[..]))), used.len() <= EVICT_MAX),
             (FromClient::Reply(Reply::EvictDone { handle: a }), true),
         ];
@@ -106,6 +109,8 @@ proptest! {
             (answer(Answer::Pong(Pong { free_bytes: a, lent_bytes: c, pressure: flag })), true),
             (answer(Answer::Joined(queue_pair(a, b, c as u32, key))), is_within(&queue_pair(a, b, c as u32, key))),
             (answer(Answer::Exposed(Exposed { address: a, key: b })), true),
+            (answer(Answer::Ticket { lane: a, ticket: key }), true),
+            (answer(Answer::LaneUsed { reads: a, bytes: c }), true),
             (answer(Answer::Error { code: common::some_code(b as u16), text: &text }), text.len() <= TEXT_BYTES_MAX),
             (FromDonor::Call(Call::EvictQuery { handles }), handles.len() <= EVICT_MAX),
             (FromDonor::Call(Call::EvictStop { deadline_ms: b, handles }), handles.len() <= EVICT_MAX),

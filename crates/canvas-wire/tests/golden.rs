@@ -47,7 +47,7 @@ fn frames_of_clients() {
         assert_eq!(FromClient::decode(&file), Ok((id, frame)), "{name}");
         names.push(name.to_owned());
     });
-    assert_eq!(names.len(), 13);
+    assert_eq!(names.len(), 16);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn frames_of_donors() {
         assert_eq!(FromDonor::decode(&file), Ok((id, frame)), "{name}");
         names.push(name.to_owned());
     });
-    assert_eq!(names.len(), 8 + canvas_wire::error::ERROR_CODES.len() + 2);
+    assert_eq!(names.len(), 10 + canvas_wire::error::ERROR_CODES.len() + 2);
 }
 
 /// A header written by hand, from the documentation and not from the code.

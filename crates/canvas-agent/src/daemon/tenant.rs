@@ -403,6 +403,7 @@ impl Tenant {
                     copies: self.copies.clone(),
                     sealer: Sealer::new(&setup.key, setup.tenant),
                     links: usize::from(replicas::LINKS),
+                    lanes: Some(setup.key),
                 };
                 let tenant = setup.tenant;
                 let store =

@@ -164,6 +164,8 @@ impl Donor {
         let prompt = match request {
             Request::Read { range, .. } => range.len as usize <= PROMPT_BYTES,
             Request::Ping => true,
+            // Lanes are asked for on the first link.
+            Request::Lane(_) | Request::LaneRate { .. } | Request::LaneEnd { .. } => true,
             _ => false,
         };
         if prompt {

@@ -15,6 +15,7 @@
 //!   verified before.
 
 pub mod donor;
+mod lanes;
 mod leave;
 pub mod line;
 mod read;
@@ -97,6 +98,8 @@ pub struct Config {
     pub sealer: Sealer,
     /// Connections to each donor.
     pub links: usize,
+    /// What the tenant's records are sealed with, where its processes may read by themselves.
+    pub lanes: Option<[u8; 32]>,
 }
 
 /// What was asked of a donor.
@@ -112,6 +115,8 @@ enum Call {
     Garbage,
     Ping,
     List,
+    Lane,
+    LaneEnd,
     RepairRead(usize),
     RepairWrite(usize),
     RepairShard(usize),
@@ -152,6 +157,7 @@ pub struct Replicas {
     map: Map,
     sealer: Sealer,
     reads: Reads,
+    lanes: lanes::Lanes,
     /// Reads of what lies in shards.
     shard_reads: shards::Reads,
     /// What computes shards, of each code that there was.
@@ -258,7 +264,7 @@ impl Replicas {
             entry.is_cold = Replicas::is_cold(far, *slab);
         }
         let seed = u64::from_le_bytes(crate::journal::random::<8>()?);
-        let replicas = Replicas {
+        let mut replicas = Replicas {
             far,
             tenant,
             policy,
@@ -271,6 +277,7 @@ impl Replicas {
             map,
             sealer: config.sealer,
             reads: Reads::default(),
+            lanes: lanes::Lanes::default(),
             shard_reads: shards::Reads::default(),
             coders: Vec::new(),
             ops: HashMap::new(),
@@ -296,6 +303,9 @@ impl Replicas {
             reported: None,
         };
         replicas.tell_warmth();
+        if let Some(key) = config.lanes {
+            replicas.begin_lanes(&key);
+        }
         Ok(replicas)
     }
 
@@ -337,6 +347,7 @@ impl Replicas {
     fn save(&mut self, slab: u32) {
         let line = self.map.get(&slab).map_or([0; _], to_line);
         self.journal.put(slab, &line);
+        self.route(slab);
     }
 
     fn is_written(far: &Far, extent: u32) -> bool {
@@ -664,6 +675,11 @@ impl Replicas {
                     self.submit(donor, Call::List, &Request::List { after });
                 }
             }
+            (Call::Lane, Some(Answer::Ticket { lane, ticket })) => {
+                self.lane_granted(donor, Some((lane, ticket)));
+            }
+            (Call::Lane, _) => self.lane_granted(donor, None),
+            (Call::LaneEnd, _) => {}
             (Call::List, _) => self.donors[donor].lost(),
             (Call::RepairRead(slot), Some(Answer::Data(data))) => {
                 self.repair_read(slot, Some(data));
@@ -689,7 +705,9 @@ impl Replicas {
                 let mut used = Vec::new();
                 for handle in handles.iter() {
                     let replica = map::with_handle(&mut self.map, donor, handle);
-                    let ops = replica.map_or(0, |c| std::mem::take(&mut c.ops));
+                    let ops = replica.map_or(0, |(slab, c)| {
+                        Replicas::reads_by_lane(self.far, slab) + std::mem::take(&mut c.ops)
+                    });
                     used.push(Used { handle, ops });
                 }
                 self.reply(donor, id, &Reply::Activity(Items::from(&used[..])));
@@ -856,6 +874,10 @@ impl Store for Replicas {
                 let _ = link.flush();
             }
         }
+    }
+
+    fn set_alone(&mut self, alone: bool) {
+        self.is_alone(alone);
     }
 
     fn leave(&mut self, patience: Duration) {

@@ -89,6 +89,11 @@ impl Reads {
         self.on_disk.contains_key(&number)
     }
 
+    /// Does the disk answer sooner than donors, where both have what is read?
+    pub fn is_disk_first(&self) -> bool {
+        self.turns.is_disk_first()
+    }
+
     /// Time until another copy is to be asked for one of them.
     pub fn due_in(&self) -> Option<Duration> {
         let Reverse((due, ..)) = self.due.peek()?;
@@ -97,6 +102,11 @@ impl Reads {
 }
 
 impl Turns {
+    /// How long donors and the disk take, as far as is known.
+    pub(super) fn latencies_ns(&self) -> [Option<f64>; 2] {
+        [DONORS, DISK].map(|path| self.paths.latency_ns(path))
+    }
+
     /// After so long without an answer of the disk a donor is asked as well, in ns.
     fn disk_hedge_ns(&self) -> u64 {
         const TIMES: f64 = 8.0;

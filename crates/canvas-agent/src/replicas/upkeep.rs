@@ -35,6 +35,7 @@ impl Replicas {
             }
         }
         self.follow();
+        self.look_after_lanes();
         let now = self.now_ns();
         let slabs: Vec<u32> = self.map.keys().copied().collect();
         let mut degraded = 0;

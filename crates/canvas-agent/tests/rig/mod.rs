@@ -418,5 +418,6 @@ fn config(donors: &[SocketAddr], copies: &LiveCopies) -> Config {
         copies: copies.clone(),
         sealer: Sealer::new(&KEY, TENANT),
         links: 2,
+        lanes: None,
     }
 }

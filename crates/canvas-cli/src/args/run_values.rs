@@ -91,6 +91,30 @@ pub struct LearnArgs {
     pub learn: Option<PathBuf>,
 }
 
+/// Who reads from donors.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct LanesArgs {
+    /// Whether threads that wait for a page read it from its donor by themselves, over connections of CMD's own.
+    #[arg(long, env = "CANVAS_LANES", value_enum, default_value_t = LanesArg::On, hide_env_values = true)]
+    pub lanes: LanesArg,
+}
+
+/// `--lanes`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum LanesArg {
+    /// While no other tenant of the agent reads or writes.
+    On,
+    /// The agent does all reads.
+    Off,
+}
+
+impl LanesArg {
+    /// Are they wanted?
+    pub fn is_on(self) -> bool {
+        self == LanesArg::On
+    }
+}
+
 /// What is tried where the prefetcher has nothing.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct AppTierArgs {

@@ -127,6 +127,13 @@ fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
             "Slabs freed because a lease was over.",
             c.expired_slabs,
         ),
+        ("canvas_serve_lanes", "Lanes that were opened.", c.lanes),
+        ("canvas_serve_lane_reads", "Reads over lanes.", c.lane_reads),
+        (
+            "canvas_serve_lane_read_bytes",
+            "Bytes read over lanes.",
+            c.lane_read_bytes,
+        ),
     ] {
         out.counter(name, help, value)?;
     }

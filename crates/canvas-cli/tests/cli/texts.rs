@@ -74,6 +74,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "far-wait",
             "host-reserve",
             "key-file",
+            "lanes",
             "learn",
             "links",
             "local",

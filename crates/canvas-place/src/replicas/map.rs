@@ -314,9 +314,11 @@ pub fn gone(map: &mut Map, donor: usize, handle: u64) -> Vec<u32> {
 }
 
 /// The replica that the donor calls so.
-pub fn with_handle(map: &mut Map, donor: usize, handle: u64) -> Option<&mut Replica> {
-    let mut there = map.values_mut().filter_map(|e| e.at(donor));
-    there.find(|c| c.handle == handle)
+pub fn with_handle(map: &mut Map, donor: usize, handle: u64) -> Option<(u32, &mut Replica)> {
+    let mut there = map
+        .iter_mut()
+        .filter_map(|(slab, e)| Some((*slab, e.at(donor)?)));
+    there.find(|(_, c)| c.handle == handle)
 }
 
 /// A donor wants a slab back until then, and called so for it. False: nothing is known of it here, and
@@ -324,7 +326,7 @@ pub fn with_handle(map: &mut Map, donor: usize, handle: u64) -> Option<&mut Repl
 pub fn wanted_back(map: &mut Map, donor: usize, handle: u64, call: u64, until_ns: u64) -> bool {
     let replica = with_handle(map, donor, handle);
     replica
-        .map(|r| r.leaving = Some((call, until_ns)))
+        .map(|(_, r)| r.leaving = Some((call, until_ns)))
         .is_some()
 }
 

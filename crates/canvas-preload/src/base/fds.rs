@@ -2,8 +2,9 @@
 
 use canvas_shm::segment::shared_fd;
 use canvas_sys::pagemap::Pagemap;
+use canvas_sys::proc;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 /// What a descriptor of ours is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,12 +21,18 @@ pub enum Fd {
     Trace,
     /// /proc/self/pagemap.
     Pagemap,
+    /// A connection to a donor, one of [`LANES`].
+    Lane(usize),
     /// One of shared memory's, by [`shared_fd`].
     Shared(usize),
 }
 
+/// Connections to donors that a process has at most.
+pub const LANES: usize = 8;
+/// Places before those of lanes.
+const LANE: usize = 6;
 /// Places before those of shared memory.
-const OWN: usize = 6;
+const OWN: usize = LANE + LANES;
 
 impl Fd {
     fn place(self) -> usize {
@@ -36,6 +43,7 @@ impl Fd {
             Fd::Pidfd => 3,
             Fd::Trace => 4,
             Fd::Pagemap => 5,
+            Fd::Lane(which) => LANE + which,
             Fd::Shared(which) => OWN + which,
         }
     }
@@ -80,6 +88,15 @@ pub fn forbid_leaving() {
     SHARED_FOR_EVER.store(true, Ordering::Relaxed);
 }
 
+/// The thread that has a table of its own; 0 for none.
+static ITS_OWN: AtomicU32 = AtomicU32::new(0);
+
+/// Has this thread descriptors of its own, which others do not see?
+pub fn has_its_own() -> bool {
+    let thread = ITS_OWN.load(Ordering::Relaxed);
+    thread != 0 && thread == proc::tid()
+}
+
 /// Gives this thread a table of descriptors of its own, in which there are only ours. A file that it opens
 /// then never has the number that the program would get next: a shell that closes its input and opens a file
 /// relies on that. Where the kernel has no such call, all stays as it is, and this is false.
@@ -104,7 +121,10 @@ pub fn leave_the_programs() -> bool {
         }
         match next {
             Some(fd) => from = fd as u32 + 1,
-            None => return true,
+            None => {
+                ITS_OWN.store(proc::tid(), Ordering::Relaxed);
+                return true;
+            }
         }
     }
 }

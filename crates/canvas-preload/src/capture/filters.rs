@@ -7,6 +7,7 @@ use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{fds, state};
+use crate::far_tier::lanes;
 use crate::memory::args::{Pins, read_words};
 use crate::paging::native_swap;
 use crate::report;
@@ -55,6 +56,40 @@ fn of_native_swap() -> [Call; 4] {
     ]
 }
 
+/// Calls by which faults read from donors themselves; without them the agent does it.
+fn of_lanes() -> [Call; 7] {
+    let at = layout::window_base();
+    let (stream, dup) = (libc::SOCK_STREAM as usize, libc::F_DUPFD_CLOEXEC as usize);
+    let kind = stream | CLOEXEC | libc::SOCK_NONBLOCK as usize;
+    let (socket, cookie) = (libc::SOL_SOCKET as usize, libc::SO_COOKIE as usize);
+    let patience = libc::SO_RCVTIMEO as usize;
+    [
+        (
+            libc::SYS_socket,
+            "socket",
+            [libc::AF_INET as usize, kind, 0, 0, 0, 0],
+        ),
+        (libc::SYS_connect, "connect", [100, at, 16, 0, 0, 0]),
+        (
+            libc::SYS_sendto,
+            "sendto",
+            [100, at, 50, libc::MSG_NOSIGNAL as usize, 0, 0],
+        ),
+        (libc::SYS_recvfrom, "recvfrom", [100, at, 32, 0, 0, 0]),
+        (
+            libc::SYS_getsockopt,
+            "getsockopt",
+            [100, socket, cookie, at, at, 0],
+        ),
+        (
+            libc::SYS_setsockopt,
+            "setsockopt",
+            [100, socket, patience, at, 16, 0],
+        ),
+        (libc::SYS_fcntl, "fcntl", [100, dup, 100, 0, 0, 0]),
+    ]
+}
+
 const AT_FDCWD: usize = libc::AT_FDCWD as usize;
 const CLOEXEC: usize = libc::O_CLOEXEC as usize;
 
@@ -81,7 +116,10 @@ pub fn prctl(a: &[usize; 6]) -> isize {
 fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
     let mut pins = Pins::new();
     match operation {
-        STRICT => tell("ioctl"),
+        STRICT => {
+            lanes::forbid();
+            tell("ioctl");
+        }
         FILTER => {
             pins.pin(filter, 16);
             // struct sock_fprog: a length of 16 bits, a pointer.
@@ -96,6 +134,9 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
                 let leaving = (libc::SYS_close_range, "close_range", unshare);
                 if forbidden(ops, len, &[leaving]).is_some() {
                     fds::forbid_leaving();
+                }
+                if forbidden(ops, len, &of_lanes()).is_some() {
+                    lanes::forbid();
                 }
                 if forbidden(ops, len, &of_native_swap()).is_some() {
                     native_swap::forbid();

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::base::{far_area, far_area::far};
 use crate::far_tier::{
     extents::{OurSlabs, book},
-    tier,
+    lanes, tier,
 };
 
 /// The forks that what we inherited stems from ([`Span`]), 0 for none.
@@ -39,6 +39,7 @@ pub fn fork_failed() {
 /// In the child, which has its slot: its own requests, none under way; its own references.
 pub fn after_fork_in_child() {
     let Some(f) = far() else { return };
+    lanes::after_fork_in_child();
     far_area::take_mailbox();
     let proc = far_area::index();
     let parents = Span::of(BORN.load(Ordering::Relaxed));

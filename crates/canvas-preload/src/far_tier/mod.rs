@@ -2,6 +2,7 @@
 
 pub mod extents;
 pub mod fork;
+pub mod lanes;
 pub mod ours;
 pub mod pool;
 pub mod tier;

@@ -6,7 +6,7 @@ use canvas_pager::copies::CopyHand;
 use canvas_pager::spill::{Among, Look, SpillHand};
 use canvas_pager::word::{self, State as At, Word, flag};
 use canvas_shm::far::{self, Far};
-use canvas_shm::mailbox::{Mailbox, Status};
+use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, far::EXTENT_BYTES};
 use canvas_swap::extents::{ExtentBook, Warmth};
 use canvas_swap::{Chosen, LocalPool};
@@ -23,6 +23,7 @@ use crate::base::{
 };
 use crate::far_tier::{
     extents::{OurSlabs, book},
+    lanes,
     pool::{Budget, Lz4, Region, pool},
 };
 use crate::report;
@@ -198,6 +199,10 @@ impl Channel for OurFar {
     #[inline]
     fn copy_out(&self, of: &Request, offset: usize, out: &mut [u8]) {
         self.0.copy_out(far_area::index(), of.index(), offset, out);
+    }
+    #[inline]
+    fn read_directly(&self, ask: &Ask, to: &mut [u8]) -> bool {
+        lanes::read(self.0, ask, to)
     }
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
         proc::futex_wait(word, value, ns);

@@ -26,6 +26,7 @@ pub fn limits(segment: &Segment, agent: Option<&Keeper>) -> Limits {
         spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
         far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
         unit: area.map(|a| ReadUnit::from_number(a.unit_bytes.load(Relaxed)).to_string()),
+        lanes: area.map(|a| a.lanes.is_wanted()),
         copies: agent.and_then(Keeper::copies).map(|c| c.to_string()),
         weight: share.map(|s| s.weight),
         swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
@@ -44,6 +45,7 @@ pub fn apply(change: Change, segment: &Segment, area: Option<&canvas_shm::Far>, 
         }
         (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
         (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
+        (Change::Lanes(wanted), Some(a)) => a.lanes.set_wanted(wanted),
         (Change::Unit(unit), Some(a)) => a.unit_bytes.store(unit.number(), Relaxed),
         // The agent has seen to it.
         _ => {}

@@ -19,7 +19,7 @@ use canvas_control::terms::{Terms, TermsError, check_local, check_size};
 
 /// What can be changed, for people.
 pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, app-tier, \
-    proactive-threshold, proactive-batch, slo, unit, numa, copies, weight, swap-in-limit and swap-out-limit";
+    proactive-threshold, proactive-batch, slo, unit, lanes, numa, copies, weight, swap-in-limit and swap-out-limit";
 
 /// What can be changed of a disk.
 pub const KEYS_OF_DISKS: &[&str] = &[
@@ -61,6 +61,8 @@ pub enum Change {
     Slo(Slo),
     /// `--unit`.
     Unit(ReadUnit),
+    /// `--lanes`.
+    Lanes(bool),
     /// `--numa`: bounds in bytes, by the places of the nodes; `None` for those that stay.
     Numa([Option<u64>; NODES_MAX]),
     /// `--copies`.
@@ -244,6 +246,9 @@ pub enum ValueError {
     /// It is none of the read units.
     #[error(transparent)]
     ReadUnit(ReadUnitError),
+    /// It is neither on nor off.
+    #[error("it is neither; write on or off")]
+    Switch,
     /// It is none of the batches.
     #[error(transparent)]
     Batch(#[from] BatchError),
@@ -408,6 +413,14 @@ fn change(key: &str, value: &str, now: &Now) -> Result<Change, SetError> {
                 .parse()
                 .map(Change::Unit)
                 .map_err(|e| bad(ValueError::ReadUnit(e)))
+        }
+        "lanes" => {
+            with_far()?;
+            match value {
+                "on" => Ok(Change::Lanes(true)),
+                "off" => Ok(Change::Lanes(false)),
+                _ => Err(bad(ValueError::Switch)),
+            }
         }
         "numa" => numa(value, &now.nodes).map_err(bad),
         "copies" => {
@@ -610,6 +623,7 @@ mod tests {
             ("proactive-batch", "1M"),
             ("slo", "2%"),
             ("unit", "64K"),
+            ("lanes", "off"),
             ("copies", "2"),
             ("weight", "300"),
             ("swap-in-limit", "200M/s"),
@@ -628,6 +642,7 @@ mod tests {
             Change::ProactiveBatch(256),
             Change::Slo(Slo::Slowdown(20_000)),
             Change::Unit(ReadUnit::Bytes(64 << 10)),
+            Change::Lanes(false),
             Change::Copies(Policy {
                 donors: 2,
                 disk: false,
@@ -720,6 +735,12 @@ mod tests {
                 "unit=3M: it is no read unit; write auto, 4K",
             ),
             (&[("unit", "4K")], bare.clone(), "has no far memory"),
+            (
+                &[("lanes", "auto")],
+                now(),
+                "lanes=auto: it is neither; write on or off",
+            ),
+            (&[("lanes", "on")], bare.clone(), "has no far memory"),
             (
                 &[("copies", "4")],
                 now(),

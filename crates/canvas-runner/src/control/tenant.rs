@@ -221,6 +221,7 @@ impl Tenant {
                 | Change::SpillAt(_)
                 | Change::FarWait(_)
                 | Change::Unit(_)
+                | Change::Lanes(_)
                 | Change::Far(_)
                 | Change::Copies(_)
                 | Change::Weight(_)

@@ -79,6 +79,18 @@ pub fn client_frames(with: &mut dyn FnMut(&str, u64, FromClient<'_>)) {
     request("ping", 8, Ping);
     request("join", 9, Join(QUEUE_PAIR));
     request("expose", 10, Expose { handle });
+    let rate = canvas_wire::frame::LaneRate {
+        rate_bytes: 125_000_000,
+        burst_bytes: 128 << 10,
+    };
+    let lane = canvas_wire::frame::Lane {
+        tenant: *b"tenant-id-16-byt",
+        secret: *b"a secret of thirty-two bytes, so",
+        rate,
+    };
+    request("lane", 11, Lane(lane));
+    request("lane_rate", 12, LaneRate { lane: 3, rate });
+    request("lane_end", 13, LaneEnd { lane: 3 });
     let used = [
         Used { handle, ops: 12 },
         Used {
@@ -149,6 +161,22 @@ pub fn donor_frames(with: &mut dyn FnMut(&str, u64, FromDonor<'_>)) {
             address: 0x7f00_0000_1000,
             key: 0x0a0b_0c0d,
         }),
+    );
+    answer(
+        "ticket",
+        11,
+        Answer::Ticket {
+            lane: 3,
+            ticket: *b"ticket-16-bytes.",
+        },
+    );
+    answer(
+        "lane_used",
+        12,
+        Answer::LaneUsed {
+            reads: 1000,
+            bytes: 1_700_000,
+        },
     );
     for code in canvas_wire::error::ERROR_CODES {
         let name = format!("error_{}", code.name().replace('-', "_"));

@@ -1,0 +1,277 @@
+//! Lanes (docs/design/lanes.md): what processes of the tenant need to read from donors by themselves.
+//! The agent says where, and whether they may; it asks donors for tickets, and ends lanes.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use canvas_lane::{Secret, Ticket};
+use canvas_link::Address;
+use canvas_place::replicas::{Donors, Policy, RunId, Slab};
+use canvas_shm::Far;
+use canvas_shm::far::SLABS_MAX;
+use canvas_shm::lanes::{DONORS_MAX, Place};
+use canvas_wire::VERSION_LANES;
+use canvas_wire::frame::{Lane, LaneRate, Request};
+
+use super::donor::Donor;
+use super::read::Turns;
+use super::{Call, Replicas, SERVERS_MAX, Views};
+
+const _: () = assert!(SERVERS_MAX <= DONORS_MAX);
+
+/// A ticket that nobody has taken for so long is given back: the donor forgets it soon.
+const TICKET_TIME: Duration = Duration::from_secs(8);
+/// After a donor has refused a lane it is not asked for another one for so long.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Routes are told anew so often: a program may have cleared one for a reason that is over.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Lanes of a donor whose numbers are kept, which is as many as it grants.
+const LANES_MAX: usize = 256;
+/// A tenant that is alone on its links reads as fast as it can.
+const RATE: LaneRate = LaneRate {
+    rate_bytes: 1 << 40,
+    burst_bytes: u32::MAX,
+};
+
+/// A donor's lanes.
+#[derive(Default)]
+struct OfDonor {
+    /// The run that it was, when lanes to it were last possible.
+    run: Option<RunId>,
+    /// What processes were told.
+    open: bool,
+    /// The secret of the lane that it was asked for.
+    asked: Option<Secret>,
+    /// A ticket that may not be taken yet, and since when.
+    offered: Option<(u64, Instant)>,
+    /// Numbers of lanes that it granted.
+    granted: Vec<u64>,
+    /// It is not asked before.
+    not_before: Option<Instant>,
+}
+
+/// Lanes of a tenant.
+#[derive(Default)]
+pub(super) struct Lanes {
+    /// Nobody else uses the links.
+    alone: bool,
+    /// Processes may read by themselves. What the tenant's own area says of it is no proof.
+    direct: bool,
+    /// A donor has come or gone: other routes may be better.
+    changed: bool,
+    /// When routes were last told.
+    told: Option<Instant>,
+    donors: Vec<OfDonor>,
+}
+
+fn place_of(addr: &Address) -> Option<Place> {
+    if addr.rdma {
+        return None;
+    }
+    let mut ip = [0; 16];
+    let is_v6 = match addr.addr.ip() {
+        IpAddr::V4(v4) => {
+            ip[..4].copy_from_slice(&v4.octets());
+            false
+        }
+        IpAddr::V6(v6) => {
+            ip = v6.octets();
+            true
+        }
+    };
+    let port = addr.addr.port();
+    Some(Place { ip, port, is_v6 })
+}
+
+/// Can it grant lanes?
+fn grants(donor: &Donor) -> bool {
+    let link = donor.links.first();
+    donor.is_up() && link.is_some_and(|link| link.welcome().version >= VERSION_LANES)
+}
+
+/// The copy that a slab is read from: whole, nobody takes it back, and its donor is up. Of several, another one
+/// for each slab.
+fn best<'m>(
+    entry: &'m Slab,
+    slab: u32,
+    donors: &'m Views<'_>,
+) -> Option<&'m canvas_place::replicas::Replica> {
+    let is_good = |c: &&canvas_place::replicas::Replica| {
+        let view = donors.view(c.donor);
+        c.missing.is_none() && c.leaving.is_none() && view.is_up() && !view.suspect
+    };
+    let good = entry.replicas.iter().filter(is_good);
+    let n = good.clone().count();
+    good.clone().nth(slab as usize % n.max(1))
+}
+
+impl Replicas {
+    /// The tenant is alone on its links from now on, or not: then it takes turns.
+    pub(super) fn is_alone(&mut self, alone: bool) {
+        self.lanes.alone = alone;
+        self.may_read_directly();
+    }
+
+    /// Processes may read by themselves, or may not.
+    fn may_read_directly(&mut self) {
+        let direct = self.lanes.alone && self.far.lanes.is_wanted();
+        if self.lanes.direct != direct {
+            self.lanes.direct = direct;
+            self.lanes.changed = true;
+        }
+        // The tenant can write there.
+        if self.far.lanes.is_direct() != direct {
+            self.far.lanes.set_direct(direct);
+        }
+    }
+
+    /// Takes over what an agent before this one has told, and tells it anew.
+    pub(super) fn begin_lanes(&mut self, key: &Secret) {
+        self.far.lanes.set_key(key);
+        self.far.lanes.set_direct(false);
+        for donor in &self.far.lanes.donors {
+            donor.set_place(None);
+            donor.drop_ticket();
+        }
+        let used = self
+            .far
+            .slabs_high
+            .load(std::sync::atomic::Ordering::Acquire);
+        for route in self.far.routes.iter().take(SLABS_MAX.min(used as usize)) {
+            route.clear();
+        }
+        self.lanes.changed = true;
+    }
+
+    /// Tells where the slab's records are read.
+    pub(super) fn route(&self, slab: u32) {
+        let Some(route) = self.far.routes.get(slab as usize) else {
+            return;
+        };
+        let donors = Views::of(&self.donors, self.started);
+        let entry = self.map.get(&slab);
+        let whole = entry.filter(|e| e.policy(self.policy).code.is_none());
+        match whole.and_then(|e| Some((e, best(e, slab, &donors)?))) {
+            Some((e, copy)) => {
+                let policy: Policy = e.policy(self.policy).of(e.is_cold);
+                route.set(copy.donor, copy.handle, policy.disk);
+            }
+            None => route.clear(),
+        }
+    }
+
+    /// Does what is due of lanes.
+    pub(super) fn look_after_lanes(&mut self) {
+        self.may_read_directly();
+        let n = self.donors.len();
+        self.lanes.donors.resize_with(n, OfDonor::default);
+        for donor in 0..n {
+            self.look_at_donor(donor);
+        }
+        self.far.lanes.set_disk_first(self.reads.is_disk_first());
+        let is_due = self.lanes.told.is_none_or(|told| told.elapsed() >= AGAIN);
+        if self.lanes.direct && (std::mem::take(&mut self.lanes.changed) || is_due) {
+            self.lanes.told = Some(Instant::now());
+            for slab in self.map.keys() {
+                self.route(*slab);
+            }
+        }
+    }
+
+    fn look_at_donor(&mut self, donor: usize) {
+        let d = &self.donors[donor];
+        let there = &self.far.lanes.donors[donor];
+        let place = place_of(&d.addr).filter(|_| self.lanes.direct && grants(d));
+        let open = place.is_some() && d.suspect.is_none();
+        let of = &mut self.lanes.donors[donor];
+        if of.run != d.run || !d.is_up() {
+            // With its link its lanes have ended, or soon do.
+            (of.asked, of.offered, of.not_before) = (None, None, None);
+            of.granted.clear();
+            of.run = d.run;
+            there.drop_ticket();
+        }
+        if of.open != open {
+            of.open = open;
+            self.lanes.changed = true;
+            there.set_place(place.filter(|_| open));
+        }
+        if !self.lanes.direct {
+            return self.end_lanes(donor);
+        }
+        if let Some((lane, since)) = of.offered
+            && since.elapsed() > TICKET_TIME
+        {
+            of.offered = None;
+            if there.take_ticket_back() {
+                of.granted.retain(|l| *l != lane);
+                self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
+            }
+            return;
+        }
+        let rests = of.not_before.is_some_and(|until| Instant::now() < until);
+        if !open || rests || of.asked.is_some() || !there.is_wanted() {
+            return;
+        }
+        let Ok(secret) = crate::journal::random::<32>() else {
+            return;
+        };
+        of.asked = Some(secret);
+        let tenant = self.tenant;
+        let lane = Lane {
+            tenant,
+            secret,
+            rate: RATE,
+        };
+        if !self.submit(donor, Call::Lane, &Request::Lane(lane)) {
+            self.lanes.donors[donor].asked = None;
+        }
+    }
+
+    /// Nothing is read over the donor's lanes any more, whatever processes believe.
+    fn end_lanes(&mut self, donor: usize) {
+        let of = &mut self.lanes.donors[donor];
+        of.offered = None;
+        for lane in std::mem::take(&mut of.granted) {
+            self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
+        }
+        self.far.lanes.donors[donor].drop_ticket();
+    }
+
+    /// A donor has answered the request for a lane, or (`None`) refused it.
+    pub(super) fn lane_granted(&mut self, donor: usize, granted: Option<(u64, Ticket)>) {
+        let Some(of) = self.lanes.donors.get_mut(donor) else {
+            return;
+        };
+        let asked = of.asked.take();
+        let Some((lane, ticket)) = granted else {
+            of.not_before = Some(Instant::now() + PAUSE);
+            return;
+        };
+        if of.granted.len() >= LANES_MAX {
+            // The donor forgets those whose processes are gone.
+            of.granted.remove(0);
+        }
+        of.granted.push(lane);
+        if let Some(secret) = asked
+            && self.lanes.direct
+            && self.far.lanes.donors[donor].put_ticket(&ticket, &secret)
+        {
+            of.offered = Some((lane, Instant::now()));
+        }
+    }
+
+    /// Reads of the donor's slab that processes did by themselves, since this was last asked.
+    pub(super) fn reads_by_lane(far: &Far, slab: u32) -> u64 {
+        let route = far.routes.get(slab as usize);
+        route.map_or(0, canvas_shm::lanes::Route::take_reads)
+    }
+}
+
+impl Turns {
+    /// Does the disk answer sooner than donors, as far as is known?
+    pub(super) fn is_disk_first(&self) -> bool {
+        let [donors, disk] = self.latencies_ns();
+        matches!((donors, disk), (Some(donors), Some(disk)) if disk < donors)
+    }
+}

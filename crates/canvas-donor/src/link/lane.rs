@@ -1,0 +1,254 @@
+//! The thread of a lane's connection ([`canvas_lane`]), and what a link is asked about lanes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use canvas_lane::{Answerer, Code, HEAD_BYTES, MESSAGE_BYTES, READ_BYTES_MAX, Read};
+use canvas_wire::VERSION_LANES;
+use canvas_wire::error::ErrorCode;
+use canvas_wire::frame::{Answer, Range, Request};
+use canvas_wire::key::random_bytes;
+use canvas_wire::session::HANDSHAKE_BYTES;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{End, KNOWN_MAX, Link, Spin, Wire};
+use crate::lanes;
+use crate::outbox::Outbox;
+use crate::server::Shared;
+use crate::slab::Slab;
+
+/// A donor tells the two kinds of connections apart by the length of the first message.
+const _: () = assert!(MESSAGE_BYTES != HANDSHAKE_BYTES);
+/// How long a lane that is over its rate sleeps at most before it looks at its rate again.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// How long a lane sleeps at most; nothing comes of its waking.
+const SLEEP: Duration = Duration::from_secs(60);
+
+/// A connection of a lane.
+pub(super) struct Lane<'s> {
+    shared: &'s Arc<Shared>,
+    wire: Wire,
+    outbox: Arc<Outbox>,
+    lane: Arc<lanes::Lane>,
+    answerer: Answerer,
+    /// Slabs that were looked up once. A freed one stays until it is used again.
+    known: HashMap<u64, Arc<Slab>>,
+    /// The answer.
+    answer: Vec<u8>,
+    /// It asked for more than its rate allows; nothing is read of it until the largest read fits.
+    is_over_rate: bool,
+}
+
+/// Whether the connection is a lane's, and then the lane that it opens; the answer is on its way.
+pub(super) fn admit<'s>(
+    shared: &'s Arc<Shared>,
+    mut wire: Wire,
+    outbox: &Arc<Outbox>,
+    until: Instant,
+) -> Result<Result<Lane<'s>, Wire>, End> {
+    if wire.first_length(outbox, until)? != MESSAGE_BYTES {
+        return Ok(Err(wire));
+    }
+    let opened = wire.next_message(outbox, until, MESSAGE_BYTES, |message| {
+        shared.lanes.open(message, outbox, shared.now_ms())
+    })?;
+    let (lane, mut answerer) = opened.ok_or(End::NotAdmitted)?;
+    wire.hurry();
+    let head = answerer.answer(Code::Done, 0).map_err(End::Lane)?;
+    wire.outgoing.end().extend_from_slice(&head);
+    shared.counters.lanes.fetch_add(1, Relaxed);
+    Ok(Ok(Lane {
+        shared,
+        wire,
+        outbox: Arc::clone(outbox),
+        lane,
+        answerer,
+        known: HashMap::new(),
+        answer: Vec::with_capacity(HEAD_BYTES + READ_BYTES_MAX),
+        is_over_rate: false,
+    }))
+}
+
+impl Lane<'_> {
+    /// Serves until the end.
+    pub fn run(&mut self) -> End {
+        let end = match self.run_inner() {
+            Ok(end) | Err(end) => end,
+        };
+        self.outbox.close();
+        end
+    }
+
+    fn run_inner(&mut self) -> Result<End, End> {
+        let mut spin = Spin::new(self.shared.config.spin, Instant::now());
+        loop {
+            if self.outbox.is_closed() {
+                return Ok(End::Closed);
+            }
+            if self.is_over_rate {
+                self.pause()?;
+                continue;
+            }
+            // The next request comes after the answer was taken: nothing is read before.
+            let mut progress = self.wire.send()?;
+            if self.wire.backlog() == 0 {
+                progress |= self.wire.read()?;
+                progress |= self.take_message()?;
+            }
+            let now = Instant::now();
+            if progress {
+                spin.hit(now);
+                continue;
+            }
+            let contention = &self.shared.contention;
+            let began_ns = self.shared.now_ns();
+            if !contention.is_here(began_ns) && spin.goes_on(now) {
+                std::thread::yield_now();
+                contention.gave_way(began_ns, self.shared.now_ns());
+                continue;
+            }
+            self.wire.wait(&self.outbox, SLEEP)?;
+            spin.woke(Instant::now());
+        }
+    }
+
+    /// Sleeps until the largest read fits, the rate may have changed, or the lane ends.
+    fn pause(&mut self) -> Result<(), End> {
+        self.wire.send()?;
+        let wait = Duration::from_nanos(self.lane.bucket().wait_ns(self.shared.now_ns()));
+        if wait.is_zero() {
+            self.is_over_rate = false;
+            return Ok(());
+        }
+        let ms = wait.min(PAUSE_MAX).as_millis() + 1;
+        let mut fds = [PollFd::new(self.outbox.fd(), PollFlags::POLLIN)];
+        match poll(
+            &mut fds,
+            PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX),
+        ) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(e) => Err(End::Io(e.into())),
+        }
+    }
+
+    /// Answers the request, if it has come whole.
+    fn take_message(&mut self) -> Result<bool, End> {
+        let incoming = &mut self.wire.incoming;
+        if incoming.coming().is_some_and(|len| len != MESSAGE_BYTES) {
+            return Err(End::Protocol("a lane's message has another length"));
+        }
+        if incoming.holds_no_message() {
+            return Ok(false);
+        }
+        let mut message = [0; MESSAGE_BYTES];
+        message.copy_from_slice(incoming.message().unwrap_or(&[0; MESSAGE_BYTES]));
+        if !incoming.holds_no_message() {
+            return Err(End::Protocol("a lane asks again before it is answered"));
+        }
+        let outbox = Arc::clone(&self.outbox);
+        // Who fences waits for this one message.
+        let Some(_serving) = outbox.serve() else {
+            return Err(End::Closed);
+        };
+        let read = self.answerer.asked(&message).map_err(End::Lane)?;
+        self.answer.clear();
+        self.answer.resize(HEAD_BYTES, 0);
+        let code = self.read(read);
+        if code != Code::Done {
+            self.answer.truncate(HEAD_BYTES);
+            self.shared.counters.refused.fetch_add(1, Relaxed);
+        }
+        let len = (self.answer.len() - HEAD_BYTES) as u32;
+        let head = self.answerer.answer(code, len).map_err(End::Lane)?;
+        self.answer[..HEAD_BYTES].copy_from_slice(&head);
+        self.wire.outgoing.end().extend_from_slice(&self.answer);
+        Ok(true)
+    }
+
+    /// Puts what is asked for behind the answer's head.
+    fn read(&mut self, read: Read) -> Code {
+        let Read {
+            handle,
+            offset,
+            len,
+        } = read;
+        if len as usize > READ_BYTES_MAX {
+            return Code::OutOfRange;
+        }
+        let Some(slab) = self.slab(handle) else {
+            return Code::UnknownHandle;
+        };
+        let bytes = u64::from(len);
+        if !self.lane.bucket().take(bytes, self.shared.now_ns()) {
+            self.is_over_rate = true;
+            return Code::OverRate;
+        }
+        match slab.read([Range { offset, len }].into_iter(), &mut self.answer) {
+            Ok(()) => {
+                self.lane.note(bytes);
+                let counters = &self.shared.counters;
+                counters.lane_reads.fetch_add(1, Relaxed);
+                counters.lane_read_bytes.fetch_add(bytes, Relaxed);
+                Code::Done
+            }
+            Err(ErrorCode::OutOfRange) => Code::OutOfRange,
+            Err(_) => {
+                // Freed: the table knows better from now on.
+                self.known.remove(&handle);
+                Code::UnknownHandle
+            }
+        }
+    }
+
+    /// The slab, if it is the lane's client's and tenant's.
+    fn slab(&mut self, handle: u64) -> Option<Arc<Slab>> {
+        if let Some(slab) = self.known.get(&handle) {
+            return Some(Arc::clone(slab));
+        }
+        let slab = self.shared.registry.find(&self.lane.client, handle)?;
+        if slab.key.tenant != self.lane.tenant {
+            return None;
+        }
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(handle, Arc::clone(&slab));
+        Some(slab)
+    }
+}
+
+impl Link<'_> {
+    /// A request about lanes.
+    pub(super) fn lanes(&mut self, id: u64, request: Request<'_>) -> Result<(), End> {
+        if self.version < VERSION_LANES || self.number != 0 {
+            return Err(End::Protocol(
+                "lanes are asked for on link 0, since version 2",
+            ));
+        }
+        let (lanes, client) = (&self.shared.lanes, self.client.id);
+        let now_ns = self.shared.now_ns();
+        let result = match request {
+            Request::Lane(asked) => {
+                random_bytes()
+                    .map_err(|_| ErrorCode::Internal)
+                    .and_then(|ticket| {
+                        lanes
+                            .ask(client, &asked, ticket, self.shared.now_ms(), now_ns)
+                            .map(|lane| Answer::Ticket { lane, ticket })
+                    })
+            }
+            Request::LaneRate { lane, rate } => lanes
+                .set_rate(&client, lane, rate, now_ns)
+                .map(lanes::Used::answer),
+            Request::LaneEnd { lane } => lanes.end(&client, lane).map(lanes::Used::answer),
+            _ => return Err(End::Protocol("no request about lanes")),
+        };
+        match result {
+            Ok(answer) => self.answer(id, answer),
+            Err(code) => self.refuse(id, 0, code),
+        }
+    }
+}

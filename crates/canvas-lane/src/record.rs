@@ -1,0 +1,88 @@
+//! How a tenant's records are sealed: by the agent, which writes them, and opened by it or, over a
+//! lane, by the program.
+//!
+//! AES-256-GCM (NIST SP 800-38D), a key a tenant. The nonce is the seal number (8 bytes) and the
+//! offset in the extent / 16 (4 bytes). Bound in are the tenant and the extent, and with the
+//! extent's directory its header.
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
+
+/// Bytes of an extent's header.
+pub const HEADER_BYTES: usize = 16;
+
+/// The bytes are damaged, or not what was written last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Damaged;
+
+/// Seals and opens what one tenant keeps.
+pub struct RecordKey {
+    key: LessSafeKey,
+    tenant: [u8; 16],
+}
+
+impl RecordKey {
+    /// With a key and the tenant that is bound in.
+    pub fn new(key: &[u8; 32], tenant: [u8; 16]) -> RecordKey {
+        // Fails only for a key of another length.
+        let key = UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes");
+        RecordKey {
+            key: LessSafeKey::new(key),
+            tenant,
+        }
+    }
+
+    /// Seals bytes that lie at `offset` of the extent; `header` is bound in as well. No two ranges of
+    /// bytes are sealed with one number and offset.
+    pub fn seal(
+        &self,
+        (extent, seal): (u32, u64),
+        offset: usize,
+        header: &[u8],
+        bytes: &mut [u8],
+    ) -> Tag {
+        self.key
+            .seal_in_place_separate_tag(nonce(seal, offset), self.bound(extent, header), bytes)
+            .expect("less than 64 GiB")
+    }
+
+    /// Opens them in place: they end with their tag, whose place becomes zero.
+    pub fn open(
+        &self,
+        (extent, seal): (u32, u64),
+        offset: usize,
+        header: &[u8],
+        bytes: &mut [u8],
+    ) -> Result<(), Damaged> {
+        let n = self
+            .key
+            .open_in_place(nonce(seal, offset), self.bound(extent, header), bytes)
+            .map_err(|_| Damaged)?
+            .len();
+        bytes[n..].fill(0);
+        Ok(())
+    }
+
+    fn bound(&self, extent: u32, header: &[u8]) -> Aad<Bound> {
+        let mut bytes = [0; 20 + HEADER_BYTES];
+        bytes[..16].copy_from_slice(&self.tenant);
+        bytes[16..20].copy_from_slice(&extent.to_le_bytes());
+        bytes[20..20 + header.len()].copy_from_slice(header);
+        Aad::from(Bound(bytes, 20 + header.len()))
+    }
+}
+
+/// Additional data: its bytes, and how many of them count.
+struct Bound([u8; 20 + HEADER_BYTES], usize);
+
+impl AsRef<[u8]> for Bound {
+    fn as_ref(&self) -> &[u8] {
+        &self.0[..self.1]
+    }
+}
+
+fn nonce(seal: u64, offset: usize) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&seal.to_le_bytes());
+    bytes[8..].copy_from_slice(&((offset / 16) as u32).to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}

@@ -1,0 +1,281 @@
+"""`--lanes`: threads read their pages from donors by themselves. Whatever happens to a lane ends in the agent's mailbox,
+and never in wrong data: every byte is checked."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+from lib import canvas
+from lib.harness import MIB, check
+
+from .charged import agent_of
+from .copies import lenders
+from .hostile import seeds
+from .operate import ask, python, wait_until
+
+# 48 MiB that hardly shrink, read at random until the file `end` is there; then all of them. What is done beside that
+# says the third argument, and how often it was done the line in the end.
+READER = """
+import ctypes, hashlib, mmap, os, random, struct, sys, threading, time
+SIZE, PAGES = 4096, 48 << 8
+libc = ctypes.CDLL(None, use_errno=True)
+m = mmap.mmap(-1, SIZE * PAGES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+page = lambda i: hashlib.shake_128(b"%d" % i).digest(2048)
+for i in range(PAGES):
+    m[i * SIZE:i * SIZE + 2048] = page(i)
+print("filled", flush=True)
+end, seed, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+def read(i):
+    if m[i * SIZE:i * SIZE + 2048] != page(i):
+        print(f"seed {seed}: page {i} is wrong", file=sys.stderr, flush=True)
+        os._exit(1)
+
+def read_some(rng, n):
+    for _ in range(n):
+        read(rng.randrange(PAGES))
+
+def sockets():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                found.append(int(fd))
+        except OSError:
+            pass
+    return found
+
+# A system call that nobody sees: an instruction of our own.
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("4889f84889f74889d64889ca0f05c3"))
+raw = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 4)(
+    ctypes.addressof(ctypes.c_char.from_buffer(code)))
+CLOSE, DUP2 = 3, 33
+
+def fork(rng):
+    child = os.fork()
+    if child == 0:
+        read_some(random.Random(seed + 1), 300)
+        os._exit(0)
+    read_some(rng, 300)
+    return os.waitpid(child, 0)[1] == 0
+
+def close(rng):
+    # By libc, where ours are not the program's to close, and behind its back.
+    for fd in sockets():
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+        raw(CLOSE, fd, 0, 0)
+    read_some(rng, 300)
+    return True
+
+stranger, told = os.pipe()
+
+def replace(rng):
+    # What lay there is a pipe now, and must get none of what is asked of a donor.
+    for fd in sockets():
+        raw(DUP2, told, fd, 0)
+    read_some(rng, 300)
+    os.set_blocking(stranger, False)
+    try:
+        return not os.read(stranger, 1)
+    except BlockingIOError:
+        return True
+
+def unshare(rng):
+    # A thread with a table of descriptors of its own, in which the numbers mean other files.
+    well = []
+    def inside():
+        if libc.unshare(0x400):
+            return
+        for fd in sockets():
+            raw(DUP2, told, fd, 0)
+        read_some(random.Random(seed + 2), 300)
+        well.append(True)
+    t = threading.Thread(target=inside)
+    t.start()
+    read_some(rng, 100)
+    t.join()
+    os.set_blocking(stranger, False)
+    try:
+        return bool(well) and not os.read(stranger, 1)
+    except BlockingIOError:
+        return bool(well)
+
+def nothing(rng):
+    read_some(rng, 300)
+    return True
+
+def forbid():
+    # connect: EACCES; all else is let through.
+    ops = [(0x20, 0, 0, 0), (0x15, 0, 1, 42), (6, 0, 0, 0x50000 | 13), (6, 0, 0, 0x7fff0000)]
+    filter = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *op) for op in ops))
+    prog = struct.pack("HxxxxxxP", len(ops), ctypes.addressof(filter))
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, prog):
+        sys.exit("seccomp")
+
+rng, times = random.Random(seed), 0
+if what == "filter":
+    forbid()
+do = {"fork": fork, "close": close, "replace": replace, "unshare": unshare}.get(what, nothing)
+while not os.path.exists(end):
+    if not do(rng):
+        sys.exit(f"{what} went wrong")
+    times += 1
+for i in range(PAGES):
+    read(i)
+print(f"right, {times} times", flush=True)
+"""
+
+
+def reader(r, servers, what, flags=(), local=16 * MIB):
+    """The program above; its name, and the file that ends it."""
+    name, end = f"lanes-{what}-{r.mode}-{os.getpid()}-{time.time_ns() % 1_000_000}", r.path(f"{what}{len(r.children)}.end")
+    seed = seeds(r, 1)[0]
+    at = [] if any(f.startswith("--agent") for f in flags) else ["--server", ",".join(servers)]
+    copies = [] if "--copies" in flags else ["--copies", "none"]
+    c = r.start([python(), "-c", READER, end, seed, what], tag=f"{what}{len(r.children)}", local=local, pool=8 * MIB,
+                extra=["--tenant", name, "--far", "256M", "--prefetch", "none", "--unit", "4K", *at, *copies, *flags])
+    wait_until(r, "the program is ready", lambda: "filled" in c.out() or not c.alive(), 60)
+    return c, name, end
+
+
+def far_of(r, name):
+    return json.loads(ask(r, "status", name, "--json"))["far"]
+
+
+def grow(r, name, what="lane_reads", by=200, timeout_s=60):
+    """Waits until so many more reads went over lanes; how far memory stands then."""
+    before = far_of(r, name)[what]
+    return wait_until(r, f"{what} grow", lambda: (f := far_of(r, name))[what] >= before + by and f, timeout_s,
+                      state=lambda: far_of(r, name))
+
+
+def ends_right(r, c, end):
+    """The program's end, and what its report says of far memory."""
+    open(end, "w").close()
+    r.wait(c, timeout_s=90)
+    r.require("right" in c.out(), f"no closing line\n{c.tail()}")
+    stats = r.load_stats(c)
+    for what in ("verify_failures", "anomalies"):
+        r.same(canvas.find(stats, what), 0, what)
+    far = stats["far"]
+    r.same(far["corrupt"], 0, "copies that did not verify")
+    r.note(f"{c.out().strip().splitlines()[-1]}: {far['lane_reads']} of {far['reads']} reads over {far['lanes_opened']} "
+           f"lanes, {far['lane_failures']} failed")
+    return far
+
+
+@check("lanes", timeout_s=200)
+def lanes(r):
+    """Nearly all reads go over lanes; none when they are not wanted, and again when they are."""
+    if not r.managed:
+        return
+    _, servers = lenders(r, 1)
+    c, name, end = reader(r, servers, "read")
+    before = far_of(r, name)
+    after = grow(r, name, by=2000)
+    share = (after["lane_reads"] - before["lane_reads"]) / (after["reads"] - before["reads"])
+    subprocess.run([r.session.canvas, "set", name, "lanes=off"], check=True, timeout=30)
+    r.same(json.loads(ask(r, "status", name, "--json"))["limits"]["lanes"], False, "limits.lanes")
+    time.sleep(0.5)
+    still = far_of(r, name)
+    grow(r, name, "reads")
+    r.same(far_of(r, name)["lane_reads"], still["lane_reads"], "reads over lanes that nobody wants")
+    subprocess.run([r.session.canvas, "set", name, "lanes=on"], check=True, timeout=30)
+    grow(r, name)
+    # A limit is kept by who does the reading.
+    subprocess.run([r.session.canvas, "set", name, "swap-in-limit=64M/s"], check=True, timeout=30)
+    time.sleep(0.5)
+    still = far_of(r, name)
+    grow(r, name, "reads")
+    r.same(far_of(r, name)["lane_reads"], still["lane_reads"], "reads that no limit holds")
+    subprocess.run([r.session.canvas, "set", name, "swap-in-limit=none"], check=True, timeout=30)
+    grow(r, name)
+    ends_right(r, c, end)
+    r.require(share > 0.85, f"{share:.0%} of the reads went over lanes: {before} {after}")
+    # From the start.
+    c, name, end = reader(r, servers, "off", flags=["--lanes", "off"])
+    grow(r, name, "reads")
+    r.same(ends_right(r, c, end)["lanes_opened"], 0, "lanes that nobody wanted")
+
+
+@check("lanes-hostile", timeout_s=300)
+def lanes_hostile(r):
+    """Forks, threads with other descriptors, and who closes or replaces what is not its own; no byte goes astray."""
+    if not r.managed:
+        return
+    _, servers = lenders(r, 1)
+    for what in ("fork", "close", "replace", "unshare"):
+        c, name, end = reader(r, servers, what)
+        grow(r, name)
+        grow(r, name, "reads", 1000)
+        far = ends_right(r, c, end)
+        if what == "fork":
+            r.require(far["lanes_opened"] > 2, f"children have no lanes: {far}")
+
+
+@check("lanes-filter", timeout_s=120)
+def lanes_filter(r):
+    """A program's own filter that forbids connections: the agent reads, and nothing is said to the program."""
+    if not r.managed:
+        return
+    _, servers = lenders(r, 1)
+    c, name, end = reader(r, servers, "filter")
+    # Until it is installed there may be some.
+    before = grow(r, name, "reads", 500)["lane_reads"]
+    grow(r, name, "reads", 500)
+    after = far_of(r, name)["lane_reads"]
+    ends_right(r, c, end)
+    r.same(after, before, "reads over lanes")
+
+
+@check("lanes-killed", timeout_s=300, modes=("signal",))
+def lanes_killed(r):
+    """The agent is killed, a donor stands still, and another one is killed: reads go on, and over lanes again."""
+    if not r.managed:
+        return
+    donors, servers = lenders(r, 3)
+    c, name, end = reader(r, servers, "killed", flags=["--copies", "2"])
+    grow(r, name)
+    os.kill(agent_of(c.pid), signal.SIGKILL)
+    grow(r, name, timeout_s=30)
+    grow(r, name)
+    donors[0].signal(signal.SIGSTOP)
+    time.sleep(2.0)
+    grow(r, name, "reads")
+    donors[0].signal(signal.SIGCONT)
+    grow(r, name)
+    donors[1].signal(signal.SIGKILL)
+    grow(r, name)
+    ends_right(r, c, end)
+
+
+@check("lanes-taken-turns", timeout_s=200, modes=("signal",))
+def lanes_taken_turns(r):
+    """Tenants of one agent: who is alone reads over lanes; beside another one both take turns."""
+    if not r.managed:
+        return
+    _, servers = lenders(r, 1)
+    socket = r.path("agent.sock")
+    r.start([r.session.canvas, "agent", "--socket", socket, "--server", servers[0], "--far-dir", r.dir, "--pool", "64M"],
+            tag="agent", canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    flags = [f"--agent={socket}", "--copies", "none"]
+    c, name, end = reader(r, servers, "first", flags=flags)
+    grow(r, name)
+    other, others, ends = reader(r, servers, "second", flags=flags)
+    grow(r, others, "reads", 500)
+    before = [far_of(r, n) for n in (name, others)]
+    time.sleep(3)
+    after = [far_of(r, n) for n in (name, others)]
+    for b, a in zip(before, after):
+        r.require(a["reads"] > b["reads"] + 100, f"no progress: {b} {a}")
+        r.same(a["lane_reads"], b["lane_reads"], "reads out of turn")
+    ends_right(r, other, ends)
+    grow(r, name)
+    ends_right(r, c, end)
