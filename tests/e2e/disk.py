@@ -555,6 +555,44 @@ def far(r):
     wait_until(r, "its agent has ended", lambda: agent_of(c) is None, 20)
 
 
+@check("disk-far-killed", modes=("signal",), timeout_s=120)
+def far_killed(r):
+    """What a killed server had beyond the pool is there at the next one, also when the agent or the holder is killed."""
+    size, count = 128 * MIB, 16_000
+    c, path = disk(r, "--far", "512M", "--far-dir", r.dir, size=size, pool=6 * MIB)
+    pages = fill(nbd.Client(path), count, random_bytes=PAGE)
+    settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0 and s["stored_pages"] == count)
+    writers = [Writer(path, 20_000 + n * 3000, 3000, n) for n in range(2)]
+    rng = random.Random(3)
+    for n in range(4):
+        before = [w.writes for w in writers]
+        wait_until(r, "they write", lambda: all(w.writes > b + 500 for w, b in zip(writers, before)), 30)
+        if n == 1:
+            os.kill(wait_for_agent(r, c), signal.SIGKILL)
+        kill_server(r, c)
+        client = nbd.Client(path)
+        looks(r, client, pages, rng, 1500)
+        for i in rng.sample(sorted(pages), 300):
+            pages[i] = page(n * 77_777 + i, rng.choice((0, 900, PAGE)))
+            client.write(i * PAGE, pages[i])
+    for w in writers:
+        w.stop()
+    got = settled(r, "it is told", lambda s: s["restarts"] == 4)
+    r.same([got["lost_pages"]] + [got["counters"][k] for k in ("damaged", "unreachable")], [0, 0, 0], "failures")
+    server = server_of(r, c)
+    r.stop(c, signal.SIGKILL, expect=-9)
+    client = nbd.Client(path)
+    for i, data in pages.items():
+        r.require(client.read(i * PAGE, PAGE) == data, f"page {i} in the end")
+    for w in writers:
+        w.check(r, client)
+    client.zero(0, size)
+    settled(r, "all is free", lambda s: s["stored_pages"] == 0 and s["far_bytes"] <= 2 * SLAB)
+    os.kill(server, signal.SIGTERM)
+    wait_until(r, "it has ended", lambda: not os.path.exists(f"/proc/{server}"), 20)
+    r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
+
+
 @check("disk-far-lost", modes=("signal",), timeout_s=120)
 def far_lost(r):
     """With two copies a donor may die; without any a read is an error after --far-wait, and never zeros."""

@@ -34,7 +34,7 @@ use crate::error::{Failure, say};
 use crate::{options, signals};
 use canvas_control::hello::SMALL_MIN;
 use state::State;
-use supervise::{Held, Sockets};
+use supervise::{Given, Held, Sockets};
 
 /// Time between two looks at the state.
 const TICK: Duration = Duration::from_secs(1);
@@ -58,10 +58,16 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
         ));
     }
     let far = far(args)?;
-    if args.restarts > 0 && far.is_none() {
+    if args.restarts > 0 {
         let file = DiskFile::create(pages, pool.bytes).map_err(Failure::usage)?;
         let sockets = sockets(args)?;
-        return supervise::run(args, &Held { file, sockets }, words);
+        let storage = far.map(|far| begin(pool, &far)).transpose()?;
+        let held = Held {
+            file,
+            sockets,
+            storage,
+        };
+        return supervise::run(args, held, words);
     }
     let peers = peers(args)?;
     let signals = ends()?;
@@ -82,8 +88,7 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
 pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
     // Before anything else: whoever asks it to end is heard.
     let signals = ends()?;
-    let held = Held::take(args)?;
-    let memory = DiskMemory::of_file(&held.file).map_err(Failure::usage)?;
+    let given = Given::take(args)?;
     let (disk, died) = (&args.disk, args.died);
     let peers = match peers(disk) {
         // Who has the address by now is no reason to lose what is stored.
@@ -93,7 +98,10 @@ pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
         }
         peers => peers?,
     };
-    serve(disk, died, signals, peers, held.sockets, memory, None)
+    let (sockets, memory) = (given.sockets, given.memory);
+    let result = serve(disk, died, signals, peers, sockets, memory, None);
+    drop(given.segment);
+    result
 }
 
 /// Before the first thread, so that none of them ever gets one.
@@ -308,7 +316,7 @@ impl Disk<'_> {
     ) -> &'static str {
         let over = AtomicBool::new(false);
         let signal = thread::scope(|scope| {
-            if storage.is_some() {
+            if self.memory.has_tenant() {
                 scope.spawn(|| self.move_pages(&over));
             }
             let mut watch = Watch::default();

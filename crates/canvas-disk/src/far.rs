@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use canvas_far::fetch;
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
-use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
+use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::mailbox::{Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment};
 use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
@@ -51,20 +51,64 @@ pub struct Tenant {
     book: BookState,
 }
 
-impl Tenant {
-    /// Takes a place among the tenant's processes, and the mailbox that goes with it.
-    pub fn enter(segment: &'static Segment, far: &'static Far) -> Result<Tenant, Errno> {
+/// A place among a tenant's processes, and the mailbox that goes with it.
+#[derive(Clone, Copy)]
+pub struct Place {
+    segment: &'static Segment,
+    far: &'static Far,
+    slot: &'static ProcSlot,
+}
+
+impl Place {
+    /// Takes one for this process.
+    pub fn take(segment: &'static Segment, far: &'static Far) -> Result<Place, Errno> {
         let pid = proc::pid();
         let free = |s: &&ProcSlot| (s.pid).compare_exchange(0, pid, AcqRel, Relaxed).is_ok();
         let slot = segment.procs.iter().find(free).ok_or(NO_PLACE)?;
         let index = segment.index_of(slot);
         segment.procs_end.fetch_max(index as u32 + 1, Relaxed);
-        let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
-        let ticks = Stat::parse(&stat).map_or(0, |s| s.start_ticks);
-        slot.start_ticks.store(ticks, Release);
+        slot.start_ticks.store(start_ticks(), Release);
         far.mailboxes[index].reset();
         far.drop_process(index);
         far.set_born(index, 0);
+        Ok(Place { segment, far, slot })
+    }
+
+    /// Takes the place of process `pid`, with all that it had beyond the pool: of one that has ended, and was
+    /// started by this one, or of the one that started this one. `None` when it has none.
+    pub fn take_from(segment: &'static Segment, far: &'static Far, pid: u32) -> Option<Place> {
+        let slot = segment.procs.iter().find(|s| s.pid.load(Acquire) == pid)?;
+        // Until the number is there, nobody takes the process for another one.
+        slot.start_ticks.store(0, Release);
+        let turn = slot.pid.compare_exchange(pid, proc::pid(), AcqRel, Relaxed);
+        slot.start_ticks.store(start_ticks(), Release);
+        turn.ok().map(|_| Place { segment, far, slot })
+    }
+
+    /// Gives it back, and what it had.
+    pub fn leave(&self) {
+        let gone = |index| {
+            self.far.drop_process(index);
+        };
+        self.segment.release_slot(self.slot, proc::pid(), gone);
+    }
+}
+
+fn start_ticks() -> u64 {
+    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+    Stat::parse(&stat).map_or(0, |s| s.start_ticks)
+}
+
+impl Tenant {
+    /// Takes a place among the tenant's processes.
+    pub fn enter(segment: &'static Segment, far: &'static Far) -> Result<Tenant, Errno> {
+        Tenant::at(Place::take(segment, far)?)
+    }
+
+    /// The tenant at a place that is taken.
+    pub fn at(place: Place) -> Result<Tenant, Errno> {
+        let Place { segment, far, slot } = place;
+        let index = segment.index_of(slot);
         Ok(Tenant {
             segment,
             far,
@@ -87,10 +131,45 @@ impl Tenant {
     /// It is over: nothing is waited for any more, and the place is given back.
     pub fn leave(&self) {
         self.far.wait_ms_max.store(0, Relaxed);
-        let gone = |index| {
-            self.far.drop_process(index);
-        };
-        self.segment.release_slot(self.slot, proc::pid(), gone);
+        let (segment, far, slot) = (self.segment, self.far, self.slot);
+        Place { segment, far, slot }.leave();
+    }
+
+    /// Begins to take over what another process had at this place.
+    pub(crate) fn take_over(&self) {
+        self.far.mailboxes[self.index].reset();
+        let charged = self.slot.pool_bytes.load(Relaxed);
+        self.segment.charge_pool_past_bound(self.slot, -charged);
+        let (slabs, book) = (OurSlabs(self), self.book());
+        for slab in 0..slabs.high() {
+            let there = &self.far.slabs[slab as usize];
+            if !there.refers(self.index) {
+                continue;
+            }
+            if there.state.load(Acquire) == slab_state::USED {
+                book.take_over(slab);
+            } else {
+                // It ended in the middle of taking it.
+                self.far.drop_slab(slab, self.index);
+            }
+        }
+    }
+
+    /// An entry names a copy there; false when it cannot be one.
+    pub(crate) fn keep(&self, place: DeepPlace) -> bool {
+        (place.extent as usize) < EXTENTS_MAX && self.book().take_over_extent(place.extent)
+    }
+
+    /// All entries were seen.
+    pub(crate) fn taken_over(&self) {
+        let book = self.book();
+        // The agent may be writing these still, in whatever order: they are nobody's, to the end.
+        self.far.mailboxes[self.index].abandoned_writes(|extent| {
+            if (extent as usize) < EXTENTS_MAX {
+                book.take_over_extent(extent);
+            }
+        });
+        book.taken_over(&OurSlabs(self));
     }
 
     /// Bytes that it has beyond the pool, and may have.

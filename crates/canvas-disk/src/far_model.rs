@@ -17,7 +17,9 @@ use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE};
 use proptest::prelude::*;
 
-use crate::far::Tenant;
+use crate::far::{Place, Tenant};
+use crate::file::DiskFile;
+use crate::recover_model::compare_servers;
 use crate::model::{PAGES, Seen, compare, op, page_of};
 use crate::pool::POOL_BYTES_MIN;
 use crate::{DiskMemory, PageStore, PoolStore, Scratch, span};
@@ -83,6 +85,38 @@ fn a_disk_with_far_memory_is_a_disk() {
     let plan = prop::collection::vec(op(), 1..1500);
     let complete = || seen.borrow().contains("far");
     run_until(20, &plan, case, complete);
+    assert!(complete(), "{:?}", seen.borrow());
+}
+
+/// Its servers are killed with requests under way, and the agent goes on.
+#[test]
+fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
+    let seen = Seen::default();
+    let case = |servers: Vec<Vec<_>>| {
+        let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
+        let stats = with_agent(6, |segment, far| {
+            let me = std::process::id();
+            let mut place = Some(Place::take(segment, far).unwrap());
+            let stats = compare_servers(&servers, &seen, || {
+                let taken = place.take();
+                let place = taken.or_else(|| Place::take_from(segment, far, me));
+                let memory = DiskMemory::of_file(&file).unwrap();
+                memory.with_tenant(Tenant::at(place.unwrap()).unwrap())
+            })?;
+            // All is free again once it is over.
+            Place::take_from(segment, far, me).unwrap().leave();
+            prop_assert_eq!(segment.pool_bytes.load(Relaxed), 0);
+            Ok(stats)
+        })?;
+        prop_assert_eq!(stats.refused, 0, "there is room beyond the pool");
+        if stats.far_reads > 0 {
+            seen.borrow_mut().insert("far");
+        }
+        Ok(())
+    };
+    let plan = prop::collection::vec(prop::collection::vec(op(), 1..600), 1..5);
+    let complete = || seen.borrow().contains("far");
+    run_until(15, &plan, case, complete);
     assert!(complete(), "{:?}", seen.borrow());
 }
 

@@ -16,44 +16,53 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
 use crate::file::DiskFile;
 use crate::model::{Op, PAGES, Pair, Seen, op, page_of};
 use crate::pool::{POOL_BYTES_MIN, entry_of};
 use crate::ram::RamStore;
-use crate::{DiskError, DiskMemory, PageStore, PoolStore, Scratch};
+use crate::{DiskError, DiskMemory, DiskStats, PageStore, PoolStore, Scratch};
+
+/// Servers of one disk, one after the other, against plain memory; each has the memory that `take` makes of it.
+pub fn compare_servers(
+    servers: &[Vec<Op>],
+    seen: &Seen,
+    mut take: impl FnMut() -> Box<DiskMemory>,
+) -> Result<DiskStats, TestCaseError> {
+    let mut ram = RamStore::new(PAGES);
+    let mut before = None;
+    let mut last = DiskStats::default();
+    for ops in servers {
+        // A server that was killed gives nothing back.
+        let memory: &'static DiskMemory = Box::leak(take());
+        let mut pair = Pair {
+            store: PoolStore::new(memory, Codec::Lz4),
+            ram,
+            scratch: Box::default(),
+        };
+        let now = pair.store.stats();
+        let sums = (now.stored_pages, now.same_pages, now.stored_bytes);
+        prop_assert!(before.is_none_or(|before| before == sums), "{before:?} {sums:?}");
+        let found = pair.store.found();
+        prop_assert_eq!((found.stored, found.lost), (now.stored_pages, 0));
+        for op in ops {
+            seen.borrow_mut().insert(pair.apply(op)?);
+        }
+        pair.check_all()?;
+        last = pair.store.stats();
+        before = Some((last.stored_pages, last.same_pages, last.stored_bytes));
+        ram = pair.ram;
+    }
+    Ok(last)
+}
 
 #[test]
 fn a_disk_goes_on_where_its_last_server_ended() {
     let seen = Seen::default();
     let case = |servers: Vec<Vec<Op>>| {
         let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
-        let mut ram = RamStore::new(PAGES);
-        let mut before = None;
-        for ops in servers {
-            let memory = DiskMemory::of_file(&file).unwrap();
-            let mut pair = Pair {
-                store: PoolStore::new(&memory, Codec::Lz4),
-                ram,
-                scratch: Box::default(),
-            };
-            let now = pair.store.stats();
-            let sums = (now.stored_pages, now.same_pages, now.stored_bytes);
-            prop_assert!(
-                before.is_none_or(|before| before == sums),
-                "{before:?} {sums:?}"
-            );
-            let found = pair.store.found();
-            prop_assert_eq!((found.stored, found.lost), (now.stored_pages, 0));
-            for op in &ops {
-                seen.borrow_mut().insert(pair.apply(op)?);
-            }
-            pair.check_all()?;
-            let now = pair.store.stats();
-            before = Some((now.stored_pages, now.same_pages, now.stored_bytes));
-            ram = pair.ram;
-        }
-        Ok(())
+        compare_servers(&servers, &seen, || DiskMemory::of_file(&file).unwrap()).map(drop)
     };
     let plan = prop::collection::vec(prop::collection::vec(op(), 1..500), 1..6);
     let all = ["full", "span full", "zeros", "trimmed", "touched"];

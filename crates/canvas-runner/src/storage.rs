@@ -1,7 +1,7 @@
 //! Far memory for what is no program: a tenant with one process, this one, and who keeps what leaves its
 //! pool.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_agent::members::any_left;
@@ -20,7 +20,7 @@ pub struct Storage {
     /// Its requests.
     pub far: &'static Far,
     keeper: Keeper,
-    _fd: OwnedFd,
+    fd: OwnedFd,
 }
 
 impl Storage {
@@ -43,13 +43,18 @@ impl Storage {
             segment,
             far: keeper.far(),
             keeper,
-            _fd: fd,
+            fd,
         }))
     }
 
     /// Looks whether the agent is gone, and has another one take over then.
     pub fn tend(&mut self) {
         self.keeper.tend();
+    }
+
+    /// The tenant's segment, for a process that is to use it in this one's place.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// What to wait for, beside time.

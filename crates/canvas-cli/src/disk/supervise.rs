@@ -6,10 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use canvas_disk::DiskMemory;
+use canvas_disk::far::{Place, Tenant};
 use canvas_disk::file::DiskFile;
 use canvas_disk::socket::Socket;
 use canvas_runner::spawn_self_with;
+use canvas_runner::storage::Storage;
 use canvas_shm::map::{copy_above, inherited};
+use canvas_shm::{Far, Segment};
 use canvas_types::exit;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -26,8 +30,11 @@ use crate::signals;
 const MEMORY_FD: RawFd = 3;
 const VHOST_FDS: [RawFd; 2] = [4, 5];
 const NBD_FDS: [RawFd; 2] = [6, 7];
+const SEGMENT_FD: RawFd = 8;
 /// One past them.
-const FDS_END: RawFd = 8;
+const FDS_END: RawFd = 9;
+/// Time between two looks at the agent, which may have died.
+const AGENT_TICK: Duration = Duration::from_millis(100);
 /// In this time servers are counted that died.
 const MINUTE: Duration = Duration::from_secs(60);
 /// A server that died within this time is followed by the next one after it.
@@ -43,11 +50,21 @@ pub struct Sockets {
 pub struct Held {
     pub file: DiskFile,
     pub sockets: Sockets,
+    /// Far memory, which is the holder's.
+    pub storage: Option<Storage>,
 }
 
-impl Held {
-    /// In a server: what its holder gave it.
-    pub fn take(args: &HeldArgs) -> Result<Held, Failure> {
+/// What a server was given.
+pub struct Given {
+    pub memory: Box<DiskMemory>,
+    pub sockets: Sockets,
+    /// Kept open as long as the tenant is used: by it others see that this process is one of it.
+    pub segment: Option<OwnedFd>,
+}
+
+impl Given {
+    /// Takes what the holder gave.
+    pub fn take(args: &HeldArgs) -> Result<Given, Failure> {
         let fail = |what: String| {
             Failure::usage(format!(
                 "disk-server: {what}; it is started by `canvas disk`"
@@ -58,6 +75,18 @@ impl Held {
                 .map_err(|e| fail(format!("descriptor {number}: {}", e.desc())))
         };
         let file = DiskFile::open(take(MEMORY_FD)?).map_err(|e| fail(e.to_string()))?;
+        let mut memory = DiskMemory::of_file(&file).map_err(Failure::usage)?;
+        let segment = args.far.then(|| take(SEGMENT_FD)).transpose()?;
+        if let Some(fd) = &segment {
+            let system = |e: Errno| fail(format!("far memory: {}", e.desc()));
+            let segment = Segment::map(fd).map_err(system)?;
+            let far = Far::map(fd).map_err(system)?;
+            let place = Place::take_from(segment, far, args.holder);
+            let place = place.ok_or_else(|| fail("far memory: there is no place in it".to_owned()))?;
+            let tenant = Tenant::at(place);
+            let tenant = tenant.map_err(|e| system(Errno::from_raw(e.0)))?;
+            memory = memory.with_tenant(tenant);
+        }
         let socket = |path: &Option<PathBuf>, [listener, lock]: [RawFd; 2]| {
             let held = |path: &PathBuf| {
                 let (listener, lock) = (take(listener)?, take(lock)?);
@@ -69,9 +98,15 @@ impl Held {
             nbd: socket(&args.disk.nbd, NBD_FDS)?,
             vhost: socket(&args.disk.vhost_user, VHOST_FDS)?,
         };
-        Ok(Held { file, sockets })
+        Ok(Given {
+            memory,
+            sockets,
+            segment,
+        })
     }
+}
 
+impl Held {
     /// Starts a server, the one after `died` others.
     fn start(&self, words: &[OsString], died: u32) -> Result<Pid, Errno> {
         let mut all = vec![(self.file.fd(), MEMORY_FD)];
@@ -81,17 +116,20 @@ impl Held {
         ] {
             all.extend(socket.iter().flat_map(|s| s.fds().into_iter().zip(to)));
         }
+        let segment = self.storage.as_ref().map(|s| (s.fd(), SEGMENT_FD));
+        all.extend(segment);
         // None of them lies where another one is to go.
         let clear = |(fd, to): (BorrowedFd, _)| Ok((copy_above(fd, FDS_END)?, to));
         let fds: Vec<(OwnedFd, RawFd)> =
             all.into_iter().map(clear).collect::<Result<_, Errno>>()?;
         let env: Vec<_> = std::env::vars_os().collect();
-        spawn_self_with(&server_words(words, died), &env, &fds)
+        let words = server_words(words, died, segment.is_some());
+        spawn_self_with(&words, &env, &fds)
     }
 }
 
 /// The words that start a server, from those that started its holder.
-fn server_words(words: &[OsString], died: u32) -> Vec<OsString> {
+fn server_words(words: &[OsString], died: u32, far: bool) -> Vec<OsString> {
     let is_command = |w: &&OsString| !w.as_encoded_bytes().starts_with(b"-");
     let command = words.iter().skip(1).find(is_command);
     let at = words.iter().position(|w| Some(w) == command).unwrap_or(0);
@@ -103,7 +141,9 @@ fn server_words(words: &[OsString], died: u32) -> Vec<OsString> {
     ]
     .map(OsString::from);
     let server = [OsString::from("disk-server")];
-    [&words[..at], &server, &own, &words[at + 1..]].concat()
+    let own_far = [OsString::from("--held-far")];
+    let own_far = &own_far[..usize::from(far)];
+    [&words[..at], &server, &own, own_far, &words[at + 1..]].concat()
 }
 
 /// How a server ended.
@@ -113,17 +153,43 @@ enum Ended {
 }
 
 /// Serves the disk by one server after the other, until a signal ends it or too many of them die.
-pub fn run(args: &DiskArgs, held: &Held, words: &[OsString]) -> Result<i32, Failure> {
+pub fn run(args: &DiskArgs, mut held: Held, words: &[OsString]) -> Result<i32, Failure> {
+    let result = serve(args, &mut held, words);
+    if let Some(storage) = held.storage {
+        // Of a server that was killed at the end.
+        if let Some(place) = mine(&storage) {
+            place.leave();
+        }
+        storage.end();
+    }
+    result
+}
+
+/// The place that this process has in its tenant.
+fn mine(storage: &Storage) -> Option<Place> {
+    Place::take_from(storage.segment, storage.far, std::process::id())
+}
+
+fn serve(args: &DiskArgs, held: &mut Held, words: &[OsString]) -> Result<i32, Failure> {
     let fail = |what: &str, e: Errno| Failure::usage(format!("{what}: {}", e.desc()));
     let signals =
         signals::ends_and_children().map_err(|e| fail("signals cannot be waited for", e))?;
+    if let Some(storage) = &held.storage {
+        let place = Place::take(storage.segment, storage.far).map_err(|e| Errno::from_raw(e.0));
+        place.map_err(|e| fail("far memory: no place in its tenant", e))?;
+    }
     let mut deaths = VecDeque::new();
     let mut died = 0;
     loop {
         let server = held.start(words, died);
         let server = server.map_err(|e| fail("no server can be started for the disk", e))?;
         let began = Instant::now();
-        let (ended, asked) = watch(server, &signals);
+        let (ended, asked) = watch(server, &signals, &mut held.storage);
+        if let Some(storage) = &held.storage {
+            // What it had beyond the pool is kept for the next one.
+            let pid = server.as_raw() as u32;
+            Place::take_from(storage.segment, storage.far, pid);
+        }
         let signal = match ended {
             // It said why.
             Ended::Code(code) => return Ok(code),
@@ -152,14 +218,14 @@ pub fn run(args: &DiskArgs, held: &Held, words: &[OsString]) -> Result<i32, Fail
             "disk: its server died of {signal}; another one goes on with what is stored"
         ));
         let pause = YOUNG.saturating_sub(began.elapsed());
-        if wait(&signals, pause).is_some_and(|s| s != Signal::SIGCHLD) {
+        if wait(&signals, pause, &mut held.storage).is_some_and(|s| s != Signal::SIGCHLD) {
             return Ok(exit::OK);
         }
     }
 }
 
 /// Waits for a server's end, to which it passes signals on; was it asked to end?
-fn watch(server: Pid, signals: &SignalFd) -> (Ended, bool) {
+fn watch(server: Pid, signals: &SignalFd, storage: &mut Option<Storage>) -> (Ended, bool) {
     let mut asked = false;
     loop {
         match waitpid(server, Some(WaitPidFlag::WNOHANG)) {
@@ -167,7 +233,8 @@ fn watch(server: Pid, signals: &SignalFd) -> (Ended, bool) {
             Ok(WaitStatus::Signaled(_, signal, _)) => return (Ended::By(signal), asked),
             _ => {}
         }
-        if let Some(signal) = wait(signals, MINUTE).filter(|s| *s != Signal::SIGCHLD) {
+        let signal = wait(signals, MINUTE, storage);
+        if let Some(signal) = signal.filter(|s| *s != Signal::SIGCHLD) {
             // Who asks twice does not want to wait.
             let signal = if asked { Signal::SIGKILL } else { signal };
             asked = true;
@@ -177,13 +244,30 @@ fn watch(server: Pid, signals: &SignalFd) -> (Ended, bool) {
     }
 }
 
-/// Waits so long for a signal.
-fn wait(signals: &SignalFd, time: Duration) -> Option<Signal> {
-    let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-    let timeout = PollTimeout::try_from(time.as_millis()).unwrap_or(PollTimeout::MAX);
-    let _ = poll(&mut fds, timeout);
-    let info = signals.read_signal().ok().flatten()?;
-    Signal::try_from(info.ssi_signo as i32).ok()
+/// Waits so long for a signal, with an eye on who keeps far memory.
+fn wait(signals: &SignalFd, time: Duration, storage: &mut Option<Storage>) -> Option<Signal> {
+    let until = Instant::now() + time;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = match storage {
+            Some(_) => left.min(AGENT_TICK),
+            None => left,
+        };
+        let own = PollFd::new(signals.as_fd(), PollFlags::POLLIN);
+        let agent = storage.as_ref().and_then(Storage::poll_fd);
+        let mut fds: Vec<_> = [own].into_iter().chain(agent).collect();
+        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+        let _ = poll(&mut fds, timeout);
+        if let Some(info) = signals.read_signal().ok().flatten() {
+            return Signal::try_from(info.ssi_signo as i32).ok();
+        }
+        if let Some(storage) = storage {
+            storage.tend();
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +281,8 @@ mod tests {
         assert_eq!(
             server_words(
                 &words(&["canvas", "disk", "--size", "8M", "--nbd", "disk"]),
-                3
+                3,
+                false
             ),
             words(&[
                 "canvas",
