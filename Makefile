@@ -16,13 +16,16 @@ DEMO_ARGS ?=
 FRESH_PACKAGES := debootstrap
 BINDING_PACKAGES := gcc libc6-dev python3-dev python3-pip python3-setuptools python3-wheel openjdk-17-jdk-headless
 POINTER_PACKAGES := gcc libc6-dev openjdk-17-jdk-headless python3 iproute2 kmod
+GUEST_PACKAGES := qemu-system-x86 qemu-system-common redis-server memcached gcc libc6-dev busybox-static kmod \
+	util-linux binutils debian-archive-keyring python3 liblz4-1 liblzo2-2
 PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 
 # Steps of the page model in `make test-slow`; `make test` takes the model's own 10^5.
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume lint deps-test deps-demo clean
+	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads \
+	bench-fastswap lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -119,6 +122,9 @@ bench-quick: build ## Measure built-in programs beside plain runs and zram, in a
 bench-switch: build ## Move far memory of a working program, beside swapoff of the kernel's (root; docs/BENCH.md)
 	bench/switch --canvas $(CANVAS)
 
+bench-erasure: build ## Copies beside erasure codes: memory, latency and loss with dead donors (docs/BENCH.md)
+	bench/erasure --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-erasure.jsonl
+
 bench-slo: build ## What a target of --slo saves of programs' memory, beside TMO's loop over zram (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))
 	bench/slo --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-slo.jsonl
@@ -142,6 +148,14 @@ bench-hints: build ## Programs that say what they need next (canvas.h), their pa
 bench-resume: build ## Idle programs that are needed again, with and without --learn (root; docs/BENCH.md)
 	$(call install,$(POINTER_PACKAGES) redis-server)
 	bench/resume --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-resume.jsonl
+
+bench-fastswap: build ## Guests that swap onto canvas, disks, zswap, zram and a ramdisk, with redis and analytics (root; docs/BENCH.md)
+	$(call install,$(GUEST_PACKAGES))
+	python3 tests/vm/kernel.py
+	bench/fastswap --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-fastswap.jsonl
+
+bench-reads: build ## What a page costs that is read alone from a donor, by process (root; docs/BENCH.md)
+	bench/reads --canvas $(CANVAS) --processors all,one --out bench/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

@@ -31,7 +31,7 @@ class Donor:
             argv += ["--listen", "127.0.0.1:0"]
         log = os.path.join(place, host.unique("serve"))
         with open(log, "w") as err:
-            host.start(argv, stderr=err)
+            self.child = host.start(argv, stderr=err)
         end = time.monotonic() + 10
         while "listening on" not in read(log):
             if time.monotonic() > end:

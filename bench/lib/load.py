@@ -64,13 +64,13 @@ class Values:
         return (head + self.noise[at:at + half - len(head)]).ljust(self.size, b".")
 
 
-def zipf(n, draws, seed, run=1):
+def zipf(n, draws, seed, run=1, skew=SKEW):
     """So many of `n` things by their popularity, of which runs are scattered."""
     rng = random.Random(seed)
     runs = [range(first, min(first + run, n)) for first in range(0, n, run)]
     rng.shuffle(runs)
     order = list(itertools.chain(*runs))
-    weights = itertools.accumulate((rank + 1) ** -SKEW for rank in range(n))
+    weights = itertools.accumulate((rank + 1) ** -skew for rank in range(n))
     return rng.choices(order, cum_weights=list(weights), k=draws)
 
 

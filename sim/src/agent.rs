@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use canvas_place::pace::Pace;
+use canvas_place::replicas::code::Gather;
 use canvas_place::replicas::read::Read;
 use canvas_place::replicas::repair::Repairs;
-use canvas_place::replicas::{DonorView, Donors, Map, RunId, Standing};
+use canvas_place::replicas::{DonorView, Donors, Map, REPAIRS, RunId, Standing};
 
 use crate::ClientId;
 use crate::engine::Ns;
+use crate::shards::{Gathering, Piece};
 
 /// Requests of a tenant's program at one time, at most.
 pub const OPS_MAX: usize = 64;
@@ -122,6 +124,12 @@ pub struct Op {
     pub version: Option<u64>,
     /// Read: who was asked.
     pub read: Read,
+    /// Read of what lies in shards: whose shards were asked for, what came, and whether all are asked.
+    pub gather: Option<Gather>,
+    /// See there.
+    pub pieces: Vec<Piece>,
+    /// See there.
+    pub searches: bool,
     /// When it began.
     pub since: Ns,
     /// Write: donors that it was sent to, a bit each.
@@ -164,6 +172,8 @@ pub struct Agent {
     pub away: Vec<u32>,
     /// Repairs.
     pub repairs: Repairs,
+    /// What is read for repairs of shards, by slot.
+    pub gatherings: [Gathering; REPAIRS],
     /// A tick will come.
     pub ticking: bool,
     /// Slabs with too few whole copies at the last tick.

@@ -1,6 +1,6 @@
 //! What must be true of a world, looked at from outside: what agents believe beside what hosts hold.
 
-use canvas_place::replicas::whole;
+use canvas_place::replicas::{Code, DonorView, Slab, whole};
 
 use crate::agent::run_id;
 use crate::host::Life;
@@ -17,16 +17,24 @@ pub fn lost(world: &World) -> usize {
             }
             let (slab, within) = world.place_of(extent as u32);
             let copies = agent.map.get(&slab).map_or(&[][..], |e| &e.replicas[..]);
-            let somewhere = copies.iter().any(|c| {
+            let there = copies.iter().filter(|c| {
                 let host = &world.hosts[agent.donors[c.donor].host as usize];
                 host.life != Life::Dead
                     && run_id(host.run) == c.run
                     && host.read(agent.id, c.handle, within) == Ok(seal)
             });
-            lost += usize::from(!somewhere);
+            let enough = world.config.policy.code.map_or(1, Code::data);
+            // Copies are all of one shard.
+            let shards = there.fold(0u32, |bits, c| bits | 1 << c.shard);
+            lost += usize::from((shards.count_ones() as usize) < enough);
         }
     }
     lost
+}
+
+/// Copies of a slab, or different shards, that donors have who serve.
+pub fn serving(slab: &Slab, donors: &[DonorView]) -> usize {
+    whole(slab.held(donors, 0))
 }
 
 /// Copies of extents that agents count on, at donors that serve, and that are not there in the right

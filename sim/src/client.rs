@@ -42,7 +42,7 @@ impl World {
         };
         self.agents[a].calls.insert(tag, sent);
         let bytes = match request {
-            Request::Write(..) => self.config.extent_bytes(),
+            Request::Write(..) => self.config.part_of(self.config.extent_bytes()),
             _ => 64,
         };
         let to = self.agents[a].donors[d].host as usize;
@@ -94,6 +94,9 @@ impl World {
             extent,
             version,
             read: Read::default(),
+            gather: None,
+            pieces: Vec::new(),
+            searches: false,
             since,
             parts: 0,
             sent: 0,
@@ -113,7 +116,8 @@ impl World {
 
     fn place(&mut self, a: usize, slab: u32) -> bool {
         let now = self.now();
-        let (chooser, slab_bytes) = (self.config.chooser, self.config.slab_bytes);
+        let slab_bytes = self.config.part_of(self.config.slab_bytes);
+        let chooser = self.config.chooser;
         let agent = &mut self.agents[a];
         let rng = &mut agent.rng;
         let chosen = placement::place(&mut agent.map, slab, &agent.donors, now, |candidates| {
@@ -148,6 +152,7 @@ impl World {
             granted,
             || seals[first..first + extents].iter().any(|s| *s != 0),
             |entry| entry.is_short(donors, want, now),
+            donors,
         );
         match placed {
             // No slab of a living tenant is ever freed.
@@ -183,6 +188,9 @@ impl World {
         let policy = self.config.policy;
         let agent = &mut self.agents[a];
         let entry = agent.map.entry(slab).or_default();
+        if entry.replicas.is_empty() && entry.allocating == 0 {
+            entry.code = policy.code;
+        }
         for _ in 0..entry.to_ask(&agent.donors, policy, now) {
             self.place(a, slab);
         }
@@ -291,7 +299,14 @@ impl World {
         // A copy that was given up meanwhile does not count.
         let copies = self.agents[a].map.get(&slab).map(|e| &e.replicas);
         let there = copies.into_iter().flatten();
-        let confirmed = there.filter(|c| op.confirmed & 1 << c.donor != 0).count();
+        let confirmed = there.filter(|c| op.confirmed & 1 << c.donor != 0);
+        let confirmed = match self.config.policy.code {
+            None => confirmed.count(),
+            Some(_) => {
+                let shards = confirmed.fold(0u32, |bits, c| bits | 1 << c.shard);
+                shards.count_ones() as usize
+            }
+        };
         if is_durable(self.config.policy, confirmed, op.disk) {
             self.agents[a].seals[op.extent as usize] = op.version.expect("a write");
             self.stats.writes += 1;
@@ -310,6 +325,9 @@ impl World {
 
     /// Asks the next copy, or finds out what becomes of the read without one.
     fn send_read(&mut self, a: usize, id: u32) {
+        if let Some(code) = self.config.policy.code {
+            return self.gather(a, id, code);
+        }
         if self.ask_next(a, id, false) {
             return;
         }
@@ -379,6 +397,12 @@ impl World {
 
     /// A donor has been silent about a read for longer than usual.
     pub(crate) fn hedge(&mut self, a: usize, life: u64, id: u32, d: usize) {
+        if let Some(code) = self.config.policy.code {
+            if self.agents[a].id == life {
+                self.hedge_shard(a, id, d, code);
+            }
+            return;
+        }
         let now = self.now();
         let agent = &mut self.agents[a];
         let read = agent.ops.get(&id).filter(|op| op.version.is_none());
@@ -436,6 +460,10 @@ impl World {
         let donors = agent.donors.0.iter().enumerate();
         let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
         for id in std::mem::take(&mut agent.away) {
+            if let Some(code) = self.config.policy.code {
+                self.retry_shards(a, id, code);
+                continue;
+            }
             if let Some(op) = self.agents[a].ops.get_mut(&id) {
                 op.read.try_again(up);
                 self.send_read(a, id);
@@ -493,6 +521,25 @@ impl World {
         let is_unknown = matches!(answer, Some(Answer::Refused(Refused::Unknown)));
         if is_unknown && sent.handle != 0 {
             map::gone(&mut self.agents[a].map, d, sent.handle);
+        }
+        if let Some(code) = self.config.policy.code {
+            let version = match answer {
+                Some(Answer::Data(version)) => Some(version),
+                _ => None,
+            };
+            match call {
+                Call::Read(id) => {
+                    if version.is_some() {
+                        let ns = self.now() - sent.since;
+                        self.agents[a].donors[d].pace.answered(ns);
+                    }
+                    return self.shard_read(a, d, id, version, code);
+                }
+                Call::RepairRead(slot) => {
+                    return self.shard_for_repair(a, d, slot, version, code);
+                }
+                _ => {}
+            }
         }
         match (call, answer) {
             (Call::Read(id), Some(Answer::Data(version))) => {
@@ -652,7 +699,8 @@ impl World {
     }
 
     fn let_go(&mut self, a: usize, slab: u32, now: Ns) {
-        let (policy, slab_bytes) = (self.config.policy, self.config.slab_bytes);
+        let slab_bytes = self.config.part_of(self.config.slab_bytes);
+        let policy = self.config.policy;
         let agent = &mut self.agents[a];
         let donors = &agent.donors;
         let room = || has_room(donors, slab_bytes);

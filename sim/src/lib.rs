@@ -10,7 +10,7 @@
 //!
 //! * [`engine`]: time, queue, hash;
 //! * [`host`]: a host's memory and its donor;
-//! * [`agent`]: what a tenant's agent knows; [`client`], [`repair`]: what it does;
+//! * [`agent`]: what a tenant's agent knows; [`client`], [`repair`], [`shards`]: what it does;
 //! * [`world`]: all of them, the network between them, faults;
 //! * [`audit`]: what must be true;
 //! * [`contention`]: the processors of one host that put pages out, and their locks;
@@ -25,6 +25,7 @@ pub mod engine;
 pub mod host;
 mod repair;
 pub mod scenario;
+pub mod shards;
 pub mod world;
 
 /// Bytes of a slab of the product.

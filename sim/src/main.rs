@@ -3,16 +3,19 @@
 
 use std::process::ExitCode;
 
-use canvas_sim::scenario::{Size, balance, contention, failures, pressure, slabs, utilization};
+use canvas_sim::scenario::{
+    Size, balance, contention, erasure, failures, pressure, slabs, utilization,
+};
 use canvas_sim::world::HOSTS_MAX;
 
 type Report = fn(u64, Size) -> String;
 
-const ALL: [(&str, Report); 6] = [
+const ALL: [(&str, Report); 7] = [
     ("utilization", utilization::report),
     ("balance", balance::report),
     ("pressure", pressure::report),
     ("failures", failures::report),
+    ("erasure", erasure::report),
     ("slabs", slabs::report),
     ("contention", contention::report),
 ];
@@ -48,7 +51,7 @@ fn main() -> ExitCode {
 
 fn bad(what: &str) -> ExitCode {
     eprintln!(
-        "canvas-sim: {what}; write canvas-sim [--seed N] [--full | --hosts N] [utilization|balance|pressure|failures|slabs|contention]..."
+        "canvas-sim: {what}; write canvas-sim [--seed N] [--full | --hosts N] [utilization|balance|pressure|failures|erasure|slabs|contention]..."
     );
     ExitCode::from(2)
 }

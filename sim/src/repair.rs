@@ -6,6 +6,7 @@ use canvas_place::replicas::repair::{From, TRIES, Verified};
 
 use crate::agent::Call;
 use crate::client::OURS;
+use crate::shards::Gathering;
 use crate::world::{Request, World};
 
 impl World {
@@ -40,7 +41,12 @@ impl World {
             writes,
             |extent| seals[extent as usize],
         );
-        if found.is_found {
+        if found.is_found
+            && let Some(code) = self.config.policy.code
+        {
+            self.agents[a].gatherings[slot] = Gathering::default();
+            self.gather_for_repair(a, slot, code);
+        } else if found.is_found {
             self.read_for_repair(a, slot);
         }
         found.is_found

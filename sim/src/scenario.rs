@@ -2,6 +2,7 @@
 
 pub mod balance;
 pub mod contention;
+pub mod erasure;
 pub mod failures;
 pub mod pressure;
 pub mod slabs;

@@ -117,10 +117,18 @@ impl Config {
         assert!((1..=OPS_MAX).contains(&self.depth));
         assert!(self.slab_bytes.is_power_of_two() && self.slab_bytes <= self.lend_bytes);
         assert!(self.slabs >= 1 && self.slabs <= 4096);
-        assert!(self.policy.donors <= 3 && (self.policy.donors >= 1 || self.policy.disk));
+        assert!(self.policy.donors <= 3 || self.policy.code.is_some());
+        assert!(self.policy.donors >= 1 || self.policy.disk);
         assert!(self.has_disk || !self.policy.disk);
         assert!(self.own_bytes.0 <= self.own_bytes.1 && self.own_bytes.1 <= self.host_bytes);
         assert!(self.load_ns > 0 && self.ping_ns > 0);
+    }
+
+    /// What a donor gets of so many bytes.
+    pub fn part_of(&self, bytes: u64) -> u64 {
+        self.policy
+            .code
+            .map_or(bytes, |code| bytes / code.data() as u64)
     }
 
     /// Bytes that an extent stands for.
@@ -335,6 +343,7 @@ impl World {
             calls: Default::default(),
             away: Vec::new(),
             repairs: Repairs::new(self.config.extents),
+            gatherings: Default::default(),
             ticking: false,
             degraded: 0,
             fill: 0,
@@ -498,7 +507,7 @@ impl World {
             Request::EvictDone(handle) => return host.evict_done(client, handle),
         };
         let bytes = match answer {
-            Answer::Data(_) => self.config.extent_bytes(),
+            Answer::Data(_) => self.config.part_of(self.config.extent_bytes()),
             _ => 64,
         };
         let at = self.transfer(h as usize, bytes);
@@ -659,6 +668,8 @@ impl World {
 
     /// From now on all tenants want these copies.
     pub fn switch(&mut self, policy: Policy) {
+        // A slab stays in its form, and a world has one.
+        assert!(self.config.policy.code.is_none() && policy.code.is_none());
         self.config.policy = policy;
         self.config.check();
         for a in 0..self.agents.len() {
@@ -676,6 +687,7 @@ impl World {
         agent.disk.fill(0);
         agent.away.clear();
         agent.repairs = Repairs::new(self.config.extents);
+        agent.gatherings = Default::default();
         agent.degraded = 0;
     }
 }

@@ -4,7 +4,7 @@
 use canvas_place::replicas::Policy;
 use canvas_sim::engine::{MS, SEC};
 use canvas_sim::scenario::failures::{POLICIES, Step, filled, step};
-use canvas_sim::world::Config;
+use canvas_sim::world::{Config, World};
 use proptest::prelude::*;
 
 fn steps() -> impl Strategy<Value = Vec<(usize, u64, Step)>> {
@@ -18,6 +18,34 @@ fn steps() -> impl Strategy<Value = Vec<(usize, u64, Step)>> {
         }),
     ];
     prop::collection::vec((0..HOSTS, 0..2000u64, one), 1..4)
+}
+
+/// One failure after the other: nothing is lost, and each is made good.
+fn made_good(
+    world: &mut World,
+    schedule: Vec<(usize, u64, Step)>,
+    copies: &str,
+) -> Result<(), TestCaseError> {
+    for (host, gap_ms, what) in schedule {
+        world.run_until(world.now() + gap_ms * MS);
+        let outcome = step(world, host, what);
+        prop_assert_eq!(
+            outcome.lost,
+            0,
+            "copies={}, host {}: {:?}",
+            copies,
+            host,
+            what
+        );
+        prop_assert!(
+            outcome.redundant_after.is_some(),
+            "copies={}, host {}: {:?} is not made good",
+            copies,
+            host,
+            what
+        );
+    }
+    Ok(())
 }
 
 const HOSTS: usize = 5;
@@ -49,15 +77,31 @@ proptest! {
             load_ns: load_ms * MS,
             ..Config::new(seed, HOSTS, policy)
         });
-        for (host, gap_ms, what) in schedule {
-            world.run_until(world.now() + gap_ms * MS);
-            let outcome = step(&mut world, host, what);
-            prop_assert_eq!(outcome.lost, 0, "copies={}, host {}: {:?}", name, host, what);
-            prop_assert!(
-                outcome.redundant_after.is_some(),
-                "copies={}, host {}: {:?} is not made good", name, host, what
-            );
-        }
+        made_good(&mut world, schedule, name)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    /// The same of slabs in shards.
+    #[test]
+    fn one_failure_at_a_time_of_shards(
+        seed: u64,
+        code in prop::sample::select(vec!["2+1", "2+2", "3+1", "4+2"]),
+        slabs in 1..4usize,
+        load_ms in 1..8u64,
+        schedule in steps(),
+    ) {
+        let policy = Policy::named(code).unwrap();
+        let mut world = filled(Config {
+            slabs,
+            extents: 16,
+            net_bytes_per_us: 1250 * 16,
+            load_ns: load_ms * MS,
+            ..Config::new(seed, policy.donors + 2, policy)
+        });
+        made_good(&mut world, schedule, code)?;
     }
 }
 
@@ -70,6 +114,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             disk,
             late: false,
             warm: false,
+            code: None,
         })
         .to_vec(),
     )

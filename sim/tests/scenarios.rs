@@ -1,8 +1,11 @@
 //! The experiments at a short size; at full size by `canvas-sim --full` (`make test-slow`).
 
+use canvas_place::replicas::Policy;
 use canvas_sim::engine::SEC;
 use canvas_sim::scenario::failures::{POLICIES, Step, filled, step};
-use canvas_sim::scenario::{Size, balance, contention, failures, pressure, slabs, utilization};
+use canvas_sim::scenario::{
+    Size, balance, contention, erasure, failures, pressure, slabs, utilization,
+};
 use canvas_sim::world::{Chooser, Config};
 
 const SEED: u64 = 1;
@@ -41,6 +44,20 @@ fn slabs_of_every_size_lose_nothing() {
 #[test]
 fn one_failure_at_a_time_loses_nothing() {
     println!("{}", failures::report(SEED, Size::Short));
+}
+
+/// What the figures of docs/SIMULATION.md say, as relations.
+#[test]
+fn codes_take_less_than_copies_that_bear_as_many_deaths() {
+    println!("{}", erasure::report(SEED, Size::Hosts(100)));
+    let pool = |name| erasure::Pool::new(SEED, 100, Policy::named(name).unwrap());
+    let (three, coded) = (pool("3"), pool("4+2"));
+    assert_eq!((three.space(), coded.space()), (3.0, 1.5));
+    let (copies, shards) = (three.die(&[7]), coded.die(&[7]));
+    assert_eq!((copies.lost, shards.lost), (0, 0));
+    // A lost shard is a quarter of a slab, and computed from four.
+    assert_eq!(copies.read_bytes, copies.written_bytes);
+    assert_eq!(shards.read_bytes, 4 * shards.written_bytes);
 }
 
 /// One seed, one trace; another seed, another one.

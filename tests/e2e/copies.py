@@ -168,6 +168,40 @@ def copies_move_agent(r):
         r.stop(s, signal.SIGTERM, expect={0})
 
 
+@check("copies-erasure", modes=("signal",), timeout_s=200)
+def copies_erasure(r):
+    """Pages in shards at donors: the agent is killed, then two of the donors that hold them, while each byte is
+    checked; what they had is made again at others, and one more dies."""
+    if not r.managed:
+        return
+    lending, servers = lenders(r, 9)
+    c, name, end = worker(r, servers, flags=("--copies", "4+2"))
+    moved(r, name, "4+2", servers, 6)
+    # Six parts of a quarter of a slab each: one and a half times what is kept.
+    status, slabs = where(r, name)
+    r.same(sum(slabs.values()), 6 * -(-status["used"]["far_bytes"] // (64 * MIB)), "parts of slabs")
+    os.kill(agent_of(c.pid), signal.SIGKILL)
+    moved(r, name, "4+2", servers, 6)
+    alive = list(servers)
+    for dies in (2, 1):
+        _, slabs = where(r, name)
+        for address in sorted(alive, key=lambda a: -slabs.get(a, 0))[:dies]:
+            alive.remove(address)
+            lending[servers.index(address)].signal(signal.SIGKILL)
+        if dies == 2:
+            moved(r, name, "4+2", alive, 6)
+    # Six are left, so writes go on; what the last one had is computed.
+    time.sleep(0.5)
+    ends_right_of(r, c, end)
+
+
+def ends_right_of(r, c, end):
+    stats = slo.ends_right(r, c, end)
+    r.note(c.err().strip().splitlines()[-1])
+    r.same(stats["far"]["corrupt"], 0, "shards that did not verify")
+    r.require(stats["far"]["decoded"] > 0, f"nothing was computed: {stats['far']}")
+
+
 @check("copies-refused", modes=("signal",), timeout_s=60)
 def copies_refused(r):
     """What cannot be had changes nothing, and is one sentence."""
@@ -175,7 +209,9 @@ def copies_refused(r):
         return
     (lender,), (server,) = lenders(r, 1)
     c, name, end = worker(r, [server])
-    for copies, why in (("2", "copies=2: it needs 2 servers and this run knows 1"), ("4", "write one of 1+disk, 1+disk-async, warm+disk, 2")):
+    for copies, why in (("2", "copies=2: it needs 2 servers and this run knows 1"), ("4", "write one of 1+disk, 1+disk-async, warm+disk, 2"),
+                        ("4+2", "copies=4+2: it needs 6 servers and this run knows 1"),
+                        ("4+3", "or a code from 2+1 to 8+2")):
         done = subprocess.run([r.session.canvas, "set", name, f"copies={copies}"], capture_output=True, text=True,
                               timeout=30)
         r.same(done.returncode, 2, f"exit code of {copies}")

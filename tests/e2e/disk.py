@@ -27,15 +27,16 @@ SIZE = 64 * MIB
 SLAB = 64 * MIB
 
 
-def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd"):
+def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd", env=None):
     """A disk that is served: the process, and the path of its socket."""
     canvas_only(r)
     path = r.path(f"{tag}.sock")
     # What a killed one left there is not this one's.
     number = lambda: os.path.exists(path) and os.stat(path).st_ino
     before = number()
-    c = r.start([r.session.canvas, "disk", "--size", size, "--pool", pool, by, path, "--state-json",
-                 r.path(f"{tag}.json"), *flags], tag=tag, canvas_on=False)
+    pool = ("--pool", pool) if pool else ()
+    c = r.start([r.session.canvas, "disk", "--size", size, *pool, by, path, "--state-json", r.path(f"{tag}.json"),
+                 *flags], tag=tag, canvas_on=False, env=env)
     wait_until(r, "the disk is served", lambda: number() not in (False, before) or not c.alive(), 20)
     r.require(c.alive(), f"it ended\n{c.tail()}")
     return c, path
@@ -54,6 +55,17 @@ def settled(r, what, probe, tag="disk"):
     return wait_until(r, what, lambda: (s := state(r, tag)) and probe(s) and s, 20, state=lambda: state(r, tag))
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def scraped(port):
+    """The lines of a disk's metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode().splitlines()
+
+
 def ends(r, c, path):
     """SIGTERM ends it, and leaves nothing behind."""
     r.stop(c, signal.SIGTERM, expect=0)
@@ -69,8 +81,7 @@ def page(seed, random_bytes=1500):
 @check("disk", modes=("signal",), timeout_s=60)
 def bytes_(r):
     """What is written is read, in any sectors; what is discarded takes nothing; two clients see one disk."""
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port = s.getsockname()[1]
+    port = free_port()
     c, path = disk(r, "--metrics", f"127.0.0.1:{port}")
     one, two = nbd.Client(path), nbd.Client(path)
     r.same((one.size, one.blocks[1]), (SIZE, PAGE), "size and preferred block")
@@ -100,10 +111,9 @@ def bytes_(r):
     got = settled(r, "the state follows", lambda s: s["stored_pages"] == stored)
     r.same((got["health"], got["clients"], got["size_bytes"]), ("ok", 2, SIZE), "state")
     r.require(0 < got["stored_bytes"] <= got["pool_bytes"] <= got["pool_bytes_max"], f"{got}")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        metrics = answer.read().decode()
+    metrics = scraped(port)
     for line in (f'canvas_disk_stored_pages{{socket="{path}"}} {stored}.0', f'canvas_disk_clients{{socket="{path}"}} 2.0'):
-        r.require(line in metrics.splitlines(), f"no {line} in:\n{metrics}")
+        r.require(line in metrics, f"no {line} in:\n{metrics}")
     for wrong, number in (((nbd.READ, SIZE - 1, 2), nbd.EINVAL), ((nbd.TRIM, SIZE, 1), nbd.EINVAL),
                           ((nbd.READ, 0, 33 * MIB), nbd.EOVERFLOW), ((nbd.FLUSH, 0, 0), nbd.EINVAL)):
         one.request(*wrong)
@@ -320,7 +330,7 @@ def killed_often(r):
         r.require(nbd.Client(path).read(0, PAGE) == page(1), "what is stored")
     os.kill(server_of(r, c), signal.SIGKILL)
     r.wait(c, expect=1)
-    r.require("its servers died 3 times within a minute, the last one of SIGKILL; no other one is started" in c.err(),
+    r.require("its servers died 3 times within a minute, the last one died of SIGKILL; no other one is started" in c.err(),
               c.err())
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
     c, path = disk(r, "--restarts", "0")
@@ -358,7 +368,9 @@ def holder_killed(r):
                             timeout=20)
     r.same(second.returncode, 2, "a second disk beside it")
     os.kill(server, signal.SIGTERM)
-    wait_until(r, "it has ended", lambda: not os.path.exists(f"/proc/{server}"), 20)
+    # It was left to this process.
+    pid, code = wait_until(r, "it has ended", lambda: (end := os.waitpid(server, os.WNOHANG))[0] and end, 20)
+    r.same((pid, code), (server, 0), "how it ended")
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
     c, path = disk(r, tag="again")
     os.kill(server_of(r, c), signal.SIGTERM)
@@ -626,6 +638,55 @@ def far_lost(r):
     r.require(time.monotonic() - began < 8, "the end waits for donors that are gone")
 
 
+@check("disk-donor-back", modes=("signal",), timeout_s=120)
+def donor_back(r):
+    """Two copies and two donors: while one is dead nothing leaves the pool, which fills; when it is back, all goes on."""
+    canvas_only(r)
+    lending, servers = lenders(r, 2)
+    env = {"CANVAS_RUN_DIR": r.path("runs")}
+    c, path = disk(r, "--tenant", "vm", "--far", "256M", "--server", ",".join(servers), "--copies", "2", "--far-wait", "2s",
+                   pool=4 * MIB, env=env)
+
+    def codes():
+        done = subprocess.run([r.session.canvas, "status", "vm", "--json"], capture_output=True, text=True, timeout=20,
+                              env={**os.environ, **env})
+        return [p["code"] for p in json.loads(done.stdout)["health"]]
+
+    client = nbd.Client(path)
+    pages = fill(client, 3000, random_bytes=PAGE)
+    settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] < 4 * MIB)
+    r.stop(lending[0], signal.SIGKILL, expect=-9)
+    rng, refused, slowest = random.Random(7), 0, 0
+    for i in range(3000, 5000):
+        data, began = page(i, PAGE), time.monotonic()
+        try:
+            client.write(i * PAGE, data)
+            pages[i] = data
+        except nbd.Refused as e:
+            r.same(e.number, nbd.ENOSPC, "the error")
+            refused += 1
+        slowest = max(slowest, time.monotonic() - began)
+    taken = len(pages) - 3000
+    r.require(50 < taken < 1100 and refused > 0, f"{taken} were taken, {refused} refused")
+    r.require(slowest < 10, f"one write took {slowest:.1f} s")
+    said = codes()
+    r.require("C001" in said and "C004" in said, f"{said}")
+    looks(r, client, pages, rng, 1500)
+    began = time.monotonic()
+    again = r.start([r.session.canvas, "serve", "--listen", servers[0], "--memory", "256M", "--reserve", "0"],
+                    tag="again", canvas_on=False)
+    wait_until(r, "the donor listens", lambda: "listening on" in again.err() or not again.alive())
+
+    wait_until(r, "all is well", lambda: codes() == [], 40, state=codes)
+    r.note(f"{taken} writes taken, the slowest refused after {slowest:.1f} s; well {time.monotonic() - began:.1f} s after "
+           "the donor was started")
+    for i in range(5000, 7000):
+        pages[i] = page(i, PAGE)
+        client.write(i * PAGE, pages[i])
+    looks(r, client, pages, rng, 3000)
+    ends(r, c, path)
+
+
 @check("disk-agent", modes=("signal",), timeout_s=120)
 def host_agent(r):
     """A disk as a tenant of the host's agent, which may be killed; its section of the configuration has its flags."""
@@ -654,6 +715,150 @@ def host_agent(r):
     r.stop(second, signal.SIGTERM, expect=0)
 
 
+# How long each of two loads lasts that alternate.
+PHASE_S = 8
+
+
+@check("disk-status", modes=("signal",), timeout_s=120)
+def status(r):
+    """`canvas status` and `stat` know disks beside runs; those that are silent, hostile or dead are told as runs are."""
+    canvas_only(r)
+    runs = r.path("runs")
+    env = {"CANVAS_RUN_DIR": runs}
+
+    def ask(*words):
+        done = subprocess.run([r.session.canvas, *words], capture_output=True, text=True, timeout=30,
+                              env={**os.environ, **env})
+        return done.returncode, done.stdout, done.stderr
+
+    def told(name):
+        code, out, _ = ask("status", name, "--json")
+        return code, json.loads(out)
+
+    c, path = disk(r, "--tenant", "vm", "--far", "256M", "--far-dir", r.dir, pool=6 * MIB, env=env)
+    # Of one process: it is to be stopped and killed whole.
+    small, small_path = disk(r, "--restarts", "0", pool=2 * MIB, tag="small", env=env)
+    client = nbd.Client(path)
+    pages = fill(client, 6000, random_bytes=PAGE)
+    wait_until(r, "its rates are those of the last second", lambda: told("vm")[1]["disk"]["writes_per_s"] > 0, 10)
+    wait_until(r, "most of it is beyond the pool", lambda: told("vm")[1]["used"]["pool_bytes"] < 6 * MIB, 20)
+    code, got = told("vm")
+    r.same((code, got["tenant"], got["pid"], got["program"], got["healthy"], got["mode"]),
+           (0, "vm", c.pid, path, True, None), "what it is")
+    r.same([got["disk"][k] for k in ("size_bytes", "stored_pages", "clients", "writes")], [SIZE, 6000, 1, 6000], "disk")
+    r.same([got["limits"][k] for k in ("pool_bytes", "far_bytes", "copies", "local_bytes")],
+           [6 * MIB, 256 * MIB, "disk", None], "limits")
+    r.require(got["used"]["far_bytes"] >= SLAB and got["far"]["bytes_out"] > 10 * MIB, f"{got}")
+    code, text, _ = ask("status")
+    for line in (f"vm  pid {c.pid}  {path}", "  disk  64M, 6000 pages stored, 1 client, ", "  far   64M of 256M, copies disk",
+                 f"disk  pid {small.pid}  {small_path}", "  disk  64M, 0 pages stored, 0 clients, 0 reads/s, 0 writes/s"):
+        r.require(line in text, f"no {line} in:\n{text}")
+    rng = random.Random(4)
+    stat = subprocess.Popen([r.session.canvas, "stat", "vm", "-i", "500ms", "-n", "2", "--json"], stdout=subprocess.PIPE,
+                            text=True, env={**os.environ, **env})
+    while stat.poll() is None:
+        looks(r, client, pages, rng, 100)
+    rates = json.loads(stat.stdout.read().splitlines()[-1])
+    r.require(rates["pages_in_per_s"] > 0 and rates["faults_deep_per_s"] > 0, f"{rates}")
+    # Its bounds can be changed, all or none, where it has far memory; what is for programs alone leaves it out.
+    for name, pairs, want in (("vm", ("weight=7", "local=1G"), "local is nothing that a disk has"),
+                              ("vm", ("weight=7", "pool=7M"), "write 6M or less"),
+                              ("vm", ("weight=7", "spill-at=0"), "it is no part of the pool"),
+                              ("disk", ("weight=7",), "this disk has no far memory")):
+        code, _, why = ask("set", name, *pairs)
+        r.require(code == 2 and want in why, f"{name} {pairs}: {code}: {why}")
+    r.same(told("vm")[1]["limits"]["weight"], 100, "the weight")
+    code, _, why = ask("set", "vm", "weight=7", "pool=3M", "spill-at=50", "unit=32K")
+    r.same((code, why), (0, ""), "what can be changed")
+    got = told("vm")[1]["limits"]
+    r.same([got[k] for k in ("weight", "pool_bytes", "spill_at_percent", "unit")], [7, 3 * MIB, 50, "32K"], "limits")
+    wait_until(r, "the pool is smaller", lambda: told("vm")[1]["used"]["pool_bytes"] <= 3 * MIB, 20)
+    looks(r, client, pages, rng, 300)
+    code, _, why = ask("tune", "vm", "--once", "-i", "100ms")
+    r.require(code == 2 and "there is no run vm" in why, f"{code}: {why}")
+    # One that has no room says so.
+    with_room = nbd.Client(small_path)
+    def refused():
+        try:
+            fill(with_room, 2000, seed=2, random_bytes=PAGE)
+        except nbd.Refused as e:
+            return e.number == nbd.ENOSPC
+    r.require(refused(), "2 MiB were enough for 8")
+    def full():
+        refused()
+        code, got = told("disk")
+        return code == 1 and [p["code"] for p in got["health"]] == ["C004"]
+    wait_until(r, "its pool is full", full, 10)
+    # One that does not answer, one that answers nonsense, and one that is gone.
+    small.signal(signal.SIGSTOP)
+    code, got = told("disk")
+    r.same((code, got["healthy"], [p["code"] for p in got["health"]]), (1, False, ["C012"]), "a stopped one")
+    small.signal(signal.SIGCONT)
+    with socket.socket(socket.AF_UNIX) as evil:
+        evil.bind(f"{runs}/evil.1.sock")
+        evil.listen()
+        answers = [b'{"canvas":1,"answer":{"status":{"disk":{"size_bytes":-1}}}}\n', b"x" * (2 << 20), b"\xff\n", b""]
+
+        def lies():
+            for answer in answers:
+                peer, _ = evil.accept()
+                with peer:
+                    peer.recv(4096)
+                    try:
+                        peer.sendall(answer)
+                    except OSError:
+                        pass
+
+        liar = threading.Thread(target=lies)
+        liar.start()
+        for answer in answers[:-1]:
+            code, got = told("evil")
+            r.same((code, [p["code"] for p in got["health"]]), (1, ["C012"]), f"{answer[:30]}")
+        code, _, why = ask("status", "evil")
+        r.require(code == 2 and "there is no run evil" in why, f"{code}: {why}")
+        liar.join()
+    os.unlink(f"{runs}/evil.1.sock")
+    r.stop(small, signal.SIGKILL, expect=-9)
+    code, text, _ = ask("status")
+    r.require(code == 0 and "small" not in text, text)
+    ends(r, c, path)
+    r.same((ask("status")[:2], os.listdir(runs)), ((0, "no canvas run and no canvas disk of this user is running\n"), []),
+           "the end")
+
+
+@check("disk-terms", modes=("signal",), timeout_s=120)
+def terms(r):
+    """What the agent's operator settles for a tenant holds for the disk of that name: as defaults, and as bounds."""
+    canvas_only(r)
+    sock, env = r.path("agent.sock"), {"CANVAS_RUN_DIR": r.path("runs")}
+    config = r.write("agent.toml", '[tenant.vm]\npool = "8M"\nfar = "128M"\nweight = 50\nswap_out_limit = "100M/s"\n')
+    a = r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir, "--config", config], tag="agent",
+                canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
+    at = (f"--agent={sock}", "--tenant", "vm")
+    for flags, why in ((("--pool", "9M"), "--pool 9M is more than the agent's operator gives this tenant; write 8M or less"),
+                       (("--far", "129M"), "--far 129M is more than"), (("--weight", "51"), "weight 51 is more than"),
+                       (("--swap-out-limit", "none"), "--swap-out-limit none is more than")):
+        done = subprocess.run([r.session.canvas, "disk", "--size", "64M", "--nbd", r.path("no.sock"), *at, *flags],
+                              capture_output=True, text=True, timeout=20)
+        r.require(done.returncode == 2 and why in done.stderr, f"{flags}: {done.returncode}: {done.stderr}")
+    c, path = disk(r, *at, pool=None, env=env)
+    done = subprocess.run([r.session.canvas, "status", "vm", "--json"], capture_output=True, text=True, timeout=20,
+                          env={**os.environ, **env})
+    limits = json.loads(done.stdout)["limits"]
+    r.same([limits[k] for k in ("pool_bytes", "far_bytes", "weight", "swap_out_limit_bytes_per_s")],
+           [8 * MIB, 128 * MIB, 50, 100 * MIB], "what it asked nothing for")
+    again = subprocess.run([r.session.canvas, "disk", "--size", "64M", "--nbd", r.path("no.sock"), *at],
+                           capture_output=True, text=True, timeout=20)
+    r.require(again.returncode == 2 and "there is a tenant vm already" in again.stderr, again.stderr)
+    client = nbd.Client(path)
+    pages = fill(client, 4000, random_bytes=PAGE)
+    settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] <= 8 * MIB)
+    looks(r, client, pages, random.Random(1), 500)
+    ends(r, c, path)
+    r.stop(a, signal.SIGTERM, expect=0)
+
+
 @check("disk-elastic", modes=("signal",), slow_only=True, timeout_s=120)
 def elastic(r):
     """Two disks at an agent with one pool: it follows the one that is used, back and forth, and every byte is right."""
@@ -662,22 +867,30 @@ def elastic(r):
     a = r.start([r.session.canvas, "agent", "--socket", sock, "--far-dir", r.dir, "--pool", "32M"], tag="agent",
                 canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(sock), 20)
-    disks, clients, pages = [], [], []
+    disks, ports, clients, pages = [], [], [], []
     for tag in ("one", "two"):
-        c, path = disk(r, "--far", "256M", f"--agent={sock}", "--tenant", tag, pool=28 * MIB, tag=tag)
+        ports.append(free_port())
+        c, path = disk(r, "--far", "256M", f"--agent={sock}", "--tenant", tag, "--metrics", f"127.0.0.1:{ports[-1]}",
+                       pool=28 * MIB, tag=tag)
         disks.append((c, path))
         clients.append(nbd.Client(path))
         pages.append(fill(clients[-1], 9000, random_bytes=PAGE))
+    def grant(i):
+        name = "canvas_disk_pool_limit_bytes{"
+        return next(float(line.split()[-1]) for line in scraped(ports[i]) if line.startswith(name))
+
     rng = random.Random(8)
-    for used, tag, other in ((0, "one", "two"), (1, "two", "one"), (0, "one", "two")):
+    # About two seconds; up to seven where the machine is so busy that loads seem to pause. The note has the times.
+    for used in (0, 1, 0, 1):
         began, follows = time.monotonic(), None
-        while follows is None:
-            looks(r, clients[used], pages[used], rng, 300)
-            grants = [state(r, t)["pool_bytes_max"] for t in (tag, other)]
-            if grants[0] > 1.5 * grants[1]:
-                follows = time.monotonic() - began
-            r.require(time.monotonic() - began < 40, f"grants of {tag} and {other}: {grants}")
-        r.note(f"to {tag} in {follows:.1f} s")
+        while follows is None or time.monotonic() < began + PHASE_S:
+            looks(r, clients[used], pages[used], rng, 100)
+            mine, others = grant(used), grant(1 - used)
+            at = time.monotonic() - began
+            if follows is None and mine >= 2 * others:
+                follows = at
+            r.require(follows is not None or at < 15, f"the used one is granted {mine}, the other one {others}")
+        r.note(f"to {('one', 'two')[used]} in {follows:.1f} s")
     for client, all_of_it in zip(clients, pages):
         looks(r, client, all_of_it, rng, 3000)
     for c, path in disks:

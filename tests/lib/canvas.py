@@ -27,7 +27,7 @@ def slack_bytes(limit_bytes, stats=None):
 
     Known gap (SEMANTICS.md, "Known gaps", G14): what a fork shares is measured, not booked page by
     page, so while parent and child write to shared pages the sum may pass the limit by as much
-    again for the length of a measurement. The promise holds for trees that do not fork and write.
+    again for the length of a measurement (a larger family by more, for one sample). The promise holds for trees that do not fork and write.
     """
     slack = max(limit_bytes // 100, 4 * MIB)
     if stats is not None and find(stats, "forks", 0) > 0:

@@ -40,11 +40,11 @@ class Canvas:
     def __init__(self, root=ROOT):
         with open(os.path.join(root, "crates/canvas-cli/tests/cli/texts.rs")) as f:
             text = f.read()
-        self.commands = set(re.findall(r'"([a-z]+)"', text.split("const COMMANDS", 1)[1].split("];", 1)[0]))
+        self.commands = set(re.findall(r'"([a-z-]+)"', text.split("const COMMANDS", 1)[1].split("];", 1)[0]))
         self.flags = {}
         body = text.split("fn expected(", 1)[1].split("\nfn ", 1)[0]
-        for names, flags in re.findall(r'((?:"[a-z]+"(?: \| )?)+) => &\[([^\]]*)\]', body):
-            for name in re.findall(r'"([a-z]+)"', names):
+        for names, flags in re.findall(r'((?:"[a-z-]+"(?: \| )?)+) => &\[([^\]]*)\]', body):
+            for name in re.findall(r'"([a-z-]+)"', names):
                 self.flags[name] = set(re.findall(r'"([a-z-]+)"', flags))
         self.aliases = set()
         for path in glob.glob(os.path.join(root, "crates/canvas-cli/src/args*/**/*.rs"), recursive=True) + glob.glob(

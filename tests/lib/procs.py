@@ -136,13 +136,22 @@ class Sampler:
 
     With `managed`, `root` is `canvas run` itself and left out, and local memory is what is left of
     the anonymous memory without the pools. The pools are read from the maps: a counter lags behind
-    them, and after a fork cannot know which pool pages are still shared.
+    them, and after a fork cannot know which pool pages are still shared. The walks are no moment: of
+    one during which this thread waited for a processor, the pool may have been larger in between than
+    before and after, so it says nothing of local memory. Nor does one during which a process came or
+    went, who took or gave back its share of pages between the walks.
     """
+
+    # A sample that takes longer is none of local memory. Walks take a few milliseconds.
+    WALK_S_MAX = 0.03
 
     def __init__(self, root, managed=False, interval_s=0.1):
         self.root, self.managed, self.interval_s = root, managed, interval_s
         self.anon_peak_bytes = 0
         self.local_peak_bytes = 0
+        # The same of what two samples in a row have: what lasts longer than the walk between them.
+        self.local_lasting_peak_bytes = 0
+        self._local_before_bytes = 0
         self.pool_peak_bytes = 0
         self.samples = 0
         self._stop = threading.Event()
@@ -158,7 +167,9 @@ class Sampler:
                 continue
 
     def once(self):
-        pids = memories(tree(self.root, not self.managed))
+        whole = tree(self.root, not self.managed)
+        pids = memories(whole)
+        began = time.monotonic()
         before = pool_bytes(pids) if self.managed else 0
         anon = anon_bytes(pids)
         self.samples += 1
@@ -167,7 +178,13 @@ class Sampler:
             # The pool may change while the maps are walked: only what is certain counts.
             pool = max(before, pool_bytes(pids))
             self.pool_peak_bytes = max(self.pool_peak_bytes, pool)
-            self.local_peak_bytes = max(self.local_peak_bytes, anon - pool)
+            if time.monotonic() - began > self.WALK_S_MAX or tree(self.root, False) != whole:
+                return
+            local = anon - pool
+            self.local_peak_bytes = max(self.local_peak_bytes, local)
+            lasting = min(local, self._local_before_bytes)
+            self.local_lasting_peak_bytes = max(self.local_lasting_peak_bytes, lasting)
+            self._local_before_bytes = local
 
     def stop(self):
         self._stop.set()

@@ -17,18 +17,8 @@ from lib.harness import Failure, Skip
 
 from . import kernel
 from .initramfs import Archive, Missing, Modules
+from .machine import BUSYBOX, KERNEL_LINE, PROCESSOR, QEMU, TOOLS
 
-QEMU = "qemu-system-x86_64"
-BUSYBOX = "/bin/busybox"
-# Always at hand: modprobe is kmod under its other name, and kmod reads compressed tables.
-TOOLS = {"/sbin/modprobe": "kmod", "/sbin/insmod": "kmod", "/sbin/lsmod": "kmod", "/sbin/rmmod": "kmod"}
-# What the kernel measures at start is wrong when the host is busy. So loops per jiffy (250 a second)
-# are given, which saves a second too; the timer is not checked, for late ticks make the kernel panic;
-# and the clock is the HPET, whose rate is known: with the TSC guests ran 35 times too fast.
-KERNEL_LINE = "console=ttyS0 quiet panic=-1 lpj=4000000 no_timer_check tsc=unstable clocksource=hpet"
-# All that qemu can emulate but five-level page tables: the one panic in an interrupt that was seen
-# was with them.
-PROCESSOR = "max,la57=off"
 DISK_MODULES = ("virtio_blk", "crc32c_generic", "ext4")
 
 
@@ -66,7 +56,7 @@ class Result:
 
 
 def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), memory_mib=1024, cpus=2,
-        nodes_mib=(), qemu=(), timeout_s=120, work=None):
+        nodes_mib=(), qemu=(), under=(), timeout_s=120, work=None):
     """Boots a guest, runs the text `script` with its sh as root, and returns a Result.
 
     `modules` are loaded before the script, `loadable` (and all that either needs) are there for
@@ -74,7 +64,8 @@ def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), m
     `files` maps paths in the guest to paths on the host; executables bring their libraries, too.
     Each of `disks` is the size in MiB of an empty ext4 disk at /disk/vda, /disk/vdb ...
     Each of `nodes_mib` is the memory of a NUMA node without a processor, nodes 1, 2 ..., beside the
-    `memory_mib` of node 0, which has them all. `qemu` are more words for qemu's command line.
+    `memory_mib` of node 0, which has them all. `qemu` are more words for qemu's command line, `under`
+    those that start it.
     The guest has no network but lo. `work` is where its files are made (a temporary directory).
 
     Raises Skip when the host lacks something, Failure when the guest does not end in `timeout_s`
@@ -90,7 +81,7 @@ def run(script, *, modules=(), loadable=(), programs=(), files=None, disks=(), m
             raise Skip(str(e)) from None
         initrd = os.path.join(home, "initrd")
         archive.write(initrd)
-        return _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, timeout_s)
+        return _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout_s)
 
 
 def _archive(home, script, modules, loadable, programs, files, disks):
@@ -132,10 +123,10 @@ def _nodes(memory_mib, nodes_mib, cpus):
     return words
 
 
-def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, timeout_s):
+def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, under, timeout_s):
     k = kernel.find()
     log = os.path.join(home, "console")
-    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,accel=tcg", "-cpu", PROCESSOR,
+    argv = [*under, QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,accel=tcg", "-cpu", PROCESSOR,
             "-smp", str(cpus), *_nodes(memory_mib, nodes_mib, cpus), "-no-reboot", "-kernel", k.image, "-initrd", initrd,
             "-append", KERNEL_LINE, "-serial", f"file:{log}", "-device", "virtio-serial-pci"]
     ports = {}
@@ -161,6 +152,13 @@ def _boot(home, initrd, disks, memory_mib, cpus, nodes_mib, qemu, timeout_s):
         late = True
     finally:
         if child.poll() is None:
+            if under:
+                # It passes the signal on, and would leave the machine running if it were killed.
+                child.terminate()
+                try:
+                    child.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    pass
             child.kill()
             said, _ = child.communicate()
     seconds = time.monotonic() - began

@@ -27,7 +27,7 @@ use crate::numbers::SealNumbers;
 use crate::request_table::{Begun, From, Limits, RequestTable};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
 use crate::share::Live;
-use crate::store::{Event, OWN_MAX, Outcome, Store};
+use crate::store::{Event, ONCE, OWN_MAX, Outcome, Store};
 
 /// Operations under way at one time.
 const DEMANDS: usize = 128;
@@ -406,7 +406,8 @@ impl<S: Store> Agent<S> {
             };
             let left = work.bytes() - work.got;
             work.piece = left.min(dispatch.piece_bytes(lane));
-            let (posted_ns, bytes) = (work.posted_ns, work.piece * times);
+            let (posted_ns, piece) = (work.posted_ns, u64::from(work.piece));
+            let bytes = (piece * u64::from(times) / u64::from(ONCE)) as u32;
             work.begun_ns = 0;
             work.ticket = dispatch.submit(id, class, lane, bytes, op, posted_ns);
             match work.ticket {

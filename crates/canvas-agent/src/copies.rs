@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use canvas_place::replicas::Policy;
+use canvas_place::replicas::{Code, Policy};
 
 /// The copies that are wanted: one thread says so, another one follows.
 #[derive(Clone, Debug)]
@@ -27,6 +27,9 @@ impl LiveCopies {
     }
 }
 
+/// Where the code is in a policy's number.
+const CODE_AT: u32 = 16;
+
 /// A policy as a number, which is never 0.
 pub fn number(policy: Policy) -> u64 {
     let flags = [policy.disk, policy.late, policy.warm];
@@ -34,17 +37,26 @@ pub fn number(policy: Policy) -> u64 {
         .iter()
         .rev()
         .fold(0, |bits, flag| bits << 1 | u64::from(*flag));
-    1 + ((policy.donors as u64) << 3 | bits)
+    // Donors of a code follow from it.
+    let code = policy
+        .code
+        .map_or(0, |code| (code.data() << 4 | code.parity()) as u64);
+    1 + (code << CODE_AT | (policy.donors as u64) << 3 | bits)
 }
 
 /// The policy of a number other than 0.
 pub fn policy(number: u64) -> Policy {
     let bits = number.saturating_sub(1);
+    let code = (bits >> CODE_AT) as usize;
+    if let Some(code) = Code::new(code >> 4, code & 15) {
+        return Policy::coded(code);
+    }
     Policy {
-        donors: (bits >> 3) as usize,
+        donors: (bits >> 3) as usize & 0xff,
         disk: bits & 1 != 0,
         late: bits & 2 != 0,
         warm: bits & 4 != 0,
+        code: None,
     }
 }
 
@@ -60,11 +72,16 @@ mod tests {
                 disk: n & 1 != 0,
                 late: n & 2 != 0,
                 warm: n & 4 != 0,
+                code: None,
             };
             let wanted = LiveCopies::new(Policy::NAMED[0].1);
             wanted.clone().set(first);
             assert_eq!(wanted.get(), first);
             assert_ne!(number(first), 0);
+        }
+        for name in ["2+1", "4+2", "8+2"] {
+            let coded = Policy::named(name).unwrap();
+            assert_eq!(policy(number(coded)), coded);
         }
     }
 }

@@ -157,7 +157,7 @@ impl Seat {
 
     /// After a turn without work: asleep, if it has been quiet for long enough. Of one that is `alone` an answer is
     /// waited for first: nobody else has to wait for that.
-    fn rest(&mut self, now: Instant, spin: Duration, alone: bool) {
+    fn rest(&mut self, now: Instant, (spin, expect): (Duration, Duration), alone: bool) {
         if std::mem::take(&mut self.roused) && !self.agent.is_busy() {
             let since = now.saturating_duration_since(self.vain);
             self.vain = now;
@@ -167,16 +167,13 @@ impl Seat {
                 return;
             }
         }
-        let spin = if self.agent.expects() {
-            looking(EXPECT)
-        } else {
-            spin
-        };
+        let expects = self.agent.expects();
+        let spin = if expects { expect } else { spin };
         let far = self.agent.far();
         if now.saturating_duration_since(self.last_work) < spin && !is_contended() {
             return;
         }
-        if alone && self.agent.expects() && !self.in_vain {
+        if alone && expects && !self.in_vain {
             let time = self.agent.due_in().map_or(AWAIT, |due| due.min(AWAIT));
             self.in_vain = !self.agent.await_answer(time);
             return;
@@ -200,6 +197,8 @@ pub struct Host {
     seats: Vec<Seat>,
     dispatch: Dispatch,
     spin: Duration,
+    /// The same while an answer is on its way. What the host has of processors is asked once: it is read from files.
+    expect: Duration,
     /// Who is first in the next round.
     first: usize,
     /// What this thread had used of a processor after the last round, if it has not rested since.
@@ -224,6 +223,7 @@ impl Host {
             seats: Vec::new(),
             dispatch,
             spin: looking(spin),
+            expect: looking(EXPECT),
             first: 0,
             used_ns: None,
         }
@@ -344,7 +344,7 @@ impl Host {
                 seat.roused = false;
                 seat.rings.answered();
             } else if seat.asleep.is_none() && !seat.more {
-                seat.rest(now, self.spin, alone);
+                seat.rest(now, (self.spin, self.expect), alone);
             }
         }
         self.charge(now);

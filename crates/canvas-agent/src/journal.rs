@@ -49,8 +49,14 @@ const SHARE_WORDS: usize = 3;
 /// Where the donors' addresses lie: what slabs' lines number.
 const DONORS: u64 = 512;
 const DONOR_BYTES: usize = 20;
-/// Where the slabs begin, a line each.
+/// Where the slabs begin: the first bytes of a line each, which are all of it unless a slab lies in shards.
 const SLABS: u64 = 4096;
+const HEAD_BYTES: usize = 128;
+/// Where the rest of the lines begins.
+const RESTS: u64 = 16 << 20;
+const REST_BYTES: usize = LINE_BYTES - HEAD_BYTES;
+const _: () = assert!(SLABS + (SLABS_MAX * HEAD_BYTES) as u64 <= RESTS);
+const _: () = assert!(RESTS + (SLABS_MAX * REST_BYTES) as u64 <= STATUS);
 /// Lines that are read at once.
 const LINES: usize = 1024;
 /// Where the agent says how it is, beyond all slabs: two places, written in turn.
@@ -219,28 +225,42 @@ impl Journal {
         (0..SERVERS_MAX).map_while(read).collect()
     }
 
-    /// Notes where a slab's copies are, in one write: an agent that is killed leaves the old line or
-    /// the new one.
+    /// Notes where a slab's copies are. An agent that is killed leaves the old line or the new one, or of a slab that
+    /// lies in shards some of both: what is wrong then of a shard does not verify, or its donor does not know the handle.
     pub fn put(&self, slab: u32, line: &[u8; LINE_BYTES]) {
         // Memory; were there none left, the line would be lost, and with it at most a copy.
-        let _ = self
-            .file
-            .write_all_at(line, SLABS + u64::from(slab) * LINE_BYTES as u64);
+        let (head, rest) = line.split_at(HEAD_BYTES);
+        let at = |first, bytes| first + u64::from(slab) * bytes as u64;
+        let mut before = [0; REST_BYTES];
+        let rest_at = at(RESTS, REST_BYTES);
+        read_up_to(&self.file, &mut before, rest_at);
+        // Most slabs have none, and then no memory is taken for it.
+        if before[..] != *rest {
+            let _ = self.file.write_all_at(rest, rest_at);
+        }
+        let _ = self.file.write_all_at(head, at(SLABS, HEAD_BYTES));
     }
 
     /// All lines that are not zero, by slab.
     pub fn lines(&self) -> Vec<(u32, [u8; LINE_BYTES])> {
         let mut lines = Vec::new();
-        let mut bytes = vec![0; LINES * LINE_BYTES];
+        let mut heads = vec![0; LINES * HEAD_BYTES];
+        let mut rests = vec![0; LINES * REST_BYTES];
         for first in (0..SLABS_MAX).step_by(LINES) {
-            let at = SLABS + (first * LINE_BYTES) as u64;
-            let read = read_up_to(&self.file, &mut bytes, at);
-            for (i, line) in bytes[..read].as_chunks().0.iter().enumerate() {
-                if *line != [0; LINE_BYTES] {
-                    lines.push(((first + i) as u32, *line));
+            let at = |start, bytes| start + (first * bytes) as u64;
+            let read = read_up_to(&self.file, &mut heads, at(SLABS, HEAD_BYTES));
+            rests.fill(0);
+            read_up_to(&self.file, &mut rests, at(RESTS, REST_BYTES));
+            let there = heads[..read].chunks_exact(HEAD_BYTES);
+            for (i, (head, rest)) in there.zip(rests.chunks_exact(REST_BYTES)).enumerate() {
+                let mut line = [0; LINE_BYTES];
+                line[..HEAD_BYTES].copy_from_slice(head);
+                line[HEAD_BYTES..].copy_from_slice(rest);
+                if line != [0; LINE_BYTES] {
+                    lines.push(((first + i) as u32, line));
                 }
             }
-            if read < bytes.len() {
+            if read < heads.len() {
                 break;
             }
         }
@@ -479,6 +499,7 @@ mod tests {
             disk: false,
             late: false,
             warm: false,
+            code: None,
         };
         j.set_copies(copies).unwrap();
         assert_eq!(j.copies(), Some(copies));

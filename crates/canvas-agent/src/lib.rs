@@ -23,6 +23,7 @@ pub mod copies;
 pub mod daemon;
 pub mod disk;
 pub mod dispatch;
+pub mod erasure;
 pub mod finder;
 pub mod host;
 pub mod idle;

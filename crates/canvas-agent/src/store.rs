@@ -9,6 +9,9 @@ use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::log::About;
 
+/// What goes over a lane once, in the measure of [`Store::lane`].
+pub const ONCE: u32 = 840;
+
 /// What a store moves for itself at one time.
 pub const OWN_MAX: usize = canvas_place::replicas::REPAIRS;
 
@@ -97,7 +100,7 @@ pub trait Store {
     /// Reads a range of an extent from copy number `copy`, counted from the one to try first. The
     /// bytes may reach beyond the range; those before it stay as they are in `block`, or become what a copy has there.
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);
-    /// What operation `id`, a write of an extent or a read, travels over, and how often. It comes next, when its turn
+    /// What operation `id`, a write of an extent or a read, travels over, and how often: [`ONCE`] for each time. It comes next, when its turn
     /// has come; of one that goes on in pieces this is asked for each.
     fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32);
     /// Forgets a slab.

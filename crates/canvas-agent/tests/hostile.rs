@@ -11,7 +11,7 @@ use canvas_agent::dispatch::{Dispatch, Lane};
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
 use canvas_agent::share::Live;
-use canvas_agent::store::{Event, Outcome, Store};
+use canvas_agent::store::{Event, ONCE, Outcome, Store};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
@@ -36,7 +36,7 @@ impl Store for Nothing {
         self.events.push(Event::Ended { id, outcome, block });
     }
     fn lane(&mut self, _: u32, _: u32, writes: bool) -> (Lane, u32) {
-        (if writes { Lane::Out } else { Lane::In }, 1)
+        (if writes { Lane::Out } else { Lane::In }, ONCE)
     }
     fn free(&mut self, slab: u32) {
         self.frees.lock().unwrap().push(slab);

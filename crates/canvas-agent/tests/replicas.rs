@@ -1,363 +1,28 @@
 //! Copies of extents at donors of this process: writes and repairs in pieces of any size, and donors that go
 //! meanwhile.
 
-use std::collections::HashMap;
-use std::fs::File;
+mod rig;
+
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use canvas_agent::block::Block;
-use canvas_agent::copies::LiveCopies;
-use canvas_agent::disk::{self, Disk};
-use canvas_agent::dispatch::Lane;
-use canvas_agent::idle::Waker;
-use canvas_agent::journal::Journal;
-use canvas_agent::replicas::{Config, Policy, Replicas};
-use canvas_agent::seal::{KEY_BYTES, Sealer};
-use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
+use canvas_agent::replicas::Policy;
+use canvas_agent::store::{Outcome, Store};
 use canvas_donor::Server;
-use canvas_link::Address;
 use canvas_place::replicas::LATE_BYTES_MAX;
-use canvas_shm::Segment;
-use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX};
-use canvas_swap::extent::Packer;
-use canvas_types::SwapEntry;
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, SLABS_MAX};
 use canvas_wire::frame::{Answer, FromClient, Items, Lent, Request, SlabKey, Welcome};
 use canvas_wire::key::ClusterKey;
 use canvas_wire::session;
 use canvas_wire::stream::Incoming;
 use canvas_wire::{FRAME_BYTES_MAX, LIST_MAX, SLAB_BYTES, VERSION_MAX};
 
-const TENANT: [u8; 16] = [9; 16];
-const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
-/// Long: only that it ends is of interest.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn donor() -> Server {
-    Server::start(canvas_donor::Config {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        memory_bytes: 1 << 30,
-        reserve_bytes: Some(0),
-        key: None,
-        lease: PATIENCE,
-        evict_within: PATIENCE,
-        spin: Duration::ZERO,
-        state_json: None,
-        procfs: "/proc".into(),
-        links_max: 16,
-        rdma: false,
-    })
-    .unwrap()
-}
-
-/// A way to a donor that can be held up: the donor is silent then, and not gone.
-struct Way {
-    addr: SocketAddr,
-    held: Arc<AtomicBool>,
-    /// What it makes of each piece later than it is.
-    delay_us: Arc<AtomicUsize>,
-}
-
-impl Way {
-    fn to(donor: SocketAddr) -> Way {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let addr = listener.local_addr().unwrap();
-        let held = Arc::new(AtomicBool::new(false));
-        let delay_us = Arc::new(AtomicUsize::new(0));
-        let (hold, delay) = (held.clone(), delay_us.clone());
-        std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                let far = TcpStream::connect(donor).unwrap();
-                for (from, to) in [(&near, &far), (&far, &near)] {
-                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let (hold, delay) = (hold.clone(), delay.clone());
-                    std::thread::spawn(move || {
-                        let mut bytes = [0; 4096];
-                        while let Ok(n @ 1..) = from.read(&mut bytes) {
-                            while hold.load(Relaxed) {
-                                std::thread::sleep(Duration::from_millis(1));
-                            }
-                            let us = delay.load(Relaxed) as u64;
-                            std::thread::sleep(Duration::from_micros(us));
-                            if to.write_all(&bytes[..n]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
-                }
-            }
-        });
-        Way {
-            addr,
-            held,
-            delay_us,
-        }
-    }
-}
-
-/// The store, and what it should hold.
-struct Rig {
-    far: &'static Far,
-    /// Which copies are wanted.
-    copies: LiveCopies,
-    /// What is on the disk.
-    file: Option<File>,
-    store: Replicas,
-    sealer: Sealer,
-    seal: u64,
-    rng: fastrand::Rng,
-    next: u32,
-    /// Extents that were written: the seal of the last write that was durable, and the byte it is of.
-    oracle: HashMap<u32, (u64, u8)>,
-    pieces: usize,
-    /// What each slot of the store's wants to move, and those that were let move something.
-    wants: [Option<(Lane, u32)>; OWN_MAX],
-    moving: [bool; OWN_MAX],
-    /// Pieces that the store was let move for itself, if it may.
-    own: usize,
-    lets: bool,
-    /// Slabs with too few copies, as was last told.
-    degraded: u64,
-    /// Lines for the user.
-    said: Vec<String>,
-}
-
-impl Rig {
-    fn new(donors: &[Server], policy: Policy, dir: Option<&std::path::Path>, seed: u64) -> Rig {
-        let addrs: Vec<SocketAddr> = donors.iter().map(Server::listening).collect();
-        Rig::over(&addrs, policy, dir, seed)
-    }
-
-    fn over(
-        donors: &[SocketAddr],
-        policy: Policy,
-        dir: Option<&std::path::Path>,
-        seed: u64,
-    ) -> Rig {
-        let (fd, _) = Segment::create(true).unwrap();
-        let far = Far::map(&fd).unwrap();
-        let copies = LiveCopies::new(policy);
-        let config = Config {
-            servers: donors.iter().map(|addr| Address::from(*addr)).collect(),
-            found: None,
-            key: ClusterKey::without_secret(),
-            copies: copies.clone(),
-            sealer: Sealer::new(&KEY, TENANT),
-            links: 2,
-        };
-        let waker = Waker(far);
-        let file = dir.map(|dir| disk::create(dir).unwrap());
-        let again = file.as_ref().map(|file| file.try_clone().unwrap());
-        let disk = again.map(|file| Disk::new(vec![file], None, waker).unwrap());
-        let journal = Journal::create().unwrap();
-        let mut rig = Rig {
-            far,
-            copies,
-            file,
-            store: Replicas::new(far, TENANT, config, journal, disk, waker).unwrap(),
-            sealer: Sealer::new(&KEY, TENANT),
-            seal: 0,
-            rng: fastrand::Rng::with_seed(seed),
-            next: 0,
-            oracle: HashMap::new(),
-            pieces: 0,
-            wants: [None; OWN_MAX],
-            moving: [false; OWN_MAX],
-            own: 0,
-            lets: true,
-            degraded: 0,
-            said: Vec::new(),
-        };
-        // Until they are connected to, donors get nothing.
-        let until = Instant::now() + PATIENCE;
-        while rig.write(&[0], |_| {}) != [Outcome::Done] || rig.pieces == 0 && policy.donors > 0 {
-            assert!(Instant::now() < until);
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        rig
-    }
-
-    fn packed(&self, fill: u8) -> [u8; EXTENT_BYTES] {
-        let mut bytes = [0; EXTENT_BYTES];
-        let mut packer = Packer::new(&mut bytes);
-        for i in 0..7 {
-            let add = packer.add(i, SwapEntry(i + 1), 4096, |b| b.fill(fill));
-            add.unwrap();
-        }
-        packer.finish();
-        bytes
-    }
-
-    /// What the store has to say of what it was asked for. What it wants for itself it is let do, sooner or later.
-    fn poll(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        self.store.poll(&mut events);
-        events.retain(|event| {
-            match *event {
-                Event::Wants { slot, lane, bytes } => {
-                    let slot = slot as usize;
-                    assert!(bytes > 0 && !self.moving[slot]);
-                    assert!(self.wants[slot].replace((lane, bytes)).is_none());
-                }
-                Event::Moved { slot, .. } => {
-                    assert!(std::mem::take(&mut self.moving[slot as usize]));
-                }
-                Event::Health { degraded, .. } => self.degraded = degraded,
-                Event::Line(_, ref line) => self.said.push(line.clone()),
-                _ => return true,
-            }
-            false
-        });
-        for slot in 0..OWN_MAX {
-            if let Some((lane, bytes)) = self.wants[slot]
-                && self.lets
-                && self.rng.bool()
-            {
-                self.wants[slot] = None;
-                self.moving[slot] = true;
-                self.own += 1;
-                let piece = match lane {
-                    Lane::Disk(_) => bytes,
-                    _ => self.rng.u32(1..=bytes),
-                };
-                self.store.move_own(slot as u32, piece as usize);
-            }
-        }
-        events
-    }
-
-    /// Until all slabs have as many copies as they should.
-    fn repaired(&mut self) {
-        let until = Instant::now() + PATIENCE;
-        while self.degraded == 0 {
-            assert!(Instant::now() < until, "nobody misses the donor");
-            assert!(self.poll().is_empty());
-        }
-        while self.degraded > 0 {
-            assert!(Instant::now() < until, "{} slabs", self.degraded);
-            assert!(self.poll().is_empty());
-        }
-    }
-
-    /// Writes these extents at once, in pieces of random sizes; `between` is called before each further one.
-    /// Says how each ended.
-    fn write(&mut self, extents: &[u32], mut between: impl FnMut(usize)) -> Vec<Outcome> {
-        let mut under_way: HashMap<u32, (usize, u32, u64, u8, usize)> = HashMap::new();
-        let mut outcomes = vec![None; extents.len()];
-        for (place, extent) in extents.iter().enumerate() {
-            let (id, fill) = (self.next, self.rng.u8(1..));
-            self.next += 1;
-            self.seal += 1;
-            let mut block = Block::new();
-            block.copy_from_slice(&self.packed(fill));
-            self.sealer.seal(*extent, self.seal, &mut block).unwrap();
-            let to = self.rng.usize(1..=EXTENT_BYTES);
-            self.far.seals[*extent as usize].store(0, Relaxed);
-            under_way.insert(id, (place, *extent, self.seal, fill, to));
-            self.store.write(id, *extent, block, to);
-        }
-        let until = Instant::now() + PATIENCE;
-        while !under_way.is_empty() {
-            assert!(Instant::now() < until, "{} have not ended", under_way.len());
-            for event in self.poll() {
-                match event {
-                    Event::Part(id) => {
-                        between(self.pieces);
-                        self.pieces += 1;
-                        let to = &mut under_way.get_mut(&id).unwrap().4;
-                        assert!(*to < EXTENT_BYTES, "there is nothing more of it");
-                        *to = self.rng.usize(*to + 1..=EXTENT_BYTES);
-                        self.store.write_on(id, *to);
-                    }
-                    Event::Ended { id, outcome, .. } => {
-                        let (place, extent, seal, fill, _) = under_way.remove(&id).unwrap();
-                        outcomes[place] = Some(outcome);
-                        self.oracle.remove(&extent);
-                        if outcome == Outcome::Done {
-                            self.far.seals[extent as usize].store(seal, Relaxed);
-                            self.oracle.insert(extent, (seal, fill));
-                        }
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-        }
-        outcomes.into_iter().map(Option::unwrap).collect()
-    }
-
-    /// All that was written is there, from whichever copy is read.
-    fn check(&mut self) {
-        let oracle: Vec<_> = self.oracle.clone().into_iter().collect();
-        for (extent, (seal, fill)) in oracle {
-            let mut verified = 0;
-            for copy in 0.. {
-                let id = self.next;
-                self.next += 1;
-                let whole = 0..EXTENT_BYTES;
-                if copy == 0 && self.rng.bool() {
-                    self.store.lane(id, extent, false);
-                }
-                self.store.read(id, extent, whole, copy, Block::new());
-                let (outcome, mut block) = self.ended(id);
-                match outcome {
-                    Outcome::Done => {
-                        let opened = self.sealer.open_extent(extent, seal, &mut block);
-                        assert_eq!(opened, Ok(()), "extent {extent}, copy {copy}");
-                        assert!(block[..] == self.packed(fill)[..]);
-                        verified += 1;
-                    }
-                    Outcome::NoCopy | Outcome::Away => break,
-                    Outcome::Lost => {}
-                    Outcome::NoRoom => panic!("a read takes no room"),
-                }
-                if copy > 0 && verified > 0 {
-                    break;
-                }
-            }
-            assert!(verified > 0, "extent {extent} is lost");
-        }
-    }
-
-    /// Forgets a slab of which nothing is under way.
-    fn free(&mut self, slab: u32) {
-        let of_slab = |extent: u32| extent / SLAB_EXTENTS as u32 == slab;
-        self.oracle.retain(|extent, _| !of_slab(*extent));
-        let first = slab as usize * SLAB_EXTENTS;
-        for seal in &self.far.seals[first..first + SLAB_EXTENTS] {
-            seal.store(0, Relaxed);
-        }
-        self.store.free(slab);
-        let until = Instant::now() + PATIENCE;
-        while !matches!(self.poll()[..], [Event::Freed(freed)] if freed == slab) {
-            assert!(Instant::now() < until, "slab {slab} is not freed");
-        }
-    }
-
-    fn ended(&mut self, wanted: u32) -> (Outcome, Block) {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            assert!(Instant::now() < until);
-            for event in self.poll() {
-                if let Event::Ended { id, outcome, block } = event {
-                    assert_eq!(id, wanted);
-                    return (outcome, block);
-                }
-            }
-        }
-    }
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("CANVAS_TEST_SEED").ok();
-    let seed = seed.map_or_else(|| fastrand::u64(..), |s| s.parse().unwrap());
-    println!("CANVAS_TEST_SEED={seed}");
-    seed
-}
+use rig::{PATIENCE, Rig, TENANT, Way, donor, seed};
 
 #[test]
 fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
@@ -369,6 +34,7 @@ fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
             disk,
             late: false,
             warm: false,
+            code: None,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..12).collect();
@@ -391,6 +57,7 @@ fn a_donor_that_goes_between_two_pieces_costs_a_copy_and_nothing_else() {
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(&servers, policy, Some(dir.path()), seed());
@@ -422,6 +89,7 @@ fn repairs_move_when_they_are_let_and_what_they_made_is_whole() {
             disk,
             late: false,
             warm: false,
+            code: None,
         };
         let mut rig = Rig::new(&servers, policy, disk.then(|| dir.path()), seed());
         let extents: Vec<u32> = (0..24).collect();
@@ -460,6 +128,7 @@ fn a_read_in_pieces_that_the_disk_goes_on_with_is_whole() {
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::over(&[way.addr], policy, Some(dir.path()), seed());
     let extents: Vec<u32> = (0..8).collect();
@@ -674,6 +343,7 @@ fn a_tenant_that_ends_leaves_no_slab_lent() {
         disk: false,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::new(&servers, policy, None, seed());
     let outcomes = rig.write(&of_slabs(0..5), |_| {});
@@ -697,6 +367,7 @@ fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
         disk: false,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::over(&[way.addr], policy, None, seed());
     assert_eq!(donor.lent_slabs(), 1);
@@ -725,6 +396,7 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
         disk: false,
         late: false,
         warm: false,
+        code: None,
     };
     let mut rig = Rig::over(&addrs, policy, None, seed());
     rig.write(&of_slabs(0..4), |_| {});
@@ -827,6 +499,7 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
             disk: false,
             late: false,
             warm: false,
+            code: None,
         };
         let mut rig = Rig::over(&[liar, honest.listening()], policy, None, seed());
         // As many pages as there can be slabs, and then no more over this connection.

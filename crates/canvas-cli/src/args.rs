@@ -25,6 +25,7 @@ mod proactive;
 mod reserve;
 mod run_values;
 mod share;
+mod swap_in;
 mod times;
 mod tools;
 mod tune;
@@ -44,6 +45,7 @@ pub use run_values::{
     TimelinessArg,
 };
 pub use share::ShareArgs;
+pub use swap_in::SwapInArgs;
 pub use tools::{DoctorArgs, KeygenArgs, ManArgs, ReplayArgs, WorkloadArgs};
 pub use tune::TuneArgs;
 
@@ -130,17 +132,17 @@ pub enum Command {
     /// The file's keys are the flags of `canvas agent`, `canvas serve` and `canvas run`, in TOML
     /// (docs/CONFIG.md).
     Config(ConfigArgs),
-    /// Say how the runs of this user are, or one of them; for root: of all users.
+    /// Say how the runs and disks of this user are, or one of them; for root: of all users.
     ///
     /// Exit code 0 when nothing is wrong, 1 when something is (its code says what: docs/OPERATING.md),
     /// 2 when the question cannot be answered.
     Status(StatusArgs),
-    /// Print what happens in runs, a line for each in every interval, as vmstat does.
+    /// Print what happens in runs and disks, a line for each in every interval, as vmstat does.
     #[command(after_long_help = STAT_NOTES)]
     Stat(StatArgs),
-    /// Show runs and donors on the terminal, live; q ends it.
+    /// Show runs, disks and donors on the terminal, live; q ends it.
     Top(TopArgs),
-    /// Change the bounds of a run while it runs: all of what is written, or nothing.
+    /// Change the bounds of a run, or a disk, while it runs: all of what is written, or nothing.
     #[command(after_long_help = SET_NOTES)]
     Set(SetArgs),
     /// Say how much local memory a program needs for a wanted speed.
@@ -158,6 +160,12 @@ pub enum Command {
     /// or why nothing was.
     #[command(after_long_help = tune::TUNE_NOTES)]
     Tune(TuneArgs),
+    /// Bring back what the kernel has swapped out, ahead of need: in a guest on a canvas disk, or anywhere.
+    ///
+    /// Reads swapped pages of processes into memory, in batches, until as much memory is free as should stay so,
+    /// or nothing is left. Says what it did in one line.
+    #[command(after_long_help = swap_in::SWAP_IN_NOTES)]
+    SwapIn(SwapInArgs),
     /// Print memory of a managed process, far pages included.
     ///
     /// The process may run, be stopped or be in a debugger's hands; it takes no part. Exit code 1 when a
@@ -629,9 +637,9 @@ pub enum ConfigAction {
 /// Flags of `canvas status`.
 #[derive(Args)]
 pub struct StatusArgs {
-    /// A run, by its name or the number of its process [default: all].
+    /// A run or disk, by its name or the number of its process [default: all].
     pub tenant: Option<String>,
-    /// Print JSON, one object a run (its fields: docs/OPERATING.md).
+    /// Print JSON, one object each (its fields: docs/OPERATING.md).
     #[arg(long)]
     pub json: bool,
 }
@@ -669,7 +677,7 @@ pub struct TopArgs {
 /// Flags of `canvas set`.
 #[derive(Args)]
 pub struct SetArgs {
-    /// The run, by its name or the number of its process.
+    /// The run or disk, by its name or the number of its process.
     pub tenant: String,
     /// What to change, and to what.
     #[arg(required = true, value_name = "KEY=VALUE")]
@@ -788,7 +796,7 @@ Keys: local=SIZE|N%, shared=SIZE, pool=SIZE, far=SIZE, spill-at=PERCENT, far-wai
 prefetch=streams|leap|readahead|none|auto, app-tier=auto|off|threads|refs,
 proactive-threshold=SIZE|N%|off, proactive-batch=SIZE, slo=N%|p99=TIME|off, unit=SIZE|auto,
 numa=N=SIZE,...,
-copies=1+disk|1+disk-async|warm+disk|2|3|none|disk, weight=N, swap-in-limit=RATE|none,
+copies=1+disk|1+disk-async|warm+disk|2|3|none|disk|4+2, weight=N, swap-in-limit=RATE|none,
 swap-out-limit=RATE|none; they mean what the flags of `canvas run` mean.
 When local, shared, pool or a node shrinks, what is too much is moved away. When copies change, far memory
 moves while the program goes on; `canvas status` tells when it has. What was not there from the

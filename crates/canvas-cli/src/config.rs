@@ -326,12 +326,46 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
             )),
         }
     }
+    tenants_that_are_disks(table.get_ref(), &at, &mut errors);
     if errors.is_empty() {
         return Ok(sections);
     }
     errors.sort();
     let show = |(line, sentence): (usize, String)| format!("{line}: {sentence}");
     Err(errors.into_iter().map(show).collect())
+}
+
+/// Of a tenant that is a disk its agent's operator settles less than of a run.
+fn tenants_that_are_disks(
+    table: &DeTable,
+    at: &dyn Fn(usize) -> usize,
+    errors: &mut Vec<(usize, String)>,
+) {
+    let below = |kind: &str| match table.get(kind).map(Spanned::get_ref) {
+        Some(DeValue::Table(sections)) => Some(sections),
+        _ => None,
+    };
+    let (Some(tenants), Some(disks)) = (below("tenant"), below("disk")) else {
+        return;
+    };
+    for (name, value) in tenants {
+        let name = name.get_ref().as_ref();
+        let (true, DeValue::Table(keys)) = (disks.contains_key(name), value.get_ref()) else {
+            continue;
+        };
+        let all = flags::KEYS_OF_DISKS;
+        for key in keys.keys() {
+            let named = key.get_ref().as_ref();
+            if !all.contains(&named) {
+                let (last, first) = all.split_last().unwrap_or((&"", &[]));
+                let why = format!(
+                    "[tenant.{name}] {named}: {name} is a disk ([disk.{name}]), of which only {} and {last} are settled; leave it out",
+                    first.join(", ")
+                );
+                errors.push((at(key.span().start), why));
+            }
+        }
+    }
 }
 
 /// One section, whose keys are the flags of `canvas COMMAND`.
@@ -554,6 +588,24 @@ agent = true
             two[0].starts_with("2: ") && two[1].starts_with("4: "),
             "{two:?}"
         );
+    }
+
+    #[test]
+    fn what_makes_no_sense_for_a_disk_is_not_settled_for_one() {
+        let disk = "[disk.vm]\nsize = \"8G\"\n";
+        let all = "[tenant.vm]\npool = \"1G\"\npool_floor = \"8M\"\nfar = \"2G\"\ncopies = 2\nweight = 9\n\
+                   swap_in_limit = \"1M/s\"\nswap_out_limit = \"1M/s\"\n[tenant.web]\nlocal = \"1G\"\n";
+        assert_eq!(errors(&format!("{disk}{all}")), [""; 0]);
+        let wrong = "[tenant.vm]\nlocal = \"1G\"\nslo = \"2%\"\n";
+        assert_eq!(errors(wrong), [""; 0]);
+        let want = |line: u32, key: &str| {
+            format!(
+                "{line}: [tenant.vm] {key}: vm is a disk ([disk.vm]), of which only pool, pool_floor, far, copies, \
+                 weight, swap_in_limit and swap_out_limit are settled; leave it out"
+            )
+        };
+        let got = errors(&format!("{disk}{wrong}"));
+        assert_eq!(got, [want(4, "local"), want(5, "slo")]);
     }
 
     #[test]

@@ -12,14 +12,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use canvas_control::peers::{Asked, Peers};
+use canvas_control::wire;
 use canvas_disk::far::Tenant;
 use canvas_disk::file::DiskFile;
-use canvas_disk::nbd::Server;
+use canvas_disk::nbd::{ClientStats, Server};
 use canvas_disk::pool::{PAGES_MAX, POOL_BYTES_MAX};
 use canvas_disk::socket::Socket;
 use canvas_disk::virtio::{self, Device};
 use canvas_disk::{DiskMemory, DiskStats, PoolStore};
-use canvas_runner::options::FarOptions;
+use canvas_runner::ServedDisk;
+use canvas_runner::join::{self, Begun};
+use canvas_runner::options::{FarOptions, HostOptions};
 use canvas_runner::storage::Storage;
 use canvas_shm::mailbox::Status;
 use canvas_types::units::Size;
@@ -31,9 +34,9 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::args::{CodecArg, DiskArgs, HeldArgs};
 use crate::error::{Failure, say};
-use crate::{options, signals};
+use crate::{options, signals, tenant_flags};
 use canvas_control::hello::SMALL_MIN;
-use state::State;
+use state::{State, ratio};
 use supervise::{Given, Held, Sockets};
 
 /// Time between two looks at the state.
@@ -50,6 +53,7 @@ const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
 /// Serves the disk until a signal ends it: by another process where one is to outlive the other, else in this one.
 /// `words` are those of the command line.
 pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
+    let args = &settled(args.clone())?;
     let pages = pages(args.size)?;
     let pool = pool(args)?;
     if args.nbd.is_none() && args.vhost_user.is_none() {
@@ -72,7 +76,7 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
     let peers = peers(args)?;
     let signals = ends()?;
     let sockets = sockets(args)?;
-    let storage = far.map(|far| begin(pool, &far)).transpose()?;
+    let storage = far.as_ref().map(|far| begin(pool, far)).transpose()?;
     let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
     if let Some(storage) = &storage {
         let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
@@ -81,7 +85,8 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
         })?;
         memory = memory.with_tenant(tenant);
     }
-    serve(args, 0, signals, peers, sockets, memory, storage)
+    let name = name(args, far.as_ref());
+    serve(args, (name, 0), signals, peers, sockets, memory, storage)
 }
 
 /// Serves the disk that another process holds.
@@ -98,8 +103,9 @@ pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
         }
         peers => peers?,
     };
+    let named = (name(disk, None), died);
     let (sockets, memory) = (given.sockets, given.memory);
-    let result = serve(disk, died, signals, peers, sockets, memory, None);
+    let result = serve(disk, named, signals, peers, sockets, memory, None);
     drop(given.segment);
     result
 }
@@ -130,10 +136,10 @@ fn sockets(args: &DiskArgs) -> Result<Sockets, Failure> {
     })
 }
 
-/// Serves a disk in this process; `died` others did so before.
+/// Serves the disk `name` in this process; `died` others did so before.
 fn serve(
     args: &DiskArgs,
-    died: u32,
+    (name, died): (String, u32),
     signals: SignalFd,
     mut peers: Peers,
     sockets: Sockets,
@@ -150,6 +156,8 @@ fn serve(
     let start = |socket| Vhost::start(socket, store, args.queues);
     let vhost = sockets.vhost.map(start).transpose()?;
     let disk = Disk {
+        name,
+        pool_start_bytes: memory.pool_bytes_max(),
         nbd: sockets.nbd.map(Server::new),
         vhost,
         memory,
@@ -158,6 +166,7 @@ fn serve(
         died,
         began: Instant::now(),
     };
+    peers.open(&disk.name, "disk");
     disk.greet();
     let signal = disk.serve(&signals, &mut peers, storage);
     let stats = disk.store.stats();
@@ -169,6 +178,38 @@ fn serve(
     Ok(exit::OK)
 }
 
+/// What the disk is called at the host's agent when nobody names it.
+fn own_name() -> String {
+    format!("disk.{}", std::process::id())
+}
+
+/// The flags, with what the operator of the host's agent has settled; an error when they ask for more.
+fn settled(mut args: DiskArgs) -> Result<DiskArgs, Failure> {
+    let usage = |f: Failure| Failure::usage(f.sentence);
+    let Some(host) = options::host_of(&args.beyond, own_name).map_err(usage)? else {
+        return Ok(args);
+    };
+    let name = host.name.clone();
+    // Nobody can join a disk, nor a disk a tenant that is there.
+    let alone = HostOptions {
+        is_named: false,
+        ..host
+    };
+    match join::begin(alone).map_err(Failure::usage)? {
+        Begun::Vacant(terms) => {
+            tenant_flags::fill_beyond(&terms, &mut args.pool, &mut args.beyond).map_err(usage)?;
+            Ok(args)
+        }
+        Begun::Joined(_) => Err(is_there(&name)),
+    }
+}
+
+fn is_there(name: &str) -> Failure {
+    Failure::usage(format!(
+        "tenant {name} is there already; write another name after --tenant"
+    ))
+}
+
 /// Far memory beyond the pool, if some is wanted.
 fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
@@ -176,20 +217,21 @@ fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
     let Some(wanted) = options::far_wanted(&args.beyond, host.ram_bytes).map_err(usage)? else {
         return Ok(None);
     };
-    let own_name = || format!("disk.{}", std::process::id());
     let far = options::far_options(&args.beyond, &wanted, own_name);
     far.map(Some).map_err(usage)
+}
+
+/// What `canvas status` and its like call the disk.
+fn name(args: &DiskArgs, far: Option<&FarOptions>) -> String {
+    let at_host = far.and_then(|far| far.host.as_ref()).map(|host| &host.name);
+    let name = at_host.or(args.beyond.tenant.as_ref());
+    name.cloned().unwrap_or_else(|| "disk".to_owned())
 }
 
 /// Begins the tenant that the disk is then.
 fn begin(pool: Size, far: &FarOptions) -> Result<Storage, Failure> {
     let begun = Storage::begin(pool.bytes, far).map_err(Failure::usage)?;
-    begun.ok_or_else(|| {
-        let name = far.host.as_ref().map_or("", |host| host.name.as_str());
-        Failure::usage(format!(
-            "tenant {name} is there already; write another name after --tenant"
-        ))
-    })
+    begun.ok_or_else(|| is_there(far.host.as_ref().map_or("", |host| host.name.as_str())))
 }
 
 /// The device that is served over vhost-user.
@@ -266,6 +308,9 @@ fn pool(args: &DiskArgs) -> Result<Size, Failure> {
 
 /// A disk that is served.
 struct Disk<'a> {
+    name: String,
+    /// The bound on its pool at first.
+    pool_start_bytes: u64,
     nbd: Option<Server>,
     vhost: Option<Vhost>,
     memory: &'static DiskMemory,
@@ -321,7 +366,7 @@ impl Disk<'_> {
             }
             let mut watch = Watch::default();
             let signal = loop {
-                if let Some(signal) = self.wait(signals, peers, storage.as_ref()) {
+                if let Some(signal) = self.wait(signals, peers, storage.as_mut(), &watch) {
                     break signal;
                 }
                 if let Some(nbd) = &self.nbd {
@@ -357,7 +402,8 @@ impl Disk<'_> {
         &self,
         signals: &SignalFd,
         peers: &mut Peers,
-        storage: Option<&Storage>,
+        mut storage: Option<&mut Storage>,
+        watch: &Watch,
     ) -> Option<&'static str> {
         let tick = if storage.is_some() { AGENT_TICK } else { TICK };
         let until = Instant::now() + tick;
@@ -376,7 +422,7 @@ impl Disk<'_> {
             let nbd = self.nbd.as_ref().map(Server::fd);
             let own = [Some(signals.as_fd()), nbd].into_iter().flatten();
             let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let agent = storage.and_then(Storage::poll_fd);
+            let agent = storage.as_deref().and_then(Storage::poll_fd);
             let mut fds: Vec<_> = own.chain(agent).chain(peers.poll_fds()).collect();
             let watched = fds.len() - peers.poll_fds().count();
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
@@ -386,8 +432,7 @@ impl Disk<'_> {
             drop(fds);
             peers.serve(|asked| match asked {
                 Asked::Metrics => self.state("ok").metrics(),
-                // There is no control socket.
-                Asked::Line(_) => String::new(),
+                Asked::Line(line) => self.served(watch).answer(line, storage.as_deref_mut()),
             });
             if came || Instant::now() >= until {
                 return None;
@@ -395,21 +440,53 @@ impl Disk<'_> {
         }
     }
 
-    fn state(&self, health: &'static str) -> State {
+    fn clients(&self) -> ClientStats {
         let mut clients = self.nbd.as_ref().map(Server::stats).unwrap_or_default();
         if let Some(vhost) = &self.vhost {
             let (now, ever) = vhost.device.clients();
             clients.clients += now;
             clients.accepted += ever;
         }
+        clients
+    }
+
+    /// As whoever asks for it sees it.
+    fn served(&self, watch: &Watch) -> ServedDisk {
         let stats = self.store.stats();
-        let lost = self.store.found().lost;
-        let uptime = self.began.elapsed();
+        let socket = self.args.vhost_user.as_ref().or(self.args.nbd.as_ref());
+        ServedDisk {
+            name: self.name.clone(),
+            pool_start_bytes: self.pool_start_bytes,
+            socket: socket.map_or(String::new(), |path| path.display().to_string()),
+            start: self.began,
+            pool_bytes: stats.pool_bytes,
+            pool_bytes_max: stats.pool_bytes_max,
+            is_full: watch.is_full || stats.refused > watch.before.refused,
+            disk: wire::Disk {
+                size_bytes: stats.pages * PAGE_SIZE as u64,
+                stored_pages: stats.stored_pages,
+                ratio: ratio(&stats),
+                clients: self.clients().clients,
+                reads_per_s: watch.reads_per_s,
+                writes_per_s: watch.writes_per_s,
+                reads: stats.reads,
+                writes: stats.writes,
+                far_reads: stats.far_reads,
+                refused: stats.refused,
+                unreachable: stats.unreachable,
+                damaged: stats.damaged,
+            },
+        }
+    }
+
+    fn state(&self, health: &'static str) -> State {
+        let (stats, clients) = (self.store.stats(), self.clients());
+        let died = (self.died, self.store.found().lost);
         State::new(
             self.args,
             health,
-            uptime,
-            (self.died, lost),
+            self.began.elapsed(),
+            died,
             &stats,
             &clients,
         )
@@ -433,6 +510,10 @@ impl Disk<'_> {
 struct Watch {
     looked: Option<Instant>,
     before: DiskStats,
+    /// Pages that were read and written in the second before the last look, and whether one found no room.
+    reads_per_s: f64,
+    writes_per_s: f64,
+    is_full: bool,
     /// When a page last found no room.
     full: Option<Instant>,
     /// When a client was last told of that was cut off.
@@ -445,9 +526,14 @@ impl Watch {
             return;
         }
         let (now, stats) = (Instant::now(), disk.store.stats());
-        self.looked = Some(now);
-        let is_full = stats.refused > self.before.refused;
-        if is_full {
+        let before = self.looked.replace(now).unwrap_or(disk.began);
+        // To a tenth.
+        let rate =
+            |n: u64| (n as f64 / (now - before).as_secs_f64().max(0.001) * 10.0).round() / 10.0;
+        self.reads_per_s = rate(stats.reads - self.before.reads);
+        self.writes_per_s = rate(stats.writes - self.before.writes);
+        self.is_full = stats.refused > self.before.refused;
+        if self.is_full {
             if self.full.is_none_or(|t| now - t > TOLD_AGAIN) {
                 say(format_args!(
                     "disk: the pool of {} is full: writes fail with ENOSPC; start with a larger --pool, or free pages in the guest",
@@ -483,7 +569,7 @@ impl Watch {
             disk.store.trim();
         }
         self.before = stats;
-        disk.write_state(if is_full { "full" } else { "ok" });
+        disk.write_state(if self.is_full { "full" } else { "ok" });
     }
 }
 

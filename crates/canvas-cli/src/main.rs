@@ -25,6 +25,7 @@ mod set;
 mod signals;
 mod stat;
 mod status;
+mod swap_in;
 mod table;
 mod tenant_flags;
 mod top;
@@ -60,6 +61,7 @@ fn main() {
             Command::Advise(args) => advise::run(args),
             Command::Dispatch(args) => dispatch::run(args),
             Command::Tune(args) => tune::run(args),
+            Command::SwapIn(args) => swap_in::run(args),
             Command::Read(args) => inspect::read(args),
             Command::Dump(args) => inspect::dump(args),
             Command::End(args) => end::run(args),

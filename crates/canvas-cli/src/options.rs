@@ -294,7 +294,8 @@ fn own_name(args: &RunArgs) -> String {
     name.to_string()
 }
 
-fn host_of(
+/// The host agent that the flags ask for.
+pub fn host_of(
     args: &BeyondArgs,
     own_name: impl FnOnce() -> String,
 ) -> Result<Option<HostOptions>, Failure> {
@@ -381,9 +382,9 @@ pub fn copies_of(copies: CopiesArg) -> Policy {
 /// The copies that were asked for, if there are servers enough.
 pub fn policy(copies: Option<CopiesArg>, servers: usize, gossip: bool) -> Result<Policy, Failure> {
     let default = if servers == 0 && !gossip {
-        CopiesArg::Disk
+        CopiesArg::DISK
     } else {
-        CopiesArg::OneAndDisk
+        CopiesArg::ONE_AND_DISK
     };
     let policy = copies_of(copies.unwrap_or(default));
     // Gossip may find more at any time.
@@ -421,6 +422,7 @@ fn at_least(flag: &str, size: Option<Size>, min: Size, or: &str) -> Result<(), F
 mod tests {
     use super::*;
     use crate::args::{Cli, Command};
+    use canvas_place::replicas::Code;
     use canvas_shm::segment::config_flag;
     use canvas_types::{Codec, Threshold};
     use clap::Parser;
@@ -447,9 +449,19 @@ mod tests {
 
     #[test]
     fn each_value_of_copies_is_a_policy_and_none_is_left_out() {
-        let all = CopiesArg::value_variants().iter().map(|c| copies_of(*c));
-        let named = Policy::NAMED.map(|(_, policy)| policy);
-        assert_eq!(all.collect::<Vec<_>>(), named);
+        let all: Vec<Policy> = CopiesArg::value_variants()
+            .iter()
+            .map(|c| copies_of(*c))
+            .collect();
+        for (name, policy) in Policy::NAMED {
+            assert!(all.contains(&policy), "{name}");
+        }
+        let codes = (0..10).flat_map(|data| (0..4).filter_map(move |m| Code::new(data, m)));
+        let codes: Vec<Code> = codes.collect();
+        for code in &codes {
+            assert!(all.contains(&Policy::coded(*code)), "{code}");
+        }
+        assert_eq!(all.len(), Policy::NAMED.len() + codes.len());
     }
 
     #[test]

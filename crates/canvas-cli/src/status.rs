@@ -1,4 +1,4 @@
-//! `canvas status`.
+//! `canvas status`: runs and disks.
 
 use std::fmt::Write;
 
@@ -8,8 +8,8 @@ use serde_json::json;
 use crate::args::StatusArgs;
 use crate::control::client::{Found, Runs, nobody};
 use crate::error::Failure;
-use crate::table::{Bytes, plain, print};
-use canvas_control::wire::{Ask, Limits, Problem, Reply, Status};
+use crate::table::{Bytes, Count, plain, print};
+use canvas_control::wire::{Ask, Disk, Limits, Problem, Reply, Status};
 use canvas_runner::STATUS_SCHEMA;
 
 /// What is known of a run.
@@ -42,7 +42,7 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
             return Err(nobody(wanted));
         }
         if !args.json {
-            print("no canvas run of this user is running\n");
+            print("no canvas run and no canvas disk of this user is running\n");
         }
         return Ok(exit::OK);
     }
@@ -116,12 +116,34 @@ fn block(text: &mut String, s: &Status) {
     for p in &s.health {
         line(text, p);
     }
-    local(text, s);
+    match &s.disk {
+        Some(d) => disk(text, d, s),
+        None => local(text, s),
+    }
     beyond_local(text, s);
     share(text, &s.limits);
-    let pids: Vec<String> = s.processes.iter().map(u32::to_string).collect();
-    let _ = writeln!(text, "  processes {}", pids.join(" "));
+    if s.disk.is_none() {
+        let pids: Vec<String> = s.processes.iter().map(u32::to_string).collect();
+        let _ = writeln!(text, "  processes {}", pids.join(" "));
+    }
     donors(text, s);
+}
+
+/// The line about what a disk's clients see.
+fn disk(text: &mut String, d: &Disk, s: &Status) {
+    // What lies beyond the pool takes nothing of it.
+    let ratio = d.ratio.filter(|_| s.used.far_bytes == 0);
+    let ratio = ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.1}"));
+    let clients = if d.clients == 1 { "client" } else { "clients" };
+    let _ = writeln!(
+        text,
+        "  disk  {}, {} pages stored{ratio}, {} {clients}, {} reads/s, {} writes/s",
+        Bytes(d.size_bytes),
+        d.stored_pages,
+        d.clients,
+        Count(d.reads_per_s),
+        Count(d.writes_per_s)
+    );
 }
 
 /// The lines about local memory.

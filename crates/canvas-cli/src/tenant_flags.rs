@@ -1,5 +1,5 @@
-//! What the operator of a host's agent settles, as flags of `canvas run`: read from the agent's file,
-//! and filled into what a run says.
+//! What the operator of a host's agent settles, as flags of `canvas run` and `canvas disk`: read from the
+//! agent's file, and filled into what these say.
 
 use canvas_agent::replicas::Policy;
 use canvas_types::units::{RateLimit, Size};
@@ -10,6 +10,17 @@ use canvas_control::terms::{Terms, check_local, check_size, too_much_in_s};
 use crate::args::{BeyondArgs, RunArgs};
 use crate::error::Failure;
 use crate::options::copies_of;
+
+/// Those of the keys that are settled for a disk, too.
+pub const KEYS_OF_DISKS: &[&str] = &[
+    "pool",
+    "pool_floor",
+    "far",
+    "copies",
+    "weight",
+    "swap_in_limit",
+    "swap_out_limit",
+];
 
 /// From the keys and values of a section, which have been judged as flags of `canvas run`; keys that
 /// bound nothing are the runs' own matter.
@@ -39,9 +50,19 @@ pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
         let asked = *args.local.get_or_insert(local);
         check_local(asked, local).map_err(|why| Failure::run(format!("--local {why}")))?;
     }
+    fill_beyond(terms, &mut args.pool, &mut args.beyond)?;
+    Ok(args)
+}
+
+/// The same of pool and far memory alone, for a disk.
+pub fn fill_beyond(
+    terms: &Terms,
+    pool: &mut Option<Size>,
+    beyond: &mut BeyondArgs,
+) -> Result<(), Failure> {
     for (flag, value, most) in [
-        ("--pool", &mut args.pool, terms.pool_bytes),
-        ("--far", &mut args.beyond.far, terms.far_bytes),
+        ("--pool", pool, terms.pool_bytes),
+        ("--far", &mut beyond.far, terms.far_bytes),
     ] {
         let Some(most) = most.map(Size::from_bytes) else {
             continue;
@@ -49,12 +70,12 @@ pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
         let asked = *value.get_or_insert(most);
         check_size(asked, most).map_err(|why| Failure::run(format!("{flag} {why}")))?;
     }
-    let asked = asked_of(&args.beyond);
+    let asked = asked_of(beyond);
     terms
-        .allow_copies(args.beyond.copies.map(|c| copies_of(c).into()))
+        .allow_copies(beyond.copies.map(|c| copies_of(c).into()))
         .and_then(|()| terms.allow(&asked, true))
         .map_err(Failure::run)?;
-    let share = &args.beyond.share;
+    let share = &beyond.share;
     for (flag, limit, most) in [
         ("--swap-in-limit", share.swap_in_limit, terms.swap_in_limit),
         (
@@ -70,7 +91,7 @@ pub fn fill(terms: &Terms, mut args: RunArgs) -> Result<RunArgs, Failure> {
             )));
         }
     }
-    Ok(args)
+    Ok(())
 }
 
 /// What a run's flags ask for.

@@ -1,4 +1,4 @@
-//! `canvas top`: runs and donors on a terminal, live.
+//! `canvas top`: runs, disks and donors on a terminal, live.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -21,7 +21,7 @@ use crate::signals;
 use crate::status::duration;
 use crate::table::{Bytes, Count, Micros, feature_cells, plain};
 use canvas_control::names::Name;
-use canvas_control::wire::{Problem, Stat};
+use canvas_control::wire::{Problem, Stat, Status};
 
 /// Time between two looks at signals.
 const TICK: Duration = Duration::from_millis(100);
@@ -85,28 +85,39 @@ fn watch(
 #[derive(Default)]
 struct View {
     runs: BTreeMap<Name, (Stat, Option<Rates>)>,
+    disks: BTreeMap<Name, (Stat, Option<Rates>)>,
     silent: Vec<(Name, Problem)>,
 }
 
 impl View {
     fn look(&mut self) {
         let mut before = std::mem::take(&mut self.runs);
+        before.append(&mut self.disks);
         let now = Stats::look(None);
         self.silent = now.silent;
         for (name, stat) in now.told {
             let old = before.remove(&name);
             let rates = old.and_then(|(old, _)| Rates::between(&old, &stat, unix_s()));
-            self.runs.insert(name, (stat, rates));
+            let them = match stat.status.disk {
+                Some(_) => &mut self.disks,
+                None => &mut self.runs,
+            };
+            them.insert(name, (stat, rates));
         }
     }
 
     fn draw(&self, frame: &mut Frame) {
-        let donors: usize = self.runs.values().map(|(s, _)| s.status.donors.len()).sum();
+        let donors: usize = self.all().map(|(_, s)| s.donors.len()).sum();
         let problems = self.problems();
         let fit = |rows: usize| Constraint::Length(u16::try_from(rows).unwrap_or(u16::MAX));
-        let [title, runs, features, ahead, trouble, lenders] = Layout::vertical([
+        let [title, runs, disks, features, ahead, trouble, lenders] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(3),
+            fit(if self.disks.is_empty() {
+                0
+            } else {
+                self.disks.len().min(10) + 2
+            }),
             fit(self.runs.len().clamp(1, 10) + 2),
             fit(self.runs.len().clamp(1, 10) + 2),
             fit(problems.len().min(8)),
@@ -115,12 +126,17 @@ impl View {
         .areas(frame.area());
         let bold = Style::new().add_modifier(Modifier::BOLD);
         let n = self.runs.len() + self.silent.len();
+        let disks_there = match self.disks.len() {
+            0 => String::new(),
+            n => format!(", {n} disks"),
+        };
         let head = format!(
-            "canvas top: {n} runs, {donors} donors, {} problems    q quits",
+            "canvas top: {n} runs{disks_there}, {donors} donors, {} problems    q quits",
             problems.len()
         );
         frame.render_widget(Line::styled(head, bold), title);
         frame.render_widget(self.table_of_runs(), runs);
+        frame.render_widget(self.table_of_disks(), disks);
         frame.render_widget(self.table_of_features(), features);
         frame.render_widget(self.table_of_ahead(), ahead);
         let red = Style::new().fg(Color::Red);
@@ -131,12 +147,17 @@ impl View {
     fn problems(&self) -> Vec<String> {
         let line =
             |name: &Name, p: &Problem| format!("{name} {} {}: {}", p.code, p.name, plain(&p.text));
-        let of_runs = self
-            .runs
-            .iter()
-            .flat_map(|(name, (s, _))| s.status.health.iter().map(move |p| line(name, p)));
+        let told = self
+            .all()
+            .flat_map(|(name, s)| s.health.iter().map(move |p| line(name, p)));
         let silent = self.silent.iter().map(|(name, p)| line(name, p));
-        of_runs.chain(silent).collect()
+        told.chain(silent).collect()
+    }
+
+    /// Runs, and disks behind them.
+    fn all(&self) -> impl Iterator<Item = (&Name, &Status)> {
+        let all = self.runs.iter().chain(&self.disks);
+        all.map(|(name, (stat, _))| (name, &stat.status))
     }
 
     fn table_of_runs(&self) -> Table<'_> {
@@ -195,6 +216,49 @@ impl View {
         Table::new(rows, widths).header(header(&head))
     }
 
+    fn table_of_disks(&self) -> Table<'_> {
+        let head = [
+            "DISK", "PID", "UP", "SIZE", "PAGES", "POOL", "LIMIT", "RATIO", "FAR", "WGT",
+            "CLIENTS", "READ/s", "WRITE/s", "DEEP/s", "RD MiB/s", "WR MiB/s",
+        ];
+        let rows = self.disks.iter().map(|(name, (stat, rates))| {
+            let s = &stat.status;
+            let d = s.disk.unwrap_or_default();
+            let rate = |of: fn(&Rates) -> f64| rates.as_ref().map(of);
+            let count = |of| rate(of).map_or("-".to_owned(), |n| Count(n).to_string());
+            let mib = |of| {
+                let bytes = rate(of);
+                bytes.map_or("-".to_owned(), |b| format!("{:.1}", b / f64::from(1 << 20)))
+            };
+            let row = Row::new([
+                plain(&name.tenant),
+                name.pid.to_string(),
+                duration(s.uptime_s),
+                Bytes(d.size_bytes).to_string(),
+                Count(d.stored_pages as f64).to_string(),
+                Bytes(s.used.pool_bytes).to_string(),
+                Bytes(s.limits.pool_now_bytes()).to_string(),
+                d.ratio
+                    .map_or("-".to_owned(), |ratio| format!("{ratio:.1}")),
+                Bytes(s.used.far_bytes).to_string(),
+                s.limits.weight.map_or("-".to_owned(), |w| w.to_string()),
+                d.clients.to_string(),
+                count(|r| r.pages_in_per_s),
+                count(|r| r.pages_out_per_s),
+                count(|r| r.faults_deep_per_s),
+                mib(|r| r.remote_read_bytes_per_s),
+                mib(|r| r.remote_written_bytes_per_s),
+            ]);
+            if s.healthy {
+                row
+            } else {
+                row.style(Style::new().fg(Color::Red))
+            }
+        });
+        let widths = [18, 8, 8, 6, 6, 6, 6, 6, 6, 4, 7, 7, 7, 7, 9, 9].map(Constraint::Length);
+        Table::new(rows, widths).header(header(&head))
+    }
+
     fn table_of_features(&self) -> Table<'_> {
         let head = [
             "TENANT", "PID", "FRAG", "STORE", "SEQ", "HOT", "COMP", "FILE", "SLOW", "STALL",
@@ -234,9 +298,8 @@ impl View {
     fn table_of_donors(&self) -> Table<'_> {
         let head = ["DONOR", "TENANT", "STATE", "SLABS", "FREE", "RTT us"];
         let donors = self
-            .runs
-            .iter()
-            .flat_map(|(name, (s, _))| s.status.donors.iter().map(move |d| (name, d)));
+            .all()
+            .flat_map(|(name, s)| s.donors.iter().map(move |d| (name, d)));
         let rows = donors.map(|(name, d)| {
             let row = Row::new([
                 plain(&d.address),

@@ -56,7 +56,7 @@ pub fn run(args: &TuneArgs) -> Result<i32, Failure> {
     let signals = crate::signals::ends()
         .map_err(|e| Failure::usage(format!("signals cannot be read: {}", e.desc())))?;
     let wanted = args.tenant.as_deref();
-    let mut before = Stats::told(wanted);
+    let mut before = Stats::told_by_runs(wanted);
     if before.is_empty() {
         return Err(nobody(wanted));
     }
@@ -71,7 +71,7 @@ pub fn run(args: &TuneArgs) -> Result<i32, Failure> {
         if let Some(failure) = stopped(&signals, left) {
             return Ok(failure.code);
         }
-        let now = Stats::told(wanted);
+        let now = Stats::told_by_runs(wanted);
         if now.is_empty() {
             return Ok(exit::OK);
         }

@@ -27,7 +27,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use canvas_place::replicas::Policy;
+use canvas_place::replicas::{Code, Policy};
 use canvas_shm::far::SLABS_MAX;
 use canvas_types::units::Size;
 
@@ -176,6 +176,9 @@ pub struct Wanted {
     /// Servers have none of what is not likely to be needed soon.
     #[serde(default)]
     pub warm: bool,
+    /// Servers have shards: so many that hold the bytes, and so many more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<(usize, usize)>,
 }
 
 impl From<Policy> for Wanted {
@@ -185,17 +188,22 @@ impl From<Policy> for Wanted {
             disk: p.disk,
             late: p.late,
             warm: p.warm,
+            code: p.code.map(|code| (code.data(), code.parity())),
         }
     }
 }
 
 impl From<Wanted> for Policy {
     fn from(w: Wanted) -> Policy {
+        if let Some(code) = w.code.and_then(|(data, parity)| Code::new(data, parity)) {
+            return Policy::coded(code);
+        }
         Policy {
             donors: w.donors,
             disk: w.disk,
             late: w.late,
             warm: w.warm,
+            code: None,
         }
     }
 }
@@ -445,6 +453,7 @@ impl Change {
     fn judge(&self) -> Result<(), MessageError> {
         self.slabs.map_or(Ok(()), judge_slabs)?;
         judge_weight(self.weight)?;
+        judge_copies(self.copies)?;
         if let Some(bytes) = self.pool_bytes.filter(|b| *b < SMALL_MIN.bytes) {
             return Err(MessageError::Pool(bytes));
         }
@@ -462,6 +471,8 @@ fn judge_slabs(slabs: usize) -> Result<(), MessageError> {
 
 fn judge_copies(copies: Option<Wanted>) -> Result<(), MessageError> {
     match copies {
+        Some(c) if c.code.is_some() && Wanted::from(Policy::from(c)) == c => Ok(()),
+        Some(c) if c.code.is_some() => Err(MessageError::Copies),
         Some(c) if c.donors > 3 || c.donors == 0 && !c.disk => Err(MessageError::Copies),
         _ => Ok(()),
     }
@@ -496,6 +507,7 @@ mod tests {
                 disk: true,
                 late: false,
                 warm: false,
+                code: None,
             }),
             asked: Asked {
                 weight: Some(300),
@@ -523,6 +535,7 @@ mod tests {
                 disk: false,
                 late: false,
                 warm: false,
+                code: None,
             },
             slabs: 9,
             terms: Terms {
@@ -671,7 +684,7 @@ mod tests {
         #[test]
         fn nearly_right_ones_too(name in ".{0,80}", slabs in any::<usize>(), donors in any::<usize>(),
                                  from in 0usize..200, len in 0usize..20) {
-            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false, warm: false }), asked: Asked::default() };
+            let hello = Hello { version: VERSION, name, slabs, copies: Some(Wanted { donors, disk: false, late: false, warm: false, code: None }), asked: Asked::default() };
             let mut bytes = Ask::Tenant(hello.clone()).encode();
             if let Ok(ask) = Ask::decode(&bytes) {
                 prop_assert!(judge_name(&hello.name).is_ok() && (1..=SLABS_MAX).contains(&slabs));

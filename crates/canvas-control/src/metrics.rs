@@ -377,6 +377,11 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
             far.failovers,
         ),
         (
+            "canvas_remote_decoded",
+            "Reads that were computed from other shards.",
+            far.decoded,
+        ),
+        (
             "canvas_remote_corrupt",
             "Copies that were damaged or old.",
             far.corrupt,

@@ -13,8 +13,9 @@ use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 
-use crate::place::Listening;
-use crate::text::reason;
+use crate::names::Name;
+use crate::place::{Listening, Place};
+use crate::text::{reason, say};
 use crate::wire::REQUEST_BYTES_MAX;
 
 /// Connections at one time to the control socket, and as many to the metrics: whoever holds all places of
@@ -73,8 +74,26 @@ impl Peers {
         Peers::default()
     }
 
+    /// Opens this process to `canvas status` and its like, as the tenant's `kind` ("run" or "disk"). It goes on
+    /// without.
+    pub fn open(&mut self, tenant: &str, kind: &str) {
+        let name = Name {
+            tenant: tenant.to_owned(),
+            pid: std::process::id(),
+        };
+        let listening = Place::own()
+            .map_err(|e| e.to_string())
+            .and_then(|place| place.listen(name).map_err(|e| reason(&e)));
+        match listening {
+            Ok(listening) => self.listen_to_control(listening),
+            Err(why) => say(format_args!(
+                "`canvas status` will not see this {kind}, whose socket cannot be made: {why}"
+            )),
+        }
+    }
+
     /// Takes questions over a control socket.
-    pub fn listen_to_control(&mut self, listening: Listening) {
+    fn listen_to_control(&mut self, listening: Listening) {
         self.control = Some(listening);
     }
 
@@ -263,8 +282,6 @@ impl AsFd for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Name;
-    use crate::place::Place;
 
     fn ask(text: &str) -> Option<String> {
         http(text.as_bytes(), &mut |_| "m 1\n".to_owned())

@@ -246,6 +246,7 @@ mod tests {
                 disk: true,
                 late: false,
                 warm: false,
+                code: None,
             }),
             weight: Some(50),
             swap_in_limit: Some(10 << 20),

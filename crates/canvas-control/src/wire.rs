@@ -95,6 +95,17 @@ impl Request {
     }
 }
 
+/// The line that answers a question.
+pub fn answer(line: &[u8], on: impl FnOnce(Ask) -> Reply) -> String {
+    let answer = match Request::decode(line) {
+        Err(why) => Reply::Refused(why.to_string()),
+        Ok(request) => on(request.ask),
+    };
+    let canvas = VERSION;
+    // Numbers and strings always become JSON.
+    serde_json::to_string(&Answer { canvas, answer }).unwrap_or_default()
+}
+
 /// How a tenant is.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Status {
@@ -102,9 +113,9 @@ pub struct Status {
     pub schema: String,
     /// Its name.
     pub tenant: String,
-    /// Its `canvas run`.
+    /// Its `canvas run` or `canvas disk`.
     pub pid: u32,
-    /// CMD, without its arguments.
+    /// CMD, without its arguments; of a disk, its socket.
     pub program: String,
     /// Version of its `canvas run`.
     pub canvas_version: String,
@@ -132,6 +143,38 @@ pub struct Status {
     /// The same for all runs of one tenant at the host's agent; `null` for a run of its own.
     #[serde(default)]
     pub shared: Option<String>,
+    /// What a disk has beside; `null` for a run.
+    #[serde(default)]
+    pub disk: Option<Disk>,
+}
+
+/// A disk (`canvas disk`).
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug, Default)]
+pub struct Disk {
+    /// What its clients see.
+    pub size_bytes: u64,
+    /// Pages that are stored, in the pool or beyond it.
+    pub stored_pages: u64,
+    /// Bytes of those pages, by what the pool takes; `null` while that is nothing.
+    pub ratio: Option<f64>,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Pages that were read and written in the last second.
+    pub reads_per_s: f64,
+    /// The same.
+    pub writes_per_s: f64,
+    /// Since its start: pages that were read.
+    pub reads: u64,
+    /// Pages that were written.
+    pub writes: u64,
+    /// Pages that clients waited for beyond the pool.
+    pub far_reads: u64,
+    /// Writes that found no room.
+    pub refused: u64,
+    /// Reads that found no copy within `--far-wait`.
+    pub unreachable: u64,
+    /// Reads of damaged pages.
+    pub damaged: u64,
 }
 
 /// A NUMA node that a tenant has pages on (`--numa`).
@@ -157,7 +200,7 @@ pub struct Problem {
 }
 
 /// Bounds of a tenant.
-#[derive(Serialize, Deserialize, Clone, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
 pub struct Limits {
     /// `--local` as a size.
     pub local_bytes: Option<u64>,
@@ -337,6 +380,9 @@ pub struct Far {
     /// Of the reads, those of what a donor and the disk both have that the disk was asked for.
     #[serde(default)]
     pub reads_by_disk: u64,
+    /// Of the reads, those that were computed from other shards than those that have their bytes.
+    #[serde(default)]
+    pub decoded: u64,
     /// Operations that may be under way on a far directory at a time.
     #[serde(default)]
     pub disk_width: u64,
@@ -396,6 +442,7 @@ impl Far {
                 ReadUnit::Bytes(bytes) => bytes,
             },
             reads_by_disk: s.reads_by_disk.load(Relaxed),
+            decoded: s.decoded.load(Relaxed),
             disk_width: s.disk_width.load(Relaxed),
         }
     }

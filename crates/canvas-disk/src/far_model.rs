@@ -19,9 +19,9 @@ use proptest::prelude::*;
 
 use crate::far::{Place, Tenant};
 use crate::file::DiskFile;
-use crate::recover_model::compare_servers;
 use crate::model::{PAGES, Seen, compare, op, page_of};
 use crate::pool::POOL_BYTES_MIN;
+use crate::recover_model::compare_servers;
 use crate::{DiskMemory, PageStore, PoolStore, Scratch, span};
 
 /// Part of the pool past which pages leave it, in percent.

@@ -43,7 +43,10 @@ pub fn compare_servers(
         };
         let now = pair.store.stats();
         let sums = (now.stored_pages, now.same_pages, now.stored_bytes);
-        prop_assert!(before.is_none_or(|before| before == sums), "{before:?} {sums:?}");
+        prop_assert!(
+            before.is_none_or(|before| before == sums),
+            "{before:?} {sums:?}"
+        );
         let found = pair.store.found();
         prop_assert_eq!((found.stored, found.lost), (now.stored_pages, 0));
         for op in ops {
@@ -221,14 +224,14 @@ fn version(page: u64, version: u64) -> PageBuf {
         (0, _) | (_, 0) => [0; PAGE_SIZE],
         (_, 1) => [(version % 255) as u8 + 1; PAGE_SIZE],
         // Of one size, so that it is written over the one before; then a few words changed.
-        (_, 2..=4) => page_of(page << 32 | version, 4096),
+        (_, 2..=4) => page_of((page << 32) | version, 4096),
         (_, 5 | 6) => {
-            let mut few = page_of(page << 32 | version / 9, 2000);
+            let mut few = page_of((page << 32) | (version / 9), 2000);
             few[100..108].copy_from_slice(&version.to_le_bytes());
             few
         }
         _ => page_of(
-            page << 32 | version,
+            (page << 32) | version,
             (page * 37 + version * 501) as usize % 4000,
         ),
     }

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use canvas_shm::pass;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::socket::{
@@ -78,17 +79,7 @@ impl Socket {
         if UnixStream::connect(path).is_ok() {
             return Err(SocketError::InUse(path.to_owned()));
         }
-        // It takes its name when it listens, so who sees it there is not refused.
-        let new = path.with_file_name(format!(".{}.sock", std::process::id()));
-        let _ = fs::remove_file(&new);
-        let listener = listener(&new, group).and_then(|fd| {
-            fs::rename(&new, path)?;
-            Ok(fd)
-        });
-        let listener = listener.map_err(|e| {
-            let _ = fs::remove_file(&new);
-            other(e)
-        })?;
+        let listener = pass::named(path, |new| listener(new, group)).map_err(other)?;
         Ok(Socket {
             listener,
             path: path.to_owned(),

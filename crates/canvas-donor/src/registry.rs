@@ -13,7 +13,7 @@ use canvas_place::lease;
 use canvas_place::victims::{self, Activity};
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Lent, Pong, SlabKey};
-use canvas_wire::{ClientId, LIST_MAX, SLAB_BYTES};
+use canvas_wire::{ClientId, LIST_MAX};
 
 use crate::LINKS_OF_A_CLIENT_MAX;
 use crate::outbox::{Outbox, OwnedCall};
@@ -129,6 +129,7 @@ struct Inner {
     slabs: Slabs,
     by_key: HashMap<(ClientId, SlabKey), u64>,
     headroom: Headroom,
+    lent_bytes: u64,
     next_handle: u64,
     ending: bool,
 }
@@ -172,14 +173,11 @@ pub struct ClientFigures {
 }
 
 impl Inner {
-    fn lent_bytes(&self) -> u64 {
-        (self.slabs.len() * SLAB_BYTES) as u64
-    }
-
     /// Takes a slab out of the tables. Its memory is still there.
     fn remove(&mut self, handle: u64) -> Option<Arc<Slab>> {
         let entry = self.slabs.remove(&handle)?;
         self.by_key.remove(&(entry.client.id, entry.slab.key));
+        self.lent_bytes -= entry.slab.bytes();
         Some(entry.slab)
     }
 
@@ -191,7 +189,7 @@ impl Inner {
         let mut t = Totals {
             clients: self.clients.len(),
             slabs: self.slabs.len(),
-            lent_bytes: self.lent_bytes(),
+            lent_bytes: self.lent_bytes,
             ..Totals::default()
         };
         for e in self.slabs.values() {
@@ -222,6 +220,7 @@ impl Registry {
             slabs: Slabs::default(),
             by_key: HashMap::new(),
             headroom,
+            lent_bytes: 0,
             next_handle: first_handle,
             ending: false,
         }))
@@ -317,13 +316,14 @@ impl Registry {
         if inner.ending {
             return Err(ErrorCode::Ending);
         }
-        let lent = inner.lent_bytes();
-        if !inner.headroom.admits(lent) {
+        let lent = inner.lent_bytes;
+        if !inner.headroom.admits_bytes(lent, key.bytes() as u64) {
             return Err(ErrorCode::NoRoom);
         }
         let handle = inner.next_handle;
         let slab = Slab::new(handle, key).map_err(|_| ErrorCode::NoRoom)?;
         inner.next_handle = handle.wrapping_add(1);
+        inner.lent_bytes += slab.bytes();
         inner.by_key.insert((client.id, key), handle);
         inner.slabs.insert(
             handle,
@@ -378,7 +378,7 @@ impl Registry {
     /// How full the server is.
     pub fn pong(&self) -> Pong {
         let inner = self.lock();
-        let lent_bytes = inner.lent_bytes();
+        let lent_bytes = inner.lent_bytes;
         let free_bytes = if inner.ending {
             0
         } else {

@@ -81,9 +81,9 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Maps a slab; it takes no memory yet. The error is the system's.
+    /// Maps a slab, or a part of one; it takes no memory yet. The error is the system's.
     pub fn new(handle: u64, key: SlabKey) -> std::io::Result<Slab> {
-        let map = Arc::new(canvas_rdma::Memory::new(SLAB_BYTES)?);
+        let map = Arc::new(canvas_rdma::Memory::new(key.bytes())?);
         Ok(Slab {
             handle,
             key,
@@ -111,6 +111,11 @@ impl Slab {
             drop(map);
         }
         self.touched_bytes.store(0, Relaxed);
+    }
+
+    /// Its bytes, written or not.
+    pub fn bytes(&self) -> u64 {
+        self.key.bytes() as u64
     }
 
     /// Bytes that it takes.
@@ -147,7 +152,7 @@ impl Slab {
             if self.read_only.load(Relaxed) {
                 return Err(Refusal::Code(ErrorCode::Evicting));
             }
-            let fresh_bytes = SLAB_BYTES as u64 - self.touched_bytes();
+            let fresh_bytes = self.bytes() - self.touched_bytes();
             if !budget.take(fresh_bytes) {
                 more();
                 if !budget.take(fresh_bytes) {
@@ -186,7 +191,9 @@ impl Slab {
         budget: &Budget,
         more: impl FnOnce(),
     ) -> Result<(), ErrorCode> {
-        let range = bounds(offset as usize, data.len()).ok_or(ErrorCode::OutOfRange)?;
+        let range = self
+            .bounds(offset as usize, data.len())
+            .ok_or(ErrorCode::OutOfRange)?;
         let mut guard = self.memory.write().expect("nobody panics with a slab");
         let memory = guard.as_mut().ok_or(ErrorCode::UnknownHandle)?;
         if self.read_only.load(Relaxed) {
@@ -225,12 +232,21 @@ impl Slab {
         let guard = self.memory.read().expect("nobody panics with a slab");
         let memory = guard.as_ref().ok_or(ErrorCode::UnknownHandle)?;
         for range in ranges {
-            let bytes =
-                bounds(range.offset as usize, range.len as usize).ok_or(ErrorCode::OutOfRange)?;
+            let bytes = self
+                .bounds(range.offset as usize, range.len as usize)
+                .ok_or(ErrorCode::OutOfRange)?;
             memory.map.append_to(bytes, out);
         }
         self.ops.fetch_add(1, Relaxed);
         Ok(())
+    }
+}
+
+impl Slab {
+    /// The range, if it lies in the slab.
+    fn bounds(&self, offset: usize, len: usize) -> Option<std::ops::Range<usize>> {
+        let end = offset.checked_add(len)?;
+        (end <= self.key.bytes()).then_some(offset..end)
     }
 }
 
@@ -240,12 +256,6 @@ impl Slab {
     pub fn hold(&self) -> impl Drop + '_ {
         self.memory.write().expect("nobody panics with a slab")
     }
-}
-
-/// The range, if it lies in a slab.
-fn bounds(offset: usize, len: usize) -> Option<std::ops::Range<usize>> {
-    let end = offset.checked_add(len)?;
-    (end <= SLAB_BYTES).then_some(offset..end)
 }
 
 #[cfg(test)]
@@ -323,6 +333,19 @@ mod tests {
         assert_eq!(read(&slab, end - 1, 1).unwrap(), [7]);
         assert_eq!(read(&slab, end, 1), Err(ErrorCode::OutOfRange));
         assert_eq!(read(&slab, u32::MAX, u32::MAX), Err(ErrorCode::OutOfRange));
+    }
+
+    #[test]
+    fn a_part_of_a_slab_ends_where_the_part_does() {
+        let part = SlabKey::part([1; 16], 5, 4);
+        let slab = Slab::new(1, part).unwrap();
+        let (b, end) = (budget(u64::MAX), slab.bytes() as u32);
+        assert_eq!(slab.bytes(), SLAB_BYTES as u64 / 4);
+        assert_eq!(slab.write(end - 1, &[7], &b, || {}), Ok(()));
+        assert_eq!(read(&slab, end - 1, 1).unwrap(), [7]);
+        let too_far = Err(ErrorCode::OutOfRange);
+        assert_eq!(slab.write(end, &[7], &b, || {}), too_far);
+        assert_eq!(read(&slab, end - 1, 2), Err(ErrorCode::OutOfRange));
     }
 
     #[test]

@@ -8,8 +8,15 @@
 //! how much: so a tenant that lies about its traffic, or about what it uses, gets what its weight gives
 //! and no more.
 //!
+//! A tenant is idle when it was quiet for a second, however much it swapped before. Loads with short
+//! pauses would have their pools taken away and fetched back in each of them. So the time doubles, up to
+//! [`SHORT`] rounds, when a tenant swaps again after a pause that was shorter than that, and halves after
+//! a longer one.
+//!
 //! What is revoked is memory again only when its tenant has written it out. Until then, but no longer
-//! than [`PATIENCE`] rounds, it is *held* and is granted to nobody.
+//! than [`PATIENCE`] rounds, it is *held* and is granted to nobody. An idle tenant that has given back
+//! all that was revoked loses a larger part in the next round: so what it loses follows how fast it
+//! writes.
 //!
 //! Promises, at every moment, whatever the readings say: the sum of all grants, and of what is held, is
 //! at most the host's pool; no grant is above its ceiling; and none is cut below its floor. A tenant
@@ -27,26 +34,36 @@ use fill::{Want, fill};
 
 /// Bytes of a slab: 2 MiB.
 pub const SLAB_BYTES: u64 = 2 << 20;
-/// Rounds after which what was revoked counts as given back.
-pub const PATIENCE: usize = 10;
-/// Pages a round, smoothed, from which on a tenant swaps,
-pub const BUSY_PAGES: u64 = 64;
-/// and below which it is idle again.
-pub const IDLE_PAGES: u64 = 16;
+/// Rounds in a second.
+pub const ROUNDS_IN_S: usize = 4;
+/// Rounds after which what was revoked counts as given back: 10 s.
+pub const PATIENCE: usize = 10 * ROUNDS_IN_S;
+/// Pages a round, smoothed, from which on a tenant swaps: 64 in a second.
+pub const BUSY_PAGES: u64 = 16;
+/// A round with fewer pages than that is quiet.
+pub const QUIET_PAGES: u64 = 16;
+/// Quiet rounds after which a tenant is idle, at first.
+pub const QUIET: u32 = ROUNDS_IN_S as u32;
+/// Rounds without need that are too few to take a pool away and fetch it back: 5 s.
+pub const SHORT: u32 = 5 * QUIET;
 /// Tenants that the smallest pool has floors for.
 pub const TENANTS_MIN: u64 = 4;
-/// Slabs in use that are revoked in a round: an eighth of the grant, but at least and at most so many
-/// (64 MiB): writing them out takes its tenant's disk or donors time.
+/// Slabs in use that are revoked in a round: this part of the grant, but at least and at most so many
+/// (64 MiB in a second): writing them out takes its tenant's disk or donors time.
+const STEP_PART: u64 = 32;
 const STEP_MIN: u64 = 1;
-const STEP_MAX: u64 = 32;
+const STEP_MAX: u64 = 8;
+/// The same of an idle tenant that has given back what was revoked.
+const IDLE_STEP_PART: u64 = 4;
+const IDLE_STEP_MAX: u64 = 32;
 /// The part of the pool that is kept for tenants to come is one by this.
 const RESERVE_PART: u64 = 32;
 /// All floors of which nothing is said come to one by this of the pool.
 const FLOORS_PART: u64 = 4;
-/// The traffic is smoothed with this weight: half of a change shows after two or three rounds.
-const SMOOTH: u64 = 4;
+/// The traffic is smoothed with this weight: half of a change shows after two or three seconds.
+const SMOOTH: u64 = 16;
 /// Parts of a page in the smoothed traffic.
-const FRACTION: u64 = 16;
+const FRACTION: u64 = 256;
 /// More pages than a round can move.
 const PAGES_MAX: u64 = 1 << 32;
 
@@ -118,6 +135,12 @@ struct Tenant {
     /// Pages a round, smoothed, in [`FRACTION`]s.
     traffic: u64,
     busy: bool,
+    /// Quiet rounds in a row, up to now.
+    quiet: u32,
+    /// After so many of them it is idle.
+    quiet_max: u32,
+    /// Rounds since it is.
+    idle: u32,
 }
 
 /// The pools of a host.
@@ -165,6 +188,9 @@ impl Pools {
                 reading: new.reading,
                 traffic: 0,
                 busy: false,
+                quiet: 0,
+                quiet_max: QUIET,
+                idle: SHORT,
             };
             self.tenants.insert(new.id, tenant);
         }
@@ -221,13 +247,11 @@ impl Pools {
         }
     }
 
-    /// A round (a second) is over, and each tenant has been read: slabs are granted and revoked.
+    /// A round (a [`ROUNDS_IN_S`]th of a second) is over, and each tenant has been read: slabs are granted
+    /// and revoked.
     pub fn round(&mut self) {
         for t in self.tenants.values_mut() {
-            let pages = std::mem::take(&mut t.reading.pages).min(PAGES_MAX) * FRACTION;
-            t.traffic = (t.traffic * (SMOOTH - 1) + pages) / SMOOTH;
-            let bound = if t.busy { IDLE_PAGES } else { BUSY_PAGES };
-            t.busy = t.traffic >= bound * FRACTION;
+            t.note_traffic();
             t.recent.rotate_right(1);
             t.recent[0] = t.grant;
         }
@@ -355,6 +379,29 @@ impl Pools {
 }
 
 impl Tenant {
+    /// Is it busy, after what it swapped in this round?
+    fn note_traffic(&mut self) {
+        let pages = std::mem::take(&mut self.reading.pages).min(PAGES_MAX);
+        self.traffic = (self.traffic * (SMOOTH - 1) + pages * FRACTION) / SMOOTH;
+        self.quiet = match pages < QUIET_PAGES {
+            true => self.quiet.saturating_add(1),
+            false => 0,
+        };
+        if self.busy && self.quiet >= self.quiet_max {
+            // What was before is no sign of what comes.
+            (self.busy, self.traffic, self.idle) = (false, 0, 0);
+        } else if !self.busy {
+            self.idle = self.idle.saturating_add(1);
+            self.busy = self.traffic >= BUSY_PAGES * FRACTION;
+            if self.busy {
+                self.quiet_max = match self.idle.saturating_add(self.quiet_max) < SHORT {
+                    true => (self.quiet_max * 2).min(SHORT),
+                    false => (self.quiet_max / 2).max(QUIET),
+                };
+            }
+        }
+    }
+
     /// Slabs that it wants.
     fn want(&self) -> u64 {
         let Reading {
@@ -393,10 +440,12 @@ impl Tenant {
     /// when others are below their floors.
     fn cut(&mut self, target: u64, in_round: bool, lacking: u64) {
         let used = slabs_of(self.reading.used_bytes);
-        let step = if in_round {
-            (self.grant / 8).clamp(STEP_MIN, STEP_MAX)
-        } else {
+        let step = if !in_round {
             0
+        } else if self.busy || used > self.grant {
+            (self.grant / STEP_PART).clamp(STEP_MIN, STEP_MAX)
+        } else {
+            (self.grant / IDLE_STEP_PART).clamp(STEP_MIN, IDLE_STEP_MAX)
         };
         let in_steps = self.grant.min(used).saturating_sub(step + lacking);
         self.grant = self.grant.min(target.max(in_steps).max(self.floor));

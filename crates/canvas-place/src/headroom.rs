@@ -173,6 +173,12 @@ impl Headroom {
     /// What may be lent beyond `lent_bytes` now, in whole slabs: below the limit, and such that the
     /// host stays above where eviction begins even when everything that is lent is written.
     pub fn free_bytes(&self, lent_bytes: u64) -> u64 {
+        let slab = self.config.slab_bytes.max(1);
+        self.room_bytes(lent_bytes) / slab * slab
+    }
+
+    /// The same to the byte.
+    fn room_bytes(&self, lent_bytes: u64) -> u64 {
         let c = &self.config;
         let Some(average) = self.average_bytes else {
             return 0;
@@ -183,8 +189,12 @@ impl Headroom {
             .saturating_sub(c.evict_below_bytes)
             .saturating_sub(unwritten);
         let by_limit = self.limit_bytes.saturating_sub(lent_bytes);
-        let slab = c.slab_bytes.max(1);
-        by_host.min(by_limit) / slab * slab
+        by_host.min(by_limit)
+    }
+
+    /// Whether so many more bytes, a part of a slab, may be lent now.
+    pub fn admits_bytes(&self, lent_bytes: u64, bytes: u64) -> bool {
+        self.room_bytes(lent_bytes) >= bytes.max(1)
     }
 
     /// Whether one more slab may be lent now.

@@ -109,6 +109,7 @@ impl Place {
             disk: true,
             late: false,
             warm: false,
+            code: None,
         }
     }
 

@@ -162,7 +162,7 @@ proptest! {
         steps in steps(),
         policies in prop::collection::vec((0..4usize, any::<bool>()), 1..4),
     ) {
-        let policy_of = |(donors, disk)| Policy { donors, disk: disk || donors == 0, late: false, warm: false };
+        let policy_of = |(donors, disk)| Policy { donors, disk: disk || donors == 0, late: false, warm: false, code: None };
         let mut policies = policies.into_iter().map(policy_of).cycle();
         let mut policy = policies.next().unwrap();
         let mut map: Map = (0..SLABS).map(|s| (s, Slab::default())).collect();
@@ -224,7 +224,7 @@ proptest! {
                     handles += 1;
                     let granted = ok.then_some(([1; 16], handles));
                     let short = |e: &Slab| e.is_short(&o.donors[..], want, o.now);
-                    let got = placement::allocated(&mut map, slab, donor, granted, || false, short);
+                    let got = placement::allocated(&mut map, slab, donor, granted, || false, short, &o.donors[..]);
                     let again = o.count(slab, true) < want;
                     prop_assert_eq!(got, if ok { Placed::Yes } else { Placed::No { again } });
                     if ok {
@@ -431,6 +431,7 @@ proptest! {
             disk: on_disk.is_some() && (wants_disk || !wants_donors),
             late: false,
             warm: false,
+            code: None,
         };
         for extent in disk_lacks.iter().filter(|_| on_disk.is_some()) {
             map.get_mut(&(*extent as u32 / 4)).unwrap().disk.add(extent % 4);
@@ -553,6 +554,7 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let mut map = Map::new();
     let slab = map.entry(0).or_default();
@@ -614,6 +616,7 @@ fn what_a_donor_has_without_anybody_knowing_is_found_there() {
         disk: false,
         late: false,
         warm: false,
+        code: None,
     };
     let (donors, seal) = ([view(true, false); 2], |extent| u64::from(extent == 0));
     for has_it in [[true, true], [false, true]] {

@@ -227,6 +227,7 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         disk: true,
         late: false,
         warm: false,
+        code: None,
     });
     let (control_read, control) = pipe2(OFlag::O_CLOEXEC).map_err(system("there is no pipe"))?;
     let journal = Journal::create().map_err(system("its journal cannot be created"))?;

@@ -31,6 +31,7 @@ pub mod error;
 pub mod facts;
 mod far;
 pub mod join;
+mod kvm;
 mod launch;
 mod learned;
 mod link;
@@ -49,6 +50,7 @@ mod supervise;
 mod sweep;
 mod tree;
 
+pub use control::disk::ServedDisk;
 pub use control::set::KEYS;
 pub use control::tenant::SCHEMA as STATUS_SCHEMA;
 pub use error::RunError;

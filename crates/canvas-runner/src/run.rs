@@ -37,11 +37,10 @@ use crate::stats::{Place, Report, Run};
 use crate::supervise::{End, Signals, supervise};
 use crate::sweep::Peaks;
 use crate::tree::Tree;
-use crate::{code, far, launch, mode, numa, preload, program, reserve};
+use crate::{code, far, kvm, launch, mode, numa, preload, program, reserve};
 use canvas_agent::members::{any_left, release_dead};
-use canvas_control::names::{self, Name};
+use canvas_control::names;
 use canvas_control::peers::Peers;
-use canvas_control::place;
 use canvas_control::text::say;
 
 /// Share of the pages whose touches a trace records.
@@ -71,7 +70,9 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
         Start::New | Start::Prepared(_) => options.mode,
         Start::Joined(joined) => joined.mode()?,
     };
-    let mode = mode_for(wanted, unmanaged.as_ref())?;
+    // Memory that forks share is managed in signal mode only.
+    let guests = || options.shared.is_none() && kvm::is_used(&file, &options.command);
+    let mode = mode_for(wanted, guests, unmanaged.as_ref())?;
     let mut library = preload::library(std::env::var_os(preload::ENV_PRELOAD_SO))?;
     if mode.is_some() {
         code::append_prepared(library.to_mut());
@@ -398,7 +399,7 @@ fn asked_by(metrics: Option<SocketAddr>, tenant: &str) -> Result<Peers, RunError
     if let Some(addr) = metrics {
         peers.offer_metrics(addr)?;
     }
-    listen(&mut peers, tenant);
+    peers.open(tenant, "run");
     Ok(peers)
 }
 
@@ -419,39 +420,29 @@ fn write_report(place: &Place, report: &Report) {
     }
 }
 
-/// Opens the run to `canvas status` and its like. It goes on without.
-fn listen(peers: &mut Peers, tenant: &str) {
-    let name = Name {
-        tenant: tenant.to_owned(),
-        pid: std::process::id(),
-    };
-    let listening = place::Place::own()
-        .map_err(|e| e.to_string())
-        .and_then(|place| place.listen(name).map_err(|e| crate::reason(&e)));
-    match listening {
-        Ok(listening) => peers.listen_to_control(listening),
-        Err(why) => say(format_args!(
-            "`canvas status` will not see this run, whose socket cannot be made: {why}"
-        )),
-    }
-}
-
 fn system(what: &'static str) -> impl Fn(Errno) -> RunError + Copy {
     move |source| RunError::System { what, source }
 }
 
 /// How faults are delivered. Children of an unmanaged program may be managed, so everything is set up
 /// for them, but what is missing is no error then.
-fn mode_for(wanted: Option<Mode>, unmanaged: Option<&Unmanaged>) -> Result<Option<Mode>, RunError> {
-    match chosen_mode(wanted) {
+fn mode_for(
+    wanted: Option<Mode>,
+    guests: impl Fn() -> bool,
+    unmanaged: Option<&Unmanaged>,
+) -> Result<Option<Mode>, RunError> {
+    match chosen_mode(wanted, guests) {
         Ok(mode) => Ok(Some(mode)),
         Err(_) if unmanaged.is_some() => Ok(None),
         Err(why) => Err(why.into()),
     }
 }
 
-fn chosen_mode(wanted: Option<Mode>) -> Result<Mode, ModeError> {
+/// What was asked for, or what works here; for a program with guests of KVM thread mode, if it works.
+fn chosen_mode(wanted: Option<Mode>, guests: impl Fn() -> bool) -> Result<Mode, ModeError> {
     let facts = Facts::gather(probe_userfaultfd());
+    let for_guests = || mode::thread_works(&facts.probe).is_ok() && guests();
+    let wanted = wanted.or_else(|| for_guests().then_some(Mode::Thread));
     mode::choose(wanted, &facts).map(|(mode, _)| mode)
 }
 

@@ -9,6 +9,7 @@ use canvas_shm::segment::config_flag;
 use canvas_shm::{Far, Segment};
 use nix::poll::PollFd;
 
+use crate::beside::{Beside, Sides};
 use crate::error::RunError;
 use crate::far::{self, Keeper};
 use crate::options::{FarOptions, pid_namespace};
@@ -20,6 +21,7 @@ pub struct Storage {
     /// Its requests.
     pub far: &'static Far,
     keeper: Keeper,
+    sides: Sides,
     fd: OwnedFd,
 }
 
@@ -39,10 +41,12 @@ impl Storage {
         let Some(keeper) = far::start(options, &fd)? else {
             return Ok(None);
         };
+        let sides = Sides::new(&fd).map_err(RunError::Descriptor)?;
         Ok(Some(Storage {
             segment,
             far: keeper.far(),
             keeper,
+            sides,
             fd,
         }))
     }
@@ -55,6 +59,21 @@ impl Storage {
     /// The tenant's segment, for a process that is to use it in this one's place.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Who keeps it.
+    pub(crate) fn keeper(&self) -> &Keeper {
+        &self.keeper
+    }
+
+    /// The same, to have it change something.
+    pub(crate) fn keeper_mut(&mut self) -> &mut Keeper {
+        &mut self.keeper
+    }
+
+    /// Memory that it takes beside the pool.
+    pub(crate) fn beside(&self) -> Beside {
+        self.sides.look(Some(&self.keeper))
     }
 
     /// What to wait for, beside time.

@@ -17,7 +17,7 @@ use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_0006;
+pub const MAGIC: u64 = 0x0046_4152_0000_0007;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -102,6 +102,8 @@ pub struct FarStats {
     pub unit_bytes: AtomicU64,
     /// Reads of what a donor and the disk both have, that the disk was asked for.
     pub reads_by_disk: AtomicU64,
+    /// Reads that were computed from other shards than those that have their bytes.
+    pub decoded: AtomicU64,
     /// Operations that may be under way on a far directory at a time; the most of those that there are.
     pub disk_width: AtomicU64,
 }

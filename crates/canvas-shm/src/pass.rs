@@ -4,7 +4,9 @@
 //! Who listens meets peers that it does not trust: whatever a message carries is received whole and
 //! closed again, and nothing here waits but [`receive`] on a socket that blocks.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::format;
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::vec;
@@ -52,6 +54,20 @@ pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
     )?;
     listen_on(&fd, Backlog::new(128)?)?;
     Ok(fd)
+}
+
+/// What `listen` makes of a name beside `path`, under `path` once it is listened on: who sees it there is not refused.
+/// A socket that is at `path` is replaced.
+pub fn named<T>(path: &Path, listen: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+    let new = path.with_file_name(format!(".{}.sock", std::process::id()));
+    let _ = fs::remove_file(&new);
+    let made = listen(&new).and_then(|made| {
+        fs::rename(&new, path)?;
+        Ok(made)
+    });
+    made.inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })
 }
 
 /// A connection to who listens at `path`. It does not block.

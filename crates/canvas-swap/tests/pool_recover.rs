@@ -22,6 +22,9 @@ use pools::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
+/// A step that was cut: its entry, and what it would have become.
+type Open = Option<(u32, (u8, u64))>;
+
 const ENTRIES: u32 = 70;
 const SLABS: usize = 12;
 
@@ -199,9 +202,9 @@ impl Disk {
     fn live(
         &self,
         steps: &[Step],
-        open: Option<(u32, (u8, u64))>,
+        open: Open,
         seen: &RefCell<BTreeSet<&'static str>>,
-    ) -> Result<(usize, Option<(u32, (u8, u64))>), TestCaseError> {
+    ) -> Result<(usize, Open), TestCaseError> {
         let (slab_words, class_bytes) =
             (words(SLABS * SLAB_WORDS), [const { AtomicI64::new(0) }; 32]);
         let budget = Budget::new(SLAB_CHARGE_BYTES * SLABS as i64 / 2);

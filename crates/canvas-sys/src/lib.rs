@@ -15,6 +15,7 @@ pub mod mem;
 pub mod numa;
 pub mod pagemap;
 pub mod proc;
+pub mod process;
 pub mod seccomp;
 pub mod shmem;
 pub mod signal;

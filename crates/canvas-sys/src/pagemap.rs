@@ -1,12 +1,15 @@
-//! Which pages of this process are there: /proc/self/pagemap.
+//! Which pages of a process are there: /proc/PID/pagemap.
 
 use crate::gate::{Errno, sys3};
 use crate::proc::File;
 use canvas_types::PAGE_SIZE;
 use core::mem::ManuallyDrop;
+use core::ops::Range;
 
 /// Of an entry: the page is there.
 pub const PRESENT: u64 = 1 << 63;
+/// Of an entry: the page is swapped out.
+pub const SWAPPED: u64 = 1 << 62;
 /// Of an entry: the page is one of a file's, or of shared memory.
 pub const OF_FILE: u64 = 1 << 61;
 /// Of an entry: nobody else maps the page.
@@ -18,6 +21,7 @@ pub const SCAN: usize = 0xc060_6610;
 mod category {
     pub const FILE: u64 = 1 << 2;
     pub const PRESENT: u64 = 1 << 3;
+    pub const SWAPPED: u64 = 1 << 4;
     pub const ZERO: u64 = 1 << 5;
 }
 
@@ -85,6 +89,12 @@ impl Pagemap {
     pub fn open() -> Option<Pagemap> {
         File::open(c"/proc/self/pagemap").ok().map(Pagemap)
     }
+    /// That of a process; it takes the right to read the process's memory.
+    pub fn of_process(pid: u32) -> Result<Pagemap, Errno> {
+        let path = crate::proc::path_of(pid, b"pagemap");
+        let path = core::ffi::CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
+        File::open(path).map(Pagemap)
+    }
     /// Its descriptor, moved to `at_least` or above and open for good; exec closes it.
     pub fn moved(self, at_least: i32) -> Option<i32> {
         let fd = self.0.into_fd() as i32;
@@ -109,19 +119,40 @@ impl Pagemap {
         runs: &mut [Run],
     ) -> Result<Found, Errno> {
         let not = category::FILE | category::ZERO;
+        self.scan(start..end, pages_max, category::PRESENT, not, runs)
+    }
+    /// The runs of pages that are swapped out, from `start` to before `end`, as [`Pagemap::private_runs`] has them.
+    pub fn swapped_runs(
+        &self,
+        start: usize,
+        end: usize,
+        pages_max: usize,
+        runs: &mut [Run],
+    ) -> Result<Found, Errno> {
+        self.scan(start..end, pages_max, category::SWAPPED, 0, runs)
+    }
+    /// The runs of pages that are in one category, and in none of others.
+    fn scan(
+        &self,
+        range: Range<usize>,
+        pages_max: usize,
+        of: u64,
+        not: u64,
+        runs: &mut [Run],
+    ) -> Result<Found, Errno> {
         let mut arg = ScanArg {
             size: size_of::<ScanArg>() as u64,
             flags: 0,
-            start: start as u64,
-            end: end as u64,
+            start: range.start as u64,
+            end: range.end as u64,
             walk_end: 0,
             vec: runs.as_mut_ptr() as u64,
             vec_len: runs.len() as u64,
             max_pages: pages_max as u64,
             category_inverted: not,
-            category_mask: category::PRESENT | not,
+            category_mask: of | not,
             category_anyof_mask: 0,
-            return_mask: category::PRESENT,
+            return_mask: of,
         };
         // SAFETY: the kernel reads and writes `arg`, and writes at most `vec_len` entries to `runs`; both live
         // across the call.
@@ -173,6 +204,21 @@ mod tests {
         assert_eq!((first.runs, pages(&runs[0])), (1, (3, 2)));
         let rest = map.private_runs(first.until, at + BYTES, 9, &mut runs);
         assert_eq!((rest.unwrap().runs, pages(&runs[0])), (3, (5, 1)));
+        // SAFETY: nothing uses it any more.
+        unsafe { mem::unmap(at, BYTES) }.unwrap();
+    }
+
+    #[test]
+    fn what_is_there_is_not_swapped() {
+        let at = sparse(&[3, 4]);
+        let map = Pagemap::of_process(crate::proc::pid()).unwrap();
+        let mut runs = [Run::default(); 8];
+        let Ok(found) = map.swapped_runs(at, at + BYTES, 100, &mut runs) else {
+            return; // Before Linux 6.7.
+        };
+        // On a host that is short of memory the pages may have left.
+        assert!(found.runs <= 1 && found.until == at + BYTES, "{found:?}");
+        assert_eq!(Pagemap::of_process(0).err(), Some(Errno(libc::ENOENT)));
         // SAFETY: nothing uses it any more.
         unsafe { mem::unmap(at, BYTES) }.unwrap();
     }

@@ -264,16 +264,20 @@ pub struct FileFacts {
     pub mode: u32,
     /// Number of the user that owns it.
     pub user: u32,
+    /// Of a device: which one, as `st_rdev`.
+    pub device: u64,
 }
 
 /// Bytes of the kernel's `struct stat`.
 const STAT_BYTES: usize = 144;
 
-/// As `struct stat` has it: device, inode and links take eight bytes each, then mode and user.
+/// As `struct stat` has it: device, inode and links take eight bytes each, then mode and user; then a group, and the
+/// device that it is.
 fn facts(stat: &[u64; STAT_BYTES / 8]) -> FileFacts {
     FileFacts {
         mode: stat[3] as u32,
         user: (stat[3] >> 32) as u32,
+        device: stat[5],
     }
 }
 
@@ -486,7 +490,9 @@ mod tests {
         };
         let root = at(c"/").unwrap();
         assert_eq!((root.mode & libc::S_IFMT, root.user), (libc::S_IFDIR, 0));
-        assert_eq!(at(c"/dev/null").unwrap().mode & libc::S_IFMT, libc::S_IFCHR);
+        let null = at(c"/dev/null").unwrap();
+        assert_eq!(null.mode & libc::S_IFMT, libc::S_IFCHR);
+        assert_eq!(null.device, libc::makedev(1, 3));
         assert_eq!(at(c"/no/such/file"), Err(Errno(libc::ENOENT)));
         let bad = file_facts_at(libc::AT_FDCWD as usize, 16, 0);
         assert_eq!(bad, Err(Errno(libc::EFAULT)));

@@ -17,7 +17,7 @@
 //! | from | type | body |
 //! |---|---|---|
 //! | client | 1 Hello | version_min u16, version_max u16, client_id 16, link u32, lease_ms u32 |
-//! | client | 2 Alloc | tenant 16, slab u32 |
+//! | client | 2 Alloc | tenant 16, slab u24, parts u8 (0: a whole slab) |
 //! | client | 3 Write | handle u64, offset u32, bytes |
 //! | client | 4 Read | handle u64, offset u32, len u32 |
 //! | client | 5 ReadMany | handle u64, { offset u32, len u32 } … |

@@ -133,8 +133,40 @@ impl Item for Range {
 pub struct SlabKey {
     /// Random number of the tenant, drawn for each run.
     pub tenant: [u8; 16],
-    /// Number of the slab in the tenant's far space.
+    /// Number of the slab in the tenant's far space; in its top byte, into how many parts the slab is divided
+    /// where a donor gets a part of it only ([`SlabKey::part`]).
     pub slab: u32,
+}
+
+/// Bits of a number that name a slab.
+const NUMBER_BITS: u32 = 24;
+/// Parts of a slab, at most.
+const PARTS_MAX: u32 = 8;
+/// A part of an extent ends at a multiple of it.
+const PART_GRAIN: usize = 64;
+
+impl SlabKey {
+    /// A part of a tenant's slab, which is divided into `parts` (2 to 8) as large as each other. A donor has
+    /// one part of a slab at most.
+    pub fn part(tenant: [u8; 16], slab: u32, parts: usize) -> SlabKey {
+        debug_assert!(slab >> NUMBER_BITS == 0 && parts as u32 <= PARTS_MAX);
+        SlabKey {
+            tenant,
+            slab: slab | (parts as u32) << NUMBER_BITS,
+        }
+    }
+
+    /// Bytes that are lent under this key: a slab, or the same part of each of its extents. Donors that know
+    /// of no parts lend a slab.
+    pub fn bytes(&self) -> usize {
+        match self.slab >> NUMBER_BITS {
+            parts @ 2..=PARTS_MAX => {
+                let part = crate::EXTENT_BYTES.div_ceil(parts as usize);
+                crate::SLAB_EXTENTS * part.next_multiple_of(PART_GRAIN)
+            }
+            _ => crate::SLAB_BYTES,
+        }
+    }
 }
 
 /// A slab that a client has.

@@ -44,6 +44,7 @@ pub fn run_in_slabs(
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let mut world = World::new(Config {
         chooser,

@@ -135,6 +135,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: true,
             late: false,
             warm: false,
+            code: None,
         },
     ),
     (
@@ -144,6 +145,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: false,
             late: false,
             warm: false,
+            code: None,
         },
     ),
     (
@@ -153,6 +155,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: false,
             late: false,
             warm: false,
+            code: None,
         },
     ),
     (
@@ -162,6 +165,7 @@ pub const POLICIES: [(&str, Policy); 4] = [
             disk: false,
             late: false,
             warm: false,
+            code: None,
         },
     ),
 ];
@@ -183,7 +187,8 @@ pub fn report(seed: u64, size: Size) -> String {
         "one failure at a time, {hosts} hosts, {slabs} slabs of {extents} extents a tenant (seed {seed})\n  \
          copies  failure            lost extents  full redundancy after (s)\n"
     );
-    for (name, policy) in POLICIES {
+    let coded = |name| (name, Policy::named(name).expect("a code"));
+    for (name, policy) in POLICIES.into_iter().chain(["2+1", "4+2"].map(coded)) {
         let mut world = filled(Config {
             slabs,
             extents,

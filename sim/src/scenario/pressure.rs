@@ -92,6 +92,7 @@ pub fn report(seed: u64, size: Size) -> String {
         disk,
         late: false,
         warm: false,
+        code: None,
     });
     let mut text = format!(
         "programs of {} of {hosts} hosts grow to all but the reserve (seed {seed})\n  \

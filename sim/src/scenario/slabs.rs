@@ -25,6 +25,7 @@ pub fn report(seed: u64, size: Size) -> String {
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let mut text = format!(
         "slabs of different sizes (seed {seed}): {even} hosts that borrow 6 GiB each, two choices, news 1 s old; then programs of {} of\n  \

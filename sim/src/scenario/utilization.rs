@@ -64,6 +64,7 @@ pub fn run(seed: u64) -> Figures {
         disk: true,
         late: false,
         warm: false,
+        code: None,
     };
     let mut world = World::new(Config {
         tenants: mix.len(),

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use canvas_place::elastic::{
-    Bounds, Newcomer, PATIENCE, Pools, Reading, SLAB_BYTES, TENANTS_MIN, slabs_of,
+    Bounds, Newcomer, PATIENCE, Pools, ROUNDS_IN_S, Reading, SLAB_BYTES, TENANTS_MIN, slabs_of,
 };
 use canvas_shm::segment::{Counter, Segment};
 use canvas_types::units::Size;
@@ -23,7 +23,9 @@ use canvas_control::terms::Terms;
 use canvas_control::text::say;
 
 /// Between two rounds.
-const ROUND: Duration = Duration::from_secs(1);
+const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
+/// How long a tenant may keep what was revoked.
+const PATIENCE_S: usize = PATIENCE / ROUNDS_IN_S;
 /// The smallest pool of a host: four tenants find a floor in it.
 pub const POOL_MIN: Size = Size::from_bytes(TENANTS_MIN * 4 * SLAB_BYTES);
 
@@ -170,7 +172,7 @@ impl HostPool {
             let is_overdue = policy.is_overdue(s.id);
             if is_overdue && !known.is_overdue {
                 say(format_args!(
-                    "agent: tenant {} (user {}) has more in its pool than it was granted in the last {PATIENCE} s: its far memory is full or slow, or its programs do not keep to their bound",
+                    "agent: tenant {} (user {}) has more in its pool than it was granted in the last {PATIENCE_S} s: its far memory is full or slow, or its programs do not keep to their bound",
                     s.tenant.hello.name, s.tenant.uid
                 ));
             }

@@ -91,20 +91,9 @@ impl ListeningSocket {
             Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
-        // Nobody has the lock, so nobody listens: what is there was left behind. The socket takes its name
-        // when it is listened on, so who sees it there is not refused.
-        let new = path.with_file_name(format!(".{}.sock", std::process::id()));
-        let _ = fs::remove_file(&new);
-        let socket = pass::listen(&new).map_err(std::io::Error::from);
-        let named = socket.and_then(|socket| {
-            fs::rename(&new, path)?;
-            Ok(socket)
-        });
-        let socket = named.inspect_err(|_| {
-            let _ = fs::remove_file(&new);
-        })?;
+        // Nobody has the lock, so nobody listens: what is there was left behind.
         Ok(Some(ListeningSocket {
-            socket,
+            socket: pass::named(path, |new| Ok(pass::listen(new)?))?,
             lock: lock.into(),
         }))
     }

@@ -588,6 +588,7 @@ mod tests {
                 disk: true,
                 late: false,
                 warm: false,
+                code: None,
             },
             finder: None,
             terms: BTreeMap::new(),
@@ -747,6 +748,7 @@ mod tests {
             disk: false,
             late: false,
             warm: false,
+            code: None,
         };
         let hello = Hello {
             copies: Some(two.into()),

@@ -27,7 +27,7 @@ use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::idle::Waker;
 use crate::log::About;
-use crate::store::{Event, Outcome, Store, place};
+use crate::store::{Event, ONCE, Outcome, Store, place};
 use path::{Done, Job, Path};
 pub use path::{create, default_dir};
 
@@ -257,11 +257,11 @@ impl Disk {
 impl Store for Disk {
     fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
         if !writes || self.paths.len() == 1 {
-            return (self.lane_of(extent), 1);
+            return (self.lane_of(extent), ONCE);
         }
         let path = self.choose(extent, 0).unwrap_or(0);
         self.turns.insert(id, path);
-        (Lane::Disk(path as u8), 1)
+        (Lane::Disk(path as u8), ONCE)
     }
 
     fn write(&mut self, id: u32, extent: u32, block: Block, _: usize) {

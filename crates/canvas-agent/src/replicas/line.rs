@@ -1,13 +1,17 @@
 //! A slab's replicas as the journal has them.
 
 use canvas_place::replicas::map::{Gaps, REPLICAS_MAX};
-use canvas_place::replicas::{Replica, Slab};
+use canvas_place::replicas::{Code, Replica, Slab};
 
 /// Bytes of a slab's line in the journal.
 pub const LINE_BYTES: usize = 32 * REPLICAS_MAX;
 
 /// Of a line's bytes the one that says what the disk of this host has: all that was written, or this.
 const DISK: usize = 4;
+/// Of a replica's bytes the one that says which shard it has.
+const SHARD: usize = 5;
+/// Of a line's bytes the one that says by which code the slab lies in shards.
+const CODE: usize = 6;
 /// It lacks something.
 const DISK_LACKS: u8 = 1;
 /// It has nothing.
@@ -19,6 +23,7 @@ pub fn to_line(slab: &Slab) -> [u8; LINE_BYTES] {
     for (part, replica) in line.chunks_exact_mut(32).zip(&slab.replicas) {
         part[0] = 1;
         part[1] = replica.missing.is_none().into();
+        part[SHARD] = replica.shard as u8;
         part[2..4].copy_from_slice(&(replica.donor as u16).to_le_bytes());
         part[8..16].copy_from_slice(&replica.handle.to_le_bytes());
         part[16..].copy_from_slice(&replica.run);
@@ -28,6 +33,7 @@ pub fn to_line(slab: &Slab) -> [u8; LINE_BYTES] {
         true => DISK_LACKS,
         false => DISK_EMPTY,
     };
+    line[CODE] = slab.code.map_or(0, |c| (c.data() << 4 | c.parity()) as u8);
     line
 }
 
@@ -40,11 +46,16 @@ pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
             *part[16..].first_chunk().expect("16 bytes"),
             u64::from_le_bytes(*part[8..].first_chunk().expect("8 bytes")),
         );
+        replica.shard = part[SHARD].into();
         if part[1] == 0 {
             replica.lacks_all();
         }
         slab.replicas.push(replica);
     }
+    let code = usize::from(line[CODE]);
+    slab.code = Code::new(code >> 4, code & 15);
+    let shards = slab.code.map_or(1, Code::shards);
+    slab.replicas.retain(|c| c.shard < shards);
     slab.may_be_on_disk = line[DISK] != DISK_EMPTY;
     if line[DISK] != 0 {
         slab.disk = Gaps::all();
@@ -58,6 +69,28 @@ mod tests {
 
     fn replica(donor: usize) -> Replica {
         Replica::whole(donor, [donor as u8; 16], 77 + donor as u64)
+    }
+
+    #[test]
+    fn the_journal_brings_shards_back() {
+        let code = Code::new(8, 2);
+        let shard = |n| Replica {
+            shard: n,
+            ..replica(11 - n)
+        };
+        let slab = Slab {
+            code,
+            replicas: (0..10).map(shard).collect(),
+            ..Slab::default()
+        };
+        let again = from_line(&to_line(&slab));
+        assert_eq!((again.code, again.replicas), (code, slab.replicas));
+        // Also of a slab whose shards are not there yet.
+        let empty = Slab {
+            code,
+            ..Slab::default()
+        };
+        assert_eq!(from_line(&to_line(&empty)).code, code);
     }
 
     #[test]

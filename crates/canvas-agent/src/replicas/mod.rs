@@ -19,6 +19,7 @@ mod leave;
 pub mod line;
 mod read;
 mod repair;
+mod shards;
 mod status;
 mod switch;
 mod upkeep;
@@ -28,6 +29,7 @@ mod write;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -40,7 +42,7 @@ use canvas_place::replicas::{
     DonorView, Donors, Map, REQUEST_NS, Slab, Standing, TICK_NS, is_durable, map,
 };
 use canvas_shm::Far;
-use canvas_shm::far::{SLAB_BYTES, SLAB_EXTENTS, SLABS_MAX, slab_state};
+use canvas_shm::far::{SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Call as Asked, Items, Reply, Request, SlabKey, Used};
 use canvas_wire::key::ClusterKey;
@@ -49,11 +51,12 @@ use crate::block::Block;
 use crate::copies::LiveCopies;
 use crate::disk::Disk;
 use crate::dispatch::Lane;
+use crate::erasure::Coder;
 use crate::idle::Waker;
 use crate::journal::Journal;
 use crate::log::About;
 use crate::seal::Sealer;
-use crate::store::{Event, Store};
+use crate::store::{Event, ONCE, Store};
 use donor::{Donor, PROMPT_BYTES, State};
 use line::{from_line, to_line};
 use read::Reads;
@@ -101,6 +104,8 @@ pub struct Config {
 enum Call {
     /// A read, and which of its id.
     Read(u32, u64),
+    /// A shard for a read, and for which of its parts.
+    Shard(u32, u64, usize),
     Write(u32),
     Alloc(u32),
     Free(u32),
@@ -109,6 +114,7 @@ enum Call {
     List,
     RepairRead(usize),
     RepairWrite(usize),
+    RepairShard(usize),
 }
 
 /// A request that waits for its answer.
@@ -146,6 +152,10 @@ pub struct Replicas {
     map: Map,
     sealer: Sealer,
     reads: Reads,
+    /// Reads of what lies in shards.
+    shard_reads: shards::Reads,
+    /// What computes shards, of each code that there was.
+    coders: Vec<Arc<Coder>>,
     /// Writes.
     ops: HashMap<u32, Op>,
     /// Blocks of writes in pieces that the disk has given back.
@@ -261,6 +271,8 @@ impl Replicas {
             map,
             sealer: config.sealer,
             reads: Reads::default(),
+            shard_reads: shards::Reads::default(),
+            coders: Vec::new(),
             ops: HashMap::new(),
             spare: Vec::new(),
             writing: HashMap::new(),
@@ -343,23 +355,26 @@ impl Replicas {
     /// Asks a donor for a replica of the slab; false when there is none to ask.
     fn place(&mut self, slab: u32) -> bool {
         let now = self.now_ns();
+        let code = self.code_of(slab);
+        let bytes = shards::lent_bytes(code);
         let donors = Views::of(&self.donors, self.started);
         let rng = &mut self.rng;
         let chosen = placement::place(&mut self.map, slab, &donors, now, |candidates| {
-            choose(candidates, SLAB_BYTES as u64, |n| rng.usize(0..n))
+            choose(candidates, bytes, |n| rng.usize(0..n))
         });
         let Some(donor) = chosen else {
             return false;
         };
-        let key = SlabKey {
-            tenant: self.tenant,
-            slab,
+        let tenant = self.tenant;
+        let key = match code {
+            Some(code) => SlabKey::part(tenant, slab, code.data()),
+            None => SlabKey { tenant, slab },
         };
         if !self.submit(donor, Call::Alloc(slab), &Request::Alloc(key)) {
             return false;
         }
         let d = &mut self.donors[donor];
-        d.free_bytes = d.free_bytes.saturating_sub(SLAB_BYTES as u64);
+        d.free_bytes = d.free_bytes.saturating_sub(bytes);
         if let Some(entry) = self.map.get_mut(&slab) {
             entry.asked();
         }
@@ -378,6 +393,7 @@ impl Replicas {
             granted,
             || Replicas::is_slab_written(far, slab),
             |entry| entry.is_short(&donors, want, now),
+            &donors,
         );
         match placed {
             Placed::Useless => {
@@ -597,6 +613,17 @@ impl Replicas {
                 }
                 self.donor_read(donor, (id, serial), answer);
             }
+            (Call::Shard(id, serial, part), answer) => {
+                let data = match answer {
+                    Some(Answer::Data(data)) => Some(data),
+                    _ => None,
+                };
+                if data.is_some_and(|data| data.len() <= PROMPT_BYTES) {
+                    let ns = sent.since.elapsed().as_nanos() as u64;
+                    self.donors[donor].pace.answered(ns);
+                }
+                self.shard_read(donor, (id, serial, part), data);
+            }
             (Call::Write(id), answer) => {
                 let ok = matches!(answer, Some(Answer::Done));
                 self.donor_wrote(donor, id, ok);
@@ -644,6 +671,13 @@ impl Replicas {
             (Call::RepairRead(slot), _) => self.repair_read(slot, None),
             (Call::RepairWrite(slot), answer) => {
                 self.repair_wrote(slot, matches!(answer, Some(Answer::Done)));
+            }
+            (Call::RepairShard(slot), answer) => {
+                let data = match answer {
+                    Some(Answer::Data(data)) => Some(data),
+                    _ => None,
+                };
+                self.shard_for_repair(donor, slot, data);
             }
         }
     }
@@ -724,14 +758,23 @@ impl Donors for Views<'_> {
 
 impl Store for Replicas {
     fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
-        if !writes {
-            return (self.read_lane(id, extent), 1);
+        let slab = extent / SLAB_EXTENTS as u32;
+        if !writes && self.code_of(slab).is_some() {
+            return (Lane::In, ONCE);
         }
-        let is_cold = Replicas::is_cold(self.far, extent / SLAB_EXTENTS as u32);
-        let donors = self.policy.of(is_cold).donors;
+        if !writes {
+            return (self.read_lane(id, extent), ONCE);
+        }
+        let is_cold = Replicas::is_cold(self.far, slab);
+        let policy = match self.map.get(&slab) {
+            Some(entry) => entry.policy(self.policy),
+            None => self.policy,
+        };
+        let policy = policy.of(is_cold);
+        let share = policy.code.map_or(ONCE, |code| ONCE / code.data() as u32);
         match &mut self.disk {
-            Some(disk) if donors == 0 => disk.lane(id, extent, writes),
-            _ => (Lane::Out, donors.max(1) as u32),
+            Some(disk) if policy.donors == 0 => disk.lane(id, extent, writes),
+            _ => (Lane::Out, policy.donors.max(1) as u32 * share),
         }
     }
 
@@ -800,6 +843,7 @@ impl Store for Replicas {
             self.tick();
         }
         self.hedge();
+        self.hedge_shards();
         // What the answers led to goes out now and not after the next look.
         self.flush();
         events.append(&mut self.events);
@@ -828,7 +872,8 @@ impl Store for Replicas {
     }
 
     fn due_in(&self) -> Option<Duration> {
-        self.reads.due_in()
+        let dues = [self.reads.due_in(), self.shard_reads.due_in()];
+        dues.into_iter().flatten().min()
     }
 
     fn is_ready(&self) -> bool {

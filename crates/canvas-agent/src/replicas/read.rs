@@ -153,6 +153,9 @@ impl Replicas {
         again: bool,
         block: Block,
     ) {
+        if let Some(code) = self.code_of(place(extent).0) {
+            return self.begin_shards(id, code, extent, range, again, block);
+        }
         if again && let Some(r) = self.reads.by_id.get_mut(&id) {
             r.block = Some(block);
             r.range = range;
@@ -178,7 +181,7 @@ impl Replicas {
     }
 
     /// How long the tenant waits for what cannot be reached.
-    fn wait_ns_max(&self) -> u64 {
+    pub(super) fn wait_ns_max(&self) -> u64 {
         let ms = &self.far.wait_ms_max;
         let ms = ms.load(std::sync::atomic::Ordering::Relaxed);
         ms.saturating_mul(1_000_000)
@@ -397,7 +400,7 @@ impl Replicas {
     }
 
     /// The donor is asked after others until it answers a ping.
-    fn suspect(&mut self, donor: usize) {
+    pub(super) fn suspect(&mut self, donor: usize) {
         let d = &mut self.donors[donor];
         if d.suspect.is_none() {
             let now = Instant::now();

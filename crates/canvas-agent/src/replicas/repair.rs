@@ -12,11 +12,12 @@ use canvas_place::replicas::repair::{self, Found, From, TRIES, Verified};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
+use super::shards::Gathering;
 use super::{Call, OURS, Replicas, Views};
 use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::log::About;
-use crate::store::{Event, Outcome, Store};
+use crate::store::{Event, Outcome, Store, place};
 
 pub(super) const SLOTS: usize = REPAIRS;
 const WHOLE: Range<usize> = 0..EXTENT_BYTES;
@@ -35,6 +36,8 @@ pub struct Repairs {
     /// What is repaired from where.
     pub jobs: repair::Repairs,
     moving: [Moving; SLOTS],
+    /// Repairs of shards, by slot.
+    pub shards: [Option<Gathering>; SLOTS],
     /// Slabs made whole since they were last told.
     pub done: u64,
     /// Where what was read is opened, to see whether it verifies.
@@ -47,6 +50,7 @@ impl Repairs {
         Repairs {
             jobs: repair::Repairs::new(SLAB_EXTENTS),
             moving: Default::default(),
+            shards: Default::default(),
             done: 0,
             scratch: None,
         }
@@ -97,7 +101,11 @@ impl Replicas {
                 block: Some(Block::new()),
                 ..Moving::default()
             };
-            self.read_for_repair(slot);
+            let extent = self.repairs.jobs.job(slot).map_or(0, |job| job.extent);
+            match self.code_of(place(extent).0) {
+                Some(code) => self.begin_shard_repair(slot, code),
+                None => self.read_for_repair(slot),
+            }
         }
         is_found
     }
@@ -134,7 +142,7 @@ impl Replicas {
     }
 
     /// What a job was let move is through, or (not `ok`) will not be.
-    fn moved(&mut self, slot: usize, ok: bool) {
+    pub(super) fn moved(&mut self, slot: usize, ok: bool) {
         let slot = slot as u32;
         self.events.push(Event::Moved { slot, ok });
     }
@@ -145,6 +153,9 @@ impl Replicas {
             debug_assert!(false, "a job ends when nothing of it waits for its turn");
             return self.moved(slot, false);
         };
+        if self.repairs.shards[slot].is_some() {
+            return self.move_shards(slot, bytes);
+        }
         let moving = &mut self.repairs.moving[slot];
         moving.piece = bytes;
         if job.void {
@@ -301,13 +312,16 @@ impl Replicas {
     }
 
     /// Are these the bytes of the extent that were sealed under this number?
-    fn verifies(&mut self, extent: u32, seal: u64, block: &Block) -> bool {
+    pub(super) fn verifies(&mut self, extent: u32, seal: u64, block: &Block) -> bool {
         let scratch = self.repairs.scratch.get_or_insert_default();
         scratch.copy_from_slice(block);
         self.sealer.open_extent(extent, seal, scratch).is_ok()
     }
 
     pub(super) fn repair_wrote(&mut self, slot: usize, ok: bool) {
+        if self.repairs.shards[slot].is_some() {
+            return self.wrote_shard(slot, ok);
+        }
         let Some(job) = self.repairs.jobs.job(slot) else {
             return;
         };
@@ -323,11 +337,12 @@ impl Replicas {
     }
 
     /// Ends a job of which nothing is under way, and nothing waits for its turn.
-    fn end_repair(&mut self, slot: usize, ok: bool) {
+    pub(super) fn end_repair(&mut self, slot: usize, ok: bool) {
         if self.repairs.jobs.job(slot).is_none() {
             return;
         }
         self.repairs.moving[slot] = Moving::default();
+        self.repairs.shards[slot] = None;
         for id in self.repairs.jobs.end(slot, &mut self.map, ok).held_back {
             self.send_write(id);
         }

@@ -28,6 +28,7 @@ pub(super) fn possible(wanted: Policy, has_disk: bool) -> Policy {
         disk,
         late: wanted.late && both,
         warm: wanted.warm && both,
+        code: wanted.code.filter(|_| !disk),
     }
 }
 
@@ -56,8 +57,10 @@ impl Replicas {
 
     /// The copies that are wanted of a slab.
     pub(super) fn policy_of(&self, slab: u32) -> Policy {
-        let is_cold = self.map.get(&slab).is_some_and(|entry| entry.is_cold);
-        self.policy.of(is_cold)
+        match self.map.get(&slab) {
+            Some(entry) => entry.policy(self.policy),
+            None => self.policy.of(false),
+        }
     }
 
     /// Was the slab taken for cold pages, as its owner says? What comes of a lie is the owner's alone.

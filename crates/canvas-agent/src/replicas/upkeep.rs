@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use canvas_link::Address;
 use canvas_place::replicas::placement::{Due, has_room};
 use canvas_place::replicas::{Slab, map};
-use canvas_shm::far::{SLAB_BYTES, SLAB_EXTENTS};
+use canvas_shm::far::SLAB_EXTENTS;
 use canvas_wire::frame::{Reply, Request};
 
 use super::donor::{Donor, State};
-use super::{Call, Replicas, SERVERS_MAX, Views};
+use super::{Call, Replicas, SERVERS_MAX, Views, shards};
 use crate::log::About;
 use crate::store::Event;
 
@@ -63,6 +63,7 @@ impl Replicas {
             });
         }
         self.retry_away();
+        self.retry_shards();
         self.repair();
         self.report();
     }
@@ -114,7 +115,8 @@ impl Replicas {
     /// Gives a replica up that its donor wants back, or that is one too many.
     fn let_go(&mut self, slab: u32, now: u64) {
         let donors = Views::of(&self.donors, self.started);
-        let room = || has_room(&donors, SLAB_BYTES as u64);
+        let bytes = shards::lent_bytes(self.code_of(slab));
+        let room = || has_room(&donors, bytes);
         let entry = self.map.get_mut(&slab);
         let Some(given) = entry.and_then(|e| e.let_go(&donors, self.policy, room, now)) else {
             return;
@@ -134,7 +136,8 @@ impl Replicas {
     /// All donors are there, and none that could take one more replica of the slab has room.
     pub(super) fn no_other_has_room(&self, slab: u32) -> bool {
         let donors = Views::of(&self.donors, self.started);
-        let (want, bytes) = (self.policy_of(slab).donors, SLAB_BYTES as u64);
+        let want = self.policy_of(slab).donors;
+        let bytes = shards::lent_bytes(self.code_of(slab));
         match self.map.get(&slab) {
             Some(entry) => entry.no_other_has_room(&donors, want, bytes),
             None => Slab::default().no_other_has_room(&donors, want, bytes),

@@ -8,12 +8,15 @@
 //!   is while the disk is not too far behind ([`LATE_BYTES_MAX`]), and a donor takes it.
 //! * Until the end the extent has no seal, so nobody reads half of it.
 
+use std::sync::Arc;
+
 use canvas_place::replicas::{LATE_BYTES_MAX, Target};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
 use super::{Call, Replicas, Views, is_durable};
 use crate::block::Block;
+use crate::erasure::Coder;
 use crate::store::{Event, Outcome, Store};
 
 /// A write under way.
@@ -21,6 +24,8 @@ pub(super) struct Op {
     extent: u32,
     /// While the disk has not got it.
     block: Option<Block>,
+    /// Its shards, one after the other, where its slab lies in shards.
+    shards: Option<(Arc<Coder>, Vec<u8>)>,
     /// Bytes that may have been sent, and that were.
     to: usize,
     sent: usize,
@@ -64,6 +69,7 @@ impl Replicas {
         let op = Op {
             extent,
             block: Some(block),
+            shards: None,
             to,
             sent: 0,
             targets: Vec::new(),
@@ -76,6 +82,7 @@ impl Replicas {
         let slab = op.slab();
         self.ops.insert(id, op);
         let now = self.now_ns();
+        self.settle_form(slab);
         let entry = self.map.entry(slab).or_default();
         entry.is_cold = Replicas::is_cold(self.far, slab);
         let donors = Views::of(&self.donors, self.started);
@@ -87,6 +94,31 @@ impl Replicas {
             entry.waiting.push(id);
         } else {
             self.send_write(id);
+        }
+    }
+
+    /// Says in which form a slab is, of which nothing is anywhere: in that which is wanted.
+    fn settle_form(&mut self, slab: u32) {
+        let code = self.policy.code;
+        let entry = self.map.entry(slab).or_default();
+        let is_new = entry.replicas.is_empty() && entry.allocating == 0 && !entry.may_be_on_disk;
+        if entry.code != code && is_new && !Replicas::is_slab_written(self.far, slab) {
+            entry.code = code;
+            self.save(slab);
+        }
+    }
+
+    /// Computes the shards of what is written, where its slab lies in shards.
+    fn encode(&mut self, id: u32) {
+        let slab = self.ops[&id].slab();
+        let Some(code) = self.code_of(slab) else {
+            return;
+        };
+        let coder = self.coder(code);
+        let op = self.ops.get_mut(&id).expect("under way");
+        if let Some(block) = &op.block {
+            let shards = coder.encode(block);
+            op.shards = Some((coder, shards));
         }
     }
 
@@ -109,6 +141,7 @@ impl Replicas {
         {
             op.targets = entry.replicas.iter().map(Target::of).collect();
         }
+        self.encode(id);
         self.send_piece(id);
         let has_target = !self.ops[&id].targets.is_empty();
         let is_near = self.behind * EXTENT_BYTES as u64 + (EXTENT_BYTES as u64) <= LATE_BYTES_MAX;
@@ -161,13 +194,27 @@ impl Replicas {
         debug_assert!(piece.start < piece.end && piece.end <= EXTENT_BYTES);
         op.sent = op.to;
         let block = op.block.take().expect("kept until all is sent");
+        let shards = op.shards.take();
         let mut targets = std::mem::take(&mut op.targets);
+        let coder = shards.as_ref().map(|(coder, _)| coder);
+        let (unit, piece) = match coder {
+            Some(coder) => (coder.shard_bytes(), coder.piece(piece)),
+            None => (EXTENT_BYTES, piece),
+        };
+        let is_nothing = piece.is_empty();
         targets.retain(|target| {
+            let bytes = match &shards {
+                Some((_, shards)) => &shards[target.shard * unit..][..unit],
+                None => &block[..],
+            };
             let request = Request::Write {
                 handle: target.handle,
-                offset: (within * EXTENT_BYTES + piece.start) as u32,
-                data: &block[piece.clone()],
+                offset: (within * unit + piece.start) as u32,
+                data: &bytes[piece.clone()],
             };
+            if is_nothing {
+                return true;
+            }
             let sent = self.is_there(slab, *target)
                 && self.donors[target.donor].is_up()
                 && self.submit(target.donor, Call::Write(id), &request);
@@ -178,7 +225,8 @@ impl Replicas {
         });
         let op = self.ops.get_mut(&id).expect("under way");
         op.block = Some(block);
-        op.parts = targets.len();
+        op.shards = shards;
+        op.parts = if is_nothing { 0 } else { targets.len() };
         op.targets = targets;
     }
 
@@ -279,7 +327,14 @@ impl Replicas {
         let on_disk = op.disk.map(|outcome| outcome == Outcome::Done);
         // A copy that was given up meanwhile does not count.
         let there = op.targets.iter().filter(|t| self.is_there(slab, **t));
-        let donors = there.count().min(op.donors);
+        let donors = match op.shards {
+            None => there.count().min(op.donors),
+            Some(_) if op.donors < op.targets.len() => 0,
+            Some(_) => {
+                let shards = there.fold(0u32, |bits, t| bits | 1 << t.shard);
+                shards.count_ones() as usize
+            }
+        };
         let outcome = match op.disk {
             _ if is_durable(policy, donors, on_disk) => Outcome::Done,
             Some(outcome) => outcome,

@@ -29,7 +29,13 @@ pub fn advise(wanted: &str, args: &AdviseArgs, signals: &SignalFd) -> Result<Tol
         signals,
         interval: args.interval,
     };
-    let limits = watch.stat()?.status.limits;
+    let status = watch.stat()?.status;
+    if status.disk.is_some() {
+        return Err(Failure::usage(
+            "it is a disk: what is local is up to its guest; write the name of a run",
+        ));
+    }
+    let limits = status.limits;
     let before = local_of(&limits).ok_or_else(|| {
         Failure::usage(
             "the run has no --local: all its memory is local, and nothing is known of it",

@@ -10,7 +10,7 @@ use clap::Args;
 use super::{BeyondArgs, CodecArg, address};
 
 /// Flags of `canvas disk`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct DiskArgs {
     /// Size of the disk, in pages of 4K.
     #[arg(long, value_name = "SIZE")]

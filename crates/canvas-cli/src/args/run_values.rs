@@ -2,6 +2,7 @@
 
 use canvas_shm::Mode;
 use canvas_types::{AppTier, Codec, Prefetch};
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -144,25 +145,79 @@ impl From<CodecArg> for Codec {
 }
 
 /// `--copies`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum CopiesArg {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopiesArg(&'static str);
+
+/// What `--copies` can be, with what it means where that is listed.
+const COPIES: [(&str, Option<&str>); 21] = [
+    ("1+disk", Some("One server, and a disk of this host")),
+    (
+        "1+disk-async",
+        Some(
+            "The same, where the disk may be behind by 64 MiB, which are lost when the server dies then",
+        ),
+    ),
+    (
+        "warm+disk",
+        Some("A disk of this host, and one server of what is likely to be needed again soon"),
+    ),
+    ("2", Some("Two servers")),
+    ("3", Some("Three servers")),
+    (
+        "none",
+        Some("One server, and nothing else: what it held is lost with it"),
+    ),
+    ("disk", Some("A disk of this host")),
+    (
+        "4+2",
+        Some(
+            "Six servers with a shard each, of which any four are enough; any code from 2+1 to 8+2 can be written so",
+        ),
+    ),
+    ("2+1", None),
+    ("3+1", None),
+    ("4+1", None),
+    ("5+1", None),
+    ("6+1", None),
+    ("7+1", None),
+    ("8+1", None),
+    ("2+2", None),
+    ("3+2", None),
+    ("5+2", None),
+    ("6+2", None),
+    ("7+2", None),
+    ("8+2", None),
+];
+
+/// All values.
+const ALL_COPIES: [CopiesArg; COPIES.len()] = {
+    let mut all = [CopiesArg(""); COPIES.len()];
+    let mut i = 0;
+    while i < all.len() {
+        all[i] = CopiesArg(COPIES[i].0);
+        i += 1;
+    }
+    all
+};
+
+impl CopiesArg {
     /// One server, and a disk of this host.
-    #[value(name = "1+disk")]
-    OneAndDisk,
-    /// The same, where the disk may be behind by 64 MiB, which are lost when the server dies then.
-    #[value(name = "1+disk-async")]
-    OneAndDiskLater,
-    /// A disk of this host, and one server of what is likely to be needed again soon.
-    #[value(name = "warm+disk")]
-    WarmAndDisk,
-    /// Two servers.
-    #[value(name = "2")]
-    Two,
-    /// Three servers.
-    #[value(name = "3")]
-    Three,
-    /// One server, and nothing else: what it held is lost with it.
-    None,
+    pub const ONE_AND_DISK: CopiesArg = ALL_COPIES[0];
     /// A disk of this host.
-    Disk,
+    pub const DISK: CopiesArg = ALL_COPIES[6];
+}
+
+impl ValueEnum for CopiesArg {
+    fn value_variants<'a>() -> &'a [CopiesArg] {
+        &ALL_COPIES
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = COPIES.iter().find(|(name, _)| *name == self.0)?;
+        let value = PossibleValue::new(*name);
+        Some(match help {
+            Some(help) => value.help(*help),
+            None => value.hide(true),
+        })
+    }
 }

@@ -1,4 +1,4 @@
-//! Asking runs, for the commands that do.
+//! Asking runs, and disks, for the commands that do.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -173,6 +173,13 @@ impl Stats {
         }
         stats.told
     }
+
+    /// The same without disks.
+    pub fn told_by_runs(wanted: Option<&str>) -> BTreeMap<Name, Stat> {
+        let mut told = Stats::told(wanted);
+        told.retain(|_, stat| stat.status.disk.is_none());
+        told
+    }
 }
 
 fn exchange(
@@ -223,7 +230,7 @@ impl NoAnswer {
         match self {
             NoAnswer::Gone => None,
             NoAnswer::Silent => Some(
-                Code::RunnerSilent.problem("its canvas run does not answer; it may be stopped"),
+                Code::RunnerSilent.problem("its canvas process does not answer; it may be stopped"),
             ),
             NoAnswer::Strange(why) => Some(Code::RunnerSilent.problem(why.clone())),
         }
@@ -234,6 +241,6 @@ impl NoAnswer {
 pub fn nobody(wanted: Option<&str>) -> Failure {
     Failure::usage(match wanted {
         Some(w) => format!("there is no run {w}; `canvas status` lists those that there are"),
-        None => "no canvas run of this user is running".to_owned(),
+        None => "no canvas run and no canvas disk of this user is running".to_owned(),
     })
 }

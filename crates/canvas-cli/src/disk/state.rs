@@ -57,6 +57,12 @@ struct Counters {
     bad_clients: u64,
 }
 
+/// Bytes of the stored pages, by what the pool takes; `None` while it takes nothing.
+pub fn ratio(disk: &DiskStats) -> Option<f64> {
+    let bytes = disk.stored_pages * PAGE_SIZE as u64;
+    (disk.pool_bytes > 0).then(|| bytes as f64 / disk.pool_bytes as f64)
+}
+
 impl State {
     /// Joins what the disk and its server say.
     pub fn new(
@@ -69,7 +75,6 @@ impl State {
     ) -> State {
         let page = PAGE_SIZE as u64;
         let path = |p: &Option<PathBuf>| p.as_ref().map(|p| p.display().to_string());
-        let pages_bytes = disk.stored_pages * page;
         State {
             canvas: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
@@ -87,7 +92,7 @@ impl State {
             pool_bytes_max: disk.pool_bytes_max,
             far_bytes: disk.far_bytes,
             far_bytes_max: disk.far_bytes_max,
-            ratio: (disk.pool_bytes > 0).then(|| pages_bytes as f64 / disk.pool_bytes as f64),
+            ratio: ratio(disk),
             clients: clients.clients,
             counters: Counters {
                 reads: disk.reads,

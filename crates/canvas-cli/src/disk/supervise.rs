@@ -82,7 +82,8 @@ impl Given {
             let segment = Segment::map(fd).map_err(system)?;
             let far = Far::map(fd).map_err(system)?;
             let place = Place::take_from(segment, far, args.holder);
-            let place = place.ok_or_else(|| fail("far memory: there is no place in it".to_owned()))?;
+            let place =
+                place.ok_or_else(|| fail("far memory: there is no place in it".to_owned()))?;
             let tenant = Tenant::at(place);
             let tenant = tenant.map_err(|e| system(Errno::from_raw(e.0)))?;
             memory = memory.with_tenant(tenant);
@@ -181,41 +182,42 @@ fn serve(args: &DiskArgs, held: &mut Held, words: &[OsString]) -> Result<i32, Fa
     let mut deaths = VecDeque::new();
     let mut died = 0;
     loop {
-        let server = held.start(words, died);
-        let server = server.map_err(|e| fail("no server can be started for the disk", e))?;
         let began = Instant::now();
-        let (ended, asked) = watch(server, &signals, &mut held.storage);
-        if let Some(storage) = &held.storage {
-            // What it had beyond the pool is kept for the next one.
-            let pid = server.as_raw() as u32;
-            Place::take_from(storage.segment, storage.far, pid);
-        }
-        let signal = match ended {
-            // It said why.
-            Ended::Code(code) => return Ok(code),
-            Ended::By(_) if asked => return Ok(exit::OK),
-            Ended::By(signal) => signal,
+        let how = match held.start(words, died) {
+            Err(e) if died == 0 => return Err(fail("no server can be started for the disk", e)),
+            // A host that is short of memory may have some in a moment.
+            Err(e) => format!("cannot be started ({})", e.desc()),
+            Ok(server) => {
+                let ended = watch(server, &signals, &mut held.storage);
+                if let Some(storage) = &held.storage {
+                    // What it had beyond the pool is kept for the next one.
+                    let pid = server.as_raw() as u32;
+                    Place::take_from(storage.segment, storage.far, pid);
+                }
+                match ended {
+                    // It said why.
+                    (Ended::Code(code), _) => return Ok(code),
+                    (Ended::By(_), true) => return Ok(exit::OK),
+                    (Ended::By(signal), false) => format!("died of {signal}"),
+                }
+            }
         };
         died += 1;
+        let is_recent = |t: &Instant| t.elapsed() < MINUTE;
+        deaths.retain(is_recent);
         deaths.push_back(Instant::now());
-        while deaths
-            .front()
-            .is_some_and(|t: &Instant| t.elapsed() > MINUTE)
-        {
-            deaths.pop_front();
-        }
         if deaths.len() > args.restarts as usize {
             return Err(Failure {
                 code: exit::NEGATIVE,
                 sentence: format!(
-                    "disk: its servers died {} times within a minute, the last one of {signal}; no other one is \
-                     started, and what was stored is lost; see what ends them, or write a larger --restarts",
+                    "disk: its servers died {} times within a minute, the last one {how}; no other one is started, \
+                     and what was stored is lost; see what ends them, or write a larger --restarts",
                     deaths.len()
                 ),
             });
         }
         say(format_args!(
-            "disk: its server died of {signal}; another one goes on with what is stored"
+            "disk: its server {how}; another one goes on with what is stored"
         ));
         let pause = YOUNG.saturating_sub(began.elapsed());
         if wait(&signals, pause, &mut held.storage).is_some_and(|s| s != Signal::SIGCHLD) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../../../docs/CLI.md");
 /// The commands that are for users.
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 23] = [
     "run",
     "bench",
     "replay",
@@ -25,6 +25,7 @@ const COMMANDS: [&str; 22] = [
     "advise",
     "dispatch",
     "tune",
+    "swap-in",
     "read",
     "dump",
     "end",
@@ -113,6 +114,9 @@ fn expected(command: &str) -> &'static [&'static str] {
         "doctor" => &["containers", "json", "seccomp"],
         "dispatch" => &["dry-run", "json", "socket"],
         "tune" => &["dry-run", "interval", "json", "once"],
+        "swap-in" => &[
+            "batch", "cgroup", "free", "interval", "json", "pid", "watch",
+        ],
         "advise" => &["check", "interval", "json", "speed", "tries"],
         "bench" => &[
             "cache",

@@ -10,7 +10,10 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     let host = Host::new();
     for (args, want) in [
         (&["status", "nobody"][..], "there is no run nobody"),
-        (&["stat"][..], "no canvas run of this user is running"),
+        (
+            &["stat"][..],
+            "no canvas run and no canvas disk of this user is running",
+        ),
         (&["stat", "-i", "0"][..], "out of range"),
         (&["stat", "-n", "0"][..], "--count"),
         (&["top"][..], "this is no terminal; use `canvas stat`"),

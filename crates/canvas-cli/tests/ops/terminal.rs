@@ -77,6 +77,40 @@ impl Top {
 }
 
 #[test]
+fn top_shows_disks() {
+    let host = Host::new();
+    let socket = host.dir.path().join("disk.sock");
+    let socket = socket.to_str().unwrap();
+    let args = [
+        "disk", "--size", "333M", "--pool", "7M", "--nbd", socket, "--tenant", "vm",
+    ];
+    let mut disk = host.canvas(&args).stderr(Stdio::null()).spawn().unwrap();
+    // Before the first drawing: of later ones only what has changed is on the terminal.
+    wait_for("the disk", || {
+        let said = host.canvas(&["status"]).output().unwrap().stdout;
+        String::from_utf8_lossy(&said)
+            .contains("333M")
+            .then_some(())
+    });
+    let mut top = Top::start(&host);
+    for text in [
+        "0 runs, 1 disks, 0 donors",
+        "DISK",
+        "WRITE/s",
+        "vm",
+        "333M",
+        "7.0M",
+    ] {
+        top.wait_for(text);
+    }
+    top.master.write_all(b"q").unwrap();
+    let ended = wait_for("its end", || top.child.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(0));
+    signal(disk.id(), Signal::SIGTERM);
+    assert_eq!(disk.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn top_shows_runs_and_donors_and_gives_the_terminal_back() {
     let host = Host::new();
     let donor = Donor::start(&host, &[]);

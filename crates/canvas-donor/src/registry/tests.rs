@@ -1,5 +1,5 @@
 use canvas_place::headroom;
-use canvas_wire::EVICT_MAX;
+use canvas_wire::{EVICT_MAX, SLAB_BYTES};
 
 use super::*;
 
@@ -51,6 +51,26 @@ fn a_page_of_a_list_is_followed_by_the_next() {
     assert_eq!((rest.len(), more), (3, false));
     let listed: Vec<u64> = page.iter().chain(&rest).map(|l| l.handle).collect();
     assert_eq!(listed, handles);
+}
+
+#[test]
+fn parts_of_slabs_take_their_part_of_what_is_lent() {
+    let r = registry(2);
+    let (ours, _a) = join(&r, 1, 0, 0);
+    let part = |slab| SlabKey::part([1; 16], slab, 4);
+    let whole = r.alloc(&ours, key(0)).unwrap();
+    let parts: Vec<u64> = (0..4).map(|n| r.alloc(&ours, part(n)).unwrap()).collect();
+    // The part of a slab is another thing than the slab.
+    assert!(!parts.contains(&whole));
+    assert_eq!(r.alloc(&ours, part(3)), Ok(parts[3]));
+    assert_eq!(r.totals().lent_bytes, 2 * SLAB);
+    assert_eq!(r.alloc(&ours, part(4)), Err(ErrorCode::NoRoom));
+    r.free(&ours.id, parts[1]).unwrap();
+    assert_eq!(r.alloc(&ours, key(1)), Err(ErrorCode::NoRoom));
+    r.alloc(&ours, part(4)).unwrap();
+    r.free(&ours.id, whole).unwrap();
+    assert_eq!(r.pong().lent_bytes, SLAB);
+    r.alloc(&ours, key(1)).unwrap();
 }
 
 #[test]

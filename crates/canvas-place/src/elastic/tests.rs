@@ -8,29 +8,34 @@ struct Honest {
     /// Bytes that it would put in its pool were there room.
     wants: u64,
     used: u64,
+    /// Pages that it swaps in a round.
     pages: u64,
+    /// What it fills and writes out in a round.
+    fills: u64,
+    writes: u64,
 }
 
 impl Honest {
     fn new(id: u64, wants: u64, pages: u64) -> Honest {
-        let used = 0;
         Honest {
             id,
             wants,
-            used,
+            used: 0,
             pages,
+            fills: u64::MAX,
+            writes: 5 * SLAB_BYTES,
         }
     }
 
-    /// A second: it fills what it may up to its mark, and writes out what is above, not all of it at once.
+    /// A round: it fills what it may up to its mark, and writes out what is above, not all of it at once.
     fn live(&mut self, grant: u64) {
         let mark = grant * SLAB_BYTES / 100 * 80;
         self.used = if self.used > mark {
-            self.used
-                .saturating_sub(20 * SLAB_BYTES)
-                .max(mark.min(self.wants))
+            let least = mark.min(self.wants);
+            self.used.saturating_sub(self.writes).max(least)
         } else {
-            self.wants.min(mark)
+            let filled = self.used.saturating_add(self.fills);
+            self.wants.min(mark).min(filled)
         };
     }
 
@@ -195,6 +200,22 @@ fn another_agent_goes_on_from_what_was_granted() {
     assert_eq!(grants(&pools), [40, 115]);
 }
 
+/// Two tenants that want all, with a pool of so many slabs, after one of them was alone in using it; what it
+/// fills and writes in a round is a twelfth of that.
+fn two(slabs: u64) -> (Pools, [Honest; 2]) {
+    let mut pools = Pools::new(slabs);
+    let mut tenants = [1, 2].map(|id| Honest {
+        fills: slabs * SLAB_BYTES / 12,
+        writes: slabs * SLAB_BYTES / 12,
+        ..Honest::new(id, ALL, 0)
+    });
+    let newcomers = [1, 2].map(|id| newcomer(id, bounds(100, None, slabs)));
+    pools.arrive(&newcomers);
+    tenants[0].pages = 1000;
+    rounds(&mut pools, &mut tenants, 100);
+    (pools, tenants)
+}
+
 /// What may happen.
 #[derive(Clone, Debug)]
 enum Event {
@@ -306,6 +327,84 @@ proptest! {
                 let floors = 2 * pools.floor(0);
                 let least = part(t.id).min(582 - floors).saturating_sub(floors + 3).max(pools.floor(t.id));
                 prop_assert!(pools.grant(t.id) >= least);
+            }
+        }
+    }
+
+    /// However hard the one has swapped: within two seconds most of its pool is the other one's, back and forth.
+    #[test]
+    fn loads_that_alternate_are_followed(
+        slabs in 16u64..320,
+        pages in prop::array::uniform2(100u64..1 << 20),
+        phases in prop::collection::vec(SHORT as usize..60, 1..8),
+    ) {
+        let (mut pools, mut tenants) = two(slabs);
+        for (i, phase) in phases.into_iter().enumerate() {
+            let used = (i + 1) % 2;
+            tenants[used].pages = pages[used];
+            tenants[1 - used].pages = 0;
+            rounds(&mut pools, &mut tenants, 2 * ROUNDS_IN_S);
+            let now = grants(&pools);
+            prop_assert!(now[used] >= 2 * now[1 - used], "{now:?} to {used} in phase {i}");
+            rounds(&mut pools, &mut tenants, phase);
+            let now = grants(&pools);
+            prop_assert_eq!(now[1 - used], pools.floor(1 + (1 - used) as u64), "{:?}", now);
+        }
+    }
+
+    /// Pauses that are too short are waited out: pools come to rest.
+    #[test]
+    fn loads_with_short_pauses_keep_their_pools(
+        slabs in 16u64..320,
+        pauses in prop::array::uniform2(1usize..12),
+        loads in prop::array::uniform2(1usize..40),
+        pages in prop::array::uniform2(300u64..1 << 20),
+    ) {
+        let (mut pools, mut tenants) = two(slabs);
+        let mut rest = Vec::new();
+        for round in 0..1200 {
+            for (i, t) in tenants.iter_mut().enumerate() {
+                let pauses = round % (loads[i] + pauses[i]) >= loads[i];
+                t.pages = if pauses { 0 } else { pages[i] };
+            }
+            rounds(&mut pools, &mut tenants, 1);
+            match round {
+                0..800 => rest = grants(&pools),
+                _ => prop_assert_eq!(&grants(&pools), &rest, "round {}", round),
+            }
+        }
+        prop_assert!(rest[0].abs_diff(rest[1]) <= 1, "{rest:?}");
+    }
+
+    /// Whatever it swaps and when: a tenant that is back soon is seldom taken for idle.
+    #[test]
+    fn pauses_are_seldom_mistaken(
+        bursts in prop::collection::vec((1usize..30, 1usize..40, 0u64..3000), 1..100),
+    ) {
+        let mut pools = Pools::new(64);
+        pools.arrive(&[newcomer(1, bounds(100, None, 64))]);
+        // Short pauses that were taken for idleness, and long ones.
+        let (mut mistakes, mut longs) = (0, 0);
+        let mut pause = None;
+        for (load, quiet, pages) in bursts {
+            for n in std::iter::repeat_n(pages, load).chain(std::iter::repeat_n(0, quiet)) {
+                let before = pools.tenants[&1].clone();
+                pools.read(1, Reading { pages: n, ..Reading::default() });
+                pools.round();
+                let now = &pools.tenants[&1];
+                pause = match (before.busy, now.busy, pause) {
+                    (true, false, _) => Some(now.quiet),
+                    (false, true, Some(rounds)) => {
+                        match rounds + 1 < SHORT {
+                            true => mistakes += 1,
+                            false => longs += 1,
+                        }
+                        None
+                    }
+                    (_, _, pause) => pause.map(|rounds| rounds + 1),
+                };
+                prop_assert!(mistakes <= 3 + longs, "{mistakes} and {longs}: {now:?}");
+                prop_assert!((QUIET..=SHORT).contains(&now.quiet_max));
             }
         }
     }

@@ -15,20 +15,34 @@ pub struct Held {
     pub whole: bool,
     /// The donor takes it back, at this time.
     pub leaving_until_ns: Option<u64>,
+    /// It is this shard, and not a copy.
+    pub shard: Option<usize>,
+}
+
+/// How many there are: copies, or different shards.
+fn count(held: impl Iterator<Item = Held>) -> usize {
+    let (mut copies, mut shards) = (0, 0u32);
+    for c in held {
+        match c.shard {
+            None => copies += 1,
+            Some(shard) => shards |= 1 << shard,
+        }
+    }
+    copies + shards.count_ones() as usize
 }
 
 /// Copies that count: they are not about to go, and their donor may serve. With fewer than the policy
 /// wants, another donor is looked for.
 pub fn counting(held: impl Iterator<Item = Held>) -> usize {
     let counts = |c: &Held| c.leaving_until_ns.is_none() && c.may_serve;
-    held.filter(counts).count()
+    count(held.filter(counts))
 }
 
 /// Copies that are whole, stay and can be read now. With fewer than the policy wants, the slab is
 /// degraded.
 pub fn whole(held: impl Iterator<Item = Held>) -> usize {
     let is_whole = |c: &Held| c.leaving_until_ns.is_none() && c.whole && c.up;
-    held.filter(is_whole).count()
+    count(held.filter(is_whole))
 }
 
 /// A copy that is given up.
@@ -62,7 +76,14 @@ pub fn give_up(
     if !enough || policy.disk && !on_disk || held.clone().count() <= policy.donors {
         return None;
     }
-    held.filter(|c| c.leaving_until_ns.is_none())
+    // Of a shard, one that is whole stays.
+    let is_spare = |c: &Held| {
+        let is_other = |o: &Held| o.donor != c.donor && o.shard == c.shard;
+        let mut others = held.clone().filter(is_other);
+        c.shard.is_none() || others.any(|o| o.up && o.whole && o.leaving_until_ns.is_none())
+    };
+    held.clone()
+        .filter(|c| c.leaving_until_ns.is_none() && is_spare(c))
         .max_by_key(|c| (!c.up, !c.whole))
         .map(|c| GiveUp::Surplus(c.donor))
 }
@@ -123,6 +144,7 @@ mod tests {
                 may_serve: up || grace,
                 whole,
                 leaving_until_ns,
+                shard: None,
             },
         );
         prop::collection::vec(one, 0..5).prop_map(|mut all| {
@@ -142,7 +164,7 @@ mod tests {
             now in 0..20u64,
         ) {
             let disk = disk || donors == 0;
-            let (policy, on_disk) = (Policy { donors, disk, late: false, warm: false }, disk && is_whole);
+            let (policy, on_disk) = (Policy { donors, disk, late: false, warm: false, code: None }, disk && is_whole);
             let Some(given) = give_up(copies.iter().copied(), policy, on_disk, room, now) else {
                 // What is over, or not needed, does not stay.
                 let due = |c: &Held| c.leaving_until_ns.is_some_and(|u| now >= u);
@@ -210,6 +232,7 @@ mod tests {
             disk: false,
             late: false,
             warm: false,
+            code: None,
         };
         assert!(!is_durable(two, 1, None));
         assert!(is_durable(two, 2, None));
@@ -221,6 +244,7 @@ mod tests {
             disk: true,
             late: false,
             warm: false,
+            code: None,
         };
         assert!(is_durable(disk, 0, Some(true)));
         assert!(!is_durable(disk, 1, Some(false)));

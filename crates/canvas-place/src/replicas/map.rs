@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Donors, EXTENTS_MAX, Held, RunId, Source};
+use super::code::{Code, SHARDS_MAX};
+use super::{Donors, EXTENTS_MAX, Held, Policy, RunId, Source};
 
-/// Replicas of a slab that a write asks for at most, those that are being moved included.
-pub const REPLICAS_MAX: usize = 4;
+/// Copies of a slab that a write asks for at most, those that are being moved included.
+pub const COPIES_MAX: usize = 4;
+/// The same of a slab that lies in shards, which is the most that any has.
+pub const REPLICAS_MAX: usize = SHARDS_MAX + 2;
 
 /// Extents (numbers within a slab) that a copy lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -96,6 +99,8 @@ pub struct Replica {
     pub run: RunId,
     /// What the donor calls it.
     pub handle: u64,
+    /// Which shard it has, where the slab lies in shards; otherwise 0.
+    pub shard: usize,
     /// What it lacks.
     pub missing: Gaps,
     /// The donor takes it back: its call, and until when (ns).
@@ -111,6 +116,7 @@ impl Replica {
             donor,
             run,
             handle,
+            shard: 0,
             missing: Gaps::default(),
             leaving: None,
             ops: 0,
@@ -144,6 +150,8 @@ pub struct Target {
     pub run: RunId,
     /// What it calls the slab.
     pub handle: u64,
+    /// Which shard it has, where the slab lies in shards; otherwise 0.
+    pub shard: usize,
 }
 
 impl Target {
@@ -153,6 +161,7 @@ impl Target {
             donor: replica.donor,
             run: replica.run,
             handle: replica.handle,
+            shard: replica.shard,
         }
     }
 }
@@ -162,6 +171,8 @@ impl Target {
 pub struct Slab {
     /// Its replicas.
     pub replicas: Vec<Replica>,
+    /// They are shards of this code, and not copies.
+    pub code: Option<Code>,
     /// What the disk of this host lacks of it, where that keeps copies.
     pub disk: Gaps,
     /// Its pages are not likely to be needed soon, as who writes them says.
@@ -181,6 +192,29 @@ pub struct Slab {
 }
 
 impl Slab {
+    /// What is wanted of it, where `wanted` is of the tenant. A slab stays in the form in which it was begun:
+    /// shards stay shards; and where shards are wanted, one that is there in copies gets so many of them at
+    /// donors that as many donors may be lost.
+    pub fn policy(&self, wanted: Policy) -> Policy {
+        match (self.code, wanted.code) {
+            (Some(code), _) => Policy::coded(code),
+            (None, Some(code)) => Policy::new(code.parity() + 1, false),
+            (None, None) => wanted.of(self.is_cold),
+        }
+    }
+
+    /// The shard for one more replica: one that nobody has who serves and stays, else the one that fewest have.
+    pub fn next_shard(&self, donors: &(impl Donors + ?Sized)) -> usize {
+        let holders = |shard: usize| {
+            let all = self.replicas.iter().filter(move |c| c.shard == shard);
+            let stays = all.clone().filter(|c| c.leaving.is_none());
+            let serves = stays.filter(|c| donors.view(c.donor).is_up()).count();
+            (serves, all.count(), shard)
+        };
+        let shards = self.code.map_or(1, Code::shards);
+        (0..shards).min_by_key(|n| holders(*n)).unwrap_or(0)
+    }
+
     /// The copy at a donor.
     pub fn at(&mut self, donor: usize) -> Option<&mut Replica> {
         self.replicas.iter_mut().find(|c| c.donor == donor)
@@ -204,6 +238,7 @@ impl Slab {
                 up: donor.is_up(),
                 may_serve: donor.may_serve(now_ns),
                 whole: c.missing.is_none(),
+                shard: self.code.map(|_| c.shard),
                 leaving_until_ns: c.leaving.map(|(_, until)| until),
             }
         })

@@ -8,12 +8,14 @@
 
 use std::fmt;
 
+pub mod code;
 pub mod judge;
 pub mod map;
 pub mod placement;
 pub mod read;
 pub mod repair;
 
+pub use code::Code;
 pub use judge::{GiveUp, Held, Source, counting, give_up, is_away, is_durable, read_next, whole};
 pub use map::{Map, Replica, Slab, Target};
 
@@ -31,6 +33,8 @@ pub struct Policy {
     pub late: bool,
     /// Donors get only slabs that are not cold: what is not likely to be needed soon is on the disk alone.
     pub warm: bool,
+    /// Donors have shards of this code, each another one, and no whole copies.
+    pub code: Option<Code>,
 }
 
 /// Bytes that the disk may lack of what was written late; what is written past that waits for the disk. So much may
@@ -61,10 +65,27 @@ impl Policy {
         ("disk", Policy::new(0, true)),
     ];
 
-    /// The one of this name.
+    /// The one of this name, or of this code (`4+2`).
     pub fn named(name: &str) -> Option<Policy> {
         let mut all = Policy::NAMED.iter();
-        all.find(|(n, _)| *n == name).map(|(_, policy)| *policy)
+        let named = all.find(|(n, _)| *n == name).map(|(_, policy)| *policy);
+        named.or_else(|| Code::named(name).map(Policy::coded))
+    }
+
+    /// All that can be written, for a sentence.
+    pub fn names() -> String {
+        let names = Policy::NAMED.map(|(name, _)| name).join(", ");
+        let ((k, k_max), (m, m_max)) = (code::DATA, code::PARITY);
+        format!("{names}, or a code from {k}+{m} to {k_max}+{m_max}")
+    }
+
+    /// A shard at each of as many donors as the code has shards.
+    pub const fn coded(code: Code) -> Policy {
+        let donors = Policy::new(code.shards(), false);
+        Policy {
+            code: Some(code),
+            ..donors
+        }
     }
 
     /// So many at donors, and one on the disk or none.
@@ -74,6 +95,7 @@ impl Policy {
             disk,
             late: false,
             warm: false,
+            code: None,
         }
     }
 
@@ -91,6 +113,7 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Policy::NAMED.iter().find(|(_, policy)| policy == self) {
             Some((name, _)) => f.write_str(name),
+            None if let Some(code) = self.code => write!(f, "{code}"),
             None if self.disk => write!(f, "{}+disk", self.donors),
             None => write!(f, "{}", self.donors),
         }

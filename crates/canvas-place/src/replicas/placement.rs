@@ -1,6 +1,6 @@
 //! Where replicas are placed, and when one goes.
 
-use super::map::{Gaps, Map, REPLICAS_MAX, Replica, Slab};
+use super::map::{COPIES_MAX, Gaps, Map, REPLICAS_MAX, Replica, Slab};
 use super::{AGAIN_NS, Donors, EXTENTS_MAX, GiveUp, Policy, RunId, counting, give_up, whole};
 use crate::choose::Candidate;
 
@@ -84,6 +84,7 @@ pub fn allocated(
     granted: Option<(RunId, u64)>,
     is_written: impl FnOnce() -> bool,
     is_short: impl FnOnce(&Slab) -> bool,
+    donors: &(impl Donors + ?Sized),
 ) -> Placed {
     let Some(entry) = map.get_mut(&slab) else {
         return Placed::Useless;
@@ -94,14 +95,15 @@ pub fn allocated(
             again: is_short(entry),
         };
     };
+    entry.replicas.retain(|c| c.donor != donor);
     let mut replica = Replica::whole(donor, run, handle);
+    replica.shard = entry.next_shard(donors);
     if is_written() {
         replica.lacks_all();
     }
     entry.refused &= !(1 << donor);
     // If it needs yet another one, there is nothing to wait for.
     entry.again_ns = 0;
-    entry.replicas.retain(|c| c.donor != donor);
     entry.replicas.push(replica);
     Placed::Yes
 }
@@ -124,16 +126,24 @@ impl Slab {
         if self.allocating > 0 || now_ns < self.again_ns {
             return 0;
         }
-        let policy = policy.of(self.is_cold);
+        let policy = self.policy(policy);
         let counts = |c: &&Replica| policy.disk || donors.view(c.donor).is_up();
-        let have = self.replicas.iter().filter(counts).count();
-        let most = REPLICAS_MAX.saturating_sub(self.replicas.len());
+        let have = match self.code {
+            None => self.replicas.iter().filter(counts).count(),
+            Some(_) => {
+                let there = self.replicas.iter().filter(counts);
+                let shards = there.fold(0u32, |bits, c| bits | 1 << c.shard);
+                shards.count_ones() as usize
+            }
+        };
+        let most = self.code.map_or(COPIES_MAX, |_| REPLICAS_MAX);
+        let most = most.saturating_sub(self.replicas.len());
         policy.donors.saturating_sub(have).min(most)
     }
 
     /// What is to be done for it at a tick.
     pub fn due(&self, donors: &(impl Donors + ?Sized), policy: Policy, now_ns: u64) -> Due {
-        let policy = policy.of(self.is_cold);
+        let policy = self.policy(policy);
         let (held, want) = (self.held(donors, now_ns), policy.donors);
         Due {
             degraded: whole(held.clone()) < want
@@ -155,7 +165,7 @@ impl Slab {
         room: impl FnOnce() -> bool,
         now_ns: u64,
     ) -> Option<Given> {
-        let policy = policy.of(self.is_cold);
+        let policy = self.policy(policy);
         // Nothing wants it back, and there is none too many.
         if self.replicas.len() <= policy.donors && self.replicas.iter().all(|c| c.leaving.is_none())
         {
@@ -187,7 +197,7 @@ impl Slab {
         policy: Policy,
         now_ns: u64,
     ) -> bool {
-        let policy = policy.of(self.is_cold);
+        let policy = self.policy(policy);
         let goes = !policy.disk
             && policy.donors > 0
             && self.may_be_on_disk

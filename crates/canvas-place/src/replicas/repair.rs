@@ -161,7 +161,7 @@ impl Repairs {
         let wraps = map.range(from..).chain(map.range(..from));
         let slabs: Vec<u32> = wraps
             .filter(|(_, e)| {
-                let policy = policy.of(e.is_cold);
+                let policy = e.policy(policy);
                 policy.disk && !e.disk.is_none()
                     || policy.donors > 0 && e.replicas.iter().any(|c| !c.missing.is_none())
             })
@@ -171,7 +171,7 @@ impl Repairs {
         'search: for slab in slabs {
             let entry = map.get_mut(&slab).expect("just seen");
             let first = slab * extents as u32;
-            let policy = policy.of(entry.is_cold);
+            let policy = entry.policy(policy);
             let good = |c: &&mut Replica| {
                 policy.donors > 0 && donors.view(c.donor).is_up() && c.leaving.is_none()
             };
@@ -303,6 +303,24 @@ impl Repairs {
         match job.writes {
             true => Verified::Write(job.target),
             false => Verified::End,
+        }
+    }
+
+    /// The extent was put together from shards, and verifies: the shard that lacks goes to this replica. `None`:
+    /// nobody wants it any more.
+    pub fn computed(&mut self, slot: usize, map: &Map) -> Option<Target> {
+        let job = self.jobs[slot].as_mut()?;
+        let slab = map.get(&(job.extent / self.extents as u32))?;
+        let there = slab.replicas.iter().find(|c| Some(c.donor) == job.to);
+        job.target = there.filter(|_| !job.void).map(Target::of);
+        job.writes = job.target.is_some();
+        job.target
+    }
+
+    /// The shards that can be had do not give the extent: it is tried again after a while.
+    pub fn hopeless(&mut self, slot: usize) {
+        if let Some(job) = &self.jobs[slot] {
+            self.hopeless.insert(job.extent);
         }
     }
 

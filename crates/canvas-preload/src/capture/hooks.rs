@@ -11,7 +11,7 @@ use crate::base::{
 };
 use crate::capture::filters;
 use crate::memory::{args, brk, mm, remap};
-use crate::paging::{accounting, fork_accounting, native_swap, trace};
+use crate::paging::{accounting, devices, fork_accounting, native_swap, trace};
 use crate::process::{altstack, procs, sig, users};
 use crate::shared::{mapping, pages};
 
@@ -226,6 +226,7 @@ pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
         {
             -(libc::ENOSYS as isize)
         }
+        libc::SYS_ioctl if devices::refuses(a) => -(libc::EACCES as isize),
         libc::SYS_setuid | libc::SYS_setreuid | libc::SYS_setresuid => {
             let r = as_it_is();
             if r == 0 {

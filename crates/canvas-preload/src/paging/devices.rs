@@ -5,14 +5,19 @@
 //!
 //! Programs that are in such calls nearly all the time (sound, graphics) would never be reclaimed from. So
 //! where the tenant is past its limit and reclaim was held, the next call waits a little and gives first.
+//!
+//! Virtual machines by KVM are a device of another kind: the processors of a guest touch its memory inside of an
+//! `ioctl` that has no pointer and lasts, so in signal mode, in which only a thread's own faults are served, they could
+//! not go on at the first far page. There no machine is made ([`refuses`]), and monitors that can emulate one do.
 
 use canvas_pager::holds::{self, Batch, Call, Holds};
 use canvas_sys::{gate, proc};
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::freeze;
+use crate::base::{freeze, state};
 use crate::paging::{accounting, reclaim};
+use crate::report;
 
 const _: () = assert!(
     holds::MAX_NS == 60_000_000_000,
@@ -39,6 +44,30 @@ impl Drop for Held {
     fn drop(&mut self) {
         HOLDS.end(self.0);
     }
+}
+
+/// KVM_CREATE_VM: _IO(0xae, 1).
+const CREATE_VM: u32 = 0xae01;
+/// /dev/kvm, whatever it is called.
+const KVM: u64 = libc::makedev(10, 232);
+
+/// Is it an `ioctl` that makes a virtual machine which could not run? One line says so, the first time.
+pub fn refuses(a: &[usize; 6]) -> bool {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if a[1] as u32 != CREATE_VM || state::THREAD_MODE.load(Ordering::Relaxed) {
+        return false;
+    }
+    let is_kvm = |f: proc::FileFacts| f.mode & libc::S_IFMT == libc::S_IFCHR && f.device == KVM;
+    if !proc::file_facts(a[0] as i32).is_ok_and(is_kvm) {
+        return false;
+    }
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        report!(
+            "KVM is refused to this program, because signal mode cannot serve a guest's processors; write --mode thread, \
+             or let the guest be emulated (qemu: -accel tcg)"
+        );
+    }
+    true
 }
 
 /// Before an `ioctl` with these arguments.

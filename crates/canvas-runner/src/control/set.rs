@@ -21,6 +21,19 @@ use canvas_control::terms::{Terms, TermsError, check_local, check_size};
 pub const KEYS: &str = "local, shared, pool, far, spill-at, far-wait, prefetch, app-tier, \
     proactive-threshold, proactive-batch, slo, unit, numa, copies, weight, swap-in-limit and swap-out-limit";
 
+/// What can be changed of a disk.
+pub const KEYS_OF_DISKS: &[&str] = &[
+    "pool",
+    "far",
+    "spill-at",
+    "far-wait",
+    "unit",
+    "copies",
+    "weight",
+    "swap-in-limit",
+    "swap-out-limit",
+];
+
 /// One change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -146,6 +159,24 @@ pub enum SetError {
         /// What can be had.
         least: Size,
     },
+    /// A disk's pool would grow.
+    #[error(
+        "pool={wanted}: a disk's pool grows no larger than it was when it began; write {most} or less"
+    )]
+    PoolOfDisk {
+        /// What was written.
+        wanted: Size,
+        /// What can be had.
+        most: Size,
+    },
+    /// A disk has no such bound.
+    #[error("{0} is nothing that a disk has; what can be changed of one is {keys}", keys = KEYS_OF_DISKS.join(", "))]
+    NotOfDisk(String),
+    /// Nothing of a disk can be changed.
+    #[error(
+        "this disk has no far memory, and its pool stays as it was; with far memory from the start (canvas disk --far SIZE) its bounds can be changed"
+    )]
+    DiskWithoutFar,
     /// Who keeps far memory does not do it.
     #[error(transparent)]
     Far(#[from] ChangeError),
@@ -217,7 +248,7 @@ pub enum ValueError {
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// It is none of the copies.
-    #[error("write one of {}", Policy::NAMED.map(|(name, _)| name).join(", "))]
+    #[error("write one of {}", Policy::names())]
     Copies,
     /// There are too few servers.
     #[error(
@@ -247,6 +278,7 @@ impl Places {
             disk,
             late: _,
             warm: _,
+            code: _,
         } = policy;
         if donors > self.servers && !self.gossip {
             return Err(ValueError::FewServers {
@@ -601,6 +633,7 @@ mod tests {
                 disk: false,
                 late: false,
                 warm: false,
+                code: None,
             }),
             Change::Weight(300),
             Change::SwapIn(RateLimit::bytes_per_s(200 << 20)),
@@ -690,7 +723,7 @@ mod tests {
             (
                 &[("copies", "4")],
                 now(),
-                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk",
+                "write one of 1+disk, 1+disk-async, warm+disk, 2, 3, none, disk, or a code from 2+1 to 8+2",
             ),
             (
                 &[("copies", "3")],

@@ -1,19 +1,16 @@
 //! A run as its `canvas run` shows and changes it.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use canvas_control::status::AgentStatus;
-use canvas_shm::far::SLAB_BYTES;
 use canvas_shm::files::Files;
 use canvas_shm::histogram::BUCKETS;
 use canvas_shm::nodes::NodeBook;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_sys::proc::now_ns;
-use canvas_types::ReadUnit;
 
-use super::features;
 use super::set::{self, Change, Now, SetError};
+use super::{beyond, features};
 use crate::beside::Sides;
 use crate::far::Keeper;
 use crate::recordings::Book;
@@ -25,9 +22,7 @@ use canvas_agent::members::wake_all;
 use canvas_control::health::{Facts, judge};
 use canvas_control::metrics;
 use canvas_control::peers::Asked;
-use canvas_control::wire::{
-    Answer, Ask, Donor, Far, Limits, Node, Reply, Request, Stat, Status, Used, VERSION,
-};
+use canvas_control::wire::{self, Ask, Limits, Node, Reply, Stat, Status, Used};
 
 /// Name and version of the schema of [`Status`].
 pub const SCHEMA: &str = "canvas-status/1";
@@ -61,32 +56,22 @@ impl Tenant {
             Asked::Line(line) => line,
             Asked::Metrics => return metrics::of_run(self.stat(agent.as_deref())),
         };
-        let answer = match Request::decode(line) {
-            Err(why) => Reply::Refused(why.to_string()),
-            Ok(request) => match request.ask {
-                Ask::Status => Reply::Status(Box::new(self.status(agent.as_deref()))),
-                Ask::Stat => Reply::Stat(Box::new(self.stat(agent.as_deref()))),
-                Ask::Set(pairs) => match self.set(&pairs, agent) {
-                    Ok(()) => Reply::Done,
-                    Err(why) => Reply::Refused(why.to_string()),
-                },
+        wire::answer(line, |ask| match ask {
+            Ask::Status => Reply::Status(Box::new(self.status(agent.as_deref()))),
+            Ask::Stat => Reply::Stat(Box::new(self.stat(agent.as_deref()))),
+            Ask::Set(pairs) => match self.set(&pairs, agent) {
+                Ok(()) => Reply::Done,
+                Err(why) => Reply::Refused(why.to_string()),
             },
-        };
-        let canvas = VERSION;
-        // Numbers and strings always become JSON.
-        serde_json::to_string(&Answer { canvas, answer }).unwrap_or_default()
+        })
     }
 
     fn status(&self, agent: Option<&Keeper>) -> Status {
         let segment = self.segment;
         let config = &segment.config;
-        let area = agent.map(Keeper::far);
         let sample = Sample::take(segment);
         let local_bytes = config.local_bytes.load(Relaxed);
         let local_ppm = config.local_ppm.load(Relaxed);
-        let slab = SLAB_BYTES as u64;
-        let share = agent.map(Keeper::share);
-        let pool = agent.and_then(Keeper::pool);
         let files = self.shared_memory.as_ref();
         let limits = Limits {
             local_bytes: (local_bytes != 0).then_some(local_bytes),
@@ -94,24 +79,15 @@ impl Tenant {
                 .then(|| local_ppm as f64 / 10_000.0),
             local_effective_bytes: segment.local_limit_pages().map(page_bytes),
             local_needed_bytes: needed_bytes(segment.needed_pages.load(Relaxed)),
-            pool_bytes: pool.map_or(config.pool_bytes.load(Relaxed), |p| p.ceiling_bytes),
-            far_bytes: area.map(|a| slabs(a).1 * slab),
-            spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
-            far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
-            unit: area.map(|a| ReadUnit::from_number(a.unit_bytes.load(Relaxed)).to_string()),
             prefetch: config.prefetch().name().to_owned(),
             app_tier: config.app_tier().name().to_owned(),
-            copies: agent.and_then(Keeper::copies).map(|c| c.to_string()),
-            weight: share.map(|s| s.weight),
-            swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
-            swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
-            pool_grant_bytes: pool.map(|p| p.grant_bytes),
             shared_bytes: files.map(|f| page_bytes(f.control().limit_pages.load(Relaxed))),
             proactive_threshold_bytes: proactive_threshold_bytes(segment),
             proactive_batch_bytes: proactive_batch_bytes(segment),
             slo: Some(config.slo())
                 .filter(|slo| slo.is_on())
                 .map(|slo| slo.to_string()),
+            ..beyond::limits(segment, agent)
         };
         let beside = self.sides.look(agent);
         let mut used = Used {
@@ -123,7 +99,7 @@ impl Tenant {
             swapped_bytes: page_bytes(sample.swapped_pages),
             far_pages_bytes: page_bytes(sample.far_pages),
             pool_bytes: segment.pool_bytes.load(Relaxed).max(0) as u64,
-            far_bytes: area.map_or(0, |a| slabs(a).0 * slab),
+            far_bytes: agent.map_or(0, beyond::far_bytes),
             footprint_bytes: page_bytes(segment.footprint_pages.load(Relaxed)),
             shared_bytes: files.map_or(0, |f| page_bytes(f.resident_pages())),
             shared_store_bytes: files.map_or(0, |f| page_bytes(f.store_pages())),
@@ -136,19 +112,12 @@ impl Tenant {
         };
         used.memory_bytes = used.sum();
         let said = agent.and_then(Keeper::status);
-        // The program can write to its segment, and not to what the agent said.
-        let degraded_slabs = said.as_ref().map_or(0, |s| s.degraded_slabs);
-        let disk_behind_bytes = said.as_ref().map_or(0, |s| s.disk_behind_bytes);
-        let far = area.map(|a| Far {
-            disk_behind_bytes,
-            ..Far::of(a, degraded_slabs)
-        });
-        let age = |s: &AgentStatus| Duration::from_nanos(now_ns().saturating_sub(s.at_ns));
+        let far = agent.map(|a| beyond::far(a, said.as_ref()));
         let health = judge(&Facts {
             limits: &limits,
             used: &used,
             far: far.as_ref(),
-            agent: said.as_ref().map(|s| (s, age(s))),
+            agent: said.as_ref().map(|s| (s, beyond::age(s))),
             agent_restarts: agent.is_some_and(Keeper::restarts),
             stopped: segment.far_full.load(Relaxed) != 0,
             host: crate::reserve::left(segment),
@@ -171,8 +140,9 @@ impl Tenant {
             processes: pids.filter(|p| !matches!(*p, 0 | u32::MAX)).collect(),
             far,
             nodes: nodes(segment).collect(),
-            donors: said.map(donors).unwrap_or_default(),
+            donors: said.map(beyond::donors).unwrap_or_default(),
             shared: self.shared.clone(),
+            disk: None,
         }
     }
 
@@ -221,49 +191,41 @@ impl Tenant {
             agent.change(change)?;
         }
         for change in changes {
-            match (change, area) {
-                (Change::Local(amount), _) => segment.set_local(amount),
-                (Change::Shared(pages), _) => {
+            match change {
+                Change::Local(amount) => segment.set_local(amount),
+                Change::Shared(pages) => {
                     if let Some(files) = &self.shared_memory {
                         files.control().limit_pages.store(pages, Relaxed);
                     }
                 }
-                // The agent has seen to it.
-                (Change::Pool(_), _) if is_granted => {}
-                (Change::Pool(bytes), _) => segment.config.pool_bytes.store(bytes, Relaxed),
-                (Change::AppTier(tier), _) => {
+                Change::AppTier(tier) => {
                     segment.config.app_tier.store(tier as u32, Relaxed);
                 }
-                (Change::Prefetch(who), _) => segment.config.prefetch.store(who as u32, Relaxed),
-                (Change::ProactiveThreshold(threshold), _) => segment
+                Change::Prefetch(who) => segment.config.prefetch.store(who as u32, Relaxed),
+                Change::ProactiveThreshold(threshold) => segment
                     .config
                     .proactive_threshold
                     .store(threshold.number(), Relaxed),
-                (Change::ProactiveBatch(pages), _) => {
+                Change::ProactiveBatch(pages) => {
                     segment.config.proactive_batch_pages.store(pages, Relaxed)
                 }
-                (Change::Slo(slo), _) => segment.config.slo.store(slo.number(), Relaxed),
-                (Change::Numa(bounds), _) => {
+                Change::Slo(slo) => segment.config.slo.store(slo.number(), Relaxed),
+                Change::Numa(bounds) => {
                     for (node, bound) in segment.nodes.iter().zip(bounds) {
                         if let Some(bytes) = bound {
                             node.bound_bytes.store(bytes, Relaxed);
                         }
                     }
                 }
-                (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
-                (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
-                (Change::Unit(unit), Some(a)) => a.unit_bytes.store(unit.number(), Relaxed),
-                // Done.
-                (
-                    Change::Far(_)
-                    | Change::Copies(_)
-                    | Change::Weight(_)
-                    | Change::SwapIn(_)
-                    | Change::SwapOut(_),
-                    _,
-                ) => {}
-                // There is no far memory, and `plan` has refused it.
-                (Change::SpillAt(_) | Change::FarWait(_) | Change::Unit(_), None) => {}
+                Change::Pool(_)
+                | Change::SpillAt(_)
+                | Change::FarWait(_)
+                | Change::Unit(_)
+                | Change::Far(_)
+                | Change::Copies(_)
+                | Change::Weight(_)
+                | Change::SwapIn(_)
+                | Change::SwapOut(_) => beyond::apply(change, segment, area, is_granted),
             }
         }
         // The reclaim threads look at the bounds when they wake.
@@ -281,15 +243,4 @@ fn nodes(segment: &Segment) -> impl Iterator<Item = Node> {
             used_bytes: book.bytes.load(Relaxed).max(0) as u64,
         })
     })
-}
-
-fn donors(said: AgentStatus) -> Vec<Donor> {
-    let donor = |d: canvas_control::status::DonorStatus| Donor {
-        address: d.addr.to_string(),
-        state: d.state.name().to_owned(),
-        slabs: d.slabs,
-        free_bytes: d.free_bytes,
-        round_trip_us: d.round_trip_us,
-    };
-    said.donors.into_iter().map(donor).collect()
 }

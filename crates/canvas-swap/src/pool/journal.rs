@@ -30,11 +30,13 @@ pub(super) struct Journal<'a> {
     words: &'a [AtomicU64],
 }
 
-/// A note that is valid until this is dropped.
+/// A note that is valid until it is done with; it stays valid when its thread ends before.
+#[must_use]
 pub(super) struct Noted<'j>(Option<&'j AtomicU64>);
 
-impl Drop for Noted<'_> {
-    fn drop(&mut self) {
+impl Noted<'_> {
+    /// The copy is there, and its entry names it.
+    pub(super) fn done(self) {
         if let Some(state) = self.0 {
             state.store(FREE, Ordering::Release);
         }

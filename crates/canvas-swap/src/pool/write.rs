@@ -78,7 +78,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 let payload = payload(kind, len, page, stored);
                 let noted = self.journal.note(entry, record, digest, payload);
                 put(stored);
-                drop(noted);
+                noted.done();
             }
             Placed::Beside(_) => {
                 put(stored);

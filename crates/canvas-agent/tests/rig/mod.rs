@@ -1,0 +1,422 @@
+//! A store over donors of this process, and what it should hold.
+#![allow(dead_code, reason = "not every test needs all of it")]
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use canvas_agent::block::Block;
+use canvas_agent::copies::LiveCopies;
+use canvas_agent::disk::{self, Disk};
+use canvas_agent::dispatch::Lane;
+use canvas_agent::idle::Waker;
+use canvas_agent::journal::Journal;
+use canvas_agent::replicas::{Config, Policy, Replicas};
+use canvas_agent::seal::{KEY_BYTES, Sealer};
+use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
+use canvas_donor::Server;
+use canvas_link::Address;
+use canvas_shm::Segment;
+use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
+use canvas_swap::extent::Packer;
+use canvas_types::SwapEntry;
+use canvas_wire::key::ClusterKey;
+
+pub const TENANT: [u8; 16] = [9; 16];
+pub const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
+/// Long: only that it ends is of interest.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn donor() -> Server {
+    donor_at(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+}
+
+/// One that listens there.
+pub fn donor_at(listen: SocketAddr) -> Server {
+    Server::start(canvas_donor::Config {
+        listen,
+        memory_bytes: 1 << 30,
+        reserve_bytes: Some(0),
+        key: None,
+        lease: PATIENCE,
+        evict_within: PATIENCE,
+        spin: Duration::ZERO,
+        state_json: None,
+        procfs: "/proc".into(),
+        links_max: 16,
+        rdma: false,
+    })
+    .unwrap()
+}
+
+/// A way to a donor that can be held up: the donor is silent then, and not gone.
+pub struct Way {
+    pub addr: SocketAddr,
+    pub held: Arc<AtomicBool>,
+    /// What it makes of each piece later than it is.
+    pub delay_us: Arc<AtomicUsize>,
+}
+
+impl Way {
+    pub fn to(donor: SocketAddr) -> Way {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let held = Arc::new(AtomicBool::new(false));
+        let delay_us = Arc::new(AtomicUsize::new(0));
+        let (hold, delay) = (held.clone(), delay_us.clone());
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let far = TcpStream::connect(donor).unwrap();
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let (hold, delay) = (hold.clone(), delay.clone());
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 4096];
+                        while let Ok(n @ 1..) = from.read(&mut bytes) {
+                            while hold.load(Relaxed) {
+                                std::thread::sleep(Duration::from_millis(1));
+                            }
+                            let us = delay.load(Relaxed) as u64;
+                            std::thread::sleep(Duration::from_micros(us));
+                            if to.write_all(&bytes[..n]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Way {
+            addr,
+            held,
+            delay_us,
+        }
+    }
+}
+
+/// The store, and what it should hold.
+pub struct Rig {
+    pub far: &'static Far,
+    /// Which copies are wanted.
+    pub copies: LiveCopies,
+    /// What is on the disk.
+    pub file: Option<File>,
+    pub store: Replicas,
+    /// The journal of the store.
+    pub journal: Journal,
+    /// Where donors are.
+    pub donors: Vec<SocketAddr>,
+    pub sealer: Sealer,
+    pub seal: u64,
+    pub rng: fastrand::Rng,
+    pub next: u32,
+    /// Extents that were written: the seal of the last write that was durable, and the byte it is of.
+    pub oracle: HashMap<u32, (u64, u8)>,
+    pub pieces: usize,
+    /// The bytes that the last extents were of.
+    pub fills: Vec<u8>,
+    /// What each slot of the store's wants to move, and those that were let move something.
+    pub wants: [Option<(Lane, u32)>; OWN_MAX],
+    pub moving: [bool; OWN_MAX],
+    /// Pieces that the store was let move for itself, if it may.
+    pub own: usize,
+    pub lets: bool,
+    /// Slabs with too few copies, as was last told.
+    pub degraded: u64,
+    /// Reads that went to another donor, as was told.
+    pub failovers: u64,
+    /// Lines for the user.
+    pub said: Vec<String>,
+}
+
+impl Rig {
+    pub fn new(donors: &[Server], policy: Policy, dir: Option<&std::path::Path>, seed: u64) -> Rig {
+        let addrs: Vec<SocketAddr> = donors.iter().map(Server::listening).collect();
+        Rig::over(&addrs, policy, dir, seed)
+    }
+
+    pub fn over(
+        donors: &[SocketAddr],
+        policy: Policy,
+        dir: Option<&std::path::Path>,
+        seed: u64,
+    ) -> Rig {
+        let (fd, _) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        let copies = LiveCopies::new(policy);
+        let config = config(donors, &copies);
+        let waker = Waker(far);
+        let file = dir.map(|dir| disk::create(dir).unwrap());
+        let again = file.as_ref().map(|file| file.try_clone().unwrap());
+        let disk = again.map(|file| Disk::new(vec![file], None, waker).unwrap());
+        let journal = Journal::create().unwrap();
+        let mut rig = Rig {
+            far,
+            copies,
+            file,
+            journal: journal.try_clone().unwrap(),
+            donors: donors.to_vec(),
+            store: Replicas::new(far, TENANT, config, journal, disk, waker).unwrap(),
+            sealer: Sealer::new(&KEY, TENANT),
+            seal: 0,
+            rng: fastrand::Rng::with_seed(seed),
+            next: 0,
+            oracle: HashMap::new(),
+            pieces: 0,
+            fills: Vec::new(),
+            wants: [None; OWN_MAX],
+            moving: [false; OWN_MAX],
+            own: 0,
+            lets: true,
+            degraded: 0,
+            failovers: 0,
+            said: Vec::new(),
+        };
+        // Until they are connected to, donors get nothing.
+        let until = Instant::now() + PATIENCE;
+        while rig.write(&[0], |_| {}) != [Outcome::Done] || rig.pieces == 0 && policy.donors > 0 {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        rig
+    }
+
+    /// Another agent takes over, with this journal. What was under way is forgotten.
+    pub fn take_over(&mut self, journal: Journal) {
+        self.wants = [None; OWN_MAX];
+        self.moving = [false; OWN_MAX];
+        self.degraded = 0;
+        // Donors are connected to in a moment.
+        self.far.wait_ms_max.store(30_000, Relaxed);
+        self.journal = journal.try_clone().unwrap();
+        let config = config(&self.donors, &self.copies);
+        let waker = Waker(self.far);
+        self.store = Replicas::new(self.far, TENANT, config, journal, None, waker).unwrap();
+    }
+
+    /// Reads one page of an extent, as a fault does, and says whether it is as it should be.
+    pub fn read_page(&mut self, extent: u32, page: usize) -> Outcome {
+        let (seal, fill) = self.oracle[&extent];
+        let packed = self.packed(fill);
+        let n = canvas_swap::extent::records(&packed).unwrap();
+        let range = canvas_swap::extent::line(&packed, n, page).unwrap().range();
+        for copy in 0..3 {
+            let id = self.next;
+            self.next += 1;
+            self.store
+                .read(id, extent, range.clone(), copy, Block::new());
+            let (outcome, mut block) = self.ended(id);
+            if outcome != Outcome::Done {
+                return outcome;
+            }
+            let bytes = &mut block[range.clone()];
+            let opened = (self.sealer).open_record(extent, seal, range.start, bytes);
+            if opened.is_ok() {
+                assert!(*bytes == packed[range], "extent {extent}, page {page}");
+                return Outcome::Done;
+            }
+        }
+        panic!("extent {extent}: it is handed out again and again and does not verify");
+    }
+
+    pub fn packed(&self, fill: u8) -> [u8; EXTENT_BYTES] {
+        let mut bytes = [0; EXTENT_BYTES];
+        let mut packer = Packer::new(&mut bytes);
+        for i in 0..7 {
+            let add = packer.add(i, SwapEntry(i + 1), 4096, |b| b.fill(fill));
+            add.unwrap();
+        }
+        packer.finish();
+        bytes
+    }
+
+    /// What the store has to say of what it was asked for. What it wants for itself it is let do, sooner or later.
+    pub fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.store.poll(&mut events);
+        events.retain(|event| {
+            match *event {
+                Event::Wants { slot, lane, bytes } => {
+                    let slot = slot as usize;
+                    assert!(bytes > 0 && !self.moving[slot]);
+                    assert!(self.wants[slot].replace((lane, bytes)).is_none());
+                }
+                Event::Moved { slot, .. } => {
+                    assert!(std::mem::take(&mut self.moving[slot as usize]));
+                }
+                Event::Health {
+                    degraded,
+                    failovers,
+                    ..
+                } => {
+                    self.degraded = degraded;
+                    self.failovers += failovers;
+                }
+                Event::Line(_, ref line) => self.said.push(line.clone()),
+                _ => return true,
+            }
+            false
+        });
+        for slot in 0..OWN_MAX {
+            if let Some((lane, bytes)) = self.wants[slot]
+                && self.lets
+                && self.rng.bool()
+            {
+                self.wants[slot] = None;
+                self.moving[slot] = true;
+                self.own += 1;
+                let piece = match lane {
+                    Lane::Disk(_) => bytes,
+                    _ => self.rng.u32(1..=bytes),
+                };
+                self.store.move_own(slot as u32, piece as usize);
+            }
+        }
+        events
+    }
+
+    /// Until all slabs have as many copies as they should.
+    pub fn repaired(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        while self.degraded == 0 {
+            assert!(Instant::now() < until, "nobody misses the donor");
+            assert!(self.poll().is_empty());
+        }
+        while self.degraded > 0 {
+            assert!(Instant::now() < until, "{} slabs", self.degraded);
+            assert!(self.poll().is_empty());
+        }
+    }
+
+    /// Writes these extents at once, in pieces of random sizes; `between` is called before each further one.
+    /// Says how each ended.
+    pub fn write(&mut self, extents: &[u32], mut between: impl FnMut(usize)) -> Vec<Outcome> {
+        let mut under_way: HashMap<u32, (usize, u32, u64, u8, usize)> = HashMap::new();
+        let mut outcomes = vec![None; extents.len()];
+        self.fills.clear();
+        for (place, extent) in extents.iter().enumerate() {
+            let (id, fill) = (self.next, self.rng.u8(1..));
+            self.next += 1;
+            self.seal += 1;
+            self.fills.push(fill);
+            let mut block = Block::new();
+            block.copy_from_slice(&self.packed(fill));
+            self.sealer.seal(*extent, self.seal, &mut block).unwrap();
+            let to = self.rng.usize(1..=EXTENT_BYTES);
+            self.far.seals[*extent as usize].store(0, Relaxed);
+            under_way.insert(id, (place, *extent, self.seal, fill, to));
+            self.store.write(id, *extent, block, to);
+        }
+        let until = Instant::now() + PATIENCE;
+        while !under_way.is_empty() {
+            assert!(Instant::now() < until, "{} have not ended", under_way.len());
+            for event in self.poll() {
+                match event {
+                    Event::Part(id) => {
+                        between(self.pieces);
+                        self.pieces += 1;
+                        let to = &mut under_way.get_mut(&id).unwrap().4;
+                        assert!(*to < EXTENT_BYTES, "there is nothing more of it");
+                        *to = self.rng.usize(*to + 1..=EXTENT_BYTES);
+                        self.store.write_on(id, *to);
+                    }
+                    Event::Ended { id, outcome, .. } => {
+                        let (place, extent, seal, fill, _) = under_way.remove(&id).unwrap();
+                        outcomes[place] = Some(outcome);
+                        self.oracle.remove(&extent);
+                        if outcome == Outcome::Done {
+                            self.far.seals[extent as usize].store(seal, Relaxed);
+                            self.oracle.insert(extent, (seal, fill));
+                        }
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        outcomes.into_iter().map(Option::unwrap).collect()
+    }
+
+    /// All that was written is there, from whichever copy is read.
+    pub fn check(&mut self) {
+        let oracle: Vec<_> = self.oracle.clone().into_iter().collect();
+        for (extent, (seal, fill)) in oracle {
+            let mut verified = 0;
+            for copy in 0.. {
+                let id = self.next;
+                self.next += 1;
+                let whole = 0..EXTENT_BYTES;
+                if copy == 0 && self.rng.bool() {
+                    self.store.lane(id, extent, false);
+                }
+                self.store.read(id, extent, whole, copy, Block::new());
+                let (outcome, mut block) = self.ended(id);
+                match outcome {
+                    Outcome::Done => {
+                        let opened = self.sealer.open_extent(extent, seal, &mut block);
+                        assert_eq!(opened, Ok(()), "extent {extent}, copy {copy}");
+                        assert!(block[..] == self.packed(fill)[..]);
+                        verified += 1;
+                    }
+                    Outcome::NoCopy | Outcome::Away => break,
+                    Outcome::Lost => {}
+                    Outcome::NoRoom => panic!("a read takes no room"),
+                }
+                if copy > 0 && verified > 0 {
+                    break;
+                }
+            }
+            assert!(verified > 0, "extent {extent} is lost");
+        }
+    }
+
+    /// Forgets a slab of which nothing is under way.
+    pub fn free(&mut self, slab: u32) {
+        let of_slab = |extent: u32| extent / SLAB_EXTENTS as u32 == slab;
+        self.oracle.retain(|extent, _| !of_slab(*extent));
+        let first = slab as usize * SLAB_EXTENTS;
+        for seal in &self.far.seals[first..first + SLAB_EXTENTS] {
+            seal.store(0, Relaxed);
+        }
+        self.store.free(slab);
+        let until = Instant::now() + PATIENCE;
+        while !matches!(self.poll()[..], [Event::Freed(freed)] if freed == slab) {
+            assert!(Instant::now() < until, "slab {slab} is not freed");
+        }
+    }
+
+    pub fn ended(&mut self, wanted: u32) -> (Outcome, Block) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < until);
+            for event in self.poll() {
+                if let Event::Ended { id, outcome, block } = event {
+                    assert_eq!(id, wanted);
+                    return (outcome, block);
+                }
+            }
+        }
+    }
+}
+
+pub fn seed() -> u64 {
+    let seed = std::env::var("CANVAS_TEST_SEED").ok();
+    let seed = seed.map_or_else(|| fastrand::u64(..), |s| s.parse().unwrap());
+    println!("CANVAS_TEST_SEED={seed}");
+    seed
+}
+
+fn config(donors: &[SocketAddr], copies: &LiveCopies) -> Config {
+    Config {
+        servers: donors.iter().map(|addr| Address::from(*addr)).collect(),
+        found: None,
+        key: ClusterKey::without_secret(),
+        copies: copies.clone(),
+        sealer: Sealer::new(&KEY, TENANT),
+        links: 2,
+    }
+}

@@ -1,0 +1,228 @@
+//! What the kernel says about memory, swap and control groups.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use canvas_place::swap_in::Look;
+
+use crate::error::Failure;
+
+/// What was counted at a moment.
+#[derive(Clone, Copy)]
+pub struct Before {
+    at: Instant,
+    /// Pages read from swap, and written to it, since the system's start.
+    read_pages: u64,
+    written_pages: u64,
+}
+
+/// What was counted between two moments.
+pub struct Since {
+    /// Pages read from swap.
+    pub read_pages: u64,
+    written_pages: u64,
+    seconds: f64,
+}
+
+impl Before {
+    /// The counters of this moment.
+    pub fn now() -> Result<Before, Failure> {
+        let text = read("/proc/vmstat")?;
+        Ok(Before {
+            at: Instant::now(),
+            read_pages: count(&text, "pswpin").unwrap_or(0),
+            written_pages: count(&text, "pswpout").unwrap_or(0),
+        })
+    }
+
+    /// What was counted since then.
+    pub fn until_now(&self) -> Result<Since, Failure> {
+        let now = Before::now()?;
+        Ok(Since {
+            read_pages: now.read_pages.saturating_sub(self.read_pages),
+            written_pages: now.written_pages.saturating_sub(self.written_pages),
+            seconds: (now.at - self.at).as_secs_f64(),
+        })
+    }
+
+    /// The system as it is now, and the counters for the next look.
+    pub fn look(&self) -> Result<(Look, Before), Failure> {
+        let since = self.until_now()?;
+        let memory = read("/proc/meminfo")?;
+        let kib = |name| kib_of(&memory, name);
+        let available = kib("MemAvailable:").ok_or_else(|| {
+            Failure::usage("/proc/meminfo does not say MemAvailable; Linux 3.14 and later does")
+        })?;
+        let kib = |name| kib(name).unwrap_or(0);
+        let in_swap = kib("SwapTotal:").saturating_sub(kib("SwapFree:"));
+        let pressure = fs::read_to_string("/proc/pressure/memory").ok();
+        let look = Look {
+            available_bytes: available << 10,
+            swapped_bytes: in_swap.saturating_sub(kib("SwapCached:")) << 10,
+            written_pages_per_s: since.written_pages as f64 / since.seconds.max(1e-3),
+            pressure_percent: pressure.and_then(|text| some_of(&text)),
+        };
+        Ok((look, Before::now()?))
+    }
+}
+
+fn read(path: &str) -> Result<String, Failure> {
+    fs::read_to_string(path)
+        .map_err(|e| Failure::usage(format!("{path} cannot be read: {}", crate::reason(&e))))
+}
+
+/// The number of a line "NAME N kB", in the texts of /proc.
+pub fn kib_of(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|l| l.strip_prefix(name))?;
+    value.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+/// The number of a line "NAME N".
+fn count(text: &str, name: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '))?
+        .parse()
+        .ok()
+}
+
+/// The share of the last ten seconds, in percent, in which some task waited.
+fn some_of(pressure: &str) -> Option<f64> {
+    let line = pressure.lines().find_map(|l| l.strip_prefix("some "))?;
+    let word = line.split(' ').find_map(|w| w.strip_prefix("avg10="))?;
+    word.parse().ok()
+}
+
+/// Waits until the swap devices have done what they were asked for.
+pub fn settle(time: Duration, tick: Duration) {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let devices = devices(&swaps);
+    let until = Instant::now() + time;
+    while !devices.is_empty() && Instant::now() < until {
+        let stats = fs::read_to_string("/proc/diskstats").unwrap_or_default();
+        if under_way(&stats, &devices) == 0 {
+            return;
+        }
+        std::thread::sleep(tick);
+    }
+}
+
+/// Names of the devices in the text of /proc/swaps; files in file systems are none.
+fn devices(swaps: &str) -> Vec<String> {
+    let device = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (path, kind) = (words.next()?, words.next()?);
+        (kind == "partition").then_some(path.strip_prefix("/dev/")?.to_owned())
+    };
+    swaps.lines().skip(1).filter_map(device).collect()
+}
+
+/// Operations of these devices that are under way, by the text of /proc/diskstats.
+fn under_way(stats: &str, devices: &[String]) -> u64 {
+    let of = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let name = words.get(2)?;
+        devices.iter().any(|d| d == name).then_some(())?;
+        words.get(11)?.parse::<u64>().ok()
+    };
+    stats.lines().filter_map(of).sum()
+}
+
+/// What limits of control groups leave, of those that were looked at.
+#[derive(Default)]
+pub struct Groups(HashMap<PathBuf, u64>);
+
+impl Groups {
+    /// Bytes that a process may take before its control group, or one above, is at a limit.
+    pub fn room(&mut self, pid: u32) -> u64 {
+        let Some(group) = group_of(pid) else {
+            return u64::MAX;
+        };
+        *self.0.entry(group).or_insert_with_key(|group| {
+            let top = Path::new("/sys/fs/cgroup");
+            let groups = group.ancestors().take_while(|dir| *dir != top);
+            groups.filter_map(room_of).min().unwrap_or(u64::MAX)
+        })
+    }
+
+    /// So many bytes of it are taken.
+    pub fn take(&mut self, pid: u32, bytes: u64) {
+        if let Some(left) = group_of(pid).and_then(|group| self.0.get_mut(&group)) {
+            *left = left.saturating_sub(bytes);
+        }
+    }
+}
+
+/// The directory of a process's control group (version 2).
+fn group_of(pid: u32) -> Option<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let path = text.lines().find_map(|l| l.strip_prefix("0::/"))?;
+    Some(Path::new("/sys/fs/cgroup").join(path))
+}
+
+/// What a group's own limits leave; `None` without any.
+fn room_of(dir: &Path) -> Option<u64> {
+    let number = |name| {
+        let text = fs::read_to_string(dir.join(name)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    let limit = [number("memory.max"), number("memory.high")];
+    let limit = limit.into_iter().flatten().min()?;
+    Some(limit.saturating_sub(number("memory.current")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_proc() {
+        let memory = "MemTotal:  100 kB\nMemAvailable:    4096 kB\nSwapCached:   8 kB\n";
+        assert_eq!(kib_of(memory, "MemAvailable:"), Some(4096));
+        assert_eq!(kib_of(memory, "SwapFree:"), None);
+        let vmstat = "pswpin 17\npswpin_zero 3\npswpout 5\n";
+        assert_eq!(count(vmstat, "pswpin"), Some(17));
+        assert_eq!(count(vmstat, "pswp"), None);
+        let pressure =
+            "some avg10=1.53 avg60=0.87 avg300=0.20 total=12\nfull avg10=0.00 avg60=0.00 total=9\n";
+        assert_eq!(some_of(pressure), Some(1.53));
+        assert_eq!(some_of("full avg10=3.00\n"), None);
+    }
+
+    #[test]
+    fn what_swap_devices_have_under_way() {
+        let swaps = "\
+Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority
+/dev/vda                                partition\t524284\t\t1024\t\t-2
+/swap/file                              file\t\t524284\t\t0\t\t-3
+/dev/nbd0                               partition\t524284\t\t0\t\t-4
+";
+        let devices = devices(swaps);
+        assert_eq!(devices, ["vda", "nbd0"]);
+        let stats = "\
+ 254       0 vda 100 0 8000 20 50 0 400 9 3 20 29 0 0 0 0
+ 254      16 vdb 100 0 8000 20 50 0 400 9 70 20 29 0 0 0 0
+  43       0 nbd0 1 0 8 0 0 0 0 0 2 0 0 0 0 0 0
+";
+        assert_eq!(under_way(stats, &devices), 5);
+        assert_eq!(under_way("", &devices), 0);
+    }
+
+    #[test]
+    fn limits_of_groups_leave_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        assert_eq!(room_of(dir.path()), None);
+        write("memory.max", "max\n");
+        write("memory.high", "max\n");
+        write("memory.current", "4096\n");
+        assert_eq!(room_of(dir.path()), None);
+        write("memory.max", "40960\n");
+        assert_eq!(room_of(dir.path()), Some(36864));
+        write("memory.high", "8192\n");
+        assert_eq!(room_of(dir.path()), Some(4096));
+        write("memory.current", "9000\n");
+        assert_eq!(room_of(dir.path()), Some(0));
+    }
+}

@@ -1,0 +1,81 @@
+//! What lies beyond a tenant's pool, for those who ask: the same of a run and of a disk.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use canvas_control::status::{AgentStatus, DonorStatus};
+use canvas_control::wire::{Donor, Far, Limits};
+use canvas_shm::far::SLAB_BYTES;
+use canvas_shm::segment::Segment;
+use canvas_sys::proc::now_ns;
+use canvas_types::ReadUnit;
+
+use super::set::Change;
+use crate::far::Keeper;
+use crate::stats::slabs;
+
+/// Bounds on the pool and on what lies beyond it; no others.
+pub fn limits(segment: &Segment, agent: Option<&Keeper>) -> Limits {
+    let area = agent.map(Keeper::far);
+    let share = agent.map(Keeper::share);
+    let pool = agent.and_then(Keeper::pool);
+    let asked_bytes = segment.config.pool_bytes.load(Relaxed);
+    Limits {
+        pool_bytes: pool.map_or(asked_bytes, |p| p.ceiling_bytes),
+        far_bytes: area.map(|a| slabs(a).1 * SLAB_BYTES as u64),
+        spill_at_percent: area.map(|a| a.spill_percent.load(Relaxed)),
+        far_wait_ms: area.map(|a| a.wait_ms_max.load(Relaxed)),
+        unit: area.map(|a| ReadUnit::from_number(a.unit_bytes.load(Relaxed)).to_string()),
+        copies: agent.and_then(Keeper::copies).map(|c| c.to_string()),
+        weight: share.map(|s| s.weight),
+        swap_in_limit_bytes_per_s: share.and_then(|s| s.swap_in_limit),
+        swap_out_limit_bytes_per_s: share.and_then(|s| s.swap_out_limit),
+        pool_grant_bytes: pool.map(|p| p.grant_bytes),
+        ..Limits::default()
+    }
+}
+
+/// Makes a change of the pool or of what lies beyond it, as far as the agent has not (where it grants pools, those
+/// are its own).
+pub fn apply(change: Change, segment: &Segment, area: Option<&canvas_shm::Far>, is_granted: bool) {
+    match (change, area) {
+        (Change::Pool(bytes), _) if !is_granted => {
+            segment.config.pool_bytes.store(bytes, Relaxed);
+        }
+        (Change::SpillAt(percent), Some(a)) => a.spill_percent.store(percent, Relaxed),
+        (Change::FarWait(ms), Some(a)) => a.wait_ms_max.store(ms, Relaxed),
+        (Change::Unit(unit), Some(a)) => a.unit_bytes.store(unit.number(), Relaxed),
+        // The agent has seen to it.
+        _ => {}
+    }
+}
+
+/// Slabs of far memory in use, in bytes.
+pub fn far_bytes(agent: &Keeper) -> u64 {
+    slabs(agent.far()).0 * SLAB_BYTES as u64
+}
+
+/// What far memory has done. The program can write to its segment, and not to what the agent said.
+pub fn far(agent: &Keeper, said: Option<&AgentStatus>) -> Far {
+    Far {
+        disk_behind_bytes: said.map_or(0, |s| s.disk_behind_bytes),
+        ..Far::of(agent.far(), said.map_or(0, |s| s.degraded_slabs))
+    }
+}
+
+/// How long ago the agent said this.
+pub fn age(said: &AgentStatus) -> Duration {
+    Duration::from_nanos(now_ns().saturating_sub(said.at_ns))
+}
+
+/// The donors that the agent knows.
+pub fn donors(said: AgentStatus) -> Vec<Donor> {
+    let donor = |d: DonorStatus| Donor {
+        address: d.addr.to_string(),
+        state: d.state.name().to_owned(),
+        slabs: d.slabs,
+        free_bytes: d.free_bytes,
+        round_trip_us: d.round_trip_us,
+    };
+    said.donors.into_iter().map(donor).collect()
+}

@@ -1,0 +1,176 @@
+//! A disk as its `canvas disk` shows it, in the words of a run.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use canvas_control::health::{Code, Facts, judge};
+use canvas_control::wire::{self, Ask, Disk, Limits, Reply, Stat, Status, Used};
+use canvas_sys::proc::now_ns;
+use canvas_types::PAGE_SIZE;
+use canvas_types::units::Size;
+
+use super::beyond;
+use super::set::{self, Change, Now, SetError};
+use super::tenant::SCHEMA;
+use crate::far::Keeper;
+use crate::stats::slabs;
+use crate::storage::Storage;
+
+/// What a disk is called and has, beside its far memory.
+#[derive(Clone, Debug)]
+pub struct ServedDisk {
+    /// Its tenant's name.
+    pub name: String,
+    /// What its pool could take at first, and can at most.
+    pub pool_start_bytes: u64,
+    /// Where clients reach it.
+    pub socket: String,
+    /// When it began.
+    pub start: Instant,
+    /// What its pool takes, and may take.
+    pub pool_bytes: u64,
+    /// The same.
+    pub pool_bytes_max: u64,
+    /// Writes found no room a moment ago.
+    pub is_full: bool,
+    /// The rest.
+    pub disk: Disk,
+}
+
+impl ServedDisk {
+    /// The answer to a line.
+    pub fn answer(&self, line: &[u8], storage: Option<&mut Storage>) -> String {
+        wire::answer(line, |ask| match ask {
+            Ask::Status => Reply::Status(Box::new(self.status(storage.as_deref()))),
+            Ask::Stat => Reply::Stat(Box::new(self.stat(storage.as_deref()))),
+            Ask::Set(pairs) => match self.set(&pairs, storage) {
+                Ok(()) => Reply::Done,
+                Err(why) => Reply::Refused(why.to_string()),
+            },
+        })
+    }
+
+    /// Changes all of it, or nothing.
+    fn set(
+        &self,
+        pairs: &[(String, String)],
+        storage: Option<&mut Storage>,
+    ) -> Result<(), SetError> {
+        let storage = storage.ok_or(SetError::DiskWithoutFar)?;
+        let is_alien = |key: &str| !set::KEYS_OF_DISKS.contains(&key);
+        if let Some((key, _)) = pairs.iter().find(|(key, _)| is_alien(key)) {
+            return Err(SetError::NotOfDisk(key.clone()));
+        }
+        let (segment, area) = (storage.segment, storage.far);
+        let agent = storage.keeper();
+        let now = Now {
+            has_limit: false,
+            pool_used: segment.pool_bytes.load(Relaxed).max(0) as u64,
+            slabs: Some(slabs(area)),
+            places: agent.places(),
+            terms: agent.terms(),
+            pool_grant: agent.pool().map(|p| p.grant_bytes),
+            has_shared: false,
+            nodes: Vec::new(),
+        };
+        let changes = set::plan(pairs, &now)?;
+        let pools = changes.iter().filter_map(|c| match c {
+            Change::Pool(bytes) => Some(*bytes),
+            _ => None,
+        });
+        if let Some(bytes) = pools.max().filter(|bytes| *bytes > self.pool_start_bytes) {
+            return Err(SetError::PoolOfDisk {
+                wanted: Size::from_bytes(bytes),
+                most: Size::from_bytes(self.pool_start_bytes),
+            });
+        }
+        // What can fail comes first.
+        let is_granted = now.pool_grant.is_some();
+        if let Some(change) = set::for_agent(&changes, is_granted) {
+            storage.keeper_mut().change(change)?;
+        }
+        for change in changes {
+            beyond::apply(change, segment, Some(area), is_granted);
+        }
+        Ok(())
+    }
+
+    fn status(&self, storage: Option<&Storage>) -> Status {
+        let agent = storage.map(Storage::keeper);
+        let limits = Limits {
+            prefetch: "none".to_owned(),
+            ..match storage {
+                Some(storage) => beyond::limits(storage.segment, agent),
+                None => Limits {
+                    pool_bytes: self.pool_bytes_max,
+                    ..Limits::default()
+                },
+            }
+        };
+        let beside = storage.map(Storage::beside).unwrap_or_default();
+        let mut used = Used {
+            far_pages_bytes: self.disk.stored_pages * PAGE_SIZE as u64,
+            pool_bytes: self.pool_bytes,
+            far_bytes: agent.map_or(0, beyond::far_bytes),
+            segment_bytes: beside.segment_bytes,
+            agent_bytes: beside.agent_bytes,
+            ..Used::default()
+        };
+        used.memory_bytes = used.sum();
+        let said = agent.and_then(Keeper::status);
+        let far = agent.map(|a| beyond::far(a, said.as_ref()));
+        let mut health = judge(&Facts {
+            limits: &limits,
+            used: &used,
+            far: far.as_ref(),
+            agent: said.as_ref().map(|s| (s, beyond::age(s))),
+            agent_restarts: agent.is_some_and(Keeper::restarts),
+            stopped: false,
+            host: None,
+            verify_failures: self.disk.damaged,
+            unmanaged: 0,
+        });
+        if self.is_full {
+            let why = "there is no room for more pages: writes fail with ENOSPC";
+            health.push(Code::PoolFull.problem(why));
+            health.sort_by(|a, b| a.code.cmp(&b.code));
+        }
+        Status {
+            schema: SCHEMA.to_owned(),
+            tenant: self.name.clone(),
+            pid: std::process::id(),
+            program: self.socket.clone(),
+            canvas_version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.start.elapsed().as_millis() as f64 / 1000.0,
+            mode: None,
+            healthy: health.is_empty(),
+            health,
+            limits,
+            used,
+            processes: vec![std::process::id()],
+            far,
+            nodes: Vec::new(),
+            donors: said.map(beyond::donors).unwrap_or_default(),
+            shared: None,
+            disk: Some(self.disk),
+        }
+    }
+
+    /// Its pages are counted as a program's that come and go.
+    fn stat(&self, storage: Option<&Storage>) -> Stat {
+        let counters = [
+            ("pages_in", self.disk.reads),
+            ("pages_out", self.disk.writes),
+            ("faults_deep", self.disk.far_reads),
+        ];
+        Stat {
+            at_ns: now_ns(),
+            status: self.status(storage),
+            counters: BTreeMap::from(counters.map(|(name, n)| (name.to_owned(), n))),
+            fault_ns: Vec::new(),
+            fault_ns_max: 0,
+            features: Default::default(),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Which programs make virtual machines by KVM: signal mode cannot serve the processors of their guests, because
+//! these touch memory in the kernel.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::fcntl::AtFlags;
+use nix::unistd::{AccessFlags, faccessat};
+
+const DEVICE: &str = "/dev/kvm";
+/// Of a program's file so much is read at a time.
+const STEP: usize = 1 << 20;
+
+/// Will this program use KVM? So it is taken to be where the device is there, its file names it, and, for qemu, which
+/// emulates by default, a word of the command asks for it.
+pub fn is_used(program: &Path, command: &[OsString]) -> bool {
+    asks(program, command)
+        && may_open(Path::new(DEVICE))
+        && File::open(program).is_ok_and(|mut file| names(&mut file, DEVICE.as_bytes()))
+}
+
+fn may_open(device: &Path) -> bool {
+    let wanted = AccessFlags::R_OK | AccessFlags::W_OK;
+    faccessat(nix::fcntl::AT_FDCWD, device, wanted, AtFlags::AT_EACCESS).is_ok()
+}
+
+/// Nothing in the command says that the device stays closed.
+fn asks(program: &Path, command: &[OsString]) -> bool {
+    let has = |text: &[u8]| text.windows(3).any(|part| part == b"kvm");
+    let name = program.file_name().unwrap_or_default().as_bytes();
+    !name.starts_with(b"qemu-system-")
+        || command
+            .iter()
+            .skip(1)
+            .any(|word| has(&word.as_bytes().to_ascii_lowercase()))
+}
+
+/// Are these bytes anywhere in it?
+fn names(file: &mut impl Read, text: &[u8]) -> bool {
+    // The end of the last step is looked at again, with what comes after it.
+    let mut bytes = Vec::with_capacity(STEP + text.len());
+    loop {
+        let kept = bytes.len().min(text.len() - 1);
+        bytes.drain(..bytes.len() - kept);
+        match file.by_ref().take(STEP as u64).read_to_end(&mut bytes) {
+            Ok(n) if n > 0 => {}
+            _ => return false,
+        }
+        let mut rest = &bytes[..];
+        // A slash is rarer than a comparison is cheap.
+        while let Some(at) = rest.iter().position(|b| *b == text[0]) {
+            if rest[at..].starts_with(text) {
+                return true;
+            }
+            rest = &rest[at + 1..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_found_over_the_edges_of_steps() {
+        for before in [0, 1, STEP - 8, STEP - 7, STEP - 1, STEP, 2 * STEP - 3] {
+            let mut bytes = vec![b'/'; before];
+            bytes.extend_from_slice(b"/dev/kvm");
+            assert!(names(&mut &bytes[..], b"/dev/kvm"), "{before}");
+            bytes.pop();
+            assert!(!names(&mut &bytes[..], b"/dev/kvm"), "{before}");
+        }
+        assert!(!names(&mut &b""[..], b"/dev/kvm"));
+    }
+
+    #[test]
+    fn qemu_is_asked_for_it() {
+        let asks = |program: &str, words: &[&str]| {
+            let command: Vec<_> = words.iter().map(OsString::from).collect();
+            asks(Path::new(program), &command)
+        };
+        assert!(asks("/usr/bin/cloud-hypervisor", &["cloud-hypervisor"]));
+        let qemu = "/usr/bin/qemu-system-x86_64";
+        assert!(!asks(qemu, &["/home/kvm/qemu-system-x86_64", "-m", "2G"]));
+        assert!(asks(qemu, &["qemu", "-enable-kvm"]));
+        assert!(asks(qemu, &["qemu", "-machine", "q35,accel=KVM:tcg"]));
+        assert!(!asks(qemu, &["qemu", "-accel", "tcg"]));
+    }
+}

@@ -1,0 +1,211 @@
+"""Guests in other ways than on a canvas disk alone: `canvas swap-in` in one, qemu under `canvas run`, KVM."""
+
+import json
+import os
+import subprocess
+
+from lib import canvas
+from lib.harness import MIB, Failure, Skip, check
+from vm import guest
+
+from .command import canvas_only, cli
+from .disk import attached, disk, ends, vm_missing
+from .vm import boot
+
+# A program's memory is swapped out by the limit of its group, and the group has room again afterwards. $1: how its pages
+# come back before it touches them; what it says then goes to /out.
+SLEEPER = r"""
+    modprobe virtio_blk
+    echo 0 > /sys/block/vda/queue/rotational
+    mkswap /dev/vda > /dev/null || exit 10
+    swapon -d /dev/vda || exit 11
+    echo +memory > /sys/fs/cgroup/cgroup.subtree_control
+    group=/sys/fs/cgroup/sleeper
+    mkdir $group
+    mkfifo /root/go
+    sh -c "echo \$\$ > $group/cgroup.procs; exec dormant 64" < /root/go > /root/said &
+    sleeper=$!
+    exec 3> /root/go
+    until grep -q ready /root/said; do sleep 0.2; done
+    swap_out() {
+        for _ in 1 2 3 4 5 6; do
+            echo 64M > $group/memory.reclaim
+            swapped=$(sed -n 's/^VmSwap:[^0-9]*\([0-9]*\).*/\1/p' /proc/$sleeper/status)
+            [ "$swapped" -gt 60000 ] && return
+        done
+        echo "only $swapped KiB are swapped out"
+        exit 12
+    }
+    touch_all() {
+        lines=$(wc -l < /root/said)
+        echo go >&3
+        until [ "$(wc -l < /root/said)" -gt "$lines" ]; do sleep 0.1; done
+        tail -n 1 /root/said > /out/$1
+    }
+    swap_out
+    touch_all alone
+    swap_out
+    canvas swap-in --free 1T --json > /out/no-room.json || exit 13
+    canvas swap-in --pid $sleeper --batch 10M --free 16M --json > /out/pid.json || exit 14
+    touch_all pid
+    swap_out
+    canvas swap-in --cgroup sleeper --free 16M > /out/group.txt || exit 15
+    touch_all group
+    echo 20M > $group/memory.max
+    canvas swap-in --free 16M --json > /out/full.json || exit 16
+    echo max > $group/memory.max
+    touch_all full
+    canvas swap-in --watch --interval 200ms --free 16M --json > /out/watch.json &
+    watch=$!
+    swap_out
+    n=0
+    until grep -q 'nothing is left' /out/watch.json; do
+        sleep 0.5
+        n=$((n + 1))
+        [ $n -lt 80 ] || exit 17
+    done
+    sleep 1
+    touch_all watch
+    kill -TERM $watch
+    wait $watch
+    [ $? -eq 143 ] || exit 18
+    swap_out
+    /usr/bin/setpriv --reuid 65534 --clear-groups canvas swap-in --pid $sleeper --free 16M 2> /out/refused.txt
+    code=$?
+    [ $code -eq 2 ] || { echo "code $code as nobody"; cat /out/refused.txt; exit 19; }
+    exec 3>&-
+    wait $sleeper || exit 20
+    swapoff /dev/vda
+"""
+
+
+def waits(result, name):
+    """For how many faults the program waited for the disk, and what it read was right."""
+    words = result.files[name].decode().split()
+    if words[:2] != ["right", "after"]:
+        raise Failure(f"{name}: {words}\n{result.tail()}")
+    return int(words[2])
+
+
+@check("vm-swap-in", modes=("signal",), timeout_s=300, needs=vm_missing)
+def swap_in(r):
+    """In a stock guest on a disk, `canvas swap-in` brings a program's pages back, and its next touches wait for none."""
+    canvas_only(r)
+    c, path = disk(r, size=256 * MIB, pool=128 * MIB)
+    result = boot(r, SLEEPER, files={"/usr/bin/dormant": r.binary("dormant-static")}, modules=("virtio_blk",),
+                  programs=("mkswap", "swapon", "swapoff", "setpriv"), memory_mib=512, timeout_s=260, qemu=attached(path))
+    told = lambda name: [json.loads(line) for line in result.files[name].decode().splitlines()]
+    alone = waits(result, "alone")
+    r.require(alone > 300, f"alone it waited {alone} times only")
+    for name in ("pid", "group", "watch"):
+        n = waits(result, name)
+        r.require(n <= 8, f"{n} waits after swap-in ({name}), {alone} without")
+    one, = told("pid.json")
+    r.require(one["pages"] > 15_000 and one["processes"] == 1 and one["end"] == "nothing is left", f"{one}")
+    r.require(one["read_pages"] > 15_000 and one["us_per_page"] > 0, f"{one}")
+    none, = told("no-room.json")
+    r.same((none["pages"], none["end"]), (0, "the rest has no room"), "with nothing to spare")
+    full, = told("full.json")
+    r.require(full["pages"] < 8_000 and full["full_groups"] == 1, f"past the group's limit: {full}")
+    waits(result, "full")
+    seen = told("watch.json")
+    r.require(1 <= len(seen) <= 40 and sum(s["pages"] for s in seen) > 10_000, f"{seen}")
+    said = result.files["group.txt"].decode()
+    r.require("of 1 processes" in said and said.endswith("nothing is left\n"), said)
+    said = result.files["refused.txt"].decode()
+    r.require("may not be touched by this user" in said and len(said.splitlines()) == 1, said)
+    r.note(f"{alone} waits alone; {one['pages']} pages in {one['seconds']} s, {one['us_per_page']} us a page")
+    ends(r, c, path)
+
+
+@check("swap-in-refused", modes=("signal",), timeout_s=30)
+def swap_in_refused(r):
+    """Bad input is refused in one sentence; where nothing is swapped out, that is said."""
+    canvas_only(r)
+    for flags, sentence in ((("--pid", "4194303"), "--pid 4194303: there is no such process"),
+                            (("--cgroup", "no/such"), "--cgroup no/such: there is no such control group"),
+                            (("--batch", "1"), "--batch 1 is less than a page; write 4K or more"),
+                            (("--pid", "1", "--cgroup", "x"), "exclude each other"),
+                            (("--interval", "2"), "--watch")):
+        p = cli(r, "swap-in", *flags)
+        r.same((p.returncode, p.stdout), (2, ""), f"{flags}: {p.stderr}")
+        r.require(sentence in p.stderr, f"{flags}: {p.stderr}")
+    sleeper = r.start(["sleep", "60"], canvas_on=False)
+    p = cli(r, "swap-in", "--pid", sleeper.pid, "--json")
+    r.same((p.returncode, p.stderr), (0, ""), "a process that is in memory")
+    r.same(json.loads(p.stdout)["pages"], 0, p.stdout)
+
+
+UNDER = "swapped 160 2 || exit 10\ngrep -E 'MemTotal|SwapTotal' /proc/meminfo\n"
+
+
+@check("vm-under-canvas", modes=("signal",), timeout_s=240, needs=guest.missing)
+def under_canvas(r):
+    """qemu as it is under `canvas run`, with less local memory than its guest has RAM: the guest's program finds every
+    byte, and nothing of the guest knows."""
+    canvas_only(r)
+    local = 112 * MIB
+    report = r.path("qemu.json")
+    result = guest.run("set -u\n" + UNDER, files={"/usr/bin/swapped": r.binary("swapped-static")}, memory_mib=256,
+                       timeout_s=220, work=r.dir,
+                       under=(r.session.canvas, "run", "--local", str(local), "--require", "--stats", report, "--"))
+    r.same(result.code, 0, f"the guest's script\n{result.tail()}")
+    r.require("round 1 is right" in result.output and "SwapTotal:             0 kB" in result.output, result.output)
+    stats = canvas.load_stats(report)
+    r.same((stats["mode"], canvas.check_stats(stats, local)), ("signal", []), "mode and report of an emulated guest")
+    out, far = canvas.find(stats, "pages_out"), canvas.find(stats, "faults_far")
+    r.require(out > 20_000 and far > 500, f"{out} pages out, {far} far faults")
+    r.note(f"{result.seconds:.0f} s; {canvas.summary(stats)}, {far} far faults, footprint of "
+           f"{canvas.memory(stats, 'footprint_bytes') >> 20} MiB")
+
+
+def kvm_missing():
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "no /dev/kvm that this user may open"
+    return None
+
+
+@check("kvm-guest", modes=("signal",), timeout_s=120, needs=kvm_missing)
+def kvm(r):
+    """A monitor that uses KVM gets thread mode by itself, and its guest finds every page; in signal mode KVM is refused
+    in one line, and qemu falls back to emulation."""
+    canvas_only(r)
+    program = r.binary("kvm")
+    plain = subprocess.run([program, "4", "1"], capture_output=True, text=True, timeout=60)
+    if plain.returncode:
+        raise Skip(f"KVM does not work here: {plain.stdout.strip()}")
+    said = "KVM is refused to this program, because signal mode cannot serve a guest's processors"
+    run = ["run", "--local", "16M", "--stats", r.path("kvm.json")]
+
+    def stats():
+        return canvas.load_stats(r.path("kvm.json"))
+
+    if cli(r, "run", "--mode", "thread", "--local", "64M", "--", "true").returncode == 0:
+        p = cli(r, *run, "--require", "--", program, "64", "3", timeout_s=60)
+        r.same((p.returncode, p.stdout, p.stderr), (0, "3 rounds of 16382 pages are right\n", ""), "by itself")
+        r.same(stats()["mode"], "thread", "the mode")
+        r.require(canvas.find(stats(), "pages_out") > 30_000, canvas.summary(stats()))
+        fallback = [qemu(r, run, words)[0] for words in (("kvm",), ("kvm", "tcg"))]
+        r.same(fallback, ["kvm support: enabled"] * 2, "qemu with KVM")
+        r.same(stats()["mode"], "thread", "the mode of qemu with KVM")
+    r.same(qemu(r, run, ("tcg",)), ("kvm support: disabled", ""), "qemu without KVM")
+    r.same(stats()["mode"], "signal", "the mode of qemu without KVM")
+    for words in (["--mode", "signal", "--", program], ["--", "sh", "-c", f"{program} 64 3; exit $?"]):
+        p = cli(r, *run, *words)
+        r.same((p.returncode, p.stdout), (3, "KVM_CREATE_VM: Permission denied\n"), f"{words}: {p.stderr}")
+        r.require(p.stderr.startswith("canvas: " + said) and len(p.stderr.splitlines()) == 1, p.stderr)
+    state, err = qemu(r, [*run, "--mode", "signal"], ("kvm", "tcg"))
+    r.same(state, "kvm support: disabled", f"qemu with both in signal mode: {err}")
+    r.require(said in err and "falling back to tcg" in err, err)
+
+
+def qemu(r, run, accelerators):
+    """Starts qemu without a guest, and asks it whether it uses KVM: its answer, and its stderr."""
+    words = [w for a in accelerators for w in ("-accel", a)]
+    argv = [guest.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-S", "-m", "64", *words, "-monitor",
+            "stdio"]
+    p = subprocess.run([r.session.canvas, *run, "--", *argv], input="info kvm\nquit\n", capture_output=True, text=True,
+                       timeout=60, cwd=r.dir)
+    r.same(p.returncode, 0, f"{argv}: {p.stdout}{p.stderr}")
+    answer, = [line for line in p.stdout.splitlines() if line.startswith("kvm support")]
+    return answer, p.stderr
