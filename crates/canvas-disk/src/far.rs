@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use canvas_far::fetch;
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
-use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX, slab_state};
+use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
 use canvas_shm::mailbox::{Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment};
 use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
@@ -140,36 +140,26 @@ impl Tenant {
         self.far.mailboxes[self.index].reset();
         let charged = self.slot.pool_bytes.load(Relaxed);
         self.segment.charge_pool_past_bound(self.slot, -charged);
-        let (slabs, book) = (OurSlabs(self), self.book());
-        for slab in 0..slabs.high() {
-            let there = &self.far.slabs[slab as usize];
-            if !there.refers(self.index) {
-                continue;
-            }
-            if there.state.load(Acquire) == slab_state::USED {
-                book.take_over(slab);
-            } else {
-                // It ended in the middle of taking it.
-                self.far.drop_slab(slab, self.index);
-            }
+        let book = self.book();
+        if (self.far).take_over_slabs(self.index, |slab| book.take_over(slab)) {
+            self.ring();
         }
     }
 
-    /// An entry names a copy there; false when it cannot be one.
+    /// An entry names a copy there; false when there can be none.
     pub(crate) fn keep(&self, place: DeepPlace) -> bool {
-        (place.extent as usize) < EXTENTS_MAX && self.book().take_over_extent(place.extent)
+        self.book().take_over_extent(place.extent)
     }
 
-    /// All entries were seen.
+    /// It does not name it any more.
+    pub(crate) fn keep_not(&self, place: DeepPlace) {
+        self.book().unhold(place.extent, &OurSlabs(self));
+    }
+
+    /// All entries were seen. What the agent is writing still for the other process is free as well: it ends that
+    /// before it begins to write an extent anew.
     pub(crate) fn taken_over(&self) {
-        let book = self.book();
-        // The agent may be writing these still, in whatever order: they are nobody's, to the end.
-        self.far.mailboxes[self.index].abandoned_writes(|extent| {
-            if (extent as usize) < EXTENTS_MAX {
-                book.take_over_extent(extent);
-            }
-        });
-        book.taken_over(&OurSlabs(self));
+        self.book().taken_over(&OurSlabs(self));
     }
 
     /// Bytes that it has beyond the pool, and may have.

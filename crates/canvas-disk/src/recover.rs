@@ -61,8 +61,11 @@ impl PoolStore<'_> {
             for entry in all() {
                 let record = self.pool.record(entry);
                 if matches!(record, Record::Stored { slot, .. } if twice.contains(&slot)) {
-                    // What it had beyond the pool is kept to the end, needed by nobody.
+                    let home = self.pool.home_place(entry);
                     self.pool.disown(entry);
+                    if let (Some(tenant), Some(place)) = (self.tenant, home) {
+                        tenant.keep_not(place);
+                    }
                     found.lost += 1;
                 }
             }

@@ -260,20 +260,6 @@ impl Mailbox {
         }
     }
 
-    /// Calls `on` with the extent of each write that the agent may be at work on still, for a process that ended
-    /// ([`Mailbox::reset`]).
-    pub fn abandoned_writes(&self, mut on: impl FnMut(u32)) {
-        let used = self.used.load(Ordering::Acquire);
-        for (i, r) in self.requests.iter().enumerate() {
-            if used & 1 << i != 0
-                && r.state.load(Ordering::Acquire) == ABANDONED
-                && r.kind.load(Ordering::Relaxed) == KIND_WRITE
-            {
-                on(r.extent.load(Ordering::Relaxed));
-            }
-        }
-    }
-
     /// Agent: the requests posted since the last call, a bit each.
     pub fn collect(&self) -> u64 {
         if self.posted.load(Ordering::Relaxed) == 0 {

@@ -408,12 +408,12 @@ impl ExtentBook<'_> {
         Some(extent)
     }
 
-    /// For the successor of a process that owned the slab, before any other call: it is ours.
+    /// In the successor of a process that owned the slab, before any other call: it is ours.
     pub fn take_over(&self, slab: u32) {
         self.own(slab);
     }
 
-    /// The same for each entry that names an extent: it is durable, and one reason more to keep it. False, with
+    /// Then, for each entry that names an extent: it is durable, and this is one reason more to keep it. False, with
     /// nothing changed, when the extent is in no slab of ours, or there are too many reasons.
     pub fn take_over_extent(&self, extent: u32) -> bool {
         let a = &self.arrays;
@@ -434,7 +434,7 @@ impl ExtentBook<'_> {
         true
     }
 
-    /// All entries were seen: slabs that none of them needs are given up.
+    /// In the end, when all entries were seen: slabs that none of them needs are given up.
     pub fn taken_over(&self, slabs: &impl Slabs) {
         let _held = self.state.taking.lock(self.yield_now);
         self.each_slab(slabs.high(), |slab| self.drop_if_empty(slab, slabs));
