@@ -567,44 +567,6 @@ def far(r):
     wait_until(r, "its agent has ended", lambda: agent_of(c) is None, 20)
 
 
-@check("disk-far-killed", modes=("signal",), timeout_s=120)
-def far_killed(r):
-    """What a killed server had beyond the pool is there at the next one, also when the agent or the holder is killed."""
-    size, count = 128 * MIB, 16_000
-    c, path = disk(r, "--far", "512M", "--far-dir", r.dir, size=size, pool=6 * MIB)
-    pages = fill(nbd.Client(path), count, random_bytes=PAGE)
-    settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0 and s["stored_pages"] == count)
-    writers = [Writer(path, 20_000 + n * 3000, 3000, n) for n in range(2)]
-    rng = random.Random(3)
-    for n in range(4):
-        before = [w.writes for w in writers]
-        wait_until(r, "they write", lambda: all(w.writes > b + 500 for w, b in zip(writers, before)), 30)
-        if n == 1:
-            os.kill(wait_for_agent(r, c), signal.SIGKILL)
-        kill_server(r, c)
-        client = nbd.Client(path)
-        looks(r, client, pages, rng, 1500)
-        for i in rng.sample(sorted(pages), 300):
-            pages[i] = page(n * 77_777 + i, rng.choice((0, 900, PAGE)))
-            client.write(i * PAGE, pages[i])
-    for w in writers:
-        w.stop()
-    got = settled(r, "it is told", lambda s: s["restarts"] == 4)
-    r.same([got["lost_pages"]] + [got["counters"][k] for k in ("damaged", "unreachable")], [0, 0, 0], "failures")
-    server = server_of(r, c)
-    r.stop(c, signal.SIGKILL, expect=-9)
-    client = nbd.Client(path)
-    for i, data in pages.items():
-        r.require(client.read(i * PAGE, PAGE) == data, f"page {i} in the end")
-    for w in writers:
-        w.check(r, client)
-    client.zero(0, size)
-    settled(r, "all is free", lambda s: s["stored_pages"] == 0 and s["far_bytes"] <= 2 * SLAB)
-    os.kill(server, signal.SIGTERM)
-    wait_until(r, "it has ended", lambda: not os.path.exists(f"/proc/{server}"), 20)
-    r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
-
-
 @check("disk-far-lost", modes=("signal",), timeout_s=120)
 def far_lost(r):
     """With two copies a donor may die; without any a read is an error after --far-wait, and never zeros."""
@@ -743,14 +705,15 @@ def status(r):
     wait_until(r, "its rates are those of the last second", lambda: told("vm")[1]["disk"]["writes_per_s"] > 0, 10)
     wait_until(r, "most of it is beyond the pool", lambda: told("vm")[1]["used"]["pool_bytes"] < 6 * MIB, 20)
     code, got = told("vm")
+    server = server_of(r, c)
     r.same((code, got["tenant"], got["pid"], got["program"], got["healthy"], got["mode"]),
-           (0, "vm", c.pid, path, True, None), "what it is")
+           (0, "vm", server, path, True, None), "what it is")
     r.same([got["disk"][k] for k in ("size_bytes", "stored_pages", "clients", "writes")], [SIZE, 6000, 1, 6000], "disk")
     r.same([got["limits"][k] for k in ("pool_bytes", "far_bytes", "copies", "local_bytes")],
            [6 * MIB, 256 * MIB, "disk", None], "limits")
     r.require(got["used"]["far_bytes"] >= SLAB and got["far"]["bytes_out"] > 10 * MIB, f"{got}")
     code, text, _ = ask("status")
-    for line in (f"vm  pid {c.pid}  {path}", "  disk  64M, 6000 pages stored, 1 client, ", "  far   64M of 256M, copies disk",
+    for line in (f"vm  pid {server}  {path}", "  disk  64M, 6000 pages stored, 1 client, ", "  far   64M of 256M, copies disk",
                  f"disk  pid {small.pid}  {small_path}", "  disk  64M, 0 pages stored, 0 clients, 0 reads/s, 0 writes/s"):
         r.require(line in text, f"no {line} in:\n{text}")
     rng = random.Random(4)

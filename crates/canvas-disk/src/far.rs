@@ -162,6 +162,13 @@ impl Tenant {
         self.book().taken_over(&OurSlabs(self));
     }
 
+    /// Extents that are kept, for whatever reason.
+    #[cfg(test)]
+    pub(crate) fn kept_extents(&self) -> u64 {
+        let (all, free) = self.book().room(OurSlabs(self).high());
+        all - free
+    }
+
     /// Bytes that it has beyond the pool, and may have.
     pub fn far_bytes(&self) -> (u64, u64) {
         let slab = (EXTENT_BYTES * SLAB_EXTENTS) as u64;
