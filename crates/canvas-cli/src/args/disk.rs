@@ -63,8 +63,8 @@ pub struct HeldArgs {
     #[arg(long)]
     pub died: u32,
     /// It holds far memory, too.
-    #[arg(long = "held-far")]
-    pub far: bool,
+    #[arg(long)]
+    pub held_far: bool,
 }
 
 /// Shown behind the flags.

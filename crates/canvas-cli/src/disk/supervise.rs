@@ -88,7 +88,7 @@ impl Given {
         };
         let file = DiskFile::open(take(MEMORY_FD)?).map_err(|e| fail(e.to_string()))?;
         let mut memory = DiskMemory::of_file(&file).map_err(Failure::usage)?;
-        let segment = args.far.then(|| take(SEGMENT_FD)).transpose()?;
+        let segment = args.held_far.then(|| take(SEGMENT_FD)).transpose()?;
         if let Some(fd) = &segment {
             let system = |e: Errno| fail(format!("far memory: {}", e.desc()));
             let segment = Segment::map(fd).map_err(system)?;
@@ -100,7 +100,7 @@ impl Given {
             let tenant = tenant.map_err(|e| system(Errno::from_raw(e.0)))?;
             memory = memory.with_tenant(tenant);
         }
-        let holder = args.far.then(|| take(HOLDER_FD)).transpose()?;
+        let holder = args.held_far.then(|| take(HOLDER_FD)).transpose()?;
         let socket = |path: &Option<PathBuf>, [listener, lock]: [RawFd; 2]| {
             let held = |path: &PathBuf| {
                 let (listener, lock) = (take(listener)?, take(lock)?);
