@@ -19,6 +19,7 @@ use canvas_swap::Record;
 use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE};
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
 use crate::far::{Place, Tenant};
 use crate::file::DiskFile;
@@ -31,6 +32,15 @@ use crate::{DiskError, DiskMemory, PageStore, PoolStore, Scratch, span};
 const TAG_BITS: u32 = 4;
 /// Part of the pool past which pages leave it, in percent.
 const SPILL_AT: u64 = 30;
+
+/// Ends an agent.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
 
 /// Does something with a tenant whose far memory an agent keeps in a file.
 fn with_agent<R>(slabs: usize, on: impl FnOnce(&'static Segment, &'static Far) -> R) -> R {
@@ -65,9 +75,9 @@ fn with_agent_of<R>(
             let disk = Disk::new(vec![file], None, Waker(far)).unwrap();
             Agent::new(setup, disk).serve(Dispatch::new(), || over.load(Relaxed));
         });
-        let result = on(fd.as_fd(), segment, far);
-        over.store(true, Relaxed);
-        result
+        // Also when something is found wrong.
+        let _ends = Ends(&over);
+        on(fd.as_fd(), segment, far)
     })
 }
 
@@ -110,17 +120,21 @@ fn here(segment: &'static Segment, far: &'static Far) -> Place {
 fn all_is_free_in_the_end(segment: &'static Segment, far: &'static Far) {
     here(segment, far).leave();
     assert_eq!(segment.pool_bytes.load(Relaxed), 0);
-    far.released.store(1, Relaxed);
+    // As whoever is there next does.
+    far.mailboxes[0].reset();
     let began = Instant::now();
     let in_use = |slab: &Slab| slab.state.load(Relaxed) != slab_state::FREE;
-    while far.slabs.iter().any(in_use) || far.slabs_used.load(Relaxed) != 0 {
+    while far.slabs.iter().any(in_use)
+        || far.slabs_used.load(Relaxed) != 0
+        || far.mailboxes[0].in_use() != 0
+    {
+        let waited = began.elapsed();
         assert!(
-            began.elapsed() < Duration::from_secs(20),
-            "slabs are in use still"
+            waited < Duration::from_secs(20),
+            "something is in use still"
         );
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(far.mailboxes[0].in_use(), 0);
 }
 
 /// Servers are killed, whatever they are at, beyond the pool as well.
@@ -206,7 +220,7 @@ fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
                 memory.with_tenant(Tenant::at(place).unwrap())
             })?;
             all_is_free_in_the_end(segment, far);
-            Ok(stats)
+            Ok::<_, TestCaseError>(stats)
         })?;
         prop_assert_eq!(stats.refused, 0, "there is room beyond the pool");
         if stats.far_reads > 0 {
