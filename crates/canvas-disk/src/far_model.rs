@@ -172,7 +172,6 @@ fn entries_that_name_no_extent_are_damage() {
         while store.pool.deep_place(entry_of(8)).is_none() {
             store.background_round();
         }
-        drop(store);
         let entries = file.entries().unwrap();
         let word = |page: u32| &entries.all()[page as usize + 1];
         // In a slab of nobody's, in none, too long, and beyond the end of its extent.
