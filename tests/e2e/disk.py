@@ -83,8 +83,10 @@ def bytes_(r):
     """What is written is read, in any sectors; what is discarded takes nothing; two clients see one disk."""
     port = free_port()
     c, path = disk(r, "--metrics", f"127.0.0.1:{port}")
-    one, two = nbd.Client(path), nbd.Client(path)
+    # The second one is answered in chunks.
+    one, two = nbd.Client(path), nbd.Client(path, structured=True)
     r.same((one.size, one.blocks[1]), (SIZE, PAGE), "size and preferred block")
+    r.same((two.flags & ~one.flags, one.flags & ~two.flags), (1 << 7, 0), "what only chunks have")
     rng = random.Random(3)
     model = bytearray(8 * MIB)
     for i in rng.sample(range(len(model) // PAGE), 1000):
@@ -124,6 +126,7 @@ def bytes_(r):
             r.same(e.number, number, f"{wrong}")
     one.zero(0, SIZE)
     r.require(two.read(0, 4 * MIB) == bytes(4 * MIB), "what was discarded is not zeros")
+    r.require(two.chunks.keys() == {1, 2} and two.chunks[1] > 100 and two.chunks[2] >= 64, f"chunks: {two.chunks}")
     settled(r, "everything is free", lambda s: (s["stored_pages"], s["stored_bytes"], s["pool_bytes"]) == (0, 0, 0))
     one.close()
     two.close()
