@@ -158,10 +158,11 @@ fn serve_one(
     let length = len as usize;
     let wrong = request.wrong(replies);
     if (command, replies) == (Command::Read, Replies::Structured) {
-        return Ok(match wrong {
-            Some(number) => chunks::refuse(stream, cookie, number)?,
-            None => chunks::read(stream, store, scratch, buffer, &request)?,
-        });
+        let answered = match wrong {
+            Some(number) => chunks::refuse(stream, cookie, number),
+            None => chunks::read(stream, store, scratch, buffer, &request),
+        };
+        return answered.map_err(End::from);
     }
     let result = match command {
         Command::Write => {
