@@ -936,15 +936,15 @@ class Killer:
 KILLED = SWAPS.replace("swapped 144 2", "swapped 144 8") + "    dmesg | grep -c 'I/O error' | sed 's/^/errors: /'\n"
 
 
-def vm_killed(r, by, words):
-    c, path = disk(r, "--restarts", "8", "--queues", "2", size=512 * MIB, pool=256 * MIB, by=by)
+def vm_killed(r, by, words, *flags, pool=256 * MIB):
+    c, path = disk(r, "--restarts", "8", "--queues", "2", *flags, size=512 * MIB, pool=pool, by=by)
     killer = Killer(r, c, times=6, every_s=5)
     moved = swaps(r, words(path), script=KILLED, timeout_s=420)
     killer.stop()
     r.require(killer.kills >= 4, f"the server was killed {killer.kills} times only")
     got = settled(r, "the guest is gone", lambda s: s["clients"] == 0 and s["stored_pages"] <= 2)
     r.same((got["restarts"], got["lost_pages"]), (killer.kills, 0), "servers that died, pages lost")
-    r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
+    r.same([got["counters"][k] for k in ("refused", "damaged", "unreachable")], [0, 0, 0], "refused, damaged, unreachable")
     r.note(f"{killer.kills} servers killed; {moved['pswpout']} out, {moved['pswpin']} in")
     ends(r, c, path)
 

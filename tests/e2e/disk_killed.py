@@ -13,7 +13,8 @@ from lib.harness import MIB, check
 from .command import canvas_only
 from .copies import lenders
 from .deep import agent_of, wait_for_agent
-from .disk import PAGE, SLAB, Writer, disk, fill, kill_server, looks, page, server_of, settled
+from .disk import (PAGE, SLAB, Writer, disk, fill, kill_server, looks, page, server_of, settled, shared, vm_killed,
+                   vm_missing)
 from .operate import wait_until
 
 SIZE, COUNT = 128 * MIB, 16_000
@@ -150,3 +151,9 @@ def host_agent(r):
     r.stop(c, signal.SIGTERM, expect=0)
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
     r.stop(second[0], signal.SIGTERM, expect=0)
+
+
+@check("vm-disk-killed-far", modes=("signal",), slow_only=True, timeout_s=500, needs=vm_missing)
+def vm(r):
+    """A guest's swap beyond the pool, whose disk's server is killed again and again: every byte is right, and no error."""
+    vm_killed(r, "--vhost-user", lambda path: shared(path, queues=2), "--far", "512M", "--far-dir", r.dir, pool=24 * MIB)
