@@ -111,6 +111,25 @@ def far(r):
     r.same([p for p in (path, path + ".lock") if os.path.exists(p)], [], "what is left of the socket")
 
 
+@check("disk-killed-all", modes=("signal",), timeout_s=90)
+def all_of_it(r):
+    """With holder and server killed a disk is over: its agent gives back what it had, and ends; the path is free."""
+    flags = ("--far", "256M", "--far-dir", r.dir)
+    c, path = disk(r, *flags, pool=4 * MIB)
+    fill(nbd.Client(path), 4000, random_bytes=PAGE)
+    settled(r, "most of it is beyond the pool", lambda s: s["far_bytes"] > 0)
+    server, agent = server_of(r, c), wait_for_agent(r, c)
+    r.stop(c, signal.SIGKILL, expect=-9)
+    os.kill(server, signal.SIGKILL)
+    # They were left to this process.
+    os.waitpid(server, 0)
+    pid, code = wait_until(r, "its agent has ended", lambda: (end := os.waitpid(agent, os.WNOHANG))[0] and end, 20)
+    r.same((pid, code), (agent, 0), "how it ended")
+    c, path = disk(r, *flags, pool=4 * MIB)
+    r.require(nbd.Client(path).read(0, PAGE) == bytes(PAGE), "something outlived the disk")
+    r.stop(c, signal.SIGTERM, expect=0)
+
+
 @check("disk-killed-agent", modes=("signal",), timeout_s=180)
 def host_agent(r):
     """The same of a tenant of the host's agent, which is killed as well, and away while the next server begins."""
