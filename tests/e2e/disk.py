@@ -83,8 +83,10 @@ def bytes_(r):
     """What is written is read, in any sectors; what is discarded takes nothing; two clients see one disk."""
     port = free_port()
     c, path = disk(r, "--metrics", f"127.0.0.1:{port}")
-    one, two = nbd.Client(path), nbd.Client(path)
+    # The second one is answered in chunks.
+    one, two = nbd.Client(path), nbd.Client(path, structured=True)
     r.same((one.size, one.blocks[1]), (SIZE, PAGE), "size and preferred block")
+    r.same((two.flags & ~one.flags, one.flags & ~two.flags), (1 << 7, 0), "what only chunks have")
     rng = random.Random(3)
     model = bytearray(8 * MIB)
     for i in rng.sample(range(len(model) // PAGE), 1000):
@@ -124,6 +126,7 @@ def bytes_(r):
             r.same(e.number, number, f"{wrong}")
     one.zero(0, SIZE)
     r.require(two.read(0, 4 * MIB) == bytes(4 * MIB), "what was discarded is not zeros")
+    r.require(two.chunks.keys() == {1, 2} and two.chunks[1] > 100 and two.chunks[2] >= 64, f"chunks: {two.chunks}")
     settled(r, "everything is free", lambda s: (s["stored_pages"], s["stored_bytes"], s["pool_bytes"]) == (0, 0, 0))
     one.close()
     two.close()
@@ -705,14 +708,15 @@ def status(r):
     wait_until(r, "its rates are those of the last second", lambda: told("vm")[1]["disk"]["writes_per_s"] > 0, 10)
     wait_until(r, "most of it is beyond the pool", lambda: told("vm")[1]["used"]["pool_bytes"] < 6 * MIB, 20)
     code, got = told("vm")
+    server = server_of(r, c)
     r.same((code, got["tenant"], got["pid"], got["program"], got["healthy"], got["mode"]),
-           (0, "vm", c.pid, path, True, None), "what it is")
+           (0, "vm", server, path, True, None), "what it is")
     r.same([got["disk"][k] for k in ("size_bytes", "stored_pages", "clients", "writes")], [SIZE, 6000, 1, 6000], "disk")
     r.same([got["limits"][k] for k in ("pool_bytes", "far_bytes", "copies", "local_bytes")],
            [6 * MIB, 256 * MIB, "disk", None], "limits")
     r.require(got["used"]["far_bytes"] >= SLAB and got["far"]["bytes_out"] > 10 * MIB, f"{got}")
     code, text, _ = ask("status")
-    for line in (f"vm  pid {c.pid}  {path}", "  disk  64M, 6000 pages stored, 1 client, ", "  far   64M of 256M, copies disk",
+    for line in (f"vm  pid {server}  {path}", "  disk  64M, 6000 pages stored, 1 client, ", "  far   64M of 256M, copies disk",
                  f"disk  pid {small.pid}  {small_path}", "  disk  64M, 0 pages stored, 0 clients, 0 reads/s, 0 writes/s"):
         r.require(line in text, f"no {line} in:\n{text}")
     rng = random.Random(4)
@@ -932,15 +936,15 @@ class Killer:
 KILLED = SWAPS.replace("swapped 144 2", "swapped 144 8") + "    dmesg | grep -c 'I/O error' | sed 's/^/errors: /'\n"
 
 
-def vm_killed(r, by, words):
-    c, path = disk(r, "--restarts", "8", "--queues", "2", size=512 * MIB, pool=256 * MIB, by=by)
+def vm_killed(r, by, words, *flags, pool=256 * MIB):
+    c, path = disk(r, "--restarts", "8", "--queues", "2", *flags, size=512 * MIB, pool=pool, by=by)
     killer = Killer(r, c, times=6, every_s=5)
     moved = swaps(r, words(path), script=KILLED, timeout_s=420)
     killer.stop()
     r.require(killer.kills >= 4, f"the server was killed {killer.kills} times only")
     got = settled(r, "the guest is gone", lambda s: s["clients"] == 0 and s["stored_pages"] <= 2)
     r.same((got["restarts"], got["lost_pages"]), (killer.kills, 0), "servers that died, pages lost")
-    r.same((got["counters"]["refused"], got["counters"]["damaged"]), (0, 0), "refused, damaged")
+    r.same([got["counters"][k] for k in ("refused", "damaged", "unreachable")], [0, 0, 0], "refused, damaged, unreachable")
     r.note(f"{killer.kills} servers killed; {moved['pswpout']} out, {moved['pswpin']} in")
     ends(r, c, path)
 

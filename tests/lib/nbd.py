@@ -4,7 +4,7 @@ import socket
 import struct
 
 OPTION_MAGIC, REPLY_MAGIC = 0x49484156454F5054, 0x0003E889045565A9
-GO, ABORT, LIST = 7, 2, 3
+GO, ABORT, LIST, STRUCTURED_REPLY = 7, 2, 3, 8
 READ, WRITE, DISCONNECT, FLUSH, TRIM, WRITE_ZEROES = 0, 1, 2, 3, 4, 6
 EIO, EINVAL, ENOSPC, EOVERFLOW = 5, 22, 28, 75
 
@@ -28,12 +28,16 @@ def dial(path, timeout_s=30):
 class Client:
     """A session past its handshake."""
 
-    def __init__(self, path, timeout_s=30):
+    def __init__(self, path, timeout_s=30, structured=False):
+        """With `structured` reads are answered in chunks; `chunks` counts them by kind."""
         self.sock = dial(path, timeout_s)
         greeting = struct.unpack(">QQH", self.take(18))
         if greeting[:2] != (0x4E42444D41474943, OPTION_MAGIC):
             raise ValueError(f"greeting {greeting}")
         self.sock.sendall(struct.pack(">I", 3))
+        self.chunks = {} if structured else None
+        if structured:
+            list(self.option(STRUCTURED_REPLY))
         self.info = {}
         for kind, data in self.option(GO, struct.pack(">IHH", 0, 1, 3)):
             if kind == 3:
@@ -80,7 +84,32 @@ class Client:
 
     def read(self, offset, length):
         self.request(READ, offset, length)
-        return self.reply(length)
+        return self.reply(length) if self.chunks is None else self.in_chunks(offset, length)
+
+    def in_chunks(self, offset, length):
+        """The bytes of a read, each of which must come once."""
+        parts, flags, error = [], 0, None
+        while not flags:
+            magic, flags, kind, cookie, size = struct.unpack(">IHHQI", self.take(20))
+            payload = self.take(size)
+            if (magic, cookie) != (0x668E33EF, self.cookie):
+                raise ValueError(f"chunk {magic:x} of {cookie}")
+            self.chunks[kind] = self.chunks.get(kind, 0) + 1
+            if kind & 1 << 15:
+                error = struct.unpack(">I", payload[:4])[0]
+            elif kind:
+                at = struct.unpack(">Q", payload[:8])[0]
+                parts.append((at, payload[8:] if kind == 1 else bytes(struct.unpack(">I", payload[8:])[0])))
+        if error:
+            raise Refused(error)
+        got = b""
+        for at, part in sorted(parts):
+            if at != offset + len(got):
+                raise ValueError(f"a chunk at {at} behind {len(got)} bytes")
+            got += part
+        if len(got) != length:
+            raise ValueError(f"{len(got)} bytes instead of {length}")
+        return got
 
     def write(self, offset, data):
         self.request(WRITE, offset, len(data), data)

@@ -1,5 +1,6 @@
 //! `canvas disk`, from its flags to its end.
 
+mod questions;
 mod state;
 mod supervise;
 
@@ -36,8 +37,9 @@ use crate::args::{CodecArg, DiskArgs, HeldArgs};
 use crate::error::{Failure, say};
 use crate::{options, signals, tenant_flags};
 use canvas_control::hello::SMALL_MIN;
+use questions::Holder;
 use state::{State, ratio};
-use supervise::{Held, Sockets};
+use supervise::{Given, Held, Sockets};
 
 /// Time between two looks at the state.
 const TICK: Duration = Duration::from_secs(1);
@@ -62,10 +64,16 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
         ));
     }
     let far = far(args)?;
-    if args.restarts > 0 && far.is_none() {
+    if args.restarts > 0 {
         let file = DiskFile::create(pages, pool.bytes).map_err(Failure::usage)?;
         let sockets = sockets(args)?;
-        return supervise::run(args, &Held { file, sockets }, words);
+        let storage = far.map(|far| begin(pool, &far)).transpose()?;
+        let held = Held {
+            file,
+            sockets,
+            storage,
+        };
+        return supervise::run(args, held, words);
     }
     let peers = peers(args)?;
     let signals = ends()?;
@@ -79,16 +87,16 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
         })?;
         memory = memory.with_tenant(tenant);
     }
-    let name = name(args, far.as_ref());
-    serve(args, (name, 0), signals, peers, sockets, memory, storage)
+    let named = (name(args, own_name), 0);
+    let beyond = storage.map_or(Beyond::Nothing, Beyond::Own);
+    serve(args, named, signals, peers, sockets, memory, beyond)
 }
 
 /// Serves the disk that another process holds.
 pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
     // Before anything else: whoever asks it to end is heard.
     let signals = ends()?;
-    let held = Held::take(args)?;
-    let memory = DiskMemory::of_file(&held.file).map_err(Failure::usage)?;
+    let given = Given::take(args)?;
     let (disk, died) = (&args.disk, args.died);
     let peers = match peers(disk) {
         // Who has the address by now is no reason to lose what is stored.
@@ -98,8 +106,12 @@ pub fn serve_held(args: &HeldArgs) -> Result<i32, Failure> {
         }
         peers => peers?,
     };
-    let named = (name(disk, None), died);
-    serve(disk, named, signals, peers, held.sockets, memory, None)
+    let named = (name(disk, || name_of(args.holder)), died);
+    let (sockets, memory) = (given.sockets, given.memory);
+    let beyond = given.holder.map_or(Beyond::Nothing, Beyond::Held);
+    let result = serve(disk, named, signals, peers, sockets, memory, beyond);
+    drop(given.segment);
+    result
 }
 
 /// Before the first thread, so that none of them ever gets one.
@@ -136,7 +148,7 @@ fn serve(
     mut peers: Peers,
     sockets: Sockets,
     memory: Box<DiskMemory>,
-    storage: Option<Storage>,
+    beyond: Beyond,
 ) -> Result<i32, Failure> {
     let codec = match args.codec {
         CodecArg::Lz4 => Codec::Lz4,
@@ -160,7 +172,7 @@ fn serve(
     };
     peers.open(&disk.name, "disk");
     disk.greet();
-    let signal = disk.serve(&signals, &mut peers, storage);
+    let signal = disk.serve(&signals, &mut peers, beyond);
     let stats = disk.store.stats();
     say(format_args!(
         "disk: {signal}: ending, {} pages were stored",
@@ -172,7 +184,12 @@ fn serve(
 
 /// What the disk is called at the host's agent when nobody names it.
 fn own_name() -> String {
-    format!("disk.{}", std::process::id())
+    name_of(std::process::id())
+}
+
+/// The same of the disk of another process.
+fn name_of(pid: u32) -> String {
+    format!("disk.{pid}")
 }
 
 /// The flags, with what the operator of the host's agent has settled; an error when they ask for more.
@@ -214,10 +231,50 @@ fn far(args: &DiskArgs) -> Result<Option<FarOptions>, Failure> {
 }
 
 /// What `canvas status` and its like call the disk.
-fn name(args: &DiskArgs, far: Option<&FarOptions>) -> String {
-    let at_host = far.and_then(|far| far.host.as_ref()).map(|host| &host.name);
-    let name = at_host.or(args.beyond.tenant.as_ref());
-    name.cloned().unwrap_or_else(|| "disk".to_owned())
+fn name(args: &DiskArgs, own_name: impl FnOnce() -> String) -> String {
+    let at_host = args.beyond.agent.is_some();
+    let given = args.beyond.tenant.clone();
+    given.unwrap_or_else(|| {
+        if at_host {
+            own_name()
+        } else {
+            "disk".to_owned()
+        }
+    })
+}
+
+/// What a server has beyond its pool.
+enum Beyond {
+    Nothing,
+    /// Far memory of its own.
+    Own(Storage),
+    /// The same of its holder's.
+    Held(Holder),
+}
+
+impl Beyond {
+    fn poll_fd(&self) -> Option<PollFd<'_>> {
+        match self {
+            Beyond::Own(storage) => storage.poll_fd(),
+            Beyond::Nothing | Beyond::Held(_) => None,
+        }
+    }
+
+    /// Looks whether the agent is gone, where that is this process's to do.
+    fn tend(&mut self) {
+        if let Beyond::Own(storage) = self {
+            storage.tend();
+        }
+    }
+
+    /// The answer to a line about the disk.
+    fn answer(&mut self, disk: ServedDisk, line: &[u8]) -> String {
+        match self {
+            Beyond::Nothing => disk.answer(line, None),
+            Beyond::Own(storage) => disk.answer(line, Some(storage)),
+            Beyond::Held(holder) => holder.ask(disk, line),
+        }
+    }
 }
 
 /// Begins the tenant that the disk is then.
@@ -345,28 +402,21 @@ impl Disk<'_> {
     }
 
     /// Serves until a signal comes: its name.
-    fn serve(
-        &self,
-        signals: &SignalFd,
-        peers: &mut Peers,
-        mut storage: Option<Storage>,
-    ) -> &'static str {
+    fn serve(&self, signals: &SignalFd, peers: &mut Peers, mut beyond: Beyond) -> &'static str {
         let over = AtomicBool::new(false);
         let signal = thread::scope(|scope| {
-            if storage.is_some() {
+            if self.memory.has_tenant() {
                 scope.spawn(|| self.move_pages(&over));
             }
             let mut watch = Watch::default();
             let signal = loop {
-                if let Some(signal) = self.wait(signals, peers, storage.as_mut(), &watch) {
+                if let Some(signal) = self.wait(signals, peers, &mut beyond, &watch) {
                     break signal;
                 }
                 if let Some(nbd) = &self.nbd {
                     nbd.accept(scope, self.store);
                 }
-                if let Some(storage) = &mut storage {
-                    storage.tend();
-                }
+                beyond.tend();
                 watch.look(self);
             };
             over.store(true, Relaxed);
@@ -376,7 +426,7 @@ impl Disk<'_> {
             }
             signal
         });
-        if let Some(storage) = storage {
+        if let Beyond::Own(storage) = beyond {
             storage.end();
         }
         signal
@@ -394,10 +444,13 @@ impl Disk<'_> {
         &self,
         signals: &SignalFd,
         peers: &mut Peers,
-        mut storage: Option<&mut Storage>,
+        beyond: &mut Beyond,
         watch: &Watch,
     ) -> Option<&'static str> {
-        let tick = if storage.is_some() { AGENT_TICK } else { TICK };
+        let tick = match beyond {
+            Beyond::Own(_) => AGENT_TICK,
+            Beyond::Nothing | Beyond::Held(_) => TICK,
+        };
         let until = Instant::now() + tick;
         loop {
             if let Ok(Some(info)) = signals.read_signal() {
@@ -414,7 +467,7 @@ impl Disk<'_> {
             let nbd = self.nbd.as_ref().map(Server::fd);
             let own = [Some(signals.as_fd()), nbd].into_iter().flatten();
             let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let agent = storage.as_deref().and_then(Storage::poll_fd);
+            let agent = beyond.poll_fd();
             let mut fds: Vec<_> = own.chain(agent).chain(peers.poll_fds()).collect();
             let watched = fds.len() - peers.poll_fds().count();
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
@@ -424,7 +477,7 @@ impl Disk<'_> {
             drop(fds);
             peers.serve(|asked| match asked {
                 Asked::Metrics => self.state("ok").metrics(),
-                Asked::Line(line) => self.served(watch).answer(line, storage.as_deref_mut()),
+                Asked::Line(line) => beyond.answer(self.served(watch), line),
             });
             if came || Instant::now() >= until {
                 return None;
@@ -448,9 +501,10 @@ impl Disk<'_> {
         let socket = self.args.vhost_user.as_ref().or(self.args.nbd.as_ref());
         ServedDisk {
             name: self.name.clone(),
+            pid: std::process::id(),
             pool_start_bytes: self.pool_start_bytes,
             socket: socket.map_or(String::new(), |path| path.display().to_string()),
-            start: self.began,
+            uptime: self.began.elapsed(),
             pool_bytes: stats.pool_bytes,
             pool_bytes_max: stats.pool_bytes_max,
             is_full: watch.is_full || stats.refused > watch.before.refused,

@@ -113,7 +113,7 @@ pub struct Status {
     pub schema: String,
     /// Its name.
     pub tenant: String,
-    /// Its `canvas run` or `canvas disk`.
+    /// Its `canvas run`; of a disk, the process that serves it.
     pub pid: u32,
     /// CMD, without its arguments; of a disk, its socket.
     pub program: String,

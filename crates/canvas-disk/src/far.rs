@@ -51,20 +51,64 @@ pub struct Tenant {
     book: BookState,
 }
 
-impl Tenant {
-    /// Takes a place among the tenant's processes, and the mailbox that goes with it.
-    pub fn enter(segment: &'static Segment, far: &'static Far) -> Result<Tenant, Errno> {
+/// A place among a tenant's processes, and the mailbox that goes with it.
+#[derive(Clone, Copy)]
+pub struct Place {
+    segment: &'static Segment,
+    far: &'static Far,
+    slot: &'static ProcSlot,
+}
+
+impl Place {
+    /// Takes one for this process.
+    pub fn take(segment: &'static Segment, far: &'static Far) -> Result<Place, Errno> {
         let pid = proc::pid();
         let free = |s: &&ProcSlot| (s.pid).compare_exchange(0, pid, AcqRel, Relaxed).is_ok();
         let slot = segment.procs.iter().find(free).ok_or(NO_PLACE)?;
         let index = segment.index_of(slot);
         segment.procs_end.fetch_max(index as u32 + 1, Relaxed);
-        let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
-        let ticks = Stat::parse(&stat).map_or(0, |s| s.start_ticks);
-        slot.start_ticks.store(ticks, Release);
+        slot.start_ticks.store(start_ticks(), Release);
         far.mailboxes[index].reset();
         far.drop_process(index);
         far.set_born(index, 0);
+        Ok(Place { segment, far, slot })
+    }
+
+    /// Takes the place of process `pid`, with all that it had beyond the pool: of one that has ended, and was
+    /// started by this one, or of the one that started this one. `None` when it has none.
+    pub fn take_from(segment: &'static Segment, far: &'static Far, pid: u32) -> Option<Place> {
+        let slot = segment.procs.iter().find(|s| s.pid.load(Acquire) == pid)?;
+        // Until the number is there, nobody takes the process for another one.
+        slot.start_ticks.store(0, Release);
+        let turn = slot.pid.compare_exchange(pid, proc::pid(), AcqRel, Relaxed);
+        slot.start_ticks.store(start_ticks(), Release);
+        turn.ok().map(|_| Place { segment, far, slot })
+    }
+
+    /// Gives it back, and what it had.
+    pub fn leave(&self) {
+        let gone = |index| {
+            self.far.drop_process(index);
+        };
+        self.segment.release_slot(self.slot, proc::pid(), gone);
+    }
+}
+
+fn start_ticks() -> u64 {
+    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+    Stat::parse(&stat).map_or(0, |s| s.start_ticks)
+}
+
+impl Tenant {
+    /// Takes a place among the tenant's processes.
+    pub fn enter(segment: &'static Segment, far: &'static Far) -> Result<Tenant, Errno> {
+        Tenant::at(Place::take(segment, far)?)
+    }
+
+    /// The tenant at a place that is taken.
+    pub fn at(place: Place) -> Result<Tenant, Errno> {
+        let Place { segment, far, slot } = place;
+        let index = segment.index_of(slot);
         Ok(Tenant {
             segment,
             far,
@@ -87,10 +131,42 @@ impl Tenant {
     /// It is over: nothing is waited for any more, and the place is given back.
     pub fn leave(&self) {
         self.far.wait_ms_max.store(0, Relaxed);
-        let gone = |index| {
-            self.far.drop_process(index);
-        };
-        self.segment.release_slot(self.slot, proc::pid(), gone);
+        let (segment, far, slot) = (self.segment, self.far, self.slot);
+        Place { segment, far, slot }.leave();
+    }
+
+    /// Begins to take over what another process had at this place.
+    pub(crate) fn take_over(&self) {
+        self.far.mailboxes[self.index].reset();
+        let charged = self.slot.pool_bytes.load(Relaxed);
+        self.segment.charge_pool_past_bound(self.slot, -charged);
+        let book = self.book();
+        if (self.far).take_over_slabs(self.index, |slab| book.take_over(slab)) {
+            self.ring();
+        }
+    }
+
+    /// An entry names a copy there; false when there can be none.
+    pub(crate) fn keep(&self, place: DeepPlace) -> bool {
+        self.book().take_over_extent(place.extent)
+    }
+
+    /// It does not name it any more.
+    pub(crate) fn keep_not(&self, place: DeepPlace) {
+        self.book().unhold(place.extent, &OurSlabs(self));
+    }
+
+    /// All entries were seen. What the agent is writing still for the other process is free as well: it ends that
+    /// before it begins to write an extent anew.
+    pub(crate) fn taken_over(&self) {
+        self.book().taken_over(&OurSlabs(self));
+    }
+
+    /// Extents that are kept, for whatever reason.
+    #[cfg(test)]
+    pub(crate) fn kept_extents(&self) -> u64 {
+        let (all, free) = self.book().room(OurSlabs(self).high());
+        all - free
     }
 
     /// Bytes that it has beyond the pool, and may have.

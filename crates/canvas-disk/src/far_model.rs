@@ -1,7 +1,8 @@
 //! A disk with far memory against plain memory: a real agent keeps what leaves a pool that is far too small.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canvas_agent::agent::tenant_id;
 use canvas_agent::daemon::tenant::begin_far;
@@ -12,21 +13,45 @@ use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
 use canvas_agent::share::Live;
 use canvas_agent::{Agent, Setup};
+use canvas_shm::far::{Slab, slab_state};
 use canvas_shm::{Far, Segment};
+use canvas_swap::Record;
 use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE};
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
-use crate::far::Tenant;
+use crate::far::{Place, Tenant};
+use crate::file::DiskFile;
 use crate::model::{PAGES, Seen, compare, op, page_of};
-use crate::pool::POOL_BYTES_MIN;
-use crate::{DiskMemory, PageStore, PoolStore, Scratch, span};
+use crate::pool::{POOL_BYTES_MIN, entry_of};
+use crate::recover_model::{compare_servers, kill_again_and_again};
+use crate::{DiskError, DiskMemory, PageStore, PoolStore, Scratch, span};
 
+/// A word of an entry has its tag below.
+const TAG_BITS: u32 = 4;
 /// Part of the pool past which pages leave it, in percent.
 const SPILL_AT: u64 = 30;
 
+/// Ends an agent.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Does something with a tenant whose far memory an agent keeps in a file.
 fn with_agent<R>(slabs: usize, on: impl FnOnce(&'static Segment, &'static Far) -> R) -> R {
+    with_agent_of(slabs, |_, segment, far| on(segment, far))
+}
+
+/// The same, with the descriptor of its segment.
+fn with_agent_of<R>(
+    slabs: usize,
+    on: impl FnOnce(BorrowedFd<'_>, &'static Segment, &'static Far) -> R,
+) -> R {
     let (fd, segment) = Segment::create(true).unwrap();
     let far = Far::map(&fd).unwrap();
     begin_far(far, slabs, SPILL_AT, 10_000).unwrap();
@@ -50,9 +75,9 @@ fn with_agent<R>(slabs: usize, on: impl FnOnce(&'static Segment, &'static Far) -
             let disk = Disk::new(vec![file], None, Waker(far)).unwrap();
             Agent::new(setup, disk).serve(Dispatch::new(), || over.load(Relaxed));
         });
-        let result = on(segment, far);
-        over.store(true, Relaxed);
-        result
+        // Also when something is found wrong.
+        let _ends = Ends(&over);
+        on(fd.as_fd(), segment, far)
     })
 }
 
@@ -83,6 +108,128 @@ fn a_disk_with_far_memory_is_a_disk() {
     let plan = prop::collection::vec(op(), 1..1500);
     let complete = || seen.borrow().contains("far");
     run_until(20, &plan, case, complete);
+    assert!(complete(), "{:?}", seen.borrow());
+}
+
+/// The place that this process has, as its next server takes it.
+fn here(segment: &'static Segment, far: &'static Far) -> Place {
+    Place::take_from(segment, far, std::process::id()).unwrap()
+}
+
+/// Once the process that had it last is gone.
+fn all_is_free_in_the_end(segment: &'static Segment, far: &'static Far) {
+    here(segment, far).leave();
+    assert_eq!(segment.pool_bytes.load(Relaxed), 0);
+    // As whoever is there next does.
+    far.mailboxes[0].reset();
+    let began = Instant::now();
+    let in_use = |slab: &Slab| slab.state.load(Relaxed) != slab_state::FREE;
+    while far.slabs.iter().any(in_use)
+        || far.slabs_used.load(Relaxed) != 0
+        || far.mailboxes[0].in_use() != 0
+    {
+        let waited = began.elapsed();
+        assert!(
+            waited < Duration::from_secs(20),
+            "something is in use still"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Servers are killed, whatever they are at, beyond the pool as well.
+#[test]
+fn a_killed_server_loses_nothing_beyond_the_pool() {
+    with_agent_of(6, |fd, segment, far| {
+        // It goes from one to the next.
+        Place::take(segment, far).unwrap();
+        let test = "far_model::a_killed_server_loses_nothing_beyond_the_pool";
+        kill_again_and_again(test, Some(fd));
+        let stats = &far.stats;
+        assert!(stats.extents_out.load(Relaxed) > 100 && stats.reads.load(Relaxed) > 100);
+        all_is_free_in_the_end(segment, far);
+    });
+}
+
+/// A place beyond the pool where nothing can be is damage of that page, and of no other.
+#[test]
+fn entries_that_name_no_extent_are_damage() {
+    with_agent(4, |segment, far| {
+        let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
+        let mut place = Some(Place::take(segment, far).unwrap());
+        let mut serve = || {
+            let taken = place.take().unwrap_or_else(|| here(segment, far));
+            let memory = DiskMemory::of_file(&file).unwrap();
+            let memory = Box::leak(memory.with_tenant(Tenant::at(taken).unwrap()));
+            PoolStore::new(memory, Codec::Lz4)
+        };
+        let mut scratch = Box::<Scratch>::default();
+        let page = |n: u64| page_of(n, 3000);
+        let store = serve();
+        for n in 0..PAGES {
+            store.write(n, &page(n), &mut scratch).unwrap();
+        }
+        while store.pool.deep_place(entry_of(8)).is_none() {
+            store.background_round();
+        }
+        let entries = file.entries().unwrap();
+        let word = |page: u32| &entries.all()[page as usize + 1];
+        // In a slab of nobody's, in none, too long, and beyond the end of its extent.
+        let wrong = [
+            (3, 6144 << TAG_BITS),
+            (4, 0xffff_ffff << TAG_BITS),
+            (5, 0x1fff << (TAG_BITS + 43)),
+            (6, 0x7ff << (TAG_BITS + 32)),
+        ];
+        for (n, bits) in wrong {
+            assert!(matches!(
+                Record::decode(word(n).load(Relaxed)),
+                Record::Deep(_)
+            ));
+            word(n).fetch_or(bits, Relaxed);
+        }
+        let store = serve();
+        assert_eq!((store.found().stored, store.found().lost), (PAGES, 4));
+        let mut out = [0; PAGE_SIZE];
+        for n in 0..PAGES {
+            let read = store.read(n, &mut out, &mut scratch);
+            match (3..7).contains(&n) {
+                true => assert_eq!(read, Err(DiskError::Damaged), "page {n}"),
+                false => assert!(read == Ok(()) && out == page(n), "page {n}"),
+            }
+            store.discard(n).unwrap();
+        }
+        assert_eq!(store.stats().stored_pages, 0);
+        all_is_free_in_the_end(segment, far);
+    });
+}
+
+/// Its servers are killed with requests under way, and the agent goes on.
+#[test]
+fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
+    let seen = Seen::default();
+    let case = |servers: Vec<Vec<_>>| {
+        let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
+        let stats = with_agent(6, |segment, far| {
+            let mut place = Some(Place::take(segment, far).unwrap());
+            let stats = compare_servers(&servers, &seen, || {
+                let taken = place.take();
+                let place = taken.unwrap_or_else(|| here(segment, far));
+                let memory = DiskMemory::of_file(&file).unwrap();
+                memory.with_tenant(Tenant::at(place).unwrap())
+            })?;
+            all_is_free_in_the_end(segment, far);
+            Ok::<_, TestCaseError>(stats)
+        })?;
+        prop_assert_eq!(stats.refused, 0, "there is room beyond the pool");
+        if stats.far_reads > 0 {
+            seen.borrow_mut().insert("far");
+        }
+        Ok(())
+    };
+    let plan = prop::collection::vec(prop::collection::vec(op(), 1..600), 1..5);
+    let complete = || seen.borrow().contains("far");
+    run_until(15, &plan, case, complete);
     assert!(complete(), "{:?}", seen.borrow());
 }
 

@@ -161,6 +161,11 @@ impl DiskMemory {
         self.pool_bytes
     }
 
+    /// Is there far memory?
+    pub fn has_tenant(&self) -> bool {
+        self.tenant.is_some()
+    }
+
     /// The disk is over, for what it has beyond the pool: nothing is waited for any more.
     pub fn leave(&self) {
         if let Some(tenant) = &self.tenant {

@@ -25,11 +25,20 @@ impl PoolStore<'_> {
     /// use the disk meanwhile.
     pub(crate) fn take_over(&self, touched: &[Range<u32>]) -> Found {
         self.pool.redo();
+        if let Some(tenant) = self.tenant {
+            tenant.take_over();
+        }
         let all = || touched.iter().cloned().flatten().map(SwapEntry);
         let mut found = Found::default();
         let mut twice = BTreeSet::new();
         for entry in all() {
-            let adopted = self.pool.adopt(entry);
+            let mut adopted = self.pool.adopt(entry);
+            if let Adopted::Here(Some(place)) | Adopted::Beyond(place) = adopted
+                && !self.tenant.is_some_and(|t| t.keep(place))
+            {
+                self.pool.disown(entry);
+                adopted = Adopted::Lost;
+            }
             let mut bits = KNOWN;
             match adopted {
                 Adopted::Nothing => continue,
@@ -52,12 +61,19 @@ impl PoolStore<'_> {
             for entry in all() {
                 let record = self.pool.record(entry);
                 if matches!(record, Record::Stored { slot, .. } if twice.contains(&slot)) {
+                    let home = self.pool.home_place(entry);
                     self.pool.disown(entry);
+                    if let (Some(tenant), Some(place)) = (self.tenant, home) {
+                        tenant.keep_not(place);
+                    }
                     found.lost += 1;
                 }
             }
         }
         self.pool.settle();
+        if let Some(tenant) = self.tenant {
+            tenant.taken_over();
+        }
         self.counts.stored.store(found.stored as i64, Relaxed);
         found
     }

@@ -1,13 +1,16 @@
 //! A disk whose servers end between requests, against plain memory; and servers that are killed at any
 //! instruction, by several threads of which each knows what was acknowledged.
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use canvas_shm::Segment;
+use canvas_shm::map::inherited;
 use canvas_swap::Record;
 use canvas_sys::lazy::{LazyArray, Part};
 use canvas_testing::random::{run_until, seed};
@@ -16,44 +19,74 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
+use crate::far::{Place, Tenant};
 use crate::file::DiskFile;
 use crate::model::{Op, PAGES, Pair, Seen, op, page_of};
 use crate::pool::{POOL_BYTES_MIN, entry_of};
 use crate::ram::RamStore;
-use crate::{DiskError, DiskMemory, PageStore, PoolStore, Scratch};
+use crate::{DiskError, DiskMemory, DiskStats, PageStore, PoolStore, Scratch, span};
+
+/// What is kept beyond the pool is what entries name, and nothing else.
+fn check_extents(store: &PoolStore<'_>) {
+    let Some(tenant) = store.tenant else {
+        return;
+    };
+    let entries = (0..store.pages() as u32).map(entry_of);
+    let place = |entry| {
+        store
+            .pool
+            .deep_place(entry)
+            .or(store.pool.home_place(entry))
+    };
+    let named: BTreeSet<u32> = entries.filter_map(place).map(|p| p.extent).collect();
+    assert_eq!(tenant.kept_extents(), named.len() as u64);
+}
+
+/// Servers of one disk, one after the other, against plain memory; each has the memory that `take` makes of it.
+pub fn compare_servers(
+    servers: &[Vec<Op>],
+    seen: &Seen,
+    mut take: impl FnMut() -> Box<DiskMemory>,
+) -> Result<DiskStats, TestCaseError> {
+    let mut ram = RamStore::new(PAGES);
+    let mut before = None;
+    let mut last = DiskStats::default();
+    for ops in servers {
+        // A server that was killed gives nothing back.
+        let memory: &'static DiskMemory = Box::leak(take());
+        let mut pair = Pair {
+            store: PoolStore::new(memory, Codec::Lz4),
+            ram,
+            scratch: Box::default(),
+        };
+        let now = pair.store.stats();
+        let sums = (now.stored_pages, now.same_pages, now.stored_bytes);
+        prop_assert!(
+            before.is_none_or(|before| before == sums),
+            "{before:?} {sums:?}"
+        );
+        let found = pair.store.found();
+        prop_assert_eq!((found.stored, found.lost), (now.stored_pages, 0));
+        check_extents(&pair.store);
+        for op in ops {
+            seen.borrow_mut().insert(pair.apply(op)?);
+        }
+        pair.check_all()?;
+        last = pair.store.stats();
+        before = Some((last.stored_pages, last.same_pages, last.stored_bytes));
+        ram = pair.ram;
+    }
+    Ok(last)
+}
 
 #[test]
 fn a_disk_goes_on_where_its_last_server_ended() {
     let seen = Seen::default();
     let case = |servers: Vec<Vec<Op>>| {
         let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
-        let mut ram = RamStore::new(PAGES);
-        let mut before = None;
-        for ops in servers {
-            let memory = DiskMemory::of_file(&file).unwrap();
-            let mut pair = Pair {
-                store: PoolStore::new(&memory, Codec::Lz4),
-                ram,
-                scratch: Box::default(),
-            };
-            let now = pair.store.stats();
-            let sums = (now.stored_pages, now.same_pages, now.stored_bytes);
-            prop_assert!(
-                before.is_none_or(|before| before == sums),
-                "{before:?} {sums:?}"
-            );
-            let found = pair.store.found();
-            prop_assert_eq!((found.stored, found.lost), (now.stored_pages, 0));
-            for op in &ops {
-                seen.borrow_mut().insert(pair.apply(op)?);
-            }
-            pair.check_all()?;
-            let now = pair.store.stats();
-            before = Some((now.stored_pages, now.same_pages, now.stored_bytes));
-            ram = pair.ram;
-        }
-        Ok(())
+        compare_servers(&servers, &seen, || DiskMemory::of_file(&file).unwrap()).map(drop)
     };
     let plan = prop::collection::vec(prop::collection::vec(op(), 1..500), 1..6);
     let all = ["full", "span full", "zeros", "trimmed", "touched"];
@@ -236,14 +269,38 @@ fn sector(version: u64) -> [u8; 512] {
     })
 }
 
+/// The tenant that a server takes over from another process.
+pub struct Far {
+    /// Its segment.
+    pub fd: OwnedFd,
+    /// The process that has it.
+    pub from: u32,
+}
+
+/// The disk in the file, with what lies beyond its pool. It is never given back.
+fn taken_over(file: &DiskFile, far: Option<&Far>) -> PoolStore<'static> {
+    let mut memory = DiskMemory::of_file(file).unwrap();
+    if let Some(Far { fd, from }) = far {
+        let (segment, area) = (Segment::map(fd).unwrap(), canvas_shm::Far::map(fd).unwrap());
+        let place = Place::take_from(segment, area, *from).unwrap();
+        memory = memory.with_tenant(Tenant::at(place).unwrap());
+    }
+    PoolStore::new(Box::leak(memory), Codec::Lz4)
+}
+
 /// A server that works until it is killed.
-fn serve_until_killed(file: i32, log: i32, seed: u64) -> ! {
-    let inherited = |n| canvas_shm::map::inherited(n, 3).unwrap();
-    let file = DiskFile::open(inherited(file)).unwrap();
+fn serve_until_killed(file: i32, log: i32, seed: u64, far: Option<Far>) -> ! {
+    let file = DiskFile::open(inherited(file, 3).unwrap()).unwrap();
     let log = Log::of(log);
-    let memory = DiskMemory::of_file(&file).unwrap();
-    let store = PoolStore::new(&memory, Codec::Lz4);
+    let store = taken_over(&file, far.as_ref());
     std::thread::scope(|s| {
+        if far.is_some() {
+            s.spawn(|| {
+                loop {
+                    std::thread::sleep(store.background_round().min(Duration::from_micros(100)));
+                }
+            });
+        }
         for thread in 0..THREADS {
             let (store, log) = (&store, &log);
             s.spawn(move || {
@@ -254,29 +311,8 @@ fn serve_until_killed(file: i32, log: i32, seed: u64) -> ! {
                         .wrapping_mul(6364136223846793005)
                         .wrapping_add(1442695040888963407);
                     let page = (random >> 33) % KILLED_PAGES / THREADS * THREADS + thread;
-                    if page >= KILLED_PAGES {
-                        continue;
-                    }
-                    let part = page < IN_SECTORS;
-                    let which = (random >> 20) % SECTORS;
-                    let words = if part {
-                        log.of_sector(page, which)
-                    } else {
-                        log.of_page(page)
-                    };
-                    let next = words[1].load(SeqCst) + 1;
-                    words[0].store(next, SeqCst);
-                    let done = if part {
-                        store.write_part(page, which as usize * 512, &sector(next), &mut scratch)
-                    } else if next.is_multiple_of(9) && page.is_multiple_of(2) {
-                        store.discard(page)
-                    } else {
-                        store.write(page, &version(page, next), &mut scratch)
-                    };
-                    match done {
-                        Ok(()) => words[1].store(next, SeqCst),
-                        Err(DiskError::Full) => words[0].store(next - 1, SeqCst),
-                        Err(e) => panic!("page {page}: {e}"),
+                    if page < KILLED_PAGES {
+                        serve_one(store, log, page, random, &mut scratch);
                     }
                     if (random >> 40).is_multiple_of(200) {
                         store.trim();
@@ -288,11 +324,48 @@ fn serve_until_killed(file: i32, log: i32, seed: u64) -> ! {
     unreachable!("its threads do not end")
 }
 
+/// A request about one page, which is the calling thread's alone.
+fn serve_one(store: &PoolStore<'_>, log: &Log, page: u64, random: u64, scratch: &mut Scratch) {
+    let part = page < IN_SECTORS;
+    let which = (random >> 20) % SECTORS;
+    let words = if part {
+        log.of_sector(page, which)
+    } else {
+        log.of_page(page)
+    };
+    let last = words[1].load(SeqCst);
+    if (random >> 50).is_multiple_of(3) {
+        // With neighbours, which are asked for ahead.
+        let mut out = [0; 3 * PAGE_SIZE];
+        let pages = (KILLED_PAGES - page).min(3) as usize;
+        let out = &mut out[..pages * PAGE_SIZE];
+        span::read(store, page * PAGE_SIZE as u64, out, scratch).unwrap();
+        assert!(
+            part || out[..PAGE_SIZE] == version(page, last),
+            "page {page}"
+        );
+        return;
+    }
+    let next = last + 1;
+    words[0].store(next, SeqCst);
+    let done = if part {
+        store.write_part(page, which as usize * 512, &sector(next), scratch)
+    } else if next.is_multiple_of(9) && page.is_multiple_of(2) {
+        store.discard(page)
+    } else {
+        store.write(page, &version(page, next), scratch)
+    };
+    match done {
+        Ok(()) => words[1].store(next, SeqCst),
+        Err(DiskError::Full) => words[0].store(last, SeqCst),
+        Err(e) => panic!("page {page}: {e}"),
+    }
+}
+
 /// Reads everything as the next server does: each version is the acknowledged one, or the one under way.
-fn judge(file: &DiskFile, log: &Log) -> (u64, u64) {
-    let memory = DiskMemory::of_file(file).unwrap();
-    let store = PoolStore::new(&memory, Codec::Lz4);
+fn judge(store: &PoolStore<'_>, log: &Log) -> (u64, u64) {
     assert_eq!(store.found().lost, 0);
+    check_extents(store);
     let mut scratch = Box::<Scratch>::default();
     let mut out = [0; PAGE_SIZE];
     let (mut acknowledged, mut cut) = (0, 0);
@@ -332,32 +405,35 @@ fn judge(file: &DiskFile, log: &Log) -> (u64, u64) {
     (acknowledged, cut)
 }
 
-/// A server is killed again and again, whatever its threads are at: all that was acknowledged is there, and what was
-/// not is as before or as it was to be.
-#[test]
-fn a_killed_server_loses_nothing_that_it_acknowledged() {
+/// Kills servers of one disk, which the test of this name starts, again and again, whatever their threads are at. The
+/// last one who had the disk is this process.
+pub fn kill_again_and_again(test: &str, far: Option<BorrowedFd<'_>>) {
+    let number = |n: u64| i32::try_from(n).unwrap();
     if let Ok(words) = std::env::var(SERVE) {
         let words: Vec<u64> = words.split(' ').map(|w| w.parse().unwrap()).collect();
-        serve_until_killed(words[0] as i32, words[1] as i32, words[2]);
+        let far = words.get(3).map(|fd| Far {
+            fd: inherited(number(*fd), 3).unwrap(),
+            from: words[4] as u32,
+        });
+        serve_until_killed(number(words[0]), number(words[1]), words[2], far);
     }
     // So small that it is full most of the time: pages are written over.
     let file = DiskFile::create(KILLED_PAGES, POOL_BYTES_MIN).unwrap();
     let log_file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     ftruncate(&log_file, 1 << 20).unwrap();
     let log = Log::of(log_file.as_raw_fd());
-    for fd in [file.fd(), log_file.as_fd()] {
+    for fd in [file.fd(), log_file.as_fd()].into_iter().chain(far) {
         fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
     }
+    let more = far.map_or(String::new(), |fd| {
+        format!(" {} {}", fd.as_raw_fd(), std::process::id())
+    });
     let (began, base, mut kills, mut cuts, mut last) = (Instant::now(), seed(), 0, 0, 0);
     while kills < 40 || began.elapsed() < Duration::from_secs(4) {
         let [file_fd, log_fd] = [file.fd().as_raw_fd(), log_file.as_raw_fd()];
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "recover_model::a_killed_server_loses_nothing_that_it_acknowledged",
-                "--nocapture",
-            ])
-            .env(SERVE, format!("{file_fd} {log_fd} {}", base ^ kills))
+            .args(["--exact", test, "--nocapture"])
+            .env(SERVE, format!("{file_fd} {log_fd} {}{more}", base ^ kills))
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
@@ -385,12 +461,23 @@ fn a_killed_server_loses_nothing_that_it_acknowledged() {
         ));
         child.kill().unwrap();
         child.wait().unwrap();
-        let (acknowledged, cut) = judge(&file, &log);
+        let taken = far.map(|fd| Far {
+            fd: fd.try_clone_to_owned().unwrap(),
+            from: child.id(),
+        });
+        let (acknowledged, cut) = judge(&taken_over(&file, taken.as_ref()), &log);
         assert!(acknowledged >= last);
         (last, cuts, kills) = (acknowledged, cuts + cut, kills + 1);
     }
     assert!(
-        cuts > kills / 2,
+        cuts > kills / 8,
         "{cuts} requests were cut by {kills} kills"
     );
+}
+
+/// All that was acknowledged is there, and what was not is as before or as it was to be.
+#[test]
+fn a_killed_server_loses_nothing_that_it_acknowledged() {
+    let test = "recover_model::a_killed_server_loses_nothing_that_it_acknowledged";
+    kill_again_and_again(test, None);
 }

@@ -37,26 +37,42 @@ pub fn expect(store: &impl PageStore, offset: u64, bytes: usize) {
 /// Reads a range.
 pub fn read(
     store: &impl PageStore,
-    mut offset: u64,
-    mut out: &mut [u8],
+    offset: u64,
+    out: &mut [u8],
     scratch: &mut Scratch,
 ) -> Result<(), DiskError> {
-    check(store, offset, out.len() as u64)?;
+    read_until(store, offset, out, scratch).1
+}
+
+/// Reads a range from its start on: how many of its bytes were read, and why no more.
+pub fn read_until(
+    store: &impl PageStore,
+    offset: u64,
+    out: &mut [u8],
+    scratch: &mut Scratch,
+) -> (usize, Result<(), DiskError>) {
+    if let Err(e) = check(store, offset, out.len() as u64) {
+        return (0, Err(e));
+    }
     expect(store, offset, out.len());
-    while !out.is_empty() {
-        let (page, at, len) = first_part(offset, out.len());
-        let (part, rest) = out.split_at_mut(len);
-        match <&mut PageBuf>::try_from(&mut *part) {
-            Ok(whole) => store.read(page, whole, scratch)?,
+    let mut done = 0;
+    while done < out.len() {
+        let (page, at, len) = first_part(offset + done as u64, out.len() - done);
+        let part = &mut out[done..done + len];
+        let read = match <&mut PageBuf>::try_from(&mut *part) {
+            Ok(whole) => store.read(page, whole, scratch),
             Err(_) => {
                 let mut whole = [0; PAGE_SIZE];
-                store.read(page, &mut whole, scratch)?;
-                part.copy_from_slice(&whole[at..at + len]);
+                let read = store.read(page, &mut whole, scratch);
+                read.map(|()| part.copy_from_slice(&whole[at..at + len]))
             }
+        };
+        if read.is_err() {
+            return (done, read);
         }
-        (offset, out) = (offset + len as u64, rest);
+        done += len;
     }
-    Ok(())
+    (done, Ok(()))
 }
 
 /// Writes a range. After an error the pages before the one that failed are written.

@@ -1,6 +1,7 @@
 //! Far memory for what is no program: a tenant with one process, this one, and who keeps what leaves its
 //! pool.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_agent::members::any_left;
@@ -21,6 +22,7 @@ pub struct Storage {
     pub far: &'static Far,
     keeper: Keeper,
     sides: Sides,
+    fd: OwnedFd,
 }
 
 impl Storage {
@@ -45,12 +47,18 @@ impl Storage {
             far: keeper.far(),
             keeper,
             sides,
+            fd,
         }))
     }
 
     /// Looks whether the agent is gone, and has another one take over then.
     pub fn tend(&mut self) {
         self.keeper.tend();
+    }
+
+    /// The tenant's segment, for a process that is to use it in this one's place.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Who keeps it.

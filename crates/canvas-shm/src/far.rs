@@ -385,6 +385,32 @@ impl Far {
         gone
     }
 
+    /// Calls `on` with each slab of process `proc`, which was the tenant's only one and has ended at any instruction,
+    /// for the process that is `proc` from now on. What it was about to take or to drop is nobody's. True when the
+    /// agent must be told.
+    pub fn take_over_slabs(&self, proc: usize, mut on: impl FnMut(u32)) -> bool {
+        // It may have ended before it said how high the slab lies that it had just taken.
+        let used = |slab: &&Slab| slab.state.load(Ordering::Acquire) != slab_state::FREE;
+        let told = self
+            .slabs_high
+            .load(Ordering::Acquire)
+            .min(SLABS_MAX as u32);
+        let more = self.slabs[told as usize..].iter().take_while(used).count();
+        let high = told + more as u32;
+        self.slabs_high.fetch_max(high, Ordering::AcqRel);
+        let mut gone = false;
+        // The one behind it may have been next.
+        for slab in 0..(high + 1).min(SLABS_MAX as u32) {
+            let s = &self.slabs[slab as usize];
+            if s.refers(proc) && s.state.load(Ordering::Acquire) == slab_state::USED {
+                on(slab);
+            } else {
+                gone |= self.drop_slab(slab, proc);
+            }
+        }
+        gone
+    }
+
     /// Agent: is the slab released? Two processes may drop their references at one time and both find
     /// it unused; the slower one then releases a slab that is somebody's again. Such a one is put
     /// back.
@@ -530,6 +556,32 @@ mod tests {
         assert_eq!(state(far, slab), USED);
         assert!(far.drop_slab(slab, 6));
         assert!(far.is_released(slab));
+    }
+
+    #[test]
+    fn slabs_of_a_killed_process_are_its_successors_or_nobodys() {
+        let far = far();
+        let refer = |slab: usize, proc| far.slabs[slab].refs[0].store(proc, Ordering::Relaxed);
+        let take_over = || {
+            let mut got = Vec::new();
+            (far.take_over_slabs(4, |slab| got.push(slab)), got)
+        };
+        assert_eq!([far.take_slab(4), far.take_slab(4)], [Some(0), Some(1)]);
+        // It had dropped its reference to the second, and not told the agent; it was about to take the third.
+        refer(1, 0);
+        refer(2, 1 << 4);
+        assert_eq!(take_over(), (true, vec![0]));
+        assert_eq!(
+            [0, 1, 2].map(|slab| state(far, slab)),
+            [USED, RELEASED, FREE]
+        );
+        far.slab_freed(1);
+        assert_eq!([far.take_slab(4), far.take_slab(4)], [Some(1), Some(2)]);
+        // It had taken the fourth, and not said how high it lies.
+        refer(3, 1 << 4);
+        far.slabs[3].state.store(USED, Ordering::Relaxed);
+        assert_eq!(take_over(), (false, vec![0, 1, 2, 3]));
+        assert_eq!(far.slabs_high.load(Ordering::Relaxed), 4);
     }
 
     #[test]

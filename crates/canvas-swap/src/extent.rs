@@ -69,6 +69,12 @@ impl Line {
     }
 }
 
+/// Can a record lie there?
+pub fn is_place(place: DeepPlace) -> bool {
+    let end = place.offset as usize + record_bytes(place.len.into());
+    usize::from(place.len) <= canvas_types::PAGE_SIZE && end <= EXTENT_BYTES
+}
+
 /// Fills an extent.
 pub struct Packer<'b> {
     bytes: &'b mut [u8; EXTENT_BYTES],

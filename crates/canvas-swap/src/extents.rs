@@ -408,6 +408,38 @@ impl ExtentBook<'_> {
         Some(extent)
     }
 
+    /// In the successor of a process that owned the slab, before any other call: it is ours.
+    pub fn take_over(&self, slab: u32) {
+        self.own(slab);
+    }
+
+    /// Then, for each entry that names an extent: it is durable, and this is one reason more to keep it. False, with
+    /// nothing changed, when the extent is in no slab of ours, or there are too many reasons.
+    pub fn take_over_extent(&self, extent: u32) -> bool {
+        let a = &self.arrays;
+        let slab = (extent / self.slab_extents) as usize;
+        let is_ours = |role: &AtomicU32| role.load(Ordering::Relaxed) == role::OWNER;
+        if !a.roles.get(slab).is_some_and(is_ours) {
+            return false;
+        }
+        let more = |n: u8| n.checked_add(1);
+        let live = &a.live[extent as usize];
+        let Ok(before) = live.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more) else {
+            return false;
+        };
+        if before == 0 {
+            a.slab_live[slab].fetch_add(1, Ordering::AcqRel);
+        }
+        self.written(extent, u64::from(before) + 1);
+        true
+    }
+
+    /// In the end, when all entries were seen: slabs that none of them needs are given up.
+    pub fn taken_over(&self, slabs: &impl Slabs) {
+        let _held = self.state.taking.lock(self.yield_now);
+        self.each_slab(slabs.high(), |slab| self.drop_if_empty(slab, slabs));
+    }
+
     /// Calls `on` with each slab that we refer to.
     pub fn each_slab(&self, high: u32, mut on: impl FnMut(u32)) {
         for slab in 0..high {

@@ -151,6 +151,8 @@ enum Op {
     Fork(usize),
     Arrive(usize),
     End(usize),
+    /// The only process is killed, and another one takes over what it had.
+    Killed,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -163,6 +165,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..9usize).prop_map(Op::Fork),
         2 => (0..9usize).prop_map(Op::Arrive),
         1 => (0..9usize).prop_map(Op::End),
+        1 => Just(Op::Killed),
     ]
 }
 
@@ -203,6 +206,8 @@ impl World {
             Op::Arrive(p) => return self.arrive(p % n),
             Op::End(p) if n > 1 => return self.end(p % n),
             Op::End(_) => return,
+            Op::Killed if n == 1 => here(0).into_iter().for_each(|p| self.killed(p)),
+            Op::Killed => return,
             Op::Take(p) => here(p).into_iter().for_each(|p| self.take(p)),
             Op::Written(p, e, pages) => {
                 let Some(p) = here(p) else { return };
@@ -253,6 +258,32 @@ impl World {
         };
         self.ids += 1;
         self.all.push(child);
+    }
+
+    /// Its successor knows which slabs were its own, and from its entries which extents.
+    fn killed(&mut self, p: usize) {
+        let view = self.view(self.all[p].id);
+        let this = &mut self.all[p];
+        this.memory = Memory::new();
+        let refers = |slab: usize| self.tenant.borrow().refs[slab].contains(&this.id);
+        let book = this.memory.book();
+        let slabs = (0..SLABS).filter(|slab| refers(*slab));
+        slabs.for_each(|slab| book.take_over(slab as u32));
+        for e in &this.held {
+            assert!(book.take_over_extent(*e));
+        }
+        for slab in (0..=SLABS).filter(|slab| *slab == SLABS || !refers(*slab)) {
+            assert!(!book.take_over_extent((slab * PER_SLAB) as u32));
+        }
+        book.taken_over(&view);
+        for slab in 0..SLABS {
+            let needed = this.held.iter().any(|e| *e as usize / PER_SLAB == slab);
+            assert_eq!(refers(slab), needed, "slab {slab}");
+        }
+        for e in &this.held {
+            let reasons = this.held.iter().filter(|h| *h == e).count();
+            assert_eq!(book.pages_written(*e) as usize, reasons);
+        }
     }
 
     /// A child that is on its way begins to run.

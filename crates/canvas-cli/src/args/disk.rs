@@ -62,6 +62,9 @@ pub struct HeldArgs {
     /// Servers that have died.
     #[arg(long)]
     pub died: u32,
+    /// It holds far memory, too.
+    #[arg(long)]
+    pub held_far: bool,
 }
 
 /// Shown behind the flags.

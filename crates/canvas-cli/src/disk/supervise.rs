@@ -6,10 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use canvas_disk::DiskMemory;
+use canvas_disk::far::{Place, Tenant};
 use canvas_disk::file::DiskFile;
 use canvas_disk::socket::Socket;
 use canvas_runner::spawn_self_with;
+use canvas_runner::storage::Storage;
 use canvas_shm::map::{copy_above, inherited};
+use canvas_shm::{Far, Segment};
 use canvas_types::exit;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,6 +22,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use super::questions::{self, Asked, Holder};
 use crate::args::{DiskArgs, HeldArgs};
 use crate::error::{Failure, say};
 use crate::signals;
@@ -26,8 +31,12 @@ use crate::signals;
 const MEMORY_FD: RawFd = 3;
 const VHOST_FDS: [RawFd; 2] = [4, 5];
 const NBD_FDS: [RawFd; 2] = [6, 7];
+const SEGMENT_FD: RawFd = 8;
+const HOLDER_FD: RawFd = 9;
 /// One past them.
-const FDS_END: RawFd = 8;
+const FDS_END: RawFd = 10;
+/// Time between two looks at the agent, which may have died.
+const AGENT_TICK: Duration = Duration::from_millis(100);
 /// In this time servers are counted that died.
 const MINUTE: Duration = Duration::from_secs(60);
 /// A server that died within this time is followed by the next one after it.
@@ -43,11 +52,31 @@ pub struct Sockets {
 pub struct Held {
     pub file: DiskFile,
     pub sockets: Sockets,
+    /// Far memory, which is the holder's.
+    pub storage: Option<Storage>,
 }
 
-impl Held {
-    /// In a server: what its holder gave it.
-    pub fn take(args: &HeldArgs) -> Result<Held, Failure> {
+/// The same, while there are servers.
+struct Holding {
+    held: Held,
+    signals: SignalFd,
+    /// What the server wants to know of who keeps far memory.
+    asked: Option<Asked>,
+}
+
+/// What a server was given.
+pub struct Given {
+    pub memory: Box<DiskMemory>,
+    pub sockets: Sockets,
+    /// Kept open as long as the tenant is used: by it others see that this process is one of it.
+    pub segment: Option<OwnedFd>,
+    /// Where there is far memory: who holds the disk.
+    pub holder: Option<Holder>,
+}
+
+impl Given {
+    /// Takes what the holder gave.
+    pub fn take(args: &HeldArgs) -> Result<Given, Failure> {
         let fail = |what: String| {
             Failure::usage(format!(
                 "disk-server: {what}; it is started by `canvas disk`"
@@ -58,6 +87,20 @@ impl Held {
                 .map_err(|e| fail(format!("descriptor {number}: {}", e.desc())))
         };
         let file = DiskFile::open(take(MEMORY_FD)?).map_err(|e| fail(e.to_string()))?;
+        let mut memory = DiskMemory::of_file(&file).map_err(Failure::usage)?;
+        let segment = args.held_far.then(|| take(SEGMENT_FD)).transpose()?;
+        if let Some(fd) = &segment {
+            let system = |e: Errno| fail(format!("far memory: {}", e.desc()));
+            let segment = Segment::map(fd).map_err(system)?;
+            let far = Far::map(fd).map_err(system)?;
+            let place = Place::take_from(segment, far, args.holder);
+            let place =
+                place.ok_or_else(|| fail("far memory: there is no place in it".to_owned()))?;
+            let tenant = Tenant::at(place);
+            let tenant = tenant.map_err(|e| system(Errno::from_raw(e.0)))?;
+            memory = memory.with_tenant(tenant);
+        }
+        let holder = args.held_far.then(|| take(HOLDER_FD)).transpose()?;
         let socket = |path: &Option<PathBuf>, [listener, lock]: [RawFd; 2]| {
             let held = |path: &PathBuf| {
                 let (listener, lock) = (take(listener)?, take(lock)?);
@@ -69,29 +112,45 @@ impl Held {
             nbd: socket(&args.disk.nbd, NBD_FDS)?,
             vhost: socket(&args.disk.vhost_user, VHOST_FDS)?,
         };
-        Ok(Held { file, sockets })
+        Ok(Given {
+            memory,
+            sockets,
+            segment,
+            holder: holder.map(Holder::new),
+        })
     }
+}
 
+impl Holding {
     /// Starts a server, the one after `died` others.
-    fn start(&self, words: &[OsString], died: u32) -> Result<Pid, Errno> {
-        let mut all = vec![(self.file.fd(), MEMORY_FD)];
+    fn start(&mut self, words: &[OsString], died: u32) -> Result<Pid, Errno> {
+        let held = &self.held;
+        let mut all = vec![(held.file.fd(), MEMORY_FD)];
         for (socket, to) in [
-            (&self.sockets.vhost, VHOST_FDS),
-            (&self.sockets.nbd, NBD_FDS),
+            (&held.sockets.vhost, VHOST_FDS),
+            (&held.sockets.nbd, NBD_FDS),
         ] {
             all.extend(socket.iter().flat_map(|s| s.fds().into_iter().zip(to)));
+        }
+        let ends = held.storage.is_some().then(questions::pair).transpose()?;
+        if let (Some(storage), Some((_, servers))) = (&held.storage, &ends) {
+            all.push((storage.fd(), SEGMENT_FD));
+            all.push((servers.as_fd(), HOLDER_FD));
         }
         // None of them lies where another one is to go.
         let clear = |(fd, to): (BorrowedFd, _)| Ok((copy_above(fd, FDS_END)?, to));
         let fds: Vec<(OwnedFd, RawFd)> =
             all.into_iter().map(clear).collect::<Result<_, Errno>>()?;
         let env: Vec<_> = std::env::vars_os().collect();
-        spawn_self_with(&server_words(words, died), &env, &fds)
+        let words = server_words(words, died, held.storage.is_some());
+        let server = spawn_self_with(&words, &env, &fds)?;
+        self.asked = ends.map(|(asked, _)| asked);
+        Ok(server)
     }
 }
 
 /// The words that start a server, from those that started its holder.
-fn server_words(words: &[OsString], died: u32) -> Vec<OsString> {
+fn server_words(words: &[OsString], died: u32, far: bool) -> Vec<OsString> {
     let is_command = |w: &&OsString| !w.as_encoded_bytes().starts_with(b"-");
     let command = words.iter().skip(1).find(is_command);
     let at = words.iter().position(|w| Some(w) == command).unwrap_or(0);
@@ -103,7 +162,9 @@ fn server_words(words: &[OsString], died: u32) -> Vec<OsString> {
     ]
     .map(OsString::from);
     let server = [OsString::from("disk-server")];
-    [&words[..at], &server, &own, &words[at + 1..]].concat()
+    let own_far = [OsString::from("--held-far")];
+    let own_far = &own_far[..usize::from(far)];
+    [&words[..at], &server, &own, own_far, &words[at + 1..]].concat()
 }
 
 /// How a server ended.
@@ -113,75 +174,136 @@ enum Ended {
 }
 
 /// Serves the disk by one server after the other, until a signal ends it or too many of them die.
-pub fn run(args: &DiskArgs, held: &Held, words: &[OsString]) -> Result<i32, Failure> {
+pub fn run(args: &DiskArgs, held: Held, words: &[OsString]) -> Result<i32, Failure> {
     let fail = |what: &str, e: Errno| Failure::usage(format!("{what}: {}", e.desc()));
     let signals =
         signals::ends_and_children().map_err(|e| fail("signals cannot be waited for", e))?;
-    let mut deaths = VecDeque::new();
-    let mut died = 0;
-    loop {
-        let began = Instant::now();
-        let how = match held.start(words, died) {
-            Err(e) if died == 0 => return Err(fail("no server can be started for the disk", e)),
-            // A host that is short of memory may have some in a moment.
-            Err(e) => format!("cannot be started ({})", e.desc()),
-            Ok(server) => match watch(server, &signals) {
-                // It said why.
-                (Ended::Code(code), _) => return Ok(code),
-                (Ended::By(_), true) => return Ok(exit::OK),
-                (Ended::By(signal), false) => format!("died of {signal}"),
-            },
+    if let Some(storage) = &held.storage {
+        let place = Place::take(storage.segment, storage.far).map_err(|e| Errno::from_raw(e.0));
+        place.map_err(|e| fail("far memory: no place in its tenant", e))?;
+    }
+    let mut holding = Holding {
+        held,
+        signals,
+        asked: None,
+    };
+    let result = holding.serve(args, words);
+    if let Some(storage) = holding.held.storage {
+        // Of a server that was killed at the end.
+        if let Some(place) = place_of(&storage, std::process::id()) {
+            place.leave();
+        }
+        storage.end();
+    }
+    result
+}
+
+/// The place that this process, or a server that has ended, has in the tenant; this process's from now on.
+fn place_of(storage: &Storage, pid: u32) -> Option<Place> {
+    Place::take_from(storage.segment, storage.far, pid)
+}
+
+impl Holding {
+    fn serve(&mut self, args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
+        let mut deaths = VecDeque::new();
+        let mut died = 0;
+        loop {
+            let began = Instant::now();
+            let how = match self.start(words, died) {
+                Err(e) if died == 0 => {
+                    let why = e.desc();
+                    let what = format!("no server can be started for the disk: {why}");
+                    return Err(Failure::usage(what));
+                }
+                // A host that is short of memory may have some in a moment.
+                Err(e) => format!("cannot be started ({})", e.desc()),
+                Ok(server) => match self.watch(server) {
+                    // It said why.
+                    (Ended::Code(code), _) => return Ok(code),
+                    (Ended::By(_), true) => return Ok(exit::OK),
+                    (Ended::By(signal), false) => format!("died of {signal}"),
+                },
+            };
+            died += 1;
+            let is_recent = |t: &Instant| t.elapsed() < MINUTE;
+            deaths.retain(is_recent);
+            deaths.push_back(Instant::now());
+            if deaths.len() > args.restarts as usize {
+                return Err(Failure {
+                    code: exit::NEGATIVE,
+                    sentence: format!(
+                        "disk: its servers died {} times within a minute, the last one {how}; no other one is started, \
+                         and what was stored is lost; see what ends them, or write a larger --restarts",
+                        deaths.len()
+                    ),
+                });
+            }
+            say(format_args!(
+                "disk: its server {how}; another one goes on with what is stored"
+            ));
+            let pause = YOUNG.saturating_sub(began.elapsed());
+            if self.wait(pause).is_some_and(|s| s != Signal::SIGCHLD) {
+                return Ok(exit::OK);
+            }
+        }
+    }
+
+    /// Waits for a server's end, to which it passes signals on; was it asked to end?
+    fn watch(&mut self, server: Pid) -> (Ended, bool) {
+        let mut asked = false;
+        let ended = loop {
+            match waitpid(server, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(_, code)) => break Ended::Code(code),
+                Ok(WaitStatus::Signaled(_, signal, _)) => break Ended::By(signal),
+                _ => {}
+            }
+            let signal = self.wait(MINUTE);
+            if let Some(signal) = signal.filter(|s| *s != Signal::SIGCHLD) {
+                // Who asks twice does not want to wait.
+                let signal = if asked { Signal::SIGKILL } else { signal };
+                asked = true;
+                // It is ours to wait for, so the number is its own still.
+                let _ = kill(server, signal);
+            }
         };
-        died += 1;
-        let is_recent = |t: &Instant| t.elapsed() < MINUTE;
-        deaths.retain(is_recent);
-        deaths.push_back(Instant::now());
-        if deaths.len() > args.restarts as usize {
-            return Err(Failure {
-                code: exit::NEGATIVE,
-                sentence: format!(
-                    "disk: its servers died {} times within a minute, the last one {how}; no other one is started, \
-                     and what was stored is lost; see what ends them, or write a larger --restarts",
-                    deaths.len()
-                ),
-            });
+        if let Some(storage) = &self.held.storage {
+            // What it had beyond the pool is kept for the next one.
+            place_of(storage, server.as_raw() as u32);
         }
-        say(format_args!(
-            "disk: its server {how}; another one goes on with what is stored"
-        ));
-        let pause = YOUNG.saturating_sub(began.elapsed());
-        if wait(&signals, pause).is_some_and(|s| s != Signal::SIGCHLD) {
-            return Ok(exit::OK);
+        (ended, asked)
+    }
+
+    /// Waits so long for a signal, with an eye on who keeps far memory, and on who asks about that.
+    fn wait(&mut self, time: Duration) -> Option<Signal> {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = match &self.held.storage {
+                Some(_) => left.min(AGENT_TICK),
+                None => left,
+            };
+            let own = [
+                Some(self.signals.as_fd()),
+                self.asked.as_ref().map(Asked::fd),
+            ];
+            let own = own.into_iter().flatten();
+            let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let agent = self.held.storage.as_ref().and_then(Storage::poll_fd);
+            let mut fds: Vec<_> = own.chain(agent).collect();
+            let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+            let _ = poll(&mut fds, timeout);
+            if let Some(info) = self.signals.read_signal().ok().flatten() {
+                return Signal::try_from(info.ssi_signo as i32).ok();
+            }
+            if let Some(storage) = &mut self.held.storage {
+                storage.tend();
+                self.asked.take_if(|asked| !asked.answer(storage));
+            }
+            if Instant::now() >= until {
+                return None;
+            }
         }
     }
-}
-
-/// Waits for a server's end, to which it passes signals on; was it asked to end?
-fn watch(server: Pid, signals: &SignalFd) -> (Ended, bool) {
-    let mut asked = false;
-    loop {
-        match waitpid(server, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::Exited(_, code)) => return (Ended::Code(code), asked),
-            Ok(WaitStatus::Signaled(_, signal, _)) => return (Ended::By(signal), asked),
-            _ => {}
-        }
-        if let Some(signal) = wait(signals, MINUTE).filter(|s| *s != Signal::SIGCHLD) {
-            // Who asks twice does not want to wait.
-            let signal = if asked { Signal::SIGKILL } else { signal };
-            asked = true;
-            // It is ours to wait for, so the number is its own still.
-            let _ = kill(server, signal);
-        }
-    }
-}
-
-/// Waits so long for a signal.
-fn wait(signals: &SignalFd, time: Duration) -> Option<Signal> {
-    let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-    let timeout = PollTimeout::try_from(time.as_millis()).unwrap_or(PollTimeout::MAX);
-    let _ = poll(&mut fds, timeout);
-    let info = signals.read_signal().ok().flatten()?;
-    Signal::try_from(info.ssi_signo as i32).ok()
 }
 
 #[cfg(test)]
@@ -195,7 +317,8 @@ mod tests {
         assert_eq!(
             server_words(
                 &words(&["canvas", "disk", "--size", "8M", "--nbd", "disk"]),
-                3
+                3,
+                true
             ),
             words(&[
                 "canvas",
@@ -204,6 +327,7 @@ mod tests {
                 &pid,
                 "--died",
                 "3",
+                "--held-far",
                 "--size",
                 "8M",
                 "--nbd",

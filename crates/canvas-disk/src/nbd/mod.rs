@@ -3,6 +3,7 @@
 //! Each client has a thread, which serves its requests one after another. There is no flush: nothing that
 //! is stored outlives the process, so there is nothing to wait for.
 
+mod chunks;
 pub mod proto;
 mod session;
 
@@ -167,10 +168,14 @@ fn serve(mut stream: UnixStream, store: &impl PageStore) -> End {
         .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_WAIT)))
         .map_err(End::from)
         .and_then(|()| session::shake_hands(&mut stream, bytes))
-        .and_then(|()| stream.set_read_timeout(None).map_err(End::from));
-    if let Err(end) = ready {
-        return end;
-    }
+        .and_then(|replies| {
+            let untimed = stream.set_read_timeout(None);
+            untimed.map(|()| replies).map_err(End::from)
+        });
+    let replies = match ready {
+        Ok(replies) => replies,
+        Err(end) => return end,
+    };
     let mut scratch = Box::<Scratch>::default();
-    session::transmit(&mut stream, store, &mut scratch)
+    session::transmit(&mut stream, store, &mut scratch, replies)
 }

@@ -13,6 +13,8 @@ pub const MAGIC_OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
 pub const MAGIC_REQUEST: u32 = 0x2560_9513;
 /// Begins a simple reply.
 pub const MAGIC_REPLY: u32 = 0x6744_6698;
+/// Begins a chunk of a structured reply.
+pub const MAGIC_CHUNK: u32 = 0x668e_33ef;
 
 /// Handshake flags of both sides.
 pub mod handshake {
@@ -34,6 +36,8 @@ pub mod option {
     pub const INFO: u32 = 6;
     /// The same, and ends the handshake.
     pub const GO: u32 = 7;
+    /// Reads are to be answered by structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
 }
 
 /// Answers to options.
@@ -62,22 +66,54 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
+/// How reads are answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Replies {
+    /// By all that was asked for, or by an error.
+    Simple,
+    /// In chunks ([`chunk`]), of which one can be an error.
+    Structured,
+}
+
 /// Transmission flags: what the server can.
-pub const TRANSMISSION: u16 = {
+pub fn transmission(replies: Replies) -> u16 {
     const HAS_FLAGS: u16 = 1;
     const SEND_TRIM: u16 = 1 << 5;
     const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    const SEND_DF: u16 = 1 << 7;
     const CAN_MULTI_CONN: u16 = 1 << 8;
     const SEND_FAST_ZERO: u16 = 1 << 11;
-    HAS_FLAGS | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN | SEND_FAST_ZERO
-};
+    let always = HAS_FLAGS | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN | SEND_FAST_ZERO;
+    match replies {
+        Replies::Simple => always,
+        Replies::Structured => always | SEND_DF,
+    }
+}
 
 /// Flags of requests.
 pub mod flag {
     /// `WRITE_ZEROES`: no hole; there is nothing that a hole would lack here.
     pub const NO_HOLE: u16 = 2;
+    /// `READ`: one chunk of data at most.
+    pub const DF: u16 = 4;
     /// `WRITE_ZEROES`: only if it is fast; it always is.
     pub const FAST_ZERO: u16 = 16;
+}
+
+/// Kinds of chunks.
+pub mod chunk {
+    /// In the flags of a reply's last one.
+    pub const DONE: u16 = 1;
+    /// Nothing.
+    pub const NONE: u16 = 0;
+    /// An offset, and bytes from there on.
+    pub const DATA: u16 = 1;
+    /// An offset, and how many zeros lie from there on.
+    pub const HOLE: u16 = 2;
+    /// An error of the whole request.
+    pub const ERROR: u16 = 1 << 15 | 1;
+    /// An error at an offset.
+    pub const ERROR_OFFSET: u16 = 1 << 15 | 2;
 }
 
 /// Numbers of errors.
@@ -209,9 +245,10 @@ impl Request {
 
     /// The error that the request is answered with whatever the disk holds; `None` when it is in order. That
     /// it lies on the disk is not asked.
-    pub fn wrong(&self) -> Option<u32> {
-        let known = match self.command {
-            Command::WriteZeroes => flag::NO_HOLE | flag::FAST_ZERO,
+    pub fn wrong(&self, replies: Replies) -> Option<u32> {
+        let known = match (self.command, replies) {
+            (Command::WriteZeroes, _) => flag::NO_HOLE | flag::FAST_ZERO,
+            (Command::Read, Replies::Structured) => flag::DF,
             _ => 0,
         };
         match self.command {
@@ -230,6 +267,40 @@ pub fn reply(cookie: u64, error: u32) -> [u8; 16] {
     out[4..8].copy_from_slice(&error.to_be_bytes());
     out[8..].copy_from_slice(&cookie.to_be_bytes());
     out
+}
+
+/// Bytes of the head of a chunk.
+pub const CHUNK_HEAD: usize = 20;
+
+/// The head of a chunk, which so many bytes follow.
+pub fn chunk_head(flags: u16, kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_HEAD] {
+    let mut out = [0; CHUNK_HEAD];
+    out[..4].copy_from_slice(&MAGIC_CHUNK.to_be_bytes());
+    out[4..6].copy_from_slice(&flags.to_be_bytes());
+    out[6..8].copy_from_slice(&kind.to_be_bytes());
+    out[8..16].copy_from_slice(&cookie.to_be_bytes());
+    out[16..].copy_from_slice(&len.to_be_bytes());
+    out
+}
+
+/// A chunk with an error, of the whole request or at an offset, and words for people; the last one of its reply.
+pub fn error_chunk(cookie: u64, error: u32, words: &str, offset: Option<u64>) -> Vec<u8> {
+    let words = &words.as_bytes()[..words.len().min(usize::from(u16::MAX))];
+    let kind = match offset {
+        None => chunk::ERROR,
+        Some(_) => chunk::ERROR_OFFSET,
+    };
+    let at = offset.map(u64::to_be_bytes);
+    let at = at.as_ref().map_or(&[][..], |at| at);
+    let len = 6 + words.len() + at.len();
+    [
+        &chunk_head(chunk::DONE, kind, cookie, len as u32)[..],
+        &error.to_be_bytes(),
+        &(words.len() as u16).to_be_bytes(),
+        words,
+        at,
+    ]
+    .concat()
 }
 
 /// What the server says first.
@@ -253,15 +324,19 @@ pub fn option_reply(option: u32, answer: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// Data of [`info::EXPORT`].
-pub fn export_info(disk_bytes: u64) -> Vec<u8> {
-    [&info::EXPORT.to_be_bytes()[..], &export(disk_bytes)].concat()
+pub fn export_info(disk_bytes: u64, replies: Replies) -> Vec<u8> {
+    [
+        &info::EXPORT.to_be_bytes()[..],
+        &export(disk_bytes, replies),
+    ]
+    .concat()
 }
 
 /// The answer to `EXPORT_NAME`, without zeros behind it.
-pub fn export(disk_bytes: u64) -> [u8; 10] {
+pub fn export(disk_bytes: u64, replies: Replies) -> [u8; 10] {
     let mut out = [0; 10];
     out[..8].copy_from_slice(&disk_bytes.to_be_bytes());
-    out[8..].copy_from_slice(&TRANSMISSION.to_be_bytes());
+    out[8..].copy_from_slice(&transmission(replies).to_be_bytes());
     out
 }
 
@@ -339,9 +414,14 @@ mod tests {
             (Command::Trim, 0, u32::MAX, None),
             (Command::Other, 0, 0, Some(error::EINVAL)),
         ] {
-            let got = request(command, flags, len).wrong();
-            assert_eq!(got, want, "{command:?} {flags} {len}");
+            for replies in [Replies::Simple, Replies::Structured] {
+                let got = request(command, flags, len).wrong(replies);
+                assert_eq!(got, want, "{command:?} {flags} {len} {replies:?}");
+            }
         }
+        let whole = request(Command::Read, flag::DF, 1);
+        assert_eq!(whole.wrong(Replies::Simple), Some(error::EINVAL));
+        assert_eq!(whole.wrong(Replies::Structured), None);
     }
 
     proptest! {
@@ -352,7 +432,7 @@ mod tests {
                 let _ = OptionHead::decode(head);
             }
             if let Some(request) = data.first_chunk() {
-                let _ = Request::decode(request).and_then(|r| r.wrong());
+                let _ = Request::decode(request).and_then(|r| r.wrong(Replies::Structured));
             }
         }
 

@@ -5,9 +5,11 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
+use super::chunks;
 use super::proto::{
-    Asked, BLOCK_MAX, Command, OPTION_HEAD, OPTION_MAX, OptionHead, REQUEST, Request, answer,
-    block_info, error, export, export_info, greeting, handshake, info, option, option_reply, reply,
+    Asked, BLOCK_MAX, Command, OPTION_HEAD, OPTION_MAX, OptionHead, REQUEST, Replies, Request,
+    answer, block_info, error, export, export_info, greeting, handshake, info, option,
+    option_reply, reply,
 };
 use crate::{DiskError, PageStore, Scratch, span};
 
@@ -39,8 +41,8 @@ impl From<io::Error> for End {
     }
 }
 
-/// The handshake; `Err` when no requests are to follow.
-pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<(), End> {
+/// The handshake: how reads are to be answered. `Err` when no requests are to follow.
+pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<Replies, End> {
     stream.write_all(&greeting())?;
     let flags = u32::from_be_bytes(take(stream)?);
     let known = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
@@ -51,12 +53,13 @@ pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<
         0 => &[0; 124],
         _ => &[],
     };
+    let mut replies = Replies::Simple;
     while let Some((option, data)) = next_option(stream)? {
         let mut say = |kind, data: &[u8]| stream.write_all(&option_reply(option, kind, data));
         match option {
             option::EXPORT_NAME if data.is_empty() => {
-                stream.write_all(&[&export(disk_bytes)[..], zeros].concat())?;
-                return Ok(());
+                stream.write_all(&[&export(disk_bytes, replies)[..], zeros].concat())?;
+                return Ok(replies);
             }
             option::EXPORT_NAME => {
                 return Err(End::Nonsense("it names an export that there is not"));
@@ -70,18 +73,22 @@ pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<
                 say(answer::SERVER, &0u32.to_be_bytes())?;
                 say(answer::ACK, &[])?;
             }
-            option::LIST => say(answer::ERR_INVALID, &[])?,
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                replies = Replies::Structured;
+                say(answer::ACK, &[])?;
+            }
+            option::LIST | option::STRUCTURED_REPLY => say(answer::ERR_INVALID, &[])?,
             option::INFO | option::GO => match Asked::decode(&data) {
                 None => say(answer::ERR_INVALID, &[])?,
                 Some(asked) if !asked.name.is_empty() => say(answer::ERR_UNKNOWN, &[])?,
                 Some(asked) => {
-                    say(answer::INFO, &export_info(disk_bytes))?;
+                    say(answer::INFO, &export_info(disk_bytes, replies))?;
                     if asked.infos.contains(&info::BLOCK_SIZE) {
                         say(answer::INFO, &block_info())?;
                     }
                     say(answer::ACK, &[])?;
                     if option == option::GO {
-                        return Ok(());
+                        return Ok(replies);
                     }
                 }
             },
@@ -111,10 +118,11 @@ pub fn transmit(
     stream: &mut (impl Read + Write),
     store: &impl PageStore,
     scratch: &mut Scratch,
+    replies: Replies,
 ) -> End {
     let mut buffer = Vec::new();
     loop {
-        match serve_one(stream, store, scratch, &mut buffer) {
+        match serve_one(stream, store, scratch, &mut buffer, replies) {
             Ok(()) => {}
             Err(end) => return end,
         }
@@ -129,6 +137,7 @@ fn serve_one(
     store: &impl PageStore,
     scratch: &mut Scratch,
     buffer: &mut Vec<u8>,
+    replies: Replies,
 ) -> Result<(), End> {
     let Some(request) = Request::decode(&take::<REQUEST>(stream)?) else {
         return Err(End::Nonsense("what should be a request is none"));
@@ -147,7 +156,14 @@ fn serve_one(
         return Err(End::Nonsense("a write is too long"));
     }
     let length = len as usize;
-    let wrong = request.wrong();
+    let wrong = request.wrong(replies);
+    if (command, replies) == (Command::Read, Replies::Structured) {
+        let answered = match wrong {
+            Some(number) => chunks::refuse(stream, cookie, number),
+            None => chunks::read(stream, store, scratch, buffer, &request),
+        };
+        return answered.map_err(End::from);
+    }
     let result = match command {
         Command::Write => {
             let within = span::check(store, offset, u64::from(len));
@@ -203,7 +219,8 @@ fn take_data(
     Ok(result)
 }
 
-fn number_of(e: DiskError, command: Command) -> u32 {
+/// The number of an error of a request.
+pub(super) fn number_of(e: DiskError, command: Command) -> u32 {
     match e {
         DiskError::Outside if command == Command::Read || command == Command::Trim => error::EINVAL,
         DiskError::Outside | DiskError::Full => error::ENOSPC,

@@ -50,7 +50,7 @@ fn option_of(number: u32, data: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-fn shaken(parts: &[&[u8]]) -> (Result<(), End>, Vec<u8>) {
+fn shaken(parts: &[&[u8]]) -> (Result<Replies, End>, Vec<u8>) {
     let mut stream = talk(parts.concat());
     let result = shake_hands(&mut stream, SIZE);
     let greeted = stream.heard.split_off(greeting().len());
@@ -68,23 +68,31 @@ fn go(name: &[u8], infos: &[u16]) -> Vec<u8> {
 
 #[test]
 fn a_client_learns_of_the_disk_and_goes() {
-    let unknown = option_of(8, &[]);
+    let unknown = option_of(9, &[]);
     let list = option_of(option::LIST, &[]);
     let ask = option_of(option::INFO, &go(b"", &[info::BLOCK_SIZE]));
     let other = option_of(option::GO, &go(b"other", &[]));
     let start = option_of(option::GO, &go(b"", &[]));
     let (end, heard) = shaken(&[&FLAGS, &unknown, &list, &ask, &other, &start]);
-    assert!(end.is_ok(), "{end:?}");
+    assert_eq!(end.unwrap(), Replies::Simple);
     let reply = |number, kind, data: &[u8]| option_reply(number, kind, data);
     let want = [
-        reply(8, answer::ERR_UNSUP, &[]),
+        reply(9, answer::ERR_UNSUP, &[]),
         reply(option::LIST, answer::SERVER, &[0; 4]),
         reply(option::LIST, answer::ACK, &[]),
-        reply(option::INFO, answer::INFO, &export_info(SIZE)),
+        reply(
+            option::INFO,
+            answer::INFO,
+            &export_info(SIZE, Replies::Simple),
+        ),
         reply(option::INFO, answer::INFO, &block_info()),
         reply(option::INFO, answer::ACK, &[]),
         reply(option::GO, answer::ERR_UNKNOWN, &[]),
-        reply(option::GO, answer::INFO, &export_info(SIZE)),
+        reply(
+            option::GO,
+            answer::INFO,
+            &export_info(SIZE, Replies::Simple),
+        ),
         reply(option::GO, answer::ACK, &[]),
     ];
     assert_eq!(heard, want.concat());
@@ -95,10 +103,35 @@ fn an_old_client_names_the_export_and_gets_its_zeros() {
     let named = option_of(option::EXPORT_NAME, &[]);
     let (end, heard) = shaken(&[&[0, 0, 0, 1], &named]);
     assert!(end.is_ok(), "{end:?}");
-    assert_eq!(heard, [&export(SIZE)[..], &[0; 124]].concat());
+    assert_eq!(
+        heard,
+        [&export(SIZE, Replies::Simple)[..], &[0; 124]].concat()
+    );
     let (end, heard) = shaken(&[&FLAGS, &named]);
     assert!(end.is_ok(), "{end:?}");
-    assert_eq!(heard, export(SIZE));
+    assert_eq!(heard, export(SIZE, Replies::Simple));
+}
+
+#[test]
+fn reads_are_answered_in_chunks_if_the_client_asks_for_that() {
+    let wanted = option_of(option::STRUCTURED_REPLY, &[]);
+    let wrong = option_of(option::STRUCTURED_REPLY, &[0]);
+    let start = option_of(option::GO, &go(b"", &[]));
+    let (end, heard) = shaken(&[&FLAGS, &wrong, &wanted, &start]);
+    assert_eq!(end.unwrap(), Replies::Structured);
+    let want = [
+        option_reply(option::STRUCTURED_REPLY, answer::ERR_INVALID, &[]),
+        option_reply(option::STRUCTURED_REPLY, answer::ACK, &[]),
+        option_reply(
+            option::GO,
+            answer::INFO,
+            &export_info(SIZE, Replies::Structured),
+        ),
+        option_reply(option::GO, answer::ACK, &[]),
+    ];
+    assert_eq!(heard, want.concat());
+    let (end, _) = shaken(&[&FLAGS, &wrong, &start]);
+    assert_eq!(end.unwrap(), Replies::Simple);
 }
 
 #[test]
@@ -149,10 +182,187 @@ fn request(kind: u16, flags: u16, cookie: u64, offset: u64, len: u32, data: &[u8
 }
 
 fn served(store: &impl PageStore, said: &[Vec<u8>]) -> (End, Vec<u8>) {
+    served_by(store, said, Replies::Simple)
+}
+
+fn served_by(store: &impl PageStore, said: &[Vec<u8>], replies: Replies) -> (End, Vec<u8>) {
     let mut stream = talk(said.concat());
     let mut scratch = Box::<Scratch>::default();
-    let end = transmit(&mut stream, store, &mut scratch);
+    let end = transmit(&mut stream, store, &mut scratch, replies);
     (end, stream.heard)
+}
+
+/// What a client makes of the answer to a read.
+#[derive(PartialEq, Eq, Debug, Default)]
+struct Chunks {
+    /// By offset.
+    data: Vec<(u64, Vec<u8>)>,
+    holes: Vec<(u64, u32)>,
+    /// Number, words, and where.
+    error: Option<(u32, String, Option<u64>)>,
+}
+
+impl Chunks {
+    /// Takes one answer off the front of what was heard, or panics.
+    fn take(heard: &mut &[u8], cookie: u64) -> Chunks {
+        let mut chunks = Chunks::default();
+        loop {
+            let u16_at = |at: usize| u16::from_be_bytes(*heard[at..].first_chunk().unwrap());
+            let len = u32::from_be_bytes(*heard[16..].first_chunk().unwrap());
+            let (flags, kind) = (u16_at(4), u16_at(6));
+            let (head, rest) = heard.split_at(CHUNK_HEAD);
+            assert_eq!(head, chunk_head(flags, kind, cookie, len));
+            let payload;
+            (payload, *heard) = rest.split_at(len as usize);
+            let number = |from: usize| u64::from_be_bytes(*payload[from..].first_chunk().unwrap());
+            match kind {
+                chunk::NONE => assert!(payload.is_empty() && flags == chunk::DONE),
+                chunk::DATA => chunks.data.push((number(0), payload[8..].to_vec())),
+                chunk::HOLE => {
+                    let size = u32::from_be_bytes(*payload[8..].first_chunk().unwrap());
+                    chunks.holes.push((number(0), size));
+                }
+                chunk::ERROR | chunk::ERROR_OFFSET => {
+                    assert!(chunks.error.is_none());
+                    let error = u32::from_be_bytes(*payload.first_chunk().unwrap());
+                    let words = u16::from_be_bytes(*payload[4..].first_chunk().unwrap());
+                    let end = 6 + usize::from(words);
+                    let text = String::from_utf8(payload[6..end].to_vec()).unwrap();
+                    let at = (kind == chunk::ERROR_OFFSET).then(|| number(end));
+                    assert_eq!(payload.len(), end + 8 * usize::from(at.is_some()));
+                    chunks.error = Some((error, text, at));
+                }
+                other => panic!("a chunk of kind {other}"),
+            }
+            if flags == chunk::DONE {
+                return chunks;
+            }
+            assert_eq!(flags, 0);
+        }
+    }
+
+    /// The bytes of a read, each of which is there once, up to its error.
+    fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let data = self.data.iter().map(|(at, data)| (*at, data.clone()));
+        let holes = self.holes.iter().map(|(at, n)| (*at, vec![0; *n as usize]));
+        let mut all: Vec<_> = data.chain(holes).collect();
+        all.sort();
+        let mut bytes = Vec::new();
+        for (at, part) in all {
+            assert!(at == offset + bytes.len() as u64 && !part.is_empty());
+            bytes.extend(part);
+        }
+        match self.error {
+            None => assert_eq!(bytes.len(), len),
+            Some((_, _, Some(at))) => assert_eq!(offset + bytes.len() as u64, at),
+            Some((_, _, None)) => assert!(bytes.is_empty()),
+        }
+        bytes
+    }
+}
+
+/// A store one of whose pages is damaged.
+struct Damaged(RamStore, u64);
+
+impl PageStore for Damaged {
+    fn pages(&self) -> u64 {
+        self.0.pages()
+    }
+    fn read(
+        &self,
+        page: u64,
+        out: &mut canvas_types::PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<(), DiskError> {
+        match page == self.1 {
+            true => Err(DiskError::Damaged),
+            false => self.0.read(page, out, scratch),
+        }
+    }
+    fn write(
+        &self,
+        page: u64,
+        from: &canvas_types::PageBuf,
+        scratch: &mut Scratch,
+    ) -> Result<(), DiskError> {
+        self.0.write(page, from, scratch)
+    }
+    fn write_part(
+        &self,
+        page: u64,
+        at: usize,
+        bytes: &[u8],
+        scratch: &mut Scratch,
+    ) -> Result<(), DiskError> {
+        self.0.write_part(page, at, bytes, scratch)
+    }
+    fn discard(&self, page: u64) -> Result<(), DiskError> {
+        self.0.discard(page)
+    }
+}
+
+#[test]
+fn chunks_of_a_read_are_all_of_it_and_say_where_it_failed() {
+    let store = Damaged(RamStore::new(64), 40);
+    let said = [
+        // Some pages, and none in the middle.
+        request(1, 0, 1, 1000, 70_000, &[7; 70_000]),
+        request(0, 0, 2, 500, 160_000, &[]),
+        // As one chunk.
+        request(0, flag::DF, 3, 500, 160_000, &[]),
+        // Page 40 begins in the third chunk, and in the middle of the only one.
+        request(0, 0, 4, 500, 200_000, &[]),
+        request(0, flag::DF, 5, 500, 200_000, &[]),
+        request(0, 0, 6, 40 * 4096 + 9, 3, &[]),
+        request(0, 0, 7, SIZE - 1, 2, &[]),
+        request(0, 1, 8, 0, 2, &[]),
+        request(0, 0, 9, 0, BLOCK_MAX + 1, &[]),
+        request(0, 0, 10, 4096, 0, &[]),
+        request(4, flag::DF, 11, 0, 4096, &[]),
+    ];
+    let (end, heard) = served_by(&store, &said, Replies::Structured);
+    assert!(matches!(end, End::Done), "{end:?}");
+    let (written, mut heard) = heard.split_at(16);
+    assert_eq!(written, reply(1, 0));
+    let mut disk = vec![0; SIZE as usize];
+    disk[1000..71_000].fill(7);
+    let mut take = |cookie| Chunks::take(&mut heard, cookie);
+    let got = take(2);
+    assert_eq!(got.bytes(500, 160_000), disk[500..160_500]);
+    let sizes: Vec<_> = got.data.iter().map(|(_, data)| data.len()).collect();
+    assert_eq!(
+        (sizes, got.holes),
+        (vec![65_036, 65_536], vec![(131_072, 29_428)])
+    );
+    let got = take(3);
+    assert_eq!(got.data, [(500, disk[500..160_500].to_vec())]);
+    let damaged = |at| {
+        Some((
+            error::EIO,
+            "the stored copy of a page is damaged".to_owned(),
+            Some(at),
+        ))
+    };
+    for cookie in [4, 5] {
+        let got = take(cookie);
+        assert_eq!(got.bytes(500, 200_000), disk[500..163_840]);
+        assert_eq!(got.error, damaged(163_840));
+    }
+    assert_eq!(
+        (take(6).error, take(7).error),
+        (damaged(163_849), {
+            let words = "the range does not lie on the disk".to_owned();
+            Some((error::EINVAL, words, None))
+        })
+    );
+    let refused = |number| Some((number, String::new(), None));
+    assert_eq!(
+        (take(8).error, take(9).error),
+        (refused(error::EINVAL), refused(error::EOVERFLOW))
+    );
+    assert_eq!(take(10), Chunks::default());
+    // What has no data is answered as before.
+    assert_eq!(heard, reply(11, error::EINVAL));
 }
 
 #[test]
@@ -277,15 +487,24 @@ proptest! {
         noise in prop::collection::vec(any::<u8>(), 0..200),
         options in prop::collection::vec((0..12u32, prop::collection::vec(any::<u8>(), 0..40)), 0..5),
         requests in prop::collection::vec(any_request(), 0..8),
+        replies in prop_oneof![Just(Replies::Simple), Just(Replies::Structured)],
     ) {
         let options: Vec<u8> = options.iter().flat_map(|(n, data)| option_of(*n, data)).collect();
         let mut stream = talk([&FLAGS[..], &options, &noise].concat());
         let _ = shake_hands(&mut stream, SIZE);
-        let store = RamStore::new(64);
+        let store = Damaged(RamStore::new(64), 40);
         let said = [&requests.concat()[..], &noise].concat();
         let mut stream = talk(said.clone());
         let mut scratch = Box::<Scratch>::default();
-        let _ = transmit(&mut stream, &store, &mut scratch);
+        let _ = transmit(&mut stream, &store, &mut scratch, replies);
+        let mut heard = &stream.heard[..];
+        while replies == Replies::Structured && !heard.is_empty() {
+            match heard.starts_with(&MAGIC_CHUNK.to_be_bytes()) {
+                true => drop(Chunks::take(&mut heard, 1)),
+                false => heard = &heard[16..],
+            }
+        }
+        let store = store.0;
         for page in 0..64 {
             let bytes = store.page(page);
             prop_assert!(bytes.iter().all(|b| *b == 0 || said.contains(b)), "page {}", page);

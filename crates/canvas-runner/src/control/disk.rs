@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::Duration;
 
 use canvas_control::health::{Code, Facts, judge};
 use canvas_control::wire::{self, Ask, Disk, Limits, Reply, Stat, Status, Used};
 use canvas_sys::proc::now_ns;
 use canvas_types::PAGE_SIZE;
 use canvas_types::units::Size;
+use serde::{Deserialize, Serialize};
 
 use super::beyond;
 use super::set::{self, Change, Now, SetError};
@@ -18,16 +19,18 @@ use crate::stats::slabs;
 use crate::storage::Storage;
 
 /// What a disk is called and has, beside its far memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ServedDisk {
     /// Its tenant's name.
     pub name: String,
+    /// The process that serves it.
+    pub pid: u32,
     /// What its pool could take at first, and can at most.
     pub pool_start_bytes: u64,
     /// Where clients reach it.
     pub socket: String,
-    /// When it began.
-    pub start: Instant,
+    /// Since it began.
+    pub uptime: Duration,
     /// What its pool takes, and may take.
     pub pool_bytes: u64,
     /// The same.
@@ -48,6 +51,15 @@ impl ServedDisk {
                 Ok(()) => Reply::Done,
                 Err(why) => Reply::Refused(why.to_string()),
             },
+        })
+    }
+
+    /// The same where who keeps its far memory cannot be asked: nothing is changed.
+    pub fn answer_alone(&self, line: &[u8]) -> String {
+        wire::answer(line, |ask| match ask {
+            Ask::Status => Reply::Status(Box::new(self.status(None))),
+            Ask::Stat => Reply::Stat(Box::new(self.stat(None))),
+            Ask::Set(_) => Reply::Refused(SetError::DiskWithoutHolder.to_string()),
         })
     }
 
@@ -139,16 +151,16 @@ impl ServedDisk {
         Status {
             schema: SCHEMA.to_owned(),
             tenant: self.name.clone(),
-            pid: std::process::id(),
+            pid: self.pid,
             program: self.socket.clone(),
             canvas_version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_s: self.start.elapsed().as_millis() as f64 / 1000.0,
+            uptime_s: self.uptime.as_millis() as f64 / 1000.0,
             mode: None,
             healthy: health.is_empty(),
             health,
             limits,
             used,
-            processes: vec![std::process::id()],
+            processes: vec![self.pid],
             far,
             nodes: Vec::new(),
             donors: said.map(beyond::donors).unwrap_or_default(),

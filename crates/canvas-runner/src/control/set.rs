@@ -179,6 +179,11 @@ pub enum SetError {
         "this disk has no far memory, and its pool stays as it was; with far memory from the start (canvas disk --far SIZE) its bounds can be changed"
     )]
     DiskWithoutFar,
+    /// The same, as its holder has ended.
+    #[error(
+        "the `canvas disk` that holds this disk does not answer, and its far memory can be asked by no other; nothing is changed"
+    )]
+    DiskWithoutHolder,
     /// Who keeps far memory does not do it.
     #[error(transparent)]
     Far(#[from] ChangeError),

@@ -14,6 +14,7 @@ use canvas_types::{DeepPlace, PAGE_SIZE, SwapEntry};
 use super::{LocalPool, PastBound, Releaser, SlotMem, stored_len};
 use crate::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS};
 use crate::entry::{HOME_BYTES, Record};
+use crate::extent::is_place;
 use crate::slots::{Claimed, SlotId};
 use crate::{Lz, PoolBudget};
 
@@ -68,14 +69,16 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             Record::Free | Record::Empty => Adopted::Nothing,
             Record::SameFilled(_) => Adopted::SameFilled,
             Record::Lost => Adopted::Lost,
-            Record::Deep(place) => Adopted::Beyond(place),
+            Record::Deep(place) if is_place(place) => Adopted::Beyond(place),
+            Record::Deep(_) => lost(),
             Record::Stored { slot, len, home } => {
                 if !self.makes_sense(slot, len, home) {
                     return lost();
                 }
                 let mut place = None;
                 if home {
-                    place = self.home_at(slot, len);
+                    let home = self.home_at(slot, len);
+                    place = home.filter(|home| home.len == len && is_place(*home));
                     if place.is_none() {
                         return lost();
                     }
