@@ -155,7 +155,7 @@ bench-fastswap: build ## Guests that swap onto canvas, disks, zswap, zram and a 
 	bench/fastswap --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-fastswap.jsonl
 
 bench-reads: build ## What a page costs that is read alone from a donor, by process (root; docs/BENCH.md)
-	bench/reads --canvas $(CANVAS) --processors all,one --out bench/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
+	bench/reads --canvas $(CANVAS) --lanes on,off --processors all,one --out bench/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

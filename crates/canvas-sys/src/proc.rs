@@ -68,6 +68,14 @@ pub fn same_memory(pid: u32, other: u32) -> bool {
     let order = unsafe { sys4(libc::SYS_kcmp, pid as usize, other as usize, KCMP_VM, 0) };
     order == Ok(0)
 }
+/// On how many processors this thread may run; 1 where the kernel does not tell.
+pub fn processors() -> u32 {
+    let mut mask = [0u64; 128];
+    let (len, at) = (size_of_val(&mask), mask.as_mut_ptr() as usize);
+    // SAFETY: writes `mask`, at most all of it.
+    let filled = unsafe { sys3(libc::SYS_sched_getaffinity, 0, len, at) };
+    filled.map_or(1, |_| mask.iter().map(|word| word.count_ones()).sum())
+}
 /// Sleeps for `ns` nanoseconds, or until a signal comes.
 pub fn sleep_ns(ns: u64) {
     let t = [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64];

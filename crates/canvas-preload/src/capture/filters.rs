@@ -57,7 +57,7 @@ fn of_native_swap() -> [Call; 4] {
 }
 
 /// Calls by which faults read from donors themselves; without them the agent does it.
-fn of_lanes() -> [Call; 7] {
+fn of_lanes() -> [Call; 8] {
     let at = layout::window_base();
     let (stream, dup) = (libc::SOCK_STREAM as usize, libc::F_DUPFD_CLOEXEC as usize);
     let kind = stream | CLOEXEC | libc::SOCK_NONBLOCK as usize;
@@ -87,6 +87,11 @@ fn of_lanes() -> [Call; 7] {
             [100, socket, patience, at, 16, 0],
         ),
         (libc::SYS_fcntl, "fcntl", [100, dup, 100, 0, 0, 0]),
+        (
+            libc::SYS_sched_getaffinity,
+            "sched_getaffinity",
+            [0, 1024, at, 0, 0, 0],
+        ),
     ]
 }
 

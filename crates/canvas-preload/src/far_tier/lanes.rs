@@ -10,8 +10,8 @@ use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::lanes::{DONORS_MAX, Donor};
 use canvas_shm::mailbox::Ask;
 use canvas_shm::{Counter, Far};
-use canvas_sys::gate;
 use canvas_sys::net::{Address, Stream};
+use canvas_sys::{gate, proc};
 use canvas_types::contention::Contention;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,9 +22,10 @@ use crate::base::{state, time::now_ns};
 /// Lanes to one donor.
 const OF_A_DONOR: usize = 4;
 /// One read in so many goes to the agent all the same, so that it knows how donors are.
-const PROBE: u32 = 64;
-/// An answer is looked for so long before the thread sleeps: a near donor takes less.
-const LOOK_NS: u64 = 20_000;
+const PROBE: u32 = 256;
+/// An answer is looked for so long before the thread sleeps, where there is another processor that the donor may run on:
+/// a near donor takes less. On one processor it cannot answer meanwhile.
+const LOOK_NS: u64 = 50_000;
 /// After so many looks in vain in turn, threads sleep at once,
 const VAIN_MAX: u32 = 4;
 /// but for one read in so many.
@@ -70,6 +71,8 @@ struct Inside {
     ticket: Ticket,
     /// What has come of an answer.
     got: usize,
+    /// There is another processor for who answers.
+    looks: bool,
     /// Looks in vain in turn.
     vain: u32,
     strikes: u32,
@@ -97,6 +100,7 @@ static LANES: [Lane; COUNT] = [const {
             records: None,
             ticket: [0; 16],
             got: 0,
+            looks: false,
             vain: 0,
             strikes: 0,
             answer: [0; HEAD_BYTES + READ_BYTES_MAX],
@@ -205,6 +209,7 @@ impl Claim {
         inside.caller = Some(Caller::new(&Keys::new(&secret, &ticket)));
         inside.records = Some(RecordKey::new(&far.lanes.key(), tenant));
         (inside.ticket, inside.got, inside.vain, inside.strikes) = (ticket, 0, 0, 0);
+        inside.looks = proc::processors() > 1;
         self.lane.donor.store(donor as u32 + 1, Ordering::Relaxed);
         true
     }
@@ -307,8 +312,9 @@ impl Inside {
         if stream.send(&message) != Ok(true) {
             return Err(Failed::Broken);
         }
-        let looks =
+        let often =
             self.vain < VAIN_MAX || READS.load(Ordering::Relaxed).is_multiple_of(LOOK_AGAIN);
+        let looks = self.looks && often;
         let mut wait = Wait::new(stream, looks);
         wait.fill(&mut self.answer[..HEAD_BYTES])?;
         let head = self.answer.first_chunk::<HEAD_BYTES>();
