@@ -2,6 +2,7 @@
 
 mod state;
 mod supervise;
+mod swap_host;
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -62,7 +63,9 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
         ));
     }
     let far = far(args)?;
-    if args.restarts > 0 && far.is_none() {
+    if args.swap_host {
+        swap_host::prepare(args, pages, pool)?;
+    } else if args.restarts > 0 && far.is_none() {
         let file = DiskFile::create(pages, pool.bytes).map_err(Failure::usage)?;
         let sockets = sockets(args)?;
         return supervise::run(args, &Held { file, sockets }, words);
@@ -71,7 +74,11 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
     let signals = ends()?;
     let sockets = sockets(args)?;
     let storage = far.as_ref().map(|far| begin(pool, far)).transpose()?;
-    let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
+    let memory = match args.swap_host {
+        true => DiskMemory::taken(pages, pool.bytes),
+        false => DiskMemory::new(pages, pool.bytes),
+    };
+    let mut memory = memory.map_err(Failure::usage)?;
     if let Some(storage) = &storage {
         let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
             let why = Errno::from_raw(e.0).desc();
@@ -147,10 +154,14 @@ fn serve(
     let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
     let start = |socket| Vhost::start(socket, store, args.queues);
     let vhost = sockets.vhost.map(start).transpose()?;
+    let server = |socket| match args.swap_host {
+        true => Server::new(socket).for_this_host(),
+        false => Server::new(socket),
+    };
     let disk = Disk {
         name,
         pool_start_bytes: memory.pool_bytes_max(),
-        nbd: sockets.nbd.map(Server::new),
+        nbd: sockets.nbd.map(server),
         vhost,
         memory,
         store,
@@ -554,7 +565,7 @@ impl Watch {
         if self.complained.is_none_or(|t| now - t > COMPLAIN_AGAIN)
             && let Some(why) = disk.nbd.as_ref().and_then(Server::complaint)
         {
-            say(format_args!("disk: a client was cut off: {why}"));
+            say(format_args!("disk: a client is not served: {why}"));
             self.complained = Some(now);
         }
         if stats.writes == self.before.writes {

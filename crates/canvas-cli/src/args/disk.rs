@@ -26,6 +26,10 @@ pub struct DiskArgs {
     /// Serve the disk over NBD at this UNIX socket.
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
     pub nbd: Option<PathBuf>,
+    /// Let the kernel of this host swap onto the disk, by its own NBD driver: all memory that the disk may need is
+    /// taken and locked at the start. It takes root, and goes without far memory.
+    #[arg(long, requires = "nbd", conflicts_with = "vhost_user")]
+    pub swap_host: bool,
     /// Let members of this group connect too [default: this user only].
     #[arg(long, value_name = "GROUP")]
     pub group: Option<String>,

@@ -3,22 +3,25 @@
 //! Each client has a thread, which serves its requests one after another. There is no flush: nothing that
 //! is stored outlives the process, so there is nothing to wait for.
 
+mod kernel;
 pub mod proto;
 mod session;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::Duration;
 
+use nix::sys::socket::{MsgFlags, recv};
+
 use crate::socket::Socket;
 use crate::{PageStore, Scratch, span};
-use session::End;
+use session::{Buffer, End};
 
 /// Clients at one time.
 pub const CLIENTS_MAX: usize = 16;
@@ -49,6 +52,8 @@ pub struct Server {
     turned_away: AtomicU64,
     nonsense: AtomicU64,
     complaint: Mutex<Option<String>>,
+    /// The kernel of this host may be a client.
+    for_host: bool,
 }
 
 impl Server {
@@ -61,7 +66,14 @@ impl Server {
             turned_away: AtomicU64::new(0),
             nonsense: AtomicU64::new(0),
             complaint: Mutex::default(),
+            for_host: false,
         }
+    }
+
+    /// The kernel of this host may be a client, too: what a client needs is taken before it is served.
+    pub fn for_this_host(mut self) -> Server {
+        self.for_host = true;
+        self
     }
 
     /// Readable when a client waits.
@@ -89,7 +101,7 @@ impl Server {
                 continue;
             };
             let serve = move || {
-                let end = serve(stream, store);
+                let end = self.serve(stream, store);
                 self.ended(&end);
                 self.clients().remove(&number);
             };
@@ -138,7 +150,7 @@ impl Server {
             }
             End::Failed(e) => format!("its connection failed ({e})"),
         };
-        *(self.complaint.lock()).unwrap_or_else(PoisonError::into_inner) = Some(why);
+        self.complain(why);
     }
 
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
@@ -157,20 +169,45 @@ impl Server {
         clients.insert(number, copy);
         Some(number)
     }
-}
 
-fn serve(mut stream: UnixStream, store: &impl PageStore) -> End {
-    let bytes = span::disk_bytes(store);
-    // The listener does not block, its clients' threads do.
-    let ready = stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_WAIT)))
-        .map_err(End::from)
-        .and_then(|()| session::shake_hands(&mut stream, bytes))
-        .and_then(|()| stream.set_read_timeout(None).map_err(End::from));
-    if let Err(end) = ready {
-        return end;
+    /// Serves one client to its end.
+    fn serve(&self, mut stream: UnixStream, store: &impl PageStore) -> End {
+        let bytes = span::disk_bytes(store);
+        // The listener does not block, its clients' threads do.
+        let ready = stream
+            .set_nonblocking(false)
+            .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_WAIT)))
+            .map_err(End::from)
+            .and_then(|()| session::shake_hands(&mut stream, bytes))
+            .and_then(|()| stream.set_read_timeout(None).map_err(End::from));
+        if let Err(end) = ready {
+            return end;
+        }
+        let mut scratch = Box::<Scratch>::default();
+        let mut buffer = Buffer::new(self.for_host);
+        // Who has made the connection hands it to the kernel before there is a request.
+        let is_asked = || {
+            let first = recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK);
+            first.is_ok_and(|n| n > 0)
+        };
+        if !self.for_host
+            && is_asked()
+            && let Some(device) = kernel::device_of(&stream)
+        {
+            self.turned_away.fetch_add(1, Relaxed);
+            self.complain(format!(
+                "it is the kernel of this host (/dev/{device}), which could wait for itself when memory is short; \
+                 start with --swap-host"
+            ));
+            let nothing = kernel::Nothing {
+                pages: store.pages(),
+            };
+            return session::transmit(&mut stream, &nothing, &mut scratch, &mut buffer);
+        }
+        session::transmit(&mut stream, store, &mut scratch, &mut buffer)
     }
-    let mut scratch = Box::<Scratch>::default();
-    session::transmit(&mut stream, store, &mut scratch)
+
+    fn complain(&self, why: String) {
+        *(self.complaint.lock()).unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
 }
