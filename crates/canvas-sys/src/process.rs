@@ -1,8 +1,11 @@
-//! Another process, as `canvas swap-in` asks the kernel about it.
+//! Another process, as `canvas swap-in` asks the kernel about it; and what keeps this one from waiting for memory.
 
-use crate::gate::{Errno, sys2, sys6};
+use crate::gate::{Errno, sys1, sys2, sys6};
 use crate::proc;
 
+/// prctl(2)'s numbers for it.
+const PR_SET_IO_FLUSHER: i32 = 57;
+const PR_GET_IO_FLUSHER: i32 = 58;
 /// Ranges that one call takes.
 pub const RANGES_MAX: usize = 512;
 
@@ -57,6 +60,27 @@ impl Drop for Process {
     fn drop(&mut self) {
         proc::close(self.0);
     }
+}
+
+/// No page of this process leaves memory once it was touched, now and later (mlockall with MCL_ONFAULT).
+pub fn stay_in_memory() -> Result<(), Errno> {
+    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    // SAFETY: it changes no contents.
+    unsafe { sys1(libc::SYS_mlockall, flags as usize) }.map(|_| ())
+}
+
+/// Says that what this thread and those that it starts do is part of writing memory out: where they need memory, the
+/// kernel does not have them wait for that (prctl(2), PR_SET_IO_FLUSHER, Linux 5.6). It takes CAP_SYS_RESOURCE.
+pub fn write_memory_out() -> Result<(), Errno> {
+    // SAFETY: the call takes no pointer.
+    unsafe { proc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.map(|_| ())
+}
+
+/// Was [`write_memory_out`] said, by this process or one that it descends from?
+pub fn writes_memory_out() -> bool {
+    // SAFETY: the call takes no pointer.
+    let said = unsafe { proc::prctl(PR_GET_IO_FLUSHER, 0, 0, 0, 0) };
+    said == Ok(1)
 }
 
 #[cfg(test)]
