@@ -39,6 +39,7 @@ use crate::{options, signals, tenant_flags};
 use canvas_control::hello::SMALL_MIN;
 use state::{State, ratio};
 use supervise::{Held, Sockets};
+use swap_host::HostDevice;
 
 /// Time between two looks at the state.
 const TICK: Duration = Duration::from_secs(1);
@@ -57,9 +58,9 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
     let args = &settled(args.clone())?;
     let pages = pages(args.size)?;
     let pool = pool(args)?;
-    if args.nbd.is_none() && args.vhost_user.is_none() {
+    if args.nbd.is_none() && args.vhost_user.is_none() && !args.swap_host {
         return Err(Failure::usage(
-            "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
+            "nobody could reach the disk; write --vhost-user PATH, --nbd PATH or --swap-host",
         ));
     }
     let far = far(args)?;
@@ -154,15 +155,16 @@ fn serve(
     let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
     let start = |socket| Vhost::start(socket, store, args.queues);
     let vhost = sockets.vhost.map(start).transpose()?;
-    let server = |socket| match args.swap_host {
-        true => Server::new(socket).for_this_host(),
-        false => Server::new(socket),
-    };
+    let host = args
+        .swap_host
+        .then(|| HostDevice::start(store, args.queues));
+    let host = host.transpose()?;
     let disk = Disk {
         name,
         pool_start_bytes: memory.pool_bytes_max(),
-        nbd: sockets.nbd.map(server),
+        nbd: sockets.nbd.map(Server::new),
         vhost,
+        host,
         memory,
         store,
         args,
@@ -316,6 +318,7 @@ struct Disk<'a> {
     pool_start_bytes: u64,
     nbd: Option<Server>,
     vhost: Option<Vhost>,
+    host: Option<HostDevice>,
     memory: &'static DiskMemory,
     store: &'static PoolStore<'static>,
     args: &'a DiskArgs,
@@ -331,7 +334,9 @@ impl Disk<'_> {
         if self.died == 0 {
             let paths = [&self.args.vhost_user, &self.args.nbd];
             let paths = paths.into_iter().flatten();
-            let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
+            let paths = paths.map(|p| p.display().to_string());
+            let device = self.host.as_ref().map(|host| host.path().to_owned());
+            let paths: Vec<String> = paths.chain(device).collect();
             let far = match stats.far_bytes_max {
                 0 => String::new(),
                 bytes => format!(", far memory up to {} MiB", bytes >> 20),
@@ -368,8 +373,13 @@ impl Disk<'_> {
                 scope.spawn(|| self.move_pages(&over));
             }
             let mut watch = Watch::default();
+            let mut asked = None;
             let signal = loop {
                 if let Some(signal) = self.wait(signals, peers, storage.as_mut(), &watch) {
+                    asked = Some(signal);
+                    self.say_when(signal);
+                }
+                if let Some(signal) = asked.filter(|_| !self.is_swap()) {
                     break signal;
                 }
                 if let Some(nbd) = &self.nbd {
@@ -391,6 +401,21 @@ impl Disk<'_> {
             storage.end();
         }
         signal
+    }
+
+    /// Whether the host's own memory is on the disk.
+    fn is_swap(&self) -> bool {
+        self.host.as_ref().is_some_and(HostDevice::is_swap)
+    }
+
+    /// Says when the disk ends that was asked to, if that is not now.
+    fn say_when(&self, signal: &str) {
+        if let Some(host) = self.host.as_ref().filter(|host| host.is_swap()) {
+            say(format_args!(
+                "disk: {signal}: this host swaps onto {0}, so the disk ends after: swapoff {0}",
+                host.path()
+            ));
+        }
     }
 
     /// Moves what the pool has too much beyond it.
@@ -460,7 +485,10 @@ impl Disk<'_> {
         ServedDisk {
             name: self.name.clone(),
             pool_start_bytes: self.pool_start_bytes,
-            socket: socket.map_or(String::new(), |path| path.display().to_string()),
+            socket: match &self.host {
+                Some(host) => host.path().to_owned(),
+                None => socket.map_or(String::new(), |path| path.display().to_string()),
+            },
             start: self.began,
             pool_bytes: stats.pool_bytes,
             pool_bytes_max: stats.pool_bytes_max,
@@ -485,8 +513,9 @@ impl Disk<'_> {
     fn state(&self, health: &'static str) -> State {
         let (stats, clients) = (self.store.stats(), self.clients());
         let died = (self.died, self.store.found().lost);
+        let device = self.host.as_ref().map(HostDevice::path);
         State::new(
-            self.args,
+            (self.args, device),
             health,
             self.began.elapsed(),
             died,

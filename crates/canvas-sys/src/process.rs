@@ -3,9 +3,8 @@
 use crate::gate::{Errno, sys1, sys2, sys6};
 use crate::proc;
 
-/// prctl(2)'s numbers for it.
+/// prctl(2)'s number for it.
 const PR_SET_IO_FLUSHER: i32 = 57;
-const PR_GET_IO_FLUSHER: i32 = 58;
 /// Ranges that one call takes.
 pub const RANGES_MAX: usize = 512;
 
@@ -62,9 +61,11 @@ impl Drop for Process {
     }
 }
 
-/// No page of this process leaves memory once it was touched, now and later (mlockall with MCL_ONFAULT).
+/// All of this process is in memory and stays there, its code included, now and later (mlockall).
+///
+/// Not by MCL_ONFAULT: code that was never run would be read when there may be no memory to read it to.
 pub fn stay_in_memory() -> Result<(), Errno> {
-    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE;
     // SAFETY: it changes no contents.
     unsafe { sys1(libc::SYS_mlockall, flags as usize) }.map(|_| ())
 }
@@ -74,13 +75,6 @@ pub fn stay_in_memory() -> Result<(), Errno> {
 pub fn write_memory_out() -> Result<(), Errno> {
     // SAFETY: the call takes no pointer.
     unsafe { proc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.map(|_| ())
-}
-
-/// Was [`write_memory_out`] said, by this process or one that it descends from?
-pub fn writes_memory_out() -> bool {
-    // SAFETY: the call takes no pointer.
-    let said = unsafe { proc::prctl(PR_GET_IO_FLUSHER, 0, 0, 0, 0) };
-    said == Ok(1)
 }
 
 #[cfg(test)]

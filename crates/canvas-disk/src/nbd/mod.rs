@@ -21,7 +21,7 @@ use nix::sys::socket::{MsgFlags, recv};
 
 use crate::socket::Socket;
 use crate::{PageStore, Scratch, span};
-use session::{Buffer, End};
+use session::End;
 
 /// Clients at one time.
 pub const CLIENTS_MAX: usize = 16;
@@ -52,8 +52,6 @@ pub struct Server {
     turned_away: AtomicU64,
     nonsense: AtomicU64,
     complaint: Mutex<Option<String>>,
-    /// The kernel of this host may be a client.
-    for_host: bool,
 }
 
 impl Server {
@@ -66,14 +64,7 @@ impl Server {
             turned_away: AtomicU64::new(0),
             nonsense: AtomicU64::new(0),
             complaint: Mutex::default(),
-            for_host: false,
         }
-    }
-
-    /// The kernel of this host may be a client, too: what a client needs is taken before it is served.
-    pub fn for_this_host(mut self) -> Server {
-        self.for_host = true;
-        self
     }
 
     /// Readable when a client waits.
@@ -184,27 +175,25 @@ impl Server {
             return end;
         }
         let mut scratch = Box::<Scratch>::default();
-        let mut buffer = Buffer::new(self.for_host);
         // Who has made the connection hands it to the kernel before there is a request.
         let is_asked = || {
             let first = recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK);
             first.is_ok_and(|n| n > 0)
         };
-        if !self.for_host
-            && is_asked()
+        if is_asked()
             && let Some(device) = kernel::device_of(&stream)
         {
             self.turned_away.fetch_add(1, Relaxed);
             self.complain(format!(
                 "it is the kernel of this host (/dev/{device}), which could wait for itself when memory is short; \
-                 start with --swap-host"
+                 leave --nbd away and start with --swap-host"
             ));
             let nothing = kernel::Nothing {
                 pages: store.pages(),
             };
-            return session::transmit(&mut stream, &nothing, &mut scratch, &mut buffer);
+            return session::transmit(&mut stream, &nothing, &mut scratch);
         }
-        session::transmit(&mut stream, store, &mut scratch, &mut buffer)
+        session::transmit(&mut stream, store, &mut scratch)
     }
 
     fn complain(&self, why: String) {

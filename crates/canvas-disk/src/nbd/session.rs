@@ -15,8 +15,6 @@ use crate::{DiskError, PageStore, Scratch, span};
 const STEP_BYTES: usize = 64 << 10;
 /// A larger buffer is given back after its request.
 const KEPT_BYTES: usize = 1 << 20;
-/// Data of the longest request of a kernel's, by the limits that its block devices have.
-const KERNEL_BYTES: usize = 2 << 20;
 const PAGE: usize = canvas_types::PAGE_SIZE;
 
 /// How a session ended.
@@ -28,29 +26,6 @@ pub enum End {
     Nonsense(&'static str),
     /// The connection failed.
     Failed(io::Error),
-}
-
-/// Memory for the data of one request at a time.
-pub struct Buffer {
-    bytes: Vec<u8>,
-    /// What is larger is given back.
-    kept_bytes: usize,
-}
-
-impl Buffer {
-    /// An empty one; with `taken` it has what the longest request of a kernel's needs, and keeps that.
-    pub fn new(taken: bool) -> Buffer {
-        let mut bytes = Vec::new();
-        if taken {
-            // Written to, so that the memory is there.
-            bytes.resize(KERNEL_BYTES, 1);
-            bytes.clear();
-        }
-        Buffer {
-            kept_bytes: bytes.capacity().max(KEPT_BYTES),
-            bytes,
-        }
-    }
 }
 
 impl From<io::Error> for End {
@@ -136,15 +111,15 @@ pub fn transmit(
     stream: &mut (impl Read + Write),
     store: &impl PageStore,
     scratch: &mut Scratch,
-    buffer: &mut Buffer,
 ) -> End {
+    let mut buffer = Vec::new();
     loop {
-        match serve_one(stream, store, scratch, &mut buffer.bytes) {
+        match serve_one(stream, store, scratch, &mut buffer) {
             Ok(()) => {}
             Err(end) => return end,
         }
-        if buffer.bytes.capacity() > buffer.kept_bytes {
-            buffer.bytes = Vec::new();
+        if buffer.capacity() > KEPT_BYTES {
+            buffer = Vec::new();
         }
     }
 }

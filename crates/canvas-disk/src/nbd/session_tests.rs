@@ -151,7 +151,7 @@ fn request(kind: u16, flags: u16, cookie: u64, offset: u64, len: u32, data: &[u8
 fn served(store: &impl PageStore, said: &[Vec<u8>]) -> (End, Vec<u8>) {
     let mut stream = talk(said.concat());
     let mut scratch = Box::<Scratch>::default();
-    let end = transmit(&mut stream, store, &mut scratch, &mut Buffer::new(true));
+    let end = transmit(&mut stream, store, &mut scratch);
     (end, stream.heard)
 }
 
@@ -285,7 +285,7 @@ proptest! {
         let said = [&requests.concat()[..], &noise].concat();
         let mut stream = talk(said.clone());
         let mut scratch = Box::<Scratch>::default();
-        let _ = transmit(&mut stream, &store, &mut scratch, &mut Buffer::new(false));
+        let _ = transmit(&mut stream, &store, &mut scratch);
         for page in 0..64 {
             let bytes = store.page(page);
             prop_assert!(bytes.iter().all(|b| *b == 0 || said.contains(b)), "page {}", page);
