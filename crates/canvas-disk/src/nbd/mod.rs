@@ -5,7 +5,7 @@
 
 mod kernel;
 pub mod proto;
-mod session;
+pub mod session;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
