@@ -4,6 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use canvas_sys::proc::same_memory;
 use canvas_types::PAGE_SIZE;
 use canvas_types::procfs::memory_bytes;
 
@@ -33,7 +34,7 @@ impl Tree {
         if began < self.next {
             return None;
         }
-        let pids = descendants(self.root);
+        let pids = memories(self.root);
         let bytes: u64 = match pids[..] {
             // Nothing is shared within one process, and this answer costs no walk.
             [only] => field(only, "status", "RssAnon"),
@@ -48,13 +49,24 @@ impl Tree {
     }
 }
 
-/// `root` and its descendants, each behind its parent.
-fn descendants(root: u32) -> Vec<u32> {
-    let mut all = vec![root];
+/// `root` and its descendants without those that have their parent's memory: a child of vfork, until its exec. Where
+/// the kernel does not tell, it has its own.
+fn memories(root: u32) -> Vec<u32> {
+    let all = descendants(root);
+    let own = all
+        .iter()
+        .filter(|(pid, parent)| !same_memory(*pid, *parent));
+    own.map(|(pid, _)| *pid).collect()
+}
+
+/// `root` and its descendants, each behind its parent, with that (0 of the root).
+fn descendants(root: u32) -> Vec<(u32, u32)> {
+    let mut all = vec![(root, 0)];
     let mut at = 0;
     while at < all.len() && all.len() < PROCESSES_MAX {
         // Children belong to the thread that forked them.
-        for task in fs::read_dir(format!("/proc/{}/task", all[at]))
+        let parent = all[at].0;
+        for task in fs::read_dir(format!("/proc/{parent}/task"))
             .into_iter()
             .flatten()
             .flatten()
@@ -62,7 +74,7 @@ fn descendants(root: u32) -> Vec<u32> {
             let text = fs::read_to_string(task.path().join("children")).unwrap_or_default();
             all.extend(
                 text.split_ascii_whitespace()
-                    .filter_map(|n| n.parse::<u32>().ok()),
+                    .filter_map(|n| Some((n.parse().ok()?, parent))),
             );
         }
         at += 1;
@@ -96,12 +108,42 @@ mod tests {
         let alone = field(me, "status", "RssAnon");
         assert!(alone > 0);
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        assert!(descendants(me).contains(&child.id()));
+        assert!(descendants(me).contains(&(child.id(), me)));
+        // Until its exec it has our memory.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !memories(me).contains(&child.id()) && Instant::now() < deadline {}
+        assert!(memories(me).contains(&child.id()));
         assert!(field(child.id(), "smaps_rollup", "Pss_Anon") > 0);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!descendants(me).contains(&child.id()));
+        assert!(!descendants(me).contains(&(child.id(), me)));
         assert_eq!(field(child.id(), "status", "RssAnon"), 0);
+    }
+
+    /// What a child of vfork reads while it waits has its parent's memory, which counts once.
+    #[test]
+    fn a_child_with_our_memory_is_not_counted_again() {
+        let script = "import os, sys\n\
+            wait = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]\n\
+            os.posix_spawn('/bin/true', ['true'], {}, file_actions=wait)";
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let mut parent = Command::new("python3")
+            .args(["-c", script])
+            .arg(&fifo)
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let id = parent.id();
+        let is_counted_once = || memories(id).len() == 1 && descendants(id).len() == 2;
+        while !is_counted_once() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_counted_once());
+        // Lets it go on.
+        fs::write(&fifo, b"x").unwrap();
+        assert!(parent.wait().unwrap().success());
     }
 
     #[test]
