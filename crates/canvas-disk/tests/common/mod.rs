@@ -66,7 +66,11 @@ pub fn nbd_any(bytes: &[u8]) {
         span::read(&store, n * 4096, &mut page, &mut scratch).unwrap();
         assert!(page.iter().all(|b| *b == 0 || said.contains(b)), "page {n}");
     }
-    let good = [request(1, 4096, 4096, &[9; 4096]), request(0, 4096, 4096, &[])].concat();
+    let good = [
+        request(1, 4096, 4096, &[9; 4096]),
+        request(0, 4096, 4096, &[]),
+    ]
+    .concat();
     let mut client = Client {
         said: &good,
         heard: Vec::new(),
