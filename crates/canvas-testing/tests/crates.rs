@@ -69,7 +69,9 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ("sim", &["place", "wire"]),
     (
         "fuzz",
-        &["agent", "control", "gossip", "shm", "swap", "types", "wire"],
+        &[
+            "agent", "control", "disk", "gossip", "shm", "swap", "types", "wire",
+        ],
     ),
 ];
 
