@@ -19,7 +19,7 @@ pub struct DiskArgs {
     /// the guest's memory, which has to be shared (qemu: -object memory-backend-memfd,share=on).
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
     pub vhost_user: Option<PathBuf>,
-    /// Queues of that device, or of --swap-host's, a thread each; best as many as its kernel has processors.
+    /// Queues of that device, a thread each; best as many as the guest has processors.
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     pub queues: u16,
@@ -28,7 +28,7 @@ pub struct DiskArgs {
     pub nbd: Option<PathBuf>,
     /// Serve the disk as a block device of this host, /dev/ublkbN, on which its own kernel may swap: all memory that the
     /// disk may need is taken and locked at the start. It takes root and Linux 6.4, and goes without far memory.
-    #[arg(long, conflicts_with_all = ["nbd", "vhost_user", "group"])]
+    #[arg(long, conflicts_with_all = ["nbd", "vhost_user", "group", "queues"])]
     pub swap_host: bool,
     /// Let members of this group connect too [default: this user only].
     #[arg(long, value_name = "GROUP")]
