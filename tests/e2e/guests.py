@@ -1,4 +1,5 @@
-"""Guests in other ways than on a canvas disk alone: `canvas swap-in` in one, qemu under `canvas run`, KVM."""
+"""Guests in other ways than on a canvas disk alone: `canvas swap-in` in one, qemu under `canvas run`, KVM, and a kernel
+that swaps onto a disk of its own host."""
 
 import json
 import os
@@ -209,3 +210,118 @@ def qemu(r, run, accelerators):
     r.same(p.returncode, 0, f"{argv}: {p.stdout}{p.stderr}")
     answer, = [line for line in p.stdout.splitlines() if line.startswith("kvm support")]
     return answer, p.stderr
+
+
+# A kernel that swaps onto a disk of its own host's: two programs that need more than all memory, and a third that writes
+# and frees files in memory, so that the kernel itself has none most of the time.
+HOST = r"""
+    ends() {
+        wait $disk || exit 11
+    }
+    try() {
+        canvas disk --size 384M --swap-host "$@" 2>> /out/wrong.txt && exit 13
+        [ $? -eq 2 ] || exit 14
+    }
+    try --pool 8M
+    modprobe ublk_drv || exit 12
+    try --pool 4G
+    try --pool 8M --far 64M
+    /usr/bin/setpriv --reuid 65534 --clear-groups canvas disk --size 4M --swap-host 2>> /out/wrong.txt
+    [ $? -eq 2 ] || exit 15
+    echo +memory > /sys/fs/cgroup/cgroup.subtree_control
+    mkdir /sys/fs/cgroup/little
+    echo 128M > /sys/fs/cgroup/little/memory.max
+    sh -c 'echo $$ > /sys/fs/cgroup/little/cgroup.procs
+           exec canvas disk --size 64M --pool 8M --swap-host' 2>> /out/wrong.txt
+    [ $? -eq 2 ] || exit 16
+    ls /dev/ublk* > /out/left
+    canvas disk --size 152M --pool 104M --swap-host --state-json /run/host.json 2> /out/host.txt &
+    disk=$!
+    until [ -b /dev/ublkb0 ]; do
+        kill -0 $disk || exit 10
+        sleep 0.2
+    done
+    cat /proc/$disk/oom_score_adj > /out/score
+    grep -E 'VmLck|VmRSS' /proc/$disk/status > /out/locked
+    mkswap /dev/ublkb0 > /dev/null || exit 17
+    swapon -d /dev/ublkb0 || exit 18
+    available=$(sed -n 's/^MemAvailable:[^0-9]*\([0-9]*\).*/\1/p' /proc/meminfo)
+    while :; do
+        dd if=/dev/zero of=/run/junk bs=64k count=100 2> /dev/null
+        rm /run/junk
+    done &
+    junk=$!
+    half=$(((available / 1024 + 80) / 2))
+    swapped $half 3 &
+    one=$!
+    swapped $half 3 || exit 19
+    wait $one || exit 19
+    kill $junk
+    grep -E 'pswp(in|out) ' /proc/vmstat
+    sleep 2
+    cp /run/host.json /out/
+    kill -TERM $disk
+    until grep -q 'ends after: swapoff' /out/host.txt; do sleep 0.2; done
+    sleep 2
+    kill -0 $disk || exit 20
+    swapoff /dev/ublkb0 || exit 21
+    ends
+    ls /dev/ublk* >> /out/left
+"""
+
+
+@check("vm-swap-host", modes=("signal",), timeout_s=400, needs=vm_missing)
+def swap_host(r):
+    """A kernel swaps onto a disk of its own host by --swap-host, with memory short all the time, and every byte is right;
+    what cannot hold is refused, and the disk does not end under its host."""
+    result = boot(r, HOST, files={"/usr/bin/swapped": r.binary("swapped-static")}, loadable=("ublk_drv",),
+                  programs=("mkswap", "swapon", "swapoff", "setpriv"), memory_mib=384, timeout_s=360)
+    text = lambda name: result.files[name].decode()
+    wrong = text("wrong.txt").splitlines()
+    r.same(len(wrong), 5, f"lines about what cannot be: {wrong}")
+    for line, sentence in zip(wrong, ("write: modprobe ublk_drv", "MiB available; write a smaller --pool",
+                                      "goes without far memory", "takes root", "in a control group with a limit")):
+        r.require(sentence in line, f"{line!r} lacks {sentence!r}")
+    r.same(text("left"), 2 * "/dev/ublk-control\n", "devices after what was refused, and in the end")
+    r.same(text("score"), "-1000\n", "oom_score_adj")
+    locked = {k: int(v.split()[0]) for k, v in (line.split(":") for line in text("locked").splitlines())}
+    r.require(locked["VmRSS"] > 104 << 10 and locked["VmLck"] > 104 << 10, f"{locked}")
+    r.same(result.output.count("round 2 is right"), 2, f"programs that are done\n{result.tail()}")
+    r.require("I/O error" not in result.log and "Write-error" not in result.log, result.tail())
+    moved = {k: int(v) for k, v in (line.split() for line in result.output.splitlines() if line.startswith("pswp"))}
+    r.require(moved["pswpout"] > 10_000 and moved["pswpin"] > 3_000, f"{moved}")
+    state = json.loads(text("host.json"))
+    r.same((state["device"], [state["counters"][k] for k in ("refused", "damaged")]), ("/dev/ublkb0", [0, 0]),
+           "device, refused, damaged")
+    r.note(f"{moved['pswpout']} out, {moved['pswpin']} in, {state['counters']['writes']} pages written")
+
+
+# A kernel that attaches a disk of its own host's over NBD.
+ATTACHED = r"""
+    modprobe nbd || exit 12
+    canvas disk --size 64M --pool 8M --nbd /run/disk.sock 2> /out/said.txt &
+    disk=$!
+    until [ -S /run/disk.sock ]; do
+        kill -0 $disk || exit 10
+        sleep 0.2
+    done
+    attach /run/disk.sock /dev/nbd0 &
+    attached=$!
+    until [ "$(cat /sys/block/nbd0/size)" -gt 0 ]; do sleep 0.2; done
+    dd if=/dev/nbd0 of=/dev/null bs=4k count=1 && exit 21
+    mkswap /dev/nbd0 && exit 22
+    until grep -q 'is not served' /out/said.txt; do sleep 0.2; done
+    kill -TERM $disk
+    wait $disk || exit 11
+    wait $attached
+    exit 0
+"""
+
+
+@check("vm-nbd-host", modes=("signal",), timeout_s=120, needs=vm_missing)
+def nbd_host(r):
+    """A kernel that is the NBD client of its own host's disk gets an error for each request, and the disk says why."""
+    result = boot(r, ATTACHED, files={"/usr/bin/attach": r.binary("attach-static")}, loadable=("nbd",),
+                  programs=("mkswap",), memory_mib=384, timeout_s=100)
+    said = result.files["said.txt"].decode()
+    r.require("it is the kernel of this host (/dev/nbd0)" in said and "start with --swap-host" in said, said)

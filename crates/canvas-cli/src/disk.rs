@@ -3,6 +3,7 @@
 mod questions;
 mod state;
 mod supervise;
+mod swap_host;
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -40,6 +41,7 @@ use canvas_control::hello::SMALL_MIN;
 use questions::Holder;
 use state::{State, ratio};
 use supervise::{Given, Held, Sockets};
+use swap_host::HostDevice;
 
 /// Time between two looks at the state.
 const TICK: Duration = Duration::from_secs(1);
@@ -58,13 +60,15 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
     let args = &settled(args.clone())?;
     let pages = pages(args.size)?;
     let pool = pool(args)?;
-    if args.nbd.is_none() && args.vhost_user.is_none() {
+    if args.nbd.is_none() && args.vhost_user.is_none() && !args.swap_host {
         return Err(Failure::usage(
-            "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
+            "nobody could reach the disk; write --vhost-user PATH, --nbd PATH or --swap-host",
         ));
     }
     let far = far(args)?;
-    if args.restarts > 0 {
+    if args.swap_host {
+        swap_host::prepare(args, pages, pool)?;
+    } else if args.restarts > 0 {
         let file = DiskFile::create(pages, pool.bytes).map_err(Failure::usage)?;
         let sockets = sockets(args)?;
         let storage = far.map(|far| begin(pool, &far)).transpose()?;
@@ -79,7 +83,11 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<i32, Failure> {
     let signals = ends()?;
     let sockets = sockets(args)?;
     let storage = far.as_ref().map(|far| begin(pool, far)).transpose()?;
-    let mut memory = DiskMemory::new(pages, pool.bytes).map_err(Failure::usage)?;
+    let memory = match args.swap_host {
+        true => DiskMemory::taken(pages, pool.bytes),
+        false => DiskMemory::new(pages, pool.bytes),
+    };
+    let mut memory = memory.map_err(Failure::usage)?;
     if let Some(storage) = &storage {
         let tenant = Tenant::enter(storage.segment, storage.far).map_err(|e| {
             let why = Errno::from_raw(e.0).desc();
@@ -159,11 +167,16 @@ fn serve(
     let store: &'static PoolStore<'static> = Box::leak(Box::new(PoolStore::new(memory, codec)));
     let start = |socket| Vhost::start(socket, store, args.queues);
     let vhost = sockets.vhost.map(start).transpose()?;
+    let host = args
+        .swap_host
+        .then(|| HostDevice::start(store, args.queues));
+    let host = host.transpose()?;
     let disk = Disk {
         name,
         pool_start_bytes: memory.pool_bytes_max(),
         nbd: sockets.nbd.map(Server::new),
         vhost,
+        host,
         memory,
         store,
         args,
@@ -362,6 +375,7 @@ struct Disk<'a> {
     pool_start_bytes: u64,
     nbd: Option<Server>,
     vhost: Option<Vhost>,
+    host: Option<HostDevice>,
     memory: &'static DiskMemory,
     store: &'static PoolStore<'static>,
     args: &'a DiskArgs,
@@ -377,7 +391,9 @@ impl Disk<'_> {
         if self.died == 0 {
             let paths = [&self.args.vhost_user, &self.args.nbd];
             let paths = paths.into_iter().flatten();
-            let paths: Vec<String> = paths.map(|p| p.display().to_string()).collect();
+            let paths = paths.map(|p| p.display().to_string());
+            let device = self.host.as_ref().map(|host| host.path().to_owned());
+            let paths: Vec<String> = paths.chain(device).collect();
             let far = match stats.far_bytes_max {
                 0 => String::new(),
                 bytes => format!(", far memory up to {} MiB", bytes >> 20),
@@ -409,8 +425,13 @@ impl Disk<'_> {
                 scope.spawn(|| self.move_pages(&over));
             }
             let mut watch = Watch::default();
+            let mut asked = None;
             let signal = loop {
                 if let Some(signal) = self.wait(signals, peers, &mut beyond, &watch) {
+                    asked = Some(signal);
+                    self.say_when(signal);
+                }
+                if let Some(signal) = asked.filter(|_| !self.is_swap()) {
                     break signal;
                 }
                 if let Some(nbd) = &self.nbd {
@@ -430,6 +451,21 @@ impl Disk<'_> {
             storage.end();
         }
         signal
+    }
+
+    /// Whether the host's own memory is on the disk.
+    fn is_swap(&self) -> bool {
+        self.host.as_ref().is_some_and(HostDevice::is_swap)
+    }
+
+    /// Says when the disk ends that was asked to, if that is not now.
+    fn say_when(&self, signal: &str) {
+        if let Some(host) = self.host.as_ref().filter(|host| host.is_swap()) {
+            say(format_args!(
+                "disk: {signal}: this host swaps onto {0}, so the disk ends after: swapoff {0}",
+                host.path()
+            ));
+        }
     }
 
     /// Moves what the pool has too much beyond it.
@@ -503,7 +539,10 @@ impl Disk<'_> {
             name: self.name.clone(),
             pid: std::process::id(),
             pool_start_bytes: self.pool_start_bytes,
-            socket: socket.map_or(String::new(), |path| path.display().to_string()),
+            socket: match &self.host {
+                Some(host) => host.path().to_owned(),
+                None => socket.map_or(String::new(), |path| path.display().to_string()),
+            },
             uptime: self.began.elapsed(),
             pool_bytes: stats.pool_bytes,
             pool_bytes_max: stats.pool_bytes_max,
@@ -528,8 +567,9 @@ impl Disk<'_> {
     fn state(&self, health: &'static str) -> State {
         let (stats, clients) = (self.store.stats(), self.clients());
         let died = (self.died, self.store.found().lost);
+        let device = self.host.as_ref().map(HostDevice::path);
         State::new(
-            self.args,
+            (self.args, device),
             health,
             self.began.elapsed(),
             died,
@@ -608,7 +648,7 @@ impl Watch {
         if self.complained.is_none_or(|t| now - t > COMPLAIN_AGAIN)
             && let Some(why) = disk.nbd.as_ref().and_then(Server::complaint)
         {
-            say(format_args!("disk: a client was cut off: {why}"));
+            say(format_args!("disk: a client is not served: {why}"));
             self.complained = Some(now);
         }
         if stats.writes == self.before.writes {

@@ -1,7 +1,7 @@
 //! `canvas swap-in`: brings back what the kernel has swapped out, ahead of need ([`canvas_place::swap_in`] decides).
 
 mod processes;
-mod system;
+pub mod system;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

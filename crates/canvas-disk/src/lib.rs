@@ -11,6 +11,7 @@
 //! * [`far`]: what lies beyond the pool;
 //! * [`span`]: any range of bytes of such a store;
 //! * [`nbd`]: the disk over NBD;
+//! * [`ublk`]: the disk as a block device of this host;
 //! * [`socket`]: where it is served.
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub mod pool;
 pub mod recover;
 pub mod socket;
 pub mod span;
+pub mod ublk;
 pub mod virtio;
 
 #[cfg(test)]

@@ -278,8 +278,12 @@ pub fn compare(memory: &DiskMemory, ops: &[Op], seen: &Seen) -> Result<DiskStats
 fn the_store_is_a_disk() {
     let seen = Seen::default();
     let case = |ops: Vec<Op>| {
-        let memory = DiskMemory::new(PAGES, POOL_BYTES_MIN).unwrap();
-        compare(&memory, &ops, &seen).map(drop)
+        // Memory that is taken at once behaves as that which comes and goes.
+        let memory = match ops.len() % 2 {
+            0 => DiskMemory::new(PAGES, POOL_BYTES_MIN),
+            _ => DiskMemory::taken(PAGES, POOL_BYTES_MIN),
+        };
+        compare(&memory.unwrap(), &ops, &seen).map(drop)
     };
     let plan = prop::collection::vec(op(), 1..1500);
     let all = ["full", "span full", "outside", "zeros", "trimmed"];
@@ -358,7 +362,11 @@ fn without_a_codec_pages_are_stored_as_they_are() {
 
 #[test]
 fn what_cannot_be_a_disk_is_told() {
-    let wrong = |pages, pool| DiskMemory::new(pages, pool).err();
+    let wrong = |pages, pool| {
+        let wrong = DiskMemory::new(pages, pool).err();
+        assert_eq!(DiskMemory::taken(pages, pool).err(), wrong);
+        wrong
+    };
     assert_eq!(wrong(0, POOL_BYTES_MIN), Some(MemoryError::NoPage));
     assert_eq!(
         wrong(PAGES_MAX + 1, POOL_BYTES_MIN),

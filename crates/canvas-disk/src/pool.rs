@@ -86,8 +86,13 @@ pub(crate) fn check(pages: u64, pool_bytes: u64) -> Result<(), MemoryError> {
 
 /// Slabs of a pool: a quarter more than its bound, which what comes back to empty an extent may pass.
 pub(crate) fn slabs_of(pool_bytes: u64) -> usize {
-    let slabs = (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize;
+    let slabs = least_slabs(pool_bytes);
     (slabs + slabs / 4).min(SLABS_MAX)
+}
+
+/// Those of a pool that nothing comes back to.
+fn least_slabs(pool_bytes: u64) -> usize {
+    (pool_bytes / SLAB_CHARGE_BYTES as u64) as usize
 }
 
 /// The memory of a disk: given by the kernel as it is used.
@@ -99,6 +104,8 @@ pub struct DiskMemory {
     slab_words: LazyArray<AtomicU64>,
     class_bytes: [AtomicI64; CLASSES],
     slots: LazyBytes,
+    /// It was taken as a whole, and none of it is given back.
+    is_kept: bool,
     /// The key of the content hash.
     key: LazyPage,
     /// Of a disk that outlives its server, what is being written over something.
@@ -115,8 +122,33 @@ impl DiskMemory {
     /// Memory of a disk with so many pages, whose pool takes so many bytes at most. Beside the pool it takes
     /// 9 bytes a page that was ever written.
     pub fn new(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
+        DiskMemory::with_slabs(pages, pool_bytes, slabs_of(pool_bytes))
+    }
+
+    /// The same, of a disk without far memory that takes all of it now, and gives none of it back: what is stored
+    /// needs no memory of the kernel's.
+    pub fn taken(pages: u64, pool_bytes: u64) -> Result<Box<DiskMemory>, MemoryError> {
+        let mut memory = DiskMemory::with_slabs(pages, pool_bytes, least_slabs(pool_bytes))?;
+        memory.states.take_all()?;
+        memory.entries.take_all()?;
+        memory.slab_words.take_all()?;
+        memory.slots.take_all()?;
+        memory.is_kept = true;
+        Ok(memory)
+    }
+
+    /// What [`DiskMemory::taken`] takes.
+    pub fn taken_bytes(pages: u64, pool_bytes: u64) -> u64 {
+        let slabs = least_slabs(pool_bytes);
+        9 * pages + (8 * slabs * SLAB_WORDS + region_bytes(slabs)) as u64
+    }
+
+    fn with_slabs(
+        pages: u64,
+        pool_bytes: u64,
+        slabs: usize,
+    ) -> Result<Box<DiskMemory>, MemoryError> {
         check(pages, pool_bytes)?;
-        let slabs = slabs_of(pool_bytes);
         Ok(Box::new(DiskMemory {
             pool_bytes,
             states: LazyArray::new(pages as usize)?,
@@ -125,6 +157,7 @@ impl DiskMemory {
             slab_words: LazyArray::new(slabs * SLAB_WORDS)?,
             class_bytes: [const { AtomicI64::new(0) }; CLASSES],
             slots: LazyBytes::new(region_bytes(slabs))?,
+            is_kept: false,
             key: LazyPage::new(|key| proc::random_bytes(key))?,
             journal: None,
             touched: Vec::new(),
@@ -142,6 +175,7 @@ impl DiskMemory {
             slab_words: LazyArray::new(slabs_of(file.pool_bytes) * SLAB_WORDS)?,
             class_bytes: [const { AtomicI64::new(0) }; CLASSES],
             slots: file.slots()?,
+            is_kept: false,
             key: file.key()?,
             journal: Some(file.journal()?),
             touched: file.touched()?,
@@ -186,8 +220,8 @@ impl Lz for Lz4 {
     }
 }
 
-/// The bytes of the slots.
-pub struct Slots<'m>(&'m LazyBytes);
+/// The bytes of the slots; whether none of them are given back.
+pub struct Slots<'m>(&'m LazyBytes, bool);
 
 impl SlotMem for Slots<'_> {
     fn copy_out(&self, off: usize, dst: &mut [u8]) {
@@ -197,7 +231,9 @@ impl SlotMem for Slots<'_> {
         self.0.copy_in(off, src);
     }
     fn release(&self, off: usize, len: usize) {
-        self.0.discard(off, len);
+        if !self.1 {
+            self.0.discard(off, len);
+        }
     }
 }
 
@@ -305,7 +341,14 @@ impl<'m> PoolStore<'m> {
             number: thread_number,
         };
         let lz = Chosen { lz: Lz4, codec };
-        let pool = LocalPool::new(arrays, hash, lz, Slots(&memory.slots), bound, threads);
+        let pool = LocalPool::new(
+            arrays,
+            hash,
+            lz,
+            Slots(&memory.slots, memory.is_kept),
+            bound,
+            threads,
+        );
         let journal = memory.journal.as_ref().map_or(&[][..], LazyArray::all);
         let mut store = PoolStore {
             pool: pool.keeping_old().journaled(journal),

@@ -63,6 +63,14 @@ impl Mapping {
     }
 }
 
+impl Mapping {
+    /// Has the kernel give all of it now (Linux 5.14).
+    fn take_all(&self) -> Result<(), Errno> {
+        // SAFETY: the range is the mapping; contents stay.
+        unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: what borrows from the mapping borrows from its owner, which is no more.
@@ -106,6 +114,11 @@ impl<T: Atomic> LazyArray<T> {
             count,
             of: PhantomData,
         })
+    }
+
+    /// Takes the memory of all of them now.
+    pub fn take_all(&self) -> Result<(), Errno> {
+        self.mapping.take_all()
     }
 
     /// The numbers.
@@ -164,6 +177,11 @@ impl LazyBytes {
     pub fn of_file(part: Part, bytes: usize) -> Result<LazyBytes, Errno> {
         let mapping = Mapping::of_file(part, bytes)?;
         Ok(LazyBytes { mapping, bytes })
+    }
+
+    /// Takes the memory of all of them now.
+    pub fn take_all(&self) -> Result<(), Errno> {
+        self.mapping.take_all()
     }
 
     /// Copies `dst.len()` bytes out, from offset `at`.
@@ -247,6 +265,28 @@ mod tests {
         assert!(LazyArray::<AtomicU32>::new(usize::MAX).is_err());
         // More than any machine has.
         assert!(LazyArray::<AtomicU8>::new(1 << 60).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_taken_keeps_what_is_there() {
+        let lazy = LazyArray::<AtomicU64>::new(5000).unwrap();
+        lazy.all()[4999].store(3, Ordering::Relaxed);
+        let bytes = LazyBytes::new(3 * PAGE_SIZE + 1).unwrap();
+        bytes.copy_in(PAGE_SIZE, &[7]);
+        match lazy.take_all() {
+            Err(Errno(libc::EINVAL)) => return, // Before Linux 5.14.
+            taken => taken.unwrap(),
+        }
+        bytes.take_all().unwrap();
+        assert_eq!(lazy.all()[4999].load(Ordering::Relaxed), 3);
+        let mut entries = [0; 4];
+        let map = crate::pagemap::Pagemap::open().unwrap();
+        assert_eq!(map.read(bytes.mapping.addr, &mut entries), 4);
+        let there = |e: u64| e & (crate::pagemap::PRESENT | crate::pagemap::SWAPPED) != 0;
+        assert!(entries.into_iter().all(there), "{entries:x?}");
+        let mut out = [0; 2];
+        bytes.copy_out(PAGE_SIZE, &mut out);
+        assert_eq!(out, [7, 0]);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub mod seccomp;
 pub mod shmem;
 pub mod signal;
 pub mod trial;
+pub mod ublk;
 pub mod uffd;
+mod uring;
 
 pub use gate::{Errno, sys0, sys1, sys2, sys3, sys4, sys6};

@@ -1,8 +1,10 @@
-//! Another process, as `canvas swap-in` asks the kernel about it.
+//! Another process, as `canvas swap-in` asks the kernel about it; and what keeps this one from waiting for memory.
 
-use crate::gate::{Errno, sys2, sys6};
+use crate::gate::{Errno, sys1, sys2, sys6};
 use crate::proc;
 
+/// prctl(2)'s number for it.
+const PR_SET_IO_FLUSHER: i32 = 57;
 /// Ranges that one call takes.
 pub const RANGES_MAX: usize = 512;
 
@@ -57,6 +59,22 @@ impl Drop for Process {
     fn drop(&mut self) {
         proc::close(self.0);
     }
+}
+
+/// All of this process is in memory and stays there, its code included, now and later (mlockall).
+///
+/// Not by MCL_ONFAULT: code that was never run would be read when there may be no memory to read it to.
+pub fn stay_in_memory() -> Result<(), Errno> {
+    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE;
+    // SAFETY: it changes no contents.
+    unsafe { sys1(libc::SYS_mlockall, flags as usize) }.map(|_| ())
+}
+
+/// Says that what this thread and those that it starts do is part of writing memory out: where they need memory, the
+/// kernel does not have them wait for that (prctl(2), PR_SET_IO_FLUSHER, Linux 5.6). It takes CAP_SYS_RESOURCE.
+pub fn write_memory_out() -> Result<(), Errno> {
+    // SAFETY: the call takes no pointer.
+    unsafe { proc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.map(|_| ())
 }
 
 #[cfg(test)]

@@ -73,7 +73,9 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("sim", &["place", "wire"]),
     (
         "fuzz",
-        &["agent", "control", "gossip", "shm", "swap", "types", "wire"],
+        &[
+            "agent", "control", "disk", "gossip", "shm", "swap", "types", "wire",
+        ],
     ),
 ];
 

@@ -26,6 +26,10 @@ pub struct DiskArgs {
     /// Serve the disk over NBD at this UNIX socket.
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
     pub nbd: Option<PathBuf>,
+    /// Serve the disk as a block device of this host, /dev/ublkbN, on which its own kernel may swap: all memory that the
+    /// disk may need is taken and locked at the start. It takes root and Linux 6.4, and goes without far memory.
+    #[arg(long, conflicts_with_all = ["nbd", "vhost_user", "group", "queues"])]
+    pub swap_host: bool,
     /// Let members of this group connect too [default: this user only].
     #[arg(long, value_name = "GROUP")]
     pub group: Option<String>,
@@ -80,7 +84,8 @@ with ENOSPC, what is stored stays as it is, and one line says so.
 Flags win over CANVAS_* variables, and those over section [disk.NAME] of the configuration file, which
 --tenant NAME names.
 
-SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is removed.
+SIGTERM, SIGINT and SIGHUP end the disk: clients are cut off, and the socket is removed. A disk on which its
+host swaps (--swap-host) ends once that is over: swapoff comes first.
 
 Exit codes: 0 ended by a signal; 1 its servers died more often than --restarts allows, and what was stored is
 lost; 2 it could not start.

@@ -22,6 +22,8 @@ pub struct State {
     /// Sockets; null where it is not served that way.
     vhost_user: Option<String>,
     nbd: Option<String>,
+    /// The block device of this host.
+    device: Option<String>,
     uptime_ms: u64,
     /// Servers that died, and pages of theirs that are damaged.
     restarts: u32,
@@ -66,7 +68,7 @@ pub fn ratio(disk: &DiskStats) -> Option<f64> {
 impl State {
     /// Joins what the disk and its server say.
     pub fn new(
-        args: &DiskArgs,
+        (args, device): (&DiskArgs, Option<&str>),
         health: &'static str,
         uptime: Duration,
         (restarts, lost_pages): (u32, u64),
@@ -80,6 +82,7 @@ impl State {
             pid: std::process::id(),
             vhost_user: path(&args.vhost_user),
             nbd: path(&args.nbd),
+            device: device.map(str::to_owned),
             uptime_ms: uptime.as_millis() as u64,
             restarts,
             lost_pages,
@@ -119,6 +122,7 @@ impl State {
     /// As metrics.
     pub fn metrics(self) -> String {
         let socket = self.vhost_user.clone().or_else(|| self.nbd.clone());
+        let socket = socket.or_else(|| self.device.clone());
         text("socket", socket.unwrap_or_default(), Metrics(self))
     }
 }

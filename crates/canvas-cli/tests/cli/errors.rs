@@ -180,7 +180,15 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
         ),
         (
             &["--size", "1G"],
-            "nobody could reach the disk; write --vhost-user PATH or --nbd PATH",
+            "nobody could reach the disk; write --vhost-user PATH, --nbd PATH or --swap-host",
+        ),
+        (
+            &["--size", "1G", "--swap-host", "--nbd", &sock],
+            "exclude each other",
+        ),
+        (
+            &["--size", "1G", "--swap-host", "--far", "1G"],
+            "--swap-host goes without far memory",
         ),
         (&["--size", "1G", "--vhost-user", &file], "--vhost-user: "),
         (

@@ -177,6 +177,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "size",
             "spill-at",
             "state-json",
+            "swap-host",
             "swap-in-limit",
             "swap-out-limit",
             "tenant",

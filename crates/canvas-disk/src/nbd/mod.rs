@@ -4,18 +4,21 @@
 //! is stored outlives the process, so there is nothing to wait for.
 
 mod chunks;
+mod kernel;
 pub mod proto;
-mod session;
+pub mod session;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::Duration;
+
+use nix::sys::socket::{MsgFlags, recv};
 
 use crate::socket::Socket;
 use crate::{PageStore, Scratch, span};
@@ -90,7 +93,7 @@ impl Server {
                 continue;
             };
             let serve = move || {
-                let end = serve(stream, store);
+                let end = self.serve(stream, store);
                 self.ended(&end);
                 self.clients().remove(&number);
             };
@@ -139,7 +142,7 @@ impl Server {
             }
             End::Failed(e) => format!("its connection failed ({e})"),
         };
-        *(self.complaint.lock()).unwrap_or_else(PoisonError::into_inner) = Some(why);
+        self.complain(why);
     }
 
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
@@ -158,24 +161,47 @@ impl Server {
         clients.insert(number, copy);
         Some(number)
     }
-}
 
-fn serve(mut stream: UnixStream, store: &impl PageStore) -> End {
-    let bytes = span::disk_bytes(store);
-    // The listener does not block, its clients' threads do.
-    let ready = stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_WAIT)))
-        .map_err(End::from)
-        .and_then(|()| session::shake_hands(&mut stream, bytes))
-        .and_then(|replies| {
-            let untimed = stream.set_read_timeout(None);
-            untimed.map(|()| replies).map_err(End::from)
-        });
-    let replies = match ready {
-        Ok(replies) => replies,
-        Err(end) => return end,
-    };
-    let mut scratch = Box::<Scratch>::default();
-    session::transmit(&mut stream, store, &mut scratch, replies)
+    /// Serves one client to its end.
+    fn serve(&self, mut stream: UnixStream, store: &impl PageStore) -> End {
+        let bytes = span::disk_bytes(store);
+        // The listener does not block, its clients' threads do.
+        let ready = stream
+            .set_nonblocking(false)
+            .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_WAIT)))
+            .map_err(End::from)
+            .and_then(|()| session::shake_hands(&mut stream, bytes))
+            .and_then(|replies| {
+                let untimed = stream.set_read_timeout(None);
+                untimed.map(|()| replies).map_err(End::from)
+            });
+        let replies = match ready {
+            Ok(replies) => replies,
+            Err(end) => return end,
+        };
+        let mut scratch = Box::<Scratch>::default();
+        // Who has made the connection hands it to the kernel before there is a request.
+        let is_asked = || {
+            let first = recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK);
+            first.is_ok_and(|n| n > 0)
+        };
+        if is_asked()
+            && let Some(device) = kernel::device_of(&stream)
+        {
+            self.turned_away.fetch_add(1, Relaxed);
+            self.complain(format!(
+                "it is the kernel of this host (/dev/{device}), which could wait for itself when memory is short; \
+                 leave --nbd away and start with --swap-host"
+            ));
+            let nothing = kernel::Nothing {
+                pages: store.pages(),
+            };
+            return session::transmit(&mut stream, &nothing, &mut scratch, replies);
+        }
+        session::transmit(&mut stream, store, &mut scratch, replies)
+    }
+
+    fn complain(&self, why: String) {
+        *(self.complaint.lock()).unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
 }

@@ -1,0 +1,197 @@
+//! `--swap-host`: the kernel of this host swaps onto the disk, so that the disk's process must need no memory while
+//! others wait for it.
+
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+
+use canvas_disk::{DiskMemory, PoolStore, ublk};
+use canvas_donor::host::HostMemory;
+use canvas_sys::Errno as SysErrno;
+use canvas_sys::process::{stay_in_memory, write_memory_out};
+use canvas_sys::ublk::{Device, Queue};
+use canvas_types::units::Size;
+use nix::errno::Errno;
+
+use crate::args::DiskArgs;
+use crate::error::{Failure, say};
+use crate::swap_in::system::Groups;
+
+/// Of what is available so much may be taken, in percent.
+const TAKEN_PERCENT_MAX: u64 = 90;
+
+/// Makes this process one that the kernel can wait for, before it has any other thread.
+pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
+    let beyond = &args.beyond;
+    let has_far = beyond.far.is_some()
+        || beyond.agent.is_some()
+        || !beyond.servers.is_empty()
+        || !beyond.seeds.is_empty();
+    if has_far {
+        return Err(wrong(
+            "goes without far memory, which takes memory of this host's when it has none; leave --far, --server, --seed \
+             and --agent away",
+        ));
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Err(wrong("takes root: its memory is locked"));
+    }
+    let bytes = DiskMemory::taken_bytes(pages, pool.bytes);
+    let host = HostMemory::read(Path::new("/proc")).map_err(Failure::usage)?;
+    fits(bytes, host.available_bytes)?;
+    if Groups::default().room(std::process::id()) != u64::MAX {
+        return Err(wrong(
+            "cannot be used in a control group with a limit (memory.max or memory.high); start it in one without",
+        ));
+    }
+    write_memory_out().map_err(|e| {
+        not_had(
+            "the kernel takes no PR_SET_IO_FLUSHER (CAP_SYS_RESOURCE)",
+            e,
+        )
+    })?;
+    stay_in_memory().map_err(|e| not_had("memory cannot be locked (CAP_IPC_LOCK)", e))?;
+    fs::write("/proc/self/oom_score_adj", "-1000").map_err(|e| {
+        let why = crate::reason(&e);
+        wrong(&format!(
+            "cannot be had, as /proc/self/oom_score_adj cannot be set to -1000: {why}"
+        ))
+    })
+}
+
+/// So much memory can be taken, and leaves some.
+fn fits(bytes: u64, available_bytes: u64) -> Result<(), Failure> {
+    if bytes <= available_bytes / 100 * TAKEN_PERCENT_MAX {
+        return Ok(());
+    }
+    Err(wrong(&format!(
+        "takes {} MiB at once for disk and pool, and this host has {} MiB available; write a smaller --pool",
+        bytes >> 20,
+        available_bytes >> 20
+    )))
+}
+
+fn wrong(why: &str) -> Failure {
+    Failure::usage(format!("--swap-host {why}"))
+}
+
+fn not_had(why: &str, e: SysErrno) -> Failure {
+    let e = Errno::from_raw(e.0).desc();
+    wrong(&format!("cannot be had, as {why}: {e}"))
+}
+
+/// The disk as a block device of this host.
+pub struct HostDevice {
+    device: Device,
+    threads: Vec<thread::JoinHandle<()>>,
+    path: String,
+}
+
+impl HostDevice {
+    /// Serves the device, in threads of its own.
+    pub fn start(store: &'static PoolStore<'static>, queues: u16) -> Result<HostDevice, Failure> {
+        let failed = |e: SysErrno| match Errno::from_raw(e.0) {
+            Errno::ENOENT => wrong(
+                "needs the kernel's block devices by ublk (Linux 6.4); write: modprobe ublk_drv",
+            ),
+            Errno::ENOSYS => wrong("needs io_uring, which this kernel lacks"),
+            Errno::EPERM => {
+                wrong("needs io_uring, which is off here; see /proc/sys/kernel/io_uring_disabled")
+            }
+            _ => not_had("there is no block device by ublk", e),
+        };
+        let device = Device::add(canvas_disk::PageStore::pages(store), queues).map_err(failed)?;
+        let path = format!("/dev/ublkb{}", device.number());
+        let mut host = HostDevice {
+            device,
+            threads: Vec::new(),
+            path,
+        };
+        let all: Result<Vec<Queue>, _> = (0..queues).map(|n| host.device.queue(n)).collect();
+        let (began, begun) = mpsc::channel();
+        for (n, queue) in all.map_err(failed)?.into_iter().enumerate() {
+            let (began, path) = (began.clone(), host.path.clone());
+            let serve = move || {
+                let tell = |result| {
+                    let _ = began.send(result);
+                };
+                if let Err(e) = ublk::serve(queue, store, tell) {
+                    let why = Errno::from_raw(e.0).desc();
+                    say(format_args!(
+                        "disk: queue {n} of {path} is not served any more: {why}"
+                    ));
+                }
+            };
+            let thread = thread::Builder::new().name(format!("ublk-{n}"));
+            let thread = thread.spawn(serve).map_err(|e| {
+                wrong(&format!(
+                    "cannot be had, as there is no thread: {}",
+                    crate::reason(&e)
+                ))
+            })?;
+            host.threads.push(thread);
+        }
+        for _ in 0..queues {
+            // Each sends once.
+            begun.recv().unwrap_or(Err(SysErrno(0))).map_err(failed)?;
+        }
+        host.device.start(std::process::id()).map_err(failed)?;
+        Ok(host)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether the host swaps onto it; also where that cannot be known.
+    pub fn is_swap(&self) -> bool {
+        fs::read_to_string("/proc/swaps").map_or(true, |swaps| is_among(&swaps, &self.path))
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        // Its queues end by it, and must have ended before the device is deleted.
+        let _ = self.device.stop();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether a device, or a partition of it, is in a list as that of /proc/swaps.
+fn is_among(swaps: &str, device: &str) -> bool {
+    let mut paths = swaps
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    paths.any(|path| {
+        let rest = path.strip_prefix(device);
+        rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_swapped_onto_is_seen() {
+        let swaps =
+            "Filename\t\tType\t\tSize\n/dev/ublkb10 partition\t4\n/dev/ublkb2p1   partition 8\n";
+        let seen = [0, 1, 2, 10].map(|n| is_among(swaps, &format!("/dev/ublkb{n}")));
+        assert_eq!(seen, [false, false, true, true]);
+    }
+
+    #[test]
+    fn it_leaves_memory_to_the_host() {
+        assert!(fits(89 << 20, 100 << 20).is_ok());
+        let said = fits(91 << 20, 100 << 20).unwrap_err().sentence;
+        assert_eq!(
+            said,
+            "--swap-host takes 91 MiB at once for disk and pool, and this host has 100 MiB available; write a smaller \
+             --pool"
+        );
+    }
+}

@@ -1,0 +1,469 @@
+//! A block device of this host, /dev/ublkbN, whose requests a process serves (ublk, Linux 6.4).
+//!
+//! [`Device`] is the device, [`Queue`] one of its queues, which one thread serves. A request's data are copied
+//! between the pages that the kernel has in hand and the queue's own buffers, by the thread that serves it: what the
+//! kernel needs for a request it took when the queue was made.
+
+use core::ffi::CStr;
+use core::mem::ManuallyDrop;
+
+use crate::gate::{Errno, sys3};
+use crate::uring::{Fd, Map, Ring};
+use canvas_types::PAGE_SIZE;
+
+const CONTROL: &CStr = c"/dev/ublk-control";
+/// Requests of a queue at one time.
+pub const DEPTH: u16 = 64;
+/// Data of one request, at most.
+pub const DATA_BYTES: usize = 64 << 10;
+/// Bytes of one request to discard or zero, at most.
+const RANGE_BYTES: u32 = 64 << 20;
+const SECTOR: u64 = 512;
+
+/// Commands to the control device and to a device's own.
+mod command {
+    const fn number(n: u32, bytes: u32) -> u32 {
+        // _IOWR('u', n, so many bytes).
+        3 << 30 | bytes << 16 | (b'u' as u32) << 8 | n
+    }
+    pub const ADD: u32 = number(0x04, 32);
+    pub const DELETE: u32 = number(0x05, 32);
+    pub const START: u32 = number(0x06, 32);
+    pub const STOP: u32 = number(0x07, 32);
+    pub const SET_PARAMETERS: u32 = number(0x08, 32);
+    pub const FETCH: u32 = number(0x20, 16);
+    pub const COMMIT_AND_FETCH: u32 = number(0x21, 16);
+}
+
+/// The commands above are numbered as ioctls are.
+const FLAG_ENCODED: u64 = 1 << 6;
+/// Of a command that is for no queue, and for a device that has no number yet.
+const NO_QUEUE: u16 = u16::MAX;
+const NO_DEVICE: u32 = u32::MAX;
+/// Of a queue's descriptors in the device's file: as many bytes as the deepest one takes.
+const DESCRIPTORS_STEP: usize = 4096 * DESCRIPTOR;
+const DESCRIPTOR: usize = 24;
+/// Kinds of parameters.
+const BASIC_AND_DISCARD: u32 = 1 | 2;
+
+/// ublksrv_ctrl_dev_info.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Info {
+    queues: u16,
+    depth: u16,
+    state: u16,
+    pad: u16,
+    data_bytes: u32,
+    device: u32,
+    pid: i32,
+    pad_too: u32,
+    flags: u64,
+    own_flags: u64,
+    reserved: [u64; 3],
+}
+
+/// ublk_params, as far as it is used here.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Parameters {
+    bytes: u32,
+    kinds: u32,
+    attributes: u32,
+    logical_shift: u8,
+    physical_shift: u8,
+    optimal_shift: u8,
+    least_shift: u8,
+    sectors_max: u32,
+    chunk_sectors: u32,
+    sectors: u64,
+    boundary_mask: u64,
+    discard_alignment: u32,
+    discard_granularity: u32,
+    discard_sectors_max: u32,
+    zero_sectors_max: u32,
+    discard_segments_max: u16,
+    reserved: u16,
+}
+
+impl Parameters {
+    fn of_pages(pages: u64) -> Parameters {
+        let shift = PAGE_SIZE.trailing_zeros() as u8;
+        let range_sectors = RANGE_BYTES / SECTOR as u32;
+        Parameters {
+            // Up to `reserved`.
+            bytes: 60,
+            kinds: BASIC_AND_DISCARD,
+            logical_shift: shift,
+            physical_shift: shift,
+            optimal_shift: shift,
+            least_shift: shift,
+            sectors_max: DATA_BYTES as u32 / SECTOR as u32,
+            sectors: pages * (PAGE_SIZE as u64 / SECTOR),
+            discard_granularity: PAGE_SIZE as u32,
+            discard_sectors_max: range_sectors,
+            zero_sectors_max: range_sectors,
+            discard_segments_max: 1,
+            ..Parameters::default()
+        }
+    }
+}
+
+/// Opens a device for reading and writing.
+fn open(path: &CStr) -> Result<Fd, Errno> {
+    let (path, flags) = (path.as_ptr() as usize, libc::O_RDWR | libc::O_CLOEXEC);
+    // SAFETY: the path lives across the call.
+    unsafe {
+        sys3(
+            libc::SYS_openat,
+            libc::AT_FDCWD as usize,
+            path,
+            flags as usize,
+        )
+    }
+    .map(Fd::new)
+}
+
+/// The path of a device's own file.
+fn own_path(number: u32) -> [u8; 24] {
+    let mut path = [0; 24];
+    let name = b"/dev/ublkc";
+    path[..name.len()].copy_from_slice(name);
+    let digits = number.checked_ilog10().unwrap_or(0) as usize + 1;
+    let mut left = number;
+    for at in (0..digits).rev() {
+        path[name.len() + at] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    path
+}
+
+/// A block device; it is deleted when this is dropped, which waits until its queues are gone.
+pub struct Device {
+    /// The file that gives its queues; closed before the device is deleted.
+    own: Option<Fd>,
+    ring: Ring,
+    control: Fd,
+    number: u32,
+}
+
+impl Device {
+    /// A device of so many pages and queues. There is none to be seen before [`Device::start`].
+    pub fn add(pages: u64, queues: u16) -> Result<Device, Errno> {
+        let control = open(CONTROL)?;
+        let ring = Ring::new(2)?;
+        let mut device = Device {
+            own: None,
+            ring,
+            control,
+            number: NO_DEVICE,
+        };
+        let mut info = Info {
+            queues,
+            depth: DEPTH,
+            data_bytes: DATA_BYTES as u32,
+            device: NO_DEVICE,
+            flags: FLAG_ENCODED,
+            ..Info::default()
+        };
+        // SAFETY: the kernel reads and writes `info` only, before the call returns.
+        unsafe {
+            device.command(
+                command::ADD,
+                &raw mut info as usize,
+                size_of::<Info>() as u16,
+                0,
+            )?;
+        }
+        device.number = info.device;
+        let path = own_path(device.number);
+        let path = CStr::from_bytes_until_nul(&path).unwrap_or(c"");
+        device.own = Some(open(path)?);
+        if info.queues != queues || info.depth != DEPTH || info.data_bytes as usize != DATA_BYTES {
+            // The kernel's bounds are far above.
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut wanted = Parameters::of_pages(pages);
+        let (at, bytes) = (&raw mut wanted as usize, wanted.bytes as u16);
+        // SAFETY: the kernel reads `wanted` only, before the call returns.
+        unsafe { device.command(command::SET_PARAMETERS, at, bytes, 0)? };
+        Ok(device)
+    }
+
+    /// Its number: it is /dev/ublkbN.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// One of its queues, from 0 on.
+    pub fn queue(&self, number: u16) -> Result<Queue, Errno> {
+        let own = self.own.as_ref().ok_or(Errno(libc::EBADF))?.again()?;
+        let bytes = (usize::from(DEPTH) * DESCRIPTOR).next_multiple_of(PAGE_SIZE);
+        let at = usize::from(number) * DESCRIPTORS_STEP;
+        let descriptors = Map::shared(&own, at, bytes, libc::PROT_READ)?;
+        let buffers = ManuallyDrop::new(Map::private(usize::from(DEPTH) * DATA_BYTES)?);
+        buffers.take_all()?;
+        Ok(Queue {
+            ring: Ring::new(u32::from(DEPTH))?,
+            own,
+            descriptors,
+            buffers,
+            number,
+            is_ours: [false; DEPTH as usize],
+            left: 0,
+        })
+    }
+
+    /// Shows the device to the host, for this process. It waits until all queues were begun.
+    pub fn start(&mut self, pid: u32) -> Result<(), Errno> {
+        // SAFETY: it touches no memory of this process.
+        unsafe { self.command(command::START, 0, 0, u64::from(pid)) }
+    }
+
+    /// Takes it away from the host: requests that come now fail, and queues end.
+    pub fn stop(&mut self) -> Result<(), Errno> {
+        // SAFETY: it touches no memory of this process.
+        unsafe { self.command(command::STOP, 0, 0, 0) }
+    }
+
+    /// Gives a command, and waits for its end.
+    ///
+    /// # Safety
+    /// What the command reads and writes at `addr` is there for it.
+    unsafe fn command(
+        &mut self,
+        operation: u32,
+        addr: usize,
+        bytes: u16,
+        datum: u64,
+    ) -> Result<(), Errno> {
+        let mut data = [0; 32];
+        data[..4].copy_from_slice(&self.number.to_ne_bytes());
+        data[4..6].copy_from_slice(&NO_QUEUE.to_ne_bytes());
+        data[6..8].copy_from_slice(&bytes.to_ne_bytes());
+        data[8..16].copy_from_slice(&(addr as u64).to_ne_bytes());
+        data[16..24].copy_from_slice(&datum.to_ne_bytes());
+        // SAFETY: the caller's promise; it has ended when this returns, for `submit` waits.
+        unsafe { self.ring.push(&self.control, operation, &data, 0) };
+        self.ring.submit(1)?;
+        loop {
+            match self.ring.pop() {
+                Some(ended) if ended.result < 0 => return Err(Errno(-ended.result)),
+                Some(_) => return Ok(()),
+                None => self.ring.submit(1)?,
+            }
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.number != NO_DEVICE {
+            let _ = self.stop();
+            self.own = None;
+            // SAFETY: it touches no memory of this process.
+            let _ = unsafe { self.command(command::DELETE, 0, 0, 0) };
+        }
+    }
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The bytes of a range are to be read.
+    Read,
+    /// They are to be written.
+    Write,
+    /// What was written is to last.
+    Flush,
+    /// A range is needed no more.
+    Discard,
+    /// A range is to be zeros.
+    Zero,
+    /// Nothing that is known here.
+    Other,
+}
+
+/// A request: a range of the device. It is this process's until [`Queue::done`].
+#[derive(Debug)]
+pub struct Request {
+    tag: u16,
+    /// What it is for.
+    pub kind: Kind,
+    /// Where the range begins.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// ublksrv_io_desc.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Descriptor {
+    operation: u32,
+    sectors: u32,
+    start: u64,
+    addr: u64,
+}
+
+impl Descriptor {
+    fn request(self, tag: u16) -> Request {
+        let kind = match self.operation & 0xff {
+            0 => Kind::Read,
+            1 => Kind::Write,
+            2 => Kind::Flush,
+            3 => Kind::Discard,
+            5 => Kind::Zero,
+            _ => Kind::Other,
+        };
+        Request {
+            tag,
+            kind,
+            offset: self.start.saturating_mul(SECTOR),
+            bytes: u64::from(self.sectors) * SECTOR,
+        }
+    }
+}
+
+/// A queue of requests, for one thread: the one that begins it.
+pub struct Queue {
+    ring: Ring,
+    own: Fd,
+    descriptors: Map,
+    /// Kept for ever where the kernel may still write to it.
+    buffers: ManuallyDrop<Map>,
+    number: u16,
+    /// Requests that are this process's; the kernel has no access to their buffers.
+    is_ours: [bool; DEPTH as usize],
+    /// Tags that the kernel has a command of, or that are this process's.
+    left: u16,
+}
+
+impl Queue {
+    /// Asks for requests, from this thread on.
+    pub fn begin(&mut self) -> Result<(), Errno> {
+        (0..DEPTH).for_each(|tag| self.fetch(command::FETCH, tag, 0));
+        self.left = DEPTH;
+        self.ring.submit(0)?;
+        // None ends before the device is started, but those that failed.
+        match self.ring.pop() {
+            Some(failed) => Err(Errno(-failed.result)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for a request; `None` when the device was stopped.
+    pub fn wait(&mut self) -> Result<Option<Request>, Errno> {
+        loop {
+            while let Some(ended) = self.ring.pop() {
+                let tag = ended.user as u16;
+                if ended.result == 0 && tag < DEPTH {
+                    self.is_ours[usize::from(tag)] = true;
+                    let at = usize::from(tag) * DESCRIPTOR;
+                    // SAFETY: numbers.
+                    let descriptor: Descriptor = unsafe { self.descriptors.read(at) };
+                    return Ok(Some(descriptor.request(tag)));
+                }
+                self.left -= 1;
+            }
+            if self.left == 0 {
+                return Ok(None);
+            }
+            self.ring.submit(1)?;
+        }
+    }
+
+    /// Where the data of a request lie, or are to be put; none when it is longer than any can be.
+    pub fn data(&mut self, request: &Request) -> Option<&mut [u8]> {
+        assert!(self.is_ours[usize::from(request.tag)]);
+        let bytes = usize::try_from(request.bytes)
+            .ok()
+            .filter(|n| *n <= DATA_BYTES)?;
+        let place = self
+            .buffers
+            .place(usize::from(request.tag) * DATA_BYTES, bytes);
+        let start = core::ptr::with_exposed_provenance_mut(place);
+        // SAFETY: the range lies in a mapping that lives as long as `self`, which is borrowed; the kernel has no
+        // command that writes to it (`is_ours`), and bytes are bytes.
+        Some(unsafe { core::slice::from_raw_parts_mut(start, bytes) })
+    }
+
+    /// Answers a request, by an error number or none, and asks for another one. The kernel hears of it with the next
+    /// wait.
+    pub fn done(&mut self, request: Request, result: Result<(), i32>) {
+        let has_data = matches!(request.kind, Kind::Read | Kind::Write);
+        let answer = match result {
+            Ok(()) if has_data => request.bytes as i32,
+            Ok(()) => 0,
+            Err(number) => -number,
+        };
+        self.is_ours[usize::from(request.tag)] = false;
+        self.fetch(command::COMMIT_AND_FETCH, request.tag, answer);
+    }
+
+    fn fetch(&mut self, operation: u32, tag: u16, answer: i32) {
+        let at = usize::from(tag) * DATA_BYTES;
+        let buffer = self.buffers.place(at, DATA_BYTES) as u64;
+        let mut data = [0; 16];
+        data[..2].copy_from_slice(&self.number.to_ne_bytes());
+        data[2..4].copy_from_slice(&tag.to_ne_bytes());
+        data[4..8].copy_from_slice(&answer.to_ne_bytes());
+        data[8..16].copy_from_slice(&buffer.to_ne_bytes());
+        // SAFETY: the kernel reads and writes the tag's buffer until the command ends. It is mapped as
+        // long as any tag has a command (`drop`), and used here only after its own has ended (`is_ours`). Each tag has one command, so the ring has room.
+        unsafe { self.ring.push(&self.own, operation, &data, u64::from(tag)) };
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.left == 0 {
+            // SAFETY: nothing uses the buffers any more, the kernel included: no tag has a command.
+            unsafe { ManuallyDrop::drop(&mut self.buffers) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_lie_where_the_kernel_has_them() {
+        assert_eq!(size_of::<Info>(), 64);
+        assert_eq!(core::mem::offset_of!(Info, flags), 24);
+        assert_eq!(core::mem::offset_of!(Parameters, sectors), 24);
+        assert_eq!(core::mem::offset_of!(Parameters, reserved), 58);
+        assert_eq!(size_of::<Descriptor>(), DESCRIPTOR);
+        assert_eq!(command::ADD, 0xc020_7504);
+        assert_eq!(command::COMMIT_AND_FETCH, 0xc010_7521);
+    }
+
+    #[test]
+    fn a_device_has_its_path() {
+        let path = |n| own_path(n);
+        assert_eq!(path(0)[..12], *b"/dev/ublkc0\0");
+        assert_eq!(path(10)[..13], *b"/dev/ublkc10\0");
+        assert_eq!(path(u32::MAX)[..21], *b"/dev/ublkc4294967295\0");
+    }
+
+    #[test]
+    fn a_request_is_what_its_descriptor_says() {
+        let of = |operation, sectors, start| {
+            let request = Descriptor {
+                operation,
+                sectors,
+                start,
+                addr: 0,
+            }
+            .request(3);
+            (request.kind, request.offset, request.bytes)
+        };
+        assert_eq!(of(1 | 1 << 24, 8, 16), (Kind::Write, 8192, 4096));
+        assert_eq!(of(0, 0, 0), (Kind::Read, 0, 0));
+        let bytes = 512 * u64::from(u32::MAX);
+        assert_eq!(of(3, u32::MAX, u64::MAX), (Kind::Discard, u64::MAX, bytes));
+        assert_eq!(of(5, 1, 0).0, Kind::Zero);
+        assert_eq!(of(4, 1, 0).0, Kind::Other);
+    }
+}

@@ -1,0 +1,344 @@
+//! io_uring(7), as far as the commands of a driver need it: one thread submits them and waits for them.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::gate::{Errno, sys1, sys2, sys6};
+use crate::mem;
+
+/// Submissions of 128 bytes, 80 of which are the command's own.
+const SETUP_SQE128: u32 = 1 << 10;
+/// Both rings lie in one mapping (Linux 5.4).
+const FEAT_SINGLE_MMAP: u32 = 1;
+const ENTER_GETEVENTS: usize = 1;
+const OP_URING_CMD: u8 = 46;
+/// Where the kernel gives the rings and the submissions to map.
+const RINGS_AT: usize = 0;
+const SUBMISSIONS_AT: usize = 0x1000_0000;
+const SUBMISSION: usize = 128;
+const COMPLETION: usize = 16;
+/// Where in a submission its command begins.
+const COMMAND_AT: usize = 48;
+
+/// A descriptor that is closed when it is dropped.
+pub(crate) struct Fd(i32);
+
+impl Fd {
+    /// Of a descriptor that nobody else has.
+    pub(crate) fn new(fd: usize) -> Fd {
+        Fd(fd as i32)
+    }
+    /// Its number.
+    pub(crate) fn number(&self) -> i32 {
+        self.0
+    }
+    /// Another one of the same open file.
+    pub(crate) fn again(&self) -> Result<Fd, Errno> {
+        let (fd, command) = (self.0 as usize, libc::F_DUPFD_CLOEXEC as usize);
+        // SAFETY: descriptors only.
+        unsafe { crate::gate::sys3(libc::SYS_fcntl, fd, command, 0) }.map(Fd::new)
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: it is this value's alone.
+        let _ = unsafe { sys1(libc::SYS_close, self.0 as usize) };
+    }
+}
+
+/// A mapping that is unmapped when it is dropped.
+pub(crate) struct Map {
+    addr: usize,
+    bytes: usize,
+}
+
+impl Map {
+    /// A part of a file, shared.
+    pub(crate) fn shared(fd: &Fd, offset: usize, bytes: usize, prot: i32) -> Result<Map, Errno> {
+        let (flags, fd) = (libc::MAP_SHARED as usize, fd.number() as usize);
+        // SAFETY: it never replaces a mapping.
+        let addr = unsafe { sys6(libc::SYS_mmap, 0, bytes, prot as usize, flags, fd, offset) }?;
+        Ok(Map { addr, bytes })
+    }
+
+    /// Memory of this process's own.
+    pub(crate) fn private(bytes: usize) -> Result<Map, Errno> {
+        let addr = mem::map_lazy(0, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+        Ok(Map { addr, bytes })
+    }
+
+    /// Has the kernel give all of it now (Linux 5.14).
+    pub(crate) fn take_all(&self) -> Result<(), Errno> {
+        // SAFETY: the range is the mapping; contents stay.
+        unsafe { mem::advise(self.addr, self.bytes, libc::MADV_POPULATE_WRITE) }
+    }
+
+    /// The place of `bytes` bytes at an offset.
+    ///
+    /// # Panics
+    /// When they leave the mapping.
+    pub(crate) fn place(&self, at: usize, bytes: usize) -> usize {
+        assert!(at <= self.bytes && bytes <= self.bytes - at);
+        self.addr + at
+    }
+
+    /// A number in it that the kernel reads or writes as well.
+    fn word(&self, at: u32) -> &AtomicU32 {
+        let place = self.place(at as usize, 4);
+        assert!(place.is_multiple_of(4));
+        // SAFETY: it lies in the mapping, which lives as long as `self`, on a multiple of 4; any bits are a number,
+        // and all access of this process to it is by atomics.
+        unsafe { &*core::ptr::with_exposed_provenance(place) }
+    }
+
+    /// Reads a value that the kernel has finished to write.
+    ///
+    /// # Safety
+    /// Any bits are a `T`.
+    pub(crate) unsafe fn read<T: Copy>(&self, at: usize) -> T {
+        let place = self.place(at, size_of::<T>());
+        // SAFETY: it lies in the mapping; the caller's promise.
+        unsafe { core::ptr::with_exposed_provenance::<T>(place).read_unaligned() }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: what borrows from the mapping borrows from its owner, which is no more.
+        let _ = unsafe { mem::unmap(self.addr, self.bytes) };
+    }
+}
+
+/// Where the kernel's numbers of a ring lie (io_sqring_offsets; io_cqring_offsets has `array` as `cqes`).
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct SubmissionRing {
+    head: u32,
+    tail: u32,
+    mask: u32,
+    entries: u32,
+    flags: u32,
+    dropped: u32,
+    array: u32,
+    reserved: u32,
+    address: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CompletionRing {
+    head: u32,
+    tail: u32,
+    mask: u32,
+    entries: u32,
+    overflow: u32,
+    completions: u32,
+    flags: u32,
+    reserved: u32,
+    address: u64,
+}
+
+/// io_uring_params.
+#[repr(C)]
+#[derive(Default)]
+struct Params {
+    sq_entries: u32,
+    cq_entries: u32,
+    flags: u32,
+    thread: [u32; 2],
+    features: u32,
+    wq: u32,
+    reserved: [u32; 3],
+    sq: SubmissionRing,
+    cq: CompletionRing,
+}
+
+/// A command that ended: what it was given to be known by, and the kernel's answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Completion {
+    pub(crate) user: u64,
+    pub(crate) result: i32,
+}
+
+/// Submissions and completions.
+pub(crate) struct Ring {
+    submissions: Map,
+    rings: Map,
+    sq: SubmissionRing,
+    cq: CompletionRing,
+    entries: u32,
+    /// Submissions that the kernel has not been told of.
+    new: u32,
+    fd: Fd,
+}
+
+impl Ring {
+    /// One for so many commands that are not yet submitted.
+    pub(crate) fn new(entries: u32) -> Result<Ring, Errno> {
+        let mut params = Params {
+            flags: SETUP_SQE128,
+            ..Params::default()
+        };
+        let at = &raw mut params as usize;
+        // SAFETY: the kernel reads and writes `params` only.
+        let fd = Fd::new(unsafe { sys2(libc::SYS_io_uring_setup, entries as usize, at) }?);
+        if params.features & FEAT_SINGLE_MMAP == 0 {
+            return Err(Errno(libc::ENOSYS));
+        }
+        let (sq, cq, entries) = (params.sq, params.cq, params.sq_entries);
+        let sq_end = sq.array as usize + 4 * entries as usize;
+        let cq_end = cq.completions as usize + COMPLETION * params.cq_entries as usize;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let rings = Map::shared(&fd, RINGS_AT, sq_end.max(cq_end), prot)?;
+        let bytes = SUBMISSION * entries as usize;
+        Ok(Ring {
+            submissions: Map::shared(&fd, SUBMISSIONS_AT, bytes, prot)?,
+            rings,
+            sq,
+            cq,
+            entries,
+            new: 0,
+            fd,
+        })
+    }
+
+    /// Adds a driver's command, which is submitted by the next wait. `N` is at most 80.
+    ///
+    /// # Safety
+    /// The command must not break memory safety: what the driver reads and writes by it must stay, and be used by
+    /// nobody else meanwhile.
+    ///
+    /// # Panics
+    /// When more commands are added than the ring was made for.
+    pub(crate) unsafe fn push<const N: usize>(
+        &mut self,
+        file: &Fd,
+        operation: u32,
+        command: &[u8; N],
+        user: u64,
+    ) {
+        const { assert!(COMMAND_AT + N <= SUBMISSION) };
+        let tail = self.rings.word(self.sq.tail).load(Ordering::Relaxed);
+        let head = self.rings.word(self.sq.head).load(Ordering::Acquire);
+        assert!(tail.wrapping_sub(head) < self.entries, "the ring is full");
+        let index = tail & (self.entries - 1);
+        let mut bytes = [0; SUBMISSION];
+        bytes[0] = OP_URING_CMD;
+        bytes[4..8].copy_from_slice(&file.number().to_ne_bytes());
+        bytes[8..12].copy_from_slice(&operation.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&user.to_ne_bytes());
+        bytes[COMMAND_AT..COMMAND_AT + N].copy_from_slice(command);
+        let place = self
+            .submissions
+            .place(index as usize * SUBMISSION, SUBMISSION);
+        // SAFETY: the place is in the mapping; the kernel does not look at it before the tail is past it.
+        unsafe {
+            core::ptr::with_exposed_provenance_mut::<[u8; SUBMISSION]>(place).write(bytes);
+        }
+        let slot = self.rings.word(self.sq.array + 4 * index);
+        slot.store(index, Ordering::Relaxed);
+        let next = tail.wrapping_add(1);
+        self.rings.word(self.sq.tail).store(next, Ordering::Release);
+        self.new += 1;
+    }
+
+    /// Submits what was added, and waits until so many commands have ended.
+    pub(crate) fn submit(&mut self, wait_for: u32) -> Result<(), Errno> {
+        loop {
+            let (fd, new) = (self.fd.number() as usize, self.new as usize);
+            let flags = if wait_for > 0 { ENTER_GETEVENTS } else { 0 };
+            // SAFETY: what is submitted is what `push` was promised to be safe.
+            let done = unsafe {
+                sys6(
+                    libc::SYS_io_uring_enter,
+                    fd,
+                    new,
+                    wait_for as usize,
+                    flags,
+                    0,
+                    0,
+                )
+            };
+            match done {
+                Ok(taken) => {
+                    self.new -= taken as u32;
+                    if self.new == 0 {
+                        return Ok(());
+                    }
+                }
+                Err(Errno(libc::EINTR | libc::EAGAIN)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// The next command that ended.
+    pub(crate) fn pop(&mut self) -> Option<Completion> {
+        let head = self.rings.word(self.cq.head).load(Ordering::Relaxed);
+        let tail = self.rings.word(self.cq.tail).load(Ordering::Acquire);
+        if head == tail {
+            return None;
+        }
+        let mask = self.rings.word(self.cq.mask).load(Ordering::Relaxed);
+        let at = self.cq.completions as usize + (head & mask) as usize * COMPLETION;
+        // SAFETY: numbers.
+        let (user, result) = unsafe { (self.rings.read(at), self.rings.read(at + 8)) };
+        let next = head.wrapping_add(1);
+        self.rings.word(self.cq.head).store(next, Ordering::Release);
+        Some(Completion { user, result })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kernels and containers may refuse it.
+    fn ring(entries: u32) -> Option<Ring> {
+        match Ring::new(entries) {
+            Err(Errno(libc::ENOSYS | libc::EPERM)) => None,
+            ring => Some(ring.unwrap()),
+        }
+    }
+
+    #[test]
+    fn commands_that_no_driver_takes_end_with_an_error_each() {
+        let Some(mut ring) = ring(4) else { return };
+        // SAFETY: opens a device.
+        let null = unsafe {
+            let (path, at) = (c"/dev/null".as_ptr() as usize, libc::AT_FDCWD as usize);
+            crate::gate::sys3(libc::SYS_openat, at, path, libc::O_RDWR as usize)
+        };
+        let null = Fd::new(null.unwrap());
+        assert_eq!(ring.pop(), None);
+        for turn in 0..10 {
+            for user in 0..4 {
+                // SAFETY: /dev/null touches no memory.
+                unsafe { ring.push(&null, 77, &[0; 16], turn * 4 + user) };
+            }
+            ring.submit(4).unwrap();
+            let mut ended: [u64; 4] = core::array::from_fn(|_| {
+                let one = ring.pop().unwrap();
+                // Since Linux 6.x /dev/null answers commands with 0.
+                assert!(one.result <= 0, "{one:?}");
+                one.user
+            });
+            ended.sort_unstable();
+            assert_eq!(ended, core::array::from_fn(|i| turn * 4 + i as u64));
+            assert_eq!(ring.pop(), None);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "the ring is full")]
+    fn no_more_commands_are_added_than_there_is_room_for() {
+        let Some(mut ring) = ring(2) else {
+            panic!("the ring is full");
+        };
+        let same = ring.fd.again().unwrap();
+        for user in 0..3 {
+            // SAFETY: it is never submitted.
+            unsafe { ring.push(&same, 0, &[0; 16], user) };
+        }
+    }
+}
