@@ -185,8 +185,10 @@ pub struct Slab {
     pub waiting: Vec<u32>,
     /// It is to be freed when these have ended.
     pub free: bool,
-    /// Donors that had no room, a bit each, until the time to ask again (ns).
+    /// Donors that had no room, or have not answered yet, a bit each,
     pub refused: u64,
+    /// until then (ns).
+    pub refused_until_ns: u64,
     /// When to look for another donor again.
     pub again_ns: u64,
 }

@@ -48,7 +48,8 @@ pub fn place(
     choose: impl FnOnce(&[Candidate]) -> Option<usize>,
 ) -> Option<usize> {
     let entry = map.get_mut(&slab)?;
-    if entry.again_ns != 0 && now_ns >= entry.again_ns {
+    // Not by `again_ns`: another donor's grant sets that back, and this one was never asked again.
+    if now_ns >= entry.refused_until_ns {
         entry.refused = 0;
     }
     let entry = &map[&slab];
@@ -71,6 +72,7 @@ pub fn place(
     let entry = map.get_mut(&slab)?;
     entry.refused |= 1 << donor;
     entry.again_ns = now_ns + AGAIN_NS;
+    entry.refused_until_ns = entry.again_ns;
     Some(donor)
 }
 
@@ -224,5 +226,38 @@ impl Slab {
                 let donor = donors.view(i);
                 donor.is_up() && (holds(i) || donor.pressure || donor.free_bytes < slab_bytes)
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replicas::{DonorView, Standing};
+
+    /// One donor dies while it is asked, and another one grants after that: the first is asked again when it is back.
+    #[test]
+    fn a_refusal_is_over_whatever_others_have_granted() {
+        let up = DonorView {
+            standing: Standing::Up,
+            pressure: false,
+            free_bytes: 1 << 30,
+            suspect: false,
+        };
+        let donors = [up, up];
+        let mut map = Map::from([(0, Slab::default())]);
+        let mut asked = |map: &mut Map, now_ns| {
+            place(map, 0, &donors[..], now_ns, |candidates| {
+                candidates.iter().position(|c| c.usable && !c.has_copy)
+            })
+        };
+        assert_eq!([asked(&mut map, 1), asked(&mut map, 1)], [Some(0), Some(1)]);
+        map.get_mut(&0).unwrap().allocating = 2;
+        let mut told = |map: &mut Map, donor, granted| {
+            allocated(map, 0, donor, granted, || false, |_| false, &donors[..])
+        };
+        assert_eq!(told(&mut map, 0, None), Placed::No { again: false });
+        assert_eq!(told(&mut map, 1, Some(([1; 16], 7))), Placed::Yes);
+        assert_eq!(asked(&mut map, 2), None, "not at once");
+        assert_eq!(asked(&mut map, 1 + AGAIN_NS), Some(0));
     }
 }
