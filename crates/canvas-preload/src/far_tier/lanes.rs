@@ -243,14 +243,7 @@ impl Inside {
         let (Some(stream), Some(caller)) = (self.stream, &mut self.caller) else {
             return Err(Failed::Broken);
         };
-        if !stream.is_here() {
-            self.strikes += 1;
-            return Err(if self.strikes > STRIKES {
-                Failed::Broken
-            } else {
-                Failed::Busy
-            });
-        }
+        is_here(stream, &mut self.strikes)?;
         let waits = |since: u64| {
             if now_ns().saturating_sub(since) > OPENING_NS {
                 Failed::Broken
@@ -292,16 +285,7 @@ impl Inside {
         else {
             return Err(Failed::Broken);
         };
-        if !stream.is_here() {
-            // Not a byte to a stranger.
-            self.strikes += 1;
-            return Err(if self.strikes > STRIKES {
-                Failed::Broken
-            } else {
-                Failed::Busy
-            });
-        }
-        self.strikes = 0;
+        is_here(stream, &mut self.strikes)?;
         let within = ask.extent as usize % SLAB_EXTENTS * EXTENT_BYTES;
         let read = Read {
             handle,
@@ -335,6 +319,20 @@ impl Inside {
             .open((ask.extent, seal), ask.offset as usize, &[], record)
             .map_err(|_| Failed::Elsewhere)
     }
+}
+
+/// Not a byte goes to a stranger: is the socket still behind its descriptor, in this thread?
+fn is_here(stream: Stream, strikes: &mut u32) -> Result<(), Failed> {
+    if stream.is_here() {
+        *strikes = 0;
+        return Ok(());
+    }
+    *strikes += 1;
+    Err(if *strikes > STRIKES {
+        Failed::Broken
+    } else {
+        Failed::Busy
+    })
 }
 
 /// Waits for what comes: looks for it at first, then sleeps.
