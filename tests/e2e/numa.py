@@ -157,7 +157,8 @@ def numa_fork(r):
     """Parent and child have pages on the node, each its own; what the dead had there is given back."""
     if not r.managed:
         return
-    c, name, end = user(r, "forks")
+    # The pool holds what both have for a while, and is full sooner than a slow host measures that.
+    c, name, end = user(r, "forks", pool=160 * MIB)
     wait_until(r, "the last child has ended", lambda: "forked" in c.out() or not c.alive(), 120)
     # It is measured now and then: what stays is the parent's.
     wait_until(r, "the books are right", lambda: on_node(r, name) <= 24 * MIB, 20,
