@@ -245,14 +245,14 @@ mod tests {
         };
         let donors = [up, up];
         let mut map = Map::from([(0, Slab::default())]);
-        let mut asked = |map: &mut Map, now_ns| {
+        let asked = |map: &mut Map, now_ns| {
             place(map, 0, &donors[..], now_ns, |candidates| {
                 candidates.iter().position(|c| c.usable && !c.has_copy)
             })
         };
         assert_eq!([asked(&mut map, 1), asked(&mut map, 1)], [Some(0), Some(1)]);
         map.get_mut(&0).unwrap().allocating = 2;
-        let mut told = |map: &mut Map, donor, granted| {
+        let told = |map: &mut Map, donor, granted| {
             allocated(map, 0, donor, granted, || false, |_| false, &donors[..])
         };
         assert_eq!(told(&mut map, 0, None), Placed::No { again: false });
