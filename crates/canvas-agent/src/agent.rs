@@ -126,15 +126,6 @@ struct Own {
     begun_ns: u64,
 }
 
-/// Who the tenant is, as its far area says.
-pub fn tenant_id(far: &Far) -> [u8; 16] {
-    let mut id = [0; 16];
-    for (bytes, word) in id.chunks_exact_mut(8).zip(&far.tenant_id) {
-        bytes.copy_from_slice(&word.load(Relaxed).to_le_bytes());
-    }
-    id
-}
-
 /// Serves one tenant from one store.
 pub struct Agent<S> {
     far: &'static Far,

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::Duration;
 
-use crate::agent::tenant_id;
 use crate::copies::LiveCopies;
 use crate::disk::Disk;
 use crate::dispatch::Dispatch;
@@ -149,7 +148,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         true => None,
         false => Some(Disk::new(files, args.reserve, waker).map_err(threads)?),
     };
-    let tenant = tenant_id(far);
+    let tenant = far.tenant();
     // The runner may change the bound while the tenant runs.
     let bounds = again()?;
     let numbers = SealNumbers::new(again()?);

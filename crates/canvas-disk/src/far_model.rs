@@ -4,7 +4,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use canvas_agent::agent::tenant_id;
 use canvas_agent::daemon::tenant::begin_far;
 use canvas_agent::disk::Disk;
 use canvas_agent::dispatch::Dispatch;
@@ -62,7 +61,7 @@ fn with_agent_of<R>(
             let journal = Journal::create().unwrap();
             let setup = Setup {
                 far,
-                tenant: tenant_id(far),
+                tenant: far.tenant(),
                 name: "disk".to_owned(),
                 key: journal.key().unwrap(),
                 numbers: SealNumbers::new(journal),

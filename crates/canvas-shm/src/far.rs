@@ -198,6 +198,15 @@ impl Far {
         unsafe { &*(addr as *const Far) }
     }
 
+    /// Who the tenant is, for donors.
+    pub fn tenant(&self) -> [u8; 16] {
+        let mut id = [0; 16];
+        for (bytes, word) in id.chunks_exact_mut(8).zip(&self.tenant_id) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        id
+    }
+
     /// The buffer of request `i` of process `proc`: [`EXTENT_BYTES`] that live as long as the
     /// mapping. Whose it is says the request's state.
     ///

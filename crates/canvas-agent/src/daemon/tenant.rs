@@ -14,7 +14,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
-use crate::agent::tenant_id;
 use crate::copies::LiveCopies;
 use crate::disk::{self, Disk};
 use crate::host::Served;
@@ -378,7 +377,7 @@ impl Tenant {
         };
         let setup = Setup {
             far,
-            tenant: tenant_id(far),
+            tenant: far.tenant(),
             name: self.hello.name.clone(),
             key: journal.key().map_err(none)?,
             numbers: SealNumbers::new(journal.try_clone().map_err(none)?),

@@ -199,15 +199,11 @@ impl Claim {
             return false;
         };
         fds::guard(Fd::Lane(self.index), stream.fd());
-        let mut tenant = [0; 16];
-        for (bytes, word) in tenant.chunks_exact_mut(8).zip(&far.tenant_id) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-        }
         let inside = self.inside();
         inside.stage = Stage::Connecting(now_ns());
         inside.stream = Some(stream);
         inside.caller = Some(Caller::new(&Keys::new(&secret, &ticket)));
-        inside.records = Some(RecordKey::new(&far.lanes.key(), tenant));
+        inside.records = Some(RecordKey::new(&far.lanes.key(), far.tenant()));
         (inside.ticket, inside.got, inside.vain, inside.strikes) = (ticket, 0, 0, 0);
         inside.looks = proc::processors() > 1;
         self.lane.donor.store(donor as u32 + 1, Ordering::Relaxed);
