@@ -7,9 +7,9 @@ import signal
 import subprocess
 import time
 
-from lib import canvas
 from lib.harness import MIB, check
 
+from . import slo
 from .charged import agent_of
 from .copies import lenders
 from .hostile import seeds
@@ -155,15 +155,17 @@ def grow(r, name, what="lane_reads", by=200, timeout_s=60):
                       state=lambda: far_of(r, name))
 
 
+def agent_reads(r, name, why):
+    """All reads of the program go to the agent now."""
+    time.sleep(0.5)
+    still = far_of(r, name)["lane_reads"]
+    grow(r, name, "reads")
+    r.same(far_of(r, name)["lane_reads"], still, why)
+
+
 def ends_right(r, c, end):
     """The program's end, and what its report says of far memory."""
-    open(end, "w").close()
-    r.wait(c, timeout_s=90)
-    r.require("right" in c.out(), f"no closing line\n{c.tail()}")
-    stats = r.load_stats(c)
-    for what in ("verify_failures", "anomalies"):
-        r.same(canvas.find(stats, what), 0, what)
-    far = stats["far"]
+    far = slo.ends_right(r, c, end)["far"]
     r.same(far["corrupt"], 0, "copies that did not verify")
     r.note(f"{c.out().strip().splitlines()[-1]}: {far['lane_reads']} of {far['reads']} reads over {far['lanes_opened']} "
            f"lanes, {far['lane_failures']} failed")
@@ -182,18 +184,12 @@ def lanes(r):
     share = (after["lane_reads"] - before["lane_reads"]) / (after["reads"] - before["reads"])
     subprocess.run([r.session.canvas, "set", name, "lanes=off"], check=True, timeout=30)
     r.same(json.loads(ask(r, "status", name, "--json"))["limits"]["lanes"], False, "limits.lanes")
-    time.sleep(0.5)
-    still = far_of(r, name)
-    grow(r, name, "reads")
-    r.same(far_of(r, name)["lane_reads"], still["lane_reads"], "reads over lanes that nobody wants")
+    agent_reads(r, name, "reads over lanes that nobody wants")
     subprocess.run([r.session.canvas, "set", name, "lanes=on"], check=True, timeout=30)
     grow(r, name)
     # A limit is kept by who does the reading.
     subprocess.run([r.session.canvas, "set", name, "swap-in-limit=64M/s"], check=True, timeout=30)
-    time.sleep(0.5)
-    still = far_of(r, name)
-    grow(r, name, "reads")
-    r.same(far_of(r, name)["lane_reads"], still["lane_reads"], "reads that no limit holds")
+    agent_reads(r, name, "reads that no limit holds")
     subprocess.run([r.session.canvas, "set", name, "swap-in-limit=none"], check=True, timeout=30)
     grow(r, name)
     ends_right(r, c, end)
