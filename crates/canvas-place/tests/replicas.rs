@@ -85,6 +85,8 @@ struct Oracle {
     now: u64,
     slabs: BTreeMap<u32, Vec<Naive>>,
     refused: BTreeSet<(u32, usize)>,
+    /// When those that refused may be asked again: a grant of another donor's changes nothing in that.
+    refused_until: BTreeMap<u32, u64>,
     again: BTreeMap<u32, u64>,
     asked: BTreeMap<u32, Vec<usize>>,
     donors: Vec<DonorView>,
@@ -199,7 +201,7 @@ proptest! {
                     }
                 }
                 Step::Place(slab, draw) => {
-                    if o.again.get(&slab).is_some_and(|again| o.now >= *again) {
+                    if o.refused_until.get(&slab).is_none_or(|until| o.now >= *until) {
                         o.refused.retain(|(s, _)| *s != slab);
                     }
                     let may_take = o.may_take(slab);
@@ -211,6 +213,7 @@ proptest! {
                         prop_assert!(may_take.contains(&d), "{} of {:?}", d, may_take);
                         o.refused.insert((slab, d));
                         o.again.insert(slab, o.now + AGAIN_NS);
+                        o.refused_until.insert(slab, o.now + AGAIN_NS);
                         o.asked.entry(slab).or_default().push(d);
                         map.get_mut(&slab).unwrap().asked();
                     }

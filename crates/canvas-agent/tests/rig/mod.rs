@@ -343,10 +343,20 @@ impl Rig {
 
     /// All that was written is there, from whichever copy is read.
     pub fn check(&mut self) {
+        self.check_with(false);
+    }
+
+    /// All that was written is there, though a donor may hold what is old without anybody's knowing: bytes that do not
+    /// verify are followed by some that do.
+    pub fn check_beside_old(&mut self) {
+        self.check_with(true);
+    }
+
+    fn check_with(&mut self, some_are_old: bool) {
         let oracle: Vec<_> = self.oracle.clone().into_iter().collect();
         for (extent, (seal, fill)) in oracle {
             let mut verified = 0;
-            for copy in 0.. {
+            for copy in 0..16 {
                 let id = self.next;
                 self.next += 1;
                 let whole = 0..EXTENT_BYTES;
@@ -358,6 +368,9 @@ impl Rig {
                 match outcome {
                     Outcome::Done => {
                         let opened = self.sealer.open_extent(extent, seal, &mut block);
+                        if some_are_old && opened.is_err() {
+                            continue;
+                        }
                         assert_eq!(opened, Ok(()), "extent {extent}, copy {copy}");
                         assert!(block[..] == self.packed(fill)[..]);
                         verified += 1;
