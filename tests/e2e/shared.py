@@ -124,6 +124,69 @@ def shared_set(r):
     r.note(f"in {stats['counters']['shared_pages_in']}, store {store >> 10} KiB")
 
 
+# The same of pages that do not compress.
+NOISE = "import random\n" + HOLDER.replace('hashlib.sha512(b"%d" % i).digest() * 64', "random.Random(i).randbytes(4096)")
+
+# The same, with 48 MiB of its own beside.
+BOTH = """
+import random
+own = [random.Random(-i).randbytes(4096) for i in range(12288)]
+""" + NOISE + """
+for i, p in enumerate(own):
+    assert p == random.Random(-i).randbytes(4096), i
+print("all right", flush=True)
+"""
+
+
+@check("shared-agent", timeout_s=150, **SIGNAL)
+def shared_agent(r):
+    """With the host's agent: both kinds of memory leave, and their pool is one, also when the agent makes it smaller."""
+    if not r.managed:
+        return
+    socket, name, end = r.path("agent.sock"), f"both{os.getpid()}", r.path("end")
+    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--pool", "48M"], tag="agent",
+            canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    flags = ("--far", "512M", f"--agent={socket}")
+    c = r.start([sys.executable, "-c", BOTH, end], tag="both", local=24 * MIB, pool=64 * MIB,
+                extra=(*flags, "--shared", "4M", "--tenant", name))
+    wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
+
+    def status():
+        return json.loads(ask(r, "status", name, "--json"))
+
+    def pool():
+        used = status()["used"]
+        return used["pool_bytes"] + used["shared_store_bytes"]
+
+    r.require(status()["used"]["shared_store_bytes"] > 0, "no shared page is in the pool")
+    # A run that joins shares nothing with the first: its own is native, and it is told so when it asks for more.
+    joins = [r.session.canvas, "run", "--local", "24M", *flags, "--tenant", name]
+    small = "import mmap, os; m = mmap.mmap(-1, 4096); os.fork() and os.wait() or m.write(b'x'); print(m[0])"
+    done = subprocess.run([*joins, "--", sys.executable, "-c", small], capture_output=True, text=True,
+                          timeout=60 * PATIENCE)
+    r.require((done.returncode, done.stdout) == (0, "120\\n120\\n"), f"{done.returncode}: {done.stdout}{done.stderr}")
+    r.same(done.stderr, "", "what the run that joins is told")
+    done = subprocess.run([*joins, "--shared", "4M", "--", "true"], capture_output=True, text=True, timeout=60 * PATIENCE)
+    r.require(done.returncode == 125 and "leave --shared out" in done.stderr, f"{done.returncode}: {done.stderr}")
+    # The agent takes of the pool for another tenant what this one does not use.
+    whole = status()["limits"]["pool_grant_bytes"]
+    other = r.start([sys.executable, "-c", NOISE.replace("PAGES * 4096)", "PAGES * 4096, flags=mmap.MAP_PRIVATE)"), end], tag="other", local=8 * MIB,
+                    pool=64 * MIB, extra=flags)
+    wait_until(r, "the other is ready", lambda: "ready" in other.out() or not other.alive(), timeout_s=90)
+    grant = wait_until(r, "the pool is divided", lambda: (g := status()["limits"]["pool_grant_bytes"]) < whole and g)
+    wait_until(r, "what is above it leaves", lambda: pool() <= status()["limits"]["pool_grant_bytes"])
+    open(end, "w").close()
+    r.wait(c, timeout_s=90)
+    r.same(c.out(), "ready\nright\nall right\n", "what the program says")
+    stats = r.load_stats(c)
+    r.require(stats["counters"]["pages_sunk"] > 0, "nothing went to the agent")
+    r.require(stats["counters"]["shared_pages_in"] >= 3000, f"{stats['counters']}")
+    for what in ("verify_failures", "anomalies", "deep_failures"):
+        r.same(canvas.find(stats, what), 0, what)
+    r.note(f"pool {whole >> 20} MiB, then {grant >> 20} MiB")
+
+
 @check("shared-file-limit", timeout_s=60, paged=False, **SIGNAL, **C)
 def shared_file_limit(r):
     """A bound on the size of files, outside or inside, does not end the program: its shared memory stays native."""

@@ -229,7 +229,8 @@ pub struct RunArgs {
     /// Manage memory that CMD's forks share (MAP_SHARED|MAP_ANONYMOUS), with this bound of its own on what of it is
     /// in local memory [default: such memory stays native].
     ///
-    /// Its compressed pages count toward --pool. Needs --local and signal mode; not with --agent.
+    /// Its compressed pages count toward --pool. Needs --local and signal mode. At the host's agent, the run that
+    /// begins a tenant says it.
     #[arg(
         long,
         env = "CANVAS_SHARED",

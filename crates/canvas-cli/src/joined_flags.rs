@@ -41,6 +41,11 @@ pub fn fill(joined: &Joined, mut args: RunArgs) -> Result<RunArgs, Failure> {
     if args.learn.learn.is_some() {
         return refuse("recordings are of one run alone; leave --learn out, or write another name after --tenant".to_owned());
     }
+    if let Some(asked) = args.shared {
+        return refuse(format!(
+            "--shared {asked} is for the run that begins a tenant, whose forks alone can share memory with each other; leave --shared out, or write another name after --tenant"
+        ));
+    }
     let share = joined.share();
     let mut there = There::of(segment, &joined.settled, share);
     if let Some(pool) = joined.pool() {

@@ -153,11 +153,6 @@ fn shared(args: &RunArgs) -> Result<Option<Size>, Failure> {
             "--shared without --local has no use: canvas stands aside without a bound; write --local SIZE too",
         ));
     }
-    if args.shared.is_some() && args.beyond.agent.is_some() {
-        return Err(Failure::run(
-            "--shared and --agent exclude each other: programs of several runs share nothing; leave out one of them",
-        ));
-    }
     if args.shared.is_some() && args.mode == ModeArg::Thread {
         return Err(Failure::run(THREAD_MODE_SHARES_NOTHING));
     }
@@ -571,18 +566,6 @@ mod tests {
             (
                 &["--local", "64M", "--shared", "16M", "--mode", "thread"][..],
                 THREAD_MODE_SHARES_NOTHING,
-            ),
-            (
-                &[
-                    "--local",
-                    "64M",
-                    "--shared",
-                    "16M",
-                    "--far",
-                    "64M",
-                    "--agent=/x",
-                ][..],
-                "--shared and --agent exclude each other: programs of several runs share nothing; leave out one of them",
             ),
             (
                 &["--far", "1G"][..],

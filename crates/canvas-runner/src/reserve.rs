@@ -76,7 +76,7 @@ pub fn watch(segment: &'static Segment, reserve: Amount, child: u32) {
 fn held(segment: &Segment) -> Held {
     let local_pages = segment.local_pages.load(Relaxed).max(0) as u64;
     Held {
-        pool_bytes: segment.pool_bytes.load(Relaxed).max(0) as u64,
+        pool_bytes: segment.pool_used(),
         local_bytes: local_pages * PAGE_SIZE as u64,
         can_spill: segment.config.flags.load(Relaxed) & config_flag::FAR != 0,
     }

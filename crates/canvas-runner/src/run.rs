@@ -339,6 +339,8 @@ fn shared_files(bound: Size, segment: &Segment) -> Result<Option<Files>, RunErro
     canvas_sys::proc::random_bytes(&mut key).map_err(|e| made(Errno::from_raw(e.0)))?;
     let pages = (bound.bytes / PAGE_SIZE as u64) as i64;
     let files = Files::create(pages, &key).map_err(made)?;
+    let inode = files.inode().map_err(made)?;
+    segment.config.shared_inode.store(inode, Relaxed);
     let copies = files.copies().map_err(RunError::Descriptor)?;
     for (fd, place) in copies.into_iter().zip(&segment.config.shared_fds) {
         place.store(launch::inherit(fd).map_err(made)? as u32, Relaxed);

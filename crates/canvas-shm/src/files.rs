@@ -52,6 +52,10 @@ impl Files {
     pub fn copies(&self) -> std::io::Result<std::vec::Vec<OwnedFd>> {
         self.fds.iter().map(OwnedFd::try_clone).collect()
     }
+    /// The inode of the control file, which tells it from any other that is open.
+    pub fn inode(&self) -> Result<u64, Errno> {
+        nix::sys::stat::fstat(&self.fds[shared_fd::CONTROL]).map(|s| s.st_ino)
+    }
     /// The control file's beginning.
     pub fn control(&self) -> &'static Control {
         self.map.control()

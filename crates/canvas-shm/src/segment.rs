@@ -15,7 +15,7 @@ use crate::learn::Recordings;
 use crate::nodes::NodeBook;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0010;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0011;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -100,6 +100,8 @@ pub struct Config {
     pub gate_page: AtomicU64,
     /// File descriptors of shared memory, as numbered by [`shared_fd`]; 0 when there is none of it.
     pub shared_fds: [AtomicU32; shared_fd::COUNT],
+    /// The inode of the control file: in programs of another run of the tenant the numbers mean other files.
+    pub shared_inode: AtomicU64,
 }
 
 /// Places in [`Config::shared_fds`].
@@ -664,12 +666,23 @@ impl Segment {
             self.local_pages_peak.fetch_max(pages, Ordering::Relaxed);
         }
     }
+    /// What counts toward the pool's bound, in bytes: all processes' pools, and the store of shared memory.
+    pub fn pool_used(&self) -> u64 {
+        let store = self.shared_store_bytes.load(Ordering::Relaxed).max(0);
+        let pools = self.pool_bytes.load(Ordering::Relaxed).max(0);
+        pools.saturating_add(store) as u64
+    }
+    /// What the store of shared memory leaves of the pool's bound.
+    #[inline]
+    pub fn pool_bound_of_processes(&self) -> i64 {
+        self.pool_bound() - self.shared_store_bytes.load(Ordering::Relaxed)
+    }
     /// Changes the pool charge by `bytes`; returns false, with nothing charged, past the bound.
     #[inline]
     pub fn charge_pool(&self, slot: &ProcSlot, bytes: i64) -> bool {
         let now = self.pool_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let all = now + self.shared_store_bytes.load(Ordering::Relaxed);
-        if bytes > 0 && (all > self.pool_bound() || self.host.is_past_step(now)) {
+        if bytes > 0 && (all > self.pool_bound() || self.host.is_past_step(all)) {
             self.pool_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return false;
         }

@@ -139,6 +139,15 @@ pub fn pages(file: i32) -> Result<u64, Errno> {
     Ok(stat[8] / (PAGE as u64 / 512))
 }
 
+/// The inode of an open file.
+pub fn inode_of(file: i32) -> Result<u64, Errno> {
+    // struct stat: the second word is st_ino.
+    let mut stat = [0u64; 18];
+    // SAFETY: the kernel writes 144 bytes.
+    unsafe { sys2(libc::SYS_fstat, file as usize, stat.as_mut_ptr() as usize) }?;
+    Ok(stat[1])
+}
+
 /// The inode of the file that `path` leads to.
 pub fn inode(path: &core::ffi::CStr) -> Result<u64, Errno> {
     let mut stat = [0u64; 18];

@@ -239,16 +239,19 @@ fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantE
     }
 }
 
-/// Pages that a tenant has swapped in and out, as it counts them.
+/// Pages that a tenant has swapped in and out, as it counts them; those that its programs share, too.
 fn pages(segment: &Segment) -> u64 {
-    let (in_, out) = (Counter::PagesIn, Counter::PagesOut);
-    segment.total(in_).wrapping_add(segment.total(out))
+    use Counter::{PagesIn, PagesOut, SharedIn, SharedOut};
+    let of = [PagesIn, PagesOut, SharedIn, SharedOut];
+    of.map(|c| segment.total(c))
+        .into_iter()
+        .fold(0, u64::wrapping_add)
 }
 
 /// What a tenant says of itself.
 fn reading(tenant: &Tenant, known: &Known, pages: u64) -> Reading {
     let (segment, far) = (tenant.lease().segment(), tenant.lease().far());
-    let used_bytes = segment.pool_bytes.load(Relaxed).max(0) as u64;
+    let used_bytes = segment.pool_used();
     let spill_percent = far.spill_percent.load(Relaxed).clamp(1, 100);
     let slabs_used = far.slabs_used.load(Relaxed).max(0) as u64;
     // The last slab may have room; a tenant that stays above its mark has found none.

@@ -127,7 +127,7 @@ impl Host for Ours {
     }
     #[inline]
     fn pool_bound_bytes(&self) -> i64 {
-        state::seg().pool_bound()
+        state::seg().pool_bound_of_processes().max(0)
     }
     fn pool_asked_bytes(&self) -> u64 {
         state::seg().config.pool_bytes.load(Ordering::Relaxed)

@@ -103,8 +103,12 @@ fn resident() -> i64 {
 
 /// Joins the tenant's shared memory. Once, at start-up; without `--shared` it does nothing.
 pub fn start() {
-    let fds = &state::seg().config.shared_fds;
-    if fds[shared_fd::CONTROL].load(Ordering::Relaxed) == 0 {
+    let config = &state::seg().config;
+    let fds = &config.shared_fds;
+    let control = fds[shared_fd::CONTROL].load(Ordering::Relaxed) as i32;
+    // Programs of another run of the tenant have not got it: their shared memory is native.
+    let is_there = || shmem::inode_of(control) == Ok(config.shared_inode.load(Ordering::Relaxed));
+    if control == 0 || !is_there() {
         return;
     }
     for (i, ours) in FDS.iter().enumerate() {
