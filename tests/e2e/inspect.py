@@ -58,14 +58,14 @@ def whole_is_right(r, what, got, want):
     r.require(not wrong, f"{what}: {wrong}")
 
 
-def end(r, c):
+def end(r, c, left="pages_out"):
     """The program checks its own bytes, and ends."""
     c.p.stdin.close()
     r.wait(c, timeout_s=60)
     r.require("right" in c.out(), f"the program found its bytes wrong\n{c.tail()}")
     stats = r.load_stats(c)
     r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
-    r.require(canvas.find(stats, "pages_out") > 4000, "hardly anything was far: the test shows nothing")
+    r.require(canvas.find(stats, left) > 4000, "hardly anything was far: the test shows nothing")
     return stats
 
 
@@ -208,9 +208,20 @@ def inspect_shared(r):
         core = dumped(r, pid, f"shared-{n}.core")
         whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
         os.unlink(core)
-    c.p.stdin.close()
-    r.wait(c, timeout_s=60)
-    r.require("right" in c.out(), f"the program found its bytes wrong\n{c.tail()}")
+    end(r, c, "shared_pages_out")
+
+
+@check("inspect-shared-deep", timeout_s=120, modes=("signal",))
+def inspect_shared_deep(r):
+    """The same of such memory beyond the pool."""
+    if not r.managed:
+        return
+    c, pid, addr, want = holder(r, mib=32, kind="shared", local=24 * MIB, pool=MIB,
+                                extra=["--shared", "4M", "--far", "512M", "--far-dir", r.dir])
+    whole_is_right(r, "canvas read", whole(r, "read", pid, hex(addr), len(want), "--raw"), want)
+    core = dumped(r, pid, "shared-deep.core")
+    whole_is_right(r, "canvas dump", Core(core).read(addr, len(want)), want)
+    end(r, c, "shared_pages_sunk")
 
 
 def gdb(r, *words):

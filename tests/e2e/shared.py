@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 
+from e2e.charged import donor
 from e2e.hostile import C, crafted, seeds
-from e2e.operate import ask, wait_until
+from e2e.operate import ask, python, wait_until
 from e2e.servers import pg_bin, pg_missing
 from lib import canvas
 from lib.harness import MIB, PATIENCE, Failure, check
@@ -34,13 +35,28 @@ def judge_shared(r, child, bound_bytes, threads, least_out=1000):
     return stats
 
 
-def counting(r, workers, kill_every_us):
+def judge_beyond(r, child):
+    """What the report says of shared pages beyond the pool: they went there and came back, and nothing failed."""
+    stats = r.load_stats(child)
+    counters = stats["counters"]
+    for what in ("shared_pages_sunk", "shared_pages_in_deep"):
+        r.require(counters[what] > 100, f"{what}: {counters}")
+    r.note(f"sunk {counters['shared_pages_sunk']}, in from beyond {counters['shared_pages_in_deep']}, "
+           f"{stats['shared']['beyond_bytes'] >> 10} KiB there in the end")
+    return stats
+
+
+def counting(r, workers, kill_every_us, bound=2, **o):
+    """The workload with each seed; the children, which were right."""
+    extra, children = o.pop("extra", ()), []
     for seed in seeds(r, r.size(2, 4)):
         c = r.call([r.binary("shared"), seed, workers, 2000, r.size(4, 30), kill_every_us],
-                   tag=f"shared-{seed}", local=64 * MIB, extra=("--shared", "2M"))
+                   tag=f"shared-{seed}", local=64 * MIB, extra=("--shared", f"{bound}M", *extra), **o)
         r.same(c.out(), f"shared seed {seed}: every byte right\n", "answer")
         r.note(f"seed {seed}: {c.err().strip().splitlines()[-1]}")
-        judge_shared(r, c, 2 * MIB, workers + 1)
+        judge_shared(r, c, bound * MIB, workers + 1)
+        children.append(c)
+    return children
 
 
 @check("shared", timeout_s=400, paged=False, **SIGNAL, **C)
@@ -53,6 +69,102 @@ def shared(r):
 def shared_kill(r):
     """The same with a random one killed every 5 ms, and seven of them."""
     counting(r, 7, 5000)
+
+
+def beyond(r):
+    """A pool of which shared pages leave soon, and where to."""
+    return {"bound": 1, "pool": MIB, "extra": ("--far", "512M", "--far-dir", r.dir)}
+
+
+@check("shared-far", timeout_s=400, paged=False, **SIGNAL, **C)
+def shared_far(r):
+    """Four processes' shared pages, most of them on disk, beyond a pool of 1 MiB; nothing there fails."""
+    for c in counting(r, 4, 0, **beyond(r)):
+        counters = judge_beyond(r, c)["counters"]
+        r.same(counters["deep_failures"], 0, "deep_failures")
+
+
+@check("shared-far-kill", timeout_s=400, paged=False, **SIGNAL, **C)
+def shared_far_kill(r):
+    """The same with a random one of seven killed every 5 ms: reading, writing, or ending what another wrote."""
+    for c in counting(r, 7, 5000, **beyond(r)):
+        judge_beyond(r, c)
+
+
+@check("shared-far-agents", timeout_s=200, paged=False, **SIGNAL, **C)
+def shared_far_agents(r):
+    """The same at the host's agent, which is replaced and killed while it reads and writes, and processes as well."""
+    if not r.managed:
+        return
+    socket = r.path("agent.sock")
+
+    def agent(*more):
+        a = r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, *more],
+                    tag=f"agent{len(r.children)}", canvas_on=False)
+        wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+        return a
+
+    first = agent()
+    c = r.start([r.binary("shared"), 5, 5, 2000, 8, 20_000], tag="shared", local=64 * MIB, pool=MIB,
+                extra=("--shared", "1M", "--far", "512M", f"--agent={socket}"))
+    time.sleep(2)
+    second = agent("--replace")
+    r.wait(first, expect=0, timeout_s=20)
+    time.sleep(1)
+    second.signal(signal.SIGKILL)
+    r.wait(second, expect=-9, timeout_s=20)
+    third = agent()
+    r.wait(c, timeout_s=90)
+    r.same(c.out(), "shared seed 5: every byte right\n", "answer")
+    judge_shared(r, c, MIB, 6)
+    judge_beyond(r, c)
+    r.stop(third, expect=0)
+
+
+# 24 MiB that its child shares, then none; the program waits for a file before and after.
+FREER = """
+import mmap, os, random, sys, time
+PAGES = 6144
+shared = mmap.mmap(-1, PAGES * 4096)
+child = os.fork()
+if child == 0:
+    for i in range(PAGES):
+        shared[i * 4096:(i + 1) * 4096] = random.Random(i).randbytes(4096)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+def wait(i):
+    print(i, flush=True)
+    while not os.path.exists(sys.argv[i]):
+        time.sleep(0.02)
+wait(1)
+for i in range(PAGES):
+    assert shared[i * 4096:(i + 1) * 4096] == random.Random(i).randbytes(4096), i
+shared.close()
+wait(2)
+"""
+
+
+@check("shared-far-freed", timeout_s=120, paged=False, **SIGNAL)
+def shared_far_freed(r):
+    """What a process wrote that has ended is there, beyond the pool; slabs are given back when all is unmapped."""
+    if not r.managed:
+        return
+    name, ends = f"freer{os.getpid()}", [r.path("first"), r.path("second")]
+    c = r.start([sys.executable, "-c", FREER, *ends], tag="freer", local=64 * MIB, pool=4 * MIB,
+                extra=("--shared", "4M", "--tenant", name, "--far", "512M", "--far-dir", r.dir))
+
+    def far():
+        return json.loads(ask(r, "status", name, "--json"))["used"]["far_bytes"]
+
+    wait_until(r, "all is written", lambda: "1\n" in c.out() or not c.alive())
+    r.require(far() == 64 * MIB, f"{far()} bytes are used beyond the pool")
+    open(ends[0], "w").close()
+    wait_until(r, "all is read", lambda: "2\n" in c.out() or not c.alive())
+    wait_until(r, "the slab is given back", lambda: far() == 0)
+    open(ends[1], "w").close()
+    r.wait(c, timeout_s=30)
+    judge_shared(r, c, 4 * MIB, 4)
+    r.same(judge_beyond(r, c)["shared"]["beyond_bytes"], 0, "beyond_bytes")
 
 
 @check("shared-crafted", timeout_s=60, paged=False, **SIGNAL, **C)
@@ -165,7 +277,7 @@ def shared_agent(r):
     small = "import mmap, os; m = mmap.mmap(-1, 4096); os.fork() and os.wait() or m.write(b'x'); print(m[0])"
     done = subprocess.run([*joins, "--", sys.executable, "-c", small], capture_output=True, text=True,
                           timeout=60 * PATIENCE)
-    r.require((done.returncode, done.stdout) == (0, "120\\n120\\n"), f"{done.returncode}: {done.stdout}{done.stderr}")
+    r.require((done.returncode, done.stdout) == (0, "120\n120\n"), f"{done.returncode}: {done.stdout}{done.stderr}")
     r.same(done.stderr, "", "what the run that joins is told")
     done = subprocess.run([*joins, "--shared", "4M", "--", "true"], capture_output=True, text=True, timeout=60 * PATIENCE)
     r.require(done.returncode == 125 and "leave --shared out" in done.stderr, f"{done.returncode}: {done.stderr}")
@@ -178,7 +290,7 @@ def shared_agent(r):
     wait_until(r, "what is above it leaves", lambda: pool() <= status()["limits"]["pool_grant_bytes"])
     open(end, "w").close()
     r.wait(c, timeout_s=90)
-    r.same(c.out(), "ready\nright\nall right\n", "what the program says")
+    r.same(c.out(), "ready\nall right\nright\nall right\n", "what the program says")
     stats = r.load_stats(c)
     r.require(stats["counters"]["pages_sunk"] > 0, "nothing went to the agent")
     r.require(stats["counters"]["shared_pages_in"] >= 3000, f"{stats['counters']}")
@@ -227,9 +339,9 @@ def shared_full(r):
         r.require(counters[what] == 0, f"{what}: {counters[what]}")
 
 
-@check("shared-postgres", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)
-def shared_postgres(r):
-    """PostgreSQL's shared buffers, four times what is let into memory; a backend is killed in the middle."""
+def postgres(r, bound_mib, crashes=1, **o):
+    """PostgreSQL with 128 MiB of shared buffers; its checkpointer is killed meanwhile. All balances must be right."""
+    extra = o.pop("extra", ())
     bin_dir, data = pg_bin(), r.path("data")
     who, env = r._user_prefix(), r._environment({})
     server = None
@@ -247,7 +359,7 @@ def shared_postgres(r):
         [f"{bin_dir}/postgres", "-D", data, "-k", r.dir, "-c", "listen_addresses=",
          "-c", "shared_buffers=128MB", "-c", "fsync=off", "-c", "autovacuum=off",
          "-c", "max_parallel_workers_per_gather=0"],
-        tag="postgres", local=128 * MIB, extra=("--shared", "32M"))
+        tag="postgres", local=128 * MIB, extra=("--shared", f"{bound_mib}M", *extra), **o)
     at = ["-h", r.dir, "-U", "canvas"]
 
     def wait_for_server():
@@ -275,12 +387,50 @@ def shared_postgres(r):
     got = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", text=sums).split()
     r.same(got, want, "balances and rows")
     # The postmaster restarts all of them with new shared memory, and replays its log into it.
-    victim = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", "-c",
-                  "select pid from pg_stat_activity where backend_type = 'checkpointer'").strip()
-    os.kill(int(victim), signal.SIGKILL)
-    time.sleep(1)
-    wait_for_server()
-    got = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", text=sums).split()
-    r.same(got, want, "balances and rows after a crash")
+    for what in KILLED[:crashes]:
+        backend = subprocess.Popen([*who, f"{bin_dir}/psql", *at, "-q", "-d", "bench", "-c",
+                                    "select count(*), pg_sleep(60) from pgbench_accounts"],
+                                   cwd=r.dir, env=env, stderr=subprocess.DEVNULL)
+        victim = wait_until(r, what, lambda: tool("psql", *at, "-q", "-A", "-t", "-d", "bench", "-c", what).strip())
+        os.kill(int(victim), signal.SIGKILL)
+        backend.wait(timeout=60)
+        time.sleep(1)
+        wait_for_server()
+        got = tool("psql", *at, "-q", "-A", "-t", "-d", "bench", text=sums).split()
+        r.same(got, want, "balances and rows after a crash")
     r.stop(server, signal.SIGINT, expect=0, timeout_s=90)
-    judge_shared(r, server, 32 * MIB, 40)
+    judge_shared(r, server, bound_mib * MIB, 40)
+    return server
+
+
+# What finds the process that is killed.
+KILLED = ["select pid from pg_stat_activity where backend_type = 'checkpointer'",
+          "select pid from pg_stat_activity where query like '%pg_sleep(60)%' and pid <> pg_backend_pid()"]
+
+
+@check("shared-postgres", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)
+def shared_postgres(r):
+    """PostgreSQL's shared buffers, four times what is let into memory; its checkpointer is killed in the middle."""
+    postgres(r, 32)
+
+
+@check("shared-postgres-far", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)
+def shared_postgres_far(r):
+    """The same with eight times as much, most of it on disk; a backend is killed as well."""
+    judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=("--far", "1G", "--far-dir", r.dir)))
+
+
+@check("shared-postgres-donor", as_user=True, timeout_s=400, needs=pg_missing, paged=False, **SIGNAL)
+def shared_postgres_donor(r):
+    """The same with all of it at a donor, through the host's agent, beside a neighbour there."""
+    socket, end = r.path("agent.sock"), r.path("end")
+    r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, "--server", donor(r)], tag="agent",
+            canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    flags = ("--far", "512M", f"--agent={socket}", "--copies", "none")
+    beside = r.start([python(), "-c", NOISE.replace("PAGES * 4096)", "PAGES * 4096, flags=mmap.MAP_PRIVATE)"), end],
+                     tag="neighbour", local=8 * MIB, pool=4 * MIB, extra=flags)
+    judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=flags))
+    open(end, "w").close()
+    r.wait(beside, timeout_s=90)
+    r.same(beside.out(), "ready\nright\n", "what the neighbour says")

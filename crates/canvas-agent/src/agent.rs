@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use canvas_sched::{Class, Decision, Ticket};
 use canvas_shm::Far;
-use canvas_shm::far::{EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX, slab_state};
+use canvas_shm::far::{EXTENTS_MAX, SHARED, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
 use canvas_shm::mailbox::{self, Ask, Kind, REQUESTS, Status};
 use canvas_shm::segment::PROCS_MAX;
@@ -569,7 +569,9 @@ impl<S: Store> Agent<S> {
             return Err(Some("there is no such extent"));
         }
         let slab = &self.far.slabs[ask.extent as usize / SLAB_EXTENTS];
-        if !slab.refers(from.proc) {
+        // What processes share each of them may read.
+        let is_shared = ask.kind == Kind::Read && slab.refers(SHARED);
+        if !slab.refers(from.proc) && !is_shared {
             return Err(None);
         }
         // Released by mistake it is put back here.

@@ -144,6 +144,30 @@ fn a_request_in_a_place_of_another_kind_is_refused_and_its_tenant_named() {
     assert!(lines[0].contains("tenant web: a request of process 0 is refused"));
 }
 
+/// What is nobody's own, and what another process has.
+#[test]
+fn any_process_may_read_what_all_share_and_write_to_its_own_only() {
+    let mut t = Tenant::new(|_| ());
+    for (owner, kind, is_refused) in [
+        (far::SHARED, Kind::Read, false),
+        (far::SHARED, Kind::Write, true),
+        (7, Kind::Read, true),
+        (0, Kind::Read, false),
+    ] {
+        let first = t.far.take_slab(owner).unwrap() * SLAB_EXTENTS as u32;
+        let among = if kind == Kind::Read { DEMANDS } else { WRITES };
+        let i = t.post(0, among, kind, first, 0);
+        t.turns();
+        let ended = t.far.mailboxes[0].ended(i);
+        assert_eq!(
+            ended == Some(Status::Refused),
+            is_refused,
+            "{owner} {kind:?}: {ended:?}"
+        );
+        t.far.mailboxes[0].release(i);
+    }
+}
+
 #[test]
 fn forged_times_do_not_reach_the_figures() {
     let mut t = Tenant::new(|_| ());

@@ -4,7 +4,6 @@
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
-use canvas_swap::LoadError;
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::extent::record_bytes;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
@@ -37,8 +36,22 @@ pub fn load(
     out: &mut PageBuf,
     scratch: &mut Stored,
 ) -> Result<(), Lost> {
+    b.owner().count(Counter::FaultDeep, 1);
+    let pool = b.owner().pool();
+    read(b, place, scratch, |stored| {
+        pool.decode(entry, stored, out).is_ok()
+    })
+}
+
+/// Reads the record at `place` and has it decoded by `decode`, which says whether it is what it must be. The caller
+/// sees to it that the extent is kept meanwhile.
+pub fn read(
+    b: &impl Beyond,
+    place: DeepPlace,
+    scratch: &mut Stored,
+    mut decode: impl FnMut(&[u8]) -> bool,
+) -> Result<(), Lost> {
     let (m, owner) = (b.mailbox(), b.owner());
-    owner.count(Counter::FaultDeep, 1);
     let len = HEADER_BYTES + place.len as usize;
     let ask = Ask {
         kind: Kind::Read,
@@ -49,7 +62,7 @@ pub fn load(
     let begun = owner.now_ns();
     let stored = &mut scratch.0[..len];
     // What it brings and does not decode is asked of the agent, who tells why.
-    if b.read_directly(&ask, stored) && owner.pool().decode(entry, stored, out).is_ok() {
+    if b.read_directly(&ask, stored) && decode(stored) {
         b.note_read(owner.now_ns().saturating_sub(begun));
         return Ok(());
     }
@@ -67,14 +80,11 @@ pub fn load(
         Status::Ok => {
             let stored = &mut scratch.0[..len];
             b.copy_out(&request, place.offset as usize, stored);
-            match owner.pool().decode(entry, stored, out) {
-                Ok(()) => {
-                    b.note_read(owner.now_ns().saturating_sub(begun));
-                    Ok(())
-                }
-                Err(LoadError::Verify | LoadError::NoCopy | LoadError::Deep(_)) => {
-                    Err(Lost::Damaged)
-                }
+            if decode(stored) {
+                b.note_read(owner.now_ns().saturating_sub(begun));
+                Ok(())
+            } else {
+                Err(Lost::Damaged)
             }
         }
         Status::Corrupt => Err(Lost::Damaged),

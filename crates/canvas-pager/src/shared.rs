@@ -6,6 +6,7 @@
 //! [`Partition::bury`]), from what is written down: the words, and a journal of the one eviction that
 //! can be under way. The kernel is a trait ([`Kernel`]), which the model test stands in for.
 
+pub mod beyond;
 pub mod word;
 
 use canvas_types::PAGE_SIZE;
@@ -33,6 +34,10 @@ pub enum Fill {
     Present,
     /// It could not be made present; as before.
     Failed,
+    /// No far copy can be reached now; as before.
+    Unreachable,
+    /// No far copy is left; as before.
+    Lost,
     /// Its far copy is not what it was.
     Damaged,
 }
@@ -54,9 +59,9 @@ pub trait Kernel {
     fn drain(&self);
     /// Does a system call need the page?
     fn is_pinned(&self, page: u32) -> bool;
-    /// Stores what is in `place` of the staging buffer: `old` when that is its copy still. `None`: there is no
-    /// room.
-    fn save(&self, place: usize, old: Entry) -> Option<Entry>;
+    /// Stores what is in `place` of the staging buffer, which is the page's: `old` when that is its copy still.
+    /// `None`: there is no room.
+    fn save(&self, page: u32, place: usize, old: Entry) -> Option<Entry>;
     /// No word has the entry any more.
     fn freed(&self, entry: Entry);
     /// Makes the page present with what is in `place` of the staging buffer, unless it is present.
@@ -67,7 +72,8 @@ pub trait Kernel {
     fn fill_far(&self, page: u32, entry: Entry) -> Fill;
     /// Is the page in the file?
     fn is_present(&self, page: u32) -> bool;
-    /// Forgets which parts of the store are in use; [`Kernel::keep`] tells each of them then.
+    /// Forgets which parts of the store are in use, and of what lies beyond it all but what requests under way are
+    /// about; [`Kernel::keep`] tells each of them then.
     fn forget_entries(&self);
     /// The entry is in use.
     fn keep(&self, entry: Entry);
@@ -93,6 +99,8 @@ pub struct Partition<'a> {
     pub journal: Journal<'a>,
     /// Where the search for victims goes on.
     pub hand: &'a AtomicU32,
+    /// Where the search for copies to carry on, or to give up, goes on.
+    pub copies_hand: &'a AtomicU32,
 }
 
 /// What a look at a page's word showed.
@@ -267,11 +275,12 @@ impl<'a> Partition<'a> {
     /// Phase 2: all victims are in the staging buffer.
     fn save(&self, k: &impl Kernel, done: &mut Evicted) {
         self.each_victim(|i, w, cur| {
+            let page = self.journal.pages[i].load(Ordering::Relaxed);
             k.step();
-            match k.save(i, cur.entry()) {
+            match k.save(page, i, cur.entry()) {
                 Some(entry) => {
                     k.step();
-                    transition(w, cur, Word::new(State::Far, 0, entry));
+                    transition(w, cur, Word::new(State::Far, 0, entry).referenced());
                     k.step();
                     if entry == cur.entry() {
                         done.clean += u32::from(entry.is_some());
@@ -281,7 +290,7 @@ impl<'a> Partition<'a> {
                     done.pages += 1;
                 }
                 None => {
-                    k.put_back(self.journal.pages[i].load(Ordering::Relaxed), i);
+                    k.put_back(page, i);
                     k.step();
                     // The old copy is of no use any more.
                     transition(w, cur, Word::new(State::Resident, 0, Entry::NONE));

@@ -1,5 +1,6 @@
-//! Shared pages against a naive oracle: processes that map the same pages count in them, one evicts, and
-//! any of them may be killed between any two steps. No count is ever lost, and no page is ever another's.
+//! Shared pages against a naive oracle: processes that map the same pages count in them, one evicts, one carries far
+//! copies on, beyond the store, and any of them may be killed between any two steps. No count is ever lost, and no page
+//! is ever another's.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -7,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use canvas_pager::shared::beyond::{Carried, Carrier};
 use canvas_pager::shared::word::{Entry, State, load};
 use canvas_pager::shared::{Fill, Journal, Kernel, Look, Partition, VICTIMS_MAX, phase};
 use canvas_types::{PAGE_SIZE, PageBuf};
@@ -18,6 +20,13 @@ const PAGES: usize = 12;
 const PIPE: usize = 6;
 /// Far copies that the store takes.
 const STORE: usize = 10;
+/// Extents beyond the store, and copies that each takes.
+const EXTENTS: usize = 5;
+const RECORDS: usize = 3;
+/// Requests that carry copies there.
+const REQUESTS: usize = 2;
+/// Entries of copies that lie there begin here.
+const BEYOND: u64 = 1000;
 /// How deep others' steps nest in each other's.
 const NESTED_MAX: u32 = 3;
 
@@ -25,6 +34,29 @@ const NESTED_MAX: u32 = 3;
 struct Killed;
 
 type Page = Rc<RefCell<PageBuf>>;
+
+/// How far a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Free,
+    Claimed,
+    Sent,
+    Ended(bool),
+}
+
+/// A request: what it carries, and to which extent.
+#[derive(Clone)]
+struct Request {
+    stage: Stage,
+    extent: usize,
+    lines: Vec<(u32, Entry, PageBuf)>,
+}
+
+/// Where an entry says that its copy lies, beyond the store.
+fn beyond(entry: Entry) -> Option<(usize, usize)> {
+    let i = entry.0.checked_sub(BEYOND)? as usize;
+    Some((i / RECORDS, i % RECORDS))
+}
 
 /// The kernel, the memory that processes share, and what the pages must hold.
 struct World {
@@ -34,6 +66,15 @@ struct World {
     count: AtomicU32,
     list: Vec<AtomicU32>,
     hand: AtomicU32,
+    copies_hand: AtomicU32,
+    requests: RefCell<Vec<Request>>,
+    /// What lies in the extents, and how many entries name each.
+    extents: RefCell<Vec<Vec<PageBuf>>>,
+    uses: RefCell<Vec<usize>>,
+    /// What the pages looked like whose copies lie there.
+    hashes: RefCell<Vec<PageBuf>>,
+    sunk: Cell<u32>,
+    raised: Cell<u32>,
     /// Process that holds the lock, plus one.
     lock: Cell<usize>,
     alive: [Cell<bool>; PROCS],
@@ -71,6 +112,20 @@ impl World {
             count: AtomicU32::new(0),
             list: (0..VICTIMS_MAX).map(|_| AtomicU32::new(0)).collect(),
             hand: AtomicU32::new(0),
+            copies_hand: AtomicU32::new(0),
+            requests: RefCell::new(vec![
+                Request {
+                    stage: Stage::Free,
+                    extent: 0,
+                    lines: Vec::new()
+                };
+                REQUESTS
+            ]),
+            extents: RefCell::new(vec![Vec::new(); EXTENTS]),
+            uses: RefCell::new(vec![0; EXTENTS]),
+            hashes: RefCell::new(vec![[0xcc; PAGE_SIZE]; PAGES]),
+            sunk: Cell::new(0),
+            raised: Cell::new(0),
             lock: Cell::new(0),
             alive: [const { Cell::new(true) }; PROCS],
             pinned: RefCell::default(),
@@ -105,6 +160,7 @@ impl World {
                 pages: &self.list,
             },
             hand: &self.hand,
+            copies_hand: &self.copies_hand,
         }
     }
     /// Lets `me` do something; it may be killed.
@@ -131,16 +187,59 @@ impl World {
                 "a pinned page is gone"
             );
         }
-        self.act(me, |p| match self.draw(8) {
-            0 | 1 => p.evict(),
-            2 => p.pin(),
-            3 => self.unpin(me),
+        self.serve();
+        self.act(me, |p| match self.draw(12) {
+            0..=2 => p.evict(),
+            3 => p.pin(),
+            4 => self.unpin(me),
+            5..=7 => p.carry(),
             _ => p.touch(self.draw(PAGES) as u32),
         });
     }
 }
 
+impl World {
+    /// The agent does a request, or fails to.
+    fn serve(&self) {
+        let i = self.draw(2 * REQUESTS);
+        let mut requests = self.requests.borrow_mut();
+        let Some(r) = requests.get_mut(i).filter(|r| r.stage == Stage::Sent) else {
+            return;
+        };
+        let ok = self.draw(8) > 0;
+        if ok {
+            let names = |w: &AtomicU64| beyond(load(w).entry()).is_some_and(|(e, _)| e == r.extent);
+            assert!(
+                !self.words.iter().any(names),
+                "an extent that is named is overwritten"
+            );
+            let contents = r.lines.iter().map(|(_, _, content)| *content);
+            self.extents.borrow_mut()[r.extent] = contents.collect();
+        }
+        r.stage = Stage::Ended(ok);
+    }
+    fn uses(&self, extent: usize, by: isize) {
+        let count = &mut self.uses.borrow_mut()[extent];
+        *count = count
+            .checked_add_signed(by)
+            .expect("held as often as let go");
+    }
+}
+
 impl Process<'_> {
+    /// Carries copies on, ends what has ended, or gives copies up.
+    fn carry(&self) {
+        if self.lock() {
+            let (w, end) = (self.world, PAGES as u32);
+            let p = w.partition();
+            match w.draw(5) {
+                0 | 1 => drop(p.carry(self, 2 * end, end)),
+                2 | 3 => w.sunk.set(w.sunk.get() + p.settle(self, || ())),
+                _ => drop(p.give_up_copies(self, 2, 2 * end, end)),
+            }
+            self.unlock();
+        }
+    }
     /// Takes the lock if it is free, or its holder dead.
     fn lock(&self) -> bool {
         let w = self.world;
@@ -299,14 +398,17 @@ impl Kernel for Process<'_> {
     fn is_pinned(&self, page: u32) -> bool {
         self.world.pinned.borrow().contains(&Some(page))
     }
-    fn save(&self, place: usize, old: Entry) -> Option<Entry> {
+    fn save(&self, number: u32, place: usize, old: Entry) -> Option<Entry> {
         let page = self.world.staging.borrow()[place];
         if page == [0; PAGE_SIZE] {
             return Some(Entry::NONE);
         }
+        if beyond(old).is_some() && self.world.hashes.borrow()[number as usize] == page {
+            return Some(old);
+        }
         let i = {
             let store = self.world.store.borrow();
-            if old.is_some() && store[old.0 as usize - 1].1 == page {
+            if self.is_in_store(old) && store[old.0 as usize - 1].1 == page {
                 return Some(old);
             }
             store.iter().position(|(used, _)| !used)?
@@ -324,6 +426,9 @@ impl Kernel for Process<'_> {
         Some(entry)
     }
     fn freed(&self, entry: Entry) {
+        if let Some((extent, _)) = beyond(entry) {
+            return self.world.uses(extent, -1);
+        }
         let used = &mut self.world.store.borrow_mut()[entry.0 as usize - 1].0;
         assert!(*used, "freed once");
         *used = false;
@@ -343,6 +448,20 @@ impl Kernel for Process<'_> {
         if self.world.draw(10) == 0 {
             return Fill::Failed;
         }
+        if let Some((extent, i)) = beyond(entry) {
+            self.step();
+            if self.world.draw(10) == 0 {
+                return Fill::Unreachable;
+            }
+            let content = self.world.extents.borrow()[extent].get(i).copied();
+            if content != Some(self.world.hashes.borrow()[page as usize]) {
+                return Fill::Damaged;
+            }
+            self.step();
+            self.world.copy(page, content.unwrap_or([0; PAGE_SIZE]));
+            self.world.raised.set(self.world.raised.get() + 1);
+            return Fill::Present;
+        }
         let content = match entry {
             Entry::NONE => [0; PAGE_SIZE],
             e => self.world.store.borrow()[e.0 as usize - 1].1,
@@ -358,11 +477,101 @@ impl Kernel for Process<'_> {
         for (used, _) in self.world.store.borrow_mut().iter_mut() {
             *used = false;
         }
+        self.world.uses.borrow_mut().fill(0);
+        for i in 0..REQUESTS {
+            let mut requests = self.world.requests.borrow_mut();
+            let r = &mut requests[i];
+            match r.stage {
+                Stage::Claimed => r.stage = Stage::Free,
+                Stage::Free => {}
+                Stage::Sent | Stage::Ended(_) => self.world.uses(r.extent, 1),
+            }
+        }
     }
     fn keep(&self, entry: Entry) {
+        if let Some((extent, _)) = beyond(entry) {
+            return self.world.uses(extent, 1);
+        }
         let used = &mut self.world.store.borrow_mut()[entry.0 as usize - 1].0;
         assert!(!*used, "an entry has one page");
         *used = true;
+    }
+}
+
+impl Carrier for Process<'_> {
+    fn is_in_store(&self, entry: Entry) -> bool {
+        entry.is_some() && entry.0 < BEYOND
+    }
+    fn begin(&self) -> Option<usize> {
+        let w = self.world;
+        let i = w
+            .requests
+            .borrow()
+            .iter()
+            .position(|r| r.stage == Stage::Free)?;
+        w.requests.borrow_mut()[i].stage = Stage::Claimed;
+        self.step();
+        let Some(extent) = w.uses.borrow().iter().position(|n| *n == 0) else {
+            w.requests.borrow_mut()[i].stage = Stage::Free;
+            return None;
+        };
+        w.uses(extent, 1);
+        self.step();
+        let r = &mut w.requests.borrow_mut()[i];
+        (r.extent, r.lines) = (extent, Vec::new());
+        Some(i)
+    }
+    fn pack(&self, request: usize, page: u32, entry: Entry) -> bool {
+        let content = self.world.store.borrow()[entry.0 as usize - 1].1;
+        let lines = &mut self.world.requests.borrow_mut()[request].lines;
+        if lines.len() == RECORDS {
+            return false;
+        }
+        lines.push((page, entry, content));
+        true
+    }
+    fn send(&self, request: usize) {
+        self.world.requests.borrow_mut()[request].stage = Stage::Sent;
+    }
+    fn release(&self, request: usize) {
+        let extent = self.world.requests.borrow()[request].extent;
+        self.world.uses(extent, -1);
+        self.step();
+        self.world.requests.borrow_mut()[request].stage = Stage::Free;
+    }
+    fn ended(&self) -> Option<(usize, bool)> {
+        let requests = self.world.requests.borrow();
+        requests
+            .iter()
+            .enumerate()
+            .find_map(|(i, r)| match r.stage {
+                Stage::Ended(ok) => Some((i, ok)),
+                _ => None,
+            })
+    }
+    fn each_carried(&self, request: usize, mut on: impl FnMut(Carried)) {
+        let r = self.world.requests.borrow()[request].clone();
+        for (i, (page, from, _)) in r.lines.into_iter().enumerate() {
+            let to = Entry(BEYOND + (r.extent * RECORDS + i) as u64);
+            on(Carried { page, from, to });
+        }
+    }
+    fn arrives(&self, request: usize, carried: Carried) -> bool {
+        let w = self.world;
+        let was = w.store.borrow()[carried.from.0 as usize - 1].1;
+        let (extent, i) = beyond(carried.to).expect("it was carried");
+        if w.requests.borrow()[request].lines[i].2 != was {
+            return false;
+        }
+        // Half of it, when it is killed here.
+        w.hashes.borrow_mut()[carried.page as usize][..2000].copy_from_slice(&was[..2000]);
+        self.step();
+        w.hashes.borrow_mut()[carried.page as usize] = was;
+        w.uses(extent, 1);
+        true
+    }
+    fn stays(&self, carried: Carried) {
+        self.freed(carried.to);
     }
 }
 
@@ -387,8 +596,9 @@ impl World {
     }
 }
 
-/// What a run saw: processes killed, pages evicted, locks taken over.
-fn run(seed: u64, steps: usize) -> (u32, u32, u32) {
+/// What a run saw: processes killed, pages evicted, locks taken over, copies that left the store, and came back from
+/// there.
+fn run(seed: u64, steps: usize) -> [u32; 5] {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
         let before = std::panic::take_hook();
@@ -435,7 +645,30 @@ fn run(seed: u64, steps: usize) -> (u32, u32, u32) {
     }
     assert_eq!(w.phase.load(Ordering::Relaxed), phase::CHOSEN);
     assert!(w.pipe.borrow().is_empty());
-    (w.killed.get(), w.evicted.get(), w.taken_over.get())
+    // With nothing under way, what is in use is what pages name.
+    while w.requests.borrow().iter().any(|r| r.stage != Stage::Free) {
+        w.serve();
+        p.world.partition().settle(&p, || ());
+    }
+    let named = |entry: Entry| {
+        w.words
+            .iter()
+            .filter(|word| load(word).entry() == entry)
+            .count()
+    };
+    for (i, (used, _)) in w.store.borrow().iter().enumerate() {
+        assert_eq!(
+            usize::from(*used),
+            named(Entry(i as u64 + 1)),
+            "of the store"
+        );
+    }
+    for (extent, uses) in w.uses.borrow().iter().enumerate() {
+        let first = BEYOND + (extent * RECORDS) as u64;
+        let names: usize = (0..RECORDS as u64).map(|i| named(Entry(first + i))).sum();
+        assert_eq!(*uses, names, "of extent {extent}");
+    }
+    [&w.killed, &w.evicted, &w.taken_over, &w.sunk, &w.raised].map(Cell::get)
 }
 
 impl Process<'_> {
@@ -463,13 +696,16 @@ proptest! {
 
 #[test]
 fn processes_are_killed_in_the_middle_and_pages_are_evicted() {
-    let (mut killed, mut evicted, mut taken_over) = (0, 0, 0);
+    let mut sum = [0; 5];
     for seed in 0..40 {
-        let one = run(seed, 1000);
-        killed += one.0;
-        evicted += one.1;
-        taken_over += one.2;
+        for (sum, one) in sum.iter_mut().zip(run(seed, 1000)) {
+            *sum += one;
+        }
     }
-    println!("{killed} killed, {evicted} pages evicted, {taken_over} locks taken over");
+    let [killed, evicted, taken_over, sunk, raised] = sum;
+    println!(
+        "{killed} killed, {evicted} pages evicted, {taken_over} locks taken over, {sunk} copies left the store, {raised} came back from there"
+    );
     assert!(killed > 500 && evicted > 2000 && taken_over > 100);
+    assert!(sunk > 500 && raised > 500);
 }

@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
 use canvas_pager::trace::{Header, SampleRate};
-use canvas_shm::Segment;
+use canvas_shm::far::SHARED;
 use canvas_shm::files::Files;
 use canvas_shm::segment::{Counter, Mode, SEGMENT_BYTES, config_flag};
+use canvas_shm::{Far, Segment};
 use canvas_types::layout::Bases;
 use canvas_types::units::Size;
 use canvas_types::{PAGE_SIZE, exit};
@@ -166,6 +167,9 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
         .flatten();
     release_dead(segment, agent.as_ref().map(|a| a.far()));
     if let Some(agent) = agent {
+        if let Some(files) = &tenant.shared_memory {
+            leave_far(files, agent.far());
+        }
         agent.end(!any_left(segment));
     }
     let expected = unmanaged.is_none();
@@ -273,6 +277,13 @@ fn managed_shared(
         Some(_) if mode == Some(Mode::Thread) => Err(RunError::SharedInThreadMode),
         Some(bound) => shared_files(*bound, segment),
         None => Ok(None),
+    }
+}
+
+/// Gives back what the run's shared memory has beyond the pool, where its tenant goes on and no process has it any more.
+fn leave_far(files: &Files, far: &Far) {
+    if files.leave_far(far, canvas_sys::proc::alive) && far.ring(SHARED) {
+        canvas_sys::proc::futex_wake(&far.asleep, 1);
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use canvas_control::features::Features;
 use canvas_pager::learn::chunks;
 use canvas_shm::Far;
-use canvas_shm::far::{SLAB_BYTES, SLABS_MAX};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLABS_MAX};
 use canvas_shm::files::Files;
 use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
 use canvas_shm::nodes::NodeBook;
@@ -259,10 +259,11 @@ struct SharedMemory {
     limit_bytes: u64,
     resident_bytes: Level,
     store_bytes: Level,
+    beyond_bytes: u64,
 }
 
 impl SharedMemory {
-    fn new(files: &Files) -> SharedMemory {
+    fn new(files: &Files, far: Option<&Far>) -> SharedMemory {
         let c = files.control();
         let level = |now: i64, peak: i64| Level {
             now: page_bytes(now),
@@ -272,6 +273,7 @@ impl SharedMemory {
             limit_bytes: page_bytes(c.limit_pages.load(Relaxed)),
             resident_bytes: level(files.resident_pages(), c.resident_peak.load(Relaxed)),
             store_bytes: level(files.store_pages(), c.store_peak.load(Relaxed)),
+            beyond_bytes: far.map_or(0, |f| files.extents_used(f) * EXTENT_BYTES as u64),
         }
     }
 }
@@ -559,7 +561,7 @@ impl Report {
                     peak_bytes: bytes(*peak),
                 })
                 .collect(),
-            shared: shared.map(SharedMemory::new),
+            shared: shared.map(|files| SharedMemory::new(files, far)),
             nodes: segment.nodes().iter().filter_map(NodeMemory::new).collect(),
             learn: Learn::of(segment),
             far: far.map(FarMemory::new),

@@ -30,6 +30,9 @@ pub const SLABS_MAX: usize = 1 << 15;
 /// Extents that a tenant can have.
 pub const EXTENTS_MAX: usize = SLABS_MAX * SLAB_EXTENTS;
 
+/// The index of nobody's: what processes share has its slabs and its mailbox by it, and no process takes it.
+pub const SHARED: usize = PROCS_MAX - 1;
+
 /// How often the agent puts a slab back that was released by mistake. A tenant may release it again and again:
 /// the agent must not be kept busy by that, and looks at it when it is told next.
 const PUT_BACK_TRIES: usize = 8;

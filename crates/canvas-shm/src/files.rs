@@ -4,12 +4,14 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use canvas_types::layout::SHARED_BYTES;
 use canvas_types::{PAGE_SIZE, PageBuf};
+use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{ftruncate, pipe2};
 
+use crate::far::{self, Far};
 use crate::map::map_part;
 use crate::segment::shared_fd;
 use crate::shared::{CONTROL_BYTES, Control, Map, STORE_PAGES, VICTIMS};
@@ -59,6 +61,26 @@ impl Files {
     /// The control file's beginning.
     pub fn control(&self) -> &'static Control {
         self.map.control()
+    }
+    /// The run is over, and its tenant goes on. When no process has its shared memory any more, nobody has what lies of
+    /// it beyond the pool: true when the agent is to be told so.
+    pub fn leave_far(&self, far: &Far, is_alive: impl Fn(u32) -> bool) -> bool {
+        let pids = self.control().procs.iter().map(|p| p.pid.load(Relaxed));
+        if pids.filter(|pid| *pid != 0).any(is_alive) {
+            return false;
+        }
+        far.mailboxes[far::SHARED].reset();
+        far.drop_process(far::SHARED)
+    }
+    /// Extents beyond the pool that hold copies of shared pages.
+    pub fn extents_used(&self, far: &Far) -> u64 {
+        let high = far.slabs_high.load(Relaxed).min(far::SLABS_MAX as u32) as usize;
+        let ours = (0..high).filter(|slab| far.slabs[*slab].refers(far::SHARED));
+        let counts = self.map.uses().chunks(far::SLAB_EXTENTS);
+        let of = |slab: usize| counts.clone().nth(slab).unwrap_or(&[]);
+        let is_used = |count: &&AtomicU8| count.load(Relaxed) != 0;
+        ours.map(|slab| of(slab).iter().filter(is_used).count() as u64)
+            .sum()
     }
     /// Pages in memory now.
     pub fn resident_pages(&self) -> i64 {

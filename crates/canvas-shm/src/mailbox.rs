@@ -260,6 +260,23 @@ impl Mailbox {
         }
     }
 
+    /// Program: goes on with a request of a process that has died, whose mailbox is nobody's alone. True when it was
+    /// posted: the agent is to be told again, as it may not have been. One that was not posted is given back.
+    pub fn take_over(&self, i: usize) -> bool {
+        match self.requests[i].state.load(Ordering::Acquire) {
+            FREE => {
+                self.release(i);
+                false
+            }
+            POSTED => {
+                // A bit too many is nothing: the agent takes what is posted, once.
+                self.posted.fetch_or(1 << i, Ordering::SeqCst);
+                true
+            }
+            _ => true,
+        }
+    }
+
     /// Agent: the requests posted since the last call, a bit each.
     pub fn collect(&self) -> u64 {
         if self.posted.load(Ordering::Relaxed) == 0 {
@@ -409,6 +426,24 @@ mod tests {
         assert_eq!(m.claim(FETCHES), Some(i));
         m.post(i, ASK, 0);
         assert_eq!(m.take_urged(), 0, "it was for the one before");
+    }
+
+    #[test]
+    fn who_takes_over_from_a_dead_process_goes_on_where_it_was() {
+        let m = Mailbox::new();
+        let i = m.claim(WRITES).unwrap();
+        assert!(!m.take_over(i), "it was not posted");
+        assert_eq!(m.in_use(), 0);
+        let i = m.claim(WRITES).unwrap();
+        m.post(i, ASK, 3);
+        assert_eq!(m.collect(), 1 << i, "lost with an agent, or never said");
+        assert!(m.take_over(i));
+        assert_eq!(m.collect(), 1 << i);
+        assert_eq!(m.take(i), Some((ASK, 3)));
+        assert!(m.take_over(i) && m.collect() == 0, "the agent has it");
+        m.complete(i, Status::Ok);
+        assert!(m.take_over(i));
+        assert_eq!(m.ended(i), Some(Status::Ok));
     }
 
     #[test]

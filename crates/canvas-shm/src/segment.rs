@@ -20,7 +20,7 @@ pub const MAGIC: u64 = 0x4341_4e56_4153_0011;
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
 pub const ENV_PRELOAD_FD: &str = "CANVAS_PRELOAD_FD";
-/// Processes that a tenant can have at one time.
+/// Processes that a tenant can have at one time, and one that is what they share ([`crate::far::SHARED`]).
 pub const PROCS_MAX: usize = 1024;
 /// Generations of pages that a process publishes.
 pub const GENERATIONS: usize = 16;
@@ -275,6 +275,8 @@ counters! {
     SharedIn = "shared_pages_in": "Shared pages brought back from their far copies, once for all processes.",
     SharedOut = "shared_pages_out": "Shared pages taken out of memory, from all processes at once.",
     SharedOutClean = "shared_pages_out_clean": "Of shared_pages_out, those whose far copy was still right.",
+    SharedInDeep = "shared_pages_in_deep": "Of shared_pages_in, those read beyond the pool.",
+    SharedSunk = "shared_pages_sunk": "Shared pages whose far copies moved beyond the pool.",
     SharedPinned = "shared_victims_pinned": "Shared pages that stayed because a system call needed them.",
     SharedTakenOver = "shared_locks_taken_over": "Evictions of shared pages that a process was killed in and another one ended.",
     SharedNative = "shared_mappings_native": "Shared mappings left to the kernel because the partition had no room.",

@@ -3,10 +3,13 @@
 //!
 //! It lies in a file of its own, made by `canvas run --shared`. Everything in it is an atomic.
 
-use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use canvas_types::layout::SHARED_PAGES;
 use canvas_types::{PAGE_SIZE, PageBuf};
+
+use crate::far::EXTENTS_MAX;
+use crate::mailbox::REQUESTS;
 
 /// Processes that can have shared memory at one time.
 pub const PROCS: usize = 1024;
@@ -108,6 +111,18 @@ pub struct Control {
     pub next_unit: AtomicU32,
     /// Pages of the store in which anything was ever looked for.
     pub store_end: AtomicU32,
+    /// Where the search for copies that leave the store goes on.
+    pub copies_hand: AtomicU32,
+    /// Where the search for an extent beyond the pool goes on.
+    pub next_extent: AtomicU32,
+    /// Nothing is written beyond the pool before this moment (CLOCK_MONOTONIC): the last write failed.
+    pub rest_until_ns: AtomicU64,
+    /// When it was last said that nothing can be.
+    pub told_ns: AtomicU64,
+    /// Number of the process that looks at what is being written, plus one.
+    pub carrier: AtomicU32,
+    /// The extent that each request of what processes share is about, while that is in use.
+    pub request_extents: [AtomicU32; REQUESTS],
     /// One past the highest process that ever was.
     pub procs_end: AtomicU32,
     /// A place for each process that maps the partition.
@@ -129,8 +144,14 @@ pub const STAGING: usize = up(core::mem::size_of::<Control>());
 pub const WORDS: usize = STAGING + VICTIMS * PAGE_SIZE;
 /// Where the bits of the store's units begin.
 pub const UNITS: usize = WORDS + SHARED_PAGES * 8;
+/// Where the counts of extents' uses begin.
+pub const USES: usize = UNITS + STORE_PAGES * 4;
+/// Words of a page's hash.
+pub const HASH_WORDS: usize = 2;
+/// Where the hashes of pages whose copies lie beyond the pool begin.
+pub const HASHES: usize = USES + EXTENTS_MAX;
 /// Bytes of the control file. Most of it is never touched.
-pub const CONTROL_BYTES: usize = UNITS + STORE_PAGES * 4;
+pub const CONTROL_BYTES: usize = HASHES + SHARED_PAGES * HASH_WORDS * 8;
 
 /// The control file as it is mapped in this process.
 #[derive(Clone, Copy, Debug)]
@@ -175,6 +196,21 @@ impl Map {
     pub fn units(self) -> &'static [AtomicU32] {
         // SAFETY: as above.
         unsafe { core::slice::from_raw_parts((self.addr + UNITS) as *const AtomicU32, STORE_PAGES) }
+    }
+    /// How many entries name each extent beyond the pool.
+    pub fn uses(self) -> &'static [AtomicU8] {
+        // SAFETY: as above.
+        unsafe { core::slice::from_raw_parts((self.addr + USES) as *const AtomicU8, EXTENTS_MAX) }
+    }
+    /// The hash of a page whose copy lies beyond the pool.
+    ///
+    /// # Panics
+    /// When there is no such page.
+    pub fn hash(self, page: u32) -> &'static [AtomicU64; HASH_WORDS] {
+        assert!((page as usize) < SHARED_PAGES);
+        let at = self.addr + HASHES + page as usize * HASH_WORDS * 8;
+        // SAFETY: as above, and a page of the partition (asserted).
+        unsafe { &*(at as *const [AtomicU64; HASH_WORDS]) }
     }
     /// A page of the staging buffer.
     ///

@@ -94,6 +94,19 @@ impl<'b> Packer<'b> {
             floor: EXTENT_BYTES,
         }
     }
+    /// Goes on filling one that [`Packer::new`] began; `None` when `bytes` are none.
+    pub fn resume(bytes: &'b mut [u8; EXTENT_BYTES]) -> Option<Packer<'b>> {
+        let records = records(&bytes[..])?;
+        let floor = match records.checked_sub(1) {
+            None => EXTENT_BYTES,
+            Some(last) => line(&bytes[..], records, last)?.offset as usize,
+        };
+        Some(Packer {
+            bytes,
+            records,
+            floor,
+        })
+    }
     /// Adds a record: `stored` is given `HEADER_BYTES + len` bytes to fill with hash and payload.
     /// Without room for it nothing changes, and `stored` is not called.
     pub fn add(
@@ -219,6 +232,26 @@ mod tests {
         let mut packer = Packer::new(&mut bytes);
         let n = core::iter::from_fn(|| packer.add(1, SwapEntry(1), 4096, |_| ())).count();
         assert_eq!(n, 7);
+    }
+
+    #[test]
+    fn an_extent_is_filled_in_several_goes_as_in_one() {
+        let (mut one, mut other) = ([0xee; EXTENT_BYTES], [0x11; EXTENT_BYTES]);
+        let mut packer = Packer::new(&mut one);
+        Packer::new(&mut other);
+        for n in 0..200u16 {
+            let len = 100 + n * 37 % 3997;
+            let add = |packer: &mut Packer| {
+                packer.add(n.into(), SwapEntry(n.into()), len, |b| b.fill(n as u8))
+            };
+            let got = add(&mut Packer::resume(&mut other).unwrap());
+            assert_eq!(got, add(&mut packer));
+        }
+        packer.finish();
+        Packer::resume(&mut other).unwrap().finish();
+        assert!(one == other);
+        other[0] ^= 1;
+        assert!(Packer::resume(&mut other).is_none());
     }
 
     #[test]

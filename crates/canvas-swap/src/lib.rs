@@ -9,6 +9,7 @@
 //! * [`extents`]: which of them a process uses, and which it may use anew after forks;
 //! * [`compaction`]: which of them are worth emptying, when there are no more;
 //! * [`units`]: the store of pages that processes share;
+//! * [`uses`]: which extents such pages use;
 //! * [`codec`]: page classification, compression and the stored form;
 //! * [`delta`]: pages that changed a little since they were compressed;
 //! * [`hash`]: the content hash, under a key;
@@ -33,6 +34,7 @@ pub mod hash;
 pub mod pool;
 pub mod slots;
 pub mod units;
+pub mod uses;
 
 pub use codec::{Chosen, Lz, LzScratch};
 pub use entry::{EntryTable, Record};

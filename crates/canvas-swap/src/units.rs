@@ -2,8 +2,8 @@
 //! as a compressed page needs. One bit a piece, in memory that processes share; whoever calls holds their lock.
 //! The bits can be made anew from the entries of all pages.
 
-use canvas_types::PAGE_SIZE;
 use canvas_types::sync::{AtomicU32, Ordering};
+use canvas_types::{DeepPlace, PAGE_SIZE};
 
 use crate::classes::HEADER_BYTES;
 
@@ -47,6 +47,47 @@ impl Place {
     /// Its first byte in the file.
     pub fn offset(self) -> usize {
         self.unit as usize * UNIT_BYTES
+    }
+}
+
+/// Where the far copy of a shared page lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FarCopy {
+    /// In the store.
+    Stored(Place),
+    /// Beyond the pool, in a record of an extent.
+    Beyond(DeepPlace),
+}
+
+/// The bit of [`FarCopy::number`] that says that the copy lies beyond the pool.
+const BEYOND: u64 = 1 << 49;
+/// Bits of a record's place in its extent, in sixteens of bytes, and of its payload's length less one.
+const SIXTEENS_BITS: u32 = 11;
+const LESS_ONE_BITS: u32 = 12;
+
+impl FarCopy {
+    /// As a number below 2^50, and not 0.
+    pub fn number(self) -> u64 {
+        match self {
+            FarCopy::Stored(place) => place.number(),
+            FarCopy::Beyond(place) => {
+                let at = u64::from(place.extent) << SIXTEENS_BITS | u64::from(place.offset / 16);
+                let less_one = u64::from(place.len).saturating_sub(1);
+                BEYOND | at << LESS_ONE_BITS | less_one
+            }
+        }
+    }
+    /// The copy that [`FarCopy::number`] made this number of.
+    pub fn of(number: u64) -> FarCopy {
+        if number & BEYOND == 0 {
+            return FarCopy::Stored(Place::of(number));
+        }
+        let bits = |from: u32, n: u32| (number >> from) as u32 & ((1 << n) - 1);
+        FarCopy::Beyond(DeepPlace {
+            extent: bits(LESS_ONE_BITS + SIXTEENS_BITS, 26),
+            offset: bits(LESS_ONE_BITS, SIXTEENS_BITS) * 16,
+            len: bits(0, LESS_ONE_BITS) as u16 + 1,
+        })
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use canvas_swap::units::{PAGE_UNITS, Place, UNITS_MAX, Units, units_of};
+use canvas_swap::units::{FarCopy, PAGE_UNITS, Place, UNITS_MAX, Units, units_of};
+use canvas_types::DeepPlace;
 use proptest::prelude::*;
 
 const PAGES: usize = 5;
@@ -56,6 +57,15 @@ proptest! {
         let place = Place { unit, bytes };
         prop_assert!(place.number() > 0 && place.number() < 1 << 44);
         prop_assert_eq!(Place::of(place.number()), place);
+        let copy = FarCopy::Stored(place);
+        prop_assert_eq!((copy.number(), FarCopy::of(copy.number())), (place.number(), copy));
+    }
+
+    #[test]
+    fn places_beyond_the_pool_are_other_numbers(extent in 0u32..1 << 26, offset in 0u32..1 << 11, len in 1u16..=4096) {
+        let copy = FarCopy::Beyond(DeepPlace { extent, offset: offset * 16, len });
+        prop_assert!(copy.number() >= 1 << 44 && copy.number() < 1 << 50);
+        prop_assert_eq!(FarCopy::of(copy.number()), copy);
     }
 }
 

@@ -37,7 +37,7 @@ impl<'t> Reader<'t> {
     pub fn page(&mut self, addr: usize, out: &mut PageBuf) -> Result<(), &'static str> {
         if layout::in_partition(addr) {
             let partition = self.partition.as_ref().ok_or("nothing is mapped there")?;
-            return partition.look(addr, out).map_err(reason);
+            return partition.look(addr, self.extents.as_mut(), out);
         }
         if !layout::in_window(addr) {
             let copied = self.target.copy(addr, out);

@@ -6,13 +6,16 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use canvas_pager::shared::word::{State, Word};
-use canvas_shm::shared::{Control, VICTIMS, WORDS};
+use canvas_shm::shared::{Control, HASHES, VICTIMS, WORDS};
 use canvas_swap::classes::HEADER_BYTES;
-use canvas_swap::units::Place;
+use canvas_swap::hash::Hash;
+use canvas_swap::units::FarCopy;
 use canvas_sys::lz4;
 use canvas_types::{PAGE_SIZE, PageBuf, layout};
 
+use super::far::{Extents, Why};
 use super::pages::{self, Problem};
+use super::read::reason;
 use super::target::Target;
 
 /// Looks at a page that changes.
@@ -42,16 +45,27 @@ impl Partition {
         })
     }
 
-    /// The page at `addr` of the partition.
-    pub fn look(&self, addr: usize, out: &mut PageBuf) -> Result<(), Problem> {
+    /// The page at `addr` of the partition; what lies beyond the pool is read by `extents`.
+    pub fn look(
+        &self,
+        addr: usize,
+        extents: Option<&mut Extents<'_>>,
+        out: &mut PageBuf,
+    ) -> Result<(), Why> {
         let page = (addr - layout::shared_base()) / PAGE_SIZE;
-        let mut why = Problem::Busy;
+        let mut extents = extents;
+        let mut why = reason(Problem::Busy);
         for _ in 0..LOOKS {
-            let before = self.word(page)?;
-            match self.attempt(page, before, out) {
-                Ok(()) if self.word(page)? == before => return Ok(()),
-                Ok(()) => why = Problem::Busy,
+            let before = self.word(page).map_err(reason)?;
+            let beyond = extents.as_deref_mut();
+            match self.attempt(page, before, beyond, out) {
+                Ok(()) if self.word(page).map_err(reason)? == before => return Ok(()),
+                Ok(()) => why = reason(Problem::Busy),
                 Err(e) => why = e,
+            }
+            // It came back or was written anew meanwhile.
+            if let Some(extents) = extents.as_deref_mut() {
+                extents.forget();
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -93,34 +107,71 @@ impl Partition {
         Ok(Word(u64::from_ne_bytes(bytes)).unreferenced())
     }
 
-    fn attempt(&self, page: usize, word: Word, out: &mut PageBuf) -> Result<(), Problem> {
+    fn attempt(
+        &self,
+        page: usize,
+        word: Word,
+        extents: Option<&mut Extents<'_>>,
+        out: &mut PageBuf,
+    ) -> Result<(), Why> {
         match word.state() {
             // What no page of the file is for reads as zeros.
             State::Resident | State::Untouched | State::FillingNew => {
                 let at = (page * PAGE_SIZE) as u64;
-                self.pages.read_exact_at(out, at).or(Err(Problem::Gone))
+                let read = self.pages.read_exact_at(out, at);
+                read.or(Err(reason(Problem::Gone)))
             }
             // Its copy stays while it is brought in.
             State::Far | State::FillingFar if !word.entry().is_some() => {
                 out.fill(0);
                 Ok(())
             }
-            State::Far | State::FillingFar => {
-                let place = Place::of(word.entry().0);
-                if place.bytes > PAGE_SIZE {
-                    return Err(Problem::Damaged);
-                }
-                let mut record = vec![0; HEADER_BYTES + place.bytes];
-                let read = self.store.read_exact_at(&mut record, place.offset() as u64);
-                read.or(Err(Problem::Gone))?;
-                pages::decode(&self.key, &record, out, |from, to| {
-                    lz4::decompress(from, to)
-                })
-                .then_some(())
-                .ok_or(Problem::Damaged)
-            }
-            State::Evicting => Err(Problem::Busy),
-            State::Poisoned => Err(Problem::Damaged),
+            State::Far | State::FillingFar => self.far(page, word, extents, out),
+            State::Evicting => Err(reason(Problem::Busy)),
+            State::Poisoned => Err(reason(Problem::Damaged)),
         }
+    }
+
+    /// The page from its far copy.
+    fn far(
+        &self,
+        page: usize,
+        word: Word,
+        extents: Option<&mut Extents<'_>>,
+        out: &mut PageBuf,
+    ) -> Result<(), Why> {
+        let mut bytes;
+        let record = match FarCopy::of(word.entry().0) {
+            FarCopy::Stored(place) if place.bytes > PAGE_SIZE => {
+                return Err(reason(Problem::Damaged));
+            }
+            FarCopy::Stored(place) => {
+                bytes = vec![0; HEADER_BYTES + place.bytes];
+                let read = self.store.read_exact_at(&mut bytes, place.offset() as u64);
+                read.or(Err(reason(Problem::Gone)))?;
+                &bytes[..]
+            }
+            FarCopy::Beyond(place) => {
+                let extents = extents.ok_or("its far copy cannot be found")?;
+                let record = extents.record(place)?;
+                // What has been there before is no damage.
+                if record.first_chunk() != Some(&self.hash(page)?) {
+                    return Err(reason(Problem::Busy));
+                }
+                record
+            }
+        };
+        let expand = |from: &[u8], to: &mut PageBuf| lz4::decompress(from, to);
+        pages::decode(&self.key, record, out, expand)
+            .then_some(())
+            .ok_or(reason(Problem::Damaged))
+    }
+
+    /// The hash of a page whose copy lies beyond the pool.
+    fn hash(&self, page: usize) -> Result<Hash, Why> {
+        let mut hash = Hash::default();
+        let at = (HASHES + page * HEADER_BYTES) as u64;
+        let read = self.control.read_exact_at(&mut hash, at);
+        read.map(|()| hash).or(Err(reason(Problem::Gone)))
     }
 }

@@ -1,7 +1,7 @@
 //! The word of a shared page: state, owner and the entry of its far copy.
 //!
 //! ```text
-//!  63                          20 19            8   4 3     0
+//!  63                          14 13            4   3 2     0
 //! ┌──────────────────────────────┬───────────────┬───┬───────┐
 //! │ entry                        │ owner         │ R │ state │
 //! └──────────────────────────────┴───────────────┴───┴───────┘
@@ -33,9 +33,9 @@ pub enum State {
 }
 
 impl State {
-    /// Decodes the low four bits of a word.
+    /// Decodes the low three bits of a word.
     pub fn of(raw: u64) -> State {
-        match raw & 0xf {
+        match raw & 0x7 {
             0 => State::Untouched,
             1 => State::FillingNew,
             2 => State::Resident,
@@ -65,7 +65,7 @@ impl State {
 pub struct Entry(pub u64);
 
 /// Bits of an entry.
-pub const ENTRY_BITS: u32 = 44;
+pub const ENTRY_BITS: u32 = 50;
 
 impl Entry {
     /// The entry of a page without a far copy.
@@ -76,11 +76,14 @@ impl Entry {
     }
 }
 
-/// Filled since the hand last passed.
-const REFERENCED: u64 = 1 << 4;
-const OWNER_SHIFT: u32 = 8;
-const OWNER_MASK: u64 = 0xfff << OWNER_SHIFT;
-const ENTRY_SHIFT: u32 = 20;
+/// Filled since the hand last passed; of a far page, evicted since the other hand passed, which carries its copy on.
+const REFERENCED: u64 = 1 << 3;
+const OWNER_SHIFT: u32 = 4;
+const OWNER_BITS: u32 = 10;
+const OWNER_MASK: u64 = ((1 << OWNER_BITS) - 1) << OWNER_SHIFT;
+const ENTRY_SHIFT: u32 = OWNER_SHIFT + OWNER_BITS;
+
+const _: () = assert!(ENTRY_SHIFT + ENTRY_BITS == u64::BITS);
 
 /// A word's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,7 +92,7 @@ pub struct Word(pub u64);
 impl Word {
     /// A word from its parts.
     pub fn new(state: State, owner: u16, entry: Entry) -> Word {
-        debug_assert!(entry.0 < 1 << ENTRY_BITS && owner < 1 << 12);
+        debug_assert!(entry.0 < 1 << ENTRY_BITS && u32::from(owner) < 1 << OWNER_BITS);
         Word(entry.0 << ENTRY_SHIFT | u64::from(owner) << OWNER_SHIFT | state as u64)
     }
     /// The page's state, from the word's low bits.
@@ -103,6 +106,11 @@ impl Word {
     /// The far copy.
     pub fn entry(self) -> Entry {
         Entry(self.0 >> ENTRY_SHIFT)
+    }
+    /// The same with another copy.
+    pub fn with_entry(self, entry: Entry) -> Word {
+        debug_assert!(entry.0 < 1 << ENTRY_BITS);
+        Word(entry.0 << ENTRY_SHIFT | self.0 & ((1 << ENTRY_SHIFT) - 1))
     }
     /// Filled since the hand last passed?
     pub fn is_referenced(self) -> bool {

@@ -31,6 +31,17 @@ pub fn load(
     })
 }
 
+/// Reads a record that is not this process's own: of a page that processes share.
+pub fn read(
+    place: DeepPlace,
+    scratch: &mut Stored,
+    decode: impl FnMut(&[u8]) -> bool,
+) -> Result<(), Lost> {
+    beyond().map_or(Err(Lost::Unreachable), |b| {
+        fetch::read(&b, place, scratch, decode)
+    })
+}
+
 /// A page of the extent was read alone, and its entry names it still: what comes beside it, in the background.
 #[inline]
 pub fn comes_beside(extent: u32) {

@@ -1,6 +1,6 @@
 //! Processes and descriptors: fork, exec, and keeping our descriptors out of the program's reach.
 
-use canvas_shm::{Counter, ProcSlot};
+use canvas_shm::{Counter, ProcSlot, far};
 use canvas_sys::gate::{check, raw};
 use canvas_sys::{proc, signal, uffd};
 use canvas_types::procfs::Stat;
@@ -93,7 +93,7 @@ pub fn take_slot() -> Option<&'static ProcSlot> {
             tenant::release_slot(s, pid);
         }
     }
-    let slot = seg.procs.iter().find(|s| {
+    let slot = seg.procs[..far::SHARED].iter().find(|s| {
         s.pid
             .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()

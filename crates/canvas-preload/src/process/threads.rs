@@ -19,7 +19,7 @@ use crate::paging::{
     trace,
 };
 use crate::report;
-use crate::shared::pages;
+use crate::shared::{beyond, pages};
 
 const STACK_BYTES: usize = thread::OWN_STACK_BYTES;
 
@@ -135,13 +135,18 @@ extern "C" fn reclaimer() -> ! {
                 } else {
                     10_000_000
                 };
-                accounting::nap(tier::idle_ns().min(pause_ns));
+                accounting::nap(beyond_idle_ns().min(pause_ns));
             } else {
-                let idle_ns = accounting::idle_ns().min(tier::idle_ns());
+                let idle_ns = accounting::idle_ns().min(beyond_idle_ns());
                 accounting::sleep_until_woken(pause_ns.min(idle_ns));
             }
         }
     }
+}
+
+/// How long nobody need look at what is being written beyond the pool.
+fn beyond_idle_ns() -> u64 {
+    tier::idle_ns().min(beyond::idle_ns())
 }
 
 /// Fault handler threads of thread mode.

@@ -1,5 +1,6 @@
 //! The kernel and the store of shared memory, as the states of its pages need them.
 
+use canvas_far::fetch::Lost;
 use canvas_pager::shared::word::Entry;
 use canvas_pager::shared::{Fill, Kernel};
 use canvas_shm::segment::shared_fd;
@@ -7,17 +8,18 @@ use canvas_shm::shared as layout;
 use canvas_swap::classes::HEADER_BYTES;
 use canvas_swap::codec::{self, Content, Lz};
 use canvas_swap::hash::{self, Hash};
-use canvas_swap::units::{Place, Units, units_of};
+use canvas_swap::units::{FarCopy, Place, Units, units_of};
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::{Errno, proc, shmem};
 use canvas_types::{Codec, PAGE_SIZE, PageBuf};
 use core::sync::atomic::Ordering;
 
 use crate::base::{areas, keys, state, state::uffd};
-use crate::far_tier::pool::Lz4;
+use crate::far_tier::{pool::Lz4, tier};
 use crate::paging::context;
 use crate::report;
 use crate::shared::{
+    beyond,
     pages::{addr_of, control, fd, map},
     pins,
 };
@@ -109,7 +111,7 @@ impl Kernel for Here {
     fn is_pinned(&self, page: u32) -> bool {
         pins::is_pinned(page)
     }
-    fn save(&self, place: usize, old: Entry) -> Option<Entry> {
+    fn save(&self, number: u32, place: usize, old: Entry) -> Option<Entry> {
         let map = map();
         // SAFETY: under the shared lock, with no other reference alive here.
         let page: &PageBuf = unsafe { map.staging(place) };
@@ -117,12 +119,8 @@ impl Kernel for Here {
             return Some(Entry::NONE);
         }
         let hash = keys::shared().of(page);
-        if old.is_some() {
-            let mut header = Hash::default();
-            let at = Place::of(old.0).offset();
-            if shmem::read_at(fd(shared_fd::STORE), at, &mut header) && hash::same(&header, &hash) {
-                return Some(old);
-            }
+        if old.is_some() && hash_of_copy(number, old).is_some_and(|of| hash::same(&of, &hash)) {
+            return Some(old);
         }
         let store = fd(shared_fd::STORE);
         let seg = state::seg();
@@ -158,10 +156,13 @@ impl Kernel for Here {
             free(new);
             return None;
         }
-        Some(Entry(new.number()))
+        Some(Entry(FarCopy::Stored(new).number()))
     }
     fn freed(&self, entry: Entry) {
-        free(Place::of(entry.0));
+        match FarCopy::of(entry.0) {
+            FarCopy::Stored(place) => free(place),
+            FarCopy::Beyond(place) => beyond::unhold(place.extent),
+        }
     }
     fn put_back(&self, page: u32, place: usize) {
         let map = map();
@@ -182,28 +183,35 @@ impl Kernel for Here {
         if !entry.is_some() {
             return self.fill_new(page);
         }
-        let place = Place::of(entry.0);
         let mut ctx = context::fill();
-        let (to, room) = ctx.staging.split_at_mut(1);
-        let to = &mut to[0];
-        let record = &mut room.as_flattened_mut()[..HEADER_BYTES + place.bytes];
-        if !shmem::read_at(fd(shared_fd::STORE), place.offset(), record) {
-            return Fill::Failed;
-        }
-        let Some((want, payload)) = record.split_first_chunk::<HEADER_BYTES>() else {
-            return Fill::Damaged;
-        };
-        let decoded = match payload.first_chunk::<PAGE_SIZE>() {
-            Some(raw) => {
-                *to = *raw;
-                true
+        let ctx = &mut *ctx;
+        let decoded = match FarCopy::of(entry.0) {
+            FarCopy::Stored(place) => {
+                let (to, room) = ctx.staging.split_at_mut(1);
+                let record = &mut room.as_flattened_mut()[..HEADER_BYTES + place.bytes];
+                if !shmem::read_at(fd(shared_fd::STORE), place.offset(), record) {
+                    return Fill::Failed;
+                }
+                decode(record, None, &mut to[0])
             }
-            None => Lz4.decompress(payload, to),
+            FarCopy::Beyond(place) => {
+                let to = &mut ctx.staging[0];
+                let want = beyond::hash_of(page);
+                let read = tier::read(place, &mut ctx.stored, |record| {
+                    decode(record, Some(&want), to)
+                });
+                match read {
+                    Ok(()) => true,
+                    Err(Lost::Damaged) => false,
+                    Err(Lost::Unreachable) => return Fill::Unreachable,
+                    Err(Lost::Gone) => return Fill::Lost,
+                }
+            }
         };
-        if !decoded || !hash::same(&keys::shared().of(to), want) {
+        if !decoded {
             return Fill::Damaged;
         }
-        if copy(page, to.as_ptr() as usize) {
+        if copy(page, ctx.staging.as_ptr() as usize) {
             Fill::Present
         } else {
             Fill::Failed
@@ -219,11 +227,41 @@ impl Kernel for Here {
     }
     fn forget_entries(&self) {
         units().forget(control().store_end.load(Ordering::SeqCst) as usize);
+        beyond::recover();
     }
     fn keep(&self, entry: Entry) {
-        let place = Place::of(entry.0);
-        units().mark(place.unit, place.units());
+        match FarCopy::of(entry.0) {
+            FarCopy::Stored(place) => units().mark(place.unit, place.units()),
+            FarCopy::Beyond(place) => beyond::hold(place.extent),
+        }
     }
+}
+
+/// The hash of the content that a page's copy has.
+fn hash_of_copy(page: u32, copy: Entry) -> Option<Hash> {
+    match FarCopy::of(copy.0) {
+        FarCopy::Stored(place) => {
+            let mut header = Hash::default();
+            shmem::read_at(fd(shared_fd::STORE), place.offset(), &mut header).then_some(header)
+        }
+        FarCopy::Beyond(_) => Some(beyond::hash_of(page)),
+    }
+}
+
+/// Brings a page back from its record, hash and payload; false when that is not what it was. What the hash must be is
+/// `want` where it is known otherwise.
+fn decode(record: &[u8], want: Option<&Hash>, to: &mut PageBuf) -> bool {
+    let Some((head, payload)) = record.split_first_chunk::<HEADER_BYTES>() else {
+        return false;
+    };
+    let decoded = match payload.first_chunk::<PAGE_SIZE>() {
+        Some(raw) => {
+            *to = *raw;
+            true
+        }
+        None => Lz4.decompress(payload, to),
+    };
+    decoded && hash::same(&keys::shared().of(to), want.unwrap_or(head))
 }
 
 fn free(place: Place) {

@@ -2,6 +2,8 @@
 //! whoever comes by. The states and what is done after a death are `canvas_pager::shared`; here are the lock,
 //! the processes, faults, eviction and pins. See docs/SHARED.md.
 
+use canvas_far::Whom;
+use canvas_pager::shared::beyond::Carrier;
 use canvas_pager::shared::word::{State, Word, load};
 use canvas_pager::shared::{Fill, Journal, Look, Partition};
 use canvas_shm::Counter;
@@ -15,7 +17,7 @@ use canvas_types::procfs::Stat;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::{
-    fds,
+    far_area, fds,
     fds::Fd,
     freeze, keys, regions, state,
     state::{count, uffd},
@@ -23,7 +25,7 @@ use crate::base::{
 };
 use crate::paging::{accounting, fault::Resolved};
 use crate::report;
-use crate::shared::{kernel::Here, mapping};
+use crate::shared::{beyond, kernel::Here, mapping};
 
 /// This process maps the partition.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -68,7 +70,7 @@ pub fn my_proc() -> &'static Proc {
 }
 
 /// One past the highest page that was ever in a region.
-fn end() -> u32 {
+pub fn end() -> u32 {
     control().end.load(Ordering::Acquire)
 }
 
@@ -83,6 +85,7 @@ pub fn partition() -> Partition<'static> {
             pages: &c.pages[..(c.pipe_pages.load(Ordering::Relaxed) as usize).min(c.pages.len())],
         },
         hand: &c.hand,
+        copies_hand: &c.copies_hand,
     }
 }
 
@@ -336,7 +339,7 @@ impl Drop for Held {
 }
 
 /// Takes the lock if nobody has it.
-fn try_lock() -> Option<Held> {
+pub fn try_lock() -> Option<Held> {
     control()
         .lock
         .compare_exchange(
@@ -433,8 +436,9 @@ fn bury_if_dead(held: &Held, i: usize) -> bool {
 }
 
 /// Empties regions that no process has a part of any more.
-pub fn collect(_held: &Held) {
+pub fn collect(held: &Held) {
     use canvas_shm::shared::region_state::{DYING, FREE, USED};
+    let mut any = false;
     for r in &control().regions {
         match r.state.load(Ordering::SeqCst) {
             USED if r.is_orphan() => r.state.store(DYING, Ordering::SeqCst),
@@ -447,8 +451,12 @@ pub fn collect(_held: &Held) {
         );
         partition().clear(&Here, start, end);
         r.state.store(FREE, Ordering::SeqCst);
+        any = true;
     }
-    note_store();
+    if any {
+        beyond::give_back_empty(held);
+    }
+    note_store(held);
 }
 
 /// Makes a page present. The caller is inside.
@@ -501,33 +509,36 @@ pub fn resolve(page: u32) -> Resolved {
                     }
                 }
             }
-            Look::Claimed(word) => {
-                let was = word.state();
-                match p.fill(&Here, page, word) {
-                    Fill::Present => {
-                        let new = was == State::FillingNew;
-                        count(
-                            if new {
-                                Counter::SharedNew
-                            } else {
-                                Counter::SharedIn
-                            },
-                            1,
-                        );
-                        return Resolved::Present;
-                    }
-                    Fill::Failed => return Resolved::NoMemory,
-                    Fill::Damaged => {
-                        count(Counter::VerifyFailure, 1);
-                        report!(
-                            "the far copy of shared page {:#x} does not verify; the program is told by SIGBUS",
-                            addr_of(page)
-                        );
-                        return Resolved::Poisoned;
-                    }
+            Look::Claimed(word) => match p.fill(&Here, page, word) {
+                Fill::Present => {
+                    count_filled(word);
+                    return Resolved::Present;
                 }
-            }
+                Fill::Failed => return Resolved::NoMemory,
+                Fill::Unreachable => return Resolved::Unreachable,
+                Fill::Lost => return Resolved::Lost,
+                Fill::Damaged => {
+                    count(Counter::VerifyFailure, 1);
+                    report!(
+                        "the far copy of shared page {:#x} does not verify; the program is told by SIGBUS",
+                        addr_of(page)
+                    );
+                    return Resolved::Poisoned;
+                }
+            },
         }
+    }
+}
+
+/// Counts a page that was brought in, whose word this was.
+fn count_filled(claimed: Word) {
+    if claimed.state() == State::FillingNew {
+        count(Counter::SharedNew, 1);
+        return;
+    }
+    count(Counter::SharedIn, 1);
+    if claimed.entry().is_some() && !Here.is_in_store(claimed.entry()) {
+        count(Counter::SharedInDeep, 1);
     }
 }
 
@@ -599,11 +610,19 @@ fn make_room() -> bool {
                 if now < limit {
                     break;
                 }
-                evict(&held, batch(limit))
+                let done = evict(&held, batch(limit));
+                if done.refused > 0 {
+                    beyond::make_room(&held);
+                    tenant::ask_for_pool(Whom::Largest);
+                }
+                done
             };
             if done.pages == 0 {
                 fruitless += 1;
-                if done.refused > 0 && fruitless > 100 {
+                // What is being written makes room when that has ended.
+                let waited_ns = proc::now_ns() - begun;
+                let will_be = beyond::is_writing() && waited_ns < far_area::longest_wait_ns();
+                if done.refused > 0 && fruitless > 100 && !will_be {
                     return false;
                 }
                 // Everything is pinned, or busy: it cannot be helped.
@@ -622,17 +641,18 @@ fn make_room() -> bool {
     true
 }
 
-fn evict(_held: &Held, want: usize) -> canvas_pager::shared::Evicted {
+fn evict(held: &Held, want: usize) -> canvas_pager::shared::Evicted {
     let done = partition().evict(&Here, want, end());
     count(Counter::SharedOut, done.pages.into());
     count(Counter::SharedOutClean, done.clean.into());
     count(Counter::SharedPinned, done.pinned.into());
-    note_store();
+    note_store(held);
+    beyond::keep_up(held);
     done
 }
 
 /// Says how large the store is. Under the lock.
-fn note_store() {
+pub fn note_store(_held: &Held) {
     let pages = shmem::pages(fd(shared_fd::STORE)).map_or(0, |n| n as i64);
     state::seg()
         .shared_store_bytes
@@ -657,19 +677,20 @@ pub fn background_round() -> bool {
     {
         bury_dead(&held);
     }
+    let sinks = beyond::background_round();
     let limit = control().limit_pages.load(Ordering::Relaxed);
     let (begin, until) = gaps(limit);
     let drains = DRAINS.load(Ordering::Relaxed);
     if resident() <= limit - if drains { until } else { begin } {
         DRAINS.store(false, Ordering::Relaxed);
-        return false;
+        return sinks;
     }
     DRAINS.store(true, Ordering::Relaxed);
     let worked = try_lock().is_some_and(|held| evict(&held, batch(limit)).pages > 0);
     if !worked {
         DRAINS.store(false, Ordering::Relaxed);
     }
-    worked
+    worked | sinks
 }
 
 /// The lock, unless a living process has it.
