@@ -167,6 +167,50 @@ def shared_far_freed(r):
     r.same(judge_beyond(r, c)["shared"]["beyond_bytes"], 0, "beyond_bytes")
 
 
+# 32 MiB that its child shares, read in order by both and then at random.
+READER = """
+import mmap, os, random, sys
+PAGES = 8192
+shared = mmap.mmap(-1, PAGES * 4096)
+page = lambda i: random.Random(i).randbytes(4096)
+def read(i):
+    assert shared[i * 4096:(i + 1) * 4096] == page(i), i
+for i in range(PAGES):
+    shared[i * 4096:(i + 1) * 4096] = page(i)
+child = os.fork()
+if sys.argv[1] == "order":
+    for _ in range(2):
+        for i in range(PAGES):
+            read(i)
+else:
+    draw = random.Random(os.getpid())
+    for _ in range(PAGES):
+        read(draw.randrange(PAGES))
+assert child == 0 or os.waitpid(child, 0)[1] == 0
+"""
+
+
+@check("shared-ahead", timeout_s=200, paged=False, **SIGNAL)
+def shared_ahead(r):
+    """Who reads in order has most of what it needs brought ahead, from the pool and from beyond it; others nothing."""
+    if not r.managed:
+        return
+    far = ("--far", "512M", "--far-dir", r.dir)
+    for what, order, pool, extra in (("pool", "order", 64, ()), ("beyond", "order", 4, far),
+                                     ("random", "random", 4, far)):
+        c = r.call([sys.executable, "-c", READER, order], tag=what, local=64 * MIB, pool=pool * MIB,
+                   extra=("--shared", "8M", *extra))
+        counters = judge_shared(r, c, 8 * MIB, 4)["counters"]
+        come, ahead = counters["shared_pages_in"], counters["shared_pages_ahead"]
+        hits, deep = counters["shared_pages_ahead_hits"], counters["shared_pages_in_deep"]
+        r.note(f"{what}: in {come}, ahead {ahead}, hits {hits}, from beyond {deep}")
+        if order == "order":
+            r.require(ahead > come // 3 and hits > ahead // 2, f"{what}: {counters}")
+            r.require(not extra or deep > come // 2, f"{what}: {counters}")
+        else:
+            r.require(ahead < come // 20, f"{what}: {counters}")
+
+
 @check("shared-crafted", timeout_s=60, paged=False, **SIGNAL, **C)
 def shared_crafted(r):
     """Writes of two processes to one page, of which one hides the other from a hash without a key."""

@@ -5,7 +5,7 @@
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
 use canvas_swap::classes::HEADER_BYTES;
-use canvas_swap::extent::record_bytes;
+use canvas_swap::extent::{EXTENT_BYTES, record_bytes};
 use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::channel::{self, Request};
@@ -95,6 +95,37 @@ pub fn read(
     if result.is_err() {
         owner.count(Counter::DeepFailure, 1);
     }
+    result
+}
+
+/// Reads a whole extent for a page of it that is needed now, and calls `on` with its bytes, of which nothing is verified.
+/// The caller sees to it that the extent is kept meanwhile.
+pub fn read_whole<R>(
+    b: &impl Beyond,
+    extent: u32,
+    on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R,
+) -> Result<R, Lost> {
+    let ask = Ask {
+        kind: Kind::Read,
+        extent,
+        offset: 0,
+        len: EXTENT_BYTES as u32,
+    };
+    let request = channel::claim_demand(b);
+    let i = channel::post(b, request, ask, b.owner().now_ns());
+    let spins = (b.mailbox().in_use() & DEMANDS).is_power_of_two();
+    let Some(status) = channel::wait(b, i, spins, || true) else {
+        b.mailbox().abandon(i);
+        return Err(Lost::Unreachable);
+    };
+    let request = Request::ended(i);
+    let result = match status {
+        Status::Ok => Ok(b.read(&request, on)),
+        Status::Corrupt => Err(Lost::Damaged),
+        Status::Lost => Err(Lost::Gone),
+        _ => Err(Lost::Unreachable),
+    };
+    channel::release(b, request);
     result
 }
 

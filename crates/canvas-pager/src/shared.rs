@@ -6,6 +6,7 @@
 //! [`Partition::bury`]), from what is written down: the words, and a journal of the one eviction that
 //! can be under way. The kernel is a trait ([`Kernel`]), which the model test stands in for.
 
+pub mod ahead;
 pub mod beyond;
 pub mod word;
 
@@ -152,11 +153,22 @@ impl<'a> Partition<'a> {
 
     /// Brings a claimed page in.
     pub fn fill(&self, k: &impl Kernel, page: u32, claimed: Word) -> Fill {
-        k.step();
-        let done = match claimed.state() {
+        self.fill_by(k, page, claimed, || match claimed.state() {
             State::FillingNew => k.fill_new(page),
             _ => k.fill_far(page, claimed.entry()),
-        };
+        })
+    }
+
+    /// The same by `bring`, which makes it present from its far copy, unless it is.
+    pub fn fill_by(
+        &self,
+        k: &impl Kernel,
+        page: u32,
+        claimed: Word,
+        bring: impl FnOnce() -> Fill,
+    ) -> Fill {
+        k.step();
+        let done = bring();
         k.step();
         let new = match done {
             Fill::Damaged => Word::new(State::Poisoned, 0, claimed.entry()),

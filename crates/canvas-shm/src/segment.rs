@@ -276,6 +276,8 @@ counters! {
     SharedOut = "shared_pages_out": "Shared pages taken out of memory, from all processes at once.",
     SharedOutClean = "shared_pages_out_clean": "Of shared_pages_out, those whose far copy was still right.",
     SharedInDeep = "shared_pages_in_deep": "Of shared_pages_in, those read beyond the pool.",
+    SharedAhead = "shared_pages_ahead": "Of shared_pages_in, those that came with another one, behind it.",
+    SharedAheadHits = "shared_pages_ahead_hits": "Of shared_pages_ahead, those behind which the faults of their process went on.",
     SharedSunk = "shared_pages_sunk": "Shared pages whose far copies moved beyond the pool.",
     SharedPinned = "shared_victims_pinned": "Shared pages that stayed because a system call needed them.",
     SharedTakenOver = "shared_locks_taken_over": "Evictions of shared pages that a process was killed in and another one ended.",

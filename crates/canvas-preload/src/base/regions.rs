@@ -76,7 +76,7 @@ pub fn lock() -> Locked {
 }
 
 /// Takes the mapping lock if it is free.
-fn try_lock() -> Option<Locked> {
+pub fn try_lock() -> Option<Locked> {
     LOCK.try_lock().map(|held| Locked { _held: held })
 }
 

@@ -4,6 +4,7 @@ use canvas_far::fetch::{Lost, Stored};
 use canvas_far::{
     Owner, channel, completion, fetch, lead_time, resident_copies, room, spill, unit,
 };
+use canvas_swap::extent::EXTENT_BYTES;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 
@@ -39,6 +40,13 @@ pub fn read(
 ) -> Result<(), Lost> {
     beyond().map_or(Err(Lost::Unreachable), |b| {
         fetch::read(&b, place, scratch, decode)
+    })
+}
+
+/// Reads a whole extent in which a page that processes share is needed now, and calls `on` with its bytes.
+pub fn read_whole<R>(extent: u32, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> Result<R, Lost> {
+    beyond().map_or(Err(Lost::Unreachable), |b| {
+        fetch::read_whole(&b, extent, on)
     })
 }
 

@@ -11,7 +11,7 @@ use canvas_swap::hash::{self, Hash};
 use canvas_swap::units::{FarCopy, Place, Units, units_of};
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::{Errno, proc, shmem};
-use canvas_types::{Codec, PAGE_SIZE, PageBuf};
+use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
 use core::sync::atomic::Ordering;
 
 use crate::base::{areas, keys, state, state::uffd};
@@ -234,6 +234,24 @@ impl Kernel for Here {
             FarCopy::Stored(place) => units().mark(place.unit, place.units()),
             FarCopy::Beyond(place) => beyond::hold(place.extent),
         }
+    }
+}
+
+/// Bytes of a record that are hash and payload.
+pub fn stored_bytes(place: DeepPlace) -> usize {
+    HEADER_BYTES + usize::from(place.len)
+}
+
+/// Makes a page present from the record of its copy beyond the pool, decoded to `to`.
+pub fn bring(page: u32, record: &[u8], to: &mut PageBuf) -> Fill {
+    let want = beyond::hash_of(page);
+    if !decode(record, Some(&want), to) {
+        return Fill::Damaged;
+    }
+    if copy(page, to.as_ptr() as usize) {
+        Fill::Present
+    } else {
+        Fill::Failed
     }
 }
 

@@ -1,5 +1,6 @@
 //! Memory that several processes of a tenant map together.
 
+pub mod ahead;
 pub mod beyond;
 pub mod kernel;
 pub mod mapping;

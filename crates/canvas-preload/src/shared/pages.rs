@@ -25,7 +25,7 @@ use crate::base::{
 };
 use crate::paging::{accounting, fault::Resolved};
 use crate::report;
-use crate::shared::{beyond, kernel::Here, mapping};
+use crate::shared::{ahead, beyond, kernel::Here, mapping};
 
 /// This process maps the partition.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -509,7 +509,7 @@ pub fn resolve(page: u32) -> Resolved {
                     }
                 }
             }
-            Look::Claimed(word) => match p.fill(&Here, page, word) {
+            Look::Claimed(word) => match bring(page, word) {
                 Fill::Present => {
                     count_filled(word);
                     return Resolved::Present;
@@ -530,8 +530,16 @@ pub fn resolve(page: u32) -> Resolved {
     }
 }
 
+/// Brings a claimed page in, and what comes with it.
+fn bring(page: u32, claimed: Word) -> Fill {
+    match claimed.state() {
+        State::FillingNew => partition().fill(&Here, page, claimed),
+        _ => ahead::fill(page, claimed),
+    }
+}
+
 /// Counts a page that was brought in, whose word this was.
-fn count_filled(claimed: Word) {
+pub fn count_filled(claimed: Word) {
     if claimed.state() == State::FillingNew {
         count(Counter::SharedNew, 1);
         return;
@@ -639,6 +647,13 @@ fn make_room() -> bool {
         c.resident_peak.fetch_max(now + 1, Ordering::Relaxed);
     }
     true
+}
+
+/// Pages that may come in beside one that is needed, without an eviction: a part of what is left, as others may look at
+/// the same time.
+pub fn room() -> u32 {
+    let left = control().limit_pages.load(Ordering::Relaxed) - resident() - 1;
+    u32::try_from(left / 4).unwrap_or(0)
 }
 
 fn evict(held: &Held, want: usize) -> canvas_pager::shared::Evicted {

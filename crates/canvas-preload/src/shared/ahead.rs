@@ -1,0 +1,164 @@
+//! What comes with a shared page that is needed: pages behind it, from the store, or from its own extent beyond the pool.
+//!
+//! They come only where there is room for them; nothing is evicted for that. The thread that faults brings them in, and
+//! has claimed all of them meanwhile: it waits for nobody else's page, so two such threads never wait for each other.
+
+use canvas_pager::shared::ahead::{Plan, Streams, WINDOW_MAX};
+use canvas_pager::shared::word::{State, Word, load};
+use canvas_pager::shared::{Fill, Look};
+use canvas_shm::Counter;
+use canvas_swap::extent::EXTENT_BYTES;
+use canvas_swap::units::FarCopy;
+use canvas_types::{DeepPlace, PageBuf};
+
+use crate::base::{regions, state::count};
+use crate::far_tier::tier;
+use crate::paging::context;
+use crate::shared::{
+    kernel::{self, Here},
+    mapping,
+    pages::{count_filled, end, me, partition, room},
+};
+
+static STREAMS: Streams = Streams::new();
+
+/// Pages behind one that is needed, claimed with it.
+struct Neighbours {
+    pages: [(u32, Word); WINDOW_MAX as usize],
+    n: usize,
+    /// Pages behind it that were looked at.
+    reach: u32,
+}
+
+impl Neighbours {
+    fn pages(&self) -> impl Iterator<Item = (u32, Word)> {
+        self.pages[..self.n].iter().copied()
+    }
+}
+
+/// Brings in a claimed page that is far, and what comes with it.
+pub fn fill(page: u32, claimed: Word) -> Fill {
+    let plan = STREAMS.on_fault(page);
+    count(Counter::SharedAheadHits, plan.hits.into());
+    let home = place_of(claimed);
+    let near = claim(page, plan, home.map(|p| p.extent));
+    let mut read = None;
+    if let Some(home) = home
+        && near.pages().any(|(_, word)| place_of(word).is_some())
+    {
+        read = with_extent(page, claimed, home, &near);
+    }
+    // Another copy may do for one record.
+    let (filled, mut brought) = read.unwrap_or_else(|| {
+        let filled = partition().fill(&Here, page, claimed);
+        let there = near.pages().filter(|(_, word)| place_of(*word).is_some());
+        there.for_each(|(page, word)| leave(page, word));
+        (filled, 0)
+    });
+    for (page, word) in near.pages().filter(|(_, word)| place_of(*word).is_none()) {
+        brought += came(word, partition().fill(&Here, page, word));
+    }
+    if brought > 0 {
+        count(Counter::SharedAhead, brought.into());
+        STREAMS.brought(plan, page, near.reach, brought);
+    }
+    filled
+}
+
+/// One read for the page and all that lies beside it in its extent: how the page was filled, and how many others. `None`
+/// when that failed, and nothing was done.
+fn with_extent(
+    page: u32,
+    claimed: Word,
+    home: DeepPlace,
+    near: &Neighbours,
+) -> Option<(Fill, u32)> {
+    let p = partition();
+    // Before the request, as for a record: who has one waits for no working memory.
+    let mut ctx = context::fill();
+    let to = &mut ctx.staging[0];
+    let all = tier::read_whole(home.extent, |bytes| {
+        let filled = p.fill_by(&Here, page, claimed, || from(bytes, page, home, to));
+        let mut brought = 0;
+        for (page, word) in near.pages() {
+            let Some(place) = place_of(word) else {
+                continue;
+            };
+            let done = p.fill_by(&Here, page, word, || match from(bytes, page, place, to) {
+                // Who needs it asks for its record alone, and is told.
+                Fill::Damaged => Fill::Failed,
+                done => done,
+            });
+            brought += came(word, done);
+        }
+        (filled, brought)
+    });
+    all.ok()
+}
+
+/// A claimed page stays as it was.
+fn leave(page: u32, claimed: Word) {
+    partition().fill_by(&Here, page, claimed, || Fill::Failed);
+}
+
+/// 1 when a page came, which is counted then.
+fn came(claimed: Word, done: Fill) -> u32 {
+    if done == Fill::Present {
+        count_filled(claimed);
+    }
+    u32::from(done == Fill::Present)
+}
+
+/// Where a page lies beyond the pool.
+fn place_of(word: Word) -> Option<DeepPlace> {
+    match FarCopy::of(word.entry().0) {
+        FarCopy::Beyond(place) => Some(place),
+        FarCopy::Stored(_) => None,
+    }
+}
+
+/// Claims what is to come with the page: what is in the store or zeros, and what lies in the page's own extent.
+fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
+    let mut near = Neighbours {
+        pages: [(0, Word(0)); WINDOW_MAX as usize],
+        n: 0,
+        reach: 0,
+    };
+    let most = plan.window.min(room());
+    if most == 0 {
+        return near;
+    }
+    let p = partition();
+    // A mapping call sees each page as claimed, or not at all. It may wait for our page: it is not waited for.
+    let Some(g) = regions::try_lock() else {
+        return near;
+    };
+    for page in (page + 1..end()).take(most as usize) {
+        if !mapping::is_readable(&g, page) {
+            break;
+        }
+        near.reach += 1;
+        let seen = load(&p.words[page as usize]);
+        let is_near = |word| place_of(word).is_none_or(|p| Some(p.extent) == extent);
+        if seen.state() != State::Far || !is_near(seen) {
+            continue;
+        }
+        match p.claim(page, me() as u16) {
+            // It may have gone elsewhere by now.
+            Look::Claimed(word) if word.state() == State::FillingFar && is_near(word) => {
+                near.pages[near.n] = (page, word);
+                near.n += 1;
+            }
+            Look::Claimed(word) => leave(page, word),
+            _ => {}
+        }
+    }
+    near
+}
+
+/// Makes a page present from the bytes of its extent, decoded to `to`.
+fn from(bytes: &[u8; EXTENT_BYTES], page: u32, place: DeepPlace, to: &mut PageBuf) -> Fill {
+    let from = place.offset as usize;
+    let stored = bytes.get(from..from + kernel::stored_bytes(place));
+    stored.map_or(Fill::Damaged, |stored| kernel::bring(page, stored, to))
+}
