@@ -155,6 +155,8 @@ fn any_process_may_read_what_all_share_and_write_to_its_own_only() {
         (0, Kind::Read, false),
     ] {
         let first = t.far.take_slab(owner).unwrap() * SLAB_EXTENTS as u32;
+        // Something was written there.
+        t.far.seals[first as usize].store(5, Relaxed);
         let among = if kind == Kind::Read { DEMANDS } else { WRITES };
         let i = t.post(0, among, kind, first, 0);
         t.turns();
@@ -165,6 +167,8 @@ fn any_process_may_read_what_all_share_and_write_to_its_own_only() {
             "{owner} {kind:?}: {ended:?}"
         );
         t.far.mailboxes[0].release(i);
+        t.far.drop_slab(first / SLAB_EXTENTS as u32, owner);
+        t.turns();
     }
 }
 

@@ -28,8 +28,13 @@ pub struct Plan {
     pub hits: u32,
 }
 
+/// A fault went on with it since the hand last passed.
+const USED: u64 = 1 << 15;
+const WINDOW: u32 = 0x7fff;
+
 fn packed(next: u32, brought: u32, window: u32) -> u64 {
-    u64::from(next) << 32 | u64::from(brought) << 16 | u64::from(window)
+    let used = if window > 0 { USED } else { 0 };
+    u64::from(next) << 32 | u64::from(brought) << 16 | used | u64::from(window)
 }
 
 impl Streams {
@@ -51,13 +56,10 @@ impl Streams {
         };
         let (stream, window, hits) = match words.enumerate().find(goes_on) {
             Some((i, word)) => {
-                let window = (2 * (word as u32 & 0xffff)).clamp(2, WINDOW_MAX);
+                let window = (2 * (word as u32 & WINDOW)).clamp(2, WINDOW_MAX);
                 (i, window, (word >> 16) as u32 & 0xffff)
             }
-            None => {
-                let i = self.victim.fetch_add(1, Ordering::Relaxed) as usize % STREAMS;
-                (i, 0, 0)
-            }
+            None => (self.replaced(), 0, 0),
         };
         let next = packed(page.saturating_add(1), 0, window);
         self.streams[stream].store(next, Ordering::Relaxed);
@@ -66,6 +68,18 @@ impl Streams {
             window,
             hits,
         }
+    }
+
+    /// The stream that a new one replaces: none that has gone on since the hand last passed, where there is another.
+    fn replaced(&self) -> usize {
+        let mut i = 0;
+        for _ in 0..=STREAMS {
+            i = self.victim.fetch_add(1, Ordering::Relaxed) as usize % STREAMS;
+            if self.streams[i].fetch_and(!USED, Ordering::Relaxed) & USED == 0 {
+                break;
+            }
+        }
+        i
     }
 
     /// So many pages came behind `page`, which ends `reach` pages behind it.
