@@ -315,7 +315,7 @@ def shared_agent(r):
         used = status()["used"]
         return used["pool_bytes"] + used["shared_store_bytes"]
 
-    r.require(status()["used"]["shared_store_bytes"] > 0, "no shared page is in the pool")
+    r.require(status()["used"]["shared_store_bytes"] > 0, f"no shared page is in the pool: {status()}")
     # A run that joins shares nothing with the first: its own is native, and it is told so when it asks for more.
     joins = [r.session.canvas, "run", "--local", "24M", *flags, "--tenant", name]
     small = "import mmap, os; m = mmap.mmap(-1, 4096); os.fork() and os.wait() or m.write(b'x'); print(m[0])"

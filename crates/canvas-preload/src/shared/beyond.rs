@@ -314,18 +314,17 @@ pub fn is_writing() -> bool {
     far().is_some_and(|f| writing_bytes(f) > 0)
 }
 
-/// Bytes that the store should get rid of: its part of what the pool has too much.
+/// Bytes that the store should get rid of: by what is more than a part of what the processes' pools leave to it. The
+/// same goes for each of them, so none drives the other out.
 fn excess_bytes(f: &Far) -> i64 {
     let seg = state::seg();
     let percent = f.spill_percent.load(Ordering::Relaxed).min(100) as i64;
-    let mark = seg.pool_bound() / 100 * percent;
-    let used = seg.pool_used() as i64;
-    if used <= mark {
-        return 0;
+    let left = seg.pool_bound() - seg.pool_bytes.load(Ordering::Relaxed);
+    let store = seg.shared_store_bytes.load(Ordering::Relaxed);
+    match store - left.max(0) / 100 * percent {
+        ..=0 => 0,
+        over => over - writing_bytes(f),
     }
-    let store = seg.shared_store_bytes.load(Ordering::Relaxed).max(0);
-    let part = i128::from(used - mark) * i128::from(store) / i128::from(used.max(1));
-    part as i64 - writing_bytes(f)
 }
 
 /// Ends what has ended, and writes what the store has too much. True when something was done.
