@@ -4,6 +4,7 @@ A host's memory is a control group. What the kernel says of a whole machine's me
 it, so each host has a file with its own, ten times a second, which its donor reads (`canvas serve --procfs`).
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -88,7 +89,9 @@ class Machine:
         self.bound = Bound(host, host.unique("host"))
         # On version 2 a group that has groups has no processes.
         self.services = Bound(host, "services", self.bound)
-        self.total, self.is_up, self.donor, self.agent, self.evicted = args.host_mib * MIB, True, None, None, [0, 0]
+        self.total, self.is_up, self.donor, self.agent = args.host_mib * MIB, True, None, None
+        # Of donors that are no more: what they took back. And how often the kernel ended a service for want of memory.
+        self.evicted, self.ooms = [0, 0], 0
         self.tell()
 
     def limited(self):
@@ -159,12 +162,16 @@ class Machine:
         os.replace(path + ".new", path)
         return used
 
+    def _forget_donor(self):
+        """What it did is kept; what it said last is not its successor's."""
+        self.evicted = [a + b for a, b in zip(self.evicted, self.lent()[1:], strict=True)]
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.state_path())
+
     def die(self):
         """Its power fails: nothing comes from it any more, and all of its processes are gone."""
-        self.evicted = [a + b for a, b in zip(self.evicted, self.lent()[1:], strict=True)]
+        self._forget_donor()
         self.is_up = False
-        if self.donor:
-            os.unlink(self.state_path())
         run("ip", "-n", self.cluster.switch, "link", "set", self.port, "down")
         end = time.monotonic() + 10
         while pids := self.bound.pids():
@@ -186,12 +193,18 @@ class Machine:
             self.lend()
             self.keep(copies)
 
-    def check(self):
-        """The services live."""
-        for name, child in (("donor", self.donor), ("agent", self.agent)):
-            if self.is_up and child and child.poll() is not None:
+    def look_after(self, copies):
+        """A service that the kernel ended for want of memory is started again, as systemd does; others live."""
+        for name, child, again in (("donor", self.donor, self.lend), ("agent", self.agent, lambda: self.keep(copies))):
+            if not self.is_up or not child or child.poll() is None:
+                continue
+            if child.returncode != -signal.SIGKILL:
                 said = read(os.path.join(self.home, name))[-300:].strip()
                 raise OSError(f"{name} of host {self.number + 1} ended with {child.returncode}: {said}")
+            self.ooms += 1
+            if name == "donor":
+                self._forget_donor()
+            again()
 
 
 class Cluster:

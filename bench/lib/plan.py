@@ -7,6 +7,8 @@ import random
 PERCENTS = (100, 75, 50)
 SERVERS = ("redis", "memcached")
 BATCH = ("rmat-pagerank", "quicksort", "snappy")
+# One container of so many is a batch program.
+BATCH_EVERY = 4
 # Of a host's memory, what a scheduler gives away.
 FULL = 0.85
 # What batch programs are taken to last; and MiB a second of filling a server and reading all of it.
@@ -76,16 +78,17 @@ def _place(rng, placed, c, hosts, host_mib):
 
 
 def make(seed, hosts, host_mib, count, length_s):
-    """`count` containers, half of them there at the start, as many of each constraint; two of three are servers."""
+    """`count` containers, half of them there at the start, as many of each constraint; most are servers."""
     rng = random.Random(seed)
     percents = [PERCENTS[i % len(PERCENTS)] for i in range(count)]
     rng.shuffle(percents)
     placed = []
     for i, percent in enumerate(percents):
-        kind = BATCH[i // 3 % len(BATCH)] if i % 3 == 2 else SERVERS[i // 3 % 2 if i % 3 else (i // 3 + 1) % 2]
+        turn = i // BATCH_EVERY
+        kind = BATCH[turn % len(BATCH)] if i % BATCH_EVERY == BATCH_EVERY - 1 else SERVERS[(i + turn) % len(SERVERS)]
         is_early = i < count // 2
         at_s = rng.uniform(0, 0.06 if is_early else 0.5) * length_s
-        share = rng.uniform(0.2, 0.42) if kind in SERVERS else rng.uniform(0.16, 0.25)
+        share = rng.uniform(0.25, 0.5) if kind in SERVERS else rng.uniform(0.16, 0.25)
         c = Container(f"{kind}-{i}", kind, int(share * host_mib), percent, -1, round(at_s, 1),
                       round(rng.uniform(0.55, 0.85) * (length_s - at_s), 1), rng.randrange(1 << 30))
         if c := _place(rng, placed, c, hosts, host_mib):

@@ -97,12 +97,14 @@ def table(runs, variants):
             t = w["times"].get(part, {})
             cells = [f"{a[k]:,.0f}" for k in ("p50_us", "p99_us", "p999_us", "max_us")] if a else ["-"] * 4
             lines.append(_row((v, part, *cells, t.get("median", "-"), t.get("max", "-")), widths))
-    lines.append("longest answer in ms after a host died and after the hungry program came; slabs; how programs ended")
-    widths = (14, 9, 9, 9, 8, 9)
-    lines.append(_row(("variant", "death", "hungry", "evicted", "late", "repairs"), widths) + "  ended")
+    lines.append("processors; longest answer in ms after a host died and after the hungry program came; slabs; the end")
+    widths = (14, 8, 9, 9, 9, 8, 9)
+    lines.append(_row(("variant", "busy %", "death", "hungry", "evicted", "late", "repairs"), widths) + "  ended")
     for v, w in rows:
         longest = [f"{w[k]['max_us'] / 1e3:.1f}" if w[k] else "-" for k in ("at_death", "at_burst")]
         ended = ", ".join(f"{n} {o}" for o, n in w["outcomes"].items())
         slabs = w["evicted_slabs"], w["evicted_late_slabs"], w["far"].get("repairs", "-")
-        lines.append(_row((v, *longest, *slabs), widths) + f"  {ended}")
+        if w["services_oom"]:
+            ended += f"; {w['services_oom']} services oom"
+        lines.append(_row((v, w["processors_busy_pct"], *longest, *slabs), widths) + f"  {ended}")
     return "\n".join(lines)
