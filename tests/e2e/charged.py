@@ -100,7 +100,7 @@ def compare_all(r, group):
                 prefix=prefix, extra=flags)
     wait_until(r, "the program is ready", lambda: "\n" in c.out() or not c.alive())
     agent = agent_of(c.pid)
-    r.require(agent, "the run has no agent")
+    r.require(agent, f"the run has no agent; it lives: {c.alive()}; it has said: {c.err()[-400:]}")
     last = ""
 
     def close():
