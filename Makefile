@@ -25,7 +25,7 @@ SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
 	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads \
-	bench-fastswap lint deps-test deps-demo clean
+	bench-cluster bench-fastswap lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -156,6 +156,10 @@ bench-fastswap: build ## Guests that swap onto canvas, disks, zswap, zram and a 
 
 bench-reads: build ## What a page costs that is read alone from a donor, by process (root; docs/BENCH.md)
 	bench/reads --canvas $(CANVAS) --lanes on,off --processors all,one --out bench/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
+
+bench-cluster: build ## Five hosts that run programs and lend memory at one time, beside swap (root; docs/BENCH.md)
+	$(call install,$(PROGRAM_PACKAGES))
+	bench/cluster --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-cluster.jsonl
 
 lint: ## Formatting, clippy, names in documents, and (where cargo-deny is installed) licences and advisories
 	$(CARGO) fmt --all --check

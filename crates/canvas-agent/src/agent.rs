@@ -27,7 +27,7 @@ use crate::numbers::SealNumbers;
 use crate::request_table::{Begun, From, Limits, RequestTable};
 use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
 use crate::share::Live;
-use crate::store::{Event, ONCE, OWN_MAX, Outcome, Store};
+use crate::store::{Direct, Event, ONCE, OWN_MAX, Outcome, Store};
 
 /// Operations under way at one time.
 const DEMANDS: usize = 128;
@@ -139,8 +139,8 @@ pub struct Agent<S> {
     share: Live,
     /// The version that the dispatcher knows.
     share_seen: u32,
-    /// Nobody else uses the links.
-    alone: bool,
+    /// What its processes may read by themselves.
+    direct: Direct,
     /// By operation.
     work: Vec<Option<Work>>,
     /// Blocks not in use.
@@ -196,7 +196,7 @@ impl<S: Store> Agent<S> {
             log: Log::new(setup.say),
             share_seen: setup.share.version(),
             share: setup.share,
-            alone: false,
+            direct: Direct::None,
             work: (0..DEMANDS + FETCHES + WRITES).map(|_| None).collect(),
             blocks: Vec::new(),
             events: Vec::new(),
@@ -216,7 +216,7 @@ impl<S: Store> Agent<S> {
     /// also after a quiet tenth of a second.
     pub fn serve(&mut self, mut dispatch: Dispatch, mut is_over: impl FnMut() -> bool) {
         dispatch.add(ALONE, self.share.get().into());
-        self.set_alone(true);
+        self.set_direct(Direct::All);
         while !is_over() {
             let worked = self.turn(&mut dispatch);
             let expects = self.store.expects();
@@ -260,12 +260,13 @@ impl<S: Store> Agent<S> {
         worked
     }
 
-    /// The tenant is alone on its links, or not. What it may read in a second is kept to here, so with such a limit it
-    /// is not let read by itself.
-    fn set_alone(&mut self, alone: bool) {
-        self.alone = alone;
+    /// What its processes may read by themselves. A limit on what the tenant reads in a second is kept here, so with one
+    /// they may not.
+    fn set_direct(&mut self, direct: Direct) {
+        self.direct = direct;
         let is_limited = self.share.get().swap_in_limit.is_some();
-        self.store.set_alone(alone && !is_limited);
+        self.store
+            .set_direct(if is_limited { Direct::None } else { direct });
     }
 
     /// Takes what the tenant's processes have posted, `most` requests at most, and gives what may run to the
@@ -276,7 +277,7 @@ impl<S: Store> Agent<S> {
         if version != self.share_seen {
             self.share_seen = version;
             dispatch.set(id, self.share.get().into());
-            self.set_alone(self.alone);
+            self.set_direct(self.direct);
         }
         let mut found = Found::default();
         if self.rung.iter().all(|word| *word == 0) {
@@ -864,8 +865,13 @@ impl<S: Store + Send> Served for Agent<S> {
     fn due_in(&self) -> Option<Duration> {
         self.store.due_in()
     }
-    fn set_alone(&mut self, alone: bool) {
-        Agent::set_alone(self, alone);
+    fn set_direct(&mut self, direct: Direct) {
+        if self.direct != direct {
+            Agent::set_direct(self, direct);
+        }
+    }
+    fn take_direct_bytes(&mut self) -> u64 {
+        self.store.take_direct_bytes()
     }
     fn is_busy(&self) -> bool {
         self.requests.under_way() > 0 || self.requests.releasing() > 0

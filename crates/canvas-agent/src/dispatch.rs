@@ -173,6 +173,13 @@ impl Dispatch {
         self.sched.used_after(TenantId(id), ns, count);
     }
 
+    /// A tenant has moved so many bytes over a lane without asking here. While others wait for it: how many bytes it is
+    /// ahead of its turn.
+    pub fn charge(&mut self, id: u64, lane: Lane, bytes: u64) -> Option<u64> {
+        self.sched
+            .charge(TenantId(id), self.links[lane.link()], bytes)
+    }
+
     /// Time until a limit lets something go.
     pub fn due_in(&self) -> Option<Duration> {
         let due = self.sched.next_due()?;

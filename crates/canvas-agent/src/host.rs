@@ -16,7 +16,8 @@ use canvas_sched::Decision;
 use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake, thread_ns};
 
-use crate::dispatch::Dispatch;
+use crate::direct::{Direct, One, divide};
+use crate::dispatch::{Dispatch, Lane};
 use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, looking, relax};
 use crate::round_robin::{Rings, RoundRobin, VAIN_PAUSE};
 use crate::share::{Live, Share};
@@ -24,8 +25,12 @@ use crate::share::{Live, Share};
 /// Sleep when there are more tenants than the kernel lets one thread wait for.
 const CONTENDED: Duration = Duration::from_millis(2);
 
-/// A tenant is alone when no other has worked for so long.
-const ALONE: Duration = Duration::from_secs(2);
+/// A tenant uses the links when it has worked, or read by itself, in this time.
+const ACTIVE: Duration = Duration::from_secs(2);
+/// Rates of lanes are looked at so often.
+const RATES: Duration = Duration::from_millis(20);
+/// A tenant takes its turns here when it is so many bytes ahead of others who wait, until it is as few.
+const AHEAD_BYTES: (u64, u64) = (256 << 10, 64 << 10);
 
 /// What a look at a tenant has found.
 #[derive(Clone, Copy, Default, Debug)]
@@ -58,8 +63,10 @@ pub trait Served: Send {
     fn is_ready(&self) -> bool;
     /// See [`crate::store::Store::due_in`].
     fn due_in(&self) -> Option<Duration>;
-    /// See [`crate::store::Store::set_alone`].
-    fn set_alone(&mut self, alone: bool);
+    /// See [`crate::store::Store::set_direct`].
+    fn set_direct(&mut self, direct: Direct);
+    /// See [`crate::store::Store::take_direct_bytes`].
+    fn take_direct_bytes(&mut self) -> u64;
     /// Is something of it under way?
     fn is_busy(&self) -> bool;
     /// See [`crate::Agent::leave`].
@@ -116,6 +123,10 @@ struct Seat {
     time: Duration,
     /// Its weight, and the version of its share that says so.
     weight: (u32, u32),
+    /// When it last used the links.
+    used: Option<Instant>,
+    /// It has read by itself more than its turn.
+    is_ahead: bool,
 }
 
 impl Seat {
@@ -208,10 +219,8 @@ pub struct Host {
     first: usize,
     /// What this thread had used of a processor after the last round, if it has not rested since.
     used_ns: Option<u64>,
-    /// The only tenant that has worked lately, and since when.
-    alone: Option<(u64, Instant)>,
-    /// It was told so.
-    alone_told: bool,
+    /// When rates of lanes were last looked at, and how many tenants used the links then.
+    rates: Option<(Instant, usize)>,
 }
 
 /// Tells what a round's time went to.
@@ -235,8 +244,7 @@ impl Host {
             expect: looking(EXPECT),
             first: 0,
             used_ns: None,
-            alone: None,
-            alone_told: false,
+            rates: None,
         }
     }
 
@@ -264,6 +272,8 @@ impl Host {
             barred: None,
             time: Duration::ZERO,
             weight: (share.weight, version),
+            used: None,
+            is_ahead: false,
         });
     }
 
@@ -358,32 +368,55 @@ impl Host {
                 seat.rest(now, (self.spin, self.expect), alone);
             }
         }
-        self.look_who_is_alone(now);
+        self.look_at_rates(now);
         self.charge(now);
         self.seats.iter().any(|s| s.worked || s.more)
     }
 
-    /// Tells a tenant that it is alone, when nobody else has worked for a while, and that it is not any more, at
-    /// once.
-    fn look_who_is_alone(&mut self, now: Instant) {
-        let mut others = false;
-        for seat in self.seats.iter().filter(|s| s.worked) {
-            if self.alone.is_none_or(|(id, _)| id != seat.id) {
-                others |= self.alone_told;
-                self.alone = Some((seat.id, now));
-            }
-        }
-        if others {
-            self.alone_told = false;
-            self.seats.iter_mut().for_each(|s| s.agent.set_alone(false));
-        }
-        if let Some((id, since)) = self.alone
-            && !self.alone_told
-            && now.saturating_duration_since(since) >= ALONE
-            && let Some(seat) = self.seats.iter_mut().find(|s| s.id == id)
+    /// What each tenant's processes may read by themselves: who is alone all that they can; beside others its share of
+    /// what the link moves, by the weights, and nothing while it is ahead of others who wait.
+    fn look_at_rates(&mut self, now: Instant) {
+        let uses = |s: &Seat| {
+            s.used
+                .is_some_and(|at| now.saturating_duration_since(at) < ACTIVE)
+        };
+        self.seats
+            .iter_mut()
+            .filter(|s| s.worked)
+            .for_each(|s| s.used = Some(now));
+        let n = self.seats.iter().filter(|s| uses(s)).count();
+        if let Some((at, before)) = self.rates
+            && now.saturating_duration_since(at) < RATES
+            && before == n
         {
-            self.alone_told = true;
-            seat.agent.set_alone(true);
+            return;
+        }
+        for seat in &mut self.seats {
+            let bytes = seat.agent.take_direct_bytes();
+            if bytes > 0 {
+                seat.used = Some(now);
+            }
+            let ahead = self.dispatch.charge(seat.id, Lane::In, bytes);
+            let most = if seat.is_ahead {
+                AHEAD_BYTES.1
+            } else {
+                AHEAD_BYTES.0
+            };
+            seat.is_ahead = ahead.is_some_and(|bytes| bytes > most);
+        }
+        let link = self.dispatch.lane(Lane::In).map_or(0, |l| l.rate_bytes_s);
+        let all: Vec<One> = self
+            .seats
+            .iter_mut()
+            .map(|seat| One {
+                uses: uses(seat),
+                weight: seat.weight(),
+                is_ahead: seat.is_ahead,
+            })
+            .collect();
+        self.rates = Some((now, all.iter().filter(|one| one.uses).count()));
+        for (seat, direct) in self.seats.iter_mut().zip(divide(link, &all)) {
+            seat.agent.set_direct(direct);
         }
     }
 
@@ -475,7 +508,6 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dispatch::Lane;
     use crate::round_robin::REQUESTS_MAX;
     use canvas_sched::Class;
     use canvas_shm::Segment;
@@ -496,11 +528,9 @@ mod tests {
         due_in: Option<Duration>,
         /// Looks at the store.
         reaped: Arc<AtomicUsize>,
-    }
-
-    /// Whether it is told that it is alone stands in its far area.
-    fn is_alone(far: &Far) -> bool {
-        far.lanes.is_direct()
+        /// What its processes may read by themselves, and bytes that they have.
+        direct: Arc<Mutex<Direct>>,
+        read: Arc<AtomicUsize>,
     }
 
     impl Served for Counts {
@@ -530,8 +560,11 @@ mod tests {
                 taken: done,
             }
         }
-        fn set_alone(&mut self, alone: bool) {
-            self.far.lanes.set_direct(alone);
+        fn set_direct(&mut self, direct: Direct) {
+            *self.direct.lock().unwrap() = direct;
+        }
+        fn take_direct_bytes(&mut self) -> u64 {
+            self.read.swap(0, Relaxed) as u64
         }
         fn is_busy(&self) -> bool {
             false
@@ -560,6 +593,8 @@ mod tests {
         far: Vec<&'static Far>,
         left: Vec<Arc<AtomicUsize>>,
         order: Arc<Mutex<Vec<(u64, usize)>>>,
+        direct: Vec<Arc<Mutex<Direct>>>,
+        read: Vec<Arc<AtomicUsize>>,
     }
 
     fn tenants(n: u64) -> Tenants {
@@ -574,6 +609,8 @@ mod tests {
             far: Vec::new(),
             left: Vec::new(),
             order: Arc::default(),
+            direct: costs.iter().map(|_| Arc::default()).collect(),
+            read: costs.iter().map(|_| Arc::default()).collect(),
         };
         for (id, cost) in (0..).zip(costs) {
             let (fd, _) = Segment::create(true).unwrap();
@@ -591,6 +628,8 @@ mod tests {
                     cost: *cost,
                     due_in: None,
                     reaped: Arc::default(),
+                    direct: t.direct[id as usize].clone(),
+                    read: t.read[id as usize].clone(),
                 }),
             );
             t.far.push(far);
@@ -726,6 +765,8 @@ mod tests {
                 cost: Duration::ZERO,
                 due_in,
                 reaped: reaped.clone(),
+                direct: Arc::default(),
+                read: Arc::default(),
             };
             t.host.add(id, Box::new(agent));
         }
@@ -823,27 +864,35 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_alone_until_another_one_works() {
-        let Tenants { mut host, far, .. } = tenants(3);
+    fn a_tenant_is_alone_until_another_one_uses_the_links() {
+        let Tenants {
+            mut host,
+            direct,
+            read,
+            ..
+        } = tenants(3);
         let began = Instant::now();
-        // Who works, after how many tenths of ALONE, and who is alone then.
-        for (at, works, alone) in [
-            (0, vec![0], [false; 3]),
-            (5, vec![0], [false; 3]),
-            (11, vec![0], [true, false, false]),
-            (12, vec![], [true, false, false]),
-            (13, vec![0], [true, false, false]),
-            (14, vec![1], [false; 3]),
-            (20, vec![1], [false; 3]),
-            (25, vec![1, 2], [false; 3]),
-            (33, vec![1], [false; 3]),
-            (44, vec![1], [false, true, false]),
+        // Who works, and who reads by itself, after how many tenths of ACTIVE; and who is alone then.
+        for (at, works, reads, alone) in [
+            (0, vec![0], vec![], [true, false, false]),
+            (1, vec![], vec![0], [true, false, false]),
+            (2, vec![1], vec![0], [false; 3]),
+            (11, vec![], vec![0], [false; 3]),
+            (13, vec![], vec![0], [true, false, false]),
+            (14, vec![1, 2], vec![], [false; 3]),
+            (25, vec![2], vec![1], [false; 3]),
+            (33, vec![], vec![1], [false; 3]),
+            (37, vec![], vec![1], [false, true, false]),
         ] {
             for seat in &mut host.seats {
                 seat.worked = works.contains(&(seat.id as usize));
             }
-            host.look_who_is_alone(began + ALONE * at / 10);
-            assert_eq!([0, 1, 2].map(|i| is_alone(far[i])), alone, "{at}");
+            reads
+                .iter()
+                .for_each(|id: &usize| read[*id].store(4096, Relaxed));
+            host.look_at_rates(began + ACTIVE * at / 10);
+            let all = |i: usize| *direct[i].lock().unwrap() == Direct::All;
+            assert_eq!([0, 1, 2].map(all), alone, "{at}");
         }
     }
 }

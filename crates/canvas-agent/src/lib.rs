@@ -21,6 +21,7 @@ pub mod agent;
 pub mod block;
 pub mod copies;
 pub mod daemon;
+mod direct;
 pub mod disk;
 pub mod dispatch;
 pub mod erasure;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use canvas_shm::far::SLAB_EXTENTS;
 
 use crate::block::Block;
+pub use crate::direct::Direct;
 use crate::dispatch::Lane;
 use crate::log::About;
 
@@ -109,8 +110,12 @@ pub trait Store {
     fn poll(&mut self, events: &mut Vec<Event>);
     /// What was begun since the last call goes out now.
     fn flush(&mut self) {}
-    /// The tenant is alone on its links from now on, or not.
-    fn set_alone(&mut self, _alone: bool) {}
+    /// What the tenant's processes may read by themselves from now on.
+    fn set_direct(&mut self, _direct: Direct) {}
+    /// Bytes that they have read by themselves since this was last asked, as far as donors have told.
+    fn take_direct_bytes(&mut self) -> u64 {
+        0
+    }
     /// The tenant is over: what is kept for it in other places is given back, as far as that is done within `patience`.
     /// The only call that waits, and the last one.
     fn leave(&mut self, _patience: Duration) {}

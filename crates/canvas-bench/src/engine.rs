@@ -35,6 +35,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use working_set::WorkingSets;
 
 use crate::host::cgroup::Controller;
+use crate::host::error::ConfineError;
 use crate::host::facts;
 use crate::host::lock::{self, Taken};
 use crate::host::net::Network;
@@ -531,13 +532,8 @@ impl<'a> Bench<'a> {
             Ok(swap) => swap,
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
-        // For all that is started from here on, to the cell's end.
-        let confined = if cell.set.is_on_one_processor() {
-            Some(Confined::to_one())
-        } else {
-            cell.variant.cpu_percent().map(Confined::to)
-        };
-        let _confined = match confined.transpose() {
+        // For all that serves the programs, and then for these, to the cell's end.
+        let serving = match confine(cell, true) {
             Ok(confined) => confined,
             Err(e) => return self.cannot_run(cell, e.to_string()),
         };
@@ -560,6 +556,11 @@ impl<'a> Bench<'a> {
                 }
             }
             _ => None,
+        };
+        drop(serving);
+        let _confined = match confine(cell, false) {
+            Ok(confined) => confined,
+            Err(e) => return self.cannot_run(cell, e.to_string()),
         };
         let alone = cell.set.members.len() == 1;
         let members = cell.set.members.iter();
@@ -685,6 +686,17 @@ impl Drop for Leaves<'_> {
         if let Some(left) = self.0 {
             left.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// Confines this thread, and what it starts, to the processors that a cell's programs have, or what `serves` them.
+fn confine(cell: &Cell, serves: bool) -> Result<Option<Confined>, ConfineError> {
+    if cell.set.is_on_one_processor() {
+        Confined::to_one().map(Some)
+    } else if cell.variant.is_apart() {
+        Confined::to_half(serves).map(Some)
+    } else {
+        cell.variant.cpu_percent().map(Confined::to).transpose()
     }
 }
 

@@ -52,6 +52,8 @@ pub struct FarParts {
     pub agent_flags: &'static [&'static str],
     /// Part of the processors that all of it has, in percent.
     pub cpu_percent: Option<u32>,
+    /// Whether agent and donors have processors of their own.
+    pub apart: bool,
 }
 
 /// One copy over the loopback device, and nothing else.
@@ -63,6 +65,7 @@ const FAR: FarParts = FarParts {
     tenancy: Tenancy::Own,
     agent_flags: &[],
     cpu_percent: None,
+    apart: false,
 };
 
 /// How the programs of a part run.

@@ -55,6 +55,9 @@ pub struct FarBelow {
     /// Part of the processors that all of it has, program, agent and donors, in percent; all without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_percent: Option<u32>,
+    /// Whether agent and donors have processors of their own, the second half of them, and programs the first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub apart: bool,
 }
 
 /// Whose agent keeps the far memory of programs that run together, and on which donors.
@@ -129,6 +132,11 @@ impl Variant {
         }
     }
 
+    /// Whether agent and donors have processors of their own.
+    pub fn is_apart(&self) -> bool {
+        matches!(self, Variant::CanvasFar(far) if far.apart)
+    }
+
     /// Whose agent keeps far memory.
     pub fn tenancy(&self) -> Tenancy {
         match self {
@@ -167,6 +175,9 @@ impl fmt::Display for Variant {
                 }
                 if let Some(percent) = far.cpu_percent {
                     write!(f, ", on {percent} % of the processors")?;
+                }
+                if far.apart {
+                    f.write_str(", agent and donors apart")?;
                 }
                 f.write_str(if far.donor_dies {
                     ", a donor dies]"
@@ -224,6 +235,15 @@ mod tests {
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), confined);
         let shown = "canvas-far[none, on 50 % of the processors]";
         assert_eq!(confined.to_string(), shown);
+        let apart = Variant::CanvasFar(FarBelow {
+            apart: true,
+            ..FarBelow::copies("none")
+        });
+        let text = serde_json::to_string(&apart).unwrap();
+        assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), apart);
+        assert!(apart.is_apart());
+        let shown = "canvas-far[none, agent and donors apart]";
+        assert_eq!(apart.to_string(), shown);
     }
 
     #[test]

@@ -251,6 +251,25 @@ impl Scheduler {
         }
     }
 
+    /// A tenant has moved so many bytes over the link without asking here: its next turn there comes later by that. While
+    /// others wait for the link: how many bytes it is ahead of who is served now.
+    pub fn charge(&mut self, id: TenantId, link: LinkId, bytes: u64) -> Option<u64> {
+        let at = link.0 as usize;
+        let (seat, l) = (*self.by_id.get(&id)?, self.links.get_mut(at)?);
+        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let (flow, weight) = (&mut tenant.flows[at], u128::from(tenant.weight));
+        flow.finish = flow.finish.max(l.clock) + u128::from(bytes) * BYTE / weight;
+        l.finish_max = l.finish_max.max(flow.finish);
+        let is_ready = l.ready.contains(seat);
+        if is_ready && bytes > 0 {
+            self.serial += 1;
+            l.ready.put(seat, (flow.finish, self.serial));
+        }
+        let ahead = (flow.finish - l.clock) * weight / BYTE;
+        let others = l.ready.len() > usize::from(is_ready);
+        others.then(|| u64::try_from(ahead).unwrap_or(u64::MAX))
+    }
+
     /// What is to be done now; call it until there is nothing. `None`: links are full, limits forbid
     /// it ([`Scheduler::next_due`] says until when), or nothing waits.
     pub fn next(&mut self, now_ns: u64) -> Option<Decision> {

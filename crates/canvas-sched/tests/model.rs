@@ -41,6 +41,7 @@ enum Op {
     Leave(u64),
     Join(u64, u32, usize, usize),
     Used(u64, u64),
+    Charge(u64, usize, u64),
     Timeliness(bool),
 }
 
@@ -60,6 +61,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..TENANTS, 1..=1000u32, 0..RATES.len(), 0..RATES.len())
             .prop_map(|(t, w, i, o)| Op::Join(t, w, i, o)),
         1 => (0..TENANTS, 1000..2_000_000u64).prop_map(|(t, ns)| Op::Used(t, ns)),
+        2 => (0..TENANTS, 0..LINKS, prop_oneof![Just(0u64), 1..500_000u64])
+            .prop_map(|(t, link, bytes)| Op::Charge(t, link, bytes)),
         1 => prop::bool::weighted(0.7).prop_map(Op::Timeliness),
     ]
 }
@@ -194,6 +197,12 @@ impl Both {
             Op::Leave(t) => self.leave(t),
             Op::Join(t, weight, reads, writes) => self.join(t, weight, reads, writes),
             Op::Used(t, ns) => self.real.used_after(TenantId(t), ns, 40),
+            Op::Charge(t, link, bytes) => {
+                let got = self.real.charge(TenantId(t), self.links[link], bytes);
+                let is_there = self.tenants.contains_key(&t);
+                let expected = is_there.then(|| self.naive.charge(t, link, bytes));
+                assert_eq!(got, expected.flatten());
+            }
             Op::Timeliness(on) => {
                 self.real.set_timeliness(on);
                 self.timeliness = on;

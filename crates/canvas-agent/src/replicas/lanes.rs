@@ -16,6 +16,7 @@ use canvas_wire::frame::{Lane, LaneRate, Request};
 use super::donor::Donor;
 use super::read::Turns;
 use super::{Call, Replicas, SERVERS_MAX, Views};
+use crate::store::Direct;
 
 const _: () = assert!(SERVERS_MAX <= DONORS_MAX);
 
@@ -27,11 +28,23 @@ const PAUSE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Lanes of a donor whose numbers are kept, which is as many as it grants.
 const LANES_MAX: usize = 256;
-/// A tenant that is alone on its links reads as fast as it can.
-const RATE: LaneRate = LaneRate {
-    rate_bytes: 1 << 40,
-    burst_bytes: u32::MAX,
-};
+/// The rate of a tenant that reads as fast as it can.
+const ALL_BYTES: u64 = 1 << 40;
+/// What a lane may read at once, when it has read nothing for a while, beside other tenants.
+const BURST_BYTES: u32 = 128 << 10;
+/// Donors are told another rate when it differs by more than a part of this.
+const NEAR: u64 = 8;
+
+/// A lane that a donor has granted.
+struct Granted {
+    lane: u64,
+    /// As the donor has it.
+    rate_bytes: u64,
+    /// What the donor has said that it has read.
+    bytes: u64,
+    /// It is being asked.
+    asked: bool,
+}
 
 /// A donor's lanes.
 #[derive(Default)]
@@ -44,8 +57,10 @@ struct OfDonor {
     asked: Option<Secret>,
     /// A ticket that may not be taken yet, and since when.
     offered: Option<(u64, Instant)>,
-    /// Numbers of lanes that it granted.
-    granted: Vec<u64>,
+    /// Lanes that it granted.
+    granted: Vec<Granted>,
+    /// The rate of the one that it was asked for.
+    asked_rate_bytes: u64,
     /// It is not asked before.
     not_before: Option<Instant>,
 }
@@ -53,8 +68,10 @@ struct OfDonor {
 /// Lanes of a tenant.
 #[derive(Default)]
 pub(super) struct Lanes {
-    /// Nobody else uses the links.
-    alone: bool,
+    /// What the tenant's processes may read by themselves, if lanes are wanted.
+    may: Direct,
+    /// Read over lanes, and not asked for yet.
+    bytes: u64,
     /// Processes may read by themselves. What the tenant's own area says of it is no proof.
     direct: bool,
     /// A donor has come or gone: other routes may be better.
@@ -62,6 +79,55 @@ pub(super) struct Lanes {
     /// When routes were last told.
     told: Option<Instant>,
     donors: Vec<OfDonor>,
+}
+
+impl Lanes {
+    /// What the tenant's processes may read by themselves from now on.
+    pub fn set_direct(&mut self, direct: Direct) {
+        self.may = direct;
+    }
+
+    /// Bytes that they have read, since this was last asked.
+    pub fn take_bytes(&mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// What one lane may read: a process that reads much may have one donor's pages, and one lane of it.
+    fn rate(&self) -> LaneRate {
+        match self.may {
+            Direct::All => LaneRate {
+                rate_bytes: ALL_BYTES,
+                burst_bytes: u32::MAX,
+            },
+            Direct::Rate(rate_bytes) => LaneRate {
+                rate_bytes,
+                burst_bytes: BURST_BYTES,
+            },
+            Direct::None => LaneRate {
+                rate_bytes: 0,
+                burst_bytes: 0,
+            },
+        }
+    }
+
+    /// A donor has said what a lane has read, or (`None`) that there is no such lane.
+    pub fn used(&mut self, donor: usize, lane: u64, bytes: Option<u64>) {
+        let Some(of) = self.donors.get_mut(donor) else {
+            return;
+        };
+        match (of.granted.iter().position(|l| l.lane == lane), bytes) {
+            (Some(at), Some(bytes)) => {
+                let granted = &mut of.granted[at];
+                granted.asked = false;
+                self.bytes += bytes.saturating_sub(granted.bytes);
+                granted.bytes = granted.bytes.max(bytes);
+            }
+            (Some(at), None) => {
+                of.granted.remove(at);
+            }
+            (None, _) => {}
+        }
+    }
 }
 
 fn place_of(addr: &Address) -> Option<Place> {
@@ -106,15 +172,10 @@ fn best<'m>(
 }
 
 impl Replicas {
-    /// The tenant is alone on its links from now on, or not: then it takes turns.
-    pub(super) fn is_alone(&mut self, alone: bool) {
-        self.lanes.alone = alone;
-        self.may_read_directly();
-    }
-
     /// Processes may read by themselves, or may not.
     fn may_read_directly(&mut self) {
-        let direct = self.lanes.alone && self.far.lanes.is_wanted();
+        let direct = !matches!(self.lanes.may, Direct::None | Direct::Rate(0));
+        let direct = direct && self.far.lanes.is_wanted();
         if self.lanes.direct != direct {
             self.lanes.direct = direct;
             self.lanes.changed = true;
@@ -181,7 +242,7 @@ impl Replicas {
     fn look_at_donor(&mut self, donor: usize) {
         let d = &self.donors[donor];
         let there = &self.far.lanes.donors[donor];
-        let place = place_of(&d.addr).filter(|_| self.lanes.direct && grants(d));
+        let place = place_of(&d.addr).filter(|_| grants(d));
         let open = place.is_some() && d.suspect.is_none();
         let of = &mut self.lanes.donors[donor];
         if of.run != d.run || !d.is_up() {
@@ -196,15 +257,18 @@ impl Replicas {
             self.lanes.changed = true;
             there.set_place(place.filter(|_| open));
         }
-        if !self.lanes.direct {
+        if self.lanes.may == Direct::None || !self.far.lanes.is_wanted() {
             return self.end_lanes(donor);
         }
+        self.ask_lanes(donor);
+        let there = &self.far.lanes.donors[donor];
+        let of = &mut self.lanes.donors[donor];
         if let Some((lane, since)) = of.offered
             && since.elapsed() > TICKET_TIME
         {
             of.offered = None;
             if there.take_ticket_back() {
-                of.granted.retain(|l| *l != lane);
+                of.granted.retain(|l| l.lane != lane);
                 self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
             }
             return;
@@ -216,15 +280,41 @@ impl Replicas {
         let Ok(secret) = crate::journal::random::<32>() else {
             return;
         };
-        of.asked = Some(secret);
+        let rate = self.lanes.rate();
+        let of = &mut self.lanes.donors[donor];
+        (of.asked, of.asked_rate_bytes) = (Some(secret), rate.rate_bytes);
         let tenant = self.tenant;
         let lane = Lane {
             tenant,
             secret,
-            rate: RATE,
+            rate,
         };
         if !self.submit(donor, Call::Lane, &Request::Lane(lane)) {
             self.lanes.donors[donor].asked = None;
+        }
+    }
+
+    /// Tells the donor what its lanes may read, and asks what they have: where that is counted, and where it changes.
+    fn ask_lanes(&mut self, donor: usize) {
+        let rate = self.lanes.rate();
+        let counts = self.lanes.may != Direct::All;
+        let mut due = Vec::new();
+        for granted in &mut self.lanes.donors[donor].granted {
+            let near = granted.rate_bytes.abs_diff(rate.rate_bytes) <= granted.rate_bytes / NEAR;
+            if !granted.asked && (counts || !near) {
+                granted.asked = true;
+                granted.rate_bytes = rate.rate_bytes;
+                due.push(granted.lane);
+            }
+        }
+        for lane in due {
+            if !self.submit(
+                donor,
+                Call::LaneRate(lane),
+                &Request::LaneRate { lane, rate },
+            ) {
+                self.lanes.used(donor, lane, None);
+            }
         }
     }
 
@@ -232,7 +322,7 @@ impl Replicas {
     fn end_lanes(&mut self, donor: usize) {
         let of = &mut self.lanes.donors[donor];
         of.offered = None;
-        for lane in std::mem::take(&mut of.granted) {
+        for Granted { lane, .. } in std::mem::take(&mut of.granted) {
             self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
         }
         self.far.lanes.donors[donor].drop_ticket();
@@ -252,7 +342,12 @@ impl Replicas {
             // The donor forgets those whose processes are gone.
             of.granted.remove(0);
         }
-        of.granted.push(lane);
+        of.granted.push(Granted {
+            lane,
+            rate_bytes: of.asked_rate_bytes,
+            bytes: 0,
+            asked: false,
+        });
         if let Some(secret) = asked
             && self.lanes.direct
             && self.far.lanes.donors[donor].put_ticket(&ticket, &secret)

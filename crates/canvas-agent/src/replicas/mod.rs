@@ -57,7 +57,7 @@ use crate::idle::Waker;
 use crate::journal::Journal;
 use crate::log::About;
 use crate::seal::Sealer;
-use crate::store::{Event, ONCE, Store};
+use crate::store::{Direct, Event, ONCE, Store};
 use donor::{Donor, PROMPT_BYTES, State};
 use line::{from_line, to_line};
 use read::Reads;
@@ -116,6 +116,7 @@ enum Call {
     Ping,
     List,
     Lane,
+    LaneRate(u64),
     LaneEnd,
     RepairRead(usize),
     RepairWrite(usize),
@@ -679,6 +680,10 @@ impl Replicas {
                 self.lane_granted(donor, Some((lane, ticket)));
             }
             (Call::Lane, _) => self.lane_granted(donor, None),
+            (Call::LaneRate(lane), Some(Answer::LaneUsed { bytes, .. })) => {
+                self.lanes.used(donor, lane, Some(bytes));
+            }
+            (Call::LaneRate(lane), _) => self.lanes.used(donor, lane, None),
             (Call::LaneEnd, _) => {}
             (Call::List, _) => self.donors[donor].lost(),
             (Call::RepairRead(slot), Some(Answer::Data(data))) => {
@@ -876,8 +881,12 @@ impl Store for Replicas {
         }
     }
 
-    fn set_alone(&mut self, alone: bool) {
-        self.is_alone(alone);
+    fn set_direct(&mut self, direct: Direct) {
+        self.lanes.set_direct(direct);
+    }
+
+    fn take_direct_bytes(&mut self) -> u64 {
+        self.lanes.take_bytes()
     }
 
     fn leave(&mut self, patience: Duration) {

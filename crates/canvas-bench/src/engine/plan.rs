@@ -184,6 +184,7 @@ pub fn resolve(below: Below) -> Variant {
             tenancy: far.tenancy,
             agent_flags: strings(far.agent_flags),
             cpu_percent: far.cpu_percent,
+            apart: far.apart,
         }),
         Below::Zram => Variant::Zram,
         Below::Zram64k => Variant::Zram64k,

@@ -43,6 +43,22 @@ const AT_ITS_SHARE_OF_PROCESSORS: Below = Below::CanvasFar(FarParts {
     ..isolated(targets::isolation::LINK_MBIT)
 });
 
+/// Agent and donors have processors of their own.
+const fn apart(mbit: u32) -> Below {
+    Below::CanvasFar(FarParts {
+        apart: true,
+        ..isolated(mbit)
+    })
+}
+
+/// Two links that are fought for, and one that is not: what is lost there is the processors' part.
+const APART: &[Below] = &[
+    apart(targets::isolation::LINK_MBIT),
+    apart(targets::isolation::GIGABIT_MBIT),
+    apart(targets::isolation::FAST_LINK_MBIT),
+];
+const APART_AT_ITS_SHARE: Below = apart(targets::isolation::LINK_MBIT / 2);
+
 /// Beside Canvas's table 3; the link is not what they fight for.
 const TABLE_3: &[Below] = &[
     Below::Local,
@@ -163,6 +179,24 @@ pub const EXPERIMENT: Experiment = Experiment {
             programs: &[VICTIM],
             variants: &[AT_ITS_SHARE_OF_PROCESSORS],
             percents: &[25],
+            how: How::Alone,
+        },
+        Part {
+            programs: &[VICTIM, neighbour("sequential")],
+            variants: APART,
+            percents: &[25],
+            how: How::Together,
+        },
+        Part {
+            programs: &[program("memcached-get95"), neighbour("sequential-write")],
+            variants: APART,
+            percents: &[50],
+            how: How::Together,
+        },
+        Part {
+            programs: &[program("memcached-get95")],
+            variants: &[APART_AT_ITS_SHARE],
+            percents: &[50],
             how: How::Alone,
         },
         Part {

@@ -125,10 +125,18 @@ pub enum CgroupError {
 
 /// Why a program cannot be confined to a part of the processors.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the processors that a program may use cannot be changed ({0}); is another policy in force?"
-)]
-pub struct ConfineError(#[from] pub Errno);
+pub enum ConfineError {
+    /// The system refuses.
+    #[error(
+        "the processors that a program may use cannot be changed ({0}); is another policy in force?"
+    )]
+    System(#[from] Errno),
+    /// There is one processor, and two halves are wanted.
+    #[error(
+        "agent and donors cannot have processors of their own: there is one; give the bench two"
+    )]
+    OnlyOne,
+}
 
 /// Why kernel swap cannot be had, or not be switched off.
 #[derive(Debug, thiserror::Error)]

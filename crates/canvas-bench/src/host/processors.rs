@@ -17,12 +17,30 @@ impl Confined {
 
     /// To the first of them: `percent` of their number, one at least.
     pub fn to(percent: u32) -> Result<Confined, ConfineError> {
+        Confined::within(|ours| Ok(&ours[..share(ours.len(), percent)]))
+    }
+
+    /// To the first half of them, and with `second` to the rest: who is confined so does not take from who is not.
+    pub fn to_half(second: bool) -> Result<Confined, ConfineError> {
+        Confined::within(|ours| {
+            let (first, rest) = ours.split_at(ours.len() / 2);
+            match (first.is_empty(), second) {
+                (true, _) => Err(ConfineError::OnlyOne),
+                (_, false) => Ok(first),
+                (_, true) => Ok(rest),
+            }
+        })
+    }
+
+    fn within(
+        part_of: impl Fn(&[usize]) -> Result<&[usize], ConfineError>,
+    ) -> Result<Confined, ConfineError> {
         let before = sched_getaffinity(Pid::from_raw(0))?;
         let ours: Vec<usize> = (0..CpuSet::count())
             .filter(|i| before.is_set(*i).unwrap_or(false))
             .collect();
         let mut part = CpuSet::new();
-        for i in &ours[..share(ours.len(), percent)] {
+        for i in part_of(&ours)? {
             part.set(*i)?;
         }
         sched_setaffinity(Pid::from_raw(0), &part)?;
@@ -74,5 +92,23 @@ mod tests {
             assert_eq!(child.stdout, b"1\n");
         }
         assert_eq!(now(), all);
+    }
+
+    #[test]
+    fn the_halves_have_no_processor_in_common() {
+        let ours = || {
+            let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+            let all = (0..CpuSet::count()).filter(|i| set.is_set(*i).unwrap());
+            all.collect::<Vec<_>>()
+        };
+        let all = ours();
+        let half = |second| Confined::to_half(second).map(|_confined| ours());
+        if all.len() < 2 {
+            assert!(half(true).is_err() && half(false).is_err());
+            return;
+        }
+        let both = [half(false).unwrap(), half(true).unwrap()];
+        assert_eq!(both.concat(), all);
+        assert_eq!(ours(), all);
     }
 }

@@ -16,6 +16,8 @@ use crate::words::{nanoseconds, quantity, times};
 pub const EXPERIMENT: &str = "isolation";
 /// Rate of the link that tenants fight for, in 10^6 bits a second.
 pub const LINK_MBIT: u32 = 200;
+/// Rate of one of today's slower networks.
+pub const GIGABIT_MBIT: u32 = 1_000;
 /// Of the one that decides nothing.
 pub const FAST_LINK_MBIT: u32 = 10_000;
 /// Flags of an agent that reads all that is asked for ahead, however late.
@@ -48,24 +50,29 @@ struct Alone {
     mbit: u32,
     /// Part of the processors, if not all.
     cpu_percent: Option<u32>,
+    /// Agent and donors have processors of their own.
+    apart: bool,
 }
 
 /// Everything.
 const ALONE: Alone = Alone {
     mbit: LINK_MBIT,
     cpu_percent: None,
+    apart: false,
 };
 
 impl Alone {
     fn variant(self) -> Variant {
         Variant::CanvasFar(FarBelow {
             cpu_percent: self.cpu_percent,
+            apart: self.apart,
             ..far_below(self.mbit, Tenancy::Each)
         })
     }
 
-    fn words(self) -> String {
-        let link = (self.mbit != LINK_MBIT).then(|| Rate::mbit(self.mbit).to_string());
+    /// `mbit`: the link of those that it is compared with.
+    fn words(self, mbit: u32) -> String {
+        let link = (self.mbit != mbit).then(|| Rate::mbit(self.mbit).to_string());
         let processors = self.cpu_percent.map(|p| format!("{p} % of the processors"));
         let share: Vec<String> = [link, processors].into_iter().flatten().collect();
         if share.is_empty() {
@@ -74,6 +81,15 @@ impl Alone {
             format!("alone at its share ({})", share.join(", "))
         }
     }
+}
+
+/// What of a figure over that alone is judged. With agent and donors apart, the same company over a link that nobody
+/// waits for loses what the processors take, and the rest is the network's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    Whole,
+    Processors,
+    Network,
 }
 
 /// A promise about programs that run together.
@@ -85,6 +101,12 @@ struct Target {
     /// In whose company, as samples write it.
     co_run: &'static str,
     percent: u32,
+    /// Rate of the link, in 10^6 bits a second.
+    mbit: u32,
+    /// Agent and donors have processors of their own.
+    apart: bool,
+    /// What of the figure it is about.
+    part: Part,
     /// What the run alone has that it is compared with.
     alone: Alone,
     promise: Promise,
@@ -104,6 +126,9 @@ const fn at(
         workload,
         co_run,
         percent,
+        mbit: LINK_MBIT,
+        apart: false,
+        part: Part::Whole,
         alone: ALONE,
         promise,
     }
@@ -121,8 +146,25 @@ const fn beside_reader(cpu_percent: Option<u32>) -> Target {
             "random-read",
             "random-read+sequential",
             25,
-            Promise::P99(1.1),
+            Promise::P99(2.0),
         )
+    }
+}
+
+/// The same with agent and donors apart.
+const fn beside_reader_apart(mbit: u32, part: Part, most: f64) -> Target {
+    let at = beside_reader(None);
+    Target {
+        mbit,
+        apart: true,
+        part,
+        alone: Alone {
+            mbit,
+            cpu_percent: None,
+            apart: true,
+        },
+        promise: Promise::P99(most),
+        ..at
     }
 }
 
@@ -132,6 +174,7 @@ const fn beside_writer(cpu_percent: Option<u32>, promise: Promise) -> Target {
         alone: Alone {
             mbit: LINK_MBIT / 2,
             cpu_percent,
+            apart: false,
         },
         ..at(
             "I3",
@@ -143,15 +186,45 @@ const fn beside_writer(cpu_percent: Option<u32>, promise: Promise) -> Target {
     }
 }
 
+/// The same with agent and donors apart, over `mbit`, against memcached on half of that.
+const fn beside_writer_apart(mbit: u32, part: Part, promise: Promise) -> Target {
+    let at = beside_writer(None, promise);
+    Target {
+        mbit,
+        apart: true,
+        part,
+        alone: Alone {
+            mbit: match part {
+                Part::Processors => mbit,
+                Part::Whole | Part::Network => mbit / 2,
+            },
+            cpu_percent: None,
+            apart: true,
+        },
+        ..at
+    }
+}
+
 const TARGETS: &[Target] = &[
     at("I1", "sequential", SEQUENTIALS, 10, Promise::Shares(0.95)),
     at("I1", "sequential", SEQUENTIALS, 10, Promise::LinkUse(0.95)),
     beside_reader(None),
     beside_reader(Some(50)),
-    beside_writer(None, Promise::Throughput(0.9)),
+    beside_reader_apart(LINK_MBIT, Part::Whole, 2.0),
+    beside_reader_apart(LINK_MBIT, Part::Network, 2.0),
+    beside_reader_apart(GIGABIT_MBIT, Part::Whole, 1.5),
+    beside_reader_apart(GIGABIT_MBIT, Part::Network, 1.5),
+    beside_reader_apart(FAST_LINK_MBIT, Part::Processors, 1.5),
+    beside_writer(None, Promise::Throughput(0.95)),
     beside_writer(None, Promise::P99(1.1)),
-    beside_writer(Some(50), Promise::Throughput(0.9)),
+    beside_writer(Some(50), Promise::Throughput(0.95)),
     beside_writer(Some(50), Promise::P99(1.1)),
+    beside_writer_apart(LINK_MBIT, Part::Whole, Promise::Throughput(0.95)),
+    beside_writer_apart(LINK_MBIT, Part::Whole, Promise::P99(1.1)),
+    beside_writer_apart(LINK_MBIT, Part::Network, Promise::Throughput(0.95)),
+    beside_writer_apart(LINK_MBIT, Part::Network, Promise::P99(1.1)),
+    beside_writer_apart(FAST_LINK_MBIT, Part::Processors, Promise::Throughput(0.95)),
+    beside_writer_apart(FAST_LINK_MBIT, Part::Processors, Promise::P99(1.1)),
 ];
 
 /// Local memory of the co-runs with Spark.
@@ -273,14 +346,34 @@ fn percent(share: f64) -> String {
 }
 
 impl Target {
-    /// The figure under a variant, and whether it keeps the promise.
-    fn measure(&self, cells: &[Cell], tenancy: Tenancy) -> Option<(bool, String)> {
-        let variant = below(LINK_MBIT, tenancy);
-        let of_rounds = |figure: fn(&[&Sample]) -> Option<f64>| {
-            let rounds = rounds(cells, self.co_run, self.percent, &variant);
-            let all: Vec<f64> = rounds.values().filter_map(|r| figure(r)).collect();
-            crate::stats::median(&all)
-        };
+    /// Where it runs.
+    fn variant(&self, tenancy: Tenancy) -> Variant {
+        Variant::CanvasFar(FarBelow {
+            apart: self.apart,
+            ..far_below(self.mbit, tenancy)
+        })
+    }
+
+    /// The same company, with agent and donors apart, over a link that nobody waits for.
+    fn processors(&self) -> Target {
+        Target {
+            mbit: FAST_LINK_MBIT,
+            part: Part::Processors,
+            alone: Alone {
+                mbit: FAST_LINK_MBIT,
+                ..self.alone
+            },
+            ..*self
+        }
+    }
+
+    /// A figure of what it is about over that alone.
+    fn over_alone(
+        &self,
+        cells: &[Cell],
+        tenancy: Tenancy,
+        ratio: &dyn Fn(&Cell, &Cell) -> Option<f64>,
+    ) -> Option<f64> {
         let cell = |co_run: Option<&str>, variant: &Variant| {
             cells.iter().find(|c| {
                 c.key.experiment == EXPERIMENT
@@ -290,9 +383,21 @@ impl Target {
                     && c.key.variant == *variant
             })
         };
-        let both = || {
-            let alone = self.alone.variant();
-            Some((cell(Some(self.co_run), &variant)?, cell(None, &alone)?))
+        let ours = cell(Some(self.co_run), &self.variant(tenancy))?;
+        let whole = ratio(ours, cell(None, &self.alone.variant())?)?;
+        match self.part {
+            Part::Whole | Part::Processors => Some(whole),
+            Part::Network => Some(whole / self.processors().over_alone(cells, tenancy, ratio)?),
+        }
+    }
+
+    /// The figure under a variant, and whether it keeps the promise.
+    fn measure(&self, cells: &[Cell], tenancy: Tenancy) -> Option<(bool, String)> {
+        let variant = self.variant(tenancy);
+        let of_rounds = |figure: fn(&[&Sample]) -> Option<f64>| {
+            let rounds = rounds(cells, self.co_run, self.percent, &variant);
+            let all: Vec<f64> = rounds.values().filter_map(|r| figure(r)).collect();
+            crate::stats::median(&all)
         };
         match self.promise {
             Promise::Shares(least) => {
@@ -304,13 +409,14 @@ impl Target {
                 Some((share >= least, percent(share)))
             }
             Promise::P99(most) => {
-                let (ours, alone) = both()?;
-                let ratio = ours.median(p99_ns)? / alone.median(p99_ns)?;
+                let p99 =
+                    |ours: &Cell, alone: &Cell| Some(ours.median(p99_ns)? / alone.median(p99_ns)?);
+                let ratio = self.over_alone(cells, tenancy, &p99)?;
                 Some((ratio <= most, times(ratio)))
             }
             Promise::Throughput(least) => {
-                let (ours, alone) = both()?;
-                let ratio = ours.speed_over(alone)?.ratio;
+                let speed = |ours: &Cell, alone: &Cell| Some(ours.speed_over(alone)?.ratio);
+                let ratio = self.over_alone(cells, tenancy, &speed)?;
                 Some((ratio >= least, times(ratio)))
             }
             Promise::Slowdown(..) => None,
@@ -324,13 +430,14 @@ impl Target {
             Some((_, company)) => format!("{} beside {company}", self.workload),
             None => self.workload.to_owned(),
         };
-        let variant = below(LINK_MBIT, tenancy);
+        let variant = self.variant(tenancy);
+        // One tenant for all promises nothing: it is there to be compared with. Nor does what the processors take.
+        let promises = tenancy == Tenancy::Each && self.part != Part::Processors;
         Judged {
             number: self.number,
             place: format!("{who} at {} %, {variant}", self.percent),
-            promise: self.promise.words(self.alone),
-            // One tenant for all promises nothing: it is there to be compared with.
-            verdict: verdict(found.as_ref().map(|f| f.0), tenancy == Tenancy::Each),
+            promise: self.promise.words(self.alone, self.mbit, self.part),
+            verdict: verdict(found.as_ref().map(|f| f.0), promises),
             measured: found.map(|(_, words)| words),
         }
     }
@@ -346,8 +453,16 @@ fn verdict(found: Option<bool>, is_promised: bool) -> Verdict {
 }
 
 impl Promise {
-    fn words(self, alone: Alone) -> String {
-        let alone = alone.words();
+    fn words(self, alone: Alone, mbit: u32, part: Part) -> String {
+        let words = self.of_all(&alone.words(mbit));
+        match part {
+            Part::Whole => words,
+            Part::Processors => format!("{words}, as far as the processors go"),
+            Part::Network => format!("{words}, as far as the network goes"),
+        }
+    }
+
+    fn of_all(self, alone: &str) -> String {
         match self {
             Promise::Shares(least) => format!("weighted min-max ratio at least {least}"),
             Promise::LinkUse(least) => format!("link used to at least {}", percent(least)),
@@ -474,7 +589,7 @@ fn table_3(cells: &[Cell]) -> Vec<Judged> {
             all.push(Judged {
                 number: "I4",
                 place,
-                promise: TABLE_3.words(ALONE),
+                promise: TABLE_3.of_all("alone"),
                 measured: in_words(&corrected),
                 verdict: verdict(held, *variant == isolated),
             });
@@ -561,8 +676,9 @@ fn figure_13(cells: &[Cell]) -> Vec<Judged> {
 pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     let mut all = Vec::new();
     for target in TARGETS {
-        for tenancy in [Tenancy::Each, Tenancy::One] {
-            all.push(target.judge(cells, tenancy));
+        all.push(target.judge(cells, Tenancy::Each));
+        if !target.apart {
+            all.push(target.judge(cells, Tenancy::One));
         }
     }
     all.extend(table_3(cells));
@@ -571,342 +687,4 @@ pub fn judge(cells: &[Cell]) -> Vec<Judged> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cells::gather;
-    use crate::engine::plan::resolve;
-    use crate::experiments::{self, How};
-    use crate::fixture;
-    use crate::record::{FarTick, Prefetch, Quantiles, Tick};
-    use proptest::prelude::*;
-
-    fn sample(workload: &str, variant: Variant, at: Option<u32>, co_run: Option<&str>) -> Sample {
-        let mut s = fixture::sample(workload, variant, at, 0, 1.0);
-        s.experiment = EXPERIMENT.into();
-        s.co_run = co_run.map(str::to_owned);
-        s.at_s = 10.0;
-        s
-    }
-
-    /// A reader of this weight that measured from `from_s` to 100 s, at this rate; three times as much
-    /// before.
-    fn reader(weight: u32, from_s: f64, rate: f64) -> Sample {
-        let variant = below(LINK_MBIT, Tenancy::Each);
-        let mut s = sample("sequential", variant, Some(10), Some(SEQUENTIALS));
-        s.parameters.insert(WEIGHT.into(), weight.to_string());
-        s.measured_s = Some((from_s, 100.0));
-        s.timeline = (1..=120)
-            .map(|n| Tick {
-                at_s: f64::from(n),
-                far: Some(FarTick {
-                    in_bytes_per_s: if n <= 20 { 3.0 * rate } else { rate },
-                    ..FarTick::default()
-                }),
-                ..Tick::default()
-            })
-            .collect();
-        s
-    }
-
-    fn judged(samples: &[Sample], number: &str, promise: &str) -> (Verdict, Option<String>) {
-        let all = judge(&gather(samples));
-        let of = |j: &&Judged| {
-            j.number == number && j.promise.contains(promise) && j.place.contains("isolated")
-        };
-        let j = all.iter().find(of).expect(promise);
-        (j.verdict, j.measured.clone())
-    }
-
-    /// A target that no cell of the experiment can ever meet would be "not measured" for good.
-    #[test]
-    fn every_target_is_of_a_cell_that_runs() {
-        let e = experiments::find(EXPERIMENT).unwrap();
-        let names = |p: &experiments::Part| {
-            let all: Vec<&str> = p.programs.iter().map(|p| p.workload).collect();
-            all.join("+")
-        };
-        for t in TARGETS {
-            let has = |p: &experiments::Part, variant: &Variant| {
-                p.percents.contains(&t.percent)
-                    && p.variants.iter().any(|b| resolve(*b) == *variant)
-            };
-            let together = e
-                .parts
-                .iter()
-                .any(|p| names(p) == t.co_run && has(p, &ALONE.variant()));
-            assert!(together, "{t:?}");
-            if matches!(t.promise, Promise::P99(_) | Promise::Throughput(_)) {
-                let alone = e.parts.iter().any(|p| {
-                    let ours = p.programs.iter().any(|p| p.workload == t.workload);
-                    ours && p.how != How::OnlyTogether && has(p, &t.alone.variant())
-                });
-                assert!(alone, "{t:?}");
-            }
-        }
-        let spark: Vec<_> = e
-            .parts
-            .iter()
-            .filter(|p| names(p).contains("+spark-"))
-            .collect();
-        let all = crate::registry::workloads();
-        let sparks = all
-            .iter()
-            .filter(|w| w.name().starts_with("spark-"))
-            .count();
-        assert_eq!(spark.len(), sparks, "each of Spark's programs");
-        for p in spark {
-            assert_eq!(p.percents, TABLE_3_PERCENTS);
-            let has = |v: Variant| p.variants.iter().any(|b| resolve(*b) == v);
-            assert!(has(Variant::Local) && has(Variant::Zram));
-            assert!(has(below(FAST_LINK_MBIT, Tenancy::Each)));
-            assert!(has(below(FAST_LINK_MBIT, Tenancy::One)));
-            assert!(has(not_adaptive()));
-        }
-    }
-
-    #[test]
-    fn shares_are_of_the_time_in_which_all_read() {
-        let rate = 1e6;
-        let mut all = vec![
-            reader(1, 20.0, rate),
-            reader(2, 10.0, 2.0 * rate),
-            reader(4, 0.0, 4.0 * rate),
-            reader(8, 20.0, 8.0 * rate),
-        ];
-        let ratio = |all: &[Sample]| judged(all, "I1", "weighted");
-        assert_eq!(ratio(&all), (Verdict::Met, Some("1.000".into())));
-        // One began later: what the others did before does not count.
-        all[0].at_s = 30.0;
-        assert_eq!(ratio(&all), (Verdict::Met, Some("1.000".into())));
-        all[3] = reader(8, 20.0, 9.0 * rate);
-        let (verdict, words) = ratio(&all);
-        assert_eq!(
-            (verdict, words.as_deref()),
-            (Verdict::Missed, Some("0.889"))
-        );
-        assert_eq!(ratio(&all[..3]), (Verdict::Unknown, None), "one is missing");
-        all[3].outcome = Outcome::Timeout;
-        assert_eq!(ratio(&all), (Verdict::Unknown, None));
-    }
-
-    /// What they share counts for all of them: only what each says itself tells them apart.
-    #[test]
-    fn programs_of_one_tenant_are_told_apart_by_what_they_say() {
-        let mut all: Vec<Sample> = [1, 2, 4, 8].map(|w| reader(w, 20.0, 1e6)).into();
-        for s in &mut all {
-            s.variant = below(LINK_MBIT, Tenancy::One);
-            s.ops_per_s = Some(100.0);
-        }
-        let judged = judge(&gather(&all));
-        let one = |j: &&Judged| j.promise.contains("weighted") && j.place.contains("one tenant");
-        let j = judged.iter().find(one).unwrap();
-        assert_eq!(
-            (j.verdict, j.measured.as_deref()),
-            (Verdict::Told, Some("0.125"))
-        );
-    }
-
-    #[test]
-    fn links_are_used_to_a_share_of_their_rate() {
-        let mut all: Vec<Sample> = [1, 2, 4, 8].map(|w| reader(w, 20.0, 1e6)).into();
-        let used = |all: &[Sample]| judged(all, "I1", "link");
-        assert_eq!(used(&all), (Verdict::Unknown, None));
-        // 25 MB/s is full; the run began 10 s before the programs.
-        let carried = |at_s: f64| (24e6 * at_s) as u64;
-        all[2].link_to_host = (0..300)
-            .map(|n| f64::from(n) / 2.0)
-            .map(|s| (s, carried(s)))
-            .collect();
-        assert_eq!(used(&all), (Verdict::Met, Some("96.0 %".into())));
-        all[2].link_to_host.truncate(100);
-        assert_eq!(
-            used(&all),
-            (Verdict::Unknown, None),
-            "not looked at to the end"
-        );
-    }
-
-    #[test]
-    fn company_is_set_against_being_alone() {
-        let slow = |mut s: Sample, ops, p99| {
-            s.ops_per_s = Some(ops);
-            s.latency_ns = Some(Quantiles {
-                p99,
-                ..Quantiles::default()
-            });
-            s
-        };
-        let at = |mbit, co_run| {
-            let variant = below(mbit, Tenancy::Each);
-            sample("memcached-get95", variant, Some(50), co_run)
-        };
-        let beside = at(LINK_MBIT, Some("memcached-get95+sequential-write"));
-        let confined = Alone {
-            mbit: LINK_MBIT / 2,
-            cpu_percent: Some(50),
-        };
-        let confined = sample("memcached-get95", confined.variant(), Some(50), None);
-        let all = [
-            slow(beside, 920.0, 1200.0),
-            slow(at(LINK_MBIT, None), 2000.0, 500.0),
-            slow(at(LINK_MBIT / 2, None), 1000.0, 1000.0),
-            slow(confined, 1150.0, 1100.0),
-        ];
-        let fast = judged(&all, "I3", "as fast");
-        assert_eq!(fast, (Verdict::Met, Some("0.920×".into())));
-        let p99 = judged(&all, "I3", "percentile");
-        assert_eq!(p99, (Verdict::Missed, Some("1.20×".into())));
-        let fast = judged(&all, "I3", "as fast as alone at its share (100mbit, 50 %");
-        assert_eq!(fast, (Verdict::Missed, Some("0.800×".into())));
-        let p99 = judged(&all, "I3", "alone at its share (100mbit, 50 %");
-        assert_eq!(p99.0, Verdict::Missed);
-        assert_eq!(judged(&all, "I2", "percentile").0, Verdict::Unknown);
-    }
-
-    #[test]
-    fn reading_ahead_is_told_with_the_rule_and_without_it() {
-        let at = |variant: &Variant, dropped, p90_ns| {
-            let mut s = sample(
-                AHEAD,
-                variant.clone(),
-                Some(AHEAD_PERCENT),
-                Some(AHEAD_CO_RUN),
-            );
-            s.prefetch = Some(Prefetch {
-                contribution: Some(0.875),
-                ..Prefetch::default()
-            });
-            s.far = Some(Far {
-                pages_raised: Some(99),
-                faults: Some(1),
-                ahead: Some(Ahead {
-                    done: 100 - dropped,
-                    dropped,
-                    promoted: 50,
-                    p50_ns: Some(2e6),
-                    p90_ns: Some(p90_ns),
-                }),
-                ..Far::default()
-            });
-            s
-        };
-        let told = |all: &[Sample]| {
-            let judged = judge(&gather(all)).into_iter().filter(|j| j.number == "I5");
-            let words = judged.map(|j| (j.verdict, j.measured.unwrap_or_default()));
-            words.collect::<Vec<_>>()
-        };
-        let e = experiments::find(EXPERIMENT).unwrap();
-        let names = |p: &&experiments::Part| {
-            let all: Vec<&str> = p.programs.iter().map(|p| p.workload).collect();
-            all.join("+") == AHEAD_CO_RUN
-        };
-        // Of the cells that run, so that what is told is what they have.
-        let part = e.parts.iter().find(names).unwrap();
-        assert_eq!(part.percents, [AHEAD_PERCENT]);
-        let below: Vec<Variant> = part.variants.iter().map(|b| resolve(*b)).collect();
-        assert_eq!(told(&[]), vec![(Verdict::Unknown, String::new()); 8]);
-        let all = [at(&below[0], 20, 3e6), at(&below[1], 0, 9e6)];
-        let words = [
-            "2.00 ms, 3.00 ms",
-            "99.0 %",
-            "87.5 %",
-            "20.0 %, 50.0 %",
-            "2.00 ms, 9.00 ms",
-            "99.0 %",
-            "87.5 %",
-            "0.0 %, 50.0 %",
-        ];
-        assert_eq!(told(&all), words.map(|w| (Verdict::Told, w.to_owned())));
-        let unknown = told(&all[..1]);
-        assert_eq!(unknown[4..], vec![(Verdict::Unknown, String::new()); 4]);
-        // A report without times of reads ahead.
-        let mut old = all[0].clone();
-        old.far.as_mut().unwrap().ahead = None;
-        assert_eq!(told(&[old])[0].0, Verdict::Unknown);
-    }
-
-    #[test]
-    fn processors_are_taken_out_of_slowdowns() {
-        const SET: &str = "snappy+memcached-get95+xgboost+spark-lr";
-        let isolated = || below(FAST_LINK_MBIT, Tenancy::Each);
-        let took = |mut s: Sample, seconds| {
-            s.seconds = Some(seconds);
-            s
-        };
-        let mut all = Vec::new();
-        for (workload, local, ours) in [("snappy", 2.0, 2.0), ("spark-lr", 1.5, 1.56)] {
-            for (variant, at, factor) in
-                [(Variant::Local, None, local), (isolated(), Some(25), ours)]
-            {
-                all.push(took(sample(workload, variant.clone(), at, None), 10.0));
-                all.push(took(
-                    sample(workload, variant, at, Some(SET)),
-                    10.0 * factor,
-                ));
-            }
-        }
-        let at_25 = |all: &[Sample]| {
-            let judged = judge(&gather(all));
-            let mut ours = judged
-                .into_iter()
-                .filter(|j| j.number == "I4" && j.place.contains("isolated"));
-            ours.rfind(|j| j.promise.contains("processors taken out"))
-                .unwrap()
-        };
-        let j = at_25(&all);
-        assert!(j.place.contains("25 %"), "{j:?}");
-        assert_eq!(j.verdict, Verdict::Met);
-        let words = j.measured.unwrap();
-        assert!(
-            words.starts_with("mean 1.02×, 1.00× to 1.04×, σ 0.02"),
-            "{words}"
-        );
-        let last = all.last_mut().unwrap();
-        last.seconds = Some(17.0);
-        assert_eq!(at_25(&all).verdict, Verdict::Missed);
-    }
-
-    #[test]
-    fn what_programs_use_of_processors_is_set_against_local() {
-        const SET: &str = "snappy+memcached-get95+xgboost+spark-lr";
-        let isolated = below(FAST_LINK_MBIT, Tenancy::Each);
-        let used = |variant: &Variant, at, co_run, user_s, system_s| {
-            let mut s = sample("snappy", variant.clone(), at, co_run);
-            (s.cpu_user_s, s.cpu_system_s) = (Some(user_s), Some(system_s));
-            s
-        };
-        let mut all = vec![
-            used(&Variant::Local, None, None, 1.5, 0.5),
-            used(&Variant::Local, None, Some(SET), 2.0, 0.5),
-            used(&isolated, Some(50), None, 2.0, 2.0),
-            used(&isolated, Some(50), Some(SET), 4.0, 3.5),
-        ];
-        let ours = |all: &[Sample]| {
-            let place = format!("at 50 %, {isolated}");
-            let mut judged = judge(&gather(all)).into_iter();
-            judged
-                .find(|j| j.promise.contains("own threads") && j.place.ends_with(&place))
-                .unwrap()
-        };
-        // 1.875 times over 1.25 times.
-        let told = ours(&all);
-        assert_eq!(told.verdict, Verdict::Told);
-        assert!(told.measured.unwrap().starts_with("mean 1.50×"));
-        // Without a figure of `local` there is nothing to take out.
-        all.remove(0);
-        assert_eq!(ours(&all).verdict, Verdict::Unknown);
-    }
-
-    proptest! {
-        /// However the tenants' times lie, shares by weight are fair.
-        #[test]
-        fn rates_by_weight_are_fair(weights in prop::collection::vec(1u32..100, 4), from in prop::collection::vec(20.0f64..90.0, 4)) {
-            let all: Vec<Sample> = weights.iter().zip(&from)
-                .map(|(w, from)| reader(*w, *from, 1e4 * f64::from(*w)))
-                .collect();
-            let all: Vec<&Sample> = all.iter().collect();
-            let ratio = shares(&all).unwrap();
-            prop_assert!((ratio - 1.0).abs() < 1e-9, "{ratio}");
-        }
-    }
-}
+mod tests;

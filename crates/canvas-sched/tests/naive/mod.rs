@@ -173,6 +173,25 @@ impl Naive {
         self.flows[f].place = Place::Ready(start, self.order);
     }
 
+    /// It has moved bytes by itself. How far it is ahead, when others wait.
+    pub fn charge(&mut self, tenant: u64, link: usize, bytes: u64) -> Option<u64> {
+        let (f, weight) = (self.flow(tenant, link), self.tenant(tenant).weight);
+        let clock = self.clocks[link];
+        let moved = u128::from(bytes) * BYTE / u128::from(weight);
+        let finish = self.flows[f].finish.max(clock) + moved;
+        self.flows[f].finish = finish;
+        self.finishes[link] = self.finishes[link].max(finish);
+        if bytes > 0 && matches!(self.flows[f].place, Place::Ready(..)) {
+            self.order += 1;
+            self.flows[f].place = Place::Ready(finish, self.order);
+        }
+        let waits = |(g, flow): (usize, &Flow)| {
+            g != f && flow.link == link && matches!(flow.place, Place::Ready(..))
+        };
+        let others = self.flows.iter().enumerate().any(waits);
+        others.then(|| ((finish - clock) * u128::from(weight) / BYTE) as u64)
+    }
+
     fn busy(&self, link: usize) -> u64 {
         self.under_way
             .iter()
