@@ -245,9 +245,9 @@ fn company_does_not_run_alone_nor_do_equals() {
         };
         plan.sets.iter().filter(ours).count()
     };
-    let on_both = 2; // On all processors, and on its share of them.
-    assert_eq!(members(&["random-read"]), on_both);
-    assert_eq!(members(&["random-read", "sequential"]), 1);
+    // On all processors, on its share of them, and with agent and donors apart.
+    assert_eq!(members(&["random-read"]), 3);
+    assert_eq!(members(&["random-read", "sequential"]), 2);
     assert_eq!(members(&["sequential"]) + members(&["sequential-write"]), 0);
     assert_eq!(members(&["sequential", "random-read"]), 1, "figure 13");
     let four = plan.sets.iter().find(|s| s.members.len() == 4).unwrap();
