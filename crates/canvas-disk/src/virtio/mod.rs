@@ -4,7 +4,7 @@
 //! There is no flush: nothing that is stored outlives the process.
 
 mod device;
-mod request;
+pub mod request;
 mod ring;
 
 pub use device::{Device, QUEUES_MAX, serve};
