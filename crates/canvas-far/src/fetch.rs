@@ -51,7 +51,7 @@ pub fn read(
     scratch: &mut Stored,
     mut decode: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), Lost> {
-    let (m, owner) = (b.mailbox(), b.owner());
+    let owner = b.owner();
     let len = HEADER_BYTES + place.len as usize;
     let ask = Ask {
         kind: Kind::Read,
@@ -66,35 +66,45 @@ pub fn read(
         b.note_read(owner.now_ns().saturating_sub(begun));
         return Ok(());
     }
+    let result = demand(b, ask, begun, |request| {
+        let stored = &mut scratch.0[..len];
+        b.copy_out(request, place.offset as usize, stored);
+        if !decode(stored) {
+            return Err(Lost::Damaged);
+        }
+        b.note_read(owner.now_ns().saturating_sub(begun));
+        Ok(())
+    });
+    if result.is_err() {
+        owner.count(Counter::DeepFailure, 1);
+    }
+    result
+}
+
+/// Asks the agent for what a thread waits for, and gives what `on` makes of the request that brings it.
+fn demand<R>(
+    b: &impl Beyond,
+    ask: Ask,
+    begun: u64,
+    on: impl FnOnce(&Request) -> Result<R, Lost>,
+) -> Result<R, Lost> {
+    let m = b.mailbox();
     let request = channel::claim_demand(b);
     let i = channel::post(b, request, ask, begun);
     // One thread of a process at a time: many that yield starve whom they wait for.
     let spins = (m.in_use() & DEMANDS).is_power_of_two();
     let Some(status) = channel::wait(b, i, spins, || true) else {
         m.abandon(i);
-        owner.count(Counter::DeepFailure, 1);
         return Err(Lost::Unreachable);
     };
     let request = Request::ended(i);
     let result = match status {
-        Status::Ok => {
-            let stored = &mut scratch.0[..len];
-            b.copy_out(&request, place.offset as usize, stored);
-            if decode(stored) {
-                b.note_read(owner.now_ns().saturating_sub(begun));
-                Ok(())
-            } else {
-                Err(Lost::Damaged)
-            }
-        }
+        Status::Ok => on(&request),
         Status::Corrupt => Err(Lost::Damaged),
         Status::Lost => Err(Lost::Gone),
         _ => Err(Lost::Unreachable),
     };
     channel::release(b, request);
-    if result.is_err() {
-        owner.count(Counter::DeepFailure, 1);
-    }
     result
 }
 
@@ -111,22 +121,12 @@ pub fn read_whole<R>(
         offset: 0,
         len: EXTENT_BYTES as u32,
     };
-    let request = channel::claim_demand(b);
-    let i = channel::post(b, request, ask, b.owner().now_ns());
-    let spins = (b.mailbox().in_use() & DEMANDS).is_power_of_two();
-    let Some(status) = channel::wait(b, i, spins, || true) else {
-        b.mailbox().abandon(i);
-        return Err(Lost::Unreachable);
-    };
-    let request = Request::ended(i);
-    let result = match status {
-        Status::Ok => Ok(b.read(&request, on)),
-        Status::Corrupt => Err(Lost::Damaged),
-        Status::Lost => Err(Lost::Gone),
-        _ => Err(Lost::Unreachable),
-    };
-    channel::release(b, request);
-    result
+    demand(
+        b,
+        ask,
+        b.owner().now_ns(),
+        |request| Ok(b.read(request, on)),
+    )
 }
 
 /// Room for one record. All-zero memory is valid.

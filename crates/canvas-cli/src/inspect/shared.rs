@@ -49,11 +49,10 @@ impl Partition {
     pub fn look(
         &self,
         addr: usize,
-        extents: Option<&mut Extents<'_>>,
+        mut extents: Option<&mut Extents<'_>>,
         out: &mut PageBuf,
     ) -> Result<(), Why> {
         let page = (addr - layout::shared_base()) / PAGE_SIZE;
-        let mut extents = extents;
         let mut why = reason(Problem::Busy);
         for _ in 0..LOOKS {
             let before = self.word(page).map_err(reason)?;
