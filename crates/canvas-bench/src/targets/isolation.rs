@@ -103,11 +103,9 @@ struct Target {
     percent: u32,
     /// Rate of the link, in 10^6 bits a second.
     mbit: u32,
-    /// Agent and donors have processors of their own.
-    apart: bool,
     /// What of the figure it is about.
     part: Part,
-    /// What the run alone has that it is compared with.
+    /// What the run alone has that it is compared with; agent and donors are apart in both, or in neither.
     alone: Alone,
     promise: Promise,
 }
@@ -127,7 +125,6 @@ const fn at(
         co_run,
         percent,
         mbit: LINK_MBIT,
-        apart: false,
         part: Part::Whole,
         alone: ALONE,
         promise,
@@ -156,7 +153,6 @@ const fn beside_reader_apart(mbit: u32, part: Part, most: f64) -> Target {
     let at = beside_reader(None);
     Target {
         mbit,
-        apart: true,
         part,
         alone: Alone {
             mbit,
@@ -191,7 +187,6 @@ const fn beside_writer_apart(mbit: u32, part: Part, promise: Promise) -> Target 
     let at = beside_writer(None, promise);
     Target {
         mbit,
-        apart: true,
         part,
         alone: Alone {
             mbit: match part {
@@ -349,7 +344,7 @@ impl Target {
     /// Where it runs.
     fn variant(&self, tenancy: Tenancy) -> Variant {
         Variant::CanvasFar(FarBelow {
-            apart: self.apart,
+            apart: self.alone.apart,
             ..far_below(self.mbit, tenancy)
         })
     }
@@ -677,7 +672,7 @@ pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     let mut all = Vec::new();
     for target in TARGETS {
         all.push(target.judge(cells, Tenancy::Each));
-        if !target.apart {
+        if !target.alone.apart {
             all.push(target.judge(cells, Tenancy::One));
         }
     }
