@@ -40,6 +40,11 @@ class Donor:
         self.address = read(log).split("listening on ")[1].split(",")[0]
 
 
+def bucket(rate):
+    """A token bucket with this rate, for tc."""
+    return ["tbf", "rate", rate, "burst", "128kb", "latency", "20ms"]
+
+
 def link(host, rate):
     """A namespace behind a link with a rate in both directions: the two addresses, and its name."""
     number = os.getpid() % (1 << 15)
@@ -55,8 +60,7 @@ def link(host, rate):
     for prefix, device, address in (([], outer, here), (within, inner, there)):
         run(*prefix, "ip", "addr", "add", f"{address}/30", "dev", device)
         run(*prefix, "ip", "link", "set", device, "up")
-        bucket = ["tbf", "rate", rate, "burst", "128kb", "latency", "20ms"]
-        run(*prefix, "tc", "qdisc", "add", "dev", device, "root", *bucket)
+        run(*prefix, "tc", "qdisc", "add", "dev", device, "root", *bucket(rate))
     run(*within, "ip", "link", "set", "lo", "up")
     return here, there, namespace
 

@@ -104,6 +104,18 @@ class Memcached:
     STORED = b"STORED\r\n"
 
 
+def answer(sock, buffer, request, size):
+    """Sends, and gives the `size` bytes that come back; fewer when the server hangs up."""
+    sock.sendall(request)
+    view, have = memoryview(buffer)[:size], 0
+    while have < size:
+        n = sock.recv_into(view[have:])
+        if n == 0:
+            break
+        have += n
+    return view[:have]
+
+
 class Connection:
     def __init__(self, path):
         self.sock = socket.socket(socket.AF_UNIX)
@@ -113,14 +125,10 @@ class Connection:
 
     def ask(self, request, wanted):
         """Sends, and compares what comes back to the byte."""
-        self.sock.sendall(request)
-        view, have = memoryview(self.buffer)[:len(wanted)], 0
-        while have < len(wanted):
-            n = self.sock.recv_into(view[have:])
-            if n == 0:
-                sys.exit("load: the server hung up")
-            have += n
-        if view != wanted:
+        got = answer(self.sock, self.buffer, request, len(wanted))
+        if len(got) < len(wanted):
+            sys.exit("load: the server hung up")
+        if got != wanted:
             sys.exit("load: the server answered something else than what was stored")
 
 

@@ -12,15 +12,15 @@ import subprocess
 import threading
 import time
 
-from lib.host import MIB, controller, read, run, write, zram_bytes
+from lib.far import bucket
+from lib.host import MIB, Group, controller, read, run, write, zram_bytes
 
 NET = "10.77.0."
 PORT = 7070
 LOOK_S = 0.1
-SLAB_MIB = 64
 
 
-class Bound:
+class Bound(Group):
     """A control group for memory that can have others in it."""
 
     def __init__(self, host, path, parent=None):
@@ -30,12 +30,6 @@ class Bound:
         os.mkdir(self.path)
         if self.version == 2 and not parent:
             write(self.at("cgroup.subtree_control"), "+memory")
-
-    def at(self, name):
-        return os.path.join(self.path, name)
-
-    def limit(self, size):
-        write(self.at("memory.limit_in_bytes" if self.version == 1 else "memory.max"), size)
 
     def _stat(self):
         words = (line.split() for line in read(self.at("memory.stat")).splitlines())
@@ -84,8 +78,7 @@ class Machine:
                       ("link", "set", "eth0", "up")):
             run("ip", "-n", self.namespace, *words)
         for where, device in ((cluster.switch, self.port), (self.namespace, "eth0")):
-            run("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf", "rate", args.link, "burst", "128kb",
-                "latency", "20ms")
+            run("tc", "-n", where, "qdisc", "add", "dev", device, "root", *bucket(args.link))
         self.bound = Bound(host, host.unique("host"))
         # On version 2 a group that has groups has no processes.
         self.services = Bound(host, "services", self.bound)

@@ -20,7 +20,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from lib.load import BATCH, WRITES, Memcached, Redis, Values, zipf  # noqa: E402
+from lib.load import BATCH, WRITES, Memcached, Redis, Values, answer, zipf  # noqa: E402
 
 WRONG, HUNG_UP = 1, 3
 SKEW = 0.99
@@ -45,17 +45,13 @@ class Client:
 
     def ask(self, request, wanted):
         try:
-            self.socket.sendall(request)
-            view, have = memoryview(self.buffer)[:len(wanted)], 0
-            while have < len(wanted):
-                n = self.socket.recv_into(view[have:])
-                if n == 0:
-                    sys.exit(HUNG_UP)
-                have += n
+            got = answer(self.socket, self.buffer, request, len(wanted))
         except ConnectionError:
             sys.exit(HUNG_UP)
-        if view != wanted:
-            print(f"paced: {bytes(view[:60])} instead of {wanted[:60]}", file=sys.stderr)
+        if len(got) < len(wanted):
+            sys.exit(HUNG_UP)
+        if got != wanted:
+            print(f"paced: {bytes(got[:60])} instead of {wanted[:60]}", file=sys.stderr)
             sys.exit(WRONG)
 
     def batches(self):

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 
-from lib.load import Memcached, Redis, Values, zipf
+from lib.load import Memcached, Redis, Values, answer, zipf
 
 PROTOCOLS = {"redis": Redis, "memcached": Memcached}
 # YCSB's.
@@ -48,14 +48,10 @@ class Store:
 
     def ask(self, request, wanted):
         """Sends, and compares what comes back to the byte."""
-        self.socket.sendall(request)
-        view, have = memoryview(self.buffer)[:len(wanted)], 0
-        while have < len(wanted):
-            n = self.socket.recv_into(view[have:])
-            if n == 0:
-                raise OSError("the guest's server hung up")
-            have += n
-        if view != wanted:
+        got = answer(self.socket, self.buffer, request, len(wanted))
+        if len(got) < len(wanted):
+            raise OSError("the guest's server hung up")
+        if got != wanted:
             raise Wrong("a value is not what was stored")
 
     def fill(self, first=0, last=None):
