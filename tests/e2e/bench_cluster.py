@@ -5,13 +5,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 from lib.harness import WantOfRoot, check
 
+from .bench_guests import BENCH, unit_tests
 from .command import canvas_only
-
-BENCH = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "bench")
 
 
 def cannot():
@@ -36,11 +34,7 @@ def left():
 @check("cluster-figures", modes=("signal",), timeout_s=60)
 def figures(r):
     """What the bench plans and works out is right, and its client notices an answer that is wrong."""
-    canvas_only(r)
-    done = subprocess.run([sys.executable, "-m", "unittest", "lib.test_cluster"], cwd=BENCH, capture_output=True,
-                          text=True)
-    r.same(done.returncode, 0, done.stderr)
-    r.require("OK" in done.stderr.splitlines()[-1] and "Ran 0" not in done.stderr, done.stderr)
+    unit_tests(r, "lib.test_cluster")
 
 
 @check("cluster", modes=("signal",), slow_only=True, timeout_s=240, needs=cannot)

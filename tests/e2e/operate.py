@@ -109,6 +109,17 @@ def raise_local_late(r):
     r.require("right" in c.out(), f"no closing line\n{c.tail()}")
 
 
+def replaced_and_killed(r, first, agent):
+    """What programs have at a host's agent outlives it: it is replaced, and that one killed. `agent` starts one with
+    further flags; the last of them."""
+    second = agent("--replace")
+    r.wait(first, expect=0, timeout_s=20)
+    time.sleep(1)
+    second.signal(signal.SIGKILL)
+    r.wait(second, expect=-9, timeout_s=20)
+    return agent()
+
+
 @check("host-agent", timeout_s=200, modes=("signal",), **hostile.C)
 def host_agent(r):
     """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile."""
@@ -127,12 +138,7 @@ def host_agent(r):
                     extra=flags),
             r.start([r.binary("mem"), "leaf", 96], tag="leaf", local=12 * MIB, pool=3 * MIB, extra=flags)]
     time.sleep(1)
-    second = agent("--replace")
-    r.wait(first, expect=0, timeout_s=20)
-    time.sleep(1)
-    second.signal(signal.SIGKILL)
-    r.wait(second, expect=-9, timeout_s=20)
-    third = agent()
+    third = replaced_and_killed(r, first, agent)
     for c in runs:
         r.wait(c, timeout_s=120)
         stats = r.load_stats(c)

@@ -9,7 +9,7 @@ import time
 
 from e2e.charged import donor
 from e2e.hostile import C, crafted, seeds
-from e2e.operate import ask, python, wait_until
+from e2e.operate import ask, python, replaced_and_killed, wait_until
 from e2e.servers import pg_bin, pg_missing
 from lib import canvas
 from lib.harness import MIB, PATIENCE, Failure, check
@@ -108,12 +108,7 @@ def shared_far_agents(r):
     c = r.start([r.binary("shared"), 5, 5, 2000, 8, 20_000], tag="shared", local=64 * MIB, pool=MIB,
                 extra=("--shared", "1M", "--far", "512M", f"--agent={socket}"))
     time.sleep(2)
-    second = agent("--replace")
-    r.wait(first, expect=0, timeout_s=20)
-    time.sleep(1)
-    second.signal(signal.SIGKILL)
-    r.wait(second, expect=-9, timeout_s=20)
-    third = agent()
+    third = replaced_and_killed(r, first, agent)
     r.wait(c, timeout_s=90)
     r.same(c.out(), "shared seed 5: every byte right\n", "answer")
     judge_shared(r, c, MIB, 6)
