@@ -21,7 +21,8 @@ pub fn ends_and_children() -> Result<SignalFd, Errno> {
     read(&[&ENDS[..], &[Signal::SIGCHLD]].concat())
 }
 
-const ENDS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+/// What ends a command.
+pub const ENDS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 fn read(signals: &[Signal]) -> Result<SignalFd, Errno> {
     let set: SigSet = signals.iter().copied().collect();

@@ -221,6 +221,10 @@ impl Holding {
                     // It said why.
                     (Ended::Code(code), _) => return Ok(code),
                     (Ended::By(_), true) => return Ok(exit::OK),
+                    // It was told to end before it could read that.
+                    (Ended::By(signal), _) if signals::ENDS.contains(&signal) => {
+                        return Ok(exit::OK);
+                    }
                     (Ended::By(signal), false) => format!("died of {signal}"),
                 },
             };
