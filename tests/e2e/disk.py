@@ -607,6 +607,41 @@ def far_lost(r):
     r.require(time.monotonic() - began < 8, "the end waits for donors that are gone")
 
 
+@check("disk-lanes", modes=("signal",), timeout_s=120)
+def disk_lanes(r):
+    """A disk reads its pages from a donor by itself, also by its next server; not with `--lanes off`, and a donor that
+    dies ends in the agent's reads from the other copy. Every byte is right."""
+    canvas_only(r)
+    for flags in ((), ("--lanes", "off")):
+        lending, servers = lenders(r, 2)
+        tag = "lanes-" + (flags[-1] if flags else "on")
+        c, path = disk(r, "--far", "256M", "--server", ",".join(servers), "--copies", "2", *flags, pool=4 * MIB, tag=tag)
+        client = nbd.Client(path)
+        pages = fill(client, 4000, random_bytes=3000)
+        settled(r, "most of it is at donors", lambda s: s["far_bytes"] > 0 and s["pool_bytes"] < 4 * MIB, tag)
+        rng = random.Random(5)
+        began = time.monotonic()
+        looks(r, client, pages, rng, 2000)
+        each_us = (time.monotonic() - began) * 1e6 / 2000
+        got = settled(r, "reads are counted", lambda s: s["counters"]["far_reads"] > 1000, tag)["counters"]
+        r.note(f"{tag}: {got['lane_reads']} of {got['far_reads']} reads over lanes, {each_us:.0f} us a page")
+        if flags:
+            r.same(got["lane_reads"], 0, "reads over lanes that nobody wanted")
+            ends(r, c, path)
+            continue
+        r.require(got["lane_reads"] > 0.8 * got["far_reads"], f"reads over lanes: {got}")
+        kill_server(r, c)
+        client = nbd.Client(path)
+        looks(r, client, pages, rng, 1000)
+        after = settled(r, "the next server reads over lanes",
+                        lambda s: s["restarts"] == 1 and s["counters"]["lane_reads"] > got["lane_reads"] + 300, tag)
+        r.stop(lending[0], signal.SIGKILL, expect=-9)
+        looks(r, client, pages, rng, 2000)
+        r.same(settled(r, "it is told", lambda s: s["counters"]["far_reads"] > 0, tag)["counters"]["damaged"], 0, "damaged")
+        r.require(after["counters"]["damaged"] == 0, f"{after}")
+        ends(r, c, path)
+
+
 @check("disk-donor-back", modes=("signal",), timeout_s=120)
 def donor_back(r):
     """Two copies and two donors: while one is dead nothing leaves the pool, which fills; when it is back, all goes on."""

@@ -302,9 +302,6 @@ pub struct RunArgs {
     pub app_tier: AppTierArgs,
 
     #[command(flatten)]
-    pub lanes: LanesArgs,
-
-    #[command(flatten)]
     pub proactive: ProactiveArgs,
 
     /// Size of the swap cache at start, part of local memory [default: 32M, or a sixteenth of

@@ -236,7 +236,7 @@ impl There<'_> {
             return Some(("--unit", args.beyond.unit.to_string(), has.to_string()));
         }
         let has = far.lanes.is_wanted();
-        if !args.lanes.lanes.is_on() && has {
+        if !args.beyond.lanes.lanes.is_on() && has {
             return Some(("--lanes", "off".to_owned(), "on".to_owned()));
         }
         let asked = args.beyond.far_wait.ns / 1_000_000;

@@ -170,11 +170,7 @@ fn far(args: &RunArgs, ram_bytes: u64) -> Result<Option<FarOptions>, Failure> {
             "{flag} without --local has no use: nothing leaves memory without a bound; write --local SIZE too"
         )));
     }
-    let far = far_options(&args.beyond, &wanted, || own_name(args))?;
-    Ok(Some(FarOptions {
-        lanes: args.lanes.lanes.is_on(),
-        ..far
-    }))
+    far_options(&args.beyond, &wanted, || own_name(args)).map(Some)
 }
 
 /// How much far memory is wanted.
@@ -260,8 +256,7 @@ pub fn far_options(
         wait: Duration::from_nanos(args.far_wait.ns),
         spill_percent: args.spill_at.into(),
         unit: args.unit,
-        // A disk has none.
-        lanes: false,
+        lanes: args.lanes.lanes.is_on(),
         spin: args.far_spin,
         timeliness: args.far_timeliness.is_on(),
         links: args.links,

@@ -10,10 +10,11 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 
+use canvas_direct::{Lanes, Process};
 use canvas_far::fetch;
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
-use canvas_shm::mailbox::{Mailbox, Status};
+use canvas_shm::mailbox::{Ask, Mailbox, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment};
 use canvas_swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span, Warmth};
 use canvas_swap::{Chosen, LocalPool, PoolBudget};
@@ -49,6 +50,7 @@ pub struct Tenant {
     slab_live: LazyArray<AtomicU32>,
     roles: LazyArray<AtomicU32>,
     book: BookState,
+    lanes: Lanes,
 }
 
 /// A place among a tenant's processes, and the mailbox that goes with it.
@@ -120,6 +122,7 @@ impl Tenant {
             slab_live: LazyArray::new(SLABS_MAX)?,
             roles: LazyArray::new(SLABS_MAX)?,
             book: BookState::new(),
+            lanes: Lanes::new(),
         })
     }
 
@@ -131,6 +134,7 @@ impl Tenant {
     /// It is over: nothing is waited for any more, and the place is given back.
     pub fn leave(&self) {
         self.far.wait_ms_max.store(0, Relaxed);
+        self.lanes.close(&Ours);
         let (segment, far, slot) = (self.segment, self.far, self.slot);
         Place { segment, far, slot }.leave();
     }
@@ -176,6 +180,11 @@ impl Tenant {
         (used * slab, self.far.slabs_max.load(Relaxed) * slab)
     }
 
+    /// Pages that were read from donors without the agent.
+    pub fn lane_reads(&self) -> u64 {
+        self.far.stats.lane_reads.load(Relaxed)
+    }
+
     fn book(&self) -> ExtentBook<'_> {
         ExtentBook {
             arrays: BookArrays {
@@ -206,6 +215,24 @@ impl Drop for Tenant {
 
 /// A tenant has places for so many processes only (EAGAIN).
 const NO_PLACE: Errno = Errno(11);
+
+/// This process, as its lanes to donors need it.
+struct Ours;
+
+impl Process for Ours {
+    fn now_ns(&self) -> u64 {
+        proc::now_ns()
+    }
+    fn fd_floor(&self) -> i32 {
+        0
+    }
+    fn keep_fd(&self, _: usize, _: i32) {}
+    fn has_own_fds(&self) -> bool {
+        false
+    }
+    /// Nobody else's time is told apart from it.
+    fn note_slept(&self, _: u64) {}
+}
 
 /// The tenant's slabs, as this process sees them.
 pub(crate) struct OurSlabs<'t>(&'t Tenant);
@@ -457,6 +484,10 @@ impl Channel for DiskFar<'_, '_> {
     fn copy_out(&self, of: &Request, offset: usize, out: &mut [u8]) {
         let far = self.tenant.far;
         far.copy_out(self.tenant.index, of.index(), offset, out);
+    }
+    fn read_directly(&self, ask: &Ask, to: &mut [u8]) -> bool {
+        let tenant = self.tenant;
+        tenant.lanes.read(tenant.far, ask, to, &Ours)
     }
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
         proc::futex_wait(word, value, ns);

@@ -266,7 +266,9 @@ pub struct DiskStats {
     pub damaged: u64,
     /// Pages that a client waited for beyond the pool, those aside that came ahead.
     pub far_reads: u64,
-    /// Of those, reads that found no copy within the time.
+    /// Pages that were read from donors without the agent, by whichever server of the disk.
+    pub lane_reads: u64,
+    /// Of the pages waited for, reads that found no copy within the time.
     pub unreachable: u64,
     /// Far memory in use.
     pub far_bytes: u64,
@@ -394,6 +396,7 @@ impl<'m> PoolStore<'m> {
             refused: counts.refused.load(Relaxed),
             damaged: counts.damaged.load(Relaxed),
             far_reads: counts.far_reads.load(Relaxed),
+            lane_reads: self.tenant.map_or(0, Tenant::lane_reads),
             unreachable: counts.unreachable.load(Relaxed),
             far_bytes,
             far_bytes_max,

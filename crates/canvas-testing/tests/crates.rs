@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate with those of ours that it may use, tests aside. Below others first.
-const MAY_USE: [(&str, &[&str]); 27] = [
+const MAY_USE: [(&str, &[&str]); 28] = [
     ("types", &[]),
     ("patch", &[]),
     ("place", &[]),
@@ -20,13 +20,14 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("sched", &["types"]),
     ("replay", &["pager", "types"]),
     ("far", &["shm", "swap", "types"]),
+    ("direct", &["lane", "shm", "sys", "types"]),
     (
         "preload",
         &[
-            "far", "lane", "pager", "patch", "shm", "swap", "sys", "types",
+            "direct", "far", "pager", "patch", "shm", "swap", "sys", "types",
         ],
     ),
-    ("disk", &["far", "shm", "swap", "sys", "types"]),
+    ("disk", &["direct", "far", "shm", "swap", "sys", "types"]),
     ("bench", &["shm", "swap", "sys", "types", "workloads"]),
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),

@@ -9,7 +9,7 @@ use canvas_types::units::{Size, Span};
 use clap::Args;
 use clap::builder::ValueParser;
 
-use super::{CopiesArg, FarReserveArgs, ShareArgs, TimelinessArg};
+use super::{CopiesArg, FarReserveArgs, LanesArgs, ShareArgs, TimelinessArg};
 
 /// Flags about far memory.
 #[derive(Args, Clone, Debug)]
@@ -105,6 +105,9 @@ pub struct BeyondArgs {
         hide_env_values = true
     )]
     pub unit: ReadUnit,
+
+    #[command(flatten)]
+    pub lanes: LanesArgs,
 
     /// Connections to each server: with 2 or more, pages that are waited for do not queue behind
     /// those that are written or repaired.

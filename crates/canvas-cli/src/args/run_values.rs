@@ -94,7 +94,7 @@ pub struct LearnArgs {
 /// Who reads from donors.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LanesArgs {
-    /// Whether threads that wait for a page read it from its donor by themselves, over connections of CMD's own.
+    /// Whether threads that wait for a page read it from its donor by themselves, over connections of its own.
     #[arg(long, env = "CANVAS_LANES", value_enum, default_value_t = LanesArg::On, hide_env_values = true)]
     pub lanes: LanesArg,
 }
@@ -102,7 +102,7 @@ pub struct LanesArgs {
 /// `--lanes`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum LanesArg {
-    /// While no other tenant of the agent reads or writes.
+    /// Within the tenant's share of the link.
     On,
     /// The agent does all reads.
     Off,

@@ -53,6 +53,7 @@ struct Counters {
     refused: u64,
     damaged: u64,
     far_reads: u64,
+    lane_reads: u64,
     unreachable: u64,
     accepted: u64,
     turned_away: u64,
@@ -105,6 +106,7 @@ impl State {
                 refused: disk.refused,
                 damaged: disk.damaged,
                 far_reads: disk.far_reads,
+                lane_reads: disk.lane_reads,
                 unreachable: disk.unreachable,
                 accepted: clients.accepted,
                 turned_away: clients.turned_away,
@@ -204,6 +206,11 @@ impl Collector for Metrics {
                 "canvas_disk_far_reads",
                 "Pages read beyond the pool.",
                 c.far_reads,
+            ),
+            (
+                "canvas_disk_lane_reads",
+                "Of those: read from a donor without the agent.",
+                c.lane_reads,
             ),
             (
                 "canvas_disk_unreachable",

@@ -166,6 +166,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "far-wait",
             "group",
             "key-file",
+            "lanes",
             "links",
             "metrics",
             "nbd",

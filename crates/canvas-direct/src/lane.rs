@@ -1,0 +1,263 @@
+//! One lane: a connection to a donor, from its opening on.
+
+use canvas_lane::record::RecordKey;
+use canvas_lane::{Caller, Code, HEAD_BYTES, READ_BYTES_MAX, Read, Ticket};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_shm::mailbox::Ask;
+use canvas_sys::gate;
+use canvas_sys::net::Stream;
+use canvas_types::contention::Contention;
+
+use crate::Process;
+
+/// An answer is looked for so long before the thread sleeps, where there is another processor that the donor may run on:
+/// a near donor takes less. On one processor it cannot answer meanwhile.
+const LOOK_NS: u64 = 50_000;
+/// After so many looks in vain in turn, threads sleep at once,
+const VAIN_MAX: u32 = 4;
+/// but for one read in so many.
+const LOOK_AGAIN: u32 = 64;
+/// A donor that takes longer is the agent's to deal with.
+const PATIENCE_NS: u64 = 20_000_000;
+/// The same for the opening of a lane.
+const OPENING_NS: u64 = 1_000_000_000;
+/// So often a lane's socket may not be behind its descriptor (in threads with descriptors of their own it is not)
+/// before it is taken to be gone.
+const STRIKES: u32 = 8;
+
+/// How far a lane is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// There is none.
+    Closed,
+    /// Since then.
+    Connecting(u64),
+    /// The opening was sent; since then.
+    Opening(u64),
+    Open,
+}
+
+/// Why a lane did not read a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failed {
+    /// The lane is of no use any more.
+    Broken,
+    /// What came is no record that opens, or the donor has not got the slab: another copy may be better.
+    Elsewhere,
+    /// Not now.
+    Busy,
+}
+
+pub struct Lane {
+    stage: Stage,
+    stream: Option<Stream>,
+    caller: Option<Caller>,
+    records: Option<RecordKey>,
+    ticket: Ticket,
+    /// What has come of an answer.
+    got: usize,
+    /// There is another processor for who answers.
+    looks: bool,
+    /// Looks in vain in turn.
+    vain: u32,
+    strikes: u32,
+    answer: [u8; HEAD_BYTES + READ_BYTES_MAX],
+}
+
+impl Lane {
+    /// Closed.
+    pub const fn new() -> Lane {
+        Lane {
+            stage: Stage::Closed,
+            stream: None,
+            caller: None,
+            records: None,
+            ticket: [0; 16],
+            got: 0,
+            looks: false,
+            vain: 0,
+            strikes: 0,
+            answer: [0; HEAD_BYTES + READ_BYTES_MAX],
+        }
+    }
+
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// The last answer: its head, and the record if there is one.
+    pub fn answer(&self) -> &[u8] {
+        &self.answer
+    }
+
+    /// Did the last read sleep?
+    pub fn has_slept(&self) -> bool {
+        self.vain > 0
+    }
+
+    /// Its end. The caller closes the socket.
+    pub fn close(&mut self) -> Option<Stream> {
+        self.stage = Stage::Closed;
+        (self.caller, self.records) = (None, None);
+        self.stream.take()
+    }
+
+    /// A connection that was begun is to become it.
+    pub fn begin(
+        &mut self,
+        stream: Stream,
+        (caller, records): (Caller, RecordKey),
+        ticket: Ticket,
+        looks: bool,
+        now_ns: u64,
+    ) {
+        self.stage = Stage::Connecting(now_ns);
+        self.stream = Some(stream);
+        (self.caller, self.records) = (Some(caller), Some(records));
+        (self.ticket, self.looks) = (ticket, looks);
+        (self.got, self.vain, self.strikes) = (0, 0, 0);
+    }
+
+    /// One step of the opening after the other, as long as nothing has to be waited for.
+    pub fn step(&mut self, now_ns: u64) -> Result<(), Failed> {
+        let (Some(stream), Some(caller)) = (self.stream, &mut self.caller) else {
+            return Err(Failed::Broken);
+        };
+        is_here(stream, &mut self.strikes)?;
+        let waits = |since: u64| {
+            if now_ns.saturating_sub(since) > OPENING_NS {
+                Failed::Broken
+            } else {
+                Failed::Busy
+            }
+        };
+        if let Stage::Connecting(since) = self.stage {
+            // Asked once only: an opening that was not sent is made anew, and nothing else has its number.
+            let opening = caller.opening(&self.ticket).map_err(|_| Failed::Broken)?;
+            match stream.send(&opening) {
+                Ok(true) => self.stage = Stage::Opening(now_ns),
+                Ok(false) => {
+                    caller.take_back();
+                    return Err(waits(since));
+                }
+                Err(_) => return Err(Failed::Broken),
+            }
+        }
+        if let Stage::Opening(since) = self.stage {
+            let rest = &mut self.answer[self.got..HEAD_BYTES];
+            self.got += stream.receive(rest, false).map_err(|_| Failed::Broken)?;
+            let Some(head) = self.answer[..self.got].first_chunk::<HEAD_BYTES>() else {
+                return Err(waits(since));
+            };
+            let answer = caller.answered(head).map_err(|_| Failed::Broken)?;
+            if answer.code != Code::Done || stream.set_patience(PATIENCE_NS).is_err() {
+                return Err(Failed::Broken);
+            }
+            self.stage = Stage::Open;
+        }
+        Ok(())
+    }
+
+    /// Reads the record that `ask` names, sealed by this number, of the slab with this handle into `answer`, behind the
+    /// head, and opens it. `turn` is its number among the process's reads.
+    pub fn read(
+        &mut self,
+        (handle, ask, seal): (u64, &Ask, u64),
+        turn: u32,
+        contention: &Contention,
+        process: &impl Process,
+    ) -> Result<(), Failed> {
+        let (Some(stream), Some(caller), Some(records)) =
+            (self.stream, &mut self.caller, &self.records)
+        else {
+            return Err(Failed::Broken);
+        };
+        is_here(stream, &mut self.strikes)?;
+        let within = ask.extent as usize % SLAB_EXTENTS * EXTENT_BYTES;
+        let read = Read {
+            handle,
+            offset: within as u32 + ask.offset,
+            len: ask.len,
+        };
+        let message = caller.ask(read).map_err(|_| Failed::Broken)?;
+        if stream.send(&message) != Ok(true) {
+            return Err(Failed::Broken);
+        }
+        let often = self.vain < VAIN_MAX || turn.is_multiple_of(LOOK_AGAIN);
+        let mut wait = Wait {
+            stream,
+            contention,
+            process,
+            begun_ns: process.now_ns(),
+            looks: self.looks && often,
+            sleeps: false,
+        };
+        wait.fill(&mut self.answer[..HEAD_BYTES])?;
+        let head = self.answer.first_chunk::<HEAD_BYTES>();
+        let head = head.and_then(|head| caller.answered(head).ok());
+        match head.ok_or(Failed::Broken)?.code {
+            Code::Done => {}
+            Code::OverRate => return Err(Failed::Busy),
+            Code::UnknownHandle | Code::OutOfRange => return Err(Failed::Elsewhere),
+        }
+        let record = &mut self.answer[HEAD_BYTES..][..ask.len as usize];
+        wait.fill(record)?;
+        self.vain = if wait.sleeps {
+            self.vain.saturating_add(1)
+        } else {
+            0
+        };
+        records
+            .open((ask.extent, seal), ask.offset as usize, &[], record)
+            .map_err(|_| Failed::Elsewhere)
+    }
+}
+
+/// Not a byte goes to a stranger: is the socket still behind its descriptor, in this thread?
+fn is_here(stream: Stream, strikes: &mut u32) -> Result<(), Failed> {
+    if stream.is_here() {
+        *strikes = 0;
+        return Ok(());
+    }
+    *strikes += 1;
+    Err(if *strikes > STRIKES {
+        Failed::Broken
+    } else {
+        Failed::Busy
+    })
+}
+
+/// Waits for what comes: looks for it at first, then sleeps.
+struct Wait<'w, P> {
+    stream: Stream,
+    contention: &'w Contention,
+    process: &'w P,
+    begun_ns: u64,
+    looks: bool,
+    sleeps: bool,
+}
+
+impl<P: Process> Wait<'_, P> {
+    fn fill(&mut self, to: &mut [u8]) -> Result<(), Failed> {
+        let mut got = 0;
+        while got < to.len() {
+            let came = self.stream.receive(&mut to[got..], self.sleeps);
+            got += came.map_err(|_| Failed::Broken)?;
+            if got == to.len() {
+                break;
+            }
+            let now = self.process.now_ns();
+            let waited = now.saturating_sub(self.begun_ns);
+            if waited > PATIENCE_NS {
+                return Err(Failed::Broken);
+            }
+            if self.looks && waited < LOOK_NS && !self.contention.is_here(now) {
+                gate::give_way();
+                self.contention.gave_way(now, self.process.now_ns());
+            } else {
+                self.sleeps = true;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! Reads from donors over lanes (docs/design/lanes.md): the end of the process that needs the page. Whatever does not
+//! succeed here is read by the agent.
+//!
+//! A lane is claimed by one thread for one round trip. Nobody waits for a lane, nor for one that is being opened: who
+//! needs a page takes the opening one step further, and goes to the agent.
+//!
+//! Nothing here allocates or calls libc, so that a fault of any program can stand on it.
+#![no_std]
+#![forbid(unsafe_code)]
+
+use canvas_lane::record::RecordKey;
+use canvas_lane::{Caller, HEAD_BYTES, Keys, READ_BYTES_MAX};
+use canvas_shm::far::SLAB_EXTENTS;
+use canvas_shm::lanes::{DONORS_MAX, Donor};
+use canvas_shm::{Far, mailbox::Ask};
+use canvas_sys::net::{Address, Stream};
+use canvas_sys::proc;
+use canvas_types::contention::Contention;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use spin::{Mutex, MutexGuard};
+
+mod lane;
+
+use lane::{Failed, Lane, Stage};
+
+/// Lanes of a process.
+pub const COUNT: usize = 8;
+/// Lanes to one donor.
+const OF_A_DONOR: usize = 4;
+/// One read in so many goes to the agent all the same, so that it knows how donors are.
+const PROBE: u32 = 256;
+/// Pauses after a lane that broke: the first, and the longest; each is twice the one before.
+const PAUSE_NS: u64 = 50_000_000;
+const PAUSE_NS_MAX: u64 = 5_000_000_000;
+
+/// What the process gives.
+pub trait Process {
+    /// The monotonic clock.
+    fn now_ns(&self) -> u64;
+    /// Descriptors of lanes lie at or above this number.
+    fn fd_floor(&self) -> i32;
+    /// Lane `index` has this descriptor from now on; -1: none.
+    fn keep_fd(&self, index: usize, fd: i32);
+    /// Has this thread a table of descriptors of its own? It then opens no lane.
+    fn has_own_fds(&self) -> bool;
+    /// The caller slept for a part of a read that took so long.
+    fn note_slept(&self, ns: u64);
+}
+
+/// One of the places for lanes.
+struct Place {
+    /// The donor's number and 1, while its lane is not closed.
+    donor: AtomicU32,
+    /// Tried, never waited for.
+    lane: Mutex<Lane>,
+}
+
+/// What went wrong with a donor.
+struct Rest {
+    until_ns: AtomicU64,
+    pause_ns: AtomicU64,
+}
+
+impl Rest {
+    fn begin(&self, now_ns: u64) {
+        let before = self.pause_ns.load(Ordering::Relaxed);
+        let pause = (2 * before).clamp(PAUSE_NS, PAUSE_NS_MAX);
+        self.pause_ns.store(pause, Ordering::Relaxed);
+        self.until_ns.store(now_ns + pause, Ordering::Relaxed);
+    }
+    fn is_over(&self, now_ns: u64) -> bool {
+        now_ns >= self.until_ns.load(Ordering::Relaxed)
+    }
+    fn forget(&self) {
+        if self.pause_ns.load(Ordering::Relaxed) != 0 {
+            self.pause_ns.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The lanes of a process to the donors of its tenant.
+pub struct Lanes {
+    places: [Place; COUNT],
+    rests: [Rest; DONORS_MAX],
+    /// The process may not do what lanes need.
+    forbidden: AtomicBool,
+    reads: AtomicU32,
+    contention: Contention,
+}
+
+impl Default for Lanes {
+    fn default() -> Lanes {
+        Lanes::new()
+    }
+}
+
+/// A lane that is the caller's until dropped.
+struct Claim<'l> {
+    lane: MutexGuard<'l, Lane>,
+    place: &'l Place,
+    index: usize,
+}
+
+impl Claim<'_> {
+    /// Ends it. The socket is closed if it is still ours to close.
+    fn close(&mut self, process: &impl Process) {
+        if let Some(stream) = self.lane.close() {
+            stream.close();
+        }
+        process.keep_fd(self.index, -1);
+        self.place.donor.store(0, Ordering::Relaxed);
+    }
+
+    /// Begins to connect. False when it cannot; an error when the donor is to rest.
+    fn begin(&mut self, far: &Far, donor: usize, process: &impl Process) -> Result<bool, Failed> {
+        let there: &Donor = &far.lanes.donors[donor];
+        let Some(place) = there.place() else {
+            return Ok(false);
+        };
+        let Some((ticket, secret)) = there.take_ticket() else {
+            return Ok(false);
+        };
+        let address = Address {
+            ip: place.ip,
+            port: place.port,
+            is_v6: place.is_v6,
+        };
+        let stream = Stream::begin(address, process.fd_floor()).map_err(|_| Failed::Broken)?;
+        process.keep_fd(self.index, stream.fd());
+        let caller = Caller::new(&Keys::new(&secret, &ticket));
+        let records = RecordKey::new(&far.lanes.key(), far.tenant());
+        let looks = proc::processors() > 1;
+        self.lane
+            .begin(stream, (caller, records), ticket, looks, process.now_ns());
+        self.place.donor.store(donor as u32 + 1, Ordering::Relaxed);
+        Ok(true)
+    }
+}
+
+impl Lanes {
+    /// None is open.
+    pub const fn new() -> Lanes {
+        Lanes {
+            places: [const {
+                Place {
+                    donor: AtomicU32::new(0),
+                    lane: Mutex::new(Lane::new()),
+                }
+            }; COUNT],
+            rests: [const {
+                Rest {
+                    until_ns: AtomicU64::new(0),
+                    pause_ns: AtomicU64::new(0),
+                }
+            }; DONORS_MAX],
+            forbidden: AtomicBool::new(false),
+            reads: AtomicU32::new(0),
+            contention: Contention::new(),
+        }
+    }
+
+    /// No lanes from now on.
+    pub fn forbid(&self) {
+        self.forbidden.store(true, Ordering::Relaxed);
+    }
+
+    /// Closes what nobody uses now: at the end, or in a fork's child, whose parent's lanes they are.
+    pub fn close(&self, process: &impl Process) {
+        for (index, place) in self.places.iter().enumerate() {
+            if place.donor.load(Ordering::Relaxed) != 0
+                && let Some(mut claim) = self.claim_place(index)
+            {
+                claim.close(process);
+            }
+        }
+    }
+
+    fn claim_place(&self, index: usize) -> Option<Claim<'_>> {
+        let place = &self.places[index];
+        let lane = place.lane.try_lock()?;
+        Some(Claim { lane, place, index })
+    }
+
+    /// Takes the opening of a lane further, as far as it goes now. True when it is open.
+    fn advance(&self, claim: &mut Claim, far: &Far, donor: usize, process: &impl Process) -> bool {
+        match claim.lane.step(process.now_ns()) {
+            Ok(()) => {
+                far.stats.lanes_opened.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Err(Failed::Broken) => {
+                claim.close(process);
+                self.rests[donor].begin(process.now_ns());
+                false
+            }
+            Err(Failed::Busy | Failed::Elsewhere) => false,
+        }
+    }
+
+    /// An open lane to the donor that nobody else uses now. Without one, a step is made towards one.
+    fn claim(&self, far: &Far, donor: usize, process: &impl Process) -> Option<Claim<'_>> {
+        let number = donor as u32 + 1;
+        let (mut of_it, mut closed) = (0, None);
+        for (i, place) in self.places.iter().enumerate() {
+            match place.donor.load(Ordering::Relaxed) {
+                0 => closed = closed.or(Some(i)),
+                n if n == number => {
+                    of_it += 1;
+                    let Some(mut claim) = self.claim_place(i) else {
+                        continue;
+                    };
+                    if claim.place.donor.load(Ordering::Relaxed) != number {
+                        continue;
+                    }
+                    // One is opened at a time.
+                    let is_open = claim.lane.stage() == Stage::Open
+                        || self.advance(&mut claim, far, donor, process);
+                    return is_open.then_some(claim);
+                }
+                _ => {}
+            }
+        }
+        let rest = &self.rests[donor];
+        if of_it >= OF_A_DONOR || !rest.is_over(process.now_ns()) || process.has_own_fds() {
+            return None;
+        }
+        let mut claim = self.claim_place(closed?)?;
+        if claim.lane.stage() != Stage::Closed {
+            return None;
+        }
+        match claim.begin(far, donor, process) {
+            Ok(true) => self
+                .advance(&mut claim, far, donor, process)
+                .then_some(claim),
+            Ok(false) => None,
+            Err(_) => {
+                rest.begin(process.now_ns());
+                None
+            }
+        }
+    }
+
+    /// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when that is the
+    /// agent's to do. The caller keeps the extent from being written anew meanwhile.
+    pub fn read(&self, far: &Far, ask: &Ask, to: &mut [u8], process: &impl Process) -> bool {
+        let lanes = &far.lanes;
+        if !lanes.is_direct() || self.forbidden.load(Ordering::Relaxed) {
+            return false;
+        }
+        let (extent, len) = (ask.extent as usize, ask.len as usize);
+        let Some(route) = far.routes.get(extent / SLAB_EXTENTS) else {
+            return false;
+        };
+        let Some((donor, handle)) = route.get(lanes.is_disk_first()) else {
+            return false;
+        };
+        // What is opened by this number is what was written last.
+        let seal = far.seals[extent].load(Ordering::Acquire);
+        let fits = (to.len()..=READ_BYTES_MAX).contains(&len);
+        if !lanes.donors[donor].is_open() || seal == 0 || !fits {
+            return false;
+        }
+        let reads = self.reads.fetch_add(1, Ordering::Relaxed);
+        if reads % PROBE == PROBE - 1 {
+            return false;
+        }
+        let Some(mut claim) = self.claim(far, donor, process) else {
+            return false;
+        };
+        let begun_ns = process.now_ns();
+        let outcome = claim
+            .lane
+            .read((handle, ask, seal), reads, &self.contention, process);
+        let stats = &far.stats;
+        match outcome {
+            Ok(()) => {
+                to.copy_from_slice(&claim.lane.answer()[HEAD_BYTES..][..to.len()]);
+                self.rests[donor].forget();
+                route.note();
+                stats.lane_reads.fetch_add(1, Ordering::Relaxed);
+                stats.lane_bytes.fetch_add(len as u64, Ordering::Relaxed);
+                if claim.lane.has_slept() {
+                    process.note_slept(process.now_ns().saturating_sub(begun_ns));
+                }
+                return true;
+            }
+            Err(Failed::Broken) => {
+                claim.close(process);
+                self.rests[donor].begin(process.now_ns());
+            }
+            Err(Failed::Elsewhere) => route.clear(),
+            Err(Failed::Busy) => {}
+        }
+        stats.lane_failures.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests;
