@@ -376,7 +376,7 @@ class Section:
         before, r = self.agent_run, self.r
         self.agent_run = r.start([r.session.canvas, "agent", "--socket", self.socket, "--far-dir", r.dir, "--config",
                                   self.file, *more], tag=f"agent{len(r.children)}", canvas_on=False)
-        if before:
+        if before and before.alive():
             r.wait(before, expect=0, timeout_s=20)
         wait_until(r, "the agent listens", lambda: "listening at" in self.agent_run.err())
         self.bound = mib * MIB
@@ -385,7 +385,7 @@ class Section:
         """A program with 48 MiB that its processes share, of which all may be in memory."""
         r, name = self.r, f"{what}{os.getpid()}"
         files = [r.path(f"{what}.busy"), r.path(f"{what}.end")]
-        c = r.start([sys.executable, "-c", WORKER, *files], tag=what, local=64 * MIB, pool=64 * MIB,
+        c = r.start([python(), "-c", WORKER, *files], tag=what, local=64 * MIB, pool=64 * MIB,
                     extra=("--shared", "256M", "--tenant", name, "--far", "512M", f"--agent={self.socket}"))
         wait_until(r, f"{what} is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
         self.runs[name] = (c, files)
@@ -468,6 +468,37 @@ def shared_section(r):
         r.require(shared["resident_bytes"]["peak"] <= 65 * MIB, f"over the bound: {shared}")
         r.require(counters["shared_pages_in"] > 10_000, f"hardly anything came back: {counters}")
     r.note(f"memory was the other one's after {', '.join(notes)} s; before the new file {before}")
+
+
+@check("shared-section-kill", timeout_s=150, paged=False, **SIGNAL, **C)
+def shared_section_kill(r):
+    """Processes that share memory are killed while their part of the agent's bound rises and falls; so is the agent."""
+    if not r.managed:
+        return
+    s = Section(r)
+    s.agent(32)
+    beside, killed = s.start("beside"), f"killed{os.getpid()}"
+    c = r.start([r.binary("shared"), 6, 5, 6000, 24, 5000], tag="shared", local=64 * MIB, pool=64 * MIB,
+                extra=("--shared", "256M", "--tenant", killed, "--far", "512M", f"--agent={s.socket}"))
+    wait_until(r, "it is granted its part", lambda: "killed" in ask(r, "status"))
+    parts, began = [], time.monotonic()
+    for turn in range(6):
+        s.work(beside, turn % 2 == 0)
+        if turn == 3:
+            s.agent_run.signal(signal.SIGKILL)
+            r.wait(s.agent_run, expect=-9, timeout_s=20)
+            s.agent(32)
+        while c.alive() and time.monotonic() < began + 3.5 * (turn + 1):
+            parts.append(s.looks(beside, killed)[1][0])
+            time.sleep(0.1)
+    r.wait(c, timeout_s=90)
+    r.same(c.out(), "shared seed 6: every byte right\n", "answer")
+    low, high = min(parts), max(parts)
+    r.require(low >= 4 * MIB and high >= low + 4 * MIB, f"its part went from {low} to {high}")
+    stats = judge_shared(r, c, 256 * MIB, 6)
+    r.require(stats["shared"]["resident_bytes"]["peak"] <= 33 * MIB, f"over the bound: {stats['shared']}")
+    s.end(beside)
+    r.note(f"{low >> 20} to {high >> 20} MiB were granted")
 
 
 @check("shared-file-limit", timeout_s=60, paged=False, **SIGNAL, **C)

@@ -163,7 +163,8 @@ impl View {
     fn table_of_runs(&self) -> Table<'_> {
         let head = [
             "TENANT", "PID", "UP", "LOCAL", "LIMIT", "SHARED", "POOL", "GRANT", "FAR", "WGT",
-            "FAULT/s", "FAR/s", "DEEP/s", "IN/s", "OUT/s", "p50us", "p99us", "RD MiB/s", "WR MiB/s",
+            "FAULT/s", "FAR/s", "DEEP/s", "IN/s", "OUT/s", "p50us", "p99us", "RD MiB/s",
+            "WR MiB/s",
         ];
         let rows = self.runs.iter().map(|(name, (stat, rates))| {
             let (s, used) = (&stat.status, &stat.status.used);
