@@ -86,6 +86,8 @@ struct Work {
     posted_ns: u64,
     /// While the dispatcher knows of it.
     ticket: Option<Ticket>,
+    /// What it was last submitted for.
+    lane: Option<Lane>,
     /// When it, or its last piece, was begun; 0 before.
     begun_ns: u64,
     /// Bytes that are through, and those that are under way, or go next.
@@ -410,10 +412,18 @@ impl<S: Store> Agent<S> {
                 work.class
             };
             let left = work.bytes() - work.got;
+            let is_new = work.got == 0 && class == Class::Prefetch;
+            if is_new && dispatch.is_too_far_ahead(id, lane, left, self.ahead_bytes(lane)) {
+                self.far.stats.dropped.fetch_add(1, Relaxed);
+                self.finish(op, Status::Late);
+                continue;
+            }
+            let work = self.work[op as usize].as_mut().expect("begun");
             work.piece = left.min(dispatch.piece_bytes(lane));
             let (posted_ns, piece) = (work.posted_ns, u64::from(work.piece));
             let bytes = (piece * u64::from(times) / u64::from(ONCE)) as u32;
             work.begun_ns = 0;
+            work.lane = Some(lane);
             work.ticket = dispatch.submit(id, class, lane, bytes, op, posted_ns);
             match work.ticket {
                 Some(ticket) if work.got > 0 => dispatch.put_first(ticket),
@@ -422,6 +432,15 @@ impl<S: Store> Agent<S> {
             }
         }
         self.hand_over_own(dispatch, id);
+    }
+
+    /// Bytes that are to come over a lane and that no thread waits for.
+    fn ahead_bytes(&self, lane: Lane) -> u64 {
+        let ahead = |w: &&Work| {
+            w.class == Class::Prefetch && !w.urged && w.ticket.is_some() && w.lane == Some(lane)
+        };
+        let all = self.work.iter().flatten().filter(ahead);
+        all.map(|w| u64::from(w.bytes() - w.got)).sum()
     }
 
     /// Tells the dispatcher what the store wants to move for itself: it takes turns with what is written, on every lane, so
@@ -548,6 +567,7 @@ impl<S: Store> Agent<S> {
             class,
             posted_ns,
             ticket: None,
+            lane: None,
             begun_ns: 0,
             got: 0,
             piece: ask.len,

@@ -133,6 +133,13 @@ impl Dispatch {
             .ok()
     }
 
+    /// Would a read ahead wait too long behind `ahead_bytes` that the tenant has asked for before?
+    pub fn is_too_far_ahead(&self, id: u64, lane: Lane, bytes: u32, ahead_bytes: u64) -> bool {
+        let link = self.links[lane.link()];
+        self.sched
+            .is_too_far_ahead(TenantId(id), link, bytes, ahead_bytes)
+    }
+
     /// A request that waits goes before the tenant's others of its class: what is left of one of which pieces are done.
     pub fn put_first(&mut self, ticket: Ticket) {
         self.sched.put_first(ticket);

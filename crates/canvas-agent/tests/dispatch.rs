@@ -437,6 +437,43 @@ fn asked_late(dispatch: &mut Dispatch) -> (Tenant, Vec<usize>) {
     (t, ahead)
 }
 
+#[test]
+fn what_a_stream_has_ahead_is_bounded_by_its_share_of_the_link() {
+    for on in [true, false] {
+        let mut dispatch = pieces().with_timeliness(on);
+        let mut t = Tenant::new(1, 20, &mut dispatch, weighing(100));
+        // The link is seen to take 30 ms for an extent.
+        for _ in 0..8 {
+            let i = t.ask(DEMANDS, 1)[0];
+            t.turn(&mut dispatch);
+            while t.ended(i).is_none() {
+                std::thread::sleep(Duration::from_millis(4));
+                t.deliver();
+                t.turn(&mut dispatch);
+            }
+            t.far.mailboxes[PROC].release(i);
+        }
+        let ahead = t.ask(FETCHES, 12);
+        t.turn(&mut dispatch);
+        let late = |i: &&usize| t.ended(**i) == Some(Status::Late);
+        let late: Vec<usize> = ahead.iter().filter(late).copied().collect();
+        if !on {
+            assert_eq!(late, [0; 0], "without the rule");
+            continue;
+        }
+        // The newest, at once, and not all of them.
+        assert!(!late.is_empty() && late.len() < 12, "{late:?} of {ahead:?}");
+        assert_eq!(late, ahead[12 - late.len()..]);
+        // They can be asked for again as soon as the others are there.
+        t.deliver_all(&mut dispatch);
+        ahead.iter().for_each(|i| t.far.mailboxes[PROC].release(*i));
+        let again = t.ask(FETCHES, 1);
+        t.turn(&mut dispatch);
+        t.deliver_all(&mut dispatch);
+        assert_eq!(t.ended(again[0]), Some(Status::Ok));
+    }
+}
+
 /// How many reads ahead were done, and the longest time of one.
 fn times_of_ahead(t: &Tenant) -> (u64, u64) {
     let mut sums = [0; BUCKETS];

@@ -17,7 +17,8 @@
 //!   link's clock.
 //! * **Horizontal**, inside a tenant: demand before prefetch; `queue.rs` has the rule for writes.
 //!   Prefetches that would come too late are dropped (`Decision::Drop`), unless that is switched off
-//!   ([`Scheduler::set_timeliness`]).
+//!   ([`Scheduler::set_timeliness`]). Before one is submitted its caller can ask whether the tenant has too much
+//!   ahead already ([`Scheduler::is_too_far_ahead`]).
 //! * **Limits** in bytes a second, of reads and of writes, hold whether links are idle or not. A tenant
 //!   that waits for its limit is as one that is idle: it blocks nobody, and owes nothing afterwards.
 //!
@@ -47,7 +48,7 @@ pub use link::{
     WINDOW_BYTES_MAX, WINDOW_BYTES_MIN, WINDOW_BYTES_START,
 };
 pub use queue::{SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED};
-pub use scheduler::Scheduler;
+pub use scheduler::{AHEAD_NS_MAX, Scheduler};
 pub use tenant::{
     ClassStats, TIMELINESS_PER_MILLE, TIMELINESS_SAMPLES_MIN, TenantConfig, TenantStats,
 };

@@ -1,9 +1,9 @@
 //! What is promised of any load: shares, starvation, limits, idle time, promotion.
 
 use canvas_sched::{
-    BURST_BYTES_MIN, Class, Decision, LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN,
-    Promoted, REQUEST_BYTES_MAX, REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig,
-    TenantError, TenantId, Ticket, burst_bytes,
+    AHEAD_NS_MAX, BURST_BYTES_MIN, Class, Decision, LinkConfig, LinkId, PIECE_BYTES_MAX,
+    PIECE_BYTES_MIN, Promoted, REQUEST_BYTES_MAX, REQUESTS_MAX, Refused, Request, Scheduler,
+    TenantConfig, TenantError, TenantId, Ticket, burst_bytes,
 };
 use proptest::prelude::*;
 
@@ -377,6 +377,38 @@ fn a_late_prefetch_is_dropped_when_the_rule_is_on() {
         }
         s.check();
     }
+}
+
+#[test]
+fn what_a_tenant_has_ahead_is_bounded_by_its_share_of_the_link() {
+    let (mut s, link) = with(&[100, 300], ONE);
+    let t = TenantId(0);
+    let far = |s: &Scheduler, ahead| s.is_too_far_ahead(t, link, 4096, ahead);
+    assert!(!far(&s, u64::MAX / 2), "nothing is known of the link");
+    // 4 KiB in 100 us, which is all taken for the round trip.
+    for i in 0..100 {
+        s.submit(t, Class::Demand, link, 4096, 0, 0).unwrap();
+        let r = sent(s.next(i * 100_000)).unwrap();
+        s.done(r.ticket, (i + 1) * 100_000);
+    }
+    let rate = s.link_stats(link).unwrap().rate_bytes_s;
+    let round_trips_ns = 2 * s.arrival_ns(link, 0);
+    let most = rate * (AHEAD_NS_MAX + round_trips_ns) / 1_000_000_000;
+    assert!(!far(&s, most - 4096 - 10) && far(&s, most), "{most} alone");
+    assert!(!s.is_too_far_ahead(t, link, 1 << 20, 0), "the first one");
+    s.submit(TenantId(1), Class::Demand, link, 4096, 0, 0)
+        .unwrap();
+    s.submit(t, Class::Demand, link, 4096, 0, 0).unwrap();
+    assert!(
+        !far(&s, most / 4 - 4096 - 10) && far(&s, most / 4),
+        "a quarter of it beside a heavier one"
+    );
+    s.set_timeliness(false);
+    assert!(!far(&s, u64::MAX / 2), "without the rule");
+    assert!(
+        !s.is_too_far_ahead(TenantId(9), link, 4096, u64::MAX / 2),
+        "of nobody"
+    );
 }
 
 #[test]
