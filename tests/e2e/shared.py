@@ -338,6 +338,169 @@ def shared_agent(r):
     r.note(f"pool {whole >> 20} MiB, then {grant >> 20} MiB")
 
 
+# 48 MiB that its child shares; both go through all of it again and again while a file is there, until another one is.
+WORKER = """
+import hashlib, mmap, os, sys, time
+PAGES = 12288
+busy, end = sys.argv[1:]
+shared = mmap.mmap(-1, PAGES * 4096)
+page = lambda i: hashlib.sha512(b"%d" % i).digest() * 64
+for i in range(PAGES):
+    shared[i * 4096:(i + 1) * 4096] = page(i)
+child = os.fork()
+if child:
+    print("ready", flush=True)
+def check_all():
+    for i in range(PAGES):
+        assert shared[i * 4096:(i + 1) * 4096] == page(i), i
+while not os.path.exists(end):
+    check_all() if os.path.exists(busy) else time.sleep(0.05)
+check_all()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("right", flush=True)
+"""
+
+
+class Section:
+    """A host's agent with a bound on the shared memory of all, and programs that share some."""
+
+    def __init__(self, r):
+        self.r, self.socket, self.file, self.runs = r, r.path("agent.sock"), r.path("canvas.toml"), {}
+        self.bound, self.agent_run = 0, None
+
+    def agent(self, mib, *more):
+        """The agent, or the next one, with so many MiB for all."""
+        with open(self.file, "w") as f:
+            f.write(f'[shared]\nlocal = "{mib}M"\n')
+        before, r = self.agent_run, self.r
+        self.agent_run = r.start([r.session.canvas, "agent", "--socket", self.socket, "--far-dir", r.dir, "--config",
+                                  self.file, *more], tag=f"agent{len(r.children)}", canvas_on=False)
+        if before and before.alive():
+            r.wait(before, expect=0, timeout_s=20)
+        wait_until(r, "the agent listens", lambda: "listening at" in self.agent_run.err())
+        self.bound = mib * MIB
+
+    def start(self, what):
+        """A program with 48 MiB that its processes share, of which all may be in memory."""
+        r, name = self.r, f"{what}{os.getpid()}"
+        files = [r.path(f"{what}.busy"), r.path(f"{what}.end")]
+        c = r.start([python(), "-c", WORKER, *files], tag=what, local=64 * MIB, pool=64 * MIB,
+                    extra=("--shared", "256M", "--tenant", name, "--far", "512M", f"--agent={self.socket}"))
+        wait_until(r, f"{what} is ready", lambda: "ready" in c.out() or not c.alive(), timeout_s=90)
+        self.runs[name] = (c, files)
+        return name
+
+    def status(self, name):
+        return json.loads(ask(self.r, "status", name, "--json"))
+
+    def looks(self, first, second):
+        """Grants and uses of both, whose sums stay within the bound."""
+        def look(name):
+            s = self.status(name)
+            return s["limits"]["shared_grant_bytes"], s["used"]["shared_bytes"]
+
+        # Between two looks at one the other may rise by what the one loses. A thread may fill one page more, and
+        # readahead what was free at that moment.
+        before, other, after = look(first), look(second), look(first)
+        for what, i in (("granted", 0), ("in memory", 1)):
+            total = min(before[i], after[i]) + other[i]
+            self.r.require(total <= self.bound + MIB, f"{total} bytes are {what} of {self.bound}: {before} {other}")
+        return after, other
+
+    def work(self, name, is_busy):
+        busy = self.runs[name][1][0]
+        open(busy, "w").close() if is_busy else os.unlink(busy)
+
+    def end(self, name):
+        """Its report, when it has found every byte right."""
+        c, (_, end) = self.runs[name]
+        open(end, "w").close()
+        self.r.wait(c, timeout_s=90)
+        self.r.same(c.out(), "ready\nright\n", "what the program says")
+        stats = self.r.load_stats(c)
+        for what in ("verify_failures", "anomalies", "deep_failures"):
+            self.r.same(canvas.find(stats, what), 0, what)
+        return stats
+
+
+@check("shared-section", timeout_s=300, paged=False, **SIGNAL)
+def shared_section(r):
+    """One bound for two programs' shared memory: it follows their loads, which alternate, and a new file of the agent's."""
+    if not r.managed:
+        return
+    s = Section(r)
+    s.agent(64)
+    names = s.start("one"), s.start("other")
+    notes = []
+    for turn in range(4):
+        busy, idle = names[turn % 2], names[1 - turn % 2]
+        s.work(busy, True)
+        began = time.monotonic()
+
+        def moved():
+            (most, used), (least, left) = s.looks(busy, idle)
+            return most >= 44 * MIB and used >= 40 * MIB and least <= 16 * MIB and left <= 16 * MIB
+
+        wait_until(r, f"memory goes to {busy}", moved, timeout_s=60, state=lambda: s.looks(busy, idle))
+        notes.append(f"{time.monotonic() - began:.1f}")
+        r.require(s.looks(busy, idle)[1][0] >= 8 * MIB, "the idle one is below its floor")
+        s.work(busy, False)
+    # Half of it for all, live.
+    before = s.looks(*names)
+    s.agent(32, "--replace")
+    wait_until(r, "grants are those of the new file", lambda: sum(s.status(n)["limits"]["shared_grant_bytes"]
+                                                                   for n in names) <= 32 * MIB)
+    for name in names:
+        s.work(name, True)
+
+    def halved():
+        (a, used), (b, others) = s.looks(*names)
+        return abs(a - b) <= 4 * MIB and a + b >= 28 * MIB and used > 10 * MIB and others > 10 * MIB
+
+    wait_until(r, "both have half of the new bound", halved, timeout_s=60, state=lambda: s.looks(*names))
+    r.require(" granted of 256M" in ask(r, "status", names[0]), "status does not say what is granted")
+    for name in names:
+        stats = s.end(name)
+        shared, counters = stats["shared"], stats["counters"]
+        r.same(shared["limit_bytes"], 256 * MIB, "the report's limit")
+        r.require(shared["grant_bytes"] <= 32 * MIB, f"the report's grant: {shared}")
+        r.require(shared["resident_bytes"]["peak"] <= 65 * MIB, f"over the bound: {shared}")
+        r.require(counters["shared_pages_in"] > 10_000, f"hardly anything came back: {counters}")
+    r.note(f"memory was the other one's after {', '.join(notes)} s; before the new file {before}")
+
+
+@check("shared-section-kill", timeout_s=150, paged=False, **SIGNAL, **C)
+def shared_section_kill(r):
+    """Processes that share memory are killed while their part of the agent's bound rises and falls; so is the agent."""
+    if not r.managed:
+        return
+    s = Section(r)
+    s.agent(32)
+    beside, killed = s.start("beside"), f"killed{os.getpid()}"
+    c = r.start([r.binary("shared"), 6, 5, 6000, 24, 5000], tag="shared", local=64 * MIB, pool=64 * MIB,
+                extra=("--shared", "256M", "--tenant", killed, "--far", "512M", f"--agent={s.socket}"))
+    wait_until(r, "it is granted its part", lambda: "killed" in ask(r, "status"))
+    parts, began = [], time.monotonic()
+    for turn in range(6):
+        s.work(beside, turn % 2 == 0)
+        if turn == 3:
+            s.agent_run.signal(signal.SIGKILL)
+            r.wait(s.agent_run, expect=-9, timeout_s=20)
+            s.agent(32)
+        while c.alive() and time.monotonic() < began + 3.5 * (turn + 1):
+            parts.append(s.looks(beside, killed)[1][0])
+            time.sleep(0.1)
+    r.wait(c, timeout_s=90)
+    r.same(c.out(), "shared seed 6: every byte right\n", "answer")
+    low, high = min(parts), max(parts)
+    r.require(low >= 4 * MIB and high >= low + 4 * MIB, f"its part went from {low} to {high}")
+    stats = judge_shared(r, c, 256 * MIB, 6)
+    r.require(stats["shared"]["resident_bytes"]["peak"] <= 33 * MIB, f"over the bound: {stats['shared']}")
+    s.end(beside)
+    r.note(f"{low >> 20} to {high >> 20} MiB were granted")
+
+
 @check("shared-file-limit", timeout_s=60, paged=False, **SIGNAL, **C)
 def shared_file_limit(r):
     """A bound on the size of files, outside or inside, does not end the program: its shared memory stays native."""

@@ -5,13 +5,16 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use canvas_agent::daemon::memory::HostMemory;
 use canvas_agent::daemon::pool::HostPool;
+use canvas_agent::daemon::shared::HostShared;
 use canvas_agent::daemon::tenant::{FarDir, Service};
 use canvas_agent::daemon::{self, socket};
 use canvas_agent::disk;
 use canvas_agent::dispatch::Dispatch;
 use canvas_agent::finder::Finder;
 use canvas_agent::replicas::Policy;
+use canvas_control::terms::Terms;
 use canvas_shm::far::SLAB_BYTES;
 use canvas_types::exit;
 use canvas_types::units::Size;
@@ -21,6 +24,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 
 use crate::args::AgentArgs;
+use crate::config::Settled;
 use crate::error::Failure;
 use crate::{config, options, signals};
 
@@ -29,9 +33,16 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
     let fail = |why: &dyn Display| Failure::usage(format!("agent: {why}"));
     // Before the first thread, so that none of them ever gets one.
     let signals = signals().map_err(|e| fail(&format!("signals cannot be had: {}", e.desc())))?;
-    let service = service(args)?;
+    let Settled { terms, shared } = match &args.config {
+        Some(file) => config::settled(file)?,
+        None => Settled::default(),
+    };
+    let service = service(args, terms)?;
     let slabs_max = slabs(args.far_max)?;
-    let pool = HostPool::new(args.pool, &service.terms).map_err(Failure::usage)?;
+    let memory = HostMemory {
+        pool: HostPool::new(args.pool, &service.terms).map_err(Failure::usage)?,
+        shared: HostShared::new(shared, &service.terms).map_err(Failure::usage)?,
+    };
     // All that can be wrong, before another agent is asked to leave.
     let group = args.group.as_deref().map(socket::group).transpose();
     let group = group.map_err(|e| fail(&e))?;
@@ -45,7 +56,7 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         group,
         service,
         slabs_max,
-        pool,
+        memory,
         warm: args.warm,
         spin: Duration::from_nanos(args.spin.ns),
         dispatch: Dispatch::new().with_timeliness(args.timeliness.is_on()),
@@ -55,7 +66,7 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
 }
 
 /// What it does for its tenants.
-fn service(args: &AgentArgs) -> Result<Service, Failure> {
+fn service(args: &AgentArgs, terms: BTreeMap<String, Terms>) -> Result<Service, Failure> {
     let usage = |f: Failure| Failure::usage(f.sentence);
     let servers = options::servers(&args.servers, args.key_file.is_some()).map_err(usage)?;
     let seeds = options::seeds(&args.seeds, args.key_file.is_some()).map_err(usage)?;
@@ -75,10 +86,6 @@ fn service(args: &AgentArgs) -> Result<Service, Failure> {
             let dirs = dirs.into_iter().map(|dir| far_dir(Some(dir)));
             dirs.collect::<Result<_, _>>()?
         }
-    };
-    let terms = match &args.config {
-        Some(file) => config::tenants(file)?,
-        None => BTreeMap::new(),
     };
     let finder = Finder::start(&seeds, &key)
         .map_err(|why| Failure::usage(format!("agent: its gossip: {why}")))?;

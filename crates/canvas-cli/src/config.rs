@@ -10,6 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use canvas_agent::daemon::shared::{self, HostShared};
 use canvas_types::exit;
 use canvas_types::units::{Size, UnitError};
 use clap::error::ErrorKind;
@@ -36,8 +37,12 @@ const NAMED: [(&str, &str); 2] = [("tenant", "run"), ("disk", "disk")];
 /// Flags that make no sense in a file.
 const NOT_HERE: [&str; 5] = ["config", "replace", "help", "command", "tenant"];
 
-/// A key that only the operator of an agent has.
-const POOL_FLOOR: &str = "pool_floor";
+/// Keys of [tenant.NAME] that only the operator of an agent has: a run cannot ask for them.
+const OPERATORS: [&str; 2] = ["pool_floor", "shared_floor"];
+/// What all tenants' shared memory has: a section of the agent's, whose keys are no flags.
+const SHARED: &str = "shared";
+/// Its keys.
+const SHARED_KEYS: [&str; 3] = ["local", "floor", "ceiling"];
 
 /// What is wrong with a command line.
 pub enum Wrong {
@@ -86,13 +91,13 @@ enum ValueError {
     Refused(#[source] clap::Error),
 }
 
-/// Why the floor of a pool is not taken.
+/// Why a bound that only an operator has is not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-enum FloorError {
+enum BoundError {
     /// Its text is no size.
     #[error(transparent)]
     Unit(#[from] UnitError),
-    /// No pool could work with it.
+    /// Nothing could work with it.
     #[error("it is too little to work with; write {min} or more", min = SMALL_MIN)]
     TooLittle,
 }
@@ -202,25 +207,79 @@ fn read(file: &Path) -> Result<String, FileError> {
     std::fs::read_to_string(file).map_err(fail)
 }
 
-/// What sections [tenant.NAME] of an agent's file settle, by name.
-pub fn tenants(file: &Path) -> Result<BTreeMap<String, Terms>, Failure> {
+/// What an agent's file settles for its tenants.
+#[derive(Default)]
+pub struct Settled {
+    /// Sections [tenant.NAME], by name.
+    pub terms: BTreeMap<String, Terms>,
+    /// Section [shared].
+    pub shared: Option<shared::Section>,
+}
+
+/// Reads what an agent's file settles for its tenants.
+pub fn settled(file: &Path) -> Result<Settled, Failure> {
     let text = read(file).map_err(Failure::usage)?;
     // The file was right when the command line was parsed.
     let sections = judge(&text).map_err(|errors| {
         let first = errors.into_iter().next().unwrap_or_default();
         Failure::usage(format!("{}:{first}", file.display()))
     })?;
+    Ok(Settled {
+        terms: terms_in(&sections),
+        shared: shared_in(&sections),
+    })
+}
+
+fn terms_in(sections: &[Section]) -> BTreeMap<String, Terms> {
     let terms = |s: &Section| match &s.name[..] {
-        [kind, name] if kind == "tenant" => {
-            let values = s.flags.iter().filter_map(|(key, flag)| {
-                let (_, value) = flag.split_once('=')?;
-                Some((key.as_str(), value))
-            });
-            Some((name.clone(), flags::terms_of(values)))
-        }
+        [kind, name] if kind == "tenant" => Some((name.clone(), flags::terms_of(s.values()))),
         _ => None,
     };
-    Ok(sections.iter().filter_map(terms).collect())
+    sections.iter().filter_map(terms).collect()
+}
+
+/// Section [shared], where there is one with a bound.
+fn shared_in(sections: &[Section]) -> Option<shared::Section> {
+    let section = sections.iter().find(|s| s.name == [SHARED])?;
+    let size = |wanted: &str| {
+        let value = section.values().find(|(key, _)| *key == wanted)?.1;
+        value.parse::<Size>().ok()
+    };
+    let [local, floor, ceiling] = SHARED_KEYS.map(size);
+    Some(shared::Section {
+        local: local?,
+        floor,
+        ceiling,
+    })
+}
+
+/// Says where section [shared] makes no sense as a whole.
+fn judge_shared(
+    sections: &[Section],
+    table: &DeTable,
+    at: &dyn Fn(usize) -> usize,
+    errors: &mut Vec<(usize, String)>,
+) {
+    let Some((name, value)) = (table.iter()).find(|(name, _)| name.get_ref().as_ref() == SHARED)
+    else {
+        return;
+    };
+    let DeValue::Table(keys) = value.get_ref() else {
+        return;
+    };
+    let line = |wanted: &str| {
+        let key = (keys.keys()).find(|key| key.get_ref().as_ref() == wanted);
+        at(key.map_or(name.span().start, |key| key.span().start))
+    };
+    if !keys
+        .keys()
+        .any(|key| key.get_ref().as_ref() == SHARED_KEYS[0])
+    {
+        let why = "[shared]: local is missing; write how much of all tenants' shared memory may be in memory, such as local = \"1G\"";
+        errors.push((line(""), why.to_owned()));
+    } else if let Err(why) = HostShared::new(shared_in(sections), &terms_in(sections)) {
+        errors.push((line(why.key()), format!("[shared]: {why}")));
+    }
 }
 
 /// `canvas config`.
@@ -256,6 +315,14 @@ struct Section {
 }
 
 impl Section {
+    /// Keys and values, without switches.
+    fn values(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.flags.iter().filter_map(|(key, flag)| {
+            let (_, value) = flag.split_once('=')?;
+            Some((key.as_str(), value))
+        })
+    }
+
     /// Its flags, but those that the words or the environment have.
     fn flags_beside(self, given: &ArgMatches) -> Vec<OsString> {
         let wins = |key: &str| {
@@ -266,7 +333,7 @@ impl Section {
         };
         self.flags
             .into_iter()
-            .filter(|(key, _)| key != POOL_FLOOR && !wins(key))
+            .filter(|(key, _)| !OPERATORS.contains(&key.as_str()) && !wins(key))
             .map(|(_, flag)| flag.into())
             .collect()
     }
@@ -290,7 +357,7 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
         let line = at(name.span().start);
         let named = name.get_ref().as_ref();
         match (named, value.get_ref()) {
-            ("agent" | "serve", DeValue::Table(keys)) => {
+            ("agent" | "serve" | SHARED, DeValue::Table(keys)) => {
                 let name = vec![named.to_owned()];
                 sections.push(section(name, named, keys, &at, &mut errors));
             }
@@ -314,19 +381,22 @@ fn judge(text: &str) -> Result<Vec<Section>, Vec<String>> {
                     }
                 }
             }
-            ("agent" | "serve" | "tenant" | "disk", _) => errors.push((
+            ("agent" | "serve" | SHARED | "tenant" | "disk", _) => errors.push((
                 line,
                 format!("{named} is no key but a section; write [{named}]"),
             )),
             _ => errors.push((
                 line,
                 format!(
-                    "there is no section {named}; write [agent], [serve], [tenant.NAME] or [disk.NAME], and keys below one of them"
+                    "there is no section {named}; write [agent], [shared], [serve], [tenant.NAME] or [disk.NAME], and keys below one of them"
                 ),
             )),
         }
     }
     tenants_that_are_disks(table.get_ref(), &at, &mut errors);
+    if errors.is_empty() {
+        judge_shared(&sections, table.get_ref(), &at, &mut errors);
+    }
     if errors.is_empty() {
         return Ok(sections);
     }
@@ -382,10 +452,12 @@ fn section(
         .find_subcommand(command)
         .map(|c| c.get_arguments().collect())
         .unwrap_or_default();
-    let floor = pool_floor();
-    if command == "run" {
-        known.push(&floor);
-    }
+    let own = match command {
+        "run" => OPERATORS.map(bound_arg).to_vec(),
+        SHARED => SHARED_KEYS.map(bound_arg).to_vec(),
+        _ => Vec::new(),
+    };
+    known.extend(&own);
     let mut flags = Vec::new();
     for (key, value) in keys {
         let line = at(key.span().start);
@@ -398,10 +470,12 @@ fn section(
         });
         let Some(arg) = arg else {
             let near = nearest(named, &known);
-            errors.push((
-                line,
-                format!("there is no key {named} in [{shown}]{near}; see `canvas {command} --help`: its flags are the keys, with _ for -"),
-            ));
+            let all = match command {
+                SHARED => "its keys are local, floor and ceiling".to_owned(),
+                _ => format!("see `canvas {command} --help`: its flags are the keys, with _ for -"),
+            };
+            let why = format!("there is no key {named} in [{shown}]{near}; {all}");
+            errors.push((line, why));
             continue;
         };
         let taken = flag(arg, value).and_then(|flag| match flag {
@@ -417,13 +491,13 @@ fn section(
     Section { name, flags }
 }
 
-/// A key of [tenant.NAME] that is no flag: a run cannot ask for it.
-fn pool_floor() -> Arg {
+/// A key that is no flag of a command's, whose value is a size.
+fn bound_arg(key: &'static str) -> Arg {
     let size = |text: &str| match text.parse::<Size>()? {
-        size if size < SMALL_MIN => Err(FloorError::TooLittle),
+        size if size < SMALL_MIN => Err(BoundError::TooLittle),
         size => Ok(size),
     };
-    Arg::new(POOL_FLOOR).long("pool-floor").value_parser(size)
+    Arg::new(key).long(key).value_parser(size)
 }
 
 /// A key that is written nearly so.
@@ -531,7 +605,7 @@ agent = true
             ("[agent]\nspin = \"10x\"\n", "2: [agent] spin: "),
             (
                 "far = 1\n",
-                "1: there is no section far; write [agent], [serve], [tenant.NAME] or [disk.NAME]",
+                "1: there is no section far; write [agent], [shared], [serve], [tenant.NAME] or [disk.NAME]",
             ),
             (
                 "agent = 1\n",
@@ -619,6 +693,88 @@ agent = true
         let small = "[tenant.web]\npool_floor = \"8K\"\n";
         let want = "2: [tenant.web] pool_floor: it is too little to work with; write 1M or more";
         assert_eq!(errors(small), [want]);
+    }
+
+    #[test]
+    fn the_bound_on_all_tenants_shared_memory_is_read_and_judged_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            settled(&file).unwrap_or_else(|e| panic!("{}", e.sentence))
+        };
+        let mib = |mib: u64| Size::from_bytes(mib << 20);
+        let all = "[shared]\nlocal = \"1G\"\nfloor = \"32M\"\nceiling = \"512M\"\n[tenant.a]\nshared = \"2G\"\n\
+                   shared_floor = \"64M\"\n";
+        let now = read(all);
+        let want = shared::Section {
+            local: mib(1024),
+            floor: Some(mib(32)),
+            ceiling: Some(mib(512)),
+        };
+        assert_eq!(now.shared, Some(want));
+        assert_eq!(now.terms["a"].shared_floor_bytes, Some(64 << 20));
+        // What a run of that tenant gets of it is the flag alone.
+        let given = Cli::command().try_get_matches_from(["canvas", "run", "--", "true"]);
+        let given = given.unwrap();
+        let of_a = judge(all).unwrap().remove(1);
+        assert_eq!(
+            of_a.flags_beside(given.subcommand().unwrap().1),
+            ["--shared=2G"]
+        );
+        let bare = read("[shared]\nlocal = 67_108_864\n").shared.unwrap();
+        assert_eq!(
+            (bare.local, bare.floor, bare.ceiling),
+            (mib(64), None, None)
+        );
+        assert_eq!(read("[agent]\n").shared, None);
+        for (text, want) in [
+            (
+                "[shared]\n",
+                "1: [shared]: local is missing; write how much of all tenants' shared memory may be in memory, such as local = \"1G\"",
+            ),
+            (
+                "\n[shared]\nfloor = \"8M\"\n",
+                "2: [shared]: local is missing; write ",
+            ),
+            (
+                "shared = \"1G\"\n",
+                "1: shared is no key but a section; write [shared]",
+            ),
+            (
+                "[shared]\nlocal = \"31M\"\n",
+                "2: [shared]: local 31M is too little for several tenants; write 32M or more",
+            ),
+            (
+                "[shared]\nlocal = \"64M\"\nfloor = \"512K\"\n",
+                "3: [shared] floor: it is too little to work with; write 1M or more",
+            ),
+            ("[shared]\nlocal = \"much\"\n", "2: [shared] local: "),
+            (
+                "[shared]\nlocal = true\n",
+                "2: [shared] local: its value is neither a string nor a number",
+            ),
+            (
+                "[shared]\nlocal = \"64M\"\n\nfloor = \"49M\"\n",
+                "4: [shared]: floor 49M is more than three quarters of local 64M",
+            ),
+            (
+                "[shared]\nlocal = \"64M\"\nceiling = \"65M\"\n",
+                "3: [shared]: ceiling 65M is more than local 64M; write 64M or less",
+            ),
+            (
+                "[shared]\nlocals = \"64M\"\n",
+                "2: there is no key locals in [shared]; did you mean local; its keys are local, floor and ceiling",
+            ),
+            (
+                "[tenant.a]\nshared_floor = \"50M\"\n[shared]\nlocal = \"64M\"\n",
+                "4: [shared]: the floors of all tenants (shared_floor) come to 50M, which is more than three quarters of local 64M",
+            ),
+        ] {
+            let got = errors(text);
+            assert_eq!(got.len(), 1, "{text}: {got:?}");
+            assert!(got[0].starts_with(want), "{text}: {got:?}");
+        }
     }
 
     #[test]

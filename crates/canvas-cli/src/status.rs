@@ -185,11 +185,15 @@ fn local(text: &mut String, s: &Status) {
 /// the run uses.
 fn beyond_local(text: &mut String, s: &Status) {
     let limits = &s.limits;
-    if limits.shared_bytes.is_some() {
+    if let Some(own) = limits.shared_bytes {
+        let granted = match limits.shared_grant_bytes {
+            Some(_) => format!(" granted of {}", Bytes(own)),
+            None => String::new(),
+        };
         let _ = writeln!(
             text,
-            "  shared {}, {} of others in the pool",
-            of(s.used.shared_bytes, limits.shared_bytes, None),
+            "  shared {}{granted}, {} of others in the pool",
+            of(s.used.shared_bytes, limits.shared_now_bytes(), None),
             Bytes(s.used.shared_store_bytes)
         );
     }

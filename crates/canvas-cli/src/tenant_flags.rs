@@ -38,6 +38,7 @@ pub fn terms_of<'a>(section: impl Iterator<Item = (&'a str, &'a str)>) -> Terms 
             "swap_in_limit" => terms.swap_in_limit = rate(value),
             "swap_out_limit" => terms.swap_out_limit = rate(value),
             "pool_floor" => terms.pool_floor_bytes = size(value),
+            "shared_floor" => terms.shared_floor_bytes = size(value),
             _ => {}
         }
     }

@@ -162,8 +162,9 @@ impl View {
 
     fn table_of_runs(&self) -> Table<'_> {
         let head = [
-            "TENANT", "PID", "UP", "LOCAL", "LIMIT", "POOL", "GRANT", "FAR", "WGT", "FAULT/s",
-            "FAR/s", "DEEP/s", "IN/s", "OUT/s", "p50us", "p99us", "RD MiB/s", "WR MiB/s",
+            "TENANT", "PID", "UP", "LOCAL", "LIMIT", "SHARED", "POOL", "GRANT", "FAR", "WGT",
+            "FAULT/s", "FAR/s", "DEEP/s", "IN/s", "OUT/s", "p50us", "p99us", "RD MiB/s",
+            "WR MiB/s",
         ];
         let rows = self.runs.iter().map(|(name, (stat, rates))| {
             let (s, used) = (&stat.status, &stat.status.used);
@@ -191,6 +192,9 @@ impl View {
                 duration(s.uptime_s),
                 Bytes(used.local_bytes).to_string(),
                 limit.map_or("-".to_owned(), |b| Bytes(b).to_string()),
+                s.limits.shared_now_bytes().map_or("-".to_owned(), |most| {
+                    format!("{}/{}", Bytes(used.shared_bytes), Bytes(most))
+                }),
                 Bytes(used.pool_bytes).to_string(),
                 Bytes(s.limits.pool_now_bytes()).to_string(),
                 Bytes(used.far_bytes).to_string(),
@@ -212,7 +216,7 @@ impl View {
             }
         });
         let widths =
-            [18, 8, 8, 6, 6, 6, 6, 6, 4, 7, 6, 6, 6, 6, 6, 6, 9, 9].map(Constraint::Length);
+            [18, 8, 8, 6, 6, 11, 6, 6, 6, 4, 7, 6, 6, 6, 6, 6, 6, 9, 9].map(Constraint::Length);
         Table::new(rows, widths).header(header(&head))
     }
 

@@ -261,6 +261,7 @@ mod tests {
             swap_out_limit_bytes_per_s: None,
             pool_grant_bytes: None,
             shared_bytes: None,
+            shared_grant_bytes: None,
             proactive_threshold_bytes: None,
             proactive_batch_bytes: 0,
             slo: None,

@@ -255,6 +255,11 @@ fn encode_memory(out: &mut Out, status: &Status) -> Result<(), Error> {
             limits.shared_bytes,
         ),
         (
+            "canvas_shared_grant_bytes",
+            "Of that, what the host's agent grants now, where it bounds them.",
+            limits.shared_grant_bytes,
+        ),
+        (
             "canvas_shared_store_bytes",
             "Far copies of the others; part of the compressed pool.",
             limits.shared_bytes.map(|_| used.shared_store_bytes),

@@ -33,6 +33,9 @@ pub struct Terms {
     /// What of the host's pool it keeps whatever the others do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_floor_bytes: Option<u64>,
+    /// The same of the host's bound on memory that forks share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_floor_bytes: Option<u64>,
 }
 
 /// What a tenant may not have, or what was settled for it makes no sense.

@@ -248,6 +248,9 @@ pub struct Limits {
     /// `--shared`; `null` where memory that forks share is the kernel's.
     #[serde(default)]
     pub shared_bytes: Option<u64>,
+    /// Of `--shared`, what the host's agent grants now; `null` where it bounds no memory that forks share.
+    #[serde(default)]
+    pub shared_grant_bytes: Option<u64>,
     /// What `--proactive-threshold` comes to; `null` when it is off.
     #[serde(default)]
     pub proactive_threshold_bytes: Option<u64>,
@@ -263,6 +266,11 @@ impl Limits {
     /// The bound on the pool that is in force.
     pub fn pool_now_bytes(&self) -> u64 {
         self.pool_grant_bytes.unwrap_or(self.pool_bytes)
+    }
+    /// The bound on pages that forks share that is in force.
+    pub fn shared_now_bytes(&self) -> Option<u64> {
+        let granted = self.shared_grant_bytes.unwrap_or(u64::MAX);
+        self.shared_bytes.map(|own| own.min(granted))
     }
 }
 

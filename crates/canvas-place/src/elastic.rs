@@ -18,6 +18,13 @@
 //! all that was revoked loses a larger part in the next round: so what it loses follows how fast it
 //! writes.
 //!
+//! Memory that forks share is divided in the same way (`[shared]` of the agent's file), but for two things
+//! ([`Pools::pulling`]). The amount counts a little: of those that want more, one whose pages come in more often
+//! than another one's pulls with up to twice its weight. So one that lies gets at most what twice its weight gives.
+//! And a tenant is quiet there when all that it needs is in memory, as hits are not seen. So an idle one loses
+//! little at first and twice as much in each round; when that comes back it was a mistake, and is made again
+//! half a minute later at the latest.
+//!
 //! Promises, at every moment, whatever the readings say: the sum of all grants, and of what is held, is
 //! at most the host's pool; no grant is above its ceiling; and none is cut below its floor. A tenant
 //! that comes begins with what is free. When that is less than its floor, the rest is revoked from
@@ -46,6 +53,8 @@ pub const QUIET_PAGES: u64 = 16;
 pub const QUIET: u32 = ROUNDS_IN_S as u32;
 /// Rounds without need that are too few to take a pool away and fetch it back: 5 s.
 pub const SHORT: u32 = 5 * QUIET;
+/// The same where quiet tenants may use all that they have: 30 s.
+pub const PULLING_SHORT: u32 = 30 * QUIET;
 /// Tenants that the smallest pool has floors for.
 pub const TENANTS_MIN: u64 = 4;
 /// Slabs in use that are revoked in a round: this part of the grant, but at least and at most so many
@@ -56,6 +65,8 @@ const STEP_MAX: u64 = 8;
 /// The same of an idle tenant that has given back what was revoked.
 const IDLE_STEP_PART: u64 = 4;
 const IDLE_STEP_MAX: u64 = 32;
+/// Where quiet tenants may use all that they have, it begins as with busy ones and doubles so often.
+const DOUBLINGS: u32 = (STEP_PART / IDLE_STEP_PART).ilog2();
 /// The part of the pool that is kept for tenants to come is one by this.
 const RESERVE_PART: u64 = 32;
 /// All floors of which nothing is said come to one by this of the pool.
@@ -64,6 +75,11 @@ const FLOORS_PART: u64 = 4;
 const SMOOTH: u64 = 16;
 /// Parts of a page in the smoothed traffic.
 const FRACTION: u64 = 256;
+/// Who has the most traffic of those that swap pulls with twice its weight, one with next to none with its weight; in
+/// between in steps of this part of it.
+const PULLS: u64 = 8;
+/// A change by fewer steps is none: what is equal has equal parts, which come to rest.
+const PULL_STEPS: u64 = 2;
 /// More pages than a round can move.
 const PAGES_MAX: u64 = 1 << 32;
 
@@ -134,6 +150,8 @@ struct Tenant {
     reading: Reading,
     /// Pages a round, smoothed, in [`FRACTION`]s.
     traffic: u64,
+    /// Steps by which it pulls with more than its weight.
+    pull: u64,
     busy: bool,
     /// Quiet rounds in a row, up to now.
     quiet: u32,
@@ -147,6 +165,8 @@ struct Tenant {
 #[derive(Clone, Debug)]
 pub struct Pools {
     slabs: u64,
+    /// The amount of traffic counts.
+    pulls: bool,
     tenants: BTreeMap<u64, Tenant>,
 }
 
@@ -155,7 +175,24 @@ impl Pools {
     pub fn new(slabs: u64) -> Pools {
         Pools {
             slabs,
+            pulls: false,
             tenants: BTreeMap::new(),
+        }
+    }
+
+    /// The same, where the amount of traffic counts: what is divided is wanted for the pages that come in.
+    pub fn pulling(slabs: u64) -> Pools {
+        Pools {
+            pulls: true,
+            ..Pools::new(slabs)
+        }
+    }
+
+    /// The same without any tenant.
+    pub fn emptied(&self) -> Pools {
+        Pools {
+            tenants: BTreeMap::new(),
+            ..*self
         }
     }
 
@@ -187,10 +224,11 @@ impl Pools {
                 recent: [new.had.unwrap_or(0); PATIENCE],
                 reading: new.reading,
                 traffic: 0,
+                pull: 0,
                 busy: false,
                 quiet: 0,
                 quiet_max: QUIET,
-                idle: SHORT,
+                idle: self.short(),
             };
             self.tenants.insert(new.id, tenant);
         }
@@ -250,12 +288,36 @@ impl Pools {
     /// A round (a [`ROUNDS_IN_S`]th of a second) is over, and each tenant has been read: slabs are granted
     /// and revoked.
     pub fn round(&mut self) {
+        let short = self.short();
         for t in self.tenants.values_mut() {
-            t.note_traffic();
+            t.note_traffic(short);
             t.recent.rotate_right(1);
             t.recent[0] = t.grant;
         }
+        if self.pulls {
+            self.note_pulls();
+        }
         self.settle(true);
+    }
+
+    /// Rounds without need that are too few to take away what is needed again.
+    fn short(&self) -> u32 {
+        if self.pulls { PULLING_SHORT } else { SHORT }
+    }
+
+    /// How strongly each pulls, by its part of the most traffic.
+    fn note_pulls(&mut self) {
+        let all = self.tenants.values();
+        let most = all.filter(|t| t.busy).map(|t| t.traffic).max();
+        for t in self.tenants.values_mut() {
+            let now = match most {
+                Some(most) if t.busy => (t.traffic * PULLS + most / 2) / most.max(1),
+                _ => 0,
+            };
+            if now.abs_diff(t.pull) >= PULL_STEPS || now == 0 || now == PULLS {
+                t.pull = now;
+            }
+        }
     }
 
     /// Slabs that the tenant may fill.
@@ -312,7 +374,7 @@ impl Pools {
             let all = self.tenants.values().enumerate();
             all.map(|(i, t)| {
                 let (low, high) = of(i, t);
-                let weight = t.bounds.weight;
+                let weight = t.weight(self.pulls);
                 Want { weight, low, high }
             })
             .collect()
@@ -345,7 +407,7 @@ impl Pools {
         let targets = self.targets();
         let lacking: u64 = self.tenants.values().map(Tenant::lacks).sum();
         for (t, target) in self.tenants.values_mut().zip(&targets) {
-            t.cut(*target, in_round, lacking);
+            t.cut(*target, in_round, lacking, self.pulls);
         }
         self.give_first_slabs();
         for (is_floor, kept) in [(true, 0), (false, self.reserve())] {
@@ -360,7 +422,7 @@ impl Pools {
                         *target
                     };
                     Want {
-                        weight: t.bounds.weight,
+                        weight: t.weight(self.pulls),
                         low: t.held,
                         high: high.max(t.held),
                     }
@@ -379,8 +441,14 @@ impl Pools {
 }
 
 impl Tenant {
+    /// Its part of what several want.
+    fn weight(&self, pulls: bool) -> u32 {
+        let steps = if pulls { PULLS + self.pull } else { 1 };
+        self.bounds.weight.saturating_mul(steps as u32)
+    }
+
     /// Is it busy, after what it swapped in this round?
-    fn note_traffic(&mut self) {
+    fn note_traffic(&mut self, short: u32) {
         let pages = std::mem::take(&mut self.reading.pages).min(PAGES_MAX);
         self.traffic = (self.traffic * (SMOOTH - 1) + pages * FRACTION) / SMOOTH;
         self.quiet = match pages < QUIET_PAGES {
@@ -394,8 +462,8 @@ impl Tenant {
             self.idle = self.idle.saturating_add(1);
             self.busy = self.traffic >= BUSY_PAGES * FRACTION;
             if self.busy {
-                self.quiet_max = match self.idle.saturating_add(self.quiet_max) < SHORT {
-                    true => (self.quiet_max * 2).min(SHORT),
+                self.quiet_max = match self.idle.saturating_add(self.quiet_max) < short {
+                    true => (self.quiet_max * 2).min(short),
                     false => (self.quiet_max / 2).max(QUIET),
                 };
             }
@@ -438,12 +506,15 @@ impl Tenant {
 
     /// Revokes down to `target`: what it does not use at once, the rest in steps; `lacking` more of it
     /// when others are below their floors.
-    fn cut(&mut self, target: u64, in_round: bool, lacking: u64) {
+    fn cut(&mut self, target: u64, in_round: bool, lacking: u64, pulls: bool) {
         let used = slabs_of(self.reading.used_bytes);
         let step = if !in_round {
             0
         } else if self.busy || used > self.grant {
             (self.grant / STEP_PART).clamp(STEP_MIN, STEP_MAX)
+        } else if pulls {
+            let part = (STEP_PART >> self.idle.min(DOUBLINGS)).max(IDLE_STEP_PART);
+            (self.grant / part).clamp(STEP_MIN, IDLE_STEP_MAX)
         } else {
             (self.grant / IDLE_STEP_PART).clamp(STEP_MIN, IDLE_STEP_MAX)
         };

@@ -172,6 +172,9 @@ impl Options {
             Some(Amount::Share(share)) => config.local_ppm.store(share.ppm().into(), Relaxed),
         }
         config
+            .shared_bytes
+            .store(self.shared.map_or(0, |s| s.bytes), Relaxed);
+        config
             .swap_cache_bytes
             .store(self.swap_cache.bytes, Relaxed);
         let flags = [

@@ -168,7 +168,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     release_dead(segment, agent.as_ref().map(|a| a.far()));
     if let Some(agent) = agent {
         if let Some(files) = &tenant.shared_memory {
-            leave_far(files, agent.far());
+            leave_shared(files, segment, agent.far());
         }
         agent.end(!any_left(segment));
     }
@@ -273,16 +273,26 @@ fn managed_shared(
     mode: Option<Mode>,
     segment: &Segment,
 ) -> Result<Option<Files>, RunError> {
-    match &options.shared {
-        Some(_) if mode == Some(Mode::Thread) => Err(RunError::SharedInThreadMode),
-        Some(bound) => shared_files(*bound, segment),
-        None => Ok(None),
+    let files = match &options.shared {
+        Some(_) if mode == Some(Mode::Thread) => return Err(RunError::SharedInThreadMode),
+        Some(bound) => shared_files(*bound, segment)?,
+        None => return Ok(None),
+    };
+    if files.is_none() {
+        segment.config.shared_bytes.store(0, Relaxed);
     }
+    Ok(files)
 }
 
-/// Gives back what the run's shared memory has beyond the pool, where its tenant goes on and no process has it any more.
-fn leave_far(files: &Files, far: &Far) {
-    if files.leave_far(far, canvas_sys::proc::alive) && far.ring(SHARED) {
+/// Gives back what the run's shared memory has beyond the pool, and its part of the host's bound, where its tenant goes
+/// on and no process has it any more.
+fn leave_shared(files: &Files, segment: &Segment, far: &Far) {
+    if files.are_in_use(canvas_sys::proc::alive) {
+        return;
+    }
+    segment.config.shared_bytes.store(0, Relaxed);
+    segment.shared.used_bytes.store(0, Relaxed);
+    if files.leave_far(far) && far.ring(SHARED) {
         canvas_sys::proc::futex_wake(&far.asleep, 1);
     }
 }

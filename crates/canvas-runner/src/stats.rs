@@ -257,13 +257,14 @@ impl Learn {
 #[derive(Serialize, Debug)]
 struct SharedMemory {
     limit_bytes: u64,
+    grant_bytes: Option<u64>,
     resident_bytes: Level,
     store_bytes: Level,
     beyond_bytes: u64,
 }
 
 impl SharedMemory {
-    fn new(files: &Files, far: Option<&Far>) -> SharedMemory {
+    fn new(files: &Files, segment: &Segment, far: Option<&Far>) -> SharedMemory {
         let c = files.control();
         let level = |now: i64, peak: i64| Level {
             now: page_bytes(now),
@@ -271,11 +272,17 @@ impl SharedMemory {
         };
         SharedMemory {
             limit_bytes: page_bytes(c.limit_pages.load(Relaxed)),
+            grant_bytes: granted_shared(segment),
             resident_bytes: level(files.resident_pages(), c.resident_peak.load(Relaxed)),
             store_bytes: level(files.store_pages(), c.store_peak.load(Relaxed)),
             beyond_bytes: far.map_or(0, |f| files.extents_used(f) * EXTENT_BYTES as u64),
         }
     }
+}
+
+/// What the host's agent grants of the memory that forks share, where it bounds that.
+pub fn granted_shared(segment: &Segment) -> Option<u64> {
+    Some(segment.shared.bytes.load(Relaxed)).filter(|bytes| *bytes != 0)
 }
 
 /// Bytes of so many pages. The program can write where they are counted.
@@ -561,7 +568,7 @@ impl Report {
                     peak_bytes: bytes(*peak),
                 })
                 .collect(),
-            shared: shared.map(|files| SharedMemory::new(files, far)),
+            shared: shared.map(|files| SharedMemory::new(files, segment, far)),
             nodes: segment.nodes().iter().filter_map(NodeMemory::new).collect(),
             learn: Learn::of(segment),
             far: far.map(FarMemory::new),

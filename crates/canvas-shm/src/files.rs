@@ -62,13 +62,14 @@ impl Files {
     pub fn control(&self) -> &'static Control {
         self.map.control()
     }
-    /// The run is over, and its tenant goes on. When no process has its shared memory any more, nobody has what lies of
-    /// it beyond the pool: true when the agent is to be told so.
-    pub fn leave_far(&self, far: &Far, is_alive: impl Fn(u32) -> bool) -> bool {
+    /// Has a process its shared memory?
+    pub fn are_in_use(&self, is_alive: impl Fn(u32) -> bool) -> bool {
         let pids = self.control().procs.iter().map(|p| p.pid.load(Relaxed));
-        if pids.filter(|pid| *pid != 0).any(is_alive) {
-            return false;
-        }
+        pids.filter(|pid| *pid != 0).any(is_alive)
+    }
+    /// The run is over, its tenant goes on, and no process has its shared memory any more: nobody has what lies of it
+    /// beyond the pool. True when the agent is to be told so.
+    pub fn leave_far(&self, far: &Far) -> bool {
         far.mailboxes[far::SHARED].reset();
         far.drop_process(far::SHARED)
     }

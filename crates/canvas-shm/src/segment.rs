@@ -15,7 +15,7 @@ use crate::learn::Recordings;
 use crate::nodes::NodeBook;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0011;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0012;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -69,6 +69,8 @@ pub struct Config {
     pub local_ppm: AtomicU64,
     /// Bound on the compressed pool in bytes.
     pub pool_bytes: AtomicU64,
+    /// `--shared` in bytes; 0 where memory that forks share is the kernel's.
+    pub shared_bytes: AtomicU64,
     /// Swap cache at start in bytes.
     pub swap_cache_bytes: AtomicU64,
     /// [`Mode`] as a number.
@@ -435,6 +437,41 @@ impl PageAges {
     }
 }
 
+/// Pages of memory that forks share, between the tenant's processes and the host's agent, which divides one
+/// bound among its tenants.
+#[repr(C)]
+pub struct SharedGrant {
+    /// What the agent grants, in bytes; 0 where it bounds nothing, or there is none. An agent that ends leaves
+    /// its last word.
+    pub bytes: AtomicU64,
+    /// Bytes in memory, as the process that looked last has seen them, to [`SharedGrant::NOTED_PAGES`]. Set, never
+    /// added to: its writer may die.
+    pub used_bytes: AtomicU64,
+}
+
+impl SharedGrant {
+    /// A change of fewer pages is not noted: what is here lies in a line that others read.
+    pub const NOTED_PAGES: i64 = 16;
+
+    /// The bound in pages that is in force, where the tenant's own is `own`; at least one.
+    #[inline]
+    pub fn limit_pages(&self, own: i64) -> i64 {
+        match self.bytes.load(Ordering::Relaxed) {
+            0 => own,
+            bytes => own.min((bytes / PAGE_SIZE as u64).max(1) as i64),
+        }
+    }
+    /// Notes what is in memory.
+    #[inline]
+    pub fn note_used(&self, pages: i64) {
+        let bytes = (pages.max(0) as u64).saturating_mul(PAGE_SIZE as u64);
+        let slack = Self::NOTED_PAGES as u64 * PAGE_SIZE as u64;
+        if self.used_bytes.load(Ordering::Relaxed).abs_diff(bytes) >= slack {
+            self.used_bytes.store(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The tenant segment.
 #[repr(C)]
 pub struct Segment {
@@ -490,6 +527,8 @@ pub struct Segment {
     pub cached_pages_peak: AtomicI64,
     /// What the host has left, and what that allows.
     pub host: HostWatch,
+    /// What the host's agent bounds of the memory that forks share.
+    pub shared: SharedGrant,
     /// 1 while the far limit is reached and reclaim has stopped.
     pub far_full: AtomicU32,
     /// Processes that stayed unmanaged (static, or start-up failed).
@@ -814,6 +853,29 @@ mod tests {
             assert!(bucket < REFAULT_BUCKETS && u32::from(epochs) < 1 << bucket);
             assert!(bucket == 0 || u32::from(epochs) >= 1 << (bucket - 1));
         }
+    }
+
+    #[test]
+    fn a_grant_lowers_the_tenants_own_bound_and_never_raises_it() {
+        let grant = SharedGrant {
+            bytes: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+        };
+        let with = |bytes| {
+            grant.bytes.store(bytes, Ordering::Relaxed);
+            grant.limit_pages(1000)
+        };
+        assert_eq!(with(0), 1000, "nobody bounds it");
+        assert_eq!(with(100 << 12), 100);
+        assert_eq!(with(5000 << 12), 1000);
+        // Whatever is written there, a page may be in memory.
+        assert_eq!((with(7), with(u64::MAX)), (1, 1000));
+        let noted = |pages| {
+            grant.note_used(pages);
+            grant.used_bytes.load(Ordering::Relaxed) >> 12
+        };
+        assert_eq!([15, 16, 30, 32].map(noted), [0, 16, 16, 32]);
+        assert_eq!(noted(-3), 0);
     }
 
     fn slot() -> &'static ProcSlot {

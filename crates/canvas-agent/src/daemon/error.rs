@@ -13,6 +13,7 @@ use nix::errno::Errno;
 
 use super::listener::{RUNS_MAX, TENANTS_MAX};
 use super::pool::POOL_MIN;
+use super::shared::LOCAL_MIN;
 
 /// Why the agent does not start.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +102,63 @@ pub enum HostPoolError {
         /// The pool.
         pool: Size,
     },
+}
+
+/// Why section `[shared]` of the agent's file makes no sense.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum HostSharedError {
+    /// It is smaller than the floors of a few tenants.
+    #[error("local {0} is too little for several tenants; write {min} or more", min = LOCAL_MIN)]
+    TooLittle(Size),
+    /// One floor leaves too little of it.
+    #[error(
+        "floor {floor} is more than three quarters of local {local}; write less, or more local"
+    )]
+    Floor {
+        /// The floor.
+        floor: Size,
+        /// The bound on all.
+        local: Size,
+    },
+    /// No tenant can have so much.
+    #[error("ceiling {ceiling} is more than local {local}; write {local} or less")]
+    CeilingAbove {
+        /// The ceiling.
+        ceiling: Size,
+        /// The bound on all.
+        local: Size,
+    },
+    /// A tenant cannot keep more than it may have.
+    #[error("ceiling {ceiling} is less than floor {floor}; write {floor} or more")]
+    CeilingBelow {
+        /// The ceiling.
+        ceiling: Size,
+        /// The floor.
+        floor: Size,
+    },
+    /// The floors that are settled leave too little of it.
+    #[error(
+        "the floors of all tenants (shared_floor) come to {floors}, which is more than three quarters of local {local}; give them less, or write more local"
+    )]
+    Floors {
+        /// All of them together.
+        floors: Size,
+        /// The bound on all.
+        local: Size,
+    },
+}
+
+impl HostSharedError {
+    /// The key of the section that is to be changed.
+    pub fn key(&self) -> &'static str {
+        match self {
+            HostSharedError::TooLittle(_) | HostSharedError::Floors { .. } => "local",
+            HostSharedError::Floor { .. } => "floor",
+            HostSharedError::CeilingAbove { .. } | HostSharedError::CeilingBelow { .. } => {
+                "ceiling"
+            }
+        }
+    }
 }
 
 /// Why one agent does not take another one's tenants over.
@@ -238,6 +296,11 @@ pub enum AdmissionError {
     /// The host's pool has no floor for one more than these.
     #[error("{0} tenants have their floors in this agent's pool (--pool) already")]
     Pool(usize),
+    /// The host's bound on shared memory has no slab for one more.
+    #[error(
+        "all of this agent's bound on shared memory ([shared] local {0}) is tenants' with --shared already"
+    )]
+    Shared(Size),
     /// There is less far memory left.
     #[error(
         "{left_mib} MiB of far memory are left of what this agent gives (--far-max), and {name} wants {wanted_mib}"

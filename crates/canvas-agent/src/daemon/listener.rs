@@ -22,7 +22,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::error::AdmissionError;
-use super::pool::HostPool;
+use super::memory::HostMemory;
 use super::prepared::Prepared;
 use super::socket::ListeningSocket;
 use super::tenant::{Service, Tenant};
@@ -101,8 +101,8 @@ pub struct Listener {
     service: Service,
     /// Slabs of all tenants together.
     slabs_max: usize,
-    /// Compressed memory of all tenants together.
-    pool: HostPool,
+    /// Memory of all tenants together.
+    memory: HostMemory,
     listening: ListeningSocket,
     signals: SignalFd,
     strangers: Vec<Stranger>,
@@ -121,7 +121,7 @@ impl Listener {
     pub fn new(
         service: Service,
         slabs_max: usize,
-        pool: HostPool,
+        memory: HostMemory,
         spin: Duration,
         dispatch: Dispatch,
         listening: ListeningSocket,
@@ -136,7 +136,7 @@ impl Listener {
         Ok(Listener {
             service,
             slabs_max,
-            pool,
+            memory,
             listening,
             signals,
             strangers: Vec::new(),
@@ -189,7 +189,7 @@ impl Listener {
         let least = hellos
             .chain(orphans.map(|_| SWEEP))
             .chain(self.accept_again.map(in_time))
-            .chain(self.pool.due().map(in_time))
+            .chain(self.memory.due().map(in_time))
             .chain(self.prepared.due().map(in_time))
             .min();
         let timeout = least.map_or(PollTimeout::NONE, |t| {
@@ -393,7 +393,7 @@ impl Listener {
         });
         self.tell(Command::Share(id, share));
         let new = &self.entries[self.entries.len() - 1];
-        self.pool.arrive(&self.service, &[new], &self.entries);
+        self.memory.arrive(&self.service, new, &self.entries);
         kept.map(Some)
     }
 
@@ -413,7 +413,7 @@ impl Listener {
         if self.entries.len() >= TENANTS_MAX {
             return Err(AdmissionError::Tenants);
         }
-        self.pool.is_full().map_or(Ok(()), Err)
+        self.memory.is_full().map_or(Ok(()), Err)
     }
 
     /// Why no more runs can be a tenant's, if so.
@@ -476,7 +476,12 @@ impl Listener {
             return Ok(at);
         }
         self.has_places()?;
+        // One that an agent before this one has served has a journal.
+        let is_new = fds.len() == 1;
         let tenant = Tenant::judge(hello, who.uid, fds, &self.service)?;
+        if let Some(why) = self.memory.is_full_for(&tenant).filter(|_| is_new) {
+            return Err(why);
+        }
         if self.entries.iter().any(|s| s.tenant.inode == tenant.inode) {
             return Err(AdmissionError::SegmentTaken);
         }
@@ -485,7 +490,7 @@ impl Listener {
         let at = self.entries.len() - 1;
         // Before its runner is answered, and so before its programs start.
         let new = &self.entries[at];
-        self.pool.arrive(&self.service, &[new], &self.entries);
+        self.memory.arrive(&self.service, new, &self.entries);
         Ok(at)
     }
 
@@ -541,9 +546,9 @@ impl Listener {
         self.prepared = Prepared::new(tenants);
     }
 
-    /// Tenants that were taken over get their parts of the host's pool, if it is bounded.
-    pub fn begin_pools(&mut self) {
-        self.pool.begin(&self.service, &self.entries);
+    /// Tenants that were taken over get their parts of the host's memory, where it is bounded.
+    pub fn begin_memory(&mut self) {
+        self.memory.begin(&self.service, &self.entries);
     }
 
     /// What the agent does for its tenants.
@@ -590,7 +595,7 @@ impl Listener {
         let command = Command::Share(*id, tenant.share(&self.service));
         self.tell(command);
         let changed = &self.entries[at];
-        self.pool.change(&self.service, changed, &self.entries);
+        self.memory.change(&self.service, changed, &self.entries);
         Ok(())
     }
 
@@ -599,7 +604,7 @@ impl Listener {
         let TenantEntry {
             id, tenant, links, ..
         } = self.entries.swap_remove(at);
-        self.pool.leave(id, &self.entries);
+        self.memory.leave(id, &self.entries);
         // Its runner waits for the connection's end, which says that all is given back.
         self.tell(Command::Remove(id, Box::new((tenant, links))));
     }
@@ -685,7 +690,7 @@ impl Listener {
                 self.end(at);
             }
         }
-        self.pool.tend(&self.entries);
+        self.memory.tend(&self.service, &self.entries);
         self.prepare();
     }
 
@@ -718,7 +723,7 @@ impl Listener {
                         say(format_args!("agent: tenant {name} is lost: {why}"));
                     }
                 }
-                self.begin_pools();
+                self.begin_memory();
                 false
             }
         }

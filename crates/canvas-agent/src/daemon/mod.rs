@@ -6,15 +6,19 @@
 //! | [`tenant`] | a tenant's descriptors, judged, and what serves it |
 //! | [`listener`] | connections and tenants |
 //! | [`pool`] | one pool for all tenants, by swap traffic |
+//! | [`shared`] | one bound for all tenants on memory that forks share, by use |
+//! | [`memory`] | both of these |
 //! | [`prepared`] | tenants for runs to come |
 //! | [`replace`] | one agent takes another one's tenants over |
 //! | [`error`] | why not, of all of these |
 
 pub mod error;
 pub mod listener;
+pub mod memory;
 pub mod pool;
 pub mod prepared;
 pub mod replace;
+pub mod shared;
 pub mod socket;
 pub mod tenant;
 
@@ -30,7 +34,7 @@ use nix::unistd::Gid;
 use crate::dispatch::Dispatch;
 use error::DaemonError;
 use listener::{End, Listener};
-use pool::HostPool;
+use memory::HostMemory;
 use replace::Taken;
 use socket::ListeningSocket;
 use tenant::{Service, Tenant};
@@ -47,8 +51,8 @@ pub struct Config {
     pub service: Service,
     /// Slabs of all tenants together.
     pub slabs_max: usize,
-    /// Compressed memory of all tenants together.
-    pub pool: HostPool,
+    /// Memory of all tenants together.
+    pub memory: HostMemory,
     /// Tenants that are prepared for runs to come, up to [`prepared::WARM_MAX`].
     pub warm: u8,
     /// How long it looks for requests before it sleeps.
@@ -77,7 +81,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let mut listener = Listener::new(
         config.service,
         config.slabs_max,
-        config.pool,
+        config.memory,
         config.spin,
         config.dispatch,
         listening,
@@ -93,7 +97,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
             say(format_args!("agent: tenant {name} is not served: {why}"));
         }
     }
-    listener.begin_pools();
+    listener.begin_memory();
     listener.keep_warm(config.warm);
     say(format_args!(
         "agent: listening at {}{}",

@@ -440,6 +440,7 @@ impl Service {
             swap_in_limit: None,
             swap_out_limit: None,
             pool_floor_bytes: None,
+            shared_floor_bytes: None,
         };
         self.terms.get(name).unwrap_or(&NOTHING)
     }

@@ -44,6 +44,12 @@ pub struct Rates {
     pub pool_limit_bytes: u64,
     /// `null` where the host's agent bounds no pools.
     pub pool_grant_bytes: Option<u64>,
+    /// Memory that forks share, in memory.
+    pub shared_bytes: u64,
+    /// Bound on it that is in force; `null` without `--shared`.
+    pub shared_limit_bytes: Option<u64>,
+    /// `null` where the host's agent bounds none.
+    pub shared_grant_bytes: Option<u64>,
     /// Page features of the interval.
     pub features: Features,
     /// What came back ahead of need in the interval, by who asked for it.
@@ -170,6 +176,9 @@ impl Rates {
             swap_out_limit_bytes_per_s: after.status.limits.swap_out_limit_bytes_per_s,
             pool_limit_bytes: limits.pool_now_bytes(),
             pool_grant_bytes: limits.pool_grant_bytes,
+            shared_bytes: used.shared_bytes,
+            shared_limit_bytes: limits.shared_now_bytes(),
+            shared_grant_bytes: limits.shared_grant_bytes,
             features: after.features.since(&before.features).features(ns),
             ahead: Ahead::of(counter),
         })

@@ -10,6 +10,7 @@ mod load;
 mod pools;
 #[path = "../common/program.rs"]
 mod program;
+mod shared;
 mod terms;
 mod users;
 
@@ -38,6 +39,8 @@ fn program() {
         "one" => terms::one(),
         "swaps" => pools::swaps(),
         "lies" => pools::lies(),
+        "shares" => shared::shares(),
+        "shared-lies" => shared::lies(),
         other => panic!("no part: {other:?}"),
     }
 }

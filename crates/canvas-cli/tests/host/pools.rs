@@ -10,10 +10,10 @@ use canvas_shm::segment::{Counter, ENV_SEGMENT_FD};
 use super::client::Client;
 use super::{Host, Run, load};
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
 /// Says `over` when the next word comes, and does something until then.
-fn until_told(mut something: impl FnMut()) {
+pub fn until_told(mut something: impl FnMut()) {
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -27,7 +27,7 @@ fn until_told(mut something: impl FnMut()) {
     });
 }
 
-fn segment() -> &'static Segment {
+pub fn segment() -> &'static Segment {
     let number = std::env::var(ENV_SEGMENT_FD).unwrap().parse().unwrap();
     Segment::map(canvas_shm::map::inherited(number, 3).unwrap()).unwrap()
 }
@@ -64,7 +64,7 @@ pub fn lies() {
 }
 
 /// The end of one that is idle or not.
-fn end(mut run: Run, is_idle: bool) {
+pub fn end(mut run: Run, is_idle: bool) {
     if !is_idle {
         run.go_on();
         run.wait_for("ready");
@@ -86,9 +86,21 @@ impl Host {
 
     /// Waits until the grants of both are as wanted, and looks at their sum meanwhile.
     fn wait_for_grants(&self, names: [&str; 2], most: u64, want: impl Fn(u64, u64) -> bool) {
+        self.wait_for_parts("pool_grant_bytes", names, most, want);
+    }
+
+    /// The same of what is granted under this name.
+    pub fn wait_for_parts(
+        &self,
+        what: &str,
+        names: [&str; 2],
+        most: u64,
+        want: impl Fn(u64, u64) -> bool,
+    ) {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
-            let look = |i: usize| self.grant(names[i]).expect("it is granted a part");
+            let part = |i: usize| self.limits(names[i])[what].as_u64();
+            let look = |i: usize| part(i).expect("it is granted a part");
             // Between two looks at one the other may rise by what the one loses.
             let (before, other, after) = (look(0), look(1), look(0));
             let sum = before.min(after) + other;

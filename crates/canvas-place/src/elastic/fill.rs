@@ -11,8 +11,9 @@ pub struct Want {
     pub high: u64,
 }
 
-/// Levels by which weights are multiplied, a unit of weight and slab.
-const LEVELS: u128 = 1 << 10;
+/// Levels by which weights are multiplied, a unit of weight and slab: more than the largest weight (1000, sixteen
+/// times that where tenants pull), so that nobody's part jumps by several slabs from one level to the next.
+const LEVELS: u128 = 1 << 14;
 
 impl Want {
     fn at(&self, level: u128) -> u64 {

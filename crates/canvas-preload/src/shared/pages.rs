@@ -104,6 +104,11 @@ fn resident() -> i64 {
     shmem::pages(fd(shared_fd::PARTITION)).map_or(0, |n| n as i64)
 }
 
+/// Pages that may be in memory: `--shared`, or what the host's agent grants of it.
+fn limit() -> i64 {
+    (state::seg().shared).limit_pages(control().limit_pages.load(Ordering::Relaxed))
+}
+
 /// Joins the tenant's shared memory. Once, at start-up; without `--shared` it does nothing.
 pub fn start() {
     let config = &state::seg().config;
@@ -602,23 +607,22 @@ fn gaps(limit: i64) -> (i64, i64) {
 /// Room for one more page, by eviction if need be; false when near and far memory are both full.
 fn make_room() -> bool {
     let c = control();
-    let limit = c.limit_pages.load(Ordering::Relaxed);
-    let (mut fruitless, mut now) = (0, resident());
-    if now < limit {
-        if now > limit - gaps(limit).0 {
+    let (mut most, mut fruitless, mut now) = (limit(), 0, resident());
+    if now < most {
+        if now > most - gaps(most).0 {
             accounting::wake_reclaimer();
         }
     } else {
         let begun = proc::now_ns();
-        while now >= limit {
+        while now >= most {
             let done = {
                 let held = lock();
                 // Somebody may have made room meanwhile.
                 now = resident();
-                if now < limit {
+                if now < most {
                     break;
                 }
-                let done = evict(&held, batch(limit));
+                let done = evict(&held, batch(most));
                 if done.refused > 0 {
                     beyond::make_room(&held);
                     tenant::ask_for_pool(Whom::Largest);
@@ -631,6 +635,10 @@ fn make_room() -> bool {
                 let waited_ns = proc::now_ns() - begun;
                 let will_be = beyond::is_writing() && waited_ns < far_area::longest_wait_ns();
                 if done.refused > 0 && fruitless > 100 && !will_be {
+                    // What the agent grants ends no program where nothing can leave: its own bound does.
+                    if now < c.limit_pages.load(Ordering::Relaxed) {
+                        break;
+                    }
                     return false;
                 }
                 // Everything is pinned, or busy: it cannot be helped.
@@ -639,10 +647,11 @@ fn make_room() -> bool {
                 }
                 gate::wait(if done.refused > 0 { 1_000_000 } else { 100_000 });
             }
-            now = resident();
+            (most, now) = (limit(), resident());
         }
         count(Counter::StallNs, proc::now_ns() - begun);
     }
+    state::seg().shared.note_used(now + 1);
     if now + 1 > c.resident_peak.load(Ordering::Relaxed) {
         c.resident_peak.fetch_max(now + 1, Ordering::Relaxed);
     }
@@ -652,7 +661,7 @@ fn make_room() -> bool {
 /// Pages that may come in beside one that is needed, without an eviction: a part of what is left, as others may look at
 /// the same time.
 pub fn room() -> u32 {
-    let left = control().limit_pages.load(Ordering::Relaxed) - resident() - 1;
+    let left = limit() - resident() - 1;
     u32::try_from(left / 4).unwrap_or(0)
 }
 
@@ -666,8 +675,9 @@ fn evict(held: &Held, want: usize) -> canvas_pager::shared::Evicted {
     done
 }
 
-/// Says how large the store is. Under the lock.
+/// Says how large the store is, and how much is in memory. Under the lock.
 pub fn note_store(_held: &Held) {
+    state::seg().shared.note_used(resident());
     let pages = shmem::pages(fd(shared_fd::STORE)).map_or(0, |n| n as i64);
     state::seg()
         .shared_store_bytes
@@ -693,7 +703,7 @@ pub fn background_round() -> bool {
         bury_dead(&held);
     }
     let sinks = beyond::background_round();
-    let limit = control().limit_pages.load(Ordering::Relaxed);
+    let limit = limit();
     let (begin, until) = gaps(limit);
     let drains = DRAINS.load(Ordering::Relaxed);
     if resident() <= limit - if drains { until } else { begin } {

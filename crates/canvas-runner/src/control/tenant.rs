@@ -15,7 +15,8 @@ use crate::beside::Sides;
 use crate::far::Keeper;
 use crate::recordings::Book;
 use crate::stats::{
-    mode_name, needed_bytes, page_bytes, proactive_batch_bytes, proactive_threshold_bytes, slabs,
+    granted_shared, mode_name, needed_bytes, page_bytes, proactive_batch_bytes,
+    proactive_threshold_bytes, slabs,
 };
 use crate::sweep::Sample;
 use canvas_agent::members::wake_all;
@@ -82,6 +83,7 @@ impl Tenant {
             prefetch: config.prefetch().name().to_owned(),
             app_tier: config.app_tier().name().to_owned(),
             shared_bytes: files.map(|f| page_bytes(f.control().limit_pages.load(Relaxed))),
+            shared_grant_bytes: files.and_then(|_| granted_shared(segment)),
             proactive_threshold_bytes: proactive_threshold_bytes(segment),
             proactive_batch_bytes: proactive_batch_bytes(segment),
             slo: Some(config.slo())
@@ -196,6 +198,9 @@ impl Tenant {
                 Change::Shared(pages) => {
                     if let Some(files) = &self.shared_memory {
                         files.control().limit_pages.store(pages, Relaxed);
+                        // The host's agent looks there.
+                        let bytes = page_bytes(pages);
+                        segment.config.shared_bytes.store(bytes, Relaxed);
                     }
                 }
                 Change::AppTier(tier) => {

@@ -1,0 +1,64 @@
+//! What of its host's memory an agent divides among all its tenants.
+
+use std::time::Instant;
+
+use super::error::AdmissionError;
+use super::listener::TenantEntry;
+use super::pool::HostPool;
+use super::shared::HostShared;
+use super::tenant::{Service, Tenant};
+
+/// Each part is bounded or not.
+pub struct HostMemory {
+    /// Compressed memory.
+    pub pool: HostPool,
+    /// Memory that forks share, in memory.
+    pub shared: HostShared,
+}
+
+impl HostMemory {
+    /// Why no more tenants can come, if so.
+    pub fn is_full(&self) -> Option<AdmissionError> {
+        self.pool.is_full()
+    }
+
+    /// Why this one cannot come, if so.
+    pub fn is_full_for(&self, tenant: &Tenant) -> Option<AdmissionError> {
+        self.shared.is_full_for(tenant)
+    }
+
+    /// All tenants are new to this agent.
+    pub fn begin(&mut self, service: &Service, entries: &[TenantEntry]) {
+        self.pool.begin(service, entries);
+        self.shared.begin(service, entries);
+    }
+
+    /// This one has come, and is among `entries`.
+    pub fn arrive(&mut self, service: &Service, new: &TenantEntry, entries: &[TenantEntry]) {
+        self.pool.arrive(service, &[new], entries);
+        self.shared.arrive(service, &[new], entries);
+    }
+
+    /// It is over.
+    pub fn leave(&mut self, id: u64, entries: &[TenantEntry]) {
+        self.pool.leave(id, entries);
+        self.shared.leave(id, entries);
+    }
+
+    /// Its ceiling, weight or floor has changed.
+    pub fn change(&mut self, service: &Service, changed: &TenantEntry, entries: &[TenantEntry]) {
+        self.pool.change(service, changed, entries);
+        self.shared.change(service, changed, entries);
+    }
+
+    /// When the next round is due.
+    pub fn due(&self) -> Option<Instant> {
+        self.pool.due().into_iter().chain(self.shared.due()).min()
+    }
+
+    /// Does the rounds that are due.
+    pub fn tend(&mut self, service: &Service, entries: &[TenantEntry]) {
+        self.pool.tend(entries);
+        self.shared.tend(service, entries);
+    }
+}
