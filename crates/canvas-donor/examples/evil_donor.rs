@@ -297,7 +297,8 @@ impl Donor {
             | Request::Expose { .. }
             | Request::Lane(_)
             | Request::LaneRate { .. }
-            | Request::LaneEnd { .. } => say(unknown),
+            | Request::LaneEnd { .. }
+            | Request::Worth { .. } => say(unknown),
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct HostMemory {
     pub total_bytes: u64,
     /// What could still be used without swapping (the kernel's estimate).
     pub available_bytes: u64,
+    /// What could still be swapped out; nothing where the file does not say so.
+    pub swap_free_bytes: u64,
 }
 
 impl HostMemory {
@@ -38,7 +40,7 @@ impl HostMemory {
         }
     }
 
-    /// `MemTotal` and `MemAvailable` of the text of /proc/meminfo (man 5 proc_meminfo).
+    /// `MemTotal`, `MemAvailable` and `SwapFree` of the text of /proc/meminfo (man 5 proc_meminfo).
     fn parse(text: &str) -> Option<HostMemory> {
         let field = |name: &str| {
             let line = text.lines().find_map(|l| l.strip_prefix(name))?;
@@ -48,6 +50,7 @@ impl HostMemory {
         Some(HostMemory {
             total_bytes: field("MemTotal:")?,
             available_bytes: field("MemAvailable:")?,
+            swap_free_bytes: field("SwapFree:").unwrap_or(0),
         })
     }
 }
@@ -59,13 +62,15 @@ mod tests {
     #[test]
     fn meminfo() {
         let text = "MemTotal:       16000 kB\nMemFree:  1 kB\nMemAvailable:    8000 kB\n";
-        assert_eq!(
-            HostMemory::parse(text),
-            Some(HostMemory {
-                total_bytes: 16_000 << 10,
-                available_bytes: 8000 << 10
-            })
-        );
+        let mut memory = HostMemory {
+            total_bytes: 16_000 << 10,
+            available_bytes: 8000 << 10,
+            swap_free_bytes: 0,
+        };
+        assert_eq!(HostMemory::parse(text), Some(memory));
+        memory.swap_free_bytes = 500 << 10;
+        let text = format!("{text}SwapTotal:  600 kB\nSwapFree:   500 kB\n");
+        assert_eq!(HostMemory::parse(&text), Some(memory));
         assert_eq!(HostMemory::parse("MemTotal: 1 kB\n"), None);
         assert_eq!(
             HostMemory::parse("MemTotal: 1 kB\nMemAvailable: x kB\n"),

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use canvas_place::early::{self, Worth};
 use canvas_place::headroom::Decision;
 use canvas_place::lease;
 
 use crate::host::HostMemory;
 use crate::server::Shared;
-use crate::{QUERY_TIME, TICK, state};
+use crate::{QUERY_TIME, TICK, TICK_NEAR, state};
 
 /// Time between two state files.
 const STATE_EVERY_MS: u64 = 1000;
@@ -23,6 +24,12 @@ pub(crate) struct Keeper {
     available_bytes: u64,
     /// When it last looked.
     looked_ms: Option<u64>,
+    /// When it looks again whether more or less is to be lent.
+    decides_ms: u64,
+    /// How fast the host's memory goes.
+    watch: early::Watch,
+    /// The host's memory is near its end.
+    is_near: bool,
 }
 
 impl Keeper {
@@ -33,6 +40,9 @@ impl Keeper {
             state_due_ms: 0,
             available_bytes: 0,
             looked_ms: None,
+            decides_ms: 0,
+            watch: early::Watch::default(),
+            is_near: false,
         }
     }
 
@@ -40,7 +50,7 @@ impl Keeper {
     pub fn run(mut self, shared: &Arc<Shared>) {
         while !shared.is_stopped() {
             self.look(shared, shared.now_ms());
-            shared.sleep(TICK);
+            shared.sleep(if self.is_near { TICK_NEAR } else { TICK });
         }
         self.write_state(shared);
     }
@@ -88,17 +98,25 @@ impl Keeper {
     }
 
     fn watch_memory(&mut self, shared: &Arc<Shared>, now_ms: u64) {
-        let available = match HostMemory::read(&shared.config.procfs) {
-            Ok(m) => m.available_bytes,
+        let memory = match HostMemory::read(&shared.config.procfs) {
+            Ok(memory) => memory,
             Err(why) => {
                 // Blind, it must not lend; nor does it take back what it lent.
                 shared.budget.set(0);
+                self.is_near = false;
                 shared.log.line("memory unknown", why);
                 return;
             }
         };
+        let available = memory.available_bytes;
         self.available_bytes = available;
         shared.set_budget(available);
+        self.free_early(shared, memory, now_ms);
+        // The average is one of looks that are as far apart as these.
+        if now_ms < self.decides_ms {
+            return;
+        }
+        self.decides_ms = now_ms + TICK.as_millis() as u64;
         match shared.registry.observe(available) {
             Decision::Hold => {}
             Decision::Expand => shared.log.line(
@@ -117,6 +135,49 @@ impl Keeper {
             }
             Decision::Evict { .. } => {}
         }
+    }
+
+    /// Frees slabs at once if the host's memory ends before clients can move them.
+    fn free_early(&mut self, shared: &Arc<Shared>, memory: HostMemory, now_ms: u64) {
+        let available = memory.available_bytes;
+        self.watch.look(now_ms, available);
+        let look = early::Look {
+            available_bytes: available,
+            swap_free_bytes: memory.swap_free_bytes,
+            reserve_bytes: shared.reserve_bytes,
+            fall_bytes_s: self.watch.fall_bytes_s(),
+        };
+        // With nothing lent there is nothing to look for.
+        self.is_near = look.is_near() && shared.registry.pong().lent_bytes > 0;
+        if !look.is_short() || self.watch.is_stale(now_ms, available) {
+            return;
+        }
+        let freed = shared.registry.free_early(&look);
+        if freed.is_empty() {
+            return;
+        }
+        let bytes = freed.iter().map(|s| s.bytes).sum();
+        self.watch.freed(now_ms, available, bytes);
+        let sole = freed.iter().filter(|s| s.worth == Worth::Sole).count();
+        let counters = &shared.counters;
+        counters
+            .freed_early_slabs
+            .fetch_add(freed.len() as u64, Relaxed);
+        counters
+            .freed_early_sole_slabs
+            .fetch_add(sole as u64, Relaxed);
+        shared.log.line(
+            "freed early",
+            format_args!(
+                "only {} MiB are available (reserve {} MiB), {} MiB less every second: {} slabs \
+                 ({} MiB) are freed at once, {sole} of them the only copies known here",
+                available >> 20,
+                shared.reserve_bytes >> 20,
+                look.fall_bytes_s >> 20,
+                freed.len(),
+                bytes >> 20,
+            ),
+        );
     }
 
     fn go_on_with_query(&mut self, shared: &Arc<Shared>, now_ms: u64) {

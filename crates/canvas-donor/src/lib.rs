@@ -18,6 +18,9 @@
 //! * [`state`], [`log`]: what an operator sees;
 //! * [`StartError`]: why there is no server.
 //!
+//! When the host's memory ends before clients have moved what is evicted, the keeper frees slabs at once
+//! ([`canvas_place::early`]): a donor that the kernel kills loses all of them.
+//!
 //! Nothing that a client does or leaves undone blocks another one: a link that does not take its
 //! answers is not read any more, and is closed when it is silent for its lease; an eviction waits for
 //! its deadline and not for its client. A link that replaces older ones waits, before its client is
@@ -85,6 +88,8 @@ pub const HANDSHAKES_MAX: usize = 64;
 pub const HANDSHAKE_TIME: Duration = Duration::from_secs(2);
 /// Time between two looks of the keeper.
 pub const TICK: Duration = Duration::from_millis(100);
+/// The same while the host's memory is near its end.
+pub const TICK_NEAR: Duration = Duration::from_millis(20);
 /// How long the keeper waits for clients to say how much their slabs are used.
 pub const QUERY_TIME: Duration = Duration::from_millis(200);
 /// Bytes of answers that wait for a client before its requests are not read any more.

@@ -601,6 +601,10 @@ impl Link<'_> {
             Request::Lane(_) | Request::LaneRate { .. } | Request::LaneEnd { .. } => {
                 self.lanes(id, request)
             }
+            Request::Worth { slabs } => {
+                self.shared.registry.value(&self.client.id, slabs.iter());
+                self.answer(id, Answer::Done)
+            }
             Request::Expose { handle } => match (self.slab(handle), rdma) {
                 (Ok(slab), Some(rdma)) => {
                     rdma.expose(id, slab);
@@ -746,19 +750,25 @@ impl Link<'_> {
                     handles,
                 } => {
                     let left = deadline_ms.saturating_sub(self.shared.now_ms());
-                    let deadline_ms = u32::try_from(left).unwrap_or(u32::MAX);
-                    let handles = Items::from(handles.as_slice());
-                    self.seal_with(|f| {
-                        Call::EvictStop {
-                            deadline_ms,
-                            handles,
-                        }
-                        .encode(id, f)
-                    })?;
+                    // None left says that they are gone.
+                    let deadline_ms = u32::try_from(left.max(1)).unwrap_or(u32::MAX);
+                    self.stop(id, deadline_ms, handles)?;
                 }
+                OwnedCall::Gone(handles) => self.stop(id, 0, handles)?,
             }
         }
         Ok(any)
+    }
+
+    fn stop(&mut self, id: u64, deadline_ms: u32, handles: &[u64]) -> Result<(), End> {
+        let handles = Items::from(handles);
+        self.seal_with(|f| {
+            Call::EvictStop {
+                deadline_ms,
+                handles,
+            }
+            .encode(id, f)
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::rdma::Rdma;
 
 /// When so many calls wait, more questions are left out: nobody misses one, the server counts itself then.
-/// What a client must know ([`OwnedCall::Stop`]) is never left out, and bounded by its slabs; what answers
+/// What a client must know ([`OwnedCall::Stop`], [`OwnedCall::Gone`]) is never left out, and bounded by its slabs; what answers
 /// a request is bounded by what its link reads.
 const CALLS_MAX: usize = 64;
 
@@ -32,6 +32,8 @@ pub enum OwnedCall {
         /// The slabs.
         handles: Vec<u64>,
     },
+    /// These are gone.
+    Gone(Vec<u64>),
     /// The answer to the client's request to expose a slab.
     Exposed {
         /// The request's.

@@ -8,11 +8,12 @@ use std::ops::{Bound, Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use canvas_place::early::{self, Worth};
 use canvas_place::headroom::{Decision, Headroom, Sample};
 use canvas_place::lease;
 use canvas_place::victims::{self, Activity};
 use canvas_wire::error::ErrorCode;
-use canvas_wire::frame::{Lent, Pong, SlabKey};
+use canvas_wire::frame::{Lent, Pong, SlabKey, Valued};
 use canvas_wire::{ClientId, LIST_MAX};
 
 use crate::LINKS_OF_A_CLIENT_MAX;
@@ -89,6 +90,22 @@ struct Entry {
     activity: Option<u64>,
     /// Whether it is in the sample of the present query.
     queried: bool,
+    /// How much it was used before it was last sampled.
+    used_before: u64,
+    /// What it is worth to its client, as that has said.
+    worth: Worth,
+}
+
+impl Entry {
+    fn lent(&self, slab: u64) -> early::Lent<u64> {
+        early::Lent {
+            slab,
+            bytes: self.slab.touched_bytes(),
+            worth: self.worth,
+            is_leaving: self.deadline_ms.is_some(),
+            ops: self.used_before.max(self.slab.ops() - self.ops_before),
+        }
+    }
 }
 
 /// The slabs by handle. There may be very many, and the table is locked while they are walked
@@ -160,6 +177,8 @@ pub struct Totals {
     pub leaving_bytes: u64,
     /// How many those are.
     pub leaving: usize,
+    /// Slabs of which other copies stay, as their clients have said.
+    pub spare: usize,
 }
 
 /// A client in the state file.
@@ -195,6 +214,7 @@ impl Inner {
         for e in self.slabs.values() {
             let touched = e.slab.touched_bytes();
             t.touched_bytes += touched;
+            t.spare += usize::from(e.worth == Worth::Spare);
             if e.deadline_ms.is_some() {
                 t.leaving_bytes += touched;
                 t.leaving += 1;
@@ -311,6 +331,10 @@ impl Registry {
             return Err(ErrorCode::Ending);
         }
         if let Some(&handle) = inner.by_key.get(&(client.id, key)) {
+            // Who asks for it as for a new one knows of nothing that was said of it.
+            if let Some(e) = inner.slabs.get_mut(&handle) {
+                e.worth = Worth::Sole;
+            }
             return Ok(handle);
         }
         if inner.ending {
@@ -334,6 +358,8 @@ impl Registry {
                 ops_before: 0,
                 activity: None,
                 queried: false,
+                used_before: 0,
+                worth: Worth::Sole,
             },
         );
         Ok(handle)
@@ -488,6 +514,40 @@ impl Registry {
         }
     }
 
+    /// A client says what slabs of its are worth to it.
+    pub fn value(&self, client: &ClientId, slabs: impl Iterator<Item = Valued>) {
+        let mut inner = self.lock();
+        for valued in slabs {
+            if let Some(e) = inner.slabs.get_mut(&valued.handle)
+                && e.client.id == *client
+            {
+                e.worth = Worth::of_number(valued.worth);
+            }
+        }
+    }
+
+    /// The host's memory ends: frees what is due at this look, and tells the clients that it is gone.
+    /// Returns what was freed.
+    pub fn free_early(&self, look: &early::Look) -> Vec<early::Lent<u64>> {
+        let (due, slabs) = {
+            let mut inner = self.lock();
+            let lent: Vec<_> = inner.slabs.iter().map(|(&h, e)| e.lent(h)).collect();
+            let due = look.due(&lent);
+            let handles: Vec<u64> = due.iter().map(|s| s.slab).collect();
+            let clients = inner.by_client(&handles);
+            let freed = handles.iter().filter_map(|&h| inner.remove(h));
+            let slabs: Vec<Arc<Slab>> = freed.collect();
+            for (client, handles) in clients {
+                for part in handles.chunks(canvas_wire::EVICT_MAX) {
+                    client.call(OwnedCall::Gone(part.to_vec()));
+                }
+            }
+            (due, slabs)
+        };
+        release(&slabs);
+        due
+    }
+
     /// Whether all clients have answered the query.
     pub fn all_answered(&self) -> bool {
         self.lock()
@@ -508,6 +568,7 @@ impl Registry {
                 let own = ops - e.ops_before;
                 e.ops_before = ops;
                 let ops = e.activity.take().unwrap_or(own);
+                e.used_before = ops;
                 sampled.push(Activity { slab, ops });
             }
         }

@@ -34,6 +34,10 @@ pub struct Counters {
     pub evicted_slabs: AtomicU64,
     /// Of those, slabs freed at the deadline, not by their clients.
     pub evicted_late_slabs: AtomicU64,
+    /// Slabs freed before any deadline, because the host's memory ended.
+    pub freed_early_slabs: AtomicU64,
+    /// Of those, slabs of which no other copy was known here.
+    pub freed_early_sole_slabs: AtomicU64,
     /// Slabs freed because their client's lease was over.
     pub expired_slabs: AtomicU64,
     /// Slabs that an RDMA link was let reach, each time.
@@ -46,7 +50,7 @@ pub struct Counters {
     pub lane_read_bytes: AtomicU64,
 }
 
-/// How a server is; docs/STATS.md says what the fields mean.
+/// How a server is; docs/CLI.md says what the fields mean.
 #[allow(missing_docs)]
 #[derive(Serialize, Debug)]
 pub struct State {
@@ -67,6 +71,7 @@ pub struct State {
     pub touched_bytes: u64,
     pub slabs: usize,
     pub leaving_slabs: usize,
+    pub spare_slabs: usize,
     pub clients: Vec<ClientState>,
     pub counters: CounterValues,
 }
@@ -98,6 +103,8 @@ pub struct CounterValues {
     pub bad_peers: u64,
     pub evicted_slabs: u64,
     pub evicted_late_slabs: u64,
+    pub freed_early_slabs: u64,
+    pub freed_early_sole_slabs: u64,
     pub expired_slabs: u64,
     pub exposed_slabs: u64,
     pub lanes: u64,
@@ -119,6 +126,8 @@ impl Counters {
             bad_peers: get(&self.bad_peers),
             evicted_slabs: get(&self.evicted_slabs),
             evicted_late_slabs: get(&self.evicted_late_slabs),
+            freed_early_slabs: get(&self.freed_early_slabs),
+            freed_early_sole_slabs: get(&self.freed_early_sole_slabs),
             expired_slabs: get(&self.expired_slabs),
             exposed_slabs: get(&self.exposed_slabs),
             lanes: get(&self.lanes),
@@ -169,6 +178,7 @@ pub(crate) fn state(shared: &Shared, host_available_bytes: u64) -> State {
         touched_bytes: totals.touched_bytes,
         slabs: totals.slabs,
         leaving_slabs: totals.leaving,
+        spare_slabs: totals.spare,
         clients: clients
             .iter()
             .map(|f| ClientState {

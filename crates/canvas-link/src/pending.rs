@@ -36,7 +36,7 @@ impl Expect {
         Some(match request {
             Request::Hello(_) => return None,
             Request::Alloc(_) => Expect::Allocated,
-            Request::Write { .. } | Request::Free { .. } => Expect::Done,
+            Request::Write { .. } | Request::Free { .. } | Request::Worth { .. } => Expect::Done,
             Request::Read { range, .. } => Expect::Data(u64::from(range.len)),
             Request::ReadMany { ranges, .. } => Expect::Data(total_bytes(ranges)),
             Request::List { .. } => Expect::Handles,

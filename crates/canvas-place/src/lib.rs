@@ -6,6 +6,8 @@
 //! * [`choose`]: which donor gets a slab;
 //! * [`curve`]: what of a program's faults would remain with more local memory;
 //! * [`dispatch`]: in which tenant `canvas dispatch` runs a program, and with which settings;
+//! * [`early`]: which slabs a donor frees at once, because its host's memory ends sooner than clients
+//!   move them;
 //! * [`elastic`]: how much of a host's pool each of its tenants may fill;
 //! * [`replicas`]: where a slab's replicas are placed, which of them count, which is read, what is
 //!   repaired from where, which is given up;
@@ -25,6 +27,7 @@ pub mod advise;
 pub mod choose;
 pub mod curve;
 pub mod dispatch;
+pub mod early;
 pub mod elastic;
 pub mod headroom;
 pub mod lease;

@@ -29,6 +29,7 @@
 //! | client | 11 Lane | tenant 16, secret 32, rate_bytes u64, burst_bytes u32 |
 //! | client | 12 LaneRate | lane u64, rate_bytes u64, burst_bytes u32 |
 //! | client | 13 LaneEnd | lane u64 |
+//! | client | 14 Worth | { handle u64, worth u64 } … |
 //! | client | 0xA0 Activity | { handle u64, ops u64 } … |
 //! | client | 0xA1 EvictDone | handle u64 |
 //! | donor | 0x20 EvictQuery | handle u64 … |
@@ -50,11 +51,14 @@
 //! has no RDMA answers with an error.
 //!
 //! `Lane` and what follows from it are of version 2, and of a client's link 0. What goes over a lane
-//! itself is in the crate `canvas-lane`.
+//! itself is in the crate `canvas-lane`. `Worth` is of version 3.
+//!
+//! A donor that runs out of memory before its clients have moved anything frees slabs at once. It tells
+//! so by an `EvictStop` with a deadline of 0; every other one has a deadline above.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError, ErrorCode};
-pub use crate::items::{Item, Items, Lent, Range, SlabKey, Used};
+pub use crate::items::{Item, Items, Lent, Range, SlabKey, Used, Valued};
 use crate::{
     ClientId, DATA_BYTES_MAX, DonorId, FRAME_BYTES_MAX, HEADER_BYTES, READ_MANY_BYTES_MAX,
     TEXT_BYTES_MAX,
@@ -122,6 +126,12 @@ pub enum Request<'a> {
     LaneEnd {
         /// The lane's number, as [`Answer::Ticket`] gave it.
         lane: u64,
+    },
+    /// This is what slabs are worth from now on: which can be freed first where the donor's host runs out
+    /// of memory. Handles that are not the client's say nothing.
+    Worth {
+        /// The slabs.
+        slabs: Items<'a, Valued>,
     },
 }
 
@@ -223,7 +233,7 @@ pub enum Answer<'a> {
         /// Names the slab from now on; never used for another slab by this run of the donor.
         handle: u64,
     },
-    /// To Write and Free.
+    /// To Write, Free and Worth.
     Done,
     /// To Read and ReadMany.
     Data(&'a [u8]),
@@ -299,9 +309,9 @@ pub enum Call<'a> {
         /// The slabs' handles at this donor.
         handles: Items<'a, u64>,
     },
-    /// These slabs go at the deadline; move them before.
+    /// These slabs go at the deadline; move them before, if it is not over.
     EvictStop {
-        /// Time until they are freed, whatever happens.
+        /// Time until they are freed, whatever happens; 0: they are gone already.
         deadline_ms: u32,
         /// The slabs' handles at this donor.
         handles: Items<'a, u64>,
@@ -351,6 +361,7 @@ const EXPOSE: u8 = 10;
 const LANE: u8 = 11;
 const LANE_RATE: u8 = 12;
 const LANE_END: u8 = 13;
+const WORTH: u8 = 14;
 const EVICT_QUERY: u8 = 0x20;
 const EVICT_STOP: u8 = 0x21;
 const WELCOME: u8 = 0x81;
@@ -496,6 +507,7 @@ impl<'a> Request<'a> {
                 rate.write(w)
             }),
             Request::LaneEnd { lane } => encode_with(out, LANE_END, 0, id, |w| w.u64(lane)),
+            Request::Worth { slabs } => encode_with(out, WORTH, 0, id, |w| slabs.encode(w)),
         }
     }
 
@@ -551,6 +563,9 @@ impl<'a> Request<'a> {
                 rate: LaneRate::read(&mut r)?,
             },
             LANE_END => Request::LaneEnd { lane: r.u64()? },
+            WORTH => Request::Worth {
+                slabs: Items::decode(&mut r)?,
+            },
             _ => return Ok(None),
         };
         r.end()?;

@@ -223,3 +223,29 @@ impl Item for Used {
         put(&self.ops.to_le_bytes());
     }
 }
+
+/// What a slab here is worth to its client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Valued {
+    /// The slab's handle at this donor.
+    pub handle: u64,
+    /// 2: other copies stay, whose donors were told that they are worth more. 1: there are others,
+    /// which count on this one. All else: no other copy is known, as of a slab of which nothing was told.
+    pub worth: u64,
+}
+
+impl Item for Valued {
+    const BYTES: usize = 16;
+    const COUNT_MAX: usize = crate::EVICT_MAX;
+    fn read(bytes: &[u8]) -> Option<Valued> {
+        let mut r = Reader(bytes);
+        Some(Valued {
+            handle: r.u64().ok()?,
+            worth: r.u64().ok()?,
+        })
+    }
+    fn write(&self, put: &mut dyn FnMut(&[u8])) {
+        put(&self.handle.to_le_bytes());
+        put(&self.worth.to_le_bytes());
+    }
+}

@@ -34,10 +34,12 @@ pub mod stream;
 pub const PROTOCOL: &str = "canvas-wire/1";
 /// Oldest version of the frames that this code speaks.
 pub const VERSION_MIN: u16 = 1;
-/// Newest version of the frames that this code speaks: 2 has lanes.
-pub const VERSION_MAX: u16 = 2;
+/// Newest version of the frames that this code speaks: 2 has lanes, 3 what slabs are worth.
+pub const VERSION_MAX: u16 = 3;
 /// Oldest version that has [`frame::Request::Lane`] and what follows from it.
 pub const VERSION_LANES: u16 = 2;
+/// Oldest version that has [`frame::Request::Worth`].
+pub const VERSION_WORTH: u16 = 3;
 
 /// Bytes of an extent: the unit that is written at once.
 pub const EXTENT_BYTES: usize = 32 << 10;
@@ -63,7 +65,7 @@ pub const READ_MANY_MAX: usize = 64;
 pub const APART_BYTES_MAX: usize = 16 << 10;
 /// Handles on a page of a `List` at most.
 pub const LIST_MAX: usize = 1024;
-/// Handles of an eviction frame at most.
+/// Handles of an eviction frame, and of one that tells what slabs are worth, at most.
 pub const EVICT_MAX: usize = 256;
 /// Bytes of an error's text at most.
 pub const TEXT_BYTES_MAX: usize = 200;

@@ -46,6 +46,7 @@ proptest! {
     ) {
         let ranges: Vec<Range> = ranges.iter().map(|&(offset, len)| Range { offset, len }).collect();
         let used: Vec<Used> = used.iter().map(|&(handle, ops)| Used { handle, ops }).collect();
+        let valued: Vec<Valued> = used.iter().map(|u| Valued { handle: u.handle, worth: u.ops }).collect();
         let total: u64 = ranges.iter().map(|r| u64::from(r.len)).sum();
         let request = FromClient::Request;
         let frames = [
@@ -63,6 +64,7 @@ proptest! {
             (request(Request::Lane(Lane { tenant: key, secret: [b as u8; 32], rate: LaneRate { rate_bytes: a, burst_bytes: c } })), true),
             (request(Request::LaneRate { lane: a, rate: LaneRate { rate_bytes: a, burst_bytes: b } }), true),
             (request(Request::LaneEnd { lane: a }), true),
+            (request(Request::Worth { slabs: Items::from(&valued[..]) }), valued.len() <= EVICT_MAX),
             (FromClient::Reply(Reply::Activity(Items::from(&used[..]))), used.len() <= EVICT_MAX),
             (FromClient::Reply(Reply::EvictDone { handle: a }), true),
         ];

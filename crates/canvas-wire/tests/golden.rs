@@ -47,7 +47,7 @@ fn frames_of_clients() {
         assert_eq!(FromClient::decode(&file), Ok((id, frame)), "{name}");
         names.push(name.to_owned());
     });
-    assert_eq!(names.len(), 16);
+    assert_eq!(names.len(), 17);
 }
 
 #[test]

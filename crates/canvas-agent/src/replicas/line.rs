@@ -1,6 +1,7 @@
 //! A slab's replicas as the journal has them.
 
 use canvas_place::replicas::map::{Gaps, REPLICAS_MAX};
+use canvas_place::replicas::worth::Told;
 use canvas_place::replicas::{Code, Replica, Slab};
 
 /// Bytes of a slab's line in the journal.
@@ -47,6 +48,7 @@ pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
             u64::from_le_bytes(*part[8..].first_chunk().expect("8 bytes")),
         );
         replica.shard = part[SHARD].into();
+        replica.told = Told::unknown();
         if part[1] == 0 {
             replica.lacks_all();
         }
@@ -67,8 +69,12 @@ pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
 mod tests {
     use super::*;
 
+    /// Of what its donor was told the journal says nothing.
     fn replica(donor: usize) -> Replica {
-        Replica::whole(donor, [donor as u8; 16], 77 + donor as u64)
+        Replica {
+            told: Told::unknown(),
+            ..Replica::whole(donor, [donor as u8; 16], 77 + donor as u64)
+        }
     }
 
     #[test]

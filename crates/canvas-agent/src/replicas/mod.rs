@@ -25,6 +25,7 @@ mod status;
 mod switch;
 mod upkeep;
 mod watch;
+mod worth;
 mod write;
 
 use std::collections::HashMap;
@@ -115,6 +116,8 @@ enum Call {
     Garbage,
     Ping,
     List,
+    /// What slabs are worth, and which telling of that.
+    Worth(u64),
     Lane,
     LaneRate(u64),
     LaneEnd,
@@ -176,6 +179,8 @@ pub struct Replicas {
     next_tag: u64,
     /// Slabs that donors lend to a tenant that is over ([`Replicas::leave`]): donor and handle.
     useless: Vec<(usize, u64)>,
+    /// What donors are being told of what slabs are worth.
+    worths: worth::Tellings,
     /// Slabs being freed: answers that are awaited.
     freeing: HashMap<u32, usize>,
     repairs: Repairs,
@@ -288,6 +293,7 @@ impl Replicas {
             calls: HashMap::new(),
             next_tag: 1,
             useless: Vec::new(),
+            worths: worth::Tellings::default(),
             freeing: HashMap::new(),
             repairs: Repairs::new(),
             watch: Watch::new(waker)?,
@@ -676,6 +682,9 @@ impl Replicas {
                     self.submit(donor, Call::List, &Request::List { after });
                 }
             }
+            (Call::Worth(telling), answer) => {
+                self.told_worth(telling, matches!(answer, Some(Answer::Done)));
+            }
             (Call::Lane, Some(Answer::Ticket { lane, ticket })) => {
                 self.lane_granted(donor, Some((lane, ticket)));
             }
@@ -721,6 +730,10 @@ impl Replicas {
                 deadline_ms,
                 handles,
             } => {
+                self.donors[donor].pressure = true;
+                if deadline_ms == 0 {
+                    return self.freed_there(donor, id, &handles);
+                }
                 let until = self.now_ns() + u64::from(deadline_ms) * 1_000_000;
                 let mut unknown = Vec::new();
                 for handle in handles.iter() {
@@ -728,7 +741,6 @@ impl Replicas {
                         unknown.push(handle);
                     }
                 }
-                self.donors[donor].pressure = true;
                 for handle in unknown {
                     self.reply(donor, id, &Reply::EvictDone { handle });
                 }

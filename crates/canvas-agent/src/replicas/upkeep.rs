@@ -52,6 +52,7 @@ impl Replicas {
             self.let_go(slab, now);
             self.let_go_of_disk(slab, now);
         }
+        self.tell_worths();
         self.behind = self.behind_now();
         let repaired = std::mem::take(&mut self.repairs.done);
         let failovers = std::mem::take(&mut self.failovers);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -37,16 +38,21 @@ pub fn donor() -> Server {
 
 /// One that listens there.
 pub fn donor_at(listen: SocketAddr) -> Server {
+    donor_of(listen, "/proc".into(), 0)
+}
+
+/// One whose host says what memory it has below `procfs`.
+pub fn donor_of(listen: SocketAddr, procfs: PathBuf, reserve_bytes: u64) -> Server {
     Server::start(canvas_donor::Config {
         listen,
         memory_bytes: 1 << 30,
-        reserve_bytes: Some(0),
+        reserve_bytes: Some(reserve_bytes),
         key: None,
         lease: PATIENCE,
         evict_within: PATIENCE,
         spin: Duration::ZERO,
         state_json: None,
-        procfs: "/proc".into(),
+        procfs,
         links_max: 16,
         rdma: false,
     })

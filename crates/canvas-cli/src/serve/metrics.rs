@@ -69,6 +69,11 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
             "Slabs that were told to go.",
             s.leaving_slabs as u64,
         ),
+        (
+            "canvas_serve_spare_slabs",
+            "Slabs of which other copies stay, as their clients have said.",
+            s.spare_slabs as u64,
+        ),
         ("canvas_serve_clients", "Clients.", s.clients.len() as u64),
         (
             "canvas_serve_pressure",
@@ -121,6 +126,16 @@ fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
             "canvas_serve_evicted_late_slabs",
             "Of those: freed at the deadline.",
             c.evicted_late_slabs,
+        ),
+        (
+            "canvas_serve_freed_early_slabs",
+            "Slabs freed before any deadline because the host's memory ended.",
+            c.freed_early_slabs,
+        ),
+        (
+            "canvas_serve_freed_early_sole_slabs",
+            "Of those: without another copy that was known.",
+            c.freed_early_sole_slabs,
         ),
         (
             "canvas_serve_expired_slabs",

@@ -51,7 +51,7 @@ pub(super) fn done(link: &mut Link, call: u64, handle: u64) {
 }
 
 /// A donor that leaves 1000 MiB to its host and gives its clients so long to move.
-fn with_reserve(evict_within: &str) -> Donor {
+pub(super) fn with_reserve(evict_within: &str) -> Donor {
     Donor::start(&[
         "--memory",
         "4G",
@@ -63,7 +63,7 @@ fn with_reserve(evict_within: &str) -> Donor {
 }
 
 /// Fills a slab's first `mib` MiB.
-fn fill(link: &mut Link, handle: u64, mib: u32) {
+pub(super) fn fill(link: &mut Link, handle: u64, mib: u32) {
     let data = [1; canvas_wire::DATA_BYTES_MAX];
     for at in (0..mib << 20).step_by(data.len()) {
         write(link, handle, at, &data).unwrap();

@@ -5,6 +5,7 @@
 #[path = "../common/command.rs"]
 mod command;
 mod data;
+mod early;
 mod eviction;
 mod lives;
 mod peers;

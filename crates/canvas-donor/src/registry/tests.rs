@@ -281,6 +281,62 @@ fn no_slab_that_must_go_is_left_out() {
     assert_eq!(stopped(&third), handles);
 }
 
+/// Each client is told of its own, and nobody finds what is gone, also who knew it before.
+#[test]
+fn what_is_freed_at_once_is_told() {
+    let r = registry(8);
+    let (a, a0) = join(&r, 1, 0, 0);
+    let (b, b0) = join(&r, 2, 0, 0);
+    let budget = crate::slab::Budget::default();
+    budget.set(u64::MAX);
+    let fill = |client: &Arc<Client>, slab: u32| {
+        let handle = r.alloc(client, key(slab)).unwrap();
+        let there = r.find(&client.id, handle).unwrap();
+        there.write(0, &vec![7; 1 << 20], &budget, || {}).unwrap();
+        (handle, there)
+    };
+    let (sole, of_sole) = fill(&a, 0);
+    let (spare, _) = fill(&a, 1);
+    let (theirs, _) = fill(&b, 0);
+    let worth = |handle, worth| Valued { handle, worth };
+    r.value(
+        &a.id,
+        [worth(spare, 2), worth(theirs, 0), worth(999, 2)].into_iter(),
+    );
+    r.value(&b.id, [worth(theirs, 1), worth(sole, 2)].into_iter());
+    let mut look = early::Look {
+        available_bytes: 248 * MIB,
+        reserve_bytes: 1000 * MIB,
+        ..early::Look::default()
+    };
+    let freed = r.free_early(&look);
+    let freed: Vec<_> = freed.iter().map(|s| (s.slab, s.worth)).collect();
+    assert_eq!(freed, [(spare, Worth::Spare), (theirs, Worth::Kept)]);
+    assert_eq!(a0.take(), [OwnedCall::Gone(vec![spare])]);
+    assert_eq!(b0.take(), [OwnedCall::Gone(vec![theirs])]);
+    assert_eq!((r.totals().slabs, r.totals().touched_bytes), (1, MIB));
+    assert!(
+        r.free_early(&look).is_empty(),
+        "the mark of sole ones is lower"
+    );
+    look.available_bytes = 0;
+    assert_eq!(r.free_early(&look).len(), 1);
+    let mut out = Vec::new();
+    let read = of_sole.read(std::iter::empty(), &mut out);
+    assert_eq!(read, Err(ErrorCode::UnknownHandle));
+    assert!(r.find(&a.id, sole).is_none());
+    assert_ne!(r.alloc(&a, key(0)).unwrap(), sole);
+    // A client without a link is not told, and finds out when it is back.
+    r.leave(&a, 0, &a0);
+    fill(&a, 1);
+    assert_eq!(r.free_early(&look).len(), 1);
+    assert!(
+        a0.take()
+            .iter()
+            .all(|call| matches!(call, OwnedCall::Gone(_)))
+    );
+}
+
 #[test]
 fn the_end_takes_only_clients_that_have_slabs() {
     let r = registry(4);

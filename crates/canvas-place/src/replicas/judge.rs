@@ -17,6 +17,8 @@ pub struct Held {
     pub leaving_until_ns: Option<u64>,
     /// It is this shard, and not a copy.
     pub shard: Option<usize>,
+    /// Its donor may believe that others stay, and free it when it runs out of memory.
+    pub may_be_spare: bool,
 }
 
 /// How many there are: copies, or different shards.
@@ -43,6 +45,13 @@ pub fn counting(held: impl Iterator<Item = Held>) -> usize {
 pub fn whole(held: impl Iterator<Item = Held>) -> usize {
     let is_whole = |c: &Held| c.leaving_until_ns.is_none() && c.whole && c.up;
     count(held.filter(is_whole))
+}
+
+/// Copies that are whole, can be read now, and of which no donor believes that it may free them because
+/// others stay.
+pub fn kept(held: impl Iterator<Item = Held>) -> usize {
+    let is_kept = |c: &Held| c.leaving_until_ns.is_none() && c.whole && c.up && !c.may_be_spare;
+    count(held.filter(is_kept))
 }
 
 /// A copy that is given up.
@@ -84,7 +93,7 @@ pub fn give_up(
     };
     held.clone()
         .filter(|c| c.leaving_until_ns.is_none() && is_spare(c))
-        .max_by_key(|c| (!c.up, !c.whole))
+        .max_by_key(|c| (!c.up, !c.whole, c.may_be_spare))
         .map(|c| GiveUp::Surplus(c.donor))
 }
 
@@ -145,6 +154,7 @@ mod tests {
                 whole,
                 leaving_until_ns,
                 shard: None,
+                may_be_spare: false,
             },
         );
         prop::collection::vec(one, 0..5).prop_map(|mut all| {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::code::{Code, SHARDS_MAX};
+use super::worth::Told;
 use super::{Donors, EXTENTS_MAX, Held, Policy, RunId, Source};
 
 /// Copies of a slab that a write asks for at most, those that are being moved included.
@@ -107,6 +108,8 @@ pub struct Replica {
     pub leaving: Option<(u64, u64)>,
     /// Operations since the donor last asked.
     pub ops: u64,
+    /// What its donor was told that it is worth.
+    pub told: Told,
 }
 
 impl Replica {
@@ -120,6 +123,7 @@ impl Replica {
             missing: Gaps::default(),
             leaving: None,
             ops: 0,
+            told: Told::default(),
         }
     }
     /// Has it the extent (a number within the slab)?
@@ -242,6 +246,7 @@ impl Slab {
                 whole: c.missing.is_none(),
                 shard: self.code.map(|_| c.shard),
                 leaving_until_ns: c.leaving.map(|(_, until)| until),
+                may_be_spare: c.told.may_be_spare(),
             }
         })
     }

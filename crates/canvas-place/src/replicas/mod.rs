@@ -14,9 +14,12 @@ pub mod map;
 pub mod placement;
 pub mod read;
 pub mod repair;
+pub mod worth;
 
 pub use code::Code;
-pub use judge::{GiveUp, Held, Source, counting, give_up, is_away, is_durable, read_next, whole};
+pub use judge::{
+    GiveUp, Held, Source, counting, give_up, is_away, is_durable, kept, read_next, whole,
+};
 pub use map::{Map, Replica, Slab, Target};
 
 /// Tells one run of a donor from the next: what an earlier one lent is gone.

@@ -1,7 +1,7 @@
 //! Where replicas are placed, and when one goes.
 
 use super::map::{COPIES_MAX, Gaps, Map, REPLICAS_MAX, Replica, Slab};
-use super::{AGAIN_NS, Donors, EXTENTS_MAX, GiveUp, Policy, RunId, counting, give_up, whole};
+use super::{AGAIN_NS, Donors, EXTENTS_MAX, GiveUp, Policy, RunId, counting, give_up, kept, whole};
 use crate::choose::Candidate;
 
 /// What a slab needs now.
@@ -183,6 +183,13 @@ impl Slab {
         let given = give_up(self.held(donors, now_ns), policy, on_disk, room(), now_ns)?;
         let (GiveUp::Leaving(donor) | GiveUp::Surplus(donor)) = given;
         let at = self.replicas.iter().position(|c| c.donor == donor)?;
+        let is_over = self.replicas[at].leaving.is_some_and(|(_, u)| now_ns >= u);
+        // Those that are left may be free to go, as their donors were told, because this one stayed.
+        let left = |c: &super::Held| c.donor != donor;
+        let is_enough = || kept(self.held(donors, now_ns).filter(left)) >= self.needed();
+        if !is_over && !on_disk && !is_enough() {
+            return None;
+        }
         let replica = self.replicas.remove(at);
         Some(Given {
             donor,
@@ -203,7 +210,8 @@ impl Slab {
         let goes = !policy.disk
             && policy.donors > 0
             && self.may_be_on_disk
-            && whole(self.held(donors, now_ns)) >= policy.donors;
+            && whole(self.held(donors, now_ns)) >= policy.donors
+            && kept(self.held(donors, now_ns)) >= self.needed();
         if goes {
             self.disk = Gaps::all();
             self.may_be_on_disk = false;

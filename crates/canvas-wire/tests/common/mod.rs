@@ -91,6 +91,9 @@ pub fn client_frames(with: &mut dyn FnMut(&str, u64, FromClient<'_>)) {
     request("lane", 11, Lane(lane));
     request("lane_rate", 12, LaneRate { lane: 3, rate });
     request("lane_end", 13, LaneEnd { lane: 3 });
+    let valued = [0, 1, 2].map(|worth| Valued { handle, worth });
+    let slabs = Items::from(&valued[..]);
+    request("worth", 14, Worth { slabs });
     let used = [
         Used { handle, ops: 12 },
         Used {

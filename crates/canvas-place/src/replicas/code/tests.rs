@@ -230,6 +230,7 @@ proptest! {
             whole,
             leaving_until_ns,
             shard: Some(shard % code.shards()),
+            may_be_spare: false,
         });
         let held: Vec<Held> = held.collect();
         let given = give_up(held.iter().copied(), Policy::coded(code), false, true, now);

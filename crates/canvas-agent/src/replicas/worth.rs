@@ -1,0 +1,111 @@
+//! Tells donors what slabs are worth to their tenant (`canvas_place::replicas::worth`), and hears from a
+//! donor that it had to free some.
+
+use std::collections::{BTreeMap, HashMap};
+
+use canvas_place::early::Worth;
+use canvas_place::replicas::AGAIN_NS;
+use canvas_wire::frame::{Items, Reply, Request, Valued};
+use canvas_wire::{EVICT_MAX, VERSION_WORTH};
+
+use super::donor::Donor;
+use super::{Call, Replicas, Views};
+
+/// What a donor was told of one slab: the slab, the donor, its handle there.
+type Of = (u32, usize, u64);
+
+/// Tellings that no donor has confirmed yet, by number.
+#[derive(Default)]
+pub(super) struct Tellings {
+    under_way: HashMap<u64, Vec<Of>>,
+    last: u64,
+}
+
+/// Does it hear what slabs are worth?
+fn hears(donor: &Donor) -> bool {
+    let link = donor.links.first();
+    donor.is_up() && link.is_some_and(|link| link.welcome().version >= VERSION_WORTH)
+}
+
+impl Replicas {
+    /// Tells donors what has changed; one that does not hear it frees nothing early, and is told nothing.
+    pub(super) fn tell_worths(&mut self) {
+        let now = self.now_ns();
+        let donors = Views::of(&self.donors, self.started);
+        let mut due: BTreeMap<usize, Vec<(u32, u64, Worth)>> = BTreeMap::new();
+        for (&slab, entry) in &self.map {
+            for (donor, handle, worth) in entry.worths(slab, &donors, self.policy, now) {
+                due.entry(donor).or_default().push((slab, handle, worth));
+            }
+        }
+        for (donor, all) in due {
+            if !hears(&self.donors[donor]) {
+                self.needs_no_telling(donor, &all);
+                continue;
+            }
+            for part in all.chunks(EVICT_MAX) {
+                if !self.tell(donor, part) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The donor is of a version that frees nothing early: as if it believed each slab to be the sole copy.
+    fn needs_no_telling(&mut self, donor: usize, all: &[(u32, u64, Worth)]) {
+        if !self.donors[donor].is_up() {
+            return;
+        }
+        for &(slab, _, _) in all {
+            if let Some(replica) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
+                replica.told.deaf();
+            }
+        }
+    }
+
+    /// Tells a donor; false when nothing more can be sent now.
+    fn tell(&mut self, donor: usize, part: &[(u32, u64, Worth)]) -> bool {
+        let valued: Vec<Valued> = part
+            .iter()
+            .map(|&(_, handle, worth)| Valued {
+                handle,
+                worth: worth.number(),
+            })
+            .collect();
+        let slabs = Items::from(&valued[..]);
+        let telling = self.worths.last + 1;
+        if !self.submit(donor, Call::Worth(telling), &Request::Worth { slabs }) {
+            return false;
+        }
+        self.worths.last = telling;
+        for &(slab, _, worth) in part {
+            if let Some(replica) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
+                replica.told.tell(worth);
+            }
+        }
+        let of = part.iter().map(|&(slab, handle, _)| (slab, donor, handle));
+        self.worths.under_way.insert(telling, of.collect());
+        true
+    }
+
+    /// A donor has confirmed a telling, or (not `ok`) may not have heard it.
+    pub(super) fn told_worth(&mut self, telling: u64, ok: bool) {
+        let again_ns = self.now_ns() + AGAIN_NS;
+        for (slab, donor, handle) in self.worths.under_way.remove(&telling).unwrap_or_default() {
+            let replica = self.map.get_mut(&slab).and_then(|e| e.at(donor));
+            // The one that was told of; there may be another one by now.
+            if let Some(replica) = replica.filter(|r| r.handle == handle) {
+                replica.told.answered(ok, again_ns);
+            }
+        }
+    }
+
+    /// A donor had to free these at once: reads go to other copies from now on, and they are made anew.
+    pub(super) fn freed_there(&mut self, donor: usize, call: u64, handles: &Items<'_, u64>) {
+        for handle in handles.iter() {
+            self.gone(donor, handle);
+            // The link forgets it as well.
+            self.reply(donor, call, &Reply::EvictDone { handle });
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What a client tells donors that its slabs are worth to it, so that one whose host runs out of memory
+//! knows which to free first ([`crate::early`]).
+//!
+//! Several donors may run out of memory at one time, and none of them asks anybody. So whatever they free
+//! of what is [`Worth::Spare`], as much must be left as gives everything back: of each slab one copy (or
+//! as many shards as its code needs) is kept, and a donor is told that it may free another one only when
+//! those of the kept ones are known to have been told so.
+
+use super::map::{REPLICAS_MAX, Replica, Slab};
+use super::{Donors, EXTENTS_MAX, Policy};
+use crate::early::Worth;
+
+/// What a donor was told that a replica is worth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Told {
+    /// What it has confirmed last. A donor that was told nothing takes a slab for the sole copy.
+    said: Worth,
+    /// What it is being told.
+    under_way: Option<Worth>,
+    /// It may believe something else than what it has confirmed.
+    unsure: bool,
+    /// It may believe that the replica is spare.
+    may_be_spare: bool,
+    /// It is not told before (ns).
+    again_ns: u64,
+}
+
+impl Told {
+    /// Of a replica of which an agent before this one may have told anything.
+    pub fn unknown() -> Told {
+        Told {
+            unsure: true,
+            may_be_spare: true,
+            ..Told::default()
+        }
+    }
+
+    /// May the donor believe that it is spare?
+    pub fn may_be_spare(&self) -> bool {
+        self.may_be_spare
+    }
+
+    /// Is there something to tell, where it is worth so much?
+    fn lacks(&self, worth: Worth, now_ns: u64) -> bool {
+        self.under_way.is_none() && now_ns >= self.again_ns && (self.unsure || self.said != worth)
+    }
+
+    /// The donor hears nothing of this, and frees nothing early.
+    pub fn deaf(&mut self) {
+        *self = Told {
+            again_ns: u64::MAX,
+            ..Told::default()
+        };
+    }
+
+    /// The donor is being told.
+    pub fn tell(&mut self, worth: Worth) {
+        self.under_way = Some(worth);
+        self.may_be_spare |= worth == Worth::Spare;
+    }
+
+    /// It has confirmed that, or (not `ok`) may not have heard it, and is told again after `again_ns`.
+    pub fn answered(&mut self, ok: bool, again_ns: u64) {
+        let Some(worth) = self.under_way.take() else {
+            return;
+        };
+        if ok {
+            (self.said, self.unsure) = (worth, false);
+            self.may_be_spare = worth == Worth::Spare;
+        } else {
+            (self.unsure, self.again_ns) = (true, again_ns);
+        }
+    }
+}
+
+impl Slab {
+    /// How many replicas give everything back.
+    pub fn needed(&self) -> usize {
+        self.code.map_or(1, |code| code.data())
+    }
+
+    /// What donors are to be told now of the slab with this number: donor, handle, worth.
+    pub fn worths(
+        &self,
+        slab: u32,
+        donors: &(impl Donors + ?Sized),
+        policy: Policy,
+        now_ns: u64,
+    ) -> Vec<(usize, u64, Worth)> {
+        let policy = self.policy(policy);
+        let has_disk = policy.disk && self.may_be_on_disk;
+        // What is written late may be there at donors alone.
+        let on_disk = has_disk && !policy.late && self.disk.is_none();
+        let nearly = has_disk && policy.late && self.disk.count(|_| true) <= EXTENTS_MAX / 16;
+        let stays = |c: &Replica| {
+            c.missing.is_none() && c.leaving.is_none() && donors.view(c.donor).is_up()
+        };
+        let whole = self.those(stays);
+        let keepers = self.keepers(slab, whole);
+        let is_safe = self.different(keepers) >= self.needed();
+        let others = self.different(whole) > self.needed() || nearly;
+        let are_told = keepers & self.those(|c| c.told.may_be_spare) == 0;
+        let worth = |at: usize| match (keepers & 1 << at != 0, is_safe) {
+            _ if on_disk => Some(Worth::Spare),
+            (true, _) if others => Some(Worth::Kept),
+            (true, _) | (false, false) => Some(Worth::Sole),
+            // Not before the keepers have heard it.
+            (false, true) => are_told.then_some(Worth::Spare),
+        };
+        let mut tell = Vec::new();
+        for (at, c) in self.replicas.iter().enumerate() {
+            if let Some(worth) = worth(at)
+                && donors.view(c.donor).is_up()
+                && c.told.lacks(worth, now_ns)
+            {
+                tell.push((c.donor, c.handle, worth));
+            }
+        }
+        tell
+    }
+
+    /// Of those that are `whole` and stay, the ones that are kept, a bit each: those that are it already
+    /// first, and another one for each slab, so that each donor has some to free.
+    fn keepers(&self, slab: u32, whole: u32) -> u32 {
+        let n = self.replicas.len();
+        let turns = (0..n).map(|i| (i + slab as usize) % n);
+        let may_be_spare = |at: &usize| self.replicas[*at].told.may_be_spare;
+        let first = turns.clone().filter(|at| !may_be_spare(at));
+        let mut keepers = 0;
+        for at in first.chain(turns.filter(may_be_spare)) {
+            let has = self.different(keepers);
+            let is_new = self.different(keepers | 1 << at) > has;
+            if whole & 1 << at != 0 && has < self.needed() && is_new {
+                keepers |= 1 << at;
+            }
+        }
+        keepers
+    }
+
+    /// The replicas of which this is so, a bit each.
+    fn those(&self, is_so: impl Fn(&Replica) -> bool) -> u32 {
+        let all = self.replicas.iter().enumerate();
+        all.fold(0, |bits, (at, c)| bits | u32::from(is_so(c)) << at)
+    }
+
+    /// How many these are: copies, or different shards.
+    fn different(&self, replicas: u32) -> usize {
+        if self.code.is_none() {
+            return replicas.count_ones() as usize;
+        }
+        let all = self.replicas.iter().enumerate();
+        let of_them = all.filter(|(at, _)| replicas & 1 << at != 0);
+        let shards = of_them.fold(0u32, |bits, (_, c)| bits | 1 << c.shard);
+        shards.count_ones() as usize
+    }
+}
+
+const _: () = assert!(REPLICAS_MAX <= u32::BITS as usize);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+"""A donor whose host's own programs take its memory faster than clients can move what it lends."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+
+from lib import procs
+from lib.harness import MIB, check
+
+from .copies import WORKER, ends_right, where
+from .hostile import seeds
+from .operate import python, wait_until
+
+TOTAL_MIB, RESERVE_MIB = 4096, 64
+# What the host has left when its own program begins to grow, and how fast that grows.
+LEFT_MIB, GROWS_MIB_S = 256, 48
+# What it leaves at last, of all that it can have.
+SPARES_MIB = 24
+
+
+class Host:
+    """A host with a donor, as the donor sees it: of what there is it has what the host's own program leaves, and
+    the kernel kills it when there is nothing."""
+
+    def __init__(self, r, name, taken=0):
+        self.r, self.name, self.taken, self.killed, self.over = r, name, taken, False, threading.Event()
+        os.mkdir(r.path(name))
+        self.total = TOTAL_MIB * MIB
+        self.child = None
+        self.tell()
+        self.child = r.start(
+            [r.session.canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "512M", "--reserve", f"{RESERVE_MIB}M",
+             "--procfs", r.path(name), "--state-json", self.file("state.json")], tag=name, canvas_on=False)
+        wait_until(r, "the donor listens", lambda: "listening on" in self.child.err() or not self.child.alive())
+        self.address = re.search(r"listening on (\S+),", self.child.err())[1]
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def file(self, name):
+        return os.path.join(self.r.path(self.name), name)
+
+    def lends(self):
+        """Bytes that the donor takes."""
+        try:
+            with open(f"/proc/{self.child.pid}/statm") as f:
+                return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, IndexError):
+            return 0
+
+    def left(self):
+        return self.total - self.taken - self.lends()
+
+    def tell(self):
+        left = self.left()
+        path = self.file("meminfo")
+        with open(path + ".new", "w") as f:
+            f.write(f"MemTotal: {self.total >> 10} kB\nMemAvailable: {max(0, left) >> 10} kB\n")
+        os.replace(path + ".new", path)
+        return left
+
+    def _look(self):
+        while not self.over.wait(0.005):
+            if self.tell() <= 0 and not self.killed:
+                self.killed = True
+                self.child.signal(signal.SIGKILL)
+
+    def squeeze(self):
+        """The host's own program takes all but a little of what there is, also of what the donor gives back."""
+        self.taken = self.total - self.lends() - LEFT_MIB * MIB
+        began, from_there = time.monotonic(), self.taken
+        most = self.total - SPARES_MIB * MIB - 16 * MIB
+        while self.taken < most and not self.killed:
+            time.sleep(0.005)
+            self.taken = min(most, from_there + int((time.monotonic() - began) * GROWS_MIB_S * MIB))
+        return time.monotonic() - began
+
+    def state(self):
+        try:
+            with open(self.file("state.json")) as f:
+                return json.load(f)
+        except FileNotFoundError:
+            return None
+
+    def close(self):
+        self.over.set()
+        self.thread.join()
+
+
+def signal_all(runs, sig):
+    """Programs, runners and agents, all at once."""
+    pids = [pid for c, _ in runs for pid in procs.tree(c.pid, False)]
+    for pid in pids:
+        os.kill(pid, sig)
+
+
+def begin(r, servers, n):
+    """So many programs, each with a slab in two copies."""
+    runs = []
+    for i, seed in enumerate(seeds(r, n)):
+        name = f"squeezed{os.getpid()}-{i}"
+        c = r.start([python(), "-c", WORKER, r.path("end"), seed], tag=f"worker{i}", local=16 * MIB, pool=8 * MIB,
+                    extra=["--tenant", name, "--far", "256M", "--server", ",".join(servers), "--copies", "2"])
+        runs.append((c, name))
+    for c, _ in runs:
+        wait_until(r, "the programs are ready", lambda c=c: "filled" in c.out() or not c.alive(), 90)
+    return runs
+
+
+def are_whole(r, runs, server):
+    """Each slab has both copies, one of them at this server."""
+    for _, name in runs:
+        status, slabs = where(r, name)
+        if status["far"]["degraded_slabs"] != 0 or slabs.get(server, 0) == 0:
+            return False
+    return True
+
+
+@check("donor-squeezed", modes=("signal",), timeout_s=240)
+def donor_squeezed(r):
+    """Clients are stopped while the memory of a donor's host ends: it frees what it lends in time, lives, and all
+    that was there is read from the other copies and copied anew."""
+    if not r.managed:
+        return
+    # The third one has no room at first, so that the others have all.
+    host, other, third = hosts = Host(r, "squeezed"), Host(r, "other"), Host(r, "third", (TOTAL_MIB - 100) * MIB)
+    try:
+        runs = begin(r, [h.address for h in hosts], 3)
+        wait_until(r, "both have all", lambda: are_whole(r, runs, host.address), 60)
+        # Of each slab one donor may free its copy, and knows; after the programs are stopped nothing is told.
+        wait_until(r, "both know", lambda: sum(h.state()["spare_slabs"] for h in (host, other)) == len(runs), 20,
+                   state=lambda: [h.state() for h in (host, other)])
+        lent = host.state()["touched_bytes"]
+        r.require(lent > len(runs) * 16 * MIB, f"{lent >> 20} MiB are lent")
+        signal_all(runs, signal.SIGSTOP)
+        try:
+            took_s = host.squeeze()
+            third.taken = 0
+            wait_until(r, "the third one has room", lambda: third.state()["free_bytes"] > 0, 10, state=third.state)
+        finally:
+            signal_all(runs, signal.SIGCONT)
+        r.require(not host.killed and host.child.alive(), f"the kernel killed the donor after {took_s:.1f} s")
+        said = host.child.err()
+        r.require("are freed at once" in said, f"the donor has said: {said[-600:]}")
+        wait_until(r, "the donor has counted", lambda: host.state()["counters"]["freed_early_slabs"] == len(runs), 10,
+                   state=host.state)
+        counters = host.state()["counters"]
+        r.note(f"{lent >> 20} MiB were freed within {took_s:.1f} s")
+        r.same([counters[c] for c in ("freed_early_sole_slabs", "evicted_late_slabs")], [0, 0], "sole ones, late ones")
+        wait_until(r, "all have both copies", lambda: are_whole(r, runs, third.address), 90,
+                   state=lambda: [where(r, name) for _, name in runs])
+        for c, _ in runs:
+            ends_right(r, c, r.path("end"))
+        for h in hosts:
+            r.stop(h.child, signal.SIGTERM, expect={0})
+    finally:
+        for h in hosts:
+            h.close()
