@@ -11,7 +11,7 @@ from e2e.charged import donor
 from e2e.hostile import C, crafted, seeds
 from e2e.operate import ask, python, replaced_and_killed, wait_until
 from e2e.servers import pg_bin, pg_missing
-from lib import canvas
+from lib import canvas, procs
 from lib.harness import MIB, PATIENCE, Failure, check
 
 SIGNAL = {"modes": ("signal",)}
@@ -289,6 +289,31 @@ print("all right", flush=True)
 """
 
 
+@check("shared-descriptors", timeout_s=120, **SIGNAL)
+def shared_descriptors(r):
+    """The reclaim thread has all descriptors of shared memory, also of programs that start when the host is busy."""
+    if not r.managed:
+        return
+    end = r.path("end")
+    idle = f"import os, time\nprint('ready', flush=True)\nwhile not os.path.exists({end!r}): time.sleep(0.05)"
+    started = [r.start([sys.executable, "-c", idle], tag=f"idle{i}", local=16 * MIB, extra=("--shared", "4M"))
+               for i in range(16)]
+    for c in started:
+        wait_until(r, "the program is ready", lambda: "ready" in c.out() or not c.alive())
+        program = procs.tree(c.pid, include_root=False)[0]
+        numbers = lambda task: {int(fd) for fd in os.listdir(f"/proc/{program}/task/{task}/fd")}
+        tasks = wait_until(r, "there is a reclaim thread", lambda: len(t := os.listdir(f"/proc/{program}/task")) > 1 and t)
+        # Those of the program aside, which the thread leaves when it begins.
+        ours = {fd for fd in numbers(program) if fd > 100}
+        r.require(len(ours) > 5, f"descriptors of ours: {ours}")
+        for task in tasks:
+            wait_until(r, "it has left the program's", lambda: 1 not in numbers(task) or int(task) == program)
+            r.same(sorted(ours - numbers(task)), [], f"what thread {task} of {program} has not got")
+    open(end, "w").close()
+    for c in started:
+        r.wait(c, timeout_s=60)
+
+
 @check("shared-agent", timeout_s=150, **SIGNAL)
 def shared_agent(r):
     """With the host's agent: both kinds of memory leave, and their pool is one, also when the agent makes it smaller."""
@@ -326,7 +351,8 @@ def shared_agent(r):
                     pool=64 * MIB, extra=flags)
     wait_until(r, "the other is ready", lambda: "ready" in other.out() or not other.alive(), timeout_s=90)
     grant = wait_until(r, "the pool is divided", lambda: (g := status()["limits"]["pool_grant_bytes"]) < whole and g)
-    wait_until(r, "what is above it leaves", lambda: pool() <= status()["limits"]["pool_grant_bytes"])
+    wait_until(r, "what is above it leaves", lambda: pool() <= status()["limits"]["pool_grant_bytes"],
+               state=lambda: (status()["used"], status()["limits"], status()["far"]))
     open(end, "w").close()
     r.wait(c, timeout_s=90)
     r.same(c.out(), "ready\nall right\nright\nall right\n", "what the program says")

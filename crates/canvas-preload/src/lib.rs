@@ -217,11 +217,13 @@ fn try_start() -> Result<(), Failure> {
     }
     mm::inherit_window(false);
     accounting::measure_native();
+    pages::start();
+    users::start(fd);
+    // Of its own are only descriptors that are ours when it begins.
+    threads::allow_reclaimer();
     if seg.has_limit() {
         threads::start_reclaimer();
     }
-    pages::start();
-    users::start(fd);
     trace::start();
     Ok(())
 }

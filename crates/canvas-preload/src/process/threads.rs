@@ -7,7 +7,7 @@ use canvas_sys::uffd::{self, Msg};
 use canvas_sys::{Errno, mem, proc};
 use canvas_types::layout::in_window;
 use canvas_types::{PAGE_SIZE, PageId};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::base::{fds, fds::Fd, freeze, jvm, own, report, state, thread, time};
 use crate::far_tier::tier;
@@ -48,9 +48,20 @@ fn spawn(entry: extern "C" fn() -> !) -> Result<u32, Errno> {
     unsafe { proc::spawn_bare(base + STACK_BYTES, entry) }
 }
 
-/// Starts the reclaim thread of this process, once. In a vfork child it does nothing: the thread
-/// would belong to a process that is about to become another program.
+/// Are all descriptors there that the reclaim thread uses?
+static MAY_RECLAIM: AtomicBool = AtomicBool::new(false);
+
+/// From now on the reclaim thread may be started.
+pub fn allow_reclaimer() {
+    MAY_RECLAIM.store(true, Ordering::Release);
+}
+
+/// Starts the reclaim thread of this process, once, and not before it may be. In a vfork child it does nothing: the
+/// thread would belong to a process that is about to become another program.
 pub fn start_reclaimer() {
+    if !MAY_RECLAIM.load(Ordering::Acquire) {
+        return;
+    }
     if state::PID.load(Ordering::Relaxed) != proc::pid() {
         return;
     }

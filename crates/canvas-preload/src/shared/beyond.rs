@@ -328,9 +328,13 @@ fn excess_bytes(f: &Far) -> i64 {
 }
 
 /// Ends what has ended, and writes what the store has too much. True when something was done.
-fn work(_held: &Held, f: &Far) -> bool {
-    let gone = settle();
-    let mut worked = gone > 0;
+fn work(held: &Held, f: &Far) -> bool {
+    let were_under_way = writing_bytes(f) > 0;
+    let mut worked = settle() > 0;
+    // What they were about may have been freed meanwhile, and all that lay beside it.
+    if were_under_way && writing_bytes(f) == 0 {
+        give_back_empty(held);
+    }
     while excess_bytes(f) > 0 && partition().carry(&Here, LOOK_MAX, end()) > 0 {
         worked = true;
     }
