@@ -1,7 +1,7 @@
 //! One lane: a connection to a donor, from its opening on.
 
 use canvas_lane::record::RecordKey;
-use canvas_lane::{Caller, Code, HEAD_BYTES, READ_BYTES_MAX, Read, Ticket};
+use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Secret, Ticket};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::mailbox::Ask;
 use canvas_sys::gate;
@@ -102,23 +102,31 @@ impl Lane {
         self.stream.take()
     }
 
-    /// A connection that was begun is to become it.
-    pub fn begin(
-        &mut self,
-        stream: Stream,
-        (caller, records): (Caller, RecordKey),
-        ticket: Ticket,
-        looks: bool,
-        now_ns: u64,
-    ) {
+    /// A connection that was begun is to become it. Its keys follow.
+    pub fn begin(&mut self, stream: Stream, ticket: Ticket, looks: bool, now_ns: u64) {
         self.stage = Stage::Connecting(now_ns);
         self.stream = Some(stream);
-        (self.caller, self.records) = (Some(caller), Some(records));
         (self.ticket, self.looks) = (ticket, looks);
         (self.got, self.vain, self.strikes) = (0, 0, 0);
     }
 
+    /// The keys of its messages.
+    #[cold]
+    #[inline(never)]
+    pub fn set_caller(&mut self, secret: &Secret) {
+        self.caller = Some(Caller::new(&Keys::new(secret, &self.ticket)));
+    }
+
+    /// The key of what its donor keeps.
+    #[cold]
+    #[inline(never)]
+    pub fn set_records(&mut self, key: &[u8; 32], tenant: [u8; 16]) {
+        self.records = Some(RecordKey::new(key, tenant));
+    }
+
     /// One step of the opening after the other, as long as nothing has to be waited for.
+    #[cold]
+    #[inline(never)]
     pub fn step(&mut self, now_ns: u64) -> Result<(), Failed> {
         let (Some(stream), Some(caller)) = (self.stream, &mut self.caller) else {
             return Err(Failed::Broken);
@@ -160,6 +168,7 @@ impl Lane {
 
     /// Reads the record that `ask` names, sealed by this number, of the slab with this handle into `answer`, behind the
     /// head, and opens it. `turn` is its number among the process's reads.
+    #[inline(never)]
     pub fn read(
         &mut self,
         (handle, ask, seal): (u64, &Ask, u64),

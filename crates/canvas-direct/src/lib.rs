@@ -1,15 +1,14 @@
-//! Reads from donors over lanes (docs/design/lanes.md): the end of the process that needs the page. Whatever does not
-//! succeed here is read by the agent.
+//! Reads from donors over lanes (docs/design/lanes.md): the end of a disk. (A program's is
+//! `canvas-preload/src/far_tier/lanes.rs`.) Whatever does not succeed here is read by the agent.
 //!
 //! A lane is claimed by one thread for one round trip. Nobody waits for a lane, nor for one that is being opened: who
 //! needs a page takes the opening one step further, and goes to the agent.
 //!
-//! Nothing here allocates or calls libc, so that a fault of any program can stand on it.
+//! Nothing here allocates or calls libc.
 #![no_std]
 #![forbid(unsafe_code)]
 
-use canvas_lane::record::RecordKey;
-use canvas_lane::{Caller, HEAD_BYTES, Keys, READ_BYTES_MAX};
+use canvas_lane::{HEAD_BYTES, READ_BYTES_MAX};
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_shm::lanes::{DONORS_MAX, Donor};
 use canvas_shm::{Far, mailbox::Ask};
@@ -112,6 +111,8 @@ impl Claim<'_> {
     }
 
     /// Begins to connect. False when it cannot; an error when the donor is to rest.
+    #[cold]
+    #[inline(never)]
     fn begin(&mut self, far: &Far, donor: usize, process: &impl Process) -> Result<bool, Failed> {
         let there: &Donor = &far.lanes.donors[donor];
         let Some(place) = there.place() else {
@@ -127,11 +128,11 @@ impl Claim<'_> {
         };
         let stream = Stream::begin(address, process.fd_floor()).map_err(|_| Failed::Broken)?;
         process.keep_fd(self.index, stream.fd());
-        let caller = Caller::new(&Keys::new(&secret, &ticket));
-        let records = RecordKey::new(&far.lanes.key(), far.tenant());
-        let looks = proc::processors() > 1;
-        self.lane
-            .begin(stream, (caller, records), ticket, looks, process.now_ns());
+        let (lane, now_ns) = (&mut *self.lane, process.now_ns());
+        lane.begin(stream, ticket, proc::processors() > 1, now_ns);
+        // One after the other, each where it stays: a fault may have a small stack.
+        lane.set_caller(&secret);
+        lane.set_records(&far.lanes.key(), far.tenant());
         self.place.donor.store(donor as u32 + 1, Ordering::Relaxed);
         Ok(true)
     }
@@ -182,6 +183,8 @@ impl Lanes {
     }
 
     /// Takes the opening of a lane further, as far as it goes now. True when it is open.
+    #[cold]
+    #[inline(never)]
     fn advance(&self, claim: &mut Claim, far: &Far, donor: usize, process: &impl Process) -> bool {
         match claim.lane.step(process.now_ns()) {
             Ok(()) => {
@@ -198,6 +201,7 @@ impl Lanes {
     }
 
     /// An open lane to the donor that nobody else uses now. Without one, a step is made towards one.
+    #[inline(never)]
     fn claim(&self, far: &Far, donor: usize, process: &impl Process) -> Option<Claim<'_>> {
         let number = donor as u32 + 1;
         let (mut of_it, mut closed) = (0, None);

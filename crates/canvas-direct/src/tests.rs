@@ -1,7 +1,8 @@
 extern crate std;
 
 use super::*;
-use canvas_lane::{Answerer, Code, LENGTH_BYTES, MESSAGE_BYTES};
+use canvas_lane::record::RecordKey;
+use canvas_lane::{Answerer, Code, Keys, LENGTH_BYTES, MESSAGE_BYTES};
 use canvas_shm::far::EXTENT_BYTES;
 use canvas_shm::mailbox::Kind;
 use canvas_shm::{Segment, lanes};

@@ -24,7 +24,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     (
         "preload",
         &[
-            "direct", "far", "pager", "patch", "shm", "swap", "sys", "types",
+            "far", "lane", "pager", "patch", "shm", "swap", "sys", "types",
         ],
     ),
     ("disk", &["direct", "far", "shm", "swap", "sys", "types"]),
