@@ -1,7 +1,7 @@
 """madvise: what the program says of its memory is done, in the background, and never costs a byte."""
 
 from lib import canvas
-from lib.harness import MIB, check
+from lib.harness import MIB, Failure, check
 
 from .operate import python
 
@@ -143,15 +143,18 @@ def hints_order(r):
         _, said = run(r, name, f"advise={advice}", *more, "watched=far", local=64 * MIB)
         return said["far-ahead"], said["far"]
 
-    normal, random = read("normal", NORMAL), read("random", RANDOM)
-    sequential = read("sequential", SEQUENTIAL)
-    back = read("back", RANDOM, f"advise={NORMAL}")
-    said = f"pages ahead and far when read: {normal}, random {random}, sequential {sequential}, taken back {back}"
-    pages = PAGES[1] - PAGES[0]
-    r.require(random[0] <= pages // 10 and random[1] >= pages * 8 // 10, said)
-    r.require(normal[0] > pages // 2 and back[0] > pages // 2, said)
-    r.require(sequential[0] > pages // 2 and sequential[1] <= pages // 10, said)
-    r.note(said)
+    pages, told = PAGES[1] - PAGES[0], []
+    # On a busy host reclaim and what comes ahead may be late; advice that is not followed never comes out right.
+    for _ in range(6):
+        normal, random = read("normal", NORMAL), read("random", RANDOM)
+        sequential = read("sequential", SEQUENTIAL)
+        back = read("back", RANDOM, f"advise={NORMAL}")
+        told.append(f"pages ahead and far when read: {normal}, random {random}, sequential {sequential}, taken back {back}")
+        r.require(random[0] <= pages // 10, told[-1])
+        if (random[1] >= pages * 8 // 10 and normal[0] > pages // 2 and back[0] > pages // 2
+                and sequential[0] > pages // 2 and sequential[1] <= pages // 10):
+            return r.note(told[-1])
+    raise Failure("\n".join(told))
 
 
 # What the kernel answers to advice for anonymous memory, right and wrong; the plain run is the model.
