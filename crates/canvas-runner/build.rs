@@ -12,9 +12,10 @@ use std::{env, fs};
 
 const LIBRARY: &str = "libcanvas_preload.so";
 /// What the library is built from, besides its registry dependencies (Cargo.lock).
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "canvas-preload",
     "canvas-far",
+    "canvas-direct",
     "canvas-lane",
     "canvas-pager",
     "canvas-patch",

@@ -1,8 +1,9 @@
 //! One lane: a connection to a donor, from its opening on.
 
 use canvas_lane::record::RecordKey;
-use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Secret, Ticket};
+use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_shm::lanes::KEYS_BYTES;
 use canvas_shm::mailbox::Ask;
 use canvas_sys::gate;
 use canvas_sys::net::Stream;
@@ -113,8 +114,8 @@ impl Lane {
     /// The keys of its messages.
     #[cold]
     #[inline(never)]
-    pub fn set_caller(&mut self, secret: &Secret) {
-        self.caller = Some(Caller::new(&Keys::new(secret, &self.ticket)));
+    pub fn set_caller(&mut self, keys: &[u8; KEYS_BYTES]) {
+        self.caller = Some(Caller::new(&Keys::from_bytes(keys)));
     }
 
     /// The key of what its donor keeps.

@@ -1,10 +1,11 @@
-//! Reads from donors over lanes (docs/design/lanes.md): the end of a disk. (A program's is
-//! `canvas-preload/src/far_tier/lanes.rs`.) Whatever does not succeed here is read by the agent.
+//! Reads from donors over lanes (docs/design/lanes.md): the end of the process that needs the page. Whatever does not
+//! succeed here is read by the agent.
 //!
 //! A lane is claimed by one thread for one round trip. Nobody waits for a lane, nor for one that is being opened: who
 //! needs a page takes the opening one step further, and goes to the agent.
 //!
-//! Nothing here allocates or calls libc.
+//! Nothing here allocates or calls libc, and the stack is small, so that a fault of any program can stand on it: some
+//! have signal stacks of 8 KiB, of which the signal's frame takes 3.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -118,7 +119,7 @@ impl Claim<'_> {
         let Some(place) = there.place() else {
             return Ok(false);
         };
-        let Some((ticket, secret)) = there.take_ticket() else {
+        let Some((ticket, keys)) = there.take_ticket() else {
             return Ok(false);
         };
         let address = Address {
@@ -131,7 +132,7 @@ impl Claim<'_> {
         let (lane, now_ns) = (&mut *self.lane, process.now_ns());
         lane.begin(stream, ticket, proc::processors() > 1, now_ns);
         // One after the other, each where it stays: a fault may have a small stack.
-        lane.set_caller(&secret);
+        lane.set_caller(&keys);
         lane.set_records(&far.lanes.key(), far.tenant());
         self.place.donor.store(donor as u32 + 1, Ordering::Relaxed);
         Ok(true)

@@ -181,7 +181,8 @@ impl World {
             let donor = &self.far.lanes.donors[1];
             if donor.is_wanted() {
                 self.tickets += 1;
-                donor.put_ticket(&[self.tickets; 16], &[self.tickets; 32]);
+                let keys = Keys::new(&[self.tickets; 32], &[self.tickets; 16]);
+                donor.put_ticket(&[self.tickets; 16], &keys.to_bytes());
             }
             thread::sleep(Duration::from_millis(1));
             assert!(began.elapsed() < Duration::from_secs(20), "no lane");

@@ -85,6 +85,24 @@ pub struct Keys {
     pub down: Key,
 }
 
+impl Keys {
+    /// One after the other. Whoever opens a lane is given these: to derive them takes more stack than a fault may have.
+    pub fn to_bytes(&self) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[..32].copy_from_slice(&self.up);
+        bytes[32..].copy_from_slice(&self.down);
+        bytes
+    }
+
+    /// From these.
+    pub fn from_bytes(bytes: &[u8; 64]) -> Keys {
+        let (mut up, mut down) = ([0; 32], [0; 32]);
+        up.copy_from_slice(&bytes[..32]);
+        down.copy_from_slice(&bytes[32..]);
+        Keys { up, down }
+    }
+}
+
 /// Never shows the keys.
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -183,7 +201,8 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// With its keys.
+    /// With its keys. (It is a KiB, of which a frame of its own would be one more copy on the caller's stack.)
+    #[inline(always)]
     pub fn new(keys: &Keys) -> Caller {
         Caller {
             up: cipher(&keys.up),

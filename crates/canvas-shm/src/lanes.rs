@@ -11,8 +11,10 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 pub const DONORS_MAX: usize = 64;
 /// Bytes of a ticket ([`Donor::take_ticket`]).
 pub const TICKET_BYTES: usize = 16;
-/// Bytes of a secret, and of a key.
-pub const SECRET_BYTES: usize = 32;
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// Bytes of the two keys of a lane: of what its program sends, and of what its donor does.
+pub const KEYS_BYTES: usize = 2 * KEY_BYTES;
 
 /// In the donor's word of a route: the page is on this host's disk as well.
 const ON_DISK: u32 = 1 << 16;
@@ -58,7 +60,7 @@ pub struct Donor {
     ticket_state: AtomicU32,
     address: Bytes<2>,
     ticket: Bytes<2>,
-    secret: Bytes<4>,
+    keys: Bytes<8>,
 }
 
 /// An address: IPv4 in the first 4 bytes, or IPv6.
@@ -99,14 +101,14 @@ impl Donor {
         self.place.load(Ordering::Relaxed) != 0
     }
 
-    /// Program: a ticket, with the secret of its lane. `None` when there is none: then the agent is
+    /// Program: a ticket, with the keys of its lane. `None` when there is none: then the agent is
     /// asked for one, and has it in a moment.
-    pub fn take_ticket(&self) -> Option<([u8; TICKET_BYTES], [u8; SECRET_BYTES])> {
+    pub fn take_ticket(&self) -> Option<([u8; TICKET_BYTES], [u8; KEYS_BYTES])> {
         if !self.turn(ticket::READY, ticket::BUSY) {
             self.wanted.store(1, Ordering::Release);
             return None;
         }
-        let taken = (self.ticket.get(), self.secret.get());
+        let taken = (self.ticket.get(), self.keys.get());
         self.ticket_state.store(ticket::NONE, Ordering::Release);
         Some(taken)
     }
@@ -119,12 +121,12 @@ impl Donor {
     }
 
     /// Agent: a ticket. False when there is one already.
-    pub fn put_ticket(&self, ticket: &[u8; TICKET_BYTES], secret: &[u8; SECRET_BYTES]) -> bool {
+    pub fn put_ticket(&self, ticket: &[u8; TICKET_BYTES], keys: &[u8; KEYS_BYTES]) -> bool {
         if !self.turn(ticket::NONE, ticket::BUSY) {
             return false;
         }
         self.ticket.put(ticket);
-        self.secret.put(secret);
+        self.keys.put(keys);
         self.ticket_state.store(ticket::READY, Ordering::Release);
         true
     }
@@ -251,12 +253,12 @@ impl Lanes {
     }
 
     /// Agent: what the tenant's records are sealed with.
-    pub fn set_key(&self, key: &[u8; SECRET_BYTES]) {
+    pub fn set_key(&self, key: &[u8; KEY_BYTES]) {
         self.key.put(key);
     }
 
     /// Program: the key.
-    pub fn key(&self) -> [u8; SECRET_BYTES] {
+    pub fn key(&self) -> [u8; KEY_BYTES] {
         self.key.get()
     }
 }
@@ -276,15 +278,15 @@ mod tests {
         let donor = zeroed::<Donor>();
         assert_eq!(donor.take_ticket(), None);
         assert!(donor.is_wanted() && !donor.is_wanted(), "asked once");
-        assert!(donor.put_ticket(&[7; 16], &[9; 32]));
-        assert!(!donor.put_ticket(&[8; 16], &[8; 32]), "one is there");
-        assert_eq!(donor.take_ticket(), Some(([7; 16], [9; 32])));
+        assert!(donor.put_ticket(&[7; 16], &[9; 64]));
+        assert!(!donor.put_ticket(&[8; 16], &[8; 64]), "one is there");
+        assert_eq!(donor.take_ticket(), Some(([7; 16], [9; 64])));
         assert_eq!(donor.take_ticket(), None);
         assert!(donor.is_wanted());
         donor.ticket_state.store(ticket::BUSY, Ordering::Relaxed);
-        assert!(!donor.put_ticket(&[7; 16], &[9; 32]), "who takes it died");
+        assert!(!donor.put_ticket(&[7; 16], &[9; 64]), "who takes it died");
         donor.drop_ticket();
-        assert!(donor.put_ticket(&[7; 16], &[9; 32]));
+        assert!(donor.put_ticket(&[7; 16], &[9; 64]));
     }
 
     #[test]

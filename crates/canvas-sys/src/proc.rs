@@ -69,6 +69,7 @@ pub fn same_memory(pid: u32, other: u32) -> bool {
     order == Ok(0)
 }
 /// On how many processors this thread may run; 1 where the kernel does not tell.
+#[inline(never)]
 pub fn processors() -> u32 {
     let mut mask = [0u64; 128];
     let (len, at) = (size_of_val(&mask), mask.as_mut_ptr() as usize);

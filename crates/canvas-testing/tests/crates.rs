@@ -24,7 +24,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     (
         "preload",
         &[
-            "far", "lane", "pager", "patch", "shm", "swap", "sys", "types",
+            "direct", "far", "pager", "patch", "shm", "swap", "sys", "types",
         ],
     ),
     ("disk", &["direct", "far", "shm", "swap", "sys", "types"]),

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use canvas_lane::{Secret, Ticket};
+use canvas_lane::{Keys, Secret, Ticket};
 use canvas_link::Address;
 use canvas_place::replicas::{Donors, Policy, RunId, Slab};
 use canvas_shm::Far;
@@ -348,9 +348,10 @@ impl Replicas {
             bytes: 0,
             asked: false,
         });
-        if let Some(secret) = asked
+        let keys = asked.map(|secret| Keys::new(&secret, &ticket).to_bytes());
+        if let Some(keys) = keys
             && self.lanes.direct
-            && self.far.lanes.donors[donor].put_ticket(&ticket, &secret)
+            && self.far.lanes.donors[donor].put_ticket(&ticket, &keys)
         {
             of.offered = Some((lane, Instant::now()));
         }
