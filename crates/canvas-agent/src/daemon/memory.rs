@@ -1,12 +1,37 @@
 //! What of its host's memory an agent divides among all its tenants.
 
-use std::time::Instant;
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use canvas_control::text::say;
+use canvas_place::elastic::{PATIENCE, ROUNDS_IN_S};
+use canvas_shm::segment::{Counter, Segment};
 
 use super::error::AdmissionError;
 use super::listener::TenantEntry;
 use super::pool::HostPool;
 use super::shared::HostShared;
 use super::tenant::{Service, Tenant};
+
+/// Between two rounds of a part.
+pub(super) const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
+/// How long a tenant may keep what was revoked.
+pub(super) const PATIENCE_S: usize = PATIENCE / ROUNDS_IN_S;
+
+/// Says `what` of a tenant when it comes to be so, and not again while it is.
+pub(super) fn say_when(so: bool, was_said: &mut bool, s: &TenantEntry, what: impl Display) {
+    if so && !*was_said {
+        let (name, uid) = (&s.tenant.hello.name, s.tenant.uid);
+        say(format_args!("agent: tenant {name} (user {uid}) {what}"));
+    }
+    *was_said = so;
+}
+
+/// Pages that a tenant has moved, as it counts them.
+pub(super) fn pages_of(segment: &Segment, of: &[Counter]) -> u64 {
+    let all = of.iter().map(|c| segment.total(*c));
+    all.fold(0, u64::wrapping_add)
+}
 
 /// Each part is bounded or not.
 pub struct HostMemory {

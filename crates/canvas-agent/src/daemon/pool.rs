@@ -7,25 +7,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use canvas_place::elastic::{
-    Bounds, Newcomer, PATIENCE, Pools, ROUNDS_IN_S, Reading, SLAB_BYTES, TENANTS_MIN, slabs_of,
-};
+use canvas_place::elastic::{Bounds, Newcomer, Pools, Reading, SLAB_BYTES, TENANTS_MIN, slabs_of};
 use canvas_shm::segment::{Counter, Segment};
 use canvas_types::units::Size;
 
 use super::error::{AdmissionError, HostPoolError};
 use super::listener::TenantEntry;
+use super::memory::{PATIENCE_S, ROUND, pages_of, say_when};
 use super::tenant::{Service, Tenant};
 use crate::members::wake_all;
 use canvas_control::terms::Terms;
 use canvas_control::text::say;
 
-/// Between two rounds.
-const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
-/// How long a tenant may keep what was revoked.
-const PATIENCE_S: usize = PATIENCE / ROUNDS_IN_S;
 /// The smallest pool of a host: four tenants find a floor in it.
 pub const POOL_MIN: Size = Size::from_bytes(TENANTS_MIN * 4 * SLAB_BYTES);
 
@@ -170,13 +165,14 @@ impl HostPool {
                 continue;
             };
             let is_overdue = policy.is_overdue(s.id);
-            if is_overdue && !known.is_overdue {
-                say(format_args!(
-                    "agent: tenant {} (user {}) has more in its pool than it was granted in the last {PATIENCE_S} s: its far memory is full or slow, or its programs do not keep to their bound",
-                    s.tenant.hello.name, s.tenant.uid
-                ));
-            }
-            known.is_overdue = is_overdue;
+            say_when(
+                is_overdue,
+                &mut known.is_overdue,
+                s,
+                format_args!(
+                    "has more in its pool than it was granted in the last {PATIENCE_S} s: its far memory is full or slow, or its programs do not keep to their bound"
+                ),
+            );
         }
         self.apply(entries);
     }
@@ -226,12 +222,9 @@ fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantE
             continue;
         };
         let segment = s.tenant.lease().segment();
-        if segment.config.pool_bytes.load(Relaxed) != known.written && !known.is_named {
-            known.is_named = true;
-            say(format_args!(
-                "agent: tenant {} (user {}) has written another bound on its pool into its segment; its own is written there again each time, and this is said once",
-                s.tenant.hello.name, s.tenant.uid
-            ));
+        if segment.config.pool_bytes.load(Relaxed) != known.written {
+            let what = "has written another bound on its pool into its segment; its own is written there again each time, and this is said once";
+            say_when(true, &mut known.is_named, s, what);
         }
         let now = pages(segment);
         policy.read(s.id, reading(&s.tenant, known, now));
@@ -242,10 +235,7 @@ fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantE
 /// Pages that a tenant has swapped in and out, as it counts them; those that its programs share, too.
 fn pages(segment: &Segment) -> u64 {
     use Counter::{PagesIn, PagesOut, SharedIn, SharedOut};
-    let of = [PagesIn, PagesOut, SharedIn, SharedOut];
-    of.map(|c| segment.total(c))
-        .into_iter()
-        .fold(0, u64::wrapping_add)
+    pages_of(segment, &[PagesIn, PagesOut, SharedIn, SharedOut])
 }
 
 /// What a tenant says of itself.

@@ -14,25 +14,19 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use canvas_place::elastic::{
-    Bounds, Newcomer, PATIENCE, Pools, ROUNDS_IN_S, Reading, SLAB_BYTES, slabs_of,
-};
+use canvas_place::elastic::{Bounds, Newcomer, Pools, Reading, SLAB_BYTES, slabs_of};
 use canvas_shm::segment::{Counter, Segment};
 use canvas_types::units::Size;
 
 use super::error::{AdmissionError, HostSharedError};
 use super::listener::TenantEntry;
+use super::memory::{PATIENCE_S, ROUND, pages_of, say_when};
 use super::pool::POOL_MIN;
 use super::tenant::{Service, Tenant};
 use crate::members::wake_all;
 use canvas_control::hello::SMALL_MIN;
 use canvas_control::terms::Terms;
-use canvas_control::text::say;
 
-/// Between two rounds.
-const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
-/// How long a tenant may keep what was revoked.
-const PATIENCE_S: usize = PATIENCE / ROUNDS_IN_S;
 /// The smallest bound of a host: as of a pool, four tenants find a floor in it.
 pub const LOCAL_MIN: Size = POOL_MIN;
 /// An agent that took nothing over waits so long for its first round: tenants of one that died are back by then, with
@@ -191,13 +185,14 @@ impl HostShared {
                 continue;
             };
             let is_overdue = policy.is_overdue(s.id);
-            if is_overdue && !known.is_overdue {
-                say(format_args!(
-                    "agent: tenant {} (user {}) has more shared memory in memory than it was granted in the last {PATIENCE_S} s: its calls hold pages, its far memory is full or slow, or its programs do not keep to their bound",
-                    s.tenant.hello.name, s.tenant.uid
-                ));
-            }
-            known.is_overdue = is_overdue;
+            say_when(
+                is_overdue,
+                &mut known.is_overdue,
+                s,
+                format_args!(
+                    "has more shared memory in memory than it was granted in the last {PATIENCE_S} s: its calls hold pages, its far memory is full or slow, or its programs do not keep to their bound"
+                ),
+            );
         }
         self.apply(entries);
     }
@@ -215,9 +210,10 @@ impl HostShared {
             };
             let segment = s.tenant.lease().segment();
             if known.is_divided && segment.shared.bytes.load(Relaxed) != known.written {
-                name_once(
-                    s,
+                say_when(
+                    true,
                     &mut known.is_named,
+                    s,
                     "has written another bound on its shared memory into its segment; its own is written there again each time, and this is said once",
                 );
             }
@@ -246,9 +242,10 @@ impl HostShared {
             if let Some(s) = entries.iter().find(|s| s.id == new.id)
                 && let Some(known) = self.known.get_mut(&new.id)
             {
-                name_once(
-                    s,
+                say_when(
+                    true,
                     &mut known.is_overdue,
+                    s,
                     "finds no place in the bound on shared memory ([shared]), and has 2M beyond it; give it more there",
                 );
             }
@@ -285,15 +282,6 @@ impl HostShared {
             }
             known.written = grant;
         }
-    }
-}
-
-fn name_once(s: &TenantEntry, is_named: &mut bool, what: &str) {
-    if !std::mem::replace(is_named, true) {
-        say(format_args!(
-            "agent: tenant {} (user {}) {what}",
-            s.tenant.hello.name, s.tenant.uid
-        ));
     }
 }
 
@@ -347,10 +335,7 @@ fn asked(segment: &Segment) -> u64 {
 /// Pages that have come into memory, as the tenant counts them: those that came back, and new ones. What was
 /// revoked leaves memory, and is no need of its tenant's.
 fn pages(segment: &Segment) -> u64 {
-    let of = [Counter::SharedIn, Counter::SharedNew];
-    of.map(|c| segment.total(c))
-        .into_iter()
-        .fold(0, u64::wrapping_add)
+    pages_of(segment, &[Counter::SharedIn, Counter::SharedNew])
 }
 
 /// What a tenant says of itself.
