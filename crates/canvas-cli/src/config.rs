@@ -563,6 +563,13 @@ mod tests {
     use super::*;
     use crate::args::Command;
 
+    /// There is one error in it, which begins so.
+    fn has_one_error(text: &str, want: &str) {
+        let got = errors(text);
+        assert_eq!(got.len(), 1, "{text}: {got:?}");
+        assert!(got[0].starts_with(want), "{text}: {got:?}");
+    }
+
     fn errors(text: &str) -> Vec<String> {
         judge(text).err().unwrap_or_default()
     }
@@ -653,9 +660,7 @@ agent = true
                 "2: [agent] copies: write one of 1+disk, 1+disk-async, warm+disk, 2",
             ),
         ] {
-            let got = errors(text);
-            assert_eq!(got.len(), 1, "{text}: {got:?}");
-            assert!(got[0].starts_with(want), "{text}: {got:?}");
+            has_one_error(text, want);
         }
         let two = errors("[agent]\nx = 1\n[serve]\ny = 2\n");
         assert!(
@@ -771,9 +776,7 @@ agent = true
                 "4: [shared]: the floors of all tenants (shared_floor) come to 50M, which is more than three quarters of local 64M",
             ),
         ] {
-            let got = errors(text);
-            assert_eq!(got.len(), 1, "{text}: {got:?}");
-            assert!(got[0].starts_with(want), "{text}: {got:?}");
+            has_one_error(text, want);
         }
     }
 
