@@ -91,7 +91,7 @@ impl HostShared {
     /// Why this tenant cannot come, if so: all of the bound's slabs are other tenants' first ones.
     pub fn is_full_for(&self, tenant: &Tenant) -> Option<AdmissionError> {
         let (section, policy) = self.policy.as_ref()?;
-        let divided = self.known.values().filter(|k| k.is_divided).count() as u64;
+        let divided = divided(&self.known);
         let is_full = asked(tenant.lease().segment()) != 0 && divided >= policy.slabs();
         is_full.then_some(AdmissionError::Shared(section.local))
     }
@@ -235,7 +235,7 @@ impl HostShared {
                 });
             }
         }
-        let divided = self.known.values().filter(|k| k.is_divided).count() as u64;
+        let divided = divided(&self.known);
         let places = policy.slabs().saturating_sub(divided) as usize;
         // They are not refused: their runs have begun. Each stays with the slab that it has.
         for new in newcomers.split_off(newcomers.len().min(places)) {
@@ -283,6 +283,11 @@ impl HostShared {
             known.written = grant;
         }
     }
+}
+
+/// How many the policy knows.
+fn divided(known: &BTreeMap<u64, Known>) -> u64 {
+    known.values().filter(|k| k.is_divided).count() as u64
 }
 
 /// The policy of a section whose sizes make sense.

@@ -50,8 +50,7 @@ pub fn whole(held: impl Iterator<Item = Held>) -> usize {
 /// Copies that are whole, can be read now, and of which no donor believes that it may free them because
 /// others stay.
 pub fn kept(held: impl Iterator<Item = Held>) -> usize {
-    let is_kept = |c: &Held| c.leaving_until_ns.is_none() && c.whole && c.up && !c.may_be_spare;
-    count(held.filter(is_kept))
+    whole(held.filter(|c| !c.may_be_spare))
 }
 
 /// A copy that is given up.
