@@ -137,9 +137,9 @@ impl Peers {
     /// Takes who came, reads, answers and writes as far as that goes without waiting.
     pub fn serve(&mut self, mut answer: impl FnMut(Asked) -> String) {
         self.accept();
-        let now = Instant::now();
+        // First their turn, then the time: where this process got no processor it was not they who were slow.
         self.peers
-            .retain_mut(|p| p.until > now && p.turn(&mut answer).unwrap_or(false));
+            .retain_mut(|p| p.turn(&mut answer).unwrap_or(false) && p.until > Instant::now());
     }
 
     fn accept(&mut self) {
@@ -367,6 +367,23 @@ mod tests {
             let _ = scrape.read_to_end(&mut answer);
             tries += 1;
         }
+        assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{answer:?}");
+    }
+
+    /// This process got no processor for longer than a peer has, and what it asked lay there all the time.
+    #[test]
+    fn who_has_asked_is_answered_though_we_were_late() {
+        let mut peers = Peers::new();
+        let addr = peers
+            .listen_to_scrapes("127.0.0.1:0".parse().unwrap())
+            .unwrap();
+        let mut scrape = TcpStream::connect(addr).unwrap();
+        peers.serve(|_| unreachable!());
+        scrape.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        peers.peers[0].until = Instant::now();
+        peers.serve(|_| "m 1\n".to_owned());
+        let mut answer = Vec::new();
+        scrape.read_to_end(&mut answer).unwrap();
         assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{answer:?}");
     }
 

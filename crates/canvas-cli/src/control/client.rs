@@ -15,6 +15,8 @@ use canvas_control::wire::{ANSWER_BYTES_MAX, Answer, Ask, Problem, Reply, Reques
 
 /// How long a run may take to answer. It looks ten times a second.
 const TIME: Duration = Duration::from_secs(3);
+/// After how long one that has closed the connection is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// A run that can be asked.
 pub struct Found {
@@ -120,6 +122,28 @@ impl Runs {
     /// Asks one of them, which may take so long to answer.
     pub fn ask_within(&self, found: &Found, ask: Ask, time: Duration) -> Result<Reply, NoAnswer> {
         let until = Instant::now() + time;
+        let canvas = VERSION;
+        let question = serde_json::to_string(&Request { canvas, ask }).unwrap_or_default() + "\n";
+        let line = loop {
+            match self.exchange_once(found, question.as_bytes(), until)? {
+                Some(line) => break line,
+                // It has ended, and then it cannot be reached any more; or it has dropped us, since many ask.
+                None if Instant::now() < until => std::thread::sleep(AGAIN),
+                None => return Err(NoAnswer::Silent),
+            }
+        };
+        let answer: Answer = serde_json::from_slice(&line)
+            .map_err(|e| NoAnswer::Strange(format!("its answer makes no sense: {e}")))?;
+        Ok(answer.answer)
+    }
+
+    /// What one of them says over one connection; `None` when it closes that before its answer is whole.
+    fn exchange_once(
+        &self,
+        found: &Found,
+        question: &[u8],
+        until: Instant,
+    ) -> Result<Option<Vec<u8>>, NoAnswer> {
         let place = &self.places[found.place];
         let mut stream = place.connect(&found.name).map_err(|e| match e {
             Errno::ECONNREFUSED | Errno::ENOENT => NoAnswer::Gone,
@@ -131,12 +155,10 @@ impl Runs {
         if !peer.is_ok_and(|uid| uid == place.owner.as_raw() || uid == 0) {
             return Err(NoAnswer::Strange("it is another user's process".to_owned()));
         }
-        let canvas = VERSION;
-        let question = serde_json::to_string(&Request { canvas, ask }).unwrap_or_default() + "\n";
-        let line = exchange(&mut stream, question.as_bytes(), until)?;
-        let answer: Answer = serde_json::from_slice(&line)
-            .map_err(|e| NoAnswer::Strange(format!("its answer makes no sense: {e}")))?;
-        Ok(answer.answer)
+        match exchange(&mut stream, question, until) {
+            Err(NoAnswer::Gone) => Ok(None),
+            other => other.map(Some),
+        }
     }
 }
 

@@ -280,6 +280,31 @@ fn more_far_memory_can_be_had_while_a_program_runs() {
     redis.end();
 }
 
+/// Others hold all places at the run's socket for a while: who is dropped asks anew, instead of saying that there
+/// is no such run.
+#[test]
+fn a_run_that_many_ask_is_not_said_to_be_over() {
+    use std::os::unix::net::UnixStream;
+    let host = Host::new();
+    let redis = Redis::start(&host, &["--local", "24M", "--pool", "16M"]);
+    host.wait_status("the run", |s| s["program"] == "redis-server");
+    let socket = fs::read_dir(host.run_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension().is_some_and(|e| e == "sock"))
+        .unwrap();
+    let silent: Vec<_> = (0..40)
+        .map(|_| UnixStream::connect(&socket).unwrap())
+        .collect();
+    let leave = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        drop(silent);
+    });
+    assert_eq!(host.status().1["program"], "redis-server");
+    leave.join().unwrap();
+    redis.end();
+}
+
 /// Flags of a run that has most of its memory with a donor.
 fn far_flags<'a>(local: &'a str, donor: &'a Donor) -> [&'a str; 8] {
     let addr = &donor.addr;
