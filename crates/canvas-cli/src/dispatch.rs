@@ -8,7 +8,7 @@ use canvas_agent::daemon::socket::path_to_ask;
 use canvas_control::hello::{Offers, Take, VERSION, Wanted};
 use canvas_control::names::name_of;
 use canvas_control::wire::{Ask, Reply, Status};
-use canvas_donor::host::HostMemory;
+use canvas_host::HostMemory;
 use canvas_place::dispatch::{Free, Host, Known, Online, SPEED, Settings, Step, settings, steps};
 use canvas_place::replicas::Policy;
 use canvas_runner::Ended;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use canvas_control::names::Name;
 use canvas_control::wire::Stat;
-use canvas_donor::host::HostMemory;
+use canvas_host::HostMemory;
 use canvas_place::replicas::Policy;
 use canvas_place::tune::{Change, Look, Tuner, Verdict};
 use canvas_types::exit;

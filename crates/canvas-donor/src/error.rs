@@ -5,12 +5,12 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use canvas_host::HostError;
 use canvas_rdma::RdmaError;
 use canvas_wire::SLAB_BYTES;
 use canvas_wire::key::RandomError;
 use nix::errno::Errno;
 
-use crate::host::HostError;
 use crate::server::reason;
 
 /// Why a server does not start.

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use canvas_host::HostMemory;
 use canvas_place::early::{self, Worth};
 use canvas_place::headroom::Decision;
 use canvas_place::lease;
 
-use crate::host::HostMemory;
 use crate::server::Shared;
 use crate::{QUERY_TIME, TICK, TICK_NEAR, state};
 

@@ -14,7 +14,6 @@
 //! * [`link`]: the thread of a link, from handshake to end;
 //! * `lanes`: who reads from programs' own connections; [`link`] has their threads as well;
 //! * [`keeper`]: the watch over memory, leases and evictions;
-//! * [`host`]: what the host says about its memory;
 //! * [`state`], [`log`]: what an operator sees;
 //! * [`StartError`]: why there is no server.
 //!
@@ -28,7 +27,6 @@
 #![forbid(unsafe_code)]
 
 mod error;
-pub mod host;
 pub mod keeper;
 mod lanes;
 pub mod link;

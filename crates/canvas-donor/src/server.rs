@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use canvas_host::HostMemory;
 use canvas_place::headroom;
 use canvas_wire::key::{ClusterKey, random_bytes};
 use canvas_wire::{DonorId, SLAB_BYTES};
@@ -14,7 +15,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::StartError;
-use crate::host::HostMemory;
 use crate::keeper::Keeper;
 use crate::lanes::Lanes;
 use crate::log::Log;

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use canvas_disk::{DiskMemory, PoolStore, ublk};
-use canvas_donor::host::HostMemory;
+use canvas_host::HostMemory;
 use canvas_sys::Errno as SysErrno;
 use canvas_sys::process::{stay_in_memory, write_memory_out};
 use canvas_sys::ublk::{Device, Queue};

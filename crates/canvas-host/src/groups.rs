@@ -1,0 +1,160 @@
+//! Control groups that a process is in, and what their limits on memory leave.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A control group that may have a limit on memory.
+pub struct Group {
+    dir: PathBuf,
+    version: u32,
+}
+
+impl Group {
+    fn number(&self, file: &str) -> Option<u64> {
+        let text = fs::read_to_string(self.dir.join(file)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// Its limit; `None` without one. (Of version 1, which always has one, it may be beyond any memory.)
+    pub fn limit_bytes(&self) -> Option<u64> {
+        if self.version == 2 {
+            let limits = ["memory.max", "memory.high"].map(|file| self.number(file));
+            limits.into_iter().flatten().min()
+        } else {
+            self.number("memory.limit_in_bytes")
+        }
+    }
+
+    /// Its limit, and what is left of it; `None` without one.
+    pub fn total_and_available(&self) -> Option<(u64, u64)> {
+        let limit = self.limit_bytes()?;
+        let (used, stat) = if self.version == 2 {
+            ("memory.current", ["active_file", "inactive_file"])
+        } else {
+            (
+                "memory.usage_in_bytes",
+                ["total_active_file", "total_inactive_file"],
+            )
+        };
+        let used = self.number(used)?;
+        let stat_text = fs::read_to_string(self.dir.join("memory.stat")).ok()?;
+        let [active, inactive] = stat.map(|name| {
+            let line = stat_text
+                .lines()
+                .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
+        });
+        // The kernel takes pages of files back; those in use only in part.
+        let kept = used.saturating_sub(inactive + active / 2);
+        Some((limit, limit.saturating_sub(kept)))
+    }
+}
+
+/// The groups of a process for memory, with those above.
+pub fn groups_of(pid: u32) -> Vec<Group> {
+    let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let own = read(format!("/proc/{pid}/cgroup"));
+    let mounts = read("/proc/self/mounts".to_owned());
+    groups_in(&own, &mounts, Path::is_dir)
+}
+
+fn groups_in(own: &str, mounts: &str, is_dir: impl Fn(&Path) -> bool) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for line in mounts.lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [_, mount, kind, options, ..] = fields[..] else {
+            continue;
+        };
+        let (version, is_ours): (u32, fn(&str) -> bool) = match kind {
+            "cgroup2" => (2, str::is_empty),
+            "cgroup" if options.split(',').any(|o| o == "memory") => (1, |controllers| {
+                controllers.split(',').any(|c| c == "memory")
+            }),
+            _ => continue,
+        };
+        let path = own.lines().find_map(|l| {
+            let (controllers, path) = l.split_once(':')?.1.split_once(':')?;
+            is_ours(controllers).then_some(path)
+        });
+        let Some(path) = path else { continue };
+        let mount = Path::new(mount);
+        let whole = mount.join(path.trim_start_matches('/'));
+        // In a container the mount may show the group itself, under another name.
+        let deepest = if is_dir(&whole) {
+            whole
+        } else {
+            mount.to_owned()
+        };
+        for dir in deepest.ancestors().take_while(|d| d.starts_with(mount)) {
+            let dir = dir.to_owned();
+            groups.push(Group { dir, version });
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+proc /proc proc rw 0 0
+tmpfs /sys/fs/cgroup tmpfs rw 0 0
+cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
+cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
+cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0
+";
+
+    #[test]
+    fn groups_are_found_with_those_above() {
+        let own = "5:cpu:/x\n4:memory:/a/b\n0::/\n";
+        let dirs = |own| {
+            let groups = groups_in(own, MOUNTS, |_| true);
+            let show = |g: &Group| format!("{} {}", g.version, g.dir.display());
+            groups.iter().map(show).collect::<Vec<_>>()
+        };
+        let want = [
+            "2 /sys/fs/cgroup/unified",
+            "1 /sys/fs/cgroup/memory/a/b",
+            "1 /sys/fs/cgroup/memory/a",
+            "1 /sys/fs/cgroup/memory",
+        ];
+        let got: Vec<String> = dirs(own)
+            .iter()
+            .map(|d| d.trim_end_matches('/').to_owned())
+            .collect();
+        assert_eq!(got, want);
+        // What a container does not show.
+        let hidden = groups_in("4:memory:/docker/x\n", MOUNTS, |_| false);
+        assert_eq!(hidden.len(), 1);
+        assert_eq!(hidden[0].dir, Path::new("/sys/fs/cgroup/memory"));
+    }
+
+    #[test]
+    fn limits_of_both_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let group = |version| Group {
+            dir: dir.path().to_owned(),
+            version,
+        };
+        assert_eq!(group(2).total_and_available(), None);
+        put("memory.max", "max\n");
+        put("memory.high", "1000\n");
+        put("memory.current", "700\n");
+        put(
+            "memory.stat",
+            "anon 3\nactive_file 40\ninactive_file 100\ntotal_active_file 20\ntotal_inactive_file 10\n",
+        );
+        assert_eq!(group(2).total_and_available(), Some((1000, 420)));
+        put("memory.high", "max\n");
+        assert_eq!(group(2).total_and_available(), None, "no limit");
+        put("memory.limit_in_bytes", "500\n");
+        put("memory.usage_in_bytes", "600\n");
+        assert_eq!(group(1).total_and_available(), Some((500, 0)));
+        assert_eq!(
+            (group(1).limit_bytes(), group(2).limit_bytes()),
+            (Some(500), None)
+        );
+    }
+}
