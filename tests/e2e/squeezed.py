@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 
@@ -13,12 +14,29 @@ from lib.harness import MIB, check
 from .copies import WORKER, ends_right, where
 from .hostile import seeds
 from .operate import python, wait_until
+from .reserve import Group
 
 TOTAL_MIB, RESERVE_MIB = 4096, 64
 # What the host has left when its own program begins to grow, and how fast that grows.
 LEFT_MIB, GROWS_MIB_S = 256, 48
 # What it leaves at last, of all that it can have.
 SPARES_MIB = 24
+# A control group that a donor is in, and what other programs in it leave at last.
+GROUP_MIB, GROUP_SPARES_MIB = 512, 48
+
+# A program that takes so much memory, at such a rate.
+GROWS = """
+import mmap, sys, time
+mib, mib_s = int(sys.argv[1]), int(sys.argv[2])
+m = mmap.mmap(-1, mib << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+began = time.monotonic()
+for i in range(mib):
+    for at in range(i << 20, (i + 1) << 20, 4096):
+        m[at] = 1
+    time.sleep(max(0, began + i / mib_s - time.monotonic()))
+print("grown", flush=True)
+sys.stdin.read()
+"""
 
 
 class Host:
@@ -160,3 +178,54 @@ def donor_squeezed(r):
     finally:
         for h in hosts:
             h.close()
+
+
+@check("donor-grouped", modes=("signal",), timeout_s=120)
+def donor_grouped(r):
+    """A donor in a control group with a limit: it lends what the group leaves, and gives that back when other
+    programs of the group grow. By the machine's memory alone it would lend until the kernel ends it."""
+    if not r.managed:
+        return
+    group = Group(GROUP_MIB * MIB)
+    third = Host(r, "third", (TOTAL_MIB - 100) * MIB)
+    try:
+        state = r.path("grouped.json")
+        lend = [r.session.canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "2G"]
+        inside = r.start([*group.prefix(), *lend, "--reserve", f"{RESERVE_MIB}M", "--state-json", state], tag="inside",
+                         canvas_on=False)
+        outside = r.start(lend, tag="outside", canvas_on=False)
+        servers = [third.address]
+        for child in (inside, outside):
+            wait_until(r, "the donor listens", lambda c=child: "listening on" in c.err() or not c.alive())
+            servers.append(re.search(r"listening on (\S+),", child.err())[1])
+
+        def told():
+            with open(state) as f:
+                return json.load(f)
+
+        wait_until(r, "its state is told", lambda: os.path.exists(state), 10)
+        r.require(told()["free_bytes"] < GROUP_MIB * MIB, f"it would lend more than its group has: {told()}")
+        runs = begin(r, servers, 3)
+        wait_until(r, "all is there twice", lambda: are_whole(r, runs, servers[1]), 60)
+        wait_until(r, "much is lent", lambda: told()["touched_bytes"] > len(runs) * 16 * MIB, 60, state=told)
+        third.taken = 0
+        lent = told()["touched_bytes"]
+        grows = r.start([*group.prefix(), python(), "-c", GROWS, str(GROUP_MIB - GROUP_SPARES_MIB), str(GROWS_MIB_S)],
+                        tag="grows", canvas_on=False, stdin=subprocess.PIPE)
+        wait_until(r, "the program has grown", lambda: "grown" in grows.out() or not grows.alive(), 60)
+        r.same(group.kills(), 0, "processes that the kernel has ended")
+        r.require(inside.alive() and grows.alive(), f"somebody has ended: {inside.err()[-600:]}")
+        counters = told()["counters"]
+        r.note(f"{lent >> 20} MiB were lent; {counters['freed_early_slabs']} slabs freed early, "
+               f"{counters['evicted_slabs']} evicted; least left {group.least / MIB:.1f} MiB")
+        r.require(counters["freed_early_slabs"] + counters["evicted_slabs"] > 0, f"nothing was given back: {counters}")
+        for c, _ in runs:
+            ends_right(r, c, r.path("end"))
+        grows.p.stdin.close()
+        r.wait(grows, timeout_s=30)
+        for child in (inside, outside, third.child):
+            r.stop(child, signal.SIGTERM, expect={0})
+    finally:
+        third.close()
+        r.close()
+        group.close()

@@ -98,7 +98,7 @@ impl Keeper {
     }
 
     fn watch_memory(&mut self, shared: &Arc<Shared>, now_ms: u64) {
-        let memory = match HostMemory::read(&shared.config.procfs) {
+        let memory = match shared.host.memory() {
             Ok(memory) => memory,
             Err(why) => {
                 // Blind, it must not lend; nor does it take back what it lent.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use canvas_host::HostMemory;
+use canvas_host::Host;
 use canvas_place::headroom;
 use canvas_wire::key::{ClusterKey, random_bytes};
 use canvas_wire::{DonorId, SLAB_BYTES};
@@ -39,6 +39,8 @@ pub(crate) struct Shared {
     pub donor_id: DonorId,
     pub listening: SocketAddr,
     pub reserve_bytes: u64,
+    /// What holds this process and its memory.
+    pub host: Host,
     pub registry: Registry,
     pub lanes: Lanes,
     pub budget: Budget,
@@ -94,7 +96,7 @@ impl Shared {
 
     /// A write found too little left: looks again.
     pub fn refill_budget(&self) {
-        if let Ok(memory) = HostMemory::read(&self.config.procfs) {
+        if let Ok(memory) = self.host.memory() {
             self.set_budget(memory.available_bytes);
         }
     }
@@ -131,12 +133,13 @@ impl Server {
         if config.memory_bytes == 0 {
             return Err(StartError::NoSlab);
         }
-        let host = HostMemory::read(&config.procfs)?;
-        let reserve_bytes = config.reserve_bytes.unwrap_or(host.total_bytes / 10);
-        if reserve_bytes >= host.total_bytes {
+        let host = Host::new(&config.procfs);
+        let memory = host.memory()?;
+        let reserve_bytes = config.reserve_bytes.unwrap_or(memory.total_bytes / 10);
+        if reserve_bytes >= memory.total_bytes {
             return Err(StartError::Reserve {
                 reserve_mib: reserve_bytes >> 20,
-                total_mib: host.total_bytes >> 20,
+                total_mib: memory.total_bytes >> 20,
             });
         }
         let no_listener = |source| StartError::Listen {
@@ -161,6 +164,7 @@ impl Server {
             donor_id: random_bytes()?,
             listening,
             reserve_bytes,
+            host,
             registry: Registry::new(headroom::Headroom::new(bounds), first_handle),
             lanes: Lanes::default(),
             budget: Budget::default(),
@@ -178,8 +182,8 @@ impl Server {
             config,
         });
         // One look before the first client, which would be told that there is no room.
-        shared.registry.observe(host.available_bytes);
-        shared.set_budget(host.available_bytes);
+        shared.registry.observe(memory.available_bytes);
+        shared.set_budget(memory.available_bytes);
         let seed = u64::from_le_bytes(random_bytes()?);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             Builder::new()
@@ -237,8 +241,8 @@ impl Server {
 
     /// How it is.
     pub fn state(&self) -> State {
-        let host = HostMemory::read(&self.shared.config.procfs);
-        crate::state::state(&self.shared, host.map_or(0, |h| h.available_bytes))
+        let memory = self.shared.host.memory();
+        crate::state::state(&self.shared, memory.map_or(0, |m| m.available_bytes))
     }
 
     /// Ends it: closes all links and frees all memory.

@@ -2,6 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often it is looked up in which groups a process is, and which of them have a limit.
+const REGROUP: Duration = Duration::from_secs(2);
 
 /// A control group that may have a limit on memory.
 pub struct Group {
@@ -48,14 +53,49 @@ impl Group {
         let kept = used.saturating_sub(inactive + active / 2);
         Some((limit, limit.saturating_sub(kept)))
     }
+
+    /// What it may still have in swap; `None` without a limit on that.
+    pub fn swap_left_bytes(&self) -> Option<u64> {
+        let (limit, used) = if self.version == 2 {
+            ("memory.swap.max", "memory.swap.current")
+        } else {
+            // Of memory and swap together: with what is left of memory, it is an upper bound.
+            ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")
+        };
+        Some(self.number(limit)?.saturating_sub(self.number(used)?))
+    }
 }
 
 /// The groups of a process for memory, with those above.
 pub fn groups_of(pid: u32) -> Vec<Group> {
-    let read = |path: String| fs::read_to_string(path).unwrap_or_default();
-    let own = read(format!("/proc/{pid}/cgroup"));
-    let mounts = read("/proc/self/mounts".to_owned());
-    groups_in(&own, &mounts, Path::is_dir)
+    groups_below(Path::new("/proc"), &pid.to_string())
+}
+
+/// The same of a process that this file system of processes has under such a name (`self`).
+pub(crate) fn groups_below(procfs: &Path, process: &str) -> Vec<Group> {
+    let read = |path: &str| fs::read_to_string(procfs.join(path)).unwrap_or_default();
+    let own = read(&format!("{process}/cgroup"));
+    groups_in(&own, &read("self/mounts"), Path::is_dir)
+}
+
+/// The groups that have a limit, for who looks often.
+#[derive(Default)]
+pub struct Limited {
+    looked_up: Option<Instant>,
+    groups: Arc<[Group]>,
+}
+
+impl Limited {
+    /// Those of what `find` finds that are smaller than the machine; found anew every two seconds, and else those of
+    /// the last time, so that groups without a limit are not read at each look.
+    pub fn look(&mut self, machine_bytes: u64, find: impl FnOnce() -> Vec<Group>) -> Arc<[Group]> {
+        if self.looked_up.is_none_or(|at| at.elapsed() > REGROUP) {
+            let is_smaller = |g: &Group| g.limit_bytes().is_some_and(|l| l < machine_bytes);
+            self.groups = find().into_iter().filter(is_smaller).collect();
+            self.looked_up = Some(Instant::now());
+        }
+        Arc::clone(&self.groups)
+    }
 }
 
 fn groups_in(own: &str, mounts: &str, is_dir: impl Fn(&Path) -> bool) -> Vec<Group> {
@@ -147,6 +187,12 @@ cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0
             "anon 3\nactive_file 40\ninactive_file 100\ntotal_active_file 20\ntotal_inactive_file 10\n",
         );
         assert_eq!(group(2).total_and_available(), Some((1000, 420)));
+        assert_eq!(group(2).swap_left_bytes(), None, "a kernel without swap");
+        put("memory.swap.max", "50\n");
+        put("memory.swap.current", "20\n");
+        assert_eq!(group(2).swap_left_bytes(), Some(30));
+        put("memory.swap.max", "max\n");
+        assert_eq!(group(2).swap_left_bytes(), None, "no limit");
         put("memory.high", "max\n");
         assert_eq!(group(2).total_and_available(), None, "no limit");
         put("memory.limit_in_bytes", "500\n");

@@ -9,4 +9,4 @@ pub mod groups;
 pub mod memory;
 
 pub use groups::Group;
-pub use memory::{HostError, HostMemory};
+pub use memory::{Host, HostError, HostMemory};

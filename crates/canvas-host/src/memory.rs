@@ -1,7 +1,10 @@
-//! What the host says about its memory.
+//! What a host has of memory, and what of it is left.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::groups::{Group, Limited, groups_below};
 
 /// Why the host's memory is not known.
 #[derive(Debug, thiserror::Error)]
@@ -31,8 +34,14 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Reads `meminfo` below `procfs`.
+    /// What this process may use: of the machine and of the control groups that it is in, by the files below
+    /// `procfs`.
     pub fn read(procfs: &Path) -> Result<HostMemory, HostError> {
+        Host::new(procfs).memory()
+    }
+
+    /// The machine's, by `meminfo` below `procfs`.
+    pub fn of_machine(procfs: &Path) -> Result<HostMemory, HostError> {
         let path = procfs.join("meminfo");
         match std::fs::read_to_string(&path) {
             Ok(text) => HostMemory::parse(&text).ok_or(HostError::NoFigures(path)),
@@ -52,6 +61,44 @@ impl HostMemory {
             available_bytes: field("MemAvailable:")?,
             swap_free_bytes: field("SwapFree:").unwrap_or(0),
         })
+    }
+
+    /// What is left when the group's limit holds as well.
+    fn within(self, group: &Group) -> HostMemory {
+        let Some((total_bytes, available_bytes)) = group.total_and_available() else {
+            return self;
+        };
+        let swap_left = group.swap_left_bytes().unwrap_or(u64::MAX);
+        HostMemory {
+            total_bytes: self.total_bytes.min(total_bytes),
+            available_bytes: self.available_bytes.min(available_bytes),
+            swap_free_bytes: self.swap_free_bytes.min(swap_left),
+        }
+    }
+}
+
+/// The host of this process, for who looks often.
+pub struct Host {
+    procfs: PathBuf,
+    limited: Mutex<Limited>,
+}
+
+impl Host {
+    /// As the files below `procfs` tell it (/proc).
+    pub fn new(procfs: &Path) -> Host {
+        Host {
+            procfs: procfs.to_owned(),
+            limited: Mutex::default(),
+        }
+    }
+
+    /// What this process may use: of the machine, and of each control group with a limit that it is in.
+    pub fn memory(&self) -> Result<HostMemory, HostError> {
+        let machine = HostMemory::of_machine(&self.procfs)?;
+        let mut limited = self.limited.lock().unwrap_or_else(PoisonError::into_inner);
+        let groups = limited.look(machine.total_bytes, || groups_below(&self.procfs, "self"));
+        drop(limited);
+        Ok(groups.iter().fold(machine, HostMemory::within))
     }
 }
 
@@ -82,6 +129,50 @@ mod tests {
                 .unwrap()
                 .available_bytes
                 > 0
+        );
+    }
+
+    #[test]
+    fn a_control_group_is_a_smaller_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put(
+            "proc/meminfo",
+            "MemTotal: 4000 kB\nMemAvailable: 3000 kB\nSwapFree: 100 kB\n",
+        );
+        let procfs = dir.path().join("proc");
+        let host = Host::new(&procfs);
+        let machine = HostMemory::of_machine(&procfs).unwrap();
+        assert_eq!(host.memory().unwrap(), machine, "no groups");
+        let mount = dir.path().join("groups");
+        put(
+            "proc/self/mounts",
+            &format!("x {} cgroup2 rw 0 0\n", mount.display()),
+        );
+        put("proc/self/cgroup", "0::/lends/donor\n");
+        put("groups/lends/memory.max", "2048000\n");
+        put("groups/lends/memory.current", "2000000\n");
+        put("groups/lends/memory.stat", "inactive_file 1000000\n");
+        put("groups/lends/memory.swap.max", "max\n");
+        put("groups/lends/donor/memory.max", "1500000\n");
+        put("groups/lends/donor/memory.current", "100000\n");
+        put("groups/lends/donor/memory.stat", "anon 100000\n");
+        put("groups/lends/donor/memory.swap.max", "0\n");
+        put("groups/lends/donor/memory.swap.current", "0\n");
+        let within = HostMemory {
+            total_bytes: 1_500_000,
+            available_bytes: 1_048_000,
+            swap_free_bytes: 0,
+        };
+        assert_eq!(HostMemory::read(&procfs).unwrap(), within);
+        assert_eq!(
+            host.memory().unwrap(),
+            machine,
+            "the groups of a moment ago"
         );
     }
 }

@@ -4,9 +4,9 @@
 //! or 2) that the program or an ancestor is in; the one with least left above its reserve counts.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use canvas_host::groups::{Group, groups_of};
+use canvas_host::groups::{Group, Limited, groups_of};
 use canvas_place::reserve::{Guard, Held, Look, Verdict};
 use canvas_shm::segment::{LOCAL_PAGES_MIN, Segment, config_flag};
 use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
@@ -29,25 +29,16 @@ const STEP_FOR_LATER: u64 = 64 << 20;
 /// What a run is left in any case, for its program to go on: of the pool, and of local memory.
 const POOL_MIN_BYTES: u64 = 1 << 20;
 const LOCAL_MIN_BYTES: u64 = LOCAL_PAGES_MIN as u64 * PAGE_SIZE as u64;
-/// How often it is looked up in which group the program is, and which of them have a limit.
-const REGROUP: Duration = Duration::from_secs(2);
 
 /// Watches for as long as this process lives, on a thread of its own. CMD is process `child`.
 pub fn watch(segment: &'static Segment, reserve: Amount, child: u32) {
     let watch = move || {
         let mut guard = Guard::default();
-        let mut groups = Vec::new();
-        let mut grouped: Option<Instant> = None;
+        let (mut limited, ram_bytes) = (Limited::default(), ram_bytes());
         let mut before = (0, 0);
         let mut answered = 0;
         loop {
-            if grouped.is_none_or(|at| at.elapsed() > REGROUP) {
-                groups = groups_of(child);
-                // Those without a limit are not read at each look.
-                let ram_bytes = ram_bytes();
-                groups.retain(|g| g.limit_bytes().is_some_and(|l| l < ram_bytes));
-                grouped = Some(Instant::now());
-            }
+            let groups = limited.look(ram_bytes, || groups_of(child));
             let wanted = segment.host.wanted.load(Acquire);
             let now = held(segment);
             let grows = (now.pool_bytes, now.local_bytes) != before;
@@ -154,6 +145,8 @@ fn reserve_of(reserve: Amount, total: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]

@@ -38,7 +38,7 @@ pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
         return Err(wrong("takes root: its memory is locked"));
     }
     let bytes = DiskMemory::taken_bytes(pages, pool.bytes);
-    let host = HostMemory::read(Path::new("/proc")).map_err(Failure::usage)?;
+    let host = HostMemory::of_machine(Path::new("/proc")).map_err(Failure::usage)?;
     fits(bytes, host.available_bytes)?;
     if Groups::default().room(std::process::id()) != u64::MAX {
         return Err(wrong(
