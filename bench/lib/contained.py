@@ -19,6 +19,8 @@ ENTRY_BYTES = 2200
 POOL_PART, POOL_MIB = 8, 4
 LISTEN_S, END_S = 30, 30
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+# What canvas says when there is no place for a page any more, before it ends the program by SIGBUS.
+FULL = "local and far memory are both full"
 ENDED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 FAR = ("reads", "lane_reads", "failovers", "corrupt", "repairs", "bytes_in", "bytes_out")
 
@@ -80,7 +82,7 @@ class Contained:
             elif time.monotonic() > self.ending + END_S:
                 self._over("failed: it does not end")
         elif code is not None:
-            self._over("oom" if code in KILLED else f"failed: {code}: {self._tail('err')}")
+            self._over(self._ended(code))
         elif self.client:
             self._client()
         elif os.path.exists(self.socket):
@@ -102,7 +104,14 @@ class Contained:
             wanted = self.bench.answers.setdefault(self._work(), self.found["answer"])
             self._over("ok" if self.found["answer"] == wanted else "wrong")
         else:
-            self._over("oom" if code in KILLED else "wrong" if code == 1 else f"failed: {code}: {self._tail('err')}")
+            self._over("wrong" if code == 1 else self._ended(code))
+
+    def _ended(self, code):
+        """The outcome of a program that ended by itself, and not as it should."""
+        if code in KILLED:
+            return "oom"
+        said = self._tail("err")
+        return "full" if code == 128 + signal.SIGBUS and FULL in said else f"failed: {code}: {said}"
 
     def _work(self):
         return self.plan.kind, self.plan.mib, self.plan.seed

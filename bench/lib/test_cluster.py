@@ -61,7 +61,7 @@ class Rollups(unittest.TestCase):
                          {"50": {"containers": 2, "median": 2.5, "max": 3.0}})
 
     def test_what_is_wrong(self):
-        for outcome, far, wrong in (("ok", {}, False), ("oom", {}, False), ("died", {}, False),
+        for outcome, far, wrong in (("ok", {}, False), ("oom", {}, False), ("full", {}, False), ("died", {}, False),
                                     ("wrong: x", {}, True), ("failed: 3", {}, True), ("ok", {"corrupt": 1}, True),
                                     ("ok", {"anomalies": 1}, True),
                                     ("ok", {"corrupt": 0, "verify_failures": 0, "failovers": 9}, False)):
