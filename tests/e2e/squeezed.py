@@ -209,6 +209,7 @@ def donor_grouped(r):
         wait_until(r, "all is there twice", lambda: are_whole(r, runs, servers[1]), 60)
         wait_until(r, "much is lent", lambda: told()["touched_bytes"] > len(runs) * 16 * MIB, 60, state=told)
         third.taken = 0
+        wait_until(r, "the third one has room", lambda: third.state()["free_bytes"] > 0, 20, state=third.state)
         lent = told()["touched_bytes"]
         grows = r.start([*group.prefix(), python(), "-c", GROWS, str(GROUP_MIB - GROUP_SPARES_MIB), str(GROWS_MIB_S)],
                         tag="grows", canvas_on=False, stdin=subprocess.PIPE)

@@ -201,17 +201,25 @@ impl Lane {
             begun_ns: process.now_ns(),
             looks: self.looks && often,
             sleeps: false,
+            got: 0,
         };
-        wait.fill(&mut self.answer[..HEAD_BYTES])?;
-        let head = self.answer.first_chunk::<HEAD_BYTES>();
+        // The record comes behind the head, mostly at one time with it.
+        let answer = &mut self.answer[..HEAD_BYTES + ask.len as usize];
+        wait.fill(answer, HEAD_BYTES)?;
+        let head = answer.first_chunk::<HEAD_BYTES>();
         let head = head.and_then(|head| caller.answered(head).ok());
-        match head.ok_or(Failed::Broken)?.code {
+        let code = head.ok_or(Failed::Broken)?.code;
+        if code != Code::Done && wait.got > HEAD_BYTES {
+            return Err(Failed::Broken);
+        }
+        match code {
             Code::Done => {}
             Code::OverRate => return Err(Failed::Busy),
             Code::UnknownHandle | Code::OutOfRange => return Err(Failed::Elsewhere),
         }
-        let record = &mut self.answer[HEAD_BYTES..][..ask.len as usize];
-        wait.fill(record)?;
+        let whole = answer.len();
+        wait.fill(answer, whole)?;
+        let record = &mut answer[HEAD_BYTES..];
         self.vain = if wait.sleeps {
             self.vain.saturating_add(1)
         } else {
@@ -245,15 +253,17 @@ struct Wait<'w, P> {
     begun_ns: u64,
     looks: bool,
     sleeps: bool,
+    /// Bytes that have come.
+    got: usize,
 }
 
 impl<P: Process> Wait<'_, P> {
-    fn fill(&mut self, to: &mut [u8]) -> Result<(), Failed> {
-        let mut got = 0;
-        while got < to.len() {
-            let came = self.stream.receive(&mut to[got..], self.sleeps);
-            got += came.map_err(|_| Failed::Broken)?;
-            if got == to.len() {
+    /// Waits until so many bytes of the answer are there, and takes more of it where it has come.
+    fn fill(&mut self, answer: &mut [u8], least: usize) -> Result<(), Failed> {
+        while self.got < least {
+            let came = self.stream.receive(&mut answer[self.got..], self.sleeps);
+            self.got += came.map_err(|_| Failed::Broken)?;
+            if self.got >= least {
                 break;
             }
             let now = self.process.now_ns();

@@ -44,6 +44,8 @@ enum Does {
     Right,
     Flips,
     Says(Code),
+    /// Says no, and more than that.
+    Babbles,
     Stands,
     Closes,
 }
@@ -103,6 +105,7 @@ fn answers(
 ) -> bool {
     let code = match does {
         Does::Says(code) => code,
+        Does::Babbles => Code::OverRate,
         Does::Closes => return false,
         Does::Stands => {
             thread::sleep(Duration::from_millis(60));
@@ -116,7 +119,8 @@ fn answers(
     };
     let len = if code == Code::Done { bytes.len() } else { 0 };
     let head = answerer.answer(code, len as u32).unwrap();
-    stream.write_all(&[&head, &bytes[..len]].concat()).unwrap();
+    let sent = if does == Does::Babbles { 1 } else { len };
+    stream.write_all(&[&head, &bytes[..sent]].concat()).unwrap();
     true
 }
 
@@ -233,7 +237,7 @@ fn whatever_fails_is_the_agents_to_read() {
     assert_eq!(w.read(), None);
     w.reads();
     // It ends, and there is a pause before the next.
-    for does in [Does::Closes, Does::Stands] {
+    for does in [Does::Closes, Does::Stands, Does::Babbles] {
         let opened = w.count(|s| &s.lanes_opened);
         *w.does.lock().unwrap() = does;
         let began = Instant::now();
