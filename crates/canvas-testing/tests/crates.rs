@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate with those of ours that it may use, tests aside. Below others first.
-const MAY_USE: [(&str, &[&str]); 28] = [
+const MAY_USE: [(&str, &[&str]); 29] = [
     ("types", &[]),
     ("patch", &[]),
     ("place", &[]),
@@ -32,7 +32,11 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     ("gossip", &["wire"]),
     ("rdma", &["wire"]),
     ("link", &["rdma", "wire"]),
-    ("donor", &["lane", "link", "place", "rdma", "types", "wire"]),
+    ("host", &[]),
+    (
+        "donor",
+        &["host", "lane", "link", "place", "rdma", "types", "wire"],
+    ),
     ("control", &["place", "sched", "shm", "types"]),
     (
         "agent",
@@ -44,8 +48,8 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     (
         "runner",
         &[
-            "agent", "control", "link", "pager", "patch", "place", "rdma", "shm", "swap", "sys",
-            "types", "wire",
+            "agent", "control", "host", "link", "pager", "patch", "place", "rdma", "shm", "swap",
+            "sys", "types", "wire",
         ],
     ),
     (
@@ -57,6 +61,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
             "disk",
             "donor",
             "gossip",
+            "host",
             "link",
             "pager",
             "place",
