@@ -816,11 +816,10 @@ def status(r):
 
         liar = threading.Thread(target=lies)
         liar.start()
-        for answer in answers[:-1]:
+        # The last one hangs up, and is asked again in vain: it is there.
+        for answer in answers:
             code, got = told("evil")
             r.same((code, [p["code"] for p in got["health"]]), (1, ["C012"]), f"{answer[:30]}")
-        code, _, why = ask("status", "evil")
-        r.require(code == 2 and "there is no run evil" in why, f"{code}: {why}")
         liar.join()
     os.unlink(f"{runs}/evil.1.sock")
     r.stop(small, signal.SIGKILL, expect=-9)
