@@ -39,6 +39,12 @@ sys.stdin.read()
 """
 
 
+def listens(r, donor):
+    """Where a donor listens, once it does."""
+    wait_until(r, "the donor listens", lambda: "listening on" in donor.err() or not donor.alive())
+    return re.search(r"listening on (\S+),", donor.err())[1]
+
+
 class Host:
     """A host with a donor, as the donor sees it: of what there is it has what the host's own program leaves, and
     the kernel kills it when there is nothing."""
@@ -52,8 +58,7 @@ class Host:
         self.child = r.start(
             [r.session.canvas, "serve", "--listen", "127.0.0.1:0", "--memory", "512M", "--reserve", f"{RESERVE_MIB}M",
              "--procfs", r.path(name), "--state-json", self.file("state.json")], tag=name, canvas_on=False)
-        wait_until(r, "the donor listens", lambda: "listening on" in self.child.err() or not self.child.alive())
-        self.address = re.search(r"listening on (\S+),", self.child.err())[1]
+        self.address = listens(r, self.child)
         self.thread = threading.Thread(target=self._look, daemon=True)
         self.thread.start()
 
@@ -194,10 +199,7 @@ def donor_grouped(r):
         inside = r.start([*group.prefix(), *lend, "--reserve", f"{RESERVE_MIB}M", "--state-json", state], tag="inside",
                          canvas_on=False)
         outside = r.start(lend, tag="outside", canvas_on=False)
-        servers = [third.address]
-        for child in (inside, outside):
-            wait_until(r, "the donor listens", lambda c=child: "listening on" in c.err() or not c.alive())
-            servers.append(re.search(r"listening on (\S+),", child.err())[1])
+        servers = [third.address, listens(r, inside), listens(r, outside)]
 
         def told():
             with open(state) as f:
