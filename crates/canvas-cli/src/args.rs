@@ -529,7 +529,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub links: u16,
-    /// Where meminfo is, for a server in a container that sees its own elsewhere.
+    /// Where meminfo and self/cgroup are, for a server in a container that sees its own elsewhere.
     #[arg(long, value_name = "DIR", default_value = "/proc", hide = true)]
     pub procfs: PathBuf,
     /// Lend over RDMA, too, to clients that ask for it (rdma://); each slab that they use is pinned.

@@ -8,7 +8,6 @@ use canvas_agent::daemon::socket::path_to_ask;
 use canvas_control::hello::{Offers, Take, VERSION, Wanted};
 use canvas_control::names::name_of;
 use canvas_control::wire::{Ask, Reply, Status};
-use canvas_host::HostMemory;
 use canvas_place::dispatch::{Free, Host, Known, Online, SPEED, Settings, Step, settings, steps};
 use canvas_place::replicas::Policy;
 use canvas_runner::Ended;
@@ -26,13 +25,12 @@ use crate::config::{self, Wrong};
 use crate::control::client::Runs;
 use crate::error::{Failure, parser_answer, say};
 use crate::table::{Bytes, plain, print};
+use crate::tune::spare_bytes;
 use crate::{joined_flags, options, run};
 use past::{Key, Past, Record};
 
 mod past;
 
-/// Of this host's memory so much is no spare memory, in percent.
-const KEPT_PERCENT: u64 = 10;
 /// How long a run may take to say how it is: one that is stopped is not waited for.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -208,10 +206,7 @@ fn own_offers(flags: &RunArgs) -> Result<Offers, Failure> {
 
 fn host(offers: &Offers) -> Host {
     let usable_bytes = canvas_runner::host_memory().usable_bytes;
-    let spare = HostMemory::read(Path::new("/proc")).map_or(usable_bytes, |h| {
-        let kept = h.total_bytes / 100 * KEPT_PERCENT;
-        h.available_bytes.saturating_sub(kept)
-    });
+    let spare = spare_bytes().unwrap_or(usable_bytes);
     Host {
         spare_bytes: spare.min(usable_bytes),
         pool_bytes_max: usable_bytes / 2,

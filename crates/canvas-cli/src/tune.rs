@@ -23,6 +23,13 @@ use crate::table::{Bytes, Count, Micros, plain, print};
 /// Of this host's memory so much is no spare memory, in percent.
 const KEPT_PERCENT: u64 = 10;
 
+/// What this host has to spare; `None` when it does not say.
+pub fn spare_bytes() -> Option<u64> {
+    let host = HostMemory::read(Path::new("/proc")).ok()?;
+    let kept = host.total_bytes / 100 * KEPT_PERCENT;
+    Some(host.available_bytes.saturating_sub(kept))
+}
+
 /// What is known of a run.
 #[derive(Default)]
 struct Tuned {
@@ -150,11 +157,6 @@ fn look_of(before: &Stat, now: &Stat, elapsed_ns: u64, has_donors: bool) -> Look
     let since = |of: fn(&canvas_control::wire::Far) -> u64| {
         far.map_or(0, of).saturating_sub(earlier.map_or(0, of))
     };
-    let host = HostMemory::read(Path::new("/proc"));
-    let spare = host.map(|h| {
-        let kept = h.total_bytes / 100 * KEPT_PERCENT;
-        h.available_bytes.saturating_sub(kept)
-    });
     Look {
         elapsed_s: elapsed_ns as f64 / 1e9,
         reads: since(|f| f.fault_reads),
@@ -166,7 +168,7 @@ fn look_of(before: &Stat, now: &Stat, elapsed_ns: u64, has_donors: bool) -> Look
         pool_bytes: used.pool_bytes,
         spill_percent: limits.spill_at_percent.unwrap_or(100),
         pool_is_own: limits.pool_grant_bytes.is_none(),
-        spare_bytes: spare.unwrap_or(0),
+        spare_bytes: spare_bytes().unwrap_or(0),
     }
 }
 

@@ -68,7 +68,7 @@ pub struct Config {
     pub spin: Duration,
     /// Where the state is written once a second.
     pub state_json: Option<PathBuf>,
-    /// Where `meminfo` is (`/proc`).
+    /// Where `meminfo` is, and what says of this process in which control groups it is (`/proc`).
     pub procfs: PathBuf,
     /// Links at one time, those that are still shaking hands included.
     pub links_max: usize,

@@ -3,7 +3,7 @@
 //! The host is whatever holds the program: the machine, or a control group with a limit on memory (of version 1
 //! or 2) that the program or an ancestor is in; the one with least left above its reserve counts.
 
-use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use canvas_host::groups::{Group, Limited, groups_of};
@@ -11,7 +11,6 @@ use canvas_place::reserve::{Guard, Held, Look, Verdict};
 use canvas_shm::segment::{LOCAL_PAGES_MIN, Segment, config_flag};
 use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
 use canvas_types::PAGE_SIZE;
-use canvas_types::procfs::memory_bytes;
 use canvas_types::units::Amount;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -119,9 +118,8 @@ fn smallest(machine: u64, limits: impl Iterator<Item = u64>) -> u64 {
 
 /// The machine or the group with least left above its reserve.
 fn look(groups: &[Group], reserve: Amount) -> Option<Look> {
-    let meminfo = fs::read("/proc/meminfo").ok()?;
-    let bytes = |name| memory_bytes(&meminfo, name);
-    let machine = (bytes("MemTotal")?, bytes("MemAvailable")?);
+    let machine = canvas_host::HostMemory::of_machine(Path::new("/proc")).ok()?;
+    let machine = (machine.total_bytes, machine.available_bytes);
     let all = groups.iter().filter_map(Group::total_and_available);
     let of = |(total, available): (u64, u64)| Look {
         available_bytes: available,
