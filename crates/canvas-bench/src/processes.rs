@@ -97,11 +97,27 @@ pub fn kill_all(pids: &[u32]) {
     }
 }
 
-/// Ends the whole tree below `root`, or says in one sentence that it could not within a few seconds.
-pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), TreeError> {
+/// Variable in the environment of what the bench starts, by which it is found when the bench dies before it
+/// has learnt the number. A program that writes over its environment (for its title) does so later.
+pub const MARK: &str = "BENCH_CHILD";
+
+/// Living processes with this value of [`MARK`]. Those of other users are not looked into.
+fn marked(mark: &str) -> Vec<u32> {
+    let entry = format!("{MARK}={mark}");
+    let bears = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment
+            .split(|b| *b == 0)
+            .any(|e| e == entry.as_bytes())
+    };
+    all().into_keys().filter(bears).collect()
+}
+
+/// Ends these processes until there are none, or says in one sentence that it could not within a few seconds.
+fn end_until_none(living: impl Fn() -> Vec<u32>) -> Result<(), TreeError> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        let pids = tree(root, start_ticks);
+        let pids = living();
         if pids.is_empty() {
             return Ok(());
         }
@@ -111,6 +127,16 @@ pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), TreeError> {
         kill_all(&pids);
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Ends all that has this value of [`MARK`], as [`end_tree`] does.
+pub fn end_marked(mark: &str) -> Result<(), TreeError> {
+    end_until_none(|| marked(mark))
+}
+
+/// Ends the whole tree below `root`, or says in one sentence that it could not within a few seconds.
+pub fn end_tree(root: u32, start_ticks: u64) -> Result<(), TreeError> {
+    end_until_none(|| tree(root, start_ticks))
 }
 
 #[cfg(test)]

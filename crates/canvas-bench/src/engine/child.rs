@@ -14,6 +14,7 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
 use super::error::BenchError;
+use crate::host::error::StartError;
 use crate::host::undo::{Held, Undo};
 use crate::processes;
 use crate::workload::Argv;
@@ -92,9 +93,11 @@ impl Child {
         // Out of the reach of the terminal's Ctrl-C: the bench ends it itself.
         c.process_group(0);
         let started = Instant::now();
-        let mut child = c.spawn().map_err(fail)?;
+        let (child, start_ticks, held) = undo.start(&mut c).map_err(|e| match e {
+            StartError::Spawn(e) => fail(e),
+            StartError::Journal(e) => BenchError::Journal(e),
+        })?;
         let pid = child.id();
-        let (start_ticks, held) = undo.hold_tree(&mut child)?;
         let (send, exits) = channel();
         std::thread::spawn(move || {
             let pid = Pid::from_raw(pid.cast_signed());

@@ -123,6 +123,17 @@ pub enum CgroupError {
     Journal(#[from] JournalError),
 }
 
+/// Why a process is not started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The system does not start it.
+    #[error("{0}")]
+    Spawn(#[source] io::Error),
+    /// It cannot be written down.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
 /// Why a program cannot be confined to a part of the processors.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
-use super::error::{NetError, ToolError};
+use super::error::{NetError, StartError, ToolError};
 use super::step::Step;
 use super::tool;
 use super::undo::{Held, Undo};
@@ -115,15 +115,17 @@ struct Keeper {
 
 impl Keeper {
     fn start(undo: &Arc<Undo>) -> Result<Keeper, NetError> {
-        let mut child = Command::new("unshare")
+        let mut command = Command::new("unshare");
+        command
             .args(["--net", "--", "cat"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(NetError::Keep)?;
+            .stderr(Stdio::null());
+        let (child, _, held) = undo.start(&mut command).map_err(|e| match e {
+            StartError::Spawn(e) => NetError::Keep(e),
+            StartError::Journal(e) => NetError::Journal(e),
+        })?;
         let pid = child.id();
-        let (_, held) = undo.hold_tree(&mut child)?;
         let mut keeper = Keeper { child, _held: held };
         let until = Instant::now() + PATIENCE;
         // It is there when the process has become `cat`.

@@ -30,6 +30,7 @@ impl Undoes for Host {
         };
         match step {
             Step::EndTree { pid, start_ticks } => Ok(processes::end_tree(*pid, *start_ticks)?),
+            Step::EndMarked { mark } => Ok(processes::end_marked(mark)?),
             Step::RemoveCgroup { path } => Ok(cgroup::remove(path)?),
             Step::WriteBack { path, text } => {
                 or_gone(fs::write(path, text)).map_err(|source| UndoError::SetBack {

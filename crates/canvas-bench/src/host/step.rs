@@ -17,6 +17,11 @@ pub enum Step {
         /// Its identity beside the number.
         start_ticks: u64,
     },
+    /// A program is about to be started; its number is not known yet. End what bears this mark.
+    EndMarked {
+        /// Value of [`MARK`](crate::processes::MARK) in its environment.
+        mark: String,
+    },
     /// A control group was made: end what is in it and remove it.
     RemoveCgroup {
         /// Its directory.

@@ -13,13 +13,14 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-use super::error::{GuardianError, JournalError, UndoError};
+use super::error::{GuardianError, JournalError, StartError, UndoError};
 use super::journal::{in_journal_dir, journal_dir, leave_journal_dir};
 use super::step::{Step, Undoes};
 use super::{lock, tool};
@@ -164,8 +165,8 @@ impl Undo {
         guardian: &[OsString],
     ) -> Result<Arc<Undo>, JournalError> {
         recover(host, &journal_dir()?);
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{n}.journal", std::process::id());
         let (path, file) = in_journal_dir(&name, |path| {
             let mut options = OpenOptions::new();
@@ -254,22 +255,44 @@ impl Undo {
         })
     }
 
-    /// The same for a process that was just started, and what it starts: they are ended. One that cannot be
-    /// noted is ended at once. When it started, in clock ticks, comes first.
-    pub fn hold_tree(
+    /// Starts a process; it is ended, and what it starts, when the value is dropped. The journal has it before
+    /// it is there, by a mark in its environment. When it started, in clock ticks, comes second.
+    pub fn start(
         self: &Arc<Self>,
-        child: &mut std::process::Child,
-    ) -> Result<(u64, Held), JournalError> {
+        command: &mut Command,
+    ) -> Result<(Child, u64, Held), StartError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let bench = std::process::id();
+        let bench_ticks = processes::stat(bench).map_or(0, |s| s.start_ticks);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{bench}-{bench_ticks}-{n}");
+        command.env(processes::MARK, &mark);
+        let marked = self.note(Step::EndMarked { mark })?;
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(e) => {
+                self.is_undone(marked)?;
+                return Err(StartError::Spawn(e));
+            }
+        };
         let pid = child.id();
         let start_ticks = processes::stat(pid).map_or(0, |s| s.start_ticks);
-        match self.hold(Step::EndTree { pid, start_ticks }) {
-            Ok(held) => Ok((start_ticks, held)),
+        let held = self.hold(Step::EndTree { pid, start_ticks });
+        match held.and_then(|held| self.is_undone(marked).map(|()| held)) {
+            Ok(held) => Ok((child, start_ticks, held)),
             Err(e) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(e)
+                Err(e.into())
             }
         }
+    }
+
+    /// Writes down that there is nothing to undo for a note any more.
+    fn is_undone(&self, id: u64) -> Result<(), JournalError> {
+        let mut inner = self.inner();
+        inner.steps.retain(|(other, _)| *other != id);
+        Self::write(&mut inner, &Entry::Done(id))
     }
 
     /// Undoes one change.
@@ -284,9 +307,7 @@ impl Undo {
         };
         // Without the lock: programs of a co-run end at the same time.
         self.host.undo(&step)?;
-        let mut inner = self.inner();
-        inner.steps.retain(|(other, _)| *other != id);
-        Ok(Self::write(&mut inner, &Entry::Done(id))?)
+        Ok(self.is_undone(id)?)
     }
 
     /// Undoes what is left, ends the guardian and removes the journal. Returns what could not be
@@ -436,6 +457,39 @@ mod tests {
         assert_eq!(fs::read_to_string(&setting).unwrap(), "of the dead");
         assert!(!dead.exists() && alive.exists());
         drop(lock);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// As when the bench is killed while it starts a program: it never learnt the number.
+    #[test]
+    fn a_program_is_in_the_journal_before_it_runs_and_is_found_without_its_number() {
+        let _one = one_journal();
+        let dir = scratch("start");
+        let undo = Undo::begin(&Host, &request(&[]).guardian).unwrap();
+        let seen = dir.join("seen");
+        let shell = format!(
+            "cp {} {} && exec sleep 100",
+            undo.path.display(),
+            seen.display()
+        );
+        let mut command = Command::new("sh");
+        let (mut child, _, held) = undo.start(command.args(["-c", &shell])).unwrap();
+        let comm = format!("/proc/{}/comm", child.id());
+        while fs::read_to_string(&comm).unwrap() != "sleep\n" {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let text = fs::read_to_string(&seen).unwrap();
+        let first = text.lines().find(|line| line.contains("\"will\"")).unwrap();
+        let [(_, step @ Step::EndMarked { .. })] = &pending(first)[..] else {
+            panic!("noted first: {first}");
+        };
+        assert_eq!(undo.steps().len(), 1, "the mark is not needed any more");
+        Host.undo(step).unwrap();
+        assert!(!child.wait().unwrap().success());
+        drop(held);
+        let e = undo.start(&mut Command::new("/nonexistent/program"));
+        assert!(matches!(e, Err(StartError::Spawn(_))));
+        assert_eq!(undo.steps(), []);
         fs::remove_dir_all(dir).unwrap();
     }
 
