@@ -18,6 +18,7 @@
 //! * [`reserve`]: how far a tenant may grow where its host runs out of memory;
 //! * [`slo`]: how much a program gives up ahead of need, so that paging slows it by no more than a target;
 //! * [`swap_in`]: what `canvas swap-in` brings back, in which order, and when;
+//! * [`threads`]: which of an agent's threads serves which tenant;
 //! * [`tune`]: what `canvas tune` changes of a run;
 //! * [`victims`]: which slabs it takes back;
 //! * [`width`]: how many operations of a directory are under way at a time.
@@ -37,6 +38,7 @@ pub mod replicas;
 pub mod reserve;
 pub mod slo;
 pub mod swap_in;
+pub mod threads;
 pub mod tune;
 pub mod victims;
 pub mod width;

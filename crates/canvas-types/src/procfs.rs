@@ -69,6 +69,39 @@ pub fn memory_bytes(text: &[u8], name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// Time of one processor since the start of the host, in clock ticks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticks {
+    /// Without work, also while somebody waits for a disk.
+    pub idle: u64,
+    /// All of it.
+    pub all: u64,
+}
+
+/// The processors of /proc/stat (proc_stat(5)) for whose numbers `may` is true, in the file's order.
+pub fn processors(stat: &[u8], may: impl Fn(usize) -> bool) -> impl Iterator<Item = Ticks> {
+    let of = move |line: &[u8]| {
+        // The line of all processors together has a blank there.
+        let rest = line.strip_prefix(b"cpu")?;
+        let mut words = words(rest.first().filter(|b| b.is_ascii_digit()).map(|_| rest)?);
+        if !may(number(words.next()?)?) {
+            return None;
+        }
+        // User, nice, system, idle, waiting for I/O; what guests use is in the first two.
+        let mut times = [0u64; 8];
+        let mut known = 0;
+        for (time, word) in times.iter_mut().zip(words) {
+            *time = number(word)?;
+            known += 1;
+        }
+        (known > 4).then(|| Ticks {
+            idle: times[3].saturating_add(times[4]),
+            all: times.iter().fold(0, |sum, n| sum.saturating_add(*n)),
+        })
+    };
+    stat.split(|b| *b == b'\n').filter_map(of)
+}
+
 /// A mapping: a line of /proc/PID/maps (proc_pid_maps(5)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping<'a> {
@@ -140,6 +173,20 @@ mod tests {
         assert_eq!(Stat::parse(b"1 (x) S 1"), None);
         let reaped = b"1 (x) X 0 -1 -1 0 -1 4 1 2 3 4 5 6 7 8 20 0 0 0 987 0\n";
         assert_eq!(Stat::parse(reaped), None);
+    }
+
+    #[test]
+    fn processors_that_may_be_used() {
+        let stat =
+            b"cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 3 40 5 6 7 8 1 1\ncpu1 10 0 0 5 0 0 0 0 0 0\n\
+                     cpu12 1 1 1 1 1 1 1 1\nintr 5\nctxt 4\n";
+        let mut seen = processors(stat, |cpu| cpu != 1);
+        assert_eq!(seen.next(), Some(Ticks { idle: 45, all: 72 }));
+        assert_eq!(seen.next(), Some(Ticks { idle: 2, all: 8 }));
+        assert_eq!(seen.next(), None);
+        assert_eq!(processors(b"", |_| true).count(), 0);
+        let short = b"cpu0 1 2\ncpux 1 2 3 4 5\ncpu\n";
+        assert_eq!(processors(short, |_| true).count(), 0);
     }
 
     #[test]
