@@ -24,7 +24,7 @@ PROGRAM_PACKAGES := redis-server memcached python3 iproute2 util-linux kmod
 SLOW_OPS := 10000000
 
 .PHONY: help build install uninstall deb demo test test-unit test-interleavings test-e2e test-all test-fresh test-slow sim \
-	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads \
+	bindings bench bench-quick bench-switch bench-erasure bench-slo bench-backends bench-cost bench-pointers bench-hints bench-resume bench-reads bench-serving \
 	bench-cluster bench-fastswap lint deps-test deps-demo clean
 .DEFAULT_GOAL := help
 
@@ -156,6 +156,9 @@ bench-fastswap: build ## Guests that swap onto canvas, disks, zswap, zram and a 
 
 bench-reads: build ## What a page costs that is read alone from a donor, by process (root; docs/BENCH.md)
 	bench/reads --canvas $(CANVAS) --lanes on,off --processors all,one --out bench/results/$$(date +%Y%m%d-%H%M%S)-reads.jsonl
+
+bench-serving: build ## What serving threads of the host's agent give, and how full each is (root; docs/BENCH.md)
+	bench/serving --canvas $(CANVAS) --out bench/results/$$(date +%Y%m%d-%H%M%S)-serving.jsonl
 
 bench-cluster: build ## Five hosts that run programs and lend memory at one time, beside swap (root; docs/BENCH.md)
 	$(call install,$(PROGRAM_PACKAGES))

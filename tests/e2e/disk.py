@@ -847,9 +847,14 @@ def terms(r):
                               capture_output=True, text=True, timeout=20)
         r.require(done.returncode == 2 and why in done.stderr, f"{flags}: {done.returncode}: {done.stderr}")
     c, path = disk(r, *at, pool=None, env=env)
-    done = subprocess.run([r.session.canvas, "status", "vm", "--json"], capture_output=True, text=True, timeout=20,
-                          env={**os.environ, **env})
-    limits = json.loads(done.stdout)["limits"]
+
+    def status():
+        done = subprocess.run([r.session.canvas, "status", "vm", "--json"], capture_output=True, text=True, timeout=20,
+                              env={**os.environ, **env})
+        return done.stdout
+
+    # Its socket is there before the process that serves it.
+    limits = json.loads(wait_until(r, "the disk answers", status, 20))["limits"]
     r.same([limits[k] for k in ("pool_bytes", "far_bytes", "weight", "swap_out_limit_bytes_per_s")],
            [8 * MIB, 128 * MIB, 50, 100 * MIB], "what it asked nothing for")
     again = subprocess.run([r.session.canvas, "disk", "--size", "64M", "--nbd", r.path("no.sock"), *at],

@@ -80,14 +80,18 @@ def hints_needed(r):
     if not r.managed:
         return
     how = {"pages": PAGES, "local": 64 * MIB, "extra": ["--prefetch", "none"]}
-    idle, _ = run(r, "idle", **how)
-    without, _ = run(r, "without", "read", **how)
-    told, _ = run(r, "told", f"advise={WILLNEED}", "wait=in", "read", **how)
-    # The interpreter's own memory is faulted for as well.
-    faults = [max(canvas.find(s, "faults_far") - canvas.find(idle, "faults_far"), 0) for s in (without, told)]
-    came = canvas.find(told, "hint_pages_in")
     wanted = PAGES[1] - PAGES[0]
-    r.require(faults[0] >= wanted * 85 // 100, f"{faults[0]} far faults without a hint: the test shows nothing")
+    # What the interpreter faults for of its own memory is taken away, and differs from run to run on a busy host.
+    for _ in range(3):
+        idle, without = (run(r, tag, *steps, **how)[0] for tag, steps in (("idle", ()), ("without", ("read",))))
+        own = canvas.find(idle, "faults_far")
+        alone = canvas.find(without, "faults_far") - own
+        if alone >= wanted * 85 // 100:
+            break
+    r.require(alone >= wanted * 85 // 100, f"{alone} far faults without a hint: the test shows nothing")
+    told, _ = run(r, "told", f"advise={WILLNEED}", "wait=in", "read", **how)
+    faults = [alone, max(canvas.find(told, "faults_far") - own, 0)]
+    came = canvas.find(told, "hint_pages_in")
     r.require(faults[1] <= faults[0] // 10, f"{faults[1]} far faults after the hint, {faults[0]} without")
     r.require(came >= wanted * 85 // 100, f"{came} pages came in by hints")
     r.same(canvas.find(without, "hint_pages_in"), 0, "pages by hints that nobody gave")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+from lib import canvas
 from lib.harness import MIB, check
 
 from . import slo
@@ -251,15 +252,13 @@ def lanes_killed(r):
     ends_right(r, c, end)
 
 
-@check("lanes-taken-turns", timeout_s=200, modes=("signal",))
-def lanes_taken_turns(r):
-    """Tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves."""
-    if not r.managed:
-        return
+def taken_turns(r, *more):
+    """Two tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves. Their
+    names, and the agent."""
     _, servers = lenders(r, 1)
     socket = r.path("agent.sock")
-    r.start([r.session.canvas, "agent", "--socket", socket, "--server", servers[0], "--far-dir", r.dir, "--pool", "64M"],
-            tag="agent", canvas_on=False)
+    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", servers[0], "--far-dir", r.dir, "--pool",
+                     "64M", *more], tag="agent", canvas_on=False)
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
     flags = [f"--agent={socket}", "--copies", "none"]
     c, name, end = reader(r, servers, "first", flags=flags)
@@ -274,6 +273,87 @@ def lanes_taken_turns(r):
     grow(r, others, "reads")
     grow(r, name)
     r.same(far_of(r, others)["lane_reads"], still, "reads over lanes of who has a limit")
+    worked = serving_s(agent)
     ends_right(r, other, ends)
     grow(r, name)
     ends_right(r, c, end)
+    return worked
+
+
+def serving_s(agent):
+    """Seconds of a processor that each thread of an agent that serves has used."""
+    found = {}
+    for task in os.listdir(f"/proc/{agent.pid}/task"):
+        with open(f"/proc/{agent.pid}/task/{task}/stat") as f:
+            before, behind = f.read().rsplit(")", 1)
+        name = before.split("(", 1)[1]
+        if name.startswith("serve"):
+            fields = behind.split()
+            found[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+@check("lanes-taken-turns", timeout_s=200, modes=("signal",))
+def lanes_taken_turns(r):
+    """Tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves."""
+    if r.managed:
+        r.same(list(taken_turns(r)), ["serve"], "threads that serve")
+
+
+@check("tenants-move", timeout_s=200, modes=("signal",))
+def tenants_move(r):
+    """Three tenants on two threads of an agent; when the one that has a thread for itself ends, another one moves there, in
+    the middle of its work, and nothing of it is lost."""
+    if not r.managed:
+        return
+    _, servers = lenders(r, 1)
+    socket = r.path("agent.sock")
+    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", servers[0], "--far-dir", r.dir, "--threads",
+                     "2"], tag="agent", canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    names = [f"move{n}-{os.getpid()}" for n in range(3)]
+
+    def start(name):
+        return r.start([r.session.canvas, "workload", "random-read", "--mib", 64, "--seconds", 120], tag=name,
+                       local=16 * MIB, pool=8 * MIB, extra=["--tenant", name, "--far", "256M", f"--agent={socket}",
+                                                            "--copies", "none", "--lanes", "off", "--prefetch", "none"])
+
+    def reads(name):
+        told = lambda: subprocess.run([r.session.canvas, "status", name], capture_output=True).returncode < 2
+        wait_until(r, "the run answers", told)
+        grow(r, name, "reads", 2000)
+
+    runs = [start(name) for name in names]
+    for name in names:
+        reads(name)
+
+    def both_work():
+        before = serving_s(agent)
+        time.sleep(1.0)
+        after = serving_s(agent)
+        return all(after[k] - before[k] >= 0.05 for k in after) and after
+
+    wait_until(r, "both threads work", both_work)
+    # Two of the three share a thread: without the third one, one of them moves. Whichever that is: with each of the
+    # three gone once, two of the three times somebody moves.
+    for n in range(3):
+        r.stop(runs[n], signal.SIGTERM, expect=143)
+        wait_until(r, "both threads work for two tenants", both_work)
+        for name in names[:n] + names[n + 1:]:
+            grow(r, name, "reads", 2000)
+        runs[n] = start(names[n])
+        reads(names[n])
+    for c in runs:
+        r.stop(c, signal.SIGTERM, expect=143)
+        r.same(canvas.find(r.load_stats(c), "verify_failures"), 0, "verify_failures")
+    r.note(f"threads: {serving_s(agent)}")
+
+
+@check("lanes-two-threads", timeout_s=200, modes=("signal",))
+def lanes_two_threads(r):
+    """The same where each of the two has a thread of the agent's: they share the link all the same."""
+    if not r.managed:
+        return
+    worked = taken_turns(r, "--threads", "2")
+    r.same(sorted(worked), ["serve", "serve-2"], "threads that serve")
+    r.require(all(s > 0 for s in worked.values()), f"both have worked: {worked}")

@@ -120,23 +120,22 @@ def replaced_and_killed(r, first, agent):
     return agent()
 
 
-@check("host-agent", timeout_s=200, modes=("signal",), **hostile.C)
-def host_agent(r):
-    """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile."""
-    if not r.managed:
-        return
+def outlived(r, threads):
+    """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile: `threads` are the flags of
+    the three of them."""
     socket = r.path("agent.sock")
+    flags = iter(threads)
 
     def agent(*more):
-        return r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, *more],
+        return r.start([r.session.canvas, "agent", "--socket", socket, "--far-dir", r.dir, *next(flags), *more],
                        tag=f"agent{len(r.children)}", canvas_on=False)
 
     first = agent()
     wait_until(r, "the agent listens", lambda: os.path.exists(socket))
-    flags = ["--far", "1G", f"--agent={socket}"]
+    flags_of_run = ["--far", "1G", f"--agent={socket}"]
     runs = [r.start([r.binary("hammer"), 11, 2, 4000, 96, "no-fork"], tag="hammer", local=16 * MIB, pool=4 * MIB,
-                    extra=flags),
-            r.start([r.binary("mem"), "leaf", 96], tag="leaf", local=12 * MIB, pool=3 * MIB, extra=flags)]
+                    extra=flags_of_run),
+            r.start([r.binary("mem"), "leaf", 96], tag="leaf", local=12 * MIB, pool=3 * MIB, extra=flags_of_run)]
     time.sleep(1)
     third = replaced_and_killed(r, first, agent)
     for c in runs:
@@ -145,6 +144,26 @@ def host_agent(r):
         r.same(canvas.find(stats, "verify_failures"), 0, "verify_failures")
         r.require(canvas.find(stats, "pages_sunk") > 0, f"{c.argv}: nothing went to the agent")
     r.stop(third, expect=0)
+
+
+@check("host-agent", timeout_s=200, modes=("signal",), **hostile.C)
+def host_agent(r):
+    """Two programs' far memory with one `canvas agent`, which is replaced and killed meanwhile."""
+    if r.managed:
+        outlived(r, [[], [], []])
+
+
+@check("host-agent-threads", timeout_s=200, modes=("signal",), **hostile.C)
+def host_agent_threads(r):
+    """The same with two threads that serve, then one, then three; and a number that makes no sense."""
+    if not r.managed:
+        return
+    for wrong in ("0", "65", "few"):
+        done = subprocess.run([r.session.canvas, "agent", "--socket", r.path("no.sock"), "--threads", wrong],
+                              capture_output=True, text=True, timeout=30)
+        r.same((done.returncode, done.stdout), (2, ""), f"--threads {wrong}")
+        r.require("write auto, or a number from 1 to 64" in done.stderr, f"what it says: {done.stderr}")
+    outlived(r, [["--threads", "2"], ["--threads", "1"], ["--threads", "3"]])
 
 
 def sum_of_local_bytes(children):

@@ -5,15 +5,26 @@
 //! end here. Links are shared: what comes over the network, what goes out over it (full duplex, so they do
 //! not wait for each other), and each far directory of this host. What may be under way on a link is bounded by
 //! what it moves in a round trip; the rest waits here, where the choice is fair.
+//!
+//! Several threads may serve, each some of the tenants. They share one scheduler, behind a lock that is held
+//! for one step of it and for nothing else. What is decided for a tenant of another thread lies in
+//! that one's inbox, and it is rung for.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use canvas_place::paths::PATHS_MAX;
 use canvas_sched::{
     Class, Decision, LinkConfig, LinkId, LinkStats, Promoted, Scheduler, TenantConfig, TenantId,
-    TenantStats, Ticket,
+    Ticket,
 };
 use nix::time::{ClockId, clock_gettime};
+
+use crate::bell::Bell;
+use crate::direct::{Direct, One, divide};
 
 /// What a request travels over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +42,9 @@ const LINKS: usize = 2 + PATHS_MAX;
 
 const _: () = assert!(LINKS <= canvas_sched::LINKS_MAX);
 
+/// Threads that can serve: a bit each in a word.
+pub const THREADS_MAX: usize = 64;
+
 impl Lane {
     fn link(self) -> usize {
         match self {
@@ -41,11 +55,46 @@ impl Lane {
     }
 }
 
-/// The dispatcher of all tenants of one serving thread.
+/// What a thread that serves gets from the others.
+#[derive(Debug, Default)]
+struct Inbox {
+    decided: VecDeque<Decision>,
+    bell: Arc<Bell>,
+}
+
+/// What all threads that serve have in common.
 #[derive(Debug)]
-pub struct Dispatch {
+struct Core {
     sched: Scheduler,
     links: [LinkId; LINKS],
+    /// The latest time that any of them has seen: the scheduler's never goes back.
+    now_ns: u64,
+    /// Which of them serves a tenant; `None` while it goes from one to another.
+    homes: BTreeMap<u64, Option<usize>>,
+    inboxes: Vec<Inbox>,
+    /// Decided for tenants that are served by none at the moment.
+    between: Vec<Decision>,
+    /// How tenants use the links, as their threads have seen it last.
+    uses: BTreeMap<u64, One>,
+}
+
+/// What dispatchers are made of, one for each thread.
+#[derive(Debug)]
+pub struct Shared {
+    core: Mutex<Core>,
+    /// Tenants.
+    tenants: AtomicUsize,
+    /// Counts how often it has changed how many tenants use the links.
+    uses_version: AtomicU64,
+}
+
+/// The dispatcher, as one of the threads that serve has it.
+#[derive(Debug)]
+pub struct Dispatch {
+    shared: Arc<Shared>,
+    /// Which of the threads this is.
+    thread: usize,
+    bell: Arc<Bell>,
     now_ns: u64,
 }
 
@@ -61,8 +110,55 @@ fn now_ns() -> u64 {
     Duration::from(time).as_nanos() as u64
 }
 
+/// Whose request it is.
+fn tenant_of(decision: &Decision) -> u64 {
+    match decision {
+        Decision::Send(request) | Decision::Drop(request) => request.tenant.0,
+    }
+}
+
+impl Core {
+    /// The time of a thread's last look, or a later one that another has seen.
+    fn at(&mut self, now_ns: u64) -> u64 {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.now_ns
+    }
+
+    /// Takes all that is decided for a tenant and not begun out of the inboxes.
+    fn take_decided(&mut self, id: u64) -> Vec<Decision> {
+        let mut taken = Vec::new();
+        for inbox in &mut self.inboxes {
+            let all = std::mem::take(&mut inbox.decided);
+            let (its, rest): (VecDeque<_>, _) = all.into_iter().partition(|d| tenant_of(d) == id);
+            inbox.decided = rest;
+            taken.extend(its);
+        }
+        taken.extend(self.between.extract_if(.., |d| tenant_of(d) == id));
+        taken
+    }
+
+    /// The next decision for `thread`. Others' go into their inboxes; a bit each in `ring` says whose.
+    fn decide(&mut self, thread: usize, now_ns: u64, ring: &mut u64) -> Option<Decision> {
+        if let Some(decision) = self.inboxes[thread].decided.pop_front() {
+            return Some(decision);
+        }
+        let now_ns = self.at(now_ns);
+        loop {
+            let decision = self.sched.next(now_ns)?;
+            match self.homes.get(&tenant_of(&decision)) {
+                Some(Some(home)) if *home != thread => {
+                    self.inboxes[*home].decided.push_back(decision);
+                    *ring |= 1 << home;
+                }
+                Some(None) => self.between.push(decision),
+                _ => return Some(decision),
+            }
+        }
+    }
+}
+
 impl Dispatch {
-    /// Without tenants.
+    /// Without tenants, for the first thread.
     pub fn new() -> Dispatch {
         Dispatch::with(LinkConfig::default())
     }
@@ -74,35 +170,109 @@ impl Dispatch {
             let link = sched.add_link(config);
             link.expect("fewer links than a scheduler may have")
         });
-        Dispatch {
+        let now_ns = now_ns();
+        let core = Core {
             sched,
             links,
+            now_ns,
+            homes: BTreeMap::new(),
+            inboxes: Vec::new(),
+            between: Vec::new(),
+            uses: BTreeMap::new(),
+        };
+        let shared = Arc::new(Shared {
+            core: Mutex::new(core),
+            tenants: AtomicUsize::new(0),
+            uses_version: AtomicU64::new(0),
+        });
+        Dispatch::one_more(&shared)
+    }
+
+    /// The same dispatcher for one more thread; there are [`THREADS_MAX`] at most.
+    pub fn one_more(shared: &Arc<Shared>) -> Dispatch {
+        let bell = Arc::new(Bell::default());
+        let inboxes = &mut lock(shared).inboxes;
+        let thread = inboxes.len();
+        assert!(thread < THREADS_MAX, "more threads than can serve");
+        inboxes.push(Inbox {
+            decided: VecDeque::new(),
+            bell: bell.clone(),
+        });
+        Dispatch {
+            shared: shared.clone(),
+            thread,
+            bell,
             now_ns: now_ns(),
         }
     }
 
+    /// What it has in common with those of other threads.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// The same, where what is read ahead and would come too late is not done (`on`, which it is unless told
     /// otherwise), or done all the same.
-    pub fn with_timeliness(mut self, on: bool) -> Dispatch {
-        self.sched.set_timeliness(on);
+    pub fn with_timeliness(self, on: bool) -> Dispatch {
+        self.core().sched.set_timeliness(on);
         self
     }
 
-    /// One more tenant; nothing when there are too many or there is one of this number: its requests are
-    /// then begun as they come.
+    fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.shared)
+    }
+
+    /// What wakes this thread.
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// One more tenant, of this thread; nothing when there are too many or there is one of this number: its
+    /// requests are then begun as they come.
     pub fn add(&mut self, id: u64, config: TenantConfig) {
+        let mut core = self.core();
         // Weights are judged where they are set.
-        let _ = self.sched.add_tenant(TenantId(id), config);
+        let _ = core.sched.add_tenant(TenantId(id), config);
+        core.homes.insert(id, Some(self.thread));
+        self.shared.tenants.store(core.homes.len(), SeqCst);
     }
 
     /// Changes what a tenant may have.
     pub fn set(&mut self, id: u64, config: TenantConfig) {
-        let _ = self.sched.set_tenant(TenantId(id), config, self.now_ns);
+        let mut core = self.core();
+        let now_ns = core.at(self.now_ns);
+        let _ = core.sched.set_tenant(TenantId(id), config, now_ns);
     }
 
     /// Forgets a tenant, what it has waiting and what it has under way.
     pub fn remove(&mut self, id: u64) {
-        self.sched.remove_tenant(TenantId(id));
+        let mut core = self.core();
+        core.sched.remove_tenant(TenantId(id));
+        core.take_decided(id);
+        core.homes.remove(&id);
+        core.uses.remove(&id);
+        self.shared.tenants.store(core.homes.len(), SeqCst);
+    }
+
+    /// This thread serves a tenant no more, and another one is about to.
+    pub fn part(&mut self, id: u64) {
+        let mut core = self.core();
+        let decided = core.take_decided(id);
+        core.between.extend(decided);
+        core.homes.insert(id, None);
+    }
+
+    /// This thread serves a tenant that was another one's.
+    pub fn settle(&mut self, id: u64) {
+        let mut core = self.core();
+        let decided = core.take_decided(id);
+        core.inboxes[self.thread].decided.extend(decided);
+        core.homes.insert(id, Some(self.thread));
+    }
+
+    /// There is one tenant at most, whoever serves it.
+    pub fn is_lonely(&self) -> bool {
+        self.shared.tenants.load(SeqCst) <= 1
     }
 
     /// Looks at the clock. All that is done until the next look is done at this time.
@@ -127,22 +297,24 @@ impl Dispatch {
         posted_ns: u64,
     ) -> Option<Ticket> {
         let posted_ns = posted_ns.min(self.now_ns);
-        let link = self.links[lane.link()];
-        self.sched
+        let mut core = self.core();
+        let link = core.links[lane.link()];
+        core.sched
             .submit(TenantId(id), class, link, bytes, tag.into(), posted_ns)
             .ok()
     }
 
     /// Would a read ahead wait too long behind `ahead_bytes` that the tenant has asked for before?
     pub fn is_too_far_ahead(&self, id: u64, lane: Lane, bytes: u32, ahead_bytes: u64) -> bool {
-        let link = self.links[lane.link()];
-        self.sched
+        let core = self.core();
+        let link = core.links[lane.link()];
+        core.sched
             .is_too_far_ahead(TenantId(id), link, bytes, ahead_bytes)
     }
 
     /// A request that waits goes before the tenant's others of its class: what is left of one of which pieces are done.
     pub fn put_first(&mut self, ticket: Ticket) {
-        self.sched.put_first(ticket);
+        self.core().sched.put_first(ticket);
     }
 
     /// How large a part of a request should go over a lane at one time, so that nobody waits long for it.
@@ -151,55 +323,293 @@ impl Dispatch {
             // What is asked of it is done whole.
             return u32::MAX;
         }
-        let stats = self.sched.link_stats(self.links[lane.link()]);
-        stats.map_or(u32::MAX, |s| s.piece_bytes)
+        self.lane(lane).map_or(u32::MAX, |s| s.piece_bytes)
     }
 
-    /// What is to be done now.
+    /// What this thread is to do now.
     pub fn decide(&mut self) -> Option<Decision> {
-        self.sched.next(self.now_ns)
+        let mut ring = 0;
+        let mut core = self.core();
+        let decision = core.decide(self.thread, self.now_ns, &mut ring);
+        if ring != 0 {
+            let of = |thread: usize| core.inboxes[thread].bell.clone();
+            let bells: Vec<_> = (0..THREADS_MAX)
+                .filter(|thread| ring & 1 << thread != 0)
+                .map(of)
+                .collect();
+            // A wake-up takes longer than all that is done under the lock.
+            drop(core);
+            bells.iter().for_each(|bell| bell.ring());
+        }
+        decision
     }
 
     /// A request that was begun has ended.
     pub fn done(&mut self, ticket: Ticket) {
-        self.sched.done(ticket, self.now_ns);
+        let mut core = self.core();
+        let now_ns = core.at(self.now_ns);
+        core.sched.done(ticket, now_ns);
     }
 
     /// A request that was begun is silent: others need not wait for it.
     pub fn give_up(&mut self, ticket: Ticket) {
-        self.sched.give_up(ticket);
+        self.core().sched.give_up(ticket);
     }
 
     /// A thread waits for what was to be read ahead. True when it goes before others now.
     pub fn promote(&mut self, ticket: Ticket) -> bool {
-        self.sched.promote(ticket, self.now_ns) == Promoted::Moved
+        let mut core = self.core();
+        let now_ns = core.at(self.now_ns);
+        core.sched.promote(ticket, now_ns) == Promoted::Moved
     }
 
     /// How long before they were used a tenant's pages were read ahead.
     pub fn used_after(&mut self, id: u64, ns: u64, count: u32) {
-        self.sched.used_after(TenantId(id), ns, count);
+        self.core().sched.used_after(TenantId(id), ns, count);
     }
 
     /// A tenant has moved so many bytes over a lane without asking here. While others wait for it: how many bytes it is
     /// ahead of its turn.
     pub fn charge(&mut self, id: u64, lane: Lane, bytes: u64) -> Option<u64> {
-        self.sched
-            .charge(TenantId(id), self.links[lane.link()], bytes)
+        let mut core = self.core();
+        let link = core.links[lane.link()];
+        core.sched.charge(TenantId(id), link, bytes)
     }
 
-    /// Time until a limit lets something go.
+    /// Counts how often it has changed how many tenants use the links.
+    pub(crate) fn uses_version(&self) -> u64 {
+        self.shared.uses_version.load(SeqCst)
+    }
+
+    /// Takes how this thread's tenants use the links, and says what the processes of each may read by themselves,
+    /// beside all tenants of all threads.
+    pub(crate) fn divide(&mut self, mine: &[(u64, One)]) -> Vec<Direct> {
+        let mut core = self.core();
+        let using = |core: &Core| core.uses.values().filter(|one| one.uses).count();
+        let before = using(&core);
+        core.uses.extend(mine.iter().copied());
+        let is_new = using(&core) != before;
+        let link = core.sched.link_stats(core.links[Lane::In.link()]);
+        let all: Vec<One> = core.uses.values().copied().collect();
+        let parts = divide(link.map_or(0, |l| l.rate_bytes_s), &all);
+        let parts: BTreeMap<u64, Direct> = core.uses.keys().copied().zip(parts).collect();
+        let of = |(id, _): &(u64, One)| parts.get(id).copied().unwrap_or_default();
+        let mine = mine.iter().map(of).collect();
+        if is_new {
+            self.shared.uses_version.fetch_add(1, SeqCst);
+            let others = core.inboxes.iter().enumerate();
+            let others = others.filter(|(thread, _)| *thread != self.thread);
+            let bells: Vec<_> = others.map(|(_, inbox)| inbox.bell.clone()).collect();
+            drop(core);
+            bells.iter().for_each(|bell| bell.ring());
+        }
+        mine
+    }
+
+    /// Time until a limit lets something go, or nothing when something is decided already.
     pub fn due_in(&self) -> Option<Duration> {
-        let due = self.sched.next_due()?;
+        let core = self.core();
+        if !core.inboxes[self.thread].decided.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let due = core.sched.next_due()?;
         Some(Duration::from_nanos(due.saturating_sub(self.now_ns)))
-    }
-
-    /// A tenant's counters.
-    pub fn stats(&self, id: u64) -> Option<&TenantStats> {
-        self.sched.stats(TenantId(id))
     }
 
     /// A lane's figures.
     pub fn lane(&self, lane: Lane) -> Option<LinkStats> {
-        self.sched.link_stats(self.links[lane.link()])
+        let core = self.core();
+        core.sched.link_stats(core.links[lane.link()])
+    }
+}
+
+fn lock(shared: &Shared) -> MutexGuard<'_, Core> {
+    shared.core.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const THREADS: usize = 3;
+    const BYTES: u32 = 4096;
+
+    /// What happens to three threads on one dispatcher.
+    #[derive(Clone, Debug)]
+    enum Op {
+        Add(u64, usize),
+        Remove(u64),
+        Part(u64),
+        /// By which thread.
+        Settle(u64, usize),
+        Submit(u64),
+        /// This thread begins all that it may.
+        Decide(usize),
+        /// So many of those that are under way end.
+        Done(usize),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let (id, thread) = (0..4u64, 0..THREADS);
+        let op = prop_oneof![
+            2 => (id.clone(), thread.clone()).prop_map(|(id, at)| Op::Add(id, at)),
+            1 => id.clone().prop_map(Op::Remove),
+            2 => id.clone().prop_map(Op::Part),
+            3 => (id.clone(), thread.clone()).prop_map(|(id, at)| Op::Settle(id, at)),
+            12 => id.prop_map(Op::Submit),
+            6 => thread.prop_map(Op::Decide),
+            4 => (1..9usize).prop_map(Op::Done),
+        ];
+        prop::collection::vec(op, 1..200)
+    }
+
+    /// The naive oracle: whose each request is, and who serves whom.
+    #[derive(Default)]
+    struct Model {
+        /// `None`: on its way.
+        homes: BTreeMap<u64, Option<usize>>,
+        /// Submitted and not begun, by tag; whose.
+        waiting: BTreeMap<u64, u64>,
+        /// Begun and not over.
+        under_way: Vec<(u64, Ticket)>,
+        tickets: BTreeMap<u64, Ticket>,
+        next_tag: u32,
+    }
+
+    fn dispatchers() -> Vec<Dispatch> {
+        // Two requests fit on the link.
+        let first = Dispatch::with(LinkConfig {
+            window_bytes_min: 2 * u64::from(BYTES),
+            window_bytes_max: 2 * u64::from(BYTES),
+            ..LinkConfig::default()
+        });
+        let shared = first.shared().clone();
+        let more = (1..THREADS).map(|_| Dispatch::one_more(&shared));
+        std::iter::once(first).chain(more).collect()
+    }
+
+    fn apply(op: &Op, all: &mut [Dispatch], m: &mut Model) -> Result<(), TestCaseError> {
+        match *op {
+            Op::Add(id, at) if !m.homes.contains_key(&id) => {
+                all[at].add(id, TenantConfig::default());
+                m.homes.insert(id, Some(at));
+            }
+            Op::Remove(id) => {
+                if let Some(Some(at)) = m.homes.get(&id).copied() {
+                    all[at].remove(id);
+                    m.homes.remove(&id);
+                    m.waiting.retain(|_, whose| *whose != id);
+                    m.under_way.retain(|(whose, _)| *whose != id);
+                }
+            }
+            Op::Part(id) => {
+                if let Some(Some(at)) = m.homes.get(&id).copied() {
+                    all[at].part(id);
+                    m.homes.insert(id, None);
+                }
+            }
+            Op::Settle(id, at) if m.homes.get(&id) == Some(&None) => {
+                all[at].settle(id);
+                m.homes.insert(id, Some(at));
+            }
+            Op::Submit(id) => {
+                if let Some(Some(at)) = m.homes.get(&id).copied() {
+                    m.next_tag += 1;
+                    let now_ns = all[at].look();
+                    let taken =
+                        all[at].submit(id, Class::Demand, Lane::In, BYTES, m.next_tag, now_ns);
+                    m.tickets.insert(m.next_tag.into(), taken.unwrap());
+                    m.waiting.insert(m.next_tag.into(), id);
+                }
+            }
+            Op::Decide(at) => {
+                all[at].look();
+                while let Some(decision) = all[at].decide() {
+                    let Decision::Send(request) = decision else {
+                        return Err(TestCaseError::fail("a demand is never dropped"));
+                    };
+                    let id = request.tenant.0;
+                    prop_assert_eq!(m.homes.get(&id), Some(&Some(at)), "not this thread's");
+                    prop_assert_eq!(m.waiting.remove(&request.tag), Some(id), "begun twice");
+                    m.under_way.push((id, m.tickets[&request.tag]));
+                }
+            }
+            Op::Done(n) => {
+                for (id, ticket) in m.under_way.drain(..n.min(m.under_way.len())) {
+                    if let Some(Some(at)) = m.homes.get(&id) {
+                        all[*at].done(ticket);
+                    } else {
+                        // Its answer has come while it is on its way, and is looked at by who has it next.
+                        all[0].done(ticket);
+                    }
+                }
+            }
+            Op::Add(..) | Op::Settle(..) => {}
+        }
+        Ok(())
+    }
+
+    proptest! {
+        /// Each request is begun once, by the thread that serves its tenant then; none is forgotten when tenants go
+        /// from thread to thread; and who has something in its inbox was rung for.
+        #[test]
+        fn requests_are_begun_once_by_who_serves_the_tenant(ops in ops()) {
+            let mut all = dispatchers();
+            let mut m = Model::default();
+            for op in &ops {
+                let heard: Vec<u32> = all.iter().map(|d| d.bell().count()).collect();
+                let had: Vec<usize> = all[0].core().inboxes.iter().map(|i| i.decided.len()).collect();
+                apply(op, &mut all, &mut m)?;
+                if let Op::Decide(by) = op {
+                    let has: Vec<usize> = all[0].core().inboxes.iter().map(|i| i.decided.len()).collect();
+                    for at in (0..THREADS).filter(|at| at != by && has[*at] > had[*at]) {
+                        prop_assert_ne!(all[at].bell().count(), heard[at], "thread {} was not rung for", at);
+                    }
+                }
+            }
+            // Everybody is served by somebody, and all ends.
+            let between: BTreeSet<u64> = m.homes.iter().filter(|(_, at)| at.is_none()).map(|(id, _)| *id).collect();
+            for id in between {
+                apply(&Op::Settle(id, 1), &mut all, &mut m)?;
+            }
+            for _ in 0..ops.len() {
+                for at in 0..THREADS {
+                    apply(&Op::Decide(at), &mut all, &mut m)?;
+                }
+                apply(&Op::Done(usize::MAX), &mut all, &mut m)?;
+            }
+            prop_assert!(m.waiting.is_empty(), "forgotten: {:?}", m.waiting);
+            prop_assert_eq!(all[0].lane(Lane::In).unwrap().under_way_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn who_is_alone_on_its_thread_is_not_alone_on_the_links() {
+        let mut all = dispatchers();
+        let one = |uses| One {
+            weight: 100,
+            uses,
+            is_ahead: false,
+        };
+        all[0].add(1, TenantConfig::default());
+        assert!(all[0].is_lonely());
+        assert_eq!(all[0].divide(&[(1, one(true))]), [Direct::All]);
+        all[1].add(2, TenantConfig::default());
+        assert!(!all[0].is_lonely() && !all[1].is_lonely());
+        let (heard, version) = (all[0].bell().count(), all[0].uses_version());
+        assert!(matches!(
+            all[1].divide(&[(2, one(true))])[..],
+            [Direct::Rate(_)]
+        ));
+        // The other thread is told, and divides anew.
+        assert!(all[0].bell().count() != heard && all[0].uses_version() != version);
+        assert!(matches!(
+            all[0].divide(&[(1, one(true))])[..],
+            [Direct::Rate(_)]
+        ));
+        all[1].remove(2);
+        assert_eq!(all[0].divide(&[(1, one(true))]), [Direct::All]);
     }
 }

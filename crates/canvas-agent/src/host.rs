@@ -1,22 +1,24 @@
-//! Many tenants, served by one thread: a turn of each after the other.
+//! Many tenants, served by one thread: a turn of each after the other. There may be several such threads, each with
+//! tenants of its own, on one dispatcher.
 //!
 //! A round is bounded, so no tenant keeps another one waiting for long: each takes what it may use of this
 //! thread's time by its weight and by what its requests cost lately ([`crate::round_robin`]), and no more is ended than
 //! may be under way. The thread's time is charged to whom it is used for. What is begun of what was taken, and in which order, says the
 //! dispatcher that they share ([`crate::dispatch`]). A tenant that has been quiet for a while is *asleep* by itself: its
 //! programs must ring, and until they do a look at it is one load. When all are asleep the thread sleeps
-//! on all their bells at one time, and on [`Bell`], by which its owner reaches it. A tenant that rings for nothing
+//! on all their bells at one time, and on [`crate::bell`], by which its owner and the other threads reach it. A tenant that rings for nothing
 //! again and again is looked at once in [`VAIN_PAUSE`] only.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use canvas_sched::Decision;
 use canvas_shm::Far;
-use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, futex_wake, thread_ns};
+use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, thread_ns};
 
-use crate::direct::{Direct, One, divide};
+use crate::direct::{Direct, One};
 use crate::dispatch::{Dispatch, Lane};
 use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, looking, relax};
 use crate::round_robin::{Rings, RoundRobin, VAIN_PAUSE};
@@ -77,23 +79,8 @@ pub trait Served: Send {
     fn share(&self) -> &Live;
 }
 
-/// Wakes the thread that serves.
-#[derive(Debug, Default)]
-pub struct Bell {
-    /// Counts rings.
-    rung: AtomicU32,
-}
-
-impl Bell {
-    /// Call it after what is to be seen is there to see.
-    pub fn ring(&self) {
-        self.rung.fetch_add(1, SeqCst);
-        futex_wake(&self.rung, 1);
-    }
-}
-
 /// One tenant.
-struct Seat {
+pub struct Seat {
     id: u64,
     agent: Box<dyn Served>,
     last_work: Instant,
@@ -121,6 +108,8 @@ struct Seat {
     barred: Option<Instant>,
     /// Time that this thread was at work for it in this round.
     time: Duration,
+    /// The same since it came, in ns, whichever thread it was.
+    served_ns: Arc<AtomicU64>,
     /// Its weight, and the version of its share that says so.
     weight: (u32, u32),
     /// When it last used the links.
@@ -219,8 +208,9 @@ pub struct Host {
     first: usize,
     /// What this thread had used of a processor after the last round, if it has not rested since.
     used_ns: Option<u64>,
-    /// When rates of lanes were last looked at, and how many tenants used the links then.
-    rates: Option<(Instant, usize)>,
+    /// When rates of lanes were last looked at, how many tenants of this thread used the links then, and the version
+    /// of how many of all do.
+    rates: Option<(Instant, usize, u64)>,
 }
 
 /// Tells what a round's time went to.
@@ -248,8 +238,8 @@ impl Host {
         }
     }
 
-    /// One more tenant, by a number that was never used before.
-    pub fn add(&mut self, id: u64, agent: Box<dyn Served>) {
+    /// One more tenant, by a number that was never used before. The time that it is served is added to `served_ns`.
+    pub fn add(&mut self, id: u64, agent: Box<dyn Served>, served_ns: Arc<AtomicU64>) {
         // The version first: a change between the two is seen again.
         let version = agent.share().version();
         let share = agent.share().get();
@@ -271,6 +261,7 @@ impl Host {
             vain: Instant::now(),
             barred: None,
             time: Duration::ZERO,
+            served_ns,
             weight: (share.weight, version),
             used: None,
             is_ahead: false,
@@ -282,6 +273,21 @@ impl Host {
         let at = self.seats.iter().position(|s| s.id == id)?;
         self.dispatch.remove(id);
         Some(self.seats.swap_remove(at).agent)
+    }
+
+    /// Another thread is to serve a tenant: its seat, for [`Host::settle`] there. Its programs' requests wait meanwhile.
+    pub fn part(&mut self, id: u64) -> Option<Seat> {
+        let at = self.seats.iter().position(|s| s.id == id)?;
+        self.dispatch.part(id);
+        let mut seat = self.seats.swap_remove(at);
+        seat.wake();
+        Some(seat)
+    }
+
+    /// Serves a tenant that was another thread's.
+    pub fn settle(&mut self, seat: Seat) {
+        self.dispatch.settle(seat.id);
+        self.seats.push(seat);
     }
 
     /// Changes what a tenant gets where it is not alone.
@@ -300,14 +306,15 @@ impl Host {
     }
 
     /// Serves until `on_bell`, which is called before the first round and after each ring, says false.
-    pub fn serve(&mut self, bell: &Bell, mut on_bell: impl FnMut(&mut Host) -> bool) {
-        let mut heard = bell.rung.load(SeqCst);
+    pub fn serve(&mut self, mut on_bell: impl FnMut(&mut Host) -> bool) {
+        let bell = self.dispatch.bell().clone();
+        let mut heard = bell.count();
         let mut go_on = on_bell(self);
         while go_on {
             if !self.round() {
-                self.pause(bell, heard);
+                self.pause(heard);
             }
-            let rung = bell.rung.load(SeqCst);
+            let rung = bell.count();
             if rung != heard {
                 heard = rung;
                 go_on = on_bell(self);
@@ -358,7 +365,8 @@ impl Host {
         }
         // What has ended made room on the links.
         self.begin(&mut lap);
-        let alone = n == 1;
+        // What another thread decides for this one's is not heard while an answer is waited for.
+        let alone = n == 1 && self.dispatch.is_lonely();
         for seat in &mut self.seats {
             if seat.worked {
                 (seat.last_work, seat.in_vain) = (now, false);
@@ -385,9 +393,10 @@ impl Host {
             .filter(|s| s.worked)
             .for_each(|s| s.used = Some(now));
         let n = self.seats.iter().filter(|s| uses(s)).count();
-        if let Some((at, before)) = self.rates
+        let version = self.dispatch.uses_version();
+        if let Some((at, before, known)) = self.rates
             && now.saturating_duration_since(at) < RATES
-            && before == n
+            && (before, known) == (n, version)
         {
             return;
         }
@@ -404,18 +413,21 @@ impl Host {
             };
             seat.is_ahead = ahead.is_some_and(|bytes| bytes > most);
         }
-        let link = self.dispatch.lane(Lane::In).map_or(0, |l| l.rate_bytes_s);
-        let all: Vec<One> = self
+        let mine: Vec<(u64, One)> = self
             .seats
             .iter_mut()
-            .map(|seat| One {
-                uses: uses(seat),
-                weight: seat.weight(),
-                is_ahead: seat.is_ahead,
+            .map(|seat| {
+                let one = One {
+                    uses: uses(seat),
+                    weight: seat.weight(),
+                    is_ahead: seat.is_ahead,
+                };
+                (seat.id, one)
             })
             .collect();
-        self.rates = Some((now, all.iter().filter(|one| one.uses).count()));
-        for (seat, direct) in self.seats.iter_mut().zip(divide(link, &all)) {
+        let parts = self.dispatch.divide(&mine);
+        self.rates = Some((now, n, version));
+        for (seat, direct) in self.seats.iter_mut().zip(parts) {
             seat.agent.set_direct(direct);
         }
     }
@@ -439,6 +451,7 @@ impl Host {
             seat.round_robin.spent(time);
             let ns = time.as_nanos() as u64;
             seat.agent.far().stats.agent_ns.fetch_add(ns, Relaxed);
+            seat.served_ns.fetch_add(ns, Relaxed);
         }
     }
 
@@ -484,7 +497,7 @@ impl Host {
     }
 
     /// Until it is time to look again.
-    fn pause(&mut self, bell: &Bell, heard: u32) {
+    fn pause(&mut self, heard: u32) {
         self.used_ns = None;
         if self.seats.iter().any(|s| s.asleep.is_none()) {
             relax();
@@ -495,7 +508,8 @@ impl Host {
             .iter()
             .filter(|s| s.barred.is_none())
             .map(|s| WaitOn::new(&s.agent.far().asleep, 1));
-        let mut words = vec![WaitOn::new(&bell.rung, heard)];
+        let bell = self.dispatch.bell().clone();
+        let mut words = vec![bell.wait_on(heard)];
         words.extend(bells.take(WAIT_ANY_MAX - 1));
         let long = self.rest_in(words.len() - 1, Instant::now());
         if futex_wait_any(&words, long.as_nanos() as u64).is_err() {
@@ -506,393 +520,4 @@ impl Host {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::round_robin::REQUESTS_MAX;
-    use canvas_sched::Class;
-    use canvas_shm::Segment;
-    use std::sync::atomic::AtomicUsize;
-    use std::sync::{Arc, Mutex};
-
-    /// Answers rings, and writes down who was served.
-    struct Counts {
-        id: u64,
-        far: &'static Far,
-        /// Requests that are left.
-        left: Arc<AtomicUsize>,
-        order: Arc<Mutex<Vec<(u64, usize)>>>,
-        share: Live,
-        /// Of the thread's time, for each request.
-        cost: Duration,
-        /// See [`Served::due_in`].
-        due_in: Option<Duration>,
-        /// Looks at the store.
-        reaped: Arc<AtomicUsize>,
-        /// What its processes may read by themselves, and bytes that they have.
-        direct: Arc<Mutex<Direct>>,
-        read: Arc<AtomicUsize>,
-    }
-
-    impl Served for Counts {
-        fn start(&mut self, _: Decision, _: u64) {}
-        fn flush(&mut self) {}
-        fn reap(&mut self, _: &mut Dispatch, _: u64) -> bool {
-            self.reaped.fetch_add(1, Relaxed);
-            false
-        }
-        fn due_in(&self) -> Option<Duration> {
-            self.due_in
-        }
-        fn gather(&mut self, _: &mut Dispatch, _: u64, most: usize) -> Found {
-            self.far.rung(|_| ());
-            let left = self.left.load(Relaxed);
-            let done = left.min(most);
-            self.left.store(left - done, Relaxed);
-            if done > 0 {
-                self.order.lock().unwrap().push((self.id, done));
-                let until = Instant::now() + self.cost * done as u32;
-                while Instant::now() < until {}
-            }
-            Found {
-                work: done > 0,
-                more: left > done,
-                held_back: left > done,
-                taken: done,
-            }
-        }
-        fn set_direct(&mut self, direct: Direct) {
-            *self.direct.lock().unwrap() = direct;
-        }
-        fn take_direct_bytes(&mut self) -> u64 {
-            self.read.swap(0, Relaxed) as u64
-        }
-        fn is_busy(&self) -> bool {
-            false
-        }
-        fn expects(&self) -> bool {
-            false
-        }
-        fn await_answer(&self, _: Duration) -> bool {
-            false
-        }
-        fn is_ready(&self) -> bool {
-            self.left.load(Relaxed) > 0
-        }
-        fn leave(&mut self) {}
-        fn far(&self) -> &'static Far {
-            self.far
-        }
-        fn share(&self) -> &Live {
-            &self.share
-        }
-    }
-
-    struct Tenants {
-        host: Host,
-        share: Vec<Live>,
-        far: Vec<&'static Far>,
-        left: Vec<Arc<AtomicUsize>>,
-        order: Arc<Mutex<Vec<(u64, usize)>>>,
-        direct: Vec<Arc<Mutex<Direct>>>,
-        read: Vec<Arc<AtomicUsize>>,
-    }
-
-    fn tenants(n: u64) -> Tenants {
-        costly(&vec![Duration::ZERO; n as usize])
-    }
-
-    /// Tenants with requests that cost so much each.
-    fn costly(costs: &[Duration]) -> Tenants {
-        let mut t = Tenants {
-            host: Host::new(Duration::ZERO, Dispatch::new()),
-            share: Vec::new(),
-            far: Vec::new(),
-            left: Vec::new(),
-            order: Arc::default(),
-            direct: costs.iter().map(|_| Arc::default()).collect(),
-            read: costs.iter().map(|_| Arc::default()).collect(),
-        };
-        for (id, cost) in (0..).zip(costs) {
-            let (fd, _) = Segment::create(true).unwrap();
-            let far = Far::map(&fd).unwrap();
-            let left = Arc::new(AtomicUsize::new(0));
-            let share = Live::default();
-            t.host.add(
-                id,
-                Box::new(Counts {
-                    id,
-                    far,
-                    left: left.clone(),
-                    order: t.order.clone(),
-                    share: share.clone(),
-                    cost: *cost,
-                    due_in: None,
-                    reaped: Arc::default(),
-                    direct: t.direct[id as usize].clone(),
-                    read: t.read[id as usize].clone(),
-                }),
-            );
-            t.far.push(far);
-            t.left.push(left);
-            t.share.push(share);
-        }
-        t
-    }
-
-    #[test]
-    fn a_share_is_changed_of_one_tenant() {
-        let mut t = tenants(2);
-        let more = Share {
-            weight: 300,
-            ..Share::default()
-        };
-        let before = t.share[1].version();
-        t.host.set_share(1, more);
-        t.host.set_share(9, more);
-        assert_eq!(
-            (t.share[0].get(), t.share[1].get()),
-            (Share::default(), more)
-        );
-        assert_ne!(t.share[1].version(), before);
-    }
-
-    #[test]
-    fn a_busy_tenant_does_not_keep_the_others_waiting() {
-        let mut t = tenants(3);
-        t.left[0].store(REQUESTS_MAX * 4, Relaxed);
-        t.left[1].store(1, Relaxed);
-        t.left[2].store(REQUESTS_MAX + 1, Relaxed);
-        while t.host.round() {}
-        let order = t.order.lock().unwrap();
-        let of = |id| order.iter().position(|(who, _)| *who == id).unwrap();
-        assert!(of(1) < 3 && of(2) < 3, "{order:?}");
-        let most = order.iter().map(|(_, done)| *done).max();
-        assert!(most <= Some(REQUESTS_MAX), "{order:?}");
-        let of = |id| {
-            order
-                .iter()
-                .filter(move |(who, _)| *who == id)
-                .map(|(_, n)| n)
-        };
-        assert_eq!(of(0).sum::<usize>(), REQUESTS_MAX * 4);
-        assert_eq!(of(2).sum::<usize>(), REQUESTS_MAX + 1);
-    }
-
-    #[test]
-    fn a_tenant_whose_requests_are_dear_leaves_the_others_their_time() {
-        let us = Duration::from_micros;
-        let mut t = costly(&[us(200), us(5), us(5)]);
-        let heavy = Share {
-            weight: 2 * Share::default().weight,
-            ..Share::default()
-        };
-        t.host.set_share(2, heavy);
-        for left in &t.left {
-            left.store(1_000_000, Relaxed);
-        }
-        for _ in 0..400 {
-            assert!(t.host.round());
-        }
-        let done = |id: usize| 1_000_000 - t.left[id].load(Relaxed) as u64;
-        let ns = |id: usize| t.far[id].stats.agent_ns.load(Relaxed);
-        // By requests the dear one would have nearly all of the time: 40 times the others'.
-        assert!(done(1) > 10 * done(0), "{} and {}", done(1), done(0));
-        assert!(
-            ns(0) < 3 * ns(1) && ns(1) < 3 * ns(0),
-            "{} {}",
-            ns(0),
-            ns(1)
-        );
-        assert!(done(2) > done(1), "{} and {}", done(2), done(1));
-        assert!(done(0) > 0);
-    }
-
-    #[test]
-    fn a_tenant_that_rings_for_nothing_does_not_keep_the_thread_awake() {
-        let mut t = tenants(2);
-        let mut seen = 0;
-        for _ in 0..10_000 {
-            t.far[0].ring(5);
-            t.host.round();
-            seen += usize::from(t.host.seats[0].barred.is_some());
-        }
-        assert!(seen > 5_000, "{seen} of 10000 rounds");
-        // What it has is found all the same, and then it is heard at once.
-        t.left[0].store(1, Relaxed);
-        while t.left[0].load(Relaxed) > 0 {
-            t.host.round();
-        }
-        assert!(t.host.seats[0].barred.is_none());
-        // One that rings for what is there is never left alone.
-        for _ in 0..1000 {
-            t.left[1].store(1, Relaxed);
-            t.far[1].ring(5);
-            while t.left[1].load(Relaxed) > 0 {
-                assert!(t.host.seats[1].barred.is_none());
-                t.host.round();
-            }
-        }
-    }
-
-    #[test]
-    fn a_quiet_tenant_is_looked_at_when_it_rings() {
-        let mut t = tenants(2);
-        while t.host.seats.iter().any(|s| s.asleep.is_none()) {
-            t.host.round();
-        }
-        t.left[1].store(5, Relaxed);
-        t.host.round();
-        assert_eq!(t.left[1].load(Relaxed), 5, "nobody rang");
-        assert!(t.far[1].ring(7), "it must be woken");
-        assert!(t.host.round());
-        assert_eq!(t.left[1].load(Relaxed), 0);
-    }
-
-    /// A read that is to be asked of another copy, for example: nobody rings when its time has come.
-    #[test]
-    fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
-        let mut t = tenants(1);
-        let reaped: Vec<Arc<AtomicUsize>> = (1..4).map(|_| Arc::default()).collect();
-        let dues = [Some(Duration::from_secs(3600)), Some(Duration::ZERO), None];
-        for (id, (due_in, reaped)) in (1..).zip(dues.into_iter().zip(&reaped)) {
-            let (fd, _) = Segment::create(true).unwrap();
-            let agent = Counts {
-                id,
-                far: Far::map(&fd).unwrap(),
-                left: Arc::default(),
-                order: t.order.clone(),
-                share: Live::default(),
-                cost: Duration::ZERO,
-                due_in,
-                reaped: reaped.clone(),
-                direct: Arc::default(),
-                read: Arc::default(),
-            };
-            t.host.add(id, Box::new(agent));
-        }
-        let bells = t.host.seats.len();
-        while t.host.seats.iter().any(|s| s.asleep.is_none()) {
-            t.host.round();
-        }
-        let looks = || reaped.iter().map(|r| r.load(Relaxed)).collect::<Vec<_>>();
-        let now = Instant::now();
-        assert_eq!(t.host.rest_in(bells, now), Duration::ZERO);
-        let before = looks();
-        t.host.round();
-        assert_eq!(looks(), [before[0], before[1] + 1, before[2]]);
-        // Without it the thread sleeps as long as ever; with one that is due later, until then.
-        t.host.remove(2);
-        let asleep = |t: &Tenants| t.host.rest_in(bells - 1, now);
-        assert_eq!(asleep(&t), SLEEP_MAX);
-        t.host.seats[1].due = Some(now + Duration::from_millis(7));
-        assert_eq!(asleep(&t), Duration::from_millis(7));
-    }
-
-    #[test]
-    fn all_bells_wake_the_thread() {
-        // More than one call can wait for, too.
-        for n in [0, 1, 3, 200] {
-            let mut t = tenants(n);
-            let (far, left) = (t.far.clone(), t.left.clone());
-            let bell = Bell::default();
-            std::thread::scope(|s| {
-                let bell = &bell;
-                let host = &mut t.host;
-                let mut calls = 0;
-                let serving = s.spawn(move || {
-                    host.serve(bell, |_| {
-                        calls += 1;
-                        calls < 3
-                    });
-                });
-                for (far, left) in far.iter().zip(&left).take(150) {
-                    left.store(3, SeqCst);
-                    if far.ring(0) {
-                        futex_wake(&far.asleep, 1);
-                    }
-                    while left.load(SeqCst) > 0 {
-                        std::thread::yield_now();
-                    }
-                }
-                // The second ring may be heard with the first.
-                while !serving.is_finished() {
-                    bell.ring();
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            });
-        }
-    }
-
-    #[test]
-    fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
-        const LANES: [Lane; 4] = [Lane::In, Lane::Out, Lane::Disk(0), Lane::Disk(7)];
-        let mut t = tenants(1);
-        for id in 0..1000 {
-            let dispatch = &mut t.host.dispatch;
-            for lane in LANES {
-                for class in Class::ALL {
-                    let taken = dispatch.submit(id, class, lane, 32 << 10, 7, 0);
-                    assert!(taken.is_some());
-                }
-            }
-            let mut begun = 0;
-            while dispatch.decide().is_some() {
-                begun += 1;
-            }
-            assert_eq!(
-                begun,
-                3 * LANES.len(),
-                "the links have room for tenant {id}"
-            );
-            // What it has under way nobody will say has ended.
-            let agent = t.host.remove(id).unwrap();
-            t.host.add(id + 1, agent);
-        }
-        for lane in LANES {
-            assert_eq!(t.host.dispatch.lane(lane).unwrap().under_way_bytes, 0);
-        }
-    }
-
-    #[test]
-    fn a_tenant_that_leaves_is_given_back() {
-        let mut t = tenants(3);
-        t.host.round();
-        assert!(t.host.remove(1).is_some() && t.host.remove(1).is_none());
-        t.host.round();
-        assert_eq!(t.host.remove_all().len(), 2);
-        assert!(!t.host.round());
-    }
-
-    #[test]
-    fn a_tenant_is_alone_until_another_one_uses_the_links() {
-        let Tenants {
-            mut host,
-            direct,
-            read,
-            ..
-        } = tenants(3);
-        let began = Instant::now();
-        // Who works, and who reads by itself, after how many tenths of ACTIVE; and who is alone then.
-        for (at, works, reads, alone) in [
-            (0, vec![0], vec![], [true, false, false]),
-            (1, vec![], vec![0], [true, false, false]),
-            (2, vec![1], vec![0], [false; 3]),
-            (11, vec![], vec![0], [false; 3]),
-            (13, vec![], vec![0], [true, false, false]),
-            (14, vec![1, 2], vec![], [false; 3]),
-            (25, vec![2], vec![1], [false; 3]),
-            (33, vec![], vec![1], [false; 3]),
-            (37, vec![], vec![1], [false, true, false]),
-        ] {
-            for seat in &mut host.seats {
-                seat.worked = works.contains(&(seat.id as usize));
-            }
-            reads
-                .iter()
-                .for_each(|id: &usize| read[*id].store(4096, Relaxed));
-            host.look_at_rates(began + ACTIVE * at / 10);
-            let all = |i: usize| *direct[i].lock().unwrap() == Direct::All;
-            assert_eq!([0, 1, 2].map(all), alone, "{at}");
-        }
-    }
-}
+pub(crate) mod tests;

@@ -8,8 +8,8 @@
 //! uses which slab) and the journal ([`journal`]: the key, and which seal numbers were used, [`numbers`]).
 //! An agent that takes over from a dead one needs no more than these and the stores.
 //!
-//! [`host`] serves many tenants from one thread, a turn of each after the other; [`dispatch`] decides what is begun
-//! when links are short.
+//! [`host`] serves many tenants from one thread, a turn of each after the other; where one thread is too few there are
+//! more of them ([`daemon::threads`]). [`dispatch`] decides for all threads what is begun when links are short.
 //!
 //! As a process it is one of two: [`worker`] serves one run, [`daemon`] all tenants of a host.
 //!
@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod bell;
 pub mod block;
 pub mod copies;
 pub mod daemon;

@@ -59,6 +59,7 @@ pub fn run(args: &AgentArgs) -> Result<i32, Failure> {
         memory,
         warm: args.warm,
         spin: Duration::from_nanos(args.spin.ns),
+        threads: args.threads.width(),
         dispatch: Dispatch::new().with_timeliness(args.timeliness.is_on()),
         signals,
     })?;

@@ -40,9 +40,10 @@ pub use native::NativeSwapArgs;
 pub use numa::NumaArgs;
 pub use proactive::ProactiveArgs;
 pub use reserve::FarReserveArgs;
+use run_values::threads;
 pub use run_values::{
     AppTierArg, AppTierArgs, CodecArg, CopiesArg, LanesArgs, LearnArgs, ModeArg, PrefetchArg,
-    SwitchArg, TimelinessArg,
+    SwitchArg, ThreadsArg, TimelinessArg,
 };
 pub use share::ShareArgs;
 pub use swap_in::SwapInArgs;
@@ -570,6 +571,10 @@ pub struct AgentArgs {
     /// How long a tenant's requests are looked for after its last one before sleeping; 0s saves CPU.
     #[arg(long, value_name = "TIME", default_value = "50us")]
     pub spin: Span,
+    /// Threads that serve: `auto` begins with one, and adds another when one is full and a processor idle; N are
+    /// there from the start, 64 at most, and tenants are divided among them.
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = threads)]
+    pub threads: ThreadsArg,
     /// Whether what tenants asked for ahead and would come too late is left out.
     #[arg(long, value_enum, default_value_t = TimelinessArg::On)]
     pub timeliness: TimelinessArg,

@@ -1,18 +1,13 @@
 //! The host agent's socket: who connects, what they say, and which tenants there are.
 //!
-//! One thread, which may wait for files and for nobody's answer; the thread that serves
-//! ([`crate::host`]) gets finished agents from it and gives them back. A peer that says nothing,
+//! One thread, which may wait for files and for nobody's answer; the threads that serve
+//! ([`super::threads`]) get finished agents from it and give them back. A peer that says nothing,
 //! or nonsense, is closed with a sentence and costs nobody else anything.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::Share;
-use crate::dispatch::Dispatch;
-use crate::host::{Bell, Host, Served};
 use crate::log::{About, Log};
 use canvas_shm::pass;
 use nix::errno::Errno;
@@ -26,6 +21,7 @@ use super::memory::HostMemory;
 use super::prepared::Prepared;
 use super::socket::ListeningSocket;
 use super::tenant::{Service, Tenant};
+use super::threads::ServingThreads;
 use crate::members::{Orphan, Whose, members};
 use canvas_control::hello::{
     Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, Take, VERSION, Wanted,
@@ -47,18 +43,6 @@ const NAMES_TOLD: usize = 16;
 /// After a connection that could not be taken for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the thread that serves is told.
-enum Command {
-    /// Serve this one too.
-    Add(u64, Box<dyn Served>),
-    /// It gets this where it is not alone.
-    Share(u64, Share),
-    /// Serve it no more; drop the rest when its agent has ended.
-    Remove(u64, Box<dyn Send>),
-    /// Serve nobody any more, and give all back.
-    RemoveAll(Sender<Vec<(u64, Box<dyn Served>)>>),
-}
-
 /// Who has connected and said nothing yet.
 struct Stranger {
     fd: OwnedFd,
@@ -69,7 +53,7 @@ struct Stranger {
 
 /// A tenant that is served.
 pub struct TenantEntry {
-    /// Its number, here and for the thread that serves.
+    /// Its number, here and for the threads that serve.
     pub id: u64,
     /// It.
     pub tenant: Tenant,
@@ -110,30 +94,22 @@ pub struct Listener {
     pub entries: Vec<TenantEntry>,
     prepared: Prepared,
     next_id: u64,
-    tell: Sender<Command>,
-    bell: Arc<Bell>,
+    threads: ServingThreads,
     log: Log,
     accept_again: Option<Instant>,
 }
 
 impl Listener {
-    /// Starts the thread that serves.
+    /// For nobody yet; `threads` serve.
     pub fn new(
         service: Service,
         slabs_max: usize,
         memory: HostMemory,
-        spin: Duration,
-        dispatch: Dispatch,
+        threads: ServingThreads,
         listening: ListeningSocket,
         signals: SignalFd,
-    ) -> std::io::Result<Listener> {
-        let bell = Arc::new(Bell::default());
-        let (tell, told) = channel();
-        let theirs = bell.clone();
-        std::thread::Builder::new()
-            .name("serve".to_owned())
-            .spawn(move || Host::new(spin, dispatch).serve(&theirs, |host| obey(host, &told)))?;
-        Ok(Listener {
+    ) -> Listener {
+        Listener {
             service,
             slabs_max,
             memory,
@@ -143,17 +119,10 @@ impl Listener {
             entries: Vec::new(),
             prepared: Prepared::new(0),
             next_id: 1,
-            tell,
-            bell,
+            threads,
             log: Log::new(|line| say(line)),
             accept_again: None,
-        })
-    }
-
-    fn tell(&self, command: Command) {
-        // The other thread ends with the process only.
-        let _ = self.tell.send(command);
-        self.bell.ring();
+        }
     }
 
     /// Serves until a signal comes or another agent takes over.
@@ -191,6 +160,7 @@ impl Listener {
             .chain(self.accept_again.map(in_time))
             .chain(self.memory.due().map(in_time))
             .chain(self.prepared.due().map(in_time))
+            .chain(self.threads.due().map(in_time))
             .min();
         let timeout = least.map_or(PollTimeout::NONE, |t| {
             PollTimeout::try_from(t.as_millis() + 1).unwrap_or(PollTimeout::MAX)
@@ -391,7 +361,7 @@ impl Listener {
             links: Vec::new(),
             orphan: Orphan::default(),
         });
-        self.tell(Command::Share(id, share));
+        self.threads.set_share(id, share);
         let new = &self.entries[self.entries.len() - 1];
         self.memory.arrive(&self.service, new, &self.entries);
         kept.map(Some)
@@ -532,12 +502,12 @@ impl Listener {
         Ok(())
     }
 
-    /// Has the other thread serve a tenant; its number.
+    /// Has a tenant served; its number.
     fn serve_tenant(&mut self, tenant: &Tenant) -> Result<u64, AdmissionError> {
         let agent = tenant.agent(&self.service)?;
         let id = self.next_id;
         self.next_id += 1;
-        self.tell(Command::Add(id, agent));
+        self.threads.add(id, agent);
         Ok(id)
     }
 
@@ -592,8 +562,7 @@ impl Listener {
         }
         let TenantEntry { id, tenant, .. } = &mut self.entries[at];
         tenant.change(change, &self.service)?;
-        let command = Command::Share(*id, tenant.share(&self.service));
-        self.tell(command);
+        self.threads.set_share(*id, tenant.share(&self.service));
         let changed = &self.entries[at];
         self.memory.change(&self.service, changed, &self.entries);
         Ok(())
@@ -606,7 +575,7 @@ impl Listener {
         } = self.entries.swap_remove(at);
         self.memory.leave(id, &self.entries);
         // Its runner waits for the connection's end, which says that all is given back.
-        self.tell(Command::Remove(id, Box::new((tenant, links))));
+        self.threads.remove(id, Box::new((tenant, links)));
     }
 
     /// An operator ends a tenant; who asks hears by the connection's end that all is given back.
@@ -691,6 +660,7 @@ impl Listener {
             }
         }
         self.memory.tend(&self.service, &self.entries);
+        self.threads.tend();
         self.prepare();
     }
 
@@ -700,14 +670,12 @@ impl Listener {
             self.refuse(&who, "only root and the agent's own user may replace it");
             return false;
         }
-        let (send, given) = channel();
-        self.tell(Command::RemoveAll(send));
-        let agents = given.recv().unwrap_or_default();
+        let agents = self.threads.remove_all();
         // Nobody has them, and the next agent prepares its own.
         self.prepared.ready.clear();
         // An agent that is dropped waits for its disk: nothing of it is under way any more after that.
         std::thread::scope(|s| {
-            for (_, agent) in agents {
+            for agent in agents {
                 s.spawn(|| drop(agent));
             }
         });
@@ -747,31 +715,4 @@ fn unkept(source: std::io::Error) -> AdmissionError {
         what: "its files cannot be kept",
         source,
     }
-}
-
-/// The thread that serves does what it is told.
-fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
-    while let Ok(command) = told.try_recv() {
-        match command {
-            Command::Add(id, agent) => host.add(id, agent),
-            Command::Share(id, share) => host.set_share(id, share),
-            Command::Remove(id, rest) => {
-                let agent = host.remove(id);
-                let ends = move || {
-                    if let Some(mut agent) = agent {
-                        agent.leave();
-                    }
-                    drop(rest);
-                };
-                // Without a thread it ends here, and the others wait for it.
-                let _ = std::thread::Builder::new()
-                    .name("end".to_owned())
-                    .spawn(ends);
-            }
-            Command::RemoveAll(to) => {
-                let _ = to.send(host.remove_all());
-            }
-        }
-    }
-    true
 }

@@ -5,6 +5,7 @@
 //! | [`socket`] | where it listens, and who may connect |
 //! | [`tenant`] | a tenant's descriptors, judged, and what serves it |
 //! | [`listener`] | connections and tenants |
+//! | [`threads`] | the threads that serve, and which tenants each has |
 //! | [`pool`] | one pool for all tenants, by swap traffic |
 //! | [`shared`] | one bound for all tenants on memory that forks share, by use |
 //! | [`memory`] | both of these |
@@ -21,11 +22,13 @@ pub mod replace;
 pub mod shared;
 pub mod socket;
 pub mod tenant;
+pub mod threads;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use canvas_control::text::say;
+use canvas_place::threads::Width;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::{Mode, umask};
@@ -38,6 +41,7 @@ use memory::HostMemory;
 use replace::Taken;
 use socket::ListeningSocket;
 use tenant::{Service, Tenant};
+use threads::ServingThreads;
 
 /// What it is to do.
 pub struct Config {
@@ -59,6 +63,8 @@ pub struct Config {
     pub spin: Duration,
     /// Which request goes next.
     pub dispatch: Dispatch,
+    /// Threads that serve.
+    pub threads: Width,
     /// The signals that end it.
     pub signals: SignalFd,
 }
@@ -78,16 +84,16 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         let _ = std::fs::remove_file(&path);
         return Err(why.into());
     }
+    let threads = ServingThreads::start(config.threads, config.spin, config.dispatch)
+        .map_err(DaemonError::Thread)?;
     let mut listener = Listener::new(
         config.service,
         config.slabs_max,
         config.memory,
-        config.spin,
-        config.dispatch,
+        threads,
         listening,
         config.signals,
-    )
-    .map_err(DaemonError::Thread)?;
+    );
     let n = tenants.len();
     for (given, fds) in tenants {
         let name = given.hello.name.clone();

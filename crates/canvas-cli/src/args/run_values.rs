@@ -1,5 +1,7 @@
 //! Values of `canvas run`'s flags.
 
+use canvas_agent::dispatch::THREADS_MAX;
+use canvas_place::threads::Width;
 use canvas_shm::Mode;
 use canvas_types::{AppTier, Codec, Prefetch};
 use clap::builder::PossibleValue;
@@ -59,6 +61,39 @@ impl TimelinessArg {
     /// Is the rule on?
     pub fn is_on(self) -> bool {
         self == TimelinessArg::On
+    }
+}
+
+/// `--threads` of the host's agent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ThreadsArg {
+    /// As many as are needed, at most one for each processor.
+    Auto,
+    /// So many.
+    Fixed(usize),
+}
+
+/// Reads it.
+pub fn threads(text: &str) -> Result<ThreadsArg, String> {
+    if text == "auto" {
+        return Ok(ThreadsArg::Auto);
+    }
+    match text.parse() {
+        Ok(n) if (1..=THREADS_MAX).contains(&n) => Ok(ThreadsArg::Fixed(n)),
+        _ => Err(format!("write auto, or a number from 1 to {THREADS_MAX}")),
+    }
+}
+
+impl ThreadsArg {
+    /// What it means on this host.
+    pub fn width(self) -> Width {
+        match self {
+            ThreadsArg::Auto => {
+                let processors = std::thread::available_parallelism().map_or(1, usize::from);
+                Width::Elastic(processors.min(THREADS_MAX))
+            }
+            ThreadsArg::Fixed(n) => Width::Fixed(n),
+        }
     }
 }
 

@@ -201,6 +201,7 @@ fn expected(command: &str) -> &'static [&'static str] {
             "server",
             "socket",
             "spin",
+            "threads",
             "timeliness",
             "warm",
         ],

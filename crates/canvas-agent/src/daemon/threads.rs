@@ -1,0 +1,463 @@
+//! The threads that serve ([`crate::host`]): they are started, told what to do, and have tenants divided among them
+//! ([`canvas_place::threads`]).
+//!
+//! Only the listener tells them anything. A tenant that goes from one to another is given back first, so at no time
+//! do two have it, and what is said of it later is said to the one that has it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use canvas_control::text::say;
+use canvas_place::threads::{Load, Move, Permille, ROUNDS_IN_S, Threads, Width};
+use canvas_types::procfs::{Ticks, processors};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
+use crate::Share;
+use crate::bell::Bell;
+use crate::dispatch::{Dispatch, Shared, THREADS_MAX};
+use crate::host::{Host, Seat, Served};
+
+/// Time between two looks at what they do.
+const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
+
+/// What a thread that serves is told.
+enum Command {
+    /// Serve this one too; add the time that it takes.
+    Add(u64, Box<dyn Served>, Arc<AtomicU64>),
+    /// It gets this where it is not alone.
+    Share(u64, Share),
+    /// Give this one back as it is.
+    Part(u64, Sender<Option<Seat>>),
+    /// Serve this one of another thread.
+    Settle(Seat),
+    /// Serve it no more; drop the rest when its agent has ended.
+    Remove(u64, Box<dyn Send>),
+    /// Serve nobody any more, and give all back.
+    RemoveAll(Sender<Vec<(u64, Box<dyn Served>)>>),
+}
+
+/// One of them.
+struct Thread {
+    tell: Sender<Command>,
+    bell: Arc<Bell>,
+}
+
+impl Thread {
+    fn start(number: usize, spin: Duration, dispatch: Dispatch) -> std::io::Result<Thread> {
+        let bell = dispatch.bell().clone();
+        let (tell, told) = channel();
+        let name = match number {
+            0 => "serve".to_owned(),
+            n => format!("serve-{}", n + 1),
+        };
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || Host::new(spin, dispatch).serve(|host| obey(host, &told)))?;
+        Ok(Thread { tell, bell })
+    }
+
+    fn tell(&self, command: Command) {
+        // The thread ends with the process only.
+        let _ = self.tell.send(command);
+        self.bell.ring();
+    }
+}
+
+/// A tenant, as it is known here.
+struct Tenant {
+    thread: usize,
+    served_ns: Arc<AtomicU64>,
+    /// What that was at the last look.
+    seen_ns: u64,
+}
+
+/// How much of the processors that this process may use is idle.
+struct Idle {
+    may: CpuSet,
+    before: Vec<Ticks>,
+}
+
+impl Idle {
+    fn new() -> Idle {
+        Idle {
+            may: sched_getaffinity(Pid::from_raw(0)).unwrap_or_default(),
+            before: Vec::new(),
+        }
+    }
+
+    /// Since the last look: 1000 for one of them; 0 when nothing is known.
+    fn look(&mut self) -> Permille {
+        let stat = std::fs::read("/proc/stat").unwrap_or_default();
+        let may = |cpu| self.may.is_set(cpu).unwrap_or(false);
+        let now: Vec<Ticks> = processors(&stat, may).collect();
+        let before = std::mem::replace(&mut self.before, now);
+        if before.len() != self.before.len() {
+            return 0;
+        }
+        let idle = |(before, now): (&Ticks, &Ticks)| {
+            let all = now.all.saturating_sub(before.all).max(1);
+            let idle = now.idle.saturating_sub(before.idle).min(all);
+            (1000 * u128::from(idle) / u128::from(all)) as Permille
+        };
+        before.iter().zip(&self.before).map(idle).sum()
+    }
+}
+
+/// All of them.
+pub struct ServingThreads {
+    spin: Duration,
+    shared: Arc<Shared>,
+    all: Vec<Thread>,
+    tenants: BTreeMap<u64, Tenant>,
+    decide: Threads,
+    looked: Instant,
+    idle: Idle,
+}
+
+impl ServingThreads {
+    /// Starts the first one, which has `dispatch`, or all of a fixed number. Each tenant is looked at for `spin`
+    /// after its last work.
+    pub fn start(
+        width: Width,
+        spin: Duration,
+        dispatch: Dispatch,
+    ) -> std::io::Result<ServingThreads> {
+        let shared = dispatch.shared().clone();
+        let mut threads = ServingThreads {
+            spin,
+            shared,
+            all: vec![Thread::start(0, spin, dispatch)?],
+            tenants: BTreeMap::new(),
+            decide: Threads::new(width),
+            looked: Instant::now(),
+            idle: Idle::new(),
+        };
+        if let Width::Fixed(_) = width {
+            while threads.all.len() < threads.most() {
+                threads.one_more()?;
+            }
+        }
+        Ok(threads)
+    }
+
+    fn most(&self) -> usize {
+        self.decide.most().min(THREADS_MAX)
+    }
+
+    fn one_more(&mut self) -> std::io::Result<()> {
+        let dispatch = Dispatch::one_more(&self.shared);
+        let thread = Thread::start(self.all.len(), self.spin, dispatch)?;
+        self.all.push(thread);
+        Ok(())
+    }
+
+    /// Has a tenant served, by a number that was never used before.
+    pub fn add(&mut self, id: u64, agent: Box<dyn Served>) {
+        let thread = self.decide.place(&self.loads(ROUND));
+        let served_ns = Arc::new(AtomicU64::new(0));
+        self.all[thread].tell(Command::Add(id, agent, served_ns.clone()));
+        self.tenants.insert(
+            id,
+            Tenant {
+                thread,
+                served_ns,
+                seen_ns: 0,
+            },
+        );
+    }
+
+    /// Changes what a tenant gets where it is not alone.
+    pub fn set_share(&self, id: u64, share: Share) {
+        if let Some(tenant) = self.tenants.get(&id) {
+            self.all[tenant.thread].tell(Command::Share(id, share));
+        }
+    }
+
+    /// Has a tenant served no more; `rest` is dropped when its agent has ended.
+    pub fn remove(&mut self, id: u64, rest: Box<dyn Send>) {
+        if let Some(tenant) = self.tenants.remove(&id) {
+            self.all[tenant.thread].tell(Command::Remove(id, rest));
+        }
+    }
+
+    /// Has nobody served any more; what served them.
+    pub fn remove_all(&mut self) -> Vec<Box<dyn Served>> {
+        self.tenants.clear();
+        let (send, given) = channel();
+        for thread in &self.all {
+            thread.tell(Command::RemoveAll(send.clone()));
+        }
+        drop(send);
+        given.iter().flatten().map(|(_, agent)| agent).collect()
+    }
+
+    /// When it is time to tend them, if there is anything to divide.
+    pub fn due(&self) -> Option<Instant> {
+        (self.most() > 1 && self.tenants.len() > 1).then(|| self.looked + ROUND)
+    }
+
+    /// Looks at what they do, when it is time, and divides tenants among them.
+    pub fn tend(&mut self) {
+        let now = Instant::now();
+        if self.due().is_none_or(|due| due > now) {
+            return;
+        }
+        let time = now.saturating_duration_since(self.looked);
+        self.looked = now;
+        let loads = self.loads(time);
+        for tenant in self.tenants.values_mut() {
+            tenant.seen_ns = tenant.served_ns.load(Relaxed);
+        }
+        let idle = self.idle.look();
+        if let Some(change) = self.decide.look(&loads, idle) {
+            self.carry_out(change);
+        }
+    }
+
+    /// Each thread's tenants, and what they took of a time that has passed since the last look.
+    fn loads(&self, time: Duration) -> Vec<Vec<Load>> {
+        let mut loads = vec![Vec::new(); self.all.len()];
+        for (id, tenant) in &self.tenants {
+            let ns = tenant.served_ns.load(Relaxed) - tenant.seen_ns;
+            let busy = u128::from(ns) * 1000 / time.as_nanos().max(1);
+            let busy = busy.min(1000) as Permille;
+            loads[tenant.thread].push(Load { id: *id, busy });
+        }
+        loads
+    }
+
+    fn carry_out(&mut self, change: Move) {
+        let Move { id, from, to } = change;
+        if to == self.all.len() {
+            if let Err(e) = self.one_more() {
+                say(format_args!(
+                    "agent: no more than {to} threads serve: one more cannot be started: {}",
+                    canvas_control::text::reason(&e)
+                ));
+                return self.decide.bound(to);
+            }
+            say(format_args!(
+                "agent: {} threads serve: one was full, and a processor idle",
+                to + 1
+            ));
+        }
+        let (send, given) = channel();
+        self.all[from].tell(Command::Part(id, send));
+        if let Ok(Some(seat)) = given.recv() {
+            self.all[to].tell(Command::Settle(seat));
+            if let Some(tenant) = self.tenants.get_mut(&id) {
+                tenant.thread = to;
+            }
+        }
+    }
+}
+
+/// A thread that serves does what it is told.
+fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
+    while let Ok(command) = told.try_recv() {
+        match command {
+            Command::Add(id, agent, served_ns) => host.add(id, agent, served_ns),
+            Command::Share(id, share) => host.set_share(id, share),
+            Command::Part(id, to) => {
+                let _ = to.send(host.part(id));
+            }
+            Command::Settle(seat) => host.settle(seat),
+            Command::Remove(id, rest) => {
+                let agent = host.remove(id);
+                let ends = move || {
+                    if let Some(mut agent) = agent {
+                        agent.leave();
+                    }
+                    drop(rest);
+                };
+                // Without a thread it ends here, and the others wait for it.
+                let _ = std::thread::Builder::new()
+                    .name("end".to_owned())
+                    .spawn(ends);
+            }
+            Command::RemoveAll(to) => {
+                let _ = to.send(host.remove_all());
+            }
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::direct::Direct;
+    use crate::dispatch::Lane;
+    use crate::host::Found;
+    use crate::share::Live;
+    use canvas_sched::{Class, Decision, LinkConfig, Ticket};
+    use canvas_shm::{Far, Segment};
+    use std::collections::HashMap;
+    use std::sync::atomic::AtomicBool;
+
+    const BYTES: u32 = 4096;
+
+    /// Has requests that end at once.
+    struct Asks {
+        far: &'static Far,
+        left: u32,
+        begun: Arc<AtomicU64>,
+        tickets: HashMap<u64, Ticket>,
+        under_way: Vec<Ticket>,
+        share: Live,
+        /// A thread is at work for it.
+        is_served: Arc<AtomicBool>,
+    }
+
+    impl Asks {
+        fn alone<T>(&mut self, work: impl FnOnce(&mut Asks) -> T) -> T {
+            assert!(!self.is_served.swap(true, Relaxed), "two threads have it");
+            let got = work(self);
+            self.is_served.store(false, Relaxed);
+            got
+        }
+    }
+
+    impl Served for Asks {
+        fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
+            self.alone(|own| {
+                own.far.rung(|_| ());
+                // A queue holds no more than an agent has under way.
+                let room = 64usize.saturating_sub(own.tickets.len());
+                let taken = most.min(own.left as usize).min(room);
+                for _ in 0..taken {
+                    let (tag, now_ns) = (own.left, dispatch.now_ns());
+                    own.left -= 1;
+                    let ticket = dispatch.submit(id, Class::Demand, Lane::In, BYTES, tag, now_ns);
+                    own.tickets.insert(tag.into(), ticket.unwrap());
+                }
+                Found {
+                    work: taken > 0,
+                    more: own.left > 0 && taken == most,
+                    held_back: own.left > 0 && taken == most,
+                    taken,
+                }
+            })
+        }
+        fn start(&mut self, decision: Decision, _: u64) {
+            let Decision::Send(request) = decision else {
+                unreachable!("demands");
+            };
+            self.alone(|own| {
+                let ticket = own.tickets.remove(&request.tag);
+                own.under_way.push(ticket.expect("its own, once"));
+            });
+        }
+        fn flush(&mut self) {}
+        fn reap(&mut self, dispatch: &mut Dispatch, _: u64) -> bool {
+            self.alone(|own| {
+                let n = own.under_way.len();
+                own.under_way.drain(..).for_each(|t| dispatch.done(t));
+                own.begun.fetch_add(n as u64, Relaxed);
+                n > 0
+            })
+        }
+        fn expects(&self) -> bool {
+            false
+        }
+        fn await_answer(&self, _: Duration) -> bool {
+            false
+        }
+        fn is_ready(&self) -> bool {
+            !self.under_way.is_empty() || self.left > 0
+        }
+        fn due_in(&self) -> Option<Duration> {
+            None
+        }
+        fn set_direct(&mut self, _: Direct) {}
+        fn take_direct_bytes(&mut self) -> u64 {
+            0
+        }
+        fn is_busy(&self) -> bool {
+            !self.tickets.is_empty()
+        }
+        fn leave(&mut self) {}
+        fn far(&self) -> &'static Far {
+            self.far
+        }
+        fn share(&self) -> &Live {
+            &self.share
+        }
+    }
+
+    /// Threads that serve so many tenants, each with so many requests, on a link that takes two at a time.
+    fn serving(width: Width, tenants: u64, requests: u32) -> (ServingThreads, Vec<Arc<AtomicU64>>) {
+        let dispatch = Dispatch::with(LinkConfig {
+            window_bytes_min: 2 * u64::from(BYTES),
+            window_bytes_max: 2 * u64::from(BYTES),
+            ..LinkConfig::default()
+        });
+        let mut threads = ServingThreads::start(width, Duration::ZERO, dispatch).unwrap();
+        let mut begun = Vec::new();
+        for id in 0..tenants {
+            let (fd, _) = Segment::create(true).unwrap();
+            begun.push(Arc::new(AtomicU64::new(0)));
+            let agent = Asks {
+                far: Far::map(&fd).unwrap(),
+                left: requests,
+                begun: begun[id as usize].clone(),
+                tickets: HashMap::new(),
+                under_way: Vec::new(),
+                share: Live::default(),
+                is_served: Arc::default(),
+            };
+            threads.add(id, Box::new(agent));
+        }
+        (threads, begun)
+    }
+
+    #[test]
+    fn tenants_that_go_from_thread_to_thread_lose_nothing() {
+        const REQUESTS: u32 = 20_000;
+        let (mut threads, begun) = serving(Width::Fixed(3), 6, REQUESTS);
+        let seed = std::process::id() as usize;
+        println!("seed {seed}");
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut moves = 0usize;
+        while begun.iter().any(|n| n.load(Relaxed) < REQUESTS.into()) {
+            assert!(Instant::now() < until, "{begun:?} of {REQUESTS}");
+            let id = (seed + moves * 7) as u64 % 6;
+            let from = threads.tenants[&id].thread;
+            let to = (from + 1 + (seed + moves) % 2) % 3;
+            threads.carry_out(Move { id, from, to });
+            assert_eq!(threads.tenants[&id].thread, to);
+            moves += 1;
+        }
+        println!("{moves} moves");
+        assert!(begun.iter().all(|n| n.load(Relaxed) == u64::from(REQUESTS)));
+        threads.remove(5, Box::new(()));
+        assert_eq!(threads.remove_all().len(), 5);
+        assert!(threads.due().is_none());
+    }
+
+    #[test]
+    fn one_thread_more_is_started_when_it_is_decided() {
+        let (mut threads, begun) = serving(Width::Elastic(2), 3, 1000);
+        assert_eq!(threads.all.len(), 1);
+        assert!(threads.due().is_some());
+        let (id, from, to) = (1, 0, 1);
+        threads.carry_out(Move { id, from, to });
+        assert_eq!(threads.all.len(), 2);
+        let until = Instant::now() + Duration::from_secs(60);
+        while begun.iter().any(|n| n.load(Relaxed) < 1000) {
+            assert!(Instant::now() < until, "{begun:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // What each took is seen, and is no more than there was.
+        threads.looked -= ROUND;
+        threads.tend();
+        assert!(threads.tenants.values().all(|t| t.seen_ns > 0));
+        assert!(threads.looked.elapsed() < Duration::from_secs(30));
+        assert_eq!(threads.remove_all().len(), 3);
+    }
+}

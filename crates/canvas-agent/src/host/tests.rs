@@ -1,0 +1,389 @@
+use super::*;
+use crate::round_robin::REQUESTS_MAX;
+use canvas_sched::Class;
+use canvas_shm::Segment;
+use canvas_sys::proc::futex_wake;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+
+/// Answers rings, and writes down who was served.
+pub(crate) struct Counts {
+    id: u64,
+    pub(crate) far: &'static Far,
+    /// Requests that are left.
+    pub(crate) left: Arc<AtomicUsize>,
+    order: Arc<Mutex<Vec<(u64, usize)>>>,
+    share: Live,
+    /// Of the thread's time, for each request.
+    cost: Duration,
+    /// See [`Served::due_in`].
+    due_in: Option<Duration>,
+    /// Looks at the store.
+    reaped: Arc<AtomicUsize>,
+    /// What its processes may read by themselves, and bytes that they have.
+    direct: Arc<Mutex<Direct>>,
+    read: Arc<AtomicUsize>,
+}
+
+impl Served for Counts {
+    fn start(&mut self, _: Decision, _: u64) {}
+    fn flush(&mut self) {}
+    fn reap(&mut self, _: &mut Dispatch, _: u64) -> bool {
+        self.reaped.fetch_add(1, Relaxed);
+        false
+    }
+    fn due_in(&self) -> Option<Duration> {
+        self.due_in
+    }
+    fn gather(&mut self, _: &mut Dispatch, _: u64, most: usize) -> Found {
+        self.far.rung(|_| ());
+        let left = self.left.load(Relaxed);
+        let done = left.min(most);
+        self.left.store(left - done, Relaxed);
+        if done > 0 {
+            self.order.lock().unwrap().push((self.id, done));
+            let until = Instant::now() + self.cost * done as u32;
+            while Instant::now() < until {}
+        }
+        Found {
+            work: done > 0,
+            more: left > done,
+            held_back: left > done,
+            taken: done,
+        }
+    }
+    fn set_direct(&mut self, direct: Direct) {
+        *self.direct.lock().unwrap() = direct;
+    }
+    fn take_direct_bytes(&mut self) -> u64 {
+        self.read.swap(0, Relaxed) as u64
+    }
+    fn is_busy(&self) -> bool {
+        false
+    }
+    fn expects(&self) -> bool {
+        false
+    }
+    fn await_answer(&self, _: Duration) -> bool {
+        false
+    }
+    fn is_ready(&self) -> bool {
+        self.left.load(Relaxed) > 0
+    }
+    fn leave(&mut self) {}
+    fn far(&self) -> &'static Far {
+        self.far
+    }
+    fn share(&self) -> &Live {
+        &self.share
+    }
+}
+
+struct Tenants {
+    host: Host,
+    share: Vec<Live>,
+    far: Vec<&'static Far>,
+    left: Vec<Arc<AtomicUsize>>,
+    order: Arc<Mutex<Vec<(u64, usize)>>>,
+    direct: Vec<Arc<Mutex<Direct>>>,
+    read: Vec<Arc<AtomicUsize>>,
+}
+
+fn tenants(n: u64) -> Tenants {
+    costly(&vec![Duration::ZERO; n as usize])
+}
+
+/// Tenants with requests that cost so much each.
+fn costly(costs: &[Duration]) -> Tenants {
+    let mut t = Tenants {
+        host: Host::new(Duration::ZERO, Dispatch::new()),
+        share: Vec::new(),
+        far: Vec::new(),
+        left: Vec::new(),
+        order: Arc::default(),
+        direct: costs.iter().map(|_| Arc::default()).collect(),
+        read: costs.iter().map(|_| Arc::default()).collect(),
+    };
+    for (id, cost) in (0..).zip(costs) {
+        let (fd, _) = Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        let left = Arc::new(AtomicUsize::new(0));
+        let share = Live::default();
+        t.host.add(
+            id,
+            Box::new(Counts {
+                id,
+                far,
+                left: left.clone(),
+                order: t.order.clone(),
+                share: share.clone(),
+                cost: *cost,
+                due_in: None,
+                reaped: Arc::default(),
+                direct: t.direct[id as usize].clone(),
+                read: t.read[id as usize].clone(),
+            }),
+            Arc::default(),
+        );
+        t.far.push(far);
+        t.left.push(left);
+        t.share.push(share);
+    }
+    t
+}
+
+#[test]
+fn a_share_is_changed_of_one_tenant() {
+    let mut t = tenants(2);
+    let more = Share {
+        weight: 300,
+        ..Share::default()
+    };
+    let before = t.share[1].version();
+    t.host.set_share(1, more);
+    t.host.set_share(9, more);
+    assert_eq!(
+        (t.share[0].get(), t.share[1].get()),
+        (Share::default(), more)
+    );
+    assert_ne!(t.share[1].version(), before);
+}
+
+#[test]
+fn a_busy_tenant_does_not_keep_the_others_waiting() {
+    let mut t = tenants(3);
+    t.left[0].store(REQUESTS_MAX * 4, Relaxed);
+    t.left[1].store(1, Relaxed);
+    t.left[2].store(REQUESTS_MAX + 1, Relaxed);
+    while t.host.round() {}
+    let order = t.order.lock().unwrap();
+    let of = |id| order.iter().position(|(who, _)| *who == id).unwrap();
+    assert!(of(1) < 3 && of(2) < 3, "{order:?}");
+    let most = order.iter().map(|(_, done)| *done).max();
+    assert!(most <= Some(REQUESTS_MAX), "{order:?}");
+    let of = |id| {
+        order
+            .iter()
+            .filter(move |(who, _)| *who == id)
+            .map(|(_, n)| n)
+    };
+    assert_eq!(of(0).sum::<usize>(), REQUESTS_MAX * 4);
+    assert_eq!(of(2).sum::<usize>(), REQUESTS_MAX + 1);
+}
+
+#[test]
+fn a_tenant_whose_requests_are_dear_leaves_the_others_their_time() {
+    let us = Duration::from_micros;
+    let mut t = costly(&[us(200), us(5), us(5)]);
+    let heavy = Share {
+        weight: 2 * Share::default().weight,
+        ..Share::default()
+    };
+    t.host.set_share(2, heavy);
+    for left in &t.left {
+        left.store(1_000_000, Relaxed);
+    }
+    for _ in 0..400 {
+        assert!(t.host.round());
+    }
+    let done = |id: usize| 1_000_000 - t.left[id].load(Relaxed) as u64;
+    let ns = |id: usize| t.far[id].stats.agent_ns.load(Relaxed);
+    // By requests the dear one would have nearly all of the time: 40 times the others'.
+    assert!(done(1) > 10 * done(0), "{} and {}", done(1), done(0));
+    assert!(
+        ns(0) < 3 * ns(1) && ns(1) < 3 * ns(0),
+        "{} {}",
+        ns(0),
+        ns(1)
+    );
+    assert!(done(2) > done(1), "{} and {}", done(2), done(1));
+    assert!(done(0) > 0);
+}
+
+#[test]
+fn a_tenant_that_rings_for_nothing_does_not_keep_the_thread_awake() {
+    let mut t = tenants(2);
+    let mut seen = 0;
+    for _ in 0..10_000 {
+        t.far[0].ring(5);
+        t.host.round();
+        seen += usize::from(t.host.seats[0].barred.is_some());
+    }
+    assert!(seen > 5_000, "{seen} of 10000 rounds");
+    // What it has is found all the same, and then it is heard at once.
+    t.left[0].store(1, Relaxed);
+    while t.left[0].load(Relaxed) > 0 {
+        t.host.round();
+    }
+    assert!(t.host.seats[0].barred.is_none());
+    // One that rings for what is there is never left alone.
+    for _ in 0..1000 {
+        t.left[1].store(1, Relaxed);
+        t.far[1].ring(5);
+        while t.left[1].load(Relaxed) > 0 {
+            assert!(t.host.seats[1].barred.is_none());
+            t.host.round();
+        }
+    }
+}
+
+#[test]
+fn a_quiet_tenant_is_looked_at_when_it_rings() {
+    let mut t = tenants(2);
+    while t.host.seats.iter().any(|s| s.asleep.is_none()) {
+        t.host.round();
+    }
+    t.left[1].store(5, Relaxed);
+    t.host.round();
+    assert_eq!(t.left[1].load(Relaxed), 5, "nobody rang");
+    assert!(t.far[1].ring(7), "it must be woken");
+    assert!(t.host.round());
+    assert_eq!(t.left[1].load(Relaxed), 0);
+}
+
+/// A read that is to be asked of another copy, for example: nobody rings when its time has come.
+#[test]
+fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
+    let mut t = tenants(1);
+    let reaped: Vec<Arc<AtomicUsize>> = (1..4).map(|_| Arc::default()).collect();
+    let dues = [Some(Duration::from_secs(3600)), Some(Duration::ZERO), None];
+    for (id, (due_in, reaped)) in (1..).zip(dues.into_iter().zip(&reaped)) {
+        let (fd, _) = Segment::create(true).unwrap();
+        let agent = Counts {
+            id,
+            far: Far::map(&fd).unwrap(),
+            left: Arc::default(),
+            order: t.order.clone(),
+            share: Live::default(),
+            cost: Duration::ZERO,
+            due_in,
+            reaped: reaped.clone(),
+            direct: Arc::default(),
+            read: Arc::default(),
+        };
+        t.host.add(id, Box::new(agent), Arc::default());
+    }
+    let bells = t.host.seats.len();
+    while t.host.seats.iter().any(|s| s.asleep.is_none()) {
+        t.host.round();
+    }
+    let looks = || reaped.iter().map(|r| r.load(Relaxed)).collect::<Vec<_>>();
+    let now = Instant::now();
+    assert_eq!(t.host.rest_in(bells, now), Duration::ZERO);
+    let before = looks();
+    t.host.round();
+    assert_eq!(looks(), [before[0], before[1] + 1, before[2]]);
+    // Without it the thread sleeps as long as ever; with one that is due later, until then.
+    t.host.remove(2);
+    let asleep = |t: &Tenants| t.host.rest_in(bells - 1, now);
+    assert_eq!(asleep(&t), SLEEP_MAX);
+    t.host.seats[1].due = Some(now + Duration::from_millis(7));
+    assert_eq!(asleep(&t), Duration::from_millis(7));
+}
+
+#[test]
+fn all_bells_wake_the_thread() {
+    // More than one call can wait for, too.
+    for n in [0, 1, 3, 200] {
+        let mut t = tenants(n);
+        let (far, left) = (t.far.clone(), t.left.clone());
+        let bell = t.host.dispatch.bell().clone();
+        std::thread::scope(|s| {
+            let host = &mut t.host;
+            let mut calls = 0;
+            let serving = s.spawn(move || {
+                host.serve(|_| {
+                    calls += 1;
+                    calls < 3
+                });
+            });
+            for (far, left) in far.iter().zip(&left).take(150) {
+                left.store(3, SeqCst);
+                if far.ring(0) {
+                    futex_wake(&far.asleep, 1);
+                }
+                while left.load(SeqCst) > 0 {
+                    std::thread::yield_now();
+                }
+            }
+            // The second ring may be heard with the first.
+            while !serving.is_finished() {
+                bell.ring();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    }
+}
+
+#[test]
+fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
+    const LANES: [Lane; 4] = [Lane::In, Lane::Out, Lane::Disk(0), Lane::Disk(7)];
+    let mut t = tenants(1);
+    for id in 0..1000 {
+        let dispatch = &mut t.host.dispatch;
+        for lane in LANES {
+            for class in Class::ALL {
+                let taken = dispatch.submit(id, class, lane, 32 << 10, 7, 0);
+                assert!(taken.is_some());
+            }
+        }
+        let mut begun = 0;
+        while dispatch.decide().is_some() {
+            begun += 1;
+        }
+        assert_eq!(
+            begun,
+            3 * LANES.len(),
+            "the links have room for tenant {id}"
+        );
+        // What it has under way nobody will say has ended.
+        let agent = t.host.remove(id).unwrap();
+        t.host.add(id + 1, agent, Arc::default());
+    }
+    for lane in LANES {
+        assert_eq!(t.host.dispatch.lane(lane).unwrap().under_way_bytes, 0);
+    }
+}
+
+#[test]
+fn a_tenant_that_leaves_is_given_back() {
+    let mut t = tenants(3);
+    t.host.round();
+    assert!(t.host.remove(1).is_some() && t.host.remove(1).is_none());
+    t.host.round();
+    assert_eq!(t.host.remove_all().len(), 2);
+    assert!(!t.host.round());
+}
+
+#[test]
+fn a_tenant_is_alone_until_another_one_uses_the_links() {
+    let Tenants {
+        mut host,
+        direct,
+        read,
+        ..
+    } = tenants(3);
+    let began = Instant::now();
+    // Who works, and who reads by itself, after how many tenths of ACTIVE; and who is alone then.
+    for (at, works, reads, alone) in [
+        (0, vec![0], vec![], [true, false, false]),
+        (1, vec![], vec![0], [true, false, false]),
+        (2, vec![1], vec![0], [false; 3]),
+        (11, vec![], vec![0], [false; 3]),
+        (13, vec![], vec![0], [true, false, false]),
+        (14, vec![1, 2], vec![], [false; 3]),
+        (25, vec![2], vec![1], [false; 3]),
+        (33, vec![], vec![1], [false; 3]),
+        (37, vec![], vec![1], [false, true, false]),
+    ] {
+        for seat in &mut host.seats {
+            seat.worked = works.contains(&(seat.id as usize));
+        }
+        reads
+            .iter()
+            .for_each(|id: &usize| read[*id].store(4096, Relaxed));
+        host.look_at_rates(began + ACTIVE * at / 10);
+        let all = |i: usize| *direct[i].lock().unwrap() == Direct::All;
+        assert_eq!([0, 1, 2].map(all), alone, "{at}");
+    }
+}
