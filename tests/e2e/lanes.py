@@ -231,6 +231,25 @@ def lanes_filter(r):
     r.same(after, before, "reads over lanes")
 
 
+@check("lanes-shards", timeout_s=300)
+def lanes_shards(r):
+    """Pages in shards are read from their shard's donor; when that dies the agent computes them, and every byte is right."""
+    if not r.managed:
+        return
+    donors, servers = lenders(r, 4)
+    c, name, end = reader(r, servers, "shards", flags=["--copies", "2+1"])
+    before = far_of(r, name)
+    after = grow(r, name)
+    share = (after["lane_reads"] - before["lane_reads"]) / (after["reads"] - before["reads"])
+    donors[0].signal(signal.SIGKILL)
+    grow(r, name, "reads")
+    grow(r, name)
+    os.kill(agent_of(c.pid), signal.SIGKILL)
+    grow(r, name, timeout_s=30)
+    ends_right(r, c, end)
+    r.note(f"{share:.0%} of the reads over lanes")
+
+
 @check("lanes-killed", timeout_s=300, modes=("signal",))
 def lanes_killed(r):
     """The agent is killed, a donor stands still, and another one is killed: reads go on, and over lanes again."""

@@ -2,8 +2,7 @@
 
 use canvas_lane::record::RecordKey;
 use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
-use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
-use canvas_shm::lanes::KEYS_BYTES;
+use canvas_shm::lanes::{KEYS_BYTES, Way};
 use canvas_shm::mailbox::Ask;
 use canvas_sys::gate;
 use canvas_sys::net::Stream;
@@ -172,7 +171,7 @@ impl Lane {
     #[inline(never)]
     pub fn read(
         &mut self,
-        (handle, ask, seal): (u64, &Ask, u64),
+        (way, ask, seal): (&Way, &Ask, u64),
         turn: u32,
         contention: &Contention,
         process: &impl Process,
@@ -183,10 +182,9 @@ impl Lane {
             return Err(Failed::Broken);
         };
         is_here(stream, &mut self.strikes)?;
-        let within = ask.extent as usize % SLAB_EXTENTS * EXTENT_BYTES;
         let read = Read {
-            handle,
-            offset: within as u32 + ask.offset,
+            handle: way.handle,
+            offset: way.offset,
             len: ask.len,
         };
         let message = caller.ask(read).map_err(|_| Failed::Broken)?;

@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 use canvas_lane::{HEAD_BYTES, READ_BYTES_MAX};
-use canvas_shm::far::SLAB_EXTENTS;
 use canvas_shm::lanes::{DONORS_MAX, Donor};
 use canvas_shm::{Far, mailbox::Ask};
 use canvas_sys::net::{Address, Stream};
@@ -253,12 +252,10 @@ impl Lanes {
             return false;
         }
         let (extent, len) = (ask.extent as usize, ask.len as usize);
-        let Some(route) = far.routes.get(extent / SLAB_EXTENTS) else {
+        let Some(way) = far.way(ask) else {
             return false;
         };
-        let Some((donor, handle)) = route.get(lanes.is_disk_first()) else {
-            return false;
-        };
+        let donor = way.donor;
         // What is opened by this number is what was written last.
         let seal = far.seals[extent].load(Ordering::Acquire);
         let fits = (to.len()..=READ_BYTES_MAX).contains(&len);
@@ -275,13 +272,13 @@ impl Lanes {
         let begun_ns = process.now_ns();
         let outcome = claim
             .lane
-            .read((handle, ask, seal), reads, &self.contention, process);
+            .read((&way, ask, seal), reads, &self.contention, process);
         let stats = &far.stats;
         match outcome {
             Ok(()) => {
                 to.copy_from_slice(&claim.lane.answer()[HEAD_BYTES..][..to.len()]);
                 self.rests[donor].forget();
-                route.note();
+                way.route.note();
                 stats.lane_reads.fetch_add(1, Ordering::Relaxed);
                 stats.lane_bytes.fetch_add(len as u64, Ordering::Relaxed);
                 if claim.lane.has_slept() {
@@ -293,7 +290,7 @@ impl Lanes {
                 claim.close(process);
                 self.rests[donor].begin(process.now_ns());
             }
-            Err(Failed::Elsewhere) => route.clear(),
+            Err(Failed::Elsewhere) => way.route.clear(),
             Err(Failed::Busy) => {}
         }
         stats.lane_failures.fetch_add(1, Ordering::Relaxed);

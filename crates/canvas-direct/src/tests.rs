@@ -3,12 +3,13 @@ extern crate std;
 use super::*;
 use canvas_lane::record::RecordKey;
 use canvas_lane::{Answerer, Code, Keys, LENGTH_BYTES, MESSAGE_BYTES};
-use canvas_shm::far::EXTENT_BYTES;
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::mailbox::Kind;
 use canvas_shm::{Segment, lanes};
 use std::boxed::Box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -55,6 +56,8 @@ struct World {
     far: &'static Far,
     lanes: Box<Lanes>,
     does: Arc<StdMutex<Does>>,
+    /// What the donor has of each extent, in bytes.
+    stride: Arc<AtomicUsize>,
     extent: u32,
     tickets: u8,
 }
@@ -68,7 +71,13 @@ fn record(extent: u32, tenant: [u8; 16]) -> Vec<u8> {
 }
 
 /// Serves one connection after the other, each with the next ticket.
-fn serve(listener: TcpListener, does: &StdMutex<Does>, tenant: [u8; 16], extent: u32) {
+fn serve(
+    listener: TcpListener,
+    does: &StdMutex<Does>,
+    stride: &AtomicUsize,
+    tenant: [u8; 16],
+    extent: u32,
+) {
     for number in 1..=u8::MAX {
         let Ok((mut stream, _)) = listener.accept() else {
             return;
@@ -84,7 +93,7 @@ fn serve(listener: TcpListener, does: &StdMutex<Does>, tenant: [u8; 16], extent:
             .unwrap();
         while stream.read_exact(&mut message).is_ok() {
             let asked = answerer.asked(&message[LENGTH_BYTES..]).unwrap();
-            let within = extent as usize % SLAB_EXTENTS * EXTENT_BYTES;
+            let within = extent as usize % SLAB_EXTENTS * stride.load(Ordering::Relaxed);
             assert_eq!(
                 (asked.handle, asked.offset),
                 (HANDLE, within as u32 + OFFSET)
@@ -145,13 +154,15 @@ impl World {
         far.lanes.set_direct(true);
         far.seals[extent as usize].store(SEAL, Ordering::Release);
         let does = Arc::new(StdMutex::new(Does::Right));
-        let todo = does.clone();
+        let stride = Arc::new(AtomicUsize::new(EXTENT_BYTES));
+        let (todo, strides) = (does.clone(), stride.clone());
         let tenant = far.tenant();
-        thread::spawn(move || serve(listener, &todo, tenant, extent));
+        thread::spawn(move || serve(listener, &todo, &strides, tenant, extent));
         let world = World {
             far,
             lanes: Box::new(Lanes::new()),
             does,
+            stride,
             extent,
             tickets: 0,
         };
@@ -165,10 +176,14 @@ impl World {
     }
 
     fn read(&self) -> Option<[u8; LEN]> {
+        self.read_at(OFFSET)
+    }
+
+    fn read_at(&self, offset: u32) -> Option<[u8; LEN]> {
         let ask = Ask {
             kind: Kind::Read,
             extent: self.extent,
-            offset: OFFSET,
+            offset,
             len: LEN as u32 + 16,
         };
         let mut to = [0; LEN];
@@ -214,6 +229,27 @@ fn a_record_comes_over_a_lane_and_one_read_in_256_is_the_agents() {
     assert!((PROBE..=2 * PROBE - 2).contains(&right), "{right}");
     let reads = w.count(|s| &s.lane_reads);
     assert_eq!(w.count(|s| &s.lane_bytes), reads * (LEN as u64 + 16));
+}
+
+#[test]
+fn a_record_comes_from_the_shard_that_has_all_of_it() {
+    let mut w = World::new();
+    w.reads();
+    let slab = w.extent as usize / SLAB_EXTENTS;
+    let shard_bytes = 8192;
+    w.stride.store(shard_bytes, Ordering::Relaxed);
+    w.far.shard_routes[slab][0].set(1, HANDLE, false);
+    w.far.routes[slab].set_in_shards(shard_bytes);
+    w.reads();
+    assert_eq!(w.far.shard_routes[slab][0].take_reads(), 1);
+    let at = |offset: usize| w.read_at(offset as u32);
+    assert_eq!(at(shard_bytes - LEN), None, "from one into the next");
+    assert_eq!(at(shard_bytes), None, "a shard without a route");
+    // A shard that is there no more: the others are.
+    *w.does.lock().unwrap() = Does::Says(Code::UnknownHandle);
+    assert_eq!(w.read(), None);
+    assert_eq!(w.far.routes[slab].shard_bytes(), Some(shard_bytes));
+    assert_eq!(w.far.shard_routes[slab][0].get(false), None);
 }
 
 #[test]

@@ -13,12 +13,12 @@
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::histogram::Histogram;
-use crate::lanes::{Lanes, Route};
+use crate::lanes::{Lanes, Route, SHARDS_MAX};
 use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_0009;
+pub const MAGIC: u64 = 0x0046_4152_0000_000a;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -177,6 +177,9 @@ pub struct Far {
     pub lanes: Lanes,
     /// Where they do, by slab.
     pub routes: [Route; SLABS_MAX],
+    /// The same of the shards that have a slab's bytes. They count only while the slab's own route says that it lies in
+    /// shards, so nobody clears them when it does no more.
+    pub shard_routes: [[Route; SHARDS_MAX]; SLABS_MAX],
 }
 
 /// Where the far area begins in the tenant's memfd.

@@ -7,6 +7,9 @@
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
+use crate::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
+use crate::mailbox::Ask;
+
 /// Donors that a tenant can have lanes to.
 pub const DONORS_MAX: usize = 64;
 /// Bytes of a ticket ([`Donor::take_ticket`]).
@@ -18,6 +21,12 @@ pub const KEYS_BYTES: usize = 2 * KEY_BYTES;
 
 /// In the donor's word of a route: the page is on this host's disk as well.
 const ON_DISK: u32 = 1 << 16;
+/// In the donor's word of a route, instead of a donor: the slab lies in shards, each with a route of its own. How long
+/// a shard of an extent is stands in place of the handle.
+const IN_SHARDS: u32 = 1 << 31;
+
+/// Shards of a slab that have its bytes, at most.
+pub const SHARDS_MAX: usize = 8;
 
 /// States of a donor's ticket.
 mod ticket {
@@ -162,6 +171,15 @@ impl Route {
     /// Agent: the slab is whole at this donor, by this name.
     pub fn set(&self, donor: usize, handle: u64, on_disk: bool) {
         let word = (donor as u32 + 1) | if on_disk { ON_DISK } else { 0 };
+        self.put(word, handle);
+    }
+
+    /// Agent: the slab lies in shards, of so many bytes of each extent. Their routes are there.
+    pub fn set_in_shards(&self, shard_bytes: usize) {
+        self.put(IN_SHARDS, shard_bytes as u64);
+    }
+
+    fn put(&self, word: u32, handle: u64) {
         if self.donor.load(Ordering::Relaxed) == word
             && self.handle.load(Ordering::Relaxed) == handle
         {
@@ -170,6 +188,13 @@ impl Route {
         self.donor.store(0, Ordering::Release);
         self.handle.store(handle, Ordering::Release);
         self.donor.store(word, Ordering::Release);
+    }
+
+    /// Either: how many bytes of each extent a shard has, where the slab lies in shards.
+    pub fn shard_bytes(&self) -> Option<usize> {
+        let in_shards = self.donor.load(Ordering::Acquire) == IN_SHARDS;
+        let bytes = in_shards.then(|| self.handle.load(Ordering::Acquire) as usize)?;
+        (1..=EXTENT_BYTES).contains(&bytes).then_some(bytes)
     }
 
     /// Either: there is none. A program says so when what it read did not open.
@@ -183,10 +208,10 @@ impl Route {
     /// (`disk_first`) where it has the slab.
     pub fn get(&self, disk_first: bool) -> Option<(usize, u64)> {
         let word = self.donor.load(Ordering::Acquire);
-        if word == 0 || (disk_first && word & ON_DISK != 0) {
+        if word >= IN_SHARDS || (disk_first && word & ON_DISK != 0) {
             return None;
         }
-        let donor = (word & (ON_DISK - 1)) as usize - 1;
+        let donor = ((word & (ON_DISK - 1)) as usize).checked_sub(1)?;
         (donor < DONORS_MAX).then(|| (donor, self.handle.load(Ordering::Acquire)))
     }
 
@@ -263,9 +288,51 @@ impl Lanes {
     }
 }
 
+/// Where a read goes.
+pub struct Way<'f> {
+    /// By which route.
+    pub route: &'f Route,
+    /// The donor.
+    pub donor: usize,
+    /// What it calls what it has of the slab.
+    pub handle: u64,
+    /// Where in that the bytes begin.
+    pub offset: u32,
+}
+
+impl Far {
+    /// Program: where the donor is that can be read from what `ask` names. `None` when the agent must read it: also where
+    /// it goes from one shard into the next.
+    pub fn way(&self, ask: &Ask) -> Option<Way<'_>> {
+        let extent = ask.extent as usize;
+        let (slab, within) = (extent / SLAB_EXTENTS, extent % SLAB_EXTENTS);
+        let (begin, len) = (ask.offset as usize, ask.len as usize);
+        let whole = self.routes.get(slab)?;
+        let (route, offset) = match whole.shard_bytes() {
+            None => (whole, within * EXTENT_BYTES + begin),
+            Some(shard_bytes) => {
+                let (shard, from) = (begin / shard_bytes, begin % shard_bytes);
+                if from + len > shard_bytes {
+                    return None;
+                }
+                let route = self.shard_routes[slab].get(shard)?;
+                (route, within * shard_bytes + from)
+            }
+        };
+        let (donor, handle) = route.get(self.lanes.is_disk_first())?;
+        Some(Way {
+            route,
+            donor,
+            handle,
+            offset: offset as u32,
+        })
+    }
+}
+
 #[cfg(all(test, feature = "std"))]
 mod tests {
     use super::*;
+    use crate::mailbox::Kind;
     use std::boxed::Box;
 
     fn zeroed<T>() -> Box<T> {
@@ -322,7 +389,53 @@ mod tests {
         assert_eq!([route.take_reads(), route.take_reads()], [2, 0]);
         route.clear();
         assert_eq!(route.get(false), None);
-        route.donor.store(u32::MAX, Ordering::Relaxed);
-        assert_eq!(route.get(false), None, "a tenant wrote it");
+        for word in [u32::MAX, ON_DISK, IN_SHARDS, IN_SHARDS | 1] {
+            route.donor.store(word, Ordering::Relaxed);
+            assert_eq!(route.get(false), None, "a tenant wrote it");
+        }
+    }
+
+    #[test]
+    fn a_read_goes_to_the_shard_that_has_all_of_it() {
+        let (fd, _) = crate::Segment::create(true).unwrap();
+        let far = Far::map(&fd).unwrap();
+        let way = |extent, offset, len| {
+            let kind = Kind::Read;
+            let ask = Ask {
+                kind,
+                extent,
+                offset,
+                len,
+            };
+            far.way(&ask).map(|w| (w.donor, w.handle, w.offset))
+        };
+        let extent = SLAB_EXTENTS as u32 + 3;
+        assert_eq!(way(extent, 64, 200), None);
+        far.routes[1].set(5, 50, false);
+        let at = 3 * EXTENT_BYTES as u32 + 64;
+        assert_eq!(way(extent, 64, 200), Some((5, 50, at)));
+        // In three shards, the last one with a rest, of which the second is nobody's.
+        let shard = 10_944;
+        for (n, donor) in [(0, 1), (2, 2)] {
+            far.shard_routes[1][n].set(donor, 10 + n as u64, false);
+        }
+        far.routes[1].set_in_shards(shard as usize);
+        assert_eq!(way(extent, 64, 200), Some((1, 10, 3 * shard + 64)));
+        assert_eq!(way(extent, 0, shard), Some((1, 10, 3 * shard)));
+        assert_eq!(way(extent, 2 * shard, 300), Some((2, 12, 3 * shard)));
+        assert_eq!(
+            way(extent, shard - 100, 200),
+            None,
+            "from one into the next"
+        );
+        assert_eq!(way(extent, shard, 200), None, "nobody has it");
+        // What is written there is the tenant's to write.
+        for bytes in [0, 1, EXTENT_BYTES as u64 + 1, u64::MAX] {
+            far.routes[1].handle.store(bytes, Ordering::Relaxed);
+            assert_eq!(way(extent, 640, 200), None);
+        }
+        assert_eq!(way(u32::MAX, 0, 200), None, "no such slab");
+        far.routes[1].set(5, 50, false);
+        assert_eq!(way(extent, 64, 200), Some((5, 50, at)), "copies again");
     }
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use canvas_lane::{Keys, Secret, Ticket};
 use canvas_link::Address;
-use canvas_place::replicas::{Donors, Policy, RunId, Slab};
+use canvas_place::replicas::{Code, Donors, Policy, Replica, RunId, Slab};
 use canvas_shm::Far;
-use canvas_shm::far::SLABS_MAX;
-use canvas_shm::lanes::{DONORS_MAX, Place};
+use canvas_shm::far::{EXTENT_BYTES, SLABS_MAX};
+use canvas_shm::lanes::{DONORS_MAX, Place, Route, SHARDS_MAX};
 use canvas_wire::VERSION_LANES;
 use canvas_wire::frame::{Lane, LaneRate, Request};
 
@@ -19,6 +19,7 @@ use super::{Call, Replicas, SERVERS_MAX, Views};
 use crate::store::Direct;
 
 const _: () = assert!(SERVERS_MAX <= DONORS_MAX);
+const _: () = assert!(canvas_place::replicas::code::DATA.1 <= SHARDS_MAX);
 
 /// A ticket that nobody has taken for so long is given back: the donor forgets it soon.
 const TICKET_TIME: Duration = Duration::from_secs(8);
@@ -155,20 +156,40 @@ fn grants(donor: &Donor) -> bool {
     donor.is_up() && link.is_some_and(|link| link.welcome().version >= VERSION_LANES)
 }
 
-/// The copy that a slab is read from: whole, nobody takes it back, and its donor is up. Of several, another one
-/// for each slab.
-fn best<'m>(
+/// Those that a slab's shard is read from (of copies all have shard 0): whole, nobody takes them back, and their donors
+/// are up.
+fn good<'m>(
     entry: &'m Slab,
-    slab: u32,
+    shard: usize,
     donors: &'m Views<'_>,
-) -> Option<&'m canvas_place::replicas::Replica> {
-    let is_good = |c: &&canvas_place::replicas::Replica| {
+) -> impl Iterator<Item = &'m Replica> + Clone {
+    entry.replicas.iter().filter(move |c| {
         let view = donors.view(c.donor);
-        c.missing.is_none() && c.leaving.is_none() && view.is_up() && !view.suspect
-    };
-    let good = entry.replicas.iter().filter(is_good);
+        let is_there = c.missing.is_none() && c.leaving.is_none();
+        c.shard == shard && is_there && view.is_up() && !view.suspect
+    })
+}
+
+/// The copy that a slab is read from. Of several, another one for each slab.
+fn best<'m>(entry: &'m Slab, slab: u32, donors: &'m Views<'_>) -> Option<&'m Replica> {
+    let good = good(entry, 0, donors);
     let n = good.clone().count();
     good.clone().nth(slab as usize % n.max(1))
+}
+
+/// Tells where each shard with bytes of a slab is read. False when none can be.
+fn tell_shards(routes: &[Route], entry: &Slab, code: Code, donors: &Views<'_>) -> bool {
+    let mut any = false;
+    for (shard, route) in routes.iter().enumerate().take(code.data()) {
+        match good(entry, shard, donors).next() {
+            Some(holder) => {
+                route.set(holder.donor, holder.handle, false);
+                any = true;
+            }
+            None => route.clear(),
+        }
+    }
+    any
 }
 
 impl Replicas {
@@ -210,11 +231,19 @@ impl Replicas {
             return;
         };
         let donors = Views::of(&self.donors, self.started);
-        let entry = self.map.get(&slab);
-        let whole = entry.filter(|e| e.policy(self.policy).code.is_none());
-        match whole.and_then(|e| Some((e, best(e, slab, &donors)?))) {
-            Some((e, copy)) => {
-                let policy: Policy = e.policy(self.policy).of(e.is_cold);
+        let Some(entry) = self.map.get(&slab) else {
+            return route.clear();
+        };
+        if let Some(code) = entry.code {
+            let shards = &self.far.shard_routes[slab as usize];
+            return match tell_shards(shards, entry, code, &donors) {
+                true => route.set_in_shards(code.shard_bytes(EXTENT_BYTES)),
+                false => route.clear(),
+            };
+        }
+        match best(entry, slab, &donors) {
+            Some(copy) => {
+                let policy: Policy = entry.policy(self.policy).of(entry.is_cold);
                 route.set(copy.donor, copy.handle, policy.disk);
             }
             None => route.clear(),
@@ -357,10 +386,15 @@ impl Replicas {
         }
     }
 
-    /// Reads of the donor's slab that processes did by themselves, since this was last asked.
-    pub(super) fn reads_by_lane(far: &Far, slab: u32) -> u64 {
-        let route = far.routes.get(slab as usize);
-        route.map_or(0, canvas_shm::lanes::Route::take_reads)
+    /// Reads of the slab, or of its shard, that processes did by themselves, since this was last asked.
+    pub(super) fn reads_by_lane(far: &Far, slab: u32, shard: usize) -> u64 {
+        let slab = slab as usize;
+        let whole = far.routes.get(slab);
+        let route = match whole.and_then(Route::shard_bytes) {
+            Some(_) => far.shard_routes[slab].get(shard),
+            None => whole,
+        };
+        route.map_or(0, Route::take_reads)
     }
 }
 

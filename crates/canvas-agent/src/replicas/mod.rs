@@ -720,7 +720,8 @@ impl Replicas {
                 for handle in handles.iter() {
                     let replica = map::with_handle(&mut self.map, donor, handle);
                     let ops = replica.map_or(0, |(slab, c)| {
-                        Replicas::reads_by_lane(self.far, slab) + std::mem::take(&mut c.ops)
+                        Replicas::reads_by_lane(self.far, slab, c.shard)
+                            + std::mem::take(&mut c.ops)
                     });
                     used.push(Used { handle, ops });
                 }
