@@ -37,7 +37,9 @@ def disk(r, *flags, size=SIZE, pool=16 * MIB, tag="disk", by="--nbd", env=None):
     pool = ("--pool", pool) if pool else ()
     c = r.start([r.session.canvas, "disk", "--size", size, *pool, by, path, "--state-json", r.path(f"{tag}.json"),
                  *flags], tag=tag, canvas_on=False, env=env)
-    wait_until(r, "the disk is served", lambda: number() not in (False, before) or not c.alive(), 20)
+    # The socket is there before the process that serves it, which says so when it answers.
+    served = lambda: number() not in (False, before) and path in c.err()
+    wait_until(r, "the disk is served", lambda: served() or not c.alive(), 20)
     r.require(c.alive(), f"it ended\n{c.tail()}")
     return c, path
 
@@ -847,14 +849,9 @@ def terms(r):
                               capture_output=True, text=True, timeout=20)
         r.require(done.returncode == 2 and why in done.stderr, f"{flags}: {done.returncode}: {done.stderr}")
     c, path = disk(r, *at, pool=None, env=env)
-
-    def status():
-        done = subprocess.run([r.session.canvas, "status", "vm", "--json"], capture_output=True, text=True, timeout=20,
-                              env={**os.environ, **env})
-        return done.stdout
-
-    # Its socket is there before the process that serves it.
-    limits = json.loads(wait_until(r, "the disk answers", status, 20))["limits"]
+    done = subprocess.run([r.session.canvas, "status", "vm", "--json"], capture_output=True, text=True, timeout=20,
+                          env={**os.environ, **env})
+    limits = json.loads(done.stdout)["limits"]
     r.same([limits[k] for k in ("pool_bytes", "far_bytes", "weight", "swap_out_limit_bytes_per_s")],
            [8 * MIB, 128 * MIB, 50, 100 * MIB], "what it asked nothing for")
     again = subprocess.run([r.session.canvas, "disk", "--size", "64M", "--nbd", r.path("no.sock"), *at],
