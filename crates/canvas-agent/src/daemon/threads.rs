@@ -158,7 +158,9 @@ impl ServingThreads {
 
     /// Has a tenant served, by a number that was never used before.
     pub fn add(&mut self, id: u64, agent: Box<dyn Served>) {
-        let thread = self.decide.place(&self.loads(ROUND));
+        // While there was one tenant nobody looked.
+        let time = self.looked.elapsed().max(ROUND);
+        let thread = self.decide.place(&self.loads(time));
         let served_ns = Arc::new(AtomicU64::new(0));
         self.all[thread].tell(Command::Add(id, agent, served_ns.clone()));
         self.tenants.insert(

@@ -200,6 +200,33 @@ fn a_tenant_whose_requests_are_dear_leaves_the_others_their_time() {
     assert!(done(0) > 0);
 }
 
+/// Another thread is used only when this one is seen to be full (`canvas_place::threads`).
+#[test]
+fn a_thread_that_always_has_work_is_seen_to_be_full() {
+    let mut t = costly(&[Duration::from_micros(5); 3]);
+    t.left
+        .iter()
+        .for_each(|left| left.store(1_000_000, Relaxed));
+    let served_ns = |t: &Tenants| -> u64 {
+        let seats = t.host.seats.iter();
+        seats.map(|s| s.served_ns.load(Relaxed)).sum()
+    };
+    // The first rounds learn what requests cost.
+    (0..50).for_each(|_| assert!(t.host.round()));
+    let (began_ns, before_ns) = (thread_ns(), served_ns(&t));
+    (0..400).for_each(|_| assert!(t.host.round()));
+    let (used_ns, served_ns) = (thread_ns() - began_ns, served_ns(&t) - before_ns);
+    let full = u64::from(canvas_place::threads::FULL);
+    assert!(
+        served_ns * 1000 >= full * used_ns,
+        "{served_ns} of {used_ns} ns"
+    );
+    assert!(
+        served_ns <= used_ns + used_ns / 10,
+        "{served_ns} of {used_ns} ns"
+    );
+}
+
 #[test]
 fn a_tenant_that_rings_for_nothing_does_not_keep_the_thread_awake() {
     let mut t = tenants(2);
