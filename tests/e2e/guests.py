@@ -11,6 +11,7 @@ from vm import guest
 
 from .command import canvas_only, cli
 from .disk import attached, disk, ends, vm_missing
+from .reserve import Group
 from .vm import boot
 
 # A program's memory is swapped out by the limit of its group, and the group has room again afterwards. $1: how its pages
@@ -268,6 +269,21 @@ HOST = r"""
     ends
     ls /dev/ublk* >> /out/left
 """
+
+
+@check("swap-host-grouped", modes=("signal",), timeout_s=60)
+def swap_host_grouped(r):
+    """A disk for its own host's swap is refused in a control group with a limit, of either version: it would wait for
+    memory that it is to free."""
+    canvas_only(r)
+    group = Group(1 << 30)
+    try:
+        done = subprocess.run([*group.prefix(), r.session.canvas, "disk", "--swap-host", "--size", "64M", "--pool", "16M"],
+                              capture_output=True, text=True, timeout=30)
+        r.same((done.returncode, len(done.stderr.splitlines())), (2, 1), f"what it says: {done.stderr}")
+        r.require("in a control group with a limit on memory" in done.stderr, done.stderr)
+    finally:
+        group.close()
 
 
 @check("vm-swap-host", modes=("signal",), timeout_s=400, needs=vm_missing)

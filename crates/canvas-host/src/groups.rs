@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// How often it is looked up in which groups a process is, and which of them have a limit.
 const REGROUP: Duration = Duration::from_secs(2);
 
+/// A limit of version 1 that is none: so much and more (the kernel's own is 2^63 less a page).
+const NO_LIMIT_BYTES: u64 = 1 << 62;
+
 /// A control group that may have a limit on memory.
 pub struct Group {
     dir: PathBuf,
@@ -20,28 +23,42 @@ impl Group {
         text.trim().parse().ok()
     }
 
-    /// Its limit; `None` without one. (Of version 1, which always has one, it may be beyond any memory.)
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its limit; `None` without one.
     pub fn limit_bytes(&self) -> Option<u64> {
         if self.version == 2 {
             let limits = ["memory.max", "memory.high"].map(|file| self.number(file));
             limits.into_iter().flatten().min()
         } else {
-            self.number("memory.limit_in_bytes")
+            let limit = self.number("memory.limit_in_bytes");
+            limit.filter(|bytes| *bytes < NO_LIMIT_BYTES)
         }
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        self.number(match self.version {
+            2 => "memory.current",
+            _ => "memory.usage_in_bytes",
+        })
+    }
+
+    /// What its limit leaves while it keeps all that it has, pages of files as well; `None` without a limit.
+    pub fn left_bytes(&self) -> Option<u64> {
+        Some(self.limit_bytes()?.saturating_sub(self.used_bytes()?))
     }
 
     /// Its limit, and what is left of it; `None` without one.
     pub fn total_and_available(&self) -> Option<(u64, u64)> {
         let limit = self.limit_bytes()?;
-        let (used, stat) = if self.version == 2 {
-            ("memory.current", ["active_file", "inactive_file"])
-        } else {
-            (
-                "memory.usage_in_bytes",
-                ["total_active_file", "total_inactive_file"],
-            )
+        let stat = match self.version {
+            2 => ["active_file", "inactive_file"],
+            _ => ["total_active_file", "total_inactive_file"],
         };
-        let used = self.number(used)?;
+        let used = self.used_bytes()?;
         let stat_text = fs::read_to_string(self.dir.join("memory.stat")).ok()?;
         let [active, inactive] = stat.map(|name| {
             let line = stat_text
@@ -187,6 +204,7 @@ cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0
             "anon 3\nactive_file 40\ninactive_file 100\ntotal_active_file 20\ntotal_inactive_file 10\n",
         );
         assert_eq!(group(2).total_and_available(), Some((1000, 420)));
+        assert_eq!(group(2).left_bytes(), Some(300));
         assert_eq!(group(2).swap_left_bytes(), None, "a kernel without swap");
         put("memory.swap.max", "50\n");
         put("memory.swap.current", "20\n");
@@ -201,6 +219,15 @@ cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0
         assert_eq!(
             (group(1).limit_bytes(), group(2).limit_bytes()),
             (Some(500), None)
+        );
+        assert_eq!(
+            (group(1).left_bytes(), group(2).left_bytes()),
+            (Some(0), None)
+        );
+        put("memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(
+            (group(1).limit_bytes(), group(1).left_bytes()),
+            (None, None)
         );
     }
 }

@@ -42,7 +42,7 @@ pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
     fits(bytes, host.available_bytes)?;
     if Groups::default().room(std::process::id()) != u64::MAX {
         return Err(wrong(
-            "cannot be used in a control group with a limit (memory.max or memory.high); start it in one without",
+            "cannot be used in a control group with a limit on memory; start it in one without",
         ));
     }
     write_memory_out().map_err(|e| {

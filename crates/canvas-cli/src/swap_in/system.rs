@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use canvas_host::Group;
+use canvas_host::groups::groups_of;
 use canvas_place::swap_in::Look;
 
 use crate::error::Failure;
@@ -136,40 +138,26 @@ pub struct Groups(HashMap<PathBuf, u64>);
 impl Groups {
     /// Bytes that a process may take before its control group, or one above, is at a limit.
     pub fn room(&mut self, pid: u32) -> u64 {
-        let Some(group) = group_of(pid) else {
+        let groups = groups_of(pid);
+        let Some(own) = groups.first() else {
             return u64::MAX;
         };
-        *self.0.entry(group).or_insert_with_key(|group| {
-            let top = Path::new("/sys/fs/cgroup");
-            let groups = group.ancestors().take_while(|dir| *dir != top);
-            groups.filter_map(room_of).min().unwrap_or(u64::MAX)
-        })
+        let left = || groups.iter().filter_map(Group::left_bytes).min();
+        *self
+            .0
+            .entry(own.dir().to_owned())
+            .or_insert_with(|| left().unwrap_or(u64::MAX))
     }
 
     /// So many bytes of it are taken.
     pub fn take(&mut self, pid: u32, bytes: u64) {
-        if let Some(left) = group_of(pid).and_then(|group| self.0.get_mut(&group)) {
+        if let Some(left) = groups_of(pid)
+            .first()
+            .and_then(|own| self.0.get_mut(own.dir()))
+        {
             *left = left.saturating_sub(bytes);
         }
     }
-}
-
-/// The directory of a process's control group (version 2).
-fn group_of(pid: u32) -> Option<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let path = text.lines().find_map(|l| l.strip_prefix("0::/"))?;
-    Some(Path::new("/sys/fs/cgroup").join(path))
-}
-
-/// What a group's own limits leave; `None` without any.
-fn room_of(dir: &Path) -> Option<u64> {
-    let number = |name| {
-        let text = fs::read_to_string(dir.join(name)).ok()?;
-        text.trim().parse::<u64>().ok()
-    };
-    let limit = [number("memory.max"), number("memory.high")];
-    let limit = limit.into_iter().flatten().min()?;
-    Some(limit.saturating_sub(number("memory.current")?))
 }
 
 #[cfg(test)]
@@ -207,22 +195,5 @@ Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority
 ";
         assert_eq!(under_way(stats, &devices), 5);
         assert_eq!(under_way("", &devices), 0);
-    }
-
-    #[test]
-    fn limits_of_groups_leave_room() {
-        let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        assert_eq!(room_of(dir.path()), None);
-        write("memory.max", "max\n");
-        write("memory.high", "max\n");
-        write("memory.current", "4096\n");
-        assert_eq!(room_of(dir.path()), None);
-        write("memory.max", "40960\n");
-        assert_eq!(room_of(dir.path()), Some(36864));
-        write("memory.high", "8192\n");
-        assert_eq!(room_of(dir.path()), Some(4096));
-        write("memory.current", "9000\n");
-        assert_eq!(room_of(dir.path()), Some(0));
     }
 }
