@@ -272,8 +272,8 @@ def lanes_killed(r):
 
 
 def taken_turns(r, *more):
-    """Two tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves. Their
-    names, and the agent."""
+    """Two tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves. What
+    each thread of the agent's has used by then (`serving_s`)."""
     _, servers = lenders(r, 1)
     socket = r.path("agent.sock")
     agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", servers[0], "--far-dir", r.dir, "--pool",

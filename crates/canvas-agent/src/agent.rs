@@ -331,9 +331,7 @@ impl<S: Store> Agent<S> {
 
     /// What the dispatcher has decided of one of this tenant's operations.
     pub fn start(&mut self, decision: Decision, now_ns: u64) {
-        let request = match decision {
-            Decision::Send(request) | Decision::Drop(request) => request,
-        };
+        let request = decision.request();
         let id = request.tag as u32;
         if id >= OWN {
             let own = &mut self.own[(id - OWN) as usize];

@@ -110,13 +110,6 @@ fn now_ns() -> u64 {
     Duration::from(time).as_nanos() as u64
 }
 
-/// Whose request it is.
-fn tenant_of(decision: &Decision) -> u64 {
-    match decision {
-        Decision::Send(request) | Decision::Drop(request) => request.tenant.0,
-    }
-}
-
 impl Core {
     /// The time of a thread's last look, or a later one that another has seen.
     fn at(&mut self, now_ns: u64) -> u64 {
@@ -129,11 +122,12 @@ impl Core {
         let mut taken = Vec::new();
         for inbox in &mut self.inboxes {
             let all = std::mem::take(&mut inbox.decided);
-            let (its, rest): (VecDeque<_>, _) = all.into_iter().partition(|d| tenant_of(d) == id);
+            let (its, rest): (VecDeque<_>, _) =
+                all.into_iter().partition(|d| d.request().tenant.0 == id);
             inbox.decided = rest;
             taken.extend(its);
         }
-        taken.extend(self.between.extract_if(.., |d| tenant_of(d) == id));
+        taken.extend(self.between.extract_if(.., |d| d.request().tenant.0 == id));
         taken
     }
 
@@ -145,7 +139,7 @@ impl Core {
         let now_ns = self.at(now_ns);
         loop {
             let decision = self.sched.next(now_ns)?;
-            match self.homes.get(&tenant_of(&decision)) {
+            match self.homes.get(&decision.request().tenant.0) {
                 Some(Some(home)) if *home != thread => {
                     self.inboxes[*home].decided.push_back(decision);
                     *ring |= 1 << home;

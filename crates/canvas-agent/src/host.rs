@@ -298,11 +298,11 @@ impl Host {
     }
 
     /// Serves nobody any more.
-    pub fn remove_all(&mut self) -> Vec<(u64, Box<dyn Served>)> {
+    pub fn remove_all(&mut self) -> Vec<Box<dyn Served>> {
         for seat in &self.seats {
             self.dispatch.remove(seat.id);
         }
-        self.seats.drain(..).map(|s| (s.id, s.agent)).collect()
+        self.seats.drain(..).map(|s| s.agent).collect()
     }
 
     /// Serves until `on_bell`, which is called before the first round and after each ring, says false.
@@ -459,9 +459,7 @@ impl Host {
     fn begin(&mut self, lap: &mut Lap) {
         self.dispatch.look();
         while let Some(decision) = self.dispatch.decide() {
-            let id = match decision {
-                Decision::Send(r) | Decision::Drop(r) => r.tenant.0,
-            };
+            let id = decision.request().tenant.0;
             // A linear search: there are as many decisions as requests, and few tenants work at a time.
             if let Some(seat) = self.seats.iter_mut().find(|s| s.id == id) {
                 seat.wake();

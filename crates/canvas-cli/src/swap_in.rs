@@ -209,13 +209,14 @@ impl<'a> Sweep<'a> {
                 self.count(refused)?;
                 continue;
             }
-            let in_group = groups.room(source.pid()) / PAGE_SIZE as u64;
+            let in_group_bytes = groups.room(source.pid());
+            let in_group = *in_group_bytes / PAGE_SIZE as u64;
             if in_group == 0 {
                 self.full_groups += 1;
                 continue;
             }
             let added = source.add(left.min(in_group), &mut pieces);
-            groups.take(source.pid(), added * PAGE_SIZE as u64);
+            *in_group_bytes = in_group_bytes.saturating_sub(added * PAGE_SIZE as u64);
             left -= added;
             sources.insert(source.pid(), source);
         }

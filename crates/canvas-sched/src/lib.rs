@@ -127,6 +127,14 @@ pub enum Decision {
     Drop(Request),
 }
 
+impl Decision {
+    /// What it is about.
+    pub fn request(self) -> Request {
+        let (Decision::Send(request) | Decision::Drop(request)) = self;
+        request
+    }
+}
+
 /// Why a request was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {

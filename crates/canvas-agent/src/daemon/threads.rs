@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 
 use crate::Share;
 use crate::bell::Bell;
-use crate::dispatch::{Dispatch, Shared, THREADS_MAX};
+use crate::dispatch::{Dispatch, Shared};
 use crate::host::{Host, Seat, Served};
 
 /// Time between two looks at what they do.
@@ -38,7 +38,7 @@ enum Command {
     /// Serve it no more; drop the rest when its agent has ended.
     Remove(u64, Box<dyn Send>),
     /// Serve nobody any more, and give all back.
-    RemoveAll(Sender<Vec<(u64, Box<dyn Served>)>>),
+    RemoveAll(Sender<Vec<Box<dyn Served>>>),
 }
 
 /// One of them.
@@ -120,7 +120,8 @@ pub struct ServingThreads {
 }
 
 impl ServingThreads {
-    /// Starts the first one, which has `dispatch`, or all of a fixed number. Each tenant is looked at for `spin`
+    /// Starts the first one, which has `dispatch`, or all of a fixed number; there can be
+    /// [`crate::dispatch::THREADS_MAX`]. Each tenant is looked at for `spin`
     /// after its last work.
     pub fn start(
         width: Width,
@@ -138,15 +139,11 @@ impl ServingThreads {
             idle: Idle::new(),
         };
         if let Width::Fixed(_) = width {
-            while threads.all.len() < threads.most() {
+            while threads.all.len() < threads.decide.most() {
                 threads.one_more()?;
             }
         }
         Ok(threads)
-    }
-
-    fn most(&self) -> usize {
-        self.decide.most().min(THREADS_MAX)
     }
 
     fn one_more(&mut self) -> std::io::Result<()> {
@@ -195,12 +192,12 @@ impl ServingThreads {
             thread.tell(Command::RemoveAll(send.clone()));
         }
         drop(send);
-        given.iter().flatten().map(|(_, agent)| agent).collect()
+        given.iter().flatten().collect()
     }
 
     /// When it is time to tend them, if there is anything to divide.
     pub fn due(&self) -> Option<Instant> {
-        (self.most() > 1 && self.tenants.len() > 1).then(|| self.looked + ROUND)
+        (self.decide.most() > 1 && self.tenants.len() > 1).then(|| self.looked + ROUND)
     }
 
     /// Looks at what they do, when it is time, and divides tenants among them.

@@ -40,7 +40,7 @@ pub fn prepare(args: &DiskArgs, pages: u64, pool: Size) -> Result<(), Failure> {
     let bytes = DiskMemory::taken_bytes(pages, pool.bytes);
     let host = HostMemory::of_machine(Path::new("/proc")).map_err(Failure::usage)?;
     fits(bytes, host.available_bytes)?;
-    if Groups::default().room(std::process::id()) != u64::MAX {
+    if *Groups::default().room(std::process::id()) != u64::MAX {
         return Err(wrong(
             "cannot be used in a control group with a limit on memory; start it in one without",
         ));

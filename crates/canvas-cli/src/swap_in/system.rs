@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use canvas_host::Group;
@@ -136,27 +136,14 @@ fn under_way(stats: &str, devices: &[String]) -> u64 {
 pub struct Groups(HashMap<PathBuf, u64>);
 
 impl Groups {
-    /// Bytes that a process may take before its control group, or one above, is at a limit.
-    pub fn room(&mut self, pid: u32) -> u64 {
+    /// Bytes that a process may take before its control group, or one above, is at a limit; who takes some
+    /// subtracts them. `u64::MAX` without a limit.
+    pub fn room(&mut self, pid: u32) -> &mut u64 {
         let groups = groups_of(pid);
-        let Some(own) = groups.first() else {
-            return u64::MAX;
-        };
+        let own = groups.first().map_or(Path::new(""), Group::dir);
         let left = || groups.iter().filter_map(Group::left_bytes).min();
-        *self
-            .0
-            .entry(own.dir().to_owned())
-            .or_insert_with(|| left().unwrap_or(u64::MAX))
-    }
-
-    /// So many bytes of it are taken.
-    pub fn take(&mut self, pid: u32, bytes: u64) {
-        if let Some(left) = groups_of(pid)
-            .first()
-            .and_then(|own| self.0.get_mut(own.dir()))
-        {
-            *left = left.saturating_sub(bytes);
-        }
+        let room = self.0.entry(own.to_owned());
+        room.or_insert_with(|| left().unwrap_or(u64::MAX))
     }
 }
 
