@@ -382,6 +382,11 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
             far.lane_reads,
         ),
         (
+            "canvas_remote_lane_pair_reads",
+            "Of these, reads by queue pairs (RDMA).",
+            far.lane_pair_reads,
+        ),
+        (
             "canvas_remote_lane_failures",
             "Reads that a lane could not do, and the agent did.",
             far.lane_failures,

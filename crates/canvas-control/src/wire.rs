@@ -351,6 +351,9 @@ pub struct Far {
     /// Of the reads, those that programs did by themselves over lanes.
     #[serde(default)]
     pub lane_reads: u64,
+    /// Of these, those by queue pairs (RDMA).
+    #[serde(default)]
+    pub lane_pair_reads: u64,
     /// Lanes that were opened.
     #[serde(default)]
     pub lanes_opened: u64,
@@ -445,6 +448,7 @@ impl Far {
             reads: s.reads.load(Relaxed).saturating_add(lane_reads),
             bytes_in: s.bytes_in.load(Relaxed).saturating_add(lane_bytes),
             lane_reads,
+            lane_pair_reads: s.lane_pair_reads.load(Relaxed),
             lanes_opened: s.lanes_opened.load(Relaxed),
             lane_failures: s.lane_failures.load(Relaxed),
             failovers: s.failovers.load(Relaxed),

@@ -9,6 +9,8 @@ use canvas_sys::net::Stream;
 use canvas_types::contention::Contention;
 
 use crate::Process;
+use crate::pairing::{By, Pairing, With};
+use crate::pairs::{Pairs, Refused};
 
 /// An answer is looked for so long before the thread sleeps, where there is another processor that the donor may run on:
 /// a near donor takes less. On one processor it cannot answer meanwhile.
@@ -20,7 +22,9 @@ const LOOK_AGAIN: u32 = 64;
 /// A donor that takes longer is the agent's to deal with.
 const PATIENCE_NS: u64 = 20_000_000;
 /// The same for the opening of a lane.
-const OPENING_NS: u64 = 1_000_000_000;
+pub const OPENING_NS: u64 = 1_000_000_000;
+/// Between looks for what a device reads, after those that do not sleep.
+const NAP_NS: u64 = 20_000;
 /// So often a lane's socket may not be behind its descriptor (in threads with descriptors of their own it is not)
 /// before it is taken to be gone.
 const STRIKES: u32 = 8;
@@ -61,7 +65,27 @@ pub struct Lane {
     /// Looks in vain in turn.
     vain: u32,
     strikes: u32,
+    pairing: Pairing,
     answer: [u8; HEAD_BYTES + READ_BYTES_MAX],
+}
+
+/// What a read is of, and how it may go.
+pub struct Wanted<'r> {
+    pub way: &'r Way<'r>,
+    pub ask: &'r Ask,
+    /// The number that the record is sealed by.
+    pub seal: u64,
+    /// Its number among the process's reads.
+    pub turn: u32,
+    /// The number under which queue pairs may be read by.
+    pub pairs: Option<u32>,
+}
+
+/// How a record came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    OverConnection,
+    ByPair,
 }
 
 impl Lane {
@@ -77,6 +101,7 @@ impl Lane {
             looks: false,
             vain: 0,
             strikes: 0,
+            pairing: Pairing::new(),
             answer: [0; HEAD_BYTES + READ_BYTES_MAX],
         }
     }
@@ -95,15 +120,23 @@ impl Lane {
         self.vain > 0
     }
 
-    /// Its end. The caller closes the socket.
-    pub fn close(&mut self) -> Option<Stream> {
+    /// Its end, as lane number `index`. The caller closes the socket.
+    pub fn close(&mut self, index: usize, process: &impl Process) -> Option<Stream> {
+        self.pairing.end(index, process.pairs());
         self.stage = Stage::Closed;
         (self.caller, self.records) = (None, None);
         self.stream.take()
     }
 
-    /// A connection that was begun is to become it. Its keys follow.
-    pub fn begin(&mut self, stream: Stream, ticket: Ticket, looks: bool, now_ns: u64) {
+    /// A connection that was begun is to become it, to a donor that may have queue pairs. Its keys follow.
+    pub fn begin(
+        &mut self,
+        stream: Stream,
+        (ticket, has_pairs): (Ticket, bool),
+        looks: bool,
+        now_ns: u64,
+    ) {
+        self.pairing.begin(has_pairs);
         self.stage = Stage::Connecting(now_ns);
         self.stream = Some(stream);
         (self.ticket, self.looks) = (ticket, looks);
@@ -166,67 +199,107 @@ impl Lane {
         Ok(())
     }
 
-    /// Reads the record that `ask` names, sealed by this number, of the slab with this handle into `answer`, behind the
-    /// head, and opens it. `turn` is its number among the process's reads.
+    /// Reads the record that is wanted into `answer`, behind the head, and opens it. `index` is the lane's number.
     #[inline(never)]
     pub fn read(
         &mut self,
-        (way, ask, seal): (&Way, &Ask, u64),
-        turn: u32,
+        index: usize,
+        wanted: &Wanted<'_>,
         contention: &Contention,
         process: &impl Process,
-    ) -> Result<(), Failed> {
-        let (Some(stream), Some(caller), Some(records)) =
-            (self.stream, &mut self.caller, &self.records)
-        else {
+    ) -> Result<Came, Failed> {
+        let (Some(stream), Some(caller)) = (self.stream, &mut self.caller) else {
             return Err(Failed::Broken);
         };
         is_here(stream, &mut self.strikes)?;
-        let read = Read {
-            handle: way.handle,
-            offset: way.offset,
-            len: ask.len,
+        let mut with = With {
+            lane: index,
+            pairs: process.pairs(),
+            stream,
+            caller,
+            now_ns: process.now_ns(),
         };
-        let message = caller.ask(read).map_err(|_| Failed::Broken)?;
-        if stream.send(&message) != Ok(true) {
-            return Err(Failed::Broken);
-        }
-        let often = self.vain < VAIN_MAX || turn.is_multiple_of(LOOK_AGAIN);
+        let by = self
+            .pairing
+            .by((wanted.pairs, wanted.way.handle), &mut with)?;
+        let often = self.vain < VAIN_MAX || wanted.turn.is_multiple_of(LOOK_AGAIN);
         let mut wait = Wait {
             stream,
             contention,
             process,
-            begun_ns: process.now_ns(),
+            begun_ns: with.now_ns,
             looks: self.looks && often,
             sleeps: false,
             got: 0,
         };
-        // The record comes behind the head, mostly at one time with it.
-        let answer = &mut self.answer[..HEAD_BYTES + ask.len as usize];
-        wait.fill(answer, HEAD_BYTES)?;
-        let head = answer.first_chunk::<HEAD_BYTES>();
-        let head = head.and_then(|head| caller.answered(head).ok());
-        let code = head.ok_or(Failed::Broken)?.code;
-        if code != Code::Done && wait.got > HEAD_BYTES {
-            return Err(Failed::Broken);
-        }
-        match code {
-            Code::Done => {}
-            Code::OverRate => return Err(Failed::Busy),
-            Code::UnknownHandle | Code::OutOfRange => return Err(Failed::Elsewhere),
-        }
-        let whole = answer.len();
-        wait.fill(answer, whole)?;
-        let record = &mut answer[HEAD_BYTES..];
+        let record = HEAD_BYTES..HEAD_BYTES + wanted.ask.len as usize;
+        let came = match by {
+            By::Connection => {
+                receive(caller, &mut wait, wanted, &mut self.answer[..record.end])?;
+                Came::OverConnection
+            }
+            By::Pair(exposed) => {
+                let pairs = process.pairs();
+                let offset = wanted.way.offset;
+                if pairs.ask(index, exposed, offset, record.len()).is_err() {
+                    // The connection is as good as before.
+                    self.pairing.refuse(index, pairs);
+                    return Err(Failed::Busy);
+                }
+                wait.look(index, &mut self.answer[record.clone()])?;
+                Came::ByPair
+            }
+        };
         self.vain = if wait.sleeps {
             self.vain.saturating_add(1)
         } else {
             0
         };
+        let Wanted { ask, seal, .. } = *wanted;
+        let records = self.records.as_ref().ok_or(Failed::Broken)?;
         records
-            .open((ask.extent, seal), ask.offset as usize, &[], record)
-            .map_err(|_| Failed::Elsewhere)
+            .open(
+                (ask.extent, seal),
+                ask.offset as usize,
+                &[],
+                &mut self.answer[record],
+            )
+            .map_err(|_| Failed::Elsewhere)?;
+        Ok(came)
     }
+}
+
+/// Asks the donor for what is wanted, and receives it, with its head.
+fn receive(
+    caller: &mut Caller,
+    wait: &mut Wait<'_, impl Process>,
+    wanted: &Wanted<'_>,
+    answer: &mut [u8],
+) -> Result<(), Failed> {
+    let read = Read {
+        handle: wanted.way.handle,
+        offset: wanted.way.offset,
+        len: wanted.ask.len,
+    };
+    let message = caller.ask(read).map_err(|_| Failed::Broken)?;
+    if wait.stream.send(&message) != Ok(true) {
+        return Err(Failed::Broken);
+    }
+    // The record comes behind the head, mostly at one time with it.
+    wait.fill(answer, HEAD_BYTES)?;
+    let head = answer.first_chunk::<HEAD_BYTES>();
+    let head = head.and_then(|head| caller.answered(head).ok());
+    let code = head.ok_or(Failed::Broken)?.code;
+    if code != Code::Done && wait.got > HEAD_BYTES {
+        return Err(Failed::Broken);
+    }
+    match code {
+        Code::Done => {}
+        Code::OverRate | Code::NoPair => return Err(Failed::Busy),
+        Code::UnknownHandle | Code::OutOfRange => return Err(Failed::Elsewhere),
+    }
+    let whole = answer.len();
+    wait.fill(answer, whole)
 }
 
 /// Not a byte goes to a stranger: is the socket still behind its descriptor, in this thread?
@@ -274,6 +347,27 @@ impl<P: Process> Wait<'_, P> {
                 self.contention.gave_way(now, self.process.now_ns());
             } else {
                 self.sleeps = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for what the lane's device was asked to read. There is nothing to sleep on.
+    fn look(&mut self, index: usize, record: &mut [u8]) -> Result<(), Failed> {
+        let broken = |Refused| Failed::Broken;
+        let pairs = self.process.pairs();
+        while !pairs.take(index, record).map_err(broken)? {
+            let now = self.process.now_ns();
+            let waited = now.saturating_sub(self.begun_ns);
+            if waited > PATIENCE_NS {
+                return Err(Failed::Broken);
+            }
+            if waited < LOOK_NS && !self.contention.is_here(now) {
+                gate::give_way();
+                self.contention.gave_way(now, self.process.now_ns());
+            } else {
+                self.sleeps = true;
+                gate::wait(NAP_NS);
             }
         }
         Ok(())

@@ -19,8 +19,11 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use spin::{Mutex, MutexGuard};
 
 mod lane;
+mod pairing;
+pub mod pairs;
 
-use lane::{Failed, Lane, Stage};
+use lane::{Came, Failed, Lane, Stage, Wanted};
+use pairs::Pairs;
 
 /// Lanes of a process.
 pub const COUNT: usize = 8;
@@ -34,6 +37,10 @@ const PAUSE_NS_MAX: u64 = 5_000_000_000;
 
 /// What the process gives.
 pub trait Process {
+    /// Its queue pairs.
+    type Pairs: Pairs;
+    /// These are they.
+    fn pairs(&self) -> &Self::Pairs;
     /// The monotonic clock.
     fn now_ns(&self) -> u64;
     /// Descriptors of lanes lie at or above this number.
@@ -103,7 +110,7 @@ struct Claim<'l> {
 impl Claim<'_> {
     /// Ends it. The socket is closed if it is still ours to close.
     fn close(&mut self, process: &impl Process) {
-        if let Some(stream) = self.lane.close() {
+        if let Some(stream) = self.lane.close(self.index, process) {
             stream.close();
         }
         process.keep_fd(self.index, -1);
@@ -129,7 +136,8 @@ impl Claim<'_> {
         let stream = Stream::begin(address, process.fd_floor()).map_err(|_| Failed::Broken)?;
         process.keep_fd(self.index, stream.fd());
         let (lane, now_ns) = (&mut *self.lane, process.now_ns());
-        lane.begin(stream, ticket, proc::processors() > 1, now_ns);
+        let has_pairs = place.has_rdma && process.pairs().are_there();
+        lane.begin(stream, (ticket, has_pairs), proc::processors() > 1, now_ns);
         // One after the other, each where it stays: a fault may have a small stack.
         lane.set_caller(&keys);
         lane.set_records(&far.lanes.key(), far.tenant());
@@ -270,16 +278,25 @@ impl Lanes {
             return false;
         };
         let begun_ns = process.now_ns();
-        let outcome = claim
-            .lane
-            .read((&way, ask, seal), reads, &self.contention, process);
+        let wanted = Wanted {
+            way: &way,
+            ask,
+            seal,
+            turn: reads,
+            pairs: lanes.pairs(),
+        };
+        let index = claim.index;
+        let outcome = claim.lane.read(index, &wanted, &self.contention, process);
         let stats = &far.stats;
         match outcome {
-            Ok(()) => {
+            Ok(came) => {
                 to.copy_from_slice(&claim.lane.answer()[HEAD_BYTES..][..to.len()]);
                 self.rests[donor].forget();
                 way.route.note();
                 stats.lane_reads.fetch_add(1, Ordering::Relaxed);
+                if came == Came::ByPair {
+                    stats.lane_pair_reads.fetch_add(1, Ordering::Relaxed);
+                }
                 stats.lane_bytes.fetch_add(len as u64, Ordering::Relaxed);
                 if claim.lane.has_slept() {
                     process.note_slept(process.now_ns().saturating_sub(begun_ns));

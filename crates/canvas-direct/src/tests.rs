@@ -1,11 +1,15 @@
 extern crate std;
 
 use super::*;
+use crate::pairs::{Refused, Standing};
 use canvas_lane::record::RecordKey;
-use canvas_lane::{Answerer, Code, Keys, LENGTH_BYTES, MESSAGE_BYTES};
+use canvas_lane::{
+    Answerer, Ask as Asks, Code, Keys, LENGTH_BYTES, MESSAGE_BYTES, exposed_to_bytes,
+};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::mailbox::Kind;
 use canvas_shm::{Segment, lanes};
+use canvas_types::rdma::{Exposed, QueuePair};
 use std::boxed::Box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,9 +25,110 @@ const HANDLE: u64 = 77;
 const OFFSET: u32 = 64;
 const LEN: usize = 200;
 
-struct Here;
+/// Ends of queue pairs: ours and the donor's.
+const OURS: QueuePair = QueuePair {
+    number: 17,
+    psn: 4,
+    gid: [1; 16],
+    lid: 0,
+    mtu: 3,
+    reads: 1,
+};
+const THEIRS: QueuePair = QueuePair { number: 99, ..OURS };
+const EXPOSED: Exposed = Exposed {
+    address: 1 << 40,
+    key: 5,
+};
+
+/// What a device does with a read.
+#[derive(Clone, Copy, PartialEq, Default)]
+enum Reads {
+    #[default]
+    Right,
+    Flips,
+    Refuses,
+    Fails,
+    Stands,
+}
+
+/// A process with queue pairs, of which this test is the device.
+#[derive(Default)]
+struct Here {
+    standing: StdMutex<[Option<Standing>; COUNT]>,
+    are_there: AtomicBool,
+    /// Queue pairs cannot be made.
+    fails: AtomicBool,
+    reads: StdMutex<Reads>,
+    /// What the next read brings: of this extent and tenant.
+    record: StdMutex<Vec<u8>>,
+    /// Queue pairs that were made, and ended.
+    made: AtomicU32,
+    ended: AtomicU32,
+    asked: AtomicU32,
+}
+
+impl Here {
+    fn put(&self, lane: usize, standing: Standing) {
+        self.standing.lock().unwrap()[lane] = Some(standing);
+    }
+}
+
+impl Pairs for Here {
+    fn are_there(&self) -> bool {
+        self.are_there.load(Ordering::Relaxed)
+    }
+    fn standing(&self, lane: usize) -> Standing {
+        self.standing.lock().unwrap()[lane].unwrap_or(Standing::None)
+    }
+    fn make(&self, lane: usize, local: Address) {
+        assert_eq!(self.standing(lane), Standing::None);
+        assert_eq!(local.ip[..4], [127, 0, 0, 1]);
+        self.made.fetch_add(1, Ordering::Relaxed);
+        let fails = self.fails.load(Ordering::Relaxed);
+        self.put(
+            lane,
+            if fails {
+                Standing::Failed
+            } else {
+                Standing::Made(OURS)
+            },
+        );
+    }
+    fn connect(&self, lane: usize, peer: &QueuePair) {
+        assert_eq!((self.standing(lane), peer), (Standing::Made(OURS), &THEIRS));
+        self.put(lane, Standing::Ready);
+    }
+    fn end(&self, lane: usize) {
+        assert_ne!(self.standing(lane), Standing::None);
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        self.put(lane, Standing::None);
+    }
+    fn ask(&self, lane: usize, from: Exposed, offset: u32, len: usize) -> Result<(), Refused> {
+        assert_eq!((self.standing(lane), from), (Standing::Ready, EXPOSED));
+        assert_eq!((offset, len), (3 * EXTENT_BYTES as u32 + OFFSET, LEN + 16));
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        match *self.reads.lock().unwrap() {
+            Reads::Refuses => Err(Refused),
+            _ => Ok(()),
+        }
+    }
+    fn take(&self, _: usize, to: &mut [u8]) -> Result<bool, Refused> {
+        to.copy_from_slice(&self.record.lock().unwrap());
+        match *self.reads.lock().unwrap() {
+            Reads::Fails => return Err(Refused),
+            Reads::Stands => return Ok(false),
+            Reads::Flips => to[LEN / 2] ^= 1,
+            _ => {}
+        }
+        Ok(true)
+    }
+}
 
 impl Process for Here {
+    type Pairs = Here;
+    fn pairs(&self) -> &Here {
+        self
+    }
     fn now_ns(&self) -> u64 {
         proc::now_ns()
     }
@@ -49,11 +154,14 @@ enum Does {
     Babbles,
     Stands,
     Closes,
+    /// Has no queue pair for lanes.
+    NoPair,
 }
 
 /// A tenant with one slab at one donor of this test.
 struct World {
     far: &'static Far,
+    here: Here,
     lanes: Box<Lanes>,
     does: Arc<StdMutex<Does>>,
     /// What the donor has of each extent, in bytes.
@@ -91,14 +199,40 @@ fn serve(
         stream
             .write_all(&answerer.answer(Code::Done, 0).unwrap())
             .unwrap();
-        while stream.read_exact(&mut message).is_ok() {
-            let asked = answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+        let mut length = [0; LENGTH_BYTES];
+        while stream.read_exact(&mut length).is_ok() {
+            let mut message = std::vec![0; u16::from_le_bytes(length).into()];
+            stream.read_exact(&mut message).unwrap();
+            let does = *does.lock().unwrap();
+            let given = match answerer.asked(&message).unwrap() {
+                Asks::Read(read) => Err(read),
+                Asks::Join(end) => {
+                    assert_eq!(end, OURS);
+                    Ok(THEIRS.to_bytes())
+                }
+                Asks::Expose(handle) => {
+                    assert_eq!(handle, HANDLE);
+                    Ok(exposed_to_bytes(&EXPOSED))
+                }
+            };
+            let asked = match given {
+                Err(read) => read,
+                Ok(_) if does == Does::NoPair => {
+                    let head = answerer.answer(Code::NoPair, 0).unwrap();
+                    stream.write_all(&head).unwrap();
+                    continue;
+                }
+                Ok(given) => {
+                    let head = answerer.give(&given).unwrap();
+                    stream.write_all(&[&head[..], &given].concat()).unwrap();
+                    continue;
+                }
+            };
             let within = extent as usize % SLAB_EXTENTS * stride.load(Ordering::Relaxed);
             assert_eq!(
                 (asked.handle, asked.offset),
                 (HANDLE, within as u32 + OFFSET)
             );
-            let does = *does.lock().unwrap();
             if !answers(does, &mut answerer, &mut stream, record(extent, tenant)) {
                 break;
             }
@@ -120,7 +254,7 @@ fn answers(
             thread::sleep(Duration::from_millis(60));
             return false;
         }
-        Does::Right => Code::Done,
+        Does::Right | Does::NoPair => Code::Done,
         Does::Flips => {
             bytes[LEN / 2] ^= 1;
             Code::Done
@@ -149,6 +283,7 @@ impl World {
             ip,
             port,
             is_v6: false,
+            has_rdma: true,
         }));
         far.lanes.set_key(&KEY);
         far.lanes.set_direct(true);
@@ -158,8 +293,13 @@ impl World {
         let (todo, strides) = (does.clone(), stride.clone());
         let tenant = far.tenant();
         thread::spawn(move || serve(listener, &todo, &strides, tenant, extent));
+        let here = Here {
+            record: StdMutex::new(record(extent, tenant)),
+            ..Here::default()
+        };
         let world = World {
             far,
+            here,
             lanes: Box::new(Lanes::new()),
             does,
             stride,
@@ -188,13 +328,17 @@ impl World {
         };
         let mut to = [0; LEN];
         self.lanes
-            .read(self.far, &ask, &mut to, &Here)
+            .read(self.far, &ask, &mut to, &self.here)
             .then_some(to)
     }
 
     /// Reads until that is done over a lane, as faults come one after the other; gives tickets as the agent does.
     fn reads(&mut self) {
         *self.does.lock().unwrap() = Does::Right;
+        self.reads_as_it_is();
+    }
+
+    fn reads_as_it_is(&mut self) {
         let began = Instant::now();
         while self.read().is_none() {
             let donor = &self.far.lanes.donors[1];
@@ -314,9 +458,124 @@ fn nothing_is_read_that_may_not_be() {
     assert_eq!(w.read(), None, "what is there is older");
     seal.store(SEAL, Ordering::Release);
     w.publish();
-    w.lanes.close(&Here);
+    w.lanes.close(&w.here);
     w.reads();
     w.lanes.forbid();
     assert_eq!(w.read(), None, "forbidden");
     assert!(w.count(|s| &s.lane_reads) >= before + 2);
+}
+
+impl World {
+    /// With a device, as the agent says that queue pairs may be read by; until one is.
+    fn with_pairs() -> World {
+        let mut w = World::new();
+        w.here.are_there.store(true, Ordering::Relaxed);
+        w.far.lanes.set_pairs(true);
+        w.reads_by_pair();
+        w
+    }
+
+    fn reads_by_pair(&mut self) {
+        let before = self.count(|s| &s.lane_pair_reads);
+        let began = Instant::now();
+        while self.count(|s| &s.lane_pair_reads) == before {
+            self.reads();
+            assert!(began.elapsed() < Duration::from_secs(20), "no queue pair");
+        }
+    }
+
+    fn made_and_ended(&self) -> [u32; 2] {
+        [&self.here.made, &self.here.ended].map(|n| n.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn a_record_comes_by_a_queue_pair() {
+    let mut w = World::with_pairs();
+    let reads = w.count(|s| &s.lane_reads);
+    let by_pair = w.count(|s| &s.lane_pair_reads);
+    for _ in 0..20 {
+        assert!(w.read().is_some_and(|b| b.iter().copied().eq(0..LEN as u8)));
+    }
+    assert_eq!(w.count(|s| &s.lane_reads), reads + 20);
+    assert_eq!(w.count(|s| &s.lane_pair_reads), by_pair + 20);
+    // The connection stays, and takes over while queue pairs may not be used.
+    w.far.lanes.set_pairs(false);
+    w.reads();
+    w.reads();
+    assert_eq!(w.count(|s| &s.lane_pair_reads), by_pair + 20);
+    assert_eq!(w.made_and_ended(), [1, 1]);
+    w.far.lanes.set_pairs(true);
+    w.reads_by_pair();
+    assert_eq!(w.made_and_ended(), [2, 1]);
+    assert_eq!(w.count(|s| &s.lanes_opened), 1);
+    // Off and on again, between two reads: the donor has ended the queue pair meanwhile.
+    w.far.lanes.set_pairs(false);
+    w.far.lanes.set_pairs(true);
+    w.reads_by_pair();
+    assert_eq!(w.made_and_ended(), [3, 2]);
+    w.lanes.close(&w.here);
+    assert_eq!(w.made_and_ended(), [3, 3]);
+}
+
+#[test]
+fn whatever_a_device_does_is_the_agents_to_mend() {
+    let mut w = World::with_pairs();
+    *w.here.reads.lock().unwrap() = Reads::Flips;
+    assert_eq!(w.read(), None);
+    assert_eq!(w.read(), None, "without a route nobody is asked");
+    *w.here.reads.lock().unwrap() = Reads::Right;
+    w.publish();
+    w.reads_by_pair();
+    assert_eq!(w.count(|s| &s.lanes_opened), 1, "the lane is good");
+    for reads in [Reads::Fails, Reads::Stands] {
+        let opened = w.count(|s| &s.lanes_opened);
+        *w.here.reads.lock().unwrap() = reads;
+        let began = Instant::now();
+        assert_eq!(w.read(), None);
+        let took = began.elapsed();
+        assert!(took < Duration::from_millis(500), "{took:?}");
+        let [made, ended] = w.made_and_ended();
+        assert_eq!(made, ended, "it is ended with its lane");
+        *w.here.reads.lock().unwrap() = Reads::Right;
+        w.reads_by_pair();
+        assert!(w.count(|s| &s.lanes_opened) > opened);
+    }
+}
+
+#[test]
+fn a_device_that_takes_no_read_leaves_the_lane_as_it_was() {
+    let w = World::with_pairs();
+    *w.here.reads.lock().unwrap() = Reads::Refuses;
+    assert_eq!(w.read(), None);
+    assert_eq!(w.made_and_ended(), [1, 1]);
+    let by_pair = w.count(|s| &s.lane_pair_reads);
+    for _ in 0..20 {
+        assert!(w.read().is_some());
+    }
+    assert_eq!(w.count(|s| &s.lane_pair_reads), by_pair);
+    assert_eq!(w.count(|s| &s.lanes_opened), 1);
+}
+
+#[test]
+fn who_gets_no_queue_pair_reads_over_the_connection() {
+    for (fails, does) in [(true, Does::Right), (false, Does::NoPair)] {
+        let mut w = World::new();
+        w.here.are_there.store(true, Ordering::Relaxed);
+        w.here.fails.store(fails, Ordering::Relaxed);
+        w.far.lanes.set_pairs(true);
+        *w.does.lock().unwrap() = does;
+        for _ in 0..20 {
+            w.reads_as_it_is();
+        }
+        assert_eq!(w.count(|s| &s.lane_pair_reads), 0);
+        assert_eq!(w.made_and_ended(), [1, 1], "it is tried once");
+        // Once more when they may be used again.
+        w.here.fails.store(false, Ordering::Relaxed);
+        *w.does.lock().unwrap() = Does::Right;
+        w.far.lanes.set_pairs(false);
+        w.reads();
+        w.far.lanes.set_pairs(true);
+        w.reads_by_pair();
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 
+use canvas_direct::pairs::NoPairs;
 use canvas_direct::{Lanes, Process};
 use canvas_far::fetch;
 use canvas_far::{Becomes, Beyond, Channel, Host, Owner, Pages, Request, State, Whereabouts, Whom};
@@ -220,6 +221,10 @@ const NO_PLACE: Errno = Errno(11);
 struct Ours;
 
 impl Process for Ours {
+    type Pairs = NoPairs;
+    fn pairs(&self) -> &NoPairs {
+        &NoPairs
+    }
     fn now_ns(&self) -> u64 {
         proc::now_ns()
     }

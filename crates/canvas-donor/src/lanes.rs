@@ -212,9 +212,24 @@ impl Lanes {
         now_ns: u64,
     ) -> Result<Used, ErrorCode> {
         let inner = self.lock();
-        let lane = &inner.owned(client, number)?.lane;
-        lane.bucket().set(rate, now_ns);
-        Ok(lane.used())
+        let Entry { lane, state } = inner.owned(client, number)?;
+        let is_unbounded = {
+            let mut bucket = lane.bucket();
+            bucket.set(rate, now_ns);
+            bucket.is_unbounded()
+        };
+        let used = lane.used();
+        let devices = match state {
+            State::Opened(outbox) if !is_unbounded => Some(Arc::clone(outbox)),
+            _ => None,
+        };
+        drop(inner);
+        // Nobody counts what a device reads. Who joins a queue pair now looks at the rate first, and
+        // holds what this waits for.
+        if let Some(outbox) = devices {
+            outbox.shut_devices_out();
+        }
+        Ok(used)
     }
 
     /// Ends a lane of the client. Nothing more that came over it is done after this.

@@ -607,7 +607,7 @@ impl Link<'_> {
             }
             Request::Expose { handle } => match (self.slab(handle), rdma) {
                 (Ok(slab), Some(rdma)) => {
-                    rdma.expose(id, slab);
+                    rdma.expose(id, slab, &self.outbox);
                     Ok(())
                 }
                 (Ok(_), None) => self.refuse(id, handle, ErrorCode::NoRdma),
@@ -620,7 +620,7 @@ impl Link<'_> {
         // The old one's slabs are hidden before a new one's are exposed.
         *rdma = None;
         let local = self.wire.stream.local_addr().map_err(End::Io)?.ip();
-        match Rdma::join(self.shared, &self.outbox, local, peer) {
+        match Rdma::join(self.shared, local, peer) {
             Ok(joined) => {
                 let end = joined.local();
                 *rdma = Some(joined);

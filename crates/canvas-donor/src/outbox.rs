@@ -99,6 +99,11 @@ impl Outbox {
         *self.serving() = None;
     }
 
+    /// Shuts devices out: what they are asked after this fails. The link or lane itself goes on.
+    pub fn shut_devices_out(&self) {
+        *self.serving() = None;
+    }
+
     /// Whether the link is to end. For its thread.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)

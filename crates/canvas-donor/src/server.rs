@@ -19,6 +19,7 @@ use crate::keeper::Keeper;
 use crate::lanes::Lanes;
 use crate::log::Log;
 use crate::outbox::Outbox;
+use crate::rdma::OfLanes;
 use crate::registry::Registry;
 use crate::slab::Budget;
 use crate::state::{Counters, State};
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     pub host: Host,
     pub registry: Registry,
     pub lanes: Lanes,
+    pub of_lanes: OfLanes,
     pub budget: Budget,
     pub counters: Counters,
     pub log: Log,
@@ -167,6 +169,7 @@ impl Server {
             host,
             registry: Registry::new(headroom::Headroom::new(bounds), first_handle),
             lanes: Lanes::default(),
+            of_lanes: OfLanes::default(),
             budget: Budget::default(),
             counters: Counters::default(),
             log: Log::default(),

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 
-use canvas_rdma::{Domain, RdmaError, Region};
+use canvas_rdma::{Access, Domain, RdmaError, Region};
 use canvas_wire::SLAB_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Exposed, Range, SlabKey};
@@ -133,11 +133,11 @@ impl Slab {
         self.read_only.store(true, Relaxed);
     }
 
-    /// Lets queue pairs of `domain` read and write the slab. From then on all of it takes memory, from
+    /// Lets queue pairs of a domain read the slab, or write it as well. From then on all of it takes memory, from
     /// `budget` as in [`Slab::write`]. Pinning takes milliseconds, in which the slab is not locked.
     pub fn expose(
         &self,
-        domain: &Arc<Domain>,
+        (domain, access): (&Arc<Domain>, Access),
         budget: &Budget,
         more: impl FnOnce(),
     ) -> Result<Exposed, Refusal> {
@@ -163,7 +163,7 @@ impl Slab {
             self.touched_bytes.fetch_add(fresh_bytes, Relaxed);
             Arc::clone(&memory.map)
         };
-        let region = Region::expose(domain, &map).map_err(Refusal::Device)?;
+        let region = Region::expose(domain, &map, access).map_err(Refusal::Device)?;
         let mut guard = self.memory.write().expect("nobody panics with a slab");
         // Freed meanwhile: the region ends here, and the map with it.
         let memory = guard

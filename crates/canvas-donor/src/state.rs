@@ -44,7 +44,9 @@ pub struct Counters {
     pub exposed_slabs: AtomicU64,
     /// Lanes that programs have opened.
     pub lanes: AtomicU64,
-    /// Reads over lanes that were answered with bytes.
+    /// Queue pairs that lanes have joined.
+    pub lane_pairs: AtomicU64,
+    /// Reads over lanes that were answered with bytes; those that a device answered are not among them.
     pub lane_reads: AtomicU64,
     /// Their bytes.
     pub lane_read_bytes: AtomicU64,
@@ -108,6 +110,7 @@ pub struct CounterValues {
     pub expired_slabs: u64,
     pub exposed_slabs: u64,
     pub lanes: u64,
+    pub lane_pairs: u64,
     pub lane_reads: u64,
     pub lane_read_bytes: u64,
 }
@@ -131,6 +134,7 @@ impl Counters {
             expired_slabs: get(&self.expired_slabs),
             exposed_slabs: get(&self.exposed_slabs),
             lanes: get(&self.lanes),
+            lane_pairs: get(&self.lane_pairs),
             lane_reads: get(&self.lane_reads),
             lane_read_bytes: get(&self.lane_read_bytes),
         }

@@ -9,6 +9,7 @@ use canvas_lane::{
     Bad, Caller, Code, HEAD_BYTES, Keys, LENGTH_BYTES, MESSAGE_BYTES, READ_BYTES_MAX, Read,
 };
 use canvas_link::{AskError, Completions, Link, LinkConfig, Timeouts};
+use canvas_types::rdma::QueuePair;
 use canvas_wire::SLAB_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Lane as Asked, LaneRate, Request, SlabKey};
@@ -171,6 +172,40 @@ fn serves(server: &Server) {
     let mut c = Completions::new();
     let answer = link.ask(&Request::Ping, &mut c).unwrap();
     assert!(matches!(answer, Answer::Pong(_)), "{answer:?}");
+}
+
+/// Asks for what a donor without RDMA has not got.
+fn a_pair(program: &mut Program) -> Code {
+    let pair = QueuePair {
+        number: 1,
+        psn: 1,
+        gid: [1; 16],
+        lid: 0,
+        mtu: 5,
+        reads: 1,
+    };
+    let message = program.caller.join(&pair).unwrap();
+    program.stream.write_all(&message).unwrap();
+    program.answer().unwrap().0
+}
+
+#[test]
+fn a_lane_without_a_device_says_so_and_reads_on() {
+    let server = server();
+    let mut link = connect(&server, CLIENT, 0);
+    let handle = slab(&mut link, TENANT, b"what is there");
+    for rate in [AMPLE, LaneRate::UNBOUNDED] {
+        let mut program = Program::open(&server, &ticket(&mut link, rate)).unwrap();
+        assert_eq!(a_pair(&mut program), Code::NoPair);
+        let message = program.caller.expose(handle).unwrap();
+        program.stream.write_all(&message).unwrap();
+        assert_eq!(program.answer().unwrap(), (Code::NoPair, Vec::new()));
+        let message = program.caller.expose(handle + 1).unwrap();
+        program.stream.write_all(&message).unwrap();
+        assert_eq!(program.answer().unwrap().0, Code::UnknownHandle);
+        let came = program.ask(handle, 0, 13).unwrap();
+        assert_eq!(came, (Code::Done, b"what is there".to_vec()));
+    }
 }
 
 #[test]

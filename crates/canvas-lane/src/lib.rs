@@ -12,6 +12,10 @@
 //! program ◄── head, tag, then `len` bytes as they are stored
 //! ```
 //!
+//! A donor with RDMA also takes two other messages, told by their lengths ([`Ask`]): the program's end
+//! of a queue pair, answered with the donor's, and a slab to be exposed to it, answered with its key.
+//! What follows the head of these answers ([`GIVEN_BYTES`]) is bound into the head's tag.
+//!
 //! All integers are little endian. A message's number is its nonce, so one that is changed,
 //! repeated, left out or moved does not open. A head is in clear and bound into its tag. The
 //! stored bytes are not encrypted once more: they are a record that the agent has sealed for its
@@ -25,6 +29,7 @@
 
 use core::fmt;
 
+use canvas_types::rdma::{Exposed, QUEUE_PAIR_BYTES, QueuePair};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::hkdf::{self, HKDF_SHA256};
 
@@ -42,6 +47,15 @@ pub const LENGTH_BYTES: usize = 2;
 /// Bytes of a message of a program's, without its length. (A handshake's message has 48, by which
 /// a donor knows what a connection is.)
 pub const MESSAGE_BYTES: usize = BODY_BYTES + TAG_BYTES;
+/// Bytes of a message that joins a queue pair, without its length.
+pub const JOIN_BYTES: usize = QUEUE_PAIR_BYTES + TAG_BYTES;
+/// Bytes of a message that has a slab exposed, without its length.
+pub const EXPOSE_BYTES: usize = HANDLE_BYTES + TAG_BYTES;
+/// Bytes behind the head of an answer to such a message: an end of a queue pair, or an address (u64),
+/// a key (u32) and zeros.
+pub const GIVEN_BYTES: usize = QUEUE_PAIR_BYTES;
+/// What follows the head of such an answer.
+pub type Given = [u8; GIVEN_BYTES];
 /// Bytes of an answer before what was read.
 pub const HEAD_BYTES: usize = BODY_BYTES + TAG_BYTES;
 /// Bytes that one read gives at most: a record with an incompressible page, its hash and its tag.
@@ -50,7 +64,10 @@ pub const READ_BYTES_MAX: usize = 16 + 4096 + 16;
 pub const MESSAGES_MAX: u64 = 1 << 32;
 
 const BODY_BYTES: usize = 16;
+const HANDLE_BYTES: usize = 8;
 const TAG_BYTES: usize = 16;
+/// The longest message is the one that joins a queue pair.
+const MESSAGE_BYTES_MAX: usize = JOIN_BYTES;
 const PURPOSE: &[u8] = b"canvas-wire/1 lane";
 
 /// Why a lane cannot go on. Both sides give it up then.
@@ -153,6 +170,33 @@ pub struct Read {
     pub len: u32,
 }
 
+/// A slab that was exposed, as it is sent.
+pub fn exposed_to_bytes(exposed: &Exposed) -> Given {
+    let mut bytes = [0; GIVEN_BYTES];
+    bytes[..8].copy_from_slice(&exposed.address.to_le_bytes());
+    bytes[8..12].copy_from_slice(&exposed.key.to_le_bytes());
+    bytes
+}
+
+/// The slab that was exposed.
+pub fn exposed_from_bytes(bytes: &Given) -> Exposed {
+    Exposed {
+        address: u64_at(bytes, 0),
+        key: u32_at(bytes, 8),
+    }
+}
+
+/// What a message asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ask {
+    /// Bytes.
+    Read(Read),
+    /// A queue pair that is connected to this one.
+    Join(QueuePair),
+    /// The slab with this handle, for the queue pair to read.
+    Expose(u64),
+}
+
 /// How a donor answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
@@ -165,6 +209,8 @@ pub enum Code {
     OutOfRange = 2,
     /// The lane is over its rate. The donor takes its next request when that has passed.
     OverRate = 3,
+    /// The lane has no queue pair, or may have none now.
+    NoPair = 4,
 }
 
 impl Code {
@@ -174,6 +220,7 @@ impl Code {
             Code::UnknownHandle,
             Code::OutOfRange,
             Code::OverRate,
+            Code::NoPair,
         ]
         .into_iter()
         .find(|&c| c as u16 == number)
@@ -241,9 +288,7 @@ impl Caller {
 
     /// The message that asks for this.
     pub fn ask(&mut self, read: Read) -> Result<[u8; LENGTH_BYTES + MESSAGE_BYTES], Bad> {
-        if self.next == 0 {
-            return Err(Bad::Order);
-        }
+        self.may_ask()?;
         let mut body = [0; BODY_BYTES];
         body[..8].copy_from_slice(&read.handle.to_le_bytes());
         body[8..12].copy_from_slice(&read.offset.to_le_bytes());
@@ -252,13 +297,45 @@ impl Caller {
         Ok(message(&body, &tag))
     }
 
+    /// The message that joins a queue pair. The answer brings the peer's.
+    pub fn join(&mut self, pair: &QueuePair) -> Result<[u8; LENGTH_BYTES + JOIN_BYTES], Bad> {
+        self.may_ask()?;
+        let mut body = pair.to_bytes();
+        let tag = self.seal(&[], &mut body, GIVEN_BYTES as u32)?;
+        Ok(message(&body, &tag))
+    }
+
+    /// The message that has a slab exposed to it. The answer brings its key.
+    pub fn expose(&mut self, handle: u64) -> Result<[u8; LENGTH_BYTES + EXPOSE_BYTES], Bad> {
+        self.may_ask()?;
+        let mut body = handle.to_le_bytes();
+        let tag = self.seal(&[], &mut body, GIVEN_BYTES as u32)?;
+        Ok(message(&body, &tag))
+    }
+
+    fn may_ask(&self) -> Result<(), Bad> {
+        if self.next == 0 {
+            return Err(Bad::Order);
+        }
+        Ok(())
+    }
+
     /// What the answer's head says.
     pub fn answered(&mut self, head: &[u8; HEAD_BYTES]) -> Result<Head, Bad> {
+        self.answered_with(head, &[])
+    }
+
+    /// What the head of an answer says, and what follows it, if that is what was asked for.
+    pub fn given(&mut self, head: &[u8; HEAD_BYTES], given: &Given) -> Result<Head, Bad> {
+        self.answered_with(head, given)
+    }
+
+    fn answered_with(&mut self, head: &[u8; HEAD_BYTES], given: &[u8]) -> Result<Head, Bad> {
         let len_max = self.awaited.ok_or(Bad::Order)?;
         let (body, tag) = head.split_at(BODY_BYTES);
         let mut tag: [u8; TAG_BYTES] = tag.try_into().map_err(|_| Bad::Form)?;
         self.down
-            .open_in_place(nonce(self.next), Aad::from(body), &mut tag)
+            .open_in_place(nonce(self.next), bound(body, given), &mut tag)
             .map_err(|_| Bad::Message)?;
         let code = Code::from_u16(u16::from_le_bytes([body[0], body[1]])).ok_or(Bad::Form)?;
         let len = u32_at(body, 4);
@@ -272,12 +349,41 @@ impl Caller {
     }
 }
 
-fn message(body: &[u8; BODY_BYTES], tag: &Tag) -> [u8; LENGTH_BYTES + MESSAGE_BYTES] {
-    let mut message = [0; LENGTH_BYTES + MESSAGE_BYTES];
-    message[..LENGTH_BYTES].copy_from_slice(&(MESSAGE_BYTES as u16).to_le_bytes());
-    message[LENGTH_BYTES..][..BODY_BYTES].copy_from_slice(body);
-    put_tag(tag, &mut message[LENGTH_BYTES + BODY_BYTES..]);
+/// A message of `N` bytes with its length, of which the body takes what the tag leaves.
+fn message<const N: usize>(body: &[u8], tag: &Tag) -> [u8; N] {
+    let mut message = [0; N];
+    message[..LENGTH_BYTES].copy_from_slice(&((N - LENGTH_BYTES) as u16).to_le_bytes());
+    let (to, of_tag) = message[LENGTH_BYTES..].split_at_mut(body.len());
+    to.copy_from_slice(body);
+    put_tag(tag, of_tag);
     message
+}
+
+/// What is bound into a head's tag: the head, and what follows it where that is not a record.
+fn bound(head: &[u8], given: &[u8]) -> Aad<Bound> {
+    let mut bytes = [0; BODY_BYTES + GIVEN_BYTES];
+    let len = head.len() + given.len();
+    bytes[..head.len()].copy_from_slice(head);
+    bytes[head.len()..len].copy_from_slice(given);
+    Aad::from(Bound(bytes, len))
+}
+
+/// Bytes, of which so many count.
+struct Bound([u8; BODY_BYTES + GIVEN_BYTES], usize);
+
+impl AsRef<[u8]> for Bound {
+    fn as_ref(&self) -> &[u8] {
+        &self.0[..self.1]
+    }
+}
+
+/// What a head's code and length are before it was verified: so much follows.
+pub fn follows(head: &[u8; HEAD_BYTES]) -> usize {
+    u32_at(head, 4) as usize
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -317,25 +423,45 @@ impl Answerer {
     }
 
     /// What a message, without its length, asks for. It is answered next.
-    pub fn asked(&mut self, message: &[u8]) -> Result<Read, Bad> {
+    pub fn asked(&mut self, message: &[u8]) -> Result<Ask, Bad> {
         if self.asked || self.next >= MESSAGES_MAX {
             return Err(Bad::Order);
         }
-        let mut message: [u8; MESSAGE_BYTES] = message.try_into().map_err(|_| Bad::Form)?;
+        let mut copy = [0; MESSAGE_BYTES_MAX];
+        let copy = copy.get_mut(..message.len()).ok_or(Bad::Form)?;
+        copy.copy_from_slice(message);
         let body = self
             .up
-            .open_in_place(nonce(self.next), Aad::empty(), &mut message)
+            .open_in_place(nonce(self.next), Aad::empty(), copy)
             .map_err(|_| Bad::Message)?;
+        let ask = match body.len() {
+            BODY_BYTES => Ask::Read(Read {
+                handle: u64_at(body, 0),
+                offset: u32_at(body, 8),
+                len: u32_at(body, 12),
+            }),
+            HANDLE_BYTES => Ask::Expose(u64_at(body, 0)),
+            QUEUE_PAIR_BYTES => {
+                let pair: &[u8; QUEUE_PAIR_BYTES] = (&*body).try_into().map_err(|_| Bad::Form)?;
+                Ask::Join(QueuePair::from_bytes(pair).ok_or(Bad::Form)?)
+            }
+            _ => return Err(Bad::Form),
+        };
         self.asked = true;
-        Ok(Read {
-            handle: u64::from(u32_at(body, 0)) | u64::from(u32_at(body, 4)) << 32,
-            offset: u32_at(body, 8),
-            len: u32_at(body, 12),
-        })
+        Ok(ask)
     }
 
     /// The head of the answer to what was asked; `len` bytes follow.
     pub fn answer(&mut self, code: Code, len: u32) -> Result<[u8; HEAD_BYTES], Bad> {
+        self.answer_with(code, len, &[])
+    }
+
+    /// The head of the answer that this follows.
+    pub fn give(&mut self, given: &Given) -> Result<[u8; HEAD_BYTES], Bad> {
+        self.answer_with(Code::Done, GIVEN_BYTES as u32, given)
+    }
+
+    fn answer_with(&mut self, code: Code, len: u32, given: &[u8]) -> Result<[u8; HEAD_BYTES], Bad> {
         if !self.asked {
             return Err(Bad::Order);
         }
@@ -346,7 +472,7 @@ impl Answerer {
         let (body, tag) = head.split_at_mut(BODY_BYTES);
         let sealed = self
             .down
-            .seal_in_place_separate_tag(nonce(self.next), Aad::from(&*body), &mut [])
+            .seal_in_place_separate_tag(nonce(self.next), bound(body, given), &mut [])
             .map_err(|_| Bad::Order)?;
         put_tag(&sealed, tag);
         self.asked = false;

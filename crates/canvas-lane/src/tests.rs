@@ -64,7 +64,10 @@ fn one_request_at_a_time() {
     assert_eq!(answerer.answer(Code::Done, 0), Err(Bad::Order));
     let message = caller.ask(read(1)).unwrap();
     assert_eq!(caller.ask(read(2)), Err(Bad::Order));
-    assert_eq!(answerer.asked(&message[LENGTH_BYTES..]), Ok(read(1)));
+    assert_eq!(
+        answerer.asked(&message[LENGTH_BYTES..]),
+        Ok(Ask::Read(read(1)))
+    );
     assert_eq!(
         answerer.asked(&message[LENGTH_BYTES..]),
         Err(Bad::Order),
@@ -110,6 +113,86 @@ fn an_answer_has_the_length_that_was_asked_for() {
     }
 }
 
+const PAIR: QueuePair = QueuePair {
+    number: 0x12_3456,
+    psn: 0xff_ffff,
+    gid: [9; 16],
+    lid: 7,
+    mtu: 5,
+    reads: 16,
+};
+
+#[test]
+fn a_queue_pair_is_joined_and_a_slab_exposed() {
+    let (mut caller, mut answerer) = pair();
+    let message = caller.join(&PAIR).unwrap();
+    assert_eq!(
+        answerer.asked(&message[LENGTH_BYTES..]),
+        Ok(Ask::Join(PAIR))
+    );
+    let other = QueuePair { number: 1, ..PAIR };
+    let given = other.to_bytes();
+    let head = answerer.give(&given).unwrap();
+    assert_eq!(follows(&head), GIVEN_BYTES);
+    let told = caller.given(&head, &given).unwrap();
+    assert_eq!((told.code, told.len), (Code::Done, GIVEN_BYTES as u32));
+    assert_eq!(QueuePair::from_bytes(&given), Some(other));
+
+    let message = caller.expose(u64::MAX - 1).unwrap();
+    let asked = answerer.asked(&message[LENGTH_BYTES..]);
+    assert_eq!(asked, Ok(Ask::Expose(u64::MAX - 1)));
+    let exposed = Exposed {
+        address: 1 << 40,
+        key: 77,
+    };
+    let given = exposed_to_bytes(&exposed);
+    let head = answerer.give(&given).unwrap();
+    caller.given(&head, &given).unwrap();
+    assert_eq!(exposed_from_bytes(&given), exposed);
+
+    // Refused: nothing follows.
+    let message = caller.expose(5).unwrap();
+    answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+    let head = answerer.answer(Code::NoPair, 0).unwrap();
+    assert_eq!(follows(&head), 0);
+    assert_eq!(caller.answered(&head).map(|h| h.code), Ok(Code::NoPair));
+}
+
+#[test]
+fn what_follows_a_head_is_bound_into_it() {
+    let (mut caller, mut answerer) = pair();
+    let message = caller.join(&PAIR).unwrap();
+    answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+    let given = PAIR.to_bytes();
+    let head = answerer.give(&given).unwrap();
+    for at in 0..GIVEN_BYTES {
+        let mut changed = given;
+        changed[at] ^= 1;
+        assert_eq!(caller.given(&head, &changed), Err(Bad::Message));
+    }
+    assert_eq!(caller.answered(&head), Err(Bad::Message), "left out");
+    assert!(caller.given(&head, &given).is_ok());
+    // As many bytes that were read are not taken for it.
+    let message = caller.expose(1).unwrap();
+    answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+    let head = answerer.answer(Code::Done, GIVEN_BYTES as u32).unwrap();
+    assert_eq!(caller.given(&head, &given), Err(Bad::Message));
+}
+
+#[test]
+fn a_message_of_another_length_is_none() {
+    let (mut caller, _) = pair();
+    let message = caller.join(&PAIR).unwrap();
+    let (_, mut answerer) = pair();
+    for len in 0..JOIN_BYTES {
+        assert!(answerer.asked(&message[LENGTH_BYTES..][..len]).is_err());
+    }
+    let mut longer = message.to_vec();
+    longer.push(0);
+    assert_eq!(answerer.asked(&longer[LENGTH_BYTES..]), Err(Bad::Form));
+    assert!(answerer.asked(&message[LENGTH_BYTES..]).is_ok());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -121,7 +204,7 @@ proptest! {
         let (mut caller, mut answerer) = pair();
         for n in 0..before {
             let message = caller.ask(read(n)).unwrap();
-            prop_assert_eq!(answerer.asked(&message[LENGTH_BYTES..]), Ok(read(n)));
+            prop_assert_eq!(answerer.asked(&message[LENGTH_BYTES..]), Ok(Ask::Read(read(n))));
             let head = answerer.answer(Code::Done, n + 1).unwrap();
             prop_assert!(caller.answered(&head).is_ok());
         }

@@ -60,6 +60,9 @@ pub struct Context {
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
     before_post: [usize; 12],
     pub post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
+    after_post: [usize; 6],
+    pub cmd_fd: c_int,
+    pub async_fd: c_int,
 }
 
 /// Attributes of a device.
@@ -280,7 +283,7 @@ const _: () = assert!(size_of::<PortAttr>() == 48);
 
 #[rustfmt::skip]
 layout! {
-    Context is ibv_context, 0: poll_cq 96 ("ops.poll_cq"), req_notify_cq 104 ("ops.req_notify_cq"), post_send 208 ("ops.post_send");
+    Context is ibv_context, 0: poll_cq 96 ("ops.poll_cq"), req_notify_cq 104 ("ops.req_notify_cq"), post_send 208 ("ops.post_send"), cmd_fd 264 ("cmd_fd"), async_fd 268 ("async_fd");
     DeviceAttr is ibv_device_attr, 232: max_qp_rd_atom 144 ("max_qp_rd_atom"), max_qp_init_rd_atom 156 ("max_qp_init_rd_atom"), phys_port_cnt 227 ("phys_port_cnt");
     PortAttr is ibv_port_attr, 0: state 0 ("state"), active_mtu 8 ("active_mtu"), gid_tbl_len 12 ("gid_tbl_len"), lid 34 ("lid"), link_layer 46 ("link_layer"), flags 47 ("flags");
     Gid is ibv_gid, 16: raw 0 ("raw");

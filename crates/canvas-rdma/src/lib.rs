@@ -10,20 +10,24 @@
 //! * [`Region`]: memory that is exposed in a domain, until it is dropped. It holds the memory, so
 //!   what a device can reach stays mapped;
 //! * [`Responder`]: a donor's end of a connection. It serves without the processor's help;
-//! * [`Initiator`]: a client's end, with buffers (*slots*) to read into and to write from.
+//! * [`Initiator`]: a client's end, with buffers (*slots*) to read into and to write from;
+//! * [`Reader`]: a client's end that only reads, one read at a time, from within a page fault.
 //!
 //! Who talks to whom, and with which keys, is agreed elsewhere (a session of `canvas-wire`).
 //!
 //! libibverbs is opened when it is first needed, and nothing of it is needed to build: where it is
-//! missing, [`Domain::open`] and [`check`] say what to install.
+//! missing, [`Domain::open`] and [`check`] say what to install. A program's own heap, which may be paged, is none for a
+//! driver's structures: there [`load_apart`] comes first.
 
 mod abi;
 mod error;
 mod library;
 mod memory;
+mod reader;
 mod verbs;
 
 pub use error::RdmaError;
-pub use library::LibraryError;
+pub use library::{LibraryError, load_apart};
 pub use memory::Memory;
-pub use verbs::{Domain, Initiator, Region, Responder, check, kernel_devices};
+pub use reader::{Reader, Refused};
+pub use verbs::{Access, Domain, Initiator, Region, Responder, check, kernel_devices};

@@ -1,5 +1,7 @@
 //! libibverbs, opened when it is first needed: one binary serves hosts with and without it.
 
+use std::ffi::CStr;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -22,6 +24,14 @@ pub enum LibraryError {
         name: String,
         /// What the loader says.
         source: libloading::Error,
+    },
+    /// The library cannot be loaded beside what the process has.
+    #[error("RDMA needs {name}, which cannot be loaded apart: {why}")]
+    Apart {
+        /// The library.
+        name: String,
+        /// What the loader says.
+        why: String,
     },
     /// The library lacks a function.
     #[error("RDMA needs a newer {name}, which has {symbol} (rdma-core 28 or later)")]
@@ -48,9 +58,42 @@ pub fn library() -> Result<&'static Functions, LibraryError> {
     Ok(&LIBRARY.get_or_init(|| opened).0)
 }
 
+/// Loads the library, and all that it needs, apart from what the process has already: with a C library, and a heap, of its
+/// own (dlmopen(3)). In a program whose heap is managed a device's driver cannot stand on that heap: its structures would
+/// have to be brought back by itself. To be called before anything else here, by a thread of the C library's.
+///
+/// # Errors
+///
+/// The library is not there, is too old, or cannot be loaded so.
+pub fn load_apart() -> Result<(), LibraryError> {
+    let flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
+    let name = c"libibverbs.so.1";
+    // SAFETY: what runs when libibverbs is loaded only prepares the library itself; the name is a C string.
+    let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), flags) };
+    if handle.is_null() {
+        // SAFETY: what the loader says of this thread's last call is a C string until the next one, or null.
+        let said = NonNull::new(unsafe { libc::dlerror() });
+        // SAFETY: as above.
+        let said = said.map(|s| unsafe { CStr::from_ptr(s.as_ptr()) }.to_string_lossy());
+        let why = said.unwrap_or_default().into_owned();
+        let name = NAME.to_owned();
+        return Err(LibraryError::Apart { name, why });
+    }
+    // SAFETY: the loader's handle, used once.
+    let library = unsafe { libloading::os::unix::Library::from_raw(handle) }.into();
+    let found = functions(NAME, library)?;
+    // One that was loaded before stays: nothing of the other was used yet.
+    LIBRARY.get_or_init(|| found);
+    Ok(())
+}
+
 fn open(name: &str) -> Result<(Functions, Library), LibraryError> {
     // SAFETY: what runs when libibverbs is loaded and unloaded only prepares the library itself.
     let library = unsafe { Library::new(name) }.map_err(|e| why(name, e))?;
+    functions(name, library)
+}
+
+fn functions(name: &str, library: Library) -> Result<(Functions, Library), LibraryError> {
     // SAFETY: it has the name of libibverbs and of its version 1, and is kept with the functions.
     match unsafe { Functions::find(&library) } {
         Ok(functions) => Ok((functions, library)),

@@ -18,6 +18,25 @@ impl Memory {
         Ok(Memory(map))
     }
 
+    /// The same, told to the kernel as a stack, which it treats as any other map. In a program whose memory is managed
+    /// that is what is left alone, and this must be: a device does not wait for a page.
+    pub(crate) fn native(bytes: usize) -> std::io::Result<Memory> {
+        let map = MmapRaw::from(MmapOptions::new().len(bytes).stack().map_anon()?);
+        map.advise(Advice::NoHugePage).ok();
+        Ok(Memory(map))
+    }
+
+    /// Copies the bytes from `at` on into `to`. Panics when they do not lie in it.
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        let end = at.checked_add(to.len()).expect("lengths of slices");
+        self.check(&(at..end));
+        // SAFETY: the source lies in the map, by the check; `to` is the caller's alone, and cannot overlap a map to which
+        // there are no references.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.0.as_ptr().add(at), to.as_mut_ptr(), to.len());
+        }
+    }
+
     /// Bytes in all.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -80,6 +99,9 @@ mod tests {
         assert_eq!(out, b"\x09\0\0eleven byte\0\0\0");
         m.append_to(8192..8192, &mut out);
         assert_eq!(out.len(), 17);
+        let mut to = [1; 13];
+        m.read(4089, &mut to);
+        assert_eq!(&to, b"\0eleven byte\0");
     }
 
     #[test]

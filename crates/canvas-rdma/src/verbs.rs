@@ -6,11 +6,13 @@ use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 use std::io::Error;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use canvas_wire::frame::{Exposed, QueuePair};
+use nix::fcntl::{FcntlArg, fcntl};
+
+use canvas_types::rdma::{Exposed, QueuePair};
 
 use crate::Memory;
 use crate::abi::{self as sys, Functions};
@@ -157,6 +159,30 @@ impl Context {
         }
     }
 
+    /// Moves the context's descriptors to numbers at or above `floor`. Before anything is made of it.
+    fn move_fds(&mut self, floor: i32) -> Result<[i32; 2], RdmaError> {
+        let moved = |from: i32| {
+            // SAFETY: the library has it open, and nobody else uses it yet.
+            let old = unsafe { OwnedFd::from_raw_fd(from) };
+            let new = fcntl(&old, FcntlArg::F_DUPFD_CLOEXEC(floor));
+            if new.is_err() {
+                // It stays the library's.
+                let _ = old.into_raw_fd();
+            }
+            new.map_err(|e| RdmaError::Open {
+                source: e.into(),
+                device: self.name.clone(),
+            })
+        };
+        let at = self.raw();
+        // SAFETY: an open context, which this alone has; the fields are the library's public ones.
+        unsafe {
+            (*at).cmd_fd = moved((*at).cmd_fd)?;
+            (*at).async_fd = moved((*at).async_fd)?;
+            Ok([(*at).cmd_fd, (*at).async_fd])
+        }
+    }
+
     fn raw(&self) -> *mut sys::Context {
         self.context.as_ptr()
     }
@@ -231,6 +257,15 @@ impl Drop for Context {
     }
 }
 
+/// A device that fits, and its port.
+struct Found {
+    context: Context,
+    port: u8,
+    attr: sys::PortAttr,
+    gid_index: u8,
+    gid: [u8; 16],
+}
+
 /// An opened device with a protection domain, and the port to use.
 pub struct Domain {
     pd: NonNull<sys::Pd>,
@@ -257,6 +292,21 @@ impl Domain {
     ///
     /// There is no library, no device, no port, or no right to open it.
     pub fn open(local: IpAddr) -> Result<Arc<Domain>, RdmaError> {
+        Domain::on(Domain::find(local)?)
+    }
+
+    /// The same, with the device's descriptors at or above `floor`, out of the way of a program; and these.
+    ///
+    /// # Errors
+    ///
+    /// As [`Domain::open`], or there are no such descriptors.
+    pub fn open_above(local: IpAddr, floor: i32) -> Result<(Arc<Domain>, [i32; 2]), RdmaError> {
+        let mut found = Domain::find(local)?;
+        let fds = found.context.move_fds(floor)?;
+        Ok((Domain::on(found)?, fds))
+    }
+
+    fn find(local: IpAddr) -> Result<Found, RdmaError> {
         let devices = Devices::get()?;
         let (mut best, mut why) = (None, None);
         for device in devices.iter() {
@@ -284,6 +334,23 @@ impl Domain {
         }
         let (_, (_, port, attr, gid_index, gid), context) =
             best.ok_or_else(|| why.unwrap_or_else(Devices::why_none))?;
+        Ok(Found {
+            context,
+            port,
+            attr,
+            gid_index,
+            gid,
+        })
+    }
+
+    fn on(found: Found) -> Result<Arc<Domain>, RdmaError> {
+        let Found {
+            context,
+            port,
+            attr,
+            gid_index,
+            gid,
+        } = found;
         // SAFETY: an open context.
         let pd = some(RdmaError::NoDomain, unsafe {
             (context.lib.ibv_alloc_pd)(context.raw())
@@ -304,7 +371,7 @@ impl Domain {
     }
 
     /// The end of this queue pair as the peer must know it.
-    fn describe(&self, qp: &Pair, psn: u32) -> QueuePair {
+    pub(crate) fn describe(&self, qp: &Pair, psn: u32) -> QueuePair {
         QueuePair {
             number: qp.number(),
             psn,
@@ -324,9 +391,9 @@ impl Drop for Domain {
 }
 
 /// Memory that a device may use.
-struct Registration {
+pub(crate) struct Registration {
     mr: NonNull<sys::Mr>,
-    memory: Arc<Memory>,
+    pub(crate) memory: Arc<Memory>,
     domain: Arc<Domain>,
 }
 
@@ -336,7 +403,11 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    fn new(domain: &Arc<Domain>, memory: &Arc<Memory>, access: u32) -> Result<Self, RdmaError> {
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        memory: &Arc<Memory>,
+        access: u32,
+    ) -> Result<Self, RdmaError> {
         // SAFETY: the memory is mapped, and stays so: it is held until the device has forgotten it.
         // There are no references into it that the device's writes could contradict.
         let mr = unsafe {
@@ -356,7 +427,7 @@ impl Registration {
         })
     }
 
-    fn local_key(&self) -> u32 {
+    pub(crate) fn local_key(&self) -> u32 {
         // SAFETY: the registration is there until `self` is dropped.
         unsafe { self.mr.as_ref().lkey }
     }
@@ -378,8 +449,27 @@ impl Drop for Registration {
     }
 }
 
-/// Memory that peers with a queue pair in the domain can read and write, until this is dropped. All of
-/// it is pinned: it takes its full size from the host.
+/// What peers may do with memory that is exposed to them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Read it.
+    Read,
+    /// Read and write it.
+    Write,
+}
+
+impl Access {
+    /// Of a queue pair, and of memory.
+    fn flags(self) -> u32 {
+        match self {
+            Access::Read => sys::IBV_ACCESS_REMOTE_READ,
+            Access::Write => sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE,
+        }
+    }
+}
+
+/// Memory that peers with a queue pair in the domain can reach, until this is dropped. All of it is
+/// pinned: it takes its full size from the host.
 pub struct Region(Registration);
 
 impl Region {
@@ -388,10 +478,13 @@ impl Region {
     /// # Errors
     ///
     /// The memory cannot be pinned, most often for a limit.
-    pub fn expose(domain: &Arc<Domain>, memory: &Arc<Memory>) -> Result<Region, RdmaError> {
-        let access = sys::IBV_ACCESS_LOCAL_WRITE
-            | sys::IBV_ACCESS_REMOTE_READ
-            | sys::IBV_ACCESS_REMOTE_WRITE;
+    pub fn expose(
+        domain: &Arc<Domain>,
+        memory: &Arc<Memory>,
+        access: Access,
+    ) -> Result<Region, RdmaError> {
+        // Who lets others write must be able to write.
+        let access = sys::IBV_ACCESS_LOCAL_WRITE | access.flags();
         Registration::new(domain, memory, access).map(Region)
     }
 
@@ -405,7 +498,7 @@ impl Region {
 }
 
 /// A completion channel; made for queues that somebody waits for.
-struct Channel {
+pub(crate) struct Channel {
     channel: NonNull<sys::CompChannel>,
     domain: Arc<Domain>,
 }
@@ -418,15 +511,15 @@ impl Drop for Channel {
 }
 
 /// A completion queue.
-struct Queue {
-    cq: NonNull<sys::Cq>,
+pub(crate) struct Queue {
+    pub(crate) cq: NonNull<sys::Cq>,
     /// Ended behind the queue.
     channel: Option<Channel>,
     domain: Arc<Domain>,
 }
 
 impl Queue {
-    fn new(
+    pub(crate) fn new(
         domain: &Arc<Domain>,
         entries: usize,
         channel: Option<Channel>,
@@ -454,13 +547,17 @@ impl Drop for Queue {
 }
 
 /// A queue pair.
-struct Pair {
-    qp: NonNull<sys::Qp>,
-    domain: Arc<Domain>,
+pub(crate) struct Pair {
+    pub(crate) qp: NonNull<sys::Qp>,
+    pub(crate) domain: Arc<Domain>,
 }
 
 impl Pair {
-    fn new(domain: &Arc<Domain>, queue: &Queue, requests: usize) -> Result<Pair, RdmaError> {
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        queue: &Queue,
+        requests: usize,
+    ) -> Result<Pair, RdmaError> {
         let mut init = sys::QpInitAttr::default();
         init.send_cq = queue.cq.as_ptr();
         init.recv_cq = queue.cq.as_ptr();
@@ -499,7 +596,7 @@ impl Pair {
     }
 
     /// Made ready for a peer; `access` is what the peer may do.
-    fn init(&self, access: u32) -> Result<(), RdmaError> {
+    pub(crate) fn init(&self, access: u32) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_PKEY_INDEX
             | sys::IBV_QP_PORT
@@ -512,7 +609,7 @@ impl Pair {
     }
 
     /// Connected: it takes the peer's packets.
-    fn receive_from(&self, peer: &QueuePair) -> Result<(), RdmaError> {
+    pub(crate) fn receive_from(&self, peer: &QueuePair) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -537,7 +634,7 @@ impl Pair {
     }
 
     /// It may send.
-    fn send_to(&self, peer: &QueuePair, psn: u32) -> Result<(), RdmaError> {
+    pub(crate) fn send_to(&self, peer: &QueuePair, psn: u32) -> Result<(), RdmaError> {
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
@@ -574,7 +671,7 @@ pub struct Responder {
 unsafe impl Send for Responder {}
 
 impl Responder {
-    /// Connects a new queue pair to the peer's; `psn` is a random number.
+    /// Connects a new queue pair to the peer's, which may do so much; `psn` is a random number.
     ///
     /// # Errors
     ///
@@ -583,10 +680,11 @@ impl Responder {
         domain: &Arc<Domain>,
         peer: &QueuePair,
         psn: u32,
+        access: Access,
     ) -> Result<Responder, RdmaError> {
         let queue = Queue::new(domain, 1, None)?;
         let pair = Pair::new(domain, &queue, 1)?;
-        pair.init(sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE)?;
+        pair.init(access.flags())?;
         pair.receive_from(peer)?;
         Ok(Responder {
             pair,

@@ -18,7 +18,7 @@ use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_000a;
+pub const MAGIC: u64 = 0x0046_4152_0000_000b;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -108,8 +108,10 @@ pub struct FarStats {
     pub reads_by_disk: AtomicU64,
     /// Reads that were computed from other shards than those that have their bytes.
     pub decoded: AtomicU64,
-    /// Reads of them that processes did by themselves, over lanes. This and the next are the programs' to write.
+    /// Reads of them that processes did by themselves, over lanes. This and the next ones are the programs' to write.
     pub lane_reads: AtomicU64,
+    /// Of them, reads by queue pairs, which no donor's processor answered.
+    pub lane_pair_reads: AtomicU64,
     /// Bytes read so, as stored.
     pub lane_bytes: AtomicU64,
     /// Lanes that were opened.

@@ -25,6 +25,9 @@ const ON_DISK: u32 = 1 << 16;
 /// a shard of an extent is stands in place of the handle.
 const IN_SHARDS: u32 = 1 << 31;
 
+/// In the word of a donor's place: its lanes may join queue pairs.
+const HAS_RDMA: u32 = 1 << 24;
+
 /// Shards of a slab that have its bytes, at most.
 pub const SHARDS_MAX: usize = 8;
 
@@ -62,7 +65,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
 /// A donor that lanes lead to.
 #[repr(C, align(64))]
 pub struct Donor {
-    /// Where it listens: port in the lowest 16 bits, above them 4 or 6; 0 while it serves no lanes.
+    /// Where it listens: port in the lowest 16 bits, above them 4 or 6, with [`HAS_RDMA`]; 0 while it serves no
+    /// lanes.
     place: AtomicU32,
     /// 1 when a process wants a ticket.
     wanted: AtomicU32,
@@ -81,18 +85,27 @@ pub struct Place {
     pub port: u16,
     /// IPv6.
     pub is_v6: bool,
+    /// A lane may join a queue pair.
+    pub has_rdma: bool,
 }
 
 impl Donor {
     /// Agent: the donor serves lanes at this place, or (`None`) does not.
     pub fn set_place(&self, place: Option<Place>) {
-        let Some(Place { ip, port, is_v6 }) = place else {
+        let Some(Place {
+            ip,
+            port,
+            is_v6,
+            has_rdma,
+        }) = place
+        else {
             return self.place.store(0, Ordering::Release);
         };
         self.address.put(&ip);
         let family = if is_v6 { 6 } else { 4 };
+        let rdma = if has_rdma { HAS_RDMA } else { 0 };
         self.place
-            .store(family << 16 | u32::from(port), Ordering::Release);
+            .store(family << 16 | u32::from(port) | rdma, Ordering::Release);
     }
 
     /// Program: where the donor serves lanes, if it does.
@@ -101,7 +114,8 @@ impl Donor {
         (place != 0).then(|| Place {
             ip: self.address.get(),
             port: place as u16,
-            is_v6: place >> 16 == 6,
+            is_v6: (place & !HAS_RDMA) >> 16 == 6,
+            has_rdma: place & HAS_RDMA != 0,
         })
     }
 
@@ -238,6 +252,12 @@ pub struct Lanes {
     off: AtomicU32,
     /// 1 while this host's disk answers sooner than donors do.
     disk_first: AtomicU32,
+    /// Odd while queue pairs of lanes may be read by; another number each time that they may again.
+    pairs: AtomicU32,
+    /// 1 when some donors are reached by RDMA.
+    rdma: AtomicU32,
+    /// 1 when a program has said why it has no queue pairs.
+    complained: AtomicU32,
     /// The key that the tenant's records are sealed with.
     key: Bytes<4>,
     /// Donors, by the agent's number.
@@ -275,6 +295,36 @@ impl Lanes {
     #[inline]
     pub fn is_disk_first(&self) -> bool {
         self.disk_first.load(Ordering::Relaxed) != 0
+    }
+
+    /// Agent: some donors are reached by RDMA, or none.
+    pub fn set_has_rdma(&self, has: bool) {
+        self.rdma.store(has.into(), Ordering::Release);
+    }
+
+    /// Program: are some?
+    pub fn has_rdma(&self) -> bool {
+        self.rdma.load(Ordering::Acquire) != 0
+    }
+
+    /// Program: is it the first that says why it has no queue pairs?
+    pub fn complains(&self) -> bool {
+        self.complained.swap(1, Ordering::Relaxed) == 0
+    }
+
+    /// Agent: queue pairs may be read by from now on, or may not. Donors have ended those of before by then.
+    pub fn set_pairs(&self, may: bool) {
+        let before = self.pairs.load(Ordering::Relaxed);
+        if may != (before & 1 != 0) {
+            self.pairs.store(before.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// Program: while queue pairs may be read by, a number; those that were joined under another one are over.
+    #[inline]
+    pub fn pairs(&self) -> Option<u32> {
+        let pairs = self.pairs.load(Ordering::Relaxed);
+        (pairs & 1 != 0).then_some(pairs)
     }
 
     /// Agent: what the tenant's records are sealed with.
@@ -357,6 +407,22 @@ mod tests {
     }
 
     #[test]
+    fn queue_pairs_of_before_are_told_apart() {
+        let lanes = zeroed::<Lanes>();
+        assert_eq!(lanes.pairs(), None);
+        lanes.set_pairs(false);
+        assert_eq!(lanes.pairs(), None);
+        lanes.set_pairs(true);
+        let first = lanes.pairs().unwrap();
+        lanes.set_pairs(true);
+        assert_eq!(lanes.pairs(), Some(first));
+        lanes.set_pairs(false);
+        assert_eq!(lanes.pairs(), None);
+        lanes.set_pairs(true);
+        assert!(lanes.pairs().is_some_and(|n| n != first));
+    }
+
+    #[test]
     fn places_are_told_as_they_are() {
         let donor = zeroed::<Donor>();
         assert_eq!((donor.place(), donor.is_open()), (None, false));
@@ -367,6 +433,7 @@ mod tests {
                 ip,
                 port: 65_535,
                 is_v6,
+                has_rdma: !is_v6,
             };
             donor.set_place(Some(place));
             assert_eq!((donor.place(), donor.is_open()), (Some(place), true));

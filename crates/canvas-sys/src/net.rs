@@ -189,6 +189,28 @@ impl Stream {
         }
     }
 
+    /// The address of ours that it goes from, if it is connected.
+    pub fn local(&self) -> Option<Address> {
+        let mut name = [0u8; size_of::<libc::sockaddr_in6>()];
+        let mut len = name.len() as u32;
+        let (at, len_at) = (name.as_mut_ptr() as usize, &raw mut len as usize);
+        // SAFETY: writes `name`, at most as much as `len` says, and `len`; both live across the call.
+        unsafe { sys3(libc::SYS_getsockname, self.fd as usize, at, len_at) }.ok()?;
+        let family = i32::from(u16::from_ne_bytes([name[0], name[1]]));
+        let port = u16::from_be_bytes([name[2], name[3]]);
+        let mut ip = [0; 16];
+        match family {
+            libc::AF_INET => ip[..4].copy_from_slice(&name[4..8]),
+            libc::AF_INET6 => ip.copy_from_slice(&name[8..24]),
+            _ => return None,
+        }
+        Some(Address {
+            ip,
+            port,
+            is_v6: family == libc::AF_INET6,
+        })
+    }
+
     /// Closes it, if it is still behind its descriptor.
     pub fn close(&self) {
         if self.is_here() {

@@ -11,6 +11,7 @@ pub mod page;
 pub mod policy;
 pub mod proactive;
 pub mod procfs;
+pub mod rdma;
 pub mod score;
 pub mod slo;
 pub mod stock;

@@ -56,6 +56,8 @@
 //! A donor that runs out of memory before its clients have moved anything frees slabs at once. It tells
 //! so by an `EvictStop` with a deadline of 0; every other one has a deadline above.
 
+pub use canvas_types::rdma::{Exposed, QueuePair};
+
 use crate::bytes::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError, ErrorCode};
 pub use crate::items::{Item, Items, Lent, Range, SlabKey, Used, Valued};
@@ -166,6 +168,14 @@ pub struct LaneRate {
 }
 
 impl LaneRate {
+    /// As much as it can. A lane with less has no queue pair: nobody counts what a device reads.
+    pub const UNBOUNDED: LaneRate = LaneRate {
+        rate_bytes: 1 << 40,
+        burst_bytes: u32::MAX,
+    };
+}
+
+impl LaneRate {
     fn read(r: &mut Reader<'_>) -> Result<LaneRate, DecodeError> {
         Ok(LaneRate {
             rate_bytes: r.u64()?,
@@ -177,32 +187,6 @@ impl LaneRate {
         w.u64(self.rate_bytes)?;
         w.u32(self.burst_bytes)
     }
-}
-
-/// One end of a connection between RDMA devices, as its device calls it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct QueuePair {
-    /// The queue pair's number.
-    pub number: u32,
-    /// Number of the first packet that it sends (24 bits).
-    pub psn: u32,
-    /// The port's address.
-    pub gid: [u8; 16],
-    /// The port's local identifier; 0 on Ethernet.
-    pub lid: u16,
-    /// Largest payload of a packet: 1 to 5 for 256 to 4096 bytes.
-    pub mtu: u8,
-    /// Reads that it serves at one time.
-    pub reads: u8,
-}
-
-/// A slab as its client's queue pair reaches it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Exposed {
-    /// Of the slab's first byte.
-    pub address: u64,
-    /// The key that goes with it (`rkey`); it ends with the slab, or with the link.
-    pub key: u32,
 }
 
 /// How a client presents itself.
@@ -495,7 +479,7 @@ impl<'a> Request<'a> {
             Request::Free { handle } => encode_with(out, FREE, 0, id, |w| w.u64(handle)),
             Request::List { after } => encode_with(out, LIST, 0, id, |w| w.u64(after)),
             Request::Ping => encode_with(out, PING, 0, id, |_| Ok(())),
-            Request::Join(end) => encode_with(out, JOIN, 0, id, |w| end.write(w)),
+            Request::Join(end) => encode_with(out, JOIN, 0, id, |w| write_end(&end, w)),
             Request::Expose { handle } => encode_with(out, EXPOSE, 0, id, |w| w.u64(handle)),
             Request::Lane(lane) => encode_with(out, LANE, 0, id, |w| {
                 w.put(&lane.tenant)?;
@@ -551,7 +535,7 @@ impl<'a> Request<'a> {
             FREE => Request::Free { handle: r.u64()? },
             LIST => Request::List { after: r.u64()? },
             PING => Request::Ping,
-            JOIN => Request::Join(QueuePair::read(&mut r)?),
+            JOIN => Request::Join(read_end(&mut r)?),
             EXPOSE => Request::Expose { handle: r.u64()? },
             LANE => Request::Lane(Lane {
                 tenant: r.array()?,
@@ -602,7 +586,7 @@ impl<'a> Answer<'a> {
                 w.u8(u8::from(pong.pressure))?;
                 w.put(&[0; 7])
             }),
-            Answer::Joined(end) => encode_with(out, JOINED, 0, id, |w| end.write(w)),
+            Answer::Joined(end) => encode_with(out, JOINED, 0, id, |w| write_end(&end, w)),
             Answer::Exposed(exposed) => encode_with(out, EXPOSED, 0, id, |w| {
                 w.u64(exposed.address)?;
                 w.u32(exposed.key)?;
@@ -657,7 +641,7 @@ impl<'a> Answer<'a> {
                 r.zeros::<7>()?;
                 Answer::Pong(pong)
             }
-            JOINED => Answer::Joined(QueuePair::read(&mut r)?),
+            JOINED => Answer::Joined(read_end(&mut r)?),
             EXPOSED => {
                 let (address, key) = (r.u64()?, r.u32()?);
                 r.zeros::<4>()?;
@@ -685,37 +669,13 @@ impl<'a> Answer<'a> {
     }
 }
 
-impl QueuePair {
-    fn write(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
-        check(self.is_within())?;
-        w.u32(self.number)?;
-        w.u32(self.psn)?;
-        w.put(&self.gid)?;
-        w.u16(self.lid)?;
-        w.u8(self.mtu)?;
-        w.u8(self.reads)
-    }
+fn write_end(end: &QueuePair, w: &mut Writer<'_>) -> Result<(), EncodeError> {
+    check(end.is_within())?;
+    w.put(&end.to_bytes())
+}
 
-    fn read(r: &mut Reader<'_>) -> Result<QueuePair, DecodeError> {
-        let end = QueuePair {
-            number: r.u32()?,
-            psn: r.u32()?,
-            gid: r.array()?,
-            lid: r.u16()?,
-            mtu: r.u8()?,
-            reads: r.u8()?,
-        };
-        if end.is_within() {
-            Ok(end)
-        } else {
-            Err(DecodeError::Limit)
-        }
-    }
-
-    /// Numbers have 24 bits, and an MTU is one of five.
-    fn is_within(&self) -> bool {
-        self.number < 1 << 24 && self.psn < 1 << 24 && (1..=5).contains(&self.mtu)
-    }
+fn read_end(r: &mut Reader<'_>) -> Result<QueuePair, DecodeError> {
+    QueuePair::from_bytes(&r.array()?).ok_or(DecodeError::Limit)
 }
 
 /// A byte that is 0 or 1.

@@ -34,12 +34,15 @@ pub mod stream;
 pub const PROTOCOL: &str = "canvas-wire/1";
 /// Oldest version of the frames that this code speaks.
 pub const VERSION_MIN: u16 = 1;
-/// Newest version of the frames that this code speaks: 2 has lanes, 3 what slabs are worth.
-pub const VERSION_MAX: u16 = 3;
+/// Newest version of the frames that this code speaks: 2 has lanes, 3 what slabs are worth, 4 lanes with
+/// queue pairs.
+pub const VERSION_MAX: u16 = 4;
 /// Oldest version that has [`frame::Request::Lane`] and what follows from it.
 pub const VERSION_LANES: u16 = 2;
 /// Oldest version that has [`frame::Request::Worth`].
 pub const VERSION_WORTH: u16 = 3;
+/// Oldest version whose lanes may join queue pairs (RDMA).
+pub const VERSION_LANE_PAIRS: u16 = 4;
 
 /// Bytes of an extent: the unit that is written at once.
 pub const EXTENT_BYTES: usize = 32 << 10;

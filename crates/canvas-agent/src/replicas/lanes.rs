@@ -10,8 +10,8 @@ use canvas_place::replicas::{Code, Donors, Policy, Replica, RunId, Slab};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENT_BYTES, SLABS_MAX};
 use canvas_shm::lanes::{DONORS_MAX, Place, Route, SHARDS_MAX};
-use canvas_wire::VERSION_LANES;
 use canvas_wire::frame::{Lane, LaneRate, Request};
+use canvas_wire::{VERSION_LANE_PAIRS, VERSION_LANES};
 
 use super::donor::Donor;
 use super::read::Turns;
@@ -29,8 +29,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Lanes of a donor whose numbers are kept, which is as many as it grants.
 const LANES_MAX: usize = 256;
-/// The rate of a tenant that reads as fast as it can.
-const ALL_BYTES: u64 = 1 << 40;
+/// So long after processes were told that queue pairs are over, donors with RDMA are told the rates that end
+/// them: what is under way ends well.
+const PAIRS_END: Duration = Duration::from_millis(40);
 /// What a lane may read at once, when it has read nothing for a while, beside other tenants.
 const BURST_BYTES: u32 = 128 << 10;
 /// Donors are told another rate when it differs by more than a part of this.
@@ -75,6 +76,8 @@ pub(super) struct Lanes {
     bytes: u64,
     /// Processes may read by themselves. What the tenant's own area says of it is no proof.
     direct: bool,
+    /// When they were told that queue pairs are over.
+    pairs_over: Option<Instant>,
     /// A donor has come or gone: other routes may be better.
     changed: bool,
     /// When routes were last told.
@@ -96,10 +99,7 @@ impl Lanes {
     /// What one lane may read: a process that reads much may have one donor's pages, and one lane of it.
     fn rate(&self) -> LaneRate {
         match self.may {
-            Direct::All => LaneRate {
-                rate_bytes: ALL_BYTES,
-                burst_bytes: u32::MAX,
-            },
+            Direct::All => LaneRate::UNBOUNDED,
             Direct::Rate(rate_bytes) => LaneRate {
                 rate_bytes,
                 burst_bytes: BURST_BYTES,
@@ -131,10 +131,13 @@ impl Lanes {
     }
 }
 
-fn place_of(addr: &Address) -> Option<Place> {
-    if addr.rdma {
+/// Where it grants lanes, if it can.
+fn place_of(donor: &Donor) -> Option<Place> {
+    let version = donor.links.first()?.welcome().version;
+    if !donor.is_up() || version < VERSION_LANES {
         return None;
     }
+    let addr: &Address = &donor.addr;
     let mut ip = [0; 16];
     let is_v6 = match addr.addr.ip() {
         IpAddr::V4(v4) => {
@@ -146,14 +149,12 @@ fn place_of(addr: &Address) -> Option<Place> {
             true
         }
     };
-    let port = addr.addr.port();
-    Some(Place { ip, port, is_v6 })
-}
-
-/// Can it grant lanes?
-fn grants(donor: &Donor) -> bool {
-    let link = donor.links.first();
-    donor.is_up() && link.is_some_and(|link| link.welcome().version >= VERSION_LANES)
+    Some(Place {
+        ip,
+        port: addr.addr.port(),
+        is_v6,
+        has_rdma: addr.rdma && version >= VERSION_LANE_PAIRS,
+    })
 }
 
 /// Those that a slab's shard is read from (of copies all have shard 0): whole, nobody takes them back, and their donors
@@ -205,12 +206,21 @@ impl Replicas {
         if self.far.lanes.is_direct() != direct {
             self.far.lanes.set_direct(direct);
         }
+        // What devices read nobody counts.
+        let pairs = direct && self.lanes.may == Direct::All;
+        if self.far.lanes.pairs().is_some() != pairs {
+            self.far.lanes.set_pairs(pairs);
+            self.lanes.pairs_over = (!pairs).then(Instant::now);
+        }
     }
 
     /// Takes over what an agent before this one has told, and tells it anew.
     pub(super) fn begin_lanes(&mut self, key: &Secret) {
         self.far.lanes.set_key(key);
         self.far.lanes.set_direct(false);
+        self.far.lanes.set_pairs(false);
+        let has_rdma = self.donors.iter().any(|d| d.addr.rdma);
+        self.far.lanes.set_has_rdma(has_rdma);
         for donor in &self.far.lanes.donors {
             donor.set_place(None);
             donor.drop_ticket();
@@ -271,7 +281,7 @@ impl Replicas {
     fn look_at_donor(&mut self, donor: usize) {
         let d = &self.donors[donor];
         let there = &self.far.lanes.donors[donor];
-        let place = place_of(&d.addr).filter(|_| grants(d));
+        let place = place_of(d);
         let open = place.is_some() && d.suspect.is_none();
         let of = &mut self.lanes.donors[donor];
         if of.run != d.run || !d.is_up() {
@@ -325,6 +335,10 @@ impl Replicas {
 
     /// Tells the donor what its lanes may read, and asks what they have: where that is counted, and where it changes.
     fn ask_lanes(&mut self, donor: usize) {
+        let over = self.lanes.pairs_over;
+        if self.donors[donor].addr.rdma && over.is_some_and(|o| o.elapsed() < PAIRS_END) {
+            return;
+        }
         let rate = self.lanes.rate();
         let counts = self.lanes.may != Direct::All;
         let mut due = Vec::new();

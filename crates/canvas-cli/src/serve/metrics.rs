@@ -143,6 +143,11 @@ fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
             c.expired_slabs,
         ),
         ("canvas_serve_lanes", "Lanes that were opened.", c.lanes),
+        (
+            "canvas_serve_lane_pairs",
+            "Queue pairs that lanes have joined.",
+            c.lane_pairs,
+        ),
         ("canvas_serve_lane_reads", "Reads over lanes.", c.lane_reads),
         (
             "canvas_serve_lane_read_bytes",

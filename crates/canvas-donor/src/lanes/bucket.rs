@@ -31,6 +31,15 @@ impl Bucket {
         }
     }
 
+    /// May the lane read as much as it can?
+    pub fn is_unbounded(&self) -> bool {
+        let LaneRate {
+            rate_bytes,
+            burst_bytes,
+        } = LaneRate::UNBOUNDED;
+        self.rate_bytes >= rate_bytes && self.burst_bytes >= burst_bytes.into()
+    }
+
     fn fill(&mut self, now_ns: u64) {
         let rate = u128::from(self.rate_bytes);
         let gained = u128::from(now_ns.saturating_sub(self.at_ns)) * rate / SECOND_NS;

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use canvas_lane::{Answerer, Code, HEAD_BYTES, MESSAGE_BYTES, READ_BYTES_MAX, Read};
+use canvas_lane::{
+    Answerer, Ask, Code, EXPOSE_BYTES, Given, HEAD_BYTES, JOIN_BYTES, MESSAGE_BYTES,
+    READ_BYTES_MAX, Read, exposed_to_bytes,
+};
+use canvas_types::rdma::QueuePair;
 use canvas_wire::VERSION_LANES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Range, Request};
@@ -16,7 +20,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{End, KNOWN_MAX, Link, Spin, Wire};
 use crate::lanes;
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, OwnedCall};
+use crate::rdma::Rdma;
 use crate::server::Shared;
 use crate::slab::Slab;
 
@@ -40,6 +45,8 @@ pub(super) struct Lane<'s> {
     answer: Vec<u8>,
     /// It asked for more than its rate allows; nothing is read of it until the largest read fits.
     is_over_rate: bool,
+    /// A slab is being exposed to its queue pair; the answer is due.
+    is_exposing: bool,
 }
 
 /// Whether the connection is a lane's, and then the lane that it opens; the answer is on its way.
@@ -69,6 +76,7 @@ pub(super) fn admit<'s>(
         known: HashMap::new(),
         answer: Vec::with_capacity(HEAD_BYTES + READ_BYTES_MAX),
         is_over_rate: false,
+        is_exposing: false,
     }))
 }
 
@@ -79,6 +87,8 @@ impl Lane<'_> {
             Ok(end) | Err(end) => end,
         };
         self.outbox.close();
+        // The lane's figures stay, and with them the outbox.
+        self.outbox.shut_devices_out();
         end
     }
 
@@ -93,7 +103,7 @@ impl Lane<'_> {
                 continue;
             }
             // The next request comes after the answer was taken: nothing is read before.
-            let mut progress = self.wire.send()?;
+            let mut progress = self.wire.send()? | self.take_exposed()?;
             if self.wire.backlog() == 0 {
                 progress |= self.wire.read()?;
                 progress |= self.take_message()?;
@@ -137,23 +147,98 @@ impl Lane<'_> {
     /// Answers the request, if it has come whole.
     fn take_message(&mut self) -> Result<bool, End> {
         let incoming = &mut self.wire.incoming;
-        if incoming.coming().is_some_and(|len| len != MESSAGE_BYTES) {
+        let is_odd = |len| ![MESSAGE_BYTES, JOIN_BYTES, EXPOSE_BYTES].contains(&len);
+        if incoming.coming().is_some_and(is_odd) {
             return Err(End::Protocol("a lane's message has another length"));
         }
         if incoming.holds_no_message() {
             return Ok(false);
         }
-        let mut message = [0; MESSAGE_BYTES];
-        message.copy_from_slice(incoming.message().unwrap_or(&[0; MESSAGE_BYTES]));
-        if !incoming.holds_no_message() {
+        let mut message = [0; JOIN_BYTES];
+        let len = incoming.message().map_or(0, |came| {
+            message[..came.len()].copy_from_slice(came);
+            came.len()
+        });
+        if !incoming.holds_no_message() || self.is_exposing {
             return Err(End::Protocol("a lane asks again before it is answered"));
         }
         let outbox = Arc::clone(&self.outbox);
         // Who fences waits for this one message.
-        let Some(_serving) = outbox.serve() else {
+        let Some(mut serving) = outbox.serve() else {
             return Err(End::Closed);
         };
-        let read = self.answerer.asked(&message).map_err(End::Lane)?;
+        match self.answerer.asked(&message[..len]).map_err(End::Lane)? {
+            Ask::Read(read) => self.answer_read(read)?,
+            Ask::Join(pair) => {
+                let joined = self.join(&mut serving, &pair);
+                self.give(joined.map(|end| end.to_bytes()))?;
+            }
+            Ask::Expose(handle) => match (self.slab(handle), &*serving) {
+                (Some(slab), Some(rdma)) => {
+                    rdma.expose(0, slab, &outbox);
+                    self.is_exposing = true;
+                }
+                (None, _) => self.give(Err(Code::UnknownHandle))?,
+                (_, None) => self.give(Err(Code::NoPair))?,
+            },
+        }
+        Ok(true)
+    }
+
+    /// Connects a queue pair, which only reads, to the program's.
+    fn join(&mut self, serving: &mut Option<Rdma>, peer: &QueuePair) -> Result<QueuePair, Code> {
+        // The lane's last one, if it had one.
+        *serving = None;
+        if !self.lane.bucket().is_unbounded() {
+            return Err(Code::NoPair);
+        }
+        let local = self.wire.stream.local_addr().map_err(|_| Code::NoPair)?;
+        let whose = (self.lane.client, self.lane.tenant);
+        let joined = Rdma::join_lane(self.shared, whose, local.ip(), peer).map_err(|why| {
+            self.shared.log.line("rdma", &why);
+            Code::NoPair
+        })?;
+        self.shared.counters.lane_pairs.fetch_add(1, Relaxed);
+        Ok(serving.insert(joined).local())
+    }
+
+    /// Answers for a slab that was to be exposed, when that is done.
+    fn take_exposed(&mut self) -> Result<bool, End> {
+        let mut any = false;
+        for call in self.outbox.take() {
+            if let OwnedCall::Exposed { result, .. } = call
+                && std::mem::take(&mut self.is_exposing)
+            {
+                let exposed = result.map_err(|code| match code {
+                    ErrorCode::UnknownHandle => Code::UnknownHandle,
+                    _ => Code::NoPair,
+                });
+                self.give(exposed.as_ref().map(exposed_to_bytes).map_err(|code| *code))?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Answers with what follows the head, or says why not.
+    fn give(&mut self, given: Result<Given, Code>) -> Result<(), End> {
+        match given {
+            Ok(given) => {
+                let head = self.answerer.give(&given).map_err(End::Lane)?;
+                let out = self.wire.outgoing.end();
+                out.extend_from_slice(&head);
+                out.extend_from_slice(&given);
+            }
+            Err(code) => {
+                self.shared.counters.refused.fetch_add(1, Relaxed);
+                let head = self.answerer.answer(code, 0).map_err(End::Lane)?;
+                self.wire.outgoing.end().extend_from_slice(&head);
+            }
+        }
+        Ok(())
+    }
+
+    fn answer_read(&mut self, read: Read) -> Result<(), End> {
         self.answer.clear();
         self.answer.resize(HEAD_BYTES, 0);
         let code = self.read(read);
@@ -165,7 +250,7 @@ impl Lane<'_> {
         let head = self.answerer.answer(code, len).map_err(End::Lane)?;
         self.answer[..HEAD_BYTES].copy_from_slice(&head);
         self.wire.outgoing.end().extend_from_slice(&self.answer);
-        Ok(true)
+        Ok(())
     }
 
     /// Puts what is asked for behind the answer's head.

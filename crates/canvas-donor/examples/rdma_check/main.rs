@@ -5,6 +5,8 @@
 //! ADDRESS is one of this host's that the device has. Prints a JSON object; code 1 and a sentence when
 //! something is not as it must be.
 
+mod lanes;
+
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -39,7 +41,7 @@ fn said(e: impl Display) -> String {
 fn server(addr: IpAddr, key: &ClusterKey, lease: Duration) -> Outcome<Server> {
     Server::start(Config {
         listen: SocketAddr::new(addr, 0),
-        memory_bytes: 4 * SLAB_BYTES as u64,
+        memory_bytes: 8 * SLAB_BYTES as u64,
         reserve_bytes: Some(0),
         key: Some(key.clone()),
         lease,
@@ -337,7 +339,9 @@ fn latency(server: &Server, key: &ClusterKey, rounds: usize) -> Outcome<String> 
 
 /// The donor's device did not let the operation through.
 fn is_refused(e: &RdmaError) -> bool {
-    matches!(e, RdmaError::Failed(status) if status.contains("remote access error"))
+    // By its key, or by what its queue pair may do.
+    let says = ["remote access error", "remote invalid request error"];
+    matches!(e, RdmaError::Failed(status) if says.iter().any(|s| status.contains(s)))
 }
 
 /// A client that may break the rules: it keeps keys and uses them as it likes.
@@ -413,6 +417,8 @@ fn run(addr: IpAddr, rounds: usize) -> Outcome<String> {
         a_replaced_link_is_shut(&server, &key, addr),
     )?;
     step("a lease", the_lease_ends_it(&key, addr))?;
+    step("lanes", lanes::reaches(&server, &key, addr))?;
+    step("ends of lanes", lanes::ends(&server, &key, addr))?;
     let times = latency(&server, &key, rounds)?;
     Ok(format!("{{\"latency\": {times}}}"))
 }

@@ -1,0 +1,265 @@
+//! How far a lane is with a queue pair: asked for, joined to the donor's, and which slabs it reaches.
+
+use canvas_lane::{Caller, Code, GIVEN_BYTES, Given, HEAD_BYTES, exposed_from_bytes, follows};
+use canvas_sys::net::Stream;
+use canvas_types::rdma::{Exposed, QUEUE_PAIR_BYTES, QueuePair};
+
+use crate::lane::{Failed, OPENING_NS};
+use crate::pairs::{Pairs, Standing};
+
+const _: () = assert!(QUEUE_PAIR_BYTES == GIVEN_BYTES);
+
+/// Slabs whose keys a lane remembers. Others take their places.
+const KEYS: usize = 32;
+
+/// How far.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// There is none, or the last one is being ended.
+    None,
+    /// It is being made.
+    Making,
+    /// The donor was asked for its end; since then.
+    Joining(u64),
+    /// The donor's end is known.
+    Connecting,
+    Ready,
+    /// The donor was asked to expose this slab; since then.
+    Exposing(u64, u64),
+    /// It could not be had under this number.
+    Refused,
+    /// The donor has no RDMA.
+    Never,
+}
+
+/// What is known of a slab.
+#[derive(Clone, Copy)]
+struct Known {
+    handle: u64,
+    /// `None`: it is not exposed.
+    exposed: Option<Exposed>,
+}
+
+/// How a read goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    /// Over the lane's connection.
+    Connection,
+    /// By its queue pair.
+    Pair(Exposed),
+}
+
+/// The queue pair of a lane.
+pub struct Pairing {
+    stage: Stage,
+    /// The number under which queue pairs may be read by ([`canvas_shm::lanes::Lanes::pairs`]), when it was asked for.
+    number: u32,
+    known: [Option<Known>; KEYS],
+    /// What has come of an answer.
+    got: usize,
+    answer: [u8; HEAD_BYTES + GIVEN_BYTES],
+}
+
+impl Pairing {
+    /// None yet.
+    pub const fn new() -> Pairing {
+        Pairing {
+            stage: Stage::None,
+            number: 0,
+            known: [None; KEYS],
+            got: 0,
+            answer: [0; HEAD_BYTES + GIVEN_BYTES],
+        }
+    }
+
+    /// The lane begins anew, to a donor that has RDMA or has not.
+    pub fn begin(&mut self, may: bool) {
+        self.stage = if may { Stage::None } else { Stage::Never };
+    }
+
+    /// The lane has ended.
+    pub fn end(&mut self, lane: usize, pairs: &impl Pairs) {
+        self.forget(lane, pairs);
+        self.stage = Stage::Never;
+    }
+
+    /// None is had under this number any more.
+    #[cold]
+    pub fn refuse(&mut self, lane: usize, pairs: &impl Pairs) {
+        self.forget(lane, pairs);
+        self.stage = Stage::Refused;
+    }
+
+    /// Ends what there is.
+    fn forget(&mut self, lane: usize, pairs: &impl Pairs) {
+        if pairs.standing(lane) != Standing::None {
+            pairs.end(lane);
+        }
+        // In place: a fault may have a small stack.
+        self.known.fill(None);
+        self.got = 0;
+        self.stage = Stage::None;
+    }
+
+    fn place(handle: u64) -> usize {
+        handle as usize % KEYS
+    }
+
+    fn exposed(&self, handle: u64) -> Option<Option<Exposed>> {
+        let known = self.known[Pairing::place(handle)].filter(|k| k.handle == handle)?;
+        Some(known.exposed)
+    }
+
+    /// How what the slab has is read now. `number` is that under which queue pairs may be read by. An error when the lane
+    /// is waiting for something else than bytes.
+    #[inline]
+    pub fn by(
+        &mut self,
+        (number, handle): (Option<u32>, u64),
+        with: &mut With<'_, impl Pairs>,
+    ) -> Result<By, Failed> {
+        match self.stage {
+            Stage::Never => Ok(By::Connection),
+            Stage::None if number.is_none() => Ok(By::Connection),
+            Stage::Refused if number.is_none_or(|n| n == self.number) => Ok(By::Connection),
+            Stage::Ready if number == Some(self.number) => match self.exposed(handle) {
+                Some(exposed) => Ok(exposed.map_or(By::Connection, By::Pair)),
+                None => self.step((number, handle), with),
+            },
+            _ => self.step((number, handle), with),
+        }
+    }
+
+    /// One step further.
+    #[cold]
+    #[inline(never)]
+    fn step(
+        &mut self,
+        (number, handle): (Option<u32>, u64),
+        with: &mut With<'_, impl Pairs>,
+    ) -> Result<By, Failed> {
+        let lane = with.lane;
+        // An answer that was asked for comes, whatever it is good for then.
+        match self.stage {
+            Stage::Joining(since) => {
+                let given = self.answered(since, with)?;
+                let peer = given.and_then(|g| QueuePair::from_bytes(&g).ok_or(Code::NoPair));
+                match peer {
+                    Ok(peer) => {
+                        with.pairs.connect(lane, &peer);
+                        self.stage = Stage::Connecting;
+                    }
+                    Err(_) => self.refuse(lane, with.pairs),
+                }
+            }
+            Stage::Exposing(of, since) => {
+                let exposed = self.answered(since, with)?.map(|g| exposed_from_bytes(&g));
+                self.stage = Stage::Ready;
+                if exposed != Err(Code::UnknownHandle) {
+                    self.known[Pairing::place(of)] = Some(Known {
+                        handle: of,
+                        exposed: exposed.ok(),
+                    });
+                } else if of == handle {
+                    return Err(Failed::Elsewhere);
+                }
+            }
+            _ => {}
+        }
+        if self.stage != Stage::None && number != Some(self.number) {
+            self.forget(lane, with.pairs);
+        }
+        match (self.stage, with.pairs.standing(lane), number) {
+            (Stage::None, Standing::None, Some(number)) => {
+                if let Some(local) = with.stream.local() {
+                    with.pairs.make(lane, local);
+                    (self.stage, self.number) = (Stage::Making, number);
+                }
+            }
+            (Stage::Making, Standing::Made(end), _) => {
+                let message = with.caller.join(&end).map_err(|_| Failed::Broken)?;
+                with.send(&message)?;
+                self.stage = Stage::Joining(with.now_ns);
+                return Err(Failed::Busy);
+            }
+            (Stage::Connecting, Standing::Ready, _) => self.stage = Stage::Ready,
+            (Stage::Making | Stage::Connecting, Standing::Failed | Standing::None, _) => {
+                self.refuse(lane, with.pairs);
+            }
+            _ => {}
+        }
+        if self.stage != Stage::Ready {
+            return Ok(By::Connection);
+        }
+        match self.exposed(handle) {
+            Some(exposed) => Ok(exposed.map_or(By::Connection, By::Pair)),
+            None => {
+                let message = with.caller.expose(handle).map_err(|_| Failed::Broken)?;
+                with.send(&message)?;
+                self.stage = Stage::Exposing(handle, with.now_ns);
+                Err(Failed::Busy)
+            }
+        }
+    }
+
+    /// What the donor gave, or why not, when its answer is there.
+    fn answered(
+        &mut self,
+        since_ns: u64,
+        with: &mut With<'_, impl Pairs>,
+    ) -> Result<Result<Given, Code>, Failed> {
+        let broken = |_| Failed::Broken;
+        loop {
+            let head = self.answer[..self.got].first_chunk::<HEAD_BYTES>();
+            let whole = HEAD_BYTES + head.map_or(0, |h| follows(h).min(GIVEN_BYTES));
+            if self.got >= whole && self.got >= HEAD_BYTES {
+                break;
+            }
+            let rest = &mut self.answer[self.got..whole];
+            match with
+                .stream
+                .receive(rest, false)
+                .map_err(|_| Failed::Broken)?
+            {
+                0 if with.now_ns.saturating_sub(since_ns) > OPENING_NS => {
+                    return Err(Failed::Broken);
+                }
+                0 => return Err(Failed::Busy),
+                n => self.got += n,
+            }
+        }
+        let (head, given) = self
+            .answer
+            .split_first_chunk::<HEAD_BYTES>()
+            .ok_or(Failed::Broken)?;
+        let came = self.got - HEAD_BYTES;
+        self.got = 0;
+        if came == 0 {
+            let code = with.caller.answered(head).map_err(broken)?.code;
+            return Ok(Err(code));
+        }
+        let given: Given = given.try_into().map_err(|_| Failed::Broken)?;
+        with.caller.given(head, &given).map_err(broken)?;
+        Ok(Ok(given))
+    }
+}
+
+/// What a lane has for this.
+pub struct With<'w, P> {
+    /// Its number.
+    pub lane: usize,
+    pub pairs: &'w P,
+    pub stream: Stream,
+    pub caller: &'w mut Caller,
+    pub now_ns: u64,
+}
+
+impl<P> With<'_, P> {
+    fn send(&self, message: &[u8]) -> Result<(), Failed> {
+        if self.stream.send(message) == Ok(true) {
+            Ok(())
+        } else {
+            Err(Failed::Broken)
+        }
+    }
+}
