@@ -12,13 +12,14 @@ use std::{env, fs};
 
 const LIBRARY: &str = "libcanvas_preload.so";
 /// What the library is built from, besides its registry dependencies (Cargo.lock).
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "canvas-preload",
     "canvas-far",
     "canvas-direct",
     "canvas-lane",
     "canvas-pager",
     "canvas-patch",
+    "canvas-rdma",
     "canvas-shm",
     "canvas-swap",
     "canvas-sys",

@@ -17,6 +17,7 @@ from .vm import UNTIL, boot, text
 MODULES = ("crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm")
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
 DRIVER = "/etc/libibverbs.d/rxe.driver"
+LOADER = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
 PROVIDERS = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"
 # A device over the loopback interface, and the wait until its port is up.
 DEVICE = """
@@ -70,7 +71,8 @@ def verbs():
     files = {path: path for path in found}
     for path in found:
         files.update(libraries(path))
-    return {**files, LIBRARY: os.path.realpath(LIBRARY), DRIVER: DRIVER}
+    # The loader finds itself among the libraries when it loads some apart.
+    return {**files, LIBRARY: os.path.realpath(LIBRARY), DRIVER: DRIVER, LOADER: os.path.realpath(LOADER)}
 
 
 def rdma_boot(r, script, **o):
@@ -130,7 +132,8 @@ def judged(r, result):
     r.same(far["corrupt"], 0, "copies that did not verify")
     r.same(canvas.find(stats, "verify_failures"), 0, "pages that did not verify")
     r.require(far["extents_out"] > 0 and far["reads"] > 0, f"nothing went far: {far}")
-    r.note(f"{far['extents_out']} extents out, {far['reads']} reads, {far['failovers']} failovers; "
+    r.note(f"{far['extents_out']} extents out, {far['reads']} reads, {far['lane_reads']} over lanes, "
+           f"{far['lane_pair_reads']} of them by queue pairs, {far['lane_failures']} not; {far['failovers']} failovers; "
            f"{text(result, 'said').strip()}")
     return stats, json.loads(text(result, "donor.json"))["counters"]
 
@@ -154,7 +157,97 @@ def run(r):
     # Only what came before the slab was exposed went over the session.
     r.require(counters["reads"] < stats["far"]["reads"] / 4,
               f"{counters['reads']} of {stats['far']['reads']} reads went over the session")
+    # Its threads read by queue pairs of their own, once these were joined.
+    r.require(stats["far"]["lane_pair_reads"] > stats["far"]["reads"] / 4, f"reads by queue pairs: {stats['far']}")
     r.same(counters["refused"], 0, "requests that the donor refused")
+
+
+@check("rdma-lanes", modes=("signal",), slow_only=True, timeout_s=500, needs=missing)
+def rdma_lanes(r):
+    """Programs read by queue pairs of their own, and go on without them whatever they do to their descriptors."""
+    whats = ("nothing", "fork", "close", "replace", "unshare", "filter")
+    result = rdma_boot(r, f"""
+        donor
+        # By this name, at this server: does $3.
+        reader() {{
+            name=$1; server=$2; what=$3; shift 3
+            canvas run --local 8M --pool 2M --far 256M --server $server --copies none --prefetch none --unit 4K \\
+                --far-wait 300s --require --stats /out/$name.json "$@" -- far_devices 24 $what 4 1 > /out/$name \\
+                2> /out/$name.err || {{ echo "$name: code $?"; cat /out/$name /out/$name.err; exit 30; }}
+        }}
+        for what in {" ".join(whats)}; do
+            reader $what rdma://127.0.0.1:7070 $what
+        done
+        reader connections 127.0.0.1:7070 nothing
+        reader agent rdma://127.0.0.1:7070 nothing --lanes off
+        sleep 1.2
+    """, files={"/usr/bin/far_devices": r.binary("far_devices")}, timeout_s=480)
+    for what in whats:
+        r.require(text(result, what).startswith("every byte right"), text(result, what))
+        far = json.loads(text(result, what + ".json"))["far"]
+        r.same(far["corrupt"], 0, "copies that did not verify")
+        by_pair = far["lane_pair_reads"]
+        r.note(f"{what}: {far['reads']} reads, {far['lane_reads']} over lanes, {by_pair} by queue pairs, "
+               f"{far['lane_failures']} not; " + "; ".join(text(result, what + ".err").splitlines()))
+        r.require(by_pair > far["reads"] / (2 if what == "nothing" else 20), f"{what}: {far}")
+    # In an emulated machine: what it says is which way needs less of the processors.
+    for name in ("nothing", "connections", "agent"):
+        far = json.loads(text(result, name + ".json"))["far"]
+        r.note(f"{name}: a page after {far['fault_read_ns'] / far['fault_reads'] / 1000:.0f} us on average, "
+               f"{far['lane_reads']} of {far['reads']} over lanes, {far['lane_pair_reads']} by queue pairs")
+    counters = json.loads(text(result, "donor.json"))["counters"]
+    r.require(counters["lane_pairs"] >= len(whats), f"queue pairs at the donor: {counters}")
+
+
+@check("rdma-lanes-turns", modes=("signal",), slow_only=True, timeout_s=400, needs=missing)
+def turns(r):
+    """Two tenants of one agent: who is alone reads by queue pairs, beside another one over connections, and then by queue
+    pairs again."""
+    result = rdma_boot(r, """
+        donor
+        mkdir -p /run/canvas
+        canvas agent --server rdma://127.0.0.1:7070 --copies none \\
+            2> /out/agent.log &
+        agent=$!
+        until_true 20 [ -S /run/canvas/agent.sock ] || { cat /out/agent.log; exit 26; }
+        # A tenant of this name, with this status file, which reads until it is told to stop.
+        tenant() {
+            canvas run --tenant $1 --agent --local 8M --pool 2M --far 256M --prefetch none --unit 4K \\
+                --far-wait 300s --require --stats /out/$1.json -- far_pages 24 /run/$1 1 > /out/$1.said 2> /out/$1.err &
+        }
+        status() { dd if=/run/$1 bs=8 skip=$2 count=1 2> /dev/null | od -A n -t u8 | tr -d ' '; }
+        is_ready() { [ -s /run/$1 ] && [ "$(status $1 0)" = 1 ]; }
+        far() { canvas status $1 --json 2> /dev/null | sed -n "s/.*\\"$2\\": *\\([0-9]*\\).*/\\1/p" | head -n 1; }
+        more() { [ "$(far $1 $2)" -gt $3 ]; }
+        # Reads of this kind, by so many from here on.
+        grow() {
+            was=$(far $1 $2)
+            until_true 100 more $1 $2 $((was + $3)) || { echo "$1: $2 stays $was"; canvas status $1 --json; exit 27; }
+        }
+        stop() { printf '\\001' | dd of=/run/$1 bs=1 seek=32 conv=notrunc 2> /dev/null; }
+        tenant a; a=$!
+        until_true 90 is_ready a || { cat /out/a.err /out/agent.log; exit 22; }
+        grow a lane_pair_reads 300
+        tenant b; b=$!
+        until_true 90 is_ready b || { cat /out/b.err; exit 22; }
+        grow b fault_reads 300
+        # Both use the links: what was begun ends within a second.
+        sleep 1
+        before=$(far a lane_pair_reads)
+        grow a fault_reads 300
+        echo $(($(far a lane_pair_reads) - before)) > /out/beside
+        stop b; wait $b || { cat /out/b.said /out/b.err; exit 24; }
+        grow a lane_pair_reads 300
+        stop a; wait $a || { cat /out/a.said /out/a.err; exit 24; }
+        sleep 1.2
+        kill $agent
+        wait $agent
+    """, files={"/usr/bin/far_pages": r.binary("far_pages")}, timeout_s=380)
+    for name in "ab":
+        r.require(text(result, name + ".said").startswith("every byte right"), text(result, name + ".said"))
+        far = json.loads(text(result, name + ".json"))["far"]
+        r.note(f"{name}: {far['reads']} reads, {far['lane_reads']} over lanes, {far['lane_pair_reads']} by queue pairs")
+    r.same(text(result, "beside").strip(), "0", "reads by queue pairs beside another tenant")
 
 
 @check("rdma-evicted", modes=("signal",), slow_only=True, timeout_s=240, needs=missing)

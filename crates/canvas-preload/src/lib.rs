@@ -12,7 +12,7 @@ mod shared;
 
 use crate::base::{alloc, areas, far_area, fds, fds::Fd, keys, own, regions, state, upcalls};
 use crate::capture::{hooks, patch};
-use crate::far_tier::pool;
+use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, app_tier, learn, swapin, trace};
 use crate::process::{altstack, procs, sig, threads, users};
@@ -225,6 +225,7 @@ fn try_start() -> Result<(), Failure> {
         threads::start_reclaimer();
     }
     trace::start();
+    pairs::start(sig::OURS);
     Ok(())
 }
 

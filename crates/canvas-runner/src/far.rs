@@ -208,6 +208,9 @@ pub fn start(options: &FarOptions, segment_fd: &OwnedFd) -> Result<Option<Keeper
         .map_err(system("there are no random numbers"))?;
     far.unit_bytes.store(options.unit.number(), Relaxed);
     far.lanes.set_wanted(options.lanes);
+    // The program looks when it starts, which may be before the agent has said so.
+    far.lanes
+        .set_has_rdma(options.servers.iter().any(|s| s.rdma));
     let segment = segment_fd
         .try_clone()
         .map_err(|e| system("a descriptor cannot be copied")(errno(&e)))?;

@@ -10,8 +10,8 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("patch", &[]),
     ("place", &[]),
     ("testing", &[]),
-    ("wire", &[]),
-    ("lane", &[]),
+    ("wire", &["types"]),
+    ("lane", &["types"]),
     ("workloads", &[]),
     ("shm", &["types"]),
     ("sys", &["types"]),
@@ -24,13 +24,13 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     (
         "preload",
         &[
-            "direct", "far", "pager", "patch", "shm", "swap", "sys", "types",
+            "direct", "far", "lane", "pager", "patch", "rdma", "shm", "swap", "sys", "types",
         ],
     ),
     ("disk", &["direct", "far", "shm", "swap", "sys", "types"]),
     ("bench", &["shm", "swap", "sys", "types", "workloads"]),
     ("gossip", &["wire"]),
-    ("rdma", &["wire"]),
+    ("rdma", &["types"]),
     ("link", &["rdma", "wire"]),
     ("host", &[]),
     (

@@ -22,7 +22,7 @@ const MODULES: [(&str, &[&str]); 5] = [
     ),
     (
         "far_tier",
-        &["fork", "tier", "ours", "lanes", "pool", "extents"],
+        &["fork", "tier", "ours", "lanes", "pairs", "pool", "extents"],
     ),
     (
         "base",

@@ -23,16 +23,22 @@ pub enum Fd {
     Pagemap,
     /// A connection to a donor, one of [`LANES`].
     Lane(usize),
+    /// Of the device that lanes read by, one of [`DEVICES`].
+    Device(usize),
     /// One of shared memory's, by [`shared_fd`].
     Shared(usize),
 }
 
 /// Connections to donors that a process has at most.
 pub const LANES: usize = 8;
+/// Descriptors of a device: for what is asked of it, and for what it tells.
+pub const DEVICES: usize = 2;
 /// Places before those of lanes.
 const LANE: usize = 6;
+/// Places before those of a device.
+const DEVICE: usize = LANE + LANES;
 /// Places before those of shared memory.
-const OWN: usize = LANE + LANES;
+const OWN: usize = DEVICE + DEVICES;
 
 impl Fd {
     fn place(self) -> usize {
@@ -44,6 +50,7 @@ impl Fd {
             Fd::Trace => 4,
             Fd::Pagemap => 5,
             Fd::Lane(which) => LANE + which,
+            Fd::Device(which) => DEVICE + which,
             Fd::Shared(which) => OWN + which,
         }
     }

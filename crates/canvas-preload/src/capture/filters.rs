@@ -126,6 +126,8 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
             tell("ioctl");
         }
         FILTER => {
+            // What a device's driver asks of the kernel nobody knows.
+            lanes::forbid_pairs();
             pins.pin(filter, 16);
             // struct sock_fprog: a length of 16 bits, a pointer.
             let mut words = [0usize; 2];

@@ -7,6 +7,7 @@ use canvas_shm::{Counter, Far};
 
 use crate::base::fds::{self, Fd};
 use crate::base::{state, time};
+use crate::far_tier::pairs::{self, OurPairs, PAIRS};
 
 const _: () = assert!(canvas_direct::COUNT == fds::LANES);
 
@@ -16,6 +17,10 @@ static LANES: Lanes = Lanes::new();
 struct Ours;
 
 impl Process for Ours {
+    type Pairs = OurPairs;
+    fn pairs(&self) -> &OurPairs {
+        &PAIRS
+    }
     fn now_ns(&self) -> u64 {
         time::now_ns()
     }
@@ -35,7 +40,13 @@ impl Process for Ours {
 
 /// No lanes in this process from now on.
 pub fn forbid() {
+    pairs::forbid();
     LANES.forbid();
+}
+
+/// No queue pairs in this process from now on.
+pub fn forbid_pairs() {
+    pairs::forbid();
 }
 
 /// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when that is the
@@ -46,5 +57,6 @@ pub fn read(far: &Far, ask: &Ask, to: &mut [u8]) -> bool {
 
 /// In a fork's child, before it runs on: the parent's lanes are not ours. No thread used one when the fork was made.
 pub fn after_fork_in_child() {
+    pairs::after_fork_in_child();
     LANES.close(&Ours);
 }

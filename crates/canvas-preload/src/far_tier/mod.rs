@@ -4,5 +4,6 @@ pub mod extents;
 pub mod fork;
 pub mod lanes;
 pub mod ours;
+pub mod pairs;
 pub mod pool;
 pub mod tier;

@@ -1,0 +1,428 @@
+//! Queue pairs of this process's lanes (RDMA), and the thread that makes and ends them.
+//!
+//! A driver of a device is C code with a heap and locks. It must not have the program's: its structures would be paged, and
+//! a fault would need them to bring them back. So it is loaded apart, with a C library of its own
+//! ([`canvas_rdma::load_apart`]), and what takes long or allocates is done by one thread, which start-up makes for a tenant
+//! with donors by RDMA. In a fault the driver is only called to post a read and to look for its end.
+//!
+//! There are none in a fork's child, which has no such thread, nor where threads without thread-local data of the C
+//! library's serve the faults. Lanes are connections there.
+
+use canvas_direct::pairs::{Pairs, Refused, Standing};
+use canvas_lane::READ_BYTES_MAX;
+use canvas_rdma::{Domain, Reader};
+use canvas_sys::file::{self, FileState};
+use canvas_sys::net::Address;
+use canvas_sys::{gate, proc, signal};
+use canvas_types::rdma::{Exposed, QueuePair};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use crate::base::fds::{self, Fd};
+use crate::base::{far_area, state};
+use crate::report;
+
+/// States of a queue pair. Who has claimed the lane takes it from one that is theirs, the thread from one of its own.
+mod is {
+    /// Theirs: there is none.
+    pub const NONE: u32 = 0;
+    /// The thread's: to be made.
+    pub const MAKE: u32 = 1;
+    /// Theirs.
+    pub const MADE: u32 = 2;
+    /// The thread's: to be connected.
+    pub const CONNECT: u32 = 3;
+    /// Theirs: it reads.
+    pub const READY: u32 = 4;
+    /// Theirs: it is of no use.
+    pub const FAILED: u32 = 5;
+    /// The thread's: to be ended.
+    pub const END: u32 = 6;
+}
+
+/// A descriptor of the device, and what file it is.
+#[derive(Clone, Copy)]
+struct File {
+    fd: i32,
+    state: FileState,
+}
+
+impl File {
+    fn of(fd: i32) -> Option<File> {
+        let state = file::state(fd).ok()?;
+        Some(File { fd, state })
+    }
+
+    /// Is the file behind its descriptor, in this thread? Not a byte goes to a stranger.
+    fn is_here(self) -> bool {
+        file::state(self.fd).is_ok_and(|now| now.0[..2] == self.state.0[..2])
+    }
+}
+
+/// What there is of one.
+struct Cell {
+    reader: Option<Reader>,
+    /// Of the reader's device, by which drivers of some devices are told of a request.
+    file: Option<File>,
+    local: Address,
+    /// Ours, when it is made; the peer's, when it is to be connected.
+    end: QueuePair,
+}
+
+struct Place {
+    state: AtomicU32,
+    /// Nobody wants it any more, though the thread is at it.
+    unwanted: AtomicBool,
+    cell: UnsafeCell<Cell>,
+}
+
+// SAFETY: the state says whose the cell is: of the thread, of which there is one, or of who has claimed the lane.
+unsafe impl Sync for Place {}
+
+/// All of this process.
+pub struct OurPairs {
+    places: [Place; fds::LANES],
+    /// There is a thread that makes them.
+    are_there: AtomicBool,
+    /// It is at work.
+    is_at_work: AtomicBool,
+    /// Changed when there is something to do for it.
+    bell: AtomicU32,
+}
+
+const NOWHERE: Address = Address {
+    ip: [0; 16],
+    port: 0,
+    is_v6: false,
+};
+const NO_END: QueuePair = QueuePair {
+    number: 0,
+    psn: 0,
+    gid: [0; 16],
+    lid: 0,
+    mtu: 1,
+    reads: 0,
+};
+/// A process opens its device so often at most: what it had of one that its program has closed behind our back stays.
+const OPENED_MAX: u32 = 8;
+
+/// How long what the thread is doing is waited for.
+const QUIET_NS_MAX: u64 = 1_000_000_000;
+
+/// They.
+pub static PAIRS: OurPairs = OurPairs {
+    places: [const {
+        Place {
+            state: AtomicU32::new(is::NONE),
+            unwanted: AtomicBool::new(false),
+            cell: UnsafeCell::new(Cell {
+                reader: None,
+                file: None,
+                local: NOWHERE,
+                end: NO_END,
+            }),
+        }
+    }; fds::LANES],
+    are_there: AtomicBool::new(false),
+    is_at_work: AtomicBool::new(false),
+    bell: AtomicU32::new(0),
+};
+
+/// Starts the thread, if the tenant has donors by RDMA, with all signals blocked but these. The last of start-up.
+pub fn start(open_signals: u64) {
+    let wanted = far_area::far().is_some_and(|f| f.lanes.has_rdma());
+    if !wanted || state::THREAD_MODE.load(Ordering::Relaxed) {
+        return;
+    }
+    // The program's signals are not its to handle.
+    let mask = signal::set_mask(!open_signals);
+    let begun = std::thread::Builder::new()
+        .name("canvas-rdma".to_owned())
+        .stack_size(256 << 10)
+        .spawn(|| PAIRS.serve());
+    signal::set_mask(mask);
+    PAIRS.are_there.store(begun.is_ok(), Ordering::Release);
+}
+
+/// No queue pairs in this process from now on: what the device's driver asks of the kernel may be forbidden soon.
+pub fn forbid() {
+    if !PAIRS.are_there.swap(false, Ordering::SeqCst) {
+        return;
+    }
+    // Not for ever: it may wait for a lock of the loader's that our caller has.
+    let until = proc::now_ns() + QUIET_NS_MAX;
+    while PAIRS.is_at_work.load(Ordering::SeqCst) && proc::now_ns() < until {
+        gate::yield_now();
+    }
+}
+
+/// In a fork's child: the parent's queue pairs are not ours, and there is no thread for new ones.
+pub fn after_fork_in_child() {
+    if !PAIRS.are_there.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    for place in &PAIRS.places {
+        place.state.store(is::NONE, Ordering::Relaxed);
+    }
+    for which in 0..fds::DEVICES {
+        fds::guard(Fd::Device(which), -1);
+    }
+    for file in DEVICE.files().into_iter().flatten() {
+        if file.is_here() {
+            proc::close(file.fd);
+        }
+    }
+}
+
+/// The device that is open, for a fork's child.
+struct Device(UnsafeCell<[Option<File>; fds::DEVICES]>);
+
+// SAFETY: the thread alone writes it, and a fork's child alone, in which there is no such thread, reads it.
+unsafe impl Sync for Device {}
+
+static DEVICE: Device = Device(UnsafeCell::new([None; fds::DEVICES]));
+
+impl Device {
+    fn files(&self) -> [Option<File>; fds::DEVICES] {
+        // SAFETY: of plain words; a fork in the middle of a write leaves one that is not there, or is.
+        unsafe { self.0.get().read_volatile() }
+    }
+
+    fn set(&self, files: [Option<File>; fds::DEVICES]) {
+        // SAFETY: the thread alone writes it.
+        unsafe { self.0.get().write_volatile(files) }
+    }
+}
+
+/// What the thread has.
+#[derive(Default)]
+struct Worker {
+    is_loaded: bool,
+    opened: u32,
+    /// The device, and the address of ours that it was opened for.
+    device: Option<Opened>,
+}
+
+struct Opened {
+    local: Address,
+    domain: Arc<Domain>,
+    file: File,
+}
+
+impl Worker {
+    /// Makes a queue pair. A process has one device, the one that the first of its donors is reached by.
+    fn make(&mut self, cell: &mut Cell) -> Result<(), String> {
+        if !self.is_loaded {
+            canvas_rdma::load_apart().map_err(|why| why.to_string())?;
+            self.is_loaded = true;
+        }
+        if self.device.as_ref().is_some_and(|d| !d.file.is_here()) {
+            // Its descriptors may be a stranger's: nothing of it is given back.
+            core::mem::forget(self.device.take());
+        }
+        if self.device.is_none() {
+            self.device = Some(self.open(cell.local)?);
+        }
+        let Some(device) = &self.device else {
+            return Err("there is no device".to_owned());
+        };
+        if device.local.ip != cell.local.ip {
+            return Err("another device is open".to_owned());
+        }
+        let mut psn = [0; 4];
+        proc::random_bytes(&mut psn).map_err(|e| format!("getrandom: error {}", e.0))?;
+        let psn = u32::from_le_bytes(psn);
+        let reader =
+            Reader::new(&device.domain, READ_BYTES_MAX, psn).map_err(|why| why.to_string())?;
+        cell.end = reader.local();
+        (cell.reader, cell.file) = (Some(reader), Some(device.file));
+        Ok(())
+    }
+
+    fn open(&mut self, local: Address) -> Result<Opened, String> {
+        self.opened += 1;
+        if self.opened > OPENED_MAX {
+            return Err("the program has closed its descriptors too often".to_owned());
+        }
+        let opened = Domain::open_above(ip_of(local), fds::floor());
+        let (domain, fds) = opened.map_err(|why| why.to_string())?;
+        for (which, fd) in fds.into_iter().enumerate() {
+            fds::guard(Fd::Device(which), fd);
+        }
+        DEVICE.set(fds.map(File::of));
+        let file = File::of(fds[0]).ok_or("its descriptor was closed")?;
+        Ok(Opened {
+            local,
+            domain,
+            file,
+        })
+    }
+}
+
+impl Cell {
+    fn connect(&mut self) -> Result<(), String> {
+        if !self.file.is_some_and(File::is_here) {
+            return Err("its descriptor was closed".to_owned());
+        }
+        let reader = self.reader.as_mut().ok_or("there is none")?;
+        reader.connect(&self.end).map_err(|why| why.to_string())
+    }
+
+    fn end(&mut self) {
+        let reader = self.reader.take();
+        if !self.file.take().is_some_and(File::is_here) {
+            core::mem::forget(reader);
+        }
+    }
+}
+
+impl OurPairs {
+    /// Hands the place to the thread.
+    fn hand_over(&self, place: &Place, state: u32) {
+        place.state.store(state, Ordering::Release);
+        self.bell.fetch_add(1, Ordering::Release);
+        proc::futex_wake(&self.bell, 1);
+    }
+
+    /// Works on the cell of a place that is in this state, one of those that are the caller's: who has claimed the lane.
+    fn with<R>(&self, lane: usize, state: u32, on: impl FnOnce(&mut Cell) -> R) -> Option<R> {
+        let place = &self.places[lane];
+        if place.state.load(Ordering::Acquire) != state {
+            return None;
+        }
+        // SAFETY: in this state the thread leaves it alone, and who has claimed the lane is one thread, which is here once:
+        // nothing that is called on a cell comes back here.
+        Some(on(unsafe { &mut *place.cell.get() }))
+    }
+
+    /// The thread.
+    fn serve(&self) {
+        let mut worker = Worker::default();
+        loop {
+            let bell = self.bell.load(Ordering::Acquire);
+            for place in &self.places {
+                self.is_at_work.store(true, Ordering::SeqCst);
+                if self.are_there.load(Ordering::SeqCst) {
+                    self.work(place, &mut worker);
+                }
+                self.is_at_work.store(false, Ordering::SeqCst);
+            }
+            proc::futex_wait(&self.bell, bell, u64::MAX);
+        }
+    }
+
+    /// Does what is to be done at a place.
+    fn work(&self, place: &Place, worker: &mut Worker) {
+        let state = place.state.load(Ordering::Acquire);
+        if !matches!(state, is::MAKE | is::CONNECT | is::END) {
+            return;
+        }
+        // SAFETY: in these states it is the thread's.
+        let cell = unsafe { &mut *place.cell.get() };
+        let (done, next) = match state {
+            is::MAKE => (worker.make(cell), is::MADE),
+            is::CONNECT => (cell.connect(), is::READY),
+            _ => {
+                cell.end();
+                (Ok(()), is::NONE)
+            }
+        };
+        let next = match done {
+            Ok(()) => next,
+            Err(why) => {
+                complain(&why);
+                is::FAILED
+            }
+        };
+        place.state.store(next, Ordering::Release);
+    }
+}
+
+/// Says why there are none, once in the life of the tenant.
+fn complain(why: &str) {
+    if far_area::far().is_some_and(|f| f.lanes.complains()) {
+        report!(
+            "a program cannot read from its donors by RDMA itself ({why}); it does so over connections"
+        );
+    }
+}
+
+fn ip_of(address: Address) -> IpAddr {
+    let [a, b, c, d, ..] = address.ip;
+    if address.is_v6 {
+        Ipv6Addr::from(address.ip).into()
+    } else {
+        Ipv4Addr::new(a, b, c, d).into()
+    }
+}
+
+impl Pairs for OurPairs {
+    fn are_there(&self) -> bool {
+        self.are_there.load(Ordering::Relaxed)
+    }
+
+    fn standing(&self, lane: usize) -> Standing {
+        let place = &self.places[lane];
+        let state = place.state.load(Ordering::Acquire);
+        if place.unwanted.load(Ordering::Relaxed) {
+            // It was asked to end while the thread was at it.
+            if matches!(state, is::MADE | is::READY | is::FAILED) {
+                place.unwanted.store(false, Ordering::Relaxed);
+                self.hand_over(place, is::END);
+            }
+            return Standing::Busy;
+        }
+        match state {
+            is::NONE => Standing::None,
+            is::MADE => self
+                .with(lane, is::MADE, |cell| Standing::Made(cell.end))
+                .unwrap_or(Standing::Busy),
+            is::READY => Standing::Ready,
+            is::FAILED => Standing::Failed,
+            _ => Standing::Busy,
+        }
+    }
+
+    fn make(&self, lane: usize, local: Address) {
+        if self
+            .with(lane, is::NONE, |cell| cell.local = local)
+            .is_some()
+        {
+            self.hand_over(&self.places[lane], is::MAKE);
+        }
+    }
+
+    fn connect(&self, lane: usize, peer: &QueuePair) {
+        if self.with(lane, is::MADE, |cell| cell.end = *peer).is_some() {
+            self.hand_over(&self.places[lane], is::CONNECT);
+        }
+    }
+
+    fn end(&self, lane: usize) {
+        let place = &self.places[lane];
+        match place.state.load(Ordering::Acquire) {
+            is::MADE | is::READY | is::FAILED => self.hand_over(place, is::END),
+            is::MAKE | is::CONNECT => place.unwanted.store(true, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    fn ask(&self, lane: usize, from: Exposed, offset: u32, len: usize) -> Result<(), Refused> {
+        if !self.are_there() {
+            return Err(Refused);
+        }
+        let asked = self.with(lane, is::READY, |cell| {
+            let reader = cell.reader.as_mut()?;
+            let is_here = cell.file.is_some_and(File::is_here);
+            (is_here && reader.ask(from, offset, len).is_ok()).then_some(())
+        });
+        asked.flatten().ok_or(Refused)
+    }
+
+    fn take(&self, lane: usize, to: &mut [u8]) -> Result<bool, Refused> {
+        let taken = self.with(lane, is::READY, |cell| cell.reader.as_mut()?.take(to).ok());
+        taken.flatten().ok_or(Refused)
+    }
+}
