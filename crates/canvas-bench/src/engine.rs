@@ -540,7 +540,7 @@ impl<'a> Bench<'a> {
         // One link for all programs of a cell, as a host has one.
         let link = cell.variant.link();
         let network = match link
-            .map(|r| Network::start(r, self.context.undo))
+            .map(|link| Network::start(link, self.context.undo))
             .transpose()
         {
             Ok(network) => network,

@@ -12,6 +12,7 @@ mod recovery;
 
 use std::time::Duration;
 
+use crate::link::Delay;
 use crate::rate::Rate;
 use crate::targets;
 use crate::variant::Tenancy;
@@ -46,6 +47,8 @@ pub struct FarParts {
     pub flags: &'static [&'static str],
     /// Rate of the link that the donors are behind.
     pub link: Option<Rate>,
+    /// Time that a packet takes on the way to them or back.
+    pub delay: Option<Delay>,
     /// Whose agent keeps far memory.
     pub tenancy: Tenancy,
     /// Flags of an agent that programs share.
@@ -62,6 +65,7 @@ const FAR: FarParts = FarParts {
     donor_dies: false,
     flags: &[],
     link: None,
+    delay: None,
     tenancy: Tenancy::Own,
     agent_flags: &[],
     cpu_percent: None,
@@ -189,6 +193,14 @@ const fn far(copies: &'static str) -> Below {
 const fn behind(mbit: u32) -> Below {
     Below::CanvasFar(FarParts {
         link: Some(Rate::mbit(mbit)),
+        ..FAR
+    })
+}
+
+/// One copy over donors that are so many ns away.
+const fn away(ns: u32) -> Below {
+    Below::CanvasFar(FarParts {
+        delay: Some(Delay::ns(ns)),
         ..FAR
     })
 }
@@ -356,6 +368,13 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Part {
                 programs: &[program("random-read")],
                 variants: &[behind(1000), behind(2500)],
+                percents: &[50],
+                how: How::Alone,
+            },
+            // A network of 25 us, there and back, and in either direction.
+            Part {
+                programs: &[program("random-read")],
+                variants: &[away(12_500), away(25_000)],
                 percents: &[50],
                 how: How::Alone,
             },

@@ -17,6 +17,7 @@ pub mod external;
 #[cfg(test)]
 mod fixture;
 pub mod host;
+pub mod link;
 pub mod moved;
 mod outside;
 pub mod papers;

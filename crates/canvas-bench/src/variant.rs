@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::link::{Delay, Link};
 use crate::rate::Rate;
 
 /// What lies below a program.
@@ -46,6 +47,13 @@ pub struct FarBelow {
         skip_serializing_if = "Option::is_none"
     )]
     pub link: Option<Rate>,
+    /// Time that a packet with data takes between this host and the donors, in either direction.
+    #[serde(
+        default,
+        rename = "link_delay_ns",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub delay: Option<Delay>,
     /// Whose agent keeps it.
     #[serde(default, skip_serializing_if = "Tenancy::is_own")]
     pub tenancy: Tenancy,
@@ -83,6 +91,14 @@ impl Tenancy {
 }
 
 impl FarBelow {
+    /// The link that donors are behind, if they are behind one.
+    pub fn whole_link(&self) -> Option<Link> {
+        (self.link.is_some() || self.delay.is_some()).then_some(Link {
+            rate: self.link,
+            delay: self.delay,
+        })
+    }
+
     /// So many copies, and all donors live.
     pub fn copies(copies: &str) -> FarBelow {
         FarBelow {
@@ -116,10 +132,10 @@ impl Variant {
         matches!(self, Variant::Canvas(_) | Variant::CanvasFar(_))
     }
 
-    /// Rate of the link that donors are behind, if they are behind one.
-    pub fn link(&self) -> Option<Rate> {
+    /// The link that donors are behind, if they are behind one.
+    pub fn link(&self) -> Option<Link> {
         match self {
-            Variant::CanvasFar(far) => far.link,
+            Variant::CanvasFar(far) => far.whole_link(),
             _ => None,
         }
     }
@@ -162,8 +178,8 @@ impl fmt::Display for Variant {
                 for flag in &far.flags {
                     write!(f, " {flag}")?;
                 }
-                if let Some(rate) = far.link {
-                    write!(f, ", link {rate}")?;
+                if let Some(link) = far.whole_link() {
+                    write!(f, ", link {link}")?;
                 }
                 f.write_str(match far.tenancy {
                     Tenancy::Own => "",
@@ -235,6 +251,14 @@ mod tests {
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), confined);
         let shown = "canvas-far[none, on 50 % of the processors]";
         assert_eq!(confined.to_string(), shown);
+        let long = Variant::CanvasFar(FarBelow {
+            delay: Some(Delay::ns(25_000)),
+            ..FarBelow::copies("none")
+        });
+        let text = serde_json::to_string(&long).unwrap();
+        assert!(text.contains(r#""link_delay_ns":25000"#), "{text}");
+        assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), long);
+        assert_eq!(long.to_string(), "canvas-far[none, link 25us]");
         let apart = Variant::CanvasFar(FarBelow {
             apart: true,
             ..FarBelow::copies("none")

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use canvas_agent::daemon::prepared::WARM_MAX;
-use canvas_bench::rate::Rate;
+use canvas_bench::link::Link;
 use canvas_link::Address;
 use canvas_types::units::{Amount, Size, Span};
 use clap::builder::ValueParser;
@@ -412,11 +412,11 @@ pub struct BenchArgs {
     /// all parts].
     #[arg(long, value_name = "WORKLOAD,...", value_delimiter = ',')]
     pub with: Vec<String>,
-    /// Rates of the link between this host and the donors of canvas-far, in either direction, separated
-    /// by commas (200mbit,1gbit,2.5gbit): a variant for each, in a network of the bench's own, as root
-    /// [default: the experiment's, mostly the loopback device].
-    #[arg(long, value_name = "RATE,...", value_delimiter = ',')]
-    pub far_link: Vec<Rate>,
+    /// Links between this host and the donors of canvas-far, separated by commas: a rate (200mbit,
+    /// 2.5gbit), a length (25us), or both (1gbit+25us), in either direction. A variant for each, in a
+    /// network of the bench's own, as root [default: the experiment's, mostly the loopback device].
+    #[arg(long, value_name = "LINK,...", value_delimiter = ',')]
+    pub far_link: Vec<Link>,
 }
 
 /// What `canvas bench` does besides running.

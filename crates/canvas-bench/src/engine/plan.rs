@@ -10,7 +10,7 @@ use super::error::{NotHere, PlanError};
 use super::shared::needed_flags;
 use crate::experiments::{self, Below, Experiment, How, Part};
 use crate::host::{net, swap};
-use crate::rate::Rate;
+use crate::link::Link;
 use crate::record::{NotYet, Skip};
 use crate::registry;
 use crate::variant::{FarBelow, Variant};
@@ -27,9 +27,9 @@ pub struct Request {
     pub variants: Option<Vec<Variant>>,
     /// Flags of `canvas run` to compare; empty: none.
     pub canvas_flags: Vec<Vec<String>>,
-    /// Rates of the link between this host and the donors, for far variants that have none of their
-    /// own; empty: none.
-    pub far_links: Vec<Rate>,
+    /// Links between this host and the donors, for far variants that have none of their own; empty:
+    /// none.
+    pub far_links: Vec<Link>,
     /// Local memory in percent of the working set.
     pub percents: Option<Vec<u32>>,
     /// Run the named workloads at the same time.
@@ -181,6 +181,7 @@ pub fn resolve(below: Below) -> Variant {
             donor_dies: far.donor_dies,
             flags: strings(far.flags),
             link: far.link,
+            delay: far.delay,
             tenancy: far.tenancy,
             agent_flags: strings(far.agent_flags),
             cpu_percent: far.cpu_percent,
@@ -267,12 +268,13 @@ fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
 
 /// A variant over each of the links that were asked for, when it is one over donors and its
 /// experiment does not say which.
-fn behind_links(variant: Variant, links: &[Rate]) -> Vec<Variant> {
+fn behind_links(variant: Variant, links: &[Link]) -> Vec<Variant> {
     match variant {
-        Variant::CanvasFar(own) if own.link.is_none() && !links.is_empty() => {
-            let over = |rate: &Rate| {
+        Variant::CanvasFar(own) if own.whole_link().is_none() && !links.is_empty() => {
+            let over = |link: &Link| {
                 Variant::CanvasFar(FarBelow {
-                    link: Some(*rate),
+                    link: link.rate,
+                    delay: link.delay,
                     ..own.clone()
                 })
             };
@@ -645,7 +647,7 @@ pub fn place(request: &Request, scale: f64, scratch: &Path) -> Place {
 pub fn missing_here(request: &Request, variant: &Variant) -> Option<String> {
     match variant {
         Variant::Canvas(_) | Variant::CanvasFar(_) => {
-            let link = || variant.link().and_then(|_| net::missing());
+            let link = || variant.link().and_then(net::missing);
             canvas_missing(&request.canvas).or_else(|| link().map(|e| e.to_string()))
         }
         _ => swap::missing(variant, &request.cache).map(|e| e.to_string()),

@@ -1,5 +1,7 @@
 use super::*;
 use crate::engine::tests::{request, workloads};
+use crate::link::Delay;
+use crate::rate::Rate;
 use proptest::prelude::*;
 
 fn made(
@@ -74,15 +76,20 @@ fn behind(copies: &str, mbit: u32) -> Variant {
 fn links_are_swept_where_the_experiment_has_none() {
     let asked = |r: &mut Request| {
         r.variants = Some(vec![Variant::Local, far("2", &[])]);
-        r.far_links = vec![Rate::mbit(200), Rate::mbit(1000)];
+        r.far_links = ["200mbit", "1gbit+25us"].map(|l| l.parse().unwrap()).into();
     };
     let plan = made(&["touch"], asked, nothing).unwrap();
-    let both = [Variant::Local, behind("2", 200), behind("2", 1000)];
+    let long = Variant::CanvasFar(FarBelow {
+        link: Some(Rate::mbit(1000)),
+        delay: Some(Delay::ns(25_000)),
+        ..FarBelow::copies("2")
+    });
+    let both = [Variant::Local, behind("2", 200), long];
     assert_eq!(plan.sets[0].variants, both);
     assert_eq!(both[1].to_string(), "canvas-far[2, link 200mbit]");
     let mut r = request(&["far"]);
     r.variants = Some(vec![far("2", &[])]);
-    r.far_links = vec![Rate::mbit(200)];
+    r.far_links = vec!["200mbit".parse().unwrap()];
     r.percents = None;
     let plan = make(&r, &crate::registry::workloads(), nothing).unwrap();
     let set = plan.sets.iter().find(|s| s.percents == [10]).unwrap();
@@ -116,9 +123,15 @@ fn far_memory_is_of_the_experiments_kinds_unless_it_has_none() {
     });
     let kinds = [far("2", &[]), far("1+disk", &[]), far("none", &[])];
     let links = [behind("none", 1000), behind("none", 2500)];
+    let long = [12_500, 25_000].map(|ns| {
+        Variant::CanvasFar(FarBelow {
+            delay: Some(Delay::ns(ns)),
+            ..FarBelow::copies("none")
+        })
+    });
     assert_eq!(
         set("random-read", 50).unwrap(),
-        [&kinds[..], &[Variant::Disk], &links, &[dies]].concat()
+        [&kinds[..], &[Variant::Disk], &links, &long, &[dies]].concat()
     );
     assert_eq!(
         set("sequential", 10).unwrap(),

@@ -28,9 +28,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub fn measure(data_bytes: u64, network: Option<&Network>) -> Result<Tcp, BenchError> {
     let answer = data_bytes as usize + ANSWER_EXTRA_BYTES;
     let fail = BenchError::Tcp;
-    let bytes = network.map_or(STREAM_BYTES, |n| {
-        STREAM_BYTES.min((n.rate.bytes_per_s() * STREAM_S) as usize)
-    });
+    let bytes = network
+        .and_then(|n| n.link.rate)
+        .map_or(STREAM_BYTES, |rate| {
+            STREAM_BYTES.min((rate.bytes_per_s() * STREAM_S) as usize)
+        });
     Ok(Tcp {
         answer_bytes: answer as u64,
         blocking_ns: round_trip_ns(answer, false, ROUNDS, network).map_err(fail)?,

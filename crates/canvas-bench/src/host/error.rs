@@ -5,6 +5,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -245,13 +246,13 @@ pub enum SwapError {
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// The user is not root.
-    #[error("a link of its own rate needs root")]
+    #[error("a link of its own needs root")]
     NotRoot,
     /// A tool is not installed.
-    #[error("a link of its own rate needs {0}, which is not installed")]
+    #[error("a link of its own needs {0}, which is not installed")]
     NoTool(&'static str),
     /// A tool of iproute2 is not installed.
-    #[error("a link of its own rate needs {0}, which is not installed; install iproute2")]
+    #[error("a link of its own needs {0}, which is not installed; install iproute2")]
     NoIproute(&'static str),
     /// A namespace was tried, and there was none.
     #[error("no network namespace can be made here: {0}")]
@@ -274,6 +275,27 @@ pub enum NetError {
          198.18.0.0/15?"
     )]
     Blocked(#[source] io::Error),
+    /// The program that holds packets back cannot be written.
+    #[error("what makes a link longer cannot be written: {0}")]
+    Object(#[source] io::Error),
+    /// The program that holds packets back cannot be loaded.
+    #[error(
+        "a link with a length needs a kernel with clsact and BPF (CONFIG_NET_CLS_BPF) and a tc \
+         with BPF: {0}"
+    )]
+    NoDelay(String),
+    /// Packets came through too fast.
+    #[error(
+        "the bench's own link is too short: a round trip took {} us instead of {} or more",
+        .shortest.as_micros(),
+        .wanted.as_micros()
+    )]
+    TooShort {
+        /// The shortest round trip that was seen.
+        shortest: Duration,
+        /// What its two ways take.
+        wanted: Duration,
+    },
     /// A tool failed.
     #[error(transparent)]
     Tool(#[from] ToolError),

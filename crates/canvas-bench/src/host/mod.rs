@@ -1,6 +1,7 @@
 //! The host: what is changed on it for a run, and that it is changed back.
 
 pub mod cgroup;
+mod delay;
 pub mod error;
 pub mod facts;
 mod journal;

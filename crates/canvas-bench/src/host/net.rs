@@ -1,10 +1,13 @@
-//! A network of the bench's own: a namespace behind a link of a bounded rate, in both directions.
+//! A network of the bench's own: a namespace behind a link of a bounded rate, of a length, or of
+//! both, the same in either direction.
 //!
-//! The link is a pair of virtual Ethernet devices with a token bucket (tbf) at either end. The
+//! The link is a pair of virtual Ethernet devices. For a rate either end has a token bucket (tbf),
+//! for a length a program that holds packets back ([`super::delay`]). The
 //! namespace has no name: it lives as long as a process in it does, and the process that keeps it
 //! ends with its standard input, that is, with the bench.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -15,10 +18,12 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
+use super::delay;
 use super::error::{NetError, StartError, ToolError};
 use super::step::Step;
 use super::tool;
 use super::undo::{Held, Undo};
+use crate::link::Link;
 use crate::rate::Rate;
 
 /// Of the addresses for benchmarks of networks (RFC 2544, 198.18.0.0/15), four to a network.
@@ -33,9 +38,11 @@ const BURST_MS: u64 = 1;
 const QUEUE_MS: u64 = 20;
 /// How long the namespace may take to be there, and a packet to go through it.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Round trips of which the shortest tells whether a link is as long as it should be.
+const TRIPS: usize = 50;
 
-/// Why there can be no such network here.
-pub fn missing() -> Option<NetError> {
+/// Why there can be no network with this link here.
+pub fn missing(link: Link) -> Option<NetError> {
     if !nix::unistd::geteuid().is_root() {
         return Some(NetError::NotRoot);
     }
@@ -48,9 +55,12 @@ pub fn missing() -> Option<NetError> {
             });
         }
     }
-    tool::run(&["unshare", "--net", "true"])
-        .err()
-        .map(NetError::NoNamespace)
+    if let Err(e) = tool::run(&["unshare", "--net", "true"]) {
+        return Some(NetError::NoNamespace(e));
+    }
+    // Tried on the loopback device of a namespace that ends with it.
+    let apart = owned(&["unshare", "--net", "--"]);
+    delay::put(&apart, "lo", link.delay?).err()
 }
 
 /// Takes the host's end of a link away, and the other end with it; nothing to take is no error.
@@ -101,10 +111,11 @@ fn bucket(rate: Rate) -> [String; 3] {
     ]
 }
 
-/// Bytes that went through the first queue in the answer of `tc -s -j qdisc`.
+/// Bytes that went through the bucket in the answer of `tc -s -j qdisc`.
 fn sent_bytes(answer: &str) -> Option<u64> {
     let all: Vec<Value> = serde_json::from_str(answer).ok()?;
-    all.first()?.get("bytes")?.as_u64()
+    let bucket = all.iter().find(|q| q["kind"] == "tbf")?;
+    bucket.get("bytes")?.as_u64()
 }
 
 /// The process that keeps the namespace.
@@ -155,20 +166,20 @@ impl Drop for Keeper {
 
 /// The network, until it is dropped.
 pub struct Network {
-    /// Of the link, in each direction.
-    pub rate: Rate,
+    /// What it is behind.
+    pub link: Link,
     /// The host's end.
     device: String,
     /// The address inside.
     inside: Ipv4Addr,
     // Goes before the namespace.
-    _link: Held,
+    _device: Held,
     keeper: Keeper,
 }
 
 impl Network {
     /// Makes one. An error is one sentence.
-    pub fn start(rate: Rate, undo: &Arc<Undo>) -> Result<Network, NetError> {
+    pub fn start(link: Link, undo: &Arc<Undo>) -> Result<Network, NetError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let routes = tool::run(&["ip", "-4", "-j", "route", "show", "table", "all"])?;
         let taken = destinations(&routes).ok_or(NetError::Routes)?;
@@ -185,14 +196,14 @@ impl Network {
         let base = free_subnet(&taken, from).ok_or(NetError::NoAddress)?;
         let (outside, inside) = (Ipv4Addr::from(base + 1), Ipv4Addr::from(base + 2));
         let keeper = Keeper::start(undo)?;
-        let link = undo.hold(Step::RemoveLink {
+        let held = undo.hold(Step::RemoveLink {
             name: device.clone(),
         })?;
         let network = Network {
-            rate,
+            link,
             device,
             inside,
-            _link: link,
+            _device: held,
             keeper,
         };
         network.set_up(outside)?;
@@ -200,40 +211,36 @@ impl Network {
         Ok(network)
     }
 
-    fn set_up(&self, outside: Ipv4Addr) -> Result<(), ToolError> {
-        let host = |argv: &[&str]| tool::run(argv).map(drop);
+    fn set_up(&self, outside: Ipv4Addr) -> Result<(), NetError> {
         let device = self.device.as_str();
         let pid = self.keeper.child.id().to_string();
-        host(&[
+        tool::run(&[
             "ip", "link", "add", device, "type", "veth", "peer", "name", INSIDE, "netns", &pid,
         ])?;
-        let [rate, burst, limit] = bucket(self.rate);
-        let shape = |device| {
-            [
-                "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", &rate, "burst",
-                &burst, "limit", &limit,
-            ]
-            .map(str::to_owned)
-        };
-        let words = |argv: [String; 13]| argv.to_vec();
-        let outside = format!("{outside}/30");
-        let inside = format!("{}/30", self.inside);
-        // Shaped before anything can go through.
-        for argv in [
-            words(shape(device)),
-            owned(&["ip", "addr", "add", &outside, "dev", device]),
-            owned(&["ip", "link", "set", device, "up"]),
-        ] {
-            host(&argv.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let ends = [
+            (Vec::new(), device, outside),
+            (self.prefix(), INSIDE, self.inside),
+        ];
+        for (prefix, device, address) in ends {
+            let run = |words: &[&str]| {
+                let front = prefix.iter().map(String::as_str);
+                tool::run(&front.chain(words.iter().copied()).collect::<Vec<_>>())
+            };
+            // Shaped before anything can go through.
+            if let Some(rate) = self.link.rate {
+                let [rate, burst, limit] = bucket(rate);
+                run(&[
+                    "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", &rate, "burst",
+                    &burst, "limit", &limit,
+                ])?;
+            }
+            if let Some(delay) = self.link.delay {
+                delay::put(&prefix, device, delay)?;
+            }
+            run(&["ip", "addr", "add", &format!("{address}/30"), "dev", device])?;
+            run(&["ip", "link", "set", device, "up"])?;
         }
-        for argv in [
-            words(shape(INSIDE)),
-            owned(&["ip", "addr", "add", &inside, "dev", INSIDE]),
-            owned(&["ip", "link", "set", "lo", "up"]),
-            owned(&["ip", "link", "set", INSIDE, "up"]),
-        ] {
-            self.do_inside(&argv)?;
-        }
+        self.do_inside(&owned(&["ip", "link", "set", "lo", "up"]))?;
         Ok(())
     }
 
@@ -242,13 +249,20 @@ impl Network {
         tool::run(&all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Whether a connection gets through.
+    /// Whether a connection gets through, and is as long as it should be.
     fn try_it(&self) -> Result<(), NetError> {
         let address = self.listen().and_then(|l| Ok((l.local_addr()?, l)));
-        let (address, _listener) = address.map_err(NetError::Blocked)?;
-        TcpStream::connect_timeout(&address, PATIENCE)
-            .map(drop)
-            .map_err(NetError::Blocked)
+        let (address, listener) = address.map_err(NetError::Blocked)?;
+        let ours = TcpStream::connect_timeout(&address, PATIENCE).map_err(NetError::Blocked)?;
+        let Some(delay) = self.link.delay else {
+            return Ok(());
+        };
+        let shortest = shortest_trip(ours, &listener).map_err(NetError::Blocked)?;
+        let wanted = delay.duration() * 2;
+        if shortest < wanted {
+            return Err(NetError::TooShort { shortest, wanted });
+        }
+        Ok(())
     }
 
     /// In front of a command that is to run inside.
@@ -283,6 +297,34 @@ impl Network {
     }
 }
 
+/// The shortest of some round trips of a byte.
+fn shortest_trip(mut ours: TcpStream, listener: &TcpListener) -> std::io::Result<Duration> {
+    let (mut theirs, _) = listener.accept()?;
+    for end in [&ours, &theirs] {
+        end.set_nodelay(true)?;
+        end.set_read_timeout(Some(PATIENCE))?;
+    }
+    let echo = std::thread::spawn(move || -> std::io::Result<()> {
+        let mut byte = [0];
+        for _ in 0..TRIPS {
+            theirs.read_exact(&mut byte)?;
+            theirs.write_all(&byte)?;
+        }
+        Ok(())
+    });
+    let mut shortest = Duration::MAX;
+    let mut byte = [7];
+    for _ in 0..TRIPS {
+        let begun = Instant::now();
+        ours.write_all(&byte)?;
+        ours.read_exact(&mut byte)?;
+        shortest = shortest.min(begun.elapsed());
+    }
+    echo.join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    Ok(shortest)
+}
+
 fn owned(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
 }
@@ -291,7 +333,7 @@ fn owned(words: &[&str]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::engine::tests::{one_journal, request};
-    use std::io::{Read, Write};
+    use crate::link::Delay;
 
     fn taken(routes: &[&str]) -> Vec<(u32, u32)> {
         let lines: Vec<String> = routes
@@ -332,6 +374,7 @@ mod tests {
     fn a_queue_tells_what_went_through_it() {
         let answer = r#"[{"kind":"tbf","handle":"8001:","options":{},"bytes":4711,"packets":3}]"#;
         assert_eq!(sent_bytes(answer), Some(4711));
+        assert_eq!(sent_bytes(r#"[{"kind":"noqueue","bytes":0}]"#), None);
         assert_eq!(sent_bytes("[]"), None);
     }
 
@@ -341,14 +384,19 @@ mod tests {
         if !canvas_testing::has_root("a link of its own rate") {
             return;
         }
-        if let Some(reason) = missing() {
+        let rate = Rate::mbit(80);
+        let link = Link {
+            rate: Some(rate),
+            delay: None,
+        };
+        if let Some(reason) = missing(link) {
             canvas_testing::skip(&reason.to_string());
             return;
         }
         let _one = one_journal();
         let undo = Undo::begin(&crate::host::reverse::Host, &request(&[]).guardian).unwrap();
-        let network = Network::start(Rate::mbit(80), &undo).unwrap();
-        let other = Network::start(Rate::mbit(80), &undo).unwrap();
+        let network = Network::start(link, &undo).unwrap();
+        let other = Network::start(link, &undo).unwrap();
         assert_ne!(network.address(), other.address());
         let device = Path::new("/sys/class/net").join(&network.device);
         let keeper = format!("/proc/{}", network.keeper.child.id());
@@ -368,10 +416,45 @@ mod tests {
         let through = network.to_host_bytes().unwrap() - before;
         assert!((BYTES..BYTES * 5 / 4).contains(&through), "{through}");
         // The bucket was full at first.
-        let least_s = (BYTES - 2 * BURST_BYTES_MIN) as f64 / network.rate.bytes_per_s();
+        let least_s = (BYTES - 2 * BURST_BYTES_MIN) as f64 / rate.bytes_per_s();
         assert!(took_s > least_s, "{took_s} s, at least {least_s} s");
         drop((ours, network, other));
         assert!(!device.exists() && !Path::new(&keeper).exists());
         assert_eq!(undo.finish(), [""; 0]);
+    }
+
+    /// A packet takes as long as the link is, whatever else it has, and nothing is left behind.
+    #[test]
+    fn a_link_with_a_length_holds_packets_back_and_goes_away() {
+        if !canvas_testing::has_root("a link with a length") {
+            return;
+        }
+        let long = |rate| Link {
+            rate,
+            delay: Some(Delay::ns(100_000)),
+        };
+        if let Some(reason) = missing(long(None)) {
+            canvas_testing::skip(&reason.to_string());
+            return;
+        }
+        let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let before = mounts();
+        let _one = one_journal();
+        let undo = Undo::begin(&crate::host::reverse::Host, &request(&[]).guardian).unwrap();
+        for link in [long(None), long(Some(Rate::mbit(1000)))] {
+            let network = Network::start(link, &undo).unwrap();
+            let listener = network.listen().unwrap();
+            let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let shortest = shortest_trip(ours, &listener).unwrap();
+            // An acknowledgement that waited too would make three ways of it.
+            let ways = shortest.as_secs_f64() / 100e-6;
+            assert!((2.0..3.0).contains(&ways), "{ways}");
+            let device = Path::new("/sys/class/net").join(&network.device);
+            assert!(device.exists());
+            drop((listener, network));
+            assert!(!device.exists());
+        }
+        assert_eq!(undo.finish(), [""; 0]);
+        assert_eq!(mounts(), before);
     }
 }

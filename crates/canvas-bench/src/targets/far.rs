@@ -3,6 +3,7 @@
 use canvas_shm::far::{SLAB_EXTENTS, Slab};
 
 use crate::cells::{Cell, peer_of};
+use crate::link::Delay;
 use crate::moved::measured;
 use crate::rate::Rate;
 use crate::record::{Far, Sample};
@@ -54,6 +55,8 @@ pub struct Target {
     pub donor_dies: bool,
     /// Rate of the link that the donors are behind.
     pub link: Option<Rate>,
+    /// Time that a packet takes to them or back.
+    pub delay: Option<Delay>,
     /// What must hold.
     pub promise: Promise,
 }
@@ -72,6 +75,7 @@ const fn at(
         copies,
         donor_dies: matches!(promise, Promise::Recovery | Promise::LongestRead),
         link: None,
+        delay: None,
         promise,
     }
 }
@@ -87,6 +91,14 @@ const fn behind(
     Target {
         link: Some(Rate::mbit(mbit)),
         ..at(number, workload, percent, "none", promise)
+    }
+}
+
+/// One copy over donors that are so many ns away.
+const fn away(ns: u32, promise: Promise) -> Target {
+    Target {
+        delay: Some(Delay::ns(ns)),
+        ..at("F7", "random-read", 50, "none", promise)
     }
 }
 
@@ -117,6 +129,8 @@ pub const TARGETS: &[Target] = &[
     at("F5", "redis-get95", 50, "2", Promise::LongestRead),
     at("F6", "random-read", 50, "2", Promise::HostBytesAPage),
     at("F6", "random-read", 50, "2", Promise::AgentBytesAPage),
+    away(12_500, Promise::ReadOverTcp(1.2)),
+    away(25_000, Promise::ReadOverTcp(1.2)),
 ];
 
 /// Median read of a fault beyond the pool in the measured part, over the faster of the two round trips of
@@ -193,6 +207,7 @@ impl Target {
         Variant::CanvasFar(FarBelow {
             donor_dies: self.donor_dies,
             link: self.link,
+            delay: self.delay,
             ..FarBelow::copies(self.copies)
         })
     }

@@ -323,7 +323,7 @@ fn counted(seen: &[(f64, u64)], at_s: f64) -> Option<f64> {
 /// What the link carried while all of these measured, as a share of its rate.
 fn link_use(samples: &[&Sample]) -> Option<f64> {
     let (from_s, to_s) = together_s(samples)?;
-    let rate = samples.first()?.variant.link()?;
+    let rate = samples.first()?.variant.link()?.rate?;
     let seen = samples.iter().map(|s| &s.link_to_host);
     let seen = seen.max_by_key(|seen| seen.len())?;
     let carried = counted(seen, to_s)? - counted(seen, from_s)?;

@@ -544,6 +544,14 @@ fn bad_arguments_of_bench_are_2_and_change_nothing() {
             &["quick", "--far-link", "1000gbit"],
             "--far-link 1000gbit: it is out of range",
         ),
+        (
+            &["quick", "--far-link", "1gbit+1ms"],
+            "--far-link 1gbit+1ms: it is no rate",
+        ),
+        (
+            &["quick", "--far-link", "200us"],
+            "--far-link 200us: its delay is out of range",
+        ),
         (&["quick", "--co-run"], "name two or more"),
         (
             &["quick", "--canvas-flags", "--local 1G"],
