@@ -11,7 +11,7 @@ ROOT = os.path.dirname(TESTS)
 WIDTH = 100
 
 # Commands that are not for users, whose flags no help lists beside the others'.
-HIDDEN = {"workload", "bench-guardian", "agent-worker", "disk-server", "help"}
+HIDDEN = {"workload", "bench-guardian", "bench-disk", "agent-worker", "disk-server", "help"}
 # Flags of other programs, of `make demo`'s, of the simulator and of built-in workloads, as documents name them.
 FOREIGN = {"help", "version", "scale", "full", "seed", "mib", "seconds", "threads", "rounds", "stride", "huge-pages", "pages", "device",
            "privileged", "seccomp-default", "security-opt", "only", "list", "memory", "brk"}

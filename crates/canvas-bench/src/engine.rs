@@ -527,6 +527,7 @@ impl<'a> Bench<'a> {
             cell.variant,
             swap_bytes,
             &self.request.cache,
+            &self.request.disk_server,
             self.context.undo,
         ) {
             Ok(swap) => swap,

@@ -160,6 +160,9 @@ pub struct Sample {
     pub held: Option<Held>,
     /// Most bytes of the far side: pool, zram device, zswap pool, swap file.
     pub far_peak_bytes: Option<u64>,
+    /// Mean time of a read of a disk of the bench's own in the whole run, as the kernel counts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_read_ns: Option<f64>,
     /// Canvas's prefetcher, or the kernel's readahead where it counts.
     pub prefetch: Option<Prefetch>,
     /// The application tier of prefetching, where it was asked.

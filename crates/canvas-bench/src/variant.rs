@@ -28,6 +28,9 @@ pub enum Variant {
     Zswap,
     /// Kernel swap on a file on disk, without zswap.
     Disk,
+    /// Kernel swap on a disk of the bench's own whose reads take 100 us, without zswap.
+    #[serde(rename = "disk_100us")]
+    SlowDisk,
 }
 
 /// Far memory over donors.
@@ -109,11 +112,12 @@ impl FarBelow {
 }
 
 /// What the kernel has in place of canvas, in the order in which tables show it.
-pub const KERNEL: [Variant; 4] = [
+pub const KERNEL: [Variant; 5] = [
     Variant::Zram,
     Variant::Zram64k,
     Variant::Zswap,
     Variant::Disk,
+    Variant::SlowDisk,
 ];
 
 impl Variant {
@@ -205,6 +209,7 @@ impl fmt::Display for Variant {
             Variant::Zram64k => f.write_str("zram-64k"),
             Variant::Zswap => f.write_str("zswap"),
             Variant::Disk => f.write_str("disk"),
+            Variant::SlowDisk => f.write_str("disk-100us"),
         }
     }
 }

@@ -102,6 +102,14 @@ pub enum Command {
         /// The bench's journal.
         journal: PathBuf,
     },
+    /// Is a disk of the bench's own, in place of a file.
+    #[command(hide = true)]
+    BenchDisk {
+        /// The file.
+        place: PathBuf,
+        /// How large the disk is.
+        bytes: u64,
+    },
     /// Keeps the far memory of one `canvas run`, which starts it.
     #[command(hide = true)]
     AgentWorker(WorkerArgs),
@@ -486,6 +494,9 @@ pub enum VariantArg {
     Zswap,
     /// Kernel swap on a file.
     Disk,
+    /// Kernel swap on a disk of the bench's own whose reads take 100 us.
+    #[value(name = "disk-100us")]
+    SlowDisk,
 }
 
 /// Flags of `canvas serve`.

@@ -8,6 +8,7 @@ use canvas_bench::codec;
 use canvas_bench::compare;
 use canvas_bench::engine::{self, Ended, plan::Request};
 use canvas_bench::host::reverse::Host;
+use canvas_bench::host::slow_disk::server;
 use canvas_bench::host::undo;
 use canvas_bench::variant::{FarBelow, Variant};
 use canvas_types::exit;
@@ -52,6 +53,7 @@ fn variant(arg: VariantArg) -> Variant {
         VariantArg::Zram64k => Variant::Zram64k,
         VariantArg::Zswap => Variant::Zswap,
         VariantArg::Disk => Variant::Disk,
+        VariantArg::SlowDisk => Variant::SlowDisk,
     }
 }
 
@@ -137,6 +139,7 @@ fn request(args: &BenchArgs) -> Result<Request, Failure> {
         out: absolute(&args.out)?,
         cache: cache(args.cache.as_ref())?,
         guardian: guardian(&canvas),
+        disk_server: vec![canvas.as_os_str().to_owned(), "bench-disk".into()],
         canvas,
         argv: std::env::args_os()
             .map(|a| a.to_string_lossy().into_owned())
@@ -177,6 +180,11 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Ended::SomeFailed(_) => exit::NEGATIVE,
         Ended::Stopped(signal) => exit::SIGNAL_BASE + signal,
     })
+}
+
+/// `canvas bench-disk`: is a disk until it is killed.
+pub fn disk(place: &Path, bytes: u64) -> i32 {
+    server::run(place, bytes)
 }
 
 /// `canvas bench-guardian`: waits for the end of the bench that started it.

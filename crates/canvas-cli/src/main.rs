@@ -49,6 +49,7 @@ fn main() {
             Command::AgentWorker(args) => worker::serve(args),
             Command::Bench(args) => bench::run(args),
             Command::BenchGuardian { journal } => Ok(bench::guard(journal)),
+            Command::BenchDisk { place, bytes } => Ok(bench::disk(place, *bytes)),
             Command::Serve(args) => serve::run(args),
             Command::Agent(args) => agent::run(args),
             Command::Disk(args) => disk::run(args, &words),

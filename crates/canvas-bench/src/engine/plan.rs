@@ -54,6 +54,9 @@ pub struct Request {
     pub canvas_version: String,
     /// Command that comes to [`crate::host::undo::guard`] with a path put behind it.
     pub guardian: Vec<std::ffi::OsString>,
+    /// Command that comes to [`crate::host::slow_disk::server::run`] with a path and a number of bytes
+    /// put behind it.
+    pub disk_server: Vec<std::ffi::OsString>,
 }
 
 /// One program of a set, by its place in the registry.
@@ -191,6 +194,7 @@ pub fn resolve(below: Below) -> Variant {
         Below::Zram64k => Variant::Zram64k,
         Below::Zswap => Variant::Zswap,
         Below::Disk => Variant::Disk,
+        Below::SlowDisk => Variant::SlowDisk,
     }
 }
 
@@ -206,6 +210,7 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
         Below::Zram64k => "the same where the kernel gives programs folios of 64 KiB",
         Below::Zswap => "kernel swap on a file on disk behind zswap, in a control group",
         Below::Disk => "kernel swap on a file on disk, in a control group",
+        Below::SlowDisk => "kernel swap on a disk whose reads take 100 us, in a control group",
     };
     (resolve(below), about)
 }

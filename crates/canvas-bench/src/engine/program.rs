@@ -396,6 +396,7 @@ fn seen_outside(job: &Job, group: Option<&Group>, running: &mut Running, sample:
         sample.local_sampled_peak_bytes = running.sampler.local_peak_bytes;
     }
     sample.far_peak_bytes = running.sampler.far_peak_bytes;
+    sample.disk_read_ns = job.swap.and_then(Swap::mean_read_ns);
     if let Some((pages_in, pages_out)) = running.sampler.swapped() {
         (sample.swap_in_pages, sample.swap_out_pages) = (Some(pages_in), Some(pages_out));
     }

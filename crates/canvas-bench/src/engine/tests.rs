@@ -17,6 +17,7 @@ use nix::unistd::Pid;
 
 use super::plan::Request;
 use super::{Ended, run_with};
+use crate::host::slow_disk;
 use crate::host::swap::{self, FOLIOS};
 use crate::host::undo;
 use crate::record::{Line, Outcome, Sample};
@@ -156,7 +157,19 @@ pub(crate) fn request(names: &[&str]) -> Request {
             "--ignored",
             "--nocapture",
         ]),
+        disk_server: disk_server(),
     }
+}
+
+/// Command that comes to a disk with slow reads.
+pub(crate) fn disk_server() -> Vec<OsString> {
+    words(&[
+        "engine::tests::as_disk",
+        "--exact",
+        "--ignored",
+        "--nocapture",
+        "--skip",
+    ])
 }
 
 /// One journal at a time in this process: what is left of a bench must be nothing.
@@ -197,6 +210,18 @@ fn as_guardian() {
         .filter(|a| a.ends_with(".journal"))
     {
         std::process::exit(undo::guard(&Host, Path::new(&journal)));
+    }
+}
+
+/// Not a test: what [`request`] starts as a disk. What stands behind `--skip` names no test.
+#[test]
+#[ignore = "not a test: the disk of other tests"]
+fn as_disk() {
+    let words: Vec<String> = std::env::args().collect();
+    if let [.., place, bytes] = words.as_slice()
+        && let Ok(bytes) = bytes.parse()
+    {
+        std::process::exit(slow_disk::server::run(Path::new(place), bytes));
     }
 }
 
@@ -434,6 +459,12 @@ fn interrupted_on_zram_the_host_is_as_before() {
 #[test]
 fn terminated_on_disk_the_host_is_as_before() {
     ended_by(Signal::SIGTERM, &Variant::Disk, "term-disk");
+}
+
+/// The server of that disk goes on until swap is off.
+#[test]
+fn killed_on_a_slow_disk_the_host_is_as_before() {
+    ended_by(Signal::SIGKILL, &Variant::SlowDisk, "kill-slow-disk");
 }
 
 #[test]

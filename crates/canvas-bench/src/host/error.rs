@@ -226,6 +226,9 @@ pub enum SwapError {
         /// What the system says.
         source: io::Error,
     },
+    /// There is no disk with slow reads.
+    #[error(transparent)]
+    SlowDisk(#[from] SlowDiskError),
     /// The swap file cannot be made.
     #[error("the swap file {} cannot be made: {source}", .path.display())]
     File {
@@ -234,6 +237,57 @@ pub enum SwapError {
         /// What the system says.
         source: io::Error,
     },
+    /// A tool failed.
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    /// The change cannot be written down.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+/// Why there can be no disk with slow reads.
+#[derive(Debug, thiserror::Error)]
+pub enum SlowDiskError {
+    /// A tool is not installed.
+    #[error("a disk with slow reads needs {0}, which is not installed; install util-linux")]
+    NoTool(&'static str),
+    /// The kernel has no such device.
+    #[error(
+        "a disk with slow reads needs {0}, which cannot be opened; has this kernel FUSE and loop \
+         devices?"
+    )]
+    NoDevice(&'static str),
+    /// Its bytes are held in memory, of which there is too little.
+    #[error(
+        "too little memory: {free_mib} MiB are available and a disk with slow reads wants \
+         {wanted_mib}"
+    )]
+    MemoryFull {
+        /// What is available, in MiB.
+        free_mib: u64,
+        /// What the disk and the reserve take, in MiB.
+        wanted_mib: u64,
+    },
+    /// There is no file that it could be mounted over.
+    #[error("{} cannot be made: {source}", .path.display())]
+    Place {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The process that is the disk does not work.
+    #[error("a disk with slow reads cannot be started: {0}")]
+    Server(String),
+    /// It cannot be read.
+    #[error("the bench's own disk cannot be read: {0}")]
+    Read(#[source] io::Error),
+    /// Its reads take another time than they should.
+    #[error(
+        "reads of the bench's own disk take {} us and not 100; is this machine busy?",
+        .0.as_micros()
+    )]
+    NotSet(Duration),
     /// A tool failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
@@ -316,7 +370,7 @@ pub enum UndoError {
     /// Swap or a device for it stays.
     #[error(transparent)]
     Swap(#[from] SwapError),
-    /// A network link stays.
+    /// A network link or a loop device stays.
     #[error(transparent)]
     Link(#[from] ToolError),
     /// A setting stays changed.

@@ -9,6 +9,7 @@ pub mod lock;
 pub mod net;
 pub mod processors;
 pub mod reverse;
+pub mod slow_disk;
 pub mod step;
 pub mod swap;
 pub mod tool;

@@ -2,9 +2,9 @@
 //! both, the same in either direction.
 //!
 //! The link is a pair of virtual Ethernet devices. For a rate either end has a token bucket (tbf),
-//! for a length a program that holds packets back ([`super::delay`]). The
-//! namespace has no name: it lives as long as a process in it does, and the process that keeps it
-//! ends with its standard input, that is, with the bench.
+//! for a length a program that holds packets back ([`super::delay`]). The namespace has no name: it
+//! lives as long as a process in it does, and the process that keeps it ends with its standard input,
+//! that is, with the bench.
 
 use std::fs::File;
 use std::io::{Read, Write};

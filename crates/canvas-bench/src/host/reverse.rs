@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::error::UndoError;
 use super::step::{Step, Undoes};
-use super::{cgroup, net, swap, tool};
+use super::{cgroup, net, slow_disk, swap, tool};
 use crate::processes;
 
 /// The host that the bench runs on.
@@ -49,6 +49,7 @@ impl Undoes for Host {
             }
             Step::RemoveFile { path } => remove(path, fs::remove_file(path)),
             Step::RemoveTree { path } => remove(path, fs::remove_dir_all(path)),
+            Step::DetachLoop { name } => Ok(slow_disk::detach(name)?),
             Step::RemoveLink { name } => Ok(net::remove_link(name)?),
         }
     }

@@ -64,6 +64,11 @@ pub enum Step {
         /// Its path.
         path: PathBuf,
     },
+    /// A loop device was put over a file.
+    DetachLoop {
+        /// The file's name, without its directory.
+        name: String,
+    },
     /// A network link was made.
     RemoveLink {
         /// The host's end.

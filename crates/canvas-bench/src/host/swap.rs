@@ -1,5 +1,6 @@
 //! Swap of our own: on a zram device, or on a file on disk with or without zswap before it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use canvas_types::procfs::memory_bytes;
 
 use super::cgroup::Controller;
 use super::error::{SwapError, ToolError};
+use super::slow_disk::{self, SlowDisk};
 use super::step::Step;
 use super::tool::is_installed;
 use super::undo::{Held, Undo};
@@ -145,6 +147,10 @@ pub fn missing(variant: &Variant, cache: &Path) -> Option<SwapError> {
             };
             (!Path::new(ZRAM_CONTROL).exists() && !can_load()).then_some(SwapError::NoZram)
         }
+        Variant::SlowDisk => {
+            let here = slow_disk::missing().map(SwapError::from);
+            here.or_else(|| file_place(cache).err())
+        }
         Variant::Zswap if !Path::new(ZSWAP).exists() => Some(SwapError::NoZswap),
         _ => swap_place(cache, 0).err(),
     }
@@ -179,6 +185,16 @@ fn swap_place(cache: &Path, bytes: u64) -> Result<PathBuf, SwapError> {
     Err(first.unwrap_or(SwapError::NoDisk))
 }
 
+/// A directory for a file that is there and holds nothing.
+fn file_place(cache: &Path) -> Result<PathBuf, SwapError> {
+    let all = [cache, Path::new("/var/tmp")].map(Path::ancestors);
+    all.into_iter()
+        .flatten()
+        .find(|d| d.is_dir())
+        .map(Path::to_owned)
+        .ok_or(SwapError::NoDisk)
+}
+
 /// Swap that is on; off and gone when dropped.
 pub struct Swap {
     /// N of zramN, or `None` for a file.
@@ -186,6 +202,7 @@ pub struct Swap {
     zswap: bool,
     // Undone in this order: swap first, then what it lies on, then the settings.
     held: Vec<Held>,
+    slow: Option<SlowDisk>,
 }
 
 impl Drop for Swap {
@@ -197,12 +214,14 @@ impl Drop for Swap {
 }
 
 impl Swap {
-    /// Switches on what `variant` wants, at least `bytes` large; `None` when it wants none. An
-    /// error is one sentence; then nothing is left on.
+    /// Switches on what `variant` wants, at least `bytes` large; `None` when it wants none.
+    /// `disk_server` is the command that comes to [`slow_disk::server::run`]. An error is one
+    /// sentence; then nothing is left on.
     pub fn on(
         variant: &Variant,
         bytes: u64,
         cache: &Path,
+        disk_server: &[OsString],
         undo: &Arc<Undo>,
     ) -> Result<Option<Swap>, SwapError> {
         // Asked again: somebody may have switched swap on since.
@@ -213,6 +232,7 @@ impl Swap {
             zram: None,
             zswap: false,
             held: Vec::new(),
+            slow: None,
         };
         match variant {
             Variant::Local | Variant::Canvas(_) | Variant::CanvasFar(_) => return Ok(None),
@@ -229,6 +249,16 @@ impl Swap {
             Variant::Disk => {
                 swap.zswap_set(false, undo)?;
                 swap.file_on(bytes, cache, undo)?;
+            }
+            Variant::SlowDisk => {
+                swap.zswap_set(false, undo)?;
+                let dir = file_place(cache)?;
+                let disk = SlowDisk::start(disk_server, bytes, &dir, undo)?;
+                let path = disk.device.clone();
+                swap.slow = Some(disk);
+                swap.held
+                    .push(undo.hold(Step::SwapOff { path: path.clone() })?);
+                on(&path)?;
             }
         }
         Ok(Some(swap))
@@ -372,6 +402,11 @@ impl Swap {
         self.held
             .push(undo.hold(Step::SwapOff { path: path.clone() })?);
         Ok(on(&path)?)
+    }
+
+    /// Mean time of the reads so far, in ns, of a disk of the bench's own.
+    pub fn mean_read_ns(&self) -> Option<f64> {
+        self.slow.as_ref()?.mean_read_ns()
     }
 
     /// Bytes that the far side takes now: memory of the zram device; pool of zswap and what went
