@@ -79,7 +79,10 @@ mod tests {
         for per_mille in [10, 250, 500, 750, 990] {
             let right = values.start + (values.end - values.start) * per_mille / 1000;
             let q = quantile_ns(&s, per_mille);
-            assert!(q.abs_diff(right) < right / 20, "{per_mille}: {q} and not {right}");
+            assert!(
+                q.abs_diff(right) < right / 20,
+                "{per_mille}: {q} and not {right}"
+            );
         }
         assert_eq!(quantile_ns(&[0; BUCKETS], 500), 0);
         // A program can have written anything.
