@@ -13,7 +13,7 @@ use canvas_types::rdma::{Exposed, QueuePair};
 use canvas_wire::frame::{Answer, Lane as Asked, LaneRate, Request, SlabKey};
 use canvas_wire::key::ClusterKey;
 
-use super::{Outcome, PAGE, PATIENCE, SILENCE, SILENT, content, is_refused, said, same};
+use super::{Outcome, PAGE, PATIENCE, SILENCE, SILENT, content, done, said, same};
 
 const SECRET: [u8; 32] = [3; 32];
 const BOUNDED: LaneRate = LaneRate {
@@ -151,30 +151,16 @@ impl Lane {
         Ok((self, exposed))
     }
 
-    /// Whether the device does the operation, or refuses it; an error when nobody answers.
-    fn done(&mut self) -> Outcome<bool> {
-        let until = Instant::now() + SILENCE;
-        while Instant::now() < until {
-            match self.queue.poll(|_, _, _| {}) {
-                Ok(0) => std::thread::yield_now(),
-                Ok(_) => return Ok(true),
-                Err(e) if is_refused(&e) => return Ok(false),
-                Err(e) => return Err(said(e)),
-            }
-        }
-        Err(SILENT.to_owned())
-    }
-
     fn reads(&mut self, from: Exposed) -> Outcome<bool> {
         let read = self.queue.read(0, PAGE as usize, from.address, from.key);
         read.map_err(said)?;
-        self.done()
+        done(&mut self.queue, SILENCE)
     }
 
     fn writes(&mut self, to: Exposed) -> Outcome<bool> {
         let write = self.queue.write(0, &content(1), to.address, to.key);
         write.map_err(said)?;
-        self.done()
+        done(&mut self.queue, SILENCE)
     }
 
     /// Nobody answers any more; how long a device asks again is its own matter.

@@ -392,17 +392,22 @@ impl Thief {
     fn fetch_within(&mut self, (at, key): (u64, u32), patience: Duration) -> Outcome<bool> {
         let read = self.queue.read(0, PAGE as usize, at, key);
         read.map_err(said)?;
-        let until = Instant::now() + patience;
-        while Instant::now() < until {
-            match self.queue.poll(|_, _, _| {}) {
-                Ok(0) => std::thread::yield_now(),
-                Ok(_) => return Ok(true),
-                Err(e) if is_refused(&e) => return Ok(false),
-                Err(e) => return Err(said(e)),
-            }
-        }
-        Err(SILENT.to_owned())
+        done(&mut self.queue, patience)
     }
+}
+
+/// Whether the device does what it was asked, or refuses it; an error when nobody answers.
+fn done(queue: &mut Initiator, patience: Duration) -> Outcome<bool> {
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        match queue.poll(|_, _, _| {}) {
+            Ok(0) => std::thread::yield_now(),
+            Ok(_) => return Ok(true),
+            Err(e) if is_refused(&e) => return Ok(false),
+            Err(e) => return Err(said(e)),
+        }
+    }
+    Err(SILENT.to_owned())
 }
 
 fn run(addr: IpAddr, rounds: usize) -> Outcome<String> {
