@@ -77,7 +77,7 @@ CARGO_TEST = $(CARGO) test --locked --workspace --exclude canvas-preload
 ifeq ($(CI),true)
 export CARGO_INCREMENTAL := 0
 endif
-SHUTTLE := canvas-pager/shuttle,canvas-swap/shuttle,canvas-shm/shuttle,canvas-far/shuttle
+SHUTTLE := canvas-pager/shuttle,canvas-swap/shuttle,canvas-shm/shuttle,canvas-far/shuttle,canvas-direct/shuttle
 
 test: ## All quick tests: style, units, interleavings, real programs (minutes)
 	@$(MAKE) --no-print-directory deps-test

@@ -21,6 +21,7 @@ use spin::{Mutex, MutexGuard};
 mod lane;
 mod pairing;
 pub mod pairs;
+pub mod turn;
 
 use lane::{Came, Failed, Lane, Stage, Wanted};
 use pairs::Pairs;

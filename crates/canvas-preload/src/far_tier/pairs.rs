@@ -9,6 +9,7 @@
 //! library's serve the faults. Lanes are connections there.
 
 use canvas_direct::pairs::{Pairs, Refused, Standing};
+use canvas_direct::turn::{Changed, Claimers, Threads, Turn};
 use canvas_lane::READ_BYTES_MAX;
 use canvas_rdma::{Domain, Reader};
 use canvas_sys::file::{self, FileState};
@@ -23,24 +24,6 @@ use std::sync::Arc;
 use crate::base::fds::{self, Fd};
 use crate::base::{far_area, state};
 use crate::report;
-
-/// States of a queue pair. Who has claimed the lane takes it from one that is theirs, the thread from one of its own.
-mod is {
-    /// Theirs: there is none.
-    pub const NONE: u32 = 0;
-    /// The thread's: to be made.
-    pub const MAKE: u32 = 1;
-    /// Theirs.
-    pub const MADE: u32 = 2;
-    /// The thread's: to be connected.
-    pub const CONNECT: u32 = 3;
-    /// Theirs: it reads.
-    pub const READY: u32 = 4;
-    /// Theirs: it is of no use.
-    pub const FAILED: u32 = 5;
-    /// The thread's: to be ended.
-    pub const END: u32 = 6;
-}
 
 /// A descriptor of the device, and what file it is.
 #[derive(Clone, Copy)]
@@ -72,13 +55,11 @@ struct Cell {
 }
 
 struct Place {
-    state: AtomicU32,
-    /// Nobody wants it any more, though the thread is at it.
-    unwanted: AtomicBool,
+    turn: Turn,
     cell: UnsafeCell<Cell>,
 }
 
-// SAFETY: the state says whose the cell is: of the thread, of which there is one, or of who has claimed the lane.
+// SAFETY: the turn says whose the cell is: of the thread, of which there is one, or of who has claimed the lane.
 unsafe impl Sync for Place {}
 
 /// All of this process.
@@ -115,8 +96,7 @@ const QUIET_NS_MAX: u64 = 1_000_000_000;
 pub static PAIRS: OurPairs = OurPairs {
     places: [const {
         Place {
-            state: AtomicU32::new(is::NONE),
-            unwanted: AtomicBool::new(false),
+            turn: Turn::new(),
             cell: UnsafeCell::new(Cell {
                 reader: None,
                 file: None,
@@ -164,7 +144,7 @@ pub fn after_fork_in_child() {
         return;
     }
     for place in &PAIRS.places {
-        place.state.store(is::NONE, Ordering::Relaxed);
+        place.turn.forget();
     }
     for which in 0..fds::DEVICES {
         fds::guard(Fd::Device(which), -1);
@@ -279,21 +259,20 @@ impl Cell {
 }
 
 impl OurPairs {
-    /// Hands the place to the thread.
-    fn hand_over(&self, place: &Place, state: u32) {
-        place.state.store(state, Ordering::Release);
+    /// The thread has something to do.
+    fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Release);
         proc::futex_wake(&self.bell, 1);
     }
 
-    /// Works on the cell of a place that is in this state, one of those that are the caller's: who has claimed the lane.
-    fn with<R>(&self, lane: usize, state: u32, on: impl FnOnce(&mut Cell) -> R) -> Option<R> {
+    /// Works on the cell of a place that is in this state: who has claimed the lane.
+    fn with<R>(&self, lane: usize, state: Claimers, on: impl FnOnce(&mut Cell) -> R) -> Option<R> {
         let place = &self.places[lane];
-        if place.state.load(Ordering::Acquire) != state {
+        if place.turn.claimers() != Ok(Some(state)) {
             return None;
         }
-        // SAFETY: in this state the thread leaves it alone, and who has claimed the lane is one thread, which is here once:
-        // nothing that is called on a cell comes back here.
+        // SAFETY: the thread leaves it alone now, and who has claimed the lane is one thread, which is here once: nothing
+        // that is called on a cell comes back here.
         Some(on(unsafe { &mut *place.cell.get() }))
     }
 
@@ -315,28 +294,24 @@ impl OurPairs {
 
     /// Does what is to be done at a place.
     fn work(&self, place: &Place, worker: &mut Worker) {
-        let state = place.state.load(Ordering::Acquire);
-        if !matches!(state, is::MAKE | is::CONNECT | is::END) {
+        let Some(what) = place.turn.threads() else {
             return;
-        }
-        // SAFETY: in these states it is the thread's.
+        };
+        // SAFETY: it is the thread's now.
         let cell = unsafe { &mut *place.cell.get() };
-        let (done, next) = match state {
-            is::MAKE => (worker.make(cell), is::MADE),
-            is::CONNECT => (cell.connect(), is::READY),
-            _ => {
+        let done = match what {
+            Threads::Make => worker.make(cell).map(|()| Claimers::Made),
+            Threads::Connect => cell.connect().map(|()| Claimers::Ready),
+            Threads::End => {
                 cell.end();
-                (Ok(()), is::NONE)
+                Ok(Claimers::None)
             }
         };
-        let next = match done {
-            Ok(()) => next,
-            Err(why) => {
-                complain(&why);
-                is::FAILED
-            }
-        };
-        place.state.store(next, Ordering::Release);
+        let next = done.unwrap_or_else(|why| {
+            complain(&why);
+            Claimers::Failed
+        });
+        place.turn.give_back(next);
     }
 }
 
@@ -364,48 +339,40 @@ impl Pairs for OurPairs {
     }
 
     fn standing(&self, lane: usize) -> Standing {
-        let place = &self.places[lane];
-        let state = place.state.load(Ordering::Acquire);
-        if place.unwanted.load(Ordering::Relaxed) {
-            // It was asked to end while the thread was at it.
-            if matches!(state, is::MADE | is::READY | is::FAILED) {
-                place.unwanted.store(false, Ordering::Relaxed);
-                self.hand_over(place, is::END);
+        match self.places[lane].turn.claimers() {
+            Err(Changed) => {
+                self.ring();
+                Standing::Busy
             }
-            return Standing::Busy;
-        }
-        match state {
-            is::NONE => Standing::None,
-            is::MADE => self
-                .with(lane, is::MADE, |cell| Standing::Made(cell.end))
+            Ok(None) => Standing::Busy,
+            Ok(Some(Claimers::None)) => Standing::None,
+            Ok(Some(Claimers::Made)) => self
+                .with(lane, Claimers::Made, |cell| Standing::Made(cell.end))
                 .unwrap_or(Standing::Busy),
-            is::READY => Standing::Ready,
-            is::FAILED => Standing::Failed,
-            _ => Standing::Busy,
+            Ok(Some(Claimers::Ready)) => Standing::Ready,
+            Ok(Some(Claimers::Failed)) => Standing::Failed,
         }
     }
 
     fn make(&self, lane: usize, local: Address) {
-        if self
-            .with(lane, is::NONE, |cell| cell.local = local)
-            .is_some()
-        {
-            self.hand_over(&self.places[lane], is::MAKE);
+        let taken = self.with(lane, Claimers::None, |cell| cell.local = local);
+        if taken.is_some() {
+            self.places[lane].turn.give(Threads::Make);
+            self.ring();
         }
     }
 
     fn connect(&self, lane: usize, peer: &QueuePair) {
-        if self.with(lane, is::MADE, |cell| cell.end = *peer).is_some() {
-            self.hand_over(&self.places[lane], is::CONNECT);
+        let taken = self.with(lane, Claimers::Made, |cell| cell.end = *peer);
+        if taken.is_some() {
+            self.places[lane].turn.give(Threads::Connect);
+            self.ring();
         }
     }
 
     fn end(&self, lane: usize) {
-        let place = &self.places[lane];
-        match place.state.load(Ordering::Acquire) {
-            is::MADE | is::READY | is::FAILED => self.hand_over(place, is::END),
-            is::MAKE | is::CONNECT => place.unwanted.store(true, Ordering::Relaxed),
-            _ => {}
+        if self.places[lane].turn.let_go() == Err(Changed) {
+            self.ring();
         }
     }
 
@@ -413,7 +380,7 @@ impl Pairs for OurPairs {
         if !self.are_there() {
             return Err(Refused);
         }
-        let asked = self.with(lane, is::READY, |cell| {
+        let asked = self.with(lane, Claimers::Ready, |cell| {
             let reader = cell.reader.as_mut()?;
             let is_here = cell.file.is_some_and(File::is_here);
             (is_here && reader.ask(from, offset, len).is_ok()).then_some(())
@@ -422,7 +389,9 @@ impl Pairs for OurPairs {
     }
 
     fn take(&self, lane: usize, to: &mut [u8]) -> Result<bool, Refused> {
-        let taken = self.with(lane, is::READY, |cell| cell.reader.as_mut()?.take(to).ok());
+        let taken = self.with(lane, Claimers::Ready, |cell| {
+            cell.reader.as_mut()?.take(to).ok()
+        });
         taken.flatten().ok_or(Refused)
     }
 }
