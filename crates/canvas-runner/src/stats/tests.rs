@@ -98,11 +98,10 @@ fn fault_times_come_from_all_stripes() {
     assert_eq!((buckets.len(), faults), (2, 8 * 101));
     let p999 = v["p999"].as_u64().unwrap();
     assert!((900_000..=1_000_007).contains(&p999), "{p999}");
-    let p50 = v["p50"].as_u64().unwrap();
-    assert!((2560..=3500).contains(&p50), "{p50}");
-    assert_eq!(v["p50"], v["p90"]);
-    // One value in 101 is large.
-    assert_eq!(v["p99"], v["p50"]);
+    // One value in 101 is large; the others have one bucket.
+    let [p50, p90, p99] = ["p50", "p90", "p99"].map(|q| v[q].as_u64().unwrap());
+    assert!((2560..=3584).contains(&p50), "{p50}");
+    assert!(p50 < p90 && p90 < p99 && p99 <= 3584, "{p50} {p90} {p99}");
 }
 
 #[test]
