@@ -74,7 +74,7 @@ def boot(r, script, **o):
     canvas_only(r)
     result = guest.run("set -u\n" + script, files={"/usr/bin/canvas": r.session.canvas, **o.pop("files", {})},
                        work=r.dir, **o)
-    r.note(f"{result.seconds:.0f} s in the guest")
+    r.note(f"{result.seconds:.0f} s in the guest" + (f", after {result.boots} boots" if result.boots > 1 else ""))
     if result.code != 0:
         raise Failure(f"code {result.code} of the script\n{result.tail()}")
     return result

@@ -1,6 +1,8 @@
 #!/bin/busybox sh
 # The guest's first process: mounts what every Linux has, loads the modules, runs the script.
 /bin/busybox --install -s /bin
+# What ends before this line is the emulated machine's own end (guest.py).
+echo "guest: init"
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
