@@ -360,18 +360,26 @@ fn message<const N: usize>(body: &[u8], tag: &Tag) -> [u8; N] {
 }
 
 /// What is bound into a head's tag: the head, and what follows it where that is not a record.
-fn bound(head: &[u8], given: &[u8]) -> Aad<Bound> {
-    let mut bytes = [0; BODY_BYTES + GIVEN_BYTES];
-    let len = head.len() + given.len();
-    bytes[..head.len()].copy_from_slice(head);
-    bytes[head.len()..len].copy_from_slice(given);
-    Aad::from(Bound(bytes, len))
+fn bound(head: &[u8], given: &[u8]) -> Aad<Bound<{ BODY_BYTES + GIVEN_BYTES }>> {
+    Bound::of(&[head, given])
 }
 
-/// Bytes, of which so many count.
-struct Bound([u8; BODY_BYTES + GIVEN_BYTES], usize);
+/// Additional data: bytes, of which so many count.
+struct Bound<const MAX: usize>([u8; MAX], usize);
 
-impl AsRef<[u8]> for Bound {
+impl<const MAX: usize> Bound<MAX> {
+    /// These one after the other.
+    fn of(parts: &[&[u8]]) -> Aad<Bound<MAX>> {
+        let (mut bytes, mut len) = ([0; MAX], 0);
+        for part in parts {
+            bytes[len..][..part.len()].copy_from_slice(part);
+            len += part.len();
+        }
+        Aad::from(Bound(bytes, len))
+    }
+}
+
+impl<const MAX: usize> AsRef<[u8]> for Bound<MAX> {
     fn as_ref(&self) -> &[u8] {
         &self.0[..self.1]
     }

@@ -5,6 +5,7 @@
 //! offset in the extent / 16 (4 bytes). Bound in are the tenant and the extent, and with the
 //! extent's directory its header.
 
+use crate::Bound;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 
 /// Bytes of an extent's header.
@@ -62,21 +63,8 @@ impl RecordKey {
         Ok(())
     }
 
-    fn bound(&self, extent: u32, header: &[u8]) -> Aad<Bound> {
-        let mut bytes = [0; 20 + HEADER_BYTES];
-        bytes[..16].copy_from_slice(&self.tenant);
-        bytes[16..20].copy_from_slice(&extent.to_le_bytes());
-        bytes[20..20 + header.len()].copy_from_slice(header);
-        Aad::from(Bound(bytes, 20 + header.len()))
-    }
-}
-
-/// Additional data: its bytes, and how many of them count.
-struct Bound([u8; 20 + HEADER_BYTES], usize);
-
-impl AsRef<[u8]> for Bound {
-    fn as_ref(&self) -> &[u8] {
-        &self.0[..self.1]
+    fn bound(&self, extent: u32, header: &[u8]) -> Aad<Bound<{ 20 + HEADER_BYTES }>> {
+        Bound::of(&[&self.tenant, &extent.to_le_bytes(), header])
     }
 }
 
