@@ -312,7 +312,7 @@ impl Lanes {
         self.complained.swap(1, Ordering::Relaxed) == 0
     }
 
-    /// Agent: queue pairs may be read by from now on, or may not. Donors have ended those of before by then.
+    /// Agent: queue pairs may be read by from now on, or may not.
     pub fn set_pairs(&self, may: bool) {
         let before = self.pairs.load(Ordering::Relaxed);
         if may != (before & 1 != 0) {

@@ -7,7 +7,7 @@ use canvas_types::layout;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{fds, state};
-use crate::far_tier::lanes;
+use crate::far_tier::{lanes, pairs};
 use crate::memory::args::{Pins, read_words};
 use crate::paging::native_swap;
 use crate::report;
@@ -127,7 +127,7 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
         }
         FILTER => {
             // What a device's driver asks of the kernel nobody knows.
-            lanes::forbid_pairs();
+            pairs::forbid();
             pins.pin(filter, 16);
             // struct sock_fprog: a length of 16 bits, a pointer.
             let mut words = [0usize; 2];

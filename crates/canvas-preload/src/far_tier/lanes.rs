@@ -44,11 +44,6 @@ pub fn forbid() {
     LANES.forbid();
 }
 
-/// No queue pairs in this process from now on.
-pub fn forbid_pairs() {
-    pairs::forbid();
-}
-
 /// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when that is the
 /// agent's to do.
 pub fn read(far: &Far, ask: &Ask, to: &mut [u8]) -> bool {

@@ -49,9 +49,10 @@ struct Cell {
     reader: Option<Reader>,
     /// Of the reader's device, by which drivers of some devices are told of a request.
     file: Option<File>,
-    local: Address,
-    /// Ours, when it is made; the peer's, when it is to be connected.
-    end: QueuePair,
+    /// The address of ours that it is to be made for.
+    local: Option<Address>,
+    /// What it is to be connected to.
+    peer: Option<QueuePair>,
 }
 
 struct Place {
@@ -73,19 +74,6 @@ pub struct OurPairs {
     bell: AtomicU32,
 }
 
-const NOWHERE: Address = Address {
-    ip: [0; 16],
-    port: 0,
-    is_v6: false,
-};
-const NO_END: QueuePair = QueuePair {
-    number: 0,
-    psn: 0,
-    gid: [0; 16],
-    lid: 0,
-    mtu: 1,
-    reads: 0,
-};
 /// A process opens its device so often at most: what it had of one that its program has closed behind our back stays.
 const OPENED_MAX: u32 = 8;
 
@@ -100,8 +88,8 @@ pub static PAIRS: OurPairs = OurPairs {
             cell: UnsafeCell::new(Cell {
                 reader: None,
                 file: None,
-                local: NOWHERE,
-                end: NO_END,
+                local: None,
+                peer: None,
             }),
         }
     }; fds::LANES],
@@ -194,6 +182,7 @@ struct Opened {
 impl Worker {
     /// Makes a queue pair. A process has one device, the one that the first of its donors is reached by.
     fn make(&mut self, cell: &mut Cell) -> Result<(), String> {
+        let local = cell.local.ok_or("there is no address")?;
         if !self.is_loaded {
             canvas_rdma::load_apart().map_err(|why| why.to_string())?;
             self.is_loaded = true;
@@ -203,12 +192,12 @@ impl Worker {
             core::mem::forget(self.device.take());
         }
         if self.device.is_none() {
-            self.device = Some(self.open(cell.local)?);
+            self.device = Some(self.open(local)?);
         }
         let Some(device) = &self.device else {
             return Err("there is no device".to_owned());
         };
-        if device.local.ip != cell.local.ip {
+        if device.local.ip != local.ip {
             return Err("another device is open".to_owned());
         }
         let mut psn = [0; 4];
@@ -216,7 +205,6 @@ impl Worker {
         let psn = u32::from_le_bytes(psn);
         let reader =
             Reader::new(&device.domain, READ_BYTES_MAX, psn).map_err(|why| why.to_string())?;
-        cell.end = reader.local();
         (cell.reader, cell.file) = (Some(reader), Some(device.file));
         Ok(())
     }
@@ -247,7 +235,8 @@ impl Cell {
             return Err("its descriptor was closed".to_owned());
         }
         let reader = self.reader.as_mut().ok_or("there is none")?;
-        reader.connect(&self.end).map_err(|why| why.to_string())
+        let peer = self.peer.ok_or("there is no peer")?;
+        reader.connect(&peer).map_err(|why| why.to_string())
     }
 
     fn end(&mut self) {
@@ -346,16 +335,18 @@ impl Pairs for OurPairs {
             }
             Ok(None) => Standing::Busy,
             Ok(Some(Claimers::None)) => Standing::None,
-            Ok(Some(Claimers::Made)) => self
-                .with(lane, Claimers::Made, |cell| Standing::Made(cell.end))
-                .unwrap_or(Standing::Busy),
+            Ok(Some(Claimers::Made)) => {
+                let end = |cell: &mut Cell| cell.reader.as_ref().map(Reader::local);
+                let end = self.with(lane, Claimers::Made, end).flatten();
+                end.map_or(Standing::Failed, Standing::Made)
+            }
             Ok(Some(Claimers::Ready)) => Standing::Ready,
             Ok(Some(Claimers::Failed)) => Standing::Failed,
         }
     }
 
     fn make(&self, lane: usize, local: Address) {
-        let taken = self.with(lane, Claimers::None, |cell| cell.local = local);
+        let taken = self.with(lane, Claimers::None, |cell| cell.local = Some(local));
         if taken.is_some() {
             self.places[lane].turn.give(Threads::Make);
             self.ring();
@@ -363,7 +354,7 @@ impl Pairs for OurPairs {
     }
 
     fn connect(&self, lane: usize, peer: &QueuePair) {
-        let taken = self.with(lane, Claimers::Made, |cell| cell.end = *peer);
+        let taken = self.with(lane, Claimers::Made, |cell| cell.peer = Some(*peer));
         if taken.is_some() {
             self.places[lane].turn.give(Threads::Connect);
             self.ring();
