@@ -64,9 +64,9 @@ type Whose = (ClientId, [u8; 16], IpAddr);
 
 /// The domains of lanes. Lanes of one tenant have one, so a slab is pinned once for all of them.
 #[derive(Default)]
-pub(crate) struct OfLanes(Mutex<HashMap<Whose, Weak<Exposer>>>);
+pub(crate) struct LaneDomains(Mutex<HashMap<Whose, Weak<Exposer>>>);
 
-impl OfLanes {
+impl LaneDomains {
     fn get(&self, shared: &Arc<Shared>, whose: Whose) -> Result<Arc<Exposer>, JoinError> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(there) = all.get(&whose).and_then(Weak::upgrade) {
@@ -100,7 +100,7 @@ impl Rdma {
         local: IpAddr,
         peer: &QueuePair,
     ) -> Result<Rdma, JoinError> {
-        let exposer = shared.of_lanes.get(shared, (client, tenant, local))?;
+        let exposer = shared.lane_domains.get(shared, (client, tenant, local))?;
         Rdma::connect(exposer, peer)
     }
 

@@ -19,7 +19,7 @@ use crate::keeper::Keeper;
 use crate::lanes::Lanes;
 use crate::log::Log;
 use crate::outbox::Outbox;
-use crate::rdma::OfLanes;
+use crate::rdma::LaneDomains;
 use crate::registry::Registry;
 use crate::slab::Budget;
 use crate::state::{Counters, State};
@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     pub host: Host,
     pub registry: Registry,
     pub lanes: Lanes,
-    pub of_lanes: OfLanes,
+    pub lane_domains: LaneDomains,
     pub budget: Budget,
     pub counters: Counters,
     pub log: Log,
@@ -169,7 +169,7 @@ impl Server {
             host,
             registry: Registry::new(headroom::Headroom::new(bounds), first_handle),
             lanes: Lanes::default(),
-            of_lanes: OfLanes::default(),
+            lane_domains: LaneDomains::default(),
             budget: Budget::default(),
             counters: Counters::default(),
             log: Log::default(),

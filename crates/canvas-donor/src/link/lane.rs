@@ -213,7 +213,7 @@ impl Lane<'_> {
                     ErrorCode::UnknownHandle => Code::UnknownHandle,
                     _ => Code::NoPair,
                 });
-                self.give(exposed.as_ref().map(exposed_to_bytes).map_err(|code| *code))?;
+                self.give(exposed.map(|e| exposed_to_bytes(&e)))?;
                 any = true;
             }
         }
