@@ -1,6 +1,5 @@
 //! A client's end for one thread that must not allocate, lock or wait: a handler of page faults.
 
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use canvas_types::rdma::{Exposed, QueuePair};
@@ -77,24 +76,15 @@ impl Reader {
         if self.under_way != 0 || len > self.buffer.memory.len() {
             return Err(Refused);
         }
-        let at = from.address.checked_add(offset.into()).ok_or(Refused)?;
-        let mut piece = sys::Sge {
-            // The registration counts from zero.
-            addr: 0,
-            length: len as u32,
-            lkey: self.buffer.local_key(),
+        let address = from.address.checked_add(offset.into()).ok_or(Refused)?;
+        let from = Exposed { address, ..from };
+        let local = (&self.buffer, 0, len);
+        // SAFETY: the buffer is registered until the pair is gone (field order), `len` bytes of it are there, and one read is
+        // under way at a time.
+        let code = unsafe {
+            self.pair
+                .post(self.reads + 1, sys::IBV_WR_RDMA_READ, from, local)
         };
-        let mut request = sys::SendWr::default();
-        request.wr_id = self.reads + 1;
-        request.sg_list = &mut piece;
-        request.num_sge = 1;
-        request.opcode = sys::IBV_WR_RDMA_READ;
-        request.remote_addr = at;
-        request.rkey = from.key;
-        let mut bad = null_mut();
-        // SAFETY: the queue pair is there; the call copies request and piece. The buffer is registered until the pair is gone
-        // (field order), and `len` bytes of it are there.
-        let code = unsafe { sys::post_send(self.pair.qp.as_ptr(), &mut request, &mut bad) };
         if code != 0 {
             return Err(Refused);
         }

@@ -427,7 +427,7 @@ impl Registration {
         })
     }
 
-    pub(crate) fn local_key(&self) -> u32 {
+    fn local_key(&self) -> u32 {
         // SAFETY: the registration is there until `self` is dropped.
         unsafe { self.mr.as_ref().lkey }
     }
@@ -548,7 +548,7 @@ impl Drop for Queue {
 
 /// A queue pair.
 pub(crate) struct Pair {
-    pub(crate) qp: NonNull<sys::Qp>,
+    qp: NonNull<sys::Qp>,
     pub(crate) domain: Arc<Domain>,
 }
 
@@ -631,6 +631,38 @@ impl Pair {
             a.ah_attr.dlid = peer.lid;
             a.ah_attr.port_num = self.domain.port;
         })
+    }
+
+    /// Has the device read or write `len` bytes of the peer's, into or from a buffer, from `offset` of it on; an error number,
+    /// or 0.
+    ///
+    /// # Safety
+    ///
+    /// The bytes lie in the buffer, which is registered until the pair is gone, and nothing else is done with them before the
+    /// request completes.
+    pub(crate) unsafe fn post(
+        &self,
+        id: u64,
+        opcode: u32,
+        remote: Exposed,
+        (buffer, offset, len): (&Registration, usize, usize),
+    ) -> i32 {
+        let mut piece = sys::Sge {
+            // The registration counts from zero, as peers' do.
+            addr: offset as u64,
+            length: len as u32,
+            lkey: buffer.local_key(),
+        };
+        let mut request = sys::SendWr::default();
+        request.wr_id = id;
+        request.sg_list = &mut piece;
+        request.num_sge = 1;
+        request.opcode = opcode;
+        request.remote_addr = remote.address;
+        request.rkey = remote.key;
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is there; the call copies request and piece. The bytes are the caller's promise.
+        unsafe { sys::post_send(self.qp.as_ptr(), &mut request, &mut bad) }
     }
 
     /// It may send.
@@ -800,23 +832,10 @@ impl Initiator {
         opcode: u32,
     ) -> Result<(), RdmaError> {
         assert!(self.busy[slot].is_none() && len <= self.slot_bytes);
-        let mut piece = sys::Sge {
-            // The registration counts from zero, as peers' do.
-            addr: (slot * self.slot_bytes) as u64,
-            length: len as u32,
-            lkey: self.slots.local_key(),
-        };
-        let mut request = sys::SendWr::default();
-        request.wr_id = slot as u64;
-        request.sg_list = &mut piece;
-        request.num_sge = 1;
-        request.opcode = opcode;
-        request.remote_addr = at;
-        request.rkey = key;
-        let mut bad = null_mut();
-        // SAFETY: the queue pair is there; the call copies request and piece. The slot lies in memory
-        // that is registered until the pair is gone (field order), and is busy until it completes.
-        let code = unsafe { sys::post_send(self.pair.qp.as_ptr(), &mut request, &mut bad) };
+        let from = Exposed { address: at, key };
+        let local = (&self.slots, slot * self.slot_bytes, len);
+        // SAFETY: the slot lies in memory that is registered until the pair is gone (field order), and is busy until it completes.
+        let code = unsafe { self.pair.post(slot as u64, opcode, from, local) };
         check_code(RdmaError::Request, code)?;
         self.busy[slot] = Some(len);
         Ok(())
