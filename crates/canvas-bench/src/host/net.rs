@@ -444,10 +444,16 @@ mod tests {
         for link in [long(None), long(Some(Rate::mbit(1000)))] {
             let network = Network::start(link, &undo).unwrap();
             let listener = network.listen().unwrap();
-            let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let shortest = shortest_trip(ours, &listener).unwrap();
-            // An acknowledgement that waited too would make three ways of it.
-            let ways = shortest.as_secs_f64() / 100e-6;
+            // An acknowledgement that waited too would make three ways of each. On a busy machine most are longer.
+            let mut ways = f64::MAX;
+            for _ in 0..40 {
+                let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                let shortest = shortest_trip(ours, &listener).unwrap();
+                ways = ways.min(shortest.as_secs_f64() / 100e-6);
+                if ways < 3.0 {
+                    break;
+                }
+            }
             assert!((2.0..3.0).contains(&ways), "{ways}");
             let device = Path::new("/sys/class/net").join(&network.device);
             assert!(device.exists());
