@@ -30,6 +30,7 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
         return Err(ReportError::OtherForm);
     }
     let get = |path: &[&str]| number(&v, path);
+    sample.mode = v["mode"].as_str().map(str::to_owned);
     sample.faults = get(&["counters", "faults_far"]);
     sample.swap_in_pages = get(&["counters", "pages_in"]);
     sample.swap_out_pages = get(&["counters", "pages_out"]);
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_report_becomes_fields() {
-        let text = r#"{"schema":"canvas-stats/1","memory":{"local_bytes":{"now":1,"peak":2},
+        let text = r#"{"schema":"canvas-stats/1","mode":"signal","memory":{"local_bytes":{"now":1,"peak":2},
             "pool_bytes":{"now":3,"peak":4}},"fault_time_ns":{"count":5,"p50":6,"p90":7,"p99":8,"max":9,"histogram":[[6,3],[9,2]]},
             "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
             "entries":{"allocs_locked":11,"allocs_stocked":7,"allocs_reserved":12,"reservations_dropped":3},
@@ -168,6 +169,7 @@ mod tests {
         let mut s = Sample::default();
         apply(text, &mut s).unwrap();
         assert_eq!(s.far, None, "not over donors");
+        assert_eq!(s.mode.as_deref(), Some("signal"));
         assert_eq!(
             (s.faults, s.swap_in_pages, s.swap_out_pages),
             (Some(15), Some(20), Some(30))

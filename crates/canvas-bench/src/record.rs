@@ -135,6 +135,9 @@ pub struct Sample {
     /// The same as (upper bound in ns, count).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_histogram: Vec<(u64, u64)>,
+    /// How canvas delivered faults ("signal", "thread"); absent of others and of older samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     /// Major faults for the kernel's variants; demand faults for canvas.
     pub faults: Option<u64>,
     /// Time of a fault, where the variant measures it.

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::fcntl::AtFlags;
@@ -15,11 +16,20 @@ const DEVICE: &str = "/dev/kvm";
 const STEP: usize = 1 << 20;
 
 /// Will this program use KVM? So it is taken to be where the device is there, its file names it, and, for qemu, which
-/// emulates by default, a word of the command asks for it.
+/// emulates by default, a word of the command asks for it. Our own file names it too (as here), and never uses it.
 pub fn is_used(program: &Path, command: &[OsString]) -> bool {
-    asks(program, command)
-        && may_open(Path::new(DEVICE))
+    asks(program, command) && may_open(Path::new(DEVICE)) && is_written_for_it(program)
+}
+
+fn is_written_for_it(program: &Path) -> bool {
+    !is_ours(program)
         && File::open(program).is_ok_and(|mut file| names(&mut file, DEVICE.as_bytes()))
+}
+
+/// Is it the file that this process runs?
+fn is_ours(program: &Path) -> bool {
+    let place = |file: &Path| file.metadata().ok().map(|m| (m.dev(), m.ino()));
+    place(Path::new("/proc/self/exe")).is_some_and(|ours| place(program) == Some(ours))
 }
 
 fn may_open(device: &Path) -> bool {
@@ -74,6 +84,17 @@ mod tests {
             assert!(!names(&mut &bytes[..], b"/dev/kvm"), "{before}");
         }
         assert!(!names(&mut &b""[..], b"/dev/kvm"));
+    }
+
+    #[test]
+    fn our_own_file_names_it_and_does_not_use_it() {
+        let ours = std::env::current_exe().unwrap();
+        let copy = std::env::temp_dir().join(format!("canvas-kvm-{}", std::process::id()));
+        std::fs::copy(&ours, &copy).unwrap();
+        let of_others = is_written_for_it(&copy);
+        std::fs::remove_file(&copy).unwrap();
+        assert!(of_others);
+        assert!(!is_written_for_it(&ours));
     }
 
     #[test]

@@ -262,6 +262,18 @@ fn label(what: &What) -> String {
     text
 }
 
+/// Says where programs ran in thread mode: their faults take longer.
+fn modes(samples: &[Sample]) -> String {
+    let modes: Vec<&str> = samples.iter().filter_map(|s| s.mode.as_deref()).collect();
+    match modes.iter().filter(|mode| **mode == "thread").count() {
+        0 => String::new(),
+        n => format!(
+            "{n} of {} programs under canvas ran in thread mode, in which faults take longer\n",
+            modes.len()
+        ),
+    }
+}
+
 /// All experiments' tables, with a legend.
 pub fn table(samples: &[Sample]) -> String {
     let mut names: Vec<&str> = Vec::new();
@@ -281,6 +293,7 @@ pub fn table(samples: &[Sample]) -> String {
         text.push_str(&targets);
         text.push('\n');
     }
+    text.push_str(&modes(samples));
     if !text.is_empty() {
         text.push_str(
             "medians; ± half of the way from the least to the most; slower: against local, in a \
@@ -294,6 +307,17 @@ pub fn table(samples: &[Sample]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thread_mode_is_told() {
+        let of = |mode: Option<&str>| Sample {
+            mode: mode.map(str::to_owned),
+            ..Sample::default()
+        };
+        assert_eq!(modes(&[of(None), of(Some("signal"))]), "");
+        let text = modes(&[of(None), of(Some("signal")), of(Some("thread"))]);
+        assert!(text.starts_with("1 of 2 programs"), "{text}");
+    }
 
     fn sample(variant: Variant, percent: Option<u32>, seconds: f64) -> Sample {
         Sample {
