@@ -531,7 +531,8 @@ pub struct ServeArgs {
     /// How long clients have to move their memory when the server is told to end.
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub drain: Span,
-    /// How long a connection's thread looks for more after traffic before it sleeps; 0s saves CPU.
+    /// How long a connection's thread looks for more after traffic before it sleeps; 0s saves CPU. Where programs read
+    /// pages over a connection of their own, up to eight times as long, as their requests come.
     #[arg(long, value_name = "TIME", default_value = "50us")]
     pub spin: Span,
     /// Write the state to FILE once a second (its fields: docs/STATS.md).

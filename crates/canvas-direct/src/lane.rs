@@ -7,18 +7,15 @@ use canvas_shm::mailbox::Ask;
 use canvas_sys::gate;
 use canvas_sys::net::Stream;
 use canvas_types::contention::Contention;
+use canvas_types::look::Look;
 
 use crate::Process;
 use crate::pairing::{By, Pairing, With};
 use crate::pairs::{Pairs, Refused};
 
-/// An answer is looked for so long before the thread sleeps, where there is another processor that the donor may run on:
-/// a near donor takes less. On one processor it cannot answer meanwhile.
+/// An answer is looked for so long at least before the thread sleeps, where there is another processor that the donor
+/// may run on: a near donor takes less. On one processor it cannot answer meanwhile.
 const LOOK_NS: u64 = 50_000;
-/// After so many looks in vain in turn, threads sleep at once,
-const VAIN_MAX: u32 = 4;
-/// but for one read in so many.
-const LOOK_AGAIN: u32 = 64;
 /// A donor that takes longer is the agent's to deal with.
 const PATIENCE_NS: u64 = 20_000_000;
 /// The same for the opening of a lane.
@@ -62,8 +59,9 @@ pub struct Lane {
     got: usize,
     /// There is another processor for who answers.
     looks: bool,
-    /// Looks in vain in turn.
-    vain: u32,
+    /// How long answers have taken.
+    look: Look,
+    has_slept: bool,
     strikes: u32,
     pairing: Pairing,
     answer: [u8; HEAD_BYTES + READ_BYTES_MAX],
@@ -75,8 +73,6 @@ pub struct Wanted<'r> {
     pub ask: &'r Ask,
     /// The number that the record is sealed by.
     pub seal: u64,
-    /// Its number among the process's reads.
-    pub turn: u32,
     /// The number under which queue pairs may be read by.
     pub pairs: Option<u32>,
 }
@@ -99,7 +95,8 @@ impl Lane {
             ticket: [0; 16],
             got: 0,
             looks: false,
-            vain: 0,
+            look: Look::new(LOOK_NS),
+            has_slept: false,
             strikes: 0,
             pairing: Pairing::new(),
             answer: [0; HEAD_BYTES + READ_BYTES_MAX],
@@ -117,7 +114,7 @@ impl Lane {
 
     /// Did the last read sleep?
     pub fn has_slept(&self) -> bool {
-        self.vain > 0
+        self.has_slept
     }
 
     /// Its end, as lane number `index`. The caller closes the socket.
@@ -140,7 +137,8 @@ impl Lane {
         self.stage = Stage::Connecting(now_ns);
         self.stream = Some(stream);
         (self.ticket, self.looks) = (ticket, looks);
-        (self.got, self.vain, self.strikes) = (0, 0, 0);
+        (self.got, self.strikes) = (0, 0);
+        (self.look, self.has_slept) = (Look::new(LOOK_NS), false);
     }
 
     /// The keys of its messages.
@@ -222,13 +220,12 @@ impl Lane {
         let by = self
             .pairing
             .by((wanted.pairs, wanted.way.handle), &mut with)?;
-        let often = self.vain < VAIN_MAX || wanted.turn.is_multiple_of(LOOK_AGAIN);
         let mut wait = Wait {
             stream,
             contention,
             process,
             begun_ns: with.now_ns,
-            looks: self.looks && often,
+            look_ns: if self.looks { self.look.limit_ns() } else { 0 },
             sleeps: false,
             got: 0,
         };
@@ -246,15 +243,15 @@ impl Lane {
                     self.pairing.refuse(index, pairs);
                     return Err(Failed::Busy);
                 }
+                // No processor is needed for the answer.
+                wait.look_ns = self.look.limit_ns();
                 wait.look(index, &mut self.answer[record.clone()])?;
                 Came::ByPair
             }
         };
-        self.vain = if wait.sleeps {
-            self.vain.saturating_add(1)
-        } else {
-            0
-        };
+        self.has_slept = wait.sleeps;
+        self.look
+            .came(process.now_ns().saturating_sub(wait.begun_ns));
         let Wanted { ask, seal, .. } = *wanted;
         let records = self.records.as_ref().ok_or(Failed::Broken)?;
         records
@@ -322,7 +319,8 @@ struct Wait<'w, P> {
     contention: &'w Contention,
     process: &'w P,
     begun_ns: u64,
-    looks: bool,
+    /// So long it looks before it sleeps.
+    look_ns: u64,
     sleeps: bool,
     /// Bytes that have come.
     got: usize,
@@ -332,24 +330,27 @@ impl<P: Process> Wait<'_, P> {
     /// Waits until so many bytes of the answer are there, and takes more of it where it has come.
     fn fill(&mut self, answer: &mut [u8], least: usize) -> Result<(), Failed> {
         while self.got < least {
-            let came = self.stream.receive(&mut answer[self.got..], self.sleeps);
-            self.got += came.map_err(|_| Failed::Broken)?;
-            if self.got >= least {
-                break;
-            }
             let now = self.process.now_ns();
             let waited = now.saturating_sub(self.begun_ns);
             if waited > PATIENCE_NS {
                 return Err(Failed::Broken);
             }
-            if self.looks && waited < LOOK_NS && !self.contention.is_here(now) {
-                gate::give_way();
-                self.contention.gave_way(now, self.process.now_ns());
-            } else {
-                self.sleeps = true;
-            }
+            // Nothing has come when the request has just gone, so who answers goes first.
+            self.sleeps |= !self.looks_on(now, waited);
+            let came = self.stream.receive(&mut answer[self.got..], self.sleeps);
+            self.got += came.map_err(|_| Failed::Broken)?;
         }
         Ok(())
+    }
+
+    /// Gives the processor up for a turn, where it is not yet time to sleep.
+    fn looks_on(&self, now: u64, waited: u64) -> bool {
+        let looks = waited < self.look_ns && !self.contention.is_here(now);
+        if looks {
+            gate::give_way();
+            self.contention.gave_way(now, self.process.now_ns());
+        }
+        looks
     }
 
     /// Waits for what the lane's device was asked to read. There is nothing to sleep on.
@@ -362,10 +363,7 @@ impl<P: Process> Wait<'_, P> {
             if waited > PATIENCE_NS {
                 return Err(Failed::Broken);
             }
-            if waited < LOOK_NS && !self.contention.is_here(now) {
-                gate::give_way();
-                self.contention.gave_way(now, self.process.now_ns());
-            } else {
+            if !self.looks_on(now, waited) {
                 self.sleeps = true;
                 gate::wait(NAP_NS);
             }

@@ -283,7 +283,6 @@ impl Lanes {
             way: &way,
             ask,
             seal,
-            turn: reads,
             pairs: lanes.pairs(),
         };
         let index = claim.index;

@@ -6,6 +6,7 @@ pub mod buckets;
 pub mod contention;
 pub mod exit;
 pub mod layout;
+pub mod look;
 pub mod numa;
 pub mod page;
 pub mod policy;

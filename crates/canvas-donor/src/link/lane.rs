@@ -9,6 +9,7 @@ use canvas_lane::{
     Answerer, Ask, Code, EXPOSE_BYTES, Given, HEAD_BYTES, JOIN_BYTES, MESSAGE_BYTES,
     READ_BYTES_MAX, Read, exposed_to_bytes,
 };
+use canvas_types::look::Look;
 use canvas_types::rdma::QueuePair;
 use canvas_wire::VERSION_LANES;
 use canvas_wire::error::ErrorCode;
@@ -18,7 +19,7 @@ use canvas_wire::session::HANDSHAKE_BYTES;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{End, KNOWN_MAX, Link, Spin, Wire};
+use super::{End, KNOWN_MAX, Link, Wire};
 use crate::lanes;
 use crate::outbox::{Outbox, OwnedCall};
 use crate::rdma::Rdma;
@@ -93,7 +94,8 @@ impl Lane<'_> {
     }
 
     fn run_inner(&mut self) -> Result<End, End> {
-        let mut spin = Spin::new(self.shared.config.spin, Instant::now());
+        let mut look = Look::new(self.shared.config.spin.as_nanos() as u64);
+        let mut asked_ns = self.shared.now_ns();
         loop {
             if self.outbox.is_closed() {
                 return Ok(End::Closed);
@@ -102,26 +104,28 @@ impl Lane<'_> {
                 self.pause()?;
                 continue;
             }
+            let mut progress = self.take_exposed()?;
             // The next request comes after the answer was taken: nothing is read before.
-            let mut progress = self.wire.send()? | self.take_exposed()?;
             if self.wire.backlog() == 0 {
                 progress |= self.wire.read()?;
                 progress |= self.take_message()?;
             }
-            let now = Instant::now();
+            progress |= self.wire.send()?;
+            let now_ns = self.shared.now_ns();
+            let waited_ns = now_ns.saturating_sub(asked_ns);
             if progress {
-                spin.hit(now);
-                continue;
+                look.came(waited_ns);
+                asked_ns = now_ns;
             }
             let contention = &self.shared.contention;
-            let began_ns = self.shared.now_ns();
-            if !contention.is_here(began_ns) && spin.goes_on(now) {
+            let is_due = waited_ns < look.limit_ns() || progress;
+            if is_due && !contention.is_here(now_ns) {
+                // Also after an answer: who waits for it may want this processor.
                 std::thread::yield_now();
-                contention.gave_way(began_ns, self.shared.now_ns());
-                continue;
+                contention.gave_way(now_ns, self.shared.now_ns());
+            } else if !progress {
+                self.wire.wait(&self.outbox, SLEEP)?;
             }
-            self.wire.wait(&self.outbox, SLEEP)?;
-            spin.woke(Instant::now());
         }
     }
 
