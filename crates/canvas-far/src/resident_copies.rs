@@ -13,7 +13,7 @@ use crate::room;
 use crate::state::new;
 use crate::traits::{Becomes, Owner};
 
-/// No look before these moments: the last one found none, of either kind.
+/// No look before these moments: the last one found none, or, of those that lie beyond the pool too, too few.
 pub(crate) struct Rests {
     none_until_ns: AtomicU64,
     no_homes_until_ns: AtomicU64,
@@ -31,6 +31,9 @@ impl Rests {
 
 /// Pause after it.
 const NONE_NS: u64 = 2_000_000;
+/// After a look for copies that lie beyond the pool too, which found less than was asked for, this many times what it
+/// took: so few of many pages are not worth more of the processor.
+const FEW_TIMES: u64 = 20;
 /// Pages that one look goes over.
 const LOOK_MAX: usize = 1 << 18;
 
@@ -101,7 +104,8 @@ fn sweep_at(
     }
     let bytes = sweep(owner, spare, enough).bytes;
     if bytes == 0 {
-        rest.store(now + NONE_NS, Ordering::Relaxed);
+        let took = owner.now_ns() - now;
+        rest.store(now + took + NONE_NS.max(took), Ordering::Relaxed);
     }
     bytes
 }
@@ -114,7 +118,13 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
         None => Spared::Nothing,
     };
     let rest = &owner.state().copies.no_homes_until_ns;
-    sweep_at(owner, rest, spare, |gone| gone.bytes >= bytes) > 0
+    let begun = owner.now_ns();
+    let freed = sweep_at(owner, rest, spare, |gone| gone.bytes >= bytes);
+    if (1..bytes).contains(&freed) {
+        let now = owner.now_ns();
+        rest.store(now + FEW_TIMES * (now - begun), Ordering::Relaxed);
+    }
+    freed > 0
 }
 
 /// Frees about `bytes` of slots, of whatever copies of resident pages there are. True when there were any.

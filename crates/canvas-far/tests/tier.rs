@@ -114,6 +114,35 @@ fn a_write_that_fails_keeps_the_pages_and_rests_for_a_while() {
 }
 
 #[test]
+fn copies_of_local_pages_that_are_too_few_are_not_looked_for_again_at_once() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    let gone = some_beyond(&toy);
+    // A page comes back to local memory and keeps its copy in the pool, and the one beyond.
+    let keeps_both = |n: usize| {
+        toy.swap_in(gone[n], page(gone[n]), true, true).unwrap();
+        let entry = toy.word(gone[n]).entry();
+        assert!(toy.pool.home_place(entry).is_some());
+        entry
+    };
+    let first = keeps_both(0);
+    w.bound.store(0, Relaxed);
+    spill::background_round(&toy);
+    assert!(toy.pool.home_place(first).is_none(), "it goes for nothing");
+    // The next one is alone, too, and worth no round over all pages while others can be written.
+    w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
+    let second = keeps_both(1);
+    out(&toy, 60, 64);
+    w.bound.store(0, Relaxed);
+    w.passes(3_000_000);
+    spill::background_round(&toy);
+    assert!(toy.pool.home_place(second).is_some());
+    settle(&toy);
+    assert!(toy.pool.home_place(second).is_none());
+    toy.check(page);
+}
+
+#[test]
 fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
     let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
     let toy = w.toy();

@@ -405,6 +405,8 @@ impl Pages for Toy<'_> {
         }
     }
     fn with_copies(&self, _: usize, mut take: impl FnMut(u32, Word) -> bool) {
+        // A round over many pages takes its time.
+        self.w.passes(1_000_000);
         let n = self.w.words.len();
         for _ in 0..n {
             let page = self.w.copy_hand.load(Relaxed) as usize % n;
