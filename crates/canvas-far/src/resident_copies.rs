@@ -34,7 +34,9 @@ const NONE_NS: u64 = 2_000_000;
 /// After a look for copies that lie beyond the pool too, which found less than was asked for, this many times what it
 /// took: so few of many pages are not worth more of the processor.
 const FEW_TIMES: u64 = 20;
-/// Pages that one look goes over.
+/// Pages that such a look goes over: some 60 us, as whoever waits for the processor may be a fault.
+const HOMES_LOOK_MAX: usize = 1 << 14;
+/// Pages that one look for what is given up goes over.
 const LOOK_MAX: usize = 1 << 18;
 
 /// What a look came to.
@@ -48,11 +50,12 @@ struct Gone {
 /// Lets `spare` have the entries of resident pages until `enough` of it is gone.
 fn sweep<O: Owner>(
     owner: &O,
+    look_max: usize,
     spare: impl Fn(SwapEntry) -> Spared,
     enough: impl Fn(&Gone) -> bool,
 ) -> Gone {
     let mut gone = Gone::default();
-    owner.with_copies(LOOK_MAX, |page, seen| {
+    owner.with_copies(look_max, |page, seen| {
         if enough(&gone) {
             return false;
         }
@@ -94,7 +97,7 @@ fn without(spared: Spared) -> Becomes {
 /// The same, not again soon where there was nothing; bytes of slots.
 fn sweep_at(
     owner: &impl Owner,
-    rest: &AtomicU64,
+    (rest, look_max): (&AtomicU64, usize),
     spare: impl Fn(SwapEntry) -> Spared,
     enough: impl Fn(&Gone) -> bool,
 ) -> usize {
@@ -102,7 +105,7 @@ fn sweep_at(
     if rest.load(Ordering::Relaxed) > now {
         return 0;
     }
-    let bytes = sweep(owner, spare, enough).bytes;
+    let bytes = sweep(owner, look_max, spare, enough).bytes;
     if bytes == 0 {
         let took = owner.now_ns() - now;
         rest.store(now + took + NONE_NS.max(took), Ordering::Relaxed);
@@ -119,7 +122,9 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
     };
     let rest = &owner.state().copies.no_homes_until_ns;
     let begun = owner.now_ns();
-    let freed = sweep_at(owner, rest, spare, |gone| gone.bytes >= bytes);
+    let freed = sweep_at(owner, (rest, HOMES_LOOK_MAX), spare, |gone| {
+        gone.bytes >= bytes
+    });
     if (1..bytes).contains(&freed) {
         let now = owner.now_ns();
         rest.store(now + FEW_TIMES * (now - begun), Ordering::Relaxed);
@@ -131,7 +136,7 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
 pub(crate) fn give_up(owner: &impl Owner, bytes: usize) -> bool {
     let spare = |entry| owner.pool().spare(entry);
     let rest = &owner.state().copies.none_until_ns;
-    sweep_at(owner, rest, spare, |gone| gone.bytes >= bytes) > 0
+    sweep_at(owner, (rest, LOOK_MAX), spare, |gone| gone.bytes >= bytes) > 0
 }
 
 /// Gives back slabs of the pool with so many bytes, if that can be done at once: empty ones, then those that
@@ -143,7 +148,9 @@ pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
     if before - pool.charged_bytes() < bytes {
         let spare = |entry| pool.spare(entry);
         let rest = &owner.state().copies.none_until_ns;
-        sweep_at(owner, rest, spare, |_| pool.empty_bytes() >= bytes);
+        sweep_at(owner, (rest, LOOK_MAX), spare, |_| {
+            pool.empty_bytes() >= bytes
+        });
         pool.trim();
     }
     before - pool.charged_bytes()
