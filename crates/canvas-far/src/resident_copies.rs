@@ -107,8 +107,7 @@ fn sweep_at(
     }
     let bytes = sweep(owner, look_max, spare, enough).bytes;
     if bytes == 0 {
-        let took = owner.now_ns() - now;
-        rest.store(now + took + NONE_NS.max(took), Ordering::Relaxed);
+        rest.store(owner.now_ns() + NONE_NS, Ordering::Relaxed);
     }
     bytes
 }
@@ -127,7 +126,10 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
     });
     if (1..bytes).contains(&freed) {
         let now = owner.now_ns();
-        rest.store(now + FEW_TIMES * (now - begun), Ordering::Relaxed);
+        rest.store(
+            now + FEW_TIMES * now.saturating_sub(begun),
+            Ordering::Relaxed,
+        );
     }
     freed > 0
 }
