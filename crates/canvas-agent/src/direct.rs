@@ -1,5 +1,7 @@
 //! What tenants' processes may read by themselves (docs/design/lanes.md), where several share the links.
 
+use std::time::Duration;
+
 /// What a tenant's processes may read by themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Direct {
@@ -13,7 +15,7 @@ pub enum Direct {
 }
 
 /// A tenant, as it is asked about here.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct One {
     /// Its weight.
     pub weight: u32,
@@ -21,23 +23,69 @@ pub(crate) struct One {
     pub uses: bool,
     /// It has had more than its turn, while others wait.
     pub is_ahead: bool,
+    /// What it reads.
+    pub reads: Reads,
 }
 
+/// What a tenant reads from donors, in bytes a second.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Reads {
+    /// Through the agent, in its turns.
+    pub agent_bytes_s: u64,
+    /// By its processes.
+    pub direct_bytes_s: u64,
+}
+
+/// Smooths what is read: the last of so many looks counts as much as all before it together.
+const SMOOTH: u64 = 4;
+
+impl Reads {
+    /// With what was read since the last look.
+    pub fn with(self, agent_bytes: u64, direct_bytes: u64, time: Duration) -> Reads {
+        let ns = time.as_nanos().max(1);
+        let smooth = |before: u64, bytes: u64| {
+            let now = u128::from(bytes) * 1_000_000_000 / ns;
+            let now = u64::try_from(now).unwrap_or(u64::MAX);
+            before - before / SMOOTH + now / SMOOTH
+        };
+        Reads {
+            agent_bytes_s: smooth(self.agent_bytes_s, agent_bytes),
+            direct_bytes_s: smooth(self.direct_bytes_s, direct_bytes),
+        }
+    }
+}
+
+/// So much of its share a tenant may read by itself however much it reads through the agent: its turns there come later by
+/// that.
+const LEAST: u64 = 16;
+
 /// Who is alone may read as much as it can. Beside others each may read its share of what the link moves (bytes a
-/// second; 0 when that is not known yet), by the weights, and one that begins has a share as well; who is ahead
-/// takes its turns with the agent.
+/// second; 0 when that is not known yet), by the weights; where the link is full, what it reads through the agent is of
+/// that. One that begins has a share as well; who is ahead takes its turns with the agent.
 pub(crate) fn divide(link_bytes_s: u64, all: &[One]) -> impl Iterator<Item = Direct> {
     let using = all.iter().filter(|one| one.uses);
     let (n, weights) = using.fold((0, 0), |(n, sum), one| {
         (n + 1, sum + u128::from(one.weight))
     });
+    let used = all.iter().fold(0u64, |sum, one| {
+        let Reads {
+            agent_bytes_s,
+            direct_bytes_s,
+        } = one.reads;
+        sum.saturating_add(agent_bytes_s)
+            .saturating_add(direct_bytes_s)
+    });
+    let is_full = used >= link_bytes_s - link_bytes_s / 4;
     all.iter().map(move |one| {
         let weight = u128::from(one.weight);
         let sum = if one.uses { weights } else { weights + weight };
+        let share = (u128::from(link_bytes_s) * weight / sum.max(1)) as u64;
+        let taken = if is_full { one.reads.agent_bytes_s } else { 0 };
+        let due = share.saturating_sub(taken);
         match n {
             1 if one.uses => Direct::All,
             _ if one.is_ahead => Direct::Rate(0),
-            _ => Direct::Rate((u128::from(link_bytes_s) * weight / sum.max(1)) as u64),
+            _ => Direct::Rate(due.max(share / LEAST)),
         }
     })
 }
@@ -48,20 +96,31 @@ mod tests {
     use proptest::prelude::*;
 
     fn one() -> impl Strategy<Value = One> {
-        (1..=1000u32, any::<bool>(), any::<bool>()).prop_map(|(weight, uses, is_ahead)| One {
-            weight,
-            uses,
-            is_ahead,
-        })
+        let rate = prop_oneof![Just(0), 0..1u64 << 36];
+        let reads = (rate.clone(), rate);
+        (1..=1000u32, any::<bool>(), any::<bool>(), reads).prop_map(
+            |(weight, uses, is_ahead, (agent_bytes_s, direct_bytes_s))| One {
+                weight,
+                uses,
+                is_ahead,
+                reads: Reads {
+                    agent_bytes_s,
+                    direct_bytes_s,
+                },
+            },
+        )
     }
 
     proptest! {
-        /// Those who use the links get no more than they move, each its share to within a byte.
+        /// Those who use the links get no more than they move, each its share to within a byte; of a full link, with
+        /// what they read through the agent, that and a sixteenth at most.
         #[test]
         fn shares_are_by_weight(link in 0..1u64 << 40, all in prop::collection::vec(one(), 0..8)) {
             let got: Vec<Direct> = divide(link, &all).collect();
             let of: Vec<&One> = all.iter().filter(|one| one.uses).collect();
             let sum: u64 = of.iter().map(|one| u64::from(one.weight)).sum();
+            let used: u64 = all.iter().map(|one| one.reads.agent_bytes_s + one.reads.direct_bytes_s).sum();
+            let is_full = used as f64 >= link as f64 * 0.75;
             let mut total = 0;
             for (one, direct) in all.iter().zip(&got) {
                 match direct {
@@ -73,12 +132,32 @@ mod tests {
                         if one.uses && !one.is_ahead {
                             total += rate;
                             let share = link as f64 * f64::from(one.weight) / sum as f64;
-                            prop_assert!((*rate as f64 - share).abs() <= 1.0 + share / 1e9);
+                            let taken = if is_full { one.reads.agent_bytes_s as f64 } else { 0.0 };
+                            let due = (share - taken).max((share / 16.0).floor());
+                            prop_assert!((*rate as f64 - due).abs() <= 2.0 + share / 1e9);
                         }
                     }
                 }
             }
             prop_assert!(total <= link);
         }
+    }
+
+    /// What was read in a second for long is what it reads, whatever it was before.
+    #[test]
+    fn reads_are_smoothed() {
+        let mut reads = Reads {
+            agent_bytes_s: 1 << 30,
+            direct_bytes_s: 0,
+        };
+        for _ in 0..100 {
+            reads = reads.with(1_000, 20_000, Duration::from_millis(20));
+        }
+        assert_near(reads.agent_bytes_s, 50_000);
+        assert_near(reads.direct_bytes_s, 1_000_000);
+    }
+
+    fn assert_near(found: u64, expected: u64) {
+        assert!(found.abs_diff(expected) <= 16, "{found}, {expected}");
     }
 }

@@ -370,6 +370,12 @@ impl Dispatch {
         core.sched.charge(TenantId(id), link, bytes)
     }
 
+    /// Bytes that were let go for a tenant on a lane.
+    pub fn sent_bytes(&self, id: u64, lane: Lane) -> u64 {
+        let core = self.core();
+        core.sched.sent_bytes(TenantId(id), core.links[lane.link()])
+    }
+
     /// Counts how often it has changed how many tenants use the links.
     pub(crate) fn uses_version(&self) -> u64 {
         self.shared.uses_version.load(SeqCst)
@@ -585,7 +591,7 @@ mod tests {
         let one = |uses| One {
             weight: 100,
             uses,
-            is_ahead: false,
+            ..One::default()
         };
         all[0].add(1, TenantConfig::default());
         assert!(all[0].is_lonely());

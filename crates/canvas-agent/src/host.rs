@@ -18,7 +18,7 @@ use canvas_sched::Decision;
 use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, thread_ns};
 
-use crate::direct::{Direct, One};
+use crate::direct::{Direct, One, Reads};
 use crate::dispatch::{Dispatch, Lane};
 use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, looking, relax};
 use crate::round_robin::{Rings, RoundRobin, VAIN_PAUSE};
@@ -116,6 +116,36 @@ pub struct Seat {
     used: Option<Instant>,
     /// It has read by itself more than its turn.
     is_ahead: bool,
+    read: Read,
+}
+
+/// What a tenant has read from donors.
+#[derive(Clone, Copy, Default)]
+struct Read {
+    /// Rates, as of the last look.
+    rates: Reads,
+    /// When that was.
+    at: Option<Instant>,
+    /// What the dispatcher had let go then.
+    sent_bytes: u64,
+    /// Read by its processes since then.
+    direct_bytes: u64,
+}
+
+impl Read {
+    /// Takes what was read since the last look, if that is long enough ago.
+    fn look(&mut self, direct_bytes: u64, sent_bytes: u64, now: Instant) {
+        self.direct_bytes += direct_bytes;
+        let time = self.at.map(|at| now.saturating_duration_since(at));
+        if time.is_some_and(|time| time < RATES) {
+            return;
+        }
+        if let Some(time) = time {
+            let agent_bytes = sent_bytes.saturating_sub(self.sent_bytes);
+            self.rates = self.rates.with(agent_bytes, self.direct_bytes, time);
+        }
+        (self.at, self.sent_bytes, self.direct_bytes) = (Some(now), sent_bytes, 0);
+    }
 }
 
 impl Seat {
@@ -265,6 +295,7 @@ impl Host {
             weight: (share.weight, version),
             used: None,
             is_ahead: false,
+            read: Read::default(),
         });
     }
 
@@ -405,6 +436,8 @@ impl Host {
             if bytes > 0 {
                 seat.used = Some(now);
             }
+            let sent_bytes = self.dispatch.sent_bytes(seat.id, Lane::In);
+            seat.read.look(bytes, sent_bytes, now);
             let ahead = self.dispatch.charge(seat.id, Lane::In, bytes);
             let most = if seat.is_ahead {
                 AHEAD_BYTES.1
@@ -421,6 +454,7 @@ impl Host {
                     uses: uses(seat),
                     weight: seat.weight(),
                     is_ahead: seat.is_ahead,
+                    reads: seat.read.rates,
                 };
                 (seat.id, one)
             })

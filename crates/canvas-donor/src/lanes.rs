@@ -1,5 +1,8 @@
 //! The lanes that clients have asked for: who opens one, how much it reads, what it has read.
 //!
+//! How much is bounded for all lanes of a tenant of a client together, by one bucket: who opens more
+//! lanes, or asks over all of them at once, reads no more.
+//!
 //! A lane is there from its ticket to its end: by its client's word, with its client's next link 0,
 //! with its client's lease, or unopened after [`TICKET_TIME`]. A lane whose connection has ended
 //! stays, without a connection, until its client ends it or asks for more than it may have: the
@@ -7,7 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use canvas_lane::{Answerer, Keys, Ticket};
@@ -32,15 +35,20 @@ pub(crate) struct Lane {
     /// Of those, the slabs of this tenant.
     pub tenant: [u8; 16],
     keys: Keys,
-    bucket: Mutex<Bucket>,
+    /// How much all lanes of the tenant may read.
+    bucket: Arc<Mutex<Bucket>>,
     reads: AtomicU64,
     bytes: AtomicU64,
 }
 
+fn lock(bucket: &Mutex<Bucket>) -> MutexGuard<'_, Bucket> {
+    bucket.lock().expect("nobody panics with a bucket")
+}
+
 impl Lane {
-    /// How much it may read.
+    /// How much it and the other lanes of its tenant may read.
     pub fn bucket(&self) -> MutexGuard<'_, Bucket> {
-        self.bucket.lock().expect("nobody panics with a bucket")
+        lock(&self.bucket)
     }
 
     /// It has read so much.
@@ -90,6 +98,8 @@ enum State {
 struct Inner {
     by_number: BTreeMap<u64, Entry>,
     waiting: HashMap<Ticket, u64>,
+    /// What tenants of clients may read, for as long as they have lanes.
+    buckets: HashMap<(ClientId, [u8; 16]), Weak<Mutex<Bucket>>>,
     last: u64,
 }
 
@@ -126,6 +136,25 @@ impl Inner {
             let has_ended = matches!(&e.state, State::Opened(outbox) if outbox.is_closed());
             e.lane.client != *client || !has_ended
         });
+    }
+
+    /// The bucket of the client's tenant, which fills at this rate from now on.
+    fn bucket(
+        &mut self,
+        client: ClientId,
+        tenant: [u8; 16],
+        rate: frame::LaneRate,
+        now_ns: u64,
+    ) -> Arc<Mutex<Bucket>> {
+        self.buckets.retain(|_, bucket| bucket.strong_count() > 0);
+        let known = self.buckets.entry((client, tenant)).or_default();
+        if let Some(bucket) = known.upgrade() {
+            lock(&bucket).set(rate, now_ns);
+            return bucket;
+        }
+        let bucket = Arc::new(Mutex::new(Bucket::new(rate, now_ns)));
+        *known = Arc::downgrade(&bucket);
+        bucket
     }
 
     fn owned(&self, client: &ClientId, number: u64) -> Result<&Entry, ErrorCode> {
@@ -172,7 +201,7 @@ impl Lanes {
             client,
             tenant: asked.tenant,
             keys: Keys::new(&asked.secret, &ticket),
-            bucket: Mutex::new(Bucket::new(asked.rate, now_ns)),
+            bucket: inner.bucket(client, asked.tenant, asked.rate, now_ns),
             reads: 0.into(),
             bytes: 0.into(),
         });
@@ -203,7 +232,7 @@ impl Lanes {
         Some((lane, answerer))
     }
 
-    /// The client's lane reads so much from now on.
+    /// The client's lane, and all others of its tenant, read so much together from now on.
     pub fn set_rate(
         &self,
         client: &ClientId,

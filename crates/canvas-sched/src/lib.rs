@@ -13,8 +13,8 @@
 //!   length: who was idle or light goes next, and the class can be chosen when its turn comes. With
 //!   `n` backlogged tenants, the largest request `L` and a tenant's share `s` of the weights, service
 //!   is at most `L` ahead of the fluid model and at most `s * (n - 1) * L` behind it: less than one
-//!   largest request of each other tenant. Idle time is no credit: who comes back begins at the
-//!   link's clock.
+//!   largest request of each other tenant. Idle time is hardly any credit: who comes back begins
+//!   [`CREDIT_BYTES`] of its own before the link's clock, at most.
 //! * **Horizontal**, inside a tenant: demand before prefetch; `queue.rs` has the rule for writes.
 //!   Prefetches that would come too late are dropped (`Decision::Drop`), unless that is switched off
 //!   ([`Scheduler::set_timeliness`]). Before one is submitted its caller can ask whether the tenant has too much
@@ -23,8 +23,8 @@
 //!   that waits for its limit is as one that is idle: it blocks nobody, and owes nothing afterwards.
 //!
 //! What a demand that arrives waits for: what is under way on its link (less than the window and one
-//! request), one request of each tenant that has the same virtual start (others that just came, too), what
-//! its own tenant was served beyond its share, its tenant's earlier demands, and one write of its own tenant.
+//! request), one request of each tenant that has the same virtual start (others that just came, too, with
+//! their credit), what its own tenant was served beyond its share, its tenant's earlier demands, and one write of its own tenant.
 //!
 //! Each request that was submitted is sent, dropped or returned by [`Scheduler::remove_tenant`], exactly
 //! once. A [`Ticket`] names it for ever: no other request has the same one, so what is said late of a
@@ -48,7 +48,7 @@ pub use link::{
     WINDOW_BYTES_MAX, WINDOW_BYTES_MIN, WINDOW_BYTES_START,
 };
 pub use queue::{SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED};
-pub use scheduler::{AHEAD_NS_MAX, Scheduler};
+pub use scheduler::{AHEAD_NS_MAX, CREDIT_BYTES, DEBT_BYTES, Scheduler};
 pub use tenant::{
     ClassStats, TIMELINESS_PER_MILLE, TIMELINESS_SAMPLES_MIN, TenantConfig, TenantStats,
 };

@@ -53,6 +53,8 @@ pub(crate) struct Flow {
     owed: u64,
     /// Bytes of prefetches beyond those of writes, since both wait.
     lead: i64,
+    /// Bytes that were let go.
+    pub(crate) sent_bytes: u64,
     /// The last decision was to drop: now a demand goes first, so that drops do not hold it up.
     pub(crate) dropped: bool,
 }
@@ -125,6 +127,7 @@ impl Flow {
     /// A request of this class was taken from its list to be sent.
     pub(crate) fn sent(&mut self, class: Class, bytes: u32) {
         self.dropped = false;
+        self.sent_bytes += u64::from(bytes);
         let bytes = i64::from(bytes);
         match class {
             Class::Demand => self.owed += bytes as u64,

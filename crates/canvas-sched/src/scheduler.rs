@@ -18,6 +18,14 @@ const BYTE: u128 = 1 << 20;
 /// More of it makes all of it later and moves no byte more: over 200 Mbit/s the 90th percentile of a stream's
 /// reads ahead was 75 ms without a bound, 55 with 10 ms here, and 31 with 5 (docs/design/decisions.md, 40).
 pub const AHEAD_NS_MAX: u64 = 5_000_000;
+/// What a tenant that has not used its share may have beyond it when it comes back. A stream whose
+/// program, agent and threads wait for processors has nothing waiting now and then for some milliseconds; without this a
+/// heavy one loses every time.
+pub const CREDIT_BYTES: u64 = 256 << 10;
+/// What a tenant that moved bytes without asking here ([`Scheduler::charge`]) is ahead of the link's clock at most, once
+/// it is served while nobody else waits. Less is forgiven when nobody wants the link, and not before: others seem to
+/// want nothing for moments in which they do.
+pub const DEBT_BYTES: u64 = 512 << 10;
 
 /// See the crate's documentation.
 #[derive(Debug)]
@@ -28,6 +36,8 @@ pub struct Scheduler {
     free: Vec<u32>,
     /// Seats by number.
     by_id: BTreeMap<TenantId, u32>,
+    /// Sum of their weights.
+    weights: u64,
     /// Flows (`seat * LINKS_MAX + link`) that wait for a limit, by when it lets them go,
     /// then who was first.
     held_back: IndexHeap<(u64, u64)>,
@@ -54,6 +64,7 @@ impl Scheduler {
             seats: Vec::new(),
             free: Vec::new(),
             by_id: BTreeMap::new(),
+            weights: 0,
             held_back: IndexHeap::new(),
             turn: 0,
             serial: 0,
@@ -107,6 +118,7 @@ impl Scheduler {
         let tenant = Tenant::new(id, config, self.links.len());
         self.seats[seat as usize] = Some(Box::new(tenant));
         self.by_id.insert(id, seat);
+        self.weights += u64::from(config.weight);
         Ok(())
     }
 
@@ -126,6 +138,7 @@ impl Scheduler {
         let seat = *self.by_id.get(&id).ok_or(TenantError::Unknown)?;
         let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
         let old = std::mem::replace(&mut tenant.weight, config.weight);
+        self.weights = self.weights - u64::from(old) + u64::from(config.weight);
         tenant.reads.set(config.swap_in_limit, now_ns);
         tenant.writes.set(config.swap_out_limit, now_ns);
         for link in 0..self.links.len() {
@@ -161,6 +174,7 @@ impl Scheduler {
             }
         }
         let tenant = self.seats[seat as usize].take().expect("it has a seat");
+        self.weights -= u64::from(tenant.weight);
         for (link, bytes) in tenant.under_way() {
             self.links[link].lost(bytes);
         }
@@ -245,8 +259,8 @@ impl Scheduler {
         self.wake(ticket.seat, link);
     }
 
-    /// Puts a flow among those that are ready: as late as it is served already, no earlier than the
-    /// link's clock.
+    /// Puts a flow among those that are ready: as late as it is served already, and little earlier than the link's
+    /// clock ([`CREDIT_BYTES`]).
     fn make_ready(&mut self, seat: u32, link: usize) {
         let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
         let l = &mut self.links[link];
@@ -254,7 +268,9 @@ impl Scheduler {
             // Nobody wanted anything: what one was ahead of another is over.
             l.clock = l.clock.max(l.finish_max);
         }
-        let start = tenant.flows[link].finish.max(l.clock);
+        let start = tenant.flows[link]
+            .finish
+            .max(earliest(l.clock, tenant.weight));
         self.serial += 1;
         l.ready.put(seat, (start, self.serial));
         l.ready_weight += u64::from(tenant.weight);
@@ -283,16 +299,25 @@ impl Scheduler {
         let (seat, l) = (*self.by_id.get(&id)?, self.links.get_mut(at)?);
         let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
         let (flow, weight) = (&mut tenant.flows[at], u128::from(tenant.weight));
-        flow.finish = flow.finish.max(l.clock) + u128::from(bytes) * BYTE / weight;
+        let start = flow.finish.max(earliest(l.clock, tenant.weight));
+        flow.finish = start + u128::from(bytes) * BYTE / weight;
         l.finish_max = l.finish_max.max(flow.finish);
         let is_ready = l.ready.contains(seat);
         if is_ready && bytes > 0 {
             self.serial += 1;
             l.ready.put(seat, (flow.finish, self.serial));
         }
-        let ahead = (flow.finish - l.clock) * weight / BYTE;
+        let ahead = flow.finish.saturating_sub(l.clock) * weight / BYTE;
         let others = l.ready.len() > usize::from(is_ready);
         others.then(|| u64::try_from(ahead).unwrap_or(u64::MAX))
+    }
+
+    /// Bytes of a tenant that were let go to the link since the tenant came.
+    pub fn sent_bytes(&self, id: TenantId, link: LinkId) -> u64 {
+        let seat = self.by_id.get(&id);
+        let tenant = seat.and_then(|seat| self.seats[*seat as usize].as_ref());
+        let flow = tenant.and_then(|tenant| tenant.flows.get(link.0 as usize));
+        flow.map_or(0, |flow| flow.sent_bytes)
     }
 
     /// What is to be done now; call it until there is nothing. `None`: links are full, limits forbid
@@ -371,7 +396,9 @@ impl Scheduler {
         flow.sent(class, bytes);
         flow.finish = start + u128::from(bytes) * BYTE / u128::from(tenant.weight);
         let (finish, empty) = (flow.finish, flow.is_empty());
-        self.links[link].clock = start;
+        let weight = tenant.weight;
+        let clock = self.clock_after(self.links[link].clock, (start, finish), weight, bytes);
+        self.links[link].clock = clock;
         if empty {
             self.unready(seat, link);
         } else {
@@ -393,6 +420,22 @@ impl Scheduler {
         stats.waited_ns = stats.waited_ns.saturating_add(waited);
         stats.waits.add(waited, 1);
         Decision::Send(request)
+    }
+
+    /// The clock of a link once a request was sent: its start. A flow that is further ahead than requests alone make it
+    /// goes first only because nobody else waits at this moment; then the clock moves as if all tenants did.
+    fn clock_after(
+        &self,
+        clock: u128,
+        (start, finish): (u128, u128),
+        weight: u32,
+        bytes: u32,
+    ) -> u128 {
+        if start <= clock + virtual_time(CREDIT_BYTES, weight.into()) {
+            return clock.max(start);
+        }
+        let slow = clock + virtual_time(bytes.into(), self.weights);
+        slow.max(finish.saturating_sub(virtual_time(DEBT_BYTES, weight.into())))
     }
 
     /// A request that was sent has ended, well or not. False when the ticket is none of a request under
@@ -524,7 +567,10 @@ impl Scheduler {
             assert_eq!(l.under_way, under_way[link]);
             assert_eq!((l.ready.len(), l.ready_weight), ready[link]);
             let first = l.ready.first().map_or(u128::MAX, |((start, _), _)| start);
-            assert!(first >= l.clock, "nobody is ahead of the clock");
+            assert!(
+                first >= earliest(l.clock, 1),
+                "nobody is far ahead of the clock"
+            );
         }
         assert_eq!(
             self.seats.len(),
@@ -532,6 +578,16 @@ impl Scheduler {
         );
         assert_eq!(self.by_id.len(), self.seats.iter().flatten().count());
     }
+}
+
+/// The earliest virtual start of a flow that has been idle.
+fn earliest(clock: u128, weight: u32) -> u128 {
+    clock.saturating_sub(virtual_time(CREDIT_BYTES, weight.into()))
+}
+
+/// What so many bytes are in virtual time, at this weight.
+fn virtual_time(bytes: u64, weight: u64) -> u128 {
+    u128::from(bytes) * BYTE / u128::from(weight.max(1))
 }
 
 fn flow_id(seat: u32, link: usize) -> u32 {

@@ -117,7 +117,7 @@ pub enum Request<'a> {
     },
     /// Let one connection of a program's read. The answer is a ticket for it.
     Lane(Lane),
-    /// From now on the lane reads so much.
+    /// From now on the lane reads so much, together with all others of its client's tenant.
     LaneRate {
         /// The lane's number, as [`Answer::Ticket`] gave it.
         lane: u64,
@@ -144,7 +144,7 @@ pub struct Lane {
     pub tenant: [u8; 16],
     /// What its keys follow from; random, for this lane alone.
     pub secret: [u8; 32],
-    /// How much it reads.
+    /// How much it reads, together with all others of the tenant.
     pub rate: LaneRate,
 }
 

@@ -63,6 +63,8 @@ struct OfDonor {
     granted: Vec<Granted>,
     /// The rate of the one that it was asked for.
     asked_rate_bytes: u64,
+    /// What its lanes have read of late: of each look an eighth is forgotten.
+    lately_bytes: u64,
     /// It is not asked before.
     not_before: Option<Instant>,
 }
@@ -93,17 +95,28 @@ impl Lanes {
 
     /// Bytes that they have read, since this was last asked.
     pub fn take_bytes(&mut self) -> u64 {
+        for of in &mut self.donors {
+            of.lately_bytes -= of.lately_bytes / 8;
+        }
         std::mem::take(&mut self.bytes)
     }
 
-    /// What one lane may read: a process that reads much may have one donor's pages, and one lane of it.
-    fn rate(&self) -> LaneRate {
+    /// What all lanes of a donor may read together: a part of the tenant's rate, by what they have read of late at each
+    /// donor, half of an even part at least.
+    fn rate(&self, donor: usize) -> LaneRate {
+        let parts = self.donors.iter().filter(|d| d.open).count().max(1) as u128;
+        let all: u128 = self.donors.iter().map(|d| u128::from(d.lately_bytes)).sum();
+        let its = u128::from(self.donors[donor].lately_bytes);
         match self.may {
             Direct::All => LaneRate::UNBOUNDED,
-            Direct::Rate(rate_bytes) => LaneRate {
-                rate_bytes,
-                burst_bytes: BURST_BYTES,
-            },
+            Direct::Rate(rate_bytes) => {
+                let rate = u128::from(rate_bytes);
+                let by_use = (rate * its).checked_div(all).unwrap_or(rate / parts);
+                LaneRate {
+                    rate_bytes: by_use.max(rate / (2 * parts)) as u64,
+                    burst_bytes: BURST_BYTES,
+                }
+            }
             Direct::None => LaneRate {
                 rate_bytes: 0,
                 burst_bytes: 0,
@@ -120,7 +133,9 @@ impl Lanes {
             (Some(at), Some(bytes)) => {
                 let granted = &mut of.granted[at];
                 granted.asked = false;
-                self.bytes += bytes.saturating_sub(granted.bytes);
+                let more = bytes.saturating_sub(granted.bytes);
+                self.bytes += more;
+                of.lately_bytes += more;
                 granted.bytes = granted.bytes.max(bytes);
             }
             (Some(at), None) => {
@@ -319,7 +334,7 @@ impl Replicas {
         let Ok(secret) = crate::journal::random::<32>() else {
             return;
         };
-        let rate = self.lanes.rate();
+        let rate = self.lanes.rate(donor);
         let of = &mut self.lanes.donors[donor];
         (of.asked, of.asked_rate_bytes) = (Some(secret), rate.rate_bytes);
         let tenant = self.tenant;
@@ -339,7 +354,7 @@ impl Replicas {
         if self.donors[donor].addr.rdma && over.is_some_and(|o| o.elapsed() < PAIRS_END) {
             return;
         }
-        let rate = self.lanes.rate();
+        let rate = self.lanes.rate(donor);
         let counts = self.lanes.may != Direct::All;
         let mut due = Vec::new();
         for granted in &mut self.lanes.donors[donor].granted {
@@ -381,10 +396,8 @@ impl Replicas {
             of.not_before = Some(Instant::now() + PAUSE);
             return;
         };
-        if of.granted.len() >= LANES_MAX {
-            // The donor forgets those whose processes are gone.
-            of.granted.remove(0);
-        }
+        // The donor forgets those whose processes are gone. What is not asked for any more must not read any more.
+        let oldest = (of.granted.len() >= LANES_MAX).then(|| of.granted.remove(0));
         of.granted.push(Granted {
             lane,
             rate_bytes: of.asked_rate_bytes,
@@ -397,6 +410,9 @@ impl Replicas {
             && self.far.lanes.donors[donor].put_ticket(&ticket, &keys)
         {
             of.offered = Some((lane, Instant::now()));
+        }
+        if let Some(Granted { lane, .. }) = oldest {
+            self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
         }
     }
 

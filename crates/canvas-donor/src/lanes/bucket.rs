@@ -1,4 +1,4 @@
-//! How much a lane reads: a bucket of bytes, which fills at the lane's rate up to its burst.
+//! How much the lanes of a tenant read: a bucket of bytes, which fills at their rate up to its burst.
 
 use canvas_lane::READ_BYTES_MAX;
 use canvas_wire::frame::LaneRate;

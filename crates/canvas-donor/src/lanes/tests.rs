@@ -85,6 +85,50 @@ fn a_client_has_so_many_lanes() {
     assert!(more(TICKET_TIME.as_millis() as u64 + 1).is_ok());
 }
 
+/// Who opens many lanes reads no more over all of them than over one; another tenant, or another client, reads its own.
+#[test]
+fn lanes_of_a_tenant_share_a_bucket() {
+    let lanes = Lanes::default();
+    let open = |n: u8, client: u8, tenant: u8| {
+        let asked = frame::Lane {
+            secret: [n; 32],
+            ..asked(tenant)
+        };
+        let number = lanes.ask([client; 16], &asked, [n; 16], 0, 0).unwrap();
+        let opened = lanes.open(&opening(n, &[n; 16]), &outbox(), 0);
+        (number, opened.unwrap().0)
+    };
+    let burst = u64::from(RATE.burst_bytes);
+    let all: Vec<(u64, Arc<Lane>)> = (0..8).map(|n| open(n, 1, 3)).collect();
+    let others = [open(20, 1, 4).1, open(21, 2, 3).1];
+    let taken = |now_ns: u64| {
+        let takes = |lane: &Arc<Lane>| {
+            let mut bytes = 0;
+            while lane.bucket().take(1024, now_ns) {
+                bytes += 1024;
+            }
+            bytes
+        };
+        all.iter().map(|(_, lane)| takes(lane)).sum::<u64>()
+    };
+    assert_eq!(taken(0), burst);
+    // One more lane brings no more either, nor does one that has ended.
+    let (number, more) = open(9, 1, 3);
+    assert!(!more.bucket().take(1, 0));
+    lanes.end(&[1; 16], number).unwrap();
+    assert_eq!(taken(0), 0);
+    for lane in &others {
+        assert!(lane.bucket().take(burst, 0));
+    }
+    // A rate that is told of one of them is that of all.
+    let slow = frame::LaneRate {
+        rate_bytes: 10 << 10,
+        ..RATE
+    };
+    lanes.set_rate(&[1; 16], all[5].0, slow, 0).unwrap();
+    assert_eq!(taken(1_000_000_000), 10 << 10);
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Ask(u8),

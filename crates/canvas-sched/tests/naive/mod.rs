@@ -1,7 +1,10 @@
 //! A scheduler that recomputes everything from plain lists: the oracle of `model.rs`. It knows the
 //! rules and none of the data structures.
 
-use canvas_sched::{Class, SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED, burst_bytes};
+use canvas_sched::{
+    CREDIT_BYTES, Class, DEBT_BYTES, SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED,
+    burst_bytes,
+};
 
 pub const BYTE: u128 = 1 << 20;
 
@@ -169,8 +172,16 @@ impl Naive {
             self.clocks[link] = self.clocks[link].max(self.finishes[link]);
         }
         self.order += 1;
-        let start = self.flows[f].finish.max(self.clocks[link]);
+        let start = self.flows[f].finish.max(self.earliest(f));
         self.flows[f].place = Place::Ready(start, self.order);
+    }
+
+    /// When a flow's turn is at the earliest.
+    fn earliest(&self, f: usize) -> u128 {
+        let flow = &self.flows[f];
+        let weight = self.tenant(flow.tenant).weight;
+        let credit = u128::from(CREDIT_BYTES) * BYTE / u128::from(weight);
+        self.clocks[flow.link].saturating_sub(credit)
     }
 
     /// It has moved bytes by itself. How far it is ahead, when others wait.
@@ -178,7 +189,7 @@ impl Naive {
         let (f, weight) = (self.flow(tenant, link), self.tenant(tenant).weight);
         let clock = self.clocks[link];
         let moved = u128::from(bytes) * BYTE / u128::from(weight);
-        let finish = self.flows[f].finish.max(clock) + moved;
+        let finish = self.flows[f].finish.max(self.earliest(f)) + moved;
         self.flows[f].finish = finish;
         self.finishes[link] = self.finishes[link].max(finish);
         if bytes > 0 && matches!(self.flows[f].place, Place::Ready(..)) {
@@ -189,7 +200,7 @@ impl Naive {
             g != f && flow.link == link && matches!(flow.place, Place::Ready(..))
         };
         let others = self.flows.iter().enumerate().any(waits);
-        others.then(|| ((finish - clock) * u128::from(weight) / BYTE) as u64)
+        others.then(|| (finish.saturating_sub(clock) * u128::from(weight) / BYTE) as u64)
     }
 
     fn busy(&self, link: usize) -> u64 {
@@ -374,7 +385,8 @@ impl Naive {
         let tenant = self.tenants.iter_mut().find(|t| t.id == w.tenant).unwrap();
         let limit = &mut tenant.limits[(w.class == Class::SwapOut) as usize];
         limit.sends.push((now, u64::from(w.bytes)));
-        let finish = start + u128::from(w.bytes) * BYTE / u128::from(tenant.weight);
+        let weight = tenant.weight;
+        let finish = start + u128::from(w.bytes) * BYTE / u128::from(weight);
         let flow = &mut self.flows[f];
         flow.finish = finish;
         flow.dropped = false;
@@ -386,7 +398,15 @@ impl Naive {
                 flow.lead -= i64::from(w.bytes);
             }
         }
-        self.clocks[w.link] = start;
+        let (clock, weight) = (self.clocks[w.link], u128::from(weight));
+        let time = |bytes: u64, weight: u128| u128::from(bytes) * BYTE / weight;
+        self.clocks[w.link] = if start > clock + time(CREDIT_BYTES, weight) {
+            let all: u128 = self.tenants.iter().map(|t| u128::from(t.weight)).sum();
+            let slow = clock + time(w.bytes.into(), all);
+            slow.max(finish.saturating_sub(time(DEBT_BYTES, weight)))
+        } else {
+            clock.max(start)
+        };
         self.finishes[w.link] = self.finishes[w.link].max(finish);
         self.under_way.push(w.clone());
         self.after(f, Some(finish));
