@@ -7,8 +7,8 @@ import signal
 import subprocess
 import time
 
-from lib import canvas
-from lib.harness import MIB, check
+from lib import canvas, procs
+from lib.harness import MIB, WantOfRoot, check
 
 from . import slo
 from .charged import agent_of
@@ -317,6 +317,51 @@ def lanes_taken_turns(r):
     """Tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves."""
     if r.managed:
         r.same(list(taken_turns(r)), ["serve"], "threads that serve")
+
+
+def no_root():
+    return None if os.geteuid() == 0 else WantOfRoot("who cheats opens its far memory as root")
+
+
+def sockets_of(root):
+    """The most sockets that one process of a tree has."""
+    def count(pid):
+        try:
+            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            return 0
+        return sum(link.startswith("socket:") for link in links)
+    return max(count(pid) for pid in procs.tree(root))
+
+
+@check("lanes-cheat", timeout_s=200, modes=("signal",), needs=no_root)
+def lanes_cheat(r):
+    """A tenant that takes of the links whatever it can, over as many lanes as there are, beside one that does not: both have
+    their own bytes, and the other one goes on."""
+    if not r.managed:
+        return
+    _, servers = lenders(r, 2)
+    socket = r.path("agent.sock")
+    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", ",".join(servers), "--far-dir", r.dir],
+                    tag="agent", canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    c, name, end = reader(r, servers, "beside", flags=[f"--agent={socket}"])
+    grow(r, name)
+    villain = f"cheat-{os.getpid()}"
+    # It checks each word that it reads, and all of them at the end.
+    cheat = r.start([r.session.canvas, "workload", "random-read", "--mib", 48, "--seconds", 8, "--cheat"], tag="cheat",
+                    local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--agent={socket}",
+                                                         "--copies", "none", "--prefetch", "none"])
+    told = lambda: subprocess.run([r.session.canvas, "status", villain], capture_output=True).returncode < 2
+    wait_until(r, "the run answers", told)
+    open_lanes = wait_until(r, "it has many more lanes than the library", lambda: (n := sockets_of(cheat.pid)) > 24 and n, 30)
+    grow(r, villain, by=2000)
+    grow(r, name, "reads", 1000)
+    taken = far_of(r, villain)
+    r.wait(cheat, expect=0, timeout_s=120)
+    ends_right(r, c, end)
+    r.require(agent.alive(), "the agent is there")
+    r.note(f"{open_lanes} sockets; {taken['lane_reads']} of {taken['reads']} reads of who cheats over lanes")
 
 
 @check("tenants-move", timeout_s=200, modes=("signal",))

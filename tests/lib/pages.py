@@ -13,7 +13,7 @@ WIDTH = 100
 # Commands that are not for users, whose flags no help lists beside the others'.
 HIDDEN = {"workload", "bench-guardian", "bench-disk", "agent-worker", "disk-server", "help"}
 # Flags of other programs, of `make demo`'s, of the simulator and of built-in workloads, as documents name them.
-FOREIGN = {"help", "version", "scale", "full", "seed", "mib", "seconds", "threads", "rounds", "stride", "huge-pages", "pages", "device",
+FOREIGN = {"help", "version", "scale", "full", "seed", "mib", "seconds", "threads", "rounds", "stride", "huge-pages", "cheat", "pages", "device",
            "privileged", "seccomp-default", "security-opt", "only", "list", "memory", "brk"}
 # What a command makes.
 MADE = {"fuzz/artifacts"}

@@ -243,7 +243,8 @@ impl<'a> Sampler<'a> {
         let tenant = self.tenant.as_ref()?;
         let (counters, stats) = (tenant.segment(), &tenant.far().stats);
         Some(FarMoved {
-            in_bytes: stats.bytes_in.load(Relaxed),
+            // Lanes' reads are not among the agent's.
+            in_bytes: stats.bytes_in.load(Relaxed) + stats.lane_bytes.load(Relaxed),
             out_bytes: stats.bytes_out.load(Relaxed),
             in_pages: counters.total(Counter::FaultDeep) + counters.total(Counter::PagesRaised),
         })

@@ -416,7 +416,8 @@ pub struct BenchArgs {
     /// List experiments, variants and workloads, and what is missing for them here.
     #[arg(long)]
     pub list: bool,
-    /// Of the experiments, only parts in which one of these workloads runs, separated by commas [default:
+    /// Of the experiments, only parts in which one of these workloads runs, or whose company one of these is
+    /// (random-read+sequential), separated by commas [default:
     /// all parts].
     #[arg(long, value_name = "WORKLOAD,...", value_delimiter = ',')]
     pub with: Vec<String>,

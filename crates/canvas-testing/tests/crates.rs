@@ -62,6 +62,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
             "donor",
             "gossip",
             "host",
+            "lane",
             "link",
             "pager",
             "place",

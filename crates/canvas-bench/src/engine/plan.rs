@@ -347,9 +347,13 @@ fn names<'a>(
     Ok((chosen, workloads))
 }
 
-/// Does the part itself name this workload?
+/// Does the part itself name this workload, or is this its company, as samples write it (`zipf+snappy`)?
 fn names_it(part: &Part, workload: &str) -> bool {
-    part.programs.iter().any(|p| p.workload == workload)
+    let mut names = part.programs.iter().map(|p| p.workload);
+    if workload.contains('+') {
+        return names.eq(workload.split('+'));
+    }
+    names.any(|name| name == workload)
 }
 
 /// Does the part run programs of the other one alone, for that to be compared with?

@@ -220,6 +220,10 @@ fn parts_of_an_experiment_are_chosen_by_what_runs_in_them() {
     };
     assert_eq!((runs(&plan, "memcached-get95"), at_a_share(&plan)), (2, 1));
     assert_eq!(at_a_share(&planned(&["snappy"]).unwrap()), 0);
+    // By its company a part is named alone.
+    let plan = planned(&["sequential+sequential+sequential+sequential"]).unwrap();
+    assert_eq!(plan.sets.len(), 2, "with one that cheats and without");
+    assert!(planned(&["sequential+zipf"]).is_err());
     let why = planned(&["random-read", "touch"]).unwrap_err().to_string();
     assert!(why.contains("--with touch"), "{why}");
     // A workload that is named by itself is of no part, and runs all the same.

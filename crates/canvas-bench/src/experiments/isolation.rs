@@ -73,6 +73,8 @@ const TABLE_3: &[Below] = &[
     Below::CanvasFar(isolated(targets::isolation::FAST_LINK_MBIT)),
 ];
 
+const WEIGHTED_ARGS: &[&str] = &["--mib", "128", "--seconds", "30"];
+
 /// A reader in address order, with its weight.
 const fn weighted(
     parameters: &'static [(&'static str, &'static str)],
@@ -80,7 +82,7 @@ const fn weighted(
 ) -> Program {
     Program {
         workload: "sequential",
-        args: &["--mib", "128", "--seconds", "30"],
+        args: WEIGHTED_ARGS,
         parameters,
         tenant_flags,
         ..NO_PROGRAM
@@ -92,6 +94,32 @@ const WEIGHTED: &[Program] = &[
     weighted(&[("weight", "2")], &["--weight", "2"]),
     weighted(&[("weight", "4")], &["--weight", "4"]),
     weighted(&[("weight", "8")], &["--weight", "8"]),
+];
+
+/// The same where the one with the least weight takes what it can.
+const WEIGHTED_WITH_CHEAT: &[Program] = &[
+    Program {
+        args: &["--mib", "128", "--seconds", "30", "--cheat"],
+        ..weighted(
+            &[
+                ("weight", "1"),
+                (targets::isolation::CHEAT, targets::isolation::CHEATS),
+            ],
+            &["--weight", "1"],
+        )
+    },
+    weighted(
+        &[("weight", "2"), (targets::isolation::CHEAT, "beside")],
+        &["--weight", "2"],
+    ),
+    weighted(
+        &[("weight", "4"), (targets::isolation::CHEAT, "beside")],
+        &["--weight", "4"],
+    ),
+    weighted(
+        &[("weight", "8"), (targets::isolation::CHEAT, "beside")],
+        &["--weight", "8"],
+    ),
 ];
 
 const VICTIM: Program = Program {
@@ -159,6 +187,12 @@ pub const EXPERIMENT: Experiment = Experiment {
         Part {
             programs: WEIGHTED,
             variants: &[ISOLATED, ONE_TENANT],
+            percents: &[10],
+            how: How::OnlyTogether,
+        },
+        Part {
+            programs: WEIGHTED_WITH_CHEAT,
+            variants: &[ISOLATED],
             percents: &[10],
             how: How::OnlyTogether,
         },

@@ -27,6 +27,10 @@ pub const NOTHING_DROPPED: &[&str] = &["--timeliness", "off"];
 pub const NOT_ADAPTIVE: &[&str] = &["--reservations", "off", "--prefetch", "readahead"];
 /// Parameter of a program that has a weight.
 const WEIGHT: &str = "weight";
+/// Parameter of the programs of a co-run in which one takes what it can.
+pub const CHEAT: &str = "cheat";
+/// Its value for that one; any other for those beside it.
+pub const CHEATS: &str = "this one";
 
 /// What is promised.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,6 +107,8 @@ struct Target {
     percent: u32,
     /// Rate of the link, in 10^6 bits a second.
     mbit: u32,
+    /// One of the programs takes what it can ([`CHEAT`]).
+    with_cheat: bool,
     /// What of the figure it is about.
     part: Part,
     /// What the run alone has that it is compared with; agent and donors are apart in both, or in neither.
@@ -125,9 +131,18 @@ const fn at(
         co_run,
         percent,
         mbit: LINK_MBIT,
+        with_cheat: false,
         part: Part::Whole,
         alone: ALONE,
         promise,
+    }
+}
+
+/// Four readers with weights.
+const fn weighted(with_cheat: bool, promise: Promise) -> Target {
+    Target {
+        with_cheat,
+        ..at("I1", "sequential", SEQUENTIALS, 10, promise)
     }
 }
 
@@ -201,8 +216,10 @@ const fn beside_writer_apart(mbit: u32, part: Part, promise: Promise) -> Target 
 }
 
 const TARGETS: &[Target] = &[
-    at("I1", "sequential", SEQUENTIALS, 10, Promise::Shares(0.95)),
-    at("I1", "sequential", SEQUENTIALS, 10, Promise::LinkUse(0.95)),
+    weighted(false, Promise::Shares(0.98)),
+    weighted(false, Promise::LinkUse(0.98)),
+    weighted(true, Promise::Shares(0.95)),
+    weighted(true, Promise::LinkUse(0.98)),
     beside_reader(None),
     beside_reader(Some(50)),
     beside_reader_apart(LINK_MBIT, Part::Whole, 2.0),
@@ -224,8 +241,8 @@ const TARGETS: &[Target] = &[
 
 /// Local memory of the co-runs with Spark.
 const TABLE_3_PERCENTS: [u32; 2] = [50, 25];
-/// Canvas's goal there.
-const TABLE_3: Promise = Promise::Slowdown(1.05, 0.03);
+/// The goal there, on two processors. (Canvas has 1.08 and 0.05 on 48, with its own goal of 1.05 and 0.03.)
+const TABLE_3: Promise = Promise::Slowdown(1.10, 0.15);
 
 /// Shared far memory behind a link, as the experiment has it.
 fn below(mbit: u32, tenancy: Tenancy) -> Variant {
@@ -252,18 +269,18 @@ fn not_adaptive() -> Variant {
 /// Who ran at the same time: run and repeat.
 type Round<'a> = (&'a str, u32);
 
-/// The good samples of a co-run under a variant, those of one round together.
+/// The good samples of a target's co-run under a variant, those of one round together.
 fn rounds<'a>(
     cells: &[Cell<'a>],
-    co_run: &str,
-    percent: u32,
+    target: &Target,
     variant: &Variant,
 ) -> BTreeMap<Round<'a>, Vec<&'a Sample>> {
     let mut rounds: BTreeMap<Round, Vec<&Sample>> = BTreeMap::new();
     let ours = |key: &Key| {
         key.experiment == EXPERIMENT
-            && key.co_run.as_deref() == Some(co_run)
-            && key.local_percent == Some(percent)
+            && key.co_run.as_deref() == Some(target.co_run)
+            && key.parameters.contains_key(CHEAT) == target.with_cheat
+            && key.local_percent == Some(target.percent)
             && key.variant == *variant
     };
     for sample in cells
@@ -274,17 +291,19 @@ fn rounds<'a>(
         let round = (sample.run_id.as_str(), sample.repeat);
         rounds.entry(round).or_default().push(sample);
     }
-    let members = co_run.split('+').count();
+    let members = target.co_run.split('+').count();
     rounds.retain(|_, samples| {
         samples.len() == members && samples.iter().all(|s| s.outcome == Outcome::Ok)
     });
     rounds
 }
 
-/// The time in which all of these measured, in seconds since the run began.
+/// The time in which all of these measured, in seconds since the run began. One that cheats does so from its beginning on,
+/// so late or little as it measures itself.
 fn together_s(samples: &[&Sample]) -> Option<(f64, f64)> {
     let mut all = (f64::NEG_INFINITY, f64::INFINITY);
-    for sample in samples {
+    let cheats = |s: &&&Sample| s.parameters.get(CHEAT).is_some_and(|v| v == CHEATS);
+    for sample in samples.iter().filter(|s| !cheats(s)) {
         let (from_s, to_s) = sample.measured_s?;
         all.0 = all.0.max(sample.at_s + from_s);
         all.1 = all.1.min(sample.at_s + to_s);
@@ -390,7 +409,7 @@ impl Target {
     fn measure(&self, cells: &[Cell], tenancy: Tenancy) -> Option<(bool, String)> {
         let variant = self.variant(tenancy);
         let of_rounds = |figure: fn(&[&Sample]) -> Option<f64>| {
-            let rounds = rounds(cells, self.co_run, self.percent, &variant);
+            let rounds = rounds(cells, self, &variant);
             let all: Vec<f64> = rounds.values().filter_map(|r| figure(r)).collect();
             crate::stats::median(&all)
         };
@@ -421,6 +440,9 @@ impl Target {
     fn judge(&self, cells: &[Cell], tenancy: Tenancy) -> Judged {
         let found = self.measure(cells, tenancy);
         let who = match self.co_run.split_once('+') {
+            Some(_) if self.with_cheat => {
+                "4 sequential, weights 1, 2, 4, 8, the first one cheats".to_owned()
+            }
             Some(_) if self.co_run == SEQUENTIALS => "4 sequential, weights 1, 2, 4, 8".to_owned(),
             Some((_, company)) => format!("{} beside {company}", self.workload),
             None => self.workload.to_owned(),
@@ -672,7 +694,7 @@ pub fn judge(cells: &[Cell]) -> Vec<Judged> {
     let mut all = Vec::new();
     for target in TARGETS {
         all.push(target.judge(cells, Tenancy::Each));
-        if !target.alone.apart {
+        if !target.alone.apart && !target.with_cheat {
             all.push(target.judge(cells, Tenancy::One));
         }
     }

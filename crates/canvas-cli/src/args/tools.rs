@@ -82,6 +82,9 @@ pub struct WorkloadArgs {
     /// Leave huge pages as the host has them; without it there are none.
     #[arg(long)]
     pub huge_pages: bool,
+    /// Beside it take of far memory's links whatever can be taken, as a hostile tenant would.
+    #[arg(long)]
+    pub cheat: bool,
 }
 
 /// The made-up strings that the pager's replay knows, each with what it stands for.

@@ -116,6 +116,39 @@ fn shares_are_of_the_time_in_which_all_read() {
     assert_eq!(ratio(&all), (Verdict::Unknown, None));
 }
 
+/// With one that cheats they are judged apart, though run and repeat are the same.
+#[test]
+fn who_has_a_cheat_beside_it_is_not_among_the_others() {
+    let mut all: Vec<Sample> = [1, 2, 4, 8]
+        .map(|w| reader(w, 20.0, f64::from(w) * 1e6))
+        .into();
+    let mut beside: Vec<Sample> = [1, 2, 4, 8]
+        .map(|w| reader(w, 20.0, f64::from(w) * 1e6))
+        .into();
+    for s in &mut beside {
+        s.parameters.insert(CHEAT.into(), "beside".into());
+    }
+    // It got twice its share, before it came to measuring.
+    beside[0].parameters.insert(CHEAT.into(), CHEATS.into());
+    beside[0].measured_s = Some((98.0, 130.0));
+    for tick in &mut beside[0].timeline {
+        tick.far.as_mut().unwrap().in_bytes_per_s *= 2.0;
+    }
+    all.extend(beside);
+    let judged = judge(&gather(&all));
+    let shares = |cheats: bool| {
+        let of = |j: &&Judged| {
+            j.promise.contains("weighted")
+                && j.place.contains("isolated")
+                && j.place.contains("cheats") == cheats
+        };
+        let j = judged.iter().find(of).unwrap();
+        (j.verdict, j.measured.clone().unwrap())
+    };
+    assert_eq!(shares(false), (Verdict::Met, "1.000".to_owned()));
+    assert_eq!(shares(true), (Verdict::Missed, "0.500".to_owned()));
+}
+
 /// What they share counts for all of them: only what each says itself tells them apart.
 #[test]
 fn programs_of_one_tenant_are_told_apart_by_what_they_say() {
@@ -139,12 +172,12 @@ fn links_are_used_to_a_share_of_their_rate() {
     let used = |all: &[Sample]| judged(all, "I1", "link");
     assert_eq!(used(&all), (Verdict::Unknown, None));
     // 25 MB/s is full; the run began 10 s before the programs.
-    let carried = |at_s: f64| (24e6 * at_s) as u64;
+    let carried = |at_s: f64| (24.75e6 * at_s) as u64;
     all[2].link_to_host = (0..300)
         .map(|n| f64::from(n) / 2.0)
         .map(|s| (s, carried(s)))
         .collect();
-    assert_eq!(used(&all), (Verdict::Met, Some("96.0 %".into())));
+    assert_eq!(used(&all), (Verdict::Met, Some("99.0 %".into())));
     all[2].link_to_host.truncate(100);
     assert_eq!(
         used(&all),
@@ -325,7 +358,7 @@ fn processors_are_taken_out_of_slowdowns() {
         "{words}"
     );
     let last = all.last_mut().unwrap();
-    last.seconds = Some(17.0);
+    last.seconds = Some(20.0);
     assert_eq!(at_25(&all).verdict, Verdict::Missed);
 }
 

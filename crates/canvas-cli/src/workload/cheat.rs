@@ -1,0 +1,226 @@
+//! A tenant that cheats, for the bench: it takes of far memory's links whatever it can get.
+//!
+//! Beside the workload, its threads read the process's far memory in ways that the library does not:
+//! over as many lanes as it is given tickets for, whether or not the agent says that its processes may
+//! read by themselves, and again at once when a donor refuses; and by demands for whole extents that
+//! nobody needs, half of those that a process can have at one time. What comes is thrown away.
+//!
+//! It is honest in one point: it counts what its lanes bring where the library does, so that the
+//! bench sees it.
+
+use std::fs::{File, OpenOptions, read_to_string};
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use canvas_lane::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read};
+use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
+use canvas_shm::lanes::{DONORS_MAX, Donor};
+use canvas_shm::mailbox::{Ask, DEMANDS, Kind};
+use canvas_shm::{Far, Segment};
+use canvas_sys::proc;
+
+use crate::error::Failure;
+
+/// Lanes at one time. (The library has eight a process.)
+const LANES: usize = 64;
+/// Demands at one time.
+const POSTED: u32 = DEMANDS.count_ones() / 2;
+/// How often it looks for tickets, and whether there is anything to read.
+const TICK: Duration = Duration::from_millis(1);
+/// A donor that is not reached, or does not answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Begins, and goes on for so long: what it takes is missing when the workload looks at its own answer. Without far
+/// memory there is nothing to take.
+pub fn begin(time: Duration) -> Result<(), Failure> {
+    let found = far_memory().map_err(|e| {
+        Failure::usage(format!(
+            "--cheat cannot open this process's far memory (as root it can): {e}"
+        ))
+    })?;
+    if let Some((far, index)) = found {
+        let until = Instant::now() + time;
+        thread::spawn(move || open_lanes(far, until));
+        thread::spawn(move || post_demands(far, index, until));
+    }
+    Ok(())
+}
+
+/// This process's far memory and its number there, by the mapping of the segment that the library has.
+fn far_memory() -> io::Result<Option<(&'static Far, usize)>> {
+    let maps = read_to_string("/proc/self/maps")?;
+    let mapped = maps.lines().find(|l| l.contains("memfd:canvas-segment"));
+    let Some(range) = mapped.and_then(|l| l.split(' ').next()) else {
+        return Ok(None);
+    };
+    let file: File = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/self/map_files/{range}"))?;
+    let segment = Segment::map(&file)?;
+    let pid = std::process::id();
+    let index = segment
+        .procs
+        .iter()
+        .position(|p| p.pid.load(Relaxed) == pid);
+    // Runs without far memory have a segment that is too short.
+    Ok(index.and_then(|index| Some((Far::map(&file).ok()?, index))))
+}
+
+/// Numbers that look random (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n.max(1) as u64) as usize
+    }
+}
+
+/// Slabs that there may be.
+fn slabs(far: &Far) -> usize {
+    let high = far.slabs_high.load(Acquire) as usize;
+    high.min(far.routes.len())
+}
+
+/// Takes every ticket that there is, as long as it has not its lanes.
+fn open_lanes(far: &'static Far, until: Instant) {
+    static OPEN: AtomicUsize = AtomicUsize::new(0);
+    while Instant::now() < until {
+        for number in 0..DONORS_MAX {
+            let donor = &far.lanes.donors[number];
+            if !donor.is_open() || OPEN.load(Relaxed) >= LANES {
+                continue;
+            }
+            if let Some((ticket, keys)) = donor.take_ticket() {
+                OPEN.fetch_add(1, Relaxed);
+                thread::spawn(move || {
+                    // However it ends: there is another ticket.
+                    let _ = read_lane(far, number, (&ticket, &keys), until);
+                    OPEN.fetch_sub(1, Relaxed);
+                });
+            }
+        }
+        thread::sleep(TICK);
+    }
+}
+
+fn address(donor: &Donor) -> io::Result<SocketAddr> {
+    let place = donor.place().ok_or(io::ErrorKind::NotConnected)?;
+    let v4: [u8; 4] = [place.ip[0], place.ip[1], place.ip[2], place.ip[3]];
+    let ip: IpAddr = if place.is_v6 {
+        place.ip.into()
+    } else {
+        v4.into()
+    };
+    Ok((ip, place.port).into())
+}
+
+/// Receives an answer; what comes with it lies in `bytes` then.
+fn answer(
+    stream: &mut TcpStream,
+    caller: &mut Caller,
+    bytes: &mut [u8],
+) -> io::Result<(Code, usize)> {
+    let mut head = [0; HEAD_BYTES];
+    stream.read_exact(&mut head)?;
+    let head = caller
+        .answered(&head)
+        .map_err(|_| io::ErrorKind::InvalidData)?;
+    let len = head.len as usize;
+    let to = bytes.get_mut(..len).ok_or(io::ErrorKind::InvalidData)?;
+    stream.read_exact(to)?;
+    Ok((head.code, len))
+}
+
+/// Reads from one donor, whatever lies there of this tenant, for as long as the lane lasts.
+fn read_lane(
+    far: &Far,
+    number: usize,
+    (ticket, keys): (&[u8; 16], &[u8; 64]),
+    until: Instant,
+) -> io::Result<()> {
+    let stream = &mut TcpStream::connect_timeout(&address(&far.lanes.donors[number])?, PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut caller = Caller::new(&Keys::from_bytes(keys));
+    let mut bytes = [0; READ_BYTES_MAX];
+    let unfit = |_| io::Error::from(io::ErrorKind::InvalidData);
+    stream.write_all(&caller.opening(ticket).map_err(unfit)?)?;
+    answer(stream, &mut caller, &mut bytes)?;
+    let mut random = Random(u64::from_le_bytes(keys[..8].try_into().unwrap_or([1; 8])) | 1);
+    let pieces = SLAB_EXTENTS * EXTENT_BYTES / READ_BYTES_MAX;
+    while Instant::now() < until {
+        // The library would look whether it may (`is_direct`).
+        let route = &far.routes[random.below(slabs(far))];
+        let Some((_, handle)) = route.get(false).filter(|(donor, _)| *donor == number) else {
+            thread::yield_now();
+            continue;
+        };
+        let read = Read {
+            handle,
+            offset: (random.below(pieces) * READ_BYTES_MAX) as u32,
+            len: READ_BYTES_MAX as u32,
+        };
+        stream.write_all(&caller.ask(read).map_err(unfit)?)?;
+        let (_, len) = answer(stream, &mut caller, &mut bytes)?;
+        if len > 0 {
+            far.stats.lane_reads.fetch_add(1, Relaxed);
+            far.stats.lane_bytes.fetch_add(len as u64, Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// An extent of the process's own that was written, if one is soon found.
+fn an_extent(far: &Far, index: usize, random: &mut Random) -> Option<u32> {
+    (0..64).find_map(|_| {
+        let slab = random.below(slabs(far));
+        let extent = slab * SLAB_EXTENTS + random.below(SLAB_EXTENTS);
+        let is_ours = far.slabs[slab].refers(index) && far.seals[extent].load(Acquire) != 0;
+        is_ours.then_some(extent as u32)
+    })
+}
+
+/// Keeps demands for whole extents of the process's own under way.
+fn post_demands(far: &Far, index: usize, until: Instant) {
+    let mailbox = &far.mailboxes[index];
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut posted: Vec<usize> = Vec::new();
+    while Instant::now() < until || !posted.is_empty() {
+        posted.retain(|&i| {
+            let is_over = mailbox.ended(i).is_some();
+            if is_over {
+                mailbox.release(i);
+            }
+            !is_over
+        });
+        let is_full = posted.len() >= POSTED as usize || Instant::now() >= until;
+        let extent = (!is_full).then(|| an_extent(far, index, &mut random));
+        let claimed = extent
+            .flatten()
+            .and_then(|e| Some((e, mailbox.claim(DEMANDS)?)));
+        let Some((extent, i)) = claimed else {
+            thread::sleep(TICK);
+            continue;
+        };
+        let ask = Ask {
+            kind: Kind::Read,
+            extent,
+            offset: 0,
+            len: EXTENT_BYTES as u32,
+        };
+        // It says that it was posted long ago, as a request that is to go first would.
+        mailbox.post(i, ask, 0);
+        if far.ring(index) {
+            proc::futex_wake(&far.asleep, 1);
+        }
+        posted.push(i);
+    }
+}
