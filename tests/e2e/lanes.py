@@ -271,14 +271,26 @@ def lanes_killed(r):
     ends_right(r, c, end)
 
 
+def agent_for(r, servers, *more):
+    """An agent over these servers that listens, and its socket."""
+    socket = r.path("agent.sock")
+    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", ",".join(servers), "--far-dir", r.dir, *more],
+                    tag="agent", canvas_on=False)
+    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    return agent, socket
+
+
+def answers(r, name):
+    """Waits until the run does."""
+    told = lambda: subprocess.run([r.session.canvas, "status", name], capture_output=True).returncode < 2
+    wait_until(r, "the run answers", told)
+
+
 def taken_turns(r, *more):
     """Two tenants of one agent: who is alone reads over lanes, and so do two, each its share of what the link moves. What
     each thread of the agent's has used by then (`serving_s`)."""
     _, servers = lenders(r, 1)
-    socket = r.path("agent.sock")
-    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", servers[0], "--far-dir", r.dir, "--pool",
-                     "64M", *more], tag="agent", canvas_on=False)
-    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    agent, socket = agent_for(r, servers, "--pool", "64M", *more)
     flags = [f"--agent={socket}", "--copies", "none"]
     c, name, end = reader(r, servers, "first", flags=flags)
     grow(r, name)
@@ -341,10 +353,7 @@ def lanes_cheat(r):
     if not r.managed:
         return
     _, servers = lenders(r, 2)
-    socket = r.path("agent.sock")
-    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", ",".join(servers), "--far-dir", r.dir],
-                    tag="agent", canvas_on=False)
-    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    agent, socket = agent_for(r, servers)
     c, name, end = reader(r, servers, "beside", flags=[f"--agent={socket}"])
     grow(r, name)
     villain = f"cheat-{os.getpid()}"
@@ -352,8 +361,7 @@ def lanes_cheat(r):
     cheat = r.start([r.session.canvas, "workload", "random-read", "--mib", 48, "--seconds", 8, "--cheat"], tag="cheat",
                     local=16 * MIB, pool=8 * MIB, extra=["--tenant", villain, "--far", "256M", f"--agent={socket}",
                                                          "--copies", "none", "--prefetch", "none"])
-    told = lambda: subprocess.run([r.session.canvas, "status", villain], capture_output=True).returncode < 2
-    wait_until(r, "the run answers", told)
+    answers(r, villain)
     open_lanes = wait_until(r, "it has many more lanes than the library", lambda: (n := sockets_of(cheat.pid)) > 24 and n, 30)
     grow(r, villain, by=2000)
     grow(r, name, "reads", 1000)
@@ -371,10 +379,7 @@ def tenants_move(r):
     if not r.managed:
         return
     _, servers = lenders(r, 1)
-    socket = r.path("agent.sock")
-    agent = r.start([r.session.canvas, "agent", "--socket", socket, "--server", servers[0], "--far-dir", r.dir, "--threads",
-                     "2"], tag="agent", canvas_on=False)
-    wait_until(r, "the agent listens", lambda: os.path.exists(socket))
+    agent, socket = agent_for(r, servers, "--threads", "2")
     names = [f"move{n}-{os.getpid()}" for n in range(3)]
 
     def start(name):
@@ -383,8 +388,7 @@ def tenants_move(r):
                                                             "--copies", "none", "--lanes", "off", "--prefetch", "none"])
 
     def reads(name):
-        told = lambda: subprocess.run([r.session.canvas, "status", name], capture_output=True).returncode < 2
-        wait_until(r, "the run answers", told)
+        answers(r, name)
         grow(r, name, "reads", 2000)
 
     runs = [start(name) for name in names]

@@ -36,7 +36,7 @@ pub(crate) struct Reads {
     pub direct_bytes_s: u64,
 }
 
-/// Smooths what is read: the last of so many looks counts as much as all before it together.
+/// Smooths what is read: of what was known a part of this is forgotten at each look, for as much of what is new.
 const SMOOTH: u64 = 4;
 
 impl Reads {

@@ -18,9 +18,9 @@ pub fn run(args: &WorkloadArgs) -> Result<i32, Failure> {
     if !args.huge_pages {
         let _ = nix::sys::prctl::set_thp_disable(true);
     }
-    if args.cheat {
+    if let (true, Some(seconds)) = (args.cheat, args.seconds) {
         // It measures for this time after a quarter of it, and has filled its memory before.
-        let time = Duration::try_from_secs_f64(2.0 * args.seconds.unwrap_or(0.0));
+        let time = Duration::try_from_secs_f64(2.0 * seconds);
         cheat::begin(time.unwrap_or_default())?;
     }
     let options = Options {

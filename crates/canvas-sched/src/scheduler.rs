@@ -300,7 +300,7 @@ impl Scheduler {
         let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
         let (flow, weight) = (&mut tenant.flows[at], u128::from(tenant.weight));
         let start = flow.finish.max(earliest(l.clock, tenant.weight));
-        flow.finish = start + u128::from(bytes) * BYTE / weight;
+        flow.finish = start + virtual_time(bytes, tenant.weight.into());
         l.finish_max = l.finish_max.max(flow.finish);
         let is_ready = l.ready.contains(seat);
         if is_ready && bytes > 0 {
@@ -394,7 +394,7 @@ impl Scheduler {
         bucket.take(bytes, now_ns);
         let flow = &mut tenant.flows[link];
         flow.sent(class, bytes);
-        flow.finish = start + u128::from(bytes) * BYTE / u128::from(tenant.weight);
+        flow.finish = start + virtual_time(bytes.into(), tenant.weight.into());
         let (finish, empty) = (flow.finish, flow.is_empty());
         let weight = tenant.weight;
         let clock = self.clock_after(self.links[link].clock, (start, finish), weight, bytes);
@@ -587,7 +587,7 @@ fn earliest(clock: u128, weight: u32) -> u128 {
 
 /// What so many bytes are in virtual time, at this weight.
 fn virtual_time(bytes: u64, weight: u64) -> u128 {
-    u128::from(bytes) * BYTE / u128::from(weight.max(1))
+    u128::from(bytes) * BYTE / u128::from(weight)
 }
 
 fn flow_id(seat: u32, link: usize) -> u32 {

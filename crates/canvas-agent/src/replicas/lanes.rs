@@ -104,12 +104,12 @@ impl Lanes {
     /// What all lanes of a donor may read together: a part of the tenant's rate, by what they have read of late at each
     /// donor, half of an even part at least.
     fn rate(&self, donor: usize) -> LaneRate {
-        let parts = self.donors.iter().filter(|d| d.open).count().max(1) as u128;
-        let all: u128 = self.donors.iter().map(|d| u128::from(d.lately_bytes)).sum();
-        let its = u128::from(self.donors[donor].lately_bytes);
         match self.may {
             Direct::All => LaneRate::UNBOUNDED,
             Direct::Rate(rate_bytes) => {
+                let parts = self.donors.iter().filter(|d| d.open).count().max(1) as u128;
+                let all: u128 = self.donors.iter().map(|d| u128::from(d.lately_bytes)).sum();
+                let its = u128::from(self.donors[donor].lately_bytes);
                 let rate = u128::from(rate_bytes);
                 let by_use = (rate * its).checked_div(all).unwrap_or(rate / parts);
                 LaneRate {

@@ -83,7 +83,7 @@ pub struct WorkloadArgs {
     #[arg(long)]
     pub huge_pages: bool,
     /// Beside it take of far memory's links whatever can be taken, as a hostile tenant would.
-    #[arg(long)]
+    #[arg(long, requires = "seconds")]
     pub cheat: bool,
 }
 

@@ -71,18 +71,6 @@ fn far_memory() -> io::Result<Option<(&'static Far, usize)>> {
     Ok(index.and_then(|index| Some((Far::map(&file).ok()?, index))))
 }
 
-/// Numbers that look random (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % n.max(1) as u64) as usize
-    }
-}
-
 /// Slabs that there may be.
 fn slabs(far: &Far) -> usize {
     let high = far.slabs_high.load(Acquire) as usize;
@@ -154,18 +142,18 @@ fn read_lane(
     let unfit = |_| io::Error::from(io::ErrorKind::InvalidData);
     stream.write_all(&caller.opening(ticket).map_err(unfit)?)?;
     answer(stream, &mut caller, &mut bytes)?;
-    let mut random = Random(u64::from_le_bytes(keys[..8].try_into().unwrap_or([1; 8])) | 1);
+    let mut random = fastrand::Rng::new();
     let pieces = SLAB_EXTENTS * EXTENT_BYTES / READ_BYTES_MAX;
     while Instant::now() < until {
         // The library would look whether it may (`is_direct`).
-        let route = &far.routes[random.below(slabs(far))];
+        let route = &far.routes[random.usize(..slabs(far).max(1))];
         let Some((_, handle)) = route.get(false).filter(|(donor, _)| *donor == number) else {
             thread::yield_now();
             continue;
         };
         let read = Read {
             handle,
-            offset: (random.below(pieces) * READ_BYTES_MAX) as u32,
+            offset: (random.usize(..pieces) * READ_BYTES_MAX) as u32,
             len: READ_BYTES_MAX as u32,
         };
         stream.write_all(&caller.ask(read).map_err(unfit)?)?;
@@ -179,10 +167,10 @@ fn read_lane(
 }
 
 /// An extent of the process's own that was written, if one is soon found.
-fn an_extent(far: &Far, index: usize, random: &mut Random) -> Option<u32> {
+fn an_extent(far: &Far, index: usize, random: &mut fastrand::Rng) -> Option<u32> {
     (0..64).find_map(|_| {
-        let slab = random.below(slabs(far));
-        let extent = slab * SLAB_EXTENTS + random.below(SLAB_EXTENTS);
+        let slab = random.usize(..slabs(far).max(1));
+        let extent = slab * SLAB_EXTENTS + random.usize(..SLAB_EXTENTS);
         let is_ours = far.slabs[slab].refers(index) && far.seals[extent].load(Acquire) != 0;
         is_ours.then_some(extent as u32)
     })
@@ -191,7 +179,7 @@ fn an_extent(far: &Far, index: usize, random: &mut Random) -> Option<u32> {
 /// Keeps demands for whole extents of the process's own under way.
 fn post_demands(far: &Far, index: usize, until: Instant) {
     let mailbox = &far.mailboxes[index];
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = fastrand::Rng::new();
     let mut posted: Vec<usize> = Vec::new();
     while Instant::now() < until || !posted.is_empty() {
         posted.retain(|&i| {
