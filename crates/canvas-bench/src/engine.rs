@@ -694,7 +694,7 @@ impl Drop for Leaves<'_> {
 fn confine(cell: &Cell, serves: bool) -> Result<Option<Confined>, ConfineError> {
     if cell.set.is_on_one_processor() {
         Confined::to_one().map(Some)
-    } else if cell.variant.is_apart() {
+    } else if cell.variant.is_on_half() {
         Confined::to_half(serves).map(Some)
     } else {
         cell.variant.cpu_percent().map(Confined::to).transpose()

@@ -22,6 +22,8 @@ use crate::variant::Tenancy;
 pub enum Below {
     /// All in memory.
     Local,
+    /// The same on the first half of the processors.
+    LocalOnHalf,
     /// Canvas, with these flags before those of the command line.
     Canvas(&'static [&'static str]),
     /// Canvas with far memory over donors of the bench's own.

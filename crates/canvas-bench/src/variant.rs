@@ -14,6 +14,8 @@ pub enum Variant {
     /// All in memory, no limit.
     #[default]
     Local,
+    /// The same, with the processors that programs have where agent and donors are apart: the first half.
+    LocalOnHalf,
     /// `canvas run`, with flags beside --local and --pool (none for the defaults).
     Canvas(Vec<String>),
     /// `canvas run --far` over donors of the bench's own, with a small pool.
@@ -152,9 +154,18 @@ impl Variant {
         }
     }
 
-    /// Whether agent and donors have processors of their own.
-    pub fn is_apart(&self) -> bool {
-        matches!(self, Variant::CanvasFar(far) if far.apart)
+    /// Whether all is in memory, without a limit.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Variant::Local | Variant::LocalOnHalf)
+    }
+
+    /// Whether programs have the first half of the processors; agent and donors, if there are any, have the second.
+    pub fn is_on_half(&self) -> bool {
+        match self {
+            Variant::LocalOnHalf => true,
+            Variant::CanvasFar(far) => far.apart,
+            _ => false,
+        }
     }
 
     /// Whose agent keeps far memory.
@@ -175,6 +186,7 @@ impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Variant::Local => f.write_str("local"),
+            Variant::LocalOnHalf => f.write_str("local[on half of the processors]"),
             Variant::Canvas(flags) if flags.is_empty() => f.write_str("canvas"),
             Variant::Canvas(flags) => write!(f, "canvas[{}]", flags.join(" ")),
             Variant::CanvasFar(far) => {
@@ -270,9 +282,19 @@ mod tests {
         });
         let text = serde_json::to_string(&apart).unwrap();
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), apart);
-        assert!(apart.is_apart());
+        assert!(apart.is_on_half());
         let shown = "canvas-far[none, agent and donors apart]";
         assert_eq!(apart.to_string(), shown);
+    }
+
+    #[test]
+    fn all_in_memory_on_half_of_the_processors_is_local_too() {
+        let half = Variant::LocalOnHalf;
+        assert_eq!(serde_json::to_string(&half).unwrap(), "\"local_on_half\"");
+        assert_eq!(half.to_string(), "local[on half of the processors]");
+        assert!(half.is_local() && half.is_on_half() && !half.needs_limit());
+        assert!(Variant::Local.is_local() && !Variant::Local.is_on_half());
+        assert!(!Variant::Zram.is_local() && !Variant::Zram.is_on_half());
     }
 
     #[test]

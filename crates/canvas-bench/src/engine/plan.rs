@@ -151,8 +151,11 @@ impl Set {
         for (at, percent) in self.percents.iter().enumerate() {
             for i in 0..n {
                 match rotated(i) {
-                    Variant::Local if at == home => cells.push(cell(rotated(i), None)),
-                    Variant::Local => {}
+                    local if local.is_local() => {
+                        if at == home {
+                            cells.push(cell(local, None));
+                        }
+                    }
                     other => cells.push(cell(other, Some(*percent))),
                 }
             }
@@ -178,6 +181,7 @@ pub struct Plan {
 pub fn resolve(below: Below) -> Variant {
     match below {
         Below::Local => Variant::Local,
+        Below::LocalOnHalf => Variant::LocalOnHalf,
         Below::Canvas(flags) => Variant::Canvas(strings(flags)),
         Below::CanvasFar(far) => Variant::CanvasFar(FarBelow {
             copies: far.copies.to_owned(),
@@ -202,6 +206,7 @@ pub fn resolve(below: Below) -> Variant {
 pub fn variant_about(below: Below) -> (Variant, &'static str) {
     let about = match below {
         Below::Local => "all in memory, no limit",
+        Below::LocalOnHalf => "all in memory, no limit, on the first half of the processors",
         Below::Canvas(_) => "canvas run, limited to the budget",
         Below::CanvasFar(_) => {
             "canvas run with a small pool, and far memory on donors of the bench's own"
@@ -231,6 +236,11 @@ fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
                             all.push(variant.clone());
                         }
                         all.extend(own);
+                    }
+                    Variant::Local => {
+                        let own = part.variants.iter().map(|b| resolve(*b));
+                        all.push(Variant::Local);
+                        all.extend(own.filter(Variant::is_local));
                     }
                     other => all.push(other.clone()),
                 }
@@ -520,8 +530,8 @@ fn leave_out_variants(
     let asked_beyond_local = request
         .variants
         .as_ref()
-        .is_none_or(|v| v.iter().any(|v| *v != Variant::Local));
-    let beyond_local = |s: &Set| s.variants.iter().any(|v| *v != Variant::Local);
+        .is_none_or(|v| v.iter().any(|v| !v.is_local()));
+    let beyond_local = |s: &Set| s.variants.iter().any(|v| !v.is_local());
     if had_sets
         && asked_beyond_local
         && !plan.sets.iter().any(beyond_local)

@@ -205,7 +205,7 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
         let limited_too = lines.iter().any(|(w, p)| *w == what && p.is_some());
         let only_local = || {
             let others = |(w, v, p): &(What, Variant, Option<u32>)| {
-                w == what && p.is_none() && *v != Variant::Local
+                w == what && p.is_none() && !v.is_local()
             };
             !cells.keys().any(others)
         };
@@ -213,7 +213,7 @@ fn experiment(name: &str, samples: &[&Sample]) -> String {
             continue;
         }
         let find = |w: &What, v: &Variant| {
-            let percent = if *v == Variant::Local { None } else { percent };
+            let percent = percent.filter(|_| !v.is_local());
             cells.get(&(w.clone(), v.clone(), percent))
         };
         // Together: how much slower than alone below the same variant. Alone: than all in memory.

@@ -62,6 +62,7 @@ const APART_AT_ITS_SHARE: Below = apart(targets::isolation::LINK_MBIT / 2);
 /// Beside Canvas's table 3; the link is not what they fight for.
 const TABLE_3: &[Below] = &[
     Below::Local,
+    Below::LocalOnHalf,
     Below::Zram,
     one_tenant(targets::isolation::FAST_LINK_MBIT),
     // Canvas's isolation alone: tenants, without what adapts to each of them (its 5.1 to 5.3).
@@ -71,6 +72,7 @@ const TABLE_3: &[Below] = &[
         ..isolated(targets::isolation::FAST_LINK_MBIT)
     }),
     Below::CanvasFar(isolated(targets::isolation::FAST_LINK_MBIT)),
+    apart(targets::isolation::FAST_LINK_MBIT),
 ];
 
 const WEIGHTED_ARGS: &[&str] = &["--mib", "128", "--seconds", "30"];

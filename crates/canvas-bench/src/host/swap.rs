@@ -235,7 +235,9 @@ impl Swap {
             slow: None,
         };
         match variant {
-            Variant::Local | Variant::Canvas(_) | Variant::CanvasFar(_) => return Ok(None),
+            Variant::Local | Variant::LocalOnHalf | Variant::Canvas(_) | Variant::CanvasFar(_) => {
+                return Ok(None);
+            }
             Variant::Zram => swap.zram_on(bytes, undo)?,
             Variant::Zram64k => {
                 swap.folios_on(undo)?;

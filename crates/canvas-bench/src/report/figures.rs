@@ -228,7 +228,7 @@ fn series_of(e: &Entry, points: Vec<(f64, f64)>, marked: bool) -> Series {
 
 /// Whether a variant is limited at all.
 pub fn limited(variant: &Variant) -> bool {
-    *variant != Variant::Local
+    !variant.is_local()
 }
 
 /// First and third quartile in words, with the median.

@@ -106,9 +106,11 @@ impl Palette {
     pub fn style(&mut self, variant: &Variant, parameters: &str) -> Style {
         let known = match variant {
             Variant::Canvas(flags) if flags.is_empty() => Some((CANVAS, Mark::Circle)),
-            Variant::Canvas(_) | Variant::CanvasFar(_) | Variant::Zram64k | Variant::SlowDisk => {
-                None
-            }
+            Variant::LocalOnHalf
+            | Variant::Canvas(_)
+            | Variant::CanvasFar(_)
+            | Variant::Zram64k
+            | Variant::SlowDisk => None,
             Variant::Zram => Some((ZRAM, Mark::Square)),
             Variant::Zswap => Some((ZSWAP, Mark::Triangle)),
             Variant::Disk => Some((DISK, Mark::Diamond)),

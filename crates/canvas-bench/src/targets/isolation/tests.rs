@@ -84,10 +84,10 @@ fn every_target_is_of_a_cell_that_runs() {
     for p in spark {
         assert_eq!(p.percents, TABLE_3_PERCENTS);
         let has = |v: Variant| p.variants.iter().any(|b| resolve(*b) == v);
-        assert!(has(Variant::Local) && has(Variant::Zram));
+        assert!(has(Variant::Local) && has(Variant::LocalOnHalf) && has(Variant::Zram));
         assert!(has(below(FAST_LINK_MBIT, Tenancy::Each)));
         assert!(has(below(FAST_LINK_MBIT, Tenancy::One)));
-        assert!(has(not_adaptive()));
+        assert!(has(not_adaptive()) && has(isolated_apart()));
     }
 }
 
@@ -345,7 +345,7 @@ fn processors_are_taken_out_of_slowdowns() {
         let judged = judge(&gather(all));
         let mut ours = judged
             .into_iter()
-            .filter(|j| j.number == "I4" && j.place.contains("isolated"));
+            .filter(|j| j.number == "I4" && j.place.ends_with("isolated]"));
         ours.rfind(|j| j.promise.contains("processors taken out"))
             .unwrap()
     };
@@ -390,6 +390,41 @@ fn what_programs_use_of_processors_is_set_against_local() {
     assert!(told.measured.unwrap().starts_with("mean 1.50×"));
     // Without a figure of `local` there is nothing to take out.
     all.remove(0);
+    assert_eq!(ours(&all).verdict, Verdict::Unknown);
+}
+
+/// With agent and donors apart the programs have half of the processors, in memory as well.
+#[test]
+fn what_runs_apart_is_set_against_local_on_the_same_processors() {
+    const SET: &str = "snappy+memcached-get95+xgboost+spark-lr";
+    let took = |variant: &Variant, at, co_run, seconds| {
+        let mut s = sample("snappy", variant.clone(), at, co_run);
+        s.seconds = Some(seconds);
+        s
+    };
+    let apart = isolated_apart();
+    let mut all = vec![
+        took(&Variant::Local, None, None, 1.0),
+        took(&Variant::Local, None, Some(SET), 2.0),
+        took(&Variant::LocalOnHalf, None, None, 1.5),
+        took(&Variant::LocalOnHalf, None, Some(SET), 6.0),
+        took(&apart, Some(50), None, 2.0),
+        took(&apart, Some(50), Some(SET), 8.4),
+    ];
+    let ours = |all: &[Sample]| {
+        let place = format!("at 50 %, {apart}");
+        let mut judged = judge(&gather(all)).into_iter();
+        judged
+            .find(|j| j.promise.contains("taken out") && j.place.ends_with(&place))
+            .unwrap()
+    };
+    // 4.2 times over 4 times.
+    let judged = ours(&all);
+    assert_eq!(judged.verdict, Verdict::Met);
+    assert!(judged.measured.unwrap().starts_with("mean 1.05×"));
+    all[5].seconds = Some(10.0);
+    assert_eq!(ours(&all).verdict, Verdict::Missed);
+    all.remove(3);
     assert_eq!(ours(&all).verdict, Verdict::Unknown);
 }
 
