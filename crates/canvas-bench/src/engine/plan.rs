@@ -224,26 +224,18 @@ pub fn variant_about(below: Below) -> (Variant, &'static str) {
 fn variants_of(part: &Part, request: &Request) -> Vec<Variant> {
     let base: Vec<Variant> = match &request.variants {
         Some(asked) => {
-            // The experiment's own canvas runs stay: they are what it is about.
+            // The experiment's own of a kind stay: they are what it is about.
             let mut all: Vec<Variant> = Vec::new();
             for variant in asked {
-                match variant {
-                    Variant::Canvas(_) | Variant::CanvasFar(_) => {
-                        let same = |v: &Variant| discriminant(v) == discriminant(variant);
-                        let own = part.variants.iter().map(|b| resolve(*b)).filter(same);
-                        let own: Vec<Variant> = own.collect();
-                        if own.is_empty() {
-                            all.push(variant.clone());
-                        }
-                        all.extend(own);
-                    }
-                    Variant::Local => {
-                        let own = part.variants.iter().map(|b| resolve(*b));
-                        all.push(Variant::Local);
-                        all.extend(own.filter(Variant::is_local));
-                    }
-                    other => all.push(other.clone()),
+                let same = |v: &Variant| {
+                    discriminant(v) == discriminant(variant) || (v.is_local() && variant.is_local())
+                };
+                let own = part.variants.iter().map(|b| resolve(*b)).filter(same);
+                let own: Vec<Variant> = own.collect();
+                if own.is_empty() {
+                    all.push(variant.clone());
                 }
+                all.extend(own);
             }
             all
         }
