@@ -3,8 +3,7 @@
 
 mod rig;
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -16,13 +15,10 @@ use canvas_agent::store::{Outcome, Store};
 use canvas_donor::Server;
 use canvas_place::replicas::LATE_BYTES_MAX;
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, SLABS_MAX};
-use canvas_wire::frame::{Answer, FromClient, Items, Lent, Request, SlabKey, Welcome};
-use canvas_wire::key::ClusterKey;
-use canvas_wire::session;
-use canvas_wire::stream::Incoming;
-use canvas_wire::{FRAME_BYTES_MAX, LIST_MAX, SLAB_BYTES, VERSION_MAX};
+use canvas_wire::LIST_MAX;
+use canvas_wire::frame::{Answer, Items, Lent, Request, SlabKey};
 
-use rig::{PATIENCE, Rig, TENANT, Way, donor, seed};
+use rig::{PATIENCE, Rig, TENANT, Way, donor, pretender, seed};
 
 #[test]
 fn what_was_written_in_pieces_comes_back_whole_from_donors_and_disk() {
@@ -414,79 +410,35 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
     there.stop();
 }
 
-/// Has the key, and says that there is more of what it holds for ever; pages of so many slabs. Counts
-/// the lists that it was asked for over one connection, at most.
+/// Says that there is more of what it holds for ever; pages of so many slabs. Counts the lists that it was asked for over
+/// one connection, at most.
 fn endless(page: usize) -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let addr = listener.local_addr().unwrap();
     let lists = Arc::new(AtomicUsize::new(0));
     let count = lists.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let count = count.clone();
-            // One that hung up is no longer lied to.
-            std::thread::spawn(move || lie(stream, page, &count));
+    let addr = pretender(move || {
+        let (count, mut asked) = (count.clone(), 0);
+        move |request: &Request<'_>, say: &mut dyn FnMut(Answer<'_>)| {
+            if !matches!(request, Request::List { .. }) {
+                return say(Answer::Done);
+            }
+            asked += 1;
+            count.fetch_max(asked, Relaxed);
+            let slabs: Vec<Lent> = (0..page)
+                .map(|n| Lent {
+                    key: SlabKey {
+                        tenant: TENANT,
+                        slab: n as u32,
+                    },
+                    handle: n as u64 + 1,
+                })
+                .collect();
+            say(Answer::Handles {
+                more: true,
+                slabs: Items::from(&slabs[..]),
+            });
         }
     });
     (addr, lists)
-}
-
-fn lie(mut stream: TcpStream, page: usize, lists: &AtomicUsize) -> Option<()> {
-    let mut incoming = Incoming::new();
-    let mut next = |stream: &mut TcpStream| loop {
-        if let Some(message) = incoming.message() {
-            return Some(message.to_vec());
-        }
-        match stream.read(incoming.space()) {
-            Ok(0) | Err(_) => return None,
-            Ok(n) => incoming.filled(n),
-        }
-    };
-    let mut out = Vec::new();
-    let mut asked = 0;
-    let key = ClusterKey::without_secret();
-    let mut session = session::respond(&key, &next(&mut stream)?, &mut out).ok()?;
-    stream.write_all(&out).ok()?;
-    loop {
-        let mut plain = Vec::new();
-        session.open(&next(&mut stream)?, &mut plain).ok()?;
-        let (id, FromClient::Request(request)) = FromClient::decode(&plain).ok()? else {
-            continue;
-        };
-        let slabs: Vec<Lent> = (0..page)
-            .map(|n| Lent {
-                key: SlabKey {
-                    tenant: TENANT,
-                    slab: n as u32,
-                },
-                handle: n as u64 + 1,
-            })
-            .collect();
-        let answer = match request {
-            Request::Hello(_) => Answer::Welcome(Welcome {
-                version: VERSION_MAX,
-                lease_ms: 30_000,
-                donor_id: [3; 16],
-                slab_bytes: SLAB_BYTES as u64,
-                memory_bytes: 1 << 30,
-                free_bytes: 0,
-            }),
-            Request::List { .. } => {
-                asked += 1;
-                lists.fetch_max(asked, Relaxed);
-                Answer::Handles {
-                    more: true,
-                    slabs: Items::from(&slabs[..]),
-                }
-            }
-            _ => Answer::Done,
-        };
-        let mut frame = vec![0; FRAME_BYTES_MAX];
-        let len = answer.encode(id, &mut frame).ok()?;
-        out.clear();
-        session.seal(&frame[..len], &mut out).ok()?;
-        stream.write_all(&out).ok()?;
-    }
 }
 
 #[test]

@@ -50,12 +50,81 @@ impl Pace {
     }
 }
 
+/// For how long what was asked has answered nobody. Time in which nobody waited for it says nothing.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Silence {
+    waiting: usize,
+    since_ns: u64,
+}
+
+impl Silence {
+    /// Somebody waits for it from now on.
+    pub fn asked(&mut self, now_ns: u64) {
+        if self.waiting == 0 {
+            self.since_ns = now_ns;
+        }
+        self.waiting += 1;
+    }
+
+    /// It has answered somebody.
+    pub fn answered(&mut self, now_ns: u64) {
+        self.waiting = self.waiting.saturating_sub(1);
+        self.since_ns = now_ns;
+    }
+
+    /// So long, in ns; 0 while nobody waits.
+    pub fn ns(&self, now_ns: u64) -> u64 {
+        match self.waiting {
+            0 => 0,
+            _ => now_ns.saturating_sub(self.since_ns),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn who_was_not_asked_for_long_is_not_silent() {
+        let mut silence = Silence::default();
+        silence.asked(0);
+        silence.answered(1_000_000);
+        silence.asked(5 * HEDGE_NS_MAX);
+        let later_ns = 5 * HEDGE_NS_MAX + HEDGE_NS_MIN;
+        assert_eq!(silence.ns(later_ns), HEDGE_NS_MIN);
+        silence.asked(later_ns);
+        assert_eq!(silence.ns(6 * HEDGE_NS_MAX), HEDGE_NS_MAX);
+    }
+
     proptest! {
+        /// Against all that was said: the last answer, or the first request after nobody waited, whichever is later.
+        #[test]
+        fn silence_is_as_all_that_was_said_has_it(said in prop::collection::vec((any::<bool>(), 0..1_000u64), 0..60)) {
+            let (mut silence, mut now_ns) = (Silence::default(), 0);
+            let mut kept: Vec<(bool, u64)> = Vec::new();
+            for (asks, after_ns) in said {
+                now_ns += after_ns;
+                let waiting = |kept: &[(bool, u64)]| {
+                    let asked = kept.iter().filter(|(asks, _)| *asks).count();
+                    2 * asked - kept.len()
+                };
+                if asks {
+                    silence.asked(now_ns);
+                } else if waiting(&kept) > 0 {
+                    silence.answered(now_ns);
+                } else {
+                    continue;
+                }
+                kept.push((asks, now_ns));
+                let begins = |i: &usize| !kept[*i].0 || waiting(&kept[..*i]) == 0;
+                let since_ns = (0..kept.len()).rev().find(begins).map(|i| kept[i].1);
+                let expected = if waiting(&kept) == 0 { 0 } else { now_ns + 7 - since_ns.unwrap() };
+                prop_assert_eq!(silence.ns(now_ns + 7), expected);
+            }
+        }
+
         #[test]
         fn it_follows_the_percentile(seed: u64, scale in 10_000..3_000_000u64) {
             let mut rng = fastrand::Rng::with_seed(seed);

@@ -19,6 +19,9 @@ const EQUAL: f64 = 1.2;
 const STEP_PERIODS: u32 = 3;
 /// up to so many times as much.
 const STEPS_MAX: u32 = 8;
+/// A path that seems slower than it was is believed to be by one part in so many for each operation in a period, half of
+/// it at most: where it has few, one that took long says little. That it is faster is believed at once.
+const DOUBT: f64 = 16.0;
 /// Part that a path keeps,
 const LEAST: f64 = 0.01;
 /// and where threads wait for what is asked of it: its tail is seen by one in five hundred.
@@ -168,7 +171,11 @@ impl Paths {
             if ops > 0 {
                 let mean_ns = sum_ns as f64 / ops as f64;
                 let before_ns = path.latency_ns.unwrap_or(mean_ns);
-                path.latency_ns = Some((before_ns + mean_ns) / 2.0);
+                let weight = match mean_ns > before_ns {
+                    true => (ops as f64 / DOUBT).min(0.5),
+                    false => 0.5,
+                };
+                path.latency_ns = Some(before_ns + (mean_ns - before_ns) * weight);
             }
         }
         let known = (0..self.all.len()).filter(|i| self.is_open(*i, now_ns));
@@ -282,6 +289,20 @@ mod tests {
         let mut rig = Rig::over(Paths::first_of(2));
         rig.run(10, 4, &[MS / 10, MS / 2]);
         rig.run(6, 4, &[MS, MS / 2]);
+        let parts: Vec<f64> = rig.paths.all.iter().map(|p| p.part).collect();
+        assert!(parts[1] > 0.5, "{parts:?}");
+    }
+
+    /// What is seldom tried, and once took long, is nevertheless taken when the other one becomes slow.
+    #[test]
+    fn one_that_took_long_says_little_of_a_path() {
+        let mut rig = Rig::over(Paths::first_of(2));
+        rig.run(10, 4, &[MS / 10, MS / 2]);
+        // In a period of its own, as where there are few.
+        rig.now_ns += PERIOD_NS;
+        rig.paths.tick(rig.now_ns);
+        rig.paths.took(1, 200 * MS);
+        rig.run(6, 4, &[8 * MS, MS / 2]);
         let parts: Vec<f64> = rig.paths.all.iter().map(|p| p.part).collect();
         assert!(parts[1] > 0.5, "{parts:?}");
     }

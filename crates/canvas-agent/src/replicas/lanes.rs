@@ -328,7 +328,10 @@ impl Replicas {
             return;
         }
         let rests = of.not_before.is_some_and(|until| Instant::now() < until);
-        if !open || rests || of.asked.is_some() || !there.is_wanted() {
+        // Where processes may not read by themselves a ticket would not be offered, and still be one of those that the
+        // donor grants.
+        let may_ask = open && self.lanes.direct && !rests && of.asked.is_none();
+        if !may_ask || !there.is_wanted() {
             return;
         }
         let Ok(secret) = crate::journal::random::<32>() else {
@@ -396,6 +399,15 @@ impl Replicas {
             of.not_before = Some(Instant::now() + PAUSE);
             return;
         };
+        let keys = asked.map(|secret| Keys::new(&secret, &ticket).to_bytes());
+        let is_offered = keys.is_some_and(|keys| {
+            self.lanes.direct && self.far.lanes.donors[donor].put_ticket(&ticket, &keys)
+        });
+        if !is_offered {
+            self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
+            return;
+        }
+        of.offered = Some((lane, Instant::now()));
         // The donor forgets those whose processes are gone. What is not asked for any more must not read any more.
         let oldest = (of.granted.len() >= LANES_MAX).then(|| of.granted.remove(0));
         of.granted.push(Granted {
@@ -404,13 +416,6 @@ impl Replicas {
             bytes: 0,
             asked: false,
         });
-        let keys = asked.map(|secret| Keys::new(&secret, &ticket).to_bytes());
-        if let Some(keys) = keys
-            && self.lanes.direct
-            && self.far.lanes.donors[donor].put_ticket(&ticket, &keys)
-        {
-            of.offered = Some((lane, Instant::now()));
-        }
         if let Some(Granted { lane, .. }) = oldest {
             self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use canvas_place::pace::{HEDGE_NS_MAX, HEDGE_NS_MIN};
+use canvas_place::pace::{HEDGE_NS_MAX, HEDGE_NS_MIN, Silence};
 use canvas_place::paths::{Closed, Paths};
 use canvas_place::replicas::read::{self, Ask, OnDisk, Otherwise, Then};
 use canvas_shm::far::EXTENT_BYTES;
@@ -50,8 +50,8 @@ pub(super) struct Turns {
     paths: Paths,
     /// Whose turn it was, by the read's id, and since when the read waits for it.
     under_way: HashMap<u32, (usize, Instant)>,
-    /// When the disk answered last.
-    disk_answered: Instant,
+    /// The disk's, whoever waits for it.
+    disk: Silence,
 }
 
 impl Default for Turns {
@@ -59,7 +59,7 @@ impl Default for Turns {
         Turns {
             paths: Paths::first_of(2),
             under_way: HashMap::new(),
-            disk_answered: Instant::now(),
+            disk: Silence::default(),
         }
     }
 }
@@ -270,6 +270,7 @@ impl Replicas {
     }
 
     fn ask_disk(&mut self, id: u32) {
+        let now_ns = self.now_ns();
         let (Some(disk), Some(r)) = (&mut self.disk, self.reads.by_id.get_mut(&id)) else {
             return;
         };
@@ -282,6 +283,7 @@ impl Replicas {
         let number = ON_DISK | (self.reads.disk_serial % ON_DISK);
         self.reads.disk_serial = self.reads.disk_serial.wrapping_add(1);
         self.reads.on_disk.insert(number, (id, r.serial));
+        self.reads.turns.disk.asked(now_ns);
         let range = r.range.clone();
         if r.disk_first {
             let due = Instant::now() + Duration::from_nanos(self.reads.turns.disk_hedge_ns());
@@ -335,7 +337,8 @@ impl Replicas {
         let Some((id, serial)) = self.reads.on_disk.remove(&number) else {
             return;
         };
-        self.reads.turns.disk_answered = Instant::now();
+        let now_ns = self.now_ns();
+        self.reads.turns.disk.answered(now_ns);
         let Some(r) = self.reads.get(id, serial) else {
             return;
         };
@@ -400,11 +403,12 @@ impl Replicas {
         }
     }
 
-    /// The disk is asked after donors for a while, if it answers nobody: one read that takes long says nothing.
+    /// The disk is asked after donors for a while, if it answers nobody: one read that takes long says nothing, and
+    /// where donors are faster there may be no other for a second.
     fn disk_is_silent(&mut self) {
         let now_ns = self.now_ns();
         let turns = &mut self.reads.turns;
-        if turns.disk_answered.elapsed() >= Duration::from_nanos(HEDGE_NS_MAX) {
+        if turns.disk.ns(now_ns) >= HEDGE_NS_MAX {
             turns.paths.close(DISK, Closed::Silent, now_ns);
         }
     }

@@ -25,7 +25,11 @@ use canvas_shm::Segment;
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
 use canvas_swap::extent::Packer;
 use canvas_types::SwapEntry;
+use canvas_wire::frame::{Answer, FromClient, Pong, Request, Welcome};
 use canvas_wire::key::ClusterKey;
+use canvas_wire::session;
+use canvas_wire::stream::Incoming;
+use canvas_wire::{FRAME_BYTES_MAX, SLAB_BYTES, VERSION_MAX};
 
 pub const TENANT: [u8; 16] = [9; 16];
 pub const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
@@ -57,6 +61,75 @@ pub fn donor_of(listen: SocketAddr, procfs: PathBuf, reserve_bytes: u64) -> Serv
         rdma: false,
     })
     .unwrap()
+}
+
+/// A donor that has the key and says it is one, and answers all else as the test would have it: `answers` makes what does
+/// that, for each connection.
+pub fn pretender<F, A>(answers: F) -> SocketAddr
+where
+    F: Fn() -> A + Send + 'static,
+    A: FnMut(&Request<'_>, &mut dyn FnMut(Answer<'_>)) + Send + 'static,
+{
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let answers = answers();
+            // One that hung up is no longer answered.
+            std::thread::spawn(move || pretend(stream, answers));
+        }
+    });
+    addr
+}
+
+fn pretend(
+    mut stream: TcpStream,
+    mut answers: impl FnMut(&Request<'_>, &mut dyn FnMut(Answer<'_>)),
+) -> Option<()> {
+    let mut incoming = Incoming::new();
+    let mut next = |stream: &mut TcpStream| loop {
+        if let Some(message) = incoming.message() {
+            return Some(message.to_vec());
+        }
+        match stream.read(incoming.space()) {
+            Ok(0) | Err(_) => return None,
+            Ok(n) => incoming.filled(n),
+        }
+    };
+    let mut out = Vec::new();
+    let key = ClusterKey::without_secret();
+    let mut session = session::respond(&key, &next(&mut stream)?, &mut out).ok()?;
+    stream.write_all(&out).ok()?;
+    loop {
+        let mut plain = Vec::new();
+        session.open(&next(&mut stream)?, &mut plain).ok()?;
+        let (id, FromClient::Request(request)) = FromClient::decode(&plain).ok()? else {
+            continue;
+        };
+        out.clear();
+        let mut say = |answer: Answer<'_>| {
+            let mut frame = vec![0; FRAME_BYTES_MAX];
+            let len = answer.encode(id, &mut frame).unwrap();
+            session.seal(&frame[..len], &mut out).unwrap();
+        };
+        match request {
+            Request::Hello(_) => say(Answer::Welcome(Welcome {
+                version: VERSION_MAX,
+                lease_ms: 30_000,
+                donor_id: [3; 16],
+                slab_bytes: SLAB_BYTES as u64,
+                memory_bytes: 1 << 30,
+                free_bytes: 1 << 30,
+            })),
+            Request::Ping => say(Answer::Pong(Pong {
+                free_bytes: 1 << 30,
+                lent_bytes: 0,
+                pressure: false,
+            })),
+            request => answers(&request, &mut say),
+        }
+        stream.write_all(&out).ok()?;
+    }
 }
 
 /// A way to a donor that can be held up: the donor is silent then, and not gone.
@@ -437,6 +510,6 @@ fn config(donors: &[SocketAddr], copies: &LiveCopies) -> Config {
         copies: copies.clone(),
         sealer: Sealer::new(&KEY, TENANT),
         links: 2,
-        lanes: None,
+        lanes: Some([5; 32]),
     }
 }

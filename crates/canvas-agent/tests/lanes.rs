@@ -1,0 +1,118 @@
+//! Lanes that an agent asks donors for, and a process that wants more of them than it may have.
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use canvas_agent::replicas::Policy;
+use canvas_agent::store::{Direct, Store};
+use canvas_wire::frame::{Answer, Items, Request};
+
+use rig::{PATIENCE, Rig, pretender, seed};
+
+/// What lanes have read.
+const USED: Answer<'_> = Answer::LaneUsed { reads: 0, bytes: 0 };
+
+/// What a donor that grants every lane was asked for.
+#[derive(Default)]
+struct Counts {
+    lanes: AtomicUsize,
+    ends: AtomicUsize,
+    /// It does not answer for now.
+    held: AtomicBool,
+}
+
+impl Counts {
+    fn answer(&self, request: &Request<'_>, say: &mut dyn FnMut(Answer<'_>)) {
+        let answer = match request {
+            Request::Alloc(_) => Answer::Allocated { handle: 1 },
+            Request::List { .. } => Answer::Handles {
+                more: false,
+                slabs: Items::from(&[][..]),
+            },
+            Request::Lane(_) => Answer::Ticket {
+                lane: self.lanes.fetch_add(1, SeqCst) as u64,
+                ticket: [4; 16],
+            },
+            Request::LaneRate { .. } => USED,
+            Request::LaneEnd { .. } => {
+                self.ends.fetch_add(1, SeqCst);
+                USED
+            }
+            _ => Answer::Done,
+        };
+        while self.held.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        say(answer);
+    }
+}
+
+/// An agent over such a donor.
+fn rig() -> (Rig, Arc<Counts>) {
+    let counts = Arc::new(Counts::default());
+    let its = counts.clone();
+    let addr = pretender(move || {
+        let its = its.clone();
+        move |request: &Request<'_>, say: &mut dyn FnMut(Answer<'_>)| its.answer(request, say)
+    });
+    let policy = Policy {
+        donors: 1,
+        disk: false,
+        late: false,
+        warm: false,
+        code: None,
+    };
+    (Rig::over(&[addr], policy, None, seed()), counts)
+}
+
+/// Wants tickets of the donor, whatever the agent says, until something is so.
+fn want(rig: &mut Rig, what: &str, mut until: impl FnMut(bool) -> bool) {
+    let began = Instant::now();
+    loop {
+        assert!(began.elapsed() < PATIENCE, "{what}");
+        rig.poll();
+        if until(rig.far.lanes.donors[0].take_ticket().is_some()) {
+            return;
+        }
+    }
+}
+
+/// A donor has so many lanes for an agent, and one that nobody is offered is lost until its ticket is over.
+#[test]
+fn no_lane_is_asked_for_while_none_may_be_used() {
+    let (mut rig, counts) = rig();
+    rig.store.set_direct(Direct::All);
+    want(&mut rig, "no ticket", |taken| taken);
+    rig.store.set_direct(Direct::Rate(0));
+    // One may be under way.
+    let began = Instant::now();
+    want(&mut rig, "", |_| {
+        began.elapsed() > Duration::from_millis(200)
+    });
+    let before = counts.lanes.load(SeqCst);
+    want(&mut rig, "", |_| began.elapsed() > Duration::from_secs(1));
+    assert_eq!(counts.lanes.load(SeqCst), before);
+    rig.store.set_direct(Direct::All);
+    want(&mut rig, "no ticket any more", |taken| taken);
+}
+
+#[test]
+fn a_lane_that_is_granted_too_late_is_given_back() {
+    let (mut rig, counts) = rig();
+    rig.store.set_direct(Direct::All);
+    counts.held.store(true, SeqCst);
+    want(&mut rig, "nothing is asked", |_| {
+        counts.lanes.load(SeqCst) > 0
+    });
+    rig.store.set_direct(Direct::Rate(0));
+    let far = rig.far;
+    want(&mut rig, "still direct", |_| !far.lanes.is_direct());
+    counts.held.store(false, SeqCst);
+    want(&mut rig, "the lane is kept", |taken| {
+        assert!(!taken, "a ticket that is of no use");
+        counts.ends.load(SeqCst) > 0
+    });
+}
