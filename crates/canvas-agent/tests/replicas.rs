@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use canvas_agent::block::Block;
 use canvas_agent::replicas::Policy;
-use canvas_agent::store::{Outcome, Store};
+use canvas_agent::store::{Event, Outcome, Store};
 use canvas_donor::Server;
 use canvas_place::replicas::LATE_BYTES_MAX;
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, SLABS_MAX};
@@ -283,6 +283,47 @@ fn what_both_have_is_read_from_the_faster_one() {
     while by_disk() < before + 40 {
         assert!(Instant::now() < until, "{} of the disk", by_disk());
         rig.check();
+    }
+    drop(rig);
+    server.stop();
+}
+
+/// Donors are waited for alone only where nothing else can answer: the disk would not be heard meanwhile.
+#[test]
+fn who_waits_for_a_donor_hears_the_disk() {
+    let server = donor();
+    let way = Way::to(server.listening());
+    let dir = tempfile::tempdir().unwrap();
+    let both = Policy::new(1, true);
+    let mut rig = Rig::over(&[way.addr], both, Some(dir.path()), seed());
+    assert_eq!(rig.write(&[0, 1], |_| {}), [Outcome::Done; 2]);
+    let quiet = Instant::now() + PATIENCE;
+    while rig.store.expects() {
+        assert!(Instant::now() < quiet);
+        rig.poll();
+    }
+    way.held.store(true, Relaxed);
+    let (by_donor, by_disk) = (1 << 20, (1 << 20) + 1);
+    let whole = 0..EXTENT_BYTES;
+    rig.store.read(by_donor, 0, whole.clone(), 0, Block::new());
+    assert!(rig.store.expects());
+    let of_disk = |rig: &Rig| rig.far.stats.reads_by_disk.load(Relaxed);
+    let before = of_disk(&rig);
+    while of_disk(&rig) == before {
+        rig.store.lane(by_disk, 1, false);
+    }
+    rig.store.read(by_disk, 1, whole, 0, Block::new());
+    assert!(!rig.store.expects());
+    way.held.store(false, Relaxed);
+    let (mut under_way, until) = (vec![by_donor, by_disk], Instant::now() + PATIENCE);
+    while !under_way.is_empty() {
+        assert!(Instant::now() < until, "{under_way:?}");
+        for event in rig.poll() {
+            if let Event::Ended { id, outcome, .. } = event {
+                assert_eq!(outcome, Outcome::Done);
+                under_way.retain(|i| *i != id);
+            }
+        }
     }
     drop(rig);
     server.stop();

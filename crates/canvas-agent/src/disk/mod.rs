@@ -116,6 +116,11 @@ impl Disk {
         self.started.elapsed().as_nanos() as u64
     }
 
+    /// Is something being read or written?
+    pub fn is_busy(&self) -> bool {
+        !self.ops.is_empty()
+    }
+
     /// The file that has an extent, if one has it.
     fn home(&self, extent: u32) -> Option<usize> {
         if self.paths.len() == 1 {

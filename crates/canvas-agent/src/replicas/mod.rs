@@ -907,7 +907,8 @@ impl Store for Replicas {
     }
 
     fn expects(&self) -> bool {
-        !self.calls.is_empty()
+        // Who waits for donors alone does not hear the disk.
+        !self.calls.is_empty() && !self.disk.as_ref().is_some_and(Disk::is_busy)
     }
 
     fn await_answer(&self, time: Duration) -> bool {
