@@ -101,9 +101,13 @@ pub fn make_room(b: &impl Beyond) -> bool {
     /// has most of it, before all are asked.
     const OTHERS_WAIT_NS: u64 = 1_000_000_000;
     const LARGEST_WAIT_NS: u64 = 20_000_000;
+    /// How often it is looked for pages where there seem to be none: between two looks of one thread others may have
+    /// used all of them, or have them in their hands.
+    const LOOKS_MAX: u32 = 100;
     let owner = b.owner();
     let state = owner.state();
     let room = &state.room;
+    let mut looks = 0;
     let begun = owner.now_ns();
     let wait_ns = b.wait_ns_max();
     let made_before = room.made();
@@ -118,7 +122,12 @@ pub fn make_room(b: &impl Beyond) -> bool {
             return false;
         }
         // As much as there are requests for.
-        while write_some(b, None) {}
+        let found = loop {
+            match write_next(b, None) {
+                Wrote::Some => {}
+                none => break none,
+            }
+        };
         if room.has_no_place() {
             compact::round(b, true);
         }
@@ -137,6 +146,8 @@ pub fn make_room(b: &impl Beyond) -> bool {
                 room.note_no_place();
                 return false;
             }
+        } else if matches!(found, Wrote::FoundNone) && looks < LOOKS_MAX {
+            looks += 1;
         } else {
             let whom = if waited_ns < LARGEST_WAIT_NS {
                 Whom::Largest
@@ -175,9 +186,13 @@ pub fn others_give(owner: &impl Owner) -> bool {
     false
 }
 
-/// Packs and posts one extent, of cold pages first where these have slabs of their own. False when there is nothing to
-/// write, nowhere, or nobody to ask.
+/// Packs and posts one extent. False when there is nothing to write, nowhere, or nobody to ask.
 fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
+    matches!(write_next(b, look_max), Wrote::Some)
+}
+
+/// The same; of cold pages first where these have slabs of their own.
+fn write_next(b: &impl Beyond, look_max: Option<usize>) -> Wrote {
     let owner = b.owner();
     let kinds: &[Option<Warmth>] = match b.by_warmth() {
         true => &[Some(Warmth::Cold), Some(Warmth::Warm)],
@@ -185,15 +200,14 @@ fn write_some(b: &impl Beyond, look_max: Option<usize>) -> bool {
     };
     for among in kinds {
         match write_of(b, *among, look_max) {
-            Wrote::Some => return true,
-            Wrote::NoWay => return false,
             Wrote::FoundNone => {}
+            wrote => return wrote,
         }
     }
     let until = owner.now_ns() + FOUND_NONE_NS;
     let found_none_until_ns = &owner.state().spill.found_none_until_ns;
     found_none_until_ns.store(until, Ordering::Relaxed);
-    false
+    Wrote::FoundNone
 }
 
 /// What a look for pages to write came to.

@@ -316,6 +316,23 @@ fn a_full_pool_waits_for_its_writes_but_not_for_ever() {
     assert!(!room::is_stalled(&toy) && toy.swap_out(n));
 }
 
+/// Others may use every page while one looks for some that nobody used: that the pool is full is said of it when that is
+/// so for long, not at once.
+#[test]
+fn a_look_that_finds_all_pages_in_use_is_not_the_last_one() {
+    let w = World::new(200, 4 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    out(&toy, 0, 60);
+    settle(&toy);
+    assert_eq!(under_way(&toy, JobKind::Spill), 0);
+    w.all_used.store(20, Relaxed);
+    assert!(spill::make_room(&toy));
+    settle(&toy);
+    // Where it is always so nobody waits for ever.
+    w.all_used.store(u64::MAX, Relaxed);
+    assert!(!spill::make_room(&toy));
+}
+
 #[test]
 fn compaction_brings_the_rest_of_sparse_extents_together_and_keeps_everything() {
     let w = World::new(400, 4 * SLAB_CHARGE_BYTES);

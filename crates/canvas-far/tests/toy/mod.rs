@@ -146,6 +146,8 @@ pub struct World {
     /// What lies in local memory.
     local: Vec<Mutex<Content>>,
     hand: Plain,
+    /// So many looks for the oldest pages find that all were used meanwhile.
+    pub all_used: Plain,
     copy_hand: Plain,
     pub state: State,
     pub mailbox: Mailbox,
@@ -200,6 +202,7 @@ impl World {
             words: words(pages),
             local: (0..pages).map(|_| Mutex::new(ZEROS)).collect(),
             hand: Plain::new(0),
+            all_used: Plain::new(0),
             copy_hand: Plain::new(0),
             state: State::new(),
             mailbox: Mailbox::new(),
@@ -385,6 +388,10 @@ impl Pages for Toy<'_> {
         look_max: Option<usize>,
         mut take: impl FnMut(u32, Word) -> bool,
     ) {
+        if self.w.all_used.load(Relaxed) > 0 {
+            self.w.all_used.fetch_sub(1, Relaxed);
+            return;
+        }
         let is_among = |page: usize| among.is_none_or(|a| (a == Warmth::Cold) == (page % 2 == 1));
         let n = self.w.words.len();
         let rounds = if look_max.is_some() { 1 } else { 2 };
