@@ -58,14 +58,10 @@ fn rig() -> (Rig, Arc<Counts>) {
         let its = its.clone();
         move |request: &Request<'_>, say: &mut dyn FnMut(Answer<'_>)| its.answer(request, say)
     });
-    let policy = Policy {
-        donors: 1,
-        disk: false,
-        late: false,
-        warm: false,
-        code: None,
-    };
-    (Rig::over(&[addr], policy, None, seed()), counts)
+    (
+        Rig::over(&[addr], Policy::new(1, false), None, seed()),
+        counts,
+    )
 }
 
 /// Wants tickets of the donor, whatever the agent says, until something is so.

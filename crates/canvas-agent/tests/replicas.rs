@@ -264,15 +264,20 @@ fn a_disk_that_gets_its_copy_late_is_not_far_behind_and_has_all_in_the_end() {
     rig.check();
 }
 
-/// Slabs of which something is written.
-/// Of what donors and the disk both have, more and more reads go to the disk while the donor is slower.
-#[test]
-fn what_both_have_is_read_from_the_faster_one() {
+/// What donors and the disk both have, with a way to the donor that can be held up.
+fn over_a_way_and_a_disk() -> (Server, Way, tempfile::TempDir, Rig) {
     let server = donor();
     let way = Way::to(server.listening());
     let dir = tempfile::tempdir().unwrap();
     let both = Policy::new(1, true);
-    let mut rig = Rig::over(&[way.addr], both, Some(dir.path()), seed());
+    let rig = Rig::over(&[way.addr], both, Some(dir.path()), seed());
+    (server, way, dir, rig)
+}
+
+/// Of what donors and the disk both have, more and more reads go to the disk while the donor is slower.
+#[test]
+fn what_both_have_is_read_from_the_faster_one() {
+    let (server, way, _dir, mut rig) = over_a_way_and_a_disk();
     let extents: Vec<u32> = (0..8).collect();
     let outcomes = rig.write(&extents, |_| {});
     assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
@@ -291,11 +296,7 @@ fn what_both_have_is_read_from_the_faster_one() {
 /// Donors are waited for alone only where nothing else can answer: the disk would not be heard meanwhile.
 #[test]
 fn who_waits_for_a_donor_hears_the_disk() {
-    let server = donor();
-    let way = Way::to(server.listening());
-    let dir = tempfile::tempdir().unwrap();
-    let both = Policy::new(1, true);
-    let mut rig = Rig::over(&[way.addr], both, Some(dir.path()), seed());
+    let (server, way, _dir, mut rig) = over_a_way_and_a_disk();
     assert_eq!(rig.write(&[0, 1], |_| {}), [Outcome::Done; 2]);
     let quiet = Instant::now() + PATIENCE;
     while rig.store.expects() {
@@ -366,6 +367,7 @@ fn cold_slabs_are_on_the_disk_alone() {
     servers.into_iter().for_each(Server::stop);
 }
 
+/// Slabs of which something is written.
 fn of_written(rig: &Rig) -> usize {
     let slab = |extent: &u32| extent / SLAB_EXTENTS as u32;
     let slabs: std::collections::BTreeSet<u32> = rig.oracle.keys().map(slab).collect();

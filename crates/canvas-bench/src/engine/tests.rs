@@ -548,7 +548,11 @@ fn kernel_swap_holds_what_the_limit_does_not() {
             r.variants = Some(vec![Variant::Local, variant.clone()]);
             r.out = dir.join("r.jsonl");
         });
-        let s = samples.iter().find(|s| s.variant == variant).unwrap();
+        let of = |variant: &Variant| {
+            let found = samples.iter().find(|s| s.variant == *variant);
+            found.unwrap_or_else(|| panic!("no sample of {variant}: {ended:?} {samples:?}"))
+        };
+        let s = of(&variant);
         // The kernel of cgroup v1 ends programs now and then although swap is free: a result too.
         if s.outcome != Outcome::Oom {
             assert_eq!(ended, Ok(Ended::Done), "{samples:?}");
@@ -563,14 +567,7 @@ fn kernel_swap_holds_what_the_limit_does_not() {
                 s.faults.unwrap() > 100 && s.far_peak_bytes.unwrap() > 1 << 20,
                 "{s:?}"
             );
-            assert_eq!(
-                s.answer,
-                samples
-                    .iter()
-                    .find(|s| s.variant == Variant::Local)
-                    .unwrap()
-                    .answer
-            );
+            assert_eq!(s.answer, of(&Variant::Local).answer);
         }
         assert_eq!(host_state(), before);
         fs::remove_dir_all(dir).unwrap();
