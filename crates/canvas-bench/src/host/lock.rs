@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -26,9 +27,25 @@ pub enum Taken {
     Others(Option<u32>),
 }
 
-/// Takes the lock if it can be had at once. An error is one sentence.
+/// A guardian that removes what a killed bench left has the lock for a moment, and is no bench.
+const MOMENT: Duration = Duration::from_millis(200);
+
+/// Takes the lock, if nobody has it for longer than a moment. An error is one sentence.
 pub fn take() -> Result<Taken, JournalError> {
-    in_journal_dir("lock", take_at)
+    in_journal_dir("lock", |path| take_within(path, MOMENT))
+}
+
+/// Takes it as soon as it is free, if that is within so long.
+fn take_within(path: &Path, time: Duration) -> std::io::Result<Taken> {
+    let until = Instant::now() + time;
+    loop {
+        match take_at(path)? {
+            Taken::Others(_) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            taken => return Ok(taken),
+        }
+    }
 }
 
 /// Removes the file that a bench which was killed left behind; not that of one that runs.
@@ -107,6 +124,30 @@ mod tests {
         assert!(!dir.exists(), "nobody had it");
         let gone = take_at(&path).err().unwrap();
         assert_eq!(gone.kind(), std::io::ErrorKind::NotFound);
+    }
+
+    /// As a guardian has it, which removes what a bench that was killed left.
+    #[test]
+    fn who_has_it_for_a_moment_is_waited_for() {
+        let dir = std::env::temp_dir().join(format!("bench-lock-moment-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        // Keeps the directory.
+        fs::write(dir.join("x"), "").unwrap();
+        let path = dir.join("lock");
+        let Ok(Taken::Ours(guardians)) = take_at(&path) else {
+            panic!("nobody has it");
+        };
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            drop(guardians);
+        });
+        let taken = take_within(&path, Duration::from_secs(60)).unwrap();
+        assert!(matches!(taken, Taken::Ours(_)));
+        ends.join().unwrap();
+        let others = take_within(&path, Duration::ZERO).unwrap();
+        assert!(matches!(others, Taken::Others(_)));
+        drop(taken);
+        fs::remove_dir_all(dir).unwrap();
     }
 
     /// Whoever holds it is alone, whatever opens and removes meanwhile.
