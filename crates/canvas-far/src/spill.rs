@@ -146,16 +146,18 @@ pub fn make_room(b: &impl Beyond) -> bool {
                 room.note_no_place();
                 return false;
             }
-        } else if matches!(found, Wrote::FoundNone) && looks < LOOKS_MAX {
-            looks += 1;
         } else {
             let whom = if waited_ns < LARGEST_WAIT_NS {
                 Whom::Largest
             } else {
                 Whom::All
             };
-            if !owner.ask_for_pool(whom) || waited_ns > OTHERS_WAIT_NS {
-                return false;
+            let others_may_give = owner.ask_for_pool(whom) && waited_ns <= OTHERS_WAIT_NS;
+            if !others_may_give {
+                if looks == LOOKS_MAX || !matches!(found, Wrote::FoundNone) {
+                    return false;
+                }
+                looks += 1;
             }
         }
         owner.pause(if rests { AWAY_LOOK_NS } else { LOOK_NS });
