@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -23,6 +24,7 @@ use canvas_shm::Far;
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_types::units::Amount;
 
+use crate::bell::PollBell;
 use crate::block::Block;
 use crate::dispatch::Lane;
 use crate::idle::Waker;
@@ -73,6 +75,8 @@ pub struct Disk {
     done: Vec<Done>,
     started: Instant,
     far: &'static Far,
+    /// Rung when something has ended.
+    bell: Arc<PollBell>,
 }
 
 impl Disk {
@@ -95,9 +99,10 @@ impl Disk {
             }
         }
         let choice = Paths::new(files.len());
+        let bell = Arc::new(PollBell::new()?);
         let paths = files
             .into_iter()
-            .map(|file| Path::new(file, reserve, waker));
+            .map(|file| Path::new(file, reserve, waker, bell.clone()));
         Ok(Disk {
             paths: paths.collect::<io::Result<_>>()?,
             choice,
@@ -109,6 +114,7 @@ impl Disk {
             done: Vec::new(),
             started: Instant::now(),
             far: waker.0,
+            bell,
         })
     }
 
@@ -117,8 +123,14 @@ impl Disk {
     }
 
     /// Is something being read or written?
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         !self.ops.is_empty()
+    }
+
+    /// Rung when something has ended, for who waits for that and for other things: [`Store::is_ready`] tells whether it
+    /// has.
+    pub(crate) fn bell(&self) -> &PollBell {
+        &self.bell
     }
 
     /// The file that has an extent, if one has it.

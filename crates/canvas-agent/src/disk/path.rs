@@ -24,6 +24,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use nix::unistd::{Whence, lseek};
 
+use crate::bell::PollBell;
 use crate::block::{ALIGN, Block};
 use crate::idle::Waker;
 use crate::store::Outcome;
@@ -139,6 +140,7 @@ struct Shared {
     done: Mutex<Vec<Done>>,
     any_done: AtomicBool,
     waker: Waker,
+    bell: Arc<PollBell>,
 }
 
 /// The file and its threads.
@@ -168,8 +170,13 @@ pub fn create(dir: &std::path::Path) -> io::Result<File> {
 
 impl Path {
     /// Over `file`, which [`create`] made; `reserve` stays free on its disk, whatever tenants write. `waker` is
-    /// told when something has ended.
-    pub fn new(file: File, reserve: Option<Amount>, waker: Waker) -> io::Result<Path> {
+    /// told when something has ended, and `bell` is rung.
+    pub(crate) fn new(
+        file: File,
+        reserve: Option<Amount>,
+        waker: Waker,
+        bell: Arc<PollBell>,
+    ) -> io::Result<Path> {
         let shared = Arc::new(Shared {
             file,
             reserve,
@@ -177,6 +184,7 @@ impl Path {
             done: Mutex::default(),
             any_done: AtomicBool::new(false),
             waker,
+            bell,
         });
         let mut path = Path {
             shared,
@@ -326,6 +334,7 @@ fn work(shared: &Shared, thread: usize) {
         lock(&shared.done).append(&mut done);
         shared.any_done.store(true, Ordering::SeqCst);
         shared.waker.wake();
+        shared.bell.ring();
     }
 }
 
@@ -482,7 +491,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (fd, _) = canvas_shm::Segment::create(true).unwrap();
         let waker = Waker(canvas_shm::Far::map(&fd).unwrap());
-        let mut path = Path::new(create(dir.path()).unwrap(), size(0), waker).unwrap();
+        let bell = Arc::new(PollBell::new().unwrap());
+        let mut path = Path::new(create(dir.path()).unwrap(), size(0), waker, bell).unwrap();
         path.widen(9).unwrap();
         path.widen(2).unwrap();
         for round in 0..3 {

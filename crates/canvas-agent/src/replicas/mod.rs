@@ -907,13 +907,15 @@ impl Store for Replicas {
     }
 
     fn expects(&self) -> bool {
-        // Who waits for donors alone does not hear the disk.
-        !self.calls.is_empty() && !self.disk.as_ref().is_some_and(Disk::is_busy)
+        !self.calls.is_empty()
     }
 
     fn await_answer(&self, time: Duration) -> bool {
         let links = self.donors.iter().flat_map(|d| &d.links);
-        watch::await_any(links.filter(|link| link.outstanding() > 0), time)
+        let links = links.filter(|link| link.outstanding() > 0);
+        // A disk with nothing to do does not ring.
+        let disk = self.disk.as_ref().filter(|disk| disk.is_busy());
+        watch::await_any(links, disk, time)
     }
 
     fn due_in(&self) -> Option<Duration> {

@@ -12,7 +12,9 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::disk::Disk;
 use crate::idle::Waker;
+use crate::store::Store;
 
 /// Watches links.
 pub struct Watch(Arc<Both>);
@@ -87,10 +89,15 @@ impl Watch {
 /// Links that [`await_any`] waits for at most.
 const AWAITED_MAX: usize = 8;
 
-/// Sleeps until something has come over one of a few links, `time` at most; false when nothing did, or they are too many.
-/// One system call, and who is woken is this thread: half of what it takes by way of [`Watch`].
-pub fn await_any<'l>(links: impl Iterator<Item = &'l Box<dyn Transport>>, time: Duration) -> bool {
-    let mut fds = Vec::with_capacity(AWAITED_MAX);
+/// Sleeps until something has come over one of a few links, or the disk is through with something, `time` at most; false
+/// when nothing did, or they are too many. One system call, and who is woken is this thread: half of what it takes by way
+/// of [`Watch`].
+pub fn await_any<'l>(
+    links: impl Iterator<Item = &'l Box<dyn Transport>>,
+    disk: Option<&Disk>,
+    time: Duration,
+) -> bool {
+    let mut fds = Vec::with_capacity(AWAITED_MAX + 1);
     for link in links {
         if link.arm() {
             return true;
@@ -105,7 +112,21 @@ pub fn await_any<'l>(links: impl Iterator<Item = &'l Box<dyn Transport>>, time: 
         }
         fds.push(PollFd::new(fd, flags));
     }
-    !fds.is_empty() && ppoll(&mut fds, Some(time.into()), None).is_ok_and(|ready| ready > 0)
+    if fds.is_empty() {
+        return false;
+    }
+    let Some(disk) = disk else {
+        return poll(&mut fds, time);
+    };
+    fds.push(PollFd::new(disk.bell().listen(), PollFlags::POLLIN));
+    let came = disk.is_ready() || poll(&mut fds, time);
+    let rung = fds.last().and_then(PollFd::any).unwrap_or(false);
+    disk.bell().heard(rung);
+    came
+}
+
+fn poll(fds: &mut [PollFd<'_>], time: Duration) -> bool {
+    ppoll(fds, Some(time.into()), None).is_ok_and(|ready| ready > 0)
 }
 
 impl Drop for Watch {
@@ -118,6 +139,7 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Event;
     use canvas_link::{Completions, LinkError, SubmitError};
     use canvas_wire::frame::{Reply, Request, Welcome};
     use std::io::Write;
@@ -141,21 +163,59 @@ mod tests {
                 .collect()
         };
         let short = Duration::from_millis(2);
-        assert!(!await_any(links(0, &ends).iter(), Duration::from_secs(60)));
-        assert!(!await_any(links(2, &ends).iter(), short), "nothing came");
+        assert!(!await_any(
+            links(0, &ends).iter(),
+            None,
+            Duration::from_secs(60)
+        ));
+        assert!(
+            !await_any(links(2, &ends).iter(), None, short),
+            "nothing came"
+        );
         let many = links(AWAITED_MAX + 1, &ends);
-        assert!(!await_any(many.iter(), Duration::from_secs(60)), "too many");
+        assert!(
+            !await_any(many.iter(), None, Duration::from_secs(60)),
+            "too many"
+        );
         let two = links(2, &ends);
         let theirs = ends[1].1.try_clone().unwrap();
         let sends = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
             (&theirs).write_all(b"x").unwrap();
         });
-        assert!(await_any(two.iter(), Duration::from_secs(60)));
+        assert!(await_any(two.iter(), None, Duration::from_secs(60)));
         sends.join().unwrap();
         // One that is gone is something to look at, too.
         ends.swap_remove(0);
-        assert!(await_any(two.iter(), Duration::from_secs(60)));
+        assert!(await_any(two.iter(), None, Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn a_disk_that_is_through_with_something_wakes_who_waits_for_a_link() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let links = [Box::new(Socket(ours)) as Box<dyn Transport>];
+        let dir = tempfile::tempdir().unwrap();
+        let (fd, _) = canvas_shm::Segment::create(true).unwrap();
+        let waker = Waker(canvas_shm::Far::map(&fd).unwrap());
+        let file = crate::disk::create(dir.path()).unwrap();
+        let mut disk = Disk::new(vec![file], None, waker).unwrap();
+        let mut events = Vec::new();
+        for round in 0..500 {
+            disk.free(round);
+            while events.is_empty() {
+                assert!(await_any(
+                    links.iter(),
+                    Some(&disk),
+                    Duration::from_secs(60)
+                ));
+                disk.poll(&mut events);
+            }
+            assert!(matches!(events.pop(), Some(Event::Freed(slab)) if slab == round));
+        }
+        // Nothing is left of the last ring but one poll that ends at once.
+        let short = Duration::from_millis(2);
+        assert!((0..2).any(|_| !await_any(links.iter(), Some(&disk), short)));
     }
 
     /// A connection on which nothing is asked.
