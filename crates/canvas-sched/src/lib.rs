@@ -14,7 +14,7 @@
 //!   `n` backlogged tenants, the largest request `L` and a tenant's share `s` of the weights, service
 //!   is at most `L` ahead of the fluid model and at most `s * (n - 1) * L` behind it: less than one
 //!   largest request of each other tenant. Idle time is hardly any credit: who comes back begins
-//!   [`CREDIT_BYTES`] of its own before the link's clock, at most.
+//!   what it would have moved in [`CREDIT_NS`] before the link's clock, at most.
 //! * **Horizontal**, inside a tenant: demand before prefetch; `queue.rs` has the rule for writes.
 //!   Prefetches that would come too late are dropped (`Decision::Drop`), unless that is switched off
 //!   ([`Scheduler::set_timeliness`]). Before one is submitted its caller can ask whether the tenant has too much
@@ -48,7 +48,9 @@ pub use link::{
     WINDOW_BYTES_MAX, WINDOW_BYTES_MIN, WINDOW_BYTES_START,
 };
 pub use queue::{SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED};
-pub use scheduler::{AHEAD_NS_MAX, CREDIT_BYTES, DEBT_BYTES, Scheduler};
+pub use scheduler::{
+    AHEAD_NS_MAX, ALONE_NS, CREDIT_BYTES, CREDIT_NS, DEBT_BYTES, DEBT_NS, Scheduler,
+};
 pub use tenant::{
     ClassStats, TIMELINESS_PER_MILLE, TIMELINESS_SAMPLES_MIN, TenantConfig, TenantStats,
 };

@@ -24,6 +24,7 @@
 //!   short as the known one for [`RTT_MEMORY_NS`], the link is let run dry, and one request goes alone.
 //! * Until the link was full once the window is [`WINDOW_BYTES_START`] at least.
 
+use crate::TenantId;
 use crate::heap::IndexHeap;
 
 /// Window over rate and round trip, in 32nds: as a rule, and looking for a higher rate.
@@ -137,6 +138,9 @@ pub(crate) struct Link {
     /// The last virtual finish of all.
     pub(crate) finish_max: u128,
     pub(crate) under_way: u64,
+    /// Whose bytes went over it last, and since when only theirs.
+    last: Option<TenantId>,
+    alone_since_ns: u64,
     window: u64,
     delivered: u64,
     delivered_ns: u64,
@@ -191,6 +195,8 @@ impl Link {
             clock: 0,
             finish_max: 0,
             under_way: 0,
+            last: None,
+            alone_since_ns: 0,
             window: WINDOW_BYTES_START.clamp(min, config.window_bytes_max),
             delivered: 0,
             delivered_ns: 0,
@@ -210,6 +216,26 @@ impl Link {
             rounds: 0,
             round_from: 0,
         }
+    }
+
+    /// A tenant's bytes go over it: for how long only this tenant's have.
+    pub(crate) fn used_by(&mut self, id: TenantId, now_ns: u64) -> u64 {
+        if self.last.replace(id) != Some(id) {
+            self.alone_since_ns = now_ns;
+        }
+        now_ns.saturating_sub(self.alone_since_ns)
+    }
+
+    /// A tenant's bytes went over it without having been sent here; when, is not known.
+    pub(crate) fn was_used_by(&mut self, id: TenantId) {
+        self.last = Some(id);
+    }
+
+    /// What a flow of this weight, of these in all, may move in so long; 0 while the rate is not known.
+    pub(crate) fn share_bytes(&self, ns: u64, weight: u64, weights: u64) -> u64 {
+        let all = u128::from(self.rate()) * u128::from(ns) / 1_000_000_000;
+        let share = all * u128::from(weight) / u128::from(weights);
+        share.min(u128::from(u64::MAX / 4)) as u64
     }
 
     /// May one more request be begun?

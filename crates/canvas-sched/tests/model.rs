@@ -106,8 +106,14 @@ impl Both {
         }
     }
 
+    fn tell_rates(&mut self) {
+        let rate = |link| self.real.link_stats(link).unwrap().rate_bytes_s;
+        self.naive.rates = self.links.iter().map(|link| rate(*link)).collect();
+    }
+
     /// What the oracle does with the estimates, which are measured elsewhere.
     fn next_naive(&mut self) -> Option<Act> {
+        self.tell_rates();
         let (real, links, now) = (&self.real, &self.links, self.now);
         let timeliness = self.timeliness;
         self.naive.next(now, |w, before, weight, weights| {
@@ -162,6 +168,7 @@ impl Both {
     }
 
     fn apply(&mut self, op: Op) {
+        self.tell_rates();
         match op {
             Op::Submit {
                 tenant,

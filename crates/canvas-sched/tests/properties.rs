@@ -1,9 +1,10 @@
 //! What is promised of any load: shares, starvation, limits, idle time, promotion.
 
 use canvas_sched::{
-    AHEAD_NS_MAX, BURST_BYTES_MIN, CREDIT_BYTES, Class, DEBT_BYTES, Decision, LinkConfig, LinkId,
-    PIECE_BYTES_MAX, PIECE_BYTES_MIN, Promoted, REQUEST_BYTES_MAX, REQUESTS_MAX, Refused, Request,
-    Scheduler, TenantConfig, TenantError, TenantId, Ticket, burst_bytes,
+    AHEAD_NS_MAX, ALONE_NS, BURST_BYTES_MIN, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, DEBT_NS,
+    Decision, LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Promoted, REQUEST_BYTES_MAX,
+    REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig, TenantError, TenantId, Ticket,
+    burst_bytes,
 };
 use proptest::prelude::*;
 
@@ -40,6 +41,14 @@ fn sent(d: Option<Decision>) -> Option<Request> {
 fn step(s: &mut Scheduler, now: u64) -> Request {
     let r = sent(s.next(now)).expect("somebody waits");
     assert!(s.done(r.ticket, now));
+    r
+}
+
+/// The same, and it takes so long.
+fn step_in(s: &mut Scheduler, now: &mut u64, ns: u64) -> Request {
+    let r = sent(s.next(*now)).expect("somebody waits");
+    *now += ns;
+    assert!(s.done(r.ticket, *now));
     r
 }
 
@@ -161,30 +170,38 @@ proptest! {
 
     /// A tenant that comes back after any idle time, or comes late, is little more ahead than one that was there.
     #[test]
-    fn idle_time_is_hardly_any_credit(alone in 1..200usize, weight in 1..=1000u32, other in 1..=1000u32) {
+    fn idle_time_is_hardly_any_credit(
+        alone in 1..200usize,
+        weight in 1..=1000u32,
+        other in 1..=1000u32,
+        took_ns in 1_000..2_000_000u64,
+    ) {
+        let mut now = 0;
         let (mut s, link) = with(&[weight, other], ONE);
         let mut backlog = Backlog::new(vec![vec![(0, 4096)], vec![]]);
         let submit = |s: &mut Scheduler| s.submit(TenantId(1), Class::Demand, link, 4096, 0, 0).unwrap();
         submit(&mut s);
-        step(&mut s, 0);
+        step_in(&mut s, &mut now, took_ns);
         backlog.waiting[1] = 8;
         for _ in 0..alone {
-            backlog.refill(&mut s, link, 0);
+            backlog.refill(&mut s, link, now);
             backlog.waiting[0] -= 1;
-            prop_assert_eq!(step(&mut s, 0).tenant.0, 0);
+            prop_assert_eq!(step_in(&mut s, &mut now, took_ns).tenant.0, 0);
         }
+        let rate = s.link_stats(link).unwrap().rate_bytes_s as f64;
+        let share = rate * CREDIT_NS as f64 / 1e9 / f64::from(weight + other);
+        let credit = share.max(CREDIT_BYTES as f64 / f64::from(other));
         (0..REQUESTS_MAX).for_each(|_| { submit(&mut s); });
         let mut service = [0.0; 2];
         for _ in 0..REQUESTS_MAX {
-            backlog.refill(&mut s, link, 0);
-            let t = step(&mut s, 0).tenant.0 as usize;
+            backlog.refill(&mut s, link, now);
+            let t = step_in(&mut s, &mut now, took_ns).tenant.0 as usize;
             service[t] += 4096.0;
             if t == 0 {
                 backlog.waiting[0] -= 1;
             }
             let (a, b) = (service[0] / f64::from(weight), service[1] / f64::from(other));
             let packets = 4096.0 / f64::from(weight) + 4096.0 / f64::from(other);
-            let credit = CREDIT_BYTES as f64 / f64::from(other);
             prop_assert!(a - b <= packets + 1e-3, "{a} {b}");
             prop_assert!(b - a <= packets + credit + 1e-3, "{a} {b}");
         }
@@ -311,8 +328,11 @@ fn demand_goes_before_prefetch_and_seldom_waits_for_a_write() {
 #[test]
 fn a_limited_tenant_blocks_nobody_and_owes_nothing() {
     let (mut s, link) = with(&[100, 100], ONE);
+    // 8 MB/s: what who comes back may have beyond its share is the least.
+    let mut now = 0;
+    let mut next = |s: &mut Scheduler| step_in(s, &mut now, 4_000_000);
     let limited = TenantConfig {
-        swap_in_limit: Some(1_000_000),
+        swap_in_limit: Some(1_000),
         ..TenantConfig::default()
     };
     s.set_tenant(TenantId(0), limited, 0).unwrap();
@@ -322,7 +342,7 @@ fn a_limited_tenant_blocks_nobody_and_owes_nothing() {
                 .unwrap();
         }
     }
-    let served: Vec<u64> = (0..100).map(|_| step(&mut s, 0).tenant.0).collect();
+    let served: Vec<u64> = (0..100).map(|_| next(&mut s).tenant.0).collect();
     let burst = BURST_BYTES_MIN as usize / (32 << 10);
     assert_eq!(
         served.iter().filter(|t| **t == 0).count(),
@@ -332,10 +352,10 @@ fn a_limited_tenant_blocks_nobody_and_owes_nothing() {
     // Its writes are not held back by its reads' limit.
     s.submit(TenantId(0), Class::SwapOut, link, 4096, 0, 0)
         .unwrap();
-    assert_eq!(step(&mut s, 0).class, Class::SwapOut);
-    s.set_tenant(TenantId(0), TenantConfig::default(), 0)
+    assert_eq!(next(&mut s).class, Class::SwapOut);
+    s.set_tenant(TenantId(0), TenantConfig::default(), 1 << 30)
         .unwrap();
-    let served: Vec<u64> = (0..100).map(|_| step(&mut s, 0).tenant.0).collect();
+    let served: Vec<u64> = (0..100).map(|_| next(&mut s).tenant.0).collect();
     let mine = served.iter().filter(|t| **t == 0).count();
     let credit = CREDIT_BYTES as usize / (32 << 10) / 2;
     assert!(
@@ -568,30 +588,142 @@ fn a_promoted_prefetch_is_none_in_the_turns_with_writes() {
     assert_eq!(order, [Class::Demand, Class::Prefetch, Class::SwapOut]);
 }
 
+/// Two tenants of one weight on a link of 32 MB/s, which has just moved something of the second one's; `charged` bytes
+/// of the first one's went over it unasked. Both have much waiting, the second one once what it has now is through.
+fn owing(charged: u64) -> (Scheduler, LinkId, u64) {
+    let (mut s, link) = with(&[100, 100], ONE);
+    let mut now = 0;
+    extents(&mut s, link, 1, 1);
+    step_in(&mut s, &mut now, 1_000_000);
+    extents(&mut s, link, 0, 200);
+    extents(&mut s, link, 1, 1);
+    s.charge(TenantId(0), link, charged);
+    assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 1);
+    (s, link, now)
+}
+
+const EXTENT: u32 = 32 << 10;
+
+fn extents(s: &mut Scheduler, link: LinkId, tenant: u64, n: usize) {
+    for _ in 0..n {
+        s.submit(TenantId(tenant), Class::Demand, link, EXTENT, 0, 0)
+            .unwrap();
+    }
+}
+
+/// Requests of the second tenant that go before the first one's turn.
+fn before_the_first(s: &mut Scheduler, mut now: u64) -> usize {
+    let mut n = 0;
+    while step_in(s, &mut now, 1_000_000).tenant.0 == 1 {
+        n += 1;
+    }
+    n
+}
+
 /// Others want nothing for moments in which they do: what a tenant moved by itself is not forgotten in one of them.
 #[test]
 fn what_was_moved_by_itself_is_owed_though_nobody_waits_for_a_moment() {
-    const EXTENT: u32 = 32 << 10;
-    let (mut s, link) = with(&[100, 100], ONE);
-    let submit = |s: &mut Scheduler, t: u64, n: usize| {
-        for _ in 0..n {
-            s.submit(TenantId(t), Class::Demand, link, EXTENT, 0, 0)
-                .unwrap();
-        }
-    };
-    submit(&mut s, 0, 100);
-    submit(&mut s, 1, 1);
-    s.charge(TenantId(0), link, DEBT_BYTES);
-    assert_eq!(step(&mut s, 0).tenant.0, 1);
+    let (mut s, link, mut now) = owing(2 * DEBT_BYTES);
     // Now it is served, because nobody else waits.
-    assert_eq!(step(&mut s, 0).tenant.0, 0);
-    submit(&mut s, 1, 100);
-    let owed = DEBT_BYTES as usize / EXTENT as usize;
-    for n in 1..owed {
-        assert_eq!(step(&mut s, 0).tenant.0, 1, "{n} of {owed}");
+    for _ in 0..20 {
+        assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 0);
     }
-    // And then it has its turns again.
-    let next: Vec<u64> = (0..8).map(|_| step(&mut s, 0).tenant.0).collect();
-    assert!(next.contains(&0), "{next:?}");
+    extents(&mut s, link, 1, 200);
+    // What it was served in these moments it owes as well.
+    let owed = (2 * DEBT_BYTES / u64::from(EXTENT)) as usize + 20;
+    let waits = before_the_first(&mut s, now);
+    assert!(waits.abs_diff(owed) <= 2, "{waits} instead of {owed}");
     s.check();
+}
+
+/// And no more than its share of a second.
+#[test]
+fn what_a_tenant_owes_is_bounded() {
+    let (mut s, link, mut now) = owing(1 << 30);
+    assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 0);
+    let rate = s.link_stats(link).unwrap().rate_bytes_s;
+    // The other one has what it may have beyond its share when it comes back.
+    let ns = DEBT_NS + CREDIT_NS;
+    let most = (u128::from(rate / 2) * u128::from(ns) / 1_000_000_000) as usize;
+    let mut waits = 0;
+    for _ in 0..4 {
+        extents(&mut s, link, 1, 200);
+        for _ in 0..200 {
+            let r = step_in(&mut s, &mut now, 1_000_000);
+            if r.tenant.0 == 0 {
+                let owed = most / EXTENT as usize;
+                assert!(
+                    waits > 0 && usize::abs_diff(waits, owed) <= 2,
+                    "{waits} instead of {owed}"
+                );
+                return;
+            }
+            waits += 1;
+        }
+    }
+    panic!("{waits} waits, and no turn");
+}
+
+/// Where nobody else wants the link for longer than moments, nothing is owed afterwards.
+#[test]
+fn who_was_alone_for_long_owes_nothing() {
+    let (mut s, link, mut now) = owing(2 * DEBT_BYTES);
+    for _ in 0..=ALONE_NS / 1_000_000 {
+        assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 0);
+    }
+    extents(&mut s, link, 1, 200);
+    let rate = s.link_stats(link).unwrap().rate_bytes_s;
+    let credit = (rate / 2 * (CREDIT_NS / 1_000_000) / 1_000).max(CREDIT_BYTES);
+    let waits = before_the_first(&mut s, now);
+    let most = credit as usize / EXTENT as usize + 2;
+    assert!(
+        waits <= most,
+        "{waits}: more than who comes back may have, {most}"
+    );
+    s.check();
+}
+
+/// What a tenant may have ahead is what its share brings soon, and what it is behind its share, which comes at once. A
+/// stream that could not ask for a while would lose what it missed otherwise, as it would never have enough waiting.
+#[test]
+fn who_is_behind_may_have_more_ahead() {
+    let (mut s, link) = with(&[100, 100], ONE);
+    let mut now = 0;
+    let t = TenantId(0);
+    let ahead_max = |s: &Scheduler| {
+        let far = |pages: &u64| s.is_too_far_ahead(t, link, 4096, pages * 4096);
+        (1..4096).find(far).unwrap() * 4096
+    };
+    for _ in 0..50 {
+        extents(&mut s, link, 0, 1);
+        extents(&mut s, link, 1, 1);
+        (0..2).for_each(|_| {
+            step_in(&mut s, &mut now, 1_000_000);
+        });
+    }
+    let even = ahead_max(&s);
+    // It asks for nothing meanwhile.
+    extents(&mut s, link, 1, 4);
+    (0..4).for_each(|_| {
+        step_in(&mut s, &mut now, 1_000_000);
+    });
+    let behind = ahead_max(&s);
+    // The clock of a link is the start of what it moves.
+    let missed = 3 * u64::from(EXTENT);
+    assert!(
+        behind.abs_diff(even + missed) <= 8192,
+        "{even}, then {behind}"
+    );
+    // After a long time it is bounded by what who comes back may have.
+    extents(&mut s, link, 1, 200);
+    (0..200).for_each(|_| {
+        step_in(&mut s, &mut now, 1_000_000);
+    });
+    let rate = s.link_stats(link).unwrap().rate_bytes_s;
+    let credit = (rate * (CREDIT_NS / 1_000_000) / 1_000).max(CREDIT_BYTES);
+    let long = ahead_max(&s);
+    assert!(
+        long <= even + credit + u64::from(EXTENT),
+        "{even}, then {long}"
+    );
 }

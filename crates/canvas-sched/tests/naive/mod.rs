@@ -2,8 +2,8 @@
 //! rules and none of the data structures.
 
 use canvas_sched::{
-    CREDIT_BYTES, Class, DEBT_BYTES, SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED,
-    burst_bytes,
+    ALONE_NS, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, DEBT_NS, SWAP_OUT_PACE,
+    SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED, burst_bytes,
 };
 
 pub const BYTE: u128 = 1 << 20;
@@ -82,6 +82,10 @@ pub struct Naive {
     pub under_way: Vec<Waiting>,
     clocks: Vec<u128>,
     finishes: Vec<u128>,
+    /// Bytes a second of each link, which are measured elsewhere.
+    pub rates: Vec<u64>,
+    /// Who used each link last, and since when only that one.
+    used: Vec<(Option<u64>, u64)>,
     turn: usize,
     order: u64,
 }
@@ -96,6 +100,8 @@ impl Naive {
             under_way: Vec::new(),
             clocks: vec![0; links],
             finishes: vec![0; links],
+            rates: vec![0; links],
+            used: vec![(None, 0); links],
             turn: 0,
             order: 0,
         }
@@ -179,9 +185,21 @@ impl Naive {
     /// When a flow's turn is at the earliest.
     fn earliest(&self, f: usize) -> u128 {
         let flow = &self.flows[f];
-        let weight = self.tenant(flow.tenant).weight;
-        let credit = u128::from(CREDIT_BYTES) * BYTE / u128::from(weight);
+        let weight = u128::from(self.tenant(flow.tenant).weight);
+        let others = self.flows.iter().enumerate().filter(|(g, other)| {
+            *g != f && other.link == flow.link && matches!(other.place, Place::Ready(..))
+        });
+        let others: u128 = others
+            .map(|(_, other)| u128::from(self.tenant(other.tenant).weight))
+            .sum();
+        let share = self.moves(flow.link, CREDIT_NS) * weight / (others + weight);
+        let credit = share.max(CREDIT_BYTES.into()) * BYTE / weight;
         self.clocks[flow.link].saturating_sub(credit)
+    }
+
+    /// What a link moves in so long.
+    fn moves(&self, link: usize, ns: u64) -> u128 {
+        u128::from(self.rates[link]) * u128::from(ns) / 1_000_000_000
     }
 
     /// It has moved bytes by itself. How far it is ahead, when others wait.
@@ -192,6 +210,9 @@ impl Naive {
         let finish = self.flows[f].finish.max(self.earliest(f)) + moved;
         self.flows[f].finish = finish;
         self.finishes[link] = self.finishes[link].max(finish);
+        if bytes > 0 {
+            self.used[link].0 = Some(tenant);
+        }
         if bytes > 0 && matches!(self.flows[f].place, Place::Ready(..)) {
             self.order += 1;
             self.flows[f].place = Place::Ready(finish, self.order);
@@ -400,10 +421,16 @@ impl Naive {
         }
         let (clock, weight) = (self.clocks[w.link], u128::from(weight));
         let time = |bytes: u64, weight: u128| u128::from(bytes) * BYTE / weight;
-        self.clocks[w.link] = if start > clock + time(CREDIT_BYTES, weight) {
+        let used = &mut self.used[w.link];
+        if used.0 != Some(w.tenant) {
+            *used = (Some(w.tenant), now);
+        }
+        let shares = now - used.1 < ALONE_NS;
+        self.clocks[w.link] = if shares && start > clock + time(CREDIT_BYTES, weight) {
             let all: u128 = self.tenants.iter().map(|t| u128::from(t.weight)).sum();
             let slow = clock + time(w.bytes.into(), all);
-            slow.max(finish.saturating_sub(time(DEBT_BYTES, weight)))
+            let debt = (self.moves(w.link, DEBT_NS) * weight / all).max(DEBT_BYTES.into());
+            slow.max(finish.saturating_sub(time(debt as u64, weight)))
         } else {
             clock.max(start)
         };
