@@ -6,7 +6,7 @@ import os
 import subprocess
 
 from lib import canvas
-from lib.harness import MIB, ROOT, Failure, check
+from lib.harness import MIB, ONCE, ROOT, Failure, check
 
 from .operate import python
 
@@ -90,7 +90,7 @@ def api_calls(r):
         r.same(c.out(), "right\n", "under canvas")
 
 
-@check("api-example-c", timeout_s=120)
+@check("api-example-c", timeout_s=120, normal=ONCE)
 def api_example_c(r):
     """A scan of a B+ tree and a walk through a graph, which ask for their next nodes."""
     if not r.managed:
@@ -108,7 +108,7 @@ def api_example_c(r):
     r.note(f"{faults[0]} far faults with hints, {faults[1]} without")
 
 
-@check("api-example-python", timeout_s=120)
+@check("api-example-python", timeout_s=120, normal=ONCE)
 def api_example_python(r):
     """The Python package is built offline; an array is summed with it, and without it."""
     if not r.managed:
@@ -147,7 +147,7 @@ def api_example_python(r):
     r.same(said[1], ["65536 0 far_bytes 0", "22"], "under canvas")
 
 
-@check("api-example-java", timeout_s=150)
+@check("api-example-java", timeout_s=150, normal=ONCE)
 def api_example_java(r):
     """One jar, without flags of the JVM; a direct buffer is summed with it."""
     if not r.managed:

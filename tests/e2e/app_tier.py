@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 from lib import canvas
-from lib.harness import MIB, Skip, check
+from lib.harness import MIB, ONCE, Skip, check
 
 from . import hostile
 from .operate import ask, wait_until
@@ -27,7 +27,7 @@ def linked(r, kind, tier, *flags):
     return stats
 
 
-@check("app-tier", timeout_s=240, **hostile.C)
+@check("app-tier", timeout_s=240, normal=ONCE, **hostile.C)
 def app_tier(r):
     """A list and a tree of pages in any order: what they refer to is read ahead, and little else."""
     if not r.managed:

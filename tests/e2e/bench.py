@@ -119,7 +119,7 @@ def far(r):
     r.note(f"read p50 {got['read_ns']['p50'] / 1000:.0f} us, TCP {got['tcp']['busy_ns'] / 1000:.0f} us")
 
 
-@check("bench-far-link", modes=("signal",), needs=hosts.missing, timeout_s=180)
+@check("bench-far-link", modes=("signal",), slow_only=True, needs=hosts.missing, timeout_s=180)
 def far_link(r):
     """Donors behind a link of 200 Mbit/s: nothing is faster than that; nothing of it is left, killed or not."""
     canvas_only(r)

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from lib import canvas
-from lib.harness import MIB, Failure, Skip, check
+from lib.harness import MIB, ONCE, Failure, Skip, check
 
 
 def canvas_only(r):
@@ -129,7 +129,7 @@ def roomy(r):
     r.require(first is not None and 0 < first < 40_000, f"faults_first_touch = {first} for 32768 pages")
 
 
-@check("percent", as_user=True, timeout_s=60)
+@check("percent", as_user=True, timeout_s=60, normal=ONCE)
 def percent(r):
     """--local 25% follows the footprint."""
     c = r.call([r.binary("mem"), "leaf", "200"], tag="percent", local="25%")

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import time
 
-from lib.harness import MIB, check
+from lib.harness import MIB, ONCE, check
 
 from . import slo
 from .charged import agent_of, donor
@@ -94,7 +94,7 @@ def ends_right(r, c, end):
     r.same(stats["far"]["corrupt"], 0, "copies that did not verify")
 
 
-@check("copies-move", timeout_s=200)
+@check("copies-move", timeout_s=200, normal=ONCE)
 def copies_move(r):
     """From a disk to servers, to more of them, and back, while each byte is checked."""
     if not r.managed:

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from lib import canvas, procs
-from lib.harness import MIB, check, deep
+from lib.harness import MIB, ONCE, check, deep
 from net.load import Here, Pages
 
 from . import hostile, languages, servers, workloads  # noqa: F401  (they register what is run again)
@@ -95,7 +95,7 @@ def deep_limit(r):
     r.note(f"granted {granted} MiB; {canvas.summary(stats)}")
 
 
-@check("deep-compaction", timeout_s=150, **hostile.C)
+@check("deep-compaction", timeout_s=150, normal=ONCE, **hostile.C)
 def compaction(r):
     """Pages that are rewritten at random leave far memory mostly empty everywhere, and it is used again:
     what --far holds is not what was once written there. Agents die meanwhile."""
@@ -121,7 +121,7 @@ def compaction(r):
     r.note(f"{written} pages written anew, {emptied} extents emptied; {canvas.summary(stats)}")
 
 
-@check("deep-clean", timeout_s=90, **hostile.C)
+@check("deep-clean", timeout_s=90, normal=ONCE, **hostile.C)
 def deep_clean(r):
     """What was read from beyond the pool and not changed is not written again, read alone or in a stream."""
     if not r.managed:
@@ -138,7 +138,7 @@ def deep_clean(r):
         r.note(f"{pattern}: {far}, {clean} pages out clean; {canvas.summary(stats)}")
 
 
-@check("deep-agent-killed", timeout_s=200, **hostile.C)
+@check("deep-agent-killed", timeout_s=200, normal=ONCE, **hostile.C)
 def agent_killed(r):
     """The agent is killed again and again: the next one adopts everything, and every byte is right."""
     if not r.managed:
@@ -165,7 +165,7 @@ def agent_killed(r):
     r.note(f"{kills} kills; {canvas.summary(stats)}")
 
 
-@check("deep-agent-stopped", timeout_s=90, **hostile.C)
+@check("deep-agent-stopped", timeout_s=90, normal=ONCE, **hostile.C)
 def agent_stopped(r):
     """The agent hangs: a page that cannot be had in time is SIGBUS with a reason, never zeros."""
     if not r.managed:

@@ -461,7 +461,7 @@ def swaps(r, words, script=SWAPS, **o):
     return {k: int(v) for k, v in (line.split() for line in result.output.splitlines() if line.startswith("pswp"))}
 
 
-@check("vm-disk", modes=("signal",), timeout_s=240, needs=vm_missing)
+@check("vm-disk", modes=("signal",), slow_only=True, timeout_s=240, needs=vm_missing)
 def vm(r):
     """A stock guest swaps onto the disk over NBD: every byte is right, and nothing stays once it is discarded."""
     c, path = disk(r, size=512 * MIB, pool=256 * MIB)

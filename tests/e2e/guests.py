@@ -286,7 +286,7 @@ def swap_host_grouped(r):
         group.close()
 
 
-@check("vm-swap-host", modes=("signal",), timeout_s=400, needs=vm_missing)
+@check("vm-swap-host", modes=("signal",), slow_only=True, timeout_s=400, needs=vm_missing)
 def swap_host(r):
     """A kernel swaps onto a disk of its own host by --swap-host, with memory short all the time, and every byte is right;
     what cannot hold is refused, and the disk does not end under its host."""

@@ -1,7 +1,7 @@
 """madvise: what the program says of its memory is done, in the background, and never costs a byte."""
 
 from lib import canvas
-from lib.harness import MIB, Failure, check
+from lib.harness import MIB, ONCE, Failure, check
 
 from .operate import python
 
@@ -208,7 +208,7 @@ def hints_misuse(r):
     r.same(len(answers[1]), len(answers[0]), "answers")
 
 
-@check("hints-storm", timeout_s=200, as_user=True)
+@check("hints-storm", timeout_s=200, as_user=True, normal=ONCE)
 def hints_storm(r):
     """Four threads advise at random while another unmaps and fills, with forks in the middle."""
     if not r.managed:

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from lib import canvas
-from lib.harness import MIB, Failure, check, program
+from lib.harness import MIB, ONCE, Failure, check, program
 
 
 def no_compiler():
@@ -323,7 +323,7 @@ def shared_budget(r):
     r.judge()
 
 
-@check("empty-environment", timeout_s=60, modes=("signal", "thread"), **C)
+@check("empty-environment", timeout_s=60, modes=("signal", "thread"), normal=ONCE, **C)
 def empty_environment(r):
     """`env -i CMD` inside the program: the child stays managed and in the same budget."""
     binary = r.binary("mem")

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from lib import canvas, procs
-from lib.harness import MIB, WantOfRoot, check
+from lib.harness import MIB, ONCE, WantOfRoot, check
 
 from . import slo
 from .charged import agent_of
@@ -175,7 +175,7 @@ def ends_right(r, c, end):
     return far
 
 
-@check("lanes", timeout_s=200)
+@check("lanes", timeout_s=200, normal=ONCE)
 def lanes(r):
     """Nearly all reads go over lanes; none when they are not wanted, and again when they are."""
     if not r.managed:
@@ -203,7 +203,7 @@ def lanes(r):
     r.same(ends_right(r, c, end)["lanes_opened"], 0, "lanes that nobody wanted")
 
 
-@check("lanes-hostile", timeout_s=300)
+@check("lanes-hostile", timeout_s=300, normal=ONCE)
 def lanes_hostile(r):
     """Forks, threads with other descriptors, and who closes or replaces what is not its own; no byte goes astray."""
     if not r.managed:

@@ -30,7 +30,7 @@ def python_missing():
 
 
 @program("python", as_user=True, timeout_s=150, needs=python_missing,
-         normal=(("signal", 25), ("signal", 50), ("thread", 25)), shares=(25, 50, "50%"))
+         normal=(("signal", 25),), shares=(25, 50, "50%"))
 def python(r):
     """numpy and scikit-learn: digests of arrays and models."""
     c = r.call([science_python(), r.source("py/model.py"),

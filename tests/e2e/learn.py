@@ -12,7 +12,7 @@ import urllib.request
 
 from lib import canvas
 from lib.clients import Redis, wait_socket
-from lib.harness import MIB, TESTS, Skip, check
+from lib.harness import MIB, ONCE, TESTS, Skip, check
 from lib.values import Values
 
 from .operate import ask, local_bytes, wait_until
@@ -152,7 +152,7 @@ def judge_run(r, first, counts, least, part):
     return first
 
 
-@check("learn-python", timeout_s=150)
+@check("learn-python", timeout_s=150, normal=ONCE)
 def learn_python(r):
     """The second resumption has a tenth of the far faults; so has the first one of a later run, from the file."""
     if not r.managed:
@@ -171,7 +171,7 @@ def learn_python(r):
     r.require(canvas.find(p.end(), "learn")["loaded"] >= 1, "nothing was loaded")
 
 
-@check("learn-far", timeout_s=150)
+@check("learn-far", timeout_s=150, normal=ONCE)
 def learn_far(r):
     """The same where nearly all has left the pool for the disk: it is asked for ahead, and comes in from there."""
     if not r.managed:
@@ -187,7 +187,7 @@ def learn_far(r):
     p.end()
 
 
-@check("learn-other", timeout_s=150)
+@check("learn-other", timeout_s=150, normal=ONCE)
 def learn_other(r):
     """Who resumes with the other half of its memory gets little in vain, and what it needs is learnt as well."""
     if not r.managed:
@@ -202,7 +202,7 @@ def learn_other(r):
     p.end()
 
 
-@check("learn-fork", timeout_s=150)
+@check("learn-fork", timeout_s=150, normal=ONCE)
 def learn_fork(r):
     """A fork in the middle: parent and child each read a half, with a recording of both; no byte is wrong."""
     if not r.managed:

@@ -11,7 +11,7 @@ import time
 
 from lib import canvas
 from lib.clients import Redis, wait_socket
-from lib.harness import MIB, Skip, check
+from lib.harness import MIB, ONCE, Skip, check
 from vm import guest
 
 from . import slo, vm
@@ -171,7 +171,7 @@ def numa_fork(r):
     r.note(f"peak {stats['nodes'][0]['used_bytes']['peak'] / MIB:.0f} MiB")
 
 
-@check("numa-redis", timeout_s=150, needs=missing)
+@check("numa-redis", timeout_s=150, needs=missing, normal=ONCE)
 def numa_redis(r):
     """A redis whose values lie on the node and in the pool, and that forks to save them; all values are right."""
     if not r.managed:
@@ -255,7 +255,7 @@ def numa_filtered(r):
     r.require("allows mbind and get_mempolicy" in done.stderr, done.stderr)
 
 
-@check("vm-numa", modes=("signal",), timeout_s=300, needs=guest.missing)
+@check("vm-numa", modes=("signal",), slow_only=True, timeout_s=300, needs=guest.missing)
 def vm_numa(r):
     """A node without a processor, on Linux 6.12: pages lie there; it fills, drains, and has no memory left."""
     work = "canvas workload sequential --mib 40 --seconds"

@@ -15,7 +15,7 @@ def no_dpkg():
     return None
 
 
-@check("deb", modes=("signal",), timeout_s=180, needs=no_dpkg)
+@check("deb", modes=("signal",), slow_only=True, timeout_s=180, needs=no_dpkg)
 def debian_package(r):
     """The package has all that it promises, and the same input gives the same bytes."""
     if not r.managed:

@@ -10,7 +10,7 @@ from e2e import hostile
 from e2e.languages import python_missing, science_python
 from e2e.workloads import answer_of
 from lib import canvas
-from lib.harness import MIB, Skip, check
+from lib.harness import MIB, ONCE, Skip, check
 
 find = canvas.find
 
@@ -55,7 +55,7 @@ print("right" if right(data) and code == 0 else "wrong")
 """
 
 
-@check("codec-none", as_user=True, timeout_s=120)
+@check("codec-none", as_user=True, timeout_s=120, normal=ONCE)
 def codec_none(r):
     """Nothing is compressed, pages of one value still store nothing, and the data is the same."""
     args = ["--seconds", "1"]
@@ -129,7 +129,7 @@ def few_words(r):
     r.require(n > 1000, f"pages_out_delta = {n}: of 12,000 changes of a few words")
 
 
-@check("stale-copies", as_user=True, timeout_s=120)
+@check("stale-copies", as_user=True, timeout_s=120, normal=ONCE)
 def stale_copies(r):
     """Where the pool is tight, the first write to a page takes its stale copy out of it; else it stays."""
     args = ["--seconds", "1"]
@@ -143,7 +143,7 @@ def stale_copies(r):
     r.require(stale[1] > 0, f"pool_copies_stale = {stale[1]} with {pool >> 10} KiB of pool")
 
 
-@check("hot-copies", as_user=True, timeout_s=120)
+@check("hot-copies", as_user=True, timeout_s=120, normal=ONCE)
 def hot_copies(r):
     """Pages that stay for long do not keep their copies in the pool; pages that are read all alike do."""
     counts = {}
@@ -168,7 +168,7 @@ def in_line(r):
         r.same([find(stats, what) for what in ("verify_failures", "anomalies")], [0, 0], load)
 
 
-@check("features", as_user=True, timeout_s=150)
+@check("features", as_user=True, timeout_s=150, normal=ONCE)
 def features(r):
     """Page features tell reads from writes, streams from random access, and how much paging costs."""
     of = {}
@@ -207,7 +207,7 @@ print("right", flush=True)
 """
 
 
-@check("features-live", as_user=True, timeout_s=120)
+@check("features-live", as_user=True, timeout_s=120, normal=ONCE)
 def features_live(r):
     """`canvas stat` shows features of each interval, of a program that touches little of each block."""
     if not r.managed:
@@ -237,7 +237,7 @@ def features_live(r):
     r.require("right" in c.out(), f"no closing line\n{c.tail()}")
 
 
-@check("reservations-off", as_user=True, timeout_s=120)
+@check("reservations-off", as_user=True, timeout_s=120, normal=ONCE)
 def reservations_off(r):
     """Each swap-out allocates its entry; with reservations only a page's first does."""
     args = ["--seconds", "1"]
@@ -285,7 +285,7 @@ print(sum(writes))
 """
 
 
-@check("reservations-dropped", as_user=True, timeout_s=180)
+@check("reservations-dropped", as_user=True, timeout_s=180, normal=ONCE)
 def reservations_dropped(r):
     """Where the far limit is near, hot pages lose their reservations and allocate entries anew."""
     if not r.managed:
@@ -410,7 +410,7 @@ def prefetch_streams_of_threads(r):
     r.require(far < 0.45 * came, f"{far} of the {came} pages that came in were faults")
 
 
-@check("first-writes", timeout_s=240, modes=("signal", "thread"), **hostile.C)
+@check("first-writes", timeout_s=240, modes=("signal", "thread"), normal=ONCE, **hostile.C)
 def first_writes(r):
     """Pages come in write-protected where they are read, and every kind of first write is seen."""
     c = r.call([r.binary("protected")], tag="protected", local=12 * MIB, pool=256 * MIB)
@@ -424,7 +424,7 @@ def first_writes(r):
         r.require(find(stats, key) > 5_000, f"{key}: {find(stats, key)}")
 
 
-@check("prefetch-policies-threads", as_user=True, timeout_s=180)
+@check("prefetch-policies-threads", as_user=True, timeout_s=180, normal=ONCE)
 def prefetch_policies_threads(r):
     """Four threads that write at random, whose pages wait in the swap cache when prefetched."""
     args = ["--seconds", "1", "--threads", "4"]

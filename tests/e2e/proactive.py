@@ -7,7 +7,7 @@ import sys
 import time
 
 from lib import canvas
-from lib.harness import MIB, check
+from lib.harness import MIB, ONCE, check
 
 from .operate import ask, wait_until
 
@@ -202,7 +202,7 @@ def proactive_busy(r):
     r.note(f"{came} came, {faults} far faults, {out} left ({counts['off'][2]} when off)")
 
 
-@check("proactive-unused", timeout_s=200)
+@check("proactive-unused", timeout_s=200, normal=ONCE)
 def proactive_unused(r):
     """What comes back and leaves again unused makes it come less and less often."""
     if not r.managed:

@@ -49,7 +49,7 @@ def redis_verify(client, values, versions, what):
 
 
 @program("redis", as_user=True, timeout_s=150, needs=missing("redis-server", "redis-benchmark"),
-         normal=(("signal", 25), ("signal", 50), ("thread", 25)), shares=(25, 50, "25%"))
+         normal=(("signal", 25), ("thread", 25)), shares=(25, 50, "25%"))
 def redis(r):
     """Load, redis-benchmark, zipf traffic, BGSAVE under load, the dump in a fresh server."""
     n = r.size(60_000, 250_000)
@@ -121,7 +121,7 @@ def redis(r):
 
 # -- memcached ---------------------------------------------------------------------------------
 @program("memcached", as_user=True, timeout_s=120, needs=missing("memcached"),
-         normal=(("signal", 25), ("signal", 50), ("thread", 50)))
+         normal=(("signal", 25), ("thread", 50)))
 def memcached(r):
     """4 threads, 8 connections, zipf reads and writes, every value verified."""
     n = r.size(80_000, 400_000)
@@ -180,7 +180,7 @@ def pg_missing():
 
 
 @program("postgres", as_user=True, modes=("signal",), timeout_s=180, needs=pg_missing,
-         normal=(("signal", 25), ("signal", 50)))
+         normal=(("signal", 25),))
 def postgres(r):
     """The whole postmaster under canvas; pgbench; queries that sort and hash in private memory."""
     bin_dir = pg_bin()

@@ -646,7 +646,7 @@ def shared_postgres(r):
     postgres(r, 32)
 
 
-@check("shared-postgres-far", as_user=True, timeout_s=300, needs=pg_missing, paged=False, **SIGNAL)
+@check("shared-postgres-far", as_user=True, timeout_s=300, needs=pg_missing, paged=False, slow_only=True, **SIGNAL)
 def shared_postgres_far(r):
     """The same with eight times as much, most of it on disk; a backend is killed as well."""
     judge_beyond(r, postgres(r, 16, crashes=2, pool=4 * MIB, extra=("--far", "1G", "--far-dir", r.dir)))

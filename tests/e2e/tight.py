@@ -9,7 +9,7 @@ import sys
 import time
 
 from lib import canvas, procs
-from lib.harness import MIB, TESTS, check
+from lib.harness import MIB, ONCE, TESTS, check
 
 from . import hostile
 from .operate import wait_until
@@ -36,7 +36,7 @@ def tight_ten(r):
     r.require(canvas.find(stats, "pages_out") > 0, "it never paged: the test shows nothing")
 
 
-@check("tight-hopeless", timeout_s=200)
+@check("tight-hopeless", timeout_s=200, normal=ONCE)
 def tight_hopeless(r):
     """Ten processes at a limit below what cannot be paged: they go on, and status and report say what would do."""
     if not r.managed:
@@ -81,7 +81,7 @@ def tight_siblings(r):
     r.require(int(lost["idle"]) > 8 * 256, f"the idle one lost {lost['idle']} pages")
 
 
-@check("tight-asleep", timeout_s=90, **hostile.C)
+@check("tight-asleep", timeout_s=90, normal=ONCE, **hostile.C)
 def tight_asleep(r):
     """A process that sleeps with pages in the swap cache only is asked for them, and does not look again and again."""
     if not r.managed:
@@ -98,7 +98,7 @@ def tight_asleep(r):
     r.require(min(used) < 1.6, f"it used {used} times what 64 MiB take")
 
 
-@check("tight-storm", timeout_s=200)
+@check("tight-storm", timeout_s=200, normal=ONCE)
 def tight_storm(r):
     """1,000 short processes at 32 MiB, eight at a time: the storm ends."""
     if not r.managed:

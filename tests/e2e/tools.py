@@ -36,7 +36,7 @@ select count(*) from (select k, count(*) c from t group by k having c > 2);
 
 
 @program("sqlite", as_user=True, timeout_s=100, needs=missing("sqlite3"),
-         normal=(("signal", 25), ("signal", 50), ("thread", 25)))
+         normal=(("signal", 25), ("thread", 25)))
 def sqlite(r):
     """An in-memory database larger than local memory."""
     script = r.write("script.sql", SQL.format(rows=r.size(250_000, 2_000_000)))
@@ -80,8 +80,7 @@ int unit{i}(const std::string &s) {{
 """
 
 
-@program("gcc-build", as_user=True, timeout_s=120, needs=missing("g++", "make"),
-         normal=(("signal", 50),), shares=(25, 50))
+@program("gcc-build", as_user=True, timeout_s=120, needs=missing("g++", "make"), slow_only=True, shares=(25, 50))
 def gcc_build(r):
     """make -j2: a tree of make, shells, compilers, assemblers and the linker; same objects."""
     units = r.size(4, 24)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from lib import canvas
-from lib.harness import MIB, Failure, Skip, check
+from lib.harness import MIB, ONCE, Failure, Skip, check
 
 HEADER_BYTES, RECORD = 64, struct.Struct("<IIHBBHH")
 FIRST_TOUCH, DEMAND, SECOND_CHANCE, SAMPLED_TOUCH, DISCARD = 1, 2, 3, 4, 7
@@ -104,7 +104,7 @@ def judge(r, rate, found, table):
     r.require(table[10][4] > table[90][4], f"OPT misses no more at 10 % than at 90 %: {table[10]} {table[90]}")
 
 
-@check("trace", as_user=True, timeout_s=60)
+@check("trace", as_user=True, timeout_s=60, normal=ONCE)
 def trace(r):
     """Without a limit: all of the working set, nothing paged out."""
     if not r.managed:
@@ -116,7 +116,7 @@ def trace(r):
     r.require(SAMPLED_TOUCH in kinds, f"no sampled touch among the kinds {sorted(kinds)}")
 
 
-@check("trace-limit", as_user=True, timeout_s=60)
+@check("trace-limit", as_user=True, timeout_s=60, normal=ONCE)
 def trace_limit(r):
     """Under a limit: reclaim and the sampler share the swap cache, and the data stays right."""
     if not r.managed:

@@ -7,7 +7,7 @@ canvas on the oldest kernel that distributions support for long.
 import json
 
 from lib import canvas
-from lib.harness import MIB, Failure, check
+from lib.harness import MIB, ONCE, Failure, check
 from vm import guest
 
 from .bench import kind, skipped
@@ -94,7 +94,7 @@ def same_state(r, result, name, when):
     r.same(changed, [], f"the host {when}")
 
 
-@check("vm-run", timeout_s=240, needs=guest.missing)
+@check("vm-run", timeout_s=240, needs=guest.missing, normal=ONCE)
 def run(r):
     """`canvas doctor` and a program that pages, on Linux 6.12."""
     limit = 16 * MIB
