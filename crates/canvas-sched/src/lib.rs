@@ -48,9 +48,7 @@ pub use link::{
     WINDOW_BYTES_MAX, WINDOW_BYTES_MIN, WINDOW_BYTES_START,
 };
 pub use queue::{SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED};
-pub use scheduler::{
-    AHEAD_NS_MAX, ALONE_NS, CREDIT_BYTES, CREDIT_NS, DEBT_BYTES, DEBT_NS, Scheduler,
-};
+pub use scheduler::{AHEAD_NS_MAX, ALONE_NS, CREDIT_BYTES, CREDIT_NS, DEBT_BYTES, Scheduler};
 pub use tenant::{
     ClassStats, TIMELINESS_PER_MILLE, TIMELINESS_SAMPLES_MIN, TenantConfig, TenantStats,
 };

@@ -24,10 +24,8 @@ pub const AHEAD_NS_MAX: u64 = 5_000_000;
 pub const CREDIT_NS: u64 = 50_000_000;
 /// ... and this at least.
 pub const CREDIT_BYTES: u64 = 256 << 10;
-/// How far a tenant that is served while nobody else waits is ahead of the link's clock at most, in time in which all
-/// tenants move their shares. What it is ahead beyond this is forgiven.
-pub const DEBT_NS: u64 = 1_000_000_000;
-/// ... and this at least.
+/// How far a tenant that is served while nobody else waits is ahead of the link's clock: what all others may have beyond
+/// their shares when they come back ([`CREDIT_NS`]), as more could not be theirs, but this at least. The rest is forgiven.
 pub const DEBT_BYTES: u64 = 512 << 10;
 /// All of it is forgiven when nobody else has used the link for so long, and not sooner: others seem to want nothing for
 /// moments in which they do.
@@ -453,7 +451,8 @@ impl Scheduler {
         if start <= l.clock + virtual_time(CREDIT_BYTES, weight) || alone_ns >= ALONE_NS {
             return l.clock.max(start);
         }
-        let debt_bytes = l.share_bytes(DEBT_NS, weight, self.weights).max(DEBT_BYTES);
+        let others = l.share_bytes(CREDIT_NS, self.weights - weight, self.weights);
+        let debt_bytes = others.max(DEBT_BYTES);
         let slow = l.clock + virtual_time(bytes.into(), self.weights);
         slow.max(finish.saturating_sub(virtual_time(debt_bytes, weight)))
     }

@@ -1,8 +1,8 @@
 //! What is promised of any load: shares, starvation, limits, idle time, promotion.
 
 use canvas_sched::{
-    AHEAD_NS_MAX, ALONE_NS, BURST_BYTES_MIN, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, DEBT_NS,
-    Decision, LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Promoted, REQUEST_BYTES_MAX,
+    AHEAD_NS_MAX, ALONE_NS, BURST_BYTES_MIN, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, Decision,
+    LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Promoted, REQUEST_BYTES_MAX,
     REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig, TenantError, TenantId, Ticket,
     burst_bytes,
 };
@@ -623,27 +623,27 @@ fn before_the_first(s: &mut Scheduler, mut now: u64) -> usize {
 /// Others want nothing for moments in which they do: what a tenant moved by itself is not forgotten in one of them.
 #[test]
 fn what_was_moved_by_itself_is_owed_though_nobody_waits_for_a_moment() {
-    let (mut s, link, mut now) = owing(2 * DEBT_BYTES);
+    let (mut s, link, mut now) = owing(DEBT_BYTES);
     // Now it is served, because nobody else waits.
     for _ in 0..20 {
         assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 0);
     }
     extents(&mut s, link, 1, 200);
     // What it was served in these moments it owes as well.
-    let owed = (2 * DEBT_BYTES / u64::from(EXTENT)) as usize + 20;
+    let owed = (DEBT_BYTES / u64::from(EXTENT)) as usize + 20;
     let waits = before_the_first(&mut s, now);
     assert!(waits.abs_diff(owed) <= 2, "{waits} instead of {owed}");
     s.check();
 }
 
-/// And no more than its share of a second.
+/// And no more than what the others may have beyond their shares.
 #[test]
 fn what_a_tenant_owes_is_bounded() {
     let (mut s, link, mut now) = owing(1 << 30);
     assert_eq!(step_in(&mut s, &mut now, 1_000_000).tenant.0, 0);
     let rate = s.link_stats(link).unwrap().rate_bytes_s;
-    // The other one has what it may have beyond its share when it comes back.
-    let ns = DEBT_NS + CREDIT_NS;
+    // The other one has that beyond its share, and the first one owes it.
+    let ns = 2 * CREDIT_NS;
     let most = (u128::from(rate / 2) * u128::from(ns) / 1_000_000_000) as usize;
     let mut waits = 0;
     for _ in 0..4 {

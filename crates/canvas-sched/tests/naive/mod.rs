@@ -2,8 +2,8 @@
 //! rules and none of the data structures.
 
 use canvas_sched::{
-    ALONE_NS, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, DEBT_NS, SWAP_OUT_PACE,
-    SWAP_OUT_PACE_PRESSED, SWAP_OUT_PRESSED, burst_bytes,
+    ALONE_NS, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, SWAP_OUT_PACE, SWAP_OUT_PACE_PRESSED,
+    SWAP_OUT_PRESSED, burst_bytes,
 };
 
 pub const BYTE: u128 = 1 << 20;
@@ -429,7 +429,8 @@ impl Naive {
         self.clocks[w.link] = if shares && start > clock + time(CREDIT_BYTES, weight) {
             let all: u128 = self.tenants.iter().map(|t| u128::from(t.weight)).sum();
             let slow = clock + time(w.bytes.into(), all);
-            let debt = (self.moves(w.link, DEBT_NS) * weight / all).max(DEBT_BYTES.into());
+            let others = self.moves(w.link, CREDIT_NS) * (all - weight) / all;
+            let debt = others.max(DEBT_BYTES.into());
             slow.max(finish.saturating_sub(time(debt as u64, weight)))
         } else {
             clock.max(start)
