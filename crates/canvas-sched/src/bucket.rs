@@ -47,6 +47,11 @@ impl Bucket {
         self.paid_ns = now_ns + self.ns(owed as u64, true).min(self.burst_ns);
     }
 
+    /// Is there a limit?
+    pub(crate) fn is_limited(&self) -> bool {
+        self.rate != 0
+    }
+
     /// Time for this many bytes. Rounded so that a limit is kept: up for a cost, down for a burst.
     fn ns(&self, bytes: u64, up: bool) -> u64 {
         if self.rate == 0 {

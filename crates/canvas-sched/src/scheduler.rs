@@ -242,7 +242,11 @@ impl Scheduler {
         let tenant = self.seats[*seat as usize].as_ref().expect("it has a seat");
         let behind = link.clock.saturating_sub(tenant.flows[at].finish);
         let behind_bytes = behind * u128::from(tenant.weight) / BYTE;
-        let credit = behind_bytes.min(credit_bytes(link, *seat, tenant.weight).into()) as u64;
+        // Who is behind by its own limit does not have it at once.
+        let credit = match tenant.reads.is_limited() {
+            true => 0,
+            false => behind_bytes.min(credit_bytes(link, *seat, tenant.weight).into()) as u64,
+        };
         let all_bytes = ahead_bytes.saturating_add(bytes.into());
         let ns = link.ahead_ns(all_bytes.saturating_sub(credit), tenant.weight);
         let ns_max = AHEAD_NS_MAX + 2 * link.arrival_ns(0);

@@ -708,6 +708,13 @@ fn who_is_behind_may_have_more_ahead() {
         step_in(&mut s, &mut now, 1_000_000);
     });
     let behind = ahead_max(&s);
+    let limited = TenantConfig {
+        swap_in_limit: Some(1 << 20),
+        ..TenantConfig::default()
+    };
+    s.set_tenant(t, limited, now).unwrap();
+    assert_eq!(ahead_max(&s), even, "behind by its own limit");
+    s.set_tenant(t, TenantConfig::default(), now).unwrap();
     // The clock of a link is the start of what it moves.
     let missed = 3 * u64::from(EXTENT);
     assert!(
