@@ -235,22 +235,25 @@ impl Scheduler {
         bytes: u32,
         ahead_bytes: u64,
     ) -> bool {
+        if !self.timeliness || ahead_bytes == 0 {
+            return false;
+        }
         let at = link.0 as usize;
         let (Some(seat), Some(link)) = (self.by_id.get(&id), self.links.get(at)) else {
             return false;
         };
         let tenant = self.seats[*seat as usize].as_ref().expect("it has a seat");
-        let behind = link.clock.saturating_sub(tenant.flows[at].finish);
-        let behind_bytes = behind * u128::from(tenant.weight) / BYTE;
         // Who is behind by its own limit does not have it at once.
         let credit = match tenant.reads.is_limited() {
             true => 0,
-            false => behind_bytes.min(credit_bytes(link, *seat, tenant.weight).into()) as u64,
+            false => {
+                let behind = link.clock.saturating_sub(tenant.flows[at].finish);
+                bytes_in(behind, tenant.weight).min(credit_bytes(link, *seat, tenant.weight))
+            }
         };
         let all_bytes = ahead_bytes.saturating_add(bytes.into());
         let ns = link.ahead_ns(all_bytes.saturating_sub(credit), tenant.weight);
-        let ns_max = AHEAD_NS_MAX + 2 * link.arrival_ns(0);
-        self.timeliness && ahead_bytes > 0 && ns > ns_max
+        ns > AHEAD_NS_MAX + 2 * link.arrival_ns(0)
     }
 
     /// A request that waits goes before what else the tenant has waiting in its class for the link. For the rest of
@@ -311,7 +314,7 @@ impl Scheduler {
         let at = link.0 as usize;
         let (seat, l) = (*self.by_id.get(&id)?, self.links.get_mut(at)?);
         let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
-        let (flow, weight) = (&mut tenant.flows[at], u128::from(tenant.weight));
+        let flow = &mut tenant.flows[at];
         let start = flow.finish.max(earliest(l, seat, tenant.weight));
         if bytes > 0 {
             l.was_used_by(id);
@@ -323,9 +326,9 @@ impl Scheduler {
             self.serial += 1;
             l.ready.put(seat, (flow.finish, self.serial));
         }
-        let ahead = flow.finish.saturating_sub(l.clock) * weight / BYTE;
+        let ahead = flow.finish.saturating_sub(l.clock);
         let others = l.ready.len() > usize::from(is_ready);
-        others.then(|| u64::try_from(ahead).unwrap_or(u64::MAX))
+        others.then(|| bytes_in(ahead, tenant.weight))
     }
 
     /// Bytes of a tenant that were let go to the link since the tenant came.
@@ -589,6 +592,13 @@ impl Scheduler {
             l.ready.check();
             assert_eq!(l.under_way, under_way[link]);
             assert_eq!((l.ready.len(), l.ready_weight), ready[link]);
+            if let Some(((start, _), seat)) = l.ready.first() {
+                // Credit grows with the rate, once that is known.
+                assert!(
+                    l.stats().rate_bytes_s > 0 || start >= earliest(l, seat, 1),
+                    "nobody is far ahead of the clock"
+                );
+            }
         }
         assert_eq!(
             self.seats.len(),
@@ -618,6 +628,11 @@ fn credit_bytes(link: &Link, seat: u32, weight: u32) -> u64 {
 /// What so many bytes are in virtual time, at this weight.
 fn virtual_time(bytes: u64, weight: u64) -> u128 {
     u128::from(bytes) * BYTE / u128::from(weight)
+}
+
+/// How many bytes so much virtual time is, at this weight.
+fn bytes_in(time: u128, weight: u32) -> u64 {
+    u64::try_from(time * u128::from(weight) / BYTE).unwrap_or(u64::MAX)
 }
 
 fn flow_id(seat: u32, link: usize) -> u32 {
