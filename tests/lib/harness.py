@@ -41,6 +41,15 @@ class NeedsRoot(Skip):
     """The test needs root; where root is promised, which is in continuous integration, it fails."""
 
 
+class Cases:
+    """Counts of a test that has cases of its own; each counts in the closing line."""
+
+    def __init__(self):
+        self.passed = self.failed = 0
+        # Name and reason.
+        self.skipped = []
+
+
 class WantOfRoot(str):
     """What a test's `needs` answers when the reason is that we are not root."""
 
@@ -350,6 +359,8 @@ class Session:
             os.chmod(self.canvas, 0o755)
         self.references = {}
         self.compiled = {}
+        # What the test that runs says of its own cases.
+        self.cases = None
         self.count = 0
 
     @staticmethod
@@ -359,19 +370,20 @@ class Session:
         except KeyError:
             return None
 
-    def compile(self, name):
-        """Compiles tests/c/NAME.c; `NAME-static` links statically, `NAME-library` makes a shared library."""
-        if name not in self.compiled:
+    def compile(self, name, of="c"):
+        """Compiles tests/c/NAME.c; `NAME-static` links statically, `NAME-library` makes a shared library.
+        `of` is another directory of tests."""
+        if (of, name) not in self.compiled:
             stem, _, kind = name.partition("-")
-            source = os.path.join(TESTS, "c", stem + ".c")
-            target = os.path.join(self.dir, name)
+            source = os.path.join(TESTS, of, stem + ".c")
+            target = os.path.join(self.dir, name if of == "c" else f"{of}-{name}")
             flags = {"": [], "static": ["-static"], "library": ["-shared", "-fPIC"]}[kind]
             argv = ["gcc", *flags, "-O2", "-g", "-Wall", "-pthread", "-o", target, source]
             r = subprocess.run(argv, capture_output=True, text=True)
             if r.returncode:
                 raise Failure(f"{' '.join(argv)}:\n{r.stderr}")
-            self.compiled[name] = target
-        return self.compiled[name]
+            self.compiled[of, name] = target
+        return self.compiled[of, name]
 
     def source(self, name):
         copy = os.path.join(self.dir, name.replace("/", "-"))
@@ -488,6 +500,7 @@ def run_all(session, only=None, mode=None):
             label = test.name + "/plain"
         began = time.monotonic()
         factor = 6 if session.suite == "slow" else PATIENCE
+        session.cases = None
         try:
             signal.alarm(test.timeout_s * factor)
             try:
@@ -513,6 +526,13 @@ def run_all(session, only=None, mode=None):
         except Exception:
             failed += 1
             word, text = "FAIL", traceback.format_exc()
+        if session.cases:
+            # In place of the test that they are in.
+            passed += session.cases.passed - (word == "ok  ")
+            failed += max(session.cases.failed - 1, 0)
+            skipped += len(session.cases.skipped)
+            for case, reason in session.cases.skipped:
+                print(f"skip {label}:{case:20s}    0.0 s  {reason}", flush=True)
         took_s = time.monotonic() - began
         first, _, rest = text.partition("\n")
         print(f"{word} {label:34s} {took_s:6.1f} s  {first}", flush=True)
