@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -178,8 +179,13 @@ static inline long raw6(long n, long a, long b, long c, long d, long e, long f) 
 /* Whether canvas is there. Only helpers of this file may ask: a case expects one thing. */
 static inline int managed(void) { return getenv("CANVAS_SEGMENT_FD") != NULL; }
 
-/* Private anonymous pages, zeros. */
-static inline char *pages(size_t count) { return OK((char *)mmap(NULL, count * PAGE, RW, PRIVATE, -1, 0)); }
+/* Private anonymous pages, zeros, in front of a page that is not mapped. As another page lies behind that one, no later
+ * call gets its place. */
+static inline char *pages(size_t count) {
+    char *p = OK((char *)mmap(NULL, (count + 2) * PAGE, RW, PRIVATE, -1, 0));
+    OK(munmap(p + count * PAGE, PAGE));
+    return p;
+}
 
 /* Bytes at `p` that tell their place. */
 static inline void fill(void *p, size_t bytes) {
@@ -240,7 +246,7 @@ static inline char *absent(size_t count) {
 }
 /* Memory for one object that begins `before` bytes ahead of the end of the first of two absent pages. */
 static inline void *astride(size_t before) { return absent(2) + PAGE - before; }
-/* An address at which nothing is mapped, one page. */
+/* An address at which nothing is mapped, one page, between pages that are. */
 static inline char *hole(void) {
     char *p = pages(3);
     OK(munmap(p + PAGE, PAGE));
@@ -249,11 +255,7 @@ static inline char *hole(void) {
 /* `bytes` bytes right in front of a page that is not mapped; all of their pages are absent. */
 static inline char *before_hole(size_t bytes) {
     size_t count = (bytes + PAGE - 1) / PAGE;
-    char *p = pages(count + 2);
-    fill(p, count * PAGE);
-    OK(munmap(p + count * PAGE, PAGE));
-    away(p, count * PAGE);
-    return p + count * PAGE - bytes;
+    return absent(count) + count * PAGE - bytes;
 }
 
 static inline int remove_one(const char *path, const struct stat *st, int type, struct FTW *at) {
