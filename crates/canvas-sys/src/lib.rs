@@ -15,6 +15,7 @@ pub mod mem;
 pub mod net;
 pub mod numa;
 pub mod pagemap;
+pub mod probe;
 pub mod proc;
 pub mod process;
 pub mod seccomp;

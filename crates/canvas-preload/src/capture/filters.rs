@@ -8,7 +8,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::{fds, state};
 use crate::far_tier::{lanes, pairs};
-use crate::memory::args::{Pins, read_words};
+use crate::memory::args::Pins;
+use crate::memory::uaccess;
 use crate::paging::native_swap;
 use crate::report;
 
@@ -131,7 +132,7 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
             pins.pin(filter, 16);
             // struct sock_fprog: a length of 16 bits, a pointer.
             let mut words = [0usize; 2];
-            if read_words(filter, &mut words) {
+            if uaccess::get_words(filter, &mut words).is_ok() {
                 let [len, ops] = [words[0] as u16 as usize, words[1]];
                 pins.pin(ops, len * 8);
                 if let Some(name) = forbidden(ops, len, &needed()) {
@@ -195,9 +196,7 @@ impl Copy {
         let copy = Copy { at: to, len };
         for i in 0..len {
             let mut word = [0usize];
-            if !read_words(at.checked_add(i * 8)?, &mut word) {
-                return None;
-            }
+            uaccess::get_words(at.checked_add(i * 8)?, &mut word).ok()?;
             let op = seccomp::Op::of_word(word[0] as u64);
             // SAFETY: below `len` operations of 8 bytes, for which `at` was mapped just now.
             unsafe { (copy.at as *mut seccomp::Op).add(i).write(op) };

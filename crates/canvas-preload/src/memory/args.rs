@@ -5,11 +5,12 @@
 //! and unpinned after it. A table says for each call which arguments are pointers, and to how much.
 
 use canvas_pager::word;
-use canvas_sys::{gate, mem, proc};
+use canvas_sys::{gate, mem, probe, proc};
 use canvas_types::layout::{self, in_partition, in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 
 use crate::base::{areas, call, freeze, regions, state};
+use crate::memory::uaccess;
 use crate::paging::devices;
 use crate::paging::fault::{self, Resolved};
 use crate::shared::pins;
@@ -281,8 +282,6 @@ fn spec(nr: usize) -> &'static [(u8, To)] {
     }
 }
 
-/// So close above the stack pointer, an address is one of the thread's own stack.
-const STACK_NEAR: usize = 64 << 10;
 /// Elements of a vector that are read at once.
 const IOVECS: usize = 64;
 /// Ranges of one call that need no memory of their own.
@@ -376,19 +375,14 @@ impl Pins {
         let mut at = addr;
         while may_be_far(at) && at - addr < 2 * PAGE_SIZE {
             let end = (at & !(PAGE_SIZE - 1)) + PAGE_SIZE;
-            let pinned = if in_partition(at) {
-                self.shared.pin(at, end - at)
-            } else {
-                self.pin(at, end - at);
-                in_window(at) && word::load(areas::word(PageId::of_addr(at))).pins() > 0
-            };
-            if !pinned {
+            self.pin(at, end - at);
+            if !probe::is_readable(at & !(probe::BYTES - 1)) {
                 return;
             }
             while at < end {
                 let mut piece = [0u8; 64];
                 let n = piece.len().min(end - at);
-                // SAFETY: within a page that is present and pinned; copied, because other threads of the
+                // SAFETY: within a page that can be read, as was just asked; copied, because other threads of the
                 // program may write to it meanwhile.
                 unsafe { core::ptr::copy_nonoverlapping(at as *const u8, piece.as_mut_ptr(), n) };
                 if piece[..n].contains(&0) {
@@ -405,7 +399,7 @@ impl Pins {
         let mut words = [0usize; IOVECS * 2];
         for first in (0..n).step_by(IOVECS) {
             let words = &mut words[..(n - first).min(IOVECS) * 2];
-            if !read_words(addr + first * 16, words) {
+            if uaccess::get_words(addr + first * 16, words).is_err() {
                 return;
             }
             for iovec in words.as_chunks::<2>().0 {
@@ -416,7 +410,7 @@ impl Pins {
     fn pin_msghdr(&mut self, addr: usize) {
         self.pin(addr, 56);
         let mut words = [0usize; 7];
-        if !read_words(addr, &mut words) {
+        if uaccess::get_words(addr, &mut words).is_err() {
             return;
         }
         let [name, name_len, iov, iov_n, control, control_len, _] = words;
@@ -440,16 +434,16 @@ impl Pins {
                 }
             }
             Len(i) => {
-                let mut len = [0usize];
-                if read_words(a[i as usize], &mut len) {
-                    self.pin(at, len[0] as u32 as usize);
+                // SAFETY: a number.
+                if let Ok(len) = unsafe { uaccess::get::<u32>(a[i as usize]) } {
+                    self.pin(at, len as usize);
                 }
             }
             Unknown => self.pin(at, PAGE_SIZE - (at & (PAGE_SIZE - 1))),
             SigPair => {
                 self.pin(at, 16);
                 let mut pair = [0usize; 2];
-                if read_words(at, &mut pair) {
+                if uaccess::get_words(at, &mut pair).is_ok() {
                     self.pin(pair[0], 8);
                 }
             }
@@ -480,63 +474,6 @@ fn unpin_range((first, end): (u32, u32)) {
     for page in PageId::each(first..end) {
         word::unpin(areas::word(page));
     }
-}
-
-/// Reads words at an address of the program's. False for one that cannot be right: the kernel
-/// will say so.
-pub fn read_words(addr: usize, out: &mut [usize]) -> bool {
-    let bytes = size_of_val(out);
-    if !(4096..(1 << 47) - (1 << 20)).contains(&addr) {
-        return false;
-    }
-    // In the window the pages are pinned already and can be read directly.
-    let last = addr + bytes - 1;
-    let pinned = |page| word::load(areas::word(PageId(page))).pins() > 0;
-    if in_window(addr)
-        && in_window(last)
-        && (PageId::of_addr(addr).0..=PageId::of_addr(last).0).all(pinned)
-    {
-        // SAFETY: every page of it is present and pinned; copied, because other threads of the program may
-        // write to it meanwhile; `out` is as long, and ours.
-        unsafe {
-            core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), bytes)
-        };
-        return true;
-    }
-    // A msghdr is mostly a local variable of a caller's. (A bad address this close to the stack
-    // pointer would end the program, where the kernel says EFAULT.)
-    let here = &raw const bytes as usize;
-    if addr > here && last < here + STACK_NEAR {
-        // SAFETY: on this thread's stack, above the frames that lead here, or past its end, which is no memory
-        // of ours either; `out` is as long, and a local variable of a caller's that the program does not know.
-        unsafe {
-            core::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr().cast(), bytes)
-        };
-        return true;
-    }
-    // Elsewhere through the kernel, which answers EFAULT where we would crash.
-    let local = libc::iovec {
-        iov_base: out.as_mut_ptr().cast(),
-        iov_len: bytes,
-    };
-    let remote = libc::iovec {
-        iov_base: addr as *mut _,
-        iov_len: bytes,
-    };
-    // SAFETY: writes at most `bytes` into `out`.
-    let got = unsafe {
-        canvas_sys::sys6(
-            libc::SYS_process_vm_readv,
-            // (A vfork child reads its parent's memory, which is the same.)
-            state::PID.load(core::sync::atomic::Ordering::Relaxed) as usize,
-            &raw const local as usize,
-            1,
-            &raw const remote as usize,
-            1,
-            0,
-        )
-    };
-    got == Ok(bytes)
 }
 
 /// Makes a page present and pins it; false when it cannot be made present.
@@ -570,7 +507,9 @@ pub fn pin_range(addr: usize, bytes: usize) -> Pins {
 pub fn clone3_is_fork(clone_args: usize) -> bool {
     // flags, pidfd, child_tid, parent_tid, exit_signal, stack
     let mut words = [0usize; 6];
-    read_words(clone_args, &mut words) && words[0] & libc::CLONE_VM as usize == 0 && words[5] == 0
+    uaccess::get_words(clone_args, &mut words).is_ok()
+        && words[0] & libc::CLONE_VM as usize == 0
+        && words[5] == 0
 }
 
 /// A new thread's stack lies in the window (`pthread_attr_setstack`): its top is made present and
@@ -582,7 +521,7 @@ pub fn hold_new_stack(clone_args: usize) {
     static NEXT: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
     use core::sync::atomic::Ordering::Relaxed;
     let mut words = [0usize; 2];
-    if !read_words(clone_args.wrapping_add(40), &mut words) {
+    if uaccess::get_words(clone_args.wrapping_add(40), &mut words).is_err() {
         return;
     }
     let [stack, bytes] = words;

@@ -24,6 +24,7 @@ use crate::base::{
     state::{count, uffd},
     tenant, touched,
 };
+use crate::memory::args;
 use crate::memory::open_pages::{MMAP_FIRST, make_way, protect};
 use crate::paging::{
     accounting,
@@ -513,10 +514,13 @@ pub unsafe fn mincore(a: &[usize; 6]) -> Option<Result<usize, Errno>> {
         if !mapped(start, end) {
             return Err(Errno(libc::ENOMEM));
         }
+        // The kernel writes first, and so finds out about a bad buffer.
+        let _pins = args::pin_range(a[2], (end - start) as usize);
+        // SAFETY: the program's call.
+        check(unsafe { gate::raw(libc::SYS_mincore as usize, *a) })?;
         for page in start..end {
             let resident = word::load(areas::word(PageId(page))).state() == State::Resident;
-            // SAFETY: the program's buffer of a byte a page, as the kernel would write to it (the caller's
-            // promise); a bad pointer ends the program as a bad pointer does.
+            // SAFETY: the program's buffer of a byte a page, to which the kernel wrote just now.
             unsafe { ((a[2] + (page - start) as usize) as *mut u8).write(resident as u8) };
         }
         Ok(0)

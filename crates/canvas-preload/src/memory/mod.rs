@@ -6,3 +6,4 @@ pub mod exports;
 pub mod mm;
 pub mod open_pages;
 pub mod remap;
+pub mod uaccess;

@@ -2,8 +2,9 @@
 
 use canvas_shm::{Counter, ProcSlot, far};
 use canvas_sys::gate::{check, raw};
-use canvas_sys::{proc, signal, uffd};
+use canvas_sys::{Errno, proc, signal, uffd};
 use canvas_types::procfs::Stat;
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::api;
@@ -15,7 +16,7 @@ use crate::base::{
     tenant,
 };
 use crate::far_tier::{self, pool};
-use crate::memory::{args, mm};
+use crate::memory::{args, mm, uaccess};
 use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
 use crate::process::{threads, users};
 use crate::report;
@@ -240,13 +241,6 @@ pub fn remember_var(i: usize, text: &'static core::ffi::CStr) {
     VARS[i].store(text.as_ptr() as usize, Ordering::Relaxed);
 }
 
-/// # Safety
-/// `at` must be a C string, which nobody changes as long as the result is used.
-unsafe fn bytes_of<'a>(at: usize) -> &'a [u8] {
-    // SAFETY: the caller's promise.
-    unsafe { core::ffi::CStr::from_ptr(at as *const core::ffi::c_char) }.to_bytes()
-}
-
 /// Entries of an environment that is rebuilt on the stack.
 const ENV_MAX: usize = 1000;
 
@@ -262,9 +256,9 @@ fn names_open_fd(text: &[u8]) -> bool {
 /// Does the environment at `envp` carry our variables? Otherwise a copy that does, in `room`.
 ///
 /// # Safety
-/// `envp` must be what the program passed to execve: null, or an array of C strings that ends with null, as the
-/// kernel would read it. (A bad address ends the program by a signal.)
-unsafe fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
+/// `envp` must be what the program passed to execve: null, or an array of C strings that ends with null, which nobody
+/// changes meanwhile.
+unsafe fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> Result<usize, Errno> {
     let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
     let mut have = [false; 3];
     let mut n = 0;
@@ -273,26 +267,26 @@ unsafe fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
         if envp == 0 {
             break;
         }
-        // SAFETY: the caller's promise: not past the null.
-        let entry = unsafe { *((envp + i * 8) as *const usize) };
+        // SAFETY: a number.
+        let entry: usize = unsafe { uaccess::get(envp.wrapping_add(i * 8)) }?;
         if entry == 0 {
             break;
         }
         i += 1;
-        // SAFETY: a C string, the caller's promise; the program is in execve with it.
-        let text = unsafe { bytes_of(entry) };
+        // SAFETY: the caller's promise.
+        let text = unsafe { uaccess::string(entry) }?;
         let mut replaced = entry;
         for (k, our) in ours.iter().enumerate() {
             if *our == 0 {
                 continue;
             }
             // SAFETY: `remember_var` got a C string that lives for ever.
-            let mine = unsafe { bytes_of(*our) };
+            let mine = unsafe { CStr::from_ptr(*our as *const core::ffi::c_char) }.to_bytes();
             let name = mine.iter().position(|b| *b == b'=').unwrap_or(0) + 1;
             if text.starts_with(&mine[..name]) {
                 if k == 0 && names_open_fd(&text[name..]) && text != mine {
                     // A `canvas run` in this program: what it starts is a tenant of its own.
-                    return envp;
+                    return Ok(envp);
                 }
                 // LD_PRELOAD may name others beside us; then it is right as it is.
                 let inside = text.windows(mine.len() - name).any(|w| w == &mine[name..]);
@@ -303,7 +297,7 @@ unsafe fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
             }
         }
         if n >= ENV_MAX {
-            return envp;
+            return Ok(envp);
         }
         room[n] = replaced;
         n += 1;
@@ -315,24 +309,26 @@ unsafe fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> usize {
         }
     }
     room[n] = 0;
-    room.as_ptr() as usize
+    Ok(room.as_ptr() as usize)
 }
 
 /// Touches the strings of an argument vector.
 ///
 /// # Safety
 /// As for [`with_our_vars`].
-unsafe fn touch_vector(at: usize) {
+unsafe fn touch_vector(at: usize) -> Result<(), Errno> {
     let mut i = 0;
     while at != 0 && i < 1 << 20 {
-        // SAFETY: the caller's promise: not past the null.
-        let s = unsafe { *((at + i * 8) as *const usize) };
-        if s == 0 {
-            return;
+        // SAFETY: a number.
+        let entry: usize = unsafe { uaccess::get(at.wrapping_add(i * 8)) }?;
+        if entry == 0 {
+            break;
         }
-        args::touch_string(s);
+        // SAFETY: the caller's promise.
+        unsafe { uaccess::string(entry) }?;
         i += 1;
     }
+    Ok(())
 }
 
 /// A hard-pressed reclaim may have the strings again before the kernel reads them, many times in a row.
@@ -365,8 +361,8 @@ pub unsafe fn execveat(a: &[usize; 6]) -> isize {
 unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
     let (argv, envp) = (path + 1, path + 2);
     let mut room = [0usize; ENV_MAX + 4];
-    // SAFETY: the call's environment.
-    a[envp] = unsafe { with_our_vars(a[envp], &mut room) };
+    // SAFETY: the call's environment. What cannot be read is left to the kernel, which says so when its turn comes.
+    a[envp] = unsafe { with_our_vars(a[envp], &mut room) }.unwrap_or(a[envp]);
     trace::before_exec();
     args::touch_string(a[path]);
     if path == 0 {
@@ -375,17 +371,20 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
         users::before_exec(a[0], a[1], a[4]);
     }
     for _ in 0..EXEC_TRIES {
-        args::touch_string(a[path]);
-        // SAFETY: the call's two vectors; the second may be the copy in `room`, which ends with null as well.
-        unsafe {
-            touch_vector(a[argv]);
-            touch_vector(a[envp]);
-        }
+        // SAFETY: the call's path and its two vectors; the second may be the copy in `room`, which ends with null as
+        // well.
+        let all_there = unsafe {
+            [
+                uaccess::string(a[path]).map(|_| ()),
+                touch_vector(a[argv]),
+                touch_vector(a[envp]),
+            ]
+        };
         let alone = pages::before_exec();
         // SAFETY: the program's call; `room` lives across it.
         let r = unsafe { raw(nr as usize, a) };
         drop(alone);
-        if r != -(libc::EFAULT as isize) {
+        if r != -(libc::EFAULT as isize) || all_there.iter().any(Result::is_err) {
             return r;
         }
     }
@@ -403,8 +402,7 @@ struct Rlimit {
 /// reservations: the program's own values are kept and enforced on its mappings here.
 ///
 /// # Safety
-/// `new` and `old` must be what the program passed: null, or a structure of two numbers to read, to write to. (A bad
-/// address ends the program by a signal.)
+/// `new` and `old` must be what the program passed: null, or a structure of two numbers to read, to write to.
 pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> isize {
     let mine = pid == 0 || pid as u32 == proc::pid();
     let kept = match resource as u32 {
@@ -413,8 +411,11 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
         _ => None,
     };
     let mut before = Rlimit { soft: 0, hard: 0 };
-    // SAFETY: the caller's promise.
-    let wanted = (new != 0).then(|| unsafe { (new as *const Rlimit).read_unaligned() });
+    // SAFETY: a structure of numbers.
+    let wanted = match (new != 0).then(|| unsafe { uaccess::get::<Rlimit>(new) }) {
+        Some(Err(e)) => return -(e.0 as isize),
+        wanted => wanted.and_then(Result::ok),
+    };
     let keep = kept
         .filter(|_| mine)
         .zip(wanted)
@@ -439,9 +440,11 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
     if let Some((k, w)) = keep {
         k.store(w.soft, Ordering::Relaxed);
     }
-    if old != 0 {
-        // SAFETY: the caller's promise.
-        unsafe { (old as *mut Rlimit).write_unaligned(before) };
+    // SAFETY: the caller's promise.
+    if old != 0
+        && let Err(e) = unsafe { uaccess::put(old, before) }
+    {
+        return -(e.0 as isize);
     }
     0
 }

@@ -11,7 +11,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::{call::Call, freeze, regions, state, time, upcalls};
-use crate::memory::{args, mm, open_pages};
+use crate::memory::{args, mm, open_pages, uaccess};
 use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
 use crate::process::altstack;
@@ -174,9 +174,12 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     signal::set_mask(!OURS);
     // SAFETY: the saved mask, the caller's promise.
     let before = unsafe { *mask };
-    let r = if a[1] != 0 {
-        // SAFETY: rt_sigprocmask's new set.
-        let set: u64 = unsafe { get(a[1]) };
+    if a[1] != 0 {
+        // SAFETY: a number.
+        let set: u64 = match unsafe { uaccess::get(a[1]) } {
+            Ok(set) => set,
+            Err(e) => return -(e.0 as isize),
+        };
         let new = match a[0] as i32 {
             libc::SIG_BLOCK => before | set,
             libc::SIG_UNBLOCK => before & !set,
@@ -185,15 +188,9 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
         };
         // SAFETY: the saved mask, the caller's promise.
         unsafe { *mask = new & !OURS };
-        0
-    } else {
-        0
-    };
-    if a[2] != 0 {
-        // SAFETY: rt_sigprocmask's old set.
-        unsafe { put(a[2], before) };
     }
-    r
+    // SAFETY: rt_sigprocmask's old set.
+    unsafe { put_unless_null(a[2], before) }
 }
 
 unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -303,30 +300,35 @@ unsafe fn chain(
     // The rest of the return path is the kernel's: rt_sigreturn restores the interrupted mask.
 }
 
-/// Reads a structure of the program's; its pages may be far, which is an ordinary fault here.
-///
-/// # Safety
-/// `addr` must be what the program passed to a system call that reads such a structure: the read is the program's
-/// own. (A bad address ends it by a signal, where the kernel would have answered EFAULT.)
-unsafe fn get<T: Copy>(addr: usize) -> T {
-    // SAFETY: the caller's promise; `T` is a structure of the kernel's, valid whatever its bits are.
-    unsafe { (addr as *const T).read_unaligned() }
-}
-
-/// Writes a structure of the program's.
-///
-/// # Safety
-/// As for [`get`], of a system call that writes such a structure.
-unsafe fn put<T: Copy>(addr: usize, v: T) {
-    // SAFETY: the caller's promise.
-    unsafe { (addr as *mut T).write_unaligned(v) }
-}
-
 fn answer(r: Result<usize, Errno>) -> isize {
     match r {
         Ok(v) => v as isize,
         Err(e) => -(e.0 as isize),
     }
+}
+
+/// Ends a call that has done its work: writes what it gives back, where the program wants that. The answer.
+///
+/// # Safety
+/// `addr` must be what the program passed: null, or where the call writes such a structure.
+unsafe fn put_unless_null<T: Copy>(addr: usize, value: T) -> isize {
+    if addr == 0 {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    answer(unsafe { uaccess::put(addr, value) }.map(|()| 0))
+}
+
+/// The structure that the program passed, where it passed one.
+///
+/// # Safety
+/// `T` must be valid whatever its bits are.
+unsafe fn get_unless_null<T: Copy>(addr: usize) -> Result<Option<T>, Errno> {
+    if addr == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { uaccess::get(addr) }.map(Some)
 }
 
 /// `rt_sigaction`: our signals are kept in our table; every handler's mask leaves them open.
@@ -338,18 +340,18 @@ pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
     if a[3] != 8 {
         return -(libc::EINVAL as isize);
     }
-    // SAFETY: rt_sigaction's new action.
-    let wanted: Option<KernelSigaction> = (new != 0).then(|| unsafe { get(new) });
+    // SAFETY: a structure of numbers.
+    let wanted: Option<KernelSigaction> = match unsafe { get_unless_null(new) } {
+        Ok(wanted) => wanted,
+        Err(e) => return -(e.0 as isize),
+    };
     if let Some(slot) = action(sig).filter(|_| !state::THREAD_MODE.load(Ordering::Relaxed)) {
         let before = match wanted {
             Some(w) => slot.swap(w),
             None => slot.get(),
         };
-        if old != 0 {
-            // SAFETY: rt_sigaction's old action.
-            unsafe { put(old, before) };
-        }
-        return 0;
+        // SAFETY: rt_sigaction's old action.
+        return unsafe { put_unless_null(old, before) };
     }
     let stripped = wanted.map(|w| KernelSigaction {
         mask: w.mask & !ours(),
@@ -380,11 +382,11 @@ pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
     if sig == libc::SIGSEGV && before.handler == on_sigsegv as *const () as usize {
         before.handler = segv_before;
     }
-    if r.is_ok() && old != 0 {
-        // SAFETY: rt_sigaction's old action.
-        unsafe { put(old, before) };
+    if r.is_err() {
+        return answer(r);
     }
-    answer(r)
+    // SAFETY: rt_sigaction's old action.
+    unsafe { put_unless_null(old, before) }
 }
 
 /// Our signals in a set, as bits 0 and 1.
@@ -404,8 +406,11 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     if a[3] != 8 {
         return -(libc::EINVAL as isize);
     }
-    // SAFETY: rt_sigprocmask's new set.
-    let wanted: u64 = if new == 0 { 0 } else { unsafe { get(new) } };
+    // SAFETY: a number.
+    let wanted: u64 = match unsafe { get_unless_null(new) } {
+        Ok(wanted) => wanted.unwrap_or(0),
+        Err(e) => return -(e.0 as isize),
+    };
     let opens = how as i32 == libc::SIG_UNBLOCK;
     let set = if opens { wanted } else { wanted & !ours() };
     let arg = if new == 0 { 0 } else { &raw const set as usize };
@@ -428,11 +433,8 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
             _ => pack(wanted),
         }));
     }
-    if old != 0 {
-        // SAFETY: rt_sigprocmask's old set.
-        unsafe { put(old, before) };
-    }
-    0
+    // SAFETY: rt_sigprocmask's old set.
+    unsafe { put_unless_null(old, before) }
 }
 
 /// Calls that wait with a mask of their own (`rt_sigsuspend`, `ppoll`, `pselect6`, `epoll_pwait`):
@@ -452,18 +454,22 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
         // SAFETY: the program's call, the caller's promise.
         _ => return unsafe { args::run(nr, a) },
     };
-    if a[at] != 0 && nr as i64 == libc::SYS_pselect6 {
-        // SAFETY: pselect6's pair.
-        let [mask, size]: [usize; 2] = unsafe { get(a[at]) };
-        if mask != 0 {
-            // SAFETY: the set that the pair names.
-            set = unsafe { get::<u64>(mask) } & !ours();
+    // What cannot be read stays in its place: the kernel finds that out when its turn comes.
+    if nr as i64 == libc::SYS_pselect6 {
+        // SAFETY: two numbers.
+        let [mask, size] = unsafe { get_unless_null(a[at]) }
+            .ok()
+            .flatten()
+            .unwrap_or([0; 2]);
+        // SAFETY: a number.
+        if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(mask) } {
+            set = wanted & !ours();
             pair = [&raw const set as usize, size];
             b[at] = pair.as_ptr() as usize;
         }
-    } else if a[at] != 0 {
-        // SAFETY: the call's set.
-        set = unsafe { get::<u64>(a[at]) } & !ours();
+    // SAFETY: a number.
+    } else if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(a[at]) } {
+        set = wanted & !ours();
         b[at] = &raw const set as usize;
     }
     // SAFETY: the program's call, the caller's promise, with a mask of ours that lives across it.
@@ -479,9 +485,12 @@ pub unsafe fn sigaltstack(a: &[usize; 6]) -> isize {
     let before = altstack::current();
     let hidden = altstack::is_ours(before.ss_sp as usize);
     let mut r = 0;
-    if a[0] != 0 {
-        // SAFETY: sigaltstack's new stack.
-        let ss: libc::stack_t = unsafe { get(a[0]) };
+    // SAFETY: a structure of numbers and an address.
+    let wanted: Option<libc::stack_t> = match unsafe { get_unless_null(a[0]) } {
+        Ok(wanted) => wanted,
+        Err(e) => return -(e.0 as isize),
+    };
+    if let Some(ss) = wanted {
         if ss.ss_flags & libc::SS_DISABLE == 0 && in_window(ss.ss_sp as usize) {
             let _ = mm::mlock(ss.ss_sp as usize, ss.ss_size, true, false);
         }
@@ -501,14 +510,14 @@ pub unsafe fn sigaltstack(a: &[usize; 6]) -> isize {
             }
         }
     }
-    if r == 0 && a[1] != 0 {
+    if r == 0 {
         let none = libc::stack_t {
             ss_sp: core::ptr::null_mut(),
             ss_flags: libc::SS_DISABLE,
             ss_size: 0,
         };
         // SAFETY: sigaltstack's old stack.
-        unsafe { put(a[1], if hidden { none } else { before }) };
+        r = unsafe { put_unless_null(a[1], if hidden { none } else { before }) };
     }
     r
 }

@@ -1,0 +1,133 @@
+//! The program's memory, read and written as the kernel does for a call: pages that are far come in, and a bad
+//! address is EFAULT and no signal.
+//!
+//! The kernel is asked once for each page ([`probe`]) before it is touched. Where another thread unmaps a page in
+//! between, the access ends the program by SIGSEGV: the answer of the kernel would be as accidental.
+
+use canvas_sys::{Errno, probe};
+use canvas_types::PAGE_SIZE;
+use canvas_types::layout::may_be_far;
+use core::mem::MaybeUninit;
+
+use crate::memory::args::{self, Pins};
+
+const BAD: Errno = Errno(libc::EFAULT);
+/// The kernel takes no longer string of an exec'd program's (MAX_ARG_STRLEN).
+const STRING_MAX: usize = 32 * PAGE_SIZE;
+
+/// Does the range lie in the page that this thread's stack is in, behind its frames? Most arguments do, and such
+/// memory is there.
+#[inline(always)]
+fn is_beside_us(first: usize, last: usize) -> bool {
+    let here = 0u8;
+    let here = &raw const here as usize;
+    first > here && (here ^ last) < PAGE_SIZE
+}
+
+/// The last byte of `bytes` at `addr`, with the pages that may be far made present for as long as the pins live.
+#[inline(always)]
+fn hold(addr: usize, bytes: usize) -> Result<(usize, Option<Pins>), Errno> {
+    // The last word of all addresses is none of the program's.
+    let last = addr.checked_add(bytes).ok_or(BAD)? - 1;
+    let is_far = may_be_far(addr) || may_be_far(last);
+    Ok((last, is_far.then(|| args::pin_range(addr, bytes))))
+}
+
+/// The first byte of the next page.
+fn next_page(addr: usize) -> usize {
+    (addr & !(PAGE_SIZE - 1)).saturating_add(PAGE_SIZE)
+}
+
+/// Can `first..=last` be read?
+fn can_read(first: usize, last: usize) -> bool {
+    let mut at = first;
+    while at <= last {
+        if !probe::is_readable(at & !(probe::BYTES - 1)) {
+            return false;
+        }
+        at = next_page(at);
+    }
+    true
+}
+
+/// Copies `bytes` from the program's memory.
+///
+/// # Safety
+/// `to` must have room for them, which is no memory of the program's.
+#[inline(always)]
+unsafe fn copy_in(addr: usize, to: *mut u8, bytes: usize) -> Result<(), Errno> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (last, _pins) = hold(addr, bytes)?;
+    if !is_beside_us(addr, last) && !can_read(addr, last) {
+        return Err(BAD);
+    }
+    // SAFETY: readable, as was just asked; copied, because other threads of the program may write to it meanwhile;
+    // `to` is the caller's promise.
+    unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, to, bytes) };
+    Ok(())
+}
+
+/// A structure of the program's.
+///
+/// # Safety
+/// `T` must be valid whatever its bits are.
+#[inline(always)]
+pub unsafe fn get<T: Copy>(addr: usize) -> Result<T, Errno> {
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: `value` is ours, and as large; when all of it was copied it is valid, the caller's promise.
+    unsafe {
+        copy_in(addr, value.as_mut_ptr().cast(), size_of::<T>())?;
+        Ok(value.assume_init())
+    }
+}
+
+/// Copies words of the program's.
+pub fn get_words(addr: usize, out: &mut [usize]) -> Result<(), Errno> {
+    // SAFETY: `out` is ours, and as large.
+    unsafe { copy_in(addr, out.as_mut_ptr().cast(), size_of_val(out)) }
+}
+
+/// Writes a structure of the program's.
+///
+/// # Safety
+/// `addr` must be what the program passed to a call that writes such a structure.
+#[inline(always)]
+pub unsafe fn put<T: Copy>(addr: usize, value: T) -> Result<(), Errno> {
+    // Asked for by writing: what is asked for must lie within the structure.
+    const { assert!(size_of::<T>() >= probe::BYTES && size_of::<T>() <= PAGE_SIZE) };
+    let (last, _pins) = hold(addr, size_of::<T>())?;
+    // SAFETY: the first and the last bytes of the structure, the caller's promise.
+    let can = || unsafe { probe::is_writable(addr) && probe::is_writable(last + 1 - probe::BYTES) };
+    if !is_beside_us(addr, last) && !can() {
+        return Err(BAD);
+    }
+    // SAFETY: writable, as was just asked; the caller's promise.
+    unsafe { (addr as *mut T).write_unaligned(value) };
+    Ok(())
+}
+
+/// A string of the program's, without its end; of one that is longer than any call takes, the beginning.
+///
+/// # Safety
+/// Nobody may change the string as long as the result is used.
+pub unsafe fn string<'a>(addr: usize) -> Result<&'a [u8], Errno> {
+    let mut at = addr;
+    while at - addr < STRING_MAX {
+        let end = next_page(at);
+        let (last, _pins) = hold(at, end - at)?;
+        if !can_read(at, last) {
+            return Err(BAD);
+        }
+        // SAFETY: readable, as was just asked, and unchanged, the caller's promise.
+        let piece = unsafe { core::slice::from_raw_parts(at as *const u8, end - at) };
+        if let Some(n) = piece.iter().position(|b| *b == 0) {
+            // SAFETY: as just said, for each page of it.
+            return Ok(unsafe { core::slice::from_raw_parts(addr as *const u8, at - addr + n) });
+        }
+        at = end;
+    }
+    // SAFETY: as just said.
+    Ok(unsafe { core::slice::from_raw_parts(addr as *const u8, STRING_MAX) })
+}
