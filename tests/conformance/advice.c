@@ -1,7 +1,6 @@
 /* madvise, mincore, msync, mlock, mseal, brk and protection keys: of madvise(2), mlock(2) and their neighbours. */
 #include "conformance.h"
 
-#include <setjmp.h>
 
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102

@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -40,7 +41,7 @@
 #define RW (PROT_READ | PROT_WRITE)
 #define PRIVATE (MAP_PRIVATE | MAP_ANONYMOUS)
 #define CASES_MAX 256
-#define CASE_TIMEOUT_S 30
+#define CASE_TIMEOUT_S 20
 #define EXIT_SKIP 77
 
 enum users { EVERYBODY, ROOT_ALONE, USER_ALONE };

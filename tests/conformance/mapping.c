@@ -1,7 +1,6 @@
 /* mmap, munmap, mprotect, mremap: of mmap(2) and its neighbours. */
 #include "conformance.h"
 
-#include <setjmp.h>
 
 static sigjmp_buf back;
 static volatile int code;
