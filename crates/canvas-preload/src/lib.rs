@@ -199,7 +199,6 @@ fn try_start() -> Result<(), Failure> {
         sig::install().map_err(because("the SIGBUS handler cannot be installed"))?;
     }
     upcalls::set(threads::start_reclaimer, hooks::dispatch);
-    hooks::init();
     patch_calls()?;
     // From here on the heap grows in the window. It lies above the native one: to malloc the
     // break has moved up, which it takes for a foreign sbrk.

@@ -22,6 +22,7 @@ pub mod seccomp;
 pub mod shmem;
 pub mod signal;
 pub mod trial;
+pub mod uapi;
 pub mod ublk;
 pub mod uffd;
 mod uring;

@@ -468,6 +468,43 @@ pub fn pidfd_self() -> Result<i32, Errno> {
     // SAFETY: descriptors only.
     unsafe { sys2(libc::SYS_pidfd_open, pid() as usize, 0) }.map(|fd| fd as i32)
 }
+/// Does this descriptor name this process? By /proc, without which none does; the kernel's own names of the caller do.
+pub fn is_pidfd_of_own(fd: i32) -> bool {
+    const SELF_THREAD: i32 = -10000;
+    const SELF_PROCESS: i32 = -10001;
+    if fd < 0 {
+        return fd == SELF_PROCESS || (fd == SELF_THREAD && tid() == pid());
+    }
+    let mut path = *b"/proc/self/fdinfo/0000000000\0";
+    let mut number = fd as u32;
+    for digit in path.iter_mut().rev().skip(1).take(10) {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+    // The kernel takes no leading zeros.
+    let prefix = path.len() - 11;
+    let zeros = path[prefix..prefix + 9]
+        .iter()
+        .take_while(|d| **d == b'0')
+        .count();
+    path.copy_within(prefix + zeros.., prefix);
+    let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else {
+        return false;
+    };
+    let mut text = [0u8; 512];
+    let Ok(n) = read_file(path, &mut text) else {
+        return false;
+    };
+    let mut lines = text[..n].split(|b| *b == b'\n');
+    let named = lines.find_map(|l| {
+        core::str::from_utf8(l.strip_prefix(b"Pid:")?)
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    });
+    named == Some(pid())
+}
 /// A copy of the descriptor `fd` of the process that `pidfd` names, of this one mostly: its table is that of its
 /// first thread. Since Linux 5.6.
 pub fn descriptor_of(pidfd: i32, fd: i32) -> Result<i32, Errno> {
@@ -491,6 +528,23 @@ pub unsafe fn prctl(op: i32, a: usize, b: usize, c: usize, d: usize) -> Result<u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pidfd_is_told_by_the_process_that_it_names() {
+        let own = pidfd_self().unwrap();
+        assert!(is_pidfd_of_own(own) && is_pidfd_of_own(-10001));
+        // SAFETY: descriptors only.
+        let parents =
+            unsafe { sys0(libc::SYS_getppid).and_then(|pid| sys2(libc::SYS_pidfd_open, pid, 0)) };
+        let parents = parents.unwrap() as i32;
+        assert!(
+            ![parents, -1, i32::MAX]
+                .iter()
+                .any(|fd| is_pidfd_of_own(*fd))
+        );
+        close(parents);
+        close(own);
+    }
 
     #[test]
     fn files_have_a_kind_and_a_user() {

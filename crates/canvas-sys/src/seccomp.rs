@@ -63,8 +63,30 @@ const ASK: (i32, u32) = (libc::PR_GET_SECCOMP, 0x6361_6e76);
 /// The errno with which the filter answers whoever asks whether it is installed.
 const PRESENT: u32 = 0x7a6;
 
-/// The most instructions that a filter may have here; the kernel's bound is 4096.
-const OPS_MAX: usize = 2048;
+/// What the filter does with a call, by its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Filtered {
+    /// Trapped when one of the arguments in the mask lies in the window or near it.
+    Pointers(u32, u8),
+    /// Answered by ENOSYS.
+    Refused(u32),
+}
+
+/// The most instructions that a filter may have: the kernel's bound.
+const OPS_MAX: usize = 4096;
+/// Calls that the filter can know.
+pub const CALLS_MAX: usize = 512;
+/// Masks that differ: a bit for each of six arguments.
+const MASKS: usize = 1 << 6;
+/// Calls in a row of comparisons: each jumps over the rest, and a jump has eight bits.
+const ROW: usize = 128;
+/// Instructions around the rows: the beginning, and the checks of a mask with a jump over them.
+const BEGIN_OPS: usize = 18 + 2 * Bases::PARTS;
+const CHECK_OPS: usize = 6 * 4 + 2;
+const _: () = assert!(
+    BEGIN_OPS + 2 * CALLS_MAX + (MASKS + CALLS_MAX / ROW) * CHECK_OPS < OPS_MAX
+        && ROW < u8::MAX as usize
+);
 
 struct Program {
     ops: [Op; OPS_MAX],
@@ -144,53 +166,73 @@ impl Program {
     }
 
     /// By mask of pointer arguments: a table of numbers, then the checks.
-    fn check_pointers(&mut self, pointers: &[(u32, u8)], bases: Bases) {
-        let mut masks = [0u8; 64];
+    fn check_calls(&mut self, calls: &[Filtered], bases: Bases) {
+        assert!(calls.len() <= CALLS_MAX);
+        let mut masks = [0u8; MASKS];
         let mut count = 0;
-        for (_, m) in pointers {
-            if !masks[..count].contains(m) {
-                masks[count] = *m;
-                count += 1;
+        for call in calls {
+            match call {
+                Filtered::Refused(nr) => {
+                    self.op(JEQ, 0, 1, *nr);
+                    self.op(RET, 0, 0, ERRNO | libc::ENOSYS as u32);
+                }
+                Filtered::Pointers(_, 0) => {}
+                Filtered::Pointers(_, m) if masks[..count].contains(m) => {}
+                Filtered::Pointers(_, m) => {
+                    masks[count] = *m;
+                    count += 1;
+                }
             }
         }
         // On the upper halves: what lies within 4 GiB of the window and the partition may be trapped
         // too, and acts as if it was not. Between them no program has anything.
         let end = (bases.window + SHARED_OFFSET + SHARED_BYTES).next_multiple_of(1 << 32);
         for mask in &masks[..count] {
-            let numbers = || pointers.iter().filter(|(_, m)| m == mask);
-            let n = numbers().count();
-            for (i, (nr, _)) in numbers().enumerate() {
-                // To the checks; the last one that differs goes to the next table.
-                let to_checks = n - 1 - i;
-                // A hit jumps over the rest of the table and the jump behind it.
-                self.op(JEQ, (to_checks + 1) as u8, 0, *nr);
-            }
-            let over = self.n;
-            self.op(JA, 0, 0, 0);
-            for arg in 0..6 {
-                if mask & (1 << arg) == 0 {
-                    continue;
+            let numbers = || {
+                calls.iter().filter_map(|call| match call {
+                    Filtered::Pointers(nr, m) if m == mask => Some(*nr),
+                    _ => None,
+                })
+            };
+            let all = numbers().count();
+            for first in (0..all).step_by(ROW) {
+                let n = (all - first).min(ROW);
+                for (i, nr) in numbers().skip(first).take(n).enumerate() {
+                    // A hit jumps over the rest of the row and the jump behind it.
+                    self.op(JEQ, (n - i) as u8, 0, nr);
                 }
-                self.load_high(arg);
-                self.op(JGE, 0, 2, (bases.window >> 32) as u32);
-                self.op(JGE, 1, 0, (end >> 32) as u32);
-                self.op(RET, 0, 0, TRAP | u32::from(TRAP_TAG));
+                self.check_pointers(*mask, bases, end);
             }
-            self.op(RET, 0, 0, ALLOW);
-            self.ops[over].k = (self.n - over - 1) as u32;
         }
         self.op(RET, 0, 0, ALLOW);
+    }
+
+    /// The checks of the arguments in `mask`, behind a row of comparisons that jump to them; what jumps to none goes
+    /// on behind them.
+    fn check_pointers(&mut self, mask: u8, bases: Bases, end: usize) {
+        let over = self.n;
+        self.op(JA, 0, 0, 0);
+        for arg in 0..6 {
+            if mask & (1 << arg) == 0 {
+                continue;
+            }
+            self.load_high(arg);
+            self.op(JGE, 0, 2, (bases.window >> 32) as u32);
+            self.op(JGE, 1, 0, (end >> 32) as u32);
+            self.op(RET, 0, 0, TRAP | u32::from(TRAP_TAG));
+        }
+        self.op(RET, 0, 0, ALLOW);
+        self.ops[over].k = (self.n - over - 1) as u32;
     }
 }
 
 /// Installs the filter, which exec and fork hand on: where one is there ([`installed`]), each call would pass both.
-/// `pointers`: call numbers, each with a mask of
-/// the arguments that are pointers. Sets no_new_privs where the process has no privilege: set-uid
+/// Sets no_new_privs where the process has no privilege: set-uid
 /// programs below it run without theirs then.
-pub fn install(pointers: &[(u32, u8)], bases: Bases) -> Result<(), Errno> {
+pub fn install(calls: &[Filtered], bases: Bases) -> Result<(), Errno> {
     let mut p = Program::new();
     p.begin(bases);
-    p.check_pointers(pointers, bases);
+    p.check_calls(calls, bases);
     let prog = Fprog {
         len: p.n as u16,
         ops: p.ops.as_ptr(),
@@ -305,7 +347,12 @@ mod tests {
     fn ours(nr: i64, args: [usize; 6], ip: usize) -> u32 {
         let mut p = Program::new();
         p.begin(BASES);
-        p.check_pointers(&[(READ, 0b10), (libc::SYS_mremap as u32, 0b10001)], BASES);
+        let calls = [
+            Filtered::Pointers(READ, 0b10),
+            Filtered::Refused(libc::SYS_io_setup as u32),
+            Filtered::Pointers(libc::SYS_mremap as u32, 0b10001),
+        ];
+        p.check_calls(&calls, BASES);
         answer(&p.ops[..p.n], nr, args, ip).expect("a valid filter")
     }
 
@@ -347,6 +394,38 @@ mod tests {
             ours(libc::SYS_read, [3, BASES.window, 1, 0, 0, 0], gate + 4096),
             trap
         );
+    }
+
+    #[test]
+    fn a_call_is_refused_whatever_its_arguments_are() {
+        let setup = |a| ours(libc::SYS_io_setup, [a; 6], 0);
+        let refused = ERRNO | libc::ENOSYS as u32;
+        assert_eq!((setup(0), setup(BASES.window)), (refused, refused));
+        assert_eq!(
+            ours(libc::SYS_io_setup, [0; 6], BASES.gate + 2),
+            ALLOW,
+            "our gate"
+        );
+    }
+
+    #[test]
+    fn as_many_calls_as_there_can_be_keep_their_masks() {
+        for same in [true, false] {
+            let mask = |nr: u32| if same { 1 } else { (nr % MASKS as u32) as u8 };
+            let calls: [_; CALLS_MAX] =
+                core::array::from_fn(|nr| Filtered::Pointers(nr as u32 + 1000, mask(nr as u32)));
+            let mut p = Program::new();
+            p.begin(BASES);
+            p.check_calls(&calls, BASES);
+            for nr in 0..CALLS_MAX as u32 {
+                for arg in 0..6 {
+                    let mut args = [0; 6];
+                    args[arg] = BASES.window;
+                    let got = answer(&p.ops[..p.n], i64::from(nr + 1000), args, 0).unwrap();
+                    assert_eq!(got != ALLOW, mask(nr) >> arg & 1 != 0, "{nr} {arg}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -7,9 +7,9 @@
 
 use core::arch::naked_asm;
 
-use crate::capture::hooks::WANTED;
+use crate::memory::calls::WANTED;
 
-pub use crate::base::call::NR_MAX;
+use crate::base::call::NR_MAX;
 
 /// Where every trampoline jumps: rax is the number, rcx the address to return to.
 ///

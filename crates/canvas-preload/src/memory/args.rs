@@ -2,288 +2,31 @@
 //!
 //! In signal mode the kernel's own access to an absent page fails with EFAULT. So before such a
 //! call its pages are made present and *pinned* (a count in the page word that reclaim respects),
-//! and unpinned after it. A table says for each call which arguments are pointers, and to how much.
+//! and unpinned after it. The table of calls ([`crate::memory::calls`]) says which arguments are pointers, and to how
+//! much.
 
 use canvas_pager::word;
-use canvas_sys::{gate, mem, probe, proc};
+use canvas_sys::{gate, mem, probe, proc, uapi};
 use canvas_types::layout::{self, in_partition, in_window, may_be_far};
 use canvas_types::{PAGE_SIZE, PageId};
 
-use crate::base::{areas, call, freeze, regions, state};
+use crate::base::{areas, freeze, regions, state};
+use crate::memory::calls::{self, To, To::*};
 use crate::memory::uaccess;
 use crate::paging::devices;
 use crate::paging::fault::{self, Resolved};
 use crate::shared::pins;
 
-/// What a pointer argument points to.
-#[derive(Clone, Copy)]
-enum To {
-    /// So many bytes.
-    N(usize),
-    /// As many bytes as this argument says.
-    A(u8),
-    /// As many elements as this argument says, of so many bytes.
-    AN(u8, usize),
-    /// A C string.
-    Str,
-    /// An array of iovecs, as many as this argument says.
-    Iov(u8),
-    /// A msghdr.
-    Msg,
-    /// An array of mmsghdrs, as many as this argument says.
-    Mmsg(u8),
-    /// As many bytes as the u32 that this argument points to (socklen_t).
-    Len(u8),
-    /// A struct sigevent-like or unknown object: to the end of the page at least.
-    Unknown,
-    /// pselect6's { sigset, size } pair.
-    SigPair,
-}
-use To::*;
-
-type Spec = (i64, &'static [(u8, To)]);
-
-const STAT: usize = 144;
-const TS: usize = 16;
-const SOCKADDR: usize = 128;
-
-/// The table. Calls without pointers, or with their own hook, are not in it.
-static SPECS: &[Spec] = &[
-    (libc::SYS_read, &[(1, A(2))]),
-    (libc::SYS_write, &[(1, A(2))]),
-    (libc::SYS_pread64, &[(1, A(2))]),
-    (libc::SYS_pwrite64, &[(1, A(2))]),
-    (libc::SYS_readv, &[(1, Iov(2))]),
-    (libc::SYS_writev, &[(1, Iov(2))]),
-    (libc::SYS_preadv, &[(1, Iov(2))]),
-    (libc::SYS_pwritev, &[(1, Iov(2))]),
-    (libc::SYS_preadv2, &[(1, Iov(2))]),
-    (libc::SYS_pwritev2, &[(1, Iov(2))]),
-    (libc::SYS_vmsplice, &[(1, Iov(2))]),
-    (libc::SYS_process_vm_readv, &[(1, Iov(2)), (3, AN(4, 16))]),
-    (libc::SYS_process_vm_writev, &[(1, Iov(2)), (3, AN(4, 16))]),
-    (libc::SYS_open, &[(0, Str)]),
-    (libc::SYS_openat, &[(1, Str)]),
-    (libc::SYS_openat2, &[(1, Str), (2, A(3))]),
-    (libc::SYS_creat, &[(0, Str)]),
-    (libc::SYS_stat, &[(0, Str), (1, N(STAT))]),
-    (libc::SYS_lstat, &[(0, Str), (1, N(STAT))]),
-    (libc::SYS_fstat, &[(1, N(STAT))]),
-    (libc::SYS_newfstatat, &[(1, Str), (2, N(STAT))]),
-    (libc::SYS_statx, &[(1, Str), (4, N(256))]),
-    (libc::SYS_statfs, &[(0, Str), (1, N(120))]),
-    (libc::SYS_fstatfs, &[(1, N(120))]),
-    (libc::SYS_access, &[(0, Str)]),
-    (libc::SYS_faccessat, &[(1, Str)]),
-    (libc::SYS_faccessat2, &[(1, Str)]),
-    (libc::SYS_poll, &[(0, AN(1, 8))]),
-    (
-        libc::SYS_select,
-        &[
-            (1, N(SOCKADDR)),
-            (2, N(SOCKADDR)),
-            (3, N(SOCKADDR)),
-            (4, N(TS)),
-        ],
-    ),
-    (libc::SYS_ioctl, &[(2, Unknown)]),
-    (libc::SYS_fcntl, &[(2, N(32))]),
-    (libc::SYS_pipe, &[(0, N(8))]),
-    (libc::SYS_pipe2, &[(0, N(8))]),
-    (libc::SYS_nanosleep, &[(0, N(TS)), (1, N(TS))]),
-    (libc::SYS_clock_nanosleep, &[(2, N(TS)), (3, N(TS))]),
-    (libc::SYS_clock_gettime, &[(1, N(TS))]),
-    (libc::SYS_clock_settime, &[(1, N(TS))]),
-    (libc::SYS_clock_getres, &[(1, N(TS))]),
-    (libc::SYS_gettimeofday, &[(0, N(TS)), (1, N(8))]),
-    (libc::SYS_time, &[(0, N(8))]),
-    (libc::SYS_getitimer, &[(1, N(32))]),
-    (libc::SYS_setitimer, &[(1, N(32)), (2, N(32))]),
-    (libc::SYS_timer_create, &[(1, N(64)), (2, N(8))]),
-    (libc::SYS_timer_settime, &[(2, N(32)), (3, N(32))]),
-    (libc::SYS_timer_gettime, &[(1, N(32))]),
-    (libc::SYS_timerfd_settime, &[(2, N(32)), (3, N(32))]),
-    (libc::SYS_timerfd_gettime, &[(1, N(32))]),
-    (libc::SYS_sendfile, &[(2, N(8))]),
-    (libc::SYS_splice, &[(1, N(8)), (3, N(8))]),
-    (libc::SYS_copy_file_range, &[(1, N(8)), (3, N(8))]),
-    (libc::SYS_connect, &[(1, A(2))]),
-    (libc::SYS_bind, &[(1, A(2))]),
-    (libc::SYS_accept, &[(2, N(4)), (1, Len(2))]),
-    (libc::SYS_accept4, &[(2, N(4)), (1, Len(2))]),
-    (libc::SYS_getsockname, &[(2, N(4)), (1, Len(2))]),
-    (libc::SYS_getpeername, &[(2, N(4)), (1, Len(2))]),
-    (libc::SYS_sendto, &[(1, A(2)), (4, A(5))]),
-    (libc::SYS_recvfrom, &[(1, A(2)), (5, N(4)), (4, Len(5))]),
-    (libc::SYS_sendmsg, &[(1, Msg)]),
-    (libc::SYS_recvmsg, &[(1, Msg)]),
-    (libc::SYS_sendmmsg, &[(1, Mmsg(2))]),
-    (libc::SYS_recvmmsg, &[(1, Mmsg(2)), (4, N(TS))]),
-    (libc::SYS_socketpair, &[(3, N(8))]),
-    (libc::SYS_setsockopt, &[(3, A(4))]),
-    (libc::SYS_getsockopt, &[(4, N(4)), (3, Len(4))]),
-    (libc::SYS_wait4, &[(1, N(4)), (3, N(STAT))]),
-    (libc::SYS_waitid, &[(2, N(SOCKADDR)), (4, N(STAT))]),
-    (libc::SYS_uname, &[(0, N(390))]),
-    (libc::SYS_semop, &[(1, AN(2, 6))]),
-    (libc::SYS_semtimedop, &[(1, AN(2, 6)), (3, N(TS))]),
-    (libc::SYS_semctl, &[(3, Unknown)]),
-    (libc::SYS_shmctl, &[(2, N(SOCKADDR))]),
-    (libc::SYS_msgctl, &[(2, N(SOCKADDR))]),
-    (libc::SYS_msgsnd, &[(1, A(2)), (1, N(8))]),
-    (libc::SYS_msgrcv, &[(1, A(2)), (1, N(8))]),
-    (libc::SYS_truncate, &[(0, Str)]),
-    (libc::SYS_getdents, &[(1, A(2))]),
-    (libc::SYS_getdents64, &[(1, A(2))]),
-    (libc::SYS_getcwd, &[(0, A(1))]),
-    (libc::SYS_chdir, &[(0, Str)]),
-    (libc::SYS_chroot, &[(0, Str)]),
-    (libc::SYS_rename, &[(0, Str), (1, Str)]),
-    (libc::SYS_renameat, &[(1, Str), (3, Str)]),
-    (libc::SYS_renameat2, &[(1, Str), (3, Str)]),
-    (libc::SYS_mkdir, &[(0, Str)]),
-    (libc::SYS_mkdirat, &[(1, Str)]),
-    (libc::SYS_rmdir, &[(0, Str)]),
-    (libc::SYS_mknod, &[(0, Str)]),
-    (libc::SYS_mknodat, &[(1, Str)]),
-    (libc::SYS_link, &[(0, Str), (1, Str)]),
-    (libc::SYS_linkat, &[(1, Str), (3, Str)]),
-    (libc::SYS_symlink, &[(0, Str), (1, Str)]),
-    (libc::SYS_symlinkat, &[(0, Str), (2, Str)]),
-    (libc::SYS_unlink, &[(0, Str)]),
-    (libc::SYS_unlinkat, &[(1, Str)]),
-    (libc::SYS_readlink, &[(0, Str), (1, A(2))]),
-    (libc::SYS_readlinkat, &[(1, Str), (2, A(3))]),
-    (libc::SYS_chmod, &[(0, Str)]),
-    (libc::SYS_fchmodat, &[(1, Str)]),
-    (libc::SYS_chown, &[(0, Str)]),
-    (libc::SYS_lchown, &[(0, Str)]),
-    (libc::SYS_fchownat, &[(1, Str)]),
-    (libc::SYS_utime, &[(0, Str), (1, N(16))]),
-    (libc::SYS_utimes, &[(0, Str), (1, N(32))]),
-    (libc::SYS_utimensat, &[(1, Str), (2, N(32))]),
-    (libc::SYS_futimesat, &[(1, Str), (2, N(32))]),
-    (libc::SYS_getrusage, &[(1, N(STAT))]),
-    (libc::SYS_sysinfo, &[(0, N(112))]),
-    (libc::SYS_times, &[(0, N(32))]),
-    (libc::SYS_syslog, &[(1, A(2))]),
-    (libc::SYS_getgroups, &[(1, AN(0, 4))]),
-    (libc::SYS_setgroups, &[(1, AN(0, 4))]),
-    (libc::SYS_getresuid, &[(0, N(4)), (1, N(4)), (2, N(4))]),
-    (libc::SYS_getresgid, &[(0, N(4)), (1, N(4)), (2, N(4))]),
-    (libc::SYS_capget, &[(0, N(8)), (1, N(24))]),
-    (libc::SYS_capset, &[(0, N(8)), (1, N(24))]),
-    (libc::SYS_rt_sigpending, &[(0, N(8))]),
-    (
-        libc::SYS_rt_sigtimedwait,
-        &[(0, N(8)), (1, N(SOCKADDR)), (2, N(TS))],
-    ),
-    (libc::SYS_rt_sigqueueinfo, &[(2, N(SOCKADDR))]),
-    (libc::SYS_rt_tgsigqueueinfo, &[(3, N(SOCKADDR))]),
-    (libc::SYS_signalfd, &[(1, N(8))]),
-    (libc::SYS_signalfd4, &[(1, N(8))]),
-    (libc::SYS_sched_setparam, &[(1, N(4))]),
-    (libc::SYS_sched_getparam, &[(1, N(4))]),
-    (libc::SYS_sched_setscheduler, &[(2, N(4))]),
-    (libc::SYS_sched_rr_get_interval, &[(1, N(TS))]),
-    (libc::SYS_sched_setattr, &[(1, N(56))]),
-    (libc::SYS_sched_getattr, &[(1, A(2))]),
-    (libc::SYS_sched_setaffinity, &[(2, A(1))]),
-    (libc::SYS_sched_getaffinity, &[(2, A(1))]),
-    (libc::SYS_getcpu, &[(0, N(4)), (1, N(4))]),
-    (libc::SYS_prctl, &[(1, Unknown)]),
-    (libc::SYS_mount, &[(0, Str), (1, Str), (2, Str), (4, Str)]),
-    (libc::SYS_umount2, &[(0, Str)]),
-    (libc::SYS_sethostname, &[(0, A(1))]),
-    (libc::SYS_setxattr, &[(0, Str), (1, Str), (2, A(3))]),
-    (libc::SYS_lsetxattr, &[(0, Str), (1, Str), (2, A(3))]),
-    (libc::SYS_fsetxattr, &[(1, Str), (2, A(3))]),
-    (libc::SYS_getxattr, &[(0, Str), (1, Str), (2, A(3))]),
-    (libc::SYS_lgetxattr, &[(0, Str), (1, Str), (2, A(3))]),
-    (libc::SYS_fgetxattr, &[(1, Str), (2, A(3))]),
-    (libc::SYS_listxattr, &[(0, Str), (1, A(2))]),
-    (libc::SYS_llistxattr, &[(0, Str), (1, A(2))]),
-    (libc::SYS_flistxattr, &[(1, A(2))]),
-    (libc::SYS_removexattr, &[(0, Str), (1, Str)]),
-    (libc::SYS_lremovexattr, &[(0, Str), (1, Str)]),
-    (libc::SYS_fremovexattr, &[(1, Str)]),
-    (libc::SYS_futex, &[(0, N(4)), (3, N(TS)), (4, N(4))]),
-    (libc::SYS_epoll_wait, &[(1, AN(2, 12))]),
-    (libc::SYS_epoll_ctl, &[(3, N(12))]),
-    (libc::SYS_inotify_add_watch, &[(1, Str)]),
-    (libc::SYS_getrandom, &[(0, A(1))]),
-    (libc::SYS_memfd_create, &[(0, Str)]),
-    (libc::SYS_rseq, &[(0, N(32))]),
-    (libc::SYS_arch_prctl, &[(1, N(8))]),
-    (libc::SYS_quotactl, &[(1, Str), (3, Unknown)]),
-    (
-        libc::SYS_name_to_handle_at,
-        &[(1, Str), (2, N(136)), (3, N(4))],
-    ),
-    (libc::SYS_mq_open, &[(0, Str), (3, N(64))]),
-    (libc::SYS_mq_unlink, &[(0, Str)]),
-    (libc::SYS_mq_timedsend, &[(1, A(2)), (4, N(TS))]),
-    (
-        libc::SYS_mq_timedreceive,
-        &[(1, A(2)), (3, N(4)), (4, N(TS))],
-    ),
-    (libc::SYS_add_key, &[(0, Str), (1, Str), (2, A(3))]),
-    (libc::SYS_perf_event_open, &[(0, N(128))]),
-    (libc::SYS_bpf, &[(1, A(2))]),
-    (
-        libc::SYS_pselect6,
-        &[
-            (1, N(SOCKADDR)),
-            (2, N(SOCKADDR)),
-            (3, N(SOCKADDR)),
-            (4, N(TS)),
-            (5, SigPair),
-        ],
-    ),
-    (libc::SYS_ppoll, &[(0, AN(1, 8)), (2, N(TS)), (3, N(8))]),
-    (libc::SYS_epoll_pwait, &[(1, AN(2, 12)), (4, N(8))]),
-    (
-        libc::SYS_epoll_pwait2,
-        &[(1, AN(2, 12)), (3, N(TS)), (4, N(8))],
-    ),
-    (libc::SYS_sigaltstack, &[(0, N(24)), (1, N(24))]),
-    (libc::SYS_set_mempolicy, &[(1, N(128))]),
-    (libc::SYS_mbind, &[(3, N(128))]),
-    (libc::SYS_get_mempolicy, &[(0, N(4)), (1, N(128))]),
-];
-
-/// Calls of the table for each number, plus one; filled by [`init`].
-static INDEX: [core::sync::atomic::AtomicU8; call::NR_MAX] =
-    [const { core::sync::atomic::AtomicU8::new(0) }; call::NR_MAX];
-
-/// Fills the index and tells which calls are in the table.
-pub fn init(mut wanted: impl FnMut(usize)) {
-    const { assert!(SPECS.len() < 255) };
-    for (i, s) in SPECS.iter().enumerate() {
-        INDEX[s.0 as usize].store(i as u8 + 1, core::sync::atomic::Ordering::Relaxed);
-        wanted(s.0 as usize);
-    }
-}
-
-/// Each call of the table with the mask of its pointer arguments, for the seccomp filter.
-pub fn pointer_masks() -> impl Iterator<Item = (u32, u8)> {
-    SPECS.iter().map(|(nr, spec)| {
-        (
-            *nr as u32,
-            spec.iter().fold(0u8, |m, (arg, _)| m | 1 << arg),
-        )
-    })
-}
-
-fn spec(nr: usize) -> &'static [(u8, To)] {
-    match INDEX[nr].load(core::sync::atomic::Ordering::Relaxed) {
-        0 => &[],
-        i => SPECS[i as usize - 1].1,
-    }
-}
-
 /// Elements of a vector that are read at once.
 const IOVECS: usize = 64;
+/// Words of a structure that are looked at for pointers.
+const POINTERS: usize = 16;
+/// What is pinned of a buffer whose length is not known.
+const POINTED_BYTES: usize = 4 * PAGE_SIZE;
+/// What is pinned for the argument of an `ioctl` whose length is not known: the longest is HDIO_GET_IDENTITY's.
+const IOCTL_BYTES: usize = 512;
+/// Bits of a set: as many descriptors as a process can have mostly (fs.nr_open).
+const BITS_MAX: usize = 1 << 20;
 /// Ranges of one call that need no memory of their own.
 const PINS: usize = 64;
 /// Ranges of a block of the rest (a vector of a thousand buffers): one mapping, touched lazily.
@@ -394,7 +137,7 @@ impl Pins {
     }
     fn pin_iovecs(&mut self, addr: usize, n: usize) {
         let n = n.min(1024);
-        self.pin(addr, n * 16);
+        self.pin(addr, n * uapi::IOVEC);
         // Several at once: outside of the window each look is a call to the kernel.
         let mut words = [0usize; IOVECS * 2];
         for first in (0..n).step_by(IOVECS) {
@@ -408,7 +151,7 @@ impl Pins {
         }
     }
     fn pin_msghdr(&mut self, addr: usize) {
-        self.pin(addr, 56);
+        self.pin(addr, uapi::MSGHDR);
         let mut words = [0usize; 7];
         if uaccess::get_words(addr, &mut words).is_err() {
             return;
@@ -418,19 +161,99 @@ impl Pins {
         self.pin_iovecs(iov, iov_n);
         self.pin(control, control_len);
     }
-    fn pin_spec(&mut self, a: &[usize; 6], arg: u8, to: To) {
+    /// Pins what pointers among the words of a structure point to, as far as that is managed: as many bytes as such
+    /// buffers have mostly.
+    fn pin_pointed(&mut self, addr: usize, bytes: usize) {
+        let mut words = [0usize; POINTERS];
+        let words = &mut words[..(bytes / size_of::<usize>()).min(POINTERS)];
+        if addr == 0 || uaccess::get_words(addr, words).is_err() {
+            return;
+        }
+        for word in words.iter().filter(|w| may_be_far(**w)) {
+            self.pin(*word, POINTED_BYTES);
+        }
+    }
+    fn pin_ioctl(&mut self, command: usize, at: usize) {
+        // As _IOC has it: direction, size, type, number. Older ones have no size.
+        let (is_sized, bytes) = (command >> 30 & 3 != 0, command >> 16 & 0x3fff);
+        let bytes = match (is_sized, command >> 8 & 0xff) {
+            (true, _) => bytes,
+            // SIOCGIFCONF and the like: ifconf, ifreq.
+            (false, 0x89) => 40,
+            // SG_IO: sg_io_hdr.
+            (false, 0x22) => 88,
+            _ => return self.pin(at, IOCTL_BYTES),
+        };
+        self.pin(at, bytes);
+        self.pin_pointed(at, bytes);
+    }
+    fn pin_semctl(&mut self, a: &[usize; 6]) {
+        const GETALL: i32 = 13;
+        const SETALL: i32 = 17;
+        const PLACE_OF_COUNT: usize = 10;
+        /// The kernel's bound on semaphores of a set (SEMMSL).
+        const COUNT_MAX: usize = 32_000;
+        if !matches!(a[2] as i32, GETALL | SETALL) {
+            return self.pin(a[3], uapi::SEMID);
+        }
+        let mut about = [0usize; uapi::SEMID / 8];
+        let to = about.as_mut_ptr() as usize;
+        // SAFETY: the kernel writes a semid64_ds to `about`.
+        let asked =
+            unsafe { canvas_sys::sys4(libc::SYS_semctl, a[0], 0, libc::IPC_STAT as usize, to) };
+        let count = asked.map_or(COUNT_MAX, |_| about[PLACE_OF_COUNT]);
+        self.pin(a[3], count * size_of::<u16>());
+    }
+    fn pin_prctl(&mut self, a: &[usize; 6]) {
+        /// Of the options without a case here none has a longer structure.
+        const OTHERS_BYTES: usize = 16;
+        const GET_AUXV: i32 = 0x4155_5856;
+        match a[0] as i32 {
+            libc::PR_SET_MM => self.pin(a[2], a[3].min(PAGE_SIZE)),
+            libc::PR_SET_VMA => self.pin_string(a[4]),
+            libc::PR_SCHED_CORE => self.pin(a[4], uapi::WORD),
+            GET_AUXV => self.pin(a[1], a[2].min(PAGE_SIZE)),
+            _ => self.pin(a[1], OTHERS_BYTES),
+        }
+    }
+    fn pin_ptrace(&mut self, request: usize, at: usize) {
+        /// The largest structure that is not behind an iovec: floating point registers.
+        const REGISTERS_BYTES: usize = 512;
+        const GETREGSET: usize = 0x4204;
+        const SETREGSET: usize = 0x4205;
+        match request {
+            GETREGSET | SETREGSET => self.pin_iovecs(at, 1),
+            _ => self.pin(at, REGISTERS_BYTES),
+        }
+    }
+    fn pin_argument(&mut self, a: &[usize; 6], arg: u8, to: To) {
         let at = a[arg as usize];
+        let count = |i: u8| a[i as usize] as u32 as usize;
         match to {
             N(n) => self.pin(at, n),
             A(i) => self.pin(at, a[i as usize]),
-            AN(i, n) => self.pin(at, (a[i as usize] as u32 as usize).saturating_mul(n)),
+            AN(i, n) => self.pin(at, count(i).saturating_mul(n)),
+            Address(i) => self.pin(at, count(i).min(uapi::SOCKADDR)),
+            Message(i) => self.pin(at, a[i as usize].saturating_add(uapi::WORD)),
+            Bits(i) => {
+                let bits = (a[i as usize] as i32).max(0) as usize;
+                self.pin(at, bits.min(BITS_MAX).div_ceil(64) * uapi::FD_SET_WORD);
+            }
+            Sized(offset) => {
+                // SAFETY: a number.
+                if let Ok(bytes) = unsafe { uaccess::get::<u32>(at.wrapping_add(offset)) } {
+                    self.pin(at, (bytes as usize).min(PAGE_SIZE));
+                }
+            }
             Str => self.pin_string(at),
             Iov(i) => self.pin_iovecs(at, a[i as usize]),
+            Remote(i) if a[0] as u32 == proc::pid() => self.pin_iovecs(at, a[i as usize]),
+            Remote(i) => self.pin(at, count(i).saturating_mul(uapi::IOVEC)),
             Msg => self.pin_msghdr(at),
             Mmsg(i) => {
-                for k in 0..(a[i as usize] as u32 as usize).min(1024) {
-                    self.pin(at + k * 64, 64);
-                    self.pin_msghdr(at + k * 64);
+                for k in 0..count(i).min(1024) {
+                    self.pin(at + k * uapi::MMSGHDR, uapi::MMSGHDR);
+                    self.pin_msghdr(at + k * uapi::MMSGHDR);
                 }
             }
             Len(i) => {
@@ -439,14 +262,22 @@ impl Pins {
                     self.pin(at, len as usize);
                 }
             }
-            Unknown => self.pin(at, PAGE_SIZE - (at & (PAGE_SIZE - 1))),
+            Blob(i) => {
+                self.pin(at, count(i));
+                self.pin_pointed(at, count(i));
+            }
             SigPair => {
-                self.pin(at, 16);
+                self.pin(at, 2 * uapi::WORD);
                 let mut pair = [0usize; 2];
                 if uaccess::get_words(at, &mut pair).is_ok() {
-                    self.pin(pair[0], 8);
+                    self.pin(pair[0], uapi::SIGSET);
                 }
             }
+            Ioctl => self.pin_ioctl(a[1], at),
+            Semctl => self.pin_semctl(a),
+            Prctl => self.pin_prctl(a),
+            Ptrace => self.pin_ptrace(a[0], at),
+            There => {}
         }
     }
 }
@@ -565,33 +396,62 @@ fn transfers_fully(fd: usize) -> bool {
 #[inline]
 pub unsafe fn run(nr: usize, a: &[usize; 6]) -> isize {
     let _held = (nr as i64 == libc::SYS_ioctl).then(|| devices::before_ioctl(a));
-    let spec = spec(nr);
-    let nested = |to: &To| matches!(to, Iov(_) | Msg | Mmsg(_) | SigPair);
+    let arguments = calls::row(nr).map_or(&[][..], |row| row.arguments);
+    let nested = |to: &To| {
+        matches!(
+            to,
+            Iov(_) | Remote(_) | Msg | Mmsg(_) | Blob(_) | SigPair | Ioctl | Prctl | Ptrace
+        )
+    };
     let direct =
         |arg: &u8, to: &To| may_be_far(a[*arg as usize]) || (nested(to) && a[*arg as usize] != 0);
-    if !spec.iter().any(|(arg, to)| direct(arg, to)) {
+    let stream = matches!(nr as i64, libc::SYS_read | libc::SYS_write);
+    if !arguments.iter().any(|(arg, to)| direct(arg, to)) {
         // SAFETY: the program's call, the caller's promise.
-        return unsafe { gate::raw(nr, *a) };
+        return match unsafe { gate::raw(nr, *a) } {
+            // SAFETY: as just said.
+            NOTHING_READ if stream => unsafe { again_from_own_memory(nr, a) },
+            r => r,
+        };
     }
-    let plain = [
-        libc::SYS_read,
-        libc::SYS_write,
-        libc::SYS_pread64,
-        libc::SYS_pwrite64,
-    ]
-    .contains(&(nr as i64));
+    let plain = stream || matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64);
     if plain && a[2] > PIECE {
         // SAFETY: the caller's promise.
         return unsafe { run_in_pieces(nr, a) };
     }
     let mut pins = Pins::new();
-    for (arg, to) in spec {
-        pins.pin_spec(a, *arg, *to);
+    for (arg, to) in arguments {
+        pins.pin_argument(a, *arg, *to);
     }
     // SAFETY: the program's call, as it is.
     let r = unsafe { gate::raw(nr, *a) };
+    if r == NOTHING_READ && stream {
+        // SAFETY: as just said.
+        return unsafe { again_from_own_memory(nr, a) };
+    }
     drop(pins);
     r
+}
+
+/// What /proc/PID/mem answers for a page that is far.
+const NOTHING_READ: isize = -(libc::EIO as isize);
+
+/// Repeats a `read` or `write` that failed, if the descriptor's position is an address of managed memory, as that of
+/// /proc/self/mem can be, with the pages there present.
+///
+/// # Safety
+/// As for [`run`].
+#[cold]
+unsafe fn again_from_own_memory(nr: usize, a: &[usize; 6]) -> isize {
+    // SAFETY: asks for a descriptor's position.
+    let at = unsafe { canvas_sys::sys3(libc::SYS_lseek, a[0], 0, libc::SEEK_CUR as usize) };
+    let Some(at) = at.ok().filter(|at| may_be_far(*at)) else {
+        return NOTHING_READ;
+    };
+    let mut pins = pin_range(at, a[2].min(PIECE));
+    pins.pin(a[1], a[2].min(PIECE));
+    // SAFETY: the program's call, the caller's promise.
+    unsafe { gate::raw(nr, *a) }
 }
 
 /// A long read or write, so that it never pins more than a piece. Files transfer to the end;
@@ -609,7 +469,11 @@ unsafe fn run_in_pieces(nr: usize, a: &[usize; 6]) -> isize {
         b[1] = a[1] + done;
         b[2] = piece;
         b[3] = a[3] + done;
-        let pins = pin_range(b[1], piece);
+        let mut pins = pin_range(b[1], piece);
+        if matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64) {
+            // /proc/self/mem.
+            pins.pin(b[3], piece);
+        }
         // SAFETY: a part of the program's call.
         let r = unsafe { gate::raw(nr, b) };
         drop(pins);

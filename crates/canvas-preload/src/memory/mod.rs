@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod brk;
+pub mod calls;
 pub mod exports;
 pub mod mm;
 pub mod open_pages;

@@ -440,11 +440,12 @@ pub unsafe fn prlimit(pid: usize, resource: usize, new: usize, old: usize) -> is
     if let Some((k, w)) = keep {
         k.store(w.soft, Ordering::Relaxed);
     }
-    // SAFETY: the caller's promise.
-    if old != 0
-        && let Err(e) = unsafe { uaccess::put(old, before) }
-    {
-        return -(e.0 as isize);
+    if old == 0 {
+        return 0;
     }
-    0
+    // SAFETY: the caller's promise.
+    match unsafe { uaccess::put(old, before) } {
+        Ok(()) => 0,
+        Err(e) => -(e.0 as isize),
+    }
 }
