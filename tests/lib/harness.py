@@ -245,7 +245,8 @@ class Run:
                               f"use source() or binary()")
 
     def wait(self, child, expect=0, timeout_s=None):
-        """Waits for the end; `expect` is an exit code, a set of them, or None."""
+        """Waits for the end; `expect` is an exit code, a set of them, or None. What a signal ended has -n, and as a
+        shell shows it 128 + n."""
         try:
             code = child.wait(timeout_s and timeout_s * PATIENCE)
         except subprocess.TimeoutExpired:
@@ -253,7 +254,7 @@ class Run:
         child.sampler.stop()
         self.anon_peak_bytes = max(self.anon_peak_bytes, child.sampler.anon_peak_bytes)
         expect = {expect} if isinstance(expect, int) else expect
-        if expect is not None and code not in expect:
+        if expect is not None and not expect & {code, 128 - code if code < 0 else code}:
             raise Failure(f"exit code {code}, expected {sorted(expect)}\n{child.tail()}")
         return code
 

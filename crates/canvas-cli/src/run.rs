@@ -9,9 +9,13 @@ use canvas_runner::join::{self, Begun, Start};
 /// Runs that begin a tenant of one name at one time find each other after so many tries at most.
 const TRIES: u32 = 20;
 
-/// Runs CMD and returns the exit code for `canvas`.
+/// Runs CMD and returns the exit code for `canvas`; when a signal has ended CMD, it ends canvas as well.
 pub fn run(args: &RunArgs) -> Result<i32, Failure> {
-    Ok(until_it_ends(args, false)?.code)
+    let ended = until_it_ends(args, false)?;
+    if let Some(signal) = ended.signal {
+        canvas_runner::end_by(signal);
+    }
+    Ok(ended.code)
 }
 
 /// Runs CMD; with `learns` it is told what it has shown.

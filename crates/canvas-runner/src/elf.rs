@@ -1,114 +1,34 @@
-//! Just enough of ELF to tell whether a program can be managed.
+//! Code and symbols of a shared library, and programs as files.
 
-use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
+use std::io::ErrorKind;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 
-/// What kind of executable a file is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Image {
-    /// A program for this processor that its loader (PT_INTERP) links at start.
-    Dynamic {
-        /// The loader's path.
-        loader: PathBuf,
-    },
-    /// A program for this processor without a loader.
-    Static,
-    /// A program for another processor, or a 32-bit one.
-    Foreign,
-    /// Begins with `#!`.
-    Script {
-        /// The interpreter's path.
-        interpreter: PathBuf,
-    },
-    /// Anything else: the kernel decides (binfmt_misc) or refuses.
-    Unknown,
-}
+use canvas_types::elf::{self, Bytes, HEADER_BYTES, PROGRAM_HEADER_BYTES, u16_at, u32_at, u64_at};
 
-const PT_INTERP: u32 = 3;
-const ELFCLASS64: u8 = 2;
-const ELFDATA2LSB: u8 = 1;
-/// Bytes of an ELF64 file header.
-const HEADER_BYTES: usize = 64;
-/// Bytes of an ELF64 program header.
-const PROGRAM_HEADER_BYTES: usize = 56;
-/// The kernel reads this much of a `#!` line (BINPRM_BUF_SIZE).
-const SCRIPT_LINE_BYTES: usize = 256;
+/// A file whose errors are its end.
+pub struct OnDisk(pub File);
 
-#[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = 62;
-#[cfg(target_arch = "aarch64")]
-const MACHINE: u16 = 183;
-
-/// Reads as much as there is, up to the buffer's size. Where no file reaches, there is nothing.
-fn read_up_to(file: &File, at: u64, buf: &mut [u8]) -> io::Result<usize> {
-    if at > i64::MAX as u64 - buf.len() as u64 {
-        return Ok(0);
-    }
-    let mut done = 0;
-    while done < buf.len() {
-        match file.read_at(&mut buf[done..], at + done as u64) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+impl Bytes for OnDisk {
+    fn read_at(&self, at: u64, buf: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < buf.len() {
+            let Some(from) = at
+                .checked_add(done as u64)
+                .filter(|at| *at <= i64::MAX as u64)
+            else {
+                break;
+            };
+            match self.0.read_at(&mut buf[done..], from) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
         }
+        done
     }
-    Ok(done)
-}
-
-fn u16_at(b: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([b[at], b[at + 1]])
-}
-fn u32_at(b: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
-}
-fn u64_at(b: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(b, at)) | u64::from(u32_at(b, at + 4)) << 32
-}
-
-/// What kind of executable `file` is. A damaged file is [`Image::Unknown`]: the kernel's answer to
-/// it is the one that counts.
-pub fn inspect(file: &File) -> io::Result<Image> {
-    let mut head = [0; SCRIPT_LINE_BYTES];
-    let len = read_up_to(file, 0, &mut head)?;
-    let head = &head[..len];
-    if let Some(line) = head.strip_prefix(b"#!") {
-        return Ok(script(line));
-    }
-    if head.len() < HEADER_BYTES || !head.starts_with(b"\x7fELF") {
-        return Ok(Image::Unknown);
-    }
-    if head[4] != ELFCLASS64 || head[5] != ELFDATA2LSB || u16_at(head, 18) != MACHINE {
-        return Ok(Image::Foreign);
-    }
-    let (table, entry_bytes, entries) = (u64_at(head, 32), u16_at(head, 54), u16_at(head, 56));
-    if usize::from(entry_bytes) != PROGRAM_HEADER_BYTES {
-        return Ok(Image::Unknown);
-    }
-    let mut entry = [0; PROGRAM_HEADER_BYTES];
-    for i in 0..u64::from(entries) {
-        let Some(at) = table.checked_add(i * PROGRAM_HEADER_BYTES as u64) else {
-            return Ok(Image::Unknown);
-        };
-        if read_up_to(file, at, &mut entry)? < entry.len() {
-            return Ok(Image::Unknown);
-        }
-        if u32_at(&entry, 0) == PT_INTERP {
-            let mut path = vec![0; u64_at(&entry, 32).min(4096) as usize];
-            let n = read_up_to(file, u64_at(&entry, 8), &mut path)?;
-            path.truncate(n);
-            let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
-            return Ok(Image::Dynamic {
-                loader: OsStr::from_bytes(&path[..end]).into(),
-            });
-        }
-    }
-    Ok(Image::Static)
 }
 
 /// Executable code of a library.
@@ -141,11 +61,7 @@ const SYMBOL_BYTES: usize = 24;
 /// Reads a library. `None` when `file` is none, or damaged.
 pub fn library(file: &[u8]) -> Option<Library> {
     let head = file.get(..HEADER_BYTES)?;
-    let is_ours = head.starts_with(b"\x7fELF")
-        && head[4] == ELFCLASS64
-        && head[5] == ELFDATA2LSB
-        && u16_at(head, 18) == MACHINE;
-    if !is_ours || usize::from(u16_at(head, 54)) != PROGRAM_HEADER_BYTES {
+    if !elf::is_ours(head) || usize::from(u16_at(head, 54)) != PROGRAM_HEADER_BYTES {
         return None;
     }
     let number = |b: &[u8], at| usize::try_from(u64_at(b, at)).ok();
@@ -215,89 +131,9 @@ impl Library {
     }
 }
 
-/// The interpreter of a `#!` line, cut off where the kernel cuts it.
-fn script(line: &[u8]) -> Image {
-    let line = line.split(|b| *b == b'\n').next().unwrap_or_default();
-    let word = line
-        .split(|b| *b == b' ' || *b == b'\t' || *b == 0)
-        .find(|w| !w.is_empty());
-    match word {
-        Some(word) => Image::Script {
-            interpreter: OsStr::from_bytes(word).into(),
-        },
-        None => Image::Unknown,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
-
-    fn of(bytes: &[u8]) -> Image {
-        let fd = nix::sys::memfd::memfd_create(c"elf", nix::sys::memfd::MFdFlags::empty()).unwrap();
-        let mut file = File::from(fd);
-        file.write_all(bytes).unwrap();
-        inspect(&file).unwrap()
-    }
-
-    fn header(class: u8, machine: u16, entries: u16) -> Vec<u8> {
-        let mut h = vec![0; HEADER_BYTES];
-        h[..4].copy_from_slice(b"\x7fELF");
-        (h[4], h[5]) = (class, ELFDATA2LSB);
-        h[18..20].copy_from_slice(&machine.to_le_bytes());
-        h[32..40].copy_from_slice(&(HEADER_BYTES as u64).to_le_bytes());
-        h[54..56].copy_from_slice(&(PROGRAM_HEADER_BYTES as u16).to_le_bytes());
-        h[56..58].copy_from_slice(&entries.to_le_bytes());
-        h
-    }
-
-    #[test]
-    fn kinds_of_files() {
-        let mut dynamic = header(ELFCLASS64, MACHINE, 1);
-        let mut entry = vec![0; PROGRAM_HEADER_BYTES];
-        entry[0] = PT_INTERP as u8;
-        entry[8] = (HEADER_BYTES + PROGRAM_HEADER_BYTES) as u8;
-        entry[32] = 7;
-        dynamic.extend(&entry);
-        dynamic.extend(b"/lib/x\0");
-        assert_eq!(
-            of(&dynamic),
-            Image::Dynamic {
-                loader: "/lib/x".into()
-            }
-        );
-        entry[0] = 1;
-        let mut no_loader = header(ELFCLASS64, MACHINE, 1);
-        no_loader.extend(&entry);
-        assert_eq!(of(&no_loader), Image::Static);
-        assert_eq!(of(&header(1, MACHINE, 0)), Image::Foreign);
-        assert_eq!(of(&header(ELFCLASS64, 0xfff0, 0)), Image::Foreign);
-        assert_eq!(
-            of(b"#! /bin/sh -e\necho"),
-            Image::Script {
-                interpreter: "/bin/sh".into()
-            }
-        );
-        assert_eq!(
-            of(b"#!/bin/sh"),
-            Image::Script {
-                interpreter: "/bin/sh".into()
-            }
-        );
-        assert_eq!(of(b"#!\n/bin/sh"), Image::Unknown);
-        assert_eq!(of(b"echo hello"), Image::Unknown);
-        assert_eq!(of(b""), Image::Unknown);
-    }
-
-    #[test]
-    fn damaged_files_are_unknown_not_a_panic() {
-        assert_eq!(of(&header(ELFCLASS64, MACHINE, 9)), Image::Unknown);
-        let mut far = header(ELFCLASS64, MACHINE, 2);
-        far[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert_eq!(of(&far), Image::Unknown);
-        assert_eq!(of(&header(ELFCLASS64, MACHINE, 0)[..40]), Image::Unknown);
-    }
 
     #[test]
     fn a_library_has_code_and_symbols() {
@@ -323,7 +159,11 @@ mod tests {
 
     #[test]
     fn this_test_is_dynamic() {
-        let me = File::open("/proc/self/exe").unwrap();
-        assert!(matches!(inspect(&me).unwrap(), Image::Dynamic { .. }));
+        let me = OnDisk(File::open("/proc/self/exe").unwrap());
+        let mut room = [0; elf::PATH_BYTES];
+        assert!(matches!(
+            elf::inspect(&me, &mut room),
+            elf::Image::Dynamic { .. }
+        ));
     }
 }

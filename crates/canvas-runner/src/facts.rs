@@ -33,14 +33,14 @@ pub struct Seccomp {
     pub filtered: bool,
 }
 
-/// Resource limits of this process, soft; `None` for unlimited.
+/// Resource limits of this process; `None` for unlimited.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// RLIMIT_AS in bytes.
+    /// RLIMIT_AS in bytes, hard: the library raises the soft one, and keeps to it itself.
     pub address_space_bytes: Option<u64>,
-    /// RLIMIT_NOFILE.
+    /// RLIMIT_NOFILE, soft.
     pub descriptors: Option<u64>,
-    /// RLIMIT_MEMLOCK in bytes.
+    /// RLIMIT_MEMLOCK in bytes, soft.
     pub locked_bytes: Option<u64>,
 }
 
@@ -156,11 +156,10 @@ pub fn ram_bytes() -> u64 {
     )
 }
 
-fn soft_limit(resource: Resource) -> Option<u64> {
-    getrlimit(resource)
-        .ok()
-        .map(|(soft, _)| soft)
-        .filter(|soft| *soft != RLIM_INFINITY)
+/// A limit, soft and hard.
+fn limits_of(resource: Resource) -> [Option<u64>; 2] {
+    let bounded = |limit| Some(limit).filter(|l| *l != RLIM_INFINITY);
+    getrlimit(resource).map_or([None, None], |(soft, hard)| [soft, hard].map(bounded))
 }
 
 /// The version in the text that every glibc carries.
@@ -219,9 +218,9 @@ impl Facts {
             overcommit: number("/proc/sys/vm/overcommit_memory"),
             max_map_count: number("/proc/sys/vm/max_map_count"),
             limits: Limits {
-                address_space_bytes: soft_limit(Resource::RLIMIT_AS),
-                descriptors: soft_limit(Resource::RLIMIT_NOFILE),
-                locked_bytes: soft_limit(Resource::RLIMIT_MEMLOCK),
+                address_space_bytes: limits_of(Resource::RLIMIT_AS)[1],
+                descriptors: limits_of(Resource::RLIMIT_NOFILE)[0],
+                locked_bytes: limits_of(Resource::RLIMIT_MEMLOCK)[0],
             },
             ram_bytes: meminfo_bytes(&meminfo, "MemTotal"),
             available_bytes: meminfo_bytes(&meminfo, "MemAvailable"),

@@ -8,15 +8,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use canvas_shm::segment::{ENV_PRELOAD_FD, ENV_SEGMENT_FD};
+use canvas_sys::child;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 
 use crate::error::RunError;
+use crate::supervise::Signals;
 
 /// The loader's variable.
 const LD_PRELOAD: &str = "LD_PRELOAD";
@@ -126,30 +128,36 @@ fn library_path(number: &OsStr) -> OsString {
     path
 }
 
-/// Starts `program` with `argv` and `env`, its signal mask set to `mask`; the kernel's answer when
-/// it refuses.
+/// Variables by which a service manager says which process it means. CMD gets its own number where canvas was meant.
+const PID_VARIABLES: [&str; 3] = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"];
+/// Such by which it says that in another way (since systemd 259), which are optional.
+const PIDFD_VARIABLES: [&str; 2] = ["LISTEN_PIDFDID", "MAINPIDFDID"];
+
+/// Starts `program` with `argv` and `env`, and with the signals that this process's caller had; the kernel's answer
+/// when it refuses.
 pub fn spawn(
     program: &Path,
     argv: &[OsString],
-    env: &[(OsString, OsString)],
-    mask: &SigSet,
-) -> Result<Pid, Errno> {
+    mut env: Vec<(OsString, OsString)>,
+    signals: &Signals,
+) -> Result<u32, Errno> {
+    let own = OsString::from(std::process::id().to_string());
+    let means_us = |name: &&str| env.iter().any(|(n, v)| n == name && *v == own);
+    let pids: Vec<&str> = PID_VARIABLES.into_iter().filter(means_us).collect();
+    if !pids.is_empty() {
+        env.retain(|(n, _)| !PIDFD_VARIABLES.iter().any(|ours| n == ours));
+    }
     let path = c(program.as_os_str().as_bytes().to_vec())?;
-    let (argv, env) = (argv_of(argv)?, env_of(env)?);
-    let mut attr = PosixSpawnAttr::init()?;
-    attr.set_flags(
-        PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
-    )?;
-    attr.set_sigmask(mask)?;
-    // Rust's runtime ignores SIGPIPE in this process; CMD gets what programs expect.
-    attr.set_sigdefault(&SigSet::from_iter([Signal::SIGPIPE]))?;
-    posix_spawn(
-        path.as_c_str(),
-        &PosixSpawnFileActions::init()?,
-        &attr,
-        &argv,
-        &env,
-    )
+    let (argv, env) = (argv_of(argv)?, env_of(&env)?);
+    let start = child::Start {
+        program: &path,
+        argv: &argv.iter().map(CString::as_c_str).collect::<Vec<_>>(),
+        env: &env.iter().map(CString::as_c_str).collect::<Vec<_>>(),
+        pids: &pids,
+        mask: signals.before,
+        ignores_children: signals.ignores_children,
+    };
+    start.spawn().map_err(|e| Errno::from_raw(e.0))
 }
 
 /// Starts this program again with `argv`, an empty environment, no signal blocked, and `fds` under

@@ -9,7 +9,7 @@
 //! | `program`, `elf` | finding CMD, and telling whether it can be managed |
 //! | `preload` | the preload library, which build.rs puts into this crate |
 //! | `launch` | descriptors and environment of CMD, and its start |
-//! | `supervise` | CMD's signals, stops and end |
+//! | `supervise`, `notify` | CMD's signals, stops and end; what it says to the service manager |
 //! | `far`, `link` | who keeps far memory: an agent of the run's own, or the host's |
 //! | [`storage`] | far memory for what is no program |
 //! | `control` | answers to `canvas status`, `stat` and `set` |
@@ -36,6 +36,7 @@ mod launch;
 mod learned;
 mod link;
 pub mod mode;
+mod notify;
 pub mod numa;
 mod offload;
 pub mod options;
@@ -50,6 +51,7 @@ mod supervise;
 mod sweep;
 mod tree;
 
+pub use canvas_sys::child::end_by;
 pub use control::disk::ServedDisk;
 pub use control::set::KEYS;
 pub use control::tenant::SCHEMA as STATUS_SCHEMA;

@@ -10,13 +10,12 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::AtFlags;
 use nix::unistd::{AccessFlags, faccessat, getgid, getuid};
 
-use crate::elf::{self, Image};
+use crate::elf::OnDisk;
 use crate::error::RunError;
+use canvas_types::elf::{self, INTERPRETERS_MAX, Image, PATH_BYTES};
 
 /// Where a program is looked for when PATH is not set, as execvp(3) does.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// How deep interpreters of interpreters go in the kernel.
-const INTERPRETERS_MAX: usize = 5;
 
 /// Why a program cannot be managed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,13 +28,18 @@ pub enum Unmanaged {
     Foreign,
     /// Its loader belongs to another C library.
     OtherLibc(PathBuf),
+    /// Built with this sanitizer.
+    Sanitizer(&'static str),
 }
 
 impl Unmanaged {
     /// Would the loader of such a program complain about the library, so that it should not be in
     /// the environment? (It stays otherwise, because the program's children can be managed.)
     pub fn chokes_on_preload(&self) -> bool {
-        matches!(self, Unmanaged::Foreign | Unmanaged::OtherLibc(_))
+        match self {
+            Unmanaged::Foreign | Unmanaged::OtherLibc(_) | Unmanaged::Sanitizer(_) => true,
+            Unmanaged::Static | Unmanaged::SetId => false,
+        }
     }
 }
 
@@ -52,6 +56,7 @@ impl fmt::Display for Unmanaged {
                     loader.display()
                 )
             }
+            Unmanaged::Sanitizer(name) => write!(f, "is built with {name}"),
         }
     }
 }
@@ -122,19 +127,19 @@ pub fn unmanaged(program: &Path) -> Option<Unmanaged> {
     let mut file = program.to_path_buf();
     for _ in 0..INTERPRETERS_MAX {
         // A program may be executable but not readable: then only the run can tell.
-        let opened = File::open(&file).ok()?;
-        match elf::inspect(&opened).ok()? {
-            Image::Script { interpreter } => file = interpreter,
+        let opened = OnDisk(File::open(&file).ok()?);
+        let mut room = [0; PATH_BYTES];
+        match elf::inspect(&opened, &mut room) {
+            Image::Script { interpreter } => file = OsStr::from_bytes(interpreter).into(),
             Image::Foreign => return Some(Unmanaged::Foreign),
             // A loader run as a program honours LD_PRELOAD for the program it loads.
             Image::Static if is_glibc_loader(&file.canonicalize().ok()?) => return None,
             Image::Static => return Some(Unmanaged::Static),
-            Image::Dynamic { loader } if !is_glibc_loader(&loader) => {
-                return Some(Unmanaged::OtherLibc(loader));
+            Image::Dynamic { loader } if !elf::is_glibc_loader(loader) => {
+                return Some(Unmanaged::OtherLibc(OsStr::from_bytes(loader).into()));
             }
-            Image::Dynamic { .. } => {
-                return changes_user(&opened).then_some(Unmanaged::SetId);
-            }
+            Image::Dynamic { .. } if changes_user(&opened.0) => return Some(Unmanaged::SetId),
+            Image::Dynamic { .. } => return elf::sanitizer(&opened).map(Unmanaged::Sanitizer),
             Image::Unknown => return None,
         }
     }
@@ -142,9 +147,7 @@ pub fn unmanaged(program: &Path) -> Option<Unmanaged> {
 }
 
 fn is_glibc_loader(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().as_bytes();
-    // Debian's is ld-linux-x86-64.so.2; unusual prefixes (Nix, Guix) keep the name.
-    name.starts_with(b"ld-linux") || (name.starts_with(b"ld-2.") && name.ends_with(b".so"))
+    elf::is_glibc_loader(path.as_os_str().as_bytes())
 }
 
 /// Will the kernel give this program other user or group rights than ours? (Bits on scripts have no

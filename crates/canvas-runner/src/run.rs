@@ -17,8 +17,8 @@ use canvas_types::layout::Bases;
 use canvas_types::units::Size;
 use canvas_types::{PAGE_SIZE, exit};
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage};
-use nix::sys::signal::Signal;
 use nix::sys::stat::fstat;
 use nix::sys::time::{TimeVal, TimeValLike};
 
@@ -35,10 +35,10 @@ use crate::options::Options;
 use crate::program::Unmanaged;
 use crate::recordings::Book;
 use crate::stats::{Place, Report, Run};
-use crate::supervise::{End, Signals, supervise};
+use crate::supervise::{Cmd, End, Signals, supervise};
 use crate::sweep::Peaks;
 use crate::tree::Tree;
-use crate::{code, far, kvm, launch, mode, numa, preload, program, reserve};
+use crate::{code, far, kvm, launch, mode, notify, numa, preload, program, reserve};
 use canvas_agent::members::{any_left, release_dead};
 use canvas_control::names;
 use canvas_control::peers::Peers;
@@ -52,6 +52,8 @@ const TRACE_RATE: SampleRate = SampleRate::one_in(16);
 pub struct Ended {
     /// The exit code for `canvas`.
     pub code: i32,
+    /// The signal that has ended its program.
+    pub signal: Option<i32>,
     /// What it has shown of its program, where that is wanted and known.
     pub learned: Option<Learned>,
 }
@@ -99,7 +101,8 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     let library_fd = inherit(launch::library_file(&library)?)?;
     let segment_fd = inherit(segment_fd)?;
     let preloaded = mode.is_some() && !unmanaged.as_ref().is_some_and(Unmanaged::chokes_on_preload);
-    let env = launch::environment(std::env::vars_os(), segment_fd, library_fd, preloaded);
+    let mut env = launch::environment(std::env::vars_os(), segment_fd, library_fd, preloaded);
+    let notify = notify::stand_in(&mut env);
 
     let own = || names::name_of(Path::new(&name));
     let name = options.tenant.clone().unwrap_or_else(own);
@@ -107,7 +110,7 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
 
     let signals = Signals::open().map_err(system("signals cannot be received"))?;
     let start = Instant::now();
-    let child = launch::spawn(&file, &options.command, &env, &signals.before)
+    let child = launch::spawn(&file, &options.command, env, &signals)
         .map_err(|e| cannot_execute(&file, e))?;
     let mut peaks = Peaks {
         file_bytes_peak: options.learns.then_some(0),
@@ -120,9 +123,9 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
         ));
     }
     if let (false, Some(reserve)) = (aside, options.host_reserve) {
-        reserve::watch(segment, reserve, child.as_raw() as u32);
+        reserve::watch(segment, reserve, child);
     }
-    let tree = (aside && place.is_some()).then(|| Tree::new(child.as_raw() as u32));
+    let tree = (aside && place.is_some()).then(|| Tree::new(child));
     let tenant = Tenant {
         name,
         program: shown.clone(),
@@ -134,19 +137,17 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
         sides,
         book,
     };
-    let end = supervise(
-        child,
-        &signals,
-        &mut peaks,
-        tree,
-        agent.as_mut(),
-        &tenant,
-        &mut peers,
-    )
-    .map_err(|source| RunError::Wait {
-        program: shown.clone(),
-        source,
-    })?;
+    let cmd = Cmd {
+        pid: child,
+        signals,
+        notify,
+    };
+    let end = supervise(&cmd, &mut peaks, tree, agent.as_mut(), &tenant, &mut peers).map_err(
+        |source| RunError::Wait {
+            program: shown.clone(),
+            source,
+        },
+    )?;
     // Who asks now is told that the run is over.
     drop(peers);
     let wall = start.elapsed();
@@ -174,7 +175,15 @@ pub fn run(options: &Options, start: Start) -> Result<Option<Ended>, RunError> {
     }
     let expected = unmanaged.is_none();
     let code = judge(&shown, end, segment, before, expected, options.require);
-    Ok(Some(Ended { code, learned }))
+    let signal = match end {
+        End::Signal(signal, _) => Some(signal),
+        End::Exit(_) => None,
+    };
+    Ok(Some(Ended {
+        code,
+        signal,
+        learned,
+    }))
 }
 
 /// Why the program cannot be managed, if so: one line says it, or it is an error where that is required.
@@ -398,7 +407,7 @@ fn judge(
 ) -> i32 {
     let now = Before::of(segment);
     let broken = now.broken.saturating_sub(before.broken);
-    if broken > 0 && matches!(end, End::Signal(Signal::SIGBUS, _)) {
+    if broken > 0 && matches!(end, End::Signal(libc::SIGBUS, _)) {
         say(format_args!(
             "{shown} was ended by SIGBUS because {broken} of its far pages came back damaged"
         ));

@@ -363,7 +363,7 @@ impl Exit {
             },
             End::Signal(signal, core_dumped) => Exit {
                 code: None,
-                signal: Some(signal as i32),
+                signal: Some(signal),
                 core_dumped,
             },
         }

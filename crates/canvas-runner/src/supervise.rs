@@ -6,45 +6,34 @@
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, kill, raise};
+use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use std::cell::Cell;
 use std::os::fd::AsFd;
 
 use crate::busy::Processors;
 use crate::control::tenant::Tenant;
 use crate::far::Keeper;
+use crate::notify::Notify;
 use crate::offload::Offload;
 use crate::sweep::Peaks;
 use crate::tree::Tree;
 use canvas_agent::members::{proc_state, release_dead};
 use canvas_control::peers::Peers;
+use canvas_sys::child::{self, State};
 
 /// Time between two sweeps of the slots.
 const SWEEP: Duration = Duration::from_millis(100);
-
-/// Signals that are passed on to CMD when another process sends them to us.
-const PASSED_ON: [Signal; 9] = [
-    Signal::SIGHUP,
-    Signal::SIGINT,
-    Signal::SIGQUIT,
-    Signal::SIGTERM,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-    Signal::SIGWINCH,
-    Signal::SIGTSTP,
-    Signal::SIGCONT,
-];
 
 /// How CMD ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     /// By itself, with this code.
     Exit(i32),
-    /// By this signal; the second field tells whether it dumped core.
-    Signal(Signal, bool),
+    /// By the signal of this number; the second field tells whether it dumped core.
+    Signal(i32, bool),
 }
 
 impl End {
@@ -52,7 +41,7 @@ impl End {
     pub fn code(self) -> i32 {
         match self {
             End::Exit(code) => code,
-            End::Signal(signal, _) => canvas_types::exit::SIGNAL_BASE + signal as i32,
+            End::Signal(signal, _) => canvas_types::exit::SIGNAL_BASE + signal,
         }
     }
 }
@@ -60,33 +49,58 @@ impl End {
 /// Our signals while CMD runs.
 pub struct Signals {
     fd: SignalFd,
-    /// The mask before, which CMD gets.
-    pub before: SigSet,
+    /// The mask before, a bit for each signal, which CMD gets.
+    pub before: u64,
+    /// The caller had SIGCHLD ignored, and so CMD has.
+    pub ignores_children: bool,
+    /// A stop by job control has been passed on: when CMD stops, so do we.
+    passed_stop: Cell<bool>,
 }
 
 impl Signals {
-    /// Blocks the signals that matter here and opens the descriptor that they are read from.
+    /// Blocks all signals and opens the descriptor that they are read from.
     pub fn open() -> Result<Signals, Errno> {
-        // If our parent ignored SIGCHLD, the kernel would throw CMD's exit status away.
-        canvas_sys::signal::set_default(Signal::SIGCHLD as i32);
-        let set: SigSet = PASSED_ON.into_iter().chain([Signal::SIGCHLD]).collect();
-        let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK)?;
-        let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        Ok(Signals { fd, before })
+        let ignores_children = child::ignores(libc::SIGCHLD);
+        // The kernel would throw CMD's exit status away.
+        canvas_sys::signal::set_default(libc::SIGCHLD);
+        let before = canvas_sys::signal::set_mask(u64::MAX);
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let fd = SignalFd::with_flags(&SigSet::all(), flags)?;
+        Ok(Signals {
+            fd,
+            before,
+            ignores_children,
+            passed_stop: Cell::new(false),
+        })
     }
+}
+
+/// CMD, and what passes between it and its caller.
+pub struct Cmd {
+    /// Its number.
+    pub pid: u32,
+    /// What is sent to us.
+    pub signals: Signals,
+    /// What it says to the service manager.
+    pub notify: Option<Notify>,
 }
 
 /// Waits for CMD's end. `unlimited` looks at processes that charge nothing themselves; the agent is
 /// replaced when it dies; `peers` are answered between two looks.
 pub fn supervise(
-    child: Pid,
-    signals: &Signals,
+    cmd: &Cmd,
     peaks: &mut Peaks,
     mut unlimited: Option<Tree>,
     mut agent: Option<&mut Keeper>,
     tenant: &Tenant,
     peers: &mut Peers,
 ) -> Result<End, Errno> {
+    let Cmd {
+        pid: child,
+        signals,
+        notify,
+    } = cmd;
+    let child = *child;
     let segment = tenant.segment;
     let mut next_sweep = Instant::now() + SWEEP;
     let mut offload = Offload::new();
@@ -95,9 +109,15 @@ pub fn supervise(
         if let Some(agent) = &mut agent {
             agent.tend();
         }
-        if let Some(end) = look_at_child(child)? {
+        let end = look_at_child(child, signals)?;
+        if let Some(notify) = notify {
+            notify.pass_on(child);
+        }
+        if let Some(end) = end {
             return Ok(end);
         }
+        let of_agent = agent.as_ref().and_then(|a| a.process());
+        child::reap_all_but(&[child, of_agent.unwrap_or(0)]);
         let due = agent.as_ref().and_then(|a| a.due());
         let until = due.map_or(next_sweep, |due| due.min(next_sweep));
         let wait = until.saturating_duration_since(Instant::now());
@@ -107,6 +127,7 @@ pub fn supervise(
         let mut fds: Vec<_> = [own]
             .into_iter()
             .chain(agents)
+            .chain(notify.as_ref().map(Notify::poll_fd))
             .chain(peers.poll_fds())
             .collect();
         let ready = match poll(&mut fds, timeout) {
@@ -119,7 +140,7 @@ pub fn supervise(
             peers.serve(|asked| tenant.answer(asked, agent.as_deref_mut()));
         }
         while let Some(info) = signals.fd.read_signal()? {
-            pass_on(&info, child);
+            pass_on(&info, child, signals);
         }
         if Instant::now() >= next_sweep {
             if let Some(pages) = unlimited.as_mut().and_then(Tree::anon_pages) {
@@ -139,48 +160,65 @@ pub fn supervise(
 }
 
 /// CMD's end, if it has ended; stops with it when it has stopped.
-fn look_at_child(child: Pid) -> Result<Option<End>, Errno> {
+fn look_at_child(pid: u32, signals: &Signals) -> Result<Option<End>, Errno> {
     loop {
-        match waitpid(child, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
-            Ok(WaitStatus::Exited(_, code)) => return Ok(Some(End::Exit(code))),
-            Ok(WaitStatus::Signaled(_, signal, core)) => {
-                return Ok(Some(End::Signal(signal, core)));
-            }
-            Ok(WaitStatus::Stopped(_, signal)) => stop_too(signal),
-            Ok(_) => return Ok(None),
-            Err(Errno::EINTR) => {}
-            Err(e) => return Err(e),
+        match child::look(pid).map_err(|e| Errno::from_raw(e.0))? {
+            Some(State::Exited(code)) => return Ok(Some(End::Exit(code))),
+            Some(State::Killed(signal, core)) => return Ok(Some(End::Signal(signal, core))),
+            Some(State::Stopped(signal)) => stop_too(signal, signals),
+            None => return Ok(None),
         }
     }
 }
 
-/// Stops this process as the terminal stopped CMD, so that the shell sees the job stop.
+/// Stops this process as job control stopped CMD, so that the shell sees the job stop.
 ///
-/// Only for job control: a debugger or an administrator who stops CMD continues CMD and not us.
-fn stop_too(signal: Signal) {
-    let job_control = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
-    if job_control && std::fs::File::open("/dev/tty").is_ok() {
+/// Only when a terminal did it, or who asked canvas: a debugger or an administrator who stops CMD continues CMD and
+/// not us.
+fn stop_too(signal: i32, signals: &Signals) {
+    if !STOPS.contains(&signal) {
+        return;
+    }
+    if signals.passed_stop.take() || std::fs::File::open("/dev/tty").is_ok() {
         // Returns when someone continues us; that SIGCONT is then read like any other.
-        let _ = raise(Signal::SIGSTOP);
+        child::stop();
     }
 }
+
+/// Stops of job control.
+const STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
+/// Of what the kernel sends itself, what is meant for this process alone: timers that the caller has set, and news of
+/// descriptors. All else comes from a terminal, which sends to the whole group, CMD included, or is about what this
+/// process did.
+const FROM_KERNEL: [i32; 6] = [
+    libc::SIGALRM,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    libc::SIGURG,
+    libc::SIGPWR,
+];
 
 /// Passes a signal on to CMD unless CMD has it already.
-fn pass_on(info: &siginfo, child: Pid) {
-    let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else {
-        return;
-    };
-    if signal == Signal::SIGCONT {
-        // `fg` continues the whole group; then CMD runs already, and need not hear of it twice.
-        if proc_state(child.as_raw() as u32).is_some_and(|s| s.state == b'T') {
-            let _ = kill(child, signal);
+fn pass_on(info: &siginfo, pid: u32, signals: &Signals) {
+    let signal = info.ssi_signo as i32;
+    // A positive code is the kernel's. When a terminal hangs up only the first process of the session is told.
+    if info.ssi_code > 0 && !FROM_KERNEL.contains(&signal) {
+        let hang_up = signal == libc::SIGHUP && child::leads_session();
+        if !hang_up && signal != libc::SIGCONT {
+            return;
         }
+    }
+    // What CMD itself sent (to its group, for example) it does not want back; and SIGPIPE is our own when nobody
+    // reads what we say.
+    if [pid, std::process::id()].contains(&info.ssi_pid) {
         return;
     }
-    // A positive code is the kernel's: a terminal sends to the whole group, CMD included. And what
-    // CMD itself sent (to its group, for example) it does not want back.
-    let from_kernel = info.ssi_code > 0;
-    if signal != Signal::SIGCHLD && !from_kernel && info.ssi_pid as i32 != child.as_raw() {
-        let _ = kill(child, signal);
+    // `fg` continues the whole group; then CMD runs already, and need not hear of it twice.
+    if signal == libc::SIGCONT && proc_state(pid).is_none_or(|s| s.state != b'T') {
+        return;
     }
+    signals.passed_stop.set(STOPS.contains(&signal));
+    child::pass(pid, signal, info);
 }

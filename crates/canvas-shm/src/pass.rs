@@ -17,7 +17,7 @@ use nix::fcntl::AT_FDCWD;
 use nix::libc;
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
-    connect as connect_to, listen as listen_on, recvmsg, sendmsg, socket,
+    cmsg_space, connect as connect_to, listen as listen_on, recvmsg, sendmsg, socket,
 };
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 
@@ -33,6 +33,8 @@ pub struct Received {
     pub cut: bool,
     /// Its descriptors, close-on-exec.
     pub fds: Vec<OwnedFd>,
+    /// Number of the process that sent it, where the socket asks for that (SO_PASSCRED).
+    pub sender: Option<u32>,
 }
 
 fn new() -> Result<OwnedFd, Errno> {
@@ -103,23 +105,26 @@ pub fn send(to: impl AsFd, bytes: &[u8], fds: &[BorrowedFd]) -> Result<(), Errno
 
 /// Receives one message into `buf`.
 pub fn receive(from: impl AsFd, buf: &mut [u8]) -> Result<Received, Errno> {
-    let mut control = vec![0; nix::sys::socket::cmsg_space::<[RawFd; FDS_MAX]>()];
+    let room = cmsg_space::<[RawFd; FDS_MAX]>() + cmsg_space::<libc::ucred>();
+    let mut control = vec![0; room];
     let mut parts = [IoSliceMut::new(buf)];
     let from = from.as_fd().as_raw_fd();
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let got = recvmsg::<()>(from, &mut parts, Some(&mut control), flags)?;
     let (bytes, flags) = (got.bytes, got.flags);
     let cut = flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+    let (fds, sender) = contents(&control);
     Ok(Received {
         bytes,
         cut,
-        fds: descriptors(&control),
+        fds,
+        sender,
     })
 }
 
-/// The descriptors that the kernel has put into `control`: also those of a list that was cut, which
-/// would stay open for good otherwise. (nix gives none of these.)
-fn descriptors(control: &[u8]) -> Vec<OwnedFd> {
+/// The descriptors that the kernel has put into `control`, and the sender's number: also those of a list that was cut,
+/// which would stay open for good otherwise. (nix gives none of these.)
+fn contents(control: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
     /// Bytes of `struct cmsghdr`: length (itself included), level, type.
     const HEADER: usize = 16;
     let word = |at: usize| -> Option<u64> {
@@ -130,10 +135,15 @@ fn descriptors(control: &[u8]) -> Vec<OwnedFd> {
         let bytes = control.get(at..at + 4)?;
         Some(i32::from_ne_bytes(*bytes.first_chunk()?))
     };
-    let mut fds = Vec::new();
+    let (mut fds, mut sender) = (Vec::new(), None);
     let mut at = 0;
     while let Some(len) = word(at).map(|n| n as usize).filter(|n| *n >= HEADER) {
-        if (int(at + 8), int(at + 12)) == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
+        let kind = (int(at + 8), int(at + 12));
+        if kind == (Some(libc::SOL_SOCKET), Some(libc::SCM_CREDENTIALS)) {
+            // struct ucred: process, user, group.
+            sender = int(at + HEADER).and_then(|n| n.try_into().ok());
+        }
+        if kind == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
             for place in (at + HEADER..at + len).step_by(4) {
                 if let Some(number) = int(place).filter(|n| *n >= 0) {
                     // SAFETY: the kernel has just made it for this process; nobody else knows it.
@@ -143,7 +153,7 @@ fn descriptors(control: &[u8]) -> Vec<OwnedFd> {
         }
         at += len.next_multiple_of(8);
     }
-    fds
+    (fds, sender)
 }
 
 /// The device of the file system that `fd` lies on, without asking the file system: one that a peer

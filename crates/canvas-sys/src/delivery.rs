@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::gate::sys4;
 use crate::mem;
 use crate::proc::now_ns;
-use crate::signal::{KernelSigaction, install};
+use crate::signal::{KernelSigaction, bit, install, set_mask};
 
 const ROUNDS: usize = 33;
 /// Bytes of a page.
@@ -25,6 +25,8 @@ unsafe extern "C" fn open(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void)
 pub fn signal_ns() -> Option<u64> {
     let page = mem::map_lazy(0, PAGE_BYTES, libc::PROT_READ).ok()?;
     PAGE.store(page, Ordering::Relaxed);
+    // Who reads its signals from a descriptor has this one blocked, and the kernel would end it.
+    let _unblocked = Unblocked::segv();
     let before = install(libc::SIGSEGV, open).ok()?;
     let (mut faults, mut calls) = ([0; ROUNDS], [0; ROUNDS]);
     for (fault_ns, call_ns) in faults.iter_mut().zip(&mut calls) {
@@ -50,6 +52,25 @@ pub fn signal_ns() -> Option<u64> {
     faults[ROUNDS / 2].checked_sub(calls[ROUNDS / 2])
 }
 
+/// SIGSEGV is not blocked in this thread, until dropped.
+struct Unblocked {
+    mask: u64,
+}
+
+impl Unblocked {
+    fn segv() -> Unblocked {
+        let mask = set_mask(u64::MAX);
+        set_mask(mask & !bit(libc::SIGSEGV));
+        Unblocked { mask }
+    }
+}
+
+impl Drop for Unblocked {
+    fn drop(&mut self) {
+        set_mask(self.mask);
+    }
+}
+
 fn restore(before: &KernelSigaction) {
     let at = before as *const KernelSigaction as usize;
     // SAFETY: the kernel reads the structure, which lives across the call and is what it was given before.
@@ -62,7 +83,9 @@ mod tests {
 
     #[test]
     fn a_signal_takes_some_time_and_leaves_the_handler_of_before() {
+        let mask = set_mask(bit(libc::SIGSEGV));
         let ns = signal_ns().unwrap();
+        assert_eq!(set_mask(mask), bit(libc::SIGSEGV));
         assert!((100..1_000_000).contains(&ns), "{ns}");
         let mut now = KernelSigaction::default();
         let at = &raw mut now as usize;

@@ -5,6 +5,7 @@
 //! unexamined, and because a filter survives `execve`, the address is the same in every process of
 //! the tenant. Before [`open`] (and in the `canvas` command) a local instruction serves.
 
+use crate::mem::{Place, map_code};
 use canvas_types::layout;
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -95,27 +96,8 @@ sys_n!(sys6, a, b, c, d, e, f ; );
 /// Maps the gate page and sends all further calls through it.
 pub fn open() -> Result<(), Errno> {
     let page = layout::gate_page();
-    // SAFETY: MAP_FIXED_NOREPLACE never replaces a mapping; the page is ours alone afterwards.
-    unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        sys6(
-            libc::SYS_mmap,
-            page,
-            4096,
-            prot as usize,
-            flags as usize,
-            usize::MAX,
-            0,
-        )?;
-        core::ptr::copy_nonoverlapping(GATE_CODE.as_ptr(), page as *mut u8, GATE_CODE.len());
-        sys3(
-            libc::SYS_mprotect,
-            page,
-            4096,
-            (libc::PROT_READ | libc::PROT_EXEC) as usize,
-        )?;
-    }
+    // SAFETY: replaces nothing; the page is ours alone afterwards.
+    unsafe { map_code(Place::Free(page), &GATE_CODE) }?;
     GATE.store(page, Ordering::Relaxed);
     Ok(())
 }

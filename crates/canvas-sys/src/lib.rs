@@ -5,7 +5,10 @@
 //! between a fault and the moment the faulting thread goes on.
 #![no_std]
 
+#[cfg(feature = "command")]
+pub mod child;
 pub mod clmul;
+pub mod compat;
 pub mod delivery;
 pub mod file;
 pub mod gate;

@@ -76,6 +76,55 @@ pub unsafe fn map_file_over(
     .map(|_| ())
 }
 
+/// Where [`map_code`] puts its code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// At this address, at which nothing may lie.
+    Free(usize),
+    /// In the place of what is at this address.
+    Over(usize),
+}
+
+/// Maps a copy of `code`, which can be executed and not be written to. It was never both: who denies that
+/// (PR_SET_MDWE, MemoryDenyWriteExecute= of systemd) allows this.
+///
+/// # Safety
+/// What [`Place::Over`] replaces must be the caller's to replace: code that runs there finds the same in the copy.
+pub unsafe fn map_code(place: Place, code: &[u8]) -> Result<(), Errno> {
+    /// Flag of memfd_create(2) for what may be executed. Kernels before 6.3 refuse it, and allow that without.
+    const MFD_EXEC: usize = 0x10;
+    let (name, flags) = (c"canvas-code".as_ptr() as usize, libc::MFD_CLOEXEC as usize);
+    // SAFETY: the name lives across the calls.
+    let create = |more| unsafe { sys2(libc::SYS_memfd_create, name, flags | more) };
+    let fd = create(MFD_EXEC).or_else(|_| create(0))?;
+    let mut done = 0;
+    let mapped = loop {
+        let rest = &code[done..];
+        if rest.is_empty() {
+            let (at, fixed) = match place {
+                Place::Free(at) => (at, libc::MAP_FIXED_NOREPLACE),
+                Place::Over(at) => (at, libc::MAP_FIXED),
+            };
+            let prot = (libc::PROT_READ | libc::PROT_EXEC) as usize;
+            let flags = (libc::MAP_PRIVATE | fixed) as usize;
+            // SAFETY: replaces nothing, or what the caller has promised.
+            let mapped = unsafe { sys6(libc::SYS_mmap, at, code.len(), prot, flags, fd, 0) };
+            break mapped.and_then(|there| {
+                // Before Linux 4.17 a place is a wish.
+                (there == at).then_some(()).ok_or(Errno(libc::EEXIST))
+            });
+        }
+        // SAFETY: the kernel only reads the code.
+        match unsafe { sys3(libc::SYS_write, fd, rest.as_ptr() as usize, rest.len()) } {
+            Ok(n) => done += n,
+            Err(Errno(libc::EINTR)) => {}
+            Err(e) => break Err(e),
+        }
+    };
+    crate::proc::close(fd as i32);
+    mapped
+}
+
 /// `madvise`.
 ///
 /// # Safety

@@ -186,6 +186,13 @@ impl File {
         }
         .map(File)
     }
+    /// Opens the file at the path at `path`, from the directory `dir` on, for reading, waiting for nobody. A bad
+    /// address is an error.
+    pub fn open_at(dir: usize, path: usize) -> Result<File, Errno> {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        // SAFETY: the kernel only reads the path.
+        unsafe { sys3(libc::SYS_openat, dir, path, flags as usize) }.map(File)
+    }
     /// Reads on from where the last read ended; 0 at the end.
     pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: the kernel writes into `buf` only.

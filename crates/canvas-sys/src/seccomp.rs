@@ -320,6 +320,13 @@ fn calculate(operation: u16, a: u32, b: u32) -> Option<u32> {
     })
 }
 
+/// Does this answer end whoever makes the call, unless a handler of SIGSYS is there to do something else?
+pub const fn ends(answer: u32) -> bool {
+    const KILL_PROCESS: u32 = 0x8000_0000;
+    const KILL_THREAD: u32 = 0;
+    matches!(answer & 0xffff_0000, KILL_PROCESS | KILL_THREAD | TRAP)
+}
+
 /// Lets an answer of a filter the call through?
 pub const fn allows(answer: u32) -> bool {
     const LOG: u32 = 0x7ffc_0000;
@@ -487,6 +494,7 @@ mod tests {
         assert_eq!(run(&[op(0xff, 0, 0, 0), op(RET, 0, 0, 1)]), None);
         assert_eq!(run(&[op(LD, 0, 0, 64), op(RET, 0, 0, 1)]), None);
         assert_eq!(run(&[op(0x34, 0, 0, 0), op(RET, 0, 0, 1)]), None);
+        assert!(ends(0) && ends(TRAP | 7) && ends(0x8000_0000) && !ends(ALLOW) && !ends(ERRNO | 1));
         assert!(allows(ALLOW) && allows(0x7ffc_0001) && !allows(ERRNO | 1) && !allows(0));
         let word = 0x0011_2233_0405_0020u64;
         let of = Op::of_word(word);

@@ -58,7 +58,18 @@ pub fn install(
 
 /// Sets `signal` to its default action.
 pub fn set_default(signal: i32) {
+    set_plain(signal, libc::SIG_DFL);
+}
+
+/// Has `signal` ignored.
+pub fn set_ignored(signal: i32) {
+    set_plain(signal, libc::SIG_IGN);
+}
+
+/// `action`: SIG_DFL or SIG_IGN, which run no code.
+fn set_plain(signal: i32, action: usize) {
     let new = KernelSigaction {
+        handler: action,
         restorer: restorer as *const () as usize,
         flags: SA_RESTORER,
         ..Default::default()

@@ -152,6 +152,10 @@ const USER_END: usize = 0x8000_0000_0000;
 /// native mappings are left, which grow downwards.
 const NATIVE_BYTES: usize = 0x0200_0000_0000;
 
+/// Where the allocators of AddressSanitizer and LeakSanitizer end, which have a fixed place: programs built with them run
+/// without the library, but below a managed one with its filter, which takes pointers into the window for far ones.
+const SANITIZERS_END: usize = 0x6400_0000_0000;
+
 /// Where a window can begin that no program and no native mapping comes into.
 const fn window_range(rnd_bits: u32) -> (usize, usize) {
     let moves = PAGE_SIZE << (if rnd_bits < 32 { rnd_bits } else { 32 });
@@ -166,6 +170,12 @@ const fn window_range(rnd_bits: u32) -> (usize, usize) {
         high
     } else {
         WINDOW_LAST
+    };
+    // Where that leaves no choice, it is not heeded.
+    let low = if low < SANITIZERS_END && SANITIZERS_END < high {
+        SANITIZERS_END
+    } else {
+        low
     };
     (low, high)
 }

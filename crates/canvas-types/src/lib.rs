@@ -4,6 +4,7 @@
 
 pub mod buckets;
 pub mod contention;
+pub mod elf;
 pub mod exit;
 pub mod layout;
 pub mod look;

@@ -149,7 +149,7 @@ fn signals_limits_levels_and_classes() {
     s.footprint_pages_peak.store(40_000, Relaxed);
     s.local_pages.store(-1, Relaxed);
     s.local_pages_peak.store(10, Relaxed);
-    let mut r = run(End::Signal(Signal::SIGBUS, true));
+    let mut r = run(End::Signal(7, true));
     r.mode = None;
     r.peaks.last = Sample {
         resident_pages: 2,
