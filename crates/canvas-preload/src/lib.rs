@@ -15,7 +15,7 @@ use crate::capture::{hooks, patch};
 use crate::far_tier::{pairs, pool};
 use crate::memory::{brk, exports, mm};
 use crate::paging::{accounting, app_tier, learn, swapin, trace};
-use crate::process::{altstack, procs, sig, threads, users};
+use crate::process::{altstack, exec, limits, procs, sig, threads, tools, users};
 use crate::shared::{mapping, pages};
 use canvas_shm::Mode;
 use canvas_shm::segment::{self, config_flag};
@@ -30,6 +30,27 @@ use std::ffi::CString;
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: unsafe extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
+
+// Nothing unwinds here: a panic ends the process. What the standard library has for it would bring another library into
+// each program.
+core::arch::global_asm!(
+    ".pushsection .text.no_unwinding,\"ax\",@progbits",
+    ".irp name, _Unwind_Resume, _Unwind_GetIP, _Unwind_GetTextRelBase, _Unwind_GetDataRelBase, \
+     _Unwind_GetLanguageSpecificData, _Unwind_GetIPInfo, _Unwind_GetRegionStart, _Unwind_SetGR, _Unwind_SetIP, \
+     _Unwind_RaiseException, _Unwind_DeleteException, _Unwind_GetCFA",
+    ".globl \\name",
+    ".hidden \\name",
+    "\\name:",
+    ".endr",
+    "ud2",
+    // No frame: the end of the stack.
+    ".globl _Unwind_Backtrace",
+    ".hidden _Unwind_Backtrace",
+    "_Unwind_Backtrace:",
+    "mov eax, 5",
+    "ret",
+    ".popsection",
+);
 
 unsafe extern "C" {
     /// The break as libc remembers it (exported by glibc).
@@ -58,6 +79,8 @@ enum Failure {
     NotAsked,
     /// Nothing can ever become far: the program is left to the kernel, and so are its children.
     NoLimit,
+    /// This program runs it, which has memory and signals in its own hands.
+    Tool(&'static str),
     /// In words.
     Because(&'static str, Errno),
 }
@@ -70,6 +93,7 @@ unsafe extern "C" fn start(
     environment: *mut *mut c_char,
 ) {
     LOADERS_ENVIRONMENT.store(environment, Ordering::Relaxed);
+    canvas_sys::compat::keep();
     std::panic::set_hook(Box::new(|info| {
         report!("internal error: {info}");
         proc::exit_group(exit::RUN_FAILED);
@@ -82,9 +106,16 @@ unsafe extern "C" fn start(
         }
         Err(Failure::NotAsked) => {}
         Err(Failure::NoLimit) => {
+            limits::give_back();
             state::seg().managed.fetch_add(1, Ordering::Relaxed);
         }
+        Err(Failure::Tool(tool)) => {
+            limits::give_back();
+            report!("{tool} runs this program: it runs unmanaged");
+            refuse();
+        }
         Err(Failure::Because(what, e)) => {
+            limits::give_back();
             report!("{what} (error {}): this program runs unmanaged", e.0);
             refuse();
         }
@@ -172,9 +203,14 @@ fn try_start() -> Result<(), Failure> {
     let Some(fd_variable) = variable(segment::ENV_SEGMENT_FD) else {
         return Err(Failure::NotAsked);
     };
+    // First: the limit may be one under which nothing of ours can be mapped.
+    limits::keep();
     let fd = attach_segment(&fd_variable)?;
     let seg = state::seg();
     SEGMENT_OK.store(true, Ordering::Relaxed);
+    if let Some(tool) = tools::around(|name| variable(name).is_some()) {
+        return Err(Failure::Tool(tool));
+    }
     if seg.stands_aside() {
         stand_aside();
         return Err(Failure::NoLimit);
@@ -255,10 +291,10 @@ fn attach_segment(variable: &Variable) -> Result<i32, Failure> {
 /// Our descriptors are not the program's to close, and programs that it starts get our variables.
 fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
     fds::guard(Fd::Segment, fd);
-    procs::remember_var(0, fd_variable.keep());
+    exec::remember_var(0, fd_variable.keep());
     if let Some(library) = variable(segment::ENV_PRELOAD_FD) {
         fds::guard(Fd::Library, number(library.value()).unwrap_or(-1));
-        procs::remember_var(1, library.keep());
+        exec::remember_var(1, library.keep());
     }
     if let Some(preload) = variable("LD_PRELOAD") {
         let text = preload.value();
@@ -270,7 +306,7 @@ fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
         let mut var = b"LD_PRELOAD=".to_vec();
         var.extend_from_slice(ours);
         if let Ok(var) = CString::new(var) {
-            procs::remember_var(2, Box::leak(var.into_boxed_c_str()));
+            exec::remember_var(2, Box::leak(var.into_boxed_c_str()));
         }
     }
     let trace = state::seg().config.trace_fd.load(Ordering::Relaxed) as i32;
@@ -283,7 +319,6 @@ fn keep_from_the_program(fd: i32, fd_variable: &Variable) {
 fn map_memory(thread_mode: bool) -> Result<(), Failure> {
     gate::open().map_err(because("the call gate cannot be mapped"))?;
     own::note_fixed();
-    raise_limits();
     areas::map().map_err(because("address space for page tables cannot be reserved"))?;
     fds::init_floor();
     state::THREAD_MODE.store(thread_mode, Ordering::Relaxed);
@@ -390,41 +425,6 @@ fn forget_variable(var: &Variable) {
         while !(*at).is_null() {
             *at = *at.add(1);
             at = at.add(1);
-        }
-    }
-}
-
-/// Our reservations do not fit under a limit on address space: the program's soft limits are
-/// kept and enforced by us, and the kernel's are raised as far as they may be.
-fn raise_limits() {
-    for (resource, kept) in [
-        (libc::RLIMIT_AS, &mm::LIMIT_AS),
-        (libc::RLIMIT_DATA, &mm::LIMIT_DATA),
-    ] {
-        let mut l = [0u64; 2];
-        // SAFETY: our own structure.
-        let ok = unsafe {
-            canvas_sys::sys4(
-                libc::SYS_prlimit64,
-                0,
-                resource as usize,
-                0,
-                l.as_mut_ptr() as usize,
-            )
-        };
-        if ok.is_ok() && l[0] != u64::MAX {
-            kept.store(l[0], Ordering::Relaxed);
-            l[0] = l[1];
-            // SAFETY: as above.
-            let _ = unsafe {
-                canvas_sys::sys4(
-                    libc::SYS_prlimit64,
-                    0,
-                    resource as usize,
-                    l.as_ptr() as usize,
-                    0,
-                )
-            };
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::far_tier::{lanes, pairs};
 use crate::memory::args::Pins;
 use crate::memory::uaccess;
 use crate::paging::native_swap;
+use crate::process::exec;
 use crate::report;
 
 /// The kernel's BPF_MAXINSNS.
@@ -149,6 +150,9 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
                 if forbidden(ops, len, &of_native_swap()).is_some() {
                     native_swap::forbid();
                 }
+                if first(ops, len, &of_start(), seccomp::ends).is_some() {
+                    exec::forbid();
+                }
             }
         }
         _ => {}
@@ -160,8 +164,53 @@ fn set(nr: usize, a: &[usize; 6], operation: usize, filter: usize) -> isize {
 /// A call of ours: number, name, arguments.
 type Call = (i64, &'static str, [usize; 6]);
 
+/// Calls by which a managed program starts, beside those that the C library makes as well. When one is refused, the
+/// program stays unmanaged; where the filter ends the program for it, the library must not be loaded.
+fn of_start() -> [Call; 10] {
+    let at = layout::window_base();
+    let uffd = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+    [
+        (libc::SYS_userfaultfd, "userfaultfd", [uffd, 0, 0, 0, 0, 0]),
+        (libc::SYS_ioctl, "ioctl", [100, uffd::IOC_COPY, at, 0, 0, 0]),
+        (
+            libc::SYS_memfd_create,
+            "memfd_create",
+            [at, CLOEXEC, 0, 0, 0, 0],
+        ),
+        (
+            libc::SYS_prlimit64,
+            "prlimit64",
+            [0, libc::RLIMIT_AS as usize, 0, at, 0, 0],
+        ),
+        (
+            libc::SYS_fcntl,
+            "fcntl",
+            [100, libc::F_DUPFD_CLOEXEC as usize, 100, 0, 0, 0],
+        ),
+        (libc::SYS_sigaltstack, "sigaltstack", [at, 0, 0, 0, 0, 0]),
+        (libc::SYS_pidfd_open, "pidfd_open", [100, 0, 0, 0, 0, 0]),
+        (libc::SYS_getrandom, "getrandom", [at, 16, 0, 0, 0, 0]),
+        (libc::SYS_seccomp, "seccomp", [FILTER, 0, at, 0, 0, 0]),
+        (
+            libc::SYS_prctl,
+            "prctl",
+            [libc::PR_GET_SECCOMP as usize, at, 0, 0, 0, 0],
+        ),
+    ]
+}
+
 /// The first of `calls` that a filter of `len` operations at `at` does not let through.
 fn forbidden(at: usize, len: usize, calls: &[Call]) -> Option<&'static str> {
+    first(at, len, calls, |answer| !seccomp::allows(answer))
+}
+
+/// The first of `calls` to which the filter's answer is such.
+fn first(
+    at: usize,
+    len: usize,
+    calls: &[Call],
+    such: impl Fn(u32) -> bool,
+) -> Option<&'static str> {
     if !(1..=OPS_MAX).contains(&len) {
         return None;
     }
@@ -169,7 +218,7 @@ fn forbidden(at: usize, len: usize, calls: &[Call]) -> Option<&'static str> {
     calls.iter().find_map(|(nr, name, args)| {
         let ip = gate::return_address();
         let answer = seccomp::answer(copy.ops(), *nr, *args, ip)?;
-        (!seccomp::allows(answer)).then_some(*name)
+        such(answer).then_some(*name)
     })
 }
 

@@ -14,7 +14,7 @@ use crate::capture::filters;
 use crate::memory::calls::{self, Hook, Memory, Process, Signal};
 use crate::memory::{args, brk, mm, remap, uaccess};
 use crate::paging::{accounting, devices, fork_accounting, native_swap, trace};
-use crate::process::{altstack, procs, sig, users};
+use crate::process::{altstack, exec, procs, sig, users};
 use crate::shared::{mapping, pages};
 
 /// Installs the second layer: calls that do not come from libc.
@@ -210,8 +210,8 @@ unsafe fn process(which: Process, nr: usize, a: &[usize; 6]) -> isize {
                     as_it_is()
                 }
             }
-            Process::Exec => procs::execve(a),
-            Process::ExecAt => procs::execveat(a),
+            Process::Exec => exec::execve(a),
+            Process::ExecAt => exec::execveat(a),
             Process::GetLimit => procs::prlimit(0, a[0], 0, a[1]),
             Process::SetLimit => procs::prlimit(0, a[0], a[1], 0),
             Process::Limit => procs::prlimit(a[0], a[1], a[2], a[3]),

@@ -10,7 +10,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 use canvas_patch::sites::{Code, JUMP_BYTES, Replacement, TRAMPOLINE_BYTES};
-use canvas_sys::{Errno, mem};
+use canvas_sys::{Errno, mem, mem::Place};
 
 use crate::base::own::{self, kind};
 use crate::capture::prepared::{self, Text};
@@ -243,8 +243,7 @@ fn patch_text(text: &Text, report_left: bool, summary: &mut Summary) {
     let Some(plan) = Plan::make(text, report_left, summary) else {
         return;
     };
-    // SAFETY: the area is ours, and holds trampolines and the stub's address, which are only read from here on.
-    if unsafe { mem::protect(plan.area, plan.area_bytes, READ_EXEC) }.is_err() {
+    if plan.close_area().is_err() {
         summary.left += plan.count();
         return;
     }
@@ -255,27 +254,30 @@ fn patch_text(text: &Text, report_left: bool, summary: &mut Summary) {
     // Executable throughout: this very code may be calling into the segment (memcpy).
     // SAFETY: only adds the right to write.
     if unsafe { mem::protect(page, span, READ_EXEC | libc::PROT_WRITE) }.is_err() {
-        summary.left += plan.count();
-        return;
-    }
-    for (from, jump) in plan.jumps() {
-        // SAFETY: the five bytes lie in the text (planned), which can be written to and which no reference of
-        // ours covers any more; they replace whole instructions that no jump enters, and the program has one
-        // thread, which is here.
-        unsafe {
-            core::ptr::copy_nonoverlapping(
-                jump.as_ptr(),
-                (text.start + from) as *mut u8,
-                JUMP_BYTES,
-            )
-        };
+        if plan.replace_text(text, page, span).is_err() {
+            summary.left += plan.count();
+            return;
+        }
+    } else {
+        for (from, jump) in plan.jumps() {
+            // SAFETY: the five bytes lie in the text (planned), which can be written to and which no reference of
+            // ours covers any more; they replace whole instructions that no jump enters, and the program has one
+            // thread, which is here.
+            unsafe {
+                core::ptr::copy_nonoverlapping(
+                    jump.as_ptr(),
+                    (text.start + from) as *mut u8,
+                    JUMP_BYTES,
+                )
+            };
+        }
+        // SAFETY: takes only the right to write, which nobody uses from here on.
+        if let Err(e) = unsafe { mem::protect(page, span, READ_EXEC) } {
+            summary.left_writable = Some(e);
+        }
     }
     summary.patched += plan.count();
     summary.required |= plan.required;
-    // SAFETY: takes only the right to write, which nobody uses from here on.
-    if let Err(e) = unsafe { mem::protect(page, span, READ_EXEC) } {
-        summary.left_writable = Some(e);
-    }
 }
 
 const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
@@ -341,6 +343,35 @@ impl Plan {
         self.jumps.push(u64::from_le_bytes(jump));
         if let Some(nr) = new.known() {
             self.required |= required_bit(nr);
+        }
+    }
+
+    /// Makes the trampolines code. Where what was written may not become code, a copy of them does.
+    fn close_area(&self) -> Result<(), Errno> {
+        // SAFETY: the area is ours, and holds trampolines and the stub's address, which are only read from here on.
+        unsafe {
+            mem::protect(self.area, self.area_bytes, READ_EXEC).or_else(|_| {
+                let code = core::slice::from_raw_parts(self.area as *const u8, self.area_bytes);
+                mem::map_code(Place::Over(self.area), code)
+            })
+        }
+    }
+
+    /// Puts a copy of the text's pages with the jumps in it in their place, where they may not be written to.
+    fn replace_text(&self, text: &Text, page: usize, span: usize) -> Result<(), Errno> {
+        let copy = Words::zeroed(span / 8).ok_or(Errno(libc::ENOMEM))?;
+        let within = text.start - page;
+        // SAFETY: the pages of the text are mapped and readable, and the copy has room for them; each jump lies in the
+        // text (planned). The pages get a copy of themselves but for whole instructions that became jumps, and that
+        // no jump enters; the program has one thread, which is here.
+        unsafe {
+            let to = copy.at as *mut u8;
+            core::ptr::copy_nonoverlapping(page as *const u8, to, span);
+            for (from, jump) in self.jumps() {
+                core::ptr::copy_nonoverlapping(jump.as_ptr(), to.add(within + from), JUMP_BYTES);
+            }
+            let code = core::slice::from_raw_parts(to, span);
+            mem::map_code(Place::Over(page), code)
         }
     }
 

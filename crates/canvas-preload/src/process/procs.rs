@@ -2,10 +2,9 @@
 
 use canvas_shm::{Counter, ProcSlot, far};
 use canvas_sys::gate::{check, raw};
-use canvas_sys::{Errno, proc, signal, uffd};
+use canvas_sys::{proc, signal, uffd};
 use canvas_types::procfs::Stat;
-use core::ffi::CStr;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::api;
 use crate::base::{
@@ -16,9 +15,9 @@ use crate::base::{
     tenant,
 };
 use crate::far_tier::{self, pool};
-use crate::memory::{args, mm, uaccess};
+use crate::memory::{mm, uaccess};
 use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
-use crate::process::{threads, users};
+use crate::process::threads;
 use crate::report;
 use crate::shared::pages;
 
@@ -231,164 +230,6 @@ fn child(g: &mut regions::Lists) -> Result<(), canvas_sys::Errno> {
     trace::start();
     fork_accounting::child_ready();
     Ok(())
-}
-
-/// Our variables as the environment must have them: "NAME=value" strings, set at start-up.
-static VARS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
-
-/// Remembers a "NAME=value" string for exec'd programs.
-pub fn remember_var(i: usize, text: &'static core::ffi::CStr) {
-    VARS[i].store(text.as_ptr() as usize, Ordering::Relaxed);
-}
-
-/// Entries of an environment that is rebuilt on the stack.
-const ENV_MAX: usize = 1000;
-
-/// Is this the number of an open descriptor?
-fn names_open_fd(text: &[u8]) -> bool {
-    let number = core::str::from_utf8(text).ok().and_then(|t| t.parse().ok());
-    // SAFETY: asks for the flags of a descriptor.
-    number.is_some_and(|fd: i32| unsafe {
-        canvas_sys::sys2(libc::SYS_fcntl, fd as usize, libc::F_GETFD as usize).is_ok()
-    })
-}
-
-/// Does the environment at `envp` carry our variables? Otherwise a copy that does, in `room`.
-///
-/// # Safety
-/// `envp` must be what the program passed to execve: null, or an array of C strings that ends with null, which nobody
-/// changes meanwhile.
-unsafe fn with_our_vars(envp: usize, room: &mut [usize; ENV_MAX + 4]) -> Result<usize, Errno> {
-    let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
-    let mut have = [false; 3];
-    let mut n = 0;
-    let mut i = 0;
-    loop {
-        if envp == 0 {
-            break;
-        }
-        // SAFETY: a number.
-        let entry: usize = unsafe { uaccess::get(envp.wrapping_add(i * 8)) }?;
-        if entry == 0 {
-            break;
-        }
-        i += 1;
-        // SAFETY: the caller's promise.
-        let text = unsafe { uaccess::string(entry) }?;
-        let mut replaced = entry;
-        for (k, our) in ours.iter().enumerate() {
-            if *our == 0 {
-                continue;
-            }
-            // SAFETY: `remember_var` got a C string that lives for ever.
-            let mine = unsafe { CStr::from_ptr(*our as *const core::ffi::c_char) }.to_bytes();
-            let name = mine.iter().position(|b| *b == b'=').unwrap_or(0) + 1;
-            if text.starts_with(&mine[..name]) {
-                if k == 0 && names_open_fd(&text[name..]) && text != mine {
-                    // A `canvas run` in this program: what it starts is a tenant of its own.
-                    return Ok(envp);
-                }
-                // LD_PRELOAD may name others beside us; then it is right as it is.
-                let inside = text.windows(mine.len() - name).any(|w| w == &mine[name..]);
-                if !inside {
-                    replaced = *our;
-                }
-                have[k] = true;
-            }
-        }
-        if n >= ENV_MAX {
-            return Ok(envp);
-        }
-        room[n] = replaced;
-        n += 1;
-    }
-    for (k, our) in ours.iter().enumerate() {
-        if !have[k] && *our != 0 {
-            room[n] = *our;
-            n += 1;
-        }
-    }
-    room[n] = 0;
-    Ok(room.as_ptr() as usize)
-}
-
-/// Touches the strings of an argument vector.
-///
-/// # Safety
-/// As for [`with_our_vars`].
-unsafe fn touch_vector(at: usize) -> Result<(), Errno> {
-    let mut i = 0;
-    while at != 0 && i < 1 << 20 {
-        // SAFETY: a number.
-        let entry: usize = unsafe { uaccess::get(at.wrapping_add(i * 8)) }?;
-        if entry == 0 {
-            break;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { uaccess::string(entry) }?;
-        i += 1;
-    }
-    Ok(())
-}
-
-/// A hard-pressed reclaim may have the strings again before the kernel reads them, many times in a row.
-const EXEC_TRIES: u32 = 20_000;
-
-/// `execve`.
-///
-/// # Safety
-/// `a` must be the registers of the program's call.
-pub unsafe fn execve(a: &[usize; 6]) -> isize {
-    // SAFETY: the caller's promise.
-    unsafe { exec(libc::SYS_execve, *a, 0) }
-}
-
-/// `execveat`: a directory's descriptor comes before the path.
-///
-/// # Safety
-/// As for [`execve`].
-pub unsafe fn execveat(a: &[usize; 6]) -> isize {
-    // SAFETY: the caller's promise.
-    unsafe { exec(libc::SYS_execveat, *a, 1) }
-}
-
-/// The new image is managed too: its environment gets our variables. The kernel reads the strings
-/// itself, so they are made present first; should one be gone again by then, the call fails with EFAULT
-/// and is repeated. `path` is the argument that names the file; vector and environment follow it.
-///
-/// # Safety
-/// As for [`execve`].
-unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
-    let (argv, envp) = (path + 1, path + 2);
-    let mut room = [0usize; ENV_MAX + 4];
-    // SAFETY: the call's environment. What cannot be read is left to the kernel, which says so when its turn comes.
-    a[envp] = unsafe { with_our_vars(a[envp], &mut room) }.unwrap_or(a[envp]);
-    trace::before_exec();
-    args::touch_string(a[path]);
-    if path == 0 {
-        users::before_exec(libc::AT_FDCWD as usize, a[0], 0);
-    } else {
-        users::before_exec(a[0], a[1], a[4]);
-    }
-    for _ in 0..EXEC_TRIES {
-        // SAFETY: the call's path and its two vectors; the second may be the copy in `room`, which ends with null as
-        // well.
-        let all_there = unsafe {
-            [
-                uaccess::string(a[path]).map(|_| ()),
-                touch_vector(a[argv]),
-                touch_vector(a[envp]),
-            ]
-        };
-        let alone = pages::before_exec();
-        // SAFETY: the program's call; `room` lives across it.
-        let r = unsafe { raw(nr as usize, a) };
-        drop(alone);
-        if r != -(libc::EFAULT as isize) || all_there.iter().any(Result::is_err) {
-            return r;
-        }
-    }
-    -(libc::EFAULT as isize)
 }
 
 #[derive(Clone, Copy)]

@@ -1,0 +1,340 @@
+//! The program's exec: the new image is managed too, where it can be.
+
+use canvas_sys::gate::raw;
+use canvas_sys::{Errno, proc};
+use canvas_types::elf::{self, Bytes, INTERPRETERS_MAX, Image, PATH_BYTES};
+use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use crate::base::state;
+use crate::memory::{args, uaccess};
+use crate::paging::trace;
+use crate::process::{limits, users};
+use crate::report;
+use crate::shared::pages;
+
+/// Our variables as the environment must have them: "NAME=value" strings, set at start-up.
+static VARS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+
+/// Remembers a "NAME=value" string for exec'd programs.
+pub fn remember_var(i: usize, text: &'static core::ffi::CStr) {
+    VARS[i].store(text.as_ptr() as usize, Ordering::Relaxed);
+}
+
+/// The process that has a filter by which the start of a managed program would be killed: its number, or [`ALL`] for
+/// this one and all that it forks. (A child of vfork(2) shares this memory, and not its filters.)
+static KILLED: AtomicU32 = AtomicU32::new(0);
+const ALL: u32 = u32::MAX;
+
+/// A filter of this process's ends whoever makes a call that canvas makes at its start.
+pub fn forbid() {
+    let own = state::PID.load(Ordering::Relaxed);
+    let pid = proc::pid();
+    let whom = if pid == own { ALL } else { pid };
+    KILLED.store(whom, Ordering::Relaxed);
+}
+
+/// Entries of an environment that is rebuilt on the stack.
+const ENV_MAX: usize = 1000;
+
+/// Is this the number of an open descriptor?
+fn names_open_fd(text: &[u8]) -> bool {
+    let number = core::str::from_utf8(text).ok().and_then(|t| t.parse().ok());
+    // SAFETY: asks for the flags of a descriptor.
+    number.is_some_and(|fd: i32| unsafe {
+        canvas_sys::sys2(libc::SYS_fcntl, fd as usize, libc::F_GETFD as usize).is_ok()
+    })
+}
+
+/// Bytes of the longest `LD_PRELOAD` that our library is joined to.
+const PRELOAD_MAX: usize = 4096;
+
+/// Room for an environment of a new image.
+struct Room {
+    entries: [usize; ENV_MAX + 4],
+    preload: [u8; PRELOAD_MAX],
+}
+
+/// What becomes of a variable in the environment of a new image.
+enum Becomes {
+    /// It stays as it is.
+    Same,
+    /// What was written into the room.
+    Written,
+    Nothing,
+}
+
+/// `LD_PRELOAD` for a new image: `theirs`, with our library in front of it or without it. What does not fit into the
+/// room stays as it is.
+fn preload(room: &mut [u8; PRELOAD_MAX], theirs: &[u8], ours: &[u8], with: bool) -> Becomes {
+    let mut len = 0;
+    let mut fits = true;
+    let mut write = |text: &[u8]| {
+        match room.get_mut(len..len + text.len()) {
+            Some(to) => to.copy_from_slice(text),
+            None => fits = false,
+        }
+        len += text.len();
+    };
+    write(PRELOAD);
+    let separated = theirs.split(|b| matches!(b, b':' | b' '));
+    let others = separated.filter(|library| !library.is_empty() && *library != ours);
+    let mut any = false;
+    for library in with.then_some(ours).into_iter().chain(others) {
+        if any {
+            write(b":");
+        }
+        write(library);
+        any = true;
+    }
+    write(b"\0");
+    match (any, fits) {
+        (false, _) => Becomes::Nothing,
+        (true, true) => Becomes::Written,
+        (true, false) => Becomes::Same,
+    }
+}
+
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+
+/// The environment at `envp` as the new image gets it, in `room` where it differs: with our variables, or without them
+/// where the library must stay out. What it has in `LD_PRELOAD` stays, behind our library.
+///
+/// # Safety
+/// `envp` must be what the program passed to execve: null, or an array of C strings that ends with null, which nobody
+/// changes meanwhile.
+unsafe fn with_our_vars(envp: usize, room: &mut Room, with: bool) -> Result<usize, Errno> {
+    let ours: [usize; 3] = [0, 1, 2].map(|i| VARS[i].load(Ordering::Relaxed));
+    // SAFETY: `remember_var` got C strings that live for ever.
+    let text_of =
+        |our: usize| (our != 0).then(|| unsafe { CStr::from_ptr(our as *const c_char) }.to_bytes());
+    let library = text_of(ours[2]).map_or(&b""[..], |text| &text[PRELOAD.len()..]);
+    let mut have = [false; 3];
+    let mut n = 0;
+    let mut i = 0;
+    while envp != 0 {
+        // SAFETY: a number.
+        let entry: usize = unsafe { uaccess::get(envp.wrapping_add(i * 8)) }?;
+        if entry == 0 {
+            break;
+        }
+        i += 1;
+        // SAFETY: the caller's promise.
+        let text = unsafe { uaccess::string(entry) }?;
+        let mut replaced = entry;
+        for (k, our) in ours.iter().enumerate() {
+            let Some(mine) = text_of(*our) else { continue };
+            let name = mine.iter().position(|b| *b == b'=').unwrap_or(0) + 1;
+            if !text.starts_with(&mine[..name]) {
+                continue;
+            }
+            if k == 0 && names_open_fd(&text[name..]) && text != mine {
+                // A `canvas run` in this program: what it starts is a tenant of its own.
+                return Ok(envp);
+            }
+            replaced = match (k, with) {
+                // Of a second one, which no loader looks at, nothing is to be made.
+                (2, _) if have[2] => entry,
+                (2, _) => match preload(&mut room.preload, &text[name..], library, with) {
+                    Becomes::Same => entry,
+                    Becomes::Written => room.preload.as_ptr() as usize,
+                    Becomes::Nothing => 0,
+                },
+                (_, true) => *our,
+                (_, false) => 0,
+            };
+            have[k] = true;
+        }
+        if replaced == 0 {
+            continue;
+        }
+        if n >= ENV_MAX {
+            return Ok(envp);
+        }
+        room.entries[n] = replaced;
+        n += 1;
+    }
+    for (k, our) in ours.iter().enumerate() {
+        if with && !have[k] && *our != 0 {
+            room.entries[n] = *our;
+            n += 1;
+        }
+    }
+    room.entries[n] = 0;
+    Ok(room.entries.as_ptr() as usize)
+}
+
+/// A file that is about to be executed.
+struct Target(proc::File);
+
+impl Bytes for Target {
+    fn read_at(&self, at: u64, buf: &mut [u8]) -> usize {
+        self.0.read_at(at as usize, buf).unwrap_or(0)
+    }
+}
+
+/// Why the library must stay out of the new image.
+enum Unfit {
+    /// The loader of the new image does not find it: there is no /proc here.
+    Unreachable,
+    /// For another processor, or for 32 bits.
+    Foreign,
+    /// For another C library.
+    OtherLibc,
+    /// Built with this sanitizer.
+    Sanitizer(&'static str),
+    /// A filter of the program's ends whoever makes a call that canvas makes at its start.
+    Filter,
+}
+
+impl Unfit {
+    /// Says so, for the first program of a run.
+    fn tell(&self, dir: usize, path: usize) {
+        // The kernel has none to run; or there is no way to ours, and no need to say it.
+        if proc::file_facts_at(dir, path, 0).is_err() || matches!(self, Unfit::Unreachable) {
+            return;
+        }
+        if state::seg().unmanaged.fetch_add(1, Ordering::Relaxed) != 0 {
+            return;
+        }
+        // SAFETY: the path of the program's call, which it does not change meanwhile.
+        let name = unsafe { uaccess::string(path) }.unwrap_or(b"");
+        let name = core::str::from_utf8(name).unwrap_or("a program");
+        match self {
+            Unfit::Foreign => {
+                report!("{name} is built for another processor or for 32 bits; it runs unmanaged")
+            }
+            Unfit::OtherLibc => {
+                report!("{name} uses a C library other than glibc; it runs unmanaged")
+            }
+            Unfit::Sanitizer(which) => report!("{name} is built with {which}; it runs unmanaged"),
+            Unfit::Filter => report!(
+                "a seccomp filter would end {name} for a call that canvas makes at its start; it runs unmanaged"
+            ),
+            Unfit::Unreachable => {}
+        }
+    }
+}
+
+/// Can the file at `path`, from the directory `dir` on, be managed, as far as can be told? What cannot be read is the
+/// kernel's to refuse.
+fn unfit(dir: usize, path: usize) -> Option<Unfit> {
+    let killed = KILLED.load(Ordering::Relaxed);
+    if killed == ALL || killed == proc::pid() {
+        return Some(Unfit::Filter);
+    }
+    let library = VARS[2].load(Ordering::Relaxed);
+    if library == 0 {
+        return None;
+    }
+    let at = (libc::AT_FDCWD as usize, library + PRELOAD.len());
+    if proc::file_facts_at(at.0, at.1, 0).is_err() {
+        return Some(Unfit::Unreachable);
+    }
+    let mut room = [0u8; PATH_BYTES];
+    let (mut dir, mut path) = (dir, path);
+    for _ in 0..INTERPRETERS_MAX {
+        let file = Target(proc::File::open_at(dir, path).ok()?);
+        match elf::inspect(&file, &mut room) {
+            Image::Script { interpreter } => {
+                let end = interpreter.len();
+                room[end] = 0;
+                (dir, path) = (at.0, room.as_ptr() as usize);
+            }
+            Image::Foreign => return Some(Unfit::Foreign),
+            Image::Dynamic { loader } if !elf::is_glibc_loader(loader) => {
+                return Some(Unfit::OtherLibc);
+            }
+            Image::Dynamic { .. } => return elf::sanitizer(&file).map(Unfit::Sanitizer),
+            Image::Static | Image::Unknown => return None,
+        }
+    }
+    None
+}
+/// Touches the strings of an argument vector.
+///
+/// # Safety
+/// As for [`with_our_vars`].
+unsafe fn touch_vector(at: usize) -> Result<(), Errno> {
+    let mut i = 0;
+    while at != 0 && i < 1 << 20 {
+        // SAFETY: a number.
+        let entry: usize = unsafe { uaccess::get(at.wrapping_add(i * 8)) }?;
+        if entry == 0 {
+            break;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { uaccess::string(entry) }?;
+        i += 1;
+    }
+    Ok(())
+}
+
+/// A hard-pressed reclaim may have the strings again before the kernel reads them, many times in a row.
+const EXEC_TRIES: u32 = 20_000;
+
+/// `execve`.
+///
+/// # Safety
+/// `a` must be the registers of the program's call.
+pub unsafe fn execve(a: &[usize; 6]) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { exec(libc::SYS_execve, *a, 0) }
+}
+
+/// `execveat`: a directory's descriptor comes before the path.
+///
+/// # Safety
+/// As for [`execve`].
+pub unsafe fn execveat(a: &[usize; 6]) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { exec(libc::SYS_execveat, *a, 1) }
+}
+
+/// The new image is managed too: its environment gets our variables. The kernel reads the strings
+/// itself, so they are made present first; should one be gone again by then, the call fails with EFAULT
+/// and is repeated. `path` is the argument that names the file; vector and environment follow it.
+///
+/// # Safety
+/// As for [`execve`].
+unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
+    let (argv, envp) = (path + 1, path + 2);
+    let dir = if path == 0 {
+        libc::AT_FDCWD as usize
+    } else {
+        a[0]
+    };
+    args::touch_string(a[path]);
+    let why = unfit(dir, a[path]);
+    let mut room = Room {
+        entries: [0; ENV_MAX + 4],
+        preload: [0; PRELOAD_MAX],
+    };
+    // SAFETY: the call's environment. What cannot be read is left to the kernel, which says so when its turn comes.
+    a[envp] = unsafe { with_our_vars(a[envp], &mut room, why.is_none()) }.unwrap_or(a[envp]);
+    trace::before_exec();
+    users::before_exec(dir, a[path], if path == 0 { 0 } else { a[4] });
+    if let Some(why) = why {
+        why.tell(dir, a[path]);
+    }
+    let _limits = limits::as_the_program_has_them();
+    for _ in 0..EXEC_TRIES {
+        // SAFETY: the call's path and its two vectors; the second may be the copy in `room`, which ends with null as
+        // well.
+        let all_there = unsafe {
+            [
+                uaccess::string(a[path]).map(|_| ()),
+                touch_vector(a[argv]),
+                touch_vector(a[envp]),
+            ]
+        };
+        let alone = pages::before_exec();
+        // SAFETY: the program's call; `room` lives across it.
+        let r = unsafe { raw(nr as usize, a) };
+        drop(alone);
+        if r != -(libc::EFAULT as isize) || all_there.iter().any(Result::is_err) {
+            return r;
+        }
+    }
+    -(libc::EFAULT as isize)
+}

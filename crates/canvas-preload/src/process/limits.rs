@@ -1,0 +1,76 @@
+//! The program's limits on address space: our reservations do not fit under them. The program's soft limits are kept
+//! and enforced by us, and the kernel's are raised as far as they may be.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use canvas_sys::sys4;
+
+use crate::memory::mm;
+
+/// A limit of the kernel's that is kept here.
+const KEPT: [(u32, &AtomicU64); 2] = [
+    (libc::RLIMIT_AS, &mm::LIMIT_AS),
+    (libc::RLIMIT_DATA, &mm::LIMIT_DATA),
+];
+
+/// Soft and hard limit of this process.
+fn get(resource: u32) -> Option<[u64; 2]> {
+    let mut both = [0u64; 2];
+    let at = both.as_mut_ptr() as usize;
+    // SAFETY: our own structure.
+    let done = unsafe { sys4(libc::SYS_prlimit64, 0, resource as usize, 0, at) };
+    done.ok().map(|_| both)
+}
+
+fn set(resource: u32, both: [u64; 2]) {
+    let at = both.as_ptr() as usize;
+    // SAFETY: our own structure.
+    let _ = unsafe { sys4(libc::SYS_prlimit64, 0, resource as usize, at, 0) };
+}
+
+/// Keeps the program's soft limits, and raises the kernel's. At start-up.
+pub fn keep() {
+    for (resource, kept) in KEPT {
+        if let Some([soft, _]) = get(resource).filter(|both| both[0] != u64::MAX) {
+            kept.store(soft, Ordering::Relaxed);
+        }
+    }
+    raise();
+}
+
+/// Raises the kernel's soft limits as far as they may be.
+fn raise() {
+    for (resource, kept) in KEPT {
+        if kept.load(Ordering::Relaxed) == u64::MAX {
+            continue;
+        }
+        if let Some([_, hard]) = get(resource) {
+            set(resource, [hard, hard]);
+        }
+    }
+}
+
+/// Gives the kernel the program's own soft limits: nobody here enforces them any more.
+pub fn give_back() {
+    for (resource, kept) in KEPT {
+        let soft = kept.load(Ordering::Relaxed);
+        if let Some([_, hard]) = get(resource).filter(|_| soft != u64::MAX) {
+            set(resource, [soft.min(hard), hard]);
+        }
+    }
+}
+
+/// The kernel has the program's own limits, until dropped.
+pub struct Given(());
+
+/// For an exec: the new image starts with the program's limits.
+pub fn as_the_program_has_them() -> Given {
+    give_back();
+    Given(())
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        raise();
+    }
+}

@@ -1,0 +1,40 @@
+//! Tools that run a program in a machine of their own making: there is no userfaultfd in it, and its code is not the
+//! code that runs.
+
+/// Variables by which such tools are known to the programs that they run.
+const KNOWN: [(&str, &str); 3] = [
+    ("RUNNING_UNDER_RR", "rr"),
+    ("DYNAMORIO_RUNUNDER", "DynamoRIO"),
+    ("DYNAMORIO_OPTIONS", "DynamoRIO"),
+];
+
+/// The tool that runs this program; `has` tells whether a variable is set.
+pub fn around(has: impl Fn(&str) -> bool) -> Option<&'static str> {
+    if is_in_valgrind() {
+        return Some("valgrind");
+    }
+    let known = KNOWN.iter().find(|(name, _)| has(name));
+    known.map(|(_, tool)| *tool)
+}
+
+/// Asks as valgrind's RUNNING_ON_VALGRIND does: by rotations that leave all as it is on a processor.
+fn is_in_valgrind() -> bool {
+    const RUNNING_ON_VALGRIND: u64 = 0x1001;
+    let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
+    let mut answer = 0u64;
+    // SAFETY: the rotations add up to whole turns, and the exchange is of a register with itself; valgrind only reads
+    // the request, and writes the answer.
+    unsafe {
+        core::arch::asm!(
+            "rol rdi, 3",
+            "rol rdi, 13",
+            "rol rdi, 61",
+            "rol rdi, 51",
+            "xchg rbx, rbx",
+            inout("rdi") 0u64 => _,
+            in("rax") &raw const request,
+            inout("rdx") answer,
+        );
+    }
+    answer != 0
+}
