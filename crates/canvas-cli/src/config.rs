@@ -19,7 +19,7 @@ use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::args::{Cli, ConfigAction, ConfigArgs};
+use crate::args::{Cli, Command, ConfigAction, ConfigArgs};
 use crate::error::{Failure, say, value_sentence};
 use crate::reason;
 use crate::tenant_flags as flags;
@@ -121,6 +121,38 @@ pub fn parse_words(words: &[OsString]) -> Result<Cli, Wrong> {
     matches
         .and_then(|m| Cli::from_arg_matches(&m))
         .map_err(Wrong::Arguments)
+}
+
+/// Flags that say how far memory is kept. In a file or a variable they are for the runs that have any.
+const ABOUT_FAR: [&str; 10] = [
+    "far_dir",
+    "copies",
+    "far_reserve",
+    "far_spin",
+    "far_wait",
+    "key_file",
+    "lanes",
+    "links",
+    "spill_at",
+    "unit",
+];
+
+/// Notes which of the flags about far memory stand in the command line itself.
+pub fn note_about_far(argv: &[OsString], cli: &mut Cli) {
+    let beyond = match &mut cli.command {
+        Command::Run(args) => &mut args.beyond,
+        Command::Disk(args) => &mut args.beyond,
+        _ => return,
+    };
+    let Ok(matches) = Cli::command().try_get_matches_from(argv) else {
+        return;
+    };
+    let Some((_, given)) = matches.subcommand() else {
+        return;
+    };
+    let written = |id: &&&str| given.value_source(id) == Some(ValueSource::CommandLine);
+    let first = ABOUT_FAR.iter().find(written);
+    beyond.about_far = first.map(|id| format!("--{}", id.replace('_', "-")));
 }
 
 /// Flags that the file adds, and behind which word they go. What is wrong with the words themselves

@@ -101,9 +101,16 @@ fn context(error: &clap::Error, kind: ContextKind) -> Vec<String> {
 /// What is wrong with the value of one flag, without its name.
 pub fn value_sentence(error: &clap::Error) -> String {
     match error.kind() {
-        ErrorKind::ValueValidation => std::error::Error::source(error)
-            .map(ToString::to_string)
-            .unwrap_or_default(),
+        ErrorKind::ValueValidation => {
+            let why = std::error::Error::source(error);
+            // The standard library's words are about its own types.
+            match why.and_then(|e| e.downcast_ref::<std::num::ParseIntError>()) {
+                None => why.map(ToString::to_string).unwrap_or_default(),
+                Some(_) => {
+                    "it is no whole number, or too large a one; write one such as 2".to_owned()
+                }
+            }
+        }
         ErrorKind::InvalidValue => {
             let valid = context(error, ContextKind::ValidValue).join(", ");
             if valid.is_empty() {

@@ -194,6 +194,10 @@ pub fn far_wanted(args: &BeyondArgs, ram_bytes: u64) -> Result<Option<FarWanted>
         .map(|_| Size::from_bytes(ram_bytes).max(SMALL_MIN).min(most));
     let Some(size) = args.far.or(lent) else {
         let unused = [
+            (
+                args.about_far.as_deref().unwrap_or_default(),
+                args.about_far.is_some(),
+            ),
             ("--agent", args.agent.is_some()),
             ("--far-timeliness", !args.far_timeliness.is_on()),
             ("--weight", args.share.weight.is_some()),

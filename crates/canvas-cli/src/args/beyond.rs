@@ -157,6 +157,10 @@ pub struct BeyondArgs {
     /// What it gets where it is not alone.
     #[command(flatten)]
     pub share: ShareArgs,
+
+    /// A flag of the command line itself that says how far memory is kept, and nothing without any.
+    #[arg(skip)]
+    pub about_far: Option<String>,
 }
 
 /// The host agent's socket.

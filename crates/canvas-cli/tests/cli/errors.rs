@@ -206,6 +206,10 @@ fn what_makes_no_disk_is_refused_and_nothing_is_made() {
             "--far 4K is too little to work with; write 1M or more",
         ),
         (
+            &["--size", "1G", "--nbd", &sock, "--copies", "2"],
+            "--copies without --far has no use; write --far SIZE for how much memory may go there",
+        ),
+        (
             &["--size", "1G", "--nbd", &sock, "--weight", "200"],
             "--weight without --far has no use; write --far SIZE for how much memory may go there",
         ),
