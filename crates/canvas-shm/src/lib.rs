@@ -22,6 +22,7 @@ pub mod nodes;
 pub mod pass;
 pub mod segment;
 pub mod shared;
+pub mod slow;
 
 pub use far::Far;
 pub use mailbox::Mailbox;

@@ -13,9 +13,10 @@ use crate::histogram::Histogram;
 use crate::host::HostWatch;
 use crate::learn::Recordings;
 use crate::nodes::NodeBook;
+use crate::slow::SlowFaults;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0012;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0013;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -546,6 +547,8 @@ pub struct Segment {
     /// The counters, in stripes so that threads seldom write to one line; a counter is the sum over
     /// all.
     pub stripes: [Stripe; STRIPES],
+    /// Faults that took long.
+    pub slow: SlowFaults,
     /// A place for each process of the tenant.
     pub procs: [ProcSlot; PROCS_MAX],
     /// By the same index: how old their pages are.

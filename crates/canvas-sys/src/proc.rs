@@ -462,6 +462,12 @@ pub fn raise(signal: i32) {
         )
     };
 }
+/// Does the thread `tid` of this process exist?
+pub fn is_thread(tid: u32) -> bool {
+    // SAFETY: no memory, and no signal.
+    let asked = unsafe { sys3(libc::SYS_tgkill, pid() as usize, tid as usize, 0) };
+    asked != Err(Errno(libc::ESRCH))
+}
 /// True while a process with this pid exists (also as a zombie).
 pub fn alive(pid: u32) -> bool {
     // SAFETY: signal 0 only asks.

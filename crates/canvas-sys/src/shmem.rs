@@ -23,9 +23,12 @@ pub fn splice(file: i32, offset: usize, bytes: usize, pipe: i32) -> Result<usize
 }
 
 /// Takes a part of a file out of memory, and from all that map it: zeros from now on.
-pub fn punch(file: i32, offset: usize, bytes: usize) -> Result<(), Errno> {
+///
+/// # Safety
+/// Nobody may refer to the part by a reference, nor need what is in it: it changes under every mapping.
+pub unsafe fn punch(file: i32, offset: usize, bytes: usize) -> Result<(), Errno> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: no memory of Rust's is in the files that this is called for.
+    // SAFETY: the caller's promise.
     unsafe {
         sys4(
             libc::SYS_fallocate,
@@ -205,7 +208,8 @@ fn probe_with(file: i32, ends: [i32; 2]) -> Result<bool, Errno> {
     if !write_at(file, 1000, &[0x5a; 8]) {
         return Err(failed);
     }
-    punch(file, 0, PAGE)?;
+    // SAFETY: nothing maps the file.
+    unsafe { punch(file, 0, PAGE) }?;
     let mut done = 0;
     while done < PAGE {
         done += read(ends[0], &mut page[done..])?;

@@ -1,6 +1,7 @@
 //! Signals at the system call's level: the kernel's own structures, not libc's.
 
 use crate::gate::{Errno, sys4};
+use core::arch::naked_asm;
 
 /// The kernel's `struct sigaction` on x86-64.
 #[repr(C)]
@@ -17,6 +18,16 @@ pub struct KernelSigaction {
 }
 const _: () = assert!(core::mem::size_of::<KernelSigaction>() == 32);
 
+impl KernelSigaction {
+    /// The default action.
+    pub const DEFAULT: KernelSigaction = KernelSigaction {
+        handler: libc::SIG_DFL,
+        flags: 0,
+        restorer: 0,
+        mask: 0,
+    };
+}
+
 /// The kernel's flag that says that `restorer` is set.
 pub const SA_RESTORER: u64 = 0x0400_0000;
 
@@ -25,35 +36,66 @@ pub const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
+/// By these very bytes debuggers and unwinders know the frame of a signal.
 #[unsafe(naked)]
 unsafe extern "C" fn restorer() {
-    core::arch::naked_asm!("mov eax, 15", "syscall")
+    naked_asm!(".byte 0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0", "syscall")
 }
 
+/// A handler as `SA_SIGINFO` has it.
+pub type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
 /// Installs `handler` for `signal` with all signals blocked while it runs, on the alternate stack
-/// if the thread has one.
-pub fn install(
-    signal: i32,
-    handler: unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void),
-) -> Result<KernelSigaction, Errno> {
+/// if the thread has one, and with `flags` beside.
+///
+/// # Safety
+/// From now on `handler` runs wherever the signal interrupts a thread: it must be right there.
+pub unsafe fn install(signal: i32, handler: Handler, flags: u64) -> Result<KernelSigaction, Errno> {
     let new = KernelSigaction {
         handler: handler as *const () as usize,
-        flags: libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | SA_RESTORER,
+        flags: libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | SA_RESTORER | flags,
         restorer: restorer as *const () as usize,
         mask: u64::MAX,
     };
-    let mut old = KernelSigaction::default();
-    // SAFETY: both structures live across the call; the handler is a valid function.
+    // SAFETY: the caller's promise.
+    unsafe { exchange(signal, Some(&new)) }
+}
+
+/// Sets the action of `signal` if there is one to set; what was there.
+///
+/// # Safety
+/// As for [`install`], of the handler of `new`.
+pub unsafe fn exchange(
+    signal: i32,
+    new: Option<&KernelSigaction>,
+) -> Result<KernelSigaction, Errno> {
+    let mut old = KernelSigaction::DEFAULT;
+    // SAFETY: both structures live across the call; the handler is the caller's promise.
     unsafe {
         sys4(
             libc::SYS_rt_sigaction,
             signal as usize,
-            &raw const new as usize,
+            new.map_or(0, |n| n as *const KernelSigaction as usize),
             &raw mut old as usize,
             8,
         )
     }?;
     Ok(old)
+}
+
+/// Sends `signal` with `info` (a `siginfo_t`) to the thread `tid` of this process.
+pub fn queue(tid: u32, signal: i32, info: &[u64; 16]) -> Result<(), Errno> {
+    // SAFETY: the kernel reads `info` only.
+    unsafe {
+        sys4(
+            libc::SYS_rt_tgsigqueueinfo,
+            crate::proc::pid() as usize,
+            tid as usize,
+            signal as usize,
+            info.as_ptr() as usize,
+        )
+    }
+    .map(|_| ())
 }
 
 /// Sets `signal` to its default action.
@@ -70,20 +112,10 @@ pub fn set_ignored(signal: i32) {
 fn set_plain(signal: i32, action: usize) {
     let new = KernelSigaction {
         handler: action,
-        restorer: restorer as *const () as usize,
-        flags: SA_RESTORER,
-        ..Default::default()
+        ..KernelSigaction::DEFAULT
     };
-    // SAFETY: the structure lives across the call.
-    let _ = unsafe {
-        sys4(
-            libc::SYS_rt_sigaction,
-            signal as usize,
-            &raw const new as usize,
-            0,
-            8,
-        )
-    };
+    // SAFETY: no handler.
+    let _ = unsafe { exchange(signal, Some(&new)) };
 }
 
 /// Replaces the thread's mask; returns the old one.

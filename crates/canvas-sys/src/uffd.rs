@@ -200,7 +200,11 @@ impl Uffd {
         Ok(a.features)
     }
     /// Registers a range for missing (and, with `wp`, write-protect) faults.
-    pub fn register(self, addr: usize, bytes: usize, wp: bool) -> Result<u64, Errno> {
+    ///
+    /// # Safety
+    /// The range must be the caller's: from now on a touch of an absent page there waits, or raises a signal, until
+    /// somebody resolves it.
+    pub unsafe fn register(self, addr: usize, bytes: usize, wp: bool) -> Result<u64, Errno> {
         let mode = REGISTER_MISSING | if wp { REGISTER_WP } else { 0 };
         let mut r = UffdioRegister {
             range: UffdioRange {
@@ -210,7 +214,7 @@ impl Uffd {
             mode,
             ioctls: 0,
         };
-        // SAFETY: the kernel reads and writes `r` only; faults in the range are ours to resolve.
+        // SAFETY: the kernel reads and writes `r` only; the range is the caller's promise.
         unsafe {
             sys3(
                 libc::SYS_ioctl,
@@ -290,8 +294,17 @@ impl Uffd {
         }
     }
     /// Write-protects (or releases) the present pages of a range, with one TLB flush.
+    ///
+    /// # Safety
+    /// The range must be the caller's: from now on a write there faults until it is released, and a write that
+    /// somebody counts on to fault does not once it is.
     #[inline]
-    pub fn write_protect(self, addr: usize, bytes: usize, protect: bool) -> Result<(), Errno> {
+    pub unsafe fn write_protect(
+        self,
+        addr: usize,
+        bytes: usize,
+        protect: bool,
+    ) -> Result<(), Errno> {
         let mut w = UffdioWriteprotect {
             range: UffdioRange {
                 start: addr as u64,
@@ -300,7 +313,7 @@ impl Uffd {
             mode: protect as u64,
         };
         loop {
-            // SAFETY: changes only whether writes fault; faults in the range are ours to resolve.
+            // SAFETY: changes only whether writes fault, in a range for which the caller answers.
             match unsafe {
                 sys3(
                     libc::SYS_ioctl,

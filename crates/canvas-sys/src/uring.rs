@@ -291,6 +291,7 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
 
     /// Kernels and containers may refuse it.
@@ -303,7 +304,9 @@ mod tests {
 
     #[test]
     fn commands_that_no_driver_takes_end_with_an_error_each() {
-        let Some(mut ring) = ring(4) else { return };
+        let Some(mut ring) = ring(4) else {
+            return canvas_testing::skip("no io_uring here");
+        };
         // SAFETY: opens a device.
         let null = unsafe {
             let (path, at) = (c"/dev/null".as_ptr() as usize, libc::AT_FDCWD as usize);
@@ -330,15 +333,19 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the ring is full")]
     fn no_more_commands_are_added_than_there_is_room_for() {
         let Some(mut ring) = ring(2) else {
-            panic!("the ring is full");
+            return canvas_testing::skip("no io_uring here");
         };
         let same = ring.fd.again().unwrap();
-        for user in 0..3 {
+        let mut push = |user| {
             // SAFETY: it is never submitted.
             unsafe { ring.push(&same, 0, &[0; 16], user) };
-        }
+        };
+        push(0);
+        push(1);
+        let third = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| push(2)));
+        let said = third.unwrap_err();
+        assert_eq!(said.downcast_ref(), Some(&"the ring is full"));
     }
 }

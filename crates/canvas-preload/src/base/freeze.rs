@@ -5,8 +5,9 @@
 //! the same thread. Fork freezes: it waits until nobody is inside and keeps others out, so the
 //! child's copy of all tables and locks is consistent. Readers touch one of a few counters.
 
-use crate::base::{far_area, thread::thread_hash};
+use crate::base::{far_area, slow, thread::thread_hash};
 use canvas_pager::locks::{self, Gate};
+use canvas_shm::slow::Cause;
 use canvas_sys::gate::yield_now;
 use canvas_sys::{proc, signal};
 use core::sync::atomic::AtomicU32;
@@ -32,7 +33,9 @@ impl Drop for Mask {
 }
 
 fn wait(word: &AtomicU32, value: u32) {
-    proc::futex_wait(word, value, 10_000_000);
+    slow::during(Cause::ForkGate, || {
+        proc::futex_wait(word, value, 10_000_000)
+    });
 }
 
 #[inline]

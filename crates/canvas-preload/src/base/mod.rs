@@ -11,6 +11,7 @@ pub mod keys;
 pub mod own;
 pub mod regions;
 pub mod report;
+pub mod slow;
 pub mod smaps;
 pub mod state;
 pub mod tenant;

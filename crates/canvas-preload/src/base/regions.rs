@@ -6,7 +6,6 @@ use canvas_pager::regions::{Region, Regions, kind};
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::word::{self, State};
 use canvas_sys::Errno;
-use canvas_sys::gate::yield_now;
 use canvas_types::layout::{self, BLOCK_PAGES, WINDOW_PAGES, window_base};
 use canvas_types::sync::{RawGuard, RawSpin};
 use canvas_types::{PAGE_SIZE, PageId};
@@ -15,7 +14,7 @@ use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::{areas, freeze, smaps, touched};
+use crate::base::{areas, freeze, slow, smaps, touched};
 
 /// What is mapped, as the mapping lock guards it.
 pub struct Lists {
@@ -71,7 +70,7 @@ pub unsafe fn init(partition: &'static mut [Region]) {
 /// Takes the mapping lock.
 pub fn lock() -> Locked {
     Locked {
-        _held: LOCK.lock(yield_now),
+        _held: LOCK.lock(slow::yield_to_mapping),
     }
 }
 

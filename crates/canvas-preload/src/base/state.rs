@@ -5,9 +5,10 @@ use canvas_pager::prefetch::choice::Prefetchers;
 use canvas_shm::segment::STRIPES;
 use canvas_shm::{Counter, ProcSlot, Segment};
 use canvas_sys::uffd::Uffd;
+use canvas_types::PAGE_SIZE;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::{thread, time};
+use crate::base::{slow, thread, time};
 
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
 static SLOT: AtomicUsize = AtomicUsize::new(0);
@@ -77,12 +78,13 @@ pub fn count(c: Counter, n: u64) {
     seg().count(thread::thread_hash(), c, n);
 }
 
-/// A fault that began at `begun_ns` (CLOCK_MONOTONIC) has just been resolved.
+/// A fault at `addr` that began at `begun_ns` (CLOCK_MONOTONIC) has just been resolved.
 #[inline]
-pub fn note_fault(begun_ns: u64) {
+pub fn note_fault(addr: usize, begun_ns: u64) {
     let now = time::now_ns();
     let stripe = &seg().stripes[thread::thread_hash() % STRIPES];
     stripe.fault_ns.record(now.saturating_sub(begun_ns));
     slot().note_stall(begun_ns, now);
+    slow::note_fault(addr & !(PAGE_SIZE - 1), begun_ns, now);
     count(Counter::FaultsManaged, 1);
 }

@@ -2,7 +2,7 @@
 
 use canvas_sys::gate::raw;
 use canvas_sys::{Errno, proc};
-use canvas_types::layout::may_be_far;
+use canvas_types::layout::{in_window, may_be_far};
 use core::sync::atomic::Ordering;
 
 use crate::api;
@@ -47,7 +47,39 @@ unsafe fn as_it_is(nr: usize, a: &[usize; 6]) -> isize {
 /// Called by the stub only, with the registers of a system call.
 pub unsafe extern "C" fn dispatch(call: *const Call) -> isize {
     // SAFETY: the stub's frame, which lives until this returns, and which nobody else writes to.
-    let call = unsafe { &*call };
+    let there = unsafe { &*call };
+    if !in_window(call as usize) || keeps_its_stack(there) || altstack::is_on_own() {
+        // SAFETY: the caller's promise.
+        return unsafe { answer_call(there) };
+    }
+    // The stack is a coroutine's: its pages can be gone at any moment, also while no fault can be served.
+    let copy = Call {
+        a: there.a,
+        nr: there.nr,
+    };
+    let mut moved = (copy, 0);
+    altstack::run_on_ours(call as usize, moved_call, (&raw mut moved).cast());
+    moved.1
+}
+
+/// Calls that do not return, or that a child returns from on the stack of its parent.
+fn keeps_its_stack(call: &Call) -> bool {
+    match call.nr as i64 {
+        libc::SYS_exit | libc::SYS_exit_group | libc::SYS_vfork | libc::SYS_clone3 => true,
+        libc::SYS_clone => call.a[0] & libc::CLONE_VM as usize != 0,
+        _ => call.nr == BEFORE_CLONE3,
+    }
+}
+
+extern "C" fn moved_call(call: *mut libc::c_void) {
+    let moved = call.cast::<(Call, isize)>();
+    // SAFETY: `dispatch`'s own, which waits for this.
+    unsafe { (*moved).1 = answer_call(&(*moved).0) };
+}
+
+/// # Safety
+/// `call` must be a call of the program's.
+unsafe fn answer_call(call: &Call) -> isize {
     let (nr, a) = (call.nr, &call.a);
     if nr == BEFORE_CLONE3 {
         // A new thread's first pushes come before it can have a signal stack.
@@ -162,6 +194,8 @@ unsafe fn signals(which: Signal, nr: usize, a: &[usize; 6]) -> isize {
             Signal::Action => sig::rt_sigaction(a),
             Signal::Mask => sig::rt_sigprocmask(a),
             Signal::Stack => sig::sigaltstack(a),
+            Signal::Pending => sig::rt_sigpending(a),
+            Signal::TimedWait => sig::rt_sigtimedwait(a),
             Signal::WaitMask => sig::with_wait_mask(nr, a),
         }
     }

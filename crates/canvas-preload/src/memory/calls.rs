@@ -93,6 +93,8 @@ pub enum Signal {
     Mask,
     Stack,
     WaitMask,
+    Pending,
+    TimedWait,
 }
 
 /// The other calls that have a hook.
@@ -314,9 +316,14 @@ const TABLE: [Row; COUNT] = [
     ),
     pins(libc::SYS_capget, &[(0, N(CAP_HEADER)), (1, N(CAP_DATA))]),
     pins(libc::SYS_capset, &[(0, N(CAP_HEADER)), (1, N(CAP_DATA))]),
-    pins(libc::SYS_rt_sigpending, &[(0, N(SIGSET))]),
-    pins(
+    hook(
+        libc::SYS_rt_sigpending,
+        Hook::Signal(Signal::Pending),
+        &[(0, N(SIGSET))],
+    ),
+    hook(
         libc::SYS_rt_sigtimedwait,
+        Hook::Signal(Signal::TimedWait),
         &[(0, N(SIGSET)), (1, N(SIGINFO)), (2, N(TIMESPEC))],
     ),
     pins(libc::SYS_rt_sigqueueinfo, &[(2, N(SIGINFO))]),

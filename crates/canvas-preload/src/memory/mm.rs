@@ -153,7 +153,8 @@ pub(crate) fn restore_window(start: u32, end: u32) -> Result<(), Errno> {
         let _ = mem::advise(addr, bytes, libc::MADV_NOHUGEPAGE);
     }
     inherit_window(false);
-    uffd().register(addr, bytes, true)?;
+    // SAFETY: a part of the window that was mapped just now; its faults come to `resolve`.
+    unsafe { uffd().register(addr, bytes, true) }?;
     Ok(())
 }
 
@@ -330,8 +331,13 @@ fn mmap_over(g: &mut Lists, start: u32, end: u32, a: &[usize; 6]) -> Result<usiz
     discard(start, end);
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
     // SAFETY: moves the mapping just made over a range whose contents were just given up.
-    let at =
-        check(unsafe { gate::raw(libc::SYS_mremap as usize, [new, a[1], a[1], flags, a[0], 0]) })?;
+    let moved =
+        check(unsafe { gate::raw(libc::SYS_mremap as usize, [new, a[1], a[1], flags, a[0], 0]) });
+    if moved.is_err() {
+        // SAFETY: the mapping just made, which nobody knows of.
+        let _ = unsafe { mem::unmap(new, a[1]) };
+    }
+    let at = moved?;
     let attr = Attr {
         prot: prot as u8,
         kind: kind::NATIVE,
@@ -400,12 +406,27 @@ fn mprotect_range(start: u32, asked: u32, prot: i32) -> Result<usize, Errno> {
         each_touched(start, end, |page, cur| {
             word::publish(areas::word(page), cur.clear(flag::STUCK));
         });
+    } else if done.is_err() {
+        // The kernel refused: what was readable is so still, and may leave.
+        let lists = &mut *g;
+        unstick(lists, start, end);
     }
     done.and(if end == asked {
         Ok(0)
     } else {
         Err(Errno(libc::ENOMEM))
     })
+}
+
+/// What is readable of `start..end` can be selected by reclaim.
+fn unstick(g: &mut Lists, start: u32, end: u32) {
+    g.window.each(start, end, |r| {
+        if i32::from(r.attr.prot) & libc::PROT_READ != 0 {
+            each_touched(r.start.max(start), r.end.min(end), |page, cur| {
+                word::publish(areas::word(page), cur.clear(flag::STUCK));
+            });
+        }
+    });
 }
 
 /// `madvise`.
@@ -635,7 +656,8 @@ pub fn reserve_window() -> Result<(), Errno> {
         let _ = mem::advise(window_base(), WINDOW_BYTES, libc::MADV_NOHUGEPAGE);
         let _ = mem::advise(window_base(), WINDOW_BYTES, libc::MADV_DONTDUMP);
     }
-    uffd().register(window_base(), WINDOW_BYTES, true)?;
+    // SAFETY: the window, which was mapped just now; its faults come to `resolve`.
+    unsafe { uffd().register(window_base(), WINDOW_BYTES, true) }?;
     // One page once: gives the reservation its anon_vma while it is one piece, without which
     // pieces that are split off and touched apart could never merge again.
     // SAFETY: fills and discards a page of the fresh reservation.
@@ -666,8 +688,8 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
     let mut wipe = |r: Region| {
         if r.attr.kind & kind::NATIVE != 0 {
             if from < r.start && result.is_ok() {
-                result = uffd()
-                    .register(addr_of(from), bytes(from, r.start), true)
+                // SAFETY: a part of the window between native pieces; its faults come to `resolve`.
+                result = unsafe { uffd().register(addr_of(from), bytes(from, r.start), true) }
                     .map(|_| ());
             }
             from = r.end;
@@ -678,7 +700,8 @@ pub fn after_fork_in_child(g: &mut Lists) -> Result<(), Errno> {
     }
     result?;
     if (from as usize) < WINDOW_PAGES {
-        uffd().register(addr_of(from), bytes(from, WINDOW_PAGES as u32), true)?;
+        // SAFETY: as above.
+        unsafe { uffd().register(addr_of(from), bytes(from, WINDOW_PAGES as u32), true) }?;
     }
     // No other thread exists: words may be stored to.
     let mut resident = 0;

@@ -3,6 +3,7 @@
 use canvas_pager::floor::{self, Demand, LEAST_PAGES};
 use canvas_pager::headroom::Headroom;
 use canvas_pager::native;
+use canvas_shm::slow::Cause;
 use canvas_shm::{Counter, ProcSlot};
 use canvas_sys::gate;
 use canvas_sys::proc;
@@ -10,7 +11,7 @@ use canvas_types::{PAGE_SIZE, procfs};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::base::{
-    own, state, tenant,
+    own, slow, state, tenant,
     tenant::{live_slots, take_turn},
     upcalls,
 };
@@ -238,10 +239,10 @@ fn charge_slow(n: i64) -> bool {
             own_part(over, begun)
         };
         if gives > 0 {
-            let done = reclaim::run(
-                (over + 8).min(gives).clamp(16, 64) as u32,
-                reclaim::Whose::Direct,
-            );
+            let wanted = (over + 8).min(gives).clamp(16, 64) as u32;
+            let done = slow::during(Cause::DirectReclaim, || {
+                reclaim::run(wanted, reclaim::Whose::Direct)
+            });
             if done > 0 {
                 fruitless = 0;
                 got += i64::from(done);
@@ -259,7 +260,7 @@ fn charge_slow(n: i64) -> bool {
             if fruitless > 100 {
                 break false;
             }
-            gate::wait(1_000_000);
+            slow::during(Cause::PoolFull, || gate::wait(1_000_000));
             if fruitless % 8 == 0 {
                 reclaim::run(16, reclaim::Whose::Direct);
             }
@@ -295,7 +296,7 @@ fn charge_slow(n: i64) -> bool {
             (ours_too, looks, fruitless) = (true, 0, 0);
             continue;
         }
-        gate::wait(100_000);
+        slow::during(Cause::OtherProcesses, || gate::wait(100_000));
     };
     state::count(Counter::StallNs, proc::now_ns() - begun);
     if !ok {

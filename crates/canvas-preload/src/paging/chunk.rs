@@ -10,6 +10,8 @@
 use canvas_pager::locks::{Exclusive, Shared, SharedLock};
 use canvas_pager::table::CHUNK_PAGES;
 use canvas_sys::gate::yield_now;
+
+use crate::base::slow;
 use canvas_types::PageId;
 
 const LOCKS: usize = 4096;
@@ -22,7 +24,7 @@ fn lock_of(page: PageId) -> &'static SharedLock {
 /// For making pages of `page`'s chunk present.
 #[inline]
 pub fn shared(page: PageId) -> Shared<'static> {
-    lock_of(page).shared(yield_now)
+    lock_of(page).shared(slow::yield_to_chunk)
 }
 
 /// For write-protecting spans of `page`'s chunk.

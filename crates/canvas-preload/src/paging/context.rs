@@ -6,11 +6,10 @@ use canvas_pager::clock::VictimBatch;
 use canvas_pager::locks::{Place as Taken, Places};
 use canvas_pager::slot::Place;
 use canvas_swap::Scratch;
-use canvas_sys::gate::yield_now;
 use canvas_types::{PageBuf, PageId};
 use core::ops::{Deref, DerefMut};
 
-use crate::base::{areas, thread};
+use crate::base::{areas, slow, thread};
 use crate::paging::protect::Protected;
 
 /// Pages that a fill decodes before it maps them.
@@ -86,7 +85,7 @@ unsafe fn hold<T, const N: usize>(
     first: usize,
     base: usize,
 ) -> Held<T> {
-    let place = places.take(first, yield_now);
+    let place = places.take(first, slow::yield_to_context);
     // SAFETY: the area is mapped and zero at first, which is valid for both types; the place just taken makes this
     // the only reference.
     let at = unsafe { &mut *((base + place.index() * FILL_STEP) as *mut T) };

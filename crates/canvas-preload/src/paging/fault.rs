@@ -15,6 +15,7 @@ use canvas_pager::trace::Kind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
 use canvas_shm::segment::{STRIPES, refault_bucket};
+use canvas_shm::slow::Cause;
 use canvas_swap::LoadError;
 use canvas_swap::fsm::{self, Reservation};
 use canvas_sys::Errno;
@@ -22,11 +23,11 @@ use canvas_sys::gate::yield_now;
 use canvas_types::layout::{BLOCK_PAGES, WINDOW_PAGES};
 use canvas_types::sync::backoff;
 use canvas_types::{DeepPlace, PAGE_SIZE, PageId, SwapEntry};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::api;
 use crate::base::{
-    areas, regions, state,
+    areas, regions, slow, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
     tenant, thread, touched,
 };
@@ -107,7 +108,7 @@ pub fn resolve_at(page: PageId, write: bool, at: At) -> Resolved {
             }
             busy => {
                 waited_for.get_or_insert(busy);
-                backoff(&mut spins, yield_now);
+                backoff(&mut spins, slow::yield_to_page);
                 None
             }
         };
@@ -130,7 +131,8 @@ fn unprotect(page: PageId, cur: Word) -> Option<Resolved> {
     if !word::transition(w, cur, cur.with_state(State::Mapping)) {
         return None;
     }
-    match uffd().write_protect(page.addr(), PAGE_SIZE, false) {
+    // SAFETY: the page is busy in our hands, and its word tells of the protection.
+    match unsafe { uffd().write_protect(page.addr(), PAGE_SIZE, false) } {
         Ok(()) => {
             let mut new = cur.clear(flag::PROTECTED);
             // The copy is stale from now on. While memory is idle it can stay, for the words that differ.
@@ -186,21 +188,40 @@ impl Surroundings for Around {
     }
 }
 
+/// Spurious faults: the last page and how often, by threads, since two on two pages must not hide each other.
+static SPURIOUS: Repeats = Repeats([const { AtomicU64::new(u64::MAX) }; 64]);
+
+/// How often faults on one page came one after another; in each cell a page below the times.
+struct Repeats([AtomicU64; 64]);
+
+impl Repeats {
+    /// Notes a fault of the thread with this number: how often `page` came before, `None` for never.
+    fn again(&self, thread: usize, page: PageId) -> Option<u32> {
+        const TIMES: u64 = 1 << 32;
+        let cell = &self.0[thread % self.0.len()];
+        let seen = cell.load(Ordering::Relaxed);
+        let same = seen as u32 == page.0 && seen != u64::MAX;
+        let now = match same {
+            true => seen.saturating_add(TIMES),
+            false => u64::from(page.0),
+        };
+        // Two threads of one cell: the loser's fault comes again.
+        cell.store(now, Ordering::Relaxed);
+        same.then_some((seen / TIMES) as u32)
+    }
+}
+
 /// A fault on a page that is resident by our books: another thread was faster, or (after a failed
 /// unmapping) it is still write-protected. Telling the kernel to lift protection is right in both
 /// cases, but costs a shootdown, so only writes that come twice get it.
 fn spurious(page: PageId, write: bool) {
-    use core::sync::atomic::{AtomicU32, AtomicU64};
-    static LAST: AtomicU64 = AtomicU64::new(u64::MAX);
-    static TIMES: AtomicU32 = AtomicU32::new(0);
     count(Counter::FaultSpurious, 1);
-    if LAST.swap(u64::from(page.0), Ordering::Relaxed) != u64::from(page.0) {
-        TIMES.store(0, Ordering::Relaxed);
+    let Some(times) = SPURIOUS.again(thread::thread_hash(), page) else {
         return;
-    }
-    let times = TIMES.fetch_add(1, Ordering::Relaxed);
+    };
     if write && times >= 1 {
-        let _ = uffd().write_protect(page.addr(), PAGE_SIZE, false);
+        // SAFETY: a resident page, protected by nobody who works on it: its word would be busy.
+        let _ = unsafe { uffd().write_protect(page.addr(), PAGE_SIZE, false) };
     }
     if times > 16 {
         contradiction(page);
@@ -260,12 +281,12 @@ fn copy_in(page: PageId, src: usize, n: usize, protect: bool) -> Result<(), (usi
             Some(Errno(libc::EAGAIN)) | Some(Errno(libc::EINTR)) => {
                 tries += 1;
                 if tries > 3 {
-                    yield_now();
+                    slow::during(Cause::KernelMemory, yield_now);
                 }
             }
             Some(Errno(libc::ENOMEM)) if tries < 1000 => {
                 tries += 1;
-                canvas_sys::proc::sleep_ns(100_000);
+                slow::during(Cause::KernelMemory, || canvas_sys::proc::sleep_ns(100_000));
             }
             Some(e) => return Err((done, e)),
         }
@@ -552,10 +573,13 @@ fn demand(page: PageId, cur: Word, write: bool, at: At) -> Option<Resolved> {
             // It comes alone or with its whole extent: raised into the pool, or read now after all.
             word::publish(w, cur);
             accounting::uncharge(1);
-            tier::arrives(page, place);
+            slow::during(Cause::FarArrival, || tier::arrives(page, place));
             return None;
         }
-        match tier::load(cur.entry(), place, &mut ctx.staging[0], &mut ctx.stored) {
+        let read = slow::during(Cause::FarRead, || {
+            tier::load(cur.entry(), place, &mut ctx.staging[0], &mut ctx.stored)
+        });
+        match read {
             Ok(()) => {
                 loaded = Ok(());
                 deep_place = Some(place);

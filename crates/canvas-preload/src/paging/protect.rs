@@ -232,9 +232,9 @@ pub fn is_taken(page: PageId) -> bool {
 
 fn write_protect(first: u32, end: u32, protect: bool) -> bool {
     let bytes = (end - first) as usize * PAGE_SIZE;
-    uffd()
-        .write_protect(PageId(first).addr(), bytes, protect)
-        .is_ok()
+    // SAFETY: pages of the window in the span of a batch, whose faults are ours; nothing there becomes present
+    // meanwhile.
+    unsafe { uffd().write_protect(PageId(first).addr(), bytes, protect) }.is_ok()
 }
 
 /// No page is present there, and none becomes so while the chunk's lock is held.

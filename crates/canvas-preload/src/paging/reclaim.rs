@@ -11,6 +11,7 @@ use canvas_pager::table::CHUNK_PAGES;
 use canvas_pager::trace::Kind as TraceKind;
 use canvas_pager::word::{self, State, Word, flag};
 use canvas_shm::Counter;
+use canvas_shm::slow::Cause;
 use canvas_swap::fsm;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
 use canvas_swap::{EntryFrom, Kind, StoreError};
@@ -19,7 +20,7 @@ use canvas_types::{PAGE_SIZE, PageId, SwapEntry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::base::{
-    areas, smaps, state,
+    areas, slow, smaps, state,
     state::{CLOCK, EPOCH, PREFETCHERS, count, uffd},
     tenant,
 };
@@ -371,7 +372,8 @@ fn keep_what_stays(pages: &mut [PageId], mut swap: impl FnMut(usize, usize)) -> 
             gone += 1;
             continue;
         }
-        let _ = uffd().write_protect(page.addr(), PAGE_SIZE, false);
+        // SAFETY: the page is Evicting in our hands, and stays.
+        let _ = unsafe { uffd().write_protect(page.addr(), PAGE_SIZE, false) };
         let one = Run {
             start: page,
             len: 1,
@@ -513,7 +515,9 @@ fn wait_for_step() -> bool {
         if now >= until {
             break;
         }
-        proc::futex_wait(&seg.host.looks, seen, until - now);
+        slow::during(Cause::HostShort, || {
+            proc::futex_wait(&seg.host.looks, seen, until - now);
+        });
     }
     // Nobody looks: better a step too far than a program that is refused memory that there is.
     seg.host.forget_step();

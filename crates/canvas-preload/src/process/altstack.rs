@@ -6,10 +6,12 @@
 //! there is none, the program is told so.
 
 use canvas_sys::{mem, sys2};
-use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use canvas_types::PAGE_SIZE;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::own::{self, kind};
 use crate::base::thread;
+use crate::process::{arrival, beliefs};
 
 /// Bytes of one stack.
 const BYTES: usize = thread::SIGNAL_STACK_BYTES;
@@ -17,6 +19,8 @@ const BYTES: usize = thread::SIGNAL_STACK_BYTES;
 const COUNT: usize = thread::SIGNAL_STACKS;
 
 static TAKEN: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
+/// Stacks whose lowest page is inaccessible.
+static GUARDED: [AtomicU64; COUNT / 64] = [const { AtomicU64::new(0) }; COUNT / 64];
 
 /// Maps the stacks (lazily) and gives the calling thread one. Once, at start-up.
 pub fn init() {
@@ -44,48 +48,27 @@ pub fn current() -> libc::stack_t {
     old
 }
 
-/// What the thread on each stack believes to have blocked of our signals.
-static BELIEVED: [AtomicU8; COUNT] = [const { AtomicU8::new(0) }; COUNT];
-/// Stacks whose belief is not nothing; never less than there are.
-static BELIEVERS: AtomicUsize = AtomicUsize::new(0);
-
-/// Changes what the calling thread believes to have blocked of our signals, and returns what it
-/// believed before. A thread with a signal stack of the program's own, in place of ours, has no belief.
-pub fn change_belief(change: impl Fn(u8) -> u8) -> u8 {
-    // Which stack is ours only the kernel knows for certain: there is no thread-local data here, and
-    // the program can set a stack without us. But it is asked only where the answer matters, which
-    // is seldom: libc blocks everything only for moments.
-    if BELIEVERS.load(Ordering::Relaxed) == 0 && change(0) == 0 {
-        return 0;
-    }
-    let at = current().ss_sp as usize;
-    let Some(i) = thread::signal_stack(at) else {
-        return 0;
-    };
-    let had = BELIEVED[i].load(Ordering::Relaxed);
-    believe(i, change(had));
-    had
-}
-
-fn believe(i: usize, now: u8) {
-    // Counted before and discounted after: a signal's handler in between must not be told zero.
-    if now != 0 {
-        BELIEVERS.fetch_add(1, Ordering::Relaxed);
-    }
-    if BELIEVED[i].swap(now, Ordering::Relaxed) != 0 {
-        BELIEVERS.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn take() -> Option<usize> {
-    for (i, word) in TAKEN.iter().enumerate() {
-        let mut bits = word.load(Ordering::Relaxed);
+/// Takes a free stack, from number `first` on.
+fn take(first: usize) -> Option<usize> {
+    let words = TAKEN.len();
+    for i in (0..words).map(|i| (first / 64 + i) % words) {
+        let mut bits = TAKEN[i].load(Ordering::Relaxed);
         while bits != u64::MAX {
             let free = (!bits).trailing_zeros();
-            match word.compare_exchange(bits, bits | 1 << free, Ordering::AcqRel, Ordering::Relaxed)
-            {
+            match TAKEN[i].compare_exchange(
+                bits,
+                bits | 1 << free,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => {
-                    return Some(thread::signal_stacks() + (i * 64 + free as usize) * BYTES);
+                    let at = thread::signal_stacks() + (i * 64 + free as usize) * BYTES;
+                    if GUARDED[i].fetch_or(1 << free, Ordering::AcqRel) & (1 << free) == 0 {
+                        // SAFETY: the lowest page of a stack that nobody has used yet. Where it fails, by the
+                        // bound of mappings, there is no guard.
+                        let _ = unsafe { mem::protect(at, PAGE_SIZE, libc::PROT_NONE) };
+                    }
+                    return Some(at);
                 }
                 Err(now) => bits = now,
             }
@@ -94,12 +77,42 @@ fn take() -> Option<usize> {
     None
 }
 
+/// Runs `f` with `arg` on a stack of ours, from a signal's handler on one of the program's whose frame is at `frame`.
+/// All signals must be blocked.
+pub fn run_on_ours(frame: usize, f: extern "C" fn(*mut libc::c_void), arg: *mut libc::c_void) {
+    // By where the thread's stack lies: a thread mostly gets the one that it had, from which what learns of threads
+    // tells them apart.
+    let own = (frame >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    match take(own % COUNT) {
+        Some(at) => {
+            // SAFETY: the stack is this thread's until it is put back; `f` and `arg` are the caller's.
+            unsafe { arrival::call_on(at + BYTES, f, arg) };
+            put_back(at);
+        }
+        None => f(arg),
+    }
+}
+
+/// In a fork's child: all stacks but that of its one thread are free.
+pub fn after_fork_in_child() {
+    let mine = thread::signal_stack(current().ss_sp as usize);
+    for (i, word) in TAKEN.iter().enumerate() {
+        let bit = mine.filter(|m| m / 64 == i).map_or(0, |m| 1 << (m % 64));
+        word.store(bit, Ordering::Relaxed);
+    }
+}
+
+/// Does the calling thread run on its signal stack? It is resident, and the kernel must see that it is in use.
+pub fn is_on_own() -> bool {
+    current().ss_flags & libc::SS_ONSTACK != 0
+}
+
 /// Gives the calling thread one of our stacks if it has none.
 pub fn give() {
     if thread::signal_stacks() == 0 || current().ss_flags & libc::SS_DISABLE == 0 {
         return;
     }
-    if let Some(at) = take() {
+    if let Some(at) = take(0) {
         let new = libc::stack_t {
             ss_sp: at as *mut _,
             ss_flags: 0,
@@ -115,13 +128,13 @@ pub fn give() {
 /// Frees a stack that no thread uses any more.
 pub fn put_back(addr: usize) {
     if let Some(i) = thread::signal_stack(addr) {
-        believe(i, 0);
         TAKEN[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
     }
 }
 
 /// The calling thread ends.
 pub fn thread_exit() {
+    beliefs::thread_exit();
     let old = current();
     if is_ours(old.ss_sp as usize) {
         let off = libc::stack_t {

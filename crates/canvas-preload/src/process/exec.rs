@@ -1,7 +1,7 @@
 //! The program's exec: the new image is managed too, where it can be.
 
 use canvas_sys::gate::raw;
-use canvas_sys::{Errno, proc};
+use canvas_sys::{Errno, proc, signal};
 use canvas_types::elf::{self, Bytes, INTERPRETERS_MAX, Image, PATH_BYTES};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::base::state;
 use crate::memory::{args, uaccess};
 use crate::paging::trace;
-use crate::process::{limits, users};
+use crate::process::{beliefs, limits, users};
 use crate::report;
 use crate::shared::pages;
 
@@ -329,8 +329,17 @@ unsafe fn exec(nr: i64, mut a: [usize; 6], path: usize) -> isize {
             ]
         };
         let alone = pages::before_exec();
+        // The new image inherits what this thread believes to have blocked.
+        let believed = beliefs::mine();
+        let mask = (believed != 0).then(|| signal::set_mask(u64::MAX));
+        if let Some(mask) = mask {
+            signal::set_mask(mask | beliefs::unpack(believed));
+        }
         // SAFETY: the program's call; `room` lives across it.
         let r = unsafe { raw(nr as usize, a) };
+        if let Some(mask) = mask {
+            signal::set_mask(mask);
+        }
         drop(alone);
         if r != -(libc::EFAULT as isize) || all_there.iter().any(Result::is_err) {
             return r;

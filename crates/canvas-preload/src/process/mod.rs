@@ -1,6 +1,9 @@
 //! Processes and threads: fork, exec, descriptors, signals and their stacks, our own threads.
 
+pub mod actions;
 pub mod altstack;
+pub mod arrival;
+pub mod beliefs;
 pub mod exec;
 pub mod limits;
 pub mod procs;

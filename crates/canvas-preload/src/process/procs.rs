@@ -17,7 +17,7 @@ use crate::base::{
 use crate::far_tier::{self, pool};
 use crate::memory::{mm, uaccess};
 use crate::paging::{ages, devices, fork_accounting, native_swap, trace};
-use crate::process::threads;
+use crate::process::{altstack, beliefs, threads};
 use crate::report;
 use crate::shared::pages;
 
@@ -155,6 +155,7 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
     fork_accounting::note_fork();
     far_tier::fork::before_fork();
     let waits = pages::before_fork();
+    let believed = beliefs::mine();
     // SAFETY: the program's call; the child continues right here on its copy of this stack.
     let r = unsafe { raw(nr, *a) };
     mm::inherit_window(false);
@@ -175,6 +176,8 @@ pub unsafe fn fork(nr: usize, a: &[usize; 6]) -> isize {
         signal::set_mask(mask);
         return r;
     }
+    altstack::after_fork_in_child();
+    beliefs::after_fork_in_child(believed);
     if let Err(e) = child(&mut g) {
         report!(
             "a forked child cannot be managed (error {}): it is ended, because its far memory would read as zeros",

@@ -4,17 +4,17 @@
 use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
-use canvas_sys::{Errno, proc, seccomp};
+use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
 use canvas_types::layout::{in_partition, in_window};
 use canvas_types::{PAGE_SIZE, PageId};
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
-use crate::base::{call::Call, freeze, regions, state, time, upcalls};
+use crate::base::{call::Call, freeze, regions, state, thread, time, upcalls};
 use crate::memory::{args, mm, open_pages, uaccess};
 use crate::paging::app_tier::At;
 use crate::paging::fault::{self, Resolved};
-use crate::process::altstack;
+use crate::process::arrival::{self, Next};
+use crate::process::{actions, altstack, beliefs};
 use crate::report;
 use crate::shared::{mapping, pages};
 
@@ -22,7 +22,7 @@ use crate::shared::{mapping, pages};
 pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
 /// The signals that are ours in this mode: none when handler threads serve the faults.
-fn ours() -> u64 {
+pub fn ours() -> u64 {
     if state::THREAD_MODE.load(Ordering::Relaxed) {
         0
     } else {
@@ -30,96 +30,83 @@ fn ours() -> u64 {
     }
 }
 
-/// The program's own actions for our signals, behind a sequence number (odd while written).
-struct Action {
-    seq: AtomicU32,
-    value: UnsafeCell<KernelSigaction>,
-}
-// SAFETY: writers are serialised by the sequence's odd state, readers retry when it changed.
-unsafe impl Sync for Action {}
-
-static BUS: Action = Action {
-    seq: AtomicU32::new(0),
-    value: UnsafeCell::new(NONE),
-};
-static SYS: Action = Action {
-    seq: AtomicU32::new(0),
-    value: UnsafeCell::new(NONE),
-};
-const NONE: KernelSigaction = KernelSigaction {
-    handler: 0,
-    flags: 0,
-    restorer: 0,
-    mask: 0,
-};
-
-fn action(signal: i32) -> Option<&'static Action> {
-    match signal {
-        libc::SIGBUS => Some(&BUS),
-        libc::SIGSYS => Some(&SYS),
-        _ => None,
-    }
-}
-
-impl Action {
-    fn get(&self) -> KernelSigaction {
-        loop {
-            let before = self.seq.load(Ordering::Acquire);
-            // SAFETY: a torn read is thrown away below; plain old data.
-            let v = unsafe { self.value.get().read_volatile() };
-            core::sync::atomic::fence(Ordering::Acquire);
-            if before & 1 == 0 && self.seq.load(Ordering::Relaxed) == before {
-                return v;
-            }
-            gate::yield_now();
-        }
-    }
-    fn swap(&self, new: KernelSigaction) -> KernelSigaction {
-        let old_mask = signal::set_mask(u64::MAX);
-        loop {
-            let s = self.seq.load(Ordering::Relaxed);
-            if s & 1 == 0
-                && self
-                    .seq
-                    .compare_exchange(s, s + 1, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-            {
-                // SAFETY: the odd sequence makes us the only writer.
-                let old = unsafe {
-                    let old = self.value.get().read();
-                    self.value.get().write_volatile(new);
-                    old
-                };
-                self.seq.store(s + 2, Ordering::Release);
-                signal::set_mask(old_mask);
-                return old;
-            }
-            gate::yield_now();
-        }
-    }
-}
-
-/// Installs our handlers; whatever was there becomes the program's.
+/// Installs our handler of SIGBUS; whatever was there becomes the program's.
 pub fn install() -> Result<(), Errno> {
-    let old = signal::install(libc::SIGBUS, on_sigbus)?;
-    BUS.swap(old);
+    // SAFETY: a handler made for that.
+    actions::note(libc::SIGBUS, unsafe { take(libc::SIGBUS) }?);
+    // What the program inherits as blocked it believes to be; a fault must find it open.
+    let inherited = signal::set_mask(u64::MAX);
+    signal::set_mask(inherited & !OURS);
+    beliefs::change(|_| beliefs::pack(inherited));
     Ok(())
 }
 
 /// Installs the handler of trapped system calls, before the filter that traps them.
 pub fn install_trap() -> Result<(), Errno> {
-    let old = signal::install(libc::SIGSYS, on_sigsys)?;
-    SYS.swap(old);
+    // SAFETY: as above.
+    actions::note(libc::SIGSYS, unsafe { take(libc::SIGSYS) }?);
     Ok(())
+}
+
+/// Makes our handler that of `sig`; what was there.
+///
+/// # Safety
+/// `sig` must be one of ours.
+unsafe fn take(sig: i32) -> Result<KernelSigaction, Errno> {
+    // SAFETY: the caller's promise: the entry serves these signals wherever they interrupt.
+    unsafe { signal::install(sig, arrival::of_canvas, libc::SA_RESTART as u64) }
+}
+
+/// The program has set `action` for `sig`, one of ours: calls that it interrupts go on, or not, as that says.
+pub fn install_for(sig: i32, action: &KernelSigaction) {
+    let restart = match action.handler {
+        libc::SIG_DFL | libc::SIG_IGN => libc::SA_RESTART as u64,
+        _ => action.flags & libc::SA_RESTART as u64,
+    };
+    // SAFETY: as in `take`.
+    let _ = unsafe { signal::install(sig, arrival::of_canvas, restart) };
 }
 
 /// `si_code` of a seccomp trap.
 const SYS_SECCOMP: i32 = 1;
 
-/// A system call from outside of libc with an argument in the window: made here, like libc's.
-unsafe extern "C" fn on_sigsys(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// SIGBUS or SIGSYS has arrived: what of it is ours is served, and what is not leads to the program's handler.
+///
+/// # Safety
+/// By [`arrival::of_canvas`], with what it got.
+pub unsafe extern "C" fn serve(
+    sig: i32,
+    info: *mut libc::siginfo_t,
+    uc: *mut libc::c_void,
+    frame: usize,
+    next: &mut Next,
+) {
+    if bit(sig) & OURS == 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { arrival::arrive(sig, info, uc, frame, next) };
+    }
+    next.nothing();
     // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
-    let (i, uc) = unsafe { (&*info, &mut *context.cast::<libc::ucontext_t>()) };
+    let (i, context) = unsafe { (&*info, &mut *uc.cast::<libc::ucontext_t>()) };
+    if i.si_code == beliefs::BELL {
+        // For a wait that was over.
+        return;
+    }
+    let mut why = Resolved::NotOurs;
+    let served = if sig == libc::SIGBUS {
+        serve_fault(i, context, frame, &mut why)
+    } else {
+        serve_call(i, context)
+    };
+    if !served {
+        let end = why == Resolved::NoMemory;
+        // SAFETY: this handler's own arguments.
+        unsafe { pass_on((sig, info, uc, frame), end, next) };
+    }
+}
+
+/// A system call from outside of libc with an argument in the window: made here, like libc's. False for other traps.
+fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
     // SAFETY: where a fault has its address, a trap has that of its call.
     let at = unsafe { i.si_addr() } as usize;
     // A filter of the program's own traps as well, what we do for the program included; of traps by two
@@ -128,8 +115,7 @@ unsafe extern "C" fn on_sigsys(sig: i32, info: *mut libc::siginfo_t, context: *m
         && i.si_errno == i32::from(seccomp::TRAP_TAG)
         && at != gate::return_address();
     if !ours {
-        // SAFETY: this handler's own arguments.
-        return unsafe { chain(&SYS, sig, info, context, (*info).si_code > 0, false) };
+        return false;
     }
     let g = &mut uc.uc_mcontext.gregs;
     let reg = |r: i32| g[r as usize] as usize;
@@ -151,7 +137,7 @@ unsafe extern "C" fn on_sigsys(sig: i32, info: *mut libc::siginfo_t, context: *m
         // SAFETY: this frame's own.
         let r = unsafe { sigprocmask_in(mask, &call.a) };
         uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
-        return;
+        return true;
     }
     // The call may wait for long, and must be interruptible as it would be outside of a handler.
     // SAFETY: the kernel's set is the first word of the saved mask.
@@ -163,6 +149,7 @@ unsafe extern "C" fn on_sigsys(sig: i32, info: *mut libc::siginfo_t, context: *m
     };
     signal::set_mask(!OURS);
     uc.uc_mcontext.gregs[libc::REG_RAX as usize] = r as i64;
+    true
 }
 
 /// `rt_sigprocmask` from outside of libc, on the mask that the handler's return restores.
@@ -174,12 +161,12 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
     signal::set_mask(!OURS);
     // SAFETY: the saved mask, the caller's promise.
     let before = unsafe { *mask };
-    if a[1] != 0 {
-        // SAFETY: a number.
-        let set: u64 = match unsafe { uaccess::get(a[1]) } {
-            Ok(set) => set,
-            Err(e) => return -(e.0 as isize),
-        };
+    // SAFETY: a number.
+    let wanted: Option<u64> = match unsafe { get_unless_null(a[1]) } {
+        Ok(wanted) => wanted,
+        Err(e) => return -(e.0 as isize),
+    };
+    if let Some(set) = wanted {
         let new = match a[0] as i32 {
             libc::SIG_BLOCK => before | set,
             libc::SIG_UNBLOCK => before & !set,
@@ -189,81 +176,129 @@ unsafe fn sigprocmask_in(mask: *mut u64, a: &[usize; 6]) -> isize {
         // SAFETY: the saved mask, the caller's promise.
         unsafe { *mask = new & !OURS };
     }
+    let had = believe(a[0], wanted);
     // SAFETY: rt_sigprocmask's old set.
-    unsafe { put_unless_null(a[2], before) }
+    let r = unsafe { put_unless_null(a[2], before | beliefs::unpack(had)) };
+    open_again(had);
+    r
 }
 
-unsafe extern "C" fn on_sigbus(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes valid structures to an SA_SIGINFO handler.
-    let (code, addr, uc) = unsafe {
-        (
-            (*info).si_code,
-            (*info).si_addr() as usize,
-            &mut *context.cast::<libc::ucontext_t>(),
-        )
-    };
-    let mut why = Resolved::NotOurs;
+/// A fault that SIGBUS tells of.
+struct Fault {
+    addr: usize,
+    ip: usize,
+    write: bool,
+    shared: bool,
+    why: Resolved,
+}
+
+/// Serves a fault on memory that canvas manages. False for what is the program's own, and for what could not be
+/// served, with the reason in `why`.
+fn serve_fault(
+    i: &libc::siginfo_t,
+    uc: &libc::ucontext_t,
+    frame: usize,
+    why: &mut Resolved,
+) -> bool {
+    // SAFETY: a fault's siginfo has an address, and any other has some bytes there.
+    let addr = unsafe { i.si_addr() } as usize;
     let shared = in_partition(addr) && pages::is_on();
-    if code > 0 && (shared || in_window(addr)) {
-        let begun = time::now_ns();
-        let write = uc.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0;
-        {
-            let _inside = freeze::enter_masked();
-            why = if shared {
-                pages::resolve(pages::page_of(addr))
-            } else {
-                let at = At {
-                    offset: addr % PAGE_SIZE,
-                    ip: uc.uc_mcontext.gregs[libc::REG_RIP as usize] as usize,
-                };
-                fault::resolve_at(PageId::of_addr(addr), write, at)
+    if i.si_code <= 0 || !(shared || in_window(addr)) {
+        return false;
+    }
+    let g = &uc.uc_mcontext.gregs;
+    let mut fault = Fault {
+        addr,
+        ip: g[libc::REG_RIP as usize] as usize,
+        write: g[libc::REG_ERR as usize] & 2 != 0,
+        shared,
+        why: Resolved::NotOurs,
+    };
+    let sp = g[libc::REG_RSP as usize] as usize;
+    if in_window(sp) && !actions::stacks_in_window() {
+        actions::stack_in_window();
+    }
+    if thread::signal_stack(frame).is_some() {
+        resolve(&mut fault);
+    } else {
+        // A stack of the program's, which may be as small as the kernel allows.
+        let arg = (&raw mut fault).cast();
+        altstack::run_on_ours(frame, resolve_at_arg, arg);
+    }
+    *why = fault.why;
+    fault.why == Resolved::Present
+}
+
+extern "C" fn resolve_at_arg(fault: *mut libc::c_void) {
+    // SAFETY: `serve_fault`'s own, which waits for this.
+    resolve(unsafe { &mut *fault.cast::<Fault>() });
+}
+
+fn resolve(f: &mut Fault) {
+    let begun = time::now_ns();
+    {
+        let _inside = freeze::enter_masked();
+        f.why = if f.shared {
+            pages::resolve(pages::page_of(f.addr))
+        } else {
+            let at = At {
+                offset: f.addr % PAGE_SIZE,
+                ip: f.ip,
             };
-        }
-        if why == Resolved::Present {
-            state::note_fault(begun);
+            fault::resolve_at(PageId::of_addr(f.addr), f.write, at)
+        };
+    }
+    if f.why == Resolved::Present {
+        state::note_fault(f.addr, begun);
+        return;
+    }
+    if f.why == Resolved::NotOurs && !f.shared {
+        let _inside = freeze::enter_masked();
+        if open_pages::close_open(PageId::of_addr(f.addr)) {
+            f.why = Resolved::Present;
             return;
         }
-        if why == Resolved::NotOurs && !shared {
-            let _inside = freeze::enter_masked();
-            if open_pages::close_open(PageId::of_addr(addr)) {
-                return;
-            }
-        }
-        if matches!(why, Resolved::Unreachable | Resolved::Lost) {
+    }
+    let (addr, why) = (f.addr, f.why);
+    if matches!(why, Resolved::Unreachable | Resolved::Lost) {
+        report!(
+            "page {addr:#x}: {}; the program is told by SIGBUS",
+            why.reason()
+        );
+    }
+    if why == Resolved::NoMemory {
+        if f.shared {
             report!(
-                "page {addr:#x}: {}; the program is told by SIGBUS",
-                why.reason()
+                "shared and far memory are both full (raise --pool or --shared); the program is ended by SIGBUS"
             );
-        }
-        if why == Resolved::NoMemory {
-            if shared {
-                report!(
-                    "shared and far memory are both full (raise --pool or --shared); the program is ended by SIGBUS"
-                );
-            } else {
-                report!("{}; the program is ended by SIGBUS", why.reason());
-            }
+        } else {
+            report!("{}; the program is ended by SIGBUS", why.reason());
         }
     }
-    let end = why == Resolved::NoMemory;
-    // SAFETY: this handler's own arguments.
-    unsafe { chain(&BUS, sig, info, context, code > 0, end) };
 }
 
-/// Hands a signal to the program: its handler, or the default action.
+/// Hands a signal to the program: its handler by `next`, the default action, or later.
 ///
 /// # Safety
-/// `info` and `context` must be what the kernel passed to the handler of this signal, on this thread.
-unsafe fn chain(
-    a: &Action,
-    sig: i32,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-    synchronous: bool,
+/// `arrived` must be what the handler of this signal got, on this thread.
+unsafe fn pass_on(
+    arrived: (i32, *mut libc::siginfo_t, *mut libc::c_void, usize),
     end: bool,
+    next: &mut Next,
 ) {
-    let act = a.get();
-    if end || act.handler == libc::SIG_DFL || (act.handler == libc::SIG_IGN && synchronous) {
+    let (sig, info, ..) = arrived;
+    // SAFETY: the kernel's structure.
+    let synchronous = unsafe { (*info).si_code } > 0;
+    let believed = beliefs::mine();
+    let blocked = beliefs::unpack(believed) & bit(sig) != 0;
+    if blocked && !synchronous && !end {
+        // SAFETY: the kernel's.
+        return unsafe { beliefs::keep(sig, info) };
+    }
+    let act = actions::get(sig);
+    // The kernel ends a program by a fault whose signal is ignored or blocked, whatever the handler.
+    let end = end || (synchronous && (blocked || act.handler == libc::SIG_IGN));
+    if end || act.handler == libc::SIG_DFL || !actions::begin(sig, &act) {
         signal::set_default(sig);
         // A synchronous fault happens again on return and now ends the program; others are sent
         // again, and so is a trap, whose call is not repeated. Signals are blocked here, so it arrives
@@ -276,28 +311,13 @@ unsafe fn chain(
     if act.handler == libc::SIG_IGN {
         return;
     }
-    // As the kernel would: the mask at the time of the fault, the handler's own, the signal.
-    // SAFETY: the kernel's ucontext; the first word of uc_sigmask is the kernel's signal set.
-    let interrupted =
-        unsafe { *(&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>() };
-    let own = if act.flags & libc::SA_NODEFER as u64 != 0 {
-        0
-    } else {
-        bit(sig)
+    let own = match act.flags & libc::SA_NODEFER as u64 {
+        0 => bit(sig),
+        _ => 0,
     };
-    signal::set_mask((interrupted | act.mask | own) & !OURS);
-    // SAFETY: the program installed this address as its handler of this kind; the arguments are the kernel's.
-    unsafe {
-        if act.flags & libc::SA_SIGINFO as u64 != 0 {
-            let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                core::mem::transmute(act.handler);
-            f(sig, info, context);
-        } else {
-            let f: extern "C" fn(i32) = core::mem::transmute(act.handler);
-            f(sig);
-        }
-    }
-    // The rest of the return path is the kernel's: rt_sigreturn restores the interrupted mask.
+    beliefs::change(|had| had | beliefs::pack(act.mask | own));
+    // SAFETY: what the handler of this signal got.
+    unsafe { next.handler(&act, arrived, believed) };
 }
 
 fn answer(r: Result<usize, Errno>) -> isize {
@@ -331,7 +351,7 @@ unsafe fn get_unless_null<T: Copy>(addr: usize) -> Result<Option<T>, Errno> {
     unsafe { uaccess::get(addr) }.map(Some)
 }
 
-/// `rt_sigaction`: our signals are kept in our table; every handler's mask leaves them open.
+/// `rt_sigaction`: what the program set is what it reads back ([`actions`]).
 ///
 /// # Safety
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
@@ -345,56 +365,34 @@ pub unsafe fn rt_sigaction(a: &[usize; 6]) -> isize {
         Ok(wanted) => wanted,
         Err(e) => return -(e.0 as isize),
     };
-    if let Some(slot) = action(sig).filter(|_| !state::THREAD_MODE.load(Ordering::Relaxed)) {
-        let before = match wanted {
-            Some(w) => slot.swap(w),
-            None => slot.get(),
-        };
-        // SAFETY: rt_sigaction's old action.
-        return unsafe { put_unless_null(old, before) };
+    let fixed = matches!(sig, libc::SIGKILL | libc::SIGSTOP);
+    if !(1..=64).contains(&sig) || (fixed && wanted.is_some()) {
+        return -(libc::EINVAL as isize);
     }
-    let stripped = wanted.map(|w| KernelSigaction {
-        mask: w.mask & !ours(),
-        ..w
-    });
-    /// What handlers' masks had of our signals, for reading back.
-    static MASKED: [core::sync::atomic::AtomicU8; 65] =
-        [const { core::sync::atomic::AtomicU8::new(0) }; 65];
-    let masked = &MASKED[(sig as usize).min(64)];
-    let masked_before = masked.load(Ordering::Relaxed);
-    let segv_before = SEGV_HANDLER.load(Ordering::Acquire);
-    let stripped = stripped.map(|w| wrap_segv(sig, w));
-    let mut before = KernelSigaction::default();
-    let arg = stripped.as_ref().map_or(0, |s| s as *const _ as usize);
-    // SAFETY: both structures are ours and live.
-    let r = check(unsafe {
-        raw(
-            libc::SYS_rt_sigaction as usize,
-            [a[0], arg, &raw mut before as usize, 8, 0, 0],
-        )
-    });
-    if ours() != 0 && r.is_ok() {
-        before.mask |= unpack(masked_before);
-        if let Some(w) = wanted {
-            masked.store(pack(w.mask), Ordering::Relaxed);
-        }
-    }
-    if sig == libc::SIGSEGV && before.handler == on_sigsegv as *const () as usize {
-        before.handler = segv_before;
-    }
-    if r.is_err() {
-        return answer(r);
-    }
+    let before = actions::exchange(sig, wanted);
     // SAFETY: rt_sigaction's old action.
     unsafe { put_unless_null(old, before) }
 }
 
-/// Our signals in a set, as bits 0 and 1.
-fn pack(set: u64) -> u8 {
-    (set & bit(libc::SIGBUS) != 0) as u8 | (((set & bit(libc::SIGSYS) != 0) as u8) << 1)
+/// The program changes its mask by `set`: what it believes to have blocked of our signals from now on; what it
+/// believed before.
+fn believe(how: usize, set: Option<u64>) -> u8 {
+    match set {
+        _ if ours() == 0 => 0,
+        None => beliefs::mine(),
+        Some(set) => beliefs::change(|had| match how as i32 {
+            libc::SIG_BLOCK => had | beliefs::pack(set),
+            libc::SIG_UNBLOCK => had & !beliefs::pack(set),
+            _ => beliefs::pack(set),
+        }),
+    }
 }
-fn unpack(bits: u8) -> u64 {
-    (u64::from(bits & 1) * bit(libc::SIGBUS)) | (u64::from((bits >> 1) & 1) * bit(libc::SIGSYS))
+
+/// A mask has changed, before which the thread believed `had`: what waited for that is delivered.
+fn open_again(had: u8) {
+    if had != 0 {
+        beliefs::deliver(beliefs::mine());
+    }
 }
 
 /// `rt_sigprocmask`: never blocks our signals, and says that it did.
@@ -425,16 +423,12 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
     if r.is_err() {
         return answer(r);
     }
-    if ours() != 0 {
-        before |= unpack(altstack::change_belief(|had| match how as i32 {
-            _ if new == 0 => had,
-            libc::SIG_BLOCK => had | pack(wanted),
-            libc::SIG_UNBLOCK => had & !pack(wanted),
-            _ => pack(wanted),
-        }));
-    }
+    let had = believe(how, (new != 0).then_some(wanted));
+    before |= beliefs::unpack(had);
     // SAFETY: rt_sigprocmask's old set.
-    unsafe { put_unless_null(old, before) }
+    let r = unsafe { put_unless_null(old, before) };
+    open_again(had);
+    r
 }
 
 /// Calls that wait with a mask of their own (`rt_sigsuspend`, `ppoll`, `pselect6`, `epoll_pwait`):
@@ -444,8 +438,9 @@ pub unsafe fn rt_sigprocmask(a: &[usize; 6]) -> isize {
 /// `a` must be the registers of the program's call: its pointers are read and written in its name.
 pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
     let mut b = *a;
-    let set: u64;
+    let mut set = None;
     let pair: [usize; 2];
+    let open: u64;
     let at = match nr as i64 {
         libc::SYS_rt_sigsuspend => 0,
         libc::SYS_ppoll => 3,
@@ -463,17 +458,106 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
             .unwrap_or([0; 2]);
         // SAFETY: a number.
         if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(mask) } {
-            set = wanted & !ours();
-            pair = [&raw const set as usize, size];
+            set = Some(wanted);
+            open = wanted & !ours();
+            pair = [&raw const open as usize, size];
             b[at] = pair.as_ptr() as usize;
         }
     // SAFETY: a number.
     } else if let Ok(Some(wanted)) = unsafe { get_unless_null::<u64>(a[at]) } {
-        set = wanted & !ours();
-        b[at] = &raw const set as usize;
+        set = Some(wanted);
+        open = wanted & !ours();
+        b[at] = &raw const open as usize;
+    }
+    let had = believe(libc::SIG_SETMASK as usize, set);
+    if had != 0 && set.is_some_and(|s| beliefs::deliver(beliefs::pack(s))) {
+        beliefs::change(|_| had);
+        return -(libc::EINTR as isize);
     }
     // SAFETY: the program's call, the caller's promise, with a mask of ours that lives across it.
-    unsafe { args::run(nr, &b) }
+    let r = unsafe { args::run(nr, &b) };
+    if set.is_some() && ours() != 0 {
+        beliefs::change(|_| had);
+        beliefs::deliver(had);
+    }
+    r
+}
+
+/// `rt_sigpending`: with those of our signals that are kept for the thread.
+///
+/// # Safety
+/// `a` must be the registers of the program's call: its pointers are read and written in its name.
+pub unsafe fn rt_sigpending(a: &[usize; 6]) -> isize {
+    let kept = beliefs::pending();
+    if a[1] != 8 || kept == 0 {
+        // SAFETY: the program's call, the caller's promise.
+        return unsafe { args::run(libc::SYS_rt_sigpending as usize, a) };
+    }
+    let mut set = 0u64;
+    // SAFETY: the kernel writes our set.
+    let r = unsafe { sys2(libc::SYS_rt_sigpending, &raw mut set as usize, 8) };
+    // SAFETY: rt_sigpending's set.
+    answer(r.and_then(|_| unsafe { uaccess::put(a[0], set | kept) }.map(|()| 0)))
+}
+
+/// `rt_sigtimedwait`: a wait for our signals has them blocked in truth, so that the kernel keeps what comes.
+///
+/// # Safety
+/// `a` must be the registers of the program's call: its pointers are read and written in its name.
+pub unsafe fn rt_sigtimedwait(a: &[usize; 6]) -> isize {
+    if ours() == 0 || a[0] == 0 || a[3] != 8 {
+        // SAFETY: the program's call, the caller's promise.
+        return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a) };
+    }
+    // SAFETY: a number.
+    let set: u64 = match unsafe { uaccess::get(a[0]) } {
+        Ok(set) => set,
+        Err(e) => return -(e.0 as isize),
+    };
+    if set & OURS == 0 {
+        // SAFETY: the program's call, the caller's promise.
+        return unsafe { args::run(libc::SYS_rt_sigtimedwait as usize, a) };
+    }
+    // SAFETY: two numbers.
+    let time: Option<libc::timespec> = match unsafe { get_unless_null(a[2]) } {
+        Ok(time) => time,
+        Err(e) => return -(e.0 as isize),
+    };
+    let at = time.as_ref().map_or(0, |t| t as *const _ as usize);
+    let mut info: beliefs::Info = [0; 16];
+    // Nothing of the program's is touched while its faults cannot be served.
+    let mask = signal::set_mask(u64::MAX);
+    signal::set_mask(mask | OURS);
+    let waiter = beliefs::wait();
+    let r = loop {
+        if let Some((sig, kept)) = beliefs::take(beliefs::pack(set)) {
+            info = kept;
+            break Ok(sig as usize);
+        }
+        // SAFETY: structures of ours.
+        let r = unsafe {
+            sys4(
+                libc::SYS_rt_sigtimedwait,
+                &raw const set as usize,
+                &raw mut info as usize,
+                at,
+                8,
+            )
+        };
+        // Signal, error number, code: the first three words of 32 bits.
+        if r.is_err() || info[1] as i32 != beliefs::BELL {
+            break r;
+        }
+    };
+    drop(waiter);
+    signal::set_mask(mask);
+    if r.is_ok() && a[1] != 0 {
+        // SAFETY: rt_sigtimedwait's information.
+        if let Err(e) = unsafe { uaccess::put(a[1], info) } {
+            return -(e.0 as isize);
+        }
+    }
+    answer(r)
 }
 
 /// `sigaltstack`: the kernel writes signal frames there by itself, so the stack stays resident.
@@ -484,77 +568,69 @@ pub unsafe fn with_wait_mask(nr: usize, a: &[usize; 6]) -> isize {
 pub unsafe fn sigaltstack(a: &[usize; 6]) -> isize {
     let before = altstack::current();
     let hidden = altstack::is_ours(before.ss_sp as usize);
-    let mut r = 0;
     // SAFETY: a structure of numbers and an address.
-    let wanted: Option<libc::stack_t> = match unsafe { get_unless_null(a[0]) } {
-        Ok(wanted) => wanted,
-        Err(e) => return -(e.0 as isize),
+    let wanted: Result<Option<libc::stack_t>, Errno> = unsafe { get_unless_null(a[0]) };
+    let done = wanted.and_then(|new| match new {
+        Some(ss) => set_altstack(&ss, &before, hidden),
+        None => Ok(()),
+    });
+    if let Err(e) = done {
+        return -(e.0 as isize);
+    }
+    let none = libc::stack_t {
+        ss_sp: core::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
     };
-    if let Some(ss) = wanted {
-        if ss.ss_flags & libc::SS_DISABLE == 0 && in_window(ss.ss_sp as usize) {
-            let _ = mm::mlock(ss.ss_sp as usize, ss.ss_size, true, false);
-        }
-        let off = ss.ss_flags & libc::SS_DISABLE != 0;
-        if !(off && hidden) {
-            // SAFETY: our copy of the program's structure.
-            r = unsafe {
-                raw(
-                    libc::SYS_sigaltstack as usize,
-                    [&raw const ss as usize, 0, 0, 0, 0, 0],
-                )
-            };
-            if r == 0 && hidden {
-                altstack::put_back(before.ss_sp as usize);
-            } else if r == 0 && off {
-                altstack::give();
-            }
-        }
+    // SAFETY: sigaltstack's old stack.
+    unsafe { put_unless_null(a[1], if hidden { none } else { before }) }
+}
+
+/// Makes `ss` the thread's signal stack, in place of `before`, which is ours when `hidden`.
+fn set_altstack(ss: &libc::stack_t, before: &libc::stack_t, hidden: bool) -> Result<(), Errno> {
+    /// The kernel's SS_AUTODISARM.
+    const AUTODISARM: i32 = 1 << 31;
+    let mode = ss.ss_flags & !AUTODISARM;
+    let off = mode == libc::SS_DISABLE;
+    let right = off || ((mode == 0 || mode == libc::SS_ONSTACK) && ss.ss_size >= libc::MINSIGSTKSZ);
+    let on_it = before.ss_flags & libc::SS_ONSTACK != 0;
+    if hidden && right && (off || on_it) {
+        // It has none already; or a handler runs on ours, whose return restores what was.
+        return Ok(());
     }
-    if r == 0 {
-        let none = libc::stack_t {
-            ss_sp: core::ptr::null_mut(),
-            ss_flags: libc::SS_DISABLE,
-            ss_size: 0,
-        };
-        // SAFETY: sigaltstack's old stack.
-        r = unsafe { put_unless_null(a[1], if hidden { none } else { before }) };
+    if right && !off && !on_it && in_window(ss.ss_sp as usize) {
+        let _ = mm::mlock(ss.ss_sp as usize, ss.ss_size, true, false);
     }
-    r
+    // On ours only a stack that is refused comes here: the kernel would see the wrong reason first.
+    if hidden && on_it {
+        return Err(Errno(match mode {
+            0 | libc::SS_ONSTACK => libc::ENOMEM,
+            _ => libc::EINVAL,
+        }));
+    }
+    // SAFETY: our copy of the program's structure; its stack is the program's to give.
+    unsafe { sys2(libc::SYS_sigaltstack, &raw const *ss as usize, 0) }?;
+    if hidden {
+        altstack::put_back(before.ss_sp as usize);
+    } else if off {
+        altstack::give();
+    }
+    Ok(())
 }
 
 /// `si_code` of a fault on an address where nothing is mapped.
 const SEGV_MAPERR: i32 = 1;
-/// The program's SIGSEGV handler, behind [`on_sigsegv`].
-static SEGV_HANDLER: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
 /// To the kernel a hole in the window is an inaccessible mapping; to the program it is a hole.
-unsafe extern "C" fn on_sigsegv(sig: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes valid structures: the action has SA_SIGINFO.
-    let i = unsafe { &mut *info };
+pub fn name_hole(i: &mut libc::siginfo_t) {
+    if i.si_code <= 0 {
+        return;
+    }
     // SAFETY: a fault's siginfo has an address.
     let addr = unsafe { i.si_addr() } as usize;
     let hole = (in_window(addr) && regions::is_hole(PageId::of_addr(addr)))
         || (in_partition(addr) && mapping::is_hole(addr));
-    if i.si_code > 0 && hole {
+    if hole {
         i.si_code = SEGV_MAPERR;
-    }
-    let handler = SEGV_HANDLER.load(Ordering::Acquire);
-    // SAFETY: the program's handler, on its stack and under its mask; one that takes only the
-    // signal's number ignores the rest.
-    let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-        unsafe { core::mem::transmute(handler) };
-    f(sig, info, context);
-}
-
-/// Puts [`on_sigsegv`] before the program's SIGSEGV handler, and hides it from the program.
-fn wrap_segv(sig: i32, action: KernelSigaction) -> KernelSigaction {
-    if sig != libc::SIGSEGV || action.handler <= 1 {
-        return action;
-    }
-    SEGV_HANDLER.store(action.handler, Ordering::Release);
-    KernelSigaction {
-        handler: on_sigsegv as *const () as usize,
-        flags: action.flags | libc::SA_SIGINFO as u64,
-        ..action
     }
 }

@@ -232,5 +232,5 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
             proc::sleep_ns(1_000_000_000);
         }
     }
-    state::note_fault(begun);
+    state::note_fault(addr, begun);
 }

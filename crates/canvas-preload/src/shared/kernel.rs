@@ -80,7 +80,8 @@ impl Kernel for Here {
     }
     fn punch(&self, page: u32, n: u32) {
         let (at, bytes) = (page as usize * PAGE_SIZE, n as usize * PAGE_SIZE);
-        while shmem::punch(fd(shared_fd::PARTITION), at, bytes).is_err() {
+        // SAFETY: the pager has the pages busy, and their contents in the pipe.
+        while unsafe { shmem::punch(fd(shared_fd::PARTITION), at, bytes) }.is_err() {
             gate::yield_now();
         }
     }
@@ -284,6 +285,7 @@ fn decode(record: &[u8], want: Option<&Hash>, to: &mut PageBuf) -> bool {
 
 fn free(place: Place) {
     units().free(place.unit, place.units(), |page| {
-        let _ = shmem::punch(fd(shared_fd::STORE), page * PAGE_SIZE, PAGE_SIZE);
+        // SAFETY: a page of the store without a unit in use, under the lock of those who use them.
+        let _ = unsafe { shmem::punch(fd(shared_fd::STORE), page * PAGE_SIZE, PAGE_SIZE) };
     });
 }

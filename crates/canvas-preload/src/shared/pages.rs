@@ -9,6 +9,7 @@ use canvas_pager::shared::{Fill, Journal, Look, Partition};
 use canvas_shm::Counter;
 use canvas_shm::segment::shared_fd;
 use canvas_shm::shared::{self as layout, Control, Map, Proc};
+use canvas_shm::slow::Cause;
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::{Errno, mem, proc, shmem};
 use canvas_types::PAGE_SIZE;
@@ -19,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering
 use crate::base::{
     far_area, fds,
     fds::Fd,
-    freeze, keys, regions, state,
+    freeze, keys, regions, slow, state,
     state::{count, uffd},
     tenant,
 };
@@ -171,7 +172,8 @@ fn join(same_numbers: bool) -> Result<(), Errno> {
         mem::advise(shared_base(), SHARED_BYTES, libc::MADV_NOHUGEPAGE)?;
         let _ = mem::advise(shared_base(), SHARED_BYTES, libc::MADV_DONTDUMP);
     }
-    uffd().register(shared_base(), SHARED_BYTES, false)?;
+    // SAFETY: the partition that was mapped just now; its faults come to `resolve`.
+    unsafe { uffd().register(shared_base(), SHARED_BYTES, false) }?;
     // Last: who takes over from a dead process may have to put pages back.
     take_number()
 }
@@ -508,7 +510,7 @@ pub fn resolve(page: u32) -> Resolved {
                 } else if waits < 80 {
                     give_way();
                 } else {
-                    gate::wait(20_000);
+                    slow::during(Cause::SharedPage, || gate::wait(20_000));
                     if waits.is_multiple_of(64) {
                         look_after(owner);
                     }

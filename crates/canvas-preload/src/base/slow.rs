@@ -1,0 +1,132 @@
+//! What a fault waited for, where it took long ([`canvas_shm::slow`]).
+//!
+//! There is no thread-local data: each wait leaves its time with the thread's number, and a fault that turns out to
+//! have been slow looks which of them lay within it. So a fast fault pays nothing but a comparison. Threads that share
+//! a number can be given each other's cause.
+
+use canvas_shm::slow::{CAUSES, Cause, SLOW_NS, SlowFault};
+use canvas_sys::{gate, proc};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crate::base::{state, thread, time};
+
+/// Waits that a thread keeps.
+const WAITS: usize = 8;
+/// Threads that are told apart.
+const THREADS: usize = 256;
+/// Waits of one cause that lie so close are one.
+const GAP_NS: u64 = 200_000;
+
+struct Wait {
+    cause: AtomicU8,
+    from_ns: AtomicU64,
+    to_ns: AtomicU64,
+}
+
+struct Waits {
+    newest: AtomicU64,
+    all: [Wait; WAITS],
+}
+
+static OF_THREADS: [Waits; THREADS] = [const {
+    Waits {
+        newest: AtomicU64::new(0),
+        all: [const {
+            Wait {
+                cause: AtomicU8::new(0),
+                from_ns: AtomicU64::new(0),
+                to_ns: AtomicU64::new(0),
+            }
+        }; WAITS],
+    }
+}; THREADS];
+
+fn mine() -> &'static Waits {
+    &OF_THREADS[thread::thread_hash() % THREADS]
+}
+
+/// The calling thread waited for `cause` since `from_ns` (CLOCK_MONOTONIC).
+#[cold]
+pub fn waited(cause: Cause, from_ns: u64) {
+    let (waits, to_ns) = (mine(), time::now_ns());
+    let newest = waits.newest.load(Ordering::Relaxed);
+    let last = &waits.all[newest as usize % WAITS];
+    let close = from_ns.saturating_sub(last.to_ns.load(Ordering::Relaxed)) < GAP_NS;
+    if close && last.cause.load(Ordering::Relaxed) == cause as u8 {
+        last.to_ns.store(to_ns, Ordering::Relaxed);
+        return;
+    }
+    let next = &waits.all[(newest + 1) as usize % WAITS];
+    next.cause.store(cause as u8, Ordering::Relaxed);
+    next.from_ns.store(from_ns, Ordering::Relaxed);
+    next.to_ns.store(to_ns, Ordering::Relaxed);
+    waits.newest.store(newest + 1, Ordering::Relaxed);
+}
+
+/// Does `f`, which may wait for `cause`.
+#[cold]
+pub fn during<R>(cause: Cause, f: impl FnOnce() -> R) -> R {
+    let from_ns = time::now_ns();
+    let r = f();
+    waited(cause, from_ns);
+    r
+}
+
+macro_rules! yields {
+    ($($name:ident: $cause:ident,)*) => {$(
+        /// A step of waiting, as [`gate::yield_now`].
+        pub fn $name() {
+            during(Cause::$cause, gate::yield_now);
+        }
+    )*};
+}
+yields! {
+    yield_to_chunk: ChunkLock,
+    yield_to_mapping: MappingLock,
+    yield_to_context: FillContext,
+    yield_to_page: BusyPage,
+}
+
+/// The calling thread's fault on the page at `page` took from `from_ns` to `to_ns`.
+#[inline]
+pub fn note_fault(page: usize, from_ns: u64, to_ns: u64) {
+    if to_ns.saturating_sub(from_ns) >= SLOW_NS {
+        note_slow(page, from_ns, to_ns);
+    }
+}
+
+#[cold]
+fn note_slow(page: usize, from_ns: u64, to_ns: u64) {
+    let all = &mine().all;
+    let waits: [(u64, u64); WAITS] = core::array::from_fn(|i| {
+        let from = all[i].from_ns.load(Ordering::Relaxed).max(from_ns);
+        (
+            from,
+            all[i].to_ns.load(Ordering::Relaxed).min(to_ns).max(from),
+        )
+    });
+    let mut ns = [0u64; CAUSES];
+    for (i, (from, to)) in waits.iter().enumerate() {
+        // A wait in the course of another is the reason of both.
+        let within = waits.iter().enumerate().filter(|(k, (f, t))| {
+            let shorter = t - f < to - from || (t - f == to - from && *k > i);
+            *k != i && f >= from && t <= to && shorter
+        });
+        let others: u64 = within.map(|(_, (f, t))| t - f).sum();
+        let cause = all[i].cause.load(Ordering::Relaxed) as usize;
+        if let Some(sum) = ns.get_mut(cause) {
+            *sum += (to - from).saturating_sub(others);
+        }
+    }
+    // What no wait explains, when it is the most, is elsewhere.
+    let known = ns.iter().sum::<u64>();
+    ns[Cause::Elsewhere as usize] = (to_ns - from_ns).saturating_sub(known);
+    let most = (0..CAUSES).max_by_key(|i| ns[*i]).unwrap_or(0);
+    state::seg().slow.note(&SlowFault {
+        page: page as u64,
+        cause: Cause::ALL[most],
+        pid: proc::pid(),
+        ns: to_ns - from_ns,
+        when_ns: to_ns,
+    });
+}

@@ -1,0 +1,232 @@
+//! What the program does on each signal, as it set it.
+//!
+//! The kernel has other actions: SIGBUS and SIGSYS lead to us, no mask has them, and a handler that must not run
+//! where the kernel put its frame is behind [`arrival::of_program`].
+
+use canvas_sys::signal::{self, KernelSigaction, bit};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+
+use crate::base::{freeze, state};
+use crate::process::{arrival, beliefs, sig};
+
+/// What the kernel takes out of every mask.
+const NEVER_BLOCKED: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
+/// Numbers of signals end before it.
+const SIGNALS: usize = 65;
+
+/// One action, behind a sequence number that is odd while it is changed.
+struct Action {
+    seq: AtomicU32,
+    value: UnsafeCell<KernelSigaction>,
+}
+// SAFETY: writers are serialised by the sequence's odd state, readers retry when it changed.
+unsafe impl Sync for Action {}
+
+static ACTIONS: [Action; SIGNALS] = [const {
+    Action {
+        seq: AtomicU32::new(0),
+        value: UnsafeCell::new(KernelSigaction::DEFAULT),
+    }
+}; SIGNALS];
+
+impl Action {
+    fn get(&self) -> KernelSigaction {
+        loop {
+            let before = self.seq.load(Ordering::Acquire);
+            // SAFETY: a torn read is thrown away below; plain old data.
+            let v = unsafe { self.value.get().read_volatile() };
+            fence(Ordering::Acquire);
+            if before & 1 == 0 && self.seq.load(Ordering::Relaxed) == before {
+                return v;
+            }
+            canvas_sys::gate::yield_now();
+        }
+    }
+
+    /// Changes the action. Inside, so that no fork copies it half changed, and with all signals blocked.
+    fn change<R>(
+        &self,
+        _inside: &freeze::Inside,
+        change: impl FnOnce(&mut KernelSigaction) -> R,
+    ) -> R {
+        let claimed = |s: u32| {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            s & 1 == 0
+                && self
+                    .seq
+                    .compare_exchange(s, s + 1, success, failure)
+                    .is_ok()
+        };
+        let mut seq = self.seq.load(Ordering::Relaxed);
+        while !claimed(seq) {
+            canvas_sys::gate::yield_now();
+            seq = self.seq.load(Ordering::Relaxed);
+        }
+        // SAFETY: the odd sequence makes us the only writer.
+        let mut value = unsafe { self.value.get().read() };
+        let r = change(&mut value);
+        // SAFETY: as above.
+        unsafe { self.value.get().write_volatile(value) };
+        self.seq.store(seq.wrapping_add(2), Ordering::Release);
+        r
+    }
+}
+
+/// What the program does on `sig`.
+pub fn get(sig: i32) -> KernelSigaction {
+    ACTIONS[sig as usize].get()
+}
+
+/// Start-up: `action` was there before ours.
+pub fn note(sig: i32, action: KernelSigaction) {
+    let inside = freeze::enter();
+    ACTIONS[sig as usize].change(&inside, |mine| *mine = action);
+}
+
+/// A handler of `action` begins: as the kernel does, SA_RESETHAND ends it. False when the action is another one now.
+/// The caller has all signals blocked and is not inside.
+pub fn begin(sig: i32, action: &KernelSigaction) -> bool {
+    if action.flags & libc::SA_RESETHAND as u64 == 0 {
+        return true;
+    }
+    let inside = freeze::enter_masked();
+    ACTIONS[sig as usize].change(&inside, |mine| {
+        let still = mine.handler == action.handler;
+        if still {
+            mine.handler = libc::SIG_DFL;
+        }
+        still
+    })
+}
+
+/// Some stack of the program's lies in the window: where it runs the kernel can push no frame of a signal.
+static STACKS_IN_WINDOW: AtomicBool = AtomicBool::new(false);
+
+/// Is `action` one of a handler that may have to move?
+fn moves(sig: i32, action: &KernelSigaction) -> bool {
+    action.handler > libc::SIG_IGN
+        && (sig == libc::SIGSEGV
+            || action.mask & sig::ours() != 0
+            || (sig::ours() != 0
+                && (action.flags & libc::SA_ONSTACK as u64 != 0
+                    || STACKS_IN_WINDOW.load(Ordering::Relaxed))))
+}
+
+/// What the kernel gets for `action`.
+fn installed(sig: i32, action: &KernelSigaction) -> KernelSigaction {
+    let mut k = *action;
+    k.mask &= !sig::ours();
+    if moves(sig, action) {
+        k.handler = match action.mask & sig::ours() {
+            0 => arrival::of_program as *const () as usize,
+            // Until it returns the thread believes to have them blocked.
+            _ => arrival::of_canvas as *const () as usize,
+        };
+        k.flags |= libc::SA_SIGINFO as u64;
+        if STACKS_IN_WINDOW.load(Ordering::Relaxed) {
+            k.flags |= libc::SA_ONSTACK as u64;
+        }
+        // Until it runs where it must.
+        k.mask = !sig::ours() & !NEVER_BLOCKED;
+    }
+    k
+}
+
+/// What the program set, when it set `mine` and the kernel has `there`.
+fn seen(sig: i32, mine: &KernelSigaction, there: &KernelSigaction) -> KernelSigaction {
+    let ours = installed(sig, mine);
+    let same = there.restorer == ours.restorer && there.mask == ours.mask;
+    let entries = [
+        arrival::of_program as *const () as usize,
+        arrival::of_canvas as *const () as usize,
+    ];
+    if entries.contains(&there.handler) || (same && there.handler == ours.handler) {
+        *mine
+    } else if same && there.handler == libc::SIG_DFL {
+        // SA_RESETHAND, by the kernel.
+        KernelSigaction {
+            handler: libc::SIG_DFL,
+            ..*mine
+        }
+    } else {
+        *there
+    }
+}
+
+/// Does a child of vfork run here, on its parent's memory? Its actions are its own, the table is not.
+fn is_vfork_child() -> bool {
+    state::PID.load(Ordering::Relaxed) != canvas_sys::proc::pid()
+}
+
+/// `rt_sigaction` of a signal that can have an action: sets `wanted`, returns what was there.
+pub fn exchange(sig: i32, wanted: Option<KernelSigaction>) -> KernelSigaction {
+    // As the kernel has it.
+    let wanted = wanted.map(|w| KernelSigaction {
+        mask: w.mask & !NEVER_BLOCKED,
+        ..w
+    });
+    let inside = freeze::enter();
+    let borrowed = is_vfork_child();
+    let before = ACTIONS[sig as usize].change(&inside, |mine| {
+        let before = *mine;
+        if sig::ours() & bit(sig) != 0 {
+            // The kernel's action stays ours: of what the program wants it has only whether calls are restarted.
+            if let Some(w) = wanted.filter(|_| !borrowed) {
+                *mine = w;
+                sig::install_for(sig, &w);
+            }
+            return before;
+        }
+        let set = wanted.map(|w| match borrowed {
+            true => KernelSigaction {
+                mask: w.mask & !sig::ours(),
+                ..w
+            },
+            false => installed(sig, &w),
+        });
+        // SAFETY: a handler of the program's, or our entry in front of it, which runs like one.
+        let there = unsafe { signal::exchange(sig, set.as_ref()) }.unwrap_or_default();
+        if let Some(w) = wanted.filter(|_| !borrowed) {
+            *mine = w;
+        }
+        seen(sig, &before, &there)
+    });
+    drop(inside);
+    if wanted.is_some_and(|w| w.handler == libc::SIG_IGN) {
+        beliefs::discard(sig);
+    }
+    before
+}
+
+/// A thread runs on a stack in the window: from now on all handlers begin on the threads' signal stacks. The caller
+/// has all signals blocked and is not inside.
+#[cold]
+pub fn stack_in_window() {
+    if STACKS_IN_WINDOW.load(Ordering::Relaxed) {
+        return;
+    }
+    let inside = freeze::enter_masked();
+    for sig in (1..SIGNALS as i32).filter(|s| sig::OURS & bit(*s) == 0) {
+        ACTIONS[sig as usize].change(&inside, |mine| {
+            // SAFETY: only asks.
+            let there = unsafe { signal::exchange(sig, None) }.unwrap_or_default();
+            // Before the first is changed, the actions of before must be told by the rule of before.
+            *mine = seen(sig, mine, &there);
+        });
+    }
+    STACKS_IN_WINDOW.store(true, Ordering::Relaxed);
+    for sig in (1..SIGNALS as i32).filter(|s| sig::OURS & bit(*s) == 0) {
+        ACTIONS[sig as usize].change(&inside, |mine| {
+            if mine.handler > libc::SIG_IGN {
+                // SAFETY: our entry in front of the program's handler.
+                let _ = unsafe { signal::exchange(sig, Some(&installed(sig, mine))) };
+            }
+        });
+    }
+}
+
+/// Is [`stack_in_window`] known?
+pub fn stacks_in_window() -> bool {
+    STACKS_IN_WINDOW.load(Ordering::Relaxed)
+}

@@ -1,0 +1,313 @@
+//! SIGBUS and SIGSYS are never blocked in signal mode. What the program's threads believe to have blocked of them
+//! is kept here, and those that somebody sent meanwhile, until they may be delivered.
+
+use canvas_sys::gate::yield_now;
+use canvas_sys::proc;
+use canvas_sys::signal::{self, bit};
+use canvas_types::sync::RawSpin;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+
+use crate::base::freeze;
+
+/// A `siginfo_t`, as bytes.
+pub type Info = [u64; 16];
+
+/// Our signals in a set, as bits 0 and 1.
+pub fn pack(set: u64) -> u8 {
+    (set & bit(libc::SIGBUS) != 0) as u8 | (((set & bit(libc::SIGSYS) != 0) as u8) << 1)
+}
+
+/// The set of [`pack`].
+pub fn unpack(bits: u8) -> u64 {
+    (u64::from(bits & 1) * bit(libc::SIGBUS)) | (u64::from((bits >> 1) & 1) * bit(libc::SIGSYS))
+}
+
+/// What a thread believes to have blocked; of no thread when `tid` is 0.
+struct Belief {
+    tid: AtomicU32,
+    blocked: AtomicU8,
+}
+
+/// Threads whose belief is not nothing, by their numbers; where there are more, the rest believes nothing.
+const BELIEFS: usize = 1024;
+/// A thread's entry is one of so many from its place on.
+const WAYS: usize = 8;
+static TABLE: [Belief; BELIEFS] = [const {
+    Belief {
+        tid: AtomicU32::new(0),
+        blocked: AtomicU8::new(0),
+    }
+}; BELIEFS];
+/// Entries in use; never less than there are.
+static BELIEVERS: AtomicUsize = AtomicUsize::new(0);
+
+fn places(tid: u32) -> impl Iterator<Item = &'static Belief> {
+    let first = tid as usize * WAYS % BELIEFS;
+    TABLE[first..first + WAYS].iter()
+}
+
+fn entry(tid: u32) -> Option<&'static Belief> {
+    places(tid).find(|b| b.tid.load(Ordering::Relaxed) == tid)
+}
+
+fn claim(tid: u32) -> Option<&'static Belief> {
+    let take = |b: &Belief, from: u32| {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        b.tid.compare_exchange(from, tid, success, failure).is_ok()
+    };
+    // Counted before: a handler in between must not see zero.
+    BELIEVERS.fetch_add(1, Ordering::Relaxed);
+    if let Some(b) = places(tid).find(|b| take(b, 0)) {
+        return Some(b);
+    }
+    BELIEVERS.fetch_sub(1, Ordering::Relaxed);
+    // A child of vfork that became another program, or a thread that ended without us.
+    places(tid).find(|b| {
+        let whose = b.tid.load(Ordering::Relaxed);
+        !proc::is_thread(whose) && take(b, whose)
+    })
+}
+
+fn set(tid: u32, blocked: u8) {
+    match (entry(tid), blocked) {
+        (Some(b), 0) => {
+            b.blocked.store(0, Ordering::Relaxed);
+            b.tid.store(0, Ordering::Release);
+            BELIEVERS.fetch_sub(1, Ordering::Relaxed);
+        }
+        (Some(b), blocked) => b.blocked.store(blocked, Ordering::Relaxed),
+        (None, 0) => {}
+        (None, blocked) => {
+            if let Some(b) = claim(tid) {
+                b.blocked.store(blocked, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Changes what the calling thread believes to have blocked of our signals, and returns what it believed before.
+pub fn change(change: impl Fn(u8) -> u8) -> u8 {
+    // The thread's number is asked for only where the answer matters, which is seldom: libc blocks everything only
+    // for moments.
+    if BELIEVERS.load(Ordering::Relaxed) == 0 && change(0) == 0 {
+        return 0;
+    }
+    let tid = proc::tid();
+    let had = entry(tid).map_or(0, |b| b.blocked.load(Ordering::Relaxed));
+    let now = change(had);
+    if now != had {
+        set(tid, now);
+    }
+    had
+}
+
+/// What the calling thread believes to have blocked.
+pub fn mine() -> u8 {
+    change(|had| had)
+}
+
+/// The calling thread ends.
+pub fn thread_exit() {
+    change(|_| 0);
+}
+
+/// In a fork's child: its one thread believes what the one that forked did, and nothing is pending.
+pub fn after_fork_in_child(believed: u8) {
+    for b in &TABLE {
+        b.tid.store(0, Ordering::Relaxed);
+    }
+    BELIEVERS.store(0, Ordering::Relaxed);
+    if believed != 0 {
+        set(proc::tid(), believed);
+    }
+    WAITERS.store(0, Ordering::Relaxed);
+    for one in &PENDING {
+        one.tid.store(NOBODY, Ordering::Relaxed);
+    }
+    HELD.store(0, Ordering::Relaxed);
+    for w in &WAITING {
+        w.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A signal that waits until somebody opens it.
+struct Pending {
+    /// The thread that it was sent to, [`ALL`] when it was sent to the process, [`NOBODY`] for none.
+    tid: AtomicU32,
+    signal: AtomicU32,
+    info: UnsafeCell<Info>,
+}
+// SAFETY: `info` is touched under LOCK only.
+unsafe impl Sync for Pending {}
+
+const NOBODY: u32 = u32::MAX;
+const ALL: u32 = 0;
+static PENDING: [Pending; 64] = [const {
+    Pending {
+        tid: AtomicU32::new(NOBODY),
+        signal: AtomicU32::new(0),
+        info: UnsafeCell::new([0; 16]),
+    }
+}; 64];
+/// Taken inside only: a fork finds it open.
+static LOCK: RawSpin = RawSpin::new();
+
+/// Threads that wait for our signals (`sigwait`), by number; 0 for none.
+static WAITING: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+static WAITERS: AtomicUsize = AtomicUsize::new(0);
+
+/// A signal that somebody sent, and that the calling thread believes to have blocked: to a thread that waits for
+/// it, or kept. The caller has all signals blocked and is not inside.
+///
+/// # Safety
+/// `info` must be the kernel's, of this signal.
+pub unsafe fn keep(sig: i32, info: *const libc::siginfo_t) {
+    // SAFETY: the caller's promise; a siginfo has 128 bytes.
+    let (bytes, code) = unsafe { (info.cast::<Info>().read_unaligned(), (*info).si_code) };
+    let to_thread = code == libc::SI_TKILL;
+    let whose = if to_thread { proc::tid() } else { ALL };
+    let _inside = freeze::enter_masked();
+    let _g = LOCK.lock(yield_now);
+    // These signals do not queue: one that waits already is enough.
+    let is_it = |p: &&Pending| {
+        p.tid.load(Ordering::Relaxed) == whose && p.signal.load(Ordering::Relaxed) == sig as u32
+    };
+    if PENDING.iter().any(|p| is_it(&p)) {
+        return;
+    }
+    let free = PENDING
+        .iter()
+        .find(|p| p.tid.load(Ordering::Relaxed) == NOBODY);
+    if let Some(p) = free {
+        // SAFETY: under the lock.
+        unsafe { p.info.get().write(bytes) };
+        p.signal.store(sig as u32, Ordering::Relaxed);
+        p.tid.store(whose, Ordering::Relaxed);
+        HELD.fetch_add(1, Ordering::Relaxed);
+    }
+    // Under the lock: who waits looked before it began, or is seen.
+    if !to_thread && WAITERS.load(Ordering::Relaxed) > 0 {
+        ring(sig);
+    }
+}
+
+/// Wakes a thread that waits: it takes what is kept. What the program sent cannot be sent on to another thread.
+fn ring(sig: i32) {
+    let bell = [
+        sig as u64,
+        BELL as u32 as u64,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ];
+    for w in &WAITING {
+        let tid = w.load(Ordering::Relaxed);
+        if tid != 0 && signal::queue(tid, sig, &bell).is_ok() {
+            return;
+        }
+    }
+}
+
+/// `si_code` of our own word to a thread that waits.
+pub const BELL: i32 = -0x6361;
+
+/// Signals that are kept.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// Takes one of the signals `of` that the calling thread may have, out of those that are kept.
+pub fn take(of: u8) -> Option<(i32, Info)> {
+    // Who waits must not miss one that is being kept right now.
+    if of == 0 || (HELD.load(Ordering::Relaxed) == 0 && WAITERS.load(Ordering::Relaxed) == 0) {
+        return None;
+    }
+    let _inside = freeze::enter();
+    let tid = proc::tid();
+    let _g = LOCK.lock(yield_now);
+    let p = PENDING.iter().find(|p| may_have(p, tid, of))?;
+    let sig = p.signal.load(Ordering::Relaxed) as i32;
+    // SAFETY: under the lock.
+    let info = unsafe { p.info.get().read() };
+    p.tid.store(NOBODY, Ordering::Relaxed);
+    HELD.fetch_sub(1, Ordering::Relaxed);
+    Some((sig, info))
+}
+
+fn may_have(p: &Pending, tid: u32, of: u8) -> bool {
+    let whose = p.tid.load(Ordering::Relaxed);
+    (whose == ALL || whose == tid)
+        && pack(bit(p.signal.load(Ordering::Relaxed).max(1) as i32)) & of != 0
+}
+
+/// The kept signals that the calling thread may have.
+pub fn pending() -> u64 {
+    if HELD.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    let _inside = freeze::enter();
+    let tid = proc::tid();
+    let _g = LOCK.lock(yield_now);
+    let mine = PENDING.iter().filter(|p| may_have(p, tid, u8::MAX));
+    mine.fold(0, |set, p| {
+        set | bit(p.signal.load(Ordering::Relaxed) as i32)
+    })
+}
+
+/// Delivers what is kept and not `blocked` any more to the calling thread, by the kernel: its handlers run before
+/// this returns, unless all signals are blocked.
+pub fn deliver(blocked: u8) -> bool {
+    let mut any = false;
+    while let Some((sig, info)) = take(!blocked) {
+        any |= signal::queue(proc::tid(), sig, &info).is_ok();
+    }
+    any
+}
+
+/// The program ignores `sig` from now on: what is kept of it is gone.
+pub fn discard(sig: i32) {
+    if pack(bit(sig)) == 0 || HELD.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let _inside = freeze::enter();
+    let _g = LOCK.lock(yield_now);
+    for p in &PENDING {
+        let there = p.tid.load(Ordering::Relaxed) != NOBODY;
+        if there && p.signal.load(Ordering::Relaxed) == sig as u32 {
+            p.tid.store(NOBODY, Ordering::Relaxed);
+            HELD.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The calling thread waits for our signals, until dropped.
+pub struct Waiter(Option<&'static AtomicU32>);
+
+/// From now on [`keep`] sends to the calling thread, which has our signals blocked in truth: before it waits it must
+/// [`take`] what is kept.
+pub fn wait() -> Waiter {
+    WAITERS.fetch_add(1, Ordering::Relaxed);
+    let tid = proc::tid();
+    let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+    let free = |w: &&AtomicU32| w.compare_exchange(0, tid, success, failure).is_ok();
+    Waiter(WAITING.iter().find(|w| free(w)))
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if let Some(w) = self.0 {
+            w.store(0, Ordering::Release);
+        }
+        WAITERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
