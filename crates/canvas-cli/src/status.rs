@@ -126,6 +126,7 @@ fn block(text: &mut String, s: &Status) {
         let pids: Vec<String> = s.processes.iter().map(u32::to_string).collect();
         let _ = writeln!(text, "  processes {}", pids.join(" "));
     }
+    slow_faults(text, s);
     donors(text, s);
 }
 
@@ -249,6 +250,29 @@ fn share(text: &mut String, limits: &Limits) {
         "  share weight {weight}, swap-in limit {}, swap-out limit {}",
         rate(limits.swap_in_limit_bytes_per_s),
         rate(limits.swap_out_limit_bytes_per_s)
+    );
+}
+
+/// How many faults took long, by cause, and the last of them.
+fn slow_faults(text: &mut String, s: &Status) {
+    let Some(last) = s.slow_faults.last.first() else {
+        return;
+    };
+    let mut causes: Vec<_> = s.slow_faults.causes.iter().collect();
+    causes.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.ns));
+    let each = causes
+        .iter()
+        .map(|(cause, sum)| format!("{cause} {} ({} ms)", sum.faults, sum.ns / 1_000_000));
+    let each: Vec<_> = each.collect();
+    let _ = writeln!(
+        text,
+        "  slow     faults over 1 ms: {}; last: {} ms for {}, page {}, process {}, {} ago",
+        each.join(", "),
+        last.ns / 1_000_000,
+        last.cause,
+        last.page,
+        last.pid,
+        duration(last.ago_s),
     );
 }
 

@@ -5,6 +5,7 @@ use std::fmt::Error;
 
 use canvas_shm::histogram::BUCKETS;
 use canvas_shm::segment::Counter;
+use canvas_shm::slow::Cause;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{
@@ -14,7 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::health::Code;
-use crate::wire::{Donor, Far, Node, Stat, Status};
+use crate::wire::{Donor, Far, Node, SlowFaults, Stat, Status};
 
 /// The largest value of the format: everything.
 const INFINITE: f64 = f64::MAX;
@@ -132,6 +133,7 @@ impl Collector for Run {
         }
         encode_donors(&mut out, &status.donors)?;
         encode_health(&mut out, status)?;
+        encode_slow(&mut out, &status.slow_faults)?;
         encode_features(&mut out, &self.0)?;
         let (buckets, count) = buckets(&self.0.fault_ns);
         let sum = self.0.features.fault_ns as f64 / 1e9;
@@ -509,6 +511,25 @@ fn encode_features(out: &mut Out, stat: &Stat) -> Result<(), Error> {
         "canvas_refaults",
         "Faults on pages that had left, by how long they were away, in sixteenths of local memory that was evicted.",
         with_label.iter().map(|(labels, n)| (&labels[..], *n)),
+    )
+}
+
+fn encode_slow(out: &mut Out, slow: &SlowFaults) -> Result<(), Error> {
+    let sum = |cause: &Cause| slow.causes.get(cause.name()).copied().unwrap_or_default();
+    let all: Vec<_> = Cause::ALL
+        .iter()
+        .map(|cause| ([("cause", cause.name())], sum(cause)))
+        .collect();
+    out.counters(
+        "canvas_slow_faults",
+        "Faults that took 1 ms or longer, by what they waited for.",
+        all.iter().map(|(labels, sum)| (&labels[..], sum.faults)),
+    )?;
+    out.counters(
+        "canvas_slow_fault_seconds",
+        "Time of faults that took 1 ms or longer, by what they waited for.",
+        all.iter()
+            .map(|(labels, sum)| (&labels[..], sum.ns as f64 / 1e9)),
     )
 }
 

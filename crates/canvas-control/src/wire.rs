@@ -146,6 +146,63 @@ pub struct Status {
     /// What a disk has beside; `null` for a run.
     #[serde(default)]
     pub disk: Option<Disk>,
+    /// Faults that took 1 ms or longer.
+    #[serde(default)]
+    pub slow_faults: SlowFaults,
+}
+
+/// Faults that took 1 ms or longer, and what they waited for.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
+pub struct SlowFaults {
+    /// Since the beginning, by cause; causes that there were.
+    pub causes: BTreeMap<String, SlowSum>,
+    /// The last of them, the newest first.
+    pub last: Vec<SlowFault>,
+}
+
+/// Slow faults of one cause.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug, Default)]
+pub struct SlowSum {
+    /// How many.
+    pub faults: u64,
+    /// How long they took together.
+    pub ns: u64,
+}
+
+/// One slow fault.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
+pub struct SlowFault {
+    /// Address of its page, in hexadecimal.
+    pub page: String,
+    /// What it waited for most.
+    pub cause: String,
+    /// The process.
+    pub pid: u32,
+    /// How long it took.
+    pub ns: u64,
+    /// How long ago it ended.
+    pub ago_s: f64,
+}
+
+impl SlowFaults {
+    /// What the segment has of them at `now_ns` (CLOCK_MONOTONIC).
+    pub fn of(slow: &canvas_shm::slow::SlowFaults, now_ns: u64) -> SlowFaults {
+        let sums = canvas_shm::slow::Cause::ALL.iter().map(|cause| {
+            let (faults, ns) = slow.sum(*cause);
+            (cause.name().to_owned(), SlowSum { faults, ns })
+        });
+        let last = slow.last().map(|f| SlowFault {
+            page: format!("{:#x}", f.page),
+            cause: f.cause.name().to_owned(),
+            pid: f.pid,
+            ns: f.ns,
+            ago_s: (now_ns.saturating_sub(f.when_ns) / 1_000_000) as f64 / 1000.0,
+        });
+        SlowFaults {
+            causes: sums.filter(|(_, sum)| sum.faults > 0).collect(),
+            last: last.collect(),
+        }
+    }
 }
 
 /// A disk (`canvas disk`).

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use canvas_control::features::Features;
+use canvas_control::wire::SlowFaults;
 use canvas_pager::learn::chunks;
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLABS_MAX};
@@ -16,6 +17,7 @@ use canvas_shm::histogram::{BUCKETS, Histogram, bucket_floor_ns, quantile_ns};
 use canvas_shm::nodes::NodeBook;
 use canvas_shm::segment::{Counter, Mode, Segment, config_flag};
 use canvas_swap::classes::CLASS_BYTES;
+use canvas_sys::proc::now_ns;
 use canvas_types::PAGE_SIZE;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -61,6 +63,7 @@ pub struct Report {
     policy: Policy,
     memory: Memory,
     fault_time_ns: Times,
+    slow_faults: SlowFaults,
     swap_cache: SwapCache,
     prefetch: Prefetch,
     entries: Entries,
@@ -556,6 +559,7 @@ impl Report {
             },
             memory: Memory::of(run, segment),
             fault_time_ns: Times::of(&sums, max_ns),
+            slow_faults: SlowFaults::of(&segment.slow, now_ns()),
             swap_cache: SwapCache::of(segment),
             prefetch: Prefetch::of(segment),
             entries: Entries::of(segment),

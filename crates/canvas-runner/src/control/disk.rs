@@ -166,6 +166,7 @@ impl ServedDisk {
             donors: said.map(beyond::donors).unwrap_or_default(),
             shared: None,
             disk: Some(self.disk),
+            slow_faults: Default::default(),
         }
     }
 

@@ -23,7 +23,7 @@ use canvas_agent::members::wake_all;
 use canvas_control::health::{Facts, judge};
 use canvas_control::metrics;
 use canvas_control::peers::Asked;
-use canvas_control::wire::{self, Ask, Limits, Node, Reply, Stat, Status, Used};
+use canvas_control::wire::{self, Ask, Limits, Node, Reply, SlowFaults, Stat, Status, Used};
 
 /// Name and version of the schema of [`Status`].
 pub const SCHEMA: &str = "canvas-status/1";
@@ -145,6 +145,7 @@ impl Tenant {
             donors: said.map(beyond::donors).unwrap_or_default(),
             shared: self.shared.clone(),
             disk: None,
+            slow_faults: SlowFaults::of(&segment.slow, now_ns()),
         }
     }
 
