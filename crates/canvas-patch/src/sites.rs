@@ -1,6 +1,7 @@
 //! Which `syscall` instructions of a library's code can be led elsewhere, and how.
 //!
-//! Every site is found by its bytes, and only patched in ways that hold for every path to it:
+//! Every site is found by its bytes, where an instruction begins, and only patched in ways that hold for every path to
+//! it:
 //! * `syscall` and the instructions after it, as many as five bytes need, when they do not depend
 //!   on their address and no jump leads to them; they run in the trampoline.
 //! * otherwise `mov eax, imm32; syscall`: the mov's five bytes become a jump; the syscall stays in
@@ -182,12 +183,13 @@ fn ends_in_a_jump(code: &[u8], far: &FarJumps<'_>, site: usize) -> Option<usize>
 /// Does an instruction begin at `at`? Decoded from far enough before to be in step by then.
 fn is_border(code: &[u8], at: usize) -> bool {
     let from = at.saturating_sub(200);
-    let mut d = Decoder::with_ip(64, &code[from..at], from as u64, DecoderOptions::NONE);
-    let mut end = from as u64;
-    while d.can_decode() {
-        end = d.decode().next_ip();
+    // What begins before `at` may end behind it.
+    let bytes = &code[from..(at + INSTRUCTION_MAX).min(code.len())];
+    let mut d = Decoder::with_ip(64, bytes, from as u64, DecoderOptions::NONE);
+    while d.can_decode() && d.ip() < at as u64 {
+        d.decode();
     }
-    end == at as u64
+    d.ip() == at as u64
 }
 
 /// A `syscall` instruction in a text.
@@ -237,6 +239,10 @@ impl Site {
             .filter(|nr| (0..NR_MAX as i32).contains(nr));
         let not_ours = [VFORK, RT_SIGRETURN];
         if known.is_some_and(|nr| not_ours.contains(&nr)) {
+            return None;
+        }
+        // The bytes may be part of another instruction, such as a jump's distance.
+        if known.is_none() && !is_border(code, at) {
             return None;
         }
         Some(Site { at, known })

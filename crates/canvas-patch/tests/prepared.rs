@@ -148,3 +148,19 @@ fn a_damaged_directory_is_refused() {
     assert!(read(&vec![0; 8192]).is_none());
     assert!(read(b"too short").is_none());
 }
+
+/// glibc 2.41's newlocale has it: the distance of `je` is 0x50f, whose bytes are those of `syscall`.
+#[test]
+fn bytes_within_another_instruction_are_no_call() {
+    let mut code = vec![0x90; 600];
+    let je_and_lea = [
+        0x48, 0x85, 0xc0, 0x0f, 0x84, 0x0f, 0x05, 0, 0, 0x48, 0x8d, 0x80, 0xe8, 0, 0, 0,
+    ];
+    code[300..300 + je_and_lea.len()].copy_from_slice(&je_and_lea);
+    // A call whose number is not known, as libc's syscall(2) has it.
+    code[400..405].copy_from_slice(&[0x0f, 0x05, 0x48, 0x89, 0xc3]);
+    let mut marks = vec![0; Code::marks_for(code.len())];
+    let mut found = Vec::new();
+    Code::new(&code, &mut marks, &[]).each(|site| found.push(site.map(|new| new.from())));
+    assert_eq!(found, [Err(305), Ok(400)]);
+}

@@ -167,7 +167,7 @@ fn glibc_version() -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps
         .split_whitespace()
-        .find(|w| w.ends_with("/libc.so.6"))?;
+        .find(|w| w.ends_with("/libc.so.6") || w.contains("/libc-2."))?;
     let bytes = fs::read(path).ok()?;
     version_in(&bytes)
 }
