@@ -225,3 +225,10 @@ def grow_advised(r):
     r.require("right" in c.out(), f"no closing line\n{c.tail()}")
     if r.managed:
         r.require(canvas.find(r.load_stats(c), "pages_out") > 0, "it never paged: the test shows nothing")
+
+
+@check("tight-waiters", timeout_s=60, **hostile.C)
+def waiters(r):
+    """A thousand children that wait, far more than the limit has room for: nobody works for them meanwhile."""
+    c = r.call([r.binary("futex_children"), 1000], tag="waiters", local="16M")
+    r.same(c.out(), "all are back\n", "output")

@@ -146,6 +146,7 @@ extern "C" fn reclaimer() -> ! {
                 } else {
                     10_000_000
                 };
+                let pause_ns = pause_ns * crowd();
                 accounting::nap(beyond_idle_ns().min(pause_ns));
             } else {
                 let idle_ns = accounting::idle_ns().min(beyond_idle_ns());
@@ -153,6 +154,12 @@ extern "C" fn reclaimer() -> ! {
             }
         }
     }
+}
+
+/// How many times longer than alone a process pauses that is short and has nothing to give: each look costs more
+/// with each process, and together they would keep the processors from those that run.
+fn crowd() -> u64 {
+    1 + u64::from(state::seg().procs_end.load(Ordering::Relaxed)) / 16
 }
 
 /// How long nobody need look at what is being written beyond the pool.
