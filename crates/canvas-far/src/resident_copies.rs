@@ -134,9 +134,20 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
     freed > 0
 }
 
+/// What is freed of the slots of resident pages: while nothing can be written beyond the pool, only what lies there as
+/// well, since without its copy a page could not leave local memory again.
+fn spare<O: Owner>(owner: &O) -> impl Fn(SwapEntry) -> Spared + '_ {
+    let is_closed = room::is_closed(owner);
+    move |entry| match owner.pool().demote_home(entry) {
+        Some(bytes) => Spared::Sunk(bytes),
+        None if is_closed => Spared::Nothing,
+        None => owner.pool().spare(entry),
+    }
+}
+
 /// Frees about `bytes` of slots, of whatever copies of resident pages there are. True when there were any.
 pub(crate) fn give_up(owner: &impl Owner, bytes: usize) -> bool {
-    let spare = |entry| owner.pool().spare(entry);
+    let spare = spare(owner);
     let rest = &owner.state().copies.none_until_ns;
     sweep_at(owner, (rest, LOOK_MAX), spare, |gone| gone.bytes >= bytes) > 0
 }
@@ -148,7 +159,7 @@ pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
     let before = pool.charged_bytes();
     pool.trim();
     if before - pool.charged_bytes() < bytes {
-        let spare = |entry| pool.spare(entry);
+        let spare = spare(owner);
         let rest = &owner.state().copies.none_until_ns;
         sweep_at(owner, (rest, LOOK_MAX), spare, |_| {
             pool.empty_bytes() >= bytes

@@ -66,10 +66,19 @@ impl Room {
     pub(crate) fn writes_rest(&self, now_ns: u64) -> bool {
         self.writes_rest_until_ns.load(Ordering::Relaxed) > now_ns
     }
+    /// Did the last write fail because not enough donors, or no disk, answered? Until one succeeds, what lies only here
+    /// stays here.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.writes_away_since_ns.load(Ordering::Relaxed) != 0
+    }
+    /// Is it so, and not for long yet?
+    pub(crate) fn is_newly_closed(&self, now_ns: u64, wait_ns: u64) -> bool {
+        let since = self.writes_away_since_ns.load(Ordering::Relaxed);
+        since != 0 && now_ns.saturating_sub(since) < wait_ns
+    }
     /// Is that so because donors or disk do not answer, and not for long yet?
     pub(crate) fn waits_for_an_answer(&self, now_ns: u64, wait_ns: u64) -> bool {
-        let away = self.writes_away_since_ns.load(Ordering::Relaxed);
-        away != 0 && now_ns.saturating_sub(away) < wait_ns && self.writes_rest(now_ns)
+        self.is_newly_closed(now_ns, wait_ns) && self.writes_rest(now_ns)
     }
     /// Bytes of the pool that are being written.
     pub(crate) fn writing_bytes(&self) -> i64 {
@@ -156,6 +165,19 @@ pub(crate) fn takes_more(owner: &impl Owner) -> bool {
 /// Has far memory stopped answering?
 pub fn is_stalled(owner: &impl Owner) -> bool {
     owner.state().room.is_stalled()
+}
+
+/// Can nothing be written beyond the pool, as not enough donors or no disk answer? What lies there can be read all the
+/// same, so pages that came from there leave without a write, and no page is to lose its copy.
+pub fn is_closed(owner: &impl Owner) -> bool {
+    owner.state().room.is_closed()
+}
+
+/// Is it so, and may it end while a thread waits that has no other way?
+pub fn may_open(b: &impl Beyond) -> bool {
+    let owner = b.owner();
+    let room = &owner.state().room;
+    room.is_newly_closed(owner.now_ns(), b.wait_ns_max())
 }
 
 /// No writes for a while.

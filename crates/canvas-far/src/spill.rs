@@ -21,6 +21,8 @@ use crate::unhold;
 pub(crate) struct Pauses {
     /// No search in the background before this moment: the last one found nothing to write.
     found_none_until_ns: AtomicU64,
+    /// Nor for pages of the pool that lie beyond it as well, while nothing can be written.
+    no_homes_until_ns: AtomicU64,
     /// Other processes are not asked for room before this moment: they were in vain.
     vain_until_ns: AtomicU64,
 }
@@ -30,6 +32,7 @@ impl Pauses {
         "None.",
         Pauses {
             found_none_until_ns: AtomicU64::new(0),
+            no_homes_until_ns: AtomicU64::new(0),
             vain_until_ns: AtomicU64::new(0),
         }
     );
@@ -60,6 +63,7 @@ pub fn background_round(b: &impl Beyond) -> bool {
         let gone = resident_copies::demote(owner, excess as usize)
             || state.spill.found_none_until_ns.load(Ordering::Relaxed) < owner.now_ns()
                 && write_some(b, Some(LOOK_MAX))
+            || state.room.is_closed() && leave_unwritten(owner, excess as usize)
             || state.room.writing_bytes() == 0 && resident_copies::give_up(owner, excess as usize);
         if !gone {
             break;
@@ -162,6 +166,58 @@ pub fn make_room(b: &impl Beyond) -> bool {
         }
         owner.pause(if rests { AWAY_LOOK_NS } else { LOOK_NS });
     }
+}
+
+/// The pool is full, and nothing can be written beyond it ([`room::is_closed`]): lets what lies there as well leave
+/// the pool, and tries to write again if that is due. Waits for nothing. True when a store may fit now.
+#[cold]
+pub fn make_room_unwritten(b: &impl Beyond) -> bool {
+    let owner = b.owner();
+    let room = &owner.state().room;
+    let made_before = room.made();
+    finish_all(b);
+    if room.made() != made_before || leave_unwritten(owner, EXTENT_BYTES) {
+        return true;
+    }
+    if room.writing_bytes() == 0 {
+        write_some(b, Some(LOOK_MAX));
+    }
+    false
+}
+
+/// Frees about `bytes` of slots of far pages that lie beyond the pool, too. True when there were any.
+fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
+    /// Pages that one look goes over, and the pause after one that found none.
+    const PAGES_MAX: usize = 1 << 14;
+    const NONE_NS: u64 = 2_000_000;
+    let none_until_ns = &owner.state().spill.no_homes_until_ns;
+    let now = owner.now_ns();
+    if none_until_ns.load(Ordering::Relaxed) > now {
+        return false;
+    }
+    let pool = owner.pool();
+    let (mut freed, mut pages) = (0, 0);
+    owner.oldest(None, Some(PAGES_MAX), |page, seen| {
+        if freed >= bytes {
+            return false;
+        }
+        let entry = O::entry(seen);
+        // Only a hint, before the page is claimed: the entry may be another's by now.
+        if pool.home_place(entry).is_none() || !owner.claim(page, seen) {
+            return true;
+        }
+        let gone = pool.demote_home(entry);
+        freed += gone.unwrap_or(0);
+        pages += u64::from(gone.is_some());
+        let becomes = gone.map_or(Becomes::AsBefore, |_| Becomes::Beyond);
+        owner.publish(page, seen, becomes);
+        true
+    });
+    owner.count(Counter::PagesSunkUnwritten, pages);
+    if pages == 0 {
+        none_until_ns.store(now + NONE_NS, Ordering::Relaxed);
+    }
+    pages > 0
 }
 
 /// Where there is nothing beyond the pool: others in the tenant may hold more of it than they need. True when

@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use canvas_far::fetch::{self, Lost};
 use canvas_far::job::JobKind;
-use canvas_far::{Beyond, channel, completion, room, spill};
+use canvas_far::{Beyond, channel, completion, resident_copies, room, spill};
 use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
 use canvas_swap::slots::SLAB_CHARGE_BYTES;
 use toy::agent::Mood;
-use toy::{Content, FAR, PER_SLAB, SLABS, Toy, World, under_way};
+use toy::{COPY, Content, FAR, PER_SLAB, SLABS, Toy, World, under_way};
 
 fn page(n: u32) -> Content {
     Content {
@@ -353,4 +353,46 @@ fn compaction_brings_the_rest_of_sparse_extents_together_and_keeps_everything() 
     let in_use = (extents - free, extents_now - free_now);
     assert!(in_use.1 * 2 < in_use.0, "{in_use:?}");
     toy.check(|n| if kept(n) { page(n) } else { toy::ZEROS });
+}
+
+/// Too few donors answer: nobody waits for a write, what lies beyond the pool too leaves it, and no page in local memory
+/// loses the copy without which it could not leave.
+#[test]
+fn where_nothing_can_be_written_only_what_lies_beyond_too_leaves_the_pool() {
+    let w = World::new(64, 3 * SLAB_CHARGE_BYTES);
+    let toy = w.toy();
+    let gone = some_beyond(&toy);
+    toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
+    settle(&toy);
+    let stayed = beyond(&toy);
+    let raised = gone.iter().filter(|n| !stayed.contains(n)).count();
+    assert!(raised > 5);
+    // In local memory, with its only copy in the pool.
+    let in_pool = (0..60).find(|n| !gone.contains(n)).unwrap();
+    toy.swap_in(in_pool, page(in_pool), true, false).unwrap();
+    assert!(toy.word(in_pool).has(COPY));
+    assert!(spill::write_for_others(&toy, 1) && !room::is_closed(&toy));
+    answer(&toy, Status::Unreachable);
+    completion::finish_all(&toy);
+    assert!(room::is_closed(&toy) && room::may_open(&toy));
+    w.bound.store(SLAB_CHARGE_BYTES, Relaxed);
+    let from = w.now_ns.load(Relaxed);
+    resident_copies::give_slabs(&toy, 8 * SLAB_CHARGE_BYTES);
+    assert!(toy.word(in_pool).has(COPY), "it could not leave again");
+    let mut made = 0;
+    for _ in 0..20 {
+        let before = w.now_ns.load(Relaxed);
+        made += u32::from(spill::make_room_unwritten(&toy));
+        assert!(w.now_ns.load(Relaxed) - before < 1_000_000, "it has waited");
+        w.passes(3_000_000);
+    }
+    assert!(made > 0 && w.now_ns.load(Relaxed) > from);
+    let left = beyond(&toy).len() - stayed.len();
+    assert!(left + 1 >= raised, "{left} of {raised}");
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
+    // One write that succeeds ends it.
+    w.passes(1_000_000_000);
+    settle(&toy);
+    assert!(!room::is_closed(&toy));
+    toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
 }

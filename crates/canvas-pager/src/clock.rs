@@ -42,6 +42,14 @@ enum Level {
     TakeAll,
 }
 
+/// Which pages a sweep looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Among {
+    All,
+    /// Those that nothing has written to since they came from far memory, as is known without looking at them.
+    Clean,
+}
+
 /// What the hand does with one page.
 enum Verdict {
     /// Not evictable, or changed under us.
@@ -121,8 +129,25 @@ impl Clock {
     ///
     /// Work is bounded: three sweeps over the blocks in use, each sparing less than the last.
     pub fn select(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) -> u32 {
+        self.select_among(table, Among::All, want, out)
+    }
+
+    /// The same among pages that are known to be clean: they leave without a slot, where nothing can be written.
+    pub fn select_clean(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) -> u32 {
+        self.select_among(table, Among::Clean, want, out)
+    }
+
+    fn select_among(
+        &self,
+        table: &PageTable<'_>,
+        among: Among,
+        want: u32,
+        out: &mut VictimBatch,
+    ) -> u32 {
         let before = out.pages();
-        self.select_behind(table, want, out);
+        if among == Among::All {
+            self.select_behind(table, want, out);
+        }
         let mut level = Level::Normal;
         // How far this call has come: each level covers every chunk once.
         let mut left = (table.blocks() * CHUNKS_PER_BLOCK) as u64;
@@ -130,13 +155,14 @@ impl Clock {
             let Some((chunk, sweep, passed)) = self.claim(table) else {
                 break;
             };
-            self.sweep_chunk(table, chunk, sweep, level, out);
+            self.sweep_chunk(table, chunk, sweep, (level, among), out);
             left = left.saturating_sub(passed);
             if left > 0 {
                 continue;
             }
             if level == Level::IgnoreReferenced {
-                self.take_all(table, want.saturating_sub(out.pages() - before), out);
+                let rest = want.saturating_sub(out.pages() - before);
+                self.take_all(table, among, rest, out);
                 break;
             }
             level = Level::IgnoreReferenced;
@@ -147,7 +173,7 @@ impl Clock {
 
     /// The last resort: takes whatever can be taken, from where the hand stands. It does not claim
     /// chunks, so that no other thread's claims can hide a page from this one.
-    fn take_all(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) {
+    fn take_all(&self, table: &PageTable<'_>, among: Among, want: u32, out: &mut VictimBatch) {
         let before = out.pages();
         let hand = self.hand.load(Ordering::Relaxed);
         let (sweep, start) = ((hand >> 32) as u32, hand as u32);
@@ -160,7 +186,7 @@ impl Clock {
                 if out.pages() - before >= want || !out.has_room() {
                     return;
                 }
-                self.sweep_chunk(table, chunk, sweep, Level::TakeAll, out);
+                self.sweep_chunk(table, chunk, sweep, (Level::TakeAll, among), out);
                 at = chunk + 1;
             }
         }
@@ -236,7 +262,7 @@ impl Clock {
         table: &PageTable<'_>,
         chunk: u32,
         sweep: u32,
-        level: Level,
+        (level, among): (Level, Among),
         out: &mut VictimBatch,
     ) {
         let first = chunk as usize * CHUNK_PAGES;
@@ -249,7 +275,7 @@ impl Clock {
         let (mut take, mut bridge) = (0u64, 0u64);
         for (i, slot) in words.iter().enumerate() {
             let w = word::load(slot);
-            if !w.evictable() {
+            if !w.evictable() || among == Among::Clean && !w.is_clean() {
                 continue;
             }
             seen += 1;

@@ -6,6 +6,8 @@
 //!   one by now, misses the extent and gets no more of it; one that was made meanwhile misses it too.
 //! * Where the disk gets its copy late, the write ends when donors have it; repair writes it to the disk after that. So it
 //!   is while the disk is not too far behind ([`LATE_BYTES_MAX`]), and a donor takes it.
+//! * Where too few donors take it, and there is a disk that the policy does not ask for, the disk keeps it until enough
+//!   donors do.
 //! * Until the end the extent has no seal, so nobody reads half of it.
 
 use std::sync::Arc;
@@ -83,6 +85,7 @@ impl Replicas {
         self.ops.insert(id, op);
         let now = self.now_ns();
         self.settle_form(slab);
+        self.upkeep.restless.insert(slab);
         let entry = self.map.entry(slab).or_default();
         entry.is_cold = Replicas::is_cold(self.far, slab);
         let donors = Views::of(&self.donors, self.started);
@@ -283,6 +286,20 @@ impl Replicas {
         self.write_ended(id);
     }
 
+    /// How many donors have all of it: copies, or different shards. A copy that was given up meanwhile does not count.
+    fn donors_with(&self, op: &Op) -> usize {
+        let slab = op.slab();
+        let there = op.targets.iter().filter(|t| self.is_there(slab, **t));
+        match op.shards {
+            None => there.count().min(op.donors),
+            Some(_) if op.donors < op.targets.len() => 0,
+            Some(_) => {
+                let shards = there.fold(0u32, |bits, t| bits | 1 << t.shard);
+                shards.count_ones() as usize
+            }
+        }
+    }
+
     /// Goes on with a write whose donors have answered, and ends one that waits for nothing any more.
     fn write_ended(&mut self, id: u32) {
         let Some(op) = self.ops.get_mut(&id) else {
@@ -300,11 +317,17 @@ impl Replicas {
         if op.to_disk {
             return;
         }
-        let has_none = op.donors == 0 && op.disk.is_none();
         let is_open = self.disk.is_some() && !self.dropping.contains_key(&slab);
         let policy = self.policy_of(slab);
-        if policy.disk && has_none && is_open {
+        let donors = self.donors_with(&self.ops[&id]);
+        let op = &self.ops[&id];
+        let is_lost = match policy.disk {
             // No donor has taken it after all.
+            true => op.donors == 0,
+            // Too few donors have it: the disk keeps it until enough are there. It has no shards.
+            false => policy.code.is_none() && !is_durable(policy, donors, None),
+        };
+        if is_lost && op.disk.is_none() && is_open {
             return self.write_to_disk(id);
         }
         let op = self.ops.remove(&id).expect("just seen");
@@ -325,16 +348,6 @@ impl Replicas {
         }
         self.wrote.push(op.extent);
         let on_disk = op.disk.map(|outcome| outcome == Outcome::Done);
-        // A copy that was given up meanwhile does not count.
-        let there = op.targets.iter().filter(|t| self.is_there(slab, **t));
-        let donors = match op.shards {
-            None => there.count().min(op.donors),
-            Some(_) if op.donors < op.targets.len() => 0,
-            Some(_) => {
-                let shards = there.fold(0u32, |bits, t| bits | 1 << t.shard);
-                shards.count_ones() as usize
-            }
-        };
         let outcome = match op.disk {
             _ if is_durable(policy, donors, on_disk) => Outcome::Done,
             Some(outcome) => outcome,

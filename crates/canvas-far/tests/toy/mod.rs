@@ -105,13 +105,13 @@ pub const FAR: u64 = 2;
 pub const BUSY: u64 = 3;
 const BEYOND: u64 = 1 << 8;
 const REFERENCED: u64 = 1 << 9;
-const COPY: u64 = 1 << 10;
+pub const COPY: u64 = 1 << 10;
 
 impl Word {
     pub fn state(self) -> u64 {
         self.0 & 0xf
     }
-    fn has(self, flag: u64) -> bool {
+    pub fn has(self, flag: u64) -> bool {
         self.0 & flag != 0
     }
     fn of(state: u64, entry: SwapEntry, flags: u64) -> Word {
@@ -140,7 +140,7 @@ pub struct World {
     roles: Vec<AtomicU32>,
     book: BookState,
     /// Slabs that are ours.
-    taken: Mutex<Vec<u32>>,
+    pub taken: Mutex<Vec<u32>>,
     pub slabs_max: Plain,
     words: Vec<AtomicU64>,
     /// What lies in local memory.

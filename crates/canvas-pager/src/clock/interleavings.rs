@@ -24,7 +24,7 @@ fn two_sweeps_of_one_chunk_share_its_pages() {
                             high_block: &high,
                         };
                         let mut out = VictimBatch::new();
-                        clock.sweep_chunk(&table, 0, 0, Level::Normal, &mut out);
+                        clock.sweep_chunk(&table, 0, 0, (Level::Normal, Among::All), &mut out);
                         out.pages()
                     })
                 })

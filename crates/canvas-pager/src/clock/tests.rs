@@ -89,6 +89,27 @@ fn nothing_resident_gives_nothing() {
 }
 
 #[test]
+fn where_only_clean_pages_can_leave_all_of_them_are_found_and_no_other() {
+    let world = World::new(2);
+    let entry = canvas_types::SwapEntry(7);
+    let clean = resident()
+        .with_entry(entry)
+        .set(flag::FAR_COPY | flag::PROTECTED);
+    let is_clean = |p: usize| p % 5 == 2;
+    (0..200).for_each(|p| {
+        let w = if is_clean(p) { clean } else { resident() };
+        world.put(p, if p < 64 { w.set(flag::REFERENCED) } else { w });
+    });
+    let (clock, mut out) = (plain(), VictimBatch::new());
+    assert_eq!(clock.select_clean(&world.table(), 1000, &mut out), 40);
+    assert!(pages_of(&out).iter().all(|p| is_clean(*p as usize)));
+    assert_eq!(out.dirty_pages(), 0);
+    out.clear();
+    assert_eq!(clock.select_clean(&world.table(), 1000, &mut out), 0);
+    assert_eq!(clock.select(&world.table(), 1000, &mut out), 160);
+}
+
+#[test]
 fn referenced_pages_get_one_sweep() {
     let world = World::new(1);
     (0..128).for_each(|p| {
@@ -148,7 +169,13 @@ fn a_heat_of_h_is_offered_every_2_to_the_h_sweeps() {
         let taken: Vec<bool> = (0..64u32)
             .map(|sweep| {
                 let mut out = VictimBatch::new();
-                clock.sweep_chunk(&world.table(), 1, sweep, Level::Normal, &mut out);
+                clock.sweep_chunk(
+                    &world.table(),
+                    1,
+                    sweep,
+                    (Level::Normal, Among::All),
+                    &mut out,
+                );
                 world.put(100, resident().with_heat(heat));
                 out.pages() == 1
             })

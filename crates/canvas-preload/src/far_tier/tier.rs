@@ -2,7 +2,8 @@
 
 use canvas_far::fetch::{Lost, Stored};
 use canvas_far::{
-    Owner, channel, completion, fetch, lead_time, resident_copies, room, spill, unit,
+    Owner, channel, completion, fetch, lead_time, resident_copies, room, spill,
+    unit,
 };
 use canvas_swap::extent::EXTENT_BYTES;
 use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
@@ -131,9 +132,19 @@ pub fn pool_makes_way() -> bool {
     beyond().is_some_and(|b| room::pool_makes_way(&b))
 }
 
-/// Has far memory stopped answering?
+/// Has far memory stopped answering, or does it take no pages?
 pub fn is_stalled() -> bool {
-    room::is_stalled(&Ours)
+    room::is_stalled(&Ours) || is_closed()
+}
+
+/// Can nothing be written beyond the pool, though what is there can be read?
+pub fn is_closed() -> bool {
+    is_there() && room::is_closed(&Ours)
+}
+
+/// Is it so, and may it end while a thread waits that has no other way?
+pub fn may_open() -> bool {
+    beyond().is_some_and(|b| room::may_open(&b))
 }
 
 /// What is used beyond the pool and what may be, in bytes.
@@ -146,10 +157,12 @@ pub fn drop_copies() -> bool {
     resident_copies::make_room(&Ours)
 }
 
-/// The pool is full: waits until something left it, for beyond it or for good. False when nothing will.
+/// The pool is full: waits until something left it, for beyond it or for good. False when nothing will. Where nothing
+/// can be written, it is not waited for: pages with a copy there can leave all the same.
 #[cold]
 pub fn make_room() -> bool {
     match beyond() {
+        Some(b) if is_closed() => spill::make_room_unwritten(&b),
         Some(b) => spill::make_room(&b),
         None => spill::others_give(&Ours),
     }

@@ -15,6 +15,7 @@ use crate::base::{
     tenant::{live_slots, take_turn},
     upcalls,
 };
+use crate::far_tier::tier;
 use crate::paging::{ages, fork_accounting, hints, in_line, learn, reclaim};
 
 /// Pages resident in the window, as the kernel counts them: what the measured anonymous memory
@@ -228,7 +229,7 @@ fn charge_slow(n: i64) -> bool {
             break true;
         }
         let over_at_first = *over_at_first.get_or_insert(over);
-        let full = seg.far_full.load(Ordering::Relaxed) != 0;
+        let full = seg.far_full.load(Ordering::Relaxed) != 0 || tier::is_closed();
         let gives = if fruitless >= 3 {
             0
         } else if ours_too || full {
@@ -257,7 +258,8 @@ fn charge_slow(n: i64) -> bool {
             if over <= OVERSHOOT_PAGES {
                 break true;
             }
-            if fruitless > 100 {
+            // Every page has changed since it came: they can go when far memory takes pages again.
+            if fruitless > 100 && !tier::may_open() {
                 break false;
             }
             slow::during(Cause::PoolFull, || gate::wait(1_000_000));

@@ -82,18 +82,24 @@ pub fn run(want: u32, whose: Whose) -> u32 {
     if cache::slots().available() < want {
         write_out(ctx, want - cache::slots().available());
     }
-    let ask = want
-        .min(cache::slots().available())
-        .min((BATCH_PAGES + 1 - CHUNK_PAGES) as u32);
-    if ask == 0 {
-        return 0;
-    }
     let Some(_batch) = devices::batch() else {
         return 0;
     };
     ctx.batch.clear();
-    let n = CLOCK.select(&areas::table(), ask, &mut ctx.batch);
-    drop_what_is_hot(ctx);
+    let most = (BATCH_PAGES + 1 - CHUNK_PAGES) as u32;
+    let mut n = 0;
+    if is_refused() {
+        // What has changed stays, as long as anything else can go.
+        n = CLOCK.select_clean(&areas::table(), want.min(most), &mut ctx.batch);
+    }
+    if n == 0 {
+        let ask = want.min(cache::slots().available()).min(most);
+        if ask == 0 {
+            return 0;
+        }
+        n = CLOCK.select(&areas::table(), ask, &mut ctx.batch);
+        drop_what_is_hot(ctx);
+    }
     if n == 0 {
         return 0;
     }
@@ -146,10 +152,12 @@ fn judge_far_pressure() {
     let used = seg.pool_bytes.load(Ordering::Relaxed).max(0) as u64 + deep_used;
     let used = used.saturating_add(on_nodes);
     let limit = (seg.pool_bound() as u64 + deep_limit).saturating_add(nodes_limit);
-    let now = fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
+    // Where nothing can be written, a page that gave up its copy could not leave again.
+    let gives_up = !tier::is_closed();
+    let now = gives_up && fsm::pressure(PRESSURE.load(Ordering::Relaxed), used, limit);
     PRESSURE.store(now, Ordering::Relaxed);
     CLOCK.set_pressure(now);
-    tenant::set_nearly_full(fsm::nearly_full(used, limit));
+    tenant::set_nearly_full(gives_up && fsm::nearly_full(used, limit));
     if seg.far_full.load(Ordering::Relaxed) != 0 && used < limit / 100 * 95 {
         seg.far_full.store(0, Ordering::Relaxed);
     }
@@ -166,6 +174,9 @@ pub fn copies_are_in_the_way() -> bool {
 /// Takes from hot pages what they will not need for long: their reservations while far memory is short, else
 /// their far copies.
 fn drop_what_is_hot(ctx: &Reclaim) {
+    if tier::is_closed() {
+        return;
+    }
     let short = PRESSURE.load(Ordering::Relaxed);
     for page in ctx.batch.dropped_candidates() {
         let w = areas::word(*page);
@@ -384,11 +395,26 @@ fn keep_what_stays(pages: &mut [PageId], mut swap: impl FnMut(usize, usize)) -> 
     gone
 }
 
-/// Writes out up to `n` of the cache's oldest pages; returns how many slots became free.
+/// Until then no page of the cache is tried that would have to be written.
+static REFUSED_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Is it so that nothing can be written beyond a full pool?
+fn is_refused() -> bool {
+    tier::is_closed() && proc::now_ns() < REFUSED_UNTIL_NS.load(Ordering::Relaxed)
+}
+
+/// Writes out up to `n` of the cache's oldest pages; returns how many slots became free. Where nothing can be written
+/// beyond a full pool, those that have changed stay, and others behind them are tried.
 pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
+    /// Pages that may stay before the rest is tried later, and how much later.
+    const STAY_MAX: u32 = 8;
+    const LATER_NS: u64 = 10_000_000;
     let slots = cache::slots();
     let mut places = [slot::Place::default(); slot::WRITES];
-    let mut freed = 0;
+    let (mut freed, mut stay) = (0, 0);
+    if is_refused() {
+        return 0;
+    }
     while freed < n {
         let most = places.len().min((n - freed) as usize);
         let got = slots.oldest(&mut places[..most]);
@@ -399,11 +425,19 @@ pub fn write_out(ctx: &mut Reclaim, n: u32) -> u32 {
             let Some(job) = slots.begin_write(*place) else {
                 continue;
             };
-            if !write_one(ctx, job) {
+            if write_one(ctx, job) {
+                freed += 1;
+                continue;
+            }
+            stay += 1;
+            let closed = tier::is_closed();
+            if !closed || stay >= STAY_MAX {
                 slots.enqueue(&places[i + 1..got]);
+                if closed {
+                    REFUSED_UNTIL_NS.store(proc::now_ns() + LATER_NS, Ordering::Relaxed);
+                }
                 return freed;
             }
-            freed += 1;
         }
     }
     freed
@@ -434,7 +468,8 @@ fn write_one(ctx: &mut Reclaim, job: slot::Job) -> bool {
             while stored.is_none() && (tier::drop_copies() || tier::make_room()) {
                 stored = retry();
             }
-            if stored.is_none() && drop_resident_copies() {
+            // Where nothing can be written, these are what lets pages leave.
+            if stored.is_none() && !tier::is_closed() && drop_resident_copies() {
                 stored = retry();
             }
             match stored {
@@ -524,9 +559,12 @@ fn wait_for_step() -> bool {
     true
 }
 
-/// Far memory takes no page now.
+/// Far memory takes no page now. One that may take some soon, as a donor's place is taken by another, refuses nothing yet.
 #[cold]
 fn far_is_full() {
+    if tier::may_open() {
+        return;
+    }
     /// Told again after so long at the earliest.
     const TELL_NS: u64 = 10_000_000_000;
     static TOLD_NS: AtomicU64 = AtomicU64::new(0);
@@ -544,7 +582,8 @@ fn far_is_full() {
         );
     } else if tier::is_stalled() {
         crate::report!(
-            "far memory does not answer: reclaim stops, and new memory is refused with ENOMEM until it does"
+            "not enough of far memory answers: pages that have changed stay where they are, and new memory is refused with \
+             ENOMEM until it does"
         );
     } else {
         crate::report!(

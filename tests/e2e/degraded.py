@@ -1,0 +1,227 @@
+"""Donors that die where there are no others, donors that are slow, and slabs that are not needed any more."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+from lib.harness import MIB, check
+
+from .copies import ends_right, lenders, moved, where, worker
+from .operate import ask, python, wait_until
+from .slo import find
+
+# 48 MiB that hardly shrink. At a line `read` it reads pages in random order, each checked, and at `write` it writes and
+# reads each page. What it has done is a line.
+READER = """
+import hashlib, mmap, os, random, sys
+SIZE, PAGES = 4096, 48 << 8
+m = mmap.mmap(-1, SIZE * PAGES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+order = random.Random(int(sys.argv[1]))
+def page(i, version):
+    return hashlib.shake_128(b"%d,%d" % (i, version)).digest(2048)
+def write(version):
+    for i in range(PAGES):
+        m[i * SIZE:i * SIZE + 2048] = page(i, version)
+def read(pages, version):
+    for i in pages:
+        assert m[i * SIZE:i * SIZE + 2048] == page(i, version), i
+write(0)
+for line in sys.stdin:
+    if line == "read\\n":
+        read((order.randrange(PAGES) for _ in range(2 * PAGES)), 0)
+    else:
+        write(1)
+        read(range(PAGES), 1)
+    print(line.strip(), flush=True)
+"""
+
+
+def does(r, c, what, times=1):
+    """The program does something, and is through with it."""
+    before = c.out().count(what)
+    c.p.stdin.write(f"{what}\n".encode() * times)
+    c.p.stdin.flush()
+    wait_until(r, f"the program can {what}", lambda: c.out().count(what) == before + times or not c.alive(), 150,
+               state=c.err)
+    r.require(c.alive(), f"it could not {what}: {c.err()}")
+
+
+def far(r, name):
+    return where(r, name)[0]["far"]
+
+
+def lends_again(r, address):
+    """A donor of nothing, where one has died."""
+    c = r.start([r.session.canvas, "serve", "--listen", address, "--memory", "256M", "--reserve", "0"],
+                tag=f"donor{len(r.children)}", canvas_on=False)
+    wait_until(r, "the donor listens", lambda: "listening on" in c.err() or not c.alive())
+
+
+def reads_on(r, copies, n, kills):
+    """A program reads while as many donors are dead as may be, and none takes their place; then they come back."""
+    lending, servers = lenders(r, n)
+    name = f"degraded{os.getpid()}"
+    c = r.start([python(), "-c", READER, "7"], tag="reader", stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
+                extra=["--tenant", name, "--far", "256M", "--copies", copies, "--server", ",".join(servers)])
+    # Until nothing is on its way any more: each page has its copies.
+    does(r, c, "read")
+    slabs = where(r, name)[1]
+    dead = sorted(servers, key=lambda s: -slabs.get(s, 0))[:kills]
+    r.require(all(slabs.get(s, 0) for s in dead), f"they have nothing: {slabs}")
+    for address in dead:
+        lending[servers.index(address)].signal(signal.SIGKILL)
+    wait_until(r, "the donors are missed", lambda: far(r, name)["degraded_slabs"] > 0, 60,
+               state=lambda: where(r, name))
+    before = far(r, name)["fault_reads"]
+    does(r, c, "read", times=2)
+    more = far(r, name)["fault_reads"] - before
+    r.require(more > 10_000, f"{more} faults brought pages in from donors")
+    status = where(r, name)[0]
+    codes = [p["code"] for p in status["health"]]
+    r.require({"C001", "C002"} <= set(codes), f"it is degraded, and told is {codes}")
+    for address in dead:
+        lends_again(r, address)
+    wait_until(r, "all is whole again", lambda: far(r, name)["degraded_slabs"] == 0, 120,
+               state=lambda: where(r, name))
+    # And is written to again.
+    does(r, c, "write")
+    c.p.stdin.close()
+    r.wait(c, timeout_s=120)
+    stats = r.load_stats(c)
+    r.same([find(stats, key) for key in ("verify_failures", "anomalies")], [0, 0], "verify failures, anomalies")
+    r.same(stats["far"]["corrupt"], 0, "copies that did not verify")
+    return f"{more} faults while {kills} of {n} donors were dead"
+
+
+@check("donors-dead-2", timeout_s=300)
+def donors_dead_2(r):
+    """Two copies at two donors, one of which dies: a program that only reads notices nothing."""
+    return reads_on(r, "2", 2, 1) if r.managed else None
+
+
+@check("donors-dead-4-2", modes=("signal",), timeout_s=300)
+def donors_dead_4_2(r):
+    """Shards at six donors, two of which die: the same."""
+    return reads_on(r, "4+2", 6, 2) if r.managed else None
+
+
+@check("donors-dead-disk", modes=("signal",), timeout_s=300)
+def donors_dead_disk(r):
+    """Two copies at two donors, one of which dies: what it lacks goes to a far directory, and back."""
+    if not r.managed:
+        return
+    lending, servers = lenders(r, 2)
+    c, name, end = worker(r, servers, flags=("--copies", "2"))
+    moved(r, name, "2", servers, 2)
+    lending[0].signal(signal.SIGKILL)
+    wait_until(r, "the donor is missed", lambda: far(r, name)["degraded_slabs"] > 0, 60)
+    before = far(r, name)["extents_out"]
+    wait_until(r, "pages leave the pool", lambda: far(r, name)["extents_out"] > before + 100 or not c.alive(), 120)
+    r.require(c.alive(), f"it has ended: {c.err()}")
+    lends_again(r, servers[0])
+    moved(r, name, "2", servers, 2)
+    ends_right(r, c, end)
+
+
+def late(address, seconds):
+    """A proxy before a donor, whose answers come so much later. Its address."""
+    host, port = address.rsplit(":", 1)
+    listens = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source, sink, pause):
+        try:
+            while data := source.recv(1 << 18):
+                time.sleep(pause)
+                sink.sendall(data)
+        except OSError:
+            pass
+        for s in (source, sink):
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+
+    def serve():
+        while True:
+            client, _ = listens.accept()
+            lends = socket.create_connection((host, int(port)))
+            for s in (client, lends):
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for ends in ((client, lends, 0), (lends, client, seconds)):
+                threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"127.0.0.1:{listens.getsockname()[1]}"
+
+
+@check("donor-slow", modes=("signal",), timeout_s=200)
+def donor_slow(r):
+    """Of two donors one answers late: one command names it, and says how late."""
+    if not r.managed:
+        return
+    _, servers = lenders(r, 2)
+    slow = late(servers[1], 0.05)
+    c, name, end = worker(r, [servers[0], slow], flags=("--copies", "2"))
+    told = lambda: [p["text"] for p in where(r, name)[0]["health"] if p["code"] == "C015"]
+    named = lambda: any(slow in text for text in told())
+    donors = lambda: {d["address"]: d for d in where(r, name)[0]["donors"]}
+    wait_until(r, "it is named", lambda: named() and (donors()[slow]["read_p50_us"] or 0) > 40_000, 100, state=donors)
+    r.require(not any(servers[0] in text for text in told()), f"the other one is slow, too: {told()}")
+    fast = donors()[servers[0]]
+    r.require(fast["read_p50_us"] < 40_000 and not fast["slow"], f"the other one is slow, too: {fast}")
+    r.require(donors()[slow]["failovers"] > 0, f"no other copy was asked for: {donors()}")
+    shown = ask(r, "status", name)
+    r.require(f"C015 donor-slow: donor {slow}" in shown, shown)
+    rates = json.loads(ask(r, "stat", name, "--json", "-i", "1", "-n", "1"))
+    r.same({d["address"] for d in rates["donors"]}, {servers[0], slow}, "donors of `stat`")
+    ends_right(r, c, end)
+
+
+# So many MiB that do not shrink, of which only every sixteenth stays mapped.
+FREES = """
+import hashlib, mmap, os, sys
+MIB, n = 1 << 20, int(sys.argv[2])
+parts = [mmap.mmap(-1, MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(n)]
+sums = []
+for m in parts:
+    data = os.urandom(MIB)
+    m[:] = data
+    sums.append(hashlib.md5(data).digest())
+print("filled", flush=True)
+sys.stdin.readline()
+kept = [(m, s) for i, (m, s) in enumerate(zip(parts, sums)) if i % 16 == 0]
+for i, m in enumerate(parts):
+    if i % 16:
+        m.close()
+del parts, m
+print("freed", flush=True)
+sys.stdin.readline()
+assert all(hashlib.md5(m[:]).digest() == s for m, s in kept)
+print("right", flush=True)
+"""
+
+
+@check("far-given-back", modes=("signal",), timeout_s=200)
+def far_given_back(r):
+    """What was freed beyond the pool is given back, by donors and by the disk, and what is left is right."""
+    if not r.managed:
+        return
+    servers = ",".join(lenders(r, 2)[1])
+    for copies, place in (("disk", ["--far-dir", r.dir]), ("2", ["--server", servers])):
+        name = f"freed{os.getpid()}-{copies}"
+        c = r.start([python(), "-c", FREES, "", "180"], tag=name, stdin=subprocess.PIPE, local=16 * MIB, pool=8 * MIB,
+                    extra=["--tenant", name, "--far", "256M", "--copies", copies, *place])
+        slabs = lambda: json.loads(ask(r, "status", name, "--json"))["used"]["far_bytes"] // (64 * MIB)
+        wait_until(r, "it has filled its memory", lambda: "filled" in c.out() or not c.alive(), 60)
+        before = slabs()
+        r.require(before >= 3, f"{before} slabs")
+        c.p.stdin.write(b"\n")
+        c.p.stdin.flush()
+        wait_until(r, "it has freed its memory", lambda: "freed" in c.out() or not c.alive(), 60)
+        wait_until(r, "slabs are given back", lambda: slabs() <= 1, 60, state=slabs)
+        c.p.stdin.close()
+        r.wait(c, timeout_s=60)
+        r.require("right" in c.out(), c.tail())
