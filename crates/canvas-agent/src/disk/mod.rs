@@ -7,7 +7,8 @@
 //!
 //! An extent is in one file. With several, [`canvas_place::paths`] chooses where a new one goes, by the loaded
 //! latencies of the directories; one that is written again stays where it is while that directory takes anything.
-//! Which file has what is told by the files themselves: what was never written there, or was freed, is a hole.
+//! Which file has what is told by the files themselves: what was never written there, or was freed, is a hole. What a
+//! file could not take may be there in part, and is freed before the extent is written to another one.
 
 mod path;
 
@@ -54,6 +55,7 @@ enum Op {
     Moves {
         extent: u32,
         block: Block,
+        from: usize,
         to: usize,
         /// As above.
         tried: u32,
@@ -65,6 +67,9 @@ pub struct Disk {
     paths: Vec<Path>,
     choice: Paths,
     homes: HashMap<u32, Homes>,
+    /// Other files that have something of an extent, a bit each: an agent before this one ended while it wrote there.
+    /// They are read after the first, and freed when it is written again.
+    others: HashMap<u32, u32>,
     ops: HashMap<u32, (Op, Instant)>,
     /// Where operations go that wait for their turn there.
     turns: HashMap<u32, usize>,
@@ -90,11 +95,14 @@ impl Disk {
         if !(1..=PATHS_MAX).contains(&files.len()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut homes = HashMap::new();
+        let (mut homes, mut others) = (HashMap::new(), HashMap::new());
         if files.len() > 1 {
             for (path, file) in files.iter().enumerate() {
                 for extent in path::written(file)? {
-                    set_home(&mut homes, extent, path);
+                    match home_of(&homes, extent) {
+                        None => set_home(&mut homes, extent, path),
+                        Some(_) => *others.entry(extent).or_default() |= 1 << path,
+                    }
                 }
             }
         }
@@ -107,6 +115,7 @@ impl Disk {
             paths: paths.collect::<io::Result<_>>()?,
             choice,
             homes,
+            others,
             ops: HashMap::new(),
             turns: HashMap::new(),
             freeing: HashMap::new(),
@@ -138,9 +147,14 @@ impl Disk {
         if self.paths.len() == 1 {
             return Some(0);
         }
-        let (slab, within) = place(extent);
-        let home = self.homes.get(&slab)?[within];
-        (home != NOWHERE).then_some(home.into())
+        home_of(&self.homes, extent)
+    }
+
+    /// The file that has an extent, if one has it, and then others that have something of it.
+    fn holders(&self, extent: u32) -> impl Iterator<Item = usize> + use<> {
+        let others = self.others.get(&extent).copied().unwrap_or(0);
+        let others = (0..self.paths.len()).filter(move |path| others & 1 << path != 0);
+        self.home(extent).into_iter().chain(others)
     }
 
     /// The lane of the file that has an extent.
@@ -158,15 +172,15 @@ impl Disk {
         stays.or_else(|| self.choice.choose(tried, now_ns))
     }
 
-    /// Writes to a file, of another one's extent after it was freed there.
+    /// Writes to a file, of an extent that others have after it was freed there.
     fn write_to(&mut self, id: u32, extent: u32, block: Block, path: usize, tried: u32) {
-        let home = self.home(extent);
-        let op = match home.filter(|home| *home != path) {
-            Some(home) => {
-                self.paths[home].put(Job::Punch(id, extent));
+        let op = match self.holders(extent).find(|holder| *holder != path) {
+            Some(from) => {
+                self.paths[from].put(Job::Punch(id, extent));
                 Op::Moves {
                     extent,
                     block,
+                    from,
                     to: path,
                     tried: tried | 1 << path,
                 }
@@ -209,6 +223,10 @@ impl Disk {
                     _ => Closed::Broken,
                 };
                 self.choice.close(path, why, self.now_ns());
+                if self.paths.len() > 1 {
+                    // It may have some of it, which must not be taken for the extent later.
+                    set_home(&mut self.homes, extent, path);
+                }
                 let Some(path) = self.choose(extent, tried) else {
                     return Some(Event::Ended { id, outcome, block });
                 };
@@ -225,6 +243,7 @@ impl Disk {
         let Op::Moves {
             extent,
             block,
+            from,
             to,
             tried,
         } = op
@@ -236,17 +255,16 @@ impl Disk {
             let outcome = Outcome::Lost;
             return Some(Event::Ended { id, outcome, block });
         }
-        let (slab, within) = place(extent);
-        if let Some(homes) = self.homes.get_mut(&slab) {
-            homes[within] = NOWHERE;
+        if self.home(extent) == Some(from) {
+            set_home(&mut self.homes, extent, NOWHERE.into());
         }
-        self.paths[to].put(Job::Write(id, extent, block));
-        let op = Op::Write {
-            extent,
-            path: to,
-            tried,
-        };
-        self.ops.insert(id, (op, Instant::now()));
+        if let Some(others) = self.others.get_mut(&extent) {
+            *others &= !(1 << from);
+            if *others == 0 {
+                self.others.remove(&extent);
+            }
+        }
+        self.write_to(id, extent, block, to, tried);
         None
     }
 
@@ -293,19 +311,22 @@ impl Store for Disk {
     }
 
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
-        if copy > 0 {
-            let outcome = Outcome::NoCopy;
-            self.ended.push(Event::Ended { id, outcome, block });
-            return;
-        }
         // What no file has does not verify.
-        let path = self.home(extent).unwrap_or(0);
+        let path = match self.holders(extent).nth(copy) {
+            None if copy > 0 => {
+                let outcome = Outcome::NoCopy;
+                self.ended.push(Event::Ended { id, outcome, block });
+                return;
+            }
+            holder => holder.unwrap_or(0),
+        };
         self.paths[path].put(Job::Read(id, extent, range, block));
         self.ops.insert(id, (Op::Read { path }, Instant::now()));
     }
 
     fn free(&mut self, slab: u32) {
         self.homes.remove(&slab);
+        self.others.retain(|extent, _| place(*extent).0 != slab);
         self.freeing.insert(slab, self.paths.len());
         for path in &self.paths {
             path.put(Job::Free(slab));
@@ -339,6 +360,12 @@ impl Store for Disk {
     fn is_ready(&self) -> bool {
         !self.ended.is_empty() || self.paths.iter().any(Path::is_ready)
     }
+}
+
+fn home_of(homes: &HashMap<u32, Homes>, extent: u32) -> Option<usize> {
+    let (slab, within) = place(extent);
+    let home = homes.get(&slab)?[within];
+    (home != NOWHERE).then_some(home.into())
 }
 
 fn set_home(homes: &mut HashMap<u32, Homes>, extent: u32, path: usize) {
@@ -539,6 +566,60 @@ mod tests {
         assert!((1..20).contains(&before), "{:?}", rig.said);
         assert_eq!(rig.write(&extents), [Outcome::Done; 20]);
         assert_eq!(rig.said.len(), before);
+    }
+
+    /// A write that fails half way leaves nothing that the next agent would take for the extent.
+    #[test]
+    fn what_arrived_half_is_in_one_directory_alone() {
+        use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+        use nix::sys::memfd::{MFdFlags, memfd_create};
+        for small_at in [0, 1] {
+            let mut all = files(2);
+            // It has room for two extents and a half.
+            let small = memfd_create(c"small", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+            let small = File::from(small);
+            small.set_len(5 * EXTENT_BYTES as u64 / 2).unwrap();
+            fcntl(&small, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW)).unwrap();
+            all[small_at] = small;
+            let mut rig = Rig::new(all);
+            let now_ns = rig.disk.now_ns();
+            rig.disk.choice.close(1 - small_at, Closed::Full, now_ns);
+            assert_eq!(rig.write(&[(2, 7)]), [Outcome::Done]);
+            rig.check();
+            rig.taken_over();
+            rig.check();
+        }
+    }
+
+    /// An agent that ended before it freed what arrived half: both are read, and the next write leaves one.
+    #[test]
+    fn what_two_directories_have_is_read_from_both() {
+        use std::os::unix::fs::FileExt;
+        for half_at in [0, 1] {
+            let all = files(2);
+            let at = 3 * EXTENT_BYTES as u64;
+            all[1 - half_at]
+                .write_all_at(&[7; EXTENT_BYTES], at)
+                .unwrap();
+            all[half_at]
+                .write_all_at(&[9; EXTENT_BYTES / 2], at)
+                .unwrap();
+            let mut rig = Rig::new(all);
+            let mut found = [false; 3];
+            for (copy, is_good) in found.iter_mut().enumerate() {
+                let range = 0..EXTENT_BYTES;
+                rig.disk.read(copy as u32, 3, range, copy, Block::new());
+                let events = rig.event();
+                let [Event::Ended { outcome, block, .. }] = &events[..] else {
+                    panic!("{events:?}");
+                };
+                assert_eq!(*outcome == Outcome::NoCopy, copy == 2);
+                *is_good = block.iter().all(|b| *b == 7);
+            }
+            assert!(found[0] || found[1]);
+            assert_eq!(rig.write(&[(3, 8)]), [Outcome::Done]);
+            rig.check();
+        }
     }
 
     #[test]

@@ -79,12 +79,19 @@ pub enum Done {
     Broken(&'static str, String),
 }
 
+/// Jobs that go before one that waits behind them, in a row: reads before others, and writes before frees. Without a
+/// bound nothing would leave the pool while reads never end.
+const BEFORE_MAX: u32 = 8;
+
 /// What is to do: reads before writes before frees.
 #[derive(Default)]
 struct Jobs {
     reads: VecDeque<Job>,
     writes: VecDeque<Job>,
     frees: VecDeque<Job>,
+    /// Reads that went before others in a row, and writes that went before frees.
+    reads_before: u32,
+    writes_before: u32,
     end: bool,
     /// Threads that sleep, and that nobody has woken yet.
     asleep: Vec<bool>,
@@ -124,12 +131,25 @@ impl Jobs {
         if thread >= self.width {
             return None;
         }
-        self.reads.pop_front().or_else(|| {
-            if thread < READERS {
-                return None;
-            }
-            self.writes.pop_front().or_else(|| self.frees.pop_front())
-        })
+        if thread < READERS {
+            return self.reads.pop_front();
+        }
+        let others_wait = !(self.writes.is_empty() && self.frees.is_empty());
+        let is_their_turn = others_wait && self.reads_before >= BEFORE_MAX;
+        if !is_their_turn && let Some(read) = self.reads.pop_front() {
+            self.reads_before += u32::from(others_wait);
+            return Some(read);
+        }
+        self.reads_before = 0;
+        let frees_wait = !self.frees.is_empty();
+        if !(frees_wait && self.writes_before >= BEFORE_MAX)
+            && let Some(write) = self.writes.pop_front()
+        {
+            self.writes_before += u32::from(frees_wait);
+            return Some(write);
+        }
+        self.writes_before = 0;
+        self.frees.pop_front()
     }
 }
 
@@ -317,9 +337,11 @@ fn work(shared: &Shared, thread: usize) {
                 done.push(Done::Ended { id, outcome, block });
             }
             Job::Punch(id, extent) => {
-                let punched = punch(&shared.file, at(extent), EXTENT_BYTES);
-                let ok = punched.is_ok();
-                done.extend(punched.err().map(|e| trouble("made smaller", &e)));
+                let at = at(extent);
+                let punched = punch(&shared.file, at, EXTENT_BYTES);
+                let ok = punched.is_ok() || has_nothing(&shared.file, at);
+                let why = punched.err().filter(|_| !ok);
+                done.extend(why.map(|e| trouble("made smaller", &e)));
                 done.push(Done::Punched { id, ok });
             }
             Job::Free(slab) => {
@@ -407,6 +429,17 @@ fn leave(file: &File, reserve: Option<Amount>, at: u64) -> io::Result<()> {
     ))
 }
 
+/// Is nothing of the extent on the disk?
+fn has_nothing(file: &File, at: u64) -> bool {
+    let Ok(from) = i64::try_from(at) else {
+        return true;
+    };
+    match lseek(file, from, Whence::SeekData) {
+        Ok(data) => data >= from + EXTENT_BYTES as i64,
+        Err(e) => e == Errno::ENXIO,
+    }
+}
+
 /// Has the extent its place on the disk?
 fn is_there(file: &File, at: u64) -> bool {
     let Ok(from) = i64::try_from(at) else {
@@ -484,6 +517,35 @@ mod tests {
         assert!(matches!(jobs.take(1), Some(Job::Write(..))));
         assert!(matches!(jobs.take(1), Some(Job::Free(_))));
         assert_eq!((jobs.came, jobs.waited), (4, 1));
+    }
+
+    #[test]
+    fn writes_and_frees_have_their_turn_though_reads_never_end() {
+        let mut jobs = Jobs {
+            asleep: vec![false; THREADS],
+            width: THREADS,
+            ..Jobs::default()
+        };
+        let mut reads = 0;
+        for n in 0..4 {
+            jobs.add(Job::Write(n, n, Block::default()));
+        }
+        jobs.add(Job::Free(1));
+        while !(jobs.writes.is_empty() && jobs.frees.is_empty()) {
+            jobs.add(Job::Read(0, 0, 0..1, Block::default()));
+            reads += u32::from(matches!(jobs.take(READERS), Some(Job::Read(..))));
+            assert!(reads <= 5 * BEFORE_MAX, "they starve");
+        }
+        assert_eq!(reads, 5 * BEFORE_MAX, "reads go first all the same");
+        // Nor do frees behind writes.
+        jobs.add(Job::Free(2));
+        let writes = std::iter::repeat_with(|| {
+            jobs.add(Job::Write(0, 0, Block::default()));
+            jobs.reads.clear();
+            jobs.take(READERS)
+        });
+        let writes = writes.take_while(|job| !matches!(job, Some(Job::Free(2))));
+        assert_eq!(writes.take(100).count(), BEFORE_MAX as usize);
     }
 
     #[test]
