@@ -1,9 +1,8 @@
-//! Donors that gossip finds: one node listens, and tells every tenant of this process.
+//! Donors that gossip finds: one node listens, and every tenant of this process looks at what it knows.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::idle::Waker;
 use canvas_gossip::{Gossip, GossipError};
@@ -19,32 +18,56 @@ pub struct Finder {
 #[derive(Default)]
 struct Known {
     live: BTreeSet<SocketAddr>,
-    followers: Vec<(Sender<SocketAddr>, Waker)>,
+    /// Counts changes of that.
+    changes: u64,
+    followers: Vec<(Weak<()>, Waker)>,
 }
 
 impl Known {
-    /// Tells everybody of those that live now; followers that are gone are forgotten.
+    /// Notes who lives now, and wakes followers if that is a change; those that are gone are forgotten. What donors say
+    /// of their memory changes several times a second, and is none.
     fn now(&mut self, live: BTreeSet<SocketAddr>) {
+        let is_change = live != self.live;
         self.live = live;
-        let live = &self.live;
-        self.followers.retain(|(tell, waker)| {
-            let listens = live.iter().all(|addr| tell.send(*addr).is_ok());
-            if listens {
+        self.changes += u64::from(is_change);
+        self.followers.retain(|(lives, waker)| {
+            let listens = lives.strong_count() > 0;
+            if listens && is_change {
                 waker.wake();
             }
             listens
         });
     }
+}
 
-    /// One more follower, who is told at once of those that are known.
-    fn follow(&mut self, waker: Waker) -> Receiver<SocketAddr> {
-        let (tell, found) = channel();
-        for addr in &self.live {
-            // Its other end is here.
-            let _ = tell.send(*addr);
+/// What one tenant sees of the donors that are found. Nothing is kept for a tenant that does not look.
+pub struct Found {
+    known: Arc<Mutex<Known>>,
+    /// The change that was seen last.
+    seen: u64,
+    _lives: Arc<()>,
+}
+
+impl Found {
+    fn follow(known: &Arc<Mutex<Known>>, waker: Waker) -> Found {
+        let lives = Arc::new(());
+        let mut locked = locked(known);
+        locked.followers.push((Arc::downgrade(&lives), waker));
+        Found {
+            known: known.clone(),
+            seen: locked.changes.wrapping_sub(1),
+            _lives: lives,
         }
-        self.followers.push((tell, waker));
-        found
+    }
+
+    /// All donors that live now, if that has changed since it was last asked.
+    pub fn changed(&mut self) -> Option<Vec<SocketAddr>> {
+        let known = locked(&self.known);
+        if self.seen == known.changes {
+            return None;
+        }
+        self.seen = known.changes;
+        Some(known.live.iter().copied().collect())
     }
 }
 
@@ -86,10 +109,9 @@ impl Finder {
         }))
     }
 
-    /// The donors that are found, for one tenant: those that live now, and those that come later. One
-    /// may be told again.
-    pub fn follow(&self, waker: Waker) -> Receiver<SocketAddr> {
-        locked(&self.known).follow(waker)
+    /// The donors that are found, for one tenant, which `waker` wakes when they change.
+    pub fn follow(&self, waker: Waker) -> Found {
+        Found::follow(&self.known, waker)
     }
 }
 
@@ -100,28 +122,47 @@ mod tests {
     use std::sync::atomic::Ordering::SeqCst;
 
     #[test]
-    fn everybody_learns_of_all_that_live() {
+    fn everybody_learns_of_all_that_live_and_is_woken_for_changes_alone() {
         let (fd, _) = Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
         let addr = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let all = |found: &Receiver<SocketAddr>| found.try_iter().collect::<BTreeSet<_>>();
         let set = |ports: &[u16]| ports.iter().map(|p| addr(*p)).collect::<BTreeSet<_>>();
-        let mut known = Known::default();
-        let first = known.follow(Waker(far));
-        assert!(all(&first).is_empty());
+        let list = |ports: &[u16]| Some(ports.iter().map(|p| addr(*p)).collect::<Vec<_>>());
+        let known = Arc::new(Mutex::new(Known::default()));
+        let mut first = Found::follow(&known, Waker(far));
+        assert_eq!((first.changed(), first.changed()), (list(&[]), None));
         far.asleep.store(1, SeqCst);
-        known.now(set(&[1, 2]));
+        locked(&known).now(set(&[1, 2]));
         assert_eq!(far.asleep.load(SeqCst), 0, "it is woken");
-        let second = known.follow(Waker(far));
-        assert_eq!((all(&first), all(&second)), (set(&[1, 2]), set(&[1, 2])));
-        drop(first);
-        known.now(set(&[2, 3]));
-        assert_eq!(known.followers.len(), 1, "who has ended is forgotten");
-        assert_eq!(all(&second), set(&[2, 3]));
+        let mut second = Found::follow(&known, Waker(far));
         assert_eq!(
-            all(&known.follow(Waker(far))),
-            set(&[2, 3]),
-            "the dead are not told"
+            (first.changed(), second.changed()),
+            (list(&[1, 2]), list(&[1, 2]))
         );
+        // Members announce how much they lend, and nobody is woken, or looks.
+        far.asleep.store(1, SeqCst);
+        for _ in 0..1000 {
+            locked(&known).now(set(&[1, 2]));
+        }
+        assert_eq!((far.asleep.load(SeqCst), first.changed()), (1, None));
+        drop(first);
+        locked(&known).now(set(&[2, 3]));
+        assert_eq!(
+            locked(&known).followers.len(),
+            1,
+            "who has ended is forgotten"
+        );
+        assert_eq!(second.changed(), list(&[2, 3]));
+        let mut third = Found::follow(&known, Waker(far));
+        assert_eq!(third.changed(), list(&[2, 3]), "the dead are not told");
+    }
+
+    #[test]
+    fn who_has_ended_is_forgotten_though_nobody_lives() {
+        let (fd, _) = Segment::create(true).unwrap();
+        let known = Arc::new(Mutex::new(Known::default()));
+        drop(Found::follow(&known, Waker(Far::map(&fd).unwrap())));
+        locked(&known).now(BTreeSet::new());
+        assert!(locked(&known).followers.is_empty());
     }
 }

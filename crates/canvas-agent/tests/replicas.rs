@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use canvas_agent::block::Block;
+use canvas_agent::journal::Journal;
 use canvas_agent::replicas::Policy;
 use canvas_agent::store::{Event, Outcome, Store};
 use canvas_donor::Server;
@@ -526,4 +527,58 @@ fn a_donor_that_never_ends_what_it_holds_is_given_up() {
         rig.check();
         honest.stop();
     }
+}
+
+/// Slabs that nothing happens to are looked at once in a while, not at each tick; one that changes is at once.
+#[test]
+fn a_tenant_at_rest_looks_at_few_slabs() {
+    const SLABS: u32 = 256;
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::over(&[], Policy::new(0, true), Some(dir.path()), seed());
+    let extents: Vec<u32> = (0..SLABS).map(|slab| slab * SLAB_EXTENTS as u32).collect();
+    let outcomes = rig.write(&extents, |_| {});
+    assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
+    let rest = |rig: &mut Rig, ticks: u32| {
+        let before = rig.store.slabs_looked_at();
+        let looked = Instant::now();
+        let mut seen = 0;
+        while seen < ticks {
+            rig.poll();
+            std::thread::sleep(Duration::from_millis(21));
+            seen += 1;
+        }
+        (rig.store.slabs_looked_at() - before, looked.elapsed())
+    };
+    rest(&mut rig, 3);
+    let (looked, took) = rest(&mut rig, 60);
+    // All of them once a second, and at most as often as that since others use the processors too.
+    let rounds = took.as_secs() + 2;
+    assert!(looked <= rounds * u64::from(SLABS), "{looked} in {took:?}");
+    assert!(looked > 0);
+}
+
+/// A journal may know as many donors as there can be, and another one is named: it waits for a place.
+#[test]
+fn more_donors_than_there_can_be_wait_for_a_place() {
+    use canvas_agent::replicas::SERVERS_MAX;
+    let port = |n: usize| SocketAddr::from(([127, 0, 0, 1], 1 + n as u16));
+    let journal = Journal::create().unwrap();
+    for n in 0..SERVERS_MAX {
+        journal.put_donor(n, port(n).into());
+    }
+    let more = [port(SERVERS_MAX), port(SERVERS_MAX + 1)];
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::over(&[], Policy::new(0, true), Some(dir.path()), seed());
+    rig.copies.set(Policy::new(2, false));
+    rig.donors = more.to_vec();
+    rig.take_over(journal);
+    let until = Instant::now() + Duration::from_millis(1200);
+    while Instant::now() < until {
+        rig.poll();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // A write with nobody to take it ends, too.
+    rig.store.write(7, 0, Block::new(), EXTENT_BYTES);
+    let (outcome, _) = rig.ended(7);
+    assert_ne!(outcome, Outcome::Done);
 }

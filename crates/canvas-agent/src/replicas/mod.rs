@@ -29,11 +29,9 @@ mod worth;
 mod write;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use canvas_link::{Address, Completion, Completions, LinkConfig, SubmitError, Timeouts};
@@ -54,6 +52,7 @@ use crate::copies::LiveCopies;
 use crate::disk::Disk;
 use crate::dispatch::Lane;
 use crate::erasure::Coder;
+use crate::finder::Found;
 use crate::idle::Waker;
 use crate::journal::Journal;
 use crate::log::About;
@@ -90,7 +89,7 @@ pub struct Config {
     /// Donors that are known.
     pub servers: Vec<Address>,
     /// Where news of others come from.
-    pub found: Option<Receiver<SocketAddr>>,
+    pub found: Option<Found>,
     /// The pool's key.
     pub key: ClusterKey,
     /// Which copies there are to be.
@@ -138,9 +137,11 @@ struct Sent {
 
 /// What is needed to meet donors that nobody knew of at the start.
 struct Meeting {
-    /// Donors that are known, and not connected to while no copies are wanted at any.
+    /// Donors that are known, and not connected to: no copies are wanted at any, or there are [`SERVERS_MAX`].
     unmet: Vec<Address>,
-    found: Option<Receiver<SocketAddr>>,
+    /// When these were last tried.
+    tried: Instant,
+    found: Option<Found>,
     link: LinkConfig,
     links: usize,
     waker: Waker,
@@ -185,6 +186,7 @@ pub struct Replicas {
     freeing: HashMap<u32, usize>,
     repairs: Repairs,
     watch: Watch,
+    upkeep: upkeep::Upkeep,
     rng: fastrand::Rng,
     started: Instant,
     ticked: Instant,
@@ -229,7 +231,8 @@ impl Replicas {
         let mut unmet = config.servers;
         unmet.retain(|addr| !servers.contains(addr));
         if policy.donors > 0 {
-            for addr in unmet.drain(..) {
+            let room = SERVERS_MAX.saturating_sub(servers.len());
+            for addr in unmet.drain(..room.min(unmet.len())) {
                 journal.put_donor(servers.len(), addr);
                 servers.push(addr);
             }
@@ -240,6 +243,7 @@ impl Replicas {
             .collect::<std::io::Result<Vec<_>>>()?;
         let meeting = Meeting {
             unmet,
+            tried: Instant::now(),
             found: config.found,
             link,
             links: config.links,
@@ -297,6 +301,7 @@ impl Replicas {
             freeing: HashMap::new(),
             repairs: Repairs::new(),
             watch: Watch::new(waker)?,
+            upkeep: upkeep::Upkeep::default(),
             rng: fastrand::Rng::with_seed(seed),
             started: Instant::now(),
             ticked: Instant::now(),
@@ -355,6 +360,7 @@ impl Replicas {
         let line = self.map.get(&slab).map_or([0; _], to_line);
         self.journal.put(slab, &line);
         self.route(slab);
+        self.upkeep.restless.insert(slab);
     }
 
     fn is_written(far: &Far, extent: u32) -> bool {
@@ -732,6 +738,7 @@ impl Replicas {
                 handles,
             } => {
                 self.donors[donor].pressure = true;
+                self.upkeep.all = true;
                 if deadline_ms == 0 {
                     return self.freed_there(donor, id, &handles);
                 }

@@ -40,11 +40,10 @@ impl Replicas {
             return;
         }
         self.policy = now;
+        self.upkeep.all = true;
         self.tell_warmth();
         if now.donors > 0 {
-            for addr in std::mem::take(&mut self.meeting.unmet) {
-                self.meet(addr);
-            }
+            self.meet_unmet();
         }
         let line = format!("far memory moves to other places: copies are {now} now");
         self.events.push(Event::Line(About::Copies, line));

@@ -1,31 +1,57 @@
 //! What is due from time to time: signs of life, places for slabs that have too few copies, copies
 //! that are given up.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use canvas_link::Address;
 use canvas_place::replicas::placement::{Due, has_room};
-use canvas_place::replicas::{Slab, map};
+use canvas_place::replicas::{Donors, Slab, map};
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_wire::frame::{Reply, Request};
 
 use super::donor::{Donor, State};
 use super::{Call, Replicas, SERVERS_MAX, Views, shards};
+use crate::finder::Found;
 use crate::log::About;
 use crate::store::Event;
 
 /// A donor that was away for so long, and holds nothing that is counted on, makes room for another.
 const FORGOTTEN: Duration = Duration::from_secs(60);
+/// Donors that wait for a place at most, and the pause between two tries.
+const UNMET_MAX: usize = 1024;
+const UNMET_PAUSE: Duration = Duration::from_secs(1);
+
+/// All slabs are looked at so often, whatever has changed.
+const ALL_EVERY: Duration = Duration::from_secs(1);
+
+/// What of a donor decides what is due for slabs: it serves, or may again in a moment, takes back, and has room.
+type Seen = (bool, bool, bool, bool);
+
+/// Which slabs are to be looked at.
+#[derive(Default)]
+pub(super) struct Upkeep {
+    /// Those that have changed, or lack something.
+    pub restless: BTreeSet<u32>,
+    /// All of them at the next tick.
+    pub all: bool,
+    /// When all were looked at last, and how donors were then.
+    looked: Option<Instant>,
+    donors: Vec<Seen>,
+    /// Slabs that were looked at so far.
+    pub slabs: u64,
+}
 
 impl Replicas {
+    /// Slabs that were looked at so far, for tests.
+    pub fn slabs_looked_at(&self) -> u64 {
+        self.upkeep.slabs
+    }
+
     /// Does what is due.
     pub(super) fn tick(&mut self) {
-        while self.policy.donors > 0
-            && let Some(addr) = self.meeting.found.as_ref().and_then(|f| f.try_recv().ok())
-        {
-            if let Some(i) = self.meet(addr.into()) {
-                self.line(About::DonorFound(i), i, format_args!("found by gossip"));
-            }
+        if self.policy.donors > 0 {
+            self.meet_all();
         }
         for donor in 0..self.donors.len() {
             let d = &mut self.donors[donor];
@@ -36,23 +62,7 @@ impl Replicas {
         }
         self.follow();
         self.look_after_lanes();
-        let now = self.now_ns();
-        let slabs: Vec<u32> = self.map.keys().copied().collect();
-        let mut degraded = 0;
-        for slab in slabs {
-            let donors = Views::of(&self.donors, self.started);
-            let Due {
-                degraded: short,
-                place,
-            } = self.map[&slab].due(&donors, self.policy, now);
-            degraded += u64::from(short);
-            if place {
-                self.place(slab);
-            }
-            self.let_go(slab, now);
-            self.let_go_of_disk(slab, now);
-        }
-        self.tell_worths();
+        let degraded = self.look_at_slabs();
         self.behind = self.behind_now();
         let repaired = std::mem::take(&mut self.repairs.done);
         let failovers = std::mem::take(&mut self.failovers);
@@ -66,8 +76,55 @@ impl Replicas {
         }
         self.retry_away();
         self.retry_shards();
-        self.repair();
+        if !(self.upkeep.restless.is_empty() && self.repairs.jobs.is_idle()) {
+            self.repair();
+        }
         self.report();
+    }
+
+    /// Does what is due for slabs: for those that have changed or lack something, and for all once in a while, or when
+    /// a donor is not as it was. How many have fewer whole copies than they should.
+    fn look_at_slabs(&mut self) -> u64 {
+        let now = self.now_ns();
+        let views = Views::of(&self.donors, self.started);
+        let donors: Vec<Seen> = (0..views.count())
+            .map(|i| {
+                let view = views.view(i);
+                let has_room = view.has_room(shards::lent_bytes(None));
+                (view.is_up(), view.may_serve(now), view.pressure, has_room)
+            })
+            .collect();
+        let upkeep = &mut self.upkeep;
+        let is_due = upkeep.looked.is_none_or(|t| t.elapsed() >= ALL_EVERY);
+        if is_due || donors != upkeep.donors || std::mem::take(&mut upkeep.all) {
+            (upkeep.looked, upkeep.donors) = (Some(Instant::now()), donors);
+            upkeep.restless.extend(self.map.keys());
+        }
+        let slabs: Vec<u32> = std::mem::take(&mut upkeep.restless).into_iter().collect();
+        let mut degraded = 0;
+        for slab in &slabs {
+            let Some(entry) = self.map.get(slab) else {
+                continue;
+            };
+            let donors = Views::of(&self.donors, self.started);
+            let Due {
+                degraded: short,
+                place,
+            } = entry.due(&donors, self.policy, now);
+            degraded += u64::from(short);
+            if place {
+                self.place(*slab);
+            }
+            self.let_go(*slab, now);
+            self.let_go_of_disk(*slab, now);
+            let donors = Views::of(&self.donors, self.started);
+            if !self.map[slab].is_settled(&donors, self.policy, now) {
+                self.upkeep.restless.insert(*slab);
+            }
+        }
+        self.upkeep.slabs += slabs.len() as u64;
+        self.tell_worths(&slabs);
+        degraded
     }
 
     /// Extents that the disk lacks because they are written there late.
@@ -82,6 +139,42 @@ impl Replicas {
         };
         let under_way = self.ops.values().filter(|op| op.is_late()).count();
         (self.map.iter().map(of_slab).sum::<usize>() + under_way) as u64
+    }
+
+    /// Connects to donors that gossip has found, and to those for which there was no place before.
+    fn meet_all(&mut self) {
+        let found = self.meeting.found.as_mut().and_then(Found::changed);
+        for addr in found.into_iter().flatten() {
+            let addr = Address::from(addr);
+            match self.meet(addr) {
+                Some(i) => self.line(About::DonorFound(i), i, format_args!("found by gossip")),
+                None => self.is_unmet(addr),
+            }
+        }
+        if self.meeting.unmet.is_empty() || self.meeting.tried.elapsed() < UNMET_PAUSE {
+            return;
+        }
+        self.meeting.tried = Instant::now();
+        self.meet_unmet();
+    }
+
+    /// Connects to donors that are known and were not connected to.
+    pub(super) fn meet_unmet(&mut self) {
+        for addr in std::mem::take(&mut self.meeting.unmet) {
+            if self.meet(addr).is_none() {
+                self.is_unmet(addr);
+            }
+        }
+    }
+
+    /// There is no place, or no thread, for a donor now, unless it is connected to: it is tried later.
+    fn is_unmet(&mut self, addr: Address) {
+        let is_one = |known: &Address| known.addr == addr.addr;
+        let is_met = self.donors.iter().any(|d| is_one(&d.addr));
+        if !is_met && !self.meeting.unmet.iter().any(is_one) && self.meeting.unmet.len() < UNMET_MAX
+        {
+            self.meeting.unmet.push(addr);
+        }
     }
 
     /// There is a donor here. Its index, when it was not known.
@@ -102,7 +195,7 @@ impl Replicas {
             _ => self.donors.iter().enumerate().position(gone)?,
         };
         let meeting = &self.meeting;
-        // Without a thread for it now, it will be heard of again.
+        // Without a thread for it now, it is tried again.
         let donor = Donor::new(addr, meeting.link.clone(), meeting.links, meeting.waker).ok()?;
         self.journal.put_donor(i, addr);
         if i == self.donors.len() {

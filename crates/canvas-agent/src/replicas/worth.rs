@@ -28,17 +28,23 @@ fn hears(donor: &Donor) -> bool {
 }
 
 impl Replicas {
-    /// Tells donors what has changed; one that does not hear it frees nothing early, and is told nothing.
-    pub(super) fn tell_worths(&mut self) {
+    /// Tells donors what has changed of these slabs; one that does not hear it frees nothing early, and is told nothing.
+    pub(super) fn tell_worths(&mut self, slabs: &[u32]) {
         let now = self.now_ns();
         let donors = Views::of(&self.donors, self.started);
         let mut due: BTreeMap<usize, Vec<(u32, u64, Worth)>> = BTreeMap::new();
-        for (&slab, entry) in &self.map {
+        for &slab in slabs {
+            let Some(entry) = self.map.get(&slab) else {
+                continue;
+            };
             for (donor, handle, worth) in entry.worths(slab, &donors, self.policy, now) {
                 due.entry(donor).or_default().push((slab, handle, worth));
             }
         }
         for (donor, all) in due {
+            self.upkeep
+                .restless
+                .extend(all.iter().map(|(slab, ..)| slab));
             if !hears(&self.donors[donor]) {
                 self.needs_no_telling(donor, &all);
                 continue;
@@ -92,6 +98,7 @@ impl Replicas {
     pub(super) fn told_worth(&mut self, telling: u64, ok: bool) {
         let again_ns = self.now_ns() + AGAIN_NS;
         for (slab, donor, handle) in self.worths.under_way.remove(&telling).unwrap_or_default() {
+            self.upkeep.restless.insert(slab);
             let replica = self.map.get_mut(&slab).and_then(|e| e.at(donor));
             // The one that was told of; there may be another one by now.
             if let Some(replica) = replica.filter(|r| r.handle == handle) {

@@ -154,6 +154,21 @@ impl Slab {
         }
     }
 
+    /// Is there nothing to do for it, and will there be nothing before it, or a donor, changes? What donors are to be
+    /// told of it is not asked here.
+    pub fn is_settled(&self, donors: &(impl Donors + ?Sized), wanted: Policy, now_ns: u64) -> bool {
+        let policy = self.policy(wanted);
+        let Due { degraded, .. } = self.due(donors, wanted, now_ns);
+        let is_whole = |c: &Replica| c.missing.is_none() && c.leaving.is_none();
+        !degraded
+            && self.allocating == 0
+            && self.replicas.len() <= policy.donors
+            && self.replicas.iter().all(is_whole)
+            && !self.is_short(donors, policy.donors, now_ns)
+            && (self.disk.is_none() || !policy.disk)
+            && (policy.disk || !self.may_be_on_disk)
+    }
+
     /// Has it fewer replicas that count than it is to have?
     pub fn is_short(&self, donors: &(impl Donors + ?Sized), want: usize, now_ns: u64) -> bool {
         counting(self.held(donors, now_ns)) < want
